@@ -33,6 +33,7 @@ test-all: test
 
 lint: $(VENV)/.test-installed
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check -q .
 	$(BIN)/mypy
 
 # sdist and wheel into dist/, checked, and the wheel run in a clean environment.

@@ -87,23 +87,40 @@ class Result:
 def main() -> int:
     parser = common.parser_of(__doc__)
     parser.add_argument("splits", type=Path, help="the TOML file, see above")
-    parser.add_argument("--methods", default="focus,mse,max",
-                        help="of `insert`; first the one that the others are compared with (default: %(default)s)")
-    parser.add_argument("--modelopt", metavar="PYTHON", help="an interpreter with nvidia-modelopt[onnx]")
+    parser.add_argument(
+        "--methods",
+        default="focus,mse,max",
+        help="of `insert`; first the one that the others are compared with (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--modelopt", metavar="PYTHON", help="an interpreter with nvidia-modelopt[onnx]"
+    )
     parser.add_argument("--modelopt-methods", default="entropy,max")
-    parser.add_argument("--onnxruntime", action="store_true", help="quantize_static, MinMax and Percentile")
+    parser.add_argument(
+        "--onnxruntime", action="store_true", help="quantize_static, MinMax and Percentile"
+    )
     parser.add_argument("--only", metavar="REGEX", default="", help="splits by name")
-    parser.add_argument("--limit", type=int, help="at most so many evaluation images, evenly spread")
+    parser.add_argument(
+        "--limit", type=int, help="at most so many evaluation images, evenly spread"
+    )
     parser.add_argument("--threads", type=int, default=0, help="of onnxruntime while evaluating")
-    parser.add_argument("--work", type=Path, default=Path("accuracy-work"),
-                        help="where detections and statistics are kept (default: %(default)s)")
+    parser.add_argument(
+        "--work",
+        type=Path,
+        default=Path("accuracy-work"),
+        help="where detections and statistics are kept (default: %(default)s)",
+    )
     parser.add_argument("--json", type=Path, help="write the figures there")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
-    splits = [Split(*(e[f] for f in ("name", *FILES)), judge=e.get("judge", True), limit=e.get("limit"))
-              for e in common.read_splits(options.splits, FILES, options.only)]  # fmt: skip
+    splits = [
+        Split(*(e[f] for f in ("name", *FILES)), judge=e.get("judge", True), limit=e.get("limit"))
+        for e in common.read_splits(options.splits, FILES, options.only)
+    ]
     methods = options.methods.split(",")
-    methods += [f"ModelOpt {m}" for m in options.modelopt_methods.split(",")] if options.modelopt else []
+    methods += (
+        [f"ModelOpt {m}" for m in options.modelopt_methods.split(",")] if options.modelopt else []
+    )
     methods += ["onnxruntime MinMax", "onnxruntime Percentile"] if options.onnxruntime else []
     results = [r for split in splits for r in measure(split, methods, options)]
     for judge in (True, False):
@@ -119,7 +136,9 @@ def measure(split: Split, methods: Sequence[str], options: argparse.Namespace) -
     calibration = common.load_samples(split.model, split.calibration)
     split.made_from = common.digest(split.model.read_bytes(), calibration)
     split.images = len(calibration), len(samples)
-    print(f"\n{split.name}: {len(calibration)} images calibrate{'' if split.judge else '; settings were chosen on it'}")
+    print(
+        f"\n{split.name}: {len(calibration)} images calibrate{'' if split.judge else '; settings were chosen on it'}"
+    )
     judge = common.judge_of(split.model, samples, options.work, options.threads)
     results = []
     for method in methods:
@@ -136,11 +155,20 @@ def measure(split: Split, methods: Sequence[str], options: argparse.Namespace) -
     return results
 
 
-def result(splits: Sequence[Split], name: str, method: str, first: str, int8: int = 0, seconds: float = 0.0) -> Result:
+def result(
+    splits: Sequence[Split], name: str, method: str, first: str, int8: int = 0, seconds: float = 0.0
+) -> Result:
     """A method's mean over splits."""
     mine = [s.matches[method] for s in splits]
     by_class = float(np.mean([precision(m, False).mean() for m in mine]))
-    made = Result(name, method, int8, float(np.mean([common.pooled(m) for m in mine])), by_class, seconds=seconds)
+    made = Result(
+        name,
+        method,
+        int8,
+        float(np.mean([common.pooled(m) for m in mine])),
+        by_class,
+        seconds=seconds,
+    )
     if method != first:
         pairs = [(s.matches[first], s.matches[method]) for s in splits]
         made.difference, made.low, made.high = common.paired(pairs, common.pooled)
@@ -179,33 +207,53 @@ def key(split: Split, method: str = "") -> str:
 def ours(split: Split, method: str, calibration: Images, options: argparse.Namespace) -> bytes:
     """``method[+option=value...]``, for example ``focus+residual=none``."""
     name, *rest = method.split("+")
-    extra: dict[str, Any] = {k: v not in ("False", "no") if v in ("True", "False") else v
-                             for k, v in (o.split("=") for o in rest)}  # fmt: skip
+    extra: dict[str, Any] = {
+        k: v not in ("False", "no") if v in ("True", "False") else v
+        for k, v in (o.split("=") for o in rest)
+    }
     inputs = common.input_name(split.model)
     made = qdqtool.insert(
-        split.model, [{inputs: calibration[i : i + 1]} for i in range(len(calibration))], method=name, predict=False,
-        losses=2, max_images=10_000, calib_cache=options.work / f"{key(split)}.npz", **extra,
-    )  # fmt: skip
+        split.model,
+        [{inputs: calibration[i : i + 1]} for i in range(len(calibration))],
+        method=name,
+        predict=False,
+        losses=2,
+        max_images=10_000,
+        calib_cache=options.work / f"{key(split)}.npz",
+        **extra,
+    )
     if made.losses is not None:
-        print(f"{split.name}, {method}: output error {made.losses.error:.3f}, as insert states it", file=sys.stderr)
+        print(
+            f"{split.name}, {method}: output error {made.losses.error:.3f}, as insert states it",
+            file=sys.stderr,
+        )
     return bytes(made.model.SerializeToString())
 
 
-def modelopt(split: Split, method: str, calibration: Images, options: argparse.Namespace, output: Path) -> None:
+def modelopt(
+    split: Split, method: str, calibration: Images, options: argparse.Namespace, output: Path
+) -> None:
     data = options.work / f"{key(split)}.npy"
     if not data.exists():
         np.save(data, calibration)
     part = output.with_suffix(".part.onnx")
     inputs = common.input_name(split.model)
     command = [options.modelopt, "-c", MODELOPT, split.model, data, inputs, method, part, *EXCLUDED]
-    subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    subprocess.run(
+        list(map(str, command)), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     part.rename(output)
 
 
 def onnxruntime_static(split: Split, method: str, calibration: Images, output: Path) -> None:
     """In the form that TensorRT takes: symmetric, per channel, float bias, inputs of the convolutions only."""
     import onnx
-    from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantType, quantize_static
+    from onnxruntime.quantization import (
+        CalibrationDataReader,
+        CalibrationMethod,
+        QuantType,
+        quantize_static,
+    )
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     prepared = output.with_suffix(".prepared.onnx")
@@ -219,12 +267,17 @@ def onnxruntime_static(split: Split, method: str, calibration: Images, output: P
             return next(rows, None)
 
     quantize_static(
-        str(prepared), str(output), Reader(), per_channel=True, activation_type=QuantType.QInt8,
-        weight_type=QuantType.QInt8, op_types_to_quantize=["Conv"],
+        str(prepared),
+        str(output),
+        Reader(),
+        per_channel=True,
+        activation_type=QuantType.QInt8,
+        weight_type=QuantType.QInt8,
+        op_types_to_quantize=["Conv"],
         nodes_to_exclude=[n for n in names if any(re.match(p, n) for p in EXCLUDED)],
         calibrate_method=getattr(CalibrationMethod, method),
         extra_options={"ActivationSymmetric": True, "WeightSymmetric": True, "QuantizeBias": False},
-    )  # fmt: skip
+    )
     prepared.unlink()
 
 
@@ -242,9 +295,13 @@ def page(splits: Sequence[Split], results: Sequence[Result]) -> str:
         low, high = -(found.high or 0), -(found.low or 0)
         return f"{found.pooled:.3f} ({-found.difference:+.3f}, {low:+.3f} to {high:+.3f})"
 
-    return common.table(["images: calibration, evaluation", *methods],
-                 [[name + labels.get(name, ""), *(cell(by.get((name, m))) for m in methods)]
-                  for name in dict.fromkeys(r.split for r in results)])  # fmt: skip
+    return common.table(
+        ["images: calibration, evaluation", *methods],
+        [
+            [name + labels.get(name, ""), *(cell(by.get((name, m))) for m in methods)]
+            for name in dict.fromkeys(r.split for r in results)
+        ],
+    )
 
 
 if __name__ == "__main__":

@@ -32,10 +32,17 @@ from qdqtool.tuning.metrics import iou
 
 SIDE, PATCH, WIDTH, HEADS, DEPTH, KINDS = 32, 8, 48, 4, 3, 4
 TRAINING, CALIBRATING, JUDGED = 4096, 64, 512
-OUTLIERS, OFFSET, GAIN = 3, 8.0, 20.0  # channels, where their tokens begin, and the gain of normalizations there
+OUTLIERS, OFFSET, GAIN = (
+    3,
+    8.0,
+    20.0,
+)  # channels, where their tokens begin, and the gain of normalizations there
 QUERIES = {"vit": 0, "detector": 4}
 TABLES = (*QUERIES, "outliers", "random", "onesided")
-COUNTS, SEEDS = (0, 1, 3, 7, 14), 3  # outlier channels of 48; networks of each, without training three times as many
+COUNTS, SEEDS = (
+    (0, 1, 3, 7, 14),
+    3,
+)  # outlier channels of 48; networks of each, without training three times as many
 VARIANTS = ("Linears INT8", "the same, --smooth", "residual sums INT8 too", "attention INT8 too")
 Images = npt.NDArray[np.float32]
 Made = tuple[onnx.ModelProto, set[str]]
@@ -51,8 +58,12 @@ def pictures(count: int, seed: int) -> tuple[Images, Images, npt.NDArray[np.int6
     for image, kind, (h, w), (y, x) in zip(made, kinds, size, start, strict=True):
         angle = np.pi * kind / KINDS
         rows, columns = np.mgrid[:h, :w]
-        waves = np.sin(1.3 * (columns * np.cos(angle) + rows * np.sin(angle)) + rng.uniform(0, 6.28))
-        image[:, y:y + h, x:x + w] += (0.25 * waves * rng.uniform(0.6, 1.2, (3, 1, 1))).astype(np.float32)
+        waves = np.sin(
+            1.3 * (columns * np.cos(angle) + rows * np.sin(angle)) + rng.uniform(0, 6.28)
+        )
+        image[:, y : y + h, x : x + w] += (0.25 * waves * rng.uniform(0.6, 1.2, (3, 1, 1))).astype(
+            np.float32
+        )
     boxes = np.concatenate([start + size / 2, size], 1) / SIDE
     return made, boxes.astype(np.float32), kinds
 
@@ -63,7 +74,11 @@ class Block(nn.Module):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.one, self.two = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.q, self.kv, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.q, self.kv, self.out = (
+            nn.Linear(WIDTH, WIDTH),
+            nn.Linear(WIDTH, 2 * WIDTH),
+            nn.Linear(WIDTH, WIDTH),
+        )
         self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
@@ -78,7 +93,9 @@ class Block(nn.Module):  # type: ignore[misc]
 class Network(nn.Module):  # type: ignore[misc]
     """The direction of the stripes by the mean of the tokens, and with ``queries`` also a box by a decoder."""
 
-    def __init__(self, queries: int, outliers: int = OUTLIERS, heavy: bool = False, one_sign: bool = False) -> None:
+    def __init__(
+        self, queries: int, outliers: int = OUTLIERS, heavy: bool = False, one_sign: bool = False
+    ) -> None:
         super().__init__()
         tokens = (SIDE // PATCH) ** 2
         self.embed = nn.Conv2d(3, WIDTH, PATCH, PATCH)
@@ -87,8 +104,10 @@ class Network(nn.Module):  # type: ignore[misc]
         self.decoder = nn.ModuleList(Block() for _ in range(2 if queries else 0))
         self.queries = nn.Parameter(torch.randn(1, max(queries, 1), WIDTH))
         self.norm, self.last = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.kind, self.box = nn.Linear(WIDTH, KINDS), nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(),
-                                                                     nn.Linear(WIDTH, 4))
+        self.kind, self.box = (
+            nn.Linear(WIDTH, KINDS),
+            nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 4)),
+        )
         outlying = (torch.arange(outliers) * 13 + 5) % WIDTH
         times = 1 / (torch.rand(outliers) * 0.9 + 0.1) if heavy else torch.ones(outliers)
         signs = torch.tensor([1.0, 1.0 if one_sign else -1.0, 1.5]).repeat(WIDTH)[:outliers]
@@ -135,24 +154,40 @@ def trained(queries: int, steps: int, seed: int = 0, outliers: int = OUTLIERS) -
 
 def exported(network: nn.Module) -> onnx.ModelProto:
     file = io.BytesIO()
-    torch.onnx.export(copy.deepcopy(network), (torch.zeros(1, 3, SIDE, SIDE),), file, dynamo=False, opset_version=17,
-                      input_names=["x"])
+    torch.onnx.export(
+        copy.deepcopy(network),
+        (torch.zeros(1, 3, SIDE, SIDE),),
+        file,
+        dynamo=False,
+        opset_version=17,
+        input_names=["x"],
+    )
     return onnx.load_model_from_string(file.getvalue())
 
 
-def with_stream(model: onnx.ModelProto, floats: onnx.ModelProto, data: Sequence[dict[str, Images]]) -> onnx.ModelProto:
+def with_stream(
+    model: onnx.ModelProto, floats: onnx.ModelProto, data: Sequence[dict[str, Images]]
+) -> onnx.ModelProto:
     """Q/DQ also in front of both inputs of each sum of the residual stream, by the largest value that was seen."""
     loaded = Model(floats)
-    sums = [n for n in loaded.ordered if n.op == "Add" and not any(loaded.is_constant(t) for t in n.inputs)]
+    sums = [
+        n
+        for n in loaded.ordered
+        if n.op == "Add" and not any(loaded.is_constant(t) for t in n.inputs)
+    ]
     seen = collect(loaded, data, list(dict.fromkeys(t for n in sums for t in n.inputs)))
     editor, names = Editor(Model(copy.deepcopy(model))), {n.name for n in sums}
     for node in editor.model.nodes:
         for i, tensor in enumerate(node.inputs) if node.name in names else ():
             base = f"{node.name}/stream{i}"
-            more = [editor.constant(f"{base}/scale", np.asarray(seen[tensor].absmax / 127, np.float32)),
-                    editor.constant(f"{base}/zero", np.asarray(0, np.int8))]
+            more = [
+                editor.constant(f"{base}/scale", np.asarray(seen[tensor].absmax / 127, np.float32)),
+                editor.constant(f"{base}/zero", np.asarray(0, np.int8)),
+            ]
             q = editor.insert(node, "QuantizeLinear", f"{base}/Q", [tensor, *more])
-            editor.set_input(node, i, editor.insert(node, "DequantizeLinear", f"{base}/DQ", [q, *more]))
+            editor.set_input(
+                node, i, editor.insert(node, "DequantizeLinear", f"{base}/DQ", [q, *more])
+            )
     return editor.finish().proto
 
 
@@ -187,7 +222,9 @@ def inserter(floats: onnx.ModelProto, data: Sequence[dict[str, Images]]) -> Call
     return inserted
 
 
-def by_outliers(steps: int, one_sign: bool = False) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def by_outliers(
+    steps: int, one_sign: bool = False
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Head and rows of what INT8 costs by the share of outlier channels, the mean of all seeds (least and most).
 
     With 0 steps of training the error of the results, root mean square over their standard deviation; else the share of
@@ -199,19 +236,35 @@ def by_outliers(steps: int, one_sign: bool = False) -> tuple[tuple[str, ...], li
         warned = 0
         for seed in range(SEEDS if steps else 3 * SEEDS):
             torch.manual_seed(seed)
-            network = trained(0, steps, seed, count) if steps else Network(0, count, True, one_sign).eval()
+            network = (
+                trained(0, steps, seed, count)
+                if steps
+                else Network(0, count, True, one_sign).eval()
+            )
             floats, data = exported(network), calibrating()
             inserted = inserter(floats, data)
             plain, said = inserted()
-            models = (plain, inserted(smooth=0.5)[0], with_stream(plain, floats, data), inserted(attention="int8")[0])
+            models = (
+                plain,
+                inserted(smooth=0.5)[0],
+                with_stream(plain, floats, data),
+                inserted(attention="int8")[0],
+            )
             warned += bool(said)
             if steps:
                 columns.append([judged(m)[0] for m in (floats, *models)])
             else:
                 images = pictures(CALIBRATING, 2)[0]
-                first, *others = (np.concatenate([o[0] for o in outputs(m, images)]) for m in (floats, *models))
-                columns.append([float(np.sqrt(np.mean((o - first) ** 2)) / first.std()) for o in others])
-        cells = [f"{np.mean(c):.1%} ({np.min(c):.1%} to {np.max(c):.1%})" for c in zip(*columns, strict=True)]
+                first, *others = (
+                    np.concatenate([o[0] for o in outputs(m, images)]) for m in (floats, *models)
+                )
+                columns.append(
+                    [float(np.sqrt(np.mean((o - first) ** 2)) / first.std()) for o in others]
+                )
+        cells = [
+            f"{np.mean(c):.1%} ({np.min(c):.1%} to {np.max(c):.1%})"
+            for c in zip(*columns, strict=True)
+        ]
         found.append((f"{count} of {WIDTH}", *cells, f"{warned} of {len(columns)}"))
     return head, found
 
@@ -234,7 +287,14 @@ def rows(queries: int, steps: int) -> list[tuple[str, ...]]:
     for what, (model, warned) in made.items():
         right, overlap = judged(model)
         warned |= {"RESIDUAL-STREAM"} & set(qdqtool.predict(model).findings_by_code())
-        found.append((what, f"{right:.1%}", "" if np.isnan(overlap) else f"{overlap:.3f}", ", ".join(sorted(warned))))
+        found.append(
+            (
+                what,
+                f"{right:.1%}",
+                "" if np.isnan(overlap) else f"{overlap:.3f}",
+                ", ".join(sorted(warned)),
+            )
+        )
     return found
 
 

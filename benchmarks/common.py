@@ -22,12 +22,22 @@ Images = npt.NDArray[np.float32]
 
 def parser_of(description: str | None) -> argparse.ArgumentParser:
     """A parser that prints a script's docstring as it stands, with the option that all tables have."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--page", type=Path, help="write the tables between their marks in this page")
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--page", type=Path, help="write the tables between their marks in this page"
+    )
     return parser
 
 
-def publish(name: str, text: str, page: Path | None = None, file: Path | None = None, rows: Sequence[Any] = ()) -> None:
+def publish(
+    name: str,
+    text: str,
+    page: Path | None = None,
+    file: Path | None = None,
+    rows: Sequence[Any] = (),
+) -> None:
     """Prints a table; where they are named, writes it between its marks in a page, and its rows (dataclasses) as JSON.
 
     The marks are ``<!-- NAME: ... -->`` and ``<!-- end of NAME -->``; exits where the page has none.
@@ -46,14 +56,21 @@ def publish(name: str, text: str, page: Path | None = None, file: Path | None = 
 
 def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
     """Markdown."""
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in (head, ("---",) * len(head), *rows))
+    return "\n".join(
+        f"| {' | '.join(map(str, line))} |" for line in (head, ("---",) * len(head), *rows)
+    )
 
 
 def kept_rows(
-    names: Iterable[str], file: Path | None, measure: Callable[[str], dict[str, Any]], prefix: str = ""
+    names: Iterable[str],
+    file: Path | None,
+    measure: Callable[[str], dict[str, Any]],
+    prefix: str = "",
 ) -> dict[str, Any]:
     """The rows of a JSON file and those of the names that it lacks, each written as soon as it is measured."""
-    found: dict[str, Any] = json.loads(file.read_text()) if file is not None and file.exists() else {}
+    found: dict[str, Any] = (
+        json.loads(file.read_text()) if file is not None and file.exists() else {}
+    )
     for name in names:
         if name in found:
             continue
@@ -87,7 +104,9 @@ def read_splits(path: Path, files: Sequence[str], only: str = "") -> list[dict[s
         for file in files:
             entry[file] = path.parent / entry[file]
             if not entry[file].exists():
-                sys.exit(f"{path}: {file} of split '{entry['name']}', {entry[file]}, does not exist")
+                sys.exit(
+                    f"{path}: {file} of split '{entry['name']}', {entry[file]}, does not exist"
+                )
     return [entry for entry in entries if re.search(only, entry["name"])]
 
 
@@ -135,13 +154,18 @@ def digest(model: bytes, images: Iterable[Images]) -> str:
     return data.hexdigest()
 
 
-def detect(model: bytes, samples: Sequence[Images], work: Path, threads: int = 0) -> list[Detections]:
+def detect(
+    model: bytes, samples: Sequence[Images], work: Path, threads: int = 0
+) -> list[Detections]:
     """Detections of a model, from the folder where they were kept if it has them."""
     path = work / f"{digest(model, samples)[:24]}.detections.npz"
     if not path.exists():
         found = run_model(model, samples, threads)
         with open(path.with_suffix(".part"), "wb") as file:
-            joined = {n: np.concatenate([getattr(d, n) for d in found]) for n in ("boxes", "scores", "classes")}
+            joined = {
+                n: np.concatenate([getattr(d, n) for d in found])
+                for n in ("boxes", "scores", "classes")
+            }
             np.savez(file, counts=[len(d.scores) for d in found], **joined)
         path.with_suffix(".part").rename(path)
     with np.load(path, allow_pickle=False) as kept:
@@ -150,16 +174,23 @@ def detect(model: bytes, samples: Sequence[Images], work: Path, threads: int = 0
         return [Detections(*p) for p in parts]
 
 
-def judge_of(model: Path, samples: Sequence[Images], work: Path, threads: int) -> Callable[[bytes], list[Matches]]:
+def judge_of(
+    model: Path, samples: Sequence[Images], work: Path, threads: int
+) -> Callable[[bytes], list[Matches]]:
     """Compares what other models detect on each image with what this one does with a score of at least 0.25."""
     references = [d.above(0.25) for d in detect(model.read_bytes(), samples, work, threads)]
-    print(f"{len(samples)} images to judge on, {sum(len(r.scores) for r in references)} boxes", flush=True)
+    print(
+        f"{len(samples)} images to judge on, {sum(len(r.scores) for r in references)} boxes",
+        flush=True,
+    )
     return lambda other: list(map(match, references, detect(other, samples, work, threads)))
 
 
 def corners(boxes: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Low and high corners [..., 4] of boxes that are given as centre and size [..., 4]."""
-    return np.concatenate([boxes[..., :2] - boxes[..., 2:] / 2, boxes[..., :2] + boxes[..., 2:] / 2], -1)
+    return np.concatenate(
+        [boxes[..., :2] - boxes[..., 2:] / 2, boxes[..., :2] + boxes[..., 2:] / 2], -1
+    )
 
 
 def pooled(matches: Sequence[Matches]) -> float:
@@ -178,6 +209,8 @@ def paired(
         difference += (value(mine) - value(theirs)) / len(pairs)
         for k in range(RESAMPLES):
             images = rng.integers(0, len(mine), len(mine))
-            values[k] += (value([mine[i] for i in images]) - value([theirs[i] for i in images])) / len(pairs)
+            values[k] += (
+                value([mine[i] for i in images]) - value([theirs[i] for i in images])
+            ) / len(pairs)
     low, high = (float(v) for v in np.nanpercentile(values, [2.5, 97.5]))
     return difference, low, high

@@ -33,12 +33,31 @@ Array = npt.NDArray[np.float64]
 HOST = "host_us"
 GAP = "gap_us"  # between two kernels of an engine that is enqueued without a CUDA graph, as trtexec does by default
 START = {
-    "floor_us": 1.0, "floor_clocks": 4000.0, "int8": 0.75, "fp16": 0.75, "tf32": 0.75, "fp32": 0.75, "dp4a": 0.65,
-    "dram": 0.85, "l2": 0.35, "l2_share": 0.5, "few_int8": 450.0, "few_fp16": 350.0, "narrow": 20.0,
-    "step_clocks": 130.0, "step_clocks_old": 400.0, "overlap": 2.0, "depthwise": 0.25, "copy": 0.5, "few_copy": 0.3,
-    "pool": 0.55, HOST: 1.0, GAP: 0.8, "layout": 0.45,
+    "floor_us": 1.0,
+    "floor_clocks": 4000.0,
+    "int8": 0.75,
+    "fp16": 0.75,
+    "tf32": 0.75,
+    "fp32": 0.75,
+    "dp4a": 0.65,
+    "dram": 0.85,
+    "l2": 0.35,
+    "l2_share": 0.5,
+    "few_int8": 450.0,
+    "few_fp16": 350.0,
+    "narrow": 20.0,
+    "step_clocks": 130.0,
+    "step_clocks_old": 400.0,
+    "overlap": 2.0,
+    "depthwise": 0.25,
+    "copy": 0.5,
+    "few_copy": 0.3,
+    "pool": 0.55,
+    HOST: 1.0,
+    GAP: 0.8,
+    "layout": 0.45,
     "to_float_old": 0.65,  # the one such layer of a TITAN RTX takes 1.5 times what those that write INT8 do
-}  # fmt: skip
+}
 # How firmly a prior holds a constant: physics leaves little room for the share of bandwidth that is reached.
 SHARED_PRIOR, FIRM_PRIOR, ARCHITECTURE_PRIOR = 0.02, 1.0, 0.2
 GAIN_WEIGHT = 0.1  # of a measured pair; one network on one GPU has .3
@@ -54,7 +73,9 @@ class Model:
         self.starts = np.cumsum([0, *(len(m.works) for m in data[:-1])])
         self.measured = np.asarray([m.seconds for m in data])
         self.overhead = np.asarray([m.overhead for m in data])
-        kernels = np.add.reduceat([float(w.kind != work.NOTHING) * w.steps for w, *_ in works], self.starts)
+        kernels = np.add.reduceat(
+            [float(w.kind != work.NOTHING) * w.steps for w, *_ in works], self.starts
+        )
         self.launches = kernels * [m.label.startswith("python ") for m in data]
         self.enqueued = kernels * [m.label.startswith(("trtexec ", "blind ")) for m in data]
 
@@ -83,11 +104,20 @@ def fit(data: Data, rounds: int = 25) -> tuple[dict[str, float], dict[str, float
     model = Model(data)
     architectures = sorted({m.gpu.cc for m in data})
     start = np.concatenate([np.log(list(START.values())), np.zeros(len(architectures))])
-    prior = np.sqrt(np.asarray([FIRM_PRIOR if n in FIRM else SHARED_PRIOR for n in START]
-                               + [ARCHITECTURE_PRIOR] * len(architectures)))
+    prior = np.sqrt(
+        np.asarray(
+            [FIRM_PRIOR if n in FIRM else SHARED_PRIOR for n in START]
+            + [ARCHITECTURE_PRIOR] * len(architectures)
+        )
+    )
     # The gain of a pair counts beside both times; only under trtexec, as calls from Python hold more than the engine.
-    pairs = [(p.half, p.integer) for p in pairs_of(data)
-             if p.what.startswith(("trtexec", "engine")) and data[p.half].weight > 0 and data[p.integer].weight > 0]
+    pairs = [
+        (p.half, p.integer)
+        for p in pairs_of(data)
+        if p.what.startswith(("trtexec", "engine"))
+        and data[p.half].weight > 0
+        and data[p.integer].weight > 0
+    ]
     halves, integers = np.asarray(pairs, dtype=np.int64).reshape(-1, 2).T
     weights = np.sqrt([m.weight for m in data] + [GAIN_WEIGHT] * len(pairs))
 
@@ -99,7 +129,9 @@ def fit(data: Data, rounds: int = 25) -> tuple[dict[str, float], dict[str, float
     errors = residuals(x)
 
     def cost(e: Array, at: Array) -> float:
-        return float(np.sum(weights**2 * np.sqrt(e * e + 0.01)) + np.sum((prior * (at - start)) ** 2))
+        return float(
+            np.sum(weights**2 * np.sqrt(e * e + 0.01)) + np.sum((prior * (at - start)) ** 2)
+        )
 
     best = cost(errors, x)
     for _ in range(rounds):
@@ -134,8 +166,10 @@ def fit(data: Data, rounds: int = 25) -> tuple[dict[str, float], dict[str, float
 
 def summary(errors: Array) -> str:
     off = np.abs(np.exp(errors) - 1)
-    return (f"median {np.median(off):6.1%}  mean {off.mean():6.1%}  90 % {np.quantile(off, 0.9):6.1%}  "
-            f"middle x{np.exp(np.median(errors)):.2f}")
+    return (
+        f"median {np.median(off):6.1%}  mean {off.mean():6.1%}  90 % {np.quantile(off, 0.9):6.1%}  "
+        f"middle x{np.exp(np.median(errors)):.2f}"
+    )
 
 
 def gpu_names(data: Data) -> list[str]:
@@ -188,8 +222,14 @@ def wide_enough(errors: Array, data: Data) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write constants.json and benchmarks/timing/judged.json")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="write constants.json and benchmarks/timing/judged.json",
+    )
     parser.add_argument("--quick", action="store_true", help="no leaving out")
     args = parser.parse_args()
     single, whole = layers(), totals()
@@ -226,22 +266,39 @@ def main() -> int:
     profiles: dict[tuple[str, str], list[int]] = defaultdict(list)
     for i, m in enumerate(single):
         profiles[m.gpu.name, m.label].append(i)
-    rows = [{"gpu": gpu, "engine": name, "layers": len(at), "left_out": median_off(by_gpu[at]),
-             "in_fit": median_off(in_fit[at])} for (gpu, name), at in sorted(profiles.items())]  # fmt: skip
+    rows = [
+        {
+            "gpu": gpu,
+            "engine": name,
+            "layers": len(at),
+            "left_out": median_off(by_gpu[at]),
+            "in_fit": median_off(in_fit[at]),
+        }
+        for (gpu, name), at in sorted(profiles.items())
+    ]
     networks = [
-        {"gpu": m.gpu.name, "what": m.label, "measured_ms": m.seconds * 1e3, "fitted": m.weight > 0,
-         "model_ms": float(m.seconds * 1e3 * np.exp(error)), "left_out_ms": float(m.seconds * 1e3 * np.exp(left))}
+        {
+            "gpu": m.gpu.name,
+            "what": m.label,
+            "measured_ms": m.seconds * 1e3,
+            "fitted": m.weight > 0,
+            "model_ms": float(m.seconds * 1e3 * np.exp(error)),
+            "left_out_ms": float(m.seconds * 1e3 * np.exp(left)),
+        }
         for m, error, left in zip(whole, seen, by_gpu[count:], strict=True)
-    ]  # fmt: skip
+    ]
     print("\nspreads (80 %)", {k: round(v, 3) for k, v in spreads.items()})
     if args.write:
         data = {
             "made_by": "benchmarks/fit_timing.py --write",
             "values": rounded({k: v for k, v in constants.items() if k not in (HOST, GAP)}),
-            HOST: float(f"{constants[HOST]:.3g}"), "architectures": rounded(factors), "overhead_us": OVERHEAD,
-            GAP: float(f"{constants[GAP]:.3g}"), "spreads": rounded(spreads),
+            HOST: float(f"{constants[HOST]:.3g}"),
+            "architectures": rounded(factors),
+            "overhead_us": OVERHEAD,
+            GAP: float(f"{constants[GAP]:.3g}"),
+            "spreads": rounded(spreads),
             "signs": {"right": gains["right"], "pairs": gains["pairs"]},
-        }  # fmt: skip
+        }
         CONSTANTS.write_text(json.dumps(data, indent=1) + "\n")
         judged = {"layers": rows, "networks": networks, "pairs": pairs}
         (HERE / "judged.json").write_text(json.dumps(judged, indent=0) + "\n")
@@ -284,9 +341,13 @@ def pairs_of(data: Data) -> list[Pair]:
                 plain.setdefault((gpu.name, how, key, batch), i)
     for i, gpu, label in whole:
         how, network, variant, _, batch = (*label.split(), "")[:5]
-        other = plain.get((gpu.name, how, network, batch), plain.get((gpu.name, how, base_of(network), batch)))
+        other = plain.get(
+            (gpu.name, how, network, batch), plain.get((gpu.name, how, base_of(network), batch))
+        )
         if variant == "qdq" and other is not None:
-            found.append(Pair(gpu.name, base_of(network), f"{how} {network} {batch}".strip(), other, i))
+            found.append(
+                Pair(gpu.name, base_of(network), f"{how} {network} {batch}".strip(), other, i)
+            )
     return found
 
 
@@ -304,13 +365,20 @@ def judge_pairs(everything: Data, whole: Data, first: int) -> list[dict[str, Any
     rows: list[dict[str, Any]] = []
     for pair in pairs:
         gpu = gpus[first + pair.half]
-        constants = fitted(g != gpu and not n.startswith(pair.network) for g, n in zip(gpus, networks, strict=True))
+        constants = fitted(
+            g != gpu and not n.startswith(pair.network) for g, n in zip(gpus, networks, strict=True)
+        )
         both = [whole[pair.half], whole[pair.integer]]
         half, integer = Model(both).seconds(*constants)
-        rows.append({
-            "gpu": pair.gpu, "network": pair.network, "what": pair.what,
-            "measured": both[0].seconds / both[1].seconds, "left_out": float(half / integer),
-        })  # fmt: skip
+        rows.append(
+            {
+                "gpu": pair.gpu,
+                "network": pair.network,
+                "what": pair.what,
+                "measured": both[0].seconds / both[1].seconds,
+                "left_out": float(half / integer),
+            }
+        )
     return rows
 
 
@@ -319,8 +387,12 @@ def gain_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     errors = np.asarray([np.log(r["left_out"] / r["measured"]) for r in rows])
     clear = [r for r in rows if abs(np.log(r["measured"])) > np.log(1.05)]
     right = sum((r["left_out"] > 1) == (r["measured"] > 1) for r in clear)
-    return {"spread": spread(errors, np.ones(len(errors))), "right": right, "pairs": len(clear),
-            "median": float(np.median(np.abs(np.exp(errors) - 1)))}  # fmt: skip
+    return {
+        "spread": spread(errors, np.ones(len(errors))),
+        "right": right,
+        "pairs": len(clear),
+        "median": float(np.median(np.abs(np.exp(errors) - 1))),
+    }
 
 
 def rounded(values: Mapping[str, float]) -> dict[str, float]:

@@ -41,7 +41,9 @@ TOP = 50
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("--weights", required=True, help="a checkpoint of Ultralytics' detectors (.pt)")
+    parser.add_argument(
+        "--weights", required=True, help="a checkpoint of Ultralytics' detectors (.pt)"
+    )
     parser.add_argument("--images", type=Path, required=True)
     parser.add_argument("--size", type=int, default=640)
     parser.add_argument("--judge", type=int, default=8)
@@ -71,7 +73,10 @@ def compare_tools(options: argparse.Namespace) -> str:
                 with contextlib.redirect_stdout(io.StringIO()):
                     TOOLS[row](YOLO(options.weights), calibration, path)
                 errors = list(map(box_error, run(path, judged), wanted))
-                return {"error": float(np.mean(errors)), **qdqtool.predict(path, "trt8.5").summary()}
+                return {
+                    "error": float(np.mean(errors)),
+                    **qdqtool.predict(path, "trt8.5").summary(),
+                }
             except Exception as error:  # another tool's: the row says what it raised
                 traceback.print_exc()
                 return {"fails": failure(error)}
@@ -79,8 +84,16 @@ def compare_tools(options: argparse.Namespace) -> str:
         found = kept_rows(options.rows, options.keep, measure)
     rows = []
     for name, row in found.items():
-        cells = (f"fails: {row['fails']}", "", "", "") if "fails" in row else (
-            f"{row['error']:.2f}", f"{row['int8']} of {row['convolutions']}", row["int8_to_int8"], row["conversions"])
+        cells = (
+            (f"fails: {row['fails']}", "", "", "")
+            if "fails" in row
+            else (
+                f"{row['error']:.2f}",
+                f"{row['int8']} of {row['convolutions']}",
+                row["int8_to_int8"],
+                row["conversions"],
+            )
+        )
         rows.append((name, *cells, lines_of(TOOLS[name])))
     classes = len(yolo.names)
     millions = sum(p.numel() for p in yolo.model.parameters()) / 1e6
@@ -88,7 +101,17 @@ def compare_tools(options: argparse.Namespace) -> str:
         f"A trained {type(yolo.model).__name__} of {millions:.1f} million parameters and {classes} "
         f"class{'es' * (classes != 1)}, {options.size} x {options.size}; {len(calibration)} photographs calibrate, "
         f"{len(judged)} others judge; torch {torch.__version__}, nothing fine-tuned.\n\n"
-    ) + table(("tool", "box error, px", "INT8", "INT8 in and out", "conversions, trt8.5", "lines of code"), rows)
+    ) + table(
+        (
+            "tool",
+            "box error, px",
+            "INT8",
+            "INT8 in and out",
+            "conversions, trt8.5",
+            "lines of code",
+        ),
+        rows,
+    )
 
 
 def load_images(folder: Path, size: int) -> Tensor:
@@ -96,8 +119,13 @@ def load_images(folder: Path, size: int) -> Tensor:
     kinds = (".jpg", ".jpeg", ".png", ".bmp")
     paths = sorted(p for p in folder.rglob("*") if p.suffix.lower() in kinds)
     opened = (Image.open(path).convert("RGB") for path in paths)
-    squares = [np.asarray(ImageOps.fit(picture, (size, size), Image.Resampling.BILINEAR)) for picture in opened]
-    return torch.tensor(np.array(squares)).movedim(-1, 1).float() / 255 if squares else torch.empty(0)
+    squares = [
+        np.asarray(ImageOps.fit(picture, (size, size), Image.Resampling.BILINEAR))
+        for picture in opened
+    ]
+    return (
+        torch.tensor(np.array(squares)).movedim(-1, 1).float() / 255 if squares else torch.empty(0)
+    )
 
 
 def export_network(model: nn.Module, sample: Tensor, path: Path) -> None:
@@ -134,7 +162,9 @@ def by_ultralytics_qat(yolo: Any, images: Tensor, path: Path) -> None:
     """Their prepare_qat, as quantize=8 in their trainer calls it, and their fuse() before the export."""
     from ultralytics.utils.torch_utils import prepare_qat
 
-    model = prepare_qat(yolo.model.float(), list(images.split(4)), lambda batch: batch, batches=len(images) // 4)
+    model = prepare_qat(
+        yolo.model.float(), list(images.split(4)), lambda batch: batch, batches=len(images) // 4
+    )
     export_network(model.eval().fuse(verbose=False), images[:1], path)
 
 
@@ -144,7 +174,13 @@ def by_ultralytics_ptq(yolo: Any, images: Tensor, path: Path) -> None:
 
     plain = path.with_suffix(".float.onnx")
     export_network(yolo.model, images[:1], plain)
-    onnx_int8_quantize(plain, path, list(images.split(1)), lambda batch: batch.numpy(), input_name=input_name(plain))
+    onnx_int8_quantize(
+        plain,
+        path,
+        list(images.split(1)),
+        lambda batch: batch.numpy(),
+        input_name=input_name(plain),
+    )
 
 
 def by_modelopt(yolo: Any, images: Tensor, path: Path) -> None:
@@ -171,7 +207,9 @@ def by_pytorch_quantization(yolo: Any, images: Tensor, path: Path) -> None:
     absl_logging.set_verbosity(absl_logging.ERROR)
     quant_modules.initialize()
     try:
-        model = DetectionModel(copy.deepcopy(yolo.model.yaml), nc=yolo.model.model[-1].nc, verbose=False)
+        model = DetectionModel(
+            copy.deepcopy(yolo.model.yaml), nc=yolo.model.model[-1].nc, verbose=False
+        )
     finally:
         quant_modules.deactivate()
     model.load_state_dict(yolo.model.float().state_dict(), strict=False)
@@ -214,9 +252,15 @@ def lines_of(row: Callable[..., Any]) -> int:
     """Statements of a row's function, without docstring, imports and signature; with those of a row that it calls."""
     body = ast.parse(inspect.getsource(row)).body[0]
     kept = (ast.Expr, ast.Assign, ast.For, ast.With, ast.Try)
-    own = sum(isinstance(n, kept) and not (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))
-              for n in ast.walk(body))
-    called = {n.func.id for n in ast.walk(body) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
+    own = sum(
+        isinstance(n, kept) and not (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))
+        for n in ast.walk(body)
+    )
+    called = {
+        n.func.id
+        for n in ast.walk(body)
+        if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)
+    }
     return own + sum(lines_of(r) - 1 for r in TOOLS.values() if r.__name__ in called)
 
 

@@ -39,45 +39,116 @@ from qdqtool.qat.sites import WEIGHTED
 from qdqtool.types import Prediction
 
 ULTRALYTICS = (
-    "yolov8n", "yolov8s", "yolov8n-seg", "yolov8n-pose", "yolov8n-obb", "yolov8n-cls", "yolov8n-p2", "yolov8n-ghost",
-    "yolov8s-world", "yolov5n", "yolov6n", "yolov3-tiny", "yolov9t", "yolov10n", "yolo11n", "yolo11n-seg", "yolo12n",
-    "yolo26n", "yolo26n-seg", "yolo26n-pose", "rtdetr-l",
-)  # fmt: skip
+    "yolov8n",
+    "yolov8s",
+    "yolov8n-seg",
+    "yolov8n-pose",
+    "yolov8n-obb",
+    "yolov8n-cls",
+    "yolov8n-p2",
+    "yolov8n-ghost",
+    "yolov8s-world",
+    "yolov5n",
+    "yolov6n",
+    "yolov3-tiny",
+    "yolov9t",
+    "yolov10n",
+    "yolo11n",
+    "yolo11n-seg",
+    "yolo12n",
+    "yolo26n",
+    "yolo26n-seg",
+    "yolo26n-pose",
+    "rtdetr-l",
+)
 TORCHVISION = (
-    "alexnet", "vgg11_bn", "resnet18", "resnet50", "resnext50_32x4d", "wide_resnet50_2", "squeezenet1_1", "densenet121",
-    "googlenet", "inception_v3", "mobilenet_v2", "mobilenet_v3_small", "mobilenet_v3_large", "efficientnet_b0",
-    "efficientnet_v2_s", "mnasnet1_0", "regnet_x_400mf", "regnet_y_400mf", "shufflenet_v2_x1_0", "convnext_tiny",
-    "vit_b_32", "swin_t", "swin_v2_t", "maxvit_t", "fcn_resnet50", "deeplabv3_mobilenet_v3_large",
-    "lraspp_mobilenet_v3_large", "ssdlite320_mobilenet_v3_large", "ssd300_vgg16", "retinanet_resnet50_fpn",
-    "fcos_resnet50_fpn", "fasterrcnn_mobilenet_v3_large_320_fpn", "maskrcnn_resnet50_fpn", "keypointrcnn_resnet50_fpn",
-    "r3d_18", "r2plus1d_18", "s3d", "mvit_v1_b", "swin3d_t", "raft_small",
-)  # fmt: skip
+    "alexnet",
+    "vgg11_bn",
+    "resnet18",
+    "resnet50",
+    "resnext50_32x4d",
+    "wide_resnet50_2",
+    "squeezenet1_1",
+    "densenet121",
+    "googlenet",
+    "inception_v3",
+    "mobilenet_v2",
+    "mobilenet_v3_small",
+    "mobilenet_v3_large",
+    "efficientnet_b0",
+    "efficientnet_v2_s",
+    "mnasnet1_0",
+    "regnet_x_400mf",
+    "regnet_y_400mf",
+    "shufflenet_v2_x1_0",
+    "convnext_tiny",
+    "vit_b_32",
+    "swin_t",
+    "swin_v2_t",
+    "maxvit_t",
+    "fcn_resnet50",
+    "deeplabv3_mobilenet_v3_large",
+    "lraspp_mobilenet_v3_large",
+    "ssdlite320_mobilenet_v3_large",
+    "ssd300_vgg16",
+    "retinanet_resnet50_fpn",
+    "fcos_resnet50_fpn",
+    "fasterrcnn_mobilenet_v3_large_320_fpn",
+    "maskrcnn_resnet50_fpn",
+    "keypointrcnn_resnet50_fpn",
+    "r3d_18",
+    "r2plus1d_18",
+    "s3d",
+    "mvit_v1_b",
+    "swin3d_t",
+    "raft_small",
+)
 # Inputs other than one picture of 64 pixels.
 SIZES = {
-    "rtdetr-l": 256, "yolov8s-world": 192, "maxvit_t": 224, "vit_b_32": 224, "raft_small": 128,
-    "mvit_v1_b": 224, "s3d": 224, "alexnet": 224, "vgg11_bn": 224, "inception_v3": 299,
-}  # fmt: skip
+    "rtdetr-l": 256,
+    "yolov8s-world": 192,
+    "maxvit_t": 224,
+    "vit_b_32": 224,
+    "raft_small": 128,
+    "mvit_v1_b": 224,
+    "s3d": 224,
+    "alexnet": 224,
+    "vgg11_bn": 224,
+    "inception_v3": 299,
+}
 VIDEO = {"r3d_18": 4, "r2plus1d_18": 4, "s3d": 14, "mvit_v1_b": 16, "swin3d_t": 4}
 DETECTION = ("ssd", "retinanet", "fcos", "fasterrcnn", "maskrcnn", "keypointrcnn")
 RESIZED = 160  # what torchvision's detectors make of a picture, instead of 800
 COSTS = {
-    "resnet18": 224, "mobilenet_v2": 224, "efficientnet_b0": 224, "shufflenet_v2_x1_0": 224, "squeezenet1_1": 224,
-    "yolov8n": 320, "yolo11n": 320, "yolov9t": 320,
-}  # fmt: skip
+    "resnet18": 224,
+    "mobilenet_v2": 224,
+    "efficientnet_b0": 224,
+    "shufflenet_v2_x1_0": 224,
+    "squeezenet1_1": 224,
+    "yolov8n": 320,
+    "yolo11n": 320,
+    "yolov9t": 320,
+}
 
 
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--models", nargs="+", help="default: all, with --cost some")
     parser.add_argument("--keep", type=Path, help="a JSON file with the rows that are done")
-    parser.add_argument("--cost", action="store_true", help="measure what calibration costs instead")
+    parser.add_argument(
+        "--cost", action="store_true", help="measure what calibration costs instead"
+    )
     parser.add_argument("--images", type=int, default=128, help="of --cost")
     parser.add_argument("--batch", type=int, nargs="+", default=[16, 1], help="of --cost")
     parser.add_argument("--pairs", type=int, default=3, help="of --cost")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     if options.cost:
-        head = (f"{options.images} images, method mse", "tensors", *(f"in batches of {b}" for b in options.batch))
+        head = (
+            f"{options.images} images, method mse",
+            "tensors",
+            *(f"in batches of {b}" for b in options.batch),
+        )
         rows = [costs(name, options) for name in options.models or COSTS]
         publish("calibration", table(head, rows), options.page)
         return
@@ -119,11 +190,16 @@ def _measured(name: str, path: Path) -> dict[str, Any]:
     network.eval()
     done = qat.export(made, path, pictures(1))
     return {
-        "planned": planned, "apart": apart(network, plan, done.prediction),
-        "merged": len(plan.merged), "unseen": len(plan.unseen),
-        "pieces": done.check.pieces, "worst": done.check.worst, "difference": done.difference, "noise": done.noise,
+        "planned": planned,
+        "apart": apart(network, plan, done.prediction),
+        "merged": len(plan.merged),
+        "unseen": len(plan.unseen),
+        "pieces": done.check.pieces,
+        "worst": done.check.worst,
+        "difference": done.difference,
+        "noise": done.noise,
         **done.summary,
-    }  # fmt: skip
+    }
 
 
 def apart(network: nn.Module, plan: qat.Plan, prediction: Prediction) -> dict[str, int]:
@@ -133,8 +209,10 @@ def apart(network: nn.Module, plan: qat.Plan, prediction: Prediction) -> dict[st
     """
     modules = dict(network.named_modules())
     reasons = Counter(
-        reason.partition(" (")[0].partition("; ")[0] for name, reason in plan.skipped
-        if isinstance(modules.get(name), WEIGHTED) or reason.startswith("a function call with weights")
+        reason.partition(" (")[0].partition("; ")[0]
+        for name, reason in plan.skipped
+        if isinstance(modules.get(name), WEIGHTED)
+        or reason.startswith("a function call with weights")
     )
     del reasons[Unfit.CONSTANT]
     left = sum(c.precision != "INT8" for c in prediction.convolutions) - reasons.total()
@@ -173,7 +251,9 @@ def runs(network: nn.Module, names: Iterable[str], forward: Callable[[], Any]) -
     """How often these modules run in a forward pass: heads of detectors run once on each level of a pyramid."""
     counted: list[nn.Module] = []
     modules = dict(network.named_modules())
-    hooks = [modules[n].register_forward_hook(lambda module, *_: counted.append(module)) for n in names]
+    hooks = [
+        modules[n].register_forward_hook(lambda module, *_: counted.append(module)) for n in names
+    ]
     network.eval()
     with torch.no_grad(), qat.disabled(network):
         forward()
@@ -185,13 +265,18 @@ def runs(network: nn.Module, names: Iterable[str], forward: Callable[[], Any]) -
 def losses_of(name: str, network: nn.Module, sample: Any) -> list[Tensor]:
     """What training adds up: the losses of torchvision's detectors, of others the squares of what they return."""
     if not name.startswith(DETECTION):
-        return [t.float().square().mean() for t in tensors(call(network, sample)) if t.requires_grad]
+        return [
+            t.float().square().mean() for t in tensors(call(network, sample)) if t.requires_grad
+        ]
     side = sample.shape[-1]
     target = {
-        "boxes": torch.tensor([[4.0, 4.0, side / 2, side / 2], [side / 3, side / 4, side - 2.0, side - 4.0]]),
-        "labels": torch.tensor([1, 1]), "masks": torch.ones(2, side, side, dtype=torch.uint8),
+        "boxes": torch.tensor(
+            [[4.0, 4.0, side / 2, side / 2], [side / 3, side / 4, side - 2.0, side - 4.0]]
+        ),
+        "labels": torch.tensor([1, 1]),
+        "masks": torch.ones(2, side, side, dtype=torch.uint8),
         "keypoints": torch.tensor([[[side / 3, side / 3, 1.0]] * 17] * 2),
-    }  # fmt: skip
+    }
     return list(network(list(sample), [target] * len(sample)).values())
 
 
@@ -226,32 +311,65 @@ def tensors(value: Any) -> list[Tensor]:
     """Those in nested lists, tuples and dicts."""
     if isinstance(value, Tensor):
         return [value]
-    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    inside = (
+        value.values()
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, list | tuple)
+        else ()
+    )
     return [t for v in inside for t in tensors(v)]
 
 
 def page(found: dict[str, dict[str, Any]]) -> str:
     """Markdown, with a line on top that counts."""
     good = [r for r in found.values() if "fails" not in r]
-    letters = dict(zip(sorted({why for r in good for why in r["apart"]}), string.ascii_lowercase, strict=False))
+    letters = dict(
+        zip(sorted({why for r in good for why in r["apart"]}), string.ascii_lowercase, strict=False)
+    )
     rows = []
     for name, r in found.items():
         if "fails" in r:
             rows.append((name, r["fails"], *[""] * 8))
             continue
         why = ", ".join(f"{count} {letters[reason]}" for reason, count in r["apart"].items())
-        rows.append((name, r["planned"], f"{r['int8']} of {r['convolutions']}", why, r["int8_to_int8"],
-                     r["conversions"], r["pieces"], *(f"{r[k]:.1e}" for k in ("worst", "difference", "noise"))))
+        rows.append(
+            (
+                name,
+                r["planned"],
+                f"{r['int8']} of {r['convolutions']}",
+                why,
+                r["int8_to_int8"],
+                r["conversions"],
+                r["pieces"],
+                *(f"{r[k]:.1e}" for k in ("worst", "difference", "noise")),
+            )
+        )
     planned = sum(r["int8"] == r["planned"] for r in good)
     legend = "; ".join(f"{letter}: {reason}" for reason, letter in letters.items())
-    return "\n\n".join([
-        f"{len(good)} of {len(found)} networks are exported, {planned} of them with all planned layers predicted INT8 "
-        f"(trt8.5); the worst piece is {max((r['worst'] for r in good), default=0):.1e} of its standard deviation off "
-        "(limit 2e-3).",
-        table(("network", "planned", "INT8", "float", "INT8 in and out", "conversions", "pieces", "worst piece",
-               "end to end", "own noise"), rows),
-        f"Layers in float, as the plan says: {legend}.",
-    ])  # fmt: skip
+    return "\n\n".join(
+        [
+            f"{len(good)} of {len(found)} networks are exported, {planned} of them with all planned layers predicted INT8 "
+            f"(trt8.5); the worst piece is {max((r['worst'] for r in good), default=0):.1e} of its standard deviation off "
+            "(limit 2e-3).",
+            table(
+                (
+                    "network",
+                    "planned",
+                    "INT8",
+                    "float",
+                    "INT8 in and out",
+                    "conversions",
+                    "pieces",
+                    "worst piece",
+                    "end to end",
+                    "own noise",
+                ),
+                rows,
+            ),
+            f"Layers in float, as the plan says: {legend}.",
+        ]
+    )
 
 
 # What calibration costs -------------------------------------------------------------------------------------------
@@ -276,9 +394,12 @@ def costs(name: str, options: argparse.Namespace) -> tuple[object, ...]:
                     plain(x)
 
         forward()
-        ratios.append(statistics.median(
-            seconds(lambda images=images: qat.calibrate(made, images)) / seconds(forward)  # type: ignore[misc]
-            for _ in range(options.pairs)))  # fmt: skip
+        ratios.append(
+            statistics.median(
+                seconds(lambda images=images: qat.calibrate(made, images)) / seconds(forward)  # type: ignore[misc]
+                for _ in range(options.pairs)
+            )
+        )
     row = (f"{name}, {size} x {size}", len(plan.activations), *(f"{r:.2f}" for r in ratios))
     print(*row, file=sys.stderr, flush=True)
     return row

@@ -31,7 +31,9 @@ def benchmarks() -> dict[str, str]:
     found = {}
     for path in sorted(HERE.glob("*.py")):
         tree = ast.parse(path.read_text("utf-8"))
-        has_main = any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body)
+        has_main = any(
+            isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body
+        )
         if has_main and path != Path(__file__).resolve():
             found[path.stem] = (ast.get_docstring(tree) or "").splitlines()[0]
     return found
@@ -60,18 +62,27 @@ def main() -> int:
     known = benchmarks()
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(known))
-    parser.add_argument("--list", action="store_true", help="name the benchmarks and what they measure")
-    parser.add_argument("--compare", metavar="COMMIT", help=f"in turns with a version: {', '.join(CASES)} "
-                                                            f"[default: {' '.join(USUAL)}]")
+    parser.add_argument(
+        "--list", action="store_true", help="name the benchmarks and what they measure"
+    )
+    parser.add_argument(
+        "--compare",
+        metavar="COMMIT",
+        help=f"in turns with a version: {', '.join(CASES)} [default: {' '.join(USUAL)}]",
+    )
     parser.add_argument("--runs", type=int, default=7, help="turns of --compare")
     parser.add_argument("--model", type=Path, help="for the cases of --compare with photographs")
     parser.add_argument("--photos", type=Path, help="a folder of them")
-    parser.add_argument("--page", type=Path, help="write the table of --compare between the marks of that page")
+    parser.add_argument(
+        "--page", type=Path, help="write the table of --compare between the marks of that page"
+    )
     options = parser.parse_args(arguments)
     choices = CASES if options.compare else known
     unknown = [n for n in options.names if n not in choices]
     if unknown:
-        parser.error(f"no {'case' if options.compare else 'benchmark'} '{unknown[0]}'; there are {', '.join(choices)}")
+        parser.error(
+            f"no {'case' if options.compare else 'benchmark'} '{unknown[0]}'; there are {', '.join(choices)}"
+        )
     if options.runs < 1:
         parser.error("--runs: at least 1")
     if options.compare:  # nothing is right or wrong about two versions
@@ -91,7 +102,9 @@ def main() -> int:
             print(f"== {name}: skipped, it needs {why}", flush=True)
             continue
         print(f"== {name}: {known[name]}", flush=True)
-        if subprocess.run([sys.executable, str(HERE / f"{name}.py"), *passed], cwd=HERE.parent).returncode:
+        if subprocess.run(
+            [sys.executable, str(HERE / f"{name}.py"), *passed], cwd=HERE.parent
+        ).returncode:
             failed.append(name)
     if failed:
         print(f"missed or failed: {', '.join(failed)}", file=sys.stderr)

@@ -21,7 +21,15 @@ from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-HEAD = ("", "processor time", "times before", "times plain", "peak memory", "times before", "times plain")
+HEAD = (
+    "",
+    "processor time",
+    "times before",
+    "times plain",
+    "peak memory",
+    "times before",
+    "times plain",
+)
 
 
 @dataclass(frozen=True)
@@ -87,15 +95,22 @@ def measure(command: Sequence[str], tree: Path) -> Run:
     kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     with tempfile.TemporaryFile() as output:
         begin = time.perf_counter()
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=tree,
-                                   env={**kept, "PYTHONPATH": str(tree)})
+        process = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=tree,
+            env={**kept, "PYTHONPATH": str(tree)},
+        )
         _, status, usage = os.wait4(process.pid, 0)
         wall = time.perf_counter() - begin
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode not in (0, 1):
             output.seek(0)
             text = output.read().decode(errors="replace").strip()
-            raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}: {text[-800:]}")
+            raise RuntimeError(
+                f"{' '.join(command)} ended with {process.returncode}: {text[-800:]}"
+            )
     return Run(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
 
 
@@ -132,20 +147,50 @@ CASES = {
     "help": Case("`--help`", "--help"),
     "predict": Case("`predict`, YOLOv8n", "predict MODEL", _quantized),
     "nodes": Case("`predict`, 100,000 nodes", "predict MODEL", _large),
-    "insert-320": Case("YOLOv8n, 64 images of 320", "insert MODEL --calib IMAGES -o OUT", partial(_yolo, size=320),
-                       (64, 320), True),
-    "insert-640": Case("YOLOv8n, 64 images of 640", "insert MODEL --calib IMAGES -o OUT", _yolo, (64, 640), True),
-    "insert-many": Case("YOLOv8n, 512 images of 320", "insert MODEL --calib IMAGES -o OUT --max-images 512",
-                        partial(_yolo, size=320), (512, 320), True),
-    "insert-n": Case("YOLOv8n, 8 images of 640", "insert MODEL --calib IMAGES -o OUT", _yolo, (8, 640), True),
-    "insert-s": Case("YOLOv8s, 8 images of 640", "insert MODEL --calib IMAGES -o OUT", partial(_yolo, letter="s"),
-                     (8, 640), True),
-    "insert-x": Case("YOLOv8x, 8 images of 640", "insert MODEL --calib IMAGES -o OUT", partial(_yolo, letter="x"),
-                     (8, 640), True),
-    "insert-photos": Case("`--model`, photographs", "insert MODEL --calib IMAGES -o OUT", None, (0, 0), True),
-    "tune-photos": Case("`tune --front`, `--model`, photographs",
-                        "tune MODEL --calib IMAGES -o OUT --no-state --front", None, (0, 0)),
-}  # fmt: skip
+    "insert-320": Case(
+        "YOLOv8n, 64 images of 320",
+        "insert MODEL --calib IMAGES -o OUT",
+        partial(_yolo, size=320),
+        (64, 320),
+        True,
+    ),
+    "insert-640": Case(
+        "YOLOv8n, 64 images of 640", "insert MODEL --calib IMAGES -o OUT", _yolo, (64, 640), True
+    ),
+    "insert-many": Case(
+        "YOLOv8n, 512 images of 320",
+        "insert MODEL --calib IMAGES -o OUT --max-images 512",
+        partial(_yolo, size=320),
+        (512, 320),
+        True,
+    ),
+    "insert-n": Case(
+        "YOLOv8n, 8 images of 640", "insert MODEL --calib IMAGES -o OUT", _yolo, (8, 640), True
+    ),
+    "insert-s": Case(
+        "YOLOv8s, 8 images of 640",
+        "insert MODEL --calib IMAGES -o OUT",
+        partial(_yolo, letter="s"),
+        (8, 640),
+        True,
+    ),
+    "insert-x": Case(
+        "YOLOv8x, 8 images of 640",
+        "insert MODEL --calib IMAGES -o OUT",
+        partial(_yolo, letter="x"),
+        (8, 640),
+        True,
+    ),
+    "insert-photos": Case(
+        "`--model`, photographs", "insert MODEL --calib IMAGES -o OUT", None, (0, 0), True
+    ),
+    "tune-photos": Case(
+        "`tune --front`, `--model`, photographs",
+        "tune MODEL --calib IMAGES -o OUT --no-state --front",
+        None,
+        (0, 0),
+    ),
+}
 USUAL = ("help", "predict", "nodes", "insert-320", "insert-640")
 
 _PLAIN = """
@@ -163,7 +208,11 @@ for path in sorted(Path(sys.argv[2]).iterdir()):
 
 def made(name: str, folder: Path, model: Path | None, photos: Path | None) -> dict[str, str]:
     """What the words of a case's command stand for; a process of its own makes files, so that this one stays small."""
-    case, found, steps = CASES[name], {"OUT": folder / "out.onnx", "MODEL": model, "IMAGES": photos}, []
+    case, found, steps = (
+        CASES[name],
+        {"OUT": folder / "out.onnx", "MODEL": model, "IMAGES": photos},
+        [],
+    )
     if case.model is not None:
         found["MODEL"] = folder / f"{name}.onnx"
         steps.append(f"CASES[{name!r}].model(Path({str(found['MODEL'])!r}))")
@@ -173,8 +222,11 @@ def made(name: str, folder: Path, model: Path | None, photos: Path | None) -> di
         if not where.exists():
             where.mkdir()
             steps.append(f"write_images(Path({str(where)!r}), {count}, {size})")
-    start = ["from pathlib import Path", "from benchmarks.speed import CASES",
-             "from qdqtool.commands.demo_run import write_images"]
+    start = [
+        "from pathlib import Path",
+        "from benchmarks.speed import CASES",
+        "from qdqtool.commands.demo_run import write_images",
+    ]
     subprocess.run([sys.executable, "-c", "\n".join([*start, *steps])], cwd=ROOT, check=True)
     return {word: str(path) for word, path in found.items()}
 
@@ -187,7 +239,9 @@ def sources(commit: str, folder: Path) -> Path:
     return folder
 
 
-def compare(commit: str, names: Sequence[str], turns: int, model: Path | None, photos: Path | None) -> list[list[str]]:
+def compare(
+    commit: str, names: Sequence[str], turns: int, model: Path | None, photos: Path | None
+) -> list[list[str]]:
     """Measures, prints, and returns the rows of a table.
 
     Args:
@@ -215,9 +269,14 @@ def compare(commit: str, names: Sequence[str], turns: int, model: Path | None, p
 def _in_turns(name: str, files: dict[str, str], trees: dict[str, Path], turns: int) -> list[str]:
     case = CASES[name]
     words = [files.get(word, word) for word in case.command.split()]
-    commands = {what: ([sys.executable, "-m", "qdqtool", *words], tree) for what, tree in trees.items()}
+    commands = {
+        what: ([sys.executable, "-m", "qdqtool", *words], tree) for what, tree in trees.items()
+    }
     if case.plain:
-        commands["plain"] = ([sys.executable, "-c", _PLAIN, files["MODEL"], files["IMAGES"]], trees["now"])
+        commands["plain"] = (
+            [sys.executable, "-c", _PLAIN, files["MODEL"], files["IMAGES"]],
+            trees["now"],
+        )
     runs: dict[str, list[Run]] = {what: [] for what in commands}
     for turn in range(turns):
         for what in commands if turn % 2 else reversed(commands):
@@ -229,8 +288,13 @@ def _in_turns(name: str, files: dict[str, str], trees: dict[str, Path], turns: i
         against = {other: ratio(values["now"], values[other]) for other in values if other != "now"}
         digits = 0 if unit == "MB" else 3 if min(values["now"]) < 1 else 1
         least = {what: f"{min(found):.{digits}f} {unit}" for what, found in values.items()}
-        print(f"  {part:5}", *(f"{what} {least[what]}" for what in values),
-              *(f"now/{other} {found}" for other, found in against.items()), sep="  ", flush=True)
+        print(
+            f"  {part:5}",
+            *(f"{what} {least[what]}" for what in values),
+            *(f"now/{other} {found}" for other, found in against.items()),
+            sep="  ",
+            flush=True,
+        )
         if part != "wall":  # of a busy machine it says little
             cells += [least["now"], str(against["before"]), str(against.get("plain", ""))]
     print(f"  in brackets with {ratio(values['now'], values['before']).sure:.0%}", flush=True)

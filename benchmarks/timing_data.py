@@ -36,9 +36,19 @@ from qdqtool.types import Precision
 HERE = Path(__file__).parent / "timing"
 NETWORKS = "networks.tsv.gz"
 WORK = (
-    "kind", "precision", "written_as", "rows", "columns", "depth", "channels", "groups", "read", "weights", "written",
+    "kind",
+    "precision",
+    "written_as",
+    "rows",
+    "columns",
+    "depth",
+    "channels",
+    "groups",
+    "read",
+    "weights",
+    "written",
     "steps",
-)  # fmt: skip
+)
 FIELDS = ("network", "variant", *WORK)
 # Milliseconds a call under trtexec without profiling, of the engines with a profile; their layers are those predicted.
 TOTALS = (
@@ -54,23 +64,37 @@ TOTALS = (
 )
 # What a profile added to each layer: (sum of layers - time without profiling) / layers; the others as in OVERHEAD.
 OVERHEADS = {
-    "resnet18-fp32": 5.2, "resnet18-fp16": 6.2, "resnet18-qat": 6.1, "resnet18-qat-residual": 7.1,
-    "resnet18-qat-residual-qgap": 7.5, "mobilenetv2-qat": 1.6, "centerpoint-fp16": 2.4, "resnet18-qat-laptop": 3.2,
-    "bevfusion-orin": 0.0, "bevfusion-3080ti": 0.5,
-}  # fmt: skip
+    "resnet18-fp32": 5.2,
+    "resnet18-fp16": 6.2,
+    "resnet18-qat": 6.1,
+    "resnet18-qat-residual": 7.1,
+    "resnet18-qat-residual-qgap": 7.5,
+    "mobilenetv2-qat": 1.6,
+    "centerpoint-fp16": 2.4,
+    "resnet18-qat-laptop": 3.2,
+    "bevfusion-orin": 0.0,
+    "bevfusion-3080ti": 0.5,
+}
 # For an engine of which only the profile is known: within the middle of those, least error on the worst engine.
 OVERHEAD = 2.4
 # Judged only: published latencies of another power mode, about four times too slow; one network on one Blackwell.
 UNFIT = ("Jetson AGX Orin 64GB", "RTX PRO 6000 Blackwell")
 TARGET = "trt8.6"
-GPUS = {"yolo26m-416": "RTX PRO 6000 Blackwell", "yolo26m-416-modelopt@trt10": "RTX PRO 6000 Blackwell"}  # others: any
+GPUS = {
+    "yolo26m-416": "RTX PRO 6000 Blackwell",
+    "yolo26m-416-modelopt@trt10": "RTX PRO 6000 Blackwell",
+}  # others: any
 TYPED = ("yolov8n-modelopt@trt10",)  # built strongly typed, with an FP16 remainder
 
 
 def read(name: str) -> list[dict[str, str]]:
     raw = (HERE / name).read_bytes()
     text = (gzip.decompress(raw) if name.endswith(".gz") else raw).decode()
-    return list(csv.DictReader((line for line in io.StringIO(text) if not line.startswith("#")), delimiter="\t"))
+    return list(
+        csv.DictReader(
+            (line for line in io.StringIO(text) if not line.startswith("#")), delimiter="\t"
+        )
+    )
 
 
 @dataclass(frozen=True)
@@ -101,7 +125,10 @@ Data = Sequence[Measurement]
 
 def with_overhead(data: Data, overhead: float) -> list[Measurement]:
     """The same layers with the usual overhead of a profile: what is known of an engine nobody has measured."""
-    return [replace(m, overhead=0.0 if m.label.startswith("convolutions-") else overhead * 1e-6) for m in data]
+    return [
+        replace(m, overhead=0.0 if m.label.startswith("convolutions-") else overhead * 1e-6)
+        for m in data
+    ]
 
 
 def layers() -> list[Measurement]:
@@ -115,9 +142,17 @@ def layers() -> list[Measurement]:
         gpu, engine = find(row["gpu"]), row["engine"]
         single = engine.startswith("convolutions-")
         overhead = 0.0 if single else OVERHEADS.get(engine, OVERHEAD)
-        data.append(Measurement(
-            [work_of(row)], gpu, engine, float(row["ms"]) * 1e-3, overhead * 1e-6,
-            (0.02 if single else 0.35) / counts[engine], not single and weights[engine] > gpu.l2 * 1e6))
+        data.append(
+            Measurement(
+                [work_of(row)],
+                gpu,
+                engine,
+                float(row["ms"]) * 1e-3,
+                overhead * 1e-6,
+                (0.02 if single else 0.35) / counts[engine],
+                not single and weights[engine] > gpu.l2 * 1e6,
+            )
+        )
     return data
 
 
@@ -129,37 +164,79 @@ def totals() -> list[Measurement]:
         networks[row["network"], row["variant"]].append(row)
 
     def add(
-        how: str, gpu: Gpu, network: str, variant: str, plain: str, ms: float, weight: float, offset: float = 0.0,
+        how: str,
+        gpu: Gpu,
+        network: str,
+        variant: str,
+        plain: str,
+        ms: float,
+        weight: float,
+        offset: float = 0.0,
         batch: str = "",
-    ) -> None:  # fmt: skip
+    ) -> None:
         works = network_work(networks[network, variant], Precision(plain), float(batch or 1), gpu)
         label = f"{how} {network} {variant} {plain}" + (f" b{float(batch):.0f}" if batch else "")
-        data.append(Measurement(works, gpu, label, ms * 1e-3, offset * 1e-6, weight, weights_are_cold(works, gpu)))
+        data.append(
+            Measurement(
+                works, gpu, label, ms * 1e-3, offset * 1e-6, weight, weights_are_cold(works, gpu)
+            )
+        )
 
     for name, network, variant, plain, ms in TOTALS:
         add("engine", find(name), network, variant, plain, ms, 0.15)
-    rows = read("latencies.tsv") + read("latencies-2026.tsv") + [row | {"how": "blind"} for row in read("blind.tsv")]
+    rows = (
+        read("latencies.tsv")
+        + read("latencies-2026.tsv")
+        + [row | {"how": "blind"} for row in read("blind.tsv")]
+    )
     counts = Counter((row["gpu"], row["network"]) for row in rows)
     for row in rows:
         yolo, gpu = row["network"].startswith("yolo"), find(row["gpu"])
-        slow_host = row["gpu"] == "Jetson Xavier NX" and row["batch"] == "1"  # the call from Python takes milliseconds
+        slow_host = (
+            row["gpu"] == "Jetson Xavier NX" and row["batch"] == "1"
+        )  # the call from Python takes milliseconds
         doubtful = (
-            row["gpu"] in UNFIT or slow_host or row["how"] in ("validation", "blind")
-            or (yolo and row["how"] == "python" and (row["variant"] == "qdq" or row["gpu"].startswith("A100")))
+            row["gpu"] in UNFIT
+            or slow_host
+            or row["how"] in ("validation", "blind")
+            or (
+                yolo
+                and row["how"] == "python"
+                and (row["variant"] == "qdq" or row["gpu"].startswith("A100"))
+            )
         )
-        remote = row["gpu"] == "A100 40GB" and not yolo  # latency with the copies from and to the host
-        offset = 80.0 if remote else 50.0 if row["how"] == "python" else 0.0  # a call from Python, in microseconds
+        remote = (
+            row["gpu"] == "A100 40GB" and not yolo
+        )  # latency with the copies from and to the host
+        offset = (
+            80.0 if remote else 50.0 if row["how"] == "python" else 0.0
+        )  # a call from Python, in microseconds
         weight = (0.05 if remote else 0.3) / counts[row["gpu"], row["network"]]
-        add(row["how"], gpu, row["network"], row["variant"], row["float"], float(row["ms"]),
-            0.0 if doubtful else weight, 0.0 if doubtful else offset, row["batch"])
+        add(
+            row["how"],
+            gpu,
+            row["network"],
+            row["variant"],
+            row["float"],
+            float(row["ms"]),
+            0.0 if doubtful else weight,
+            0.0 if doubtful else offset,
+            row["batch"],
+        )
     return data
 
 
-def network_work(rows: Sequence[Mapping[str, str]], plain: Precision, batch: float, gpu: Gpu) -> list[Work]:
+def network_work(
+    rows: Sequence[Mapping[str, str]], plain: Precision, batch: float, gpu: Gpu
+) -> list[Work]:
     made = [work_of(row, plain, batch) for row in rows]
     if plain == Precision.FP32:  # no reformats to FP16 at the edges; without TF32 linear everywhere
         without = (work.CONVERSION,) if gpu.has_tf32 else (work.CONVERSION, work.REFORMAT)
-        made = [w for w in made if not (w.kind in without and w.precision.is_float and w.written_as.is_float)]
+        made = [
+            w
+            for w in made
+            if not (w.kind in without and w.precision.is_float and w.written_as.is_float)
+        ]
     return made
 
 
@@ -168,10 +245,19 @@ def work_of(row: Mapping[str, str], plain: Precision = Precision.FP16, batch: fl
     real_low, real_high = (plain if p == Precision.FLOAT else p for p in (low, high))
     grow, widen = width(real_low) / width(low), width(real_high) / width(high)
     return Work(
-        row["kind"], real_low, real_high, float(row["rows"]) * batch, float(row["columns"]), float(row["depth"]),
-        float(row["channels"]), float(row["groups"]), float(row["read"]) * grow * batch, float(row["weights"]) * grow,
-        float(row["written"]) * widen * batch, float(row.get("steps") or 1),
-    )  # fmt: skip
+        row["kind"],
+        real_low,
+        real_high,
+        float(row["rows"]) * batch,
+        float(row["columns"]),
+        float(row["depth"]),
+        float(row["channels"]),
+        float(row["groups"]),
+        float(row["read"]) * grow * batch,
+        float(row["weights"]) * grow,
+        float(row["written"]) * widen * batch,
+        float(row.get("steps") or 1),
+    )
 
 
 # Adding networks --------------------------------------------------------------------------------------------------
@@ -181,7 +267,8 @@ def add_networks(folder: Path) -> None:
     """The networks of a folder beside those of the table."""
     models = {p.stem: p for p in sorted(folder.glob("*.onnx"))}
     rows: list[list[object]] = [
-        [row.get(f) or 1 for f in FIELDS] for row in read(NETWORKS) if row["network"] not in models]
+        [row.get(f) or 1 for f in FIELDS] for row in read(NETWORKS) if row["network"] not in models
+    ]
     for name, path in models.items():
         print(name, flush=True)
         rows += of_network(name, path)
@@ -213,11 +300,19 @@ def of_network(name: str, path: Path) -> list[list[object]]:
         gpu = find(GPUS[name]) if name in GPUS else None
         found = workload_of(chosen, predict(chosen, target, advice=False), plain, gpu=gpu)
         if found.unknown:
-            print(f"  {variant}: {len(found.unknown)} of {len(found.layers)} layers of unknown shape: "
-                  f"{found.unknown[:3]}")
+            print(
+                f"  {variant}: {len(found.unknown)} of {len(found.layers)} layers of unknown shape: "
+                f"{found.unknown[:3]}"
+            )
         for each in found.all:
             values = (getattr(each, f) for f in WORK)
-            rows.append([name, variant, *(f"{v:.9g}" if isinstance(v, (int, float)) else str(v) for v in values)])
+            rows.append(
+                [
+                    name,
+                    variant,
+                    *(f"{v:.9g}" if isinstance(v, (int, float)) else str(v) for v in values),
+                ]
+            )
     return rows
 
 

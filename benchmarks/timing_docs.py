@@ -21,9 +21,15 @@ from qdqtool.timing.physics import constants
 
 DOCS = Path(__file__).parent.parent / "docs"
 COLOURS = {  # Okabe and Ito's, told apart by the colour-blind too
-    "A100": "#0072b2", "Jetson": "#009e73", "RTX 20": "#56b4e9", "RTX 30": "#e69f00", "RTX 40": "#cc79a7",
-    "TITAN": "#999999", "Tesla T4": "#d55e00", "L4": "#000000",
-}  # fmt: skip
+    "A100": "#0072b2",
+    "Jetson": "#009e73",
+    "RTX 20": "#56b4e9",
+    "RTX 30": "#e69f00",
+    "RTX 40": "#cc79a7",
+    "TITAN": "#999999",
+    "Tesla T4": "#d55e00",
+    "L4": "#000000",
+}
 Rows = list[dict[str, Any]]
 
 
@@ -34,13 +40,18 @@ def main() -> None:
     fitted = [n for n in networks if n["fitted"]]
     blocks = {
         "timing-fit": fit_figures(layers, fitted),
-        "timing-layers": table(("GPU", "engine", "layers", "in the fit", "left out"), [
-            (r["gpu"], r["engine"], r["layers"], f"{r['in_fit']:.0%}", f"{r['left_out']:.0%}") for r in layers]),
+        "timing-layers": table(
+            ("GPU", "engine", "layers", "in the fit", "left out"),
+            [
+                (r["gpu"], r["engine"], r["layers"], f"{r['in_fit']:.0%}", f"{r['left_out']:.0%}")
+                for r in layers
+            ],
+        ),
         "timing-networks": f"{network_table([n for n in networks if not is_blind(n)])}\n\n{yolo_figures(networks)}",
         "timing-blind": f"{blind_figures(blind)}\n\n{blind_table(blind)}",
         "timing-gains": f"{gain_sentence(pairs)}\n\n{gain_table(pairs)}",
         "timing-range": range_figures(fitted),
-    }  # fmt: skip
+    }
     for name, text in blocks.items():
         publish(name, text, DOCS / "timing.md")
     plot([n for n in networks if n["fitted"] or is_blind(n)], DOCS / "timing.svg")
@@ -51,21 +62,33 @@ def fit_figures(layers: Rows, fitted: Rows) -> str:
 
     def copies(network: str, *built: int) -> str:
         """Changes of layout and copies of a network with Q/DQ, as derived for the fit, and what that leaves open."""
-        kinds = [row["kind"] for row in read(NETWORKS) if (row["network"], row["variant"]) == (network, "qdq")]
+        kinds = [
+            row["kind"]
+            for row in read(NETWORKS)
+            if (row["network"], row["variant"]) == (network, "qdq")
+        ]
         layouts, moved = kinds.count("reformat"), kinds.count("copy")
         left = " and ".join(str(max(0, count - layouts - moved)) for count in built)
         return f"{layouts} and {moved}; {left} not explained"
 
-    return table(("in the model", ""), [
-        ("constants, and factors of architectures", f"{len(c.values)} and {len(c.architectures)}"),
-        ("fitted to timed layers", sum(r["layers"] for r in layers)),
-        ("and to times of whole networks", len(fitted)),
-        ("a kernel of an engine without a CUDA graph waits", f"{c.gap_us:.2g} us"),
-        ("what a profile is assumed to add to each layer", f"{c.overhead_us:g} us"),
-        ("reformats and copies of YOLOv8n, ModelOpt's placement, 10.14.1 strongly typed (46 and 49 in two builds)",
-         copies("yolov8n-modelopt@trt10", 46, 49)),
-        ("the same on 8.6.1 (25 in all)", copies("yolov8n-modelopt", 25)),
-    ])  # fmt: skip
+    return table(
+        ("in the model", ""),
+        [
+            (
+                "constants, and factors of architectures",
+                f"{len(c.values)} and {len(c.architectures)}",
+            ),
+            ("fitted to timed layers", sum(r["layers"] for r in layers)),
+            ("and to times of whole networks", len(fitted)),
+            ("a kernel of an engine without a CUDA graph waits", f"{c.gap_us:.2g} us"),
+            ("what a profile is assumed to add to each layer", f"{c.overhead_us:g} us"),
+            (
+                "reformats and copies of YOLOv8n, ModelOpt's placement, 10.14.1 strongly typed (46 and 49 in two builds)",
+                copies("yolov8n-modelopt@trt10", 46, 49),
+            ),
+            ("the same on 8.6.1 (25 in all)", copies("yolov8n-modelopt", 25)),
+        ],
+    )
 
 
 def yolo_figures(networks: Rows) -> str:
@@ -74,18 +97,33 @@ def yolo_figures(networks: Rows) -> str:
     for row in networks:
         if "yolo" in row["what"] and "validation" not in row["what"]:
             groups[row["gpu"], row["what"]].append(row)
-    yolo = [sorted(g, key=lambda r: r["model_ms"] / r["measured_ms"])[len(g) // 2] for g in groups.values()]
-    own = [n for n in yolo if not (n["what"].split()[2] == "qdq" and n["what"].startswith("python"))]
-    return table(("YOLO networks, median error", "times", "in the fit", "their GPU left out"), [
-        (what, len(rows), f"{median(rows, 'model_ms'):.0%}", f"{median(rows, 'left_out_ms'):.0%}")
-        for what, rows in (("all", yolo), ("without the INT8 of calibration tables", own))
-    ])  # fmt: skip
+    yolo = [
+        sorted(g, key=lambda r: r["model_ms"] / r["measured_ms"])[len(g) // 2]
+        for g in groups.values()
+    ]
+    own = [
+        n for n in yolo if not (n["what"].split()[2] == "qdq" and n["what"].startswith("python"))
+    ]
+    return table(
+        ("YOLO networks, median error", "times", "in the fit", "their GPU left out"),
+        [
+            (
+                what,
+                len(rows),
+                f"{median(rows, 'model_ms'):.0%}",
+                f"{median(rows, 'left_out_ms'):.0%}",
+            )
+            for what, rows in (("all", yolo), ("without the INT8 of calibration tables", own))
+        ],
+    )
 
 
 def blind_figures(blind: Rows) -> str:
     within = sum(map(is_inside, blind))
-    return (f"Median error of the {len(blind)} times {median(blind, 'model_ms'):.0%}; {within} "
-            f"({within / len(blind):.0%}) lie in the range.")
+    return (
+        f"Median error of the {len(blind)} times {median(blind, 'model_ms'):.0%}; {within} "
+        f"({within / len(blind):.0%}) lie in the range."
+    )
 
 
 def gain_sentence(pairs: Rows) -> str:
@@ -94,33 +132,73 @@ def gain_sentence(pairs: Rows) -> str:
     verdicts = [v for v in map(verdict, engine) if v != "within 5 %"]
     off = statistics.median(abs(r["left_out"] / r["measured"] - 1) for r in engine)
     always = sum(r["measured"] > 1.05 for r in pairs)
-    shown = table(("pairs", "faster one right", "INT8 always would be", "gain off, median", "80 % within"), [
-        ("all", f"{gains['right']} of {gains['pairs']} ({gains['right'] / gains['pairs']:.0%})",
-         f"{always} of {gains['pairs']}", f"{gains['median']:.0%}", f"x{gains['spread']:.2f}"),
-        ("under trtexec alone", f"{verdicts.count('right')} of {len(verdicts)}",
-         f"{sum(r['measured'] > 1.05 for r in engine)} of {len(verdicts)}", f"{off:.0%}", ""),
-    ])  # fmt: skip
-    return (f"{shown}\n\nAlways INT8 would be right in {always} of the {gains['pairs']} pairs that differ by more than "
-            f"5 %: few with a slower INT8 are published, so that this figure alone says little.")
+    shown = table(
+        ("pairs", "faster one right", "INT8 always would be", "gain off, median", "80 % within"),
+        [
+            (
+                "all",
+                f"{gains['right']} of {gains['pairs']} ({gains['right'] / gains['pairs']:.0%})",
+                f"{always} of {gains['pairs']}",
+                f"{gains['median']:.0%}",
+                f"x{gains['spread']:.2f}",
+            ),
+            (
+                "under trtexec alone",
+                f"{verdicts.count('right')} of {len(verdicts)}",
+                f"{sum(r['measured'] > 1.05 for r in engine)} of {len(verdicts)}",
+                f"{off:.0%}",
+                "",
+            ),
+        ],
+    )
+    return (
+        f"{shown}\n\nAlways INT8 would be right in {always} of the {gains['pairs']} pairs that differ by more than "
+        f"5 %: few with a slower INT8 are published, so that this figure alone says little."
+    )
 
 
 def gain_table(pairs: Rows) -> str:
-    return table(("GPU", "network", "pair", "measured", "estimated", "faster"), [
-        (r["gpu"], r["network"], r["what"], f"{r['measured']:.2f}", f"{r['left_out']:.2f}", verdict(r)) for r in pairs
-    ])  # fmt: skip
+    return table(
+        ("GPU", "network", "pair", "measured", "estimated", "faster"),
+        [
+            (
+                r["gpu"],
+                r["network"],
+                r["what"],
+                f"{r['measured']:.2f}",
+                f"{r['left_out']:.2f}",
+                verdict(r),
+            )
+            for r in pairs
+        ],
+    )
 
 
 def range_figures(fitted: Rows) -> str:
     spreads = constants().spreads
-    outside = [r for r in fitted if abs(math.log(r["left_out_ms"] / r["measured_ms"])) > math.log(spreads["total"])]
-    (network, gpu), count = Counter((r["what"].split()[1], r["gpu"]) for r in outside).most_common(1)[0]
-    return table(("factor of the range", ""), [
-        ("`low_ms` to `high_ms`", f"{spreads['total']:.2f}"),
-        ("where the architecture was not measured", f"{spreads['total_unknown'] * UNMEASURED:.2f}"),
-        ("with a calibration kept from another network", f"{spreads['total_calibrated']:.2f}"),
-        ("times of whole networks that lie in it, their GPU left out",
-         f"{len(fitted) - len(outside)} of {len(fitted)} ({count} of the others are {network} on the {gpu})"),
-    ])  # fmt: skip
+    outside = [
+        r
+        for r in fitted
+        if abs(math.log(r["left_out_ms"] / r["measured_ms"])) > math.log(spreads["total"])
+    ]
+    (network, gpu), count = Counter((r["what"].split()[1], r["gpu"]) for r in outside).most_common(
+        1
+    )[0]
+    return table(
+        ("factor of the range", ""),
+        [
+            ("`low_ms` to `high_ms`", f"{spreads['total']:.2f}"),
+            (
+                "where the architecture was not measured",
+                f"{spreads['total_unknown'] * UNMEASURED:.2f}",
+            ),
+            ("with a calibration kept from another network", f"{spreads['total_calibrated']:.2f}"),
+            (
+                "times of whole networks that lie in it, their GPU left out",
+                f"{len(fitted) - len(outside)} of {len(fitted)} ({count} of the others are {network} on the {gpu})",
+            ),
+        ],
+    )
 
 
 def network_table(networks: Rows) -> str:
@@ -129,8 +207,13 @@ def network_table(networks: Rows) -> str:
         groups[n["gpu"], " ".join(n["what"].split()[:3]), n["fitted"]].append(n)
     found = []
     for (gpu, what, used), rows in sorted(groups.items()):
-        seen, left = (statistics.median(r[k] / r["measured_ms"] for r in rows) for k in ("model_ms", "left_out_ms"))
-        found.append((gpu, what, len(rows), f"x{seen:.2f}", f"x{left:.2f}", "yes" if used else "no"))
+        seen, left = (
+            statistics.median(r[k] / r["measured_ms"] for r in rows)
+            for k in ("model_ms", "left_out_ms")
+        )
+        found.append(
+            (gpu, what, len(rows), f"x{seen:.2f}", f"x{left:.2f}", "yes" if used else "no")
+        )
     return table(("GPU", "what", "times", "in the fit", "left out", "fitted"), found)
 
 
@@ -141,11 +224,20 @@ def blind_table(blind: Rows) -> str:
         family = network if network in ("resnet50", "yolov7", "yolov9c") else "YOLOv8 to 11, 26"
         kind = "INT8 (Q/DQ)" if variant == "qdq" else plain
         groups[n["gpu"], f"{family} {kind}, batch {batch[1:]}"].append(n)
-    return table(("GPU", "what", "times", "model over measured", "median error", "in the range"), [
-        (gpu, what, len(rows), f"x{statistics.median(r['model_ms'] / r['measured_ms'] for r in rows):.2f}",
-         f"{median(rows, 'model_ms'):.0%}", f"{sum(map(is_inside, rows))} of {len(rows)}")
-        for (gpu, what), rows in groups.items()
-    ])  # fmt: skip
+    return table(
+        ("GPU", "what", "times", "model over measured", "median error", "in the range"),
+        [
+            (
+                gpu,
+                what,
+                len(rows),
+                f"x{statistics.median(r['model_ms'] / r['measured_ms'] for r in rows):.2f}",
+                f"{median(rows, 'model_ms'):.0%}",
+                f"{sum(map(is_inside, rows))} of {len(rows)}",
+            )
+            for (gpu, what), rows in groups.items()
+        ],
+    )
 
 
 def verdict(row: dict[str, Any]) -> str:
@@ -184,21 +276,41 @@ def plot(networks: Rows, path: Path) -> None:
     axes.axhspan(1 / factor, factor, color="#eef3f7", zorder=0)
     axes.axhline(1, color="black", linewidth=0.8, zorder=1)
 
-    def draw(rows: Sequence[dict[str, Any]], key: str, colour: str, marker: str, label: str) -> None:
+    def draw(
+        rows: Sequence[dict[str, Any]], key: str, colour: str, marker: str, label: str
+    ) -> None:
         ratios = [min(max(r[key] / r["measured_ms"], 0.4), 2.5) for r in rows]
         face = colour if marker == "o" else "white"
-        axes.scatter([r["measured_ms"] for r in rows], ratios, 22, face, marker=marker, edgecolors=colour, label=label)
+        axes.scatter(
+            [r["measured_ms"] for r in rows],
+            ratios,
+            22,
+            face,
+            marker=marker,
+            edgecolors=colour,
+            label=label,
+        )
 
     for name, colour in [*COLOURS.items(), ("", "#555")]:
-        mine = [n for n in networks if ("RTX 40" if "Ada" in n["gpu"] else n["gpu"]).startswith(name)]
+        mine = [
+            n for n in networks if ("RTX 40" if "Ada" in n["gpu"] else n["gpu"]).startswith(name)
+        ]
         networks = [n for n in networks if n not in mine]
         label = f"{name} series" if name.startswith("RTX") else name or "others"
         draw([n for n in mine if not is_blind(n)], "left_out_ms", colour, "o", label)
         draw([n for n in mine if is_blind(n)], "model_ms", colour, "D", "")
     draw([], "", "#555", "D", "in no fit: blind")
-    axes.set(xscale="log", yscale="log", xlim=(0.1, 1000), ylim=(0.38, 2.6), xlabel="measured, ms",
-             title="Whole networks: estimate over measurement\nby a model that has not seen the GPU; band: the range")
-    axes.set_yticks([0.4, 0.5, 0.75, 1, 1.33, 2, 2.5], [f"x{v:g}" for v in (0.4, 0.5, 0.75, 1, 1.33, 2, 2.5)])
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlim=(0.1, 1000),
+        ylim=(0.38, 2.6),
+        xlabel="measured, ms",
+        title="Whole networks: estimate over measurement\nby a model that has not seen the GPU; band: the range",
+    )
+    axes.set_yticks(
+        [0.4, 0.5, 0.75, 1, 1.33, 2, 2.5], [f"x{v:g}" for v in (0.4, 0.5, 0.75, 1, 1.33, 2, 2.5)]
+    )
     axes.minorticks_off()
     figure.legend(loc="outside right upper", frameon=False)
     figure.savefig(path, metadata={"Date": None})

@@ -21,7 +21,11 @@ def row(case: str) -> tuple[str, ...]:
     right = 0
     for c in built:
         taken = sorted(n for n in c["fused"] if "Add" in n or "MaxPool" in n)
-        right += said(predicted[c["name"]]) == (tuple(map(width, c["inputs"])), width(c["output"]), taken)
+        right += said(predicted[c["name"]]) == (
+            tuple(map(width, c["inputs"])),
+            width(c["output"]),
+            taken,
+        )
     logged = [n.removesuffix("_quantize_scale_node") for n in truth(case)["conversions"]]
     conversions = (Counter(logged) & Counter(prediction(case).conversion_nodes)).total()
     lines = "not logged"
@@ -30,14 +34,24 @@ def row(case: str) -> tuple[str, ...]:
         log = Counter(e for e in built_trace(case) if e.pass_name not in left_out)
         lines = f"{(log & Counter(prediction(case).trace)).total()} of {log.total()}"
     gpu = f", {build.gpu}" if build.gpu else ""
-    return (f"`{case}`, {build.tensorrt}{gpu}", f"{right} of {len(built)}", f"{conversions} of {len(logged)}", lines,
-            "yes" if build.made_rules else "no")
+    return (
+        f"`{case}`, {build.tensorrt}{gpu}",
+        f"{right} of {len(built)}",
+        f"{conversions} of {len(logged)}",
+        lines,
+        "yes" if build.made_rules else "no",
+    )
 
 
 def main() -> None:
     """Prints the table."""
     cases = sorted(CASES, key=lambda c: (c not in WITH_TRACE, c))
-    print(table(("build", "convolutions right", "conversions", "pass lines", "used to make rules"), map(row, cases)))
+    print(
+        table(
+            ("build", "convolutions right", "conversions", "pass lines", "used to make rules"),
+            map(row, cases),
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -33,7 +33,9 @@ from qdqtool.tuning.configuration import Cost, cost_of
 from qdqtool.tuning.metrics import Matches
 
 FILES = ("model", "calibration", "choose", "judge")
-OBVIOUS = re.compile("everything INT8|worst|head|last|float")  # what one would try without a search, by name
+OBVIOUS = re.compile(
+    "everything INT8|worst|head|last|float"
+)  # what one would try without a search, by name
 
 
 @dataclass
@@ -65,14 +67,28 @@ def measured(entry: dict[str, Any], options: argparse.Namespace) -> list[Row]:
 
     began = time.process_time()
     tuning = qdqtool.tune(
-        model, feeds(calibration, 512), evaluation=feeds(choose, 2 * max(options.chosen_on, options.judged_on)),
-        keep=entry.get("keep", 0.97), gpu=options.gpu, chosen_on=options.chosen_on, judged_on=options.judged_on,
-        swept_on=options.swept_on, workers=options.workers, whole_front=True, say=print, progress=True,
+        model,
+        feeds(calibration, 512),
+        evaluation=feeds(choose, 2 * max(options.chosen_on, options.judged_on)),
+        keep=entry.get("keep", 0.97),
+        gpu=options.gpu,
+        chosen_on=options.chosen_on,
+        judged_on=options.judged_on,
+        swept_on=options.swept_on,
+        workers=options.workers,
+        whole_front=True,
+        say=print,
+        progress=True,
         state=options.work / f"{re.sub(r'[^a-z0-9]+', '-', entry['name'])}.tuning",
-    )  # fmt: skip
-    print(f"{entry['name']}: {tuning.effort}, {time.process_time() - began:.0f} s of processor time", flush=True)
+    )
+    print(
+        f"{entry['name']}: {tuning.effort}, {time.process_time() - began:.0f} s of processor time",
+        flush=True,
+    )
     seen = {common.digest(b"", x) for array in (calibration, choose) for x in array}
-    samples = [x for x in common.evenly(unseen, options.judge) if common.digest(b"", x[0]) not in seen]
+    samples = [
+        x for x in common.evenly(unseen, options.judge) if common.digest(b"", x[0]) not in seen
+    ]
     if not samples:
         sys.exit(f"{entry['name']}: tune was given every image to judge on")
     judge = common.judge_of(model, samples, options.work, 2)
@@ -80,17 +96,34 @@ def measured(entry: dict[str, Any], options: argparse.Namespace) -> list[Row]:
 
     def add(name: str, cost: Cost, mark: str, chosen_on: float | None, made: bytes) -> None:
         matches = judge(made)
-        row = Row(entry["name"], name, cost.int8, cost.conversions, cost.value, mark, chosen_on, common.pooled(matches))
+        row = Row(
+            entry["name"],
+            name,
+            cost.int8,
+            cost.conversions,
+            cost.value,
+            mark,
+            chosen_on,
+            common.pooled(matches),
+        )
         fits = [f for f in found if f[0].mark and f[0].cost <= row.cost + 1e-9]
         if not mark and fits:
             row.against = fits[-1][0].name
-            row.difference, row.low, row.high = common.paired([(fits[-1][1], matches)], common.pooled)
+            row.difference, row.low, row.high = common.paired(
+                [(fits[-1][1], matches)], common.pooled
+            )
         found.append((row, matches))
         print(f"  {row}", flush=True)
 
     front = [p for p in tuning.front if p.chosen_on is not None]
     for point in [*front, *(p for p in tuning.others if OBVIOUS.search(p.name))]:
-        mark = "chosen" if point is tuning.chosen else "front" if any(p is point for p in front) else ""
+        mark = (
+            "chosen"
+            if point is tuning.chosen
+            else "front"
+            if any(p is point for p in front)
+            else ""
+        )
         made = tuning.model_of(point).SerializeToString(deterministic=True)
         add(point.name, point.cost, mark, point.chosen_on, made)
     for other, path in entry.get("others", {}).items():
@@ -106,8 +139,28 @@ def page(rows: list[Row]) -> str:
         against = r.mark or "-"
         if r.difference is not None:
             against = f"{r.difference:+.3f} ({r.low:+.3f} to {r.high:+.3f})"
-        lines.append((r.split, r.name, r.int8, r.conversions, f"{r.cost:.4g}", chosen, f"{r.metric:.3f}", against))
-    head = ("of", "placement", "INT8", "conversions", "cost", "chosen on", "judged on", "front at no more cost")
+        lines.append(
+            (
+                r.split,
+                r.name,
+                r.int8,
+                r.conversions,
+                f"{r.cost:.4g}",
+                chosen,
+                f"{r.metric:.3f}",
+                against,
+            )
+        )
+    head = (
+        "of",
+        "placement",
+        "INT8",
+        "conversions",
+        "cost",
+        "chosen on",
+        "judged on",
+        "front at no more cost",
+    )
     return common.table(head, lines)
 
 
@@ -117,10 +170,16 @@ def main() -> int:
     parser.add_argument("--gpu")
     parser.add_argument("--only", metavar="REGEX", default="")
     parser.add_argument("--chosen-on", type=int, default=16)
-    parser.add_argument("--swept-on", type=int, help="of these, for the sensitivity of single sites")
+    parser.add_argument(
+        "--swept-on", type=int, help="of these, for the sensitivity of single sites"
+    )
     parser.add_argument("--workers", type=int)
-    parser.add_argument("--judged-on", type=int, default=4, help="of tune itself; the table has images of its own")
-    parser.add_argument("--judge", type=int, default=24, help="images that the table is measured on")
+    parser.add_argument(
+        "--judged-on", type=int, default=4, help="of tune itself; the table has images of its own"
+    )
+    parser.add_argument(
+        "--judge", type=int, default=24, help="images that the table is measured on"
+    )
     parser.add_argument("--work", type=Path, default=Path("tune-work"))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

@@ -14,9 +14,26 @@ from typing import IO, Any
 
 import numpy as np
 
-from calibration.dataset import Array, Dataset, FilesSource, InputSpec, Sample, Source, fit_all, printable, spread
+from calibration.dataset import (
+    Array,
+    Dataset,
+    FilesSource,
+    InputSpec,
+    Sample,
+    Source,
+    fit_all,
+    printable,
+    spread,
+)
 from calibration.listing import BLOCK, block_starts, file_digest, files_under
-from calibration.pictures import IMAGE_SUFFIXES, OTHER_PICTURES, ImageSource, decode, describe, prepare
+from calibration.pictures import (
+    IMAGE_SUFFIXES,
+    OTHER_PICTURES,
+    ImageSource,
+    decode,
+    describe,
+    prepare,
+)
 from calibration.urls import is_url, local_path, url_source
 from qdqtool.base import budgets
 from qdqtool.base.archives import Archive, Header, read_values
@@ -51,7 +68,9 @@ class StackedArray:
         self.random_access = archive is None or not archive.members[member].compress_type
         header = Header(self.file, size, self.what)
         if header.fortran and len(header.shape) > 1:
-            raise DataError(f"{self.what}: is in Fortran order; save it with numpy.ascontiguousarray")
+            raise DataError(
+                f"{self.what}: is in Fortran order; save it with numpy.ascontiguousarray"
+            )
         self.shape, self.dtype, self.start = header.shape, header.dtype, header.start
         count = self.shape[0] if self.shape else 1
         self.row_bytes = header.bytes // max(count, 1)
@@ -75,8 +94,12 @@ class StackedArray:
                 data = self.file.read(self.row_bytes)
             except QdqtoolError:
                 raise
-            except Exception as error:  # zlib.error, EOFError, ValueError, OSError: all of them are damage
-                raise DataError(f"{self.what}: damaged at sample {index}: {reason_of(error)}") from error
+            except (
+                Exception
+            ) as error:  # zlib.error, EOFError, ValueError, OSError: all of them are damage
+                raise DataError(
+                    f"{self.what}: damaged at sample {index}: {reason_of(error)}"
+                ) from error
         if len(data) != self.row_bytes:
             raise DataError(f"{self.what}: the file is cut off at sample {index}; copy it again")
         return np.frombuffer(data, self.dtype).reshape(self.shape[1:])
@@ -118,7 +141,9 @@ class StackedSource(Source):
         path, inputs = self.path, self.inputs
         if path.suffix.lower() == ".npy":
             if len(inputs) > 1:
-                raise DataError(f"{path}: one npy cannot feed a model with {len(inputs)} inputs; give an npz")
+                raise DataError(
+                    f"{path}: one npy cannot feed a model with {len(inputs)} inputs; give an npz"
+                )
             return {inputs[0].name: StackedArray(path)}
         archive = Archive(path)
         names = {m: m for m in archive.members}
@@ -127,7 +152,9 @@ class StackedSource(Source):
         missing = next((i.name for i in inputs if i.name not in names), None)
         if missing is not None:
             found = ", ".join(f"'{n}'" for n in names) or "nothing"
-            raise DataError(f"{path}: has no array for the model's input '{missing}'; it has {found}")
+            raise DataError(
+                f"{path}: has no array for the model's input '{missing}'; it has {found}"
+            )
         return {i.name: StackedArray(path, archive, names[i.name]) for i in inputs}
 
     @functools.cached_property
@@ -142,7 +169,10 @@ class StackedSource(Source):
 
     def load(self, index: int) -> Sample:
         row = self.rows[index]
-        return {i.name: i.fit(self.arrays[i.name].row(row), self.arrays[i.name].what) for i in self.inputs}
+        return {
+            i.name: i.fit(self.arrays[i.name].row(row), self.arrays[i.name].what)
+            for i in self.inputs
+        }
 
     def digest(self, index: int) -> bytes:
         row = self.rows[index]
@@ -153,8 +183,10 @@ class StackedSource(Source):
 
     def portion(self, indices: Sequence[int]) -> StackedSource:
         if not self.random_access:
-            raise DataError(f"{self.path}: is compressed, so that workers cannot begin in the middle; save it with "
-                            "numpy.savez, uncompressed")
+            raise DataError(
+                f"{self.path}: is compressed, so that workers cannot begin in the middle; save it with "
+                "numpy.savez, uncompressed"
+            )
         part = copy.copy(self)
         part.path = Path(os.path.abspath(self.path))
         part.rows = [self.rows[i] for i in indices]
@@ -180,25 +212,34 @@ class SampleFilesSource(FilesSource):
         else:
             with open_input(path, error=DataError) as file:
                 header = Header(file, os.fstat(file.fileno()).st_size, str(path))
-                budgets.require(header.bytes, budgets.SAMPLE, f"{path}: one sample takes", DataError)
+                budgets.require(
+                    header.bytes, budgets.SAMPLE, f"{path}: one sample takes", DataError
+                )
                 arrays = {self.inputs[0].name: read_values(file, header, str(path))}
         return fit_all(arrays, self.inputs, str(path))
 
 
 # In memory -----------------------------------------------------------------------------------------------------------
 
+
 def rows_of(arrays: Mapping[str, Any], inputs: Sequence[InputSpec]) -> list[Sample]:
     """Stacked arrays in memory as samples of one row each (views); as one sample where they are not stacked."""
     with _users("an array of the calibration data"):
-        named = {name: np.asarray(array) for name, array in _named(arrays, "the calibration data").items()}
+        named = {
+            name: np.asarray(array)
+            for name, array in _named(arrays, "the calibration data").items()
+        }
     by_input = {i.name: named[i.name] for i in inputs if i.name in named}
     lengths = {len(a) for a in by_input.values() if a.ndim}
     stacked = len(by_input) == len(inputs) and all(
-        i.shape and by_input[i.name].ndim == len(i.shape) and i.shape[0] in (1, None) for i in inputs
+        i.shape and by_input[i.name].ndim == len(i.shape) and i.shape[0] in (1, None)
+        for i in inputs
     )
     if not stacked or len(lengths) != 1:
         return [named]
-    return [{name: array[k : k + 1] for name, array in by_input.items()} for k in range(lengths.pop())]
+    return [
+        {name: array[k : k + 1] for name, array in by_input.items()} for k in range(lengths.pop())
+    ]
 
 
 _END = object()
@@ -217,7 +258,9 @@ def _users(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         kind, reason = type(error).__name__, reason_of(error)
-        raise DataError(f"{what} cannot be had: {kind}" + f": {reason}" * (reason != kind)) from error
+        raise DataError(
+            f"{what} cannot be had: {kind}" + f": {reason}" * (reason != kind)
+        ) from error
 
 
 def _named(sample: object, what: str) -> Mapping[str, Any]:
@@ -230,7 +273,9 @@ def _named(sample: object, what: str) -> Mapping[str, Any]:
         raise DataError(f"{what} is a {type(sample).__name__}; give a dict of name to array")
     wrong = next((key for key in sample if not isinstance(key, str)), None)
     if wrong is not None:
-        raise DataError(f"{what} has the key {shown(wrong)}, which is no text; give a dict of name to array")
+        raise DataError(
+            f"{what} has the key {shown(wrong)}, which is no text; give a dict of name to array"
+        )
     return sample
 
 
@@ -253,7 +298,9 @@ class MemorySource(Source):
     def restart(self) -> None:
         if self.samples is None:
             if self.used and not self.repeatable:
-                raise DataError("the calibration data was a one-time iterator and is used up; give a list")
+                raise DataError(
+                    "the calibration data was a one-time iterator and is used up; give a list"
+                )
             with _users("the calibration data"):
                 self.iterator = iter(self.iterable)
             self.used = True
@@ -273,8 +320,10 @@ class MemorySource(Source):
     def portion(self, indices: Sequence[int]) -> MemorySource:
         """They travel with it."""
         if self.samples is None:
-            raise DataError("calibration data from an iterator cannot be shared out to a cluster; give a list, or a "
-                            "folder that all machines share")
+            raise DataError(
+                "calibration data from an iterator cannot be shared out to a cluster; give a list, or a "
+                "folder that all machines share"
+            )
         with _users(f"one of {len(indices)} calibration samples"):
             return MemorySource([self.samples[i] for i in indices], self.inputs)
 
@@ -331,18 +380,26 @@ def open_data(source: object, inputs: Sequence[InputSpec], samples: Samples) -> 
         try:
             path.exists()
         except (OSError, ValueError) as error:  # too long, or with a NUL
-            raise DataError(f"{text[:100]!r}: {getattr(error, 'strerror', None) or error}") from None
+            raise DataError(
+                f"{text[:100]!r}: {getattr(error, 'strerror', None) or error}"
+            ) from None
         return Dataset(_path_source(path, inputs, preprocess, size, max_images), inputs, max_images)
     if isinstance(source, np.ndarray):
         source = {inputs[0].name: source}
     if isinstance(source, Iterable):
         rows = rows_of(source, inputs) if isinstance(source, Mapping) else source
         return Dataset(MemorySource(rows, inputs), inputs, max_images)
-    raise DataError(f"calibration data of type {type(source).__name__} is not understood; give a folder of images")
+    raise DataError(
+        f"calibration data of type {type(source).__name__} is not understood; give a folder of images"
+    )
 
 
 def _path_source(
-    path: Path, inputs: Sequence[InputSpec], preprocess: Preprocess, size: tuple[int, int] | None, wanted: int
+    path: Path,
+    inputs: Sequence[InputSpec],
+    preprocess: Preprocess,
+    size: tuple[int, int] | None,
+    wanted: int,
 ) -> Source:
     suffix = path.suffix.lower()
     if path.is_dir():
@@ -360,8 +417,14 @@ def _path_source(
         arrays = files_under(path, ARRAY_SUFFIXES)
         if len(arrays):
             return SampleFilesSource(arrays, path, inputs)
-        broken = f"; {len(dead)} links in it lead nowhere ({min(dead)}, ...): are the images mounted?" if dead else ""
-        raise DataError(f"{path}: {unread or f'no images ({kinds}) and no npz or npy files in this folder'}{broken}")
+        broken = (
+            f"; {len(dead)} links in it lead nowhere ({min(dead)}, ...): are the images mounted?"
+            if dead
+            else ""
+        )
+        raise DataError(
+            f"{path}: {unread or f'no images ({kinds}) and no npz or npy files in this folder'}{broken}"
+        )
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")
     if suffix in ARRAY_SUFFIXES:
@@ -394,7 +457,9 @@ def _listed(path: Path, wanted: int) -> list[Path]:
         if "\0" in text:
             raise DataError(f"{path}: line {number}: {NO_NAME}")
         if len(text) > _LONGEST:
-            raise DataError(f"{path}: line {number}: is no path, which has {_LONGEST:,} characters at most")
+            raise DataError(
+                f"{path}: line {number}: is no path, which has {_LONGEST:,} characters at most"
+            )
         if text and not text.startswith("#"):
             texts.append(text)
     if not texts:

@@ -93,7 +93,12 @@ class Statistics(Mapping[str, TensorStatistics]):
         tensors = dict(self.tensors)
         for name, part in other.tensors.items():
             tensors[name] = tensors[name].merge(part) if name in tensors else part
-        parts = sorted({*filter(None, self.fingerprint.split("+")), *filter(None, other.fingerprint.split("+"))})
+        parts = sorted(
+            {
+                *filter(None, self.fingerprint.split("+")),
+                *filter(None, other.fingerprint.split("+")),
+            }
+        )
         return Statistics(
             tensors,
             images=self.images + other.images,
@@ -153,11 +158,18 @@ def save_progress(progress: Progress, path: str | os.PathLike[str]) -> None:
     statistics = progress.statistics
     names = list(statistics)
     focused = [n for n in names if statistics[n].focus is not None]
-    parts = [*(statistics[n] for n in names), *(f for n in focused if (f := statistics[n].focus) is not None)]
+    parts = [
+        *(statistics[n] for n in names),
+        *(f for n in focused if (f := statistics[n].focus) is not None),
+    ]
     bins = parts[0].bins if parts else 0
     spans = [_span(p.counter.counts) for p in parts]
-    channels = [np.zeros((2, 0), np.float32) if (c := statistics[n].channels) is None else c for n in names]
-    spots = [(k, s) for k, name in enumerate(names) for s in sorted(statistics[name].spots, key=bytes)]
+    channels = [
+        np.zeros((2, 0), np.float32) if (c := statistics[n].channels) is None else c for n in names
+    ]
+    spots = [
+        (k, s) for k, name in enumerate(names) for s in sorted(statistics[name].spots, key=bytes)
+    ]
     header = {
         "format": FORMAT,
         "model": progress.model,
@@ -175,11 +187,17 @@ def save_progress(progress: Progress, path: str | os.PathLike[str]) -> None:
     arrays: dict[str, npt.NDArray[Any]] = {
         "header": np.frombuffer(json.dumps(header).encode(), np.uint8),
         "done": _ranges_of(progress.done),
-        "numbers": np.array([(p.count, p.nonfinite, p.counter.top, *s) for p, s in zip(parts, spans, strict=True)],
-                            np.int64).reshape(len(parts), 5),
-        "range": np.array([(p.minimum, p.maximum) for p in parts], np.float64).reshape(len(parts), 2),
-        "counts": np.concatenate([p.counter.counts[a:b] for p, (a, b) in zip(parts, spans, strict=True)]
-                                 or [np.zeros(0, np.int64)]),
+        "numbers": np.array(
+            [(p.count, p.nonfinite, p.counter.top, *s) for p, s in zip(parts, spans, strict=True)],
+            np.int64,
+        ).reshape(len(parts), 5),
+        "range": np.array([(p.minimum, p.maximum) for p in parts], np.float64).reshape(
+            len(parts), 2
+        ),
+        "counts": np.concatenate(
+            [p.counter.counts[a:b] for p, (a, b) in zip(parts, spans, strict=True)]
+            or [np.zeros(0, np.int64)]
+        ),
         "spots": np.array([(k, *s.shape) for k, s in spots], np.int64).reshape(len(spots), 3),
         "values": np.concatenate([s.ravel() for _, s in spots] or [np.zeros(0, np.float32)]),
         "widths": np.array([c.shape[1] for c in channels], np.int64),
@@ -211,19 +229,28 @@ def load_progress(path: str | os.PathLike[str]) -> Progress:
         with Archive(path, budgets.UNPACKED_CACHE, note=False) as archive:
             if "header" not in archive.members:
                 raise _Unfit(f"{name}: is not a calibration cache; give another name or delete it")
-            budgets.require(archive.members["header"].file_size, budgets.CACHE_HEADER, f"{name}: its header takes",
-                            DataError)
+            budgets.require(
+                archive.members["header"].file_size,
+                budgets.CACHE_HEADER,
+                f"{name}: its header takes",
+                DataError,
+            )
             return _parse(archive, name)
     except DataError as error:
         if isinstance(error.__cause__, zipfile.BadZipFile):
-            raise DataError(f"{name}: is not a calibration cache, or is cut off; give another name or delete it"
-                            ) from error
+            raise DataError(
+                f"{name}: is not a calibration cache, or is cut off; give another name or delete it"
+            ) from error
         if isinstance(error, _Unfit) or not os.path.isfile(path):
             raise
-        about = "" if str(error).startswith(name) else f"{name}: "  # what its numbers are refused for
+        about = (
+            "" if str(error).startswith(name) else f"{name}: "
+        )  # what its numbers are refused for
         raise DataError(f"{about}{error}; give another name or delete it") from error
     except _DAMAGED as error:
-        raise DataError(f"{name}: the calibration cache is damaged ({reason_of(error)}); delete it") from error
+        raise DataError(
+            f"{name}: the calibration cache is damaged ({reason_of(error)}); delete it"
+        ) from error
 
 
 def _parse(archive: Archive, path: str) -> Progress:
@@ -231,27 +258,39 @@ def _parse(archive: Archive, path: str) -> Progress:
     if not isinstance(header, dict):
         raise ValueError("its header is no object")
     if header["format"] != FORMAT or header["octaves"] != OCTAVES:
-        raise _Unfit(f"{path}: the calibration cache was written by another version of qdqtool; delete it")
+        raise _Unfit(
+            f"{path}: the calibration cache was written by another version of qdqtool; delete it"
+        )
     plain, focused = _of(header["tensors"], list), _of(header["focused"], list)
     names = [*plain, *focused]
     bins = _of(header["bins"], int)
     numbers, ranges, counts = (archive.read(n) for n in ("numbers", "range", "counts"))
     done = archive.read("done")
     if (
-        counts.dtype != np.int64 or numbers.dtype != np.int64 or done.dtype != np.int64 or ranges.dtype != np.float64
-        or counts.ndim != 1 or done.shape[1:] != (2,)
-        or numbers.shape != (len(names), 5) or ranges.shape != (len(names), 2)
+        counts.dtype != np.int64
+        or numbers.dtype != np.int64
+        or done.dtype != np.int64
+        or ranges.dtype != np.float64
+        or counts.ndim != 1
+        or done.shape[1:] != (2,)
+        or numbers.shape != (len(names), 5)
+        or ranges.shape != (len(names), 2)
     ):
         raise ValueError("its arrays do not fit together")
     if len(counts) and counts.min() < 0:
         raise ValueError("negative counts")
     if names:
-        budgets.require(counted_bytes(len(names), bins), budgets.CACHE_MEMORY,
-                        f"{path}: the statistics of {len(names)} tensors take", DataError)
+        budgets.require(
+            counted_bytes(len(names), bins),
+            budgets.CACHE_MEMORY,
+            f"{path}: the statistics of {len(names)} tensors take",
+            DataError,
+        )
     tensors: list[TensorStatistics] = []
     at = 0
-    for name, (count, nonfinite, top, first, last), (low, high) in zip(names, numbers.tolist(), ranges.tolist(),
-                                                                       strict=True):
+    for name, (count, nonfinite, top, first, last), (low, high) in zip(
+        names, numbers.tolist(), ranges.tolist(), strict=True
+    ):
         part = TensorStatistics(bins)
         part.count, part.nonfinite, part.minimum, part.maximum = count, nonfinite, low, high
         part.counter = _counter(part.counter, top, first, counts[at : at + last - first])
@@ -261,7 +300,7 @@ def _parse(archive: Archive, path: str) -> Progress:
             raise ValueError(f"the counts of tensor '{name}' do not add up")
         tensors.append(part)
     by_name = {_of(name, str): part for name, part in zip(plain, tensors, strict=False)}
-    for name, part in zip(focused, tensors[len(plain):], strict=True):
+    for name, part in zip(focused, tensors[len(plain) :], strict=True):
         by_name[_of(name, str)].focus = part
     _spots(tensors[: len(plain)], archive.read("spots"), archive.read("values"))
     _channels(tensors[: len(plain)], archive.read("widths"), archive.read("channels"))
@@ -275,7 +314,9 @@ def _parse(archive: Archive, path: str) -> Progress:
     total = header["total"]
     total = None if total is None else _of(total, int)
     finished = _numbers_in(done)
-    return Progress(_of(header["model"], str), statistics, finished, total, _looks(_of(header["looks"], dict)))
+    return Progress(
+        _of(header["model"], str), statistics, finished, total, _looks(_of(header["looks"], dict))
+    )
 
 
 def _ranges_of(numbers: Collection[int]) -> npt.NDArray[np.int64]:
@@ -314,14 +355,23 @@ def _of(value: Any, kind: type[_T]) -> _T:
 
 def _looks(values: dict[str, Any]) -> Looks:
     for name, value in values.items():
-        if not isinstance(value, (int, float)) or (name not in ("low", "high") and not isinstance(value, int)):
+        if not isinstance(value, (int, float)) or (
+            name not in ("low", "high") and not isinstance(value, int)
+        ):
             raise ValueError(f"'{name}' of its header is no number")
     return Looks(**values)
 
 
-def _spots(tensors: list[TensorStatistics], shapes: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
+def _spots(
+    tensors: list[TensorStatistics], shapes: npt.NDArray[Any], values: npt.NDArray[Any]
+) -> None:
     """Gives each tensor what was kept of it: see :mod:`calibration.statistics`."""
-    if shapes.dtype != np.int64 or shapes.shape[1:] != (3,) or values.dtype != np.float32 or values.ndim != 1:
+    if (
+        shapes.dtype != np.int64
+        or shapes.shape[1:] != (3,)
+        or values.dtype != np.float32
+        or values.ndim != 1
+    ):
         raise ValueError("its arrays do not fit together")
     if not np.isfinite(values).all():
         raise ValueError("values that are not finite")
@@ -335,7 +385,9 @@ def _spots(tensors: list[TensorStatistics], shapes: npt.NDArray[Any], values: np
         raise ValueError("its arrays do not fit together")
 
 
-def _channels(tensors: list[TensorStatistics], widths: npt.NDArray[Any], ranges: npt.NDArray[Any]) -> None:
+def _channels(
+    tensors: list[TensorStatistics], widths: npt.NDArray[Any], ranges: npt.NDArray[Any]
+) -> None:
     """Gives each tensor the ranges of its channels: so many for each, of no tensor none."""
     if widths.dtype != np.int64 or widths.shape != (len(tensors),) or ranges.dtype != np.float32:
         raise ValueError("its arrays do not fit together")
@@ -347,7 +399,9 @@ def _channels(tensors: list[TensorStatistics], widths: npt.NDArray[Any], ranges:
         part.channels = own if own.size else None
 
 
-def _counter(counter: MagnitudeCounter, top: int, first: int, counts: npt.NDArray[np.int64]) -> MagnitudeCounter:
+def _counter(
+    counter: MagnitudeCounter, top: int, first: int, counts: npt.NDArray[np.int64]
+) -> MagnitudeCounter:
     if not MIN_TOP <= top <= 128 or first < 0 or first + len(counts) > len(counter.counts):
         raise ValueError("a histogram lies outside its window")
     counter.top = top
@@ -386,20 +440,30 @@ def read_tensorrt_cache(path: str | os.PathLike[str]) -> dict[str, float]:
     try:
         lines = read_input(path, budgets.LIST_FILE, error=DataError).decode("utf-8").splitlines()
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: cannot be read as a TensorRT calibration table: not text") from error
+        raise DataError(
+            f"{path}: cannot be read as a TensorRT calibration table: not text"
+        ) from error
     if not lines or not lines[0].startswith("TRT-"):
-        raise DataError(f"{path}: is not a TensorRT calibration table (its first line should start with 'TRT-')")
+        raise DataError(
+            f"{path}: is not a TensorRT calibration table (its first line should start with 'TRT-')"
+        )
     scales: dict[str, float] = {}
     for number, line in enumerate(lines[1:], 2):
         if not line.strip():
             continue
-        name, _, value = line.rpartition(":")  # tensor names may hold colons themselves (TensorFlow's do)
+        name, _, value = line.rpartition(
+            ":"
+        )  # tensor names may hold colons themselves (TensorFlow's do)
         try:
             (scale,) = struct.unpack("!f", bytes.fromhex(value.strip().rjust(8, "0")))
         except (ValueError, struct.error):
-            raise DataError(f"{path}: line {number} is not 'tensor: 8 hexadecimal digits'") from None
+            raise DataError(
+                f"{path}: line {number} is not 'tensor: 8 hexadecimal digits'"
+            ) from None
         if not name or not math.isfinite(scale) or scale < 0:
-            raise DataError(f"{path}: line {number}: scale {scale:g} of tensor '{name}' is not usable")
+            raise DataError(
+                f"{path}: line {number}: scale {scale:g} of tensor '{name}' is not usable"
+            )
         scales[name.rstrip()] = scale
     return scales
 
@@ -422,7 +486,8 @@ def write_tensorrt_cache(
     out.write(version + "\n")
     for name, scale in scales.items():
         if not (math.isfinite(scale) and scale > 0) or "\n" in name:
-            raise DataError(f"tensor '{name}': scale {scale:g} cannot be written to a TensorRT calibration table")
+            raise DataError(
+                f"tensor '{name}': scale {scale:g} cannot be written to a TensorRT calibration table"
+            )
         out.write(f"{name}: {struct.pack('!f', scale).hex()}\n")
     write_text(path, out.getvalue())
-

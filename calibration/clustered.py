@@ -66,13 +66,25 @@ class Engine:
         slots = worker_count(assignment.fetched, threads, counted)
         self.assignment = assignment
         counters = max(1, threads // slots)
-        session = open_packed(assignment.model, counters, assignment.path) if assignment.model else None
+        session = (
+            open_packed(assignment.model, counters, assignment.path) if assignment.model else None
+        )
         assignment.model = b""
         self._free: queue.SimpleQueue[Tally] = queue.SimpleQueue()
         turn = turns(slots)
         for _ in range(slots):
-            self._free.put(Tally(session, assignment.names, assignment.bins, assignment.focus, counters,
-                                 assignment.samples, assignment.by_channel, turn))
+            self._free.put(
+                Tally(
+                    session,
+                    assignment.names,
+                    assignment.bins,
+                    assignment.focus,
+                    counters,
+                    assignment.samples,
+                    assignment.by_channel,
+                    turn,
+                )
+            )
 
     @contextlib.contextmanager
     def tally(self) -> Iterator[Tally]:
@@ -100,7 +112,9 @@ class Held(Part):
         found = self.whole.identity(index)
         if found != self.identities[index]:
             fault = "cannot be read" if found.endswith(UNREADABLE) else "is another file"
-            raise ClusterError(f"{self.name(index)} {fault} there; let all machines see the same files")
+            raise ClusterError(
+                f"{self.name(index)} {fault} there; let all machines see the same files"
+            )
         return super().load(index)
 
 
@@ -127,7 +141,9 @@ def count(engine: Engine, portion: Portion, stopped: threading.Event) -> dict[st
     with engine.tally() as tally, warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="PIL")
         begin = time.perf_counter()
-        dataset = Dataset(Held(portion.source, portion.identities), given.inputs, len(portion.identities))
+        dataset = Dataset(
+            Held(portion.source, portion.identities), given.inputs, len(portion.identities)
+        )
         for number, (_, load) in zip(portion.numbers, dataset.tasks(), strict=True):
             if stopped.is_set():
                 raise ClusterError("the job is over")
@@ -143,7 +159,9 @@ def count(engine: Engine, portion: Portion, stopped: threading.Event) -> dict[st
 
 # The client ----------------------------------------------------------------------------------------------------------
 
-_MOST_SAMPLES = 256  # of a portion: their names travel, and a scheduler remembers what it sent for a while
+_MOST_SAMPLES = (
+    256  # of a portion: their names travel, and a scheduler remembers what it sent for a while
+)
 _FIRST = 2  # samples of a portion while nothing is known of their time
 _MOST_SECONDS = 10.0  # of work in a portion, so that little is lost with a worker and the bar moves
 _MERGING = 0.25  # at most so much of the client's time goes into merging
@@ -157,8 +175,15 @@ class ClusterPass:
     """
 
     def __init__(
-        self, cluster: Cluster, model: Model, dataset: Dataset, done: Set[int], names: Sequence[str],
-        computed: Sequence[str], bins: int, focus: Focus | None,
+        self,
+        cluster: Cluster,
+        model: Model,
+        dataset: Dataset,
+        done: Set[int],
+        names: Sequence[str],
+        computed: Sequence[str],
+        bins: int,
+        focus: Focus | None,
     ) -> None:
         """Prepares to count the tensors ``names``, of which the model computes some, on samples that are not ``done``.
 
@@ -171,8 +196,16 @@ class ClusterPass:
         dataset.source.portion(())
         packed = packed_model(model, computed) if computed else b""
         self.assignment = Assignment(
-            packed, hashlib.sha256(packed).hexdigest(), model.path, tuple(names), bins, focus, tuple(dataset.inputs),
-            fetched_bytes(model, computed), len(dataset), tuple(sorted(linear_inputs(model).intersection(names))),
+            packed,
+            hashlib.sha256(packed).hexdigest(),
+            model.path,
+            tuple(names),
+            bins,
+            focus,
+            tuple(dataset.inputs),
+            fetched_bytes(model, computed),
+            len(dataset),
+            tuple(sorted(linear_inputs(model).intersection(names))),
         )
         self.cluster, self.dataset, self.left_out = cluster, dataset, done
         self.names = tuple(names)
@@ -190,7 +223,9 @@ class ClusterPass:
             QdqtoolError: What a sample or the cluster raised.
         """
         assignment, self.assignment = self.assignment, None  # type: ignore[assignment]
-        with Job(self.cluster, "calibration.clustered:Engine", assignment, "calibration.clustered:count") as job:
+        with Job(
+            self.cluster, "calibration.clustered:Engine", assignment, "calibration.clustered:count"
+        ) as job:
             del assignment
             with self._merger:
                 for portion, packed in job.results(self._portions(job)):

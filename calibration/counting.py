@@ -31,8 +31,15 @@ class Tally:
     """
 
     def __init__(
-        self, session: Any, names: Sequence[str], bins: int, focus: Focus | None, counters: int,
-        samples: int | None = None, by_channel: Collection[str] = (), turn: threading.Semaphore | None = None,
+        self,
+        session: Any,
+        names: Sequence[str],
+        bins: int,
+        focus: Focus | None,
+        counters: int,
+        samples: int | None = None,
+        by_channel: Collection[str] = (),
+        turn: threading.Semaphore | None = None,
     ) -> None:
         """Begins with nothing counted.
 
@@ -63,7 +70,10 @@ class Tally:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._pool.shutdown()
 
@@ -114,7 +124,9 @@ class Tally:
             self.images += images
             self.done.add(number)
 
-    def _count(self, number: int, name: str, array: npt.NDArray[Any], looked_at: FocusMap | None) -> None:
+    def _count(
+        self, number: int, name: str, array: npt.NDArray[Any], looked_at: FocusMap | None
+    ) -> None:
         part = self.tensors[name]
         everywhere = looked_at is not None and looked_at.covers(array)
         part.add(array, _thread.scratch, everywhere, step(array.shape, self._samples))
@@ -163,7 +175,9 @@ class ThreadPass:
             QdqtoolError: What a sample raised.
         """
         try:
-            yield from self.crew.results([functools.partial(self._count, tally) for tally in self.tallies])
+            yield from self.crew.results(
+                [functools.partial(self._count, tally) for tally in self.tallies]
+            )
         finally:
             self._ended = True
 

@@ -109,16 +109,24 @@ class InputSpec:
         if array.ndim == len(self.shape) - 1:
             array = array[None]
         if array.ndim != len(self.shape) or any(
-                wanted not in (None, have) for wanted, have in zip(self.shape[1:], array.shape[1:], strict=True)):
+            wanted not in (None, have)
+            for wanted, have in zip(self.shape[1:], array.shape[1:], strict=True)
+        ):
             have = "[" + ", ".join(map(str, array.shape)) + "]"
-            raise DataError(f"{what} is {have}, the model's input '{self.name}' takes {self.shape_text()}")
+            raise DataError(
+                f"{what} is {have}, the model's input '{self.name}' takes {self.shape_text()}"
+            )
         if not array.size:
             raise DataError(f"{what} holds no values: its shape is {list(array.shape)}")
         wanted = self.numpy_dtype
         if array.dtype != wanted:
             if array.dtype.kind not in "fiub" or (wanted.kind in "iub" and array.dtype.kind == "f"):
-                raise DataError(f"{what} holds {array.dtype}, the model's input '{self.name}' takes {wanted}")
-            with np.errstate(over="ignore"):  # infinities are counted and reported with the tensor's name
+                raise DataError(
+                    f"{what} holds {array.dtype}, the model's input '{self.name}' takes {wanted}"
+                )
+            with np.errstate(
+                over="ignore"
+            ):  # infinities are counted and reported with the tensor's name
                 array = array.astype(wanted)
         return np.asarray(array, order="C")  # ascontiguousarray would make [1] of a scalar
 
@@ -171,8 +179,10 @@ class Source(ABC):
         Raises:
             DataError: They are in this process only.
         """
-        raise DataError("this calibration data cannot be read by the workers of a cluster; give a folder, a list file, "
-                        "npz or npy on a path that all machines share")
+        raise DataError(
+            "this calibration data cannot be read by the workers of a cluster; give a folder, a list file, "
+            "npz or npy on a path that all machines share"
+        )
 
     def restart(self) -> None:  # noqa: B027 - most sources have nothing to do
         """Called before each pass."""
@@ -204,7 +214,9 @@ class FilesSource(Source):
 
     def name(self, index: int) -> str:
         path = self.paths[index]
-        return printable(path.relative_to(self.root).as_posix() if path.is_relative_to(self.root) else str(path))
+        return printable(
+            path.relative_to(self.root).as_posix() if path.is_relative_to(self.root) else str(path)
+        )
 
     def digest(self, index: int) -> bytes:
         return self.name(index).encode() + file_digest(self.paths[index])
@@ -239,7 +251,9 @@ class Part(Source):
         return self.whole.load(self.indices[index])
 
     def digest(self, index: int) -> bytes:
-        return self.whole.identity(self.indices[index])  # a digest may be of the file with its first sample alone
+        return self.whole.identity(
+            self.indices[index]
+        )  # a digest may be of the file with its first sample alone
 
     def portion(self, indices: Sequence[int]) -> Source:
         return self.whole.portion([self.indices[i] for i in indices])
@@ -267,7 +281,9 @@ def spread(total: int, wanted: int) -> Sequence[int]:
     if total <= wanted:
         return range(total)
     gaps = max(wanted - 1, 1)
-    return array("q", ((i * (total - 1) + gaps // 2) // gaps for i in range(wanted)))  # millions are eight bytes each
+    return array(
+        "q", ((i * (total - 1) + gaps // 2) // gaps for i in range(wanted))
+    )  # millions are eight bytes each
 
 
 class Dataset:
@@ -290,8 +306,10 @@ class Dataset:
         self.max_images = max_images
         self.batch = max(i.batch for i in self.inputs) if source.single_rows else 1
         if self.batch > budgets.SAMPLE_ROWS:
-            raise DataError(f"the model has a fixed batch of {self.batch}; the most is {budgets.SAMPLE_ROWS}: export "
-                            "it with a batch of 1, or a dynamic one")
+            raise DataError(
+                f"the model has a fixed batch of {self.batch}; the most is {budgets.SAMPLE_ROWS}: export "
+                "it with a batch of 1, or a dynamic one"
+            )
         known = source.count()
         self.indices = None if known is None else spread(known, max_images)
         self._exhausted = False
@@ -420,7 +438,11 @@ class Dataset:
                 if not (np.isfinite(least) and np.isfinite(most)):
                     nonfinite = True
                     finite = array[np.isfinite(array)]
-                    least, most = (float(finite.min()), float(finite.max())) if finite.size else (np.inf, -np.inf)
+                    least, most = (
+                        (float(finite.min()), float(finite.max()))
+                        if finite.size
+                        else (np.inf, -np.inf)
+                    )
                 elif least == most:
                     constant = True
                 low, high = min(low, least), max(high, most)

@@ -49,7 +49,11 @@ class FocusMap:
         if array.ndim != 4 or len(array) != len(self.masks) or 0 in array.shape:
             return []
         rows = self._indices(array.shape[2], array.shape[3])
-        return [np.take(a.reshape(len(a), -1), at, axis=1) for a, at in zip(array, rows, strict=True) if len(at)]
+        return [
+            np.take(a.reshape(len(a), -1), at, axis=1)
+            for a, at in zip(array, rows, strict=True)
+            if len(at)
+        ]
 
     @typed
     def covers(self, array: npt.NDArray[Any]) -> bool:
@@ -61,7 +65,9 @@ class FocusMap:
 
     def _indices(self, height: int, width: int) -> list[_Indices]:
         if (height, width) not in self._known:
-            self._known[height, width] = [np.flatnonzero(resized(m, height, width)) for m in self.masks]
+            self._known[height, width] = [
+                np.flatnonzero(resized(m, height, width)) for m in self.masks
+            ]
         return self._known[height, width]
 
 
@@ -74,7 +80,9 @@ def resized(mask: _Mask, height: int, width: int) -> _Mask:
         if size >= have and size % have == 0:
             mask = np.repeat(mask, size // have, axis=axis)
             continue
-        counts = np.concatenate([np.zeros_like(mask.take([0], axis), np.int64), np.cumsum(mask, axis=axis)], axis=axis)
+        counts = np.concatenate(
+            [np.zeros_like(mask.take([0], axis), np.int64), np.cumsum(mask, axis=axis)], axis=axis
+        )
         mask = counts.take(end, axis) > counts.take(start, axis)
     return mask
 

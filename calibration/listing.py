@@ -47,14 +47,19 @@ class Inodes:
         import numpy as np
 
         wanted = [k for k in key if isinstance(k, int)]
-        if len(key) != 2 or len(wanted) != 2 or not self._pairs:  # the key of a file that does not exist yet
+        if (
+            len(key) != 2 or len(wanted) != 2 or not self._pairs
+        ):  # the key of a file that does not exist yet
             return None
         pairs = np.array(self._pairs, np.uint64).reshape(-1, 2)
         return self.name if bool((pairs == np.array(wanted, np.uint64)).all(axis=1).any()) else None
 
 
 def files_under(
-    root: Path, suffixes: Set[str], passed: MutableMapping[str, int] | None = None, dead: list[str] | None = None
+    root: Path,
+    suffixes: Set[str],
+    passed: MutableMapping[str, int] | None = None,
+    dead: list[str] | None = None,
 ) -> Folder:
     """The files under a folder whose names end so, in the order of their paths; they count as read.
 
@@ -172,7 +177,11 @@ def read_ahead(read: Callable[[int], bytes], indices: Sequence[int]) -> Iterator
         waiting: deque[Future[list[bytes]]] = deque()
         try:
             for start in range(0, len(indices), _AHEAD):
-                waiting.append(pool.submit(lambda some: [read(i) for i in some], indices[start : start + _AHEAD]))
+                waiting.append(
+                    pool.submit(
+                        lambda some: [read(i) for i in some], indices[start : start + _AHEAD]
+                    )
+                )
                 if len(waiting) > _READERS:
                     yield from waiting.popleft().result()
             while waiting:

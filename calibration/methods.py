@@ -26,7 +26,9 @@ _DENSE, _SPARSE = (0.18, 2.0), (0.06, 3.0)
 _SHALLOW = (0.5, 1.0)
 # Of the square of the biased error's share, against the error looked for as part of its least; see unbiased.
 BIASED_WEIGHT = 20.0
-_NEAR = np.exp2(np.arange(2, -25, -1) / 12.0)  # ranges that are tried for it, as parts of the one found
+_NEAR = np.exp2(
+    np.arange(2, -25, -1) / 12.0
+)  # ranges that are tried for it, as parts of the one found
 _SAME = 2  # the place of 1 among them
 
 SEARCH_BITS = 7  # bins to an octave while searching: 128, each at most 0.8 % of its value wide
@@ -80,7 +82,9 @@ def range_of(stats: TensorStatistics, method: str, percentile: float = Ranges.pe
     if not 0.0 < percentile <= 100.0:
         raise ValueError(f"percentile is {percentile:g}; it must be above 0 and at most 100")
     absmax = stats.absmax
-    if absmax < math.ldexp(1.0, MIN_TOP):  # nothing but zeros, or values that no float32 scale could resolve
+    if absmax < math.ldexp(
+        1.0, MIN_TOP
+    ):  # nothing but zeros, or values that no float32 scale could resolve
         return Range(1.0, None)
     power: float | None = None
     if method == "percentile":
@@ -110,7 +114,9 @@ def _percentile(stats: TensorStatistics, percentile: float) -> float:
 @overload
 def squared_error(stats: TensorStatistics, amax: float, levels: int = INT8_LEVELS) -> float: ...
 @overload
-def squared_error(stats: TensorStatistics, amax: npt.NDArray[np.float64], levels: int = INT8_LEVELS) -> Floats: ...
+def squared_error(
+    stats: TensorStatistics, amax: npt.NDArray[np.float64], levels: int = INT8_LEVELS
+) -> Floats: ...
 @typed
 def squared_error(
     stats: TensorStatistics, amax: float | npt.NDArray[np.float64], levels: int = INT8_LEVELS
@@ -156,7 +162,9 @@ def focus_power(parts: Sequence[TensorStatistics]) -> float:
     differ more from what was seen, and a higher power keeps what the rare values reach. 2 where it is not known where
     the network looks.
     """
-    shares = [p.focus.count / p.count for p in parts if p.focus is not None and p.focus.count and p.count]
+    shares = [
+        p.focus.count / p.count for p in parts if p.focus is not None and p.focus.count and p.count
+    ]
     if len(shares) < len(parts) or not shares:
         return 2.0
     at = (sum(shares) / len(shares) - _SPARSE[0]) / (_DENSE[0] - _SPARSE[0])
@@ -164,7 +172,9 @@ def focus_power(parts: Sequence[TensorStatistics]) -> float:
 
 
 def settle(
-    parts: Sequence[TensorStatistics], search: Callable[[float], float], error: Callable[[Floats, float], Floats]
+    parts: Sequence[TensorStatistics],
+    search: Callable[[float], float],
+    error: Callable[[Floats, float], Floats],
 ) -> Range:
     """The range of the method ``focus``, by a search of the range with the least error to a power.
 
@@ -187,7 +197,9 @@ def settle(
     return Range(unbiased(parts, amax, lambda ranges: error(ranges, power)), power)
 
 
-def unbiased(parts: Sequence[TensorStatistics], amax: float, error: Callable[[Floats], Floats]) -> float:
+def unbiased(
+    parts: Sequence[TensorStatistics], amax: float, error: Callable[[Floats], Floats]
+) -> float:
     """A range near the one with the least error, with little biased error where an image is flat.
 
     Noise is averaged out by the layers behind, an error that is the same all over an image is not, and in drawings on
@@ -201,7 +213,11 @@ def unbiased(parts: Sequence[TensorStatistics], amax: float, error: Callable[[Fl
         square of the biased error, as a part of the squared error at ``amax`` (the mean of the parts).
     """
     ranges = np.minimum(amax * _NEAR, max(p.absmax for p in parts))
-    known = [(p.spots, *rounding(p.spots, ranges[_SAME : _SAME + 1], INT8_LEVELS)) for p in parts if p.spots]
+    known = [
+        (p.spots, *rounding(p.spots, ranges[_SAME : _SAME + 1], INT8_LEVELS))
+        for p in parts
+        if p.spots
+    ]
     known = [(spots, biased, whole) for spots, biased, whole in known if whole[0] > 0.0]
     if not known:
         return amax
@@ -209,15 +225,24 @@ def unbiased(parts: Sequence[TensorStatistics], amax: float, error: Callable[[Fl
     if not costs[_SAME] > 0.0:
         return amax
     costs /= costs[_SAME]
-    here = 1.0 + BIASED_WEIGHT * float(np.mean([biased[0] / whole[0] for _, biased, whole in known])) ** 2
-    ranges, costs = ranges[costs <= here], costs[costs <= here]  # where the error alone is more, the sum is
+    here = (
+        1.0
+        + BIASED_WEIGHT * float(np.mean([biased[0] / whole[0] for _, biased, whole in known])) ** 2
+    )
+    ranges, costs = (
+        ranges[costs <= here],
+        costs[costs <= here],
+    )  # where the error alone is more, the sum is
     shares = [rounding(spots, ranges, INT8_LEVELS)[0] / whole[0] for spots, _, whole in known]
     return float(ranges[int(np.argmin(costs + BIASED_WEIGHT * np.mean(shares, axis=0) ** 2))])
 
 
 @typed
 def focused_error(
-    stats: TensorStatistics, amax: npt.NDArray[np.float64], power: float = 2.0, bits: int | None = None
+    stats: TensorStatistics,
+    amax: npt.NDArray[np.float64],
+    power: float = 2.0,
+    bits: int | None = None,
 ) -> Floats:
     """Expected magnitude of an element's error, to a power, the values where the network looks weighing more.
 
@@ -252,7 +277,10 @@ def _weighted(stats: TensorStatistics, bits: int | None) -> list[tuple[Histogram
         return [(histogram(stats), 1.0 / stats.count)]
     everywhere = histogram(stats)
     looked_at = everywhere if focus.counter is stats.counter else histogram(focus)
-    return [(everywhere, (1.0 - FOCUS_WEIGHT) / stats.count), (looked_at, FOCUS_WEIGHT / focus.count)]
+    return [
+        (everywhere, (1.0 - FOCUS_WEIGHT) / stats.count),
+        (looked_at, FOCUS_WEIGHT / focus.count),
+    ]
 
 
 @typed
@@ -306,8 +334,11 @@ def _least_error(stats: TensorStatistics, focused: bool) -> Range:
     """The range of least mean squared error; ``focused`` takes :func:`focused_error` instead."""
     if focused:
         weighted = _weighted(stats, SEARCH_BITS)
-        return settle([stats], lambda power: _search(weighted, stats.absmax, power),
-                      lambda ranges, power: _total(weighted, ranges, power))
+        return settle(
+            [stats],
+            lambda power: _search(weighted, stats.absmax, power),
+            lambda ranges, power: _total(weighted, ranges, power),
+        )
     return Range(_search([(stats.coarse(SEARCH_BITS), 1.0)], stats.absmax, 2.0), 2.0)
 
 
@@ -317,7 +348,9 @@ def _search(parts: list[tuple[Histogram, float]], absmax: float, power: float) -
     best = _best_falling(parts, absmax * np.exp2(-steps), power)
     around = np.arange(-_FINE_STEPS, _FINE_STEPS + 1) / (_FINE_STEPS * _COARSE_STEPS)
     ranges = np.minimum(best * np.exp2(-around), absmax)
-    return float(ranges[int(np.argmin(_total(parts, ranges, power)))])  # of equals the first, which is the largest
+    return float(
+        ranges[int(np.argmin(_total(parts, ranges, power)))]
+    )  # of equals the first, which is the largest
 
 
 def _best_falling(parts: list[tuple[Histogram, float]], ranges: Floats, power: float) -> float:
@@ -332,14 +365,18 @@ def _best_falling(parts: list[tuple[Histogram, float]], ranges: Floats, power: f
         at = int(np.argmin(errors))
         if errors[at] < least:
             best, least = float(octave[at]), float(errors[at])
-        if _clipped(parts, float(octave[-1]), power) > least * (1.0 + 1e-6):  # beyond what rounding could turn
+        if _clipped(parts, float(octave[-1]), power) > least * (
+            1.0 + 1e-6
+        ):  # beyond what rounding could turn
             break
     return best
 
 
 def _clipped(parts: list[tuple[Histogram, float]], amax: float, power: float) -> float:
     """At most what a range costs by clipping: the values of a bin counted at its lower edge."""
-    beyond = [(np.maximum(h.edges[:-1] - amax, 0.0) ** power) @ h.counts * weight for h, weight in parts]
+    beyond = [
+        (np.maximum(h.edges[:-1] - amax, 0.0) ** power) @ h.counts * weight for h, weight in parts
+    ]
     return float(sum(beyond))
 
 
@@ -361,7 +398,9 @@ def _least_divergence(bins: Floats, absmax: float) -> float:
     constant within a level, the divergence needs only sums over levels, which running sums give for all i at once.
     """
     counts = bins.copy()
-    counts[0] = counts[1]  # as pytorch-quantization does: the many zeros cost nothing and would decide everything
+    counts[0] = counts[
+        1
+    ]  # as pytorch-quantization does: the many zeros cost nothing and would decide everything
     total = len(counts)
     sums = np.concatenate([[0.0], np.cumsum(counts)])
     filled = np.concatenate([[0], np.cumsum(counts > 0)])

@@ -30,15 +30,21 @@ from qdqtool.model.sessions import cores
 # By content, whatever the file is called: no other decoder of Pillow's, least of all EPS, which starts Ghostscript.
 # Pillow loads all that it has, forty, where one that is asked for is not loaded yet.
 _FORMATS = (
-    JpegImagePlugin.JpegImageFile.format, PngImagePlugin.PngImageFile.format, BmpImagePlugin.BmpImageFile.format,
-    BmpImagePlugin.DibImageFile.format, WebPImagePlugin.WebPImageFile.format,
-)  # fmt: skip
+    JpegImagePlugin.JpegImageFile.format,
+    PngImagePlugin.PngImageFile.format,
+    BmpImagePlugin.BmpImageFile.format,
+    BmpImagePlugin.DibImageFile.format,
+    WebPImagePlugin.WebPImageFile.format,
+)
 _STRIP = 1 << 20  # pixels
 _PILLOW, _ARRAY = 4, 3  # bytes a pixel: of Pillow's own image, and of ours
 _WEBP = 10  # beside Pillow's: two canvases of its decoder, and the file where that is not larger
 _RUNS = 24  # in place of time: Pillow unpacks the runs of a BMP in Python
 _SCALES = (2, 4, 8)  # by which the decoder of a JPEG can divide the sides
-_SCAN, _SCANS = b"\xff\xda", 100  # of a JPEG whose scans are kept, fewer of a larger one; encoders write about ten
+_SCAN, _SCANS = (
+    b"\xff\xda",
+    100,
+)  # of a JPEG whose scans are kept, fewer of a larger one; encoders write about ten
 # Pillow's default of 16 MB glibc keeps for the thread that freed it; of more than 32 MB it keeps nothing.
 Image.core.set_block_size(1 << 26)  # type: ignore[attr-defined]
 _ORIENTATION = 0x0112  # EXIF's tag
@@ -131,7 +137,12 @@ def _in_several_scans(picture: Image.Image, components: int) -> bool:
         file.seek(0)
         scans, last = 0, b""
         while block := file.read(_STRIP):
-            budgets.require(file.tell(), budgets.PICTURE_FILE, "the file of a JPEG of several scans has", DataError)
+            budgets.require(
+                file.tell(),
+                budgets.PICTURE_FILE,
+                "the file of a JPEG of several scans has",
+                DataError,
+            )
             scans += (last + block).count(_SCAN)
             last = block[-1:]
     finally:
@@ -150,7 +161,9 @@ def _first_scan(file: IO[bytes]) -> int:
         if marker == b"\xff\xff":  # what is filled up
             file.seek(-1, os.SEEK_CUR)
             continue
-        if marker[1] in (0, 1) or 0xD0 <= marker[1] <= 0xD9:  # it has no size: decoders differ in what they make of it
+        if (
+            marker[1] in (0, 1) or 0xD0 <= marker[1] <= 0xD9
+        ):  # it has no size: decoders differ in what they make of it
             return 0
         size = int.from_bytes(file.read(2), "big")
         if marker == _SCAN:
@@ -184,7 +197,9 @@ def decoded(
             elif not source.seekable():
                 data = read_all(source, budgets.PICTURE_FILE)
                 if data is None:
-                    raise DataError(f"it gives more than {budgets.amount(budgets.PICTURE_FILE)}, the limit")
+                    raise DataError(
+                        f"it gives more than {budgets.amount(budgets.PICTURE_FILE)}, the limit"
+                    )
                 source = io.BytesIO(data)
             with _begun(_Pieces(source), name, least, stack) as picture:
                 orientation = picture.getexif().get(_ORIENTATION, 1)
@@ -199,7 +214,10 @@ def decoded(
         except QdqtoolError:
             raise
         except Exception as error:  # a damaged file can raise nearly anything in the decoders
-            reason = " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
+            reason = (
+                " ".join(str(getattr(error, "strerror", None) or error).split())
+                or type(error).__name__
+            )
             raise DataError(reason) from error
         yield found
         del found  # before another thread may begin
@@ -222,13 +240,21 @@ class _Pieces(io.RawIOBase):
     def read(self, size: int | None = -1, /) -> bytes:
         self._left -= 1
         if self._left < 0:
-            raise DataError(f"its file is read in more than {budgets.PICTURE_PIECES} pieces, the limit")
+            raise DataError(
+                f"its file is read in more than {budgets.PICTURE_PIECES} pieces, the limit"
+            )
         if self.flows and size is not None and size >= 0:
             return self._file.read(size)
         room = self.most - self.held
-        data = read_all(self._file, room) if size is None or size < 0 else self._file.read(min(size, room + 1))
+        data = (
+            read_all(self._file, room)
+            if size is None or size < 0
+            else self._file.read(min(size, room + 1))
+        )
         if data is None or len(data) > room:
-            raise DataError(f"more than {budgets.amount(self.most)} of its file would be held, the limit")
+            raise DataError(
+                f"more than {budgets.amount(self.most)} of its file would be held, the limit"
+            )
         self.held += len(data)
         return data
 
@@ -263,7 +289,9 @@ def _begun(file: _Pieces, name: str, least: int | None, turn: contextlib.ExitSta
     with _LARGE if file.seek(0, os.SEEK_END) > budgets.PICTURE_HEADER else contextlib.nullcontext():
         picture = _opened(file, name)
         if max(picture.size) > budgets.PICTURE_SIDE:
-            raise DataError(f"{picture.width}x{picture.height} pixels; a side may have {budgets.PICTURE_SIDE}")
+            raise DataError(
+                f"{picture.width}x{picture.height} pixels; a side may have {budgets.PICTURE_SIDE}"
+            )
         file.flows = True
         turn.enter_context(_DECODING.taken(_fit(picture, file.held, least)))
     return picture
@@ -275,7 +303,9 @@ def _opened(file: _Pieces, name: str) -> Image.Image:
     start = file.read(16)
     for form in _FORMATS:
         factory, accept = Image.OPEN[form]
-        with contextlib.suppress(SyntaxError, IndexError, TypeError, struct.error):  # a plugin's "this is not mine"
+        with contextlib.suppress(
+            SyntaxError, IndexError, TypeError, struct.error
+        ):  # a plugin's "this is not mine"
             if accept is None or accept(start) is True:
                 file.seek(0)
                 file.most = budgets.PICTURE_FILE if form == _WebP.format else budgets.PICTURE_HEADER
@@ -305,8 +335,12 @@ def _as_rgb(picture: Image.Image) -> npt.NDArray[np.uint8]:
     step = max(1, _STRIP // max(width, 1))
     for top in range(0, height, step):
         strip = picture.crop((0, top, width, min(top + step, height)))
-        if strip.mode.startswith("I"):  # 16 bits: the high byte, as imread does; convert() would clip at 255
-            result[top : top + step] = (np.asarray(strip).astype(np.int32) >> 8).clip(0, 255)[..., None]
+        if strip.mode.startswith(
+            "I"
+        ):  # 16 bits: the high byte, as imread does; convert() would clip at 255
+            result[top : top + step] = (np.asarray(strip).astype(np.int32) >> 8).clip(0, 255)[
+                ..., None
+            ]
         else:
             result[top : top + step] = np.asarray(strip.convert("RGB"))
     return result
@@ -374,7 +408,9 @@ def _locked(held: contextlib.ExitStack, folder: str, name: str, wait: bool = Fal
         reason = getattr(error, "strerror", None) or error
         raise QdqtoolError(f"{budgets.TOGETHER}={folder}: cannot have locks: {reason}") from None
     held.callback(file.close)
-    held.callback(fcntl.flock, file, fcntl.LOCK_UN)  # a process that was forked meanwhile has the file too
+    held.callback(
+        fcntl.flock, file, fcntl.LOCK_UN
+    )  # a process that was forked meanwhile has the file too
     return True
 
 
@@ -384,7 +420,11 @@ _DECODING = _Decoding(budgets.PICTURE_BYTES)
 
 
 def prepare(
-    pixels: _Picture, height: int, width: int, preprocess: Preprocess = YOLO_PREPROCESS, channels: int = 3
+    pixels: _Picture,
+    height: int,
+    width: int,
+    preprocess: Preprocess = YOLO_PREPROCESS,
+    channels: int = 3,
 ) -> npt.NDArray[np.float32]:
     """Resizes, pads and normalises one picture.
 
@@ -403,7 +443,9 @@ def prepare(
         canvas = np.asarray(Image.fromarray(canvas).convert("L"))[..., None]
     elif preprocess.bgr:
         canvas = canvas[..., ::-1]
-    result = np.multiply(canvas.transpose(2, 0, 1), np.float32(preprocess.scale), dtype=np.float32, order="C")
+    result = np.multiply(
+        canvas.transpose(2, 0, 1), np.float32(preprocess.scale), dtype=np.float32, order="C"
+    )
     if any(preprocess.mean):
         result -= np.asarray(preprocess.mean[:channels], np.float32)[:, None, None]
     if any(s != 1.0 for s in preprocess.std):
@@ -411,7 +453,9 @@ def prepare(
     return result[None]
 
 
-def _fitted(pixels: _Picture, height: int, width: int, preprocess: Preprocess) -> npt.NDArray[np.uint8]:
+def _fitted(
+    pixels: _Picture, height: int, width: int, preprocess: Preprocess
+) -> npt.NDArray[np.uint8]:
     """The picture in a canvas of the network's size, uint8 [height, width, 3].
 
     The letterbox is that of Ultralytics (LetterBox, auto=False): scale by the smaller ratio, up as well as down,
@@ -441,7 +485,11 @@ def _resized(pixels: _Picture, height: int, width: int) -> npt.NDArray[np.uint8]
         return _as_array(pixels)
     picture = pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)
     extent = (0, 0, w, h)
-    return np.asarray(picture.transform((width, height), Image.Transform.EXTENT, extent, Image.Resampling.BILINEAR))
+    return np.asarray(
+        picture.transform(
+            (width, height), Image.Transform.EXTENT, extent, Image.Resampling.BILINEAR
+        )
+    )
 
 
 def describe(preprocess: Preprocess) -> str:
@@ -458,7 +506,19 @@ def describe(preprocess: Preprocess) -> str:
 # Pictures in files ---------------------------------------------------------------------------------------------------
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
-OTHER_PICTURES = (".tif", ".tiff", ".gif", ".heic", ".heif", ".avif", ".jp2", ".jxl", ".ppm", ".pgm", ".tga")
+OTHER_PICTURES = (
+    ".tif",
+    ".tiff",
+    ".gif",
+    ".heic",
+    ".heif",
+    ".avif",
+    ".jp2",
+    ".jxl",
+    ".ppm",
+    ".pgm",
+    ".tga",
+)
 
 
 class ImageSource(FilesSource):
@@ -482,7 +542,11 @@ class ImageSource(FilesSource):
                 note_read(path)
 
     def describe(
-        self, where: str, inputs: Sequence[InputSpec], preprocess: Preprocess, size: tuple[int, int] | None
+        self,
+        where: str,
+        inputs: Sequence[InputSpec],
+        preprocess: Preprocess,
+        size: tuple[int, int] | None,
     ) -> None:
         """Notes what the pictures become.
 
@@ -491,11 +555,15 @@ class ImageSource(FilesSource):
         """
         if len(inputs) != 1:
             names = ", ".join(f"'{i.name}'" for i in inputs)
-            raise DataError(f"{where}: images cannot feed a model with {len(inputs)} inputs ({names}); give npz files")
+            raise DataError(
+                f"{where}: images cannot feed a model with {len(inputs)} inputs ({names}); give npz files"
+            )
         self.spec = inputs[0]
         self.integer = self.spec.numpy_dtype.kind in "iu"
         if self.integer and preprocess.scale == YOLO_PREPROCESS.scale:
-            preprocess = replace(preprocess, scale=1.0)  # the network divides by 255 itself; 0 to 1 would round to 0
+            preprocess = replace(
+                preprocess, scale=1.0
+            )  # the network divides by 255 itself; 0 to 1 would round to 0
         self.preprocess = preprocess
         self.nhwc, self.channels, self.height, self.width = _layout(self.spec, size)
 
@@ -505,7 +573,9 @@ class ImageSource(FilesSource):
     def load(self, index: int) -> dict[str, Array]:
         return self.prepared(self.paths[index])
 
-    def prepared(self, source: str | os.PathLike[str] | IO[bytes], name: str = "") -> dict[str, Array]:
+    def prepared(
+        self, source: str | os.PathLike[str] | IO[bytes], name: str = ""
+    ) -> dict[str, Array]:
         """A picture as the network takes it; see :func:`calibration.pictures.decode`."""
         with decoded(source, name, self.height * self.width) as pixels:
             array = prepare(pixels, self.height, self.width, self.preprocess, self.channels)
@@ -522,19 +592,31 @@ def _layout(spec: InputSpec, size: tuple[int, int] | None) -> tuple[bool, int, i
     """Whether the input is NHWC, its channels, height and width."""
     shown = spec.shape_text()
     if len(spec.shape) != 4:
-        raise DataError(f"input '{spec.name}' {shown} does not take images (rank 4 needed); give npz files")
+        raise DataError(
+            f"input '{spec.name}' {shown} does not take images (rank 4 needed); give npz files"
+        )
     nhwc = spec.shape[3] in (1, 3) and spec.shape[1] not in (1, 3)
     dims = (spec.shape[3], spec.shape[1], spec.shape[2]) if nhwc else spec.shape[1:]
     channels, height, width = (*dims,)
     channels = 3 if channels is None else channels
     if channels not in (1, 3):
-        raise DataError(f"input '{spec.name}' {shown} takes {channels} channels, images have 3 or 1; give npz files")
+        raise DataError(
+            f"input '{spec.name}' {shown} takes {channels} channels, images have 3 or 1; give npz files"
+        )
     if height is None or width is None:
         if size is None:
-            raise DataError(said("input '{name}' {shown} leaves the image size open; give {`size`}, for example "
-                                 "640x640", name=spec.name, shown=shown))
+            raise DataError(
+                said(
+                    "input '{name}' {shown} leaves the image size open; give {`size`}, for example "
+                    "640x640",
+                    name=spec.name,
+                    shown=shown,
+                )
+            )
         height, width = height or size[0], width or size[1]
     if height < 1 or width < 1 or height * width > budgets.INPUT_PIXELS:
-        raise DataError(f"input '{spec.name}' {shown}: image size {height}x{width} is not possible; the limit is "
-                        f"{budgets.INPUT_PIXELS} pixels")
+        raise DataError(
+            f"input '{spec.name}' {shown}: image size {height}x{width} is not possible; the limit is "
+            f"{budgets.INPUT_PIXELS} pixels"
+        )
     return nhwc, channels, height, width

@@ -93,7 +93,17 @@ def collect(
     dataset = open_data(data, input_specs(loaded), samples=samples)
     dataset.forget()
     cache = None if collected.cache is None else Path(collected.cache)
-    job = _Job(loaded, dataset, names, bins, cache, focus, collected.overwrite_cache, where.cluster, where.mixed_cpus)
+    job = _Job(
+        loaded,
+        dataset,
+        names,
+        bins,
+        cache,
+        focus,
+        collected.overwrite_cache,
+        where.cluster,
+        where.mixed_cpus,
+    )
     return _checked(job.run(progress), names, loaded)
 
 
@@ -107,12 +117,15 @@ def _checked(statistics: Statistics, names: Sequence[str], model: Model) -> Stat
                     f"the calibration data has {statistics[broken].nonfinite} values that are NaN or infinite in input "
                     f"'{broken}', so that tensor '{name}' never is finite; check the data and the preprocessing"
                 )
-            raise DataError(f"{model.path or 'model'}: tensor '{name}' is NaN or infinite for every input; "
-                            "check the weights and the preprocessing")
+            raise DataError(
+                f"{model.path or 'model'}: tensor '{name}' is NaN or infinite for every input; "
+                "check the weights and the preprocessing"
+            )
         if part.nonfinite:
             total = part.count + part.nonfinite
             statistics.warnings.append(
-                Remark.NONFINITE_TENSOR(tensor=name, nonfinite=part.nonfinite, total=total))
+                Remark.NONFINITE_TENSOR(tensor=name, nonfinite=part.nonfinite, total=total)
+            )
     return statistics
 
 
@@ -140,7 +153,9 @@ class _Job:
     key: str = ""
     notes: list[Note] = field(default_factory=list)
     before: Statistics = field(default_factory=lambda: Statistics({}))  # from an interrupted pass
-    kept: Statistics = field(default_factory=lambda: Statistics({}))  # tensors that a finished pass had already
+    kept: Statistics = field(
+        default_factory=lambda: Statistics({})
+    )  # tensors that a finished pass had already
     done: set[int] = field(default_factory=set)
     seen: tuple[int, ...] | None = None  # the cache as this job knows it
 
@@ -154,12 +169,16 @@ class _Job:
                 return finished
             wanted = [n for n in self.names if n not in self.kept]
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module="PIL")  # its remarks on odd files; broken ones are counted
+            warnings.filterwarnings(
+                "ignore", module="PIL"
+            )  # its remarks on odd files; broken ones are counted
             statistics = self._pass(wanted, progress)
         skipped = sorted(self.dataset.skipped)
         if not statistics.images and skipped:
             name, reason = skipped[0]
-            raise DataError(f"none of the {len(skipped)} images could be read; the first, {name}: {reason}")
+            raise DataError(
+                f"none of the {len(skipped)} images could be read; the first, {name}: {reason}"
+            )
         if not statistics.images:
             raise DataError("the calibration data holds no samples")
         return statistics
@@ -175,25 +194,41 @@ class _Job:
         found = load_progress(self.cache)
         reason = self._mismatch(found)
         if reason:
-            of_iterator = not (found.statistics.fingerprint or self.dataset.fingerprint) and found.model == self.key
+            of_iterator = (
+                not (found.statistics.fingerprint or self.dataset.fingerprint)
+                and found.model == self.key
+            )
             if not self.overwrite and not of_iterator:
-                raise DataError(said("{cache}: {reason}; give another name, or {`overwrite_cache`} to replace it",
-                                     cache=self.cache, reason=reason))
+                raise DataError(
+                    said(
+                        "{cache}: {reason}; give another name, or {`overwrite_cache`} to replace it",
+                        cache=self.cache,
+                        reason=reason,
+                    )
+                )
             self.notes.append(Remark.NOT_USED(cache=self.cache, why=reason))
             return None
         missing = [n for n in self.names if n not in found.statistics]
         old = found.statistics
         if found.complete and not missing:
             self.notes.append(Remark.REUSED(cache=self.cache, images=old.images))
-            return Statistics({n: old[n] for n in self.names}, images=old.images, fingerprint=old.fingerprint,
-                              warnings=old.warnings, skipped=old.skipped, notes=self.notes)
+            return Statistics(
+                {n: old[n] for n in self.names},
+                images=old.images,
+                fingerprint=old.fingerprint,
+                warnings=old.warnings,
+                skipped=old.skipped,
+                notes=self.notes,
+            )
         if found.complete:
             self.kept = old
             self.notes.append(Remark.REUSED_IN_PART(cache=self.cache, missing=len(missing)))
         elif missing:
             self.notes.append(Remark.UNFINISHED(cache=self.cache, tensor=missing[0]))
         else:
-            self.before = Statistics({n: old[n] for n in self.names}, images=old.images, skipped=old.skipped)
+            self.before = Statistics(
+                {n: old[n] for n in self.names}, images=old.images, skipped=old.skipped
+            )
             self.done = found.done
             self.dataset.looks = found.looks
             self.dataset.skipped.extend(old.skipped)
@@ -205,7 +240,9 @@ class _Job:
             return Mismatch.MODEL
         if not self.dataset.fingerprint or found.statistics.fingerprint != self.dataset.fingerprint:
             return Mismatch.DATA
-        return Mismatch.BINS if any(p.bins != self.bins for p in found.statistics.values()) else None
+        return (
+            Mismatch.BINS if any(p.bins != self.bins for p in found.statistics.values()) else None
+        )
 
     def _check_own(self, cache: Path) -> None:
         """Another process may have written the cache since; one that is not of this calibration is not replaced.
@@ -218,7 +255,9 @@ class _Job:
             return
         reason = self._mismatch(load_progress(cache))
         if reason:
-            raise DataError(f"{cache}: another process has written it, and {reason}; give another name")
+            raise DataError(
+                f"{cache}: another process has written it, and {reason}; give another name"
+            )
 
     def _pass(self, wanted: list[str], progress: bool) -> Statistics:
         with contextlib.ExitStack() as stack:
@@ -228,7 +267,11 @@ class _Job:
             results = running.results()
             try:
                 for _ in track(results, "Calibrating", total=left) if progress else results:
-                    if self.cache is not None and not len(self.kept) and time.monotonic() - saved > SAVE_SECONDS:
+                    if (
+                        self.cache is not None
+                        and not len(self.kept)
+                        and time.monotonic() - saved > SAVE_SECONDS
+                    ):
                         self._save(*running.snapshot())
                         saved = time.monotonic()
             except BaseException:
@@ -249,17 +292,30 @@ class _Job:
             from calibration.clustered import ClusterPass
 
             cluster = stack.enter_context(Cluster(self.where, self.mixed_cpus))
-            return ClusterPass(cluster, self.model, self.dataset, self.done, wanted, computed, self.bins, self.focus)
+            return ClusterPass(
+                cluster,
+                self.model,
+                self.dataset,
+                self.done,
+                wanted,
+                computed,
+                self.bins,
+                self.focus,
+            )
         count = 1
         if self.dataset.source.random_access:
-            count = worker_count(fetched_bytes(self.model, computed), cores(), counted_bytes(len(wanted), self.bins))
+            count = worker_count(
+                fetched_bytes(self.model, computed), cores(), counted_bytes(len(wanted), self.bins)
+            )
         threads = max(1, cores() // count)
         session = open_session(self.model, computed, threads) if computed else None
         samples = None if self.dataset.indices is None else len(self.dataset)
         by_channel = linear_inputs(self.model)
         turn = turns(count)
-        tallies = [Tally(session, wanted, self.bins, self.focus, threads, samples, by_channel, turn)
-                   for _ in range(count)]
+        tallies = [
+            Tally(session, wanted, self.bins, self.focus, threads, samples, by_channel, turn)
+            for _ in range(count)
+        ]
         return ThreadPass(self.dataset.tasks(self.done), tallies)
 
     def _save(self, counted: Statistics, done: Set[int], finished: bool = False) -> Statistics:
@@ -267,12 +323,21 @@ class _Job:
         done = self.done | done
         tensors = {**self.kept.tensors, **result.tensors}
         dataset = self.dataset
-        everything = Statistics(tensors, images=result.images, fingerprint=dataset.fingerprint,
-                                warnings=dataset.warnings, skipped=sorted(dataset.skipped), notes=self.notes)
+        everything = Statistics(
+            tensors,
+            images=result.images,
+            fingerprint=dataset.fingerprint,
+            warnings=dataset.warnings,
+            skipped=sorted(dataset.skipped),
+            notes=self.notes,
+        )
         if self.cache is not None and everything.images:
             total = len(done) if finished else None
             self._check_own(self.cache)
-            save_progress(Progress(self.key, everything, done, total, Looks(**vars(dataset.looks))), self.cache)
+            save_progress(
+                Progress(self.key, everything, done, total, Looks(**vars(dataset.looks))),
+                self.cache,
+            )
             self.seen = _identity(self.cache)
         everything.tensors = {n: tensors[n] for n in self.names}
         return everything
@@ -297,6 +362,11 @@ def _model_key(model: Model, focus: Focus | None) -> str:
         return model.sha256 + looked
     from onnx import external_data_helper
 
-    files = sorted({location_of(t) for t in model.proto.graph.initializer
-                    if external_data_helper.uses_external_data(t)})
+    files = sorted(
+        {
+            location_of(t)
+            for t in model.proto.graph.initializer
+            if external_data_helper.uses_external_data(t)
+        }
+    )
     return model.sha256 + "".join(file_digest(Path(folder) / f).hex() for f in files) + looked

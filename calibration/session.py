@@ -42,11 +42,17 @@ def input_specs(model: Model) -> list[InputSpec]:
         try:
             dtype = onnx.helper.tensor_dtype_to_np_dtype(elem_type)
         except KeyError:
-            raise ModelError(f"{_name(model)}: input '{value.name}' is not a tensor of numbers") from None
+            raise ModelError(
+                f"{_name(model)}: input '{value.name}' is not a tensor of numbers"
+            ) from None
         if dtype.kind not in "fiub":
-            raise ModelError(f"{_name(model)}: input '{value.name}' holds {dtype}, which cannot be fed")
+            raise ModelError(
+                f"{_name(model)}: input '{value.name}' holds {dtype}, which cannot be fed"
+            )
         if not value.type.tensor_type.HasField("shape"):
-            raise ModelError(f"{_name(model)}: input '{value.name}' has no known rank; export the model with shapes")
+            raise ModelError(
+                f"{_name(model)}: input '{value.name}' has no known rank; export the model with shapes"
+            )
         # Some exporters write 0 or -1 for an open dimension.
         shape = tuple(d if d is not None and d > 0 else None for d in model.shape(value.name) or ())
         specs.append(InputSpec(value.name, shape, dtype.name))
@@ -55,7 +61,9 @@ def input_specs(model: Model) -> list[InputSpec]:
 
 def metadata_size(model: Model) -> Size | None:
     """Height and width from the ``imgsz`` metadata that Ultralytics writes (``[640, 640]``); None without it."""
-    text = model.metadata.get("imgsz", "")[:1000]  # two numbers; as objects, megabytes of lists take forty times that
+    text = model.metadata.get("imgsz", "")[
+        :1000
+    ]  # two numbers; as objects, megabytes of lists take forty times that
     try:
         value = parse_json(text)
     except (ValueError, RecursionError):
@@ -63,7 +71,11 @@ def metadata_size(model: Model) -> Size | None:
         value = [int(n) for n in numbers[:2]]
     if isinstance(value, int):
         value = [value, value]
-    if isinstance(value, list) and len(value) == 2 and all(isinstance(v, int) and 0 < v <= 1 << 16 for v in value):
+    if (
+        isinstance(value, list)
+        and len(value) == 2
+        and all(isinstance(v, int) and 0 < v <= 1 << 16 for v in value)
+    ):
         return value[0], value[1]
     return None
 
@@ -81,7 +93,9 @@ def check_tensors(model: Model, tensors: Sequence[str]) -> None:
     known = {*model.producers, *model.inputs}
     for name in tensors:
         if model.is_constant(name):
-            raise ModelError(f"{_name(model)}: tensor '{name}' is a constant; its range needs no calibration")
+            raise ModelError(
+                f"{_name(model)}: tensor '{name}' is a constant; its range needs no calibration"
+            )
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
             hint = f"; did you mean '{close[0]}'?" if close else ""
@@ -89,7 +103,11 @@ def check_tensors(model: Model, tensors: Sequence[str]) -> None:
 
 
 def partial_model(
-    model: Model, tensors: Sequence[str], given: Sequence[onnx.ValueInfoProto] = (), *, weights: bool = True
+    model: Model,
+    tensors: Sequence[str],
+    given: Sequence[onnx.ValueInfoProto] = (),
+    *,
+    weights: bool = True,
 ) -> onnx.ModelProto:
     """A model whose outputs are the given tensors; nodes, weights and inputs that they do not need are left out.
 
@@ -99,7 +117,10 @@ def partial_model(
     """
     fed = {v.name for v in given}
     source = model.proto
-    stored = (t if weights or not external.is_separable(t) else without_data(t) for t in source.graph.initializer)
+    stored = (
+        t if weights or not external.is_separable(t) else without_data(t)
+        for t in source.graph.initializer
+    )
     outputs = [onnx.ValueInfoProto(name=t) for t in tensors]
     result, needed = part_of(source, [n.proto for n in model.ordered], outputs, stored, fed)
     result.ir_version = min(source.ir_version, sessions.IR_VERSION)
@@ -125,9 +146,13 @@ def external_folder(model: Model) -> str:
             continue
         location = location_of(tensor)
         if not model.base_dir:
-            raise ModelError(f"model: tensor '{tensor.name}' has its weights in '{location}'; give the model's path")
+            raise ModelError(
+                f"model: tensor '{tensor.name}' has its weights in '{location}'; give the model's path"
+            )
         if external.path_of(tensor, model.base_dir, model.path) is None:
-            raise ModelError(f"{model.path}: weight file '{location}' of tensor '{tensor.name}' is missing")
+            raise ModelError(
+                f"{model.path}: weight file '{location}' of tensor '{tensor.name}' is missing"
+            )
         folder = model.base_dir
     return folder
 
@@ -198,8 +223,10 @@ def packed_model(model: Model, names: Sequence[str]) -> bytes:
             _take_weights_in(model, partial)
         return bytes(partial.SerializeToString())
     except (ValueError, EncodeError):
-        raise ModelError(f"{model.path or 'model'}: is over 2 GB, which cannot be sent to a cluster; calibrate it on "
-                         "one machine") from None
+        raise ModelError(
+            f"{model.path or 'model'}: is over 2 GB, which cannot be sent to a cluster; calibrate it on "
+            "one machine"
+        ) from None
 
 
 def open_packed(source: bytes, threads: int, name: str, **options: Any) -> Any:
@@ -256,5 +283,7 @@ class Fetcher:
         try:
             values = self.session.run(self.outputs, {n: sample[n] for n in self.inputs})
         except Exception as error:
-            raise ModelError(f"onnxruntime failed on a sample: {sessions.failure(error)}") from error
+            raise ModelError(
+                f"onnxruntime failed on a sample: {sessions.failure(error)}"
+            ) from error
         return dict(zip(self.outputs, values, strict=True))

@@ -45,7 +45,9 @@ MIN_TOP = OCTAVES - 126  # the window starts at 2**-126, the smallest normal flo
 # Elements per step. The buffers of smaller ones would fit a core's caches better, but at every step threads wait for
 # the interpreter: two threads take a fifth more processor time with half of it, a third more with a quarter.
 _CHUNK = 1 << 17
-_ABS_MASK = np.array(0x7FFFFFFF, np.uint32)  # as an array: numpy makes one of each number, at every step
+_ABS_MASK = np.array(
+    0x7FFFFFFF, np.uint32
+)  # as an array: numpy makes one of each number, at every step
 DEFAULT_BINS = 2048
 _MOST_BITS = 15  # of 65536 bins
 _MOST_BINS = 1_000_000  # of equal width
@@ -113,7 +115,9 @@ class MagnitudeCounter:
         if top <= self.top:
             return
         shift = min(top - self.top, OCTAVES) << self.bits
-        counts = self.counts  # in place: another array for each of thousands of tensors leaves holes of its size
+        counts = (
+            self.counts
+        )  # in place: another array for each of thousands of tensors leaves holes of its size
         lowest = counts[: 1 + shift].sum()
         counts[1 : len(counts) - shift] = counts[1 + shift :]
         counts[len(counts) - shift :] = 0
@@ -121,8 +125,12 @@ class MagnitudeCounter:
         self.top = top
 
     def add(
-        self, values: npt.NDArray[np.float32], scratch: Scratch | None = None, also: MagnitudeCounter | None = None,
-        every: int = 1, extremes: tuple[float, float] = (0.0, 0.0),
+        self,
+        values: npt.NDArray[np.float32],
+        scratch: Scratch | None = None,
+        also: MagnitudeCounter | None = None,
+        every: int = 1,
+        extremes: tuple[float, float] = (0.0, 0.0),
     ) -> None:
         """Counts finite values, [n], contiguous, whose magnitudes are all below ``2**top``.
 
@@ -156,11 +164,15 @@ class MagnitudeCounter:
                 chunk = patterns[start : start + _CHUNK]
                 work, bins = buffers.patterns[: len(chunk)], buffers.bins[: len(chunk)]
                 np.bitwise_and(chunk, _ABS_MASK, out=work)
-                work.clip(lowest, _ABS_MASK, out=work)  # maximum() with one number is three times as slow
+                work.clip(
+                    lowest, _ABS_MASK, out=work
+                )  # maximum() with one number is three times as slow
                 np.subtract(work, lowest, out=work)
                 np.right_shift(work, shift, out=work)
                 bins[:] = work
-                np.add.at(counts, bins, weight)  # bincount looks at all of them first, and makes an array each time
+                np.add.at(
+                    counts, bins, weight
+                )  # bincount looks at all of them first, and makes an array each time
         if also is not None:
             self.counts += counts
             also.counts += counts
@@ -187,7 +199,9 @@ class MagnitudeCounter:
         bits = self.bits if bits is None else min(bits, self.bits)
         counts = self.counts
         if bits < self.bits:
-            counts = np.concatenate([counts[:1], counts[1:].reshape(-1, 1 << (self.bits - bits)).sum(axis=1)])
+            counts = np.concatenate(
+                [counts[:1], counts[1:].reshape(-1, 1 << (self.bits - bits)).sum(axis=1)]
+            )
         filled = np.flatnonzero(counts)
         last = int(filled[-1]) + 1 if len(filled) else 1
         edges = np.empty(last + 1)
@@ -198,7 +212,9 @@ class MagnitudeCounter:
         return Histogram(counts[:last], edges)
 
 
-def _unpickled(bits: int, top: int, lowest: int, first: int, counts: npt.NDArray[Any]) -> MagnitudeCounter:
+def _unpickled(
+    bits: int, top: int, lowest: int, first: int, counts: npt.NDArray[Any]
+) -> MagnitudeCounter:
     result = MagnitudeCounter(bits)
     result.absorb(top, lowest, first, counts)
     return result
@@ -214,7 +230,9 @@ class Scratch(NamedTuple):
 
 def scratch_buffer() -> Scratch:
     """Work buffers for :meth:`MagnitudeCounter.add`; one set per thread."""
-    counts = np.empty(1 + (OCTAVES << _MOST_BITS), np.int64)  # only as much takes memory as a counter has bins
+    counts = np.empty(
+        1 + (OCTAVES << _MOST_BITS), np.int64
+    )  # only as much takes memory as a counter has bins
     return Scratch(np.empty(_CHUNK, np.uint32), np.empty(_CHUNK, np.intp), counts)
 
 
@@ -239,7 +257,9 @@ def _unit_edges(bits: int) -> Floats:
 # Which values are counted --------------------------------------------------------------------------------------------
 
 _OF_SAMPLE = 1 << 16  # values of a sample that are counted about, where it has as many
-_OF_ALL = 1 << 22  # values of all samples that are counted about: with fewer than twice as many, each counts
+_OF_ALL = (
+    1 << 22
+)  # values of all samples that are counted about: with fewer than twice as many, each counts
 
 
 def step(shape: Sequence[int], samples: int | None) -> int:
@@ -357,7 +377,17 @@ class TensorStatistics:
             holds no channels, or nobody asked.
     """
 
-    __slots__ = ("bins", "channels", "count", "counter", "focus", "maximum", "minimum", "nonfinite", "spots")
+    __slots__ = (
+        "bins",
+        "channels",
+        "count",
+        "counter",
+        "focus",
+        "maximum",
+        "minimum",
+        "nonfinite",
+        "spots",
+    )
 
     @typed
     def __init__(self, bins: int = DEFAULT_BINS) -> None:
@@ -424,7 +454,11 @@ class TensorStatistics:
 
     @typed
     def add(
-        self, array: npt.NDArray[Any], scratch: Scratch | None = None, looked_at: bool = False, every: int = 1
+        self,
+        array: npt.NDArray[Any],
+        scratch: Scratch | None = None,
+        looked_at: bool = False,
+        every: int = 1,
     ) -> None:
         """Takes in every element of an array of any shape; other types are converted to float32.
 
@@ -441,13 +475,17 @@ class TensorStatistics:
             if self.focus is None:
                 self.focus = TensorStatistics(self.bins)
                 if not self.count:
-                    self.focus.counter = self.counter  # of both, as long as all values are looked at
+                    self.focus.counter = (
+                        self.counter
+                    )  # of both, as long as all values are looked at
             parts.append(self.focus)
         else:
             self._part_counters()
         values = np.asarray(array)  # a masked one as well
         if array.dtype != np.float32 or not array.flags.c_contiguous:
-            with np.errstate(over="ignore"):  # a float64 beyond float32 becomes an infinity and is counted as one
+            with np.errstate(
+                over="ignore"
+            ):  # a float64 beyond float32 becomes an infinity and is counted as one
                 values = np.ascontiguousarray(array, dtype=np.float32)
         values = values.reshape(-1)
         if not values.size:
@@ -466,7 +504,9 @@ class TensorStatistics:
             part.minimum = min(part.minimum, low)
             part.maximum = max(part.maximum, high)
             part.counter.raise_top(top_of(max(-low, high)))
-        self.counter.add(values, scratch, parts[1].counter if looked_at else None, every, (low, high))
+        self.counter.add(
+            values, scratch, parts[1].counter if looked_at else None, every, (low, high)
+        )
 
     @typed
     def add_focus(self, parts: Iterable[npt.NDArray[Any]], scratch: Scratch | None = None) -> None:
@@ -507,7 +547,9 @@ class TensorStatistics:
             DataError: They were collected with different numbers of bins.
         """
         if self.bins != other.bins:
-            raise DataError(f"statistics with {self.bins} and {other.bins} bins cannot be merged; collect them again")
+            raise DataError(
+                f"statistics with {self.bins} and {other.bins} bins cannot be merged; collect them again"
+            )
         result = TensorStatistics.__new__(TensorStatistics)
         result.bins = self.bins
         result.count = self.count + other.count
@@ -538,8 +580,9 @@ class TensorStatistics:
         return result
 
 
-def _joined(one: npt.NDArray[np.float32] | None, other: npt.NDArray[np.float32] | None) -> (
-        npt.NDArray[np.float32] | None):
+def _joined(
+    one: npt.NDArray[np.float32] | None, other: npt.NDArray[np.float32] | None
+) -> npt.NDArray[np.float32] | None:
     """The ranges of channels of both.
 
     Raises:
@@ -548,8 +591,10 @@ def _joined(one: npt.NDArray[np.float32] | None, other: npt.NDArray[np.float32] 
     if one is None or other is None:
         return other if one is None else one
     if one.shape != other.shape:
-        raise DataError(f"statistics of {one.shape[1]} and {other.shape[1]} channels cannot be merged; collect them "
-                        "again")
+        raise DataError(
+            f"statistics of {one.shape[1]} and {other.shape[1]} channels cannot be merged; collect them "
+            "again"
+        )
     return np.stack([np.minimum(one[0], other[0]), np.maximum(one[1], other[1])])
 
 

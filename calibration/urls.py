@@ -21,7 +21,14 @@ from qdqtool.base.text import reason_of
 from qdqtool.errors import DataError
 
 _URL = re.compile(r"[a-z][a-z0-9+.\-]+(://|::)", re.IGNORECASE)
-_CHECKSUMS = ("ETag", "etag", "md5Hash", "content_md5", "checksum", "sha256")  # as the file systems call them
+_CHECKSUMS = (
+    "ETag",
+    "etag",
+    "md5Hash",
+    "content_md5",
+    "checksum",
+    "sha256",
+)  # as the file systems call them
 
 
 def is_url(text: str) -> bool:
@@ -33,7 +40,7 @@ def local_path(text: str) -> str:
     """The path of a ``file://`` URL; anything else as it is."""
     for begin in ("file://", "local://"):
         if text.lower().startswith(begin):
-            return text[len(begin):]
+            return text[len(begin) :]
     return text
 
 
@@ -46,11 +53,15 @@ def opened(url: str) -> tuple[Any, str]:
     try:
         import fsspec
     except ImportError:
-        raise DataError(f"{url}: URLs need fsspec: pip install fsspec, and s3fs, gcsfs or the like") from None
+        raise DataError(
+            f"{url}: URLs need fsspec: pip install fsspec, and s3fs, gcsfs or the like"
+        ) from None
     try:
         system, path = fsspec.core.url_to_fs(url)
     except ImportError as error:
-        raise DataError(f"{url}: {' '.join(str(error).split())} (pip install it here and on every worker)") from None
+        raise DataError(
+            f"{url}: {' '.join(str(error).split())} (pip install it here and on every worker)"
+        ) from None
     except Exception as error:  # each file system has classes of its own
         raise DataError(f"{url}: cannot be opened: {reason_of(error)}") from None
     return system, str(path)
@@ -100,7 +111,12 @@ class UrlSource(ImageSource):
     """Pictures behind a URL, each read whole and within :data:`qdqtool.base.budgets.PICTURE_FILE`."""
 
     def __init__(
-        self, url: str, folder: str, names: Sequence[str], inputs: Sequence[InputSpec], preprocess: Preprocess,
+        self,
+        url: str,
+        folder: str,
+        names: Sequence[str],
+        inputs: Sequence[InputSpec],
+        preprocess: Preprocess,
         size: tuple[int, int] | None,
     ) -> None:
         """Describes them; nothing is read yet. ``folder`` is that of the URL in its file system."""

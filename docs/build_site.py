@@ -43,8 +43,12 @@ from qdqtool.types import Evidence
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 #: Pages that are made here: texts name them ("the page *Builds*"), for in the repository there is nothing to link to.
-MADE = {"Builds": "builds.md", "Findings": "findings/index.md", "Targets": "targets/index.md",
-        "Ways to build": "ways.md"}
+MADE = {
+    "Builds": "builds.md",
+    "Findings": "findings/index.md",
+    "Targets": "targets/index.md",
+    "Ways to build": "ways.md",
+}
 IMAGES, SIZE = 100, 320  # of the demo's model
 LINES = 60  # of an answer, on its page
 SECONDS = 600.0  # for one example
@@ -56,9 +60,26 @@ PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Findings", ("findings/index.md",)),
     ("TensorRT's errors", ("errors/index.md",)),
     ("Targets", ("targets/index.md", "builds.md")),
-    ("Guides", ("insert.md", "ways.md", "times.md", "compare.md", "fix.md", "tune.md", "report.md", "extract.md",
-                "ci.md", "qat.md", "cluster.md")),
-    ("Figures", ("accuracy.md", "attention.md", "speed.md", "timing.md", "scales.md", "qat-models.md")),
+    (
+        "Guides",
+        (
+            "insert.md",
+            "ways.md",
+            "times.md",
+            "compare.md",
+            "fix.md",
+            "tune.md",
+            "report.md",
+            "extract.md",
+            "ci.md",
+            "qat.md",
+            "cluster.md",
+        ),
+    ),
+    (
+        "Figures",
+        ("accuracy.md", "attention.md", "speed.md", "timing.md", "scales.md", "qat-models.md"),
+    ),
     ("Python", ("python.md", "examples/index.md")),
     ("Project", ("architecture.md", "contributing.md", "SECURITY.md", "changelog.md")),
 )
@@ -66,10 +87,18 @@ PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 def main() -> None:
     """Builds pages and site; ends with mkdocs' exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=ROOT / "build" / "site", help="folder of the site")
-    parser.add_argument("--pages-only", action="store_true", help="write the pages beside it, and no site")
-    parser.add_argument("--readme", action="store_true", help="write the README's example anew, and nothing else")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--output", type=Path, default=ROOT / "build" / "site", help="folder of the site"
+    )
+    parser.add_argument(
+        "--pages-only", action="store_true", help="write the pages beside it, and no site"
+    )
+    parser.add_argument(
+        "--readme", action="store_true", help="write the README's example anew, and nothing else"
+    )
     given = parser.parse_args()
     if given.readme:
         (ROOT / "README.md").write_text(readme(), encoding="utf-8")
@@ -78,15 +107,40 @@ def main() -> None:
     shutil.rmtree(made, ignore_errors=True)
     titles = write_pages(made)
     config = made.with_name("mkdocs.json")  # JSON is YAML
-    config.write_text(json.dumps({
-        "INHERIT": str(DOCS / "mkdocs.yml"), "docs_dir": str(made), "site_dir": str(given.output.resolve()),
-        "hooks": [str(DOCS / "mkdocs_hooks.py")], "nav": navigation(titles),
-        "plugins": {"mkdocstrings": {"handlers": {"python": {
-            "paths": [str(ROOT)], "options": {"extensions": [f"{DOCS / 'mkdocs_hooks.py'}:CompletedDocstrings"]},
-        }}}},
-    }))  # fmt: skip
+    config.write_text(
+        json.dumps(
+            {
+                "INHERIT": str(DOCS / "mkdocs.yml"),
+                "docs_dir": str(made),
+                "site_dir": str(given.output.resolve()),
+                "hooks": [str(DOCS / "mkdocs_hooks.py")],
+                "nav": navigation(titles),
+                "plugins": {
+                    "mkdocstrings": {
+                        "handlers": {
+                            "python": {
+                                "paths": [str(ROOT)],
+                                "options": {
+                                    "extensions": [
+                                        f"{DOCS / 'mkdocs_hooks.py'}:CompletedDocstrings"
+                                    ]
+                                },
+                            }
+                        }
+                    }
+                },
+            }
+        )
+    )
     if not given.pages_only:
-        command = [sys.executable, "-m", "mkdocs", "build", "-f", str(config)]  # quiet, it would count no warning
+        command = [
+            sys.executable,
+            "-m",
+            "mkdocs",
+            "build",
+            "-f",
+            str(config),
+        ]  # quiet, it would count no warning
         env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -134,10 +188,15 @@ def navigation(titles: Mapping[str, str]) -> list[dict[str, Any]]:
 def written_pages() -> Iterator[tuple[str, str]]:
     """The pages of this folder, the README as the first one, the changelog."""
     if readme() != (ROOT / "README.md").read_text(encoding="utf-8"):
-        raise ValueError("README.md shows what predict printed once; run 'python docs/build_site.py --readme'")
+        raise ValueError(
+            "README.md shows what predict printed once; run 'python docs/build_site.py --readme'"
+        )
     for path in sorted(DOCS.glob("*.md")):
         yield path.name, _linked(path.read_text(encoding="utf-8"), "../")
-    yield "index.md", _linked((ROOT / "README.md").read_text(encoding="utf-8"), "").replace("](docs/", "](")
+    yield (
+        "index.md",
+        _linked((ROOT / "README.md").read_text(encoding="utf-8"), "").replace("](docs/", "]("),
+    )
     yield "changelog.md", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
@@ -150,15 +209,31 @@ def readme() -> str:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         _demo(folder)
-        _run(["insert", "yolov8n.onnx", "--calib", "images", "--residual", "none", "--losses", "0", "--no-predict",
-              "-o", "yolov8n_naive.onnx"], folder)
+        _run(
+            [
+                "insert",
+                "yolov8n.onnx",
+                "--calib",
+                "images",
+                "--residual",
+                "none",
+                "--losses",
+                "0",
+                "--no-predict",
+                "-o",
+                "yolov8n_naive.onnx",
+            ],
+            folder,
+        )
         first, second, *others = _run(shlex.split(call), folder)[0].split("\n\n")
     count = re.split(r"\n  (?=\d)", second)[0]
     warning = next(part for part in others if part.startswith("warning "))
     place = "\n  - ".join(warning.split("\n  - ")[:2])
     shown = f"```\n$ qdqtool {call}\n{first}\n\n{count}\n...\n{place}\n...\n```"
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    return re.sub(r"^```\n\$ qdqtool predict .*?^```", lambda _: shown, text, count=1, flags=re.M | re.S)
+    return re.sub(
+        r"^```\n\$ qdqtool predict .*?^```", lambda _: shown, text, count=1, flags=re.M | re.S
+    )
 
 
 def _demo(folder: Path) -> None:
@@ -171,7 +246,9 @@ def _demo(folder: Path) -> None:
 def _linked(text: str, up: str) -> str:
     """The text with links to examples leading to their pages, and to the pages that only the site has."""
     text = re.sub(r"`qdqtool (\w+) --help`", r"[`qdqtool \1 --help`](commands/\1.md)", text)
-    text = re.sub(r"(?:[Oo]n\s+the site )?the page \*([\w ]+)\*", lambda m: f"[{m[1]}]({MADE[m[1]]})", text)
+    text = re.sub(
+        r"(?:[Oo]n\s+the site )?the page \*([\w ]+)\*", lambda m: f"[{m[1]}]({MADE[m[1]]})", text
+    )
     text = re.sub(rf"\]\({re.escape(up)}examples/([\w-]+)\.py\)", r"](examples/\1.md)", text)
     return re.sub(rf"\]\({re.escape(up)}examples/([\w-]+)/?\)", r"](examples/\1.md)", text)
 
@@ -182,13 +259,23 @@ def example_pages() -> dict[str, str]:
     for path in sorted((ROOT / "examples").iterdir()):
         if path.suffix == ".py":
             about = path.read_text(encoding="utf-8").split('"""')[1].strip().split("\n")[0]
-            pages[f"examples/{path.stem}.md"] = f"# {path.name}\n\n{about}\n\n{_fence(path.read_text(), 'python')}"
+            pages[f"examples/{path.stem}.md"] = (
+                f"# {path.name}\n\n{about}\n\n{_fence(path.read_text(), 'python')}"
+            )
         elif (path / "README.md").exists():
-            sources = (f"## {p.name}\n\n{_fence(p.read_text(), 'python')}" for p in sorted(path.glob("*.py")))
-            text = (path / "README.md").read_text(encoding="utf-8").replace("](../../docs/", "](../")
+            sources = (
+                f"## {p.name}\n\n{_fence(p.read_text(), 'python')}"
+                for p in sorted(path.glob("*.py"))
+            )
+            text = (
+                (path / "README.md").read_text(encoding="utf-8").replace("](../../docs/", "](../")
+            )
             pages[f"examples/{path.name}.md"] = "\n\n".join((text, *sources))
     rows = "\n".join(f"* [{Path(name).stem}]({Path(name).name})" for name in pages)
-    return {"examples/index.md": f"# Examples\n\nPrograms of the folder `examples/`.\n\n{rows}", **pages}
+    return {
+        "examples/index.md": f"# Examples\n\nPrograms of the folder `examples/`.\n\n{rows}",
+        **pages,
+    }
 
 
 def python_page() -> str:
@@ -196,12 +283,15 @@ def python_page() -> str:
     return _page(
         "# Python\n\nEverything that the commands do is a function. Models may be paths, bytes or `onnx.ModelProto`; "
         "every expected error is a `qdqtool.errors.QdqtoolError`, and its text is that of the command line.",
-        "## qdqtool", *_names("qdqtool", qdqtool.__all__),
-        "## qdqtool.testing", *_names("qdqtool.testing", ["assert_int8"]),
-        "## qdqtool.qat", *_names("qdqtool.qat", qat.__all__),
+        "## qdqtool",
+        *_names("qdqtool", qdqtool.__all__),
+        "## qdqtool.testing",
+        *_names("qdqtool.testing", ["assert_int8"]),
+        "## qdqtool.qat",
+        *_names("qdqtool.qat", qat.__all__),
         "## calibration\n\nUsable alone: it knows nothing of TensorRT and of Q/DQ.",
         *_names("calibration", calibration.__all__),
-    )  # fmt: skip
+    )
 
 
 def _names(module: str, names: Iterable[str]) -> list[str]:
@@ -222,7 +312,9 @@ def command_pages() -> dict[str, str]:
         shown = {c: [_example(e, folder) for e in given] for c, given in examples.items()}
         for command, about in cli.COMMANDS.items():
             usage = _fence(_run([command, "--help"], folder)[0])
-            pages[f"commands/{command}.md"] = _page(f"# qdqtool {command}", about, *shown[command], "## Options", usage)
+            pages[f"commands/{command}.md"] = _page(
+                f"# qdqtool {command}", about, *shown[command], "## Options", usage
+            )
             rows.append((f"[{command}]({command}.md)", about))
     index = _page(
         "# Commands",
@@ -253,9 +345,21 @@ def _example(example: Mapping[str, str], folder: Path) -> str:
 
 def _run(arguments: list[str], folder: Path) -> tuple[str, int]:
     """What a command prints, and its exit code; its errors where that is 2."""
-    env = {**os.environ, "COLUMNS": "80", "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(folder / ".state")}
-    done = subprocess.run([sys.executable, "-m", "qdqtool", *arguments], cwd=folder, env=env, capture_output=True,
-                          text=True, timeout=SECONDS, check=False)
+    env = {
+        **os.environ,
+        "COLUMNS": "80",
+        "PYTHONPATH": str(ROOT),
+        "XDG_STATE_HOME": str(folder / ".state"),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "qdqtool", *arguments],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
     text = done.stderr if done.returncode == 2 else done.stdout
     return text.replace(f"{folder}/", ""), done.returncode
 
@@ -267,7 +371,12 @@ def finding_pages() -> dict[str, str]:
     """A page for each finding code."""
     order = ("error", "warning", "info")
     rows = [
-        (f"[{c.code}]({c.code}.md)", c.severity.word, _cell(c.title), "yes" if c.code in PROMISED else "")
+        (
+            f"[{c.code}]({c.code}.md)",
+            c.severity.word,
+            _cell(c.title),
+            "yes" if c.code in PROMISED else "",
+        )
         for c in sorted(CODES.values(), key=lambda c: (order.index(c.severity), c.code))
     ]
     index = _page(
@@ -276,19 +385,29 @@ def finding_pages() -> dict[str, str]:
         "itself.",
         _table(("code", "severity", "", "fix"), rows),
     )
-    return {"findings/index.md": index} | {f"findings/{c.code}.md": _finding(c) for c in CODES.values()}
+    return {"findings/index.md": index} | {
+        f"findings/{c.code}.md": _finding(c) for c in CODES.values()
+    }
 
 
 def _finding(code: Code) -> str:
     parts = [f"# {code.code}", f"**{_escaped(code.title)}** ({code.severity.word})"]
-    parts += _sections(("Cause", code.cause), ("What TensorRT does", code.tensorrt), ("In a log", code.log),
-                       ("What to change", code.fix))
+    parts += _sections(
+        ("Cause", code.cause),
+        ("What TensorRT does", code.tensorrt),
+        ("In a log", code.log),
+        ("What to change", code.fix),
+    )
     if code.code in PROMISED:
         command = _fence(f"qdqtool fix model.onnx --only {code.code} -o fixed.onnx")
         parts.append(f"By itself, where no new data is needed:\n\n{command}")
     rows = [
-        (", ".join(f"[{t}](../targets/{t}.md)" for t in h.targets), h.evidence, (h.severity or code.severity).word,
-         _cell(h.source))
+        (
+            ", ".join(f"[{t}](../targets/{t}.md)" for t in h.targets),
+            h.evidence,
+            (h.severity or code.severity).word,
+            _cell(h.source),
+        )
         for h in code.holds
     ]
     entries = [known for known in KNOWN if code.code in known.codes]
@@ -305,16 +424,27 @@ def error_pages() -> dict[str, str]:
         "# TensorRT's errors and warnings",
         'What they mean for a Q/DQ model. `qdqtool explain "the text"` finds the entry, also for the form of a text '
         "that is not here.",
-        _table(("meaning", "severity"), [(f"[{_cell(k.title)}]({k.id}.md)", k.severity) for k in KNOWN]),
+        _table(
+            ("meaning", "severity"), [(f"[{_cell(k.title)}]({k.id}.md)", k.severity) for k in KNOWN]
+        ),
     )
     return {"errors/index.md": index} | {f"errors/{k.id}.md": _error(k) for k in KNOWN}
 
 
 def _error(known: KnownError) -> str:
-    parts = [f"# {_escaped(known.title)}", f"{known.severity.capitalize()}. Recognized by the regular expression\n\n"
-             f"{_fence(known.pattern)}"]
-    parts += _sections(("Cause", known.cause), ("What to do", known.fix), ("Versions", known.versions),
-                       ("Mended by NVIDIA", known.fixed), ("Not known", known.unknown), ("Source", known.source))
+    parts = [
+        f"# {_escaped(known.title)}",
+        f"{known.severity.capitalize()}. Recognized by the regular expression\n\n"
+        f"{_fence(known.pattern)}",
+    ]
+    parts += _sections(
+        ("Cause", known.cause),
+        ("What to do", known.fix),
+        ("Versions", known.versions),
+        ("Mended by NVIDIA", known.fixed),
+        ("Not known", known.unknown),
+        ("Source", known.source),
+    )
     if known.codes:
         links = ", ".join(f"[{c}](../findings/{c}.md)" for c in known.codes)
         parts.append(f"`qdqtool predict` reports it before the build: {links}")
@@ -327,31 +457,63 @@ def target_pages() -> dict[str, str]:
         "# Targets",
         "How well the rules are proven on each TensorRT. Any version is a target (`--target 10.3`) and is answered by "
         "the nearest rules, those of the last target that is not newer.",
-        _table(("target", "evidence", ""),
-               [(f"[{t.name}]({t.name}.md)", t.evidence, _cell(t.proof)) for t in TARGETS.values()]),
+        _table(
+            ("target", "evidence", ""),
+            [(f"[{t.name}]({t.name}.md)", t.evidence, _cell(t.proof)) for t in TARGETS.values()],
+        ),
     )
-    return {"targets/index.md": index} | {f"targets/{t.name}.md": _target(t) for t in TARGETS.values()}
+    return {"targets/index.md": index} | {
+        f"targets/{t.name}.md": _target(t) for t in TARGETS.values()
+    }
 
 
 def _target(target: Target) -> str:
-    builds = [b for b in BUILDS.values() if target.name in _targets_of(b.tensorrt)] if not target.is_rtx else []
+    builds = (
+        [b for b in BUILDS.values() if target.name in _targets_of(b.tensorrt)]
+        if not target.is_rtx
+        else []
+    )
     own = {b.name for b in builds}
-    seen = [(f"`{name}`", _cell(case.says), ", ".join(b for b in case.build_names() if b in own))
-            for name, case in cases().items() if case.evidence == Evidence.SEEN and own & set(case.build_names())]
-    parts = [f"# {target.name}", f"{str(target.evidence).capitalize()}: {_escaped(target.proof)}.", "## Builds"]
+    seen = [
+        (f"`{name}`", _cell(case.says), ", ".join(b for b in case.build_names() if b in own))
+        for name, case in cases().items()
+        if case.evidence == Evidence.SEEN and own & set(case.build_names())
+    ]
+    parts = [
+        f"# {target.name}",
+        f"{str(target.evidence).capitalize()}: {_escaped(target.proof)}.",
+        "## Builds",
+    ]
     if builds:
-        rows = [(f"`{b.name}`", b.tensorrt, b.gpu or "not stated", _cell(b.network), _cell(b.parts)) for b in builds]
+        rows = [
+            (f"`{b.name}`", b.tensorrt, b.gpu or "not stated", _cell(b.network), _cell(b.parts))
+            for b in builds
+        ]
         parts.append(_table(("build", "TensorRT", "GPU", "network", "available"), rows))
     elif target.is_rtx:
-        parts.append("TensorRT-RTX builds without a GPU, so that its rules come from experiments; random networks are "
-                     "built and compared with it (`make fuzz`).")
+        parts.append(
+            "TensorRT-RTX builds without a GPU, so that its rules come from experiments; random networks are "
+            "built and compared with it (`make fuzz`)."
+        )
     else:
         parts.append("None is known by name.")
     differing = list(_differences(target))
-    parts += ["## How it differs", _table(("property", "here", "elsewhere by default"), differing)] if differing else []
-    parts += ["## Rules seen on it", _table(("rule", "what TensorRT does", "builds"), seen)] if seen else []
+    parts += (
+        ["## How it differs", _table(("property", "here", "elsewhere by default"), differing)]
+        if differing
+        else []
+    )
+    parts += (
+        ["## Rules seen on it", _table(("rule", "what TensorRT does", "builds"), seen)]
+        if seen
+        else []
+    )
     holding = ((c, c.on(target.name)) for c in CODES.values())
-    rows = [(f"[{c.code}](../findings/{c.code}.md)", h.evidence, _cell(c.title)) for c, h in holding if h is not None]
+    rows = [
+        (f"[{c.code}](../findings/{c.code}.md)", h.evidence, _cell(c.title))
+        for c, h in holding
+        if h is not None
+    ]
     parts += ["## Findings that hold on it", _table(("code", "evidence", ""), rows)]
     return _page(*parts)
 
@@ -369,7 +531,9 @@ def _targets_of(versions: str) -> set[str]:
 
 def _differences(target: Target) -> Iterator[tuple[str, str, str]]:
     """What a switch of this target means, as its class describes it, how it is here and how it is by default."""
-    about = dict(re.findall(r"^ {8}(\w+): (.*?)(?=\n {8}\w+: |\Z)", Target.__doc__ or "", re.M | re.S))
+    about = dict(
+        re.findall(r"^ {8}(\w+): (.*?)(?=\n {8}\w+: |\Z)", Target.__doc__ or "", re.M | re.S)
+    )
     for name, default in Target._defaults.items():
         here = getattr(target, name)
         if isinstance(here, bool) and here != default and name in about:
@@ -378,14 +542,30 @@ def _differences(target: Target) -> Iterator[tuple[str, str, str]]:
 
 def builds_page() -> str:
     """Every build, its source, and which rules rest on it."""
-    builds = [(f"`{b.name}`", b.tensorrt, b.gpu or "not stated", b.flags, b.network, b.parts, b.source,
-               *("yes" if there else "no" for there in (b.graph, b.made_rules))) for b in BUILDS.values()]
+    builds = [
+        (
+            f"`{b.name}`",
+            b.tensorrt,
+            b.gpu or "not stated",
+            b.flags,
+            b.network,
+            b.parts,
+            b.source,
+            *("yes" if there else "no" for there in (b.graph, b.made_rules)),
+        )
+        for b in BUILDS.values()
+    ]
     rules: dict[Evidence, list[tuple[str, ...]]] = {evidence: [] for evidence in Evidence}
     for name, case in cases().items():
         found, count = (f"`{name}`", case.says, case.source), len(case.build_names())
         if case.evidence == Evidence.SEEN:
             says = f"{case.says} ({case.source})" if case.source else case.says
-            found = (f"`{name}`", says, ", ".join(case.builds), "**one**" if count == 1 else str(count))
+            found = (
+                f"`{name}`",
+                says,
+                ", ".join(case.builds),
+                "**one**" if count == 1 else str(count),
+            )
         rules[case.evidence].append(found)
     inferred = ("rule", "what TensorRT does", "why it is taken so")
     return _page(
@@ -395,23 +575,45 @@ def builds_page() -> str:
         'each convolution, and `qdqtool explain "<a line of a log>"` leads from a log to them. Numbers behind a build '
         "are lines of its log.",
         "## Builds",
-        _table(("build", "TensorRT", "GPU", "flags", "network", "parts", "source", "in the truth run",
-                "rules made from it"), builds),
+        _table(
+            (
+                "build",
+                "TensorRT",
+                "GPU",
+                "flags",
+                "network",
+                "parts",
+                "source",
+                "in the truth run",
+                "rules made from it",
+            ),
+            builds,
+        ),
         "## Rules seen in builds",
         "Rules that one build alone shows are marked **one**: another build may refute them.",
         _table(("rule", "what TensorRT does", "builds", ""), rules[Evidence.SEEN]),
-        "## Rules that are documented", _table(inferred, rules[Evidence.DOCUMENTED]),
-        "## Rules that are assumed", _table(inferred, rules[Evidence.ASSUMED]),
-    )  # fmt: skip
+        "## Rules that are documented",
+        _table(inferred, rules[Evidence.DOCUMENTED]),
+        "## Rules that are assumed",
+        _table(inferred, rules[Evidence.ASSUMED]),
+    )
 
 
 def ways_page() -> str:
     """How to build, in the words of each builder."""
-    parts = ["# Ways to build", "`--for NAME` with `predict` and `explain` says this for your target."]
+    parts = [
+        "# Ways to build",
+        "`--for NAME` with `predict` and `explain` says this for your target.",
+    ]
     for way in WAYS.values():
-        rows = (("up to TensorRT 10", way.weak), ("strongly typed", way.typed or way.strong),
-                ("TensorRT 11", way.strong), ("a log for `verify`", way.log), ("to know", way.care),
-                ("source", way.source))
+        rows = (
+            ("up to TensorRT 10", way.weak),
+            ("strongly typed", way.typed or way.strong),
+            ("TensorRT 11", way.strong),
+            ("a log for `verify`", way.log),
+            ("to know", way.care),
+            ("source", way.source),
+        )
         parts += [f"## {way.name}", _table(("", ""), [(name, _cell(text)) for name, text in rows])]
     return _page(*parts)
 
@@ -429,7 +631,9 @@ def _sections(*texts: tuple[str, str]) -> list[str]:
 
 
 def _table(heads: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
-    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in (heads, ("---",) * len(heads), *rows))
+    return "\n".join(
+        f"| {' | '.join(map(str, row))} |" for row in (heads, ("---",) * len(heads), *rows)
+    )
 
 
 def _fence(text: str, language: str = "text") -> str:
@@ -438,11 +642,16 @@ def _fence(text: str, language: str = "text") -> str:
 
 def _escaped(text: str) -> str:
     pieces = re.split(r"``([^`]+)``", text)  # docstrings mark code so
-    return "".join(f"<code>{_plain(piece)}</code>" if at % 2 else _plain(piece) for at, piece in enumerate(pieces))
+    return "".join(
+        f"<code>{_plain(piece)}</code>" if at % 2 else _plain(piece)
+        for at, piece in enumerate(pieces)
+    )
 
 
 def _plain(text: str) -> str:
-    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")  # no backslash helps these
+    text = (
+        text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    )  # no backslash helps these
     return re.sub(r"([\\`*_\[\]#|])", r"\\\1", text)
 
 

@@ -22,7 +22,9 @@ class CompletedDocstrings(griffe.Extension):
 
     def on_function(self, *, func: griffe.Function, **_: Any) -> None:
         if func.module.path == "qdqtool":
-            func.docstring = griffe.Docstring(inspect.getdoc(getattr(qdqtool, func.name)) or "", parent=func)
+            func.docstring = griffe.Docstring(
+                inspect.getdoc(getattr(qdqtool, func.name)) or "", parent=func
+            )
         elif func.docstring is not None and "{options}" in func.docstring.value:
             try:
                 real = getattr(importlib.import_module(func.module.path), func.name)
@@ -32,13 +34,18 @@ class CompletedDocstrings(griffe.Extension):
                 func.docstring.value = text.replace("Args:", f"{where}\n\nArgs:")
                 return
             func.docstring.value = inspect.getdoc(real) or ""
-            func.parameters = griffe.Parameters(*map(_parameter, inspect.signature(real).parameters.values()))
+            func.parameters = griffe.Parameters(
+                *map(_parameter, inspect.signature(real).parameters.values())
+            )
 
 
 def _parameter(given: inspect.Parameter) -> griffe.Parameter:
     absent = inspect.Parameter.empty
     return griffe.Parameter(
-        given.name, kind=griffe.ParameterKind(given.kind.description),
-        annotation=None if given.annotation is absent else inspect.formatannotation(given.annotation).strip("'"),
+        given.name,
+        kind=griffe.ParameterKind(given.kind.description),
+        annotation=None
+        if given.annotation is absent
+        else inspect.formatannotation(given.annotation).strip("'"),
         default=None if given.default is absent else repr(given.default),
-    )  # fmt: skip
+    )

@@ -21,7 +21,12 @@ def main(model: str, images: str, output: str) -> int:
 
     # The cache makes a second run, with another method or other nodes left float, a matter of a second.
     result = qdqtool.insert(
-        model, images, preprocess=preprocess, calib_cache=f"{output}.calib.npz", target="trt8.5", progress=True
+        model,
+        images,
+        preprocess=preprocess,
+        calib_cache=f"{output}.calib.npz",
+        target="trt8.5",
+        progress=True,
     )
 
     print(f"{len(result.activations)} activations and {len(result.weights)} weights quantized")
@@ -29,14 +34,18 @@ def main(model: str, images: str, output: str) -> int:
         print(f"float: {node.node}: {node.reason}")
     for group in result.groups:
         worst = max(group.members, key=lambda m: m.bits_lost)
-        print(f"{len(group.members)} tensors share a scale; {worst.tensor} loses {worst.bits_lost:.1f} bits by it")
+        print(
+            f"{len(group.members)} tensors share a scale; {worst.tensor} loses {worst.bits_lost:.1f} bits by it"
+        )
     for warning in (*result.warnings, *result.calibration["warnings"]):
         print(f"warning: {warning}")
 
     # What TensorRT will make of it. Nothing here needs a GPU.
     assert result.prediction is not None
     summary = result.prediction.summary()
-    print(f"{summary['int8']} of {summary['convolutions']} convolutions INT8, {summary['conversions']} conversions")
+    print(
+        f"{summary['int8']} of {summary['convolutions']} convolutions INT8, {summary['conversions']} conversions"
+    )
     for finding in result.prediction.findings:
         if finding.severity != "info":
             print(f"{finding.code}: {finding.message}; {finding.fix}")

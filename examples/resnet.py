@@ -39,7 +39,9 @@ class ResNet18(nn.Module):
         block: The residual block.
     """
 
-    def __init__(self, classes: int = 1000, width: int = 64, block: type[BasicBlock] = BasicBlock) -> None:
+    def __init__(
+        self, classes: int = 1000, width: int = 64, block: type[BasicBlock] = BasicBlock
+    ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, width, 7, 2, 3, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
@@ -49,7 +51,9 @@ class ResNet18(nn.Module):
         for stage in range(1, 5):
             stride = 1 if stage == 1 else 2
             first = block(widths[stage - 1], widths[stage], stride)
-            setattr(self, f"layer{stage}", nn.Sequential(first, block(widths[stage], widths[stage])))
+            setattr(
+                self, f"layer{stage}", nn.Sequential(first, block(widths[stage], widths[stage]))
+            )
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(8 * width, classes)
 

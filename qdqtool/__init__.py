@@ -75,7 +75,9 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'qdqtool' has no attribute '{name}'")
-    value = getattr(importlib.import_module(home), "TOOL_VERSION" if name == "__version__" else name)
+    value = getattr(
+        importlib.import_module(home), "TOOL_VERSION" if name == "__version__" else name
+    )
     globals()[name] = value
     return value
 

@@ -18,7 +18,9 @@ def main() -> None:
 
         command_line()
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # another one would end Python while it ends, by the signal
+        signal.signal(
+            signal.SIGINT, signal.SIG_IGN
+        )  # another one would end Python while it ends, by the signal
         sys.exit(130)
 
 

@@ -6,8 +6,13 @@ from collections.abc import Callable
 # Line breaks and other control characters; halves of characters, as file names that are not UTF-8 have them.
 _UNPRINTED = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
-LONGEST = 600  # characters of a message; what is longer holds something that nobody reads to its end
-_WORD, _PATH = 100, 200  # what is left then of each word, as a name is one, and of the path in front
+LONGEST = (
+    600  # characters of a message; what is longer holds something that nobody reads to its end
+)
+_WORD, _PATH = (
+    100,
+    200,
+)  # what is left then of each word, as a name is one, and of the path in front
 _LONG_WORD = re.compile(rf"\S{{{_WORD + 1},}}")
 
 
@@ -43,13 +48,17 @@ class QdqtoolError(Exception):
 
     def __init__(self, reason: str = "", path: str = "") -> None:
         reason = brief(reason)
-        told = path if len(path) <= _PATH or len(path) + len(reason) <= LONGEST else _ends(path, _PATH)
+        told = (
+            path if len(path) <= _PATH or len(path) + len(reason) <= LONGEST else _ends(path, _PATH)
+        )
         super().__init__(f"{told}: {reason}" if path else reason)
         self.path, self.reason = path, reason
 
     def __str__(self) -> str:
         """One line that can be printed, whatever is in the names."""
-        return _UNPRINTED.sub(lambda found: found[0].encode("unicode_escape").decode(), super().__str__())
+        return _UNPRINTED.sub(
+            lambda found: found[0].encode("unicode_escape").decode(), super().__str__()
+        )
 
 
 class VersionError(QdqtoolError):

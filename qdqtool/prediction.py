@@ -63,7 +63,12 @@ def predict(
 
 @takes(images=Images, looking=Looking)
 def check_activations(
-    model: ModelSource | Model, prediction: Prediction, data: object, *, images: Images, looking: Looking,
+    model: ModelSource | Model,
+    prediction: Prediction,
+    data: object,
+    *,
+    images: Images,
+    looking: Looking,
     progress: bool = False,
 ) -> None:
     """Runs a Q/DQ model on data and adds a finding where scales of activations do not fit it.
@@ -90,13 +95,21 @@ def check_activations(
 
     index = load_full(model)
     view = View(index)
-    sources = {q.input(0): without_pairs(index, q.input(0)) for q in activation_scales.quantized(view)}
+    sources = {
+        q.input(0): without_pairs(index, q.input(0)) for q in activation_scales.quantized(view)
+    }
     if not sources:
         return
     # With Q/DQ at the weights alone onnxruntime loses tensors in front of an Add when it fuses that.
-    statistics = collect(float_model(index.copy(), weights=True).proto, data, list(dict.fromkeys(sources.values())),
-                         preprocess=images.preprocess or Preprocess(), size=images.size, max_images=looking.max_images,
-                         progress=progress)
+    statistics = collect(
+        float_model(index.copy(), weights=True).proto,
+        data,
+        list(dict.fromkeys(sources.values())),
+        preprocess=images.preprocess or Preprocess(),
+        size=images.size,
+        max_images=looking.max_images,
+        progress=progress,
+    )
     report = Report(prediction.target)
     seen = {tensor: statistics[source] for tensor, source in sources.items()}
     activation_scales.run(view, report, Statistics(seen, images=statistics.images))
@@ -168,7 +181,9 @@ def _ordered(findings: list[Finding]) -> list[Finding]:
         values[finding.code].append(finding.values or 0)
     codes = sorted(values, key=lambda code: (-sum(values[code]), -len(values[code])))
     place = {code: number for number, code in enumerate(codes)}
-    return sorted(findings, key=lambda f: (_ORDER.index(f.severity), place[f.code], -(f.values or 0)))
+    return sorted(
+        findings, key=lambda f: (_ORDER.index(f.severity), place[f.code], -(f.values or 0))
+    )
 
 
 def _number(findings: list[Finding], prediction: Prediction, model: Model) -> None:

@@ -1,9 +1,9 @@
 """For test suites: ``assert_int8`` fails a pytest when TensorRT would not run a Q/DQ model in INT8 as wanted.
 
-    from qdqtool.testing import assert_int8
+from qdqtool.testing import assert_int8
 
-    def test_export_runs_in_int8():
-        assert_int8("yolov8n_qdq.onnx", target="trt8.5", allow_float=[r"/dfl/", r"cv2\\.\\d\\.2"], max_conversions=1)
+def test_export_runs_in_int8():
+    assert_int8("yolov8n_qdq.onnx", target="trt8.5", allow_float=[r"/dfl/", r"cv2\\.\\d\\.2"], max_conversions=1)
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ def assert_int8(
     failures = [_float_message(prediction, c) for c in required if not c.is_int8]
     if max_conversions is not None:
         if prediction.conversions is None:
-            raise QdqtoolError(f"max_conversions: {prediction.target} has no layers of its own to count; leave it out")
+            raise QdqtoolError(
+                f"max_conversions: {prediction.target} has no layers of its own to count; leave it out"
+            )
         if prediction.conversions > max_conversions:
             failures.append(_conversions_message(prediction, max_conversions))
     if not convolutions:
@@ -71,7 +73,9 @@ def assert_int8(
     return prediction
 
 
-def _matching(convolutions: Sequence[ConvOutcome], patterns: str | Sequence[str], option: str) -> list[ConvOutcome]:
+def _matching(
+    convolutions: Sequence[ConvOutcome], patterns: str | Sequence[str], option: str
+) -> list[ConvOutcome]:
     found: list[ConvOutcome] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         compiled = compile_pattern(pattern, f"{option} '{pattern}'")
@@ -86,14 +90,18 @@ def _matching(convolutions: Sequence[ConvOutcome], patterns: str | Sequence[str]
 def _message(prediction: Prediction, required: int, failures: list[str]) -> str:
     summary = prediction.summary()
     path = prediction.model.path or "model"
-    conversions = "" if prediction.conversions is None else f", {prediction.conversions} conversions"
+    conversions = (
+        "" if prediction.conversions is None else f", {prediction.conversions} conversions"
+    )
     lines = [
         f"{path} on {prediction.target}: {summary['int8']} of {summary['convolutions']} convolutions INT8 "
         f"({summary['int8_to_int8']} to INT8), {required} required{conversions}"
     ]
     lines.extend(failures[:_SHOWN])
     if len(failures) > _SHOWN:
-        lines.append(f"... and {len(failures) - _SHOWN} more; 'qdqtool predict --all {path}' lists them")
+        lines.append(
+            f"... and {len(failures) - _SHOWN} more; 'qdqtool predict --all {path}' lists them"
+        )
     return "\n".join(lines)
 
 

@@ -54,9 +54,16 @@ class MyelinRegion:
 
     def as_json(self) -> dict[str, object]:
         return {
-            "trigger": self.trigger, "op": self.op, "nodes": list(self.nodes), "fused": list(self.fused),
-            "kernels": list(self.kernels), "uncertain": self.uncertain, "possible": list(self.possible),
-            "matrix_products": self.products, "matrix_products_int8": self.int8_products, "softmax": self.softmaxes,
+            "trigger": self.trigger,
+            "op": self.op,
+            "nodes": list(self.nodes),
+            "fused": list(self.fused),
+            "kernels": list(self.kernels),
+            "uncertain": self.uncertain,
+            "possible": list(self.possible),
+            "matrix_products": self.products,
+            "matrix_products_int8": self.int8_products,
+            "softmax": self.softmaxes,
             "normalizations": self.norms,
         }
 
@@ -90,7 +97,11 @@ class Counts:
     conversions: int | None
 
     def as_json(self) -> dict[str, int | None]:
-        return {"int8": self.int8, "int8_to_int8": self.int8_to_int8, "conversions": self.conversions}
+        return {
+            "int8": self.int8,
+            "int8_to_int8": self.int8_to_int8,
+            "conversions": self.conversions,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +126,14 @@ class Assumption:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "name": self.name, "value": str(self.value),
-            "alternatives": {str(name): counts.as_json() for name, counts in self.alternatives.items()},
-            "places": list(self.places), "given": self.given, "why": self.why,
+            "name": self.name,
+            "value": str(self.value),
+            "alternatives": {
+                str(name): counts.as_json() for name, counts in self.alternatives.items()
+            },
+            "places": list(self.places),
+            "given": self.given,
+            "why": self.why,
         }
 
 
@@ -164,11 +180,22 @@ class Precision(StrEnum):
 
 
 _WIDTH = {
-    Precision.INT8: 1.0, Precision.UINT8: 1.0, Precision.FP8: 1.0, Precision.BOOL: 1.0, Precision.INT4: 0.5,
-    Precision.FP16: 2.0, Precision.BF16: 2.0, Precision.FP32: 4.0, Precision.FLOAT: 4.0, Precision.INT32: 4.0,
+    Precision.INT8: 1.0,
+    Precision.UINT8: 1.0,
+    Precision.FP8: 1.0,
+    Precision.BOOL: 1.0,
+    Precision.INT4: 0.5,
+    Precision.FP16: 2.0,
+    Precision.BF16: 2.0,
+    Precision.FP32: 4.0,
+    Precision.FLOAT: 4.0,
+    Precision.INT32: 4.0,
     Precision.INT64: 8.0,
 }
-_FLOATS, BYTES = (Precision.FLOAT, Precision.FP32, Precision.FP16, Precision.BF16), (Precision.INT8, Precision.UINT8)
+_FLOATS, BYTES = (
+    (Precision.FLOAT, Precision.FP32, Precision.FP16, Precision.BF16),
+    (Precision.INT8, Precision.UINT8),
+)
 
 
 class Evidence(StrEnum):
@@ -196,7 +223,9 @@ class Severity(StrEnum):
         return "note" if self is Severity.INFO else self.value
 
 
-@dataclass(unsafe_hash=True, slots=True)  # not frozen, which takes four times as long to make: there are many
+@dataclass(
+    unsafe_hash=True, slots=True
+)  # not frozen, which takes four times as long to make: there are many
 class Event:
     """One line of TensorRT's optimizer log as data.
 
@@ -217,7 +246,10 @@ class Event:
 
     def as_json(self) -> Json:
         return {
-            "pass": self.pass_name, "event": self.kind, "subject": self.subject, "object": self.object,
+            "pass": self.pass_name,
+            "event": self.kind,
+            "subject": self.subject,
+            "object": self.object,
             "case": self.case,
         }
 
@@ -324,9 +356,18 @@ class Finding:
     def as_json(self) -> Json:
         message, fix = self.words(self)
         return {
-            "id": self.id, "code": self.code, "severity": str(self.severity), "node": self.node, "fix": fix,
-            "message": message, "evidence": str(self.evidence), "target": self.target, "values": self.values,
-            "nodes": list(self.nodes), "convolutions": list(self.convolutions), "automatic": self.automatic,
+            "id": self.id,
+            "code": self.code,
+            "severity": str(self.severity),
+            "node": self.node,
+            "fix": fix,
+            "message": message,
+            "evidence": str(self.evidence),
+            "target": self.target,
+            "values": self.values,
+            "nodes": list(self.nodes),
+            "convolutions": list(self.convolutions),
+            "automatic": self.automatic,
             "saves_ms": self.saves_ms,
         }
 
@@ -368,8 +409,12 @@ class EngineLayer:
 
     def as_json(self) -> Json:
         fields: Json = {
-            "name": self.name, "type": self.type, "inputs": [t.as_json() for t in self.inputs],
-            "outputs": [t.as_json() for t in self.outputs], "nodes": list(self.nodes), "ms": self.ms,
+            "name": self.name,
+            "type": self.type,
+            "inputs": [t.as_json() for t in self.inputs],
+            "outputs": [t.as_json() for t in self.outputs],
+            "nodes": list(self.nodes),
+            "ms": self.ms,
         }
         return fields | {"layouts": [dict(x) for x in self.layouts]} if self.layouts else fields
 
@@ -425,10 +470,18 @@ class ConvOutcome:
 
     def as_json(self) -> Json:
         return {
-            "index": self.index, "name": self.name, "op": self.op, "weights": self.weights,
-            "precision": str(self.precision), "inputs": [str(p) for p in self.inputs], "output": str(self.output),
-            "layer": self.layer, "fused": list(self.fused), "findings": list(self.findings),
-            "evidence": str(self.evidence), "cases": list(self.cases),
+            "index": self.index,
+            "name": self.name,
+            "op": self.op,
+            "weights": self.weights,
+            "precision": str(self.precision),
+            "inputs": [str(p) for p in self.inputs],
+            "output": str(self.output),
+            "layer": self.layer,
+            "fused": list(self.fused),
+            "findings": list(self.findings),
+            "evidence": str(self.evidence),
+            "cases": list(self.cases),
         }
 
 
@@ -490,8 +543,10 @@ class Prediction:
 
     def __repr__(self) -> str:
         s = self.summary()
-        return (f"<Prediction {self.model.path or 'of a model in memory'} for {self.target}: {s['convolutions']} "
-                f"convolutions, {s['int8']} INT8, {len(self.findings)} findings>")
+        return (
+            f"<Prediction {self.model.path or 'of a model in memory'} for {self.target}: {s['convolutions']} "
+            f"convolutions, {s['int8']} INT8, {len(self.findings)} findings>"
+        )
 
     @property
     def ok(self) -> bool:
@@ -505,9 +560,14 @@ class Prediction:
         products = [c for c in convs if c.is_product]
         int8_products = sum(c.is_int8 for c in products)
         return {
-            "convolutions": len(convs), "int8": len(int8), "int8_to_int8": to_int8,
-            "int8_to_float": len(int8) - to_int8, "float": len(convs) - len(int8), "conversions": self.conversions,
-            "matrix_products": len(products) + len(self.float_products), "matrix_products_int8": int8_products,
+            "convolutions": len(convs),
+            "int8": len(int8),
+            "int8_to_int8": to_int8,
+            "int8_to_float": len(int8) - to_int8,
+            "float": len(convs) - len(int8),
+            "conversions": self.conversions,
+            "matrix_products": len(products) + len(self.float_products),
+            "matrix_products_int8": int8_products,
             "matrix_products_float": len(products) + len(self.float_products) - int8_products,
         }
 
@@ -541,14 +601,22 @@ class Prediction:
 
     def as_json(self) -> Json:
         return {
-            "schema": PREDICTION_SCHEMA, "tool": TOOL_VERSION, "model": self.model.as_json(), "target": self.target,
-            "compute_capabilities": list(self.compute_capabilities), "target_evidence": self.target_evidence,
+            "schema": PREDICTION_SCHEMA,
+            "tool": TOOL_VERSION,
+            "model": self.model.as_json(),
+            "target": self.target,
+            "compute_capabilities": list(self.compute_capabilities),
+            "target_evidence": self.target_evidence,
             "summary": {**self.summary(), "conversions_range": self.conversions_range},
             "convolutions": [c.as_json() for c in self.convolutions],
-            "layers": [layer.as_json() for layer in self.layers], "conversions": list(self.conversion_nodes),
-            "trace": [e.as_json() for e in self.trace], "findings": [f.as_json() for f in self.findings],
-            "counts": dict(self.counts), "assumptions": [a.as_json() for a in self.assumptions],
-            "regions": [r.as_json() for r in self.regions], "float_products": list(self.float_products),
+            "layers": [layer.as_json() for layer in self.layers],
+            "conversions": list(self.conversion_nodes),
+            "trace": [e.as_json() for e in self.trace],
+            "findings": [f.as_json() for f in self.findings],
+            "counts": dict(self.counts),
+            "assumptions": [a.as_json() for a in self.assumptions],
+            "regions": [r.as_json() for r in self.regions],
+            "float_products": list(self.float_products),
             **({"time": self.time} if self.time is not None else {}),
         }
 
@@ -572,20 +640,95 @@ class QuantizedTensor:
     node: str
 
     def as_json(self) -> Json:
-        return {name: getattr(self, name) for name in ("tensor", "scale", "method", "group", "node")}
+        return {
+            name: getattr(self, name) for name in ("tensor", "scale", "method", "group", "node")
+        }
 
 
 FindingCode = Literal[
-    "ACT-INNER-Q", "ACT-OUTLIER", "ACT-PER-CHANNEL", "ACT-SCALE", "ADD-ACT", "ADD-BOTH", "ADD-OUT-FLOAT", "BIAS-DQ",
-    "BN-UNFOLDED", "BUILD-CRASHES", "BUILD-FAILS", "CH-ALIGN", "CH-SMALL", "CONCAT-SCALE", "CONST-FP16",
-    "CONV3D-INT8", "CONVERSION", "CT-AXIS", "CT-BN", "CT-FLOAT", "CT3D-FLOAT", "DOUBLE-QDQ", "DQ-3-INPUTS", "DW-ADD",
-    "DW-SILU", "EINSUM-FLOAT", "FLAG-FP16", "FLOAT-FP32", "FLOAT-MIXED", "FLOAT-SM75", "FP8-OUTSIDE",
-    "GPU-DP4A", "GPU-FUSION", "GPU-JETSON", "GPU-KERNELS", "GPU-NO-FP16", "GPU-NO-INT8", "GPU-VERSION", "GROUP-SLOW",
-    "HEAD-CONCAT", "HEAD-QUANT", "HEAD-SCORE", "IN-BLOCKED", "IN-FLOAT", "INPUT-CONVERSION", "KERNEL-LARGE",
-    "MATMUL-COMPUTED", "MYELIN-REGION", "NO-QDQ", "NORM-FLOAT", "NORM-PIECES", "NOT-QUANTIZED", "OPSET-AXIS",
-    "OUT-FLOAT", "OUT-MIXED", "PAD-SPLIT", "PLUGIN-OUTSIDE", "POOL-FLOAT", "POOL-MIXED", "POOL-SCALE", "QOPERATOR",
-    "QTYPE", "RESIDUAL-STREAM", "SCALE-COUNT", "SCALE-DYNAMIC", "SCALE-FP16", "SCALE-NONPOS", "SCALE-RANK",
-    "SCALE-SHAPE1", "SIBLING-SCALE", "SILU-INNER-Q", "SILU-NO-Q-AFTER", "SKIP-FLOAT", "SPLIT-SCALE", "W-AXIS",
-    "W-NO-DQ", "W-NONCONST", "W-Q-OUTPUT", "W-SCALE", "W-SHARED", "WEIGHT-INDIRECT", "WEIGHT-PREQUANT", "ZP-NONZERO",
-    "ZP-UINT8", "ZP-VOLUME",
+    "ACT-INNER-Q",
+    "ACT-OUTLIER",
+    "ACT-PER-CHANNEL",
+    "ACT-SCALE",
+    "ADD-ACT",
+    "ADD-BOTH",
+    "ADD-OUT-FLOAT",
+    "BIAS-DQ",
+    "BN-UNFOLDED",
+    "BUILD-CRASHES",
+    "BUILD-FAILS",
+    "CH-ALIGN",
+    "CH-SMALL",
+    "CONCAT-SCALE",
+    "CONST-FP16",
+    "CONV3D-INT8",
+    "CONVERSION",
+    "CT-AXIS",
+    "CT-BN",
+    "CT-FLOAT",
+    "CT3D-FLOAT",
+    "DOUBLE-QDQ",
+    "DQ-3-INPUTS",
+    "DW-ADD",
+    "DW-SILU",
+    "EINSUM-FLOAT",
+    "FLAG-FP16",
+    "FLOAT-FP32",
+    "FLOAT-MIXED",
+    "FLOAT-SM75",
+    "FP8-OUTSIDE",
+    "GPU-DP4A",
+    "GPU-FUSION",
+    "GPU-JETSON",
+    "GPU-KERNELS",
+    "GPU-NO-FP16",
+    "GPU-NO-INT8",
+    "GPU-VERSION",
+    "GROUP-SLOW",
+    "HEAD-CONCAT",
+    "HEAD-QUANT",
+    "HEAD-SCORE",
+    "IN-BLOCKED",
+    "IN-FLOAT",
+    "INPUT-CONVERSION",
+    "KERNEL-LARGE",
+    "MATMUL-COMPUTED",
+    "MYELIN-REGION",
+    "NO-QDQ",
+    "NORM-FLOAT",
+    "NORM-PIECES",
+    "NOT-QUANTIZED",
+    "OPSET-AXIS",
+    "OUT-FLOAT",
+    "OUT-MIXED",
+    "PAD-SPLIT",
+    "PLUGIN-OUTSIDE",
+    "POOL-FLOAT",
+    "POOL-MIXED",
+    "POOL-SCALE",
+    "QOPERATOR",
+    "QTYPE",
+    "RESIDUAL-STREAM",
+    "SCALE-COUNT",
+    "SCALE-DYNAMIC",
+    "SCALE-FP16",
+    "SCALE-NONPOS",
+    "SCALE-RANK",
+    "SCALE-SHAPE1",
+    "SIBLING-SCALE",
+    "SILU-INNER-Q",
+    "SILU-NO-Q-AFTER",
+    "SKIP-FLOAT",
+    "SPLIT-SCALE",
+    "W-AXIS",
+    "W-NO-DQ",
+    "W-NONCONST",
+    "W-Q-OUTPUT",
+    "W-SCALE",
+    "W-SHARED",
+    "WEIGHT-INDIRECT",
+    "WEIGHT-PREQUANT",
+    "ZP-NONZERO",
+    "ZP-UINT8",
+    "ZP-VOLUME",
 ]

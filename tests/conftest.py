@@ -20,25 +20,50 @@ if TYPE_CHECKING:
     from tests.insertion.nets import Net
     from tests.trt.builder import Graph
 
-for library in ("OMP", "OPENBLAS", "MKL"):  # tests run side by side; threads that wait busily help nobody
+for library in (
+    "OMP",
+    "OPENBLAS",
+    "MKL",
+):  # tests run side by side; threads that wait busily help nobody
     os.environ.setdefault(f"{library}_NUM_THREADS", "1")
 
 # Each of the many processes would compile the whole package, and each run all tests: half of what they take.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-os.environ["HYPOTHESIS_NO_PLUGINS"] = "1"  # trio's, which comes with selenium, takes as long to load as all else of it
+os.environ["HYPOTHESIS_NO_PLUGINS"] = (
+    "1"  # trio's, which comes with selenium, takes as long to load as all else of it
+)
 
 #: Files, or folders, whose tests share what takes long to make: trees of sources and predictions, a cluster, libraries
 #: of training.
 SHARING = (
-    ("tests/test_structure.py", "tests/test_files.py", "tests/test_options.py", "tests/explain/test_producers.py",
-     "tests/explain/test_alike.py", "tests/explain/test_each_code.py", "tests/fixing/test_api.py",
-     "tests/fixing/test_places.py", "tests/trt/rtx/test_experiments.py", "tests/test_patterns.py"),
-    ("tests/trt/test_evidence.py", "tests/trt/test_cases.py", "tests/trt/test_network.py",
-     "tests/explain/test_codes.py", "tests/render/reporting/test_collect.py", "tests/timing/", "tests/verification/",
-     "tests/fixing/test_effects.py"),
-    ("tests/calibration/test_clustered.py", "tests/calibration/cluster/test_mapping.py",
-     "tests/tuning/test_clustered.py"),
+    (
+        "tests/test_structure.py",
+        "tests/test_files.py",
+        "tests/test_options.py",
+        "tests/explain/test_producers.py",
+        "tests/explain/test_alike.py",
+        "tests/explain/test_each_code.py",
+        "tests/fixing/test_api.py",
+        "tests/fixing/test_places.py",
+        "tests/trt/rtx/test_experiments.py",
+        "tests/test_patterns.py",
+    ),
+    (
+        "tests/trt/test_evidence.py",
+        "tests/trt/test_cases.py",
+        "tests/trt/test_network.py",
+        "tests/explain/test_codes.py",
+        "tests/render/reporting/test_collect.py",
+        "tests/timing/",
+        "tests/verification/",
+        "tests/fixing/test_effects.py",
+    ),
+    (
+        "tests/calibration/test_clustered.py",
+        "tests/calibration/cluster/test_mapping.py",
+        "tests/tuning/test_clustered.py",
+    ),
     ("tests/qat/",),
 )
 
@@ -115,8 +140,14 @@ def net() -> "Net":
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all", action="store_true", help="the slow tests as well, and more examples of each property")
-    parser.addoption("--growth", action="store_true", help="the law of growth for commands and families: hours")
+    parser.addoption(
+        "--all",
+        action="store_true",
+        help="the slow tests as well, and more examples of each property",
+    )
+    parser.addoption(
+        "--growth", action="store_true", help="the law of growth for commands and families: hours"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -126,7 +157,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
     # A busy machine is no defect of the code under test.
     for name, examples in (("quick", 6), ("all", 20)):
-        settings.register_profile(name, max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
+        settings.register_profile(
+            name, max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck)
+        )
     settings.load_profile("all" if config.getoption("--all") else "quick")
 
 
@@ -158,7 +191,9 @@ def pytest_pycollect_makeitem(collector: Any, name: str, obj: object) -> pytest.
     """Of a whole function that is left out one item says so: the law of growth would have two thousand."""
     marks = getattr(obj, "pytestmark", None)
     names = {mark.name for mark in marks} if isinstance(marks, list) else set()
-    left = any(mark in names and not collector.config.getoption(option) for mark, option in WITHOUT.items())
+    left = any(
+        mark in names and not collector.config.getoption(option) for mark, option in WITHOUT.items()
+    )
     if not left or not collector.istestfunction(obj, name):
         return None
     return pytest.Function.from_parent(collector, name=name)
@@ -167,9 +202,15 @@ def pytest_pycollect_makeitem(collector: Any, name: str, obj: object) -> pytest.
 @pytest.hookimpl(trylast=True)  # when hypothesis has marked its own
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     marks = [{mark.name for mark in item.iter_markers()} for item in items]
-    added = {item.path for item, own in zip(items, marks, strict=True) if not own.isdisjoint(("slow", "hypothesis"))}
+    added = {
+        item.path
+        for item, own in zip(items, marks, strict=True)
+        if not own.isdisjoint(("slow", "hypothesis"))
+    }
     if silent := [str(path) for path in sorted(added) if not ADDS.search(path.read_bytes())]:
-        raise pytest.UsageError(f"test-all would not read these, for they do not say what is slow: {silent}")
+        raise pytest.UsageError(
+            f"test-all would not read these, for they do not say what is slow: {silent}"
+        )
     without = {mark for mark, option in WITHOUT.items() if not config.getoption(option)}
     left = [item for item, own in zip(items, marks, strict=True) if not own.isdisjoint(without)]
     items[:] = [item for item, own in zip(items, marks, strict=True) if own.isdisjoint(without)]

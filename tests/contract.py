@@ -31,10 +31,17 @@ DATA = Path(__file__).parent / "data" / "contract.json"
 # Documented ways in. A name without a module's __all__ is given as module:name.
 MODULES = ("qdqtool", "qdqtool.qat", "calibration")
 SINGLE = (
-    "qdqtool.testing:assert_int8", "qdqtool.fixing.api:fix", "qdqtool.fixing.api:Fixed", "qdqtool.builders:build",
-    "qdqtool.verification.api:exit_code", "qdqtool.errors:QdqtoolError", "qdqtool.errors:ModelError",
-    "qdqtool.errors:DataError", "qdqtool.errors:BuildLogError", "qdqtool.errors:BuilderError",
-)  # fmt: skip
+    "qdqtool.testing:assert_int8",
+    "qdqtool.fixing.api:fix",
+    "qdqtool.fixing.api:Fixed",
+    "qdqtool.builders:build",
+    "qdqtool.verification.api:exit_code",
+    "qdqtool.errors:QdqtoolError",
+    "qdqtool.errors:ModelError",
+    "qdqtool.errors:DataError",
+    "qdqtool.errors:BuildLogError",
+    "qdqtool.errors:BuilderError",
+)
 NEEDS_TORCH = ("qdqtool.qat",)
 
 Described = dict[str, Any]
@@ -49,10 +56,14 @@ def python_api() -> Described:
     for name in MODULES:
         module = importlib.import_module(name)
         names = module.__all__
-        found[name] = {n: "name" if name in NEEDS_TORCH else _described(getattr(module, n)) for n in names}
+        found[name] = {
+            n: "name" if name in NEEDS_TORCH else _described(getattr(module, n)) for n in names
+        }
     for entry in SINGLE:
         name, _, attribute = entry.partition(":")
-        found.setdefault(name, {})[attribute] = _described(getattr(importlib.import_module(name), attribute))
+        found.setdefault(name, {})[attribute] = _described(
+            getattr(importlib.import_module(name), attribute)
+        )
     return found
 
 
@@ -66,7 +77,11 @@ def _described(value: Any) -> Any:
 
 def _class(cls: type) -> Described:
     if issubclass(cls, enum.Enum):
-        return {"kind": "enum", "members": {m.name: m.value for m in cls}, "attributes": _attributes(cls)}
+        return {
+            "kind": "enum",
+            "members": {m.name: m.value for m in cls},
+            "attributes": _attributes(cls),
+        }
     kind = "exception" if issubclass(cls, BaseException) else "class"
     found: Described = {"kind": kind, "attributes": _attributes(cls)}
     if kind == "exception":
@@ -84,7 +99,11 @@ def _attributes(cls: type) -> Described:
         names |= {f.name for f in dataclasses.fields(cls)}
     found: Described = {}
     for name in sorted(names):
-        own = any(name in vars(c) for c in cls.__mro__ if c.__module__.partition(".")[0] in ("qdqtool", "calibration"))
+        own = any(
+            name in vars(c)
+            for c in cls.__mro__
+            if c.__module__.partition(".")[0] in ("qdqtool", "calibration")
+        )
         if name in plain and not own:
             continue
         value = inspect.getattr_static(cls, name, None)
@@ -97,13 +116,21 @@ def parameters(function: Any) -> list[Described]:
     """Name, kind and default (as text; None without one) of each parameter."""
     missing = inspect.Parameter.empty
     return [
-        {"name": p.name, "kind": p.kind.name, "default": None if p.default is missing else _default(p.default)}
+        {
+            "name": p.name,
+            "kind": p.kind.name,
+            "default": None if p.default is missing else _default(p.default),
+        }
         for p in inspect.signature(function).parameters.values()
     ]
 
 
 def _default(value: Any) -> str:
-    return str(value.value) if isinstance(value, enum.Enum) else repr(value).replace("<factory>", "made anew")
+    return (
+        str(value.value)
+        if isinstance(value, enum.Enum)
+        else repr(value).replace("<factory>", "made anew")
+    )
 
 
 # Command line -----------------------------------------------------------------------------------------------------
@@ -152,7 +179,9 @@ def prepare(folder: Path) -> None:
     at = next(i for i, x in enumerate(lines) if x.startswith("Layer(C"))
     before, arrow, after = lines[at].rpartition(" -> ")
     swapped = after.replace("Int8", "Float") if "Int8" in after else after.replace("Float", "Int8")
-    (folder / "differs.log").write_text("\n".join([*lines[:at], before + arrow + swapped, *lines[at + 1 :]]) + "\n")
+    (folder / "differs.log").write_text(
+        "\n".join([*lines[:at], before + arrow + swapped, *lines[at + 1 :]]) + "\n"
+    )
     end = next(i for i, x in enumerate(lines) if "Engine Layer Information" in x)
     (folder / "half.log").write_text("\n".join(lines[:end]) + "\n")
     (folder / "trtexec.log").write_text(samples.trtexec_log())
@@ -175,7 +204,9 @@ def _whole() -> onnx.ModelProto:
     x = g.relu(g.conv(g.input(1, 8, 16, 16), "Conv_0", scale=0.05), "Relu_0")
     for at in (1, 3):
         long = g.relu(g.conv(x, f"Conv_{at}", scale=0.05), f"Relu_{at}")
-        total = g.add(g.conv(long, f"Conv_{at + 1}", scale=0.05), g.pair(x, f"skip_{at}", 0.05), f"Add_{at}")
+        total = g.add(
+            g.conv(long, f"Conv_{at + 1}", scale=0.05), g.pair(x, f"skip_{at}", 0.05), f"Add_{at}"
+        )
         x = g.relu(total, f"Relu_{at + 1}")
     return g.model(g.conv(g.pool(x, "MaxPool_5"), "Conv_6", scale=0.05))
 
@@ -183,7 +214,9 @@ def _whole() -> onnx.ModelProto:
 def _plain() -> onnx.ModelProto:
     """A float network."""
     g = Graph()
-    x = g.relu(g.conv(g.input(1, 3, 16, 16, name="images"), "c0", scale=None, weights="float"), "r0")
+    x = g.relu(
+        g.conv(g.input(1, 3, 16, 16, name="images"), "c0", scale=None, weights="float"), "r0"
+    )
     pooled = g.pool(x, "pool")
     parts = [pooled, g.relu(g.conv(pooled, "c1", scale=None, weights="float"), "r1")]
     return g.model(g.conv(g.concat(parts, "join"), "c2", scale=None, weights="float"))
@@ -201,7 +234,9 @@ def runs(folder: Path) -> Described:
     for name, arguments in RUNS:
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = run([a.format(d=folder, m=folder / "whole.onnx") for a in shlex.split(arguments)])
+            code = run(
+                [a.format(d=folder, m=folder / "whole.onnx") for a in shlex.split(arguments)]
+            )
         found[name] = {"exit": code}
         if "--format json" in arguments:
             assert out.getvalue(), f"{name}: exit {code}, {err.getvalue()}"

@@ -33,7 +33,9 @@ class Net:
 
     def pair(self, x: str, scale: float = 0.5) -> str:
         number = self._constant(f"s{scale}", np.float32(scale))
-        return self.add("DequantizeLinear", self.add("QuantizeLinear", x, number, "zero"), number, "zero")
+        return self.add(
+            "DequantizeLinear", self.add("QuantizeLinear", x, number, "zero"), number, "zero"
+        )
 
     def conv(self, x: str, scale: float = 0.5) -> str:
         return self.add("Conv", self.pair(x, scale), self.pair("w"))
@@ -42,8 +44,13 @@ class Net:
         inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 8, 4, 4])]
         values = [helper.make_tensor_value_info(o, TensorProto.FLOAT, None) for o in outputs]
         graph = helper.make_graph(self.nodes, "g", inputs, values, list(self.weights.values()))
-        opsets = [helper.make_opsetid("", 17), *(helper.make_opsetid(f.domain, 1) for f in self.functions)]
-        return helper.make_model(graph, opset_imports=opsets, functions=self.functions, ir_version=8)
+        opsets = [
+            helper.make_opsetid("", 17),
+            *(helper.make_opsetid(f.domain, 1) for f in self.functions),
+        ]
+        return helper.make_model(
+            graph, opset_imports=opsets, functions=self.functions, ir_version=8
+        )
 
 
 Family = Callable[[int], onnx.ModelProto]  # by its number of nodes
@@ -68,7 +75,10 @@ def node(op: str, *others: object, outputs: int = 1, **attributes: object) -> St
     """One node, with constants as its other inputs."""
 
     def add(net: Net, tensor: str) -> str:
-        names = [net._constant(f"{op}.{zlib.crc32(np.asarray(value).tobytes())}", value) for value in others]
+        names = [
+            net._constant(f"{op}.{zlib.crc32(np.asarray(value).tobytes())}", value)
+            for value in others
+        ]
         return net.add(op, tensor, *names, outputs=outputs, **attributes)
 
     return add
@@ -103,12 +113,16 @@ def deconvolution(net: Net, tensor: str) -> str:
 
 def attention(net: Net, tensor: str) -> str:
     turned = net.pair(net.add("Transpose", tensor, perm=[0, 1, 3, 2]))
-    return net.add("MatMul", net.pair(net.add("Softmax", net.add("MatMul", net.pair(tensor), turned))), turned)
+    return net.add(
+        "MatMul", net.pair(net.add("Softmax", net.add("MatMul", net.pair(tensor), turned))), turned
+    )
 
 
 def resize(by: float) -> Step:
     def add(net: Net, tensor: str) -> str:
-        return net.add("Resize", tensor, "", net._constant(f"by {by}", np.array([1, 1, by, by], np.float32)))
+        return net.add(
+            "Resize", tensor, "", net._constant(f"by {by}", np.array([1, 1, by, by], np.float32))
+        )
 
     return add
 
@@ -127,7 +141,9 @@ def by_its_shape(net: Net, tensor: str) -> str:
     """As exporters write it: the first two dimensions stay, the others are joined, and then restored."""
     shape = net.add("Shape", tensor)
     kept = net.add("Slice", shape, *(net._constant(f"{i}", np.array([i])) for i in (0, 2)))
-    joined = net.add("Reshape", tensor, net.add("Concat", kept, net._constant("-1", np.array([-1])), axis=0))
+    joined = net.add(
+        "Reshape", tensor, net.add("Concat", kept, net._constant("-1", np.array([-1])), axis=0)
+    )
     return net.add("Reshape", joined, shape)
 
 
@@ -153,7 +169,9 @@ def nested_ifs(size: int) -> onnx.ModelProto:
     for _ in range(size // 18):
         inner = helper.make_node("Relu", [last], ["z"])
         for _ in range(8):
-            other = helper.make_graph([helper.make_node("Neg", [last], ["z"])], "b", [], [_result("z")])
+            other = helper.make_graph(
+                [helper.make_node("Neg", [last], ["z"])], "b", [], [_result("z")]
+            )
             same = helper.make_graph([inner], "a", [], [_result("z")])
             inner = helper.make_node("If", [condition], ["z"], then_branch=same, else_branch=other)
         last = net.pair(net.add("If", condition, **{a.name: a.g for a in inner.attribute}))
@@ -161,8 +179,14 @@ def nested_ifs(size: int) -> onnx.ModelProto:
 
 
 def loop(net: Net, tensor: str) -> str:
-    number, go, on = (helper.make_tensor_value_info(name, kind, []) for name, kind in (
-        ("i", TensorProto.INT64), ("go", TensorProto.BOOL), ("on", TensorProto.BOOL)))
+    number, go, on = (
+        helper.make_tensor_value_info(name, kind, [])
+        for name, kind in (
+            ("i", TensorProto.INT64),
+            ("go", TensorProto.BOOL),
+            ("on", TensorProto.BOOL),
+        )
+    )
     turn = [helper.make_node("Identity", ["go"], ["on"]), helper.make_node("Relu", ["a"], ["b"])]
     body = helper.make_graph(turn, "body", [number, go, _result("a")], [on, _result("b")])
     twice, always = net._constant("twice", np.int64(2)), net._constant("c", np.asarray(True))
@@ -172,9 +196,12 @@ def loop(net: Net, tensor: str) -> str:
 def function(net: Net, tensor: str) -> str:
     """A call of the model's own function: a convolution behind a pair, and a Relu."""
     if not net.functions:
-        inner = [helper.make_node("QuantizeLinear", ["a", "s", "zero"], ["q"]),
-                 helper.make_node("DequantizeLinear", ["q", "s", "zero"], ["d"]),
-                 helper.make_node("Conv", ["d", "w"], ["e"]), helper.make_node("Relu", ["e"], ["b"])]
+        inner = [
+            helper.make_node("QuantizeLinear", ["a", "s", "zero"], ["q"]),
+            helper.make_node("DequantizeLinear", ["q", "s", "zero"], ["d"]),
+            helper.make_node("Conv", ["d", "w"], ["e"]),
+            helper.make_node("Relu", ["e"], ["b"]),
+        ]
         inputs = ["a", "s", "zero", "w"]
         opsets = [helper.make_opsetid("", 17)]
         net.functions.append(helper.make_function("own", "Block", inputs, ["b"], inner, opsets))
@@ -197,7 +224,9 @@ def constants(size: int) -> onnx.ModelProto:
     for i in range(size):
         scale = net.add("Identity", scale)
         if i % 16 == 0:
-            last = net.add("DequantizeLinear", net.add("QuantizeLinear", last, scale, "zero"), scale, "zero")
+            last = net.add(
+                "DequantizeLinear", net.add("QuantizeLinear", last, scale, "zero"), scale, "zero"
+            )
     return net.done(net.conv(last))
 
 
@@ -307,7 +336,9 @@ def c2f(size: int) -> onnx.ModelProto:
     for _ in range(size // 14):
         half = net.add("Split", net.conv(last), outputs=2, axis=1)
         inner = net.add("Conv", net.pair(f"{half}.1"), net.pair("w4"))
-        last = net.add("Conv", net.pair(net.add("Concat", half, f"{half}.1", inner, axis=1)), net.pair("w12"))
+        last = net.add(
+            "Conv", net.pair(net.add("Concat", half, f"{half}.1", inner, axis=1)), net.pair("w12")
+        )
     return net.done(last)
 
 
@@ -373,7 +404,9 @@ def conv_concat(size: int) -> onnx.ModelProto:
         width = 8 * (i + 1)
         net._constant(f"w{width}", np.ones((8, width, 1, 1), np.int8))
         number = net._constant("s0.5", np.float32(0.5))
-        made = net.add("Conv", net.pair(last), net.add("DequantizeLinear", f"w{width}", number, "zero"))
+        made = net.add(
+            "Conv", net.pair(last), net.add("DequantizeLinear", f"w{width}", number, "zero")
+        )
         last = net.add("Concat", last, made, axis=1)
     return net.done(net.pair(last))
 
@@ -420,7 +453,9 @@ def split_joined(size: int) -> onnx.ModelProto:
     net = Net()
     first = net.add("Split", net.conv("x"), outputs=8, axis=1)
     parts = [first, *(f"{first}.{i}" for i in range(1, 8))]
-    return net.done(*[net.pair(net.add("Concat", *parts, axis=1), 0.5 + i) for i in range(size // 3)])
+    return net.done(
+        *[net.pair(net.add("Concat", *parts, axis=1), 0.5 + i) for i in range(size // 3)]
+    )
 
 
 def crossed(size: int) -> onnx.ModelProto:
@@ -437,8 +472,10 @@ def crossed_pairs(size: int) -> onnx.ModelProto:
     net = Net()
     a, b = net.conv("x"), net.conv("x")
     for i in range(size // 8):
-        a, b = (net.add("Concat", net.pair(a, 0.5 + i % 3), b, axis=3),
-                net.add("Concat", net.pair(b, 0.5 + i % 5), a, axis=3))
+        a, b = (
+            net.add("Concat", net.pair(a, 0.5 + i % 3), b, axis=3),
+            net.add("Concat", net.pair(b, 0.5 + i % 5), a, axis=3),
+        )
     return net.done(net.pair(a), net.pair(b, 1.5))
 
 
@@ -447,52 +484,96 @@ def branches(size: int) -> onnx.ModelProto:
     last = net.conv("x")
     net._constant("c", np.asarray(True))
     for _ in range(size // 3):
-        inner = [helper.make_graph([helper.make_node(op, [last], ["z"])], "b", [], [_result("z")])
-                 for op in ("Relu", "Neg")]
+        inner = [
+            helper.make_graph([helper.make_node(op, [last], ["z"])], "b", [], [_result("z")])
+            for op in ("Relu", "Neg")
+        ]
         last = net.pair(net.add("If", "c", then_branch=inner[0], else_branch=inner[1]))
     return net.done(net.conv(last))
 
 
 TO_IMAGE = node("Reshape", np.array([1, 8, 4, 4]))
 FAMILIES: dict[str, Family] = {
-    "Relu": chain("Relu"), "Sigmoid": chain("Sigmoid"),
-    "Add": chain("Add", np.ones((1, 8, 1, 1), np.float32)), "Mul": chain("Mul", np.ones((1, 8, 1, 1), np.float32)),
-    "Transpose": chain("Transpose", perm=[0, 1, 3, 2]), "MaxPool": chain("MaxPool", kernel_shape=[1, 1]),
-    "Softmax": chain("Softmax"), "pairs": pairs, "constants": constants,
+    "Relu": chain("Relu"),
+    "Sigmoid": chain("Sigmoid"),
+    "Add": chain("Add", np.ones((1, 8, 1, 1), np.float32)),
+    "Mul": chain("Mul", np.ones((1, 8, 1, 1), np.float32)),
+    "Transpose": chain("Transpose", perm=[0, 1, 3, 2]),
+    "MaxPool": chain("MaxPool", kernel_shape=[1, 1]),
+    "Softmax": chain("Softmax"),
+    "pairs": pairs,
+    "constants": constants,
     "Casts of a weight": weights("Cast", to=TensorProto.FLOAT),
-    "Transposes of a weight": weights("Transpose", perm=[1, 0, 2, 3]), "Reshapes of a weight": weights("Reshape"),
-    "parts of a weight": split_weight, "Transposes of a dequantized weight": rearranged,
-    "one pair of weights": one_pair, "convolutions": convolutions,
-    "partly quantized": partly_quantized, "SiLU": silu, "residual": residual, "mesh": mesh,
-    "Split and Concat": split_concat, "C2f": c2f, "lattice": lattice, "diamonds": diamonds,
-    "Concat of itself": doubled, "Concat with the root": with_root, "rolling Concat": rolling,
-    "Concat of pairs": unlike_pairs, "DenseNet": conv_concat, "fan-out": fan_out,
-    "fan-out, equal": lambda size: fan_out(size, same=True), "wide Concat": wide_concat,
-    "wide Split": wide_split, "wide Split with own scales": split_joined, "crossed Concats": crossed,
-    "crossed Concats with pairs": crossed_pairs, "If": branches,
+    "Transposes of a weight": weights("Transpose", perm=[1, 0, 2, 3]),
+    "Reshapes of a weight": weights("Reshape"),
+    "parts of a weight": split_weight,
+    "Transposes of a dequantized weight": rearranged,
+    "one pair of weights": one_pair,
+    "convolutions": convolutions,
+    "partly quantized": partly_quantized,
+    "SiLU": silu,
+    "residual": residual,
+    "mesh": mesh,
+    "Split and Concat": split_concat,
+    "C2f": c2f,
+    "lattice": lattice,
+    "diamonds": diamonds,
+    "Concat of itself": doubled,
+    "Concat with the root": with_root,
+    "rolling Concat": rolling,
+    "Concat of pairs": unlike_pairs,
+    "DenseNet": conv_concat,
+    "fan-out": fan_out,
+    "fan-out, equal": lambda size: fan_out(size, same=True),
+    "wide Concat": wide_concat,
+    "wide Split": wide_split,
+    "wide Split with own scales": split_joined,
+    "crossed Concats": crossed,
+    "crossed Concats with pairs": crossed_pairs,
+    "If": branches,
     "MaxPool, read along": read_along("MaxPool", kernel_shape=[1, 1]),
-    "Identity": chain("Identity"), "Cast": chain("Cast", to=TensorProto.FLOAT),
+    "Identity": chain("Identity"),
+    "Cast": chain("Cast", to=TensorProto.FLOAT),
     "Slice": chain("Slice", np.array([3]), np.array([-5]), np.array([3]), np.array([-1])),
-    "Gather": chain("Gather", np.arange(8)[::-1], axis=1), "Expand": chain("Expand", np.array([1, 8, 4, 4])),
-    "Clip": chain("Clip", np.float32(0), np.float32(6)), "PRelu": chain("PRelu", np.ones((8, 1, 1), np.float32)),
-    "TopK": chain("TopK", np.array([4]), outputs=2), "Flatten": by_turns(node("Flatten"), TO_IMAGE),
-    "Tile": chain("Tile", np.ones(4, np.int64)), "GridSample": chain("GridSample", np.zeros((1, 4, 4, 2), np.float32)),
-    "AveragePool": chain("AveragePool", kernel_shape=[1, 1]), "Where": repeated(chosen),
-    "Pad and Slice": by_turns(node("Pad", np.array([0, 0, 0, 1] * 2)),
-                              node("Slice", np.array([1]), np.array([5]), np.array([3]))),
+    "Gather": chain("Gather", np.arange(8)[::-1], axis=1),
+    "Expand": chain("Expand", np.array([1, 8, 4, 4])),
+    "Clip": chain("Clip", np.float32(0), np.float32(6)),
+    "PRelu": chain("PRelu", np.ones((8, 1, 1), np.float32)),
+    "TopK": chain("TopK", np.array([4]), outputs=2),
+    "Flatten": by_turns(node("Flatten"), TO_IMAGE),
+    "Tile": chain("Tile", np.ones(4, np.int64)),
+    "GridSample": chain("GridSample", np.zeros((1, 4, 4, 2), np.float32)),
+    "AveragePool": chain("AveragePool", kernel_shape=[1, 1]),
+    "Where": repeated(chosen),
+    "Pad and Slice": by_turns(
+        node("Pad", np.array([0, 0, 0, 1] * 2)),
+        node("Slice", np.array([1]), np.array([5]), np.array([3])),
+    ),
     "Reshape": by_turns(node("Reshape", np.array([1, 8, 16])), TO_IMAGE),
     "Squeeze": by_turns(node("Squeeze", np.array([0])), node("Unsqueeze", np.array([0]))),
     "DepthToSpace": by_turns(node("DepthToSpace", blocksize=2), node("SpaceToDepth", blocksize=2)),
-    "Resize": by_turns(resize(2), resize(0.5)), "Transposes and Reshapes": by_turns(
-        node("Transpose", perm=[0, 2, 3, 1]), node("Reshape", np.array([1, 16, 8])),
-        node("Transpose", perm=[0, 2, 1]), TO_IMAGE),
-    "MatMul": quantized(product), "attention": repeated(attention), "ConvTranspose": quantized(deconvolution),
+    "Resize": by_turns(resize(2), resize(0.5)),
+    "Transposes and Reshapes": by_turns(
+        node("Transpose", perm=[0, 2, 3, 1]),
+        node("Reshape", np.array([1, 16, 8])),
+        node("Transpose", perm=[0, 2, 1]),
+        TO_IMAGE,
+    ),
+    "MatMul": quantized(product),
+    "attention": repeated(attention),
+    "ConvTranspose": quantized(deconvolution),
     "Gemm": quantized(node("Reshape", np.array([16, 8])), gemm, TO_IMAGE),
     "LayerNormalization": quantized(node("LayerNormalization", np.ones(4, np.float32))),
-    "InstanceNormalization": quantized(node("InstanceNormalization", *[np.ones(8, np.float32)] * 2)),
+    "InstanceNormalization": quantized(
+        node("InstanceNormalization", *[np.ones(8, np.float32)] * 2)
+    ),
     "BatchNormalization": quantized(node("BatchNormalization", *[np.ones(8, np.float32)] * 4)),
     "Einsum": quantized(node("Einsum", np.ones((4, 4), np.float32), equation="bchw,wv->bchv")),
-    "ReduceMean": quantized(excited), "Shape": repeated(by_its_shape), "sizes": sizes,
-    "Shapes between pairs": quantized(by_its_shape), "nested Ifs": nested_ifs, "Loops": repeated(loop),
+    "ReduceMean": quantized(excited),
+    "Shape": repeated(by_its_shape),
+    "sizes": sizes,
+    "Shapes between pairs": quantized(by_its_shape),
+    "nested Ifs": nested_ifs,
+    "Loops": repeated(loop),
     "functions": repeated(function),
 }

@@ -28,18 +28,39 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 CONFIG = "tests/mutants.toml"
 PACKAGES = (
-    "calibration", "qdqtool/buildlog", "qdqtool/comparing", "qdqtool/explain", "qdqtool/fixing", "qdqtool/insertion",
-    "qdqtool/explain/lint", "qdqtool/trt/rtx", "qdqtool/trt", "qdqtool/verification",
-)  # fmt: skip
+    "calibration",
+    "qdqtool/buildlog",
+    "qdqtool/comparing",
+    "qdqtool/explain",
+    "qdqtool/fixing",
+    "qdqtool/insertion",
+    "qdqtool/explain/lint",
+    "qdqtool/trt/rtx",
+    "qdqtool/trt",
+    "qdqtool/verification",
+)
 SECONDS = 60  # that one test may take: a mutant can make a loop endless
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description="Which random mutants do tests see?")
-    parser.add_argument("packages", nargs="*", default=PACKAGES, help=f"as {', '.join(PACKAGES)} (the default)")
-    parser.add_argument("-n", "--mutants", type=int, default=200, help="in all, the same share for each package")
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), help="draws the same again")
-    parser.add_argument("--judge", action="store_true", help="run the tests of the file that is changed here")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.mutants", description="Which random mutants do tests see?"
+    )
+    parser.add_argument(
+        "packages", nargs="*", default=PACKAGES, help=f"as {', '.join(PACKAGES)} (the default)"
+    )
+    parser.add_argument(
+        "-n", "--mutants", type=int, default=200, help="in all, the same share for each package"
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=random.SystemRandom().randrange(10**6),
+        help="draws the same again",
+    )
+    parser.add_argument(
+        "--judge", action="store_true", help="run the tests of the file that is changed here"
+    )
     options = parser.parse_args()
     if options.judge:
         return judge()
@@ -64,12 +85,18 @@ def tests_of(root: Path, package: str) -> Path:
 def copy_of(root: Path, to: Path) -> Path:
     """A repository of its own with what git knows of a tree."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    for name in subprocess.run(command, cwd=root, check=True, capture_output=True).stdout.decode().split("\0"):
+    for name in (
+        subprocess.run(command, cwd=root, check=True, capture_output=True)
+        .stdout.decode()
+        .split("\0")
+    ):
         if name and (root / name).is_file():
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(root / name, to / name)
     # By hash: a mutant may have the size and the second of the original.
-    compileall.compile_dir(to, quiet=2, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH)
+    compileall.compile_dir(
+        to, quiet=2, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH
+    )
     for command in (["git", "init", "-q"], ["git", "add", "--all"]):
         subprocess.run(command, cwd=to, check=True)
     return to
@@ -82,16 +109,31 @@ def run(tree: Path, package: str, count: int, seed: str) -> None:
     from cosmic_ray.work_db import use_db
 
     session = str(tree.parent / f"{package.replace('/', '-')}.sqlite")
-    environment = {**os.environ, "PYTHONPATH": str(tree), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(tree),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
     here: dict[str, Any] = {"cwd": tree, "env": environment, "check": True}
-    script = [sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider", str(tests_of(tree, package))]
+    script = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-qx",
+        "-p",
+        "no:cacheprovider",
+        str(tests_of(tree, package)),
+    ]
     subprocess.run(script, **here, stdout=subprocess.DEVNULL)  # without a mutant they pass
     with use_db(session) as db:
         os.chdir(tree)
         init(sorted(Path(package).rglob("*.py")), db, {})
         places = sample(db, count, random.Random(seed))
         print(f"{package}: {db.num_work_items} of {places} places", flush=True)
-    for words in (["cli", "exec", CONFIG, session], ["tools.report", "--surviving-only", "--show-diff", session]):
+    for words in (
+        ["cli", "exec", CONFIG, session],
+        ["tools.report", "--surviving-only", "--show-diff", session],
+    ):
         subprocess.run([sys.executable, "-m", f"cosmic_ray.{words[0]}", *words[1:]], **here)
     with use_db(session) as db:
         killed, tried = kills_count(db), db.num_results
@@ -105,11 +147,19 @@ def sample(db: WorkDB, count: int, dice: random.Random) -> int:
     filters = load_config(CONFIG).sub("filters", "operators-filter")
     excluded = re.compile("|".join(filters["exclude-operators"]))
     places: dict[Any, list[Any]] = {}
-    for item in sorted(db.work_items, key=lambda i: (i.mutations[0].operator_name, i.mutations[0].occurrence)):
+    for item in sorted(
+        db.work_items, key=lambda i: (i.mutations[0].operator_name, i.mutations[0].occurrence)
+    ):
         change = item.mutations[0]
-        line = change.module_path.read_text(encoding="utf-8").splitlines()[change.start_pos[0] - 1].strip()
+        line = (
+            change.module_path.read_text(encoding="utf-8")
+            .splitlines()[change.start_pos[0] - 1]
+            .strip()
+        )
         # Nobody has to see a change of slots=True or of an assertion, and no test what is for type checkers alone.
-        if not excluded.match(change.operator_name) and not re.match(r"@|assert\b|if TYPE_CHECKING", line):
+        if not excluded.match(change.operator_name) and not re.match(
+            r"@|assert\b|if TYPE_CHECKING", line
+        ):
             places.setdefault((str(change.module_path), *change.start_pos), []).append(item)
     chosen = dice.sample(sorted(places), min(count, len(places)))
     db.clear()
@@ -120,7 +170,9 @@ def sample(db: WorkDB, count: int, dice: random.Random) -> int:
 def judge() -> int:
     """The tests of the package of the file that cosmic-ray has changed here, those that import its module first."""
     command = ["git", "diff", "--name-only"]
-    file = Path(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[0])
+    file = Path(
+        subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[0]
+    )
     package = next(p for p in PACKAGES if file.is_relative_to(p))
 
     class OwnFirst:
@@ -129,7 +181,10 @@ def judge() -> int:
 
     endless = [f"faulthandler_timeout={SECONDS}", "faulthandler_exit_on_timeout=true"]
     words = ["-qx", "-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-seed=0"]
-    return pytest.main([*words, *(w for e in endless for w in ("-o", e)), str(tests_of(Path(), package))], [OwnFirst()])
+    return pytest.main(
+        [*words, *(w for e in endless for w in ("-o", e)), str(tests_of(Path(), package))],
+        [OwnFirst()],
+    )
 
 
 if __name__ == "__main__":

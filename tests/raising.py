@@ -12,7 +12,9 @@ _OURS = tuple(str(Path(__file__).parents[1] / package) for package in ("qdqtool"
 
 
 @contextlib.contextmanager
-def raises(kind: type[Exception] | tuple[type[Exception], ...], told: str) -> Iterator[pytest.ExceptionInfo[Exception]]:
+def raises(
+    kind: type[Exception] | tuple[type[Exception], ...], told: str
+) -> Iterator[pytest.ExceptionInfo[Exception]]:
     """An error of a class, as ``pytest.raises``.
 
     Args:
@@ -30,4 +32,6 @@ def raises(kind: type[Exception] | tuple[type[Exception], ...], told: str) -> It
 def raised_by(tb: TracebackType | None) -> str:
     """The innermost of our functions that an error came through, with its class."""
     frames = [frame.f_code for frame, _ in traceback.walk_tb(tb)]
-    return next((code.co_qualname for code in reversed(frames) if code.co_filename.startswith(_OURS)), "")
+    return next(
+        (code.co_qualname for code in reversed(frames) if code.co_filename.startswith(_OURS)), ""
+    )

@@ -8,5 +8,8 @@ import pytest
 
 def slow_after(count: int, rows: Sequence[Any]) -> list[Any]:
     """The rows of a table for ``pytest.mark.parametrize``; those after the first ``count`` are marked as slow."""
-    rest = (pytest.param(*(row if isinstance(row, tuple) else (row,)), marks=pytest.mark.slow) for row in rows[count:])
+    rest = (
+        pytest.param(*(row if isinstance(row, tuple) else (row,)), marks=pytest.mark.slow)
+        for row in rows[count:]
+    )
     return [*rows[:count], *rest]

@@ -101,7 +101,9 @@ def functions_of(nodes: Iterable[ast.AST]) -> Functions:
     return {n.name: n for n in nodes if isinstance(n, ast.FunctionDef)}
 
 
-def lines_that_edit(nodes: Sequence[ast.AST], others: Functions | None = None) -> set[tuple[str, int]]:
+def lines_that_edit(
+    nodes: Sequence[ast.AST], others: Functions | None = None
+) -> set[tuple[str, int]]:
     """Functions and lines that change a list of a graph or node, or overwrite a node, also by a name of these.
 
     Or give one to a function of the source, or one of the ``others``, that changes what it is given.
@@ -111,7 +113,9 @@ def lines_that_edit(nodes: Sequence[ast.AST], others: Functions | None = None) -
     return {(f.name, line) for f in functions for line in _edited(f, set(), _OF_GRAPHS, known)}
 
 
-def _edited(function: ast.FunctionDef, names: set[str], lists: tuple[str, ...], known: Functions) -> set[int]:
+def _edited(
+    function: ast.FunctionDef, names: set[str], lists: tuple[str, ...], known: Functions
+) -> set[int]:
     """Lines that change such a list or its entries, which go by the names too."""
     inside = walked(function)
     if not names and not any(n.__class__ is ast.Attribute and n.attr in lists for n in inside):  # type: ignore[attr-defined]
@@ -130,7 +134,11 @@ def _edited(function: ast.FunctionDef, names: set[str], lists: tuple[str, ...], 
                 members.update(n.id for n in ast.walk(node.target) if isinstance(n, ast.Name))
     for node in inside:
         changed: list[ast.expr] = []
-        if isinstance(node, ast.Attribute) and node.attr in _OVERWRITES and _is_of(node.value, members, nodes):
+        if (
+            isinstance(node, ast.Attribute)
+            and node.attr in _OVERWRITES
+            and _is_of(node.value, members, nodes)
+        ):
             found.add(node.lineno)
         elif isinstance(node, ast.Attribute) and node.attr in _CHANGES:
             changed = [node.value]
@@ -142,8 +150,15 @@ def _edited(function: ast.FunctionDef, names: set[str], lists: tuple[str, ...], 
             called = known.get(getattr(node.func, "attr", getattr(node.func, "id", "")))
             if called is not None:
                 takes = [a.arg for a in called.args.args if a.arg != "self"]
-                given = [*zip(takes, node.args, strict=False), *((str(k.arg), k.value) for k in node.keywords)]
-                changed = [v for name, v in given if _is_of(v, names, lists) and _edited(called, {name}, (), {})]
+                given = [
+                    *zip(takes, node.args, strict=False),
+                    *((str(k.arg), k.value) for k in node.keywords),
+                ]
+                changed = [
+                    v
+                    for name, v in given
+                    if _is_of(v, names, lists) and _edited(called, {name}, (), {})
+                ]
         if any(_is_of(part, names, lists) for part in changed):
             found.add(node.lineno)
     return found
@@ -153,15 +168,42 @@ def _is_of(node: ast.AST, names: Collection[str], lists: tuple[str, ...]) -> boo
     """Whether it is such a list, an entry of one, or goes by one of the names."""
     while isinstance(node, ast.Subscript):
         node = node.value
-    return node.attr in lists if isinstance(node, ast.Attribute) else isinstance(node, ast.Name) and node.id in names
+    return (
+        node.attr in lists
+        if isinstance(node, ast.Attribute)
+        else isinstance(node, ast.Name) and node.id in names
+    )
 
 
 # What reads a sentence ------------------------------------------------------------------------------------------------
 
 # Fields of results that hold sentences, and what looks into a text.
-SAID = {"checked", "fix", "kept", "message", "note", "notes", "reason", "sentence", "warnings", "why", "why_not"}
-LOOKS = {"count", "endswith", "find", "findall", "fullmatch", "index", "match", "partition", "search", "split",
-         "startswith"}  # fmt: skip
+SAID = {
+    "checked",
+    "fix",
+    "kept",
+    "message",
+    "note",
+    "notes",
+    "reason",
+    "sentence",
+    "warnings",
+    "why",
+    "why_not",
+}
+LOOKS = {
+    "count",
+    "endswith",
+    "find",
+    "findall",
+    "fullmatch",
+    "index",
+    "match",
+    "partition",
+    "search",
+    "split",
+    "startswith",
+}
 _EACH = "|".join(sorted(SAID))
 _NAMES = re.compile(rf"\.(?:{_EACH})\b|\[[\"'](?:{_EACH})[\"']\]")
 
@@ -179,8 +221,14 @@ def lines_that_read(source: str, nodes: Sequence[ast.AST] | None = None) -> list
     constants: set[str] = set()
     for node in (n for module in nodes[:1] for n in getattr(module, "body", ())):
         value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
-        if isinstance(node, ast.Assign | ast.AnnAssign) and value is not None and _has_words(value, constants):
-            constants.update(_names(node.targets[0] if isinstance(node, ast.Assign) else node.target))
+        if (
+            isinstance(node, ast.Assign | ast.AnnAssign)
+            and value is not None
+            and _has_words(value, constants)
+        ):
+            constants.update(
+                _names(node.targets[0] if isinstance(node, ast.Assign) else node.target)
+            )
     for function in (n for n in nodes if isinstance(n, ast.FunctionDef)):
         if not any(function.lineno <= number <= (function.end_lineno or 0) for number in named):
             continue  # where none of these fields is named, none is read
@@ -188,8 +236,15 @@ def lines_that_read(source: str, nodes: Sequence[ast.AST] | None = None) -> list
         given, worded = set[str](), set(constants)
         for _ in range(2):  # a comprehension may stand in front of what it is given
             for node in inside:
-                target, value = (node.targets[0], node.value) if isinstance(node, ast.Assign) else (
-                    (node.target, node.iter) if isinstance(node, ast.comprehension | ast.For) else (None, None))
+                target, value = (
+                    (node.targets[0], node.value)
+                    if isinstance(node, ast.Assign)
+                    else (
+                        (node.target, node.iter)
+                        if isinstance(node, ast.comprehension | ast.For)
+                        else (None, None)
+                    )
+                )
                 if target is None or value is None:
                     continue
                 if _is_said(value, given):
@@ -199,10 +254,16 @@ def lines_that_read(source: str, nodes: Sequence[ast.AST] | None = None) -> list
         for node in inside:
             pairs: list[tuple[ast.expr, ast.expr]] = []
             if isinstance(node, ast.Compare):
-                for one, other in zip([node.left, *node.comparators], node.comparators, strict=False):
+                for one, other in zip(
+                    [node.left, *node.comparators], node.comparators, strict=False
+                ):
                     both = isinstance(one, ast.Tuple) and isinstance(other, ast.Tuple)
                     pairs += zip(one.elts, other.elts, strict=False) if both else [(one, other)]  # type: ignore
-            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LOOKS:
+            elif (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr in LOOKS
+            ):
                 pairs += [(node.func.value, part) for part in node.args]
                 pairs += zip(node.args, node.args[1:], strict=False)
             pairs += [(other, one) for one, other in pairs]
@@ -219,10 +280,16 @@ def _is_said(node: ast.expr, given: set[str]) -> bool:
     if isinstance(node, ast.Subscript):
         if isinstance(node.value, ast.Attribute) and node.value.attr == "values":
             return False
-        return (isinstance(node.slice, ast.Constant) and node.slice.value in SAID) or _is_said(node.value, given)
+        return (isinstance(node.slice, ast.Constant) and node.slice.value in SAID) or _is_said(
+            node.value, given
+        )
     if isinstance(node, ast.Call):
         asked = [node.func] if isinstance(node.func, ast.Attribute) else []
-        asked += node.args if isinstance(node.func, ast.Name) and node.func.id in ("str", "next", "list", "set") else []
+        asked += (
+            node.args
+            if isinstance(node.func, ast.Name) and node.func.id in ("str", "next", "list", "set")
+            else []
+        )
         return any(_is_said(part, given) for part in asked)
     if isinstance(node, ast.Compare):
         return False

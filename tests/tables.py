@@ -22,7 +22,9 @@ def cases(name: str) -> tuple[list[str], list[tuple[Any, ...]]]:
     return names, [tuple(ast.literal_eval(cell) for cell in row) for row in values]
 
 
-def in_turn(names: str | Sequence[str], rows: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def in_turn(
+    names: str | Sequence[str], rows: Iterable[Any]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """As ``pytest.mark.parametrize``, in one test: what it raises names the row.
 
     For tables of rows that take a millisecond: a test of its own takes two or three more.
@@ -40,7 +42,9 @@ def in_turn(names: str | Sequence[str], rows: Iterable[Any]) -> Callable[[Callab
                 try:
                     test(**others, **given)
                 except pytest.skip.Exception as error:
-                    raise AssertionError(f"those behind the row {given} would be skipped as well") from error
+                    raise AssertionError(
+                        f"those behind the row {given} would be skipped as well"
+                    ) from error
                 except BaseException as error:
                     error.add_note(f"in the row {given}")
                     raise

@@ -27,7 +27,17 @@ from qdqtool.explain.report import worded
 from qdqtool.trt import refusals as trt
 from qdqtool.trt.refusals import Reader, ReaderKind
 from qdqtool.trt.targets import TARGETS
-from qdqtool.types import Cause, ConvOutcome, EngineLayer, Evidence, Finding, Precision, Prediction, Refusal, Severity
+from qdqtool.types import (
+    Cause,
+    ConvOutcome,
+    EngineLayer,
+    Evidence,
+    Finding,
+    Precision,
+    Prediction,
+    Refusal,
+    Severity,
+)
 from qdqtool.verification.lines import Verification
 from tests.tables import in_turn
 from tests.trt.builder import Graph
@@ -36,11 +46,19 @@ from tests.trt.random_graphs import FORKS, models
 CLASSIC = sorted(t for t in TARGETS if not t.startswith("rtx"))
 thorough = settings(  # no shrinking: minutes for a failure that is expected; add Phase.shrink to look at one
     derandomize=True, phases=(Phase.explicit, Phase.generate)
-)  # fmt: skip
+)
 
 # The refusals of an output, as they decide: the first of them that was recorded.
-DECIDE = (trt.BatchNormNotConstant, trt.ConvTransposeBatchNorm, trt.ResidualFloat, trt.AddOutputNotQuantized,
-          trt.ActivationBeforeAdd, trt.OutputDifferentScales, trt.OutputManyConsumers, trt.OutputNotQuantized)
+DECIDE = (
+    trt.BatchNormNotConstant,
+    trt.ConvTransposeBatchNorm,
+    trt.ResidualFloat,
+    trt.AddOutputNotQuantized,
+    trt.ActivationBeforeAdd,
+    trt.OutputDifferentScales,
+    trt.OutputManyConsumers,
+    trt.OutputNotQuantized,
+)
 
 
 def written_float(prediction: Prediction) -> Iterator[tuple[ConvOutcome, type[Refusal]]]:
@@ -59,7 +77,9 @@ def disagreements(prediction: Prediction) -> list[str]:
     for conv, decisive in written_float(prediction):
         told = [f for f in prediction.findings if f.id in conv.findings]
         if not any(isinstance(c.refusal, decisive) for f in told for c in f.causes):
-            found.append(f"{conv.name}: {decisive.__name__}, told as {[(f.code, f.message) for f in told]}")
+            found.append(
+                f"{conv.name}: {decisive.__name__}, told as {[(f.code, f.message) for f in told]}"
+            )
     return found
 
 
@@ -71,14 +91,27 @@ def claimed_float(finding: Finding) -> set[str]:
     found: set[str] = set()
     for cause in finding.causes:
         r = cause.refusal
-        if isinstance(r, (trt.OutputManyConsumers, trt.OutputNotQuantized, trt.AddOutputNotQuantized)):
+        if isinstance(
+            r, (trt.OutputManyConsumers, trt.OutputNotQuantized, trt.AddOutputNotQuantized)
+        ):
             found |= {x.node for x in r.readers if x.kind in (ReaderKind.OP, ReaderKind.SUM)}
         elif isinstance(r, trt.ResidualFloat):
             found.add(r.add)
-        elif isinstance(r, (trt.InputNotDequantized, trt.WeightsNotDequantized, trt.PoolingOneSide,
-                            trt.ReduceNotPooling)):
+        elif isinstance(
+            r,
+            (
+                trt.InputNotDequantized,
+                trt.WeightsNotDequantized,
+                trt.PoolingOneSide,
+                trt.ReduceNotPooling,
+            ),
+        ):
             found.add(r.node)
-        elif isinstance(r, trt.Stays) and r.quantize and not (cause.see or cause.also or r.requantizes):
+        elif (
+            isinstance(r, trt.Stays)
+            and r.quantize
+            and not (cause.see or cause.also or r.requantizes)
+        ):
             found |= {r.origin.node} - {"" if not r.origin.int8 else r.origin.node}
     return found
 
@@ -102,7 +135,9 @@ def false_claims(prediction: Prediction, model: onnx.ModelProto) -> list[str]:
 
     return [
         f"{f.code}: '{f.message}', but {name} reads INT8"
-        for f in prediction.findings for name in sorted(claimed_float(f) & set(nodes)) if is_int8(name)
+        for f in prediction.findings
+        for name in sorted(claimed_float(f) & set(nodes))
+        if is_int8(name)
     ]
 
 
@@ -144,7 +179,10 @@ MOVES: dict[str, Callable[[Graph, str], str]] = {
     "linear Resize": lambda g, x: g.resize(x, "moved", "linear"),
     "Concat": lambda g, x: g.concat([x, x], "moved"),
 }
-OPEN = ("reflecting Pad", "linear Resize")  # whether a Q passes them is said elsewhere; here findings agree either way
+OPEN = (
+    "reflecting Pad",
+    "linear Resize",
+)  # whether a Q passes them is said elsewhere; here findings agree either way
 
 
 def forked(move: str, scales: tuple[float, float]) -> onnx.ModelProto:
@@ -180,7 +218,9 @@ def test_a_false_claim_is_seen() -> None:
     assert false_claims(prediction, model) == []
     reader = Reader(ReaderKind.OP, "moved", "MaxPool")
     claim = trt.OutputNotQuantized("Pass", "c0", "c0:0", (reader,))
-    prediction.findings.append(Finding("OUT-FLOAT", Severity.INFO, "c0", (Cause(claim),), Evidence.SEEN, worded))
+    prediction.findings.append(
+        Finding("OUT-FLOAT", Severity.INFO, "c0", (Cause(claim),), Evidence.SEEN, worded)
+    )
     assert false_claims(prediction, model) != []
 
 
@@ -197,18 +237,39 @@ PUBLISHED = {
 def test_published_fields_are_there() -> None:
     result = Verification(
         BuildFacts(BuildSource.LAYER_JSON, ("a.json",), "8.5.2", None, True),
-        ConvolutionCounts(3, 2, 1, ("c",)), LayerCounts(5, 4), TraceCounts(7, 6, 5, 4), ConversionCounts(1, 2),
-        mismatches=[Mismatch(MismatchKind.LAYER, "l", {"name": "l"}, {}, Difference.INPUT, ("INT8", "FP16"), 9)],
-    )  # fmt: skip
+        ConvolutionCounts(3, 2, 1, ("c",)),
+        LayerCounts(5, 4),
+        TraceCounts(7, 6, 5, 4),
+        ConversionCounts(1, 2),
+        mismatches=[
+            Mismatch(
+                MismatchKind.LAYER, "l", {"name": "l"}, {}, Difference.INPUT, ("INT8", "FP16"), 9
+            )
+        ],
+    )
     data = result.as_json()
     for part, keys in PUBLISHED.items():
         assert keys <= set(data[part]), part
-    assert data["build"] == {"source": "layer-json", "files": ["a.json"], "tensorrt": "8.5.2", "device": None,
-                             "complete": True, "missing": []}
+    assert data["build"] == {
+        "source": "layer-json",
+        "files": ["a.json"],
+        "tensorrt": "8.5.2",
+        "device": None,
+        "complete": True,
+        "missing": [],
+    }
     assert data["convolutions"] == {"total": 3, "agree": 2, "unknown": 1, "unknown_names": ["c"]}
     assert data["conversions"] == {"predicted": 1, "built": 2}
-    assert data["mismatches"] == [{"kind": "layer", "name": "l", "predicted": {"name": "l"}, "built": {},
-                                   "why": "predicted INT8 input, built FP16 input", "line": 9}]
+    assert data["mismatches"] == [
+        {
+            "kind": "layer",
+            "name": "l",
+            "predicted": {"name": "l"},
+            "built": {},
+            "why": "predicted INT8 input, built FP16 input",
+            "line": 9,
+        }
+    ]
     assert type(data["build"]["source"]) is str
 
 
@@ -225,5 +286,9 @@ def test_fields_by_name() -> None:
 def test_each_difference_is_said(differs: Difference) -> None:
     """The words, with all their values; they are published as ``why``."""
     values = tuple(f"v{i}" for i in range(differs.count("{}")))
-    said = Mismatch(MismatchKind.LAYER, "l", {}, {}, differs, values, rule="by Pass").as_json()["why"]
-    assert "{" not in said and said.endswith(" (predicted by Pass)") and all(v in said for v in values)
+    said = Mismatch(MismatchKind.LAYER, "l", {}, {}, differs, values, rule="by Pass").as_json()[
+        "why"
+    ]
+    assert (
+        "{" not in said and said.endswith(" (predicted by Pass)") and all(v in said for v in values)
+    )

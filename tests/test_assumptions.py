@@ -23,18 +23,25 @@ def c2(prediction: Prediction) -> tuple[Precision, bool]:
     return found.output, "sum" in found.fused
 
 
-@pytest.mark.parametrize(("target", "default"), [("trt8.0", "apart"), ("trt8.5", "apart"), ("trt10", "apart"),
-                                                 ("trt11", "fused")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("target", "default"),
+    [("trt8.0", "apart"), ("trt8.5", "apart"), ("trt10", "apart"), ("trt11", "fused")],
+)
 def test_both_outcomes_are_told(target: str, default: str) -> None:
     prediction = qdqtool.predict(OPEN, target)
     (told,) = prediction.as_json()["assumptions"]
     other = {"apart": "fused", "fused": "apart"}[default]
-    assert (told["name"], told["value"], set(told["alternatives"])) == ("silu-add", default, {other})
+    assert (told["name"], told["value"], set(told["alternatives"])) == (
+        "silu-add",
+        default,
+        {other},
+    )
     counts = {default: prediction.summary(), other: told["alternatives"][other]}
     # By hand: c0 and c1 write INT8 either way; c2 does if the Add is inside it. Then two conversions less: the skip's
     # DQ and the Q behind the Add; the network's input stays.
     assert {v: (c["int8"], c["int8_to_int8"], c["conversions"]) for v, c in counts.items()} == {
-        "apart": (4, 2, 3), "fused": (4, 3, 1),
+        "apart": (4, 2, 3),
+        "fused": (4, 3, 1),
     }
     assert told["places"] == ["sum"] and told["why"] and not told["given"]
 
@@ -57,25 +64,36 @@ def test_the_choice_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(runs) == 3
 
 
-@pytest.mark.parametrize("proto", [
-    residual("own"), residual("float", activation=True), residual("own", conv_side=True, activation=True),
-    residual("float"),
-], ids=["no activation", "float skip", "both sides quantized", "neither"])
+@pytest.mark.parametrize(
+    "proto",
+    [
+        residual("own"),
+        residual("float", activation=True),
+        residual("own", conv_side=True, activation=True),
+        residual("float"),
+    ],
+    ids=["no activation", "float skip", "both sides quantized", "neither"],
+)
 def test_nothing_is_assumed_where_nothing_depends_on_it(proto: onnx.ModelProto) -> None:
     assert qdqtool.predict(proto).assumptions == []
 
 
-@pytest.mark.parametrize(("assume", "target", "said"), [
-    ({"silu-add": "perhaps"}, "trt8.5", "assumed_target perhaps"),
-    ({"relu-add": "fused"}, "trt8.5", "assumed_target relu-add"),
-    ({"silu-add": "fused"}, "rtx1.7", "assumed_target rtx1.7"),
-])
+@pytest.mark.parametrize(
+    ("assume", "target", "said"),
+    [
+        ({"silu-add": "perhaps"}, "trt8.5", "assumed_target perhaps"),
+        ({"relu-add": "fused"}, "trt8.5", "assumed_target relu-add"),
+        ({"silu-add": "fused"}, "rtx1.7", "assumed_target rtx1.7"),
+    ],
+)
 def test_bad_choices(assume: dict[str, str], target: str, said: str) -> None:
     with raises(QdqtoolError, said):
         qdqtool.predict(OPEN, target, assume=assume)
 
 
-def test_text_has_a_range_and_says_what_decides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_has_a_range_and_says_what_decides(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = str(tmp_path / "m.onnx")
     onnx.save(OPEN, model)
     assert run(["predict", model]) == 0
@@ -84,10 +102,14 @@ def test_text_has_a_range_and_says_what_decides(tmp_path: Path, capsys: pytest.C
         "4 convolutions: 4 INT8 (2 to 3 to INT8, 1 to 2 to float), 0 float; 1 to 3 conversions, depending on "
         "Conv + activation + Add"
     )
-    assert "silu-add: reports differ" in rest[0] and "--assume silu-add=fused" in " ".join(" ".join(rest).split())
+    assert "silu-add: reports differ" in rest[0] and "--assume silu-add=fused" in " ".join(
+        " ".join(rest).split()
+    )
     assert run(["predict", model, "--assume", "silu-add=fused"]) == 0
     chosen = capsys.readouterr().out
-    assert chosen.startswith("4 convolutions: 4 INT8 (3 to INT8, 1 to float), 0 float; 1 conversion\n")
+    assert chosen.startswith(
+        "4 convolutions: 4 INT8 (3 to INT8, 1 to float), 0 float; 1 conversion\n"
+    )
     for bad in ("silu-add", "silu-add=x", "x=fused"):
         assert run(["predict", model, "--assume", bad]) == 2
         told = capsys.readouterr()
@@ -101,14 +123,19 @@ def test_verify_takes_what_the_build_shows(built: str, tmp_path: Path) -> None:
     result = qdqtool.verify(OPEN, log)
     assert result.mismatches == [] and result.prediction is not None
     assert result.prediction.assumptions[0].value == built
-    shown = [n for n in result.notes if n.remark in (Remark.SHOWN_AS_ASSUMED, Remark.SHOWN_OTHERWISE)]
+    shown = [
+        n for n in result.notes if n.remark in (Remark.SHOWN_AS_ASSUMED, Remark.SHOWN_OTHERWISE)
+    ]
     assert [(n.values["name"], n.values["value"]) for n in shown] == [("silu-add", built)]
 
 
 def test_verify_settles_what_is_assumed(tmp_path: Path) -> None:
     """Other faults stay mismatches: the choice hides none of them."""
     lines = log_of(qdqtool.predict(OPEN, assume={"silu-add": "fused"}))
-    broken = [line.replace("Int8", "Half") if "c1.weight" in line and "Layer(" in line else line for line in lines]
+    broken = [
+        line.replace("Int8", "Half") if "c1.weight" in line and "Layer(" in line else line
+        for line in lines
+    ]
     assert broken != lines
     log = tmp_path / "build.log"
     log.write_text("\n".join(broken))
@@ -122,5 +149,7 @@ def test_verify_settles_what_is_assumed(tmp_path: Path) -> None:
 
     both = load(residual("own", conv_side=True, activation=True))
     target = target_named("trt8.5")
-    seen = [settled(both, assumed_target(target, {"silu-add": v})).summary() for v in ("fused", "apart")]
+    seen = [
+        settled(both, assumed_target(target, {"silu-add": v})).summary() for v in ("fused", "apart")
+    ]
     assert seen[0] == seen[1]

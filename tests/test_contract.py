@@ -14,17 +14,23 @@ _TEXTS = {"text", "path", "file"}
 _POSITIONAL = ("POSITIONAL_ONLY", "POSITIONAL_OR_KEYWORD")
 # What was changed on purpose. The default method: on images that nobody chose settings by, mse lost to others.
 MEANT = {
-    "insert: default of method was 'mse', is 'focus'", "default of --method was mse, is focus",
+    "insert: default of method was 'mse', is 'focus'",
+    "default of --method was mse, is focus",
     # TensorRT 10 is what users install; evidence tables name their targets.
-    *(f"{name}: default of target was 'trt8.5', is 'trt10'" for name in ("Insertion", "assert_int8", "fix", "insert",
-                                                                      "predict")),
+    *(
+        f"{name}: default of target was 'trt8.5', is 'trt10'"
+        for name in ("Insertion", "assert_int8", "fix", "insert", "predict")
+    ),
     # What stays float: FP16 where the file's types decide, so that TensorRT 11 does not run it in FP32.
-    "insert: default of high_precision was 'fp32', is None", "default of --high-precision was fp32, is None",
+    "insert: default of high_precision was 'fp32', is None",
+    "default of --high-precision was fp32, is None",
     "nargs of model was 1, is -1",  # predict takes several models
     "calibration.methods.mse is gone",  # the methods that were used, each with a count
     # A finding is made of what was refused, and worded from that; its attributes and its JSON stay.
-    "Finding: parameter message is gone", "Finding: parameter fix is gone",
-    "Finding: new parameter causes has no default", "Finding: new parameter words has no default",
+    "Finding: parameter message is gone",
+    "Finding: parameter fix is gone",
+    "Finding: new parameter causes has no default",
+    "Finding: new parameter words has no default",
     "Finding: positional parameters were ['code', 'severity', 'node', 'message', 'fix', 'evidence', 'id', 'target', "
     "'convolutions', 'values'], are ['code', 'severity', 'node', 'causes', 'evidence', 'words', 'id', 'target', 'way', "
     "'nodes', 'convolutions', 'values', 'automatic', 'saves_ms', 'gains']",
@@ -67,14 +73,21 @@ def broken_value(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
     for name, value in was.get("members", {}).items():
         if now["members"].get(name) != value:
             broken.append(f"member {name} was {value!r}, is {now['members'].get(name)!r}")
-    broken += [f"{base} is no base any more" for base in was.get("bases", []) if base not in now["bases"]]
+    broken += [
+        f"{base} is no base any more" for base in was.get("bases", []) if base not in now["bases"]
+    ]
     for name, attribute in was.get("attributes", {}).items():
         if name not in now["attributes"]:
             broken.append(f"attribute {name} is gone")
         elif isinstance(attribute, list) != isinstance(now["attributes"][name], list):
-            broken.append(f"attribute {name} was {'a method' if isinstance(attribute, list) else 'no method'}")
+            broken.append(
+                f"attribute {name} was {'a method' if isinstance(attribute, list) else 'no method'}"
+            )
         elif isinstance(attribute, list):
-            broken += [f"{name}(): {text}" for text in broken_parameters(attribute, now["attributes"][name])]
+            broken += [
+                f"{name}(): {text}"
+                for text in broken_parameters(attribute, now["attributes"][name])
+            ]
     return broken
 
 
@@ -87,9 +100,13 @@ def broken_parameters(was: list[dict[str, Any]], now: list[dict[str, Any]]) -> l
         if found is None:
             broken.append(f"parameter {parameter['name']} is gone")
         elif found["kind"] != parameter["kind"]:
-            broken.append(f"parameter {parameter['name']} was {parameter['kind']}, is {found['kind']}")
+            broken.append(
+                f"parameter {parameter['name']} was {parameter['kind']}, is {found['kind']}"
+            )
         elif parameter["default"] is not None and found["default"] != parameter["default"]:
-            broken.append(f"default of {parameter['name']} was {parameter['default']}, is {found['default']}")
+            broken.append(
+                f"default of {parameter['name']} was {parameter['default']}, is {found['default']}"
+            )
     names = {p["name"] for p in was}
     for parameter in now:
         variadic = parameter["kind"].startswith("VAR_")
@@ -134,7 +151,11 @@ def broken_options(promised: dict[str, Any], now: dict[str, Any]) -> list[str]:
         for key in ("nargs", "multiple", "flag", "default"):
             if found[key] != was[key]:
                 broken.append(f"{key} of {name} was {was[key]}, is {found[key]}")
-    broken += [f"new {name} is required" for name, found in now.items() if found["required"] and name not in promised]
+    broken += [
+        f"new {name} is required"
+        for name, found in now.items()
+        if found["required"] and name not in promised
+    ]
     return broken
 
 
@@ -155,15 +176,31 @@ def runs(prepared: Path) -> dict[str, Any]:
 
 def test_runs_files_and_fields_are_as_recorded(prepared: Path) -> None:
     assert {name for name, _ in contract.RUNS} >= set(PROMISED["runs"])
-    assert {"agrees.log", "differs.log", "half.log", "residual.onnx"} <= {p.name for p in prepared.iterdir()}
+    assert {"agrees.log", "differs.log", "half.log", "residual.onnx"} <= {
+        p.name for p in prepared.iterdir()
+    }
     was = contract.fields({"schema": "a/1", "n": [{"x": 1, "y": None}]})
-    assert was == {"": ["object"], "schema": ['string "a/1"'], "n": ["array"], "n[]": ["object"], "n[].x": ["number"],
-                   "n[].y": ["null"]}  # fmt: skip
-    assert broken_fields(was, contract.fields({"schema": "a/1", "n": [{"x": 2, "y": "now known", "z": 0}]})) == []
+    assert was == {
+        "": ["object"],
+        "schema": ['string "a/1"'],
+        "n": ["array"],
+        "n[]": ["object"],
+        "n[].x": ["number"],
+        "n[].y": ["null"],
+    }
+    assert (
+        broken_fields(
+            was, contract.fields({"schema": "a/1", "n": [{"x": 2, "y": "now known", "z": 0}]})
+        )
+        == []
+    )
     assert broken_fields(was, contract.fields({"schema": "a/1", "n": [{"x": "2", "y": 1}]})) == [
-        "n[].x was number, is string"]  # fmt: skip
+        "n[].x was number, is string"
+    ]
     assert broken_fields(was, contract.fields({"schema": "a/2", "n": [{"x": 2}]})) == [
-        "n[].y is gone", 'schema was string "a/1", is string "a/2"']  # fmt: skip
+        "n[].y is gone",
+        'schema was string "a/1", is string "a/2"',
+    ]
 
 
 @in_turn("run", PROMISED["runs"])
@@ -184,7 +221,9 @@ def broken_fields(promised: dict[str, list[str]], now: dict[str, list[str]]) -> 
             continue
         new = set(now[path]) - set(types) - {"null"}
         if new and types != ["null"]:
-            broken.append(f"{path or 'the answer'} was {' or '.join(types)}, is {' or '.join(now[path])}")
+            broken.append(
+                f"{path or 'the answer'} was {' or '.join(types)}, is {' or '.join(now[path])}"
+            )
     return broken
 
 
@@ -203,5 +242,9 @@ def test_additions_are_allowed_and_losses_are_not() -> None:
     assert broken_parameters(was, contract.parameters(more)) == []
     assert broken_parameters(was, contract.parameters(fewer)) == ["parameter b is gone"]
     assert broken_parameters(was, contract.parameters(changed)) == ["default of b was 1, is 2"]
-    assert broken_parameters(was, contract.parameters(demanding)) == ["new parameter new has no default"]
-    assert any("positional" in text for text in broken_parameters(was, contract.parameters(shuffled)))
+    assert broken_parameters(was, contract.parameters(demanding)) == [
+        "new parameter new has no default"
+    ]
+    assert any(
+        "positional" in text for text in broken_parameters(was, contract.parameters(shuffled))
+    )

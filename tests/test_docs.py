@@ -15,9 +15,13 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 def commands(page: Path) -> list[list[str]]:
     """The calls of qdqtool in a page's fences, without what a shell does with their output."""
-    lines = "\n".join(re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.M | re.S)).replace("\\\n", " ")
+    lines = "\n".join(re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.M | re.S)).replace(
+        "\\\n", " "
+    )
     calls = re.findall(r"^(?:\$ |- run: )?(qdqtool .*)", lines, re.M)
-    return [shlex.split(re.split(r"\s(?:>|>>|2>&1|\|) ?", call)[0], comments=True) for call in calls]
+    return [
+        shlex.split(re.split(r"\s(?:>|>>|2>&1|\|) ?", call)[0], comments=True) for call in calls
+    ]
 
 
 def test_the_readme_is_short() -> None:
@@ -30,7 +34,9 @@ def test_the_page_of_evidence_shows_what_the_targets_say() -> None:
     page = (ROOT / "docs" / "evidence.md").read_text("utf-8")
     shown = re.findall(r"^\| `((?:trt|rtx)[\d.]+)` \| (\w+) \| (.*) \|$", page, re.MULTILINE)
     names = {name for name, _, _ in shown}
-    assert shown == [(t.name, str(t.evidence), t.proof) for t in reversed(TARGETS.values()) if t.name in names]
+    assert shown == [
+        (t.name, str(t.evidence), t.proof) for t in reversed(TARGETS.values()) if t.name in names
+    ]
     assert len(shown) > 5
 
 
@@ -47,5 +53,7 @@ def test_commands_options_and_linked_files_exist(page: Path) -> None:
     for link in re.findall(r"\]\(([^)#\s]+)(?:#[\w-]*)?\)", page.read_text()):
         if not re.match(r"\w+:|OWNER", link):
             assert (page.parent / link).exists(), link
-    for path in re.findall(r"`((?:qdqtool|tests|calibration|benchmarks|docs)/[\w/]+\.\w+)`", page.read_text()):
+    for path in re.findall(
+        r"`((?:qdqtool|tests|calibration|benchmarks|docs)/[\w/]+\.\w+)`", page.read_text()
+    ):
         assert (ROOT / path).exists(), path

@@ -15,7 +15,12 @@ def test_path_and_reason_are_apart_and_the_message_is_both() -> None:
     assert (str(error), error.path, error.reason) == (f"{path}: {wrong}", path, wrong)
     assert (str(plain), plain.path, plain.reason) == (wrong, "", wrong)
     again = pickle.loads(pickle.dumps(error))
-    assert (type(again), str(again), again.path, again.reason) == (ModelError, str(error), error.path, error.reason)
+    assert (type(again), str(again), again.path, again.reason) == (
+        ModelError,
+        str(error),
+        error.path,
+        error.reason,
+    )
 
 
 def test_whatever_is_in_a_name_the_message_is_one_line_that_can_be_printed() -> None:
@@ -26,7 +31,9 @@ def test_whatever_is_in_a_name_the_message_is_one_line_that_can_be_printed() -> 
 
 def test_why_a_gain_is_not_known_is_said_without_the_path() -> None:
     g = Graph()
-    _, time = predict_on(g.model(g.relu(g.input(1, 16, 8, 8), "r")), "trt8.5", Request(gpu="RTX 3060"))
+    _, time = predict_on(
+        g.model(g.relu(g.input(1, 16, 8, 8), "r")), "trt8.5", Request(gpu="RTX 3060")
+    )
     assert time is not None
     (note,) = (n for n in time.notes if n.remark is Remark.GAIN_UNKNOWN)
     assert note.values["why"] and not note.values["why"].startswith("model")

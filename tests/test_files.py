@@ -48,8 +48,9 @@ def test_an_error_leaves_what_was_there(tmp_path: Path) -> None:
 
 
 @in_turn("words", ["predict m.onnx -o", "build m.onnx -o", "demo -o", "log b.log --to-onnx"])
-def test_a_dash_is_no_output(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                             capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dash_is_no_output(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert run([*words.split(), "-"]) == 2
     assert f"{words.split()[-1]} -: " in capsys.readouterr().err
@@ -126,16 +127,23 @@ def test_a_cut_model_is_called_cut(tmp_path: Path, share: float) -> None:
 
 def nested(levels: int) -> bytes:
     """An If inside an If, and so on; put together from the inside, since protobuf does not copy that deep."""
+
     def held(field: int, data: bytes) -> bytes:
         size, length = len(data), b""
         while size > 127:
             length, size = length + bytes([size & 127 | 128]), size >> 7
         return bytes([field << 3 | 2]) + length + bytes([size]) + data
 
-    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "g", [], []).SerializeToString()
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Relu", ["x"], ["y"])], "g", [], []
+    ).SerializeToString()
     for _ in range(levels):
-        branch = onnx.AttributeProto(name="then_branch", type=onnx.AttributeProto.GRAPH).SerializeToString()
-        graph = held(1, onnx.NodeProto(op_type="If").SerializeToString() + held(5, branch + held(6, graph)))
+        branch = onnx.AttributeProto(
+            name="then_branch", type=onnx.AttributeProto.GRAPH
+        ).SerializeToString()
+        graph = held(
+            1, onnx.NodeProto(op_type="If").SerializeToString() + held(5, branch + held(6, graph))
+        )
     opsets = onnx.ModelProto(ir_version=8, opset_import=[onnx.helper.make_opsetid("", 17)])
     return opsets.SerializeToString() + held(7, graph)
 
@@ -146,15 +154,23 @@ def test_a_model_nested_too_deeply_is_called_so(tmp_path: Path) -> None:
     assert len(onnx.load(path).graph.node) == 1
     for levels in (40, 500):
         path.write_bytes(nested(levels))
-        assert said(path).startswith(f"{path}: its graphs are nested deeper than the 100 levels that protobuf reads;")
+        assert said(path).startswith(
+            f"{path}: its graphs are nested deeper than the 100 levels that protobuf reads;"
+        )
     path.write_bytes(nested(30)[:-5])
     assert "cut off or damaged" in said(path)
 
 
-@pytest.mark.parametrize(("inside", "last_first"), slow_after(2, [
-    (False, True), (True, False), (False, False), (True, True)]))
+@pytest.mark.parametrize(
+    ("inside", "last_first"),
+    slow_after(2, [(False, True), (True, False), (False, False), (True, True)]),
+)
 def test_a_chain_of_functions_too_deep_for_python_is_named(
-    inside: bool, last_first: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    inside: bool,
+    last_first: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     opsets = [onnx.helper.make_opsetid(*o) for o in (("", 17), ("own", 1))]
     calls = [onnx.helper.make_node(f"f{k}", ["a"], ["b"], domain="own") for k in range(1, 1201)]
@@ -162,8 +178,14 @@ def test_a_chain_of_functions_too_deep_for_python_is_named(
     if inside:
         result = onnx.helper.make_tensor_value_info("b", onnx.TensorProto.FLOAT, None)
         branches = [onnx.helper.make_graph([call], "branch", [], [result]) for call in calls]
-        calls = [onnx.helper.make_node("If", ["a"], ["b"], then_branch=b, else_branch=branches[-1]) for b in branches]
-    functions = [onnx.helper.make_function("own", f"f{k}", ["a"], ["b"], [c], opsets) for k, c in enumerate(calls)]
+        calls = [
+            onnx.helper.make_node("If", ["a"], ["b"], then_branch=b, else_branch=branches[-1])
+            for b in branches
+        ]
+    functions = [
+        onnx.helper.make_function("own", f"f{k}", ["a"], ["b"], [c], opsets)
+        for k, c in enumerate(calls)
+    ]
     net = Net()
     model = net.done(net.add("f0", net.conv("x"), domain="own"))
     model.functions.extend(functions[::-1] if last_first else functions)
@@ -190,7 +212,8 @@ def recursive() -> None:
 
 def test_what_is_just_above_a_limit_is_told_in_digits() -> None:
     for size, limit, expected in (
-        (1000, 999, "a: 1000 bytes; the limit is 999 bytes"), (1 << 30, 999, "a: 1 GB; the limit is 999 bytes"),
+        (1000, 999, "a: 1000 bytes; the limit is 999 bytes"),
+        (1 << 30, 999, "a: 1 GB; the limit is 999 bytes"),
         ((512 << 20) + 128, 512 << 20, "a: 536871040 bytes; the limit is 536870912 bytes"),
     ):
         with pytest.raises(QdqtoolError) as caught:
@@ -201,7 +224,12 @@ def test_what_is_just_above_a_limit_is_told_in_digits() -> None:
 def test_a_long_word_of_an_error_is_shortened(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["predict", "a" * 5000 + "/b.onnx"]) == 2
     said = capsys.readouterr().err
-    assert len(said) < 400 and said.startswith("qdqtool: aaa") and "aaa...aaa" in said and "/b.onnx" in said
+    assert (
+        len(said) < 400
+        and said.startswith("qdqtool: aaa")
+        and "aaa...aaa" in said
+        and "/b.onnx" in said
+    )
 
 
 @pytest.fixture(scope="module")
@@ -216,9 +244,18 @@ def seeds(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def state(*folders: Path) -> dict[str, tuple[int, ...]]:
     """What tells that a file was made, written to or replaced, without reading all of them."""
-    paths = (os.path.join(home, name) for folder in folders for home, _, names in os.walk(folder) for name in names)
+    paths = (
+        os.path.join(home, name)
+        for folder in folders
+        for home, _, names in os.walk(folder)
+        for name in names
+    )
     stats = ((path, os.lstat(path)) for path in paths)
-    return {path: (s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for path, s in stats if stat.S_ISREG(s.st_mode)}
+    return {
+        path: (s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns)
+        for path, s in stats
+        if stat.S_ISREG(s.st_mode)
+    }
 
 
 INSERT = ["insert", "float.onnx", "--include", "conv"]
@@ -245,8 +282,13 @@ INSERT = ["insert", "float.onnx", "--include", "conv"]
 )
 @pytest.mark.parametrize("how", ["itself", "link", "hard link", "other spelling"])
 def test_an_output_onto_what_was_read_is_refused(
-    seeds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    args: list[str], victim: str, how: str,
+    seeds: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    args: list[str],
+    victim: str,
+    how: str,
 ) -> None:
     monkeypatch.chdir(seeds)  # where nothing changes, else this fails
     output = victim
@@ -268,7 +310,14 @@ def test_an_output_onto_what_was_read_is_refused(
 @pytest.mark.parametrize("option", ["--write-table", "--calib-cache"])
 def test_other_outputs_are_guarded_too(seeds: Path, tmp_path: Path, option: str) -> None:
     before = state(seeds)
-    args = ["insert", str(seeds / "float.onnx"), "--include", "conv", "--calib", str(seeds / "images")]
+    args = [
+        "insert",
+        str(seeds / "float.onnx"),
+        "--include",
+        "conv",
+        "--calib",
+        str(seeds / "images"),
+    ]
     assert run([*args, "-o", str(tmp_path / "out"), option, str(seeds / "images" / "a.png")]) == 2
     assert state(seeds, tmp_path) == before
 
@@ -281,11 +330,16 @@ def command(name: str) -> click.Command:
 
 def _lines_with_paths() -> list[tuple[str, list[str], int]]:
     """Command lines, and the place in each of a path, so that every option and argument that takes one comes once."""
-    lines = [*(words for some in COMMANDS.values() for words in some),
-             ("build", "qdq.onnx", "--builder", "trtexec", "-o", "OUT"), ("demo", "-o", "OUT", "--images", "1")]
+    lines = [
+        *(words for some in COMMANDS.values() for words in some),
+        ("build", "qdq.onnx", "--builder", "trtexec", "-o", "OUT"),
+        ("demo", "-o", "OUT", "--images", "1"),
+    ]
     places: dict[str, tuple[str, list[str], int]] = {}
     for words in lines:
-        given = command(words[0]).make_context(words[0], list(words[1:]), resilient_parsing=True).params
+        given = (
+            command(words[0]).make_context(words[0], list(words[1:]), resilient_parsing=True).params
+        )
         for parameter in command(words[0]).params:
             value = given[str(parameter.name)]
             for one in value if isinstance(value, tuple) else (value,):
@@ -299,20 +353,44 @@ LINES = _lines_with_paths()
 
 
 def test_a_command_line_is_known_for_every_path() -> None:
-    wanted = {f"{name} {p.opts[-1]}" for name in NAMES for p in command(name).params if isinstance(p.type, click.Path)}
+    wanted = {
+        f"{name} {p.opts[-1]}"
+        for name in NAMES
+        for p in command(name).params
+        if isinstance(p.type, click.Path)
+    }
     assert wanted == {option for option, _, _ in LINES}
-    texts = {str(p.metavar) for name in NAMES for p in command(name).params if not isinstance(p.type, click.Path)}
+    texts = {
+        str(p.metavar)
+        for name in NAMES
+        for p in command(name).params
+        if not isinstance(p.type, click.Path)
+    }
     assert not texts & {"FILE", "DIR", "MODEL", "IMAGES", "HTML"}  # what these stand for is a path
 
 
-ODD = ("pipe", "link to a pipe", "socket", "folder", "loop", "dangling", "/dev/zero", "/dev/stdin", "long",
-       "behind a file")
+ODD = (
+    "pipe",
+    "link to a pipe",
+    "socket",
+    "folder",
+    "loop",
+    "dangling",
+    "/dev/zero",
+    "/dev/stdin",
+    "long",
+    "behind a file",
+)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
 @pytest.mark.parametrize("rest", slow_after(1, [False, True]), ids=["some", "rest"])
 def test_only_regular_files_are_read_and_written(
-    tmp_path: Path, seeds: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rest: bool
+    tmp_path: Path,
+    seeds: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    rest: bool,
 ) -> None:
     """At once and in one line, whatever else a path names; a pipe that nobody uses would be waited for.
 
@@ -352,7 +430,9 @@ def test_only_regular_files_are_read_and_written(
                     what = f"{option}, {kind}: {' '.join(args)[:500]}: {code}: {said.err[:1000]} {said.out[:200]}"
                     assert code == 2 and len(said.err.splitlines()) == 1, what
                     shown = "x" * 45 if kind == "long" else args[place]
-                    assert shown in said.err or (kind in ("long", "behind a file") and option in FOLDERS), what
+                    assert shown in said.err or (
+                        kind in ("long", "behind a file") and option in FOLDERS
+                    ), what
                     assert state(seeds, tmp_path) == before, what
     finally:
         signal.alarm(0)
@@ -362,25 +442,35 @@ def test_only_regular_files_are_read_and_written(
 
 
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="no files of the kernel's here")
-@pytest.mark.parametrize("file", ["/proc/self/mem", "/proc/kmsg"])  # one gives an error, one what comes, maybe never
+@pytest.mark.parametrize(
+    "file", ["/proc/self/mem", "/proc/kmsg"]
+)  # one gives an error, one what comes, maybe never
 def test_what_opens_may_fail_when_it_is_read(
     tmp_path: Path, seeds: Path, capsys: pytest.CaptureFixture[str], file: str
 ) -> None:
     read = [(kind, words) for kind, lines in COMMANDS.items() for words in lines if "FILE" in words]
-    tried = {(words[0], words[words.index("FILE") - 1], Path(kind).suffix): (kind, words) for kind, words in read}
+    tried = {
+        (words[0], words[words.index("FILE") - 1], Path(kind).suffix): (kind, words)
+        for kind, words in read
+    }
     before = state(seeds)
     for kind, words in tried.values():
         name = tmp_path / f"odd{Path(kind).suffix}"
         name.unlink(missing_ok=True)
         name.symlink_to(file)
-        args = [str(name) if w == "FILE" else a for w, a in zip(words, _given(list(words), seeds), strict=True)]
+        args = [
+            str(name) if w == "FILE" else a
+            for w, a in zip(words, _given(list(words), seeds), strict=True)
+        ]
         signal.signal(signal.SIGALRM, _too_late)
         signal.alarm(20)
         code = run(args)
         signal.alarm(0)
         said = capsys.readouterr().err
         told = [line for line in said.splitlines() if not line.startswith(PROGRESS)]
-        assert code == 2 and len(told) == 1 and name.name in told[0], f"{' '.join(args)}: {code}: {said}"
+        assert code == 2 and len(told) == 1 and name.name in told[0], (
+            f"{' '.join(args)}: {code}: {said}"
+        )
         assert state(seeds) == before
 
 
@@ -388,12 +478,21 @@ def _given(words: list[str], seeds: Path) -> list[str]:
     """A command line with the paths of whole files."""
     kind = next((k for k, lines in COMMANDS.items() if tuple(words) in lines), "")
     known = {"OUT": "out", "MORE": "more", "FILE": kind}
-    args = [str(seeds / known.get(w, w)) if w in known or (seeds / w).is_file() else w for w in words]
+    args = [
+        str(seeds / known.get(w, w)) if w in known or (seeds / w).is_file() else w for w in words
+    ]
     return [(seeds / kind).read_text() if w == "TEXT" else w for w in args]
 
 
-FOLDERS = ("build --output", "demo --output", *(f"{name} {option}" for name in ("insert", "tune", "predict")
-                                                for option in ("--calib", "--eval")))
+FOLDERS = (
+    "build --output",
+    "demo --output",
+    *(
+        f"{name} {option}"
+        for name in ("insert", "tune", "predict")
+        for option in ("--calib", "--eval")
+    ),
+)
 
 
 def _too_late(*_: object) -> None:
@@ -409,8 +508,14 @@ def test_every_file_is_read_through_the_guard() -> None:
         for path in (Path(__file__).parents[1] / package).rglob("*.py"):
             for node in nodes_like(path, ast.Call):
                 function = node.func
-                name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-                reads = name in ("read_text", "read_bytes") or (isinstance(function, ast.Name) and name == "open")
+                name = (
+                    function.attr
+                    if isinstance(function, ast.Attribute)
+                    else getattr(function, "id", "")
+                )
+                reads = name in ("read_text", "read_bytes") or (
+                    isinstance(function, ast.Name) and name == "open"
+                )
                 assert not reads or path.name in own | children, f"{path.name}:{node.lineno}"
 
 
@@ -426,17 +531,31 @@ def test_what_a_library_call_read_is_guarded(seeds: Path, tmp_path: Path) -> Non
     made.save(folder / "out.onnx")
 
 
-def test_two_outputs_to_one_file(seeds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_outputs_to_one_file(
+    seeds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = str(tmp_path / "o")
-    assert run(["engine", str(seeds / "layers.json"), "--dot", out, "-o", str(tmp_path / "." / "o")]) == 2
+    assert (
+        run(["engine", str(seeds / "layers.json"), "--dot", out, "-o", str(tmp_path / "." / "o")])
+        == 2
+    )
     assert not list(tmp_path.iterdir())
     monkeypatch.setattr("qdqtool.base.budgets.DRAWN_LAYERS", 1)
-    args = ["engine", str(seeds / "layers.json"), "--dot", str(tmp_path / "a"), "--svg", str(tmp_path / "b")]
+    args = [
+        "engine",
+        str(seeds / "layers.json"),
+        "--dot",
+        str(tmp_path / "a"),
+        "--svg",
+        str(tmp_path / "b"),
+    ]
     assert run(args) == 2
     assert not list(tmp_path.iterdir())
 
 
-def test_two_names_for_one_file_where_case_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_names_for_one_file_where_case_is_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with files.watch():
         files.claim(tmp_path / "A", "--dot")
         files.claim(tmp_path / "a", "--svg")  # two files here
@@ -463,10 +582,14 @@ def test_outputs_appear_together_or_not_at_all(tmp_path: Path) -> None:
         both(fail=True)
     assert [p.name for p in tmp_path.iterdir()] == ["old"] and old.read_text() == "before"
     both(fail=False)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["new", "old"] and old.read_text() == "after"
+    assert (
+        sorted(p.name for p in tmp_path.iterdir()) == ["new", "old"] and old.read_text() == "after"
+    )
 
 
-def test_a_rename_that_fails_takes_the_others_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rename_that_fails_takes_the_others_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     old.write_text("before")
     real = os.replace
@@ -487,10 +610,21 @@ def test_a_rename_that_fails_takes_the_others_back(tmp_path: Path, monkeypatch: 
     assert [p.name for p in tmp_path.iterdir()] == ["old"] and old.read_text() == "before"
 
 
-@pytest.mark.parametrize("args", [["predict", "qdq.onnx"], ["fix", "qdq.onnx"], ["log", "build.log"],
-                                  ["extract", "qdq.onnx", "--node", "any"], [*INSERT, "--calib", "samples.npz"]])
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["predict", "qdq.onnx"],
+        ["fix", "qdq.onnx"],
+        ["log", "build.log"],
+        ["extract", "qdq.onnx", "--node", "any"],
+        [*INSERT, "--calib", "samples.npz"],
+    ],
+)
 def test_a_folder_that_cannot_be_written_to_is_told_before_the_work(
-    seeds: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], args: list[str]
+    seeds: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    args: list[str],
 ) -> None:
     monkeypatch.chdir(seeds)
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)  # root may write anywhere

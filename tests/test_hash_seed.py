@@ -58,8 +58,13 @@ def test_the_seed_changes_nothing(
     here = capsys.readouterr()
     files = written()
     seed = "1" if os.environ.get("PYTHONHASHSEED") == "0" else "0"
-    done = subprocess.run([sys.executable, "-c", SCRIPT], input=json.dumps(commands), capture_output=True, text=True,
-                          env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parents[1])},
-                          check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        input=json.dumps(commands),
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parents[1])},
+        check=True,
+    )
     assert (done.stdout, done.stderr) == (here.out, here.err)
     assert written() == files

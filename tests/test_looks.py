@@ -58,7 +58,9 @@ def test_examples_and_pipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("qdqtool.render.output.in_colour", lambda _: True)
     for form, coloured_answer in (("text", True), ("json", False), ("sarif", False)):
         arguments = ["predict", str(tmp_path / "m.onnx"), "--format", form]
-        assert ("\x1b[" in CliRunner().invoke(cli.cli, arguments, color=True).stdout) == coloured_answer
+        assert (
+            "\x1b[" in CliRunner().invoke(cli.cli, arguments, color=True).stdout
+        ) == coloured_answer
 
 
 @in_turn("command", cli.COMMANDS)
@@ -97,10 +99,18 @@ class Terminal:
         return True
 
 
-@pytest.mark.parametrize(("variables", "colour"), [
-    ({}, True), ({"NO_COLOR": "1"}, False), ({"NO_COLOR": ""}, True), ({"TERM": "dumb"}, False),
-])
-def test_who_gets_colour(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], colour: bool) -> None:
+@pytest.mark.parametrize(
+    ("variables", "colour"),
+    [
+        ({}, True),
+        ({"NO_COLOR": "1"}, False),
+        ({"NO_COLOR": ""}, True),
+        ({"TERM": "dumb"}, False),
+    ],
+)
+def test_who_gets_colour(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], colour: bool
+) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     for name, value in variables.items():
@@ -110,22 +120,48 @@ def test_who_gets_colour(monkeypatch: pytest.MonkeyPatch, variables: dict[str, s
 
 
 def test_colours_and_texts() -> None:
-    text = ("4 convolutions\n  target\n\nERROR A: b\n    c\n  - d\n  > e\n    f\n\nHeading\nrow\n  1\n"
-            "warning B: g\nnote C\n    \x5b1m\n")
+    text = (
+        "4 convolutions\n  target\n\nERROR A: b\n    c\n  - d\n  > e\n    f\n\nHeading\nrow\n  1\n"
+        "warning B: g\nnote C\n    \x5b1m\n"
+    )
     shown = coloured(text)
     assert re.sub(r"\x1b\[[0-9;]+m", "", shown) == text
-    codes = {line.split("m", 1)[1].removesuffix("\x1b[0m"): line.split("\x1b[")[1].split("m")[0]
-             for line in (x.lstrip() for x in shown.splitlines()) if line.startswith("\x1b")}
-    assert codes == {"4 convolutions": "1", "ERROR A: b": "1;31", "c": "1;31", "> e": "32", "f": "32", "Heading": "1",
-                     "warning B: g": "1;33", "note C": "1;36", "[1m": "1;36"}
+    codes = {
+        line.split("m", 1)[1].removesuffix("\x1b[0m"): line.split("\x1b[")[1].split("m")[0]
+        for line in (x.lstrip() for x in shown.splitlines())
+        if line.startswith("\x1b")
+    }
+    assert codes == {
+        "4 convolutions": "1",
+        "ERROR A: b": "1;31",
+        "c": "1;31",
+        "> e": "32",
+        "f": "32",
+        "Heading": "1",
+        "warning B: g": "1;33",
+        "note C": "1;36",
+        "[1m": "1;36",
+    }
     option, other = said("{`exclude`}"), said("{`unify`:False}")
-    given = {"notes": [option, 1, None], "refused": [{"c": other, "node": "`exclude`"}], "model": option}
-    assert worded(given) == {"notes": ["--exclude", 1, None], "refused": [{"c": "--no-unify", "node": "`exclude`"}],
-                             "model": "`exclude`"}
-    assert wrap(said("leave it out with {`exclude`}"), 2, 16, "- ") == ["- leave it out", "  with --exclude"]
+    given = {
+        "notes": [option, 1, None],
+        "refused": [{"c": other, "node": "`exclude`"}],
+        "model": option,
+    }
+    assert worded(given) == {
+        "notes": ["--exclude", 1, None],
+        "refused": [{"c": "--no-unify", "node": "`exclude`"}],
+        "model": "`exclude`",
+    }
+    assert wrap(said("leave it out with {`exclude`}"), 2, 16, "- ") == [
+        "- leave it out",
+        "  with --exclude",
+    ]
 
 
-def test_one_line_a_minute(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_line_a_minute(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     clock = iter(range(0, 10_000, 25))
     monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
 
@@ -134,13 +170,21 @@ def test_one_line_a_minute(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 
     assert list(process.track(steps(), "Calibrating", 8)) == list(range(8))
     told = capsys.readouterr().err.splitlines()
-    assert [re.findall(r"\d+", line) for line in told] == [["2", "8", "25", "75"], ["5", "8", "62", "150"]]
+    assert [re.findall(r"\d+", line) for line in told] == [
+        ["2", "8", "25", "75"],
+        ["5", "8", "62", "150"],
+    ]
     assert list(process.track([1, 2], "Short")) == [1, 2] and capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize(("words", "found"), [
-    ("qdqtool pre", {"predict"}), ("qdqtool predict --fa", {"--fail-on"}), ("qdqtool predict --format s", {"sarif"}),
-])
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("qdqtool pre", {"predict"}),
+        ("qdqtool predict --fa", {"--fail-on"}),
+        ("qdqtool predict --format s", {"sarif"}),
+    ],
+)
 def test_completion(
     words: str, found: set[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -157,15 +201,34 @@ def test_completion(
         assert "_QDQTOOL_COMPLETE" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("variables", "said"), [
-    *(({"_QDQTOOL_COMPLETE": f"{shell}_source"}, "COMP_WORDS") for shell in ("bash", "zsh", "fish")),
-    ({"_QDQTOOL_COMPLETE": "bash_complete", "COMP_WORDS": "qdqtool ins", "COMP_CWORD": "1"}, "insert"), ({}, "Usage: "),
-])
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        *(
+            ({"_QDQTOOL_COMPLETE": f"{shell}_source"}, "COMP_WORDS")
+            for shell in ("bash", "zsh", "fish")
+        ),
+        (
+            {"_QDQTOOL_COMPLETE": "bash_complete", "COMP_WORDS": "qdqtool ins", "COMP_CWORD": "1"},
+            "insert",
+        ),
+        ({}, "Usage: "),
+    ],
+)
 def test_completion_of_the_script(variables: dict[str, str], said: str) -> None:
     """As a process, whose entry point answers without click where nothing is to be completed."""
-    done = subprocess.run([sys.executable, "-m", "qdqtool"], env=os.environ | variables, capture_output=True, text=True,
-                          check=False)
-    assert done.returncode == 0 and said in done.stdout and ("Usage: " in done.stdout) == (not variables)
+    done = subprocess.run(
+        [sys.executable, "-m", "qdqtool"],
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (
+        done.returncode == 0
+        and said in done.stdout
+        and ("Usage: " in done.stdout) == (not variables)
+    )
 
 
 def test_an_answer_without_warnings_is_short(
@@ -175,12 +238,20 @@ def test_an_answer_without_warnings_is_short(
     save(detector(), tmp_path / "m.onnx")
     np.savez(tmp_path / "x.npz", images=np.random.default_rng(0).random((2, 3, 64, 64), np.float32))
     model, made = str(tmp_path / "m.onnx"), str(tmp_path / "q.onnx")
-    assert cli.run(["insert", model, "--calib", str(tmp_path / "x.npz"), "--method", "max", "-o", made]) == 0
+    assert (
+        cli.run(
+            ["insert", model, "--calib", str(tmp_path / "x.npz"), "--method", "max", "-o", made]
+        )
+        == 0
+    )
     short = capsys.readouterr().out
     assert "warning" in short or len(short.splitlines()) <= 25
     lengths, predicted, answer = [], estimate.predict_on, list[Any]()  # which is made once
-    monkeypatch.setattr(estimate, "predict_on", lambda *given, **how: answer or (
-        answer.extend(predicted(*given, **how)) or answer))
+    monkeypatch.setattr(
+        estimate,
+        "predict_on",
+        lambda *given, **how: answer or (answer.extend(predicted(*given, **how)) or answer),
+    )
     for more in ([], ["--layers"], ["--all"]):
         assert cli.run(["predict", made, "--gpu", "RTX 3060", *more]) == 0
         lengths.append(len(capsys.readouterr().out.splitlines()))
@@ -192,18 +263,33 @@ def test_parameters_become_options(text: str, expected: str) -> None:
     assert as_options(said(text)) == expected
 
 
-def test_options_in_reasons_and_in_what_is_made_of_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_in_reasons_and_in_what_is_made_of_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A parameter stays one in a reason that a note, an error or a line of an answer holds."""
     save(detector(), tmp_path / "m.onnx")
     np.savez(tmp_path / "x.npz", images=np.random.default_rng(0).random((2, 3, 64, 64), np.float32))
-    given = ["insert", str(tmp_path / "m.onnx"), "--calib", str(tmp_path / "x.npz"), "--losses", "0", "--method", "max",
-             "-o", str(tmp_path / "q.onnx")]  # fmt: skip
+    given = [
+        "insert",
+        str(tmp_path / "m.onnx"),
+        "--calib",
+        str(tmp_path / "x.npz"),
+        "--losses",
+        "0",
+        "--method",
+        "max",
+        "-o",
+        str(tmp_path / "q.onnx"),
+    ]
     assert cli.run([*given, "--exclude", "."]) == 2
     assert "excluded by --exclude ." in capsys.readouterr().err
     for form in ("text", "json"):
         assert cli.run([*given, "--smooth", ".5", "--format", form]) == 0
         shown = " ".join(capsys.readouterr().out.split())
-        assert "--smooth 0.5 changes nothing: no Linear is quantized" in shown and "(--head none quantizes it)" in shown
+        assert (
+            "--smooth 0.5 changes nothing: no Linear is quantized" in shown
+            and "(--head none quantizes it)" in shown
+        )
 
 
 def test_words_of_others_are_no_options() -> None:
@@ -215,7 +301,16 @@ def test_words_of_others_are_no_options() -> None:
         (Fault.FLOAT_TYPES, ("Conv", "Half", "Float"), "`input` and `kernel` must be of same type"),
     ):
         cause = Cause(CompilerFault("", "at `exclude`", fault, values))
-        prediction.findings[:] = [Finding("BUILD-FAILS", Severity.ERROR, "", (cause,), Evidence.SEEN, worded_finding,
-                                          target="rtx1.7")]
+        prediction.findings[:] = [
+            Finding(
+                "BUILD-FAILS",
+                Severity.ERROR,
+                "",
+                (cause,),
+                Evidence.SEEN,
+                worded_finding,
+                target="rtx1.7",
+            )
+        ]
         text = " ".join(render(prediction).split())
         assert quoted in text and "at `exclude`" in text

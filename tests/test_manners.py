@@ -50,13 +50,24 @@ def model(tmp_path: Path) -> Path:
 
 
 def shell(command: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, check=False, **options)
+    return subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=120, check=False, **options
+    )
 
 
-@pytest.mark.parametrize("command", slow_after(3, [
-    "predict {m} >&- <&- 2>&-", "log - <&-", "explain SKIP-FLOAT > /dev/full", "predict {m} >&-",
-    "predict {m} > /dev/full",
-]))
+@pytest.mark.parametrize(
+    "command",
+    slow_after(
+        3,
+        [
+            "predict {m} >&- <&- 2>&-",
+            "log - <&-",
+            "explain SKIP-FLOAT > /dev/full",
+            "predict {m} >&-",
+            "predict {m} > /dev/full",
+        ],
+    ),
+)
 def test_closed_and_full_streams_end_with_2(model: Path, command: str) -> None:
     done = shell(f"{TOOL} {command.format(m=model)}")
     assert done.returncode == 2
@@ -66,9 +77,14 @@ def test_closed_and_full_streams_end_with_2(model: Path, command: str) -> None:
 
 def test_streams_and_warnings(model: Path, tmp_path: Path) -> None:
     done = shell(f"{TOOL} predict {model} -o {tmp_path / 'closed'} --format json <&- >&- 2>&-")
-    assert done.returncode == 0 and json.loads((tmp_path / 'closed').read_text())["schema"]
+    assert done.returncode == 0 and json.loads((tmp_path / "closed").read_text())["schema"]
     with open("/dev/full", "w") as full:
-        assert subprocess.run(TOOL.split(), stdout=full, stderr=subprocess.PIPE, check=False).returncode == 2
+        assert (
+            subprocess.run(
+                TOOL.split(), stdout=full, stderr=subprocess.PIPE, check=False
+            ).returncode
+            == 2
+        )
     given = onnx.load(model).graph.input[0]
     shape = [d.dim_value for d in given.type.tensor_type.shape.dim]
     np.savez(tmp_path / "x.npz", **{given.name: np.ones(shape, np.float32)})
@@ -99,7 +115,9 @@ print([child.exitcode for child in children], signal.getsignal(signal.SIGTERM) i
 @can_fork
 def test_what_the_users_code_forks_has_pythons_manners() -> None:
     """A worker of a pool in a `--metric` is ended by SIGTERM, without a traceback; our process keeps its handlers."""
-    done = subprocess.run([sys.executable, "-c", _FORKS], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", _FORKS], capture_output=True, text=True, timeout=60, check=False
+    )
     assert (done.stdout, done.stderr) == (f"[0, {-signal.SIGTERM.value}] False\n", "")
 
 
@@ -126,13 +144,22 @@ print(os.path.exists("out"), os.path.exists(inner), os.path.isdir(kept.name))
 def test_what_the_users_code_forks_takes_nothing_away_when_it_ends(tmp_path: Path) -> None:
     """Only the process that made a folder, or a file that waits for its name, removes it; and that one does."""
     (temporary := tmp_path / "temporary").mkdir()
-    done = subprocess.run([sys.executable, "-c", _LEAVES], capture_output=True, text=True, timeout=60, check=False,
-                          cwd=tmp_path, env={**os.environ, "TMPDIR": str(temporary)})
+    done = subprocess.run(
+        [sys.executable, "-c", _LEAVES],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    )
     assert (done.stdout, done.stderr) == ("3 True True\nTrue False True\n", "")
     assert not list(temporary.iterdir())
 
 
-def test_an_end_of_file_is_no_interruption(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_end_of_file_is_no_interruption(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def ends(*_: object) -> None:
         raise EOFError("No data left in file")
 
@@ -142,11 +169,17 @@ def test_an_end_of_file_is_no_interruption(monkeypatch: pytest.MonkeyPatch, caps
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says which processes there are")
-@pytest.mark.parametrize(("words", "how"), [
-    ("extract own.onnx --node c3 -o out --check METRIC", "env -i setsid"),
-    ("tune float.onnx --include conv --no-state --workers 1 "
-    "--calib samples.npy -o out --metric long:metric", "setsid"),
-])
+@pytest.mark.parametrize(
+    ("words", "how"),
+    [
+        ("extract own.onnx --node c3 -o out --check METRIC", "env -i setsid"),
+        (
+            "tune float.onnx --include conv --no-state --workers 1 "
+            "--calib samples.npy -o out --metric long:metric",
+            "setsid",
+        ),
+    ],
+)
 def test_what_a_killed_run_started_does_not_go_on(tmp_path: Path, words: str, how: str) -> None:
     """Nor what left its group and its parents, and the environment of a command; no temporary folder stays."""
     write_seeds(tmp_path)
@@ -154,11 +187,17 @@ def test_what_a_killed_run_started_does_not_go_on(tmp_path: Path, words: str, ho
     number = f"{random.randrange(100, 200)}.{random.randrange(10**6, 10**7)}"
     shell_line = f"{how} sleep {number} & ({how} sleep {number} &) ; touch begun; sleep {number}"
     (tmp_path / "long.py").write_text(
-        f"import subprocess\ndef metric(*_):\n    subprocess.call({shell_line!r}, shell=True)\n")
+        f"import subprocess\ndef metric(*_):\n    subprocess.call({shell_line!r}, shell=True)\n"
+    )
     args = [f'sh -c "{shell_line}"' if w == "METRIC" else w for w in words.split()]
-    run = subprocess.Popen([sys.executable, "-m", "qdqtool", *args], cwd=tmp_path, stdout=subprocess.DEVNULL,
-                           stderr=subprocess.DEVNULL, start_new_session=True,
-                           env={**os.environ, "TMPDIR": str(temporary)})
+    run = subprocess.Popen(
+        [sys.executable, "-m", "qdqtool", *args],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    )
     try:
         until(lambda: (tmp_path / "begun").exists() and len(_processes(number)) >= 3)
         assert "check" not in words or os.listdir(temporary)
@@ -169,33 +208,56 @@ def test_what_a_killed_run_started_does_not_go_on(tmp_path: Path, words: str, ho
     until(lambda: not os.listdir(temporary))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only there do orphans come to the process that started them")
-@pytest.mark.parametrize(("words", "code"), [
-    ("extract own.onnx --node c3 -o out --check", 2), ("tune float.onnx --include conv --no-state --workers 1 "
-    "--calib samples.npy -o out --metric lets:metric", 0),
-])
-def test_what_is_let_go_with_another_environment_does_not_go_on(tmp_path: Path, words: str, code: int) -> None:
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only there do orphans come to the process that started them"
+)
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("extract own.onnx --node c3 -o out --check", 2),
+        (
+            "tune float.onnx --include conv --no-state --workers 1 "
+            "--calib samples.npy -o out --metric lets:metric",
+            0,
+        ),
+    ],
+)
+def test_what_is_let_go_with_another_environment_does_not_go_on(
+    tmp_path: Path, words: str, code: int
+) -> None:
     """A command kills the two processes above it; a function of the user's starts what has neither mark nor parent.
     What the process had started before it became qdqtool goes on, and what that starts meanwhile."""
     write_seeds(tmp_path)
     number = f"{random.randrange(100, 200)}.{random.randrange(10**6, 10**7)}"
     go = f"(env -i setsid sleep {number} > own 2>&1 &); env -i setsid sleep {number} > own 2>&1 & touch begun"
-    (tmp_path / "kills").write_text(f"{go}\nabove() {{ cut -d ' ' -f 4 /proc/$1/stat; }}\nsleep .5\n"
-                                    "one=$(above $$)\nkill -9 $(above $one) $one\nsleep 60\n")
+    (tmp_path / "kills").write_text(
+        f"{go}\nabove() {{ cut -d ' ' -f 4 /proc/$1/stat; }}\nsleep .5\n"
+        "one=$(above $$)\nkill -9 $(above $one) $one\nsleep 60\n"
+    )
     (tmp_path / "lets.py").write_text(
-        f"import subprocess\ndef metric(*_):\n    subprocess.call({go!r}, shell=True)\n    return 1\n")
+        f"import subprocess\ndef metric(*_):\n    subprocess.call({go!r}, shell=True)\n    return 1\n"
+    )
     args = [*words.split(), *(["sh kills"] if "--check" in words else [])]
     older = f"{random.randrange(300, 400)}.{random.randrange(10**6, 10**7)}"
     # What was there before starts another process when qdqtool has adopted.
-    first = f"(sleep {older} & while [ ! -e begun ]; do sleep .1; done; sleep {older}; :) > own 2>&1 &"
-    done = subprocess.run(["sh", "-c", f'{first} exec "$0" -m qdqtool "$@"', sys.executable, *args], cwd=tmp_path,
-                          capture_output=True, text=True, check=False)
+    first = (
+        f"(sleep {older} & while [ ! -e begun ]; do sleep .1; done; sleep {older}; :) > own 2>&1 &"
+    )
+    done = subprocess.run(
+        ["sh", "-c", f'{first} exec "$0" -m qdqtool "$@"', sys.executable, *args],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     went_on = _processes(older)
     for process in went_on:
         os.kill(int(process.parent.name), signal.SIGKILL)
     assert len(went_on) == 3, "the shell, and what it runs"
     assert done.returncode == code, done.stderr
-    assert code == 0 or (len(done.stderr.splitlines()) == 1 and "exit code is not known" in done.stderr)
+    assert code == 0 or (
+        len(done.stderr.splitlines()) == 1 and "exit code is not known" in done.stderr
+    )
     assert (tmp_path / "begun").exists() and not _processes(number)
 
 
@@ -219,7 +281,9 @@ caller.join()
 print(kept[0].wait())
 process.finish(0)
 """
-    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, check=True, timeout=60
+    )
     assert done.stdout == "7\n"
 
 
@@ -240,8 +304,16 @@ def _odd_model(path: Path) -> None:
     path.write_bytes(proto.SerializeToString())
 
 
-@pytest.mark.parametrize("options", [[], ["--all", "--trace", "--layers"], ["--format", "json"],
-                                     ["--target", "rtx1.7"], ["--require", "nothing"]])
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["--all", "--trace", "--layers"],
+        ["--format", "json"],
+        ["--target", "rtx1.7"],
+        ["--require", "nothing"],
+    ],
+)
 def test_no_control_character_reaches_a_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
 ) -> None:
@@ -270,14 +342,19 @@ def _broken_names(folder: Path) -> None:
             node.name += BREAK
         (folder / name).write_bytes(proto.SerializeToString())
     layers = (folder / "layers.json").read_text()
-    broken = re.sub('"Name"( *): *"([^"]*)', lambda m: f'"Name": "{m[2]}{json.dumps(BREAK)[1:-1]}', layers)
+    broken = re.sub(
+        '"Name"( *): *"([^"]*)', lambda m: f'"Name": "{m[2]}{json.dumps(BREAK)[1:-1]}', layers
+    )
     assert broken != layers
     (folder / "layers.json").write_text(broken)
 
 
 @pytest.mark.parametrize(*cases("top/manners-a-name-never-begins-a"))
 def test_a_name_never_begins_a_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], args: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    args: list[str],
     files: list[str],
 ) -> None:
     _broken_names(tmp_path)
@@ -294,7 +371,9 @@ def test_a_name_never_begins_a_line(
 
 
 def test_the_filter_keeps_json_whole() -> None:
-    everything = "".join(map(chr, [*range(0x250), *range(0x2000, 0x2100), 0xFEFF, 0xFFFF, 0x1F600, 0xE0041]))
+    everything = "".join(
+        map(chr, [*range(0x250), *range(0x2000, 0x2100), 0xFEFF, 0xFFFF, 0x1F600, 0xE0041])
+    )
     assert json.loads(text.visible(json.dumps(everything, ensure_ascii=False))) == everything
     assert not HIDDEN.search(text.visible(everything))
     assert text.as_line(BREAK) == SHOWN and json.loads(f'"{text.as_line(BREAK)}"') == BREAK
@@ -324,10 +403,24 @@ def test_what_stderr_does_not_take_ends_no_work(
 
 
 @pytest.mark.parametrize("value", slow_after(2, [math.nan, 3e38, math.inf, 0.0]))
-@pytest.mark.parametrize("command", ["predict", "predict --target rtx1.7", "predict --gpu T4", "verify own.log",
-                                     "fix -o out", "extract --finding SKIP-FLOAT -o out", "report -o out"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "predict",
+        "predict --target rtx1.7",
+        "predict --gpu T4",
+        "verify own.log",
+        "fix -o out",
+        "extract --finding SKIP-FLOAT -o out",
+        "report -o out",
+    ],
+)
 def test_json_has_only_numbers(
-    command: str, value: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str,
+    value: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """NaN and infinity are none: readers other than Python's stop there."""
     monkeypatch.chdir(tmp_path)
@@ -347,7 +440,9 @@ def test_json_has_only_numbers(
         json.loads(found, parse_constant=pytest.fail)
 
 
-def test_names_and_members_of_packed_files(tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_and_members_of_packed_files(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     whole = network(11).SerializeToString()
     name = network(11).graph.node[0].name.encode()
     damaged = whole.replace(name, name[:-1] + b"\xff")
@@ -361,7 +456,9 @@ def test_names_and_members_of_packed_files(tmp_path: Path, model: Path, capsys: 
     answers = []
     for path in (log, tmp_path / "log"):
         assert run(["log", str(path), "--format", "json"]) == 0
-        answers.append(capsys.readouterr().out.replace(str(log), "").replace(str(tmp_path / "log"), ""))
+        answers.append(
+            capsys.readouterr().out.replace(str(log), "").replace(str(tmp_path / "log"), "")
+        )
     assert answers[0] == answers[1]
     whole = model.read_bytes()
     packed = tmp_path / "m.onnx.gz"
@@ -377,14 +474,23 @@ def test_calls_of_functions_are_counted_before_they_are_followed() -> None:
         if number == last:
             return [helper.make_node("Relu", ["a"], ["c"])]
         name = f"F{number + 1}"
-        return [helper.make_node(name, ["a"], ["b"], domain="f"), helper.make_node(name, ["b"], ["c"], domain="f")]
+        return [
+            helper.make_node(name, ["a"], ["b"], domain="f"),
+            helper.make_node(name, ["b"], ["c"], domain="f"),
+        ]
 
-    functions = [helper.make_function("f", f"F{i}", ["a"], ["c"], body(i), opsets) for i in range(last + 1)]
+    functions = [
+        helper.make_function("f", f"F{i}", ["a"], ["c"], body(i), opsets) for i in range(last + 1)
+    ]
     ends = [[helper.make_tensor_value_info(name, 1, [1])] for name in "xy"]
     graph = helper.make_graph([helper.make_node("F0", ["x"], ["y"], domain="f")], "g", *ends)
     with raises(ModelError, "check_functions nodes"):
         load(helper.make_model(graph, opset_imports=opsets, functions=functions))
-    circle = [helper.make_function("f", "F0", ["a"], ["c"], [helper.make_node("F0", ["a"], ["c"], domain="f")], opsets)]
+    circle = [
+        helper.make_function(
+            "f", "F0", ["a"], ["c"], [helper.make_node("F0", ["a"], ["c"], domain="f")], opsets
+        )
+    ]
     with pytest.raises(ModelError, match="calls itself"):
         load(helper.make_model(graph, opset_imports=opsets, functions=circle))
 
@@ -394,11 +500,16 @@ def test_constants_inside_functions_count_for_each_call(calls: int, refused: boo
     """Inference copies them: 16 MB in a function that is called 500 times held `fix` for more than a minute."""
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("f", 1)]
     value = helper.make_tensor("v", 1, [1 << 20], bytes(4 << 20), raw=True)
-    body = [helper.make_node("Constant", [], ["k"], value=value), helper.make_node("Add", ["a", "k"], ["c"])]
+    body = [
+        helper.make_node("Constant", [], ["k"], value=value),
+        helper.make_node("Add", ["a", "k"], ["c"]),
+    ]
     function = helper.make_function("f", "F", ["a"], ["c"], body, opsets)
     ends = [[helper.make_tensor_value_info(name, 1, [1])] for name in ("x0", f"x{calls}")]
     nodes = [helper.make_node("F", [f"x{i}"], [f"x{i + 1}"], domain="f") for i in range(calls)]
-    model = helper.make_model(helper.make_graph(nodes, "g", *ends), opset_imports=opsets, functions=[function])
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", *ends), opset_imports=opsets, functions=[function]
+    )
     if refused:
         with raises(ModelError, "check_functions 26"):
             load(model)
@@ -406,16 +517,21 @@ def test_constants_inside_functions_count_for_each_call(calls: int, refused: boo
         assert len(load(model).nodes) == calls
 
 
-def test_nothing_is_left_in_the_folder_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By our use of onnxruntime from Python; the command line and the worker of fix have the same in their environment.
-    """
+def test_nothing_is_left_in_the_folder_for_temporary_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By our use of onnxruntime from Python; the command line and the worker of fix have the same in their environment."""
     (tmp_path / "tmp").mkdir()
     known = {name: value for name, value in os.environ.items() if name not in NO_TELEMETRY}
-    code = ("import os; from qdqtool.base.deferred import NO_TELEMETRY, load_onnxruntime; before = dict(os.environ)\n"
-            "assert load_onnxruntime().__name__ == 'onnxruntime' and before == dict(os.environ)\n"
-            "from qdqtool.base.process import prepare; prepare()\n"
-            "assert dict(os.environ) == {**before, **NO_TELEMETRY}")
-    subprocess.run([sys.executable, "-c", code], env={**known, "TMPDIR": str(tmp_path / "tmp")}, check=True)
+    code = (
+        "import os; from qdqtool.base.deferred import NO_TELEMETRY, load_onnxruntime; before = dict(os.environ)\n"
+        "assert load_onnxruntime().__name__ == 'onnxruntime' and before == dict(os.environ)\n"
+        "from qdqtool.base.process import prepare; prepare()\n"
+        "assert dict(os.environ) == {**before, **NO_TELEMETRY}"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code], env={**known, "TMPDIR": str(tmp_path / "tmp")}, check=True
+    )
     assert not list((tmp_path / "tmp").iterdir())
 
     def start(command: list[str], env: dict[str, str], **others: object) -> None:
@@ -438,12 +554,19 @@ def test_the_overview_names_every_command_within_the_terminal(
     text = overview()
     assert shown == f"{text}\n" * 2
     assert max(map(len, text.splitlines())) <= max(50, min(98, columns - 2))
-    assert all(" ".join((name, *line.split())) in " ".join(text.split()) for name, line in COMMANDS.items())
+    assert all(
+        " ".join((name, *line.split())) in " ".join(text.split()) for name, line in COMMANDS.items()
+    )
     if columns in (64, 300):
-        assert subprocess.run([*TOOL.split(), "-h"], capture_output=True, text=True, check=True).stdout == f"{text}\n"
+        assert (
+            subprocess.run([*TOOL.split(), "-h"], capture_output=True, text=True, check=True).stdout
+            == f"{text}\n"
+        )
 
 
-def test_any_width_of_a_terminal_will_do(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_any_width_of_a_terminal_will_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """In this process, and the longest in one of its own, which may ask for the width while it starts."""
     for columns in ("", "0", "00", "-5", "abc", "\u00b2", "\u0660", "1", "9" * 5000):
         monkeypatch.setenv("COLUMNS", columns)
@@ -456,10 +579,18 @@ def test_any_width_of_a_terminal_will_do(monkeypatch: pytest.MonkeyPatch, capsys
             assert (done.returncode, done.stderr) == (0, "") and done.stdout.strip()
 
 
-@pytest.mark.parametrize("args", [
-    ["predict", "a\0b"], ["gpus", "-o", "a\0b"], ["explain", "a\0b"], ["predict", "m.onnx", "--calib", "a\0b"],
-])
-def test_an_argument_with_a_nul_is_refused(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["predict", "a\0b"],
+        ["gpus", "-o", "a\0b"],
+        ["explain", "a\0b"],
+        ["predict", "m.onnx", "--calib", "a\0b"],
+    ],
+)
+def test_an_argument_with_a_nul_is_refused(
+    args: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(args) == 2
     assert capsys.readouterr() == ("", f"qdqtool: {'a' + chr(0) + 'b'!r}: {files.NO_NAME}\n")
 
@@ -471,23 +602,38 @@ def test_a_deleted_folder_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the address space")
-@pytest.mark.parametrize(("command", "limits"), slow_after(1, [
-    ("predict {m}", (60_000, 115_000, 155_000)), ("fix {m} -o {m}.out", (155_000,)),
-    ("predict {m}", (90_000, 135_000)),
-    ("fix {m} -o {m}.out", (60_000, 135_000)),  # where less is loaded, which is the same
-]))
-def test_a_small_address_space_ends_in_one_line(model: Path, command: str, limits: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("command", "limits"),
+    slow_after(
+        1,
+        [
+            ("predict {m}", (60_000, 115_000, 155_000)),
+            ("fix {m} -o {m}.out", (155_000,)),
+            ("predict {m}", (90_000, 135_000)),
+            ("fix {m} -o {m}.out", (60_000, 135_000)),  # where less is loaded, which is the same
+        ],
+    ),
+)
+def test_a_small_address_space_ends_in_one_line(
+    model: Path, command: str, limits: tuple[int, ...]
+) -> None:
     for kilobytes in limits:
         done = shell(f"ulimit -v {kilobytes}; {TOOL} {command.format(m=model)}")
         lines = len(done.stderr.splitlines())
-        assert (done.returncode, lines) in ((2, 1), (0, 0)), (kilobytes, done.returncode, done.stderr[-500:])
+        assert (done.returncode, lines) in ((2, 1), (0, 0)), (
+            kilobytes,
+            done.returncode,
+            done.stderr[-500:],
+        )
 
 
 def test_what_graphsurgeon_says_stays_out_of_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     import onnx_graphsurgeon as gs
 
-    graph = gs.Graph(nodes=[gs.Node("Relu", inputs=[gs.Variable("x")], outputs=[gs.Variable("y")])],
-                     outputs=[gs.Variable("y")])  # no types: it complains
+    graph = gs.Graph(
+        nodes=[gs.Node("Relu", inputs=[gs.Variable("x")], outputs=[gs.Variable("y")])],
+        outputs=[gs.Variable("y")],
+    )  # no types: it complains
     with pytest.raises(ModelError):
         load(graph)
     with quiet_graphsurgeon():

@@ -11,12 +11,12 @@ from tests import mutants
 #: Only looked for: reading all tests does not load it.
 pytestmark = pytest.mark.skipif(find_spec("cosmic_ray") is None, reason="needs qdqtool[mutants]")
 
-SOURCE = '''\
+SOURCE = """\
 @frozen(slots=True)
 def small(x: int | None, names: tuple[str, ...] = ()) -> bool:
     assert x is not None
     return x <= 3 and "a" not in names
-'''
+"""
 
 
 def test_the_seed_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,7 +30,9 @@ def test_the_seed_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     for count in (2, 2, 99):
         with use_db(str(tmp_path / "session.sqlite")) as db:
             init([tmp_path / "own.py"], db, {})
-            assert mutants.sample(db, count, random.Random(1)) == 3  # the comparison, its number, and
+            assert (
+                mutants.sample(db, count, random.Random(1)) == 3
+            )  # the comparison, its number, and
             drawn.append(sorted(i.mutations[0].start_pos for i in db.work_items))
     assert drawn[0] == drawn[1] and len(drawn[0]) == 2 and len(set(drawn[2])) == 3
     assert {line for line, _ in drawn[2]} == {4}

@@ -48,25 +48,45 @@ def collect_patterns() -> dict[str, tuple[re.Pattern[Any], set[str]]]:
     patterns: dict[str, tuple[re.Pattern[Any], set[str]]] = {}
     for name in module_names():
         attributes: dict[str, list[re.Pattern[Any]]] = {}
-        if name.startswith("qdqtool.qat."):  # importing these takes seconds and needs training libraries
+        if name.startswith(
+            "qdqtool.qat."
+        ):  # importing these takes seconds and needs training libraries
             spec = importlib.util.find_spec(name)
             assert spec is not None
             source = (path := Path(str(spec.origin))).read_text()
-            assert "re.compile" not in source, f"{name}: pass the pattern to a function of `re` where it is used"
+            assert "re.compile" not in source, (
+                f"{name}: pass the pattern to a function of `re` where it is used"
+            )
         else:
             try:
                 module = importlib.import_module(name)
             except ImportError:  # an optional dependency is missing
                 continue
-            attributes = {label: found for label, value in vars(module).items() if (found := [*patterns_in(value)])}
+            attributes = {
+                label: found
+                for label, value in vars(module).items()
+                if (found := [*patterns_in(value)])
+            }
             source = (path := Path(str(module.__file__))).read_text()
         methods: dict[str, set[str]] = {}
-        for node in nodes_like(path, ast.Attribute, ast.Call) if attributes or re.search(r"\bre\.", source) else ():
-            if isinstance(node, ast.Attribute) and node.attr in METHODS and isinstance(node.value, ast.Name):
+        for node in (
+            nodes_like(path, ast.Attribute, ast.Call)
+            if attributes or re.search(r"\bre\.", source)
+            else ()
+        ):
+            if (
+                isinstance(node, ast.Attribute)
+                and node.attr in METHODS
+                and isinstance(node.value, ast.Name)
+            ):
                 methods.setdefault(node.value.id, set()).add(node.attr)
             if (
-                isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args
-                and isinstance(node.func.value, ast.Name) and node.func.value.id == "re" and node.func.attr in METHODS
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.args
+                and isinstance(node.func.value, ast.Name)
+                and node.func.value.id == "re"
+                and node.func.attr in METHODS
                 and isinstance(node.args[0], ast.Constant)
             ):
                 patterns[f"{name}:{node.lineno}"] = re.compile(node.args[0].value), {node.func.attr}
@@ -116,7 +136,11 @@ def matching_character(choices: Any) -> str:
         if op is sre.CATEGORY:
             return {sre.CATEGORY_DIGIT: "1", sre.CATEGORY_SPACE: " "}.get(argument, "a")
         if op is sre.NEGATE:
-            return next(c for c in "a1 ~\"'" if not any(o is sre.LITERAL and chr(a) == c for o, a in choices[1:]))
+            return next(
+                c
+                for c in "a1 ~\"'"
+                if not any(o is sre.LITERAL and chr(a) == c for o, a in choices[1:])
+            )
     return "a"
 
 
@@ -197,10 +221,16 @@ def apply_method(pattern: re.Pattern[Any], method: str, text: str) -> None:
         getattr(pattern, method)(subject)
 
 
-def slow_text(pattern: re.Pattern[Any], method: str, limit: float = LINEAR, longest: int = LONGEST) -> str:
+def slow_text(
+    pattern: re.Pattern[Any], method: str, limit: float = LINEAR, longest: int = LONGEST
+) -> str:
     """Return the start of a text on which the pattern grows faster than `limit` allows, empty if there is none."""
-    texts = {*provoking_texts(parser.parse(pattern.pattern, pattern.flags)), *(("", unit, "") for unit in "[( ")}
+    texts = {
+        *provoking_texts(parser.parse(pattern.pattern, pattern.flags)),
+        *(("", unit, "") for unit in "[( "),
+    }
     for start, unit, end in sorted(texts):
+
         def match(length: int) -> None:
             apply_method(pattern, method, start + unit * (length // len(unit)) + end)  # noqa: B023
 
@@ -222,7 +252,9 @@ def test_patterns_are_linear() -> None:
     assert not slow
 
 
-@pytest.mark.parametrize(("pattern", "method"), [(r"(?:_clone_\d+)+$", "search"), (r"\x1b\][^\x07]*\x07", "sub")])
+@pytest.mark.parametrize(
+    ("pattern", "method"), [(r"(?:_clone_\d+)+$", "search"), (r"\x1b\][^\x07]*\x07", "sub")]
+)
 def test_patterns_quadratic_pattern_is_found(pattern: str, method: str) -> None:
     assert slow_text(re.compile(pattern), method)
 

@@ -28,7 +28,9 @@ ODD = "a|b`c\n::error::x<b>@me[d](http://e)"
 
 def git(folder: Path, *arguments: str) -> str:
     command = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org", *arguments]
-    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        command, cwd=folder, check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 @pytest.fixture(scope="module")
@@ -58,60 +60,113 @@ def act(folder: Path, temp: Path, base: str, **inputs: str) -> tuple[int, str, s
     temp.mkdir()
     tool = temp / "qdqtool" / "bin" / "qdqtool"
     tool.parent.mkdir(parents=True)
-    tool.write_text(f"#!/bin/sh\nPYTHONPATH={shlex.quote(str(TREE))} exec {sys.executable} -m qdqtool \"$@\"\n")
+    tool.write_text(
+        f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(TREE))} exec {sys.executable} -m qdqtool "$@"\n'
+    )
     tool.chmod(0o755)
     given = {name: str(entry["default"]) for name, entry in ACTION["inputs"].items()} | inputs
     assert given.keys() == ACTION["inputs"].keys()
     known = {f"inputs.{name}": value for name, value in given.items()}
-    known |= {"github.event.pull_request.base.sha || github.event.before": base, "github.action_path": str(TREE)}
+    known |= {
+        "github.event.pull_request.base.sha || github.event.before": base,
+        "github.action_path": str(TREE),
+    }
     summary, outputs = temp / "summary", temp / "outputs"
     said = ""
     for step in ACTION["runs"]["steps"]:
         if "run" not in step or step["name"].startswith("Install"):
             continue
         assert "${{" not in step["run"], "inputs reach a script through its environment alone"
-        env = {k: re.sub(r"\$\{\{ (.*?) \}\}", lambda m: known[m[1]], v) for k, v in step.get("env", {}).items()}
-        env |= {"RUNNER_TEMP": str(temp), "GITHUB_STEP_SUMMARY": str(summary), "GITHUB_OUTPUT": str(outputs)}
-        done = subprocess.run(["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]], cwd=folder,
-                              env={**os.environ, **env}, capture_output=True, text=True, check=False)
+        env = {
+            k: re.sub(r"\$\{\{ (.*?) \}\}", lambda m: known[m[1]], v)
+            for k, v in step.get("env", {}).items()
+        }
+        env |= {
+            "RUNNER_TEMP": str(temp),
+            "GITHUB_STEP_SUMMARY": str(summary),
+            "GITHUB_OUTPUT": str(outputs),
+        }
+        done = subprocess.run(
+            ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]],
+            cwd=folder,
+            env={**os.environ, **env},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         said += done.stdout + done.stderr
         if done.returncode:
             break
     told = outputs.read_text().splitlines() if outputs.exists() else []
-    return (done.returncode, said, summary.read_text() if summary.exists() else "",
-            dict(line.split("=", 1) for line in told))
+    return (
+        done.returncode,
+        said,
+        summary.read_text() if summary.exists() else "",
+        dict(line.split("=", 1) for line in told),
+    )
 
 
 def test_the_action_and_the_hook_predict_what_changed(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base = git(repository, "rev-parse", "HEAD~")
-    code, said, summary, outputs = act(repository, tmp_path / "t", base, **{"fail-on": "warning\nerror\n"})
+    code, said, summary, outputs = act(
+        repository, tmp_path / "t", base, **{"fail-on": "warning\nerror\n"}
+    )
     assert code == 1 and "::error title=qdqtool predict::qdqtool: --fail-on warning" in said
-    assert summary.count("### ") == 1 and "new model.onnx" in summary and "| SKIP-FLOAT |" in summary
+    assert (
+        summary.count("### ") == 1 and "new model.onnx" in summary and "| SKIP-FLOAT |" in summary
+    )
     runs = json.loads(Path(outputs["sarif"]).read_text())["runs"]
-    uris = {r["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] for r in runs[0]["results"]}
+    uris = {
+        r["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] for r in runs[0]["results"]
+    }
     assert len(runs) == 1 and uris == {"new%20model.onnx"}
-    files = [name for name in git(repository, "ls-files").splitlines() if re.search(HOOK["files"], name)]
+    files = [
+        name for name in git(repository, "ls-files").splitlines() if re.search(HOOK["files"], name)
+    ]
     tool, *entry = shlex.split(HOOK["entry"])
     monkeypatch.chdir(repository)
-    codes = [run([*entry, *arguments, *files]) for arguments in (HOOK["args"], ["--fail-on", "SKIP-FLOAT"])]
+    codes = [
+        run([*entry, *arguments, *files])
+        for arguments in (HOOK["args"], ["--fail-on", "SKIP-FLOAT"])
+    ]
     assert (tool, files, codes) == ("qdqtool", ["new model.onnx", "old.onnx"], [0, 1])
 
 
-@pytest.mark.parametrize(("inputs", "base", "code", "models"), slow_after(2, [
-    ({}, "HEAD", 0, []),  # nothing changed
-    ({}, "0" * 40, 0, ["new model.onnx", "old.onnx"]),  # a first push; its findings are warnings, the default is error
-    # A pattern, an empty line, one made by an earlier step and in no commit, one that looks like an option
-    ({"models": "* model.onnx\n\no*.onnx\nbuilt.onnx\n-odd.onnx\n", "require": "c1\nc2"}, "HEAD", 0,
-     ["-odd.onnx", "built.onnx", "new model.onnx", "old.onnx"]),
-    ({"models": "none.onnx"}, "HEAD", 2, []),
-    ({"models": "damaged.onnx\nold.onnx"}, "HEAD", 2, ["old.onnx"]),
-    ({"models": "old.onnx", "require": "nothing"}, "HEAD", 2, []),
-    ({"models": "old.onnx", "target": "$(exit 7)"}, "HEAD", 2, []),
-]))
+@pytest.mark.parametrize(
+    ("inputs", "base", "code", "models"),
+    slow_after(
+        2,
+        [
+            ({}, "HEAD", 0, []),  # nothing changed
+            (
+                {},
+                "0" * 40,
+                0,
+                ["new model.onnx", "old.onnx"],
+            ),  # a first push; its findings are warnings, the default is error
+            # A pattern, an empty line, one made by an earlier step and in no commit, one that looks like an option
+            (
+                {"models": "* model.onnx\n\no*.onnx\nbuilt.onnx\n-odd.onnx\n", "require": "c1\nc2"},
+                "HEAD",
+                0,
+                ["-odd.onnx", "built.onnx", "new model.onnx", "old.onnx"],
+            ),
+            ({"models": "none.onnx"}, "HEAD", 2, []),
+            ({"models": "damaged.onnx\nold.onnx"}, "HEAD", 2, ["old.onnx"]),
+            ({"models": "old.onnx", "require": "nothing"}, "HEAD", 2, []),
+            ({"models": "old.onnx", "target": "$(exit 7)"}, "HEAD", 2, []),
+        ],
+    ),
+)
 def test_inputs_of_the_action(
-    repository: Path, tmp_path: Path, inputs: dict[str, str], base: str, code: int, models: list[str]
+    repository: Path,
+    tmp_path: Path,
+    inputs: dict[str, str],
+    base: str,
+    code: int,
+    models: list[str],
 ) -> None:
     onnx.save(residual("shared"), repository / "built.onnx")
     onnx.save(residual("shared"), repository / "-odd.onnx")
@@ -121,7 +176,9 @@ def test_inputs_of_the_action(
     assert found[0] == code, found
     assert re.findall("^### (.*) on trt", found[2], re.M) == models
     assert ("sarif" in found[3]) == bool(models)
-    assert found[2].count("Not predicted") == ("damaged" in inputs.get("models", "") and bool(models))
+    assert found[2].count("Not predicted") == (
+        "damaged" in inputs.get("models", "") and bool(models)
+    )
 
 
 # SARIF and Markdown -----------------------------------------------------------------------------------------------
@@ -134,9 +191,15 @@ def written(capsys: pytest.CaptureFixture[str], form: str, *arguments: str) -> s
 
 def sarif_faults(log: dict[str, Any]) -> list[str]:
     """What SARIF 2.1.0 and GitHub's code scanning ask for and is not there."""
-    faults = [] if log["version"] == "2.1.0" and "sarif-schema-2.1.0" in log["$schema"] else ["no version"]
+    faults = (
+        []
+        if log["version"] == "2.1.0" and "sarif-schema-2.1.0" in log["$schema"]
+        else ["no version"]
+    )
     categories = [r["automationDetails"]["id"] for r in log["runs"]]
-    faults += [] if len(set(categories)) == len(categories) else ["two runs of one category"]  # refused since 2025
+    faults += (
+        [] if len(set(categories)) == len(categories) else ["two runs of one category"]
+    )  # refused since 2025
     for one in log["runs"]:
         driver = one["tool"]["driver"]
         rules = driver["rules"]
@@ -144,7 +207,11 @@ def sarif_faults(log: dict[str, Any]) -> list[str]:
         faults += [f"{r['id']}: no text" for r in rules if not r["shortDescription"]["text"]]
         for rule in rules:
             level = rule["defaultConfiguration"]["level"]
-            faults += [] if level in ("none", "note", "warning", "error") else [f"{rule['id']}: level {level}"]
+            faults += (
+                []
+                if level in ("none", "note", "warning", "error")
+                else [f"{rule['id']}: level {level}"]
+            )
             faults += ["help without text"] if "help" in rule and not rule["help"]["text"] else []
         for result in one["results"]:
             if rules[result["ruleIndex"]]["id"] != result["ruleId"]:
@@ -157,11 +224,17 @@ def sarif_faults(log: dict[str, Any]) -> list[str]:
                 faults.append("no line or no message")
             if result["level"] not in ("none", "note", "warning", "error"):
                 faults.append(f"level {result['level']}")
-            faults += [] if all(isinstance(v, str) for v in result["partialFingerprints"].values()) else ["fingerprint"]
+            faults += (
+                []
+                if all(isinstance(v, str) for v in result["partialFingerprints"].values())
+                else ["fingerprint"]
+            )
     return faults
 
 
-def test_sarif_says_what_json_says_and_its_checks_can_fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sarif_says_what_json_says_and_its_checks_can_fail(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = tmp_path / "\u00fc a.onnx"
     onnx.save(residual("float"), model)
     log = json.loads(written(capsys, "sarif", str(model), "--fail-on", "SKIP-FLOAT"))
@@ -173,25 +246,40 @@ def test_sarif_says_what_json_says_and_its_checks_can_fail(tmp_path: Path, capsy
     assert [r["level"] for r in results[:-1]] == [levels[f["severity"]] for f in findings]
     for result, finding in zip(results, findings, strict=False):
         assert finding["message"] in result["message"]["text"]
-        assert result["locations"][0].get("logicalLocations", [{"fullyQualifiedName": ""}])[0][
-            "fullyQualifiedName"] == finding["node"]
+        assert (
+            result["locations"][0].get("logicalLocations", [{"fullyQualifiedName": ""}])[0][
+                "fullyQualifiedName"
+            ]
+            == finding["node"]
+        )
     uri = results[0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"]
     assert unquote(uri) == f"file://{model}"
     onnx.save(residual("float"), tmp_path / "m.onnx")
     log = json.loads(written(capsys, "sarif", str(tmp_path / "m.onnx")))
     log["runs"].append(log["runs"][0])
     log["runs"][0]["results"][0]["ruleIndex"] += 1
-    log["runs"][0]["results"][1]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] = "a b"
+    log["runs"][0]["results"][1]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] = (
+        "a b"
+    )
     assert {fault.split(":")[0] for fault in sarif_faults(log)} == {
-        "two runs of one category", "ruleIndex is of another rule", "no URI"}
+        "two runs of one category",
+        "ruleIndex is of another rule",
+        "no URI",
+    }
 
 
-def test_fingerprints_stay_when_other_findings_come_and_go(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fingerprints_stay_when_other_findings_come_and_go(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     onnx.save(residual("float"), tmp_path / "m.onnx")
     marks = []
     for arguments in ([], ["--fail-on", "warning", "--target", "8.5"]):
-        results = json.loads(written(capsys, "sarif", str(tmp_path / "m.onnx"), *arguments))["runs"][0]["results"]
-        marks.append({r["ruleId"]: r["partialFingerprints"] for r in results if r["ruleId"] == "SKIP-FLOAT"})
+        results = json.loads(written(capsys, "sarif", str(tmp_path / "m.onnx"), *arguments))[
+            "runs"
+        ][0]["results"]
+        marks.append(
+            {r["ruleId"]: r["partialFingerprints"] for r in results if r["ruleId"] == "SKIP-FLOAT"}
+        )
     assert marks[0] == marks[1] and marks[0]
 
 
@@ -214,20 +302,43 @@ def test_several_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert sarif_faults(json.loads(written(capsys, "sarif", *names, *names))) == []
     assert run(["predict", *names, "--fail-on", "SKIP-FLOAT"]) == 1
     said = capsys.readouterr()
-    assert said.err.startswith(f"qdqtool: {names[0]}: --fail-on SKIP-FLOAT") and said.err.count("\n") == 1
+    assert (
+        said.err.startswith(f"qdqtool: {names[0]}: --fail-on SKIP-FLOAT")
+        and said.err.count("\n") == 1
+    )
     assert [line for line in said.out.splitlines() if line in names] == names
     assert run(["predict", *names, "--format", "json"]) == 2
     capsys.readouterr()
     damaged = tmp_path / "damaged.onnx"
     damaged.write_bytes(b"\x08\x09damaged")
     for form in ("sarif", "markdown", "text"):
-        assert run(["predict", names[0], str(damaged), names[1], "--format", form, "--fail-on", "SKIP-FLOAT"]) == 2
+        assert (
+            run(
+                [
+                    "predict",
+                    names[0],
+                    str(damaged),
+                    names[1],
+                    "--format",
+                    form,
+                    "--fail-on",
+                    "SKIP-FLOAT",
+                ]
+            )
+            == 2
+        )
         said = capsys.readouterr()
-        assert [line.split(":")[1].strip() for line in said.err.splitlines()] == [names[0], str(damaged)]
+        assert [line.split(":")[1].strip() for line in said.err.splitlines()] == [
+            names[0],
+            str(damaged),
+        ]
         if form == "sarif":
             runs = json.loads(said.out)["runs"]
             assert sarif_faults(json.loads(said.out)) == []
             assert [r["ruleId"] for r in runs[1]["results"]] == ["UNUSABLE"] and len(runs) == 3
         elif form == "markdown":
-            assert re.findall("^### ", said.out, re.M) == ["### "] * 3 and said.out.count("Not predicted") == 1
+            assert (
+                re.findall("^### ", said.out, re.M) == ["### "] * 3
+                and said.out.count("Not predicted") == 1
+            )
     assert run(["predict"]) == 2

@@ -17,9 +17,13 @@ MOST = 3  # words; more of them are a sentence
 
 _LITERALS = re.compile(r'"((?:[^"\\\n]|\\.)*)"|' + r"'((?:[^'\\\n]|\\.)*)'")
 _NAMED = re.compile(r"""\bmatch=(?![rf]?["'])|\bmatch=r?f["'].*\{""")  # anything but a literal
-_COMPARED = re.compile(r"""[rf]?["'] in str\(caught|str\(caught\.value\) ==|== str\(caught|= str\(caught""")
+_COMPARED = re.compile(
+    r"""[rf]?["'] in str\(caught|str\(caught\.value\) ==|== str\(caught|= str\(caught"""
+)
 _ASKED = r"""\b(?:raises|refused)\(\(?[\w., ]*\)?, """
-_TOLD = re.compile(_ASKED + r"""f?["'][^\s"]+ ((?:[^"\\\n]|\\.)*)""")  # what stands behind the function
+_TOLD = re.compile(
+    _ASKED + r"""f?["'][^\s"]+ ((?:[^"\\\n]|\\.)*)"""
+)  # what stands behind the function
 _WORD = re.compile(r"(?<![\w.`'/=])[a-z]{2,}(?![\w.,:'/=])")
 _VALUES = re.compile(r"'[^']*'|`[^`]*`|\{[^}]*\}|\\\w")
 
@@ -64,8 +68,13 @@ def bound(source: str) -> list[int]:
         inside = list(ast.walk(function))
         matched = [n.value for n in inside if isinstance(n, ast.keyword) and n.arg == "match"]
         wrong = is_sentence if matched else has_words
-        matched += [n.args[1] for n in inside if isinstance(n, ast.Call) and len(n.args) > 1
-                    and getattr(n.func, "id", "") in ("raises", "refused")]  # fmt: skip
+        matched += [
+            n.args[1]
+            for n in inside
+            if isinstance(n, ast.Call)
+            and len(n.args) > 1
+            and getattr(n.func, "id", "") in ("raises", "refused")
+        ]
         names = {n.id for value in matched for n in ast.walk(value) if isinstance(n, ast.Name)}
         bindings = list(bindings_of(function, [*inside, *tree.body], calls)) if names else []
         for _ in range(2):  # a row may name a constant
@@ -74,9 +83,13 @@ def bound(source: str) -> list[int]:
                     continue
                 parts = getattr(value, "elts", getattr(value, "args", []))
                 if len(parts) == len(targets) > 1:
-                    value = next(part for target, part in zip(targets, parts, strict=True) if target in names)
+                    value = next(
+                        part for target, part in zip(targets, parts, strict=True) if target in names
+                    )
                 names.update(n.id for n in ast.walk(value) if isinstance(n, ast.Name))
-                if any(isinstance(n, ast.Constant) and wrong(str(n.value)) for n in ast.walk(value)):
+                if any(
+                    isinstance(n, ast.Constant) and wrong(str(n.value)) for n in ast.walk(value)
+                ):
                     found.append(function.lineno)
     return sorted(set(found))
 
@@ -94,10 +107,18 @@ def bindings_of(
     for made in (d.args for d in function.decorator_list if isinstance(d, ast.Call)):
         if len(made) == 2:
             texts = [n.value for n in ast.walk(made[0]) if isinstance(n, ast.Constant)]
-            yield from (([n.strip() for n in ",".join(texts).split(",")], row) for row in rows_of(made[1]))
-        elif made and isinstance(made[0], ast.Starred) and ast.unparse(made[0].value).startswith("cases("):
+            yield from (
+                ([n.strip() for n in ",".join(texts).split(",")], row) for row in rows_of(made[1])
+            )
+        elif (
+            made
+            and isinstance(made[0], ast.Starred)
+            and ast.unparse(made[0].value).startswith("cases(")
+        ):
             names, *table = tables.rows(f"tables/{ast.literal_eval(made[0].value.args[0])}.tsv")  # type: ignore[attr-defined]
-            yield from ((names, ast.parse(f"[{', '.join(row)}]", mode="eval").body) for row in table)
+            yield from (
+                (names, ast.parse(f"[{', '.join(row)}]", mode="eval").body) for row in table
+            )
     parameters = [a.arg for a in function.args.args]
     for call in (n for n in calls if getattr(n.func, "id", "") == function.name):
         yield from (([name], value) for name, value in zip(parameters, call.args, strict=False))
@@ -108,11 +129,22 @@ def compared(source: str) -> list[int]:
     """Lines where what an error says, or a variable that was given it, is compared with a sentence."""
     found = []
     for function in (n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef)):
-        given = {getattr(n.targets[0], "id", ""): n.value for n in ast.walk(function) if isinstance(n, ast.Assign)}
+        given = {
+            getattr(n.targets[0], "id", ""): n.value
+            for n in ast.walk(function)
+            if isinstance(n, ast.Assign)
+        }
         for node in (n for n in ast.walk(function) if isinstance(n, ast.Compare)):
-            sides = [given.get(getattr(side, "id", None), side) for side in (node.left, *node.comparators)]
-            texts = [n.value for side in sides for n in ast.walk(side) if isinstance(n, ast.Constant)]
-            if any(map(is_sentence, map(str, texts))) and any("caught.value" in ast.unparse(side) for side in sides):
+            sides = [
+                given.get(getattr(side, "id", None), side)
+                for side in (node.left, *node.comparators)
+            ]
+            texts = [
+                n.value for side in sides for n in ast.walk(side) if isinstance(n, ast.Constant)
+            ]
+            if any(map(is_sentence, map(str, texts))) and any(
+                "caught.value" in ast.unparse(side) for side in sides
+            ):
                 found.append(node.lineno)
     return found
 
@@ -122,8 +154,12 @@ def rows_of(table: ast.expr) -> list[ast.expr]:
     while isinstance(table, ast.Call) and table.args:
         table = table.args[-1]
     given = getattr(table, "elts", [table])
-    return [row.value.elt if isinstance(row, ast.Starred) and isinstance(row.value, ast.GeneratorExp) else row
-            for row in given]
+    return [
+        row.value.elt
+        if isinstance(row, ast.Starred) and isinstance(row.value, ast.GeneratorExp)
+        else row
+        for row in given
+    ]
 
 
 @pytest.mark.slow
@@ -132,16 +168,23 @@ def test_no_test_matches_a_sentence_of_an_error() -> None:
     assert not {path: lines for path, lines in found.items() if lines and path != __file__}
 
 
-@pytest.mark.parametrize("head", [
-    '@pytest.mark.parametrize(("x", "told"), [(1, "not one"), (2, "{}")])', '@in_turn("told", ["{}"])',
-    '@pytest.mark.parametrize("x, told", slow_after(1, [*((x, "{}") for x in range(3))]))',
-])
+@pytest.mark.parametrize(
+    "head",
+    [
+        '@pytest.mark.parametrize(("x", "told"), [(1, "not one"), (2, "{}")])',
+        '@in_turn("told", ["{}"])',
+        '@pytest.mark.parametrize("x, told", slow_after(1, [*((x, "{}") for x in range(3))]))',
+    ],
+)
 def test_a_sentence_in_a_table_is_one(head: str, monkeypatch: pytest.MonkeyPatch) -> None:
     body = "\ndef test(x, told):\n    with pytest.raises(E, match={}):\n        f(x)\n"
     for words, wrong in (("the model is damaged", True), ("read_json 3 'Layers'", False)):
         for match in ("told", "f'{told}$'", "re.escape(told)"):
             assert bool(sentences(head.format(words) + body.format(match))) is wrong
-    for line in ("told = 'a file of its own'", "for x, told in [(3, 'a file of its own')]:\n        pass"):
+    for line in (
+        "told = 'a file of its own'",
+        "for x, told in [(3, 'a file of its own')]:\n        pass",
+    ):
         assert sentences(body.replace("with", f"{line}\n    with", 1).format("told"))
         assert not sentences(body.replace("with", f"{line}\n    with", 1).format("x"))
     helper = body.format("told").replace("test", "refused")
@@ -153,8 +196,19 @@ def test_a_sentence_in_a_table_is_one(head: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_is_a_sentence() -> None:
-    kept = ["r'one of three'", "f'{name}: 3'", "re.escape(told)", "\"'the very first one'\"", "r'\\d \\w+ \\.onnx x'"]
-    for words in (*kept, "'the model is damaged'", "f'{name} is no such model'", "re.escape('a file of its own')"):
+    kept = [
+        "r'one of three'",
+        "f'{name}: 3'",
+        "re.escape(told)",
+        "\"'the very first one'\"",
+        "r'\\d \\w+ \\.onnx x'",
+    ]
+    for words in (
+        *kept,
+        "'the model is damaged'",
+        "f'{name} is no such model'",
+        "re.escape('a file of its own')",
+    ):
         assert bool(sentences(f"pytest.raises(E, match={words})")) is (words not in kept), words
 
 
@@ -162,11 +216,17 @@ def test_a_sentence_that_an_error_is_compared_with_is_one() -> None:
     body = "def test():\n    said = str(caught.value)\n    told = {}\n    assert {}\n"
     for words, wrong in (("f'{path}: is a folder, give a file'", True), ("f'{path}: 3'", False)):
         for asked in ("said == told", f"{words} in str(caught.value)", "other == told"):
-            assert bool(sentences(body.format(words, asked))) is (wrong and "other" not in asked), (words, asked)
+            assert bool(sentences(body.format(words, asked))) is (wrong and "other" not in asked), (
+                words,
+                asked,
+            )
 
 
 def test_values_are_no_sentence() -> None:
-    for told, wrong in (("read c.npy: 3 'images' jpg, png, bmp, webp", False), ("read no line of it is left", True)):
+    for told, wrong in (
+        ("read c.npy: 3 'images' jpg, png, bmp, webp", False),
+        ("read no line of it is left", True),
+    ):
         for call in ('with raises(E, f"{}"): pass', 'refused(E, "{}", f)'):
             assert bool(sentences(call.format(told))) is wrong
         table = f'@in_turn("told", ["{told}"])\ndef test(told):\n    refused(E, told, f)\n'

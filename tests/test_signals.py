@@ -60,11 +60,19 @@ print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child i
 @can_fork
 def test_signals_clean_up(tmp_path: Path) -> None:
     """In copies of a process that has loaded the command line."""
-    folders = {signal.SIGTERM: tmp_path / "term", signal.SIGHUP: tmp_path / "hup", signal.SIGINT: tmp_path / "int"}
+    folders = {
+        signal.SIGTERM: tmp_path / "term",
+        signal.SIGHUP: tmp_path / "hup",
+        signal.SIGINT: tmp_path / "int",
+    }
     for folder in folders.values():
         folder.mkdir()
-    process = subprocess.Popen([sys.executable, "-c", _WAIT, *map(str, folders.values())], stdout=subprocess.PIPE,
-                               text=True, preexec_fn=_default_signals)
+    process = subprocess.Popen(
+        [sys.executable, "-c", _WAIT, *map(str, folders.values())],
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=_default_signals,
+    )
     assert process.stdout is not None
     ready = [process.stdout.readline().split() for _ in folders]
     pids = {Path(path).parent: int(pid) for pid, path in ready}
@@ -82,10 +90,17 @@ def test_signals_clean_up(tmp_path: Path) -> None:
 def test_a_module_of_the_users_can_be_interrupted_while_it_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "float.onnx").write_bytes(conv_net().SerializeToString())
     np.save(tmp_path / "samples.npy", np.random.default_rng(0).random((8, 3, 16, 16), np.float32))
-    (tmp_path / "slow.py").write_text("import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(300)\n")
+    (tmp_path / "slow.py").write_text(
+        "import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(300)\n"
+    )
     words = "tune float.onnx --include conv --no-state --workers 1 --calib samples.npy -o out --metric slow:metric"
-    run = subprocess.Popen([sys.executable, "-m", "qdqtool", *words.split()], cwd=tmp_path, stdout=subprocess.DEVNULL,
-                           stderr=subprocess.DEVNULL, preexec_fn=_default_signals)
+    run = subprocess.Popen(
+        [sys.executable, "-m", "qdqtool", *words.split()],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=_default_signals,
+    )
     try:
         until((tmp_path / "begun").exists)
         run.send_signal(signal.SIGINT)
@@ -114,16 +129,23 @@ def test_ctrl_c_that_python_drops_while_the_command_line_is_loaded_comes_again()
 #: What happens to the command line, by name: its source, and what is on stdout when it has ended with 130.
 _STOPPED = {
     # Ctrl-C while onnxruntime is loaded came as an error of its bindings, and ended with 2.
-    **{kind: (f"""
+    **{
+        kind: (
+            f"""
 def main(**_):
     try:
         os.kill(os.getpid(), signal.SIGINT)
     except BaseException:
         raise {kind}('initialization failed') from None
 cli.cli.main = main
-""", "") for kind in ("ImportError", "RuntimeError", "SystemError")},
+""",
+            "",
+        )
+        for kind in ("ImportError", "RuntimeError", "SystemError")
+    },
     # Exceptions that are raised while an object is deleted are printed and forgotten.
-    "dropped": ("""
+    "dropped": (
+        """
 class Thing:
     def __del__(self):
         os.kill(os.getpid(), signal.SIGINT)
@@ -132,9 +154,12 @@ def main(**_):
     Thing()
     time.sleep(30)
 cli.cli.main = main
-""", ""),
+""",
+        "",
+    ),
     # Threads that libraries start take signals as well, and Python's handler runs in the one that loads.
-    "compiled": ("""
+    "compiled": (
+        """
 begun = threading.Event()
 def send():
     begun.wait()
@@ -150,16 +175,21 @@ def main(**_):
     ExtensionFileLoader.exec_module(None)
     print('went on')
 cli.cli.main = main
-""", "loaded whole\n"),
+""",
+        "loaded whole\n",
+    ),
     # Protobuf's compiled code calls Python's while onnx's classes are made, and does not bear an exception there.
-    "modules": ("""
+    "modules": (
+        """
 Path('library.py').write_text("import os, signal\\nos.kill(os.getpid(), signal.SIGINT)\\nprint('loaded whole')\\n")
 sys.path.insert(0, '')
 def main(**_):
     import library
     print('went on')
 cli.cli.main = main
-""", "loaded whole\n"),
+""",
+        "loaded whole\n",
+    ),
 }
 
 #: Each in a copy of a process that has loaded the command line.
@@ -183,8 +213,16 @@ print(json.dumps(codes))
 @can_fork
 def test_a_stop_that_a_library_keeps_or_drops_comes_again(tmp_path: Path) -> None:
     sources = json.dumps({name: source for name, (source, _) in _STOPPED.items()})
-    run = subprocess.run([sys.executable, "-c", _EACH], input=sources, capture_output=True, text=True, cwd=tmp_path,
-                         timeout=60, check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    run = subprocess.run(
+        [sys.executable, "-c", _EACH],
+        input=sources,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=60,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
     said = "qdqtool: interrupted; nothing half-written was left\n"
     for name, code in json.loads(run.stdout).items():
         found = [(tmp_path / f"{name}.{end}").read_text() for end in ("out", "err")]

@@ -54,7 +54,16 @@ def test_two_versions_run_in_turns_each_first_in_half_of_them(
     monkeypatch.setattr(speed.subprocess, "run", lambda *command, **how: None)
     (row,) = speed.compare("abc", ["help"], 4, None, None)
     here = speed.ROOT
-    assert asked == ["abc"] and ran == [here, tmp_path, tmp_path, here, here, tmp_path, tmp_path, here]
+    assert asked == ["abc"] and ran == [
+        here,
+        tmp_path,
+        tmp_path,
+        here,
+        here,
+        tmp_path,
+        tmp_path,
+        here,
+    ]
     # 1 to 2 * 3, 4 to 3 * 3, 5 to 6 * 3 and 8 to 7 * 3: the median is the mean of the two in the middle
     middle = (5 / 18 + 8 / 21) / 2
     assert row[:3] == ["`--help`", "2.0 s", f"{middle:.2f} [0.17, 0.44]"]

@@ -16,7 +16,9 @@ from tests.tools.make_stub import PACKAGES, path_of, stub
 
 def test_they_are_current() -> None:
     for package in PACKAGES:
-        assert path_of(package).read_text(encoding="utf-8") == stub(package), "run python -m tests.tools.make_stub"
+        assert path_of(package).read_text(encoding="utf-8") == stub(package), (
+            "run python -m tests.tools.make_stub"
+        )
 
 
 def test_names_of_types_say_that_they_are() -> None:
@@ -26,7 +28,9 @@ def test_names_of_types_say_that_they_are() -> None:
             found = importlib.import_module(module)
             if not isinstance(getattr(found, name), type):
                 source = Path(str(found.__file__)).read_text(encoding="utf-8")
-                assert re.search(rf"^{name}: TypeAlias = ", source, re.MULTILINE), f"{module}.{name}"
+                assert re.search(rf"^{name}: TypeAlias = ", source, re.MULTILINE), (
+                    f"{module}.{name}"
+                )
 
 
 USER = """import calibration, qdqtool
@@ -48,13 +52,29 @@ def test_mypy_reads_it(tmp_path: Path) -> None:
     (tmp_path / "user.py").write_text(USER)
     read = [str(path_of(package)) for package in PACKAGES]
     read += [str(inspect.getsourcefile(kind)) for kind in (qdqtool.Prediction, qdqtool.Insertion)]
-    arguments = ["--strict", "--config-file=", "--follow-imports=skip", "--cache-dir", os.devnull,
-                 "--no-site-packages"]  # nine tenths of the time goes into other modules and libraries
+    arguments = [
+        "--strict",
+        "--config-file=",
+        "--follow-imports=skip",
+        "--cache-dir",
+        os.devnull,
+        "--no-site-packages",
+    ]  # nine tenths of the time goes into other modules and libraries
     found = subprocess.run(
-        [sys.executable, "-m", "mypy", *arguments, "user.py", *read], cwd=tmp_path, capture_output=True, text=True,
-        env={"MYPYPATH": str(path_of(PACKAGES[0]).parents[1])}, timeout=300,
-    )  # fmt: skip
-    errors = [line for line in found.stdout.splitlines() if re.match(r"user\.py:\d+: error: ", line)]
-    assert [line.split(":")[1] for line in errors] == ["5", "6", "8", "9", "10", "11"], found.stdout + found.stderr
+        [sys.executable, "-m", "mypy", *arguments, "user.py", *read],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={"MYPYPATH": str(path_of(PACKAGES[0]).parents[1])},
+        timeout=300,
+    )
+    errors = [
+        line for line in found.stdout.splitlines() if re.match(r"user\.py:\d+: error: ", line)
+    ]
+    assert [line.split(":")[1] for line in errors] == ["5", "6", "8", "9", "10", "11"], (
+        found.stdout + found.stderr
+    )
     assert 'Unexpected keyword argument "tarket"' in errors[0] and 'expected "str"' in errors[1]
-    assert '"Prediction" has no attribute' in errors[4] and '"Insertion" has no attribute' in errors[5]
+    assert (
+        '"Prediction" has no attribute' in errors[4] and '"Insertion" has no attribute' in errors[5]
+    )

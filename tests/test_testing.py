@@ -15,13 +15,21 @@ def _network(quantized: tuple[bool, ...], skip: bool = False) -> onnx.ModelProto
     g = Graph()
     x = g.input(1, 16, 8, 8)
     for i, wanted in enumerate(quantized):
-        y = g.conv(x, f"conv{i}", 16, scale=0.1 if wanted else None, weights="tensor" if wanted else "float")
+        y = g.conv(
+            x,
+            f"conv{i}",
+            16,
+            scale=0.1 if wanted else None,
+            weights="tensor" if wanted else "float",
+        )
         x = g.relu(g.add(y, x, f"add{i}") if skip else y, f"relu{i}")
     return g.model(x)
 
 
 def test_what_may_be_float() -> None:
-    prediction = assert_int8(_network((True, True, True)), "trt8.5", require="conv", max_conversions=1)
+    prediction = assert_int8(
+        _network((True, True, True)), "trt8.5", require="conv", max_conversions=1
+    )
     assert [c.is_int8 for c in prediction.convolutions] == [True, True, True]
     model = _network((True, False, True))
     assert_int8(model, "trt8.5", allow_float="conv1")

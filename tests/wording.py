@@ -67,20 +67,37 @@ def networks() -> Iterator[tuple[str, onnx.ModelProto, str]]:
         for target in (TARGETS.get(reason, "trt8.5"), "trt8.4", "trt11", "rtx1.7"):
             yield f"{reason}, {target}", make(), target
     plain = {
-        "zero point": lint.simple(zero=3), "unsigned zero point": lint.simple(zero=128, integer=np.uint8),
-        "no zero point": lint.simple(zero=None), "unsigned": lint.simple(zero=0, integer=np.uint8),
-        "scale of 0": lint.simple(scale=0.0), "scale of NaN": lint.simple(scale=float("nan")),
-        "scales by channel": lint.simple(scale=np.full(16, 0.1), axis=1), "bare weights": lint.weights_model("float"),
-        "axis": lint.weights_model(axis=1), "axis of transposed": lint.weights_model(op="ConvTranspose", axis=1),
-        "shared weights": lint.shared_model(), "stored": lint.stored("int8"),
-        "behind": lint.stored("float", "Identity"), "bias": lint.quantized_bias(), "few scales": lint.too_few_scales(),
+        "zero point": lint.simple(zero=3),
+        "unsigned zero point": lint.simple(zero=128, integer=np.uint8),
+        "no zero point": lint.simple(zero=None),
+        "unsigned": lint.simple(zero=0, integer=np.uint8),
+        "scale of 0": lint.simple(scale=0.0),
+        "scale of NaN": lint.simple(scale=float("nan")),
+        "scales by channel": lint.simple(scale=np.full(16, 0.1), axis=1),
+        "bare weights": lint.weights_model("float"),
+        "axis": lint.weights_model(axis=1),
+        "axis of transposed": lint.weights_model(op="ConvTranspose", axis=1),
+        "shared weights": lint.shared_model(),
+        "stored": lint.stored("int8"),
+        "behind": lint.stored("float", "Identity"),
+        "bias": lint.quantized_bias(),
+        "few scales": lint.too_few_scales(),
         "few zero points": lint.too_few_zero_points(),
-        "head": lint.head(), "joined head": lint.head(join=True), "float": float_network(1), "24": conv(24),
-        "8": conv(8), "groups": conv(32, groups=4), "depthwise SiLU": conv(32, "SiLU", groups=32),
-        "Softmax": one("Softmax"), "plugin": one("Special", domain="trt"), "residual": residual("float"),
-        "one residual": residual("own", behind=False), "both": residual("own", conv_side=True),
+        "head": lint.head(),
+        "joined head": lint.head(join=True),
+        "float": float_network(1),
+        "24": conv(24),
+        "8": conv(8),
+        "groups": conv(32, groups=4),
+        "depthwise SiLU": conv(32, "SiLU", groups=32),
+        "Softmax": one("Softmax"),
+        "plugin": one("Special", domain="trt"),
+        "residual": residual("float"),
+        "one residual": residual("own", behind=False),
+        "both": residual("own", conv_side=True),
         "Pad of zeros": padded(),
-        "SiLU in front": residual("own", activation=True, relu=False), "shared skip": residual("shared"),
+        "SiLU in front": residual("own", activation=True, relu=False),
+        "shared skip": residual("shared"),
     }
     yield from ((name, proto, "trt8.5") for name, proto in plain.items())
     yield "float types", lint.simple(), "trt11"
@@ -93,11 +110,23 @@ def networks() -> Iterator[tuple[str, onnx.ModelProto, str]]:
 def further() -> Iterator[tuple[str, onnx.ModelProto, str]]:
     """One small network for each kind that none of the others has."""
     g = Graph(opset=12)
-    yield "axis by opset", lint._raw(g, weighted(g, g.pair(ones(g), "w.q", np.full(16, 0.1)))), "trt8.5"
+    yield (
+        "axis by opset",
+        lint._raw(g, weighted(g, g.pair(ones(g), "w.q", np.full(16, 0.1)))),
+        "trt8.5",
+    )
     g = Graph()
-    yield "rank", lint._raw(g, weighted(g, g.pair(ones(g), "w.q", np.full((16, 1, 1, 1), 0.1), axis=0))), "trt10"
+    yield (
+        "rank",
+        lint._raw(g, weighted(g, g.pair(ones(g), "w.q", np.full((16, 1, 1, 1), 0.1), axis=0))),
+        "trt10",
+    )
     g = Graph()
-    yield "integers", lint._raw(g, g.ops("DynamicQuantizeLinear", [g.input(1, 8)], "d", 3)[0]), "trt8.5"
+    yield (
+        "integers",
+        lint._raw(g, g.ops("DynamicQuantizeLinear", [g.input(1, 8)], "d", 3)[0]),
+        "trt8.5",
+    )
     g = Graph()
     stored = g.op("Cast", [g.const("table", np.ones(16, np.int8))], "reader", to=1)
     yield "stored elsewhere", g.model(g.add(g.input(1, 16), stored, "sum")), "trt10"
@@ -109,11 +138,19 @@ def further() -> Iterator[tuple[str, onnx.ModelProto, str]]:
     yield "product", g.model(g.op("MatMul", data, "product")), "trt8.5"
     g = Graph()
     w = g.weights("w", (16, 16), "qdq", axis=1)
-    yield "Einsum", g.model(g.op("Einsum", [g.pair(g.input(2, 8, 16), "p"), w], "e", equation="bij,jk->bik")), "trt8.5"
+    yield (
+        "Einsum",
+        g.model(g.op("Einsum", [g.pair(g.input(2, 8, 16), "p"), w], "e", equation="bij,jk->bik")),
+        "trt8.5",
+    )
     g = Graph()
     w = g.weights("w", (16, 3, 32, 32), "qdq")
     x = g.pair(g.input(1, 3, 64, 64), "in")
-    yield "large kernel", g.model(g.op("Conv", [x, w], "c", kernel_shape=[32, 32], strides=[32, 32])), "trt8.6"
+    yield (
+        "large kernel",
+        g.model(g.op("Conv", [x, w], "c", kernel_shape=[32, 32], strides=[32, 32])),
+        "trt8.6",
+    )
     g = Graph()
     x = g.relu(g.conv(g.input(1, 16, 8, 8), "c", 16), "r")
     yield "FP16", g.model(g.add(x, g.const("k", np.float32(1e-12)), "tiny")), "trt8.5"
@@ -131,34 +168,66 @@ def further() -> Iterator[tuple[str, onnx.ModelProto, str]]:
     x = g.op("MatMul", [g.pair(x, "q", 20.0), g.weights("w", (64, 16), "qdq", axis=1)], "fc")
     yield "outliers", g.model(x), "trt10"
     g = Graph()
-    parts = [g.pair(g.input(1, 16, 8, 8, name=name), name, scale) for name, scale in (("a", 0.1), ("b", 0.2))]
+    parts = [
+        g.pair(g.input(1, 16, 8, 8, name=name), name, scale)
+        for name, scale in (("a", 0.1), ("b", 0.2))
+    ]
     joined = g.concat(parts, "join")
     yield "joined", g.model(g.conv(joined, "c", 16, scale=None)), "rtx1.7"
     g = Graph()
-    parts = [g.pair(g.conv(g.input(1, 16, 8, 8, name="a"), "ca", 16), "own"), g.conv(g.input(1, 16, 8, 8), "c", 16)]
-    yield "joined pairs", g.model(g.op("Tanh", g.pair(g.concat(parts, "join"), "behind", 0.3), "end")), "trt8.5"
+    parts = [
+        g.pair(g.conv(g.input(1, 16, 8, 8, name="a"), "ca", 16), "own"),
+        g.conv(g.input(1, 16, 8, 8), "c", 16),
+    ]
+    yield (
+        "joined pairs",
+        g.model(g.op("Tanh", g.pair(g.concat(parts, "join"), "behind", 0.3), "end")),
+        "trt8.5",
+    )
     g = Graph()
-    x = g.op("GlobalAveragePool", g.pair(g.op("Softmax", g.input(1, 8, 8, 8), "soft"), "in"), "pool")
+    x = g.op(
+        "GlobalAveragePool", g.pair(g.op("Softmax", g.input(1, 8, 8, 8), "soft"), "in"), "pool"
+    )
     yield "pool", g.model(g.op("Tanh", x, "end")), "trt8.5"
 
 
 def records() -> list[Refusal]:
     """What data or a GPU show, of which there is one for each of its words; and forms of a normalization."""
-    made: list[Refusal] = [GpuLacks("GPU", "", fact, "a GPU", 2, "c", ("trt10", "10.0")) for fact in GpuFact]
+    made: list[Refusal] = [
+        GpuLacks("GPU", "", fact, "a GPU", 2, "c", ("trt10", "10.0")) for fact in GpuFact
+    ]
     fits = (ActivationFit("a.Q", 0.1, 0.25, 0.1, 2.0), ActivationFit("b.Q", 0.2, 0.0, 0.0, 0.125))
     for bad, samples, factor in ((1, 1, 2.0), (3, 4, 0.5), (3, 4, 0.0)):
         made.append(ActivationScales(CHECK, "a.Q", fits[:bad], bad, 5, samples, factor))
-    made += [OutlierScales(CHECK, "a.Q", (("a.Q", 0.1, 50.0),), 2, 5, 4, linear) for linear in (True, False)]
-    made += [NormInPieces(CHECK, "n", exact, opset) for exact in (True, False) for opset in (13, 17)]
+    made += [
+        OutlierScales(CHECK, "a.Q", (("a.Q", 0.1, 50.0),), 2, 5, 4, linear)
+        for linear in (True, False)
+    ]
+    made += [
+        NormInPieces(CHECK, "n", exact, opset) for exact in (True, False) for opset in (13, 17)
+    ]
     return made
 
 
 @functools.cache
 def findings() -> tuple[tuple[str, list[Finding]], ...]:
     """A label, and what is found of it."""
-    found = [(label, predict(proto, target).findings) for label, proto, target in (*networks(), *further())]
-    made = [Finding(code_of(r), Severity.WARNING, r.node, (Cause(r),), Evidence.SEEN, messages.worded, target="trt8.5")
-            for r in records()]
+    found = [
+        (label, predict(proto, target).findings)
+        for label, proto, target in (*networks(), *further())
+    ]
+    made = [
+        Finding(
+            code_of(r),
+            Severity.WARNING,
+            r.node,
+            (Cause(r),),
+            Evidence.SEEN,
+            messages.worded,
+            target="trt8.5",
+        )
+        for r in records()
+    ]
     return (*found, ("records", made))
 
 
@@ -187,23 +256,37 @@ def of_obstacles() -> dict[str, list[str]]:
 def of_comparisons(folder: Path) -> dict[str, list[str]]:
     """Two sides to the lines that `compare` prints of them; files are made in the folder, which is the current one."""
     models = {
-        "good": network(), "two spoilt": network(spoilt=[0, 2]), "short": network(2), "float": float_network(),
-        "no data": network(spoilt=[1], spoilt_weights="qdq", data=None), "no residual": network(residual=False),
-        "scales": network(scale=0.25), "near": network(scale=0.10005), "renamed": network(names="layer"),
+        "good": network(),
+        "two spoilt": network(spoilt=[0, 2]),
+        "short": network(2),
+        "float": float_network(),
+        "no data": network(spoilt=[1], spoilt_weights="qdq", data=None),
+        "no residual": network(residual=False),
+        "scales": network(scale=0.25),
+        "near": network(scale=0.10005),
+        "renamed": network(names="layer"),
         "tensor": network(spoilt=[2], spoilt_weights="tensor"),
-    }  # fmt: skip
+    }
     for name, proto in models.items():
         onnx.save(proto, folder / f"{name}.onnx")
     for name, floats in (("good", ()), ("bad", ("b1.a", "b2.b"))):
         (folder / f"{name}.json").write_text(json.dumps(listing(floats)))
     pairs = [("good.onnx", f"{name}.onnx") for name in models]
-    pairs += [("float.onnx", "good.onnx"), ("two spoilt.onnx", "good.onnx"), ("short.onnx", "good.onnx")]
+    pairs += [
+        ("float.onnx", "good.onnx"),
+        ("two spoilt.onnx", "good.onnx"),
+        ("short.onnx", "good.onnx"),
+    ]
     pairs += [("good.onnx", f"{name}.json") for name in ("good", "bad")]
     pairs += [("bad.json", "good.onnx"), ("good.json", "bad.json")]
     found = {}
     for a, b in pairs:
         compared = qdqtool.compare(a, b, target=None if "json" in a and "json" in b else "trt8.5")
-        nodes = [json.dumps(node, sort_keys=True) for node in compared.as_json()["nodes"] if node["changes"]]
+        nodes = [
+            json.dumps(node, sort_keys=True)
+            for node in compared.as_json()["nodes"]
+            if node["changes"]
+        ]
         text = render_comparison(compared).splitlines()
         found[f"{a} {b}"] = [*text, json.dumps(compared.summary(), sort_keys=True), *nodes]
     return found
@@ -211,23 +294,41 @@ def of_comparisons(folder: Path) -> dict[str, list[str]]:
 
 def of_skipped() -> dict[str, list[str]]:
     """Kinds of records of what a placement leaves float to their words, one for each value where it is one of few."""
-    made: dict[type[Refusal], list[tuple[object, ...]]] = {kind: [()] for kind in left_float.WORDS} | {
-        left_float.Excluded: [("exclude_op", "Add")], left_float.OtherDomain: [("example",)],
-        left_float.KeptByPreset: [(part,) for part in left_float.Part], WeightsNotConstant: [("w",)],
-        left_float.UnfitInput: [(unfit,) for unfit in left_float.Unfit], LargeKernel: [((16, 16),)],
-        left_float.Unreachable: [(hidden,) for hidden in left_float.Hidden], left_float.WeightsType: [("double",)],
-        left_float.WeightsRank: [(3,)], left_float.SmallConvolution: [(3, 8, (3, 1))], left_float.InBody: [(2,)],
+    made: dict[type[Refusal], list[tuple[object, ...]]] = {
+        kind: [()] for kind in left_float.WORDS
+    } | {
+        left_float.Excluded: [("exclude_op", "Add")],
+        left_float.OtherDomain: [("example",)],
+        left_float.KeptByPreset: [(part,) for part in left_float.Part],
+        WeightsNotConstant: [("w",)],
+        left_float.UnfitInput: [(unfit,) for unfit in left_float.Unfit],
+        LargeKernel: [((16, 16),)],
+        left_float.Unreachable: [(hidden,) for hidden in left_float.Hidden],
+        left_float.WeightsType: [("double",)],
+        left_float.WeightsRank: [(3,)],
+        left_float.SmallConvolution: [(3, 8, (3, 1))],
+        left_float.InBody: [(2,)],
         left_float.ProductInEinsum: [(why,) for why in left_float.Unwritten],
-        left_float.ResultFloat: [(True,), (False,)], left_float.ResidualLeft: [(True,), (False,)],
+        left_float.ResultFloat: [(True,), (False,)],
+        left_float.ResidualLeft: [(True,), (False,)],
         DepthwiseAdd: [("add",)],
-    }  # fmt: skip
-    return {kind.__name__: [left_float.SkippedNode(kind(left_float.PLACEMENT, "n", *values)).reason for values in rows]
-            for kind, rows in made.items()}
+    }
+    return {
+        kind.__name__: [
+            left_float.SkippedNode(kind(left_float.PLACEMENT, "n", *values)).reason
+            for values in rows
+        ]
+        for kind, rows in made.items()
+    }
 
 
 def wording(folder: Path) -> dict[str, dict[str, list[str]]]:
-    return {"findings": of_findings(), "obstacles": of_obstacles(),
-            "comparisons": of_comparisons(folder), "skipped": of_skipped()}
+    return {
+        "findings": of_findings(),
+        "obstacles": of_obstacles(),
+        "comparisons": of_comparisons(folder),
+        "skipped": of_skipped(),
+    }
 
 
 if __name__ == "__main__":

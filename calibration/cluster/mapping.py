@@ -56,24 +56,42 @@ def check_where(where: object) -> None:
     try:
         from distributed import Client
     except ImportError as error:
-        raise ClusterError(said("{`cluster`} needs Dask: pip install 'qdqtool[cluster]' ({error})",
-                                error=str(error))) from None
+        raise ClusterError(
+            said(
+                "{`cluster`} needs Dask: pip install 'qdqtool[cluster]' ({error})", error=str(error)
+            )
+        ) from None
     if isinstance(where, Client):
         if where.asynchronous:
-            raise ClusterError(said("{`cluster`} takes a client that is not asynchronous; open it with Client(...) "
-                                    "alone"))
+            raise ClusterError(
+                said(
+                    "{`cluster`} takes a client that is not asynchronous; open it with Client(...) "
+                    "alone"
+                )
+            )
         if where.status != "running":
             raise ClusterError(said("{`cluster`} is a client that is closed; open it again"))
         return
     if not isinstance(where, str):
-        raise ClusterError(said("{`cluster`} takes an address or a distributed.Client, not a {name}",
-                                name=type(where).__name__))
+        raise ClusterError(
+            said(
+                "{`cluster`} takes an address or a distributed.Client, not a {name}",
+                name=type(where).__name__,
+            )
+        )
     local = _LOCAL.fullmatch(where)
     if local is None and not _ADDRESS.fullmatch(where):
-        raise ClusterError(said("{`cluster`:{where}}: give the address of a scheduler, such as tcp://host:8786, or "
-                                "local:N for N processes", where=where))
+        raise ClusterError(
+            said(
+                "{`cluster`:{where}}: give the address of a scheduler, such as tcp://host:8786, or "
+                "local:N for N processes",
+                where=where,
+            )
+        )
     if local is not None and local[1] is not None and not 1 <= int(local[1]) <= 1024:
-        raise ClusterError(said("{`cluster`:{where}}: from 1 to 1024 processes are possible", where=where))
+        raise ClusterError(
+            said("{`cluster`:{where}}: from 1 to 1024 processes are possible", where=where)
+        )
 
 
 @contextlib.contextmanager
@@ -93,18 +111,33 @@ def connected(where: object) -> Iterator[Client]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(_quiet())
         stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")  # of other versions of what does not matter; what does is reported by `facts`
+        warnings.simplefilter(
+            "ignore"
+        )  # of other versions of what does not matter; what does is reported by `facts`
         local = _LOCAL.fullmatch(where)
         address: Any
-        address, security = (where, None) if local is None else stack.enter_context(_processes(local[1]))
+        address, security = (
+            (where, None) if local is None else stack.enter_context(_processes(local[1]))
+        )
         try:
             # One that failed before is closed when it is collected: for ever, where that is while Dask holds its lock.
             with collector_paused():
-                client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False, name="qdqtool",
-                                security=security)
+                client = Client(
+                    address,
+                    timeout=CONNECT_SECONDS,
+                    set_as_default=False,
+                    name="qdqtool",
+                    security=security,
+                )
         except Exception as error:  # settings of Dask in the environment bring any
-            raise ClusterError(said("{`cluster`:{where}}: no scheduler can be reached there; start one with `dask "
-                                    "scheduler` ({reason})", where=where, reason=_reason(error))) from None
+            raise ClusterError(
+                said(
+                    "{`cluster`:{where}}: no scheduler can be reached there; start one with `dask "
+                    "scheduler` ({reason})",
+                    where=where,
+                    reason=_reason(error),
+                )
+            ) from None
         try:
             yield client
         finally:
@@ -131,23 +164,43 @@ def _processes(count: str | None) -> Iterator[Any]:
     try:
         security = Security.temporary()
     except ImportError as error:
-        raise ClusterError(said("{`cluster`:local:N} needs cryptography: pip install 'qdqtool[cluster]' ({error})",
-                                error=str(error))) from None
+        raise ClusterError(
+            said(
+                "{`cluster`:local:N} needs cryptography: pip install 'qdqtool[cluster]' ({error})",
+                error=str(error),
+            )
+        ) from None
     except Exception as error:
         raise ClusterError(_not_begun(wanted, error)) from None
     with temporary_folder("cluster-") as folder, contextlib.ExitStack() as settings:
-        settings.enter_context(dask.config.set({**_LOCAL_CONFIG, "temporary-directory": folder,
-                                                f"distributed.nanny.environ.{PROCESSES}": str(wanted)}))
+        settings.enter_context(
+            dask.config.set(
+                {
+                    **_LOCAL_CONFIG,
+                    "temporary-directory": folder,
+                    f"distributed.nanny.environ.{PROCESSES}": str(wanted),
+                }
+            )
+        )
         if importlib.util.find_spec("fcntl") is not None:
-            settings.enter_context(dask.config.set({f"distributed.nanny.environ.{TOGETHER}": folder}))
+            settings.enter_context(
+                dask.config.set({f"distributed.nanny.environ.{TOGETHER}": folder})
+            )
         cluster = None
         try:
             try:
                 with _interrupts_kept(), collector_paused():
                     cluster = LocalCluster(
-                        n_workers=0, threads_per_worker=1, processes=True, host="127.0.0.1",
-                        dashboard_address=None, scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},
-                        silence_logs=logging.CRITICAL, local_directory=folder, security=security, protocol="tls://",
+                        n_workers=0,
+                        threads_per_worker=1,
+                        processes=True,
+                        host="127.0.0.1",
+                        dashboard_address=None,
+                        scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},
+                        silence_logs=logging.CRITICAL,
+                        local_directory=folder,
+                        security=security,
+                        protocol="tls://",
                     )
                     # Workers take an address alone as the wish for a dashboard, and without one listen to all networks.
                     cluster.new_spec["options"]["dashboard_address"] = "127.0.0.1:0"
@@ -171,8 +224,10 @@ async def _begun(cluster: LocalCluster) -> None:
 
 
 def _not_begun(wanted: int, error: Exception) -> str:
-    return (f"{wanted} worker processes cannot be started here; settings of Dask, such as DASK_..., hold for them too "
-            f"({_reason(error)})")
+    return (
+        f"{wanted} worker processes cannot be started here; settings of Dask, such as DASK_..., hold for them too "
+        f"({_reason(error)})"
+    )
 
 
 def _reason(error: BaseException) -> str:
@@ -225,14 +280,20 @@ def require_qdqtool(client: Client) -> None:
     try:
         client.run_on_scheduler(importlib.resources.files, "qdqtool")
     except ModuleNotFoundError:
-        raise ClusterError("the cluster's scheduler has no qdqtool, by whose names work is sent; install the same "
-                           "version there as here") from None
+        raise ClusterError(
+            "the cluster's scheduler has no qdqtool, by whose names work is sent; install the same "
+            "version there as here"
+        ) from None
     found = client.run(importlib.resources.files, "qdqtool", on_error="return")
     for address, answer in sorted(found.items()):
         if isinstance(answer, ModuleNotFoundError):
-            raise ClusterError(f"cluster worker {address} has no qdqtool; install the same version there as here")
+            raise ClusterError(
+                f"cluster worker {address} has no qdqtool; install the same version there as here"
+            )
         if isinstance(answer, Exception):
-            raise ClusterError(f"cluster worker {address} does not answer: {' '.join(str(answer).split())[:200]}")
+            raise ClusterError(
+                f"cluster worker {address} does not answer: {' '.join(str(answer).split())[:200]}"
+            )
 
 
 # Work ----------------------------------------------------------------------------------------------------------------
@@ -292,11 +353,15 @@ class Job:
             try:
                 self._hand_out()
                 break
-            except OSError as error:  # a worker that ends while it is asked breaks the answers of all
+            except (
+                OSError
+            ) as error:  # a worker that ends while it is asked breaks the answers of all
                 self._clean()
                 if attempt + 1 == _ATTEMPTS or self.client.status != "running":
-                    raise ClusterError(f"the cluster does not answer ({' '.join(str(error).split())[:150]}); where "
-                                       "workers end, as for want of memory, their logs say why") from None
+                    raise ClusterError(
+                        f"the cluster does not answer ({' '.join(str(error).split())[:150]}); where "
+                        "workers end, as for want of memory, their logs say why"
+                    ) from None
                 time.sleep(_AGAIN_SECONDS)
             except BaseException:
                 self._clean()
@@ -318,7 +383,9 @@ class Job:
         self.client.register_plugin(carrier, name=self.name)
         for address, refusal in sorted(self.client.run(refusals, self.name).items()):
             if refusal:
-                raise ClusterError(said("cluster worker {address} {refusal}", address=address, refusal=refusal))
+                raise ClusterError(
+                    said("cluster worker {address} {refusal}", address=address, refusal=refusal)
+                )
         self.slots = sum(self.client.nthreads().values())
 
     def __exit__(self, *_: object) -> None:
@@ -393,11 +460,14 @@ class Job:
                 f"working on {item}: give the workers more memory, or look into their logs"
             ) from None
         except CancelledError:
-            raise ClusterError("the connection to the cluster's scheduler was lost; start it again and run again"
-                               ) from None
+            raise ClusterError(
+                "the connection to the cluster's scheduler was lost; start it again and run again"
+            ) from None
         except Exception as error:  # whatever a worker's machine does not have, or lets go wrong
             message = " ".join(str(error).split())[:300]
-            raise ClusterError(f"a cluster worker failed on {item}: {type(error).__name__}: {message}") from error
+            raise ClusterError(
+                f"a cluster worker failed on {item}: {type(error).__name__}: {message}"
+            ) from error
 
     def _look(self) -> None:
         """How many threads there are now.
@@ -411,17 +481,23 @@ class Job:
         if self.slots:
             self._last_worker = self._looked
         elif self._looked - self._last_worker > WORKERLESS_SECONDS:
-            raise ClusterError(f"the cluster has had no worker for {WORKERLESS_SECONDS:.0f} s; start some with "
-                               "`dask worker ADDRESS`, and look into the logs of those that ended")
+            raise ClusterError(
+                f"the cluster has had no worker for {WORKERLESS_SECONDS:.0f} s; start some with "
+                "`dask worker ADDRESS`, and look into the logs of those that ended"
+            )
 
     @contextlib.contextmanager
     def _reached(self) -> Iterator[None]:
         if self.client.status != "running":
-            raise ClusterError("the connection to the cluster's scheduler was lost; start it again and run again")
+            raise ClusterError(
+                "the connection to the cluster's scheduler was lost; start it again and run again"
+            )
         try:
             yield
         except OSError as error:  # of Dask's communication; all timeouts are among them
-            raise ClusterError(f"the cluster's scheduler does not answer any more: {error}") from None
+            raise ClusterError(
+                f"the cluster's scheduler does not answer any more: {error}"
+            ) from None
 
     def _take_back(self) -> None:
         """Takes back what is not done."""

@@ -51,13 +51,21 @@ def difference(theirs: dict[str, str], ours: dict[str, str], mixed_cpus: bool) -
     """Why a worker cannot take part, as the rest of a sentence that begins with its address; empty where it can."""
     for name in VERSIONS:
         if theirs.get(name) != ours[name]:
-            return f"has {name} {theirs.get(name)}, here it is {ours[name]}; install the same version"
+            return (
+                f"has {name} {theirs.get(name)}, here it is {ours[name]}; install the same version"
+            )
     if theirs.get("source") != ours["source"]:
-        return f"has other source files of qdqtool {ours['qdqtool']} than here; install the same ones"
+        return (
+            f"has other source files of qdqtool {ours['qdqtool']} than here; install the same ones"
+        )
     if theirs.get("probe") != ours["probe"] and not mixed_cpus:
-        return said("computes other numbers than here (a probe network's outputs differ; '{there}' there, '{here}' "
-                    "here), so that the result would depend on who computes what; use equal processors, or permit it "
-                    "with {`mixed_cpus`}", there=theirs.get("processor"), here=ours["processor"])
+        return said(
+            "computes other numbers than here (a probe network's outputs differ; '{there}' there, '{here}' "
+            "here), so that the result would depend on who computes what; use equal processors, or permit it "
+            "with {`mixed_cpus`}",
+            there=theirs.get("processor"),
+            here=ours["processor"],
+        )
     return ""
 
 
@@ -69,12 +77,17 @@ def _source() -> str:
         found = importlib.util.find_spec(package)
         root = Path(found.origin).parent if found is not None and found.origin else Path(package)
         for path in sorted(root.rglob("*.py")):
-            digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+            digest.update(
+                path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0"
+            )
     return digest.hexdigest()
 
 
 def _processor() -> str:
-    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+    with (
+        contextlib.suppress(OSError),
+        open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file,
+    ):
         for line in file:
             if line.startswith("model name"):
                 return " ".join(line.partition(":")[2].split())[:80]
@@ -138,18 +151,27 @@ def probe_network() -> Any:
         node("Tanh", ["t6"], ["h12"]),
     ]
     weights = [
-        weight("w1", 64, 3, 3, 3, seed=2), weight("b1", 64, seed=3), weight("w2", 96, 64, 3, 3, seed=4),
-        weight("w3", 96, 96, 1, 1, seed=5), weight("w4", 96, 1, 3, 3, seed=6), weight("w6", 96, 16, 2, 2, seed=7),
-        weight("w9", 10, 96 * 144, seed=8), weight("b9", 10, seed=9), weight("w10", 144, 64, seed=10),
+        weight("w1", 64, 3, 3, 3, seed=2),
+        weight("b1", 64, seed=3),
+        weight("w2", 96, 64, 3, 3, seed=4),
+        weight("w3", 96, 96, 1, 1, seed=5),
+        weight("w4", 96, 1, 3, 3, seed=6),
+        weight("w6", 96, 16, 2, 2, seed=7),
+        weight("w9", 10, 96 * 144, seed=8),
+        weight("b9", 10, seed=9),
+        weight("w10", 144, 64, seed=10),
         weight("w11", 64, seed=11),
         numpy_helper.from_array(np.array([1, 1, 2, 2], np.float32), "scales"),
         numpy_helper.from_array(np.array([96, 144], np.int64), "rows"),
-    ]  # fmt: skip
+    ]
     outputs = ["m1", "r2", "a4", "z7", "g8", "y9", "n9", "l11", "h12"]
     graph = helper.make_graph(
-        nodes, "probe", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 48, 48])],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs], weights,
-    )  # fmt: skip
+        nodes,
+        "probe",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 48, 48])],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
+        weights,
+    )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
@@ -157,7 +179,9 @@ def _picture() -> bytes:
     """Pixels of a fixed picture as JPEG and WebP, decoded and resized: the libraries in Pillow's wheels differ."""
     from PIL import Image, features
 
-    pixels = ((_numbers((40, 56, 3), 12) + 0.5) * 64 + np.arange(56, dtype=np.float32)[None, :, None] * 3)
+    pixels = (_numbers((40, 56, 3), 12) + 0.5) * 64 + np.arange(56, dtype=np.float32)[
+        None, :, None
+    ] * 3
     picture = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
     result = b""
     for form in ("JPEG", "WEBP"):
@@ -168,7 +192,9 @@ def _picture() -> bytes:
         again = Image.open(io.BytesIO(packed.getvalue()), formats=[form]).convert("RGB")
         extent = (0, 0, *again.size)
         result += again.tobytes()
-        result += again.transform((31, 23), Image.Transform.EXTENT, extent, Image.Resampling.BILINEAR).tobytes()
+        result += again.transform(
+            (31, 23), Image.Transform.EXTENT, extent, Image.Resampling.BILINEAR
+        ).tobytes()
     return result
 
 
@@ -176,7 +202,9 @@ def _picture() -> bytes:
 
 #: Makes what the pieces of one job share, once for each process: (shared part, threads of the worker) to state.
 Factory = Callable[[Any, int], Any]
-_JOBS: dict[tuple[str, str], Carrier] = {}  # by job and worker: several workers may live in one process
+_JOBS: dict[
+    tuple[str, str], Carrier
+] = {}  # by job and worker: several workers may live in one process
 
 
 class Carrier(WorkerPlugin):  # type: ignore[misc]
@@ -190,7 +218,9 @@ class Carrier(WorkerPlugin):  # type: ignore[misc]
     refusal: str
     stopped: threading.Event
 
-    def __init__(self, job: str, factory: str, payload: Any, expected: dict[str, str], mixed_cpus: bool) -> None:
+    def __init__(
+        self, job: str, factory: str, payload: Any, expected: dict[str, str], mixed_cpus: bool
+    ) -> None:
         """Describes it, as for :class:`~calibration.cluster.mapping.Job`; ``expected`` are the client's facts.
 
         A worker gets a copy of its own.
@@ -233,13 +263,19 @@ def perform(job: str, function: str, item: Any) -> Any:
     address = get_worker().address
     shared = _JOBS.get((job, address))
     if shared is None:
-        raise ClusterError(f"cluster worker {address} got work of a job that is over or never reached it")
+        raise ClusterError(
+            f"cluster worker {address} got work of a job that is over or never reached it"
+        )
     if shared.refusal:
-        raise ClusterError(said("cluster worker {address} {refusal}", address=address, refusal=shared.refusal))
+        raise ClusterError(
+            said("cluster worker {address} {refusal}", address=address, refusal=shared.refusal)
+        )
     try:
         return named(function)(shared.state(), item, shared.stopped)
     except QdqtoolError as error:
-        raise type(error)(said("cluster worker {address}: {error}", address=address, error=of_error(error))) from None
+        raise type(error)(
+            said("cluster worker {address}: {error}", address=address, error=of_error(error))
+        ) from None
 
 
 def refusals(job: str, dask_worker: Any) -> str:

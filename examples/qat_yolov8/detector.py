@@ -98,10 +98,12 @@ class Detect(nn.Module):
         super().__init__()
         self.classes = classes
         self.cv2 = nn.ModuleList(
-            nn.Sequential(Conv(c, width, 3), Conv(width, width, 3), nn.Conv2d(width, 4 * BINS, 1)) for c in channels
+            nn.Sequential(Conv(c, width, 3), Conv(width, width, 3), nn.Conv2d(width, 4 * BINS, 1))
+            for c in channels
         )
         self.cv3 = nn.ModuleList(
-            nn.Sequential(Conv(c, width, 3), Conv(width, width, 3), nn.Conv2d(width, classes, 1)) for c in channels
+            nn.Sequential(Conv(c, width, 3), Conv(width, width, 3), nn.Conv2d(width, classes, 1))
+            for c in channels
         )
         self.dfl = DFL()
         for branch in self.cv3:
@@ -112,7 +114,11 @@ class Detect(nn.Module):
 
     def forward(self, features: list[Tensor]) -> Tensor:
         raw = torch.cat(
-            [torch.cat((self.cv2[i](x), self.cv3[i](x)), 1).flatten(2) for i, x in enumerate(features)], 2
+            [
+                torch.cat((self.cv2[i](x), self.cv3[i](x)), 1).flatten(2)
+                for i, x in enumerate(features)
+            ],
+            2,
         )
         if self.training:
             return raw

@@ -39,7 +39,9 @@ def mean_average_precision(outputs: np.ndarray, objects: list[np.ndarray], class
     return 100 * float(np.mean(precisions))
 
 
-def suppressed(boxes: np.ndarray, scores: np.ndarray, low: float = 0.01, overlap: float = 0.6) -> tuple:
+def suppressed(
+    boxes: np.ndarray, scores: np.ndarray, low: float = 0.01, overlap: float = 0.6
+) -> tuple:
     """Non-maximum suppression of one class: boxes and scores that stay, the best first."""
     kept = np.flatnonzero(scores > low)
     kept = kept[np.argsort(-scores[kept], kind="stable")]

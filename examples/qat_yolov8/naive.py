@@ -15,7 +15,10 @@ from typing import Any
 import onnx
 import torch
 from pytorch_quantization import nn as quant_nn
-from pytorch_quantization.tensor_quant import QUANT_DESC_8BIT_CONV2D_WEIGHT_PER_CHANNEL, QuantDescriptor
+from pytorch_quantization.tensor_quant import (
+    QUANT_DESC_8BIT_CONV2D_WEIGHT_PER_CHANNEL,
+    QuantDescriptor,
+)
 from torch import Tensor, nn
 
 from calibration import TensorStatistics, amax_of
@@ -26,10 +29,17 @@ class NaiveConv2d(quant_nn.QuantConv2d):
 
     def __init__(self, conv: nn.Conv2d) -> None:
         super().__init__(
-            conv.in_channels, conv.out_channels, conv.kernel_size, conv.stride, conv.padding, conv.dilation,
-            conv.groups, conv.bias is not None, quant_desc_input=QuantDescriptor(num_bits=8),
+            conv.in_channels,
+            conv.out_channels,
+            conv.kernel_size,
+            conv.stride,
+            conv.padding,
+            conv.dilation,
+            conv.groups,
+            conv.bias is not None,
+            quant_desc_input=QuantDescriptor(num_bits=8),
             quant_desc_weight=QUANT_DESC_8BIT_CONV2D_WEIGHT_PER_CHANNEL,
-        )  # fmt: skip
+        )
         self.weight, self.bias = conv.weight, conv.bias
         self._output_quantizer = quant_nn.TensorQuantizer(QuantDescriptor(num_bits=8))
 
@@ -46,7 +56,9 @@ def prepare_naive(model: nn.Module) -> None:
 
 
 def _activation_quantizers(model: nn.Module) -> Iterable[quant_nn.TensorQuantizer]:
-    return (m for m in model.modules() if isinstance(m, quant_nn.TensorQuantizer) and m.axis is None)
+    return (
+        m for m in model.modules() if isinstance(m, quant_nn.TensorQuantizer) and m.axis is None
+    )
 
 
 def calibrate_naive(model: nn.Module, batches: Iterable[Tensor], method: str) -> None:

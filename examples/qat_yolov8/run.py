@@ -1,7 +1,7 @@
 """Float, PTQ, QAT and a naive QAT of one small detector: accuracy, INT8 convolutions, conversions, in one table.
 
-    python run.py --quick          # about a minute on one core
-    python run.py --seeds 0 1 2    # the table in README.md
+python run.py --quick          # about a minute on one core
+python run.py --seeds 0 1 2    # the table in README.md
 """
 
 from __future__ import annotations
@@ -42,10 +42,16 @@ METHOD = "mse"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="few steps and pictures: a look at everything in a minute")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="few steps and pictures: a look at everything in a minute",
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--target", default="trt8.5")
-    parser.add_argument("--backend", default="pytorch-quantization", choices=["pytorch-quantization", "modelopt"])
+    parser.add_argument(
+        "--backend", default="pytorch-quantization", choices=["pytorch-quantization", "modelopt"]
+    )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("out"))
     options = parser.parse_args()
@@ -64,7 +70,9 @@ def main() -> None:
     print(table(results, options))
 
 
-def one_seed(seed: int, options: argparse.Namespace, evaluation: tuple[np.ndarray, list]) -> dict[str, Any]:
+def one_seed(
+    seed: int, options: argparse.Namespace, evaluation: tuple[np.ndarray, list]
+) -> dict[str, Any]:
     """Trains, quantizes and measures everything from one seed."""
     pictures, objects = generate(options.train, seed)
     sample = torch.zeros(1, 3, SIZE, SIZE)
@@ -73,13 +81,24 @@ def one_seed(seed: int, options: argparse.Namespace, evaluation: tuple[np.ndarra
 
     def say(text: str) -> None:
         if sys.stderr.isatty() or not options.quick:
-            print(f"seed {seed}: {time.process_time():6.0f} s CPU: {text}", file=sys.stderr, flush=True)
+            print(
+                f"seed {seed}: {time.process_time():6.0f} s CPU: {text}",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def tune(model: torch.nn.Module, teacher: torch.nn.Module | None = None) -> torch.nn.Module:
         train(
-            model, pictures, objects, steps=options.tuning, rate=3e-4, seed=seed + 1, freeze_norms=True,
-            teacher=teacher, progress=say,
-        )  # fmt: skip
+            model,
+            pictures,
+            objects,
+            steps=options.tuning,
+            rate=3e-4,
+            seed=seed + 1,
+            freeze_norms=True,
+            teacher=teacher,
+            progress=say,
+        )
         return model
 
     torch.manual_seed(seed)
@@ -88,7 +107,9 @@ def one_seed(seed: int, options: argparse.Namespace, evaluation: tuple[np.ndarra
     torch.onnx.export(model, (sample,), str(files["float"]), opset_version=17, dynamo=False)
 
     say("PTQ")
-    qdqtool.insert(files["float"], calibration.numpy(), method=METHOD, target=options.target).save(files["ptq"])
+    qdqtool.insert(files["float"], calibration.numpy(), method=METHOD, target=options.target).save(
+        files["ptq"]
+    )
 
     say("float, fine-tuned as long")
     longer = tune(copy.deepcopy(model))
@@ -113,8 +134,14 @@ def one_seed(seed: int, options: argparse.Namespace, evaluation: tuple[np.ndarra
     say("evaluation")
     result: dict[str, Any] = {"plan": len(plan.convolutions)}
     for row, path in files.items():
-        score = mean_average_precision(detect(str(path), evaluation[0]), evaluation[1], len(CLASSES))
-        result[row] = {"map": score, **qdqtool.predict(path, options.target).summary(), "built": built(path, row)}
+        score = mean_average_precision(
+            detect(str(path), evaluation[0]), evaluation[1], len(CLASSES)
+        )
+        result[row] = {
+            "map": score,
+            **qdqtool.predict(path, options.target).summary(),
+            "built": built(path, row),
+        }
         say(f"{row}: {result[row]}")
     return result
 
@@ -147,8 +174,12 @@ def table(results: dict[int, dict[str, Any]], options: argparse.Namespace) -> st
         deviation = f" ± {paired.std(ddof=1):.2f}" if len(paired) > 1 else ""
         one = found[0]
         difference = "" if row == "float" else f"{paired.mean():+.2f}{deviation}"
-        convolutions = f"{one['int8']} of {one['convolutions']} | {one['int8_to_int8']} | {one['conversions']}"
-        lines.append(f"| {name} | {scores.mean():.2f} | {difference} | {convolutions} | {one['built']} |")
+        convolutions = (
+            f"{one['int8']} of {one['convolutions']} | {one['int8_to_int8']} | {one['conversions']}"
+        )
+        lines.append(
+            f"| {name} | {scores.mean():.2f} | {difference} | {convolutions} | {one['built']} |"
+        )
     return "\n".join(lines)
 
 

@@ -52,7 +52,14 @@ def _picture(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _mask(
-    kind: int, xs: np.ndarray, ys: np.ndarray, x: float, y: float, width: float, height: float, rng: np.random.Generator
+    kind: int,
+    xs: np.ndarray,
+    ys: np.ndarray,
+    x: float,
+    y: float,
+    width: float,
+    height: float,
+    rng: np.random.Generator,
 ) -> np.ndarray:
     u, v = (xs + 0.5 - x) / width, (ys + 0.5 - y) / height  # 0 to 1 inside the wanted box
     inside = (u >= 0) & (u < 1) & (v >= 0) & (v < 1)

@@ -32,7 +32,11 @@ def iou(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Intersection over union of boxes [..., 4], and the generalized one that penalizes empty space."""
     low, high = torch.maximum(a[..., :2], b[..., :2]), torch.minimum(a[..., 2:], b[..., 2:])
     inner = (high - low).clamp_min(0).prod(-1)
-    union = (a[..., 2:] - a[..., :2]).clamp_min(0).prod(-1) + (b[..., 2:] - b[..., :2]).clamp_min(0).prod(-1) - inner
+    union = (
+        (a[..., 2:] - a[..., :2]).clamp_min(0).prod(-1)
+        + (b[..., 2:] - b[..., :2]).clamp_min(0).prod(-1)
+        - inner
+    )
     hull = (torch.maximum(a[..., 2:], b[..., 2:]) - torch.minimum(a[..., :2], b[..., :2])).prod(-1)
     overlap = inner / union.clamp_min(1e-6)
     return overlap, overlap - (hull - union) / hull.clamp_min(1e-6)
@@ -58,21 +62,33 @@ def loss_of(raw: Tensor, targets: Tensor, points: Tensor, strides: Tensor) -> Te
 
     with torch.no_grad():
         overlap = iou(boxes[:, None], wanted[:, :, None])[0].clamp_min(0)
-        scores = logits.sigmoid().gather(2, kinds.clamp_min(0)[:, None, :].expand(-1, logits.shape[1], -1))
+        scores = logits.sigmoid().gather(
+            2, kinds.clamp_min(0)[:, None, :].expand(-1, logits.shape[1], -1)
+        )
         align = scores.transpose(1, 2).sqrt() * overlap**6
         pixels = centres * step
-        inside = torch.minimum(
-            (pixels[:, None] - wanted[:, :, None, :2]).amin(-1), (wanted[:, :, None, 2:] - pixels[:, None]).amin(-1)
-        ) > 0
+        inside = (
+            torch.minimum(
+                (pixels[:, None] - wanted[:, :, None, :2]).amin(-1),
+                (wanted[:, :, None, 2:] - pixels[:, None]).amin(-1),
+            )
+            > 0
+        )
         usable = inside & present[:, :, None]
         align = torch.where(usable, align + 1e-9, torch.zeros_like(align))
         best = align.topk(8, 2)
-        chosen = torch.zeros_like(align).scatter(2, best.indices, (best.values > 0).to(align.dtype)) > 0
+        chosen = (
+            torch.zeros_like(align).scatter(2, best.indices, (best.values > 0).to(align.dtype)) > 0
+        )
         overlap = torch.where(chosen, overlap, torch.full_like(overlap, -1.0))
         owner = overlap.argmax(1)
         positive = chosen.any(1)
         align = torch.where(chosen, align, torch.zeros_like(align))
-        quality = align / align.amax(2, keepdim=True).clamp_min(1e-9) * overlap.clamp_min(0).amax(2, keepdim=True)
+        quality = (
+            align
+            / align.amax(2, keepdim=True).clamp_min(1e-9)
+            * overlap.clamp_min(0).amax(2, keepdim=True)
+        )
         weight = quality.gather(1, owner[:, None])[:, 0] * positive
         kind = kinds.gather(1, owner)
         goal = F.one_hot(kind.clamp_min(0), classes) * weight[..., None]
@@ -81,12 +97,20 @@ def loss_of(raw: Tensor, targets: Tensor, points: Tensor, strides: Tensor) -> Te
     box = wanted.gather(1, owner[..., None].expand(-1, -1, 4))[positive]
     share = weight[positive]
     box_loss = ((1 - iou(boxes[positive], box)[1]) * share).sum() / total
-    where, size = centres.expand(len(raw), -1, -1)[positive], step.expand(len(raw), -1, -1)[positive]
-    distance = torch.cat((where - box[:, :2] / size, box[:, 2:] / size - where), 1).clamp(0, BINS - 1.01)
+    where, size = (
+        centres.expand(len(raw), -1, -1)[positive],
+        step.expand(len(raw), -1, -1)[positive],
+    )
+    distance = torch.cat((where - box[:, :2] / size, box[:, 2:] / size - where), 1).clamp(
+        0, BINS - 1.01
+    )
     low = distance.long()
     part = distance - low
     log = sides[positive].log_softmax(2)
-    bins = -log.gather(2, low[..., None])[..., 0] * (1 - part) - log.gather(2, low[..., None] + 1)[..., 0] * part
+    bins = (
+        -log.gather(2, low[..., None])[..., 0] * (1 - part)
+        - log.gather(2, low[..., None] + 1)[..., 0] * part
+    )
     return 0.5 * class_loss + 7.5 * box_loss + 1.5 * (bins.mean(1) * share).sum() / total
 
 
@@ -106,17 +130,29 @@ def distillation(raw: Tensor, wanted: Tensor, temperature: float = 2.0) -> Tenso
         wanted: The same of the teacher.
         temperature: Above 1 the small probabilities count more (Hinton et al., 2015).
     """
-    sides, wanted_sides = (r[:, : 4 * BINS].unflatten(1, (4, BINS)) / temperature for r in (raw, wanted))
+    sides, wanted_sides = (
+        r[:, : 4 * BINS].unflatten(1, (4, BINS)) / temperature for r in (raw, wanted)
+    )
     weight = wanted[:, 4 * BINS :].sigmoid().amax(1)
     boxes = F.kl_div(sides.log_softmax(2), wanted_sides.softmax(2), reduction="none").sum(2).mean(1)
-    classes = F.binary_cross_entropy_with_logits(raw[:, 4 * BINS :], wanted[:, 4 * BINS :].sigmoid(), reduction="none")
+    classes = F.binary_cross_entropy_with_logits(
+        raw[:, 4 * BINS :], wanted[:, 4 * BINS :].sigmoid(), reduction="none"
+    )
     total = weight.sum().clamp_min(1.0)
     return (temperature**2 * (boxes * weight).sum() + classes.sum()) / total
 
 
 def train(
-    model: nn.Module, pictures: np.ndarray, objects: list[np.ndarray], *, steps: int, rate: float, seed: int,
-    freeze_norms: bool = False, teacher: nn.Module | None = None, progress: Callable[[str], object] | None = None,
+    model: nn.Module,
+    pictures: np.ndarray,
+    objects: list[np.ndarray],
+    *,
+    steps: int,
+    rate: float,
+    seed: int,
+    freeze_norms: bool = False,
+    teacher: nn.Module | None = None,
+    progress: Callable[[str], object] | None = None,
 ) -> None:
     """Trains in place with AdamW and a cosine schedule, pictures flipped at random.
 

@@ -29,8 +29,18 @@ _KINDS = "biuf"
 _ENCRYPTED = 0x1
 _PLAIN = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # what numpy writes
 # What zipfile, zlib and struct raise on damaged archives.
-DAMAGED = (OSError, ValueError, EOFError, zipfile.BadZipFile, struct.error, NotImplementedError, RuntimeError,
-           OverflowError, KeyError, IndexError)
+DAMAGED = (
+    OSError,
+    ValueError,
+    EOFError,
+    zipfile.BadZipFile,
+    struct.error,
+    NotImplementedError,
+    RuntimeError,
+    OverflowError,
+    KeyError,
+    IndexError,
+)
 
 
 class Header:
@@ -59,23 +69,31 @@ class Header:
             shape, fortran, dtype = _parsed(file)
         except QdqtoolError:
             raise
-        except Exception as error:  # numpy evaluates the header as Python: nearly anything can be raised
+        except (
+            Exception
+        ) as error:  # numpy evaluates the header as Python: nearly anything can be raised
             raise DataError(f"{what}: not a numpy array file: {reason_of(error)}") from error
         if dtype.hasobject:
-            raise DataError(f"{what}: holds Python objects, which are never loaded; save plain numbers")
+            raise DataError(
+                f"{what}: holds Python objects, which are never loaded; save plain numbers"
+            )
         if dtype.kind not in _KINDS or dtype.subdtype is not None or not dtype.itemsize:
             raise DataError(f"{what}: holds {dtype}, which is not a plain number")
         if len(shape) > _DIMENSIONS:
             raise DataError(f"{what}: has {len(shape)} dimensions; the limit is {_DIMENSIONS}")
-        beyond = math.prod(d for d in shape if d) * dtype.itemsize > sys.maxsize  # numpy makes no such array, not empty
+        beyond = (
+            math.prod(d for d in shape if d) * dtype.itemsize > sys.maxsize
+        )  # numpy makes no such array, not empty
         if any(d < 0 for d in shape) or (beyond and 0 in shape):
             raise DataError(f"{what}: declares the shape {list(shape)}; save it again")
         self.shape, self.fortran, self.dtype = shape, fortran, dtype
         self.start = file.tell()
         self.bytes = math.prod(shape) * dtype.itemsize
         if self.bytes > size - self.start:
-            raise DataError(f"{what}: the file is cut off: {list(shape)} of {dtype} need "
-                            f"{budgets.amount(self.bytes)}, it has {budgets.amount(max(0, size - self.start))}")
+            raise DataError(
+                f"{what}: the file is cut off: {list(shape)} of {dtype} need "
+                f"{budgets.amount(self.bytes)}, it has {budgets.amount(max(0, size - self.start))}"
+            )
 
 
 def _parsed(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
@@ -100,7 +118,9 @@ class Archive:
         members: Array name to its entry, in the archive's order.
     """
 
-    def __init__(self, path: StrPath, limit: int = budgets.UNPACKED_ARRAYS, note: bool = True) -> None:
+    def __init__(
+        self, path: StrPath, limit: int = budgets.UNPACKED_ARRAYS, note: bool = True
+    ) -> None:
         """Opens it.
 
         Args:
@@ -139,10 +159,14 @@ class Archive:
                 continue
             name = entry.filename.removesuffix(".npy")
             if entry.flag_bits & _ENCRYPTED:
-                raise DataError(f"{self.path}: array '{name}' is encrypted; save it again with numpy")
+                raise DataError(
+                    f"{self.path}: array '{name}' is encrypted; save it again with numpy"
+                )
             if entry.compress_type not in _PLAIN:
-                raise DataError(f"{self.path}: array '{name}' is packed in a way that numpy does not write; save it "
-                                "again with numpy")
+                raise DataError(
+                    f"{self.path}: array '{name}' is packed in a way that numpy does not write; save it "
+                    "again with numpy"
+                )
             if name in self.members:
                 raise DataError(f"{self.path}: has two arrays '{name}'")
             self.members[name] = entry
@@ -171,7 +195,9 @@ class Archive:
             DataError: It is damaged, or holds something else than plain numbers.
         """
         with self.open(name) as file:
-            return read_values(file, Header(file, self.members[name].file_size, self.what(name)), self.what(name))
+            return read_values(
+                file, Header(file, self.members[name].file_size, self.what(name)), self.what(name)
+            )
 
     def close(self) -> None:
         with contextlib.suppress(OSError, AttributeError):  # what was refused has neither
@@ -184,7 +210,10 @@ class Archive:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -203,7 +232,9 @@ def read_values(file: IO[bytes], header: Header, what: str) -> Array:
         raise DataError(f"{what}: damaged: {reason_of(error)}") from error
     if len(data) != header.bytes:
         raise DataError(f"{what}: the file is cut off; copy it again")
-    return np.frombuffer(data, header.dtype).reshape(header.shape, order="F" if header.fortran else "C")
+    return np.frombuffer(data, header.dtype).reshape(
+        header.shape, order="F" if header.fortran else "C"
+    )
 
 
 def read_arrays(path: StrPath) -> dict[str, Array]:
@@ -214,7 +245,9 @@ def read_arrays(path: StrPath) -> dict[str, Array]:
     """
     with open_input(path, error=DataError) as file:
         if file.read(6) == _MAGIC:
-            raise DataError(f"{path}: is one array (npy); give an npz with an array for each input of the model")
+            raise DataError(
+                f"{path}: is one array (npy); give an npz with an array for each input of the model"
+            )
     with Archive(path) as archive:
         if not archive.members:
             raise DataError(f"{path}: holds no arrays")

@@ -31,34 +31,60 @@ UNPACKED_SMALL_LOG = 512 * MB  # one that is packed may have so much, or
 UNPACKED_LOG_TIMES = 100  # as many times its size; real ones have 30 (xz)
 PIPED_LOG = 256 * MB  # what comes from a pipe may have no end
 PIPED_LINES = 2_000_000
-LOG_CONSTANTS = 320 * MB  # zeros in place of those of a network that a log tells of; YOLOv8x has 260 MB
-LOG_LINE = 1 * MB  # kept of one line; the longest real ones (metadata of one big Myelin node) are far below
-COMMAND = 1 << 17  # characters of a user's command: Linux takes no longer word, and a long one is split in squared time
+LOG_CONSTANTS = (
+    320 * MB
+)  # zeros in place of those of a network that a log tells of; YOLOv8x has 260 MB
+LOG_LINE = (
+    1 * MB
+)  # kept of one line; the longest real ones (metadata of one big Myelin node) are far below
+COMMAND = (
+    1 << 17
+)  # characters of a user's command: Linux takes no longer word, and a long one is split in squared time
 COMMAND_OUTPUT = 64 * MB  # of a user's command, searched for a text
-JSON_FILE = 20 * MB  # tens of thousands of layers; as Python's objects it takes up to forty times as much
-JSON_VALUES = 8_000_000  # values in one JSON, counted by what divides them: as Python's objects half a GB
-VERIFICATION_FILE = 8 * MB  # the JSON of `verify`, which lists what disagrees; real ones take some KB
+JSON_FILE = (
+    20 * MB
+)  # tens of thousands of layers; as Python's objects it takes up to forty times as much
+JSON_VALUES = (
+    8_000_000  # values in one JSON, counted by what divides them: as Python's objects half a GB
+)
+VERIFICATION_FILE = (
+    8 * MB
+)  # the JSON of `verify`, which lists what disagrees; real ones take some KB
 EXTERNAL_DATA = 16 * GB  # all external weights of a model together
-EXTERNAL_SHARED = 64 * MB  # by which tensors together may exceed the files they lie in (tied weights)
+EXTERNAL_SHARED = (
+    64 * MB
+)  # by which tensors together may exceed the files they lie in (tied weights)
 
 # Calibration.
 SAMPLE = 512 * MB  # one sample of an array file
-PICTURE_BYTES = 448_000_000  # that pictures take while they are decoded, over all threads: 64 million pixels
+PICTURE_BYTES = (
+    448_000_000  # that pictures take while they are decoded, over all threads: 64 million pixels
+)
 TOGETHER = "QDQTOOL_TOGETHER"  # in the environment of processes that share that: a folder of theirs
-PICTURE_REDUCED = 1 << 28  # pixels of a JPEG, of which a half, a quarter or an eighth of each side is decoded
+PICTURE_REDUCED = (
+    1 << 28
+)  # pixels of a JPEG, of which a half, a quarter or an eighth of each side is decoded
 PICTURE_SIDE = 65_535  # pixels, JPEG's limit; a decoder keeps a pointer for each row
 PICTURE_PIECES = 500_000  # that a decoder reads of a picture's file; 256 MB in chunks of a PNG of 8 KB are 130,000
-PICTURE_HEADER = 16 * MB  # of a picture's file, before and behind its pixels: profiles, thumbnails, texts
-PICTURE_FILE = 256 * MB  # of one that is held packed, as behind a URL, or gone through: as many pixels as there may be
+PICTURE_HEADER = (
+    16 * MB
+)  # of a picture's file, before and behind its pixels: profiles, thumbnails, texts
+PICTURE_FILE = (
+    256 * MB
+)  # of one that is held packed, as behind a URL, or gone through: as many pixels as there may be
 INPUT_PIXELS = 1 << 24  # height times width of the network's input: 4096 x 4096
 FETCHED = 256 * MB  # of wanted tensors, held by all threads together
-COUNTED = 512 * MB  # of counts of values, one of each tensor for each thread and one that they are merged into
+COUNTED = (
+    512 * MB
+)  # of counts of values, one of each tensor for each thread and one that they are merged into
 CACHE_MEMORY = 512 * MB  # statistics of all tensors of a cache
 
 # Graphs.
 Q_COPIES = 4096  # copies of quantizers that concatenations and splits make of those behind them
 NAME = 1 << 16  # characters of a name of a node or tensor; exporters join a dozen of some dozens
-NAMES = 128 * MB  # characters of all of them, each once; 100,000 nodes with names of 170 have a quarter of that
+NAMES = (
+    128 * MB
+)  # characters of all of them, each once; 100,000 nodes with names of 170 have a quarter of that
 RANK = 64  # dimensions of a tensor; numpy's own limit
 SHAPE_ENTRIES = 1 << 16  # entries of vectors at a node through which shapes may be computed
 SHAPE_ENTRIES_ALL = 1 << 22  # of all these nodes
@@ -76,12 +102,21 @@ TRIMMED_NODES = 20_000  # predicted in all tries of `extract` to trim a part: so
 MINIMIZED_NODES = 200_000  # predicted in all tries of `--minimize` without a build, a command or a `--limit`; making a
 # model that is not tried counts an eighth: a minute or two
 MINIMIZED_BYTES = 16 * GB  # of the models predicted then, and of weights that are changed: a minute
-ADDED_CONSTANTS = 512 * MB  # that one change to a model adds (weights copied for each of their readers)
+ADDED_CONSTANTS = (
+    512 * MB
+)  # that one change to a model adds (weights copied for each of their readers)
 
-LOOP_WORK = 10**15  # of one loop in one run of a model that is calibrated, counted as that of `fix` is: a day
+LOOP_WORK = (
+    10**15
+)  # of one loop in one run of a model that is calibrated, counted as that of `fix` is: a day
 SESSION_SHARE = 0.75  # of the machine's memory, which onnxruntime may take in this process: a run may decide a size
-CONTAINER = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # what a container has of it
-PROCESSES = "QDQTOOL_PROCESSES"  # in the environment of processes that share that: how many they are
+CONTAINER = (
+    "/sys/fs/cgroup/memory.max",
+    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+)  # what a container has of it
+PROCESSES = (
+    "QDQTOOL_PROCESSES"  # in the environment of processes that share that: how many they are
+)
 SAMPLE_ROWS = 4096  # the batch of a model that is calibrated
 
 # Sessions of onnxruntime that `fix` opens to compare outputs.
@@ -103,8 +138,12 @@ DEMO_SIZE = 960  # side of its input: to run the quantized model takes 1 GB then
 
 # Tuning.
 TUNING_REFERENCES = 256 * MB  # what the float model does on samples, kept for the next run
-TUNING_HELD = 256 * MB  # what parts of a network made of a sample, held by each worker for other candidates
-TUNING_SESSIONS = 1024 * MB  # onnxruntime's, kept open for the next candidate that has the same part
+TUNING_HELD = (
+    256 * MB
+)  # what parts of a network made of a sample, held by each worker for other candidates
+TUNING_SESSIONS = (
+    1024 * MB
+)  # onnxruntime's, kept open for the next candidate that has the same part
 TUNING_STATE = 256 * MB  # a file of what was measured
 TUNING_SAMPLES = 4096  # in one set
 
@@ -115,7 +154,9 @@ DRAWN_ROW = 400  # layers side by side
 REPORT = 48 * MB  # a page that a browser still opens; YOLOv8x takes a fortieth
 
 # The user's own commands and functions.
-USER_SECONDS = 600.0  # one run of `--check` or one call of `--metric`, unless `--check-timeout` says otherwise
+USER_SECONDS = (
+    600.0  # one run of `--check` or one call of `--metric`, unless `--check-timeout` says otherwise
+)
 
 
 def seconds(given: float | None, name: str) -> float:
@@ -127,8 +168,13 @@ def seconds(given: float | None, name: str) -> float:
     if given is None:
         return USER_SECONDS
     if not 0 < given <= 1e6:
-        raise QdqtoolError(said("{limit:{given!r}}: give seconds above 0, up to a million", limit=Parameter(name),
-                                given=given))
+        raise QdqtoolError(
+            said(
+                "{limit:{given!r}}: give seconds above 0, up to a million",
+                limit=Parameter(name),
+                given=given,
+            )
+        )
     return float(given)
 
 

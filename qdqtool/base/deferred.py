@@ -25,7 +25,11 @@ class _Deferred(ModuleType):
             raise AttributeError(name)
         if name[0].isupper():
             defer_text_format()
-        value = getattr(importlib.import_module("onnx.onnx_ml_pb2"), name, None) if name[0].isupper() else None
+        value = (
+            getattr(importlib.import_module("onnx.onnx_ml_pb2"), name, None)
+            if name[0].isupper()
+            else None
+        )
         if value is None and importlib.util.find_spec(f"onnx.{name}") is not None:
             value = importlib.import_module(f"onnx.{name}")
         if value is None:
@@ -55,7 +59,11 @@ def defer() -> None:
 
 def load_onnxruntime() -> Any:
     """onnxruntime, loaded with :data:`NO_TELEMETRY` in its environment, unless that says otherwise."""
-    added = {} if "onnxruntime" in sys.modules else {k: v for k, v in NO_TELEMETRY.items() if k not in os.environ}
+    added = (
+        {}
+        if "onnxruntime" in sys.modules
+        else {k: v for k, v in NO_TELEMETRY.items() if k not in os.environ}
+    )
     os.environ.update(added)
     try:
         import onnxruntime

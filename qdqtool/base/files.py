@@ -70,8 +70,10 @@ class Guard:
         """The error for what Python's stack does not hold, with the files that were read."""
         names = list(self._read.values())
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        return QdqtoolError(f"{', '.join(names[:_NAMED]) or 'the model in memory'}{more}: nested too deeply (functions "
-                            "in functions, graphs in graphs, or lists in a JSON)")
+        return QdqtoolError(
+            f"{', '.join(names[:_NAMED]) or 'the model in memory'}{more}: nested too deeply (functions "
+            "in functions, graphs in graphs, or lists in a JSON)"
+        )
 
     def note_set(self, files: FileSet) -> None:
         """Notes files that are read, however many.
@@ -185,7 +187,9 @@ def not_dash(path: StrPath, option: str) -> None:
         QdqtoolError: It is that.
     """
     if os.fspath(path) == "-":
-        raise QdqtoolError(f"{option} -: give a file name; /dev/stdout is standard output, ./- a file of that name")
+        raise QdqtoolError(
+            f"{option} -: give a file name; /dev/stdout is standard output, ./- a file of that name"
+        )
 
 
 def check_output(path: StrPath) -> None:
@@ -214,7 +218,10 @@ def note_read(path: StrPath | int) -> None:
     except (OSError, ValueError):
         return
     if stat.S_ISREG(found.st_mode):
-        guard.note((found.st_dev, found.st_ino), "standard input" if isinstance(path, int) else os.fspath(path))
+        guard.note(
+            (found.st_dev, found.st_ino),
+            "standard input" if isinstance(path, int) else os.fspath(path),
+        )
 
 
 def note_files(files: FileSet) -> None:
@@ -242,7 +249,9 @@ def unreadable(path: StrPath) -> str:
 
 
 NO_NAME = "no file name can hold a NUL or half a character"
-_INSTEAD = {"a pipe": "write what it gives to a file first (a log may come on standard input, as -)"}
+_INSTEAD = {
+    "a pipe": "write what it gives to a file first (a log may come on standard input, as -)"
+}
 
 
 def _special(mode: int) -> str:
@@ -253,7 +262,9 @@ def _special(mode: int) -> str:
     return next((what for test, what in kinds if test(mode)), "a device")
 
 
-def open_input(path: StrPath, *, error: type[QdqtoolError] = QdqtoolError, note: bool = True) -> IO[bytes]:
+def open_input(
+    path: StrPath, *, error: type[QdqtoolError] = QdqtoolError, note: bool = True
+) -> IO[bytes]:
     """Opens a regular file for reading and notes it. Reading is unbounded: see :func:`read_input`.
 
     Args:
@@ -353,7 +364,11 @@ def read_all(file: IO[bytes], limit: int, head: bytes = b"") -> bytes | None:
 
 def would_overwrite(option: str, path: str, name: str) -> str:
     where = f"{option} {path}".strip()
-    same = "" if os.path.abspath(path) == os.path.abspath(name) or name == "standard input" else f" (it is {name})"
+    same = (
+        ""
+        if os.path.abspath(path) == os.path.abspath(name) or name == "standard input"
+        else f" (it is {name})"
+    )
     return f"{where}: is one of the files read{same}; choose another name"
 
 
@@ -437,19 +452,27 @@ def check_place(target: Path, option: str = "") -> None:
             os.write(descriptor, b"")  # fails where it is open for reading only
     except (FileNotFoundError, NotADirectoryError):
         if os.path.islink(target):
-            raise QdqtoolError(f"{where}: is a link to nothing; remove it, or name another file") from None
+            raise QdqtoolError(
+                f"{where}: is a link to nothing; remove it, or name another file"
+            ) from None
         if not target.parent.is_dir():
-            raise QdqtoolError(f"{where}: the folder {target.parent} does not exist; create it first") from None
+            raise QdqtoolError(
+                f"{where}: the folder {target.parent} does not exist; create it first"
+            ) from None
     except ValueError:
         raise QdqtoolError(f"{where!r}: {NO_NAME}") from None
     except OSError as error:
         raise QdqtoolError(f"{where}: cannot be written: {error.strerror or error}") from None
     else:
         what = "" if descriptor is not None else _special(found.st_mode)
-        if what and not (stat.S_ISCHR(found.st_mode) and found.st_rdev == os.stat(os.devnull).st_rdev):
+        if what and not (
+            stat.S_ISCHR(found.st_mode) and found.st_rdev == os.stat(os.devnull).st_rdev
+        ):
             raise QdqtoolError(f"{where}: is {what}; give a file name")
     if not is_stream(target) and not os.access(target.parent, os.W_OK):
-        raise QdqtoolError(f"{where}: the folder {target.parent} cannot be written to; name another one")
+        raise QdqtoolError(
+            f"{where}: the folder {target.parent} cannot be written to; name another one"
+        )
 
 
 def same_file(a: StrPath, b: StrPath) -> bool:
@@ -484,30 +507,67 @@ class FileType:
 
 _EXPORT = "export it to ONNX first: torch.onnx.export, or `yolo export model=... format=onnx` for Ultralytics"
 _TF = "convert it to ONNX first, for instance with tf2onnx"
-_BUILT = "an engine holds no graph to look at: give its ONNX file; 'qdqtool engine' reads its layer JSON"
+_BUILT = (
+    "an engine holds no graph to look at: give its ONNX file; 'qdqtool engine' reads its layer JSON"
+)
 
 _TYPES = (
-    FileType("a TensorRT engine", _BUILT, (".engine", ".trt", ".plan"), ((0, b"ftrt"), (0, b"ptrt"))),
-    FileType("an OpenVINO model", "export the network to ONNX from where it was trained", (".xml",),
-             ((0, b"<?xml version=\"1.0\"?>\n<net "),)),
+    FileType(
+        "a TensorRT engine", _BUILT, (".engine", ".trt", ".plan"), ((0, b"ftrt"), (0, b"ptrt"))
+    ),
+    FileType(
+        "an OpenVINO model",
+        "export the network to ONNX from where it was trained",
+        (".xml",),
+        ((0, b'<?xml version="1.0"?>\n<net '),),
+    ),
     FileType("a TensorFlow Lite model", _TF, (".tflite",), ((4, b"TFL3"),)),
     FileType("a TensorFlow or Keras model", _TF, (".pb", ".h5", ".keras"), ((0, b"\x89HDF"),)),
-    FileType("a Core ML model", "export the network to ONNX from where it was trained", (".mlmodel", ".mlpackage")),
+    FileType(
+        "a Core ML model",
+        "export the network to ONNX from where it was trained",
+        (".mlmodel", ".mlpackage"),
+    ),
     FileType("a safetensors file (weights without a graph)", _EXPORT, (".safetensors",)),
-    FileType("a PyTorch file", _EXPORT, (".pt", ".pth", ".ckpt", ".pt2", ".torchscript"),
-             ((0, b"\x80\x02"), (0, b"\x80\x03"), (0, b"\x80\x04"))),
-    FileType("a picture", "give the ONNX model here, and pictures to --calib", (".jpg", ".jpeg", ".png", ".bmp"),
-             ((0, b"\x89PNG"), (0, b"\xff\xd8\xff"))),
+    FileType(
+        "a PyTorch file",
+        _EXPORT,
+        (".pt", ".pth", ".ckpt", ".pt2", ".torchscript"),
+        ((0, b"\x80\x02"), (0, b"\x80\x03"), (0, b"\x80\x04")),
+    ),
+    FileType(
+        "a picture",
+        "give the ONNX model here, and pictures to --calib",
+        (".jpg", ".jpeg", ".png", ".bmp"),
+        ((0, b"\x89PNG"), (0, b"\xff\xd8\xff")),
+    ),
     FileType("a numpy file", "give the ONNX model here", (".npy", ".npz"), ((0, b"\x93NUMPY"),)),
-    FileType("a Git LFS pointer", "fetch the model itself with `git lfs pull`", (),
-             ((0, b"version https://git-lfs"),)),
-    FileType("a web page", "the download went wrong: fetch the file itself", (),
-             ((0, b"<!DOCTYPE html"), (0, b"<!doctype html"), (0, b"<html"))),
-    FileType("JSON", "give the ONNX model first, then the builds of it", (".json",), ((0, b"{"), (0, b"[")),
-             of_build=True),
+    FileType(
+        "a Git LFS pointer",
+        "fetch the model itself with `git lfs pull`",
+        (),
+        ((0, b"version https://git-lfs"),),
+    ),
+    FileType(
+        "a web page",
+        "the download went wrong: fetch the file itself",
+        (),
+        ((0, b"<!DOCTYPE html"), (0, b"<!doctype html"), (0, b"<html")),
+    ),
+    FileType(
+        "JSON",
+        "give the ONNX model first, then the builds of it",
+        (".json",),
+        ((0, b"{"), (0, b"[")),
+        of_build=True,
+    ),
     FileType("a log", "give the ONNX model first, then the builds of it", (".log",), of_build=True),
-    FileType("a zip archive", "unpack it; a PyTorch file is one too: export that to ONNX", (".zip",),
-             ((0, b"PK\x03\x04"),)),
+    FileType(
+        "a zip archive",
+        "unpack it; a PyTorch file is one too: export that to ONNX",
+        (".zip",),
+        ((0, b"PK\x03\x04"),),
+    ),
 )
 
 
@@ -519,8 +579,14 @@ def recognise(name: str, head: bytes) -> FileType | None:
         head: Its first bytes, :data:`HEAD` of them or more.
     """
     lower = name.lower()
-    by_magic = next((t for t in _TYPES if any(head[at:at + len(m)] == m for at, m in t.magics)), None)
-    by_name = next((t for t in _TYPES if lower.endswith(t.endings)), None) if not lower.endswith(".onnx") else None
+    by_magic = next(
+        (t for t in _TYPES if any(head[at : at + len(m)] == m for at, m in t.magics)), None
+    )
+    by_name = (
+        next((t for t in _TYPES if lower.endswith(t.endings)), None)
+        if not lower.endswith(".onnx")
+        else None
+    )
     return by_name or by_magic
 
 

@@ -38,7 +38,9 @@ def _remove_folder(path: str, maker: int) -> None:
         return
     import shutil
 
-    for folder, inner, _ in os.walk(path):  # a command of the user's may have taken away the right to write there
+    for folder, inner, _ in os.walk(
+        path
+    ):  # a command of the user's may have taken away the right to write there
         for name in inner:
             if not os.path.islink(place := os.path.join(folder, name)):
                 with contextlib.suppress(OSError):

@@ -28,9 +28,20 @@ _WIDTH = 112  # of a parameter's text in a docstring
 
 
 def option(
-    default: Any, doc: str = "", brief: str = "", *, choices: Sequence[str] = (), name: str = "", off: bool = False,
-    metavar: str = "", least: float | None = None, most: float | None = None, kind: str = "",
-    alone: float | None = None, needed: bool = False, commanded: Any = ...,
+    default: Any,
+    doc: str = "",
+    brief: str = "",
+    *,
+    choices: Sequence[str] = (),
+    name: str = "",
+    off: bool = False,
+    metavar: str = "",
+    least: float | None = None,
+    most: float | None = None,
+    kind: str = "",
+    alone: float | None = None,
+    needed: bool = False,
+    commanded: Any = ...,
 ) -> Any:
     """A field that is an option.
 
@@ -50,10 +61,23 @@ def option(
         needed: Whether the command wants it.
         commanded: The command's own default, where it is another one.
     """
-    return Option(default, {
-        "doc": doc, "brief": brief, "choices": tuple(choices), "name": name, "off": off, "metavar": metavar,
-        "least": least, "most": most, "kind": kind, "alone": alone, "needed": needed, "commanded": commanded,
-    })  # fmt: skip
+    return Option(
+        default,
+        {
+            "doc": doc,
+            "brief": brief,
+            "choices": tuple(choices),
+            "name": name,
+            "off": off,
+            "metavar": metavar,
+            "least": least,
+            "most": most,
+            "kind": kind,
+            "alone": alone,
+            "needed": needed,
+            "commanded": commanded,
+        },
+    )
 
 
 class Option:
@@ -100,9 +124,17 @@ def concern(kind: type[_Class]) -> type[_Class]:
             if value is entry.default:
                 continue
             value = require_field(self, entry.name, entry.type, entry.module)
-            if choices and any(v not in choices for v in (value if entry.default == () else (value,))):
-                raise QdqtoolError(said("{option:{value!r}}: choose one of {choices:joined , }",
-                                        option=Parameter(entry.name), value=value, choices=choices))
+            if choices and any(
+                v not in choices for v in (value if entry.default == () else (value,))
+            ):
+                raise QdqtoolError(
+                    said(
+                        "{option:{value!r}}: choose one of {choices:joined , }",
+                        option=Parameter(entry.name),
+                        value=value,
+                        choices=choices,
+                    )
+                )
 
     kind.__init__ = init  # type: ignore[method-assign]
     return kind
@@ -110,7 +142,9 @@ def concern(kind: type[_Class]) -> type[_Class]:
 
 def options_of(group: type) -> tuple[Option, ...]:
     """The options of a concern, or of :class:`Preprocess`."""
-    found: tuple[Option, ...] = vars(group).get("_options") or tuple(f.metadata["option"] for f in fields(group))
+    found: tuple[Option, ...] = vars(group).get("_options") or tuple(
+        f.metadata["option"] for f in fields(group)
+    )
     return found
 
 
@@ -153,26 +187,42 @@ def takes(**groups: type) -> Callable[[Callable[..., _Result]], Callable[..., _R
             if group is None:
                 parameters.append(parameter)
                 continue
-            made = [inspect.Parameter(f.name, parameter.kind, default=f.default, annotation=f.type)
-                    for f in options_of(group)]
-            (keywords_of_groups if parameter.kind is parameter.KEYWORD_ONLY else parameters).extend(made)
+            made = [
+                inspect.Parameter(f.name, parameter.kind, default=f.default, annotation=f.type)
+                for f in options_of(group)
+            ]
+            (keywords_of_groups if parameter.kind is parameter.KEYWORD_ONLY else parameters).extend(
+                made
+            )
         signature = own.replace(parameters=[*parameters, *keywords_of_groups])
 
         @functools.wraps(function)
         def call(*args: Any, **keywords: Any) -> _Result:
-            given = {n: keywords.pop(n) for n, group in groups.items() if isinstance(keywords.get(n), group)}
+            given = {
+                n: keywords.pop(n)
+                for n, group in groups.items()
+                if isinstance(keywords.get(n), group)
+            }
             values = signature.bind(*args, **keywords).arguments
             for name, group in groups.items():
-                of_group = {f.name: values.pop(f.name) for f in options_of(group) if f.name in values}
+                of_group = {
+                    f.name: values.pop(f.name) for f in options_of(group) if f.name in values
+                }
                 given.setdefault(name, group(**of_group))
             values.update(given)
-            bound = inspect.BoundArguments(own, OrderedDict((n, values[n]) for n in own.parameters if n in values))
+            bound = inspect.BoundArguments(
+                own, OrderedDict((n, values[n]) for n in own.parameters if n in values)
+            )
             return function(*bound.args, **bound.kwargs)
 
         call.__signature__ = signature  # type: ignore[attr-defined]
         text = "\n".join(
-            textwrap.indent(textwrap.fill(f"{f.name}: {f.metadata['doc']}", _WIDTH, subsequent_indent="    "), " " * 8)
-            for group in groups.values() for f in options_of(group)
+            textwrap.indent(
+                textwrap.fill(f"{f.name}: {f.metadata['doc']}", _WIDTH, subsequent_indent="    "),
+                " " * 8,
+            )
+            for group in groups.values()
+            for f in options_of(group)
         )
         call.__doc__ = (function.__doc__ or "").replace("        {options}", text)
         return call
@@ -195,16 +245,34 @@ class Preprocess:
         fill: Grey level of the padding, 0 to 255.
     """
 
-    resize: str = _stated(option(
-        "letterbox", brief="How a picture gets the network's size.", choices=("letterbox", "stretch")))
+    resize: str = _stated(
+        option(
+            "letterbox",
+            brief="How a picture gets the network's size.",
+            choices=("letterbox", "stretch"),
+        )
+    )
     bgr: bool = _stated(option(False, brief="Channels in the order blue, green, red."))
-    scale: float = _stated(option(
-        1.0 / 255.0, brief="Factor for pixel values. [default: 1/255; 1 for an integer input]", kind="float"))
-    mean: tuple[float, float, float] = _stated(option(
-        (0.0, 0.0, 0.0), brief="Subtracted after --scale; by channel, after --bgr.", metavar="M[,M,M]",
-        kind="channels"))
-    std: tuple[float, float, float] = _stated(option(
-        (1.0, 1.0, 1.0), brief="Divided by after --mean.", metavar="S[,S,S]", kind="channels"))
+    scale: float = _stated(
+        option(
+            1.0 / 255.0,
+            brief="Factor for pixel values. [default: 1/255; 1 for an integer input]",
+            kind="float",
+        )
+    )
+    mean: tuple[float, float, float] = _stated(
+        option(
+            (0.0, 0.0, 0.0),
+            brief="Subtracted after --scale; by channel, after --bgr.",
+            metavar="M[,M,M]",
+            kind="channels",
+        )
+    )
+    std: tuple[float, float, float] = _stated(
+        option(
+            (1.0, 1.0, 1.0), brief="Divided by after --mean.", metavar="S[,S,S]", kind="channels"
+        )
+    )
     fill: int = _stated(option(114))
 
     def __post_init__(self) -> None:
@@ -232,10 +300,15 @@ class Images:
     """How images become the network's inputs."""
 
     preprocess: Preprocess | None = option(
-        None, "How images become inputs; default: letterbox, RGB, divided by 255.")
+        None, "How images become inputs; default: letterbox, RGB, divided by 255."
+    )
     size: tuple[int, int] | None = option(
-        None, "Height and width in pixels where the model leaves them open; by default its ``imgsz`` metadata.",
-        "Image size in pixels where the model leaves it open.", metavar="H[xW]", kind="size")
+        None,
+        "Height and width in pixels where the model leaves them open; by default its ``imgsz`` metadata.",
+        "Image size in pixels where the model leaves it open.",
+        metavar="H[xW]",
+        kind="size",
+    )
 
 
 @concern
@@ -243,16 +316,26 @@ class Ranges:
     """How the range of an activation is chosen."""
 
     method: str = option(
-        "focus", "``focus``, ``mse``, ``percentile``, ``entropy`` or ``max``: how an activation's range is chosen.",
+        "focus",
+        "``focus``, ``mse``, ``percentile``, ``entropy`` or ``max``: how an activation's range is chosen.",
         "How an activation's range is chosen; focus is mse where objects are.",
-        choices=("focus", "mse", "percentile", "entropy", "max"))
+        choices=("focus", "mse", "percentile", "entropy", "max"),
+    )
     method_for: Sequence[tuple[str, str]] = option(
-        (), "Pairs of a regular expression on tensor names and the method for those tensors.",
-        "Another method for some tensors.", metavar="REGEX=METHOD", kind="pair")
+        (),
+        "Pairs of a regular expression on tensor names and the method for those tensors.",
+        "Another method for some tensors.",
+        metavar="REGEX=METHOD",
+        kind="pair",
+    )
     percentile: float = option(
-        99.99, "For ``percentile``, in percent of the absolute values.", "For the method percentile.")
+        99.99,
+        "For ``percentile``, in percent of the absolute values.",
+        "For the method percentile.",
+    )
     max_images: int = option(
-        512, "Use at most so many samples, spread evenly.", "Spread over the whole set.", least=1)
+        512, "Use at most so many samples, spread evenly.", "Spread over the whole set.", least=1
+    )
 
 
 @concern
@@ -260,10 +343,15 @@ class Samples:
     """Which samples of some data are taken, and how they become inputs."""
 
     preprocess: Preprocess = as_in(
-        Images, "preprocess", Preprocess(), doc="How pictures become inputs; arrays are taken as they are.")
+        Images,
+        "preprocess",
+        Preprocess(),
+        doc="How pictures become inputs; arrays are taken as they are.",
+    )
     max_images: int = as_in(Ranges, "max_images")
     size: tuple[int, int] | None = as_in(
-        Images, "size", doc="Height and width in pixels where the model leaves them open.")
+        Images, "size", doc="Height and width in pixels where the model leaves them open."
+    )
 
 
 @concern
@@ -271,13 +359,17 @@ class Workers:
     """Who runs the network."""
 
     cluster: object = option(
-        None, "Who calibrates and measures: the address of a Dask scheduler, ``local:N`` for N processes of this "
+        None,
+        "Who calibrates and measures: the address of a Dask scheduler, ``local:N`` for N processes of this "
         "machine, or a ``distributed.Client``; None for this process. The result is the same, bit for bit.",
         "Calibrate and measure on the workers of this Dask scheduler; local:N starts N processes here.",
-        metavar="ADDRESS")
+        metavar="ADDRESS",
+    )
     mixed_cpus: bool = option(
-        False, "Whether to permit workers whose results may differ in the last bits.",
-        "Permit workers whose results may differ in the last bits.")
+        False,
+        "Whether to permit workers whose results may differ in the last bits.",
+        "Permit workers whose results may differ in the last bits.",
+    )
 
 
 @concern
@@ -285,11 +377,17 @@ class Kept:
     """Where the statistics are kept."""
 
     calib_cache: str | os.PathLike[str] | None = option(
-        None, "File to keep statistics in, so that another run needs no inference.",
-        "Keep statistics there; resume and reuse them.", metavar="FILE", kind="path")
+        None,
+        "File to keep statistics in, so that another run needs no inference.",
+        "Keep statistics there; resume and reuse them.",
+        metavar="FILE",
+        kind="path",
+    )
     overwrite_cache: bool = option(
-        False, "Whether a cache made for another model or from other data is replaced instead of refused.",
-        "Replace a cache of another model or of other images.")
+        False,
+        "Whether a cache made for another model or from other data is replaced instead of refused.",
+        "Replace a cache of another model or of other images.",
+    )
 
 
 @concern
@@ -298,7 +396,10 @@ class Collected(Samples):
 
     size: tuple[int, int] | None = as_in(Images, "size")
     cache: str | os.PathLike[str] | None = as_in(
-        Kept, "calib_cache", doc="A file that keeps the statistics: saved every few seconds and at the end, resumed "
+        Kept,
+        "calib_cache",
+        doc="A file that keeps the statistics: saved every few seconds and at the end, resumed "
         "after an interruption, and reused when model, data and tensors are the same. ``notes`` of the result says "
-        "what was done.")
+        "what was done.",
+    )
     overwrite_cache: bool = as_in(Kept, "overwrite_cache")

@@ -38,7 +38,9 @@ from qdqtool.errors import QdqtoolError
 class _Staged:
     """A file that is written and waits for its name: a temporary file beside it, or the bytes for a stream."""
 
-    def __init__(self, target: Path, temporary: str = "", content: io.BytesIO | None = None) -> None:
+    def __init__(
+        self, target: Path, temporary: str = "", content: io.BytesIO | None = None
+    ) -> None:
         self.target, self.temporary, self.content = target, temporary, content
         self.backup = ""
         self.placed = False
@@ -58,7 +60,9 @@ class _Outputs:
             if key in self.written or any(one_name(s.target, one.target) for s in self.staged):
                 with contextlib.suppress(OSError):
                     os.unlink(one.temporary)
-                raise QdqtoolError(f"{one.target}: two outputs of one command would be this file; choose another name")
+                raise QdqtoolError(
+                    f"{one.target}: two outputs of one command would be this file; choose another name"
+                )
             self.written.add(key)
         self.staged.append(one)
 
@@ -80,7 +84,9 @@ class _Outputs:
         except BaseException as error:
             _put_back(files)
             if isinstance(error, OSError) and current is not None:
-                raise QdqtoolError(f"{current.target}: cannot be written: {error.strerror or error}") from error
+                raise QdqtoolError(
+                    f"{current.target}: cannot be written: {error.strerror or error}"
+                ) from error
             raise
         for one in files:
             if one.backup:
@@ -196,7 +202,9 @@ def atomic_write(path: StrPath, *, at_once: bool = False) -> Iterator[IO[bytes]]
             remove_at_end(temporary, own=True)
             umask = os.umask(0)
             os.umask(umask)
-            os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes 0600; users expect what open() gives
+            os.chmod(
+                temporary, 0o666 & ~umask
+            )  # mkstemp makes 0600; users expect what open() gives
             with os.fdopen(handle, "wb") as file:
                 yield file
         except BaseException as error:
@@ -204,7 +212,9 @@ def atomic_write(path: StrPath, *, at_once: bool = False) -> Iterator[IO[bytes]]
                 with contextlib.suppress(OSError):
                     os.unlink(temporary)
             if isinstance(error, OSError):
-                raise QdqtoolError(f"{target}: cannot be written: {error.strerror or error}") from error
+                raise QdqtoolError(
+                    f"{target}: cannot be written: {error.strerror or error}"
+                ) from error
             raise
         outputs.add(_Staged(target, temporary))
     if waiting is None:
@@ -305,8 +315,12 @@ def parse_json(text: str | bytes, *, strict: bool = True, infinities: bool = Fal
     if len(text) > budgets.JSON_VALUES and sum(map(text.count, marks)) > budgets.JSON_VALUES:
         raise TooManyValues(f"more than {budgets.JSON_VALUES:,} values")
     constant = float if infinities else lambda _name: None
-    with collector_paused():  # what is let go in a deep one has no room to end, and Python says so on stderr
-        return json.loads(text, strict=strict, parse_int=_integer, parse_float=_number, parse_constant=constant)
+    with (
+        collector_paused()
+    ):  # what is let go in a deep one has no room to end, and Python says so on stderr
+        return json.loads(
+            text, strict=strict, parse_int=_integer, parse_float=_number, parse_constant=constant
+        )
 
 
 def _integer(text: str) -> int | float | None:

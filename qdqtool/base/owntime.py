@@ -56,8 +56,10 @@ def _looked_at(process: int) -> tuple[float, bool]:
     for one in (process, *found):
         try:
             ticks += sum(map(int, _stat(f"/proc/{one}/stat")[11:15]))
-            wants = wants or any(_stat(f"/proc/{one}/task/{thread}/stat")[0] in _WANT
-                                 for thread in os.listdir(f"/proc/{one}/task"))
+            wants = wants or any(
+                _stat(f"/proc/{one}/task/{thread}/stat")[0] in _WANT
+                for thread in os.listdir(f"/proc/{one}/task")
+            )
         except FileNotFoundError:  # it has ended meanwhile, and counts for who waited for it
             if one == process:
                 raise

@@ -12,7 +12,9 @@ from qdqtool.base import budgets
 from qdqtool.errors import QdqtoolError
 
 BLOCK = 1 << 20
-_PIECE = 1 << 14  # given to a decompressor at once, which copies what is left behind each member's end
+_PIECE = (
+    1 << 14
+)  # given to a decompressor at once, which copies what is left behind each member's end
 _XZ_MEMORY = 256 << 20
 GZIP, XZ, ZSTD = b"\x1f\x8b", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
 HEAD = 6  # bytes that show what a file is
@@ -51,7 +53,12 @@ def kind_of(head: bytes) -> bytes:
 
 
 def unpack(
-    head: bytes, read: Callable[[], bytes], name: str, limit: int, *, whole: bool,
+    head: bytes,
+    read: Callable[[], bytes],
+    name: str,
+    limit: int,
+    *,
+    whole: bool,
     error: type[QdqtoolError] = QdqtoolError,
 ) -> Iterator[bytes]:
     """Yields what a compressed stream holds, all members after one another.
@@ -80,12 +87,15 @@ def unpack(
             except (zlib.error, lzma.LZMAError, ValueError, OSError) as found:
                 if not whole and total:
                     return
-                raise error(f"{name}: cannot be read: the compressed file is damaged ({found}); copy it again"
-                            ) from found
+                raise error(
+                    f"{name}: cannot be read: the compressed file is damaged ({found}); copy it again"
+                ) from found
             except Exception as found:  # zstd's own class
                 if type(found).__name__ != "ZstdError":
                     raise
-                raise error(f"{name}: the compressed file is damaged ({found}); copy it again") from found
+                raise error(
+                    f"{name}: the compressed file is damaged ({found}); copy it again"
+                ) from found
             data = b""
             if block:
                 total += len(block)
@@ -111,6 +121,7 @@ def unpack(
 
 def _in_pieces(read: Callable[[], bytes]) -> Callable[[], bytes]:
     """Gives the same bytes, a piece at a time."""
+
     def pieces() -> Iterator[bytes]:
         while block := read():
             yield from (block[i : i + _PIECE] for i in range(0, len(block), _PIECE))
@@ -125,5 +136,7 @@ def _unpacker(magic: bytes, name: str, error: type[QdqtoolError]) -> Any:
 
     inner = lzma.LZMADecompressor(memlimit=_XZ_MEMORY) if magic == XZ else _zstd()
     if inner is None:
-        raise error(f"{name}: is compressed with zstd, which this Python cannot read; unpack it first (zstd -d)")
+        raise error(
+            f"{name}: is compressed with zstd, which this Python cannot read; unpack it first (zstd -d)"
+        )
     return inner

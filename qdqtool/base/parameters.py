@@ -25,19 +25,37 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _WORDS = {
-    str: "text", bytes: "bytes", int: "an integer", float: "a number", bool: "True or False", type(None): "None",
-    os.PathLike: "a path", dict: "a dict", collections.abc.Callable: "a function", collections.abc.Mapping: "a dict",
-    collections.abc.Sequence: "a list", collections.abc.Iterable: "a list", collections.abc.Set: "a set",
+    str: "text",
+    bytes: "bytes",
+    int: "an integer",
+    float: "a number",
+    bool: "True or False",
+    type(None): "None",
+    os.PathLike: "a path",
+    dict: "a dict",
+    collections.abc.Callable: "a function",
+    collections.abc.Mapping: "a dict",
+    collections.abc.Sequence: "a list",
+    collections.abc.Iterable: "a list",
+    collections.abc.Set: "a set",
     tuple: "a tuple",
 }
 _TEXTS = (str, bytes, bytearray, memoryview, Mapping)
 _OURS = ("qdqtool", "calibration")
 _SOUND = ("builtins", "numpy", *_OURS)  # packages whose classes do what they are derived from
 _LISTS = (list, tuple)
-_CONTAINERS = (collections.abc.Sequence, collections.abc.Iterable, collections.abc.Mapping, dict, tuple)
+_CONTAINERS = (
+    collections.abc.Sequence,
+    collections.abc.Iterable,
+    collections.abc.Mapping,
+    dict,
+    tuple,
+)
 _DECIDED = (str, float, type(None))  # built in, and whether one fits is decided by its type alone
 _NUMBERS = (int, bool, float, type(None))
-_fitting: set[tuple[str, str, type, Any]] = set()  # what was found to fit: a call for each tensor of each image asks
+_fitting: set[tuple[str, str, type, Any]] = (
+    set()
+)  # what was found to fit: a call for each tensor of each image asks
 _UNSTATED = inspect.Parameter.empty
 _SHOWN = 60  # characters of a value in a message
 
@@ -62,17 +80,24 @@ def typed(function: Callable[P, R]) -> Callable[P, R]:
         decided = bool(kinds) and None not in kinds  # by the kinds alone
         for place, value in enumerate(args):
             parameter = single[place] if place < len(single) else rest
-            if not (parameter is None or parameter.annotation is _UNSTATED or value is parameter.default):
+            if not (
+                parameter is None or parameter.annotation is _UNSTATED or value is parameter.default
+            ):
                 first[place] = require(parameter.name, value, parameter.annotation, module)
                 exact = type(value).__name__ == parameter.annotation
-                decided = decided and first[place] is value and (
-                    exact or _key(value, parameter.annotation, module) in _fitting)
+                decided = (
+                    decided
+                    and first[place] is value
+                    and (exact or _key(value, parameter.annotation, module) in _fitting)
+                )
         if decided:
             fitting.add(kinds)
         for name, value in keywords.items():
             if name in known and value is not known[name].default:
                 named[name] = require(name, value, known[name].annotation, module)
-        return function(*first, **named)  # a TypeError as for any function of Python where they do not fit
+        return function(
+            *first, **named
+        )  # a TypeError as for any function of Python where they do not fit
 
     return call
 
@@ -89,7 +114,9 @@ def _key(value: Any, annotation: Any, module: str) -> tuple[str, str, type, Any]
     """By what it is remembered that a value fits; None where its type does not decide that."""
     kind = type(value)
     array = kind.__module__ == "numpy" and kind.__name__ == "ndarray"
-    if isinstance(annotation, str) and (array or kind in _DECIDED or kind.__module__.partition(".")[0] in _OURS):
+    if isinstance(annotation, str) and (
+        array or kind in _DECIDED or kind.__module__.partition(".")[0] in _OURS
+    ):
         return annotation, module, kind, value.dtype if array else None
     return None
 
@@ -112,8 +139,13 @@ def require(name: str, value: Any, annotation: Any, module: str) -> Any:
     hint = _evaluated(annotation, module) if isinstance(annotation, str) else annotation
     kind = type(value)
     if not _is_whole(value):
-        raise QdqtoolError(said("{parameter:{value}}: no name and no text can hold half a character",
-                                parameter=Parameter(name), value=shown(value)))
+        raise QdqtoolError(
+            said(
+                "{parameter:{value}}: no name and no text can hold half a character",
+                parameter=Parameter(name),
+                value=shown(value),
+            )
+        )
     if kind is hint:
         return value
     key = _key(value, annotation, module)
@@ -122,19 +154,44 @@ def require(name: str, value: Any, annotation: Any, module: str) -> Any:
     asked: str = ""
     try:
         right = _sound(value) and fits(value, hint)
-    except Exception as error:  # of a class of the user's, which has a length or elements and does not give them
-        right, asked = False, said(
-            ", which raises {kind} when it is asked for what it holds", kind=type(error).__name__)
+    except (
+        Exception
+    ) as error:  # of a class of the user's, which has a length or elements and does not give them
+        right, asked = (
+            False,
+            said(
+                ", which raises {kind} when it is asked for what it holds",
+                kind=type(error).__name__,
+            ),
+        )
     if not right:
-        wanted = "" if asked and hint in (Any, object) else said("; give {wanted}", wanted=_words(hint))
-        raise QdqtoolError(said("{parameter:{value}}: is {kind}{asked}{wanted}", parameter=Parameter(name),
-                                value=shown(value), kind=_class(value), asked=asked, wanted=wanted))
+        wanted = (
+            "" if asked and hint in (Any, object) else said("; give {wanted}", wanted=_words(hint))
+        )
+        raise QdqtoolError(
+            said(
+                "{parameter:{value}}: is {kind}{asked}{wanted}",
+                parameter=Parameter(name),
+                value=shown(value),
+                kind=_class(value),
+                asked=asked,
+                wanted=wanted,
+            )
+        )
     either = typing.get_origin(hint) in (types.UnionType, typing.Union)
     hints = typing.get_args(hint) if either else (hint,)
     result = _plain(value, hints)
-    if typing.get_origin(hint) is collections.abc.Iterable and kind not in _LISTS and Any not in typing.get_args(hint):
+    if (
+        typing.get_origin(hint) is collections.abc.Iterable
+        and kind not in _LISTS
+        and Any not in typing.get_args(hint)
+    ):
         return read(name, value, typing.get_args(hint)[0], module)
-    if key and result is value and not any((typing.get_origin(h) or h) in _CONTAINERS for h in hints):
+    if (
+        key
+        and result is value
+        and not any((typing.get_origin(h) or h) in _CONTAINERS for h in hints)
+    ):
         _fitting.add(key)
     return result
 
@@ -151,9 +208,15 @@ def read(name: str, given: Iterable[Any], hint: Any = Any, module: str = __name_
     except (QdqtoolError, MemoryError):
         raise
     except Exception as error:
-        raise QdqtoolError(said("{parameter:{value}}: raises {kind} when it is read: {reason}",
-                                parameter=Parameter(name), value=shown(given), kind=type(error).__name__,
-                                reason=reason_of(error))) from error
+        raise QdqtoolError(
+            said(
+                "{parameter:{value}}: raises {kind} when it is read: {reason}",
+                parameter=Parameter(name),
+                value=shown(given),
+                kind=type(error).__name__,
+                reason=reason_of(error),
+            )
+        ) from error
 
 
 def compile_pattern(pattern: str, given: str) -> re.Pattern[str]:
@@ -169,7 +232,9 @@ def compile_pattern(pattern: str, given: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern)
     except re.error as error:
-        raise QdqtoolError(said("{given}: not a regular expression ({error})", given=given, error=str(error))) from None
+        raise QdqtoolError(
+            said("{given}: not a regular expression ({error})", given=given, error=str(error))
+        ) from None
 
 
 def shown(value: object) -> str:
@@ -213,13 +278,19 @@ def _sound(value: Any) -> bool:
         Exception: Whatever it raises when it does not.
     """
     if type(value) in _LISTS:
-        asked = {k for k in set(map(type, value)) if k in _LISTS or k.__module__.partition(".")[0] not in _SOUND}
+        asked = {
+            k
+            for k in set(map(type, value))
+            if k in _LISTS or k.__module__.partition(".")[0] not in _SOUND
+        }
         return not asked or all(_sound(v) for v in value if type(v) in asked)
     if type(value).__module__.partition(".")[0] in _SOUND:
         return True
     if isinstance(value, os.PathLike):
         return isinstance(os.fspath(value), str)  # a path may be bytes
-    kind = next((k for k in (str, bytes, int, float, list, tuple, dict, set) if isinstance(value, k)), None)
+    kind = next(
+        (k for k in (str, bytes, int, float, list, tuple, dict, set) if isinstance(value, k)), None
+    )
     if kind is None:
         return True
     shown = f"{value} {value!r} {value!s}"
@@ -266,7 +337,11 @@ def _parameters(function: Callable[..., Any]) -> _Known:
     known = inspect.signature(function).parameters
     single = [p for p in known.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     rest = next((p for p in known.values() if p.kind is p.VAR_POSITIONAL), None)
-    return single, rest, {n: p for n, p in known.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    return (
+        single,
+        rest,
+        {n: p for n, p in known.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)},
+    )
 
 
 class _Names(dict[str, Any]):
@@ -295,18 +370,25 @@ def fits(value: object, hint: Any) -> bool:
     if hint is None or hint is type(None):
         return value is None
     if hint is float:
-        return not isinstance(value, bool) and isinstance(value, numbers.Real) and float(value) is not None
+        return (
+            not isinstance(value, bool)
+            and isinstance(value, numbers.Real)
+            and float(value) is not None
+        )
     if hint is int:
         return isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if hint is bool:
         # "bool_" is numpy's before version 2; 0 and 1 have always been taken.
-        return type(value).__name__ in ("bool", "bool_") or (isinstance(value, int) and value in (0, 1))
+        return type(value).__name__ in ("bool", "bool_") or (
+            isinstance(value, int) and value in (0, 1)
+        )
     kind = origin or hint
     if kind is collections.abc.Callable:
         return callable(value)
     if kind in (collections.abc.Mapping, dict):
-        return isinstance(value, kind) and (not inner or all(
-            fits(k, inner[0]) and fits(v, inner[1]) for k, v in value.items()))
+        return isinstance(value, kind) and (
+            not inner or all(fits(k, inner[0]) and fits(v, inner[1]) for k, v in value.items())
+        )
     if kind is tuple:
         if isinstance(value, _TEXTS) or not isinstance(value, Collection):
             return False
@@ -314,28 +396,47 @@ def fits(value: object, hint: Any) -> bool:
             return all(fits(one, inner[0]) for one in value)
         return len(value) == len(inner) and all(map(fits, value, inner))
     if kind is collections.abc.Sequence:
-        if isinstance(value, _TEXTS) or not isinstance(value, Collection) or hasattr(value, "dtype"):
+        if (
+            isinstance(value, _TEXTS)
+            or not isinstance(value, Collection)
+            or hasattr(value, "dtype")
+        ):
             return False  # an array is neither true nor false, and an iterator is read once only
         return all(fits(one, inner[0]) for one in value)
     if kind is collections.abc.Iterable:  # an iterator's elements are looked at where they are read
-        return isinstance(value, Iterable) and not isinstance(value, _TEXTS) and (
-            not isinstance(value, Collection) or all(fits(one, inner[0]) for one in value))
+        return (
+            isinstance(value, Iterable)
+            and not isinstance(value, _TEXTS)
+            and (not isinstance(value, Collection) or all(fits(one, inner[0]) for one in value))
+        )
     if getattr(kind, "__name__", "") == "ndarray":
         return _is_array(value)
     if not isinstance(kind, type):
         return True
     if getattr(kind, "_is_protocol", False) and kind is not os.PathLike:
-        return all(hasattr(value, n) for n in (*vars(kind), *kind.__annotations__) if n == "__call__" or n[0] != "_")
-    if kind.__module__.partition(".")[0] == "onnx" and type(value).__module__.partition(".")[0] == "onnx_graphsurgeon":
+        return all(
+            hasattr(value, n)
+            for n in (*vars(kind), *kind.__annotations__)
+            if n == "__call__" or n[0] != "_"
+        )
+    if (
+        kind.__module__.partition(".")[0] == "onnx"
+        and type(value).__module__.partition(".")[0] == "onnx_graphsurgeon"
+    ):
         return True  # its graphs are exported
     return isinstance(value, kind)
 
 
 def _is_array(value: object) -> bool:
     """Whether it is an array of numbers, of numpy or of what gives numpy its arrays."""
-    return hasattr(value, "ndim") and hasattr(value, "__array__") and (
-        getattr(getattr(value, "dtype", None), "kind", "f") not in "OSUMm"
-        and getattr(getattr(value, "dtype", None), "names", None) is None)
+    return (
+        hasattr(value, "ndim")
+        and hasattr(value, "__array__")
+        and (
+            getattr(getattr(value, "dtype", None), "kind", "f") not in "OSUMm"
+            and getattr(getattr(value, "dtype", None), "names", None) is None
+        )
+    )
 
 
 def _class(value: object) -> str:
@@ -343,7 +444,13 @@ def _class(value: object) -> str:
         kind = getattr(getattr(value, "dtype", None), "name", "")
     except Exception:  # of a class of the user's
         kind = ""
-    return "None" if value is None else f"{type(value).__name__} of {kind}" if kind else type(value).__name__
+    return (
+        "None"
+        if value is None
+        else f"{type(value).__name__} of {kind}"
+        if kind
+        else type(value).__name__
+    )
 
 
 def _words(hint: Any) -> str:
@@ -352,7 +459,11 @@ def _words(hint: Any) -> str:
     if origin in (types.UnionType, typing.Union):
         words = list(dict.fromkeys(_words(one) for one in inner))
         return f"{', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else words[0]
-    if origin in (collections.abc.Sequence, collections.abc.Iterable) and inner and inner[0] is not Any:
+    if (
+        origin in (collections.abc.Sequence, collections.abc.Iterable)
+        and inner
+        and inner[0] is not Any
+    ):
         return f"a list of {_words(inner[0])}"
     if origin in (collections.abc.Mapping, dict) and Any not in inner:
         return f"a dict from {' to '.join(map(_words, inner))}"

@@ -15,7 +15,16 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import (
+    Callable,
+    Collection,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+    Sized,
+)
 from importlib.machinery import ExtensionFileLoader, SourceFileLoader
 from types import FrameType
 from typing import Any, Generic, TypeVar
@@ -34,7 +43,9 @@ _ZOMBIES = 1000  # processes that have ended and may be waited for by nobody
 _DIGITS = 4  # of a number of columns; Python reads none of some thousand digits
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 _own = False  # whether the process is the command line's
-_others: list[int] | None = None  # processes that ran when this one began to adopt; None as long as it does not
+_others: list[int] | None = (
+    None  # processes that ran when this one began to adopt; None as long as it does not
+)
 _asked: list[int] = []
 _watchers: list[int] = []  # processes that end after this one
 _loading: list[Any] = []  # modules of libraries, one inside the other
@@ -78,14 +89,18 @@ def prepare() -> None:
     global _own
     _own = True
     _asked.clear()
-    gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)  # importing makes many objects, none of them garbage
+    gc.set_threshold(
+        OBJECTS_BETWEEN_COLLECTIONS
+    )  # importing makes many objects, none of them garbage
     atexit.register(end_started)  # as the first, so that libraries end what is theirs before
     defer()
     for variable, value in NO_TELEMETRY.items():
         os.environ.setdefault(variable, value)  # for what a user's metric or command loads, too
     for name, code in _CODES.items():
         number = getattr(signal, name, None)
-        if number is not None and (signal.getsignal(number) is not signal.SIG_IGN or name == "SIGINT"):
+        if number is not None and (
+            signal.getsignal(number) is not signal.SIG_IGN or name == "SIGINT"
+        ):
             signal.signal(number, _handler(code))  # an ignored SIGHUP is how nohup works
     sys.unraisablehook = _lost
     _leave_forked()
@@ -168,7 +183,9 @@ def _handler(code: int) -> signal._HANDLER:
     def stop(number: int, frame: FrameType | None) -> None:
         _asked.append(code)
         if code != INTERRUPTED:
-            signal.signal(number, signal.SIG_IGN)  # cleaning up is not to be disturbed by the same signal again
+            signal.signal(
+                number, signal.SIG_IGN
+            )  # cleaning up is not to be disturbed by the same signal again
         if not _loading:
             raise Stopped(code)
 
@@ -195,8 +212,13 @@ def _leave_forked() -> None:
         sys.unraisablehook = sys.__unraisablehook__
         for name in (*_CODES, "SIGALRM"):
             number = getattr(signal, name, None)
-            if number is not None and getattr(signal.getsignal(number), "__module__", "") == __name__:
-                signal.signal(number, signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL)
+            if (
+                number is not None
+                and getattr(signal.getsignal(number), "__module__", "") == __name__
+            ):
+                signal.signal(
+                    number, signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL
+                )
 
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=leave)
@@ -215,7 +237,10 @@ def _hold_while_loading() -> None:
         @functools.wraps(original)
         def load(loader: Any, *args: Any) -> Any:
             package = getattr(loader, "name", "").partition(".")[0]
-            if package in _interruptible or threading.current_thread() is not threading.main_thread():
+            if (
+                package in _interruptible
+                or threading.current_thread() is not threading.main_thread()
+            ):
                 return original(loader, *args)
             before = len(_asked)
             _loading.append(loader)
@@ -228,8 +253,11 @@ def _hold_while_loading() -> None:
 
         return load
 
-    for kind, name in ((ExtensionFileLoader, "create_module"), (ExtensionFileLoader, "exec_module"),
-                       (SourceFileLoader, "exec_module")):
+    for kind, name in (
+        (ExtensionFileLoader, "create_module"),
+        (ExtensionFileLoader, "exec_module"),
+        (SourceFileLoader, "exec_module"),
+    ):
         setattr(kind, name, held(getattr(kind, name)))
 
 
@@ -280,7 +308,10 @@ def finish(code: int) -> int:
             sys.stderr.flush()
     except (OSError, ValueError):
         sys.stderr = None
-    for name in (*_CODES, "SIGALRM"):  # all is done; Python would give them back their defaults while it ends
+    for name in (
+        *_CODES,
+        "SIGALRM",
+    ):  # all is done; Python would give them back their defaults while it ends
         if (number := getattr(signal, name, None)) is not None:
             signal.signal(number, signal.SIG_IGN)
     return code
@@ -302,7 +333,9 @@ class Crew(Generic[T, R]):
     """
 
     def __init__(
-        self, tasks: Iterable[T], ending: Callable[[Sequence[threading.Thread]], None] = lambda threads: None
+        self,
+        tasks: Iterable[T],
+        ending: Callable[[Sequence[threading.Thread]], None] = lambda threads: None,
     ) -> None:
         self.stopped = False
         self._ending = ending
@@ -338,7 +371,9 @@ class Crew(Generic[T, R]):
         Raises:
             BaseException: What a thread raised.
         """
-        self._threads = [threading.Thread(target=self._run, args=(does,), daemon=True) for does in work]
+        self._threads = [
+            threading.Thread(target=self._run, args=(does,), daemon=True) for does in work
+        ]
         try:
             for thread in self._threads:
                 thread.start()
@@ -379,7 +414,9 @@ class _Ended:
         self.error = error
 
 
-def descendants(process: int | str, thread: int | None = None, but: Collection[int] = ()) -> list[int]:
+def descendants(
+    process: int | str, thread: int | None = None, but: Collection[int] = ()
+) -> list[int]:
     """The processes that one (``"self"``), or one of its threads, started, and that these did, as far as the system
     says; none of ``but``, and none that those started."""
     found: list[int] = []
@@ -447,8 +484,15 @@ def end_marked(mark: str) -> None:
     import subprocess  # takes its time
 
     with contextlib.suppress(subprocess.TimeoutExpired, OSError):
-        subprocess.run([sys.executable, "-I", "-S", "-c", _ENDS, "0", mark], stdin=subprocess.DEVNULL, check=False,
-                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=unmarked(), timeout=_PATIENCE)
+        subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _ENDS, "0", mark],
+            stdin=subprocess.DEVNULL,
+            check=False,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=unmarked(),
+            timeout=_PATIENCE,
+        )
 
 
 def unmarked() -> dict[str, str]:
@@ -507,7 +551,9 @@ def reap() -> None:
     """Lets go of what this process adopted and what has ended since, before that fills the system's table; of few it
     does not: they may be the user's own, who still asks how they ended."""
     ended = []
-    for process in () if _others is None else descendants("self", os.getpid(), {*_others, *_watchers}):
+    for process in (
+        () if _others is None else descendants("self", os.getpid(), {*_others, *_watchers})
+    ):
         with contextlib.suppress(OSError):  # it is a child's child
             if os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                 ended.append(process)
@@ -543,7 +589,9 @@ def _watched(process: int) -> tuple[dict[str, str], int | None]:
     command = [sys.executable, "-I", "-S", "-c", _ENDS, str(process), f"{_MARK}={mark}"]
     actions = [(os.POSIX_SPAWN_DUP2, read, 0), *nothing]
     try:
-        _watchers.append(os.posix_spawn(sys.executable, command, unmarked(), file_actions=actions, setsid=True))
+        _watchers.append(
+            os.posix_spawn(sys.executable, command, unmarked(), file_actions=actions, setsid=True)
+        )
     except OSError:  # no such program, or no room for a process: then they go on
         os.close(held)
         return {}, None
@@ -573,7 +621,9 @@ def track(items: Iterable[T], description: str, total: int | None = None) -> Ite
     from rich.progress import track as rich_track
 
     stream = getattr(sys.stderr, "unfiltered", sys.stderr)  # a bar is drawn with control characters
-    yield from rich_track(items, description, total=total, console=Console(file=stream), transient=True)
+    yield from rich_track(
+        items, description, total=total, console=Console(file=stream), transient=True
+    )
 
 
 def _in_lines(items: Iterable[T], description: str, total: int | None) -> Iterator[T]:
@@ -586,5 +636,9 @@ def _in_lines(items: Iterable[T], description: str, total: int | None) -> Iterat
         if now - printed >= LINE_SECONDS and sys.stderr is not None:
             printed = now
             of = f" of {total} ({done / total:.0%})" if total else ""
-            print(f"qdqtool: {description}: {done}{of} after {now - begun:.0f} s", file=sys.stderr, flush=True)
+            print(
+                f"qdqtool: {description}: {done}{of} after {now - begun:.0f} s",
+                file=sys.stderr,
+                flush=True,
+            )
         yield item

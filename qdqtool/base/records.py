@@ -30,7 +30,12 @@ def record(kind: type[T]) -> type[T]:
             fields.append(name)
         if name in vars(kind):
             defaults[name] = vars(kind)[name]
-    methods = {"_fields": tuple(fields), "_defaults": defaults, "__match_args__": tuple(fields), **_METHODS}
+    methods = {
+        "_fields": tuple(fields),
+        "_defaults": defaults,
+        "__match_args__": tuple(fields),
+        **_METHODS,
+    }
     for name, value in methods.items():
         if name not in vars(kind):
             setattr(kind, name, value)
@@ -65,7 +70,9 @@ class Shared(tuple[T, ...]):
 
 def once(work: Callable[[Sequence[T]], R]) -> Callable[[Sequence[T]], R]:
     """A function of a sequence, worked out once for each :class:`Shared` one."""
-    return functools.wraps(work)(lambda items: items.once(work) if type(items) is Shared else work(items))
+    return functools.wraps(work)(
+        lambda items: items.once(work) if type(items) is Shared else work(items)
+    )
 
 
 def names_in(item: Any) -> tuple[str, ...]:
@@ -92,13 +99,21 @@ def _add_names(value: Any, found: dict[str, None], seen: set[int]) -> dict[str, 
         apart = getattr(value, "nameless", ("op", "shape"))
         parts = [p for name, p in vars(value).items() if name not in apart]
     else:
-        parts = [p for p, known in zip(value, map(seen.__contains__, map(id, value)), strict=True) if not known]
+        parts = [
+            p
+            for p, known in zip(value, map(seen.__contains__, map(id, value)), strict=True)
+            if not known
+        ]
     for part in parts:
         kind = type(part)
         if kind is str:
             if part:
                 found[part] = None
-        elif kind not in _NAMELESS and id(part) not in seen and (hasattr(part, "_fields") or kind in _SEVERAL):
+        elif (
+            kind not in _NAMELESS
+            and id(part) not in seen
+            and (hasattr(part, "_fields") or kind in _SEVERAL)
+        ):
             _add_names(part, found, seen)
     return found
 
@@ -119,8 +134,7 @@ def contents(item: Any) -> tuple[Any, ...]:
 
 
 def published(item: Any, *names: str) -> dict[str, Any]:
-    """Fields of a record or dataclass as JSON: all, or those named; what has ``as_json`` by that, enumerations as text.
-    """
+    """Fields of a record or dataclass as JSON: all, or those named; what has ``as_json`` by that, enumerations as text."""
     fields = names or getattr(item, "_fields", None) or item.__dataclass_fields__
     return {name: _published(getattr(item, name)) for name in fields}
 
@@ -128,7 +142,13 @@ def published(item: Any, *names: str) -> dict[str, Any]:
 def _published(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_published(one) for one in value]
-    return value.as_json() if hasattr(value, "as_json") else str(value) if isinstance(value, StrEnum) else value
+    return (
+        value.as_json()
+        if hasattr(value, "as_json")
+        else str(value)
+        if isinstance(value, StrEnum)
+        else value
+    )
 
 
 def nearest(table: Mapping[type, T], kind: type) -> T | None:
@@ -149,12 +169,14 @@ def _init(self: Any, *args: Any, **named: Any) -> None:
         values.update(self._defaults)
         values.update(zip(names, args, strict=False))
         values.update(named)
-        left = names[len(args):]
+        left = names[len(args) :]
         wrong = [name for name in named if name not in left]
         if wrong or len(args) > len(names) or len(values) < len(names):
             lacking = [name for name in names if name not in values]
-            raise TypeError(f"{type(self).__name__}({', '.join(names)}): {len(args)} by place, wrong {wrong}, "
-                            f"lacking {lacking}")
+            raise TypeError(
+                f"{type(self).__name__}({', '.join(names)}): {len(args)} by place, wrong {wrong}, "
+                f"lacking {lacking}"
+            )
     else:
         values.update(zip(names, args, strict=False))
 
@@ -186,6 +208,13 @@ def _repr(self: Any) -> str:
     return f"{type(self).__name__}({values})"
 
 
-_METHODS = {"__init__": _init, "__setattr__": _set, "__delattr__": _set, "__eq__": _eq, "__hash__": _hash,
-            "__repr__": _repr, "__getstate__": _state}
+_METHODS = {
+    "__init__": _init,
+    "__setattr__": _set,
+    "__delattr__": _set,
+    "__eq__": _eq,
+    "__hash__": _hash,
+    "__repr__": _repr,
+    "__getstate__": _state,
+}
 _HASH = "_hash"  # in a record's dictionary

@@ -49,7 +49,9 @@ class Said(str):
         alone for these."""
         if not self.template:
             return type(self)(name(self))
-        return self.saying(self.template, {key: _renamed(value, name) for key, value in self.values.items()})
+        return self.saying(
+            self.template, {key: _renamed(value, name) for key, value in self.values.items()}
+        )
 
     def brief(self) -> Self:
         """The same where it is as long as a message may be; else the middle of its long values is left out."""
@@ -75,7 +77,9 @@ def of_error(error: Exception) -> Said:
         template = "{path}: {reason}" if error.path else "{reason}"
         return said(template, path=error.path, reason=error.reason, kind=type(error)).brief()
     first = next(iter(error.args), "")
-    return said("{reason}", reason=first if isinstance(first, Said) else str(error), kind=type(error))
+    return said(
+        "{reason}", reason=first if isinstance(first, Said) else str(error), kind=type(error)
+    )
 
 
 def told(what: str, parameter: Told) -> str:
@@ -106,7 +110,11 @@ class _Words(string.Formatter):
             return listed([word % item for item in self._told(value)], int(most))
         if how in ("counted", "were"):
             return (counted if how == "counted" else were)(value, word)
-        return word.join(self._told(value)) if how == "joined" else str(format(self._told(value), format_spec))
+        return (
+            word.join(self._told(value))
+            if how == "joined"
+            else str(format(self._told(value), format_spec))
+        )
 
     def _told(self, value: Any) -> Any:
         """A value with the sentences in it told to the same reader."""

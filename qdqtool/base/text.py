@@ -43,7 +43,9 @@ def _written(match: re.Match[str]) -> str:
 
 def _escapes(text: str) -> str:
     units = text.encode("utf-16-be", "surrogatepass")  # two of them above U+FFFF, as JSON writes it
-    return "".join(f"\\u{high:02x}{low:02x}" for high, low in zip(units[::2], units[1::2], strict=True))
+    return "".join(
+        f"\\u{high:02x}{low:02x}" for high, low in zip(units[::2], units[1::2], strict=True)
+    )
 
 
 def encodable(text: str, stream: TextIO) -> str:
@@ -55,7 +57,7 @@ def encodable(text: str, stream: TextIO) -> str:
 def _replaced(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    return _escapes(error.object[error.start:error.end]), error.end
+    return _escapes(error.object[error.start : error.end]), error.end
 
 
 codecs.register_error("escapes", _replaced)
@@ -95,7 +97,7 @@ def listed(items: Sequence[str], most: int = 4) -> str:
 
 def ending(name: str, width: int) -> str:
     """The end of a name, which is what distinguishes nodes, in at most ``width`` characters."""
-    return name if len(name) <= width else f"...{name[-(width - 3):]}"
+    return name if len(name) <= width else f"...{name[-(width - 3) :]}"
 
 
 def middle(name: str, width: int) -> str:
@@ -109,7 +111,11 @@ def middle(name: str, width: int) -> str:
 
 def layers_counted(convolutions: int, products: int) -> str:
     """``74 (1 convolution, 73 matrix products)``; of one kind alone ``64 convolutions``."""
-    kinds = [counted(n, what) for n, what in ((convolutions, "convolution"), (products, "matrix product")) if n]
+    kinds = [
+        counted(n, what)
+        for n, what in ((convolutions, "convolution"), (products, "matrix product"))
+        if n
+    ]
     if len(kinds) == 2:
         return f"{convolutions + products} ({', '.join(kinds)})"
     return kinds[0] if kinds else "0 convolutions"

@@ -15,12 +15,19 @@ if TYPE_CHECKING:
     import subprocess
 
 
-def start(script: Path, *words: str, environment: Mapping[str, str] = os.environ) -> subprocess.Popen[bytes]:
+def start(
+    script: Path, *words: str, environment: Mapping[str, str] = os.environ
+) -> subprocess.Popen[bytes]:
     """Starts a script of this installation, with pipes for what it reads and prints; its errors go nowhere."""
     import subprocess
 
-    return subprocess.Popen([sys.executable, "-P", str(script), *words], stdin=subprocess.PIPE,
-                            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=marked(environment))
+    return subprocess.Popen(
+        [sys.executable, "-P", str(script), *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=marked(environment),
+    )
 
 
 def end(process: subprocess.Popen[bytes]) -> int:

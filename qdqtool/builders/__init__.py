@@ -38,28 +38,51 @@ def build(model: str | os.PathLike[str], how: Building) -> BuildResult:
         raise BuilderError(f"unknown builder '{builder}'; use one of {', '.join(BUILDERS)}")
     timeout = budgets.seconds(how.timeout, "timeout")
     if sm and builder != "tensorrt-rtx":
-        raise BuilderError(f"compute capabilities are for tensorrt-rtx; {builder} builds for the GPU of this machine")
+        raise BuilderError(
+            f"compute capabilities are for tensorrt-rtx; {builder} builds for the GPU of this machine"
+        )
     if sm:
         from qdqtool.trt.targets import RTX
 
         for capability in sm:
             if capability not in RTX.buildable:
-                raise BuilderError(f"TensorRT-RTX 1.7 cannot build for SM{capability}; it knows "
-                                   f"SM{', SM'.join(map(str, RTX.buildable))}")
+                raise BuilderError(
+                    f"TensorRT-RTX 1.7 cannot build for SM{capability}; it knows "
+                    f"SM{', SM'.join(map(str, RTX.buildable))}"
+                )
     if how.keep_engine and output is None:
         raise BuilderError("an engine needs a folder to be kept in")
     if builder == "trtexec":
         from qdqtool.builders.run import build_with_trtexec, run_one
 
-        return run_one(model, output, lambda path, work: build_with_trtexec(
-            path, work, timeout, how.keep_engine, how.shapes or {}))
+        return run_one(
+            model,
+            output,
+            lambda path, work: build_with_trtexec(
+                path, work, timeout, how.keep_engine, how.shapes or {}
+            ),
+        )
     from qdqtool.builders.child import Child
 
     if isinstance(model, (str, os.PathLike)) and not os.path.exists(model):
-        raise ModelError(f"{os.fspath(model)}: no such file")  # said with or without a compiler here
+        raise ModelError(
+            f"{os.fspath(model)}: no such file"
+        )  # said with or without a compiler here
     with Child("tensorrt_rtx" if builder == "tensorrt-rtx" else "tensorrt") as child:
         child.start()  # the compiler loads while onnx is imported and the model is read
         from qdqtool.builders.run import build_with, run_one
 
-        return run_one(model, output, lambda path, work: build_with(
-            child, path, work, builder, tuple(sm or DEFAULT_SM), timeout, how.keep_engine, how.shapes))
+        return run_one(
+            model,
+            output,
+            lambda path, work: build_with(
+                child,
+                path,
+                work,
+                builder,
+                tuple(sm or DEFAULT_SM),
+                timeout,
+                how.keep_engine,
+                how.shapes,
+            ),
+        )

@@ -21,8 +21,7 @@ from qdqtool.errors import BuilderError, QdqtoolError
 
 WORKER = Path(__file__).parent / "worker.py"
 _INSTALL = {
-    "tensorrt_rtx":
-        "TensorRT-RTX is not installed: pip install 'qdqtool[rtx]' (installing it accepts NVIDIA's licence)",
+    "tensorrt_rtx": "TensorRT-RTX is not installed: pip install 'qdqtool[rtx]' (installing it accepts NVIDIA's licence)",
     "tensorrt": "the tensorrt Python package is not installed; install NVIDIA's, or build with tensorrt-rtx",
 }
 
@@ -36,8 +35,7 @@ def is_installed(package: str) -> bool:
 
 
 class Child:
-    """A worker process for one compiler, ``tensorrt_rtx`` or ``tensorrt``; started when first used, and after a crash.
-    """
+    """A worker process for one compiler, ``tensorrt_rtx`` or ``tensorrt``; started when first used, and after a crash."""
 
     def __init__(self, package: str = "tensorrt_rtx") -> None:
         if not is_installed(package):
@@ -104,8 +102,12 @@ class Child:
         """Starts the process where it does not run, so that the compiler loads while its caller does other things."""
         if self._process is None or self._process.poll() is not None:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", str(WORKER), self._package], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL, env=marked())
+                [sys.executable, "-P", str(WORKER), self._package],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=marked(),
+            )
         return self._process
 
     def _line(self, process: subprocess.Popen[bytes], deadline: float) -> bytes | None:
@@ -131,7 +133,10 @@ class Child:
         code = process.wait()
         self.close()
         if code >= 0:
-            return {"status": "crashed", "message": f"the compiler's process ended with code {code}"}
+            return {
+                "status": "crashed",
+                "message": f"the compiler's process ended with code {code}",
+            }
         try:
             name = signal.Signals(-code).name
         except ValueError:
@@ -153,7 +158,9 @@ def print_once() -> bool:
 
     Where the mark cannot be kept (no home folder, read-only disk), the notice is printed each time.
     """
-    state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    state = os.environ.get("XDG_STATE_HOME") or os.path.join(
+        os.path.expanduser("~"), ".local", "state"
+    )
     marker = Path(state) / "qdqtool" / "tensorrt-rtx-notice-shown"
     if os.path.exists(marker):  # Path.exists raises where a folder may not be looked into
         return False

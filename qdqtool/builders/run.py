@@ -22,7 +22,15 @@ import onnx
 from qdqtool.base.files import NO_NAME
 from qdqtool.base.outputs import atomic_write
 from qdqtool.base.owntime import EVERY, OwnTime
-from qdqtool.base.process import adopt, descendants, end_marked, end_started, marked, temporary_folder, unmarked
+from qdqtool.base.process import (
+    adopt,
+    descendants,
+    end_marked,
+    end_started,
+    marked,
+    temporary_folder,
+    unmarked,
+)
 from qdqtool.builders.child import Child
 from qdqtool.errors import BuilderError, BuildLogError
 from qdqtool.model import modelfile
@@ -73,7 +81,9 @@ _SAFE = re.compile(r"[A-Za-z0-9_./:@#$%&*=|~^-]{1,200}")
 
 def log_names(model: Model) -> dict[int, str]:
     """Node index to the name that it gets for the build; the node's own wherever the log can carry that."""
-    result = {n.index: n.name for n in model.nodes if n.proto.name == n.name and _SAFE.fullmatch(n.name)}
+    result = {
+        n.index: n.name for n in model.nodes if n.proto.name == n.name and _SAFE.fullmatch(n.name)
+    }
     taken = set(result.values())
     for node in model.nodes:
         if node.index not in result:
@@ -89,7 +99,9 @@ def with_log_names(model: Model, names: dict[int, str], folder: Path) -> Path:
     """The path to build from: the model's own file, or a copy in ``folder`` where a node needs another name."""
     same = all(names[n.index] == n.proto.name for n in model.nodes)
     if same and model.path and not model.path.endswith(".gz"):
-        modelfile.require_weights(model)  # the compiler would say no more than "Failed to import initializer"
+        modelfile.require_weights(
+            model
+        )  # the compiler would say no more than "Failed to import initializer"
         return Path(model.path)
     copy = onnx.ModelProto()
     copy.CopyFrom(modelfile.load_full(model).proto)
@@ -106,7 +118,9 @@ Shapes = Mapping[str, Sequence[Sequence[int]]]
 
 
 def run_one(
-    source: str | os.PathLike[str], output: str | os.PathLike[str] | None, compiled: Callable[[Path, Path], BuildResult]
+    source: str | os.PathLike[str],
+    output: str | os.PathLike[str] | None,
+    compiled: Callable[[Path, Path], BuildResult],
 ) -> BuildResult:
     """One build from the model's file to its answer; see :func:`qdqtool.builders.build`.
 
@@ -117,7 +131,9 @@ def run_one(
         try:
             Path(output).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise BuilderError(f"{Path(output)}: cannot be made: {error.strerror or error}") from error
+            raise BuilderError(
+                f"{Path(output)}: cannot be made: {error.strerror or error}"
+            ) from error
         except ValueError:
             raise BuilderError(f"{os.fspath(output)!r}: {NO_NAME}") from None
     with temporary_folder("build-") as temporary:
@@ -132,34 +148,56 @@ def run_one(
 
 
 def build_with(
-    child: Child, path: Path, work: Path, builder: str, sm: tuple[int, ...], timeout: float, keep_engine: bool = False,
+    child: Child,
+    path: Path,
+    work: Path,
+    builder: str,
+    sm: tuple[int, ...],
+    timeout: float,
+    keep_engine: bool = False,
     shapes: Shapes | None = None,
 ) -> BuildResult:
     """One build in a running child; leaves ``build.log`` (and ``engine.plan``, ``inspector.json``) in ``work``."""
     rtx = builder == "tensorrt-rtx"
-    request = {"model": str(path.resolve()), "log": str(work / "build.log"), "sm": list(sm) if rtx else [],
-               "engine": str(work / "engine.plan") if keep_engine else None,
-               "layers": None if rtx else str(work / "inspector.json"),
-               "profiles": {k: [list(s) for s in v] for k, v in (shapes or {}).items()}}
+    request = {
+        "model": str(path.resolve()),
+        "log": str(work / "build.log"),
+        "sm": list(sm) if rtx else [],
+        "engine": str(work / "engine.plan") if keep_engine else None,
+        "layers": None if rtx else str(work / "inspector.json"),
+        "profiles": {k: [list(s) for s in v] for k, v in (shapes or {}).items()},
+    }
     start = time.monotonic()
     answer = child.ask(request, timeout, lambda: importlib.import_module("qdqtool.buildlog.read"))
     errors = [str(e) for e in answer.get("errors", [])]
-    result = BuildResult(builder, str(answer["status"]), str(answer.get("version", "")), sm if rtx else (),
-                         errors=errors, seconds=time.monotonic() - start)
-    said = {"timeout": f"stopped after {timeout:g} s", "crashed": str(answer.get("message", "")),
-            "refused": first_words(errors)}
+    result = BuildResult(
+        builder,
+        str(answer["status"]),
+        str(answer.get("version", "")),
+        sm if rtx else (),
+        errors=errors,
+        seconds=time.monotonic() - start,
+    )
+    said = {
+        "timeout": f"stopped after {timeout:g} s",
+        "crashed": str(answer.get("message", "")),
+        "refused": first_words(errors),
+    }
     result.message = said.get(result.status, "")
     return result
 
 
 # TensorRT-RTX without a GPU prints the first beside each real error; the parser's frame says no more.
 _FRAME = re.compile(
-    r".*CUDA driver version is insufficient|Invalid Node|false$|Node name:|ModelImporter\.cpp(?!.*ERROR)")
+    r".*CUDA driver version is insufficient|Invalid Node|false$|Node name:|ModelImporter\.cpp(?!.*ERROR)"
+)
 
 
 def first_words(errors: Sequence[str]) -> str:
     """The line that matters of a refusal: what the parser or the builder asserts, without the lines around it."""
-    lines = [line.strip() for e in errors for line in e.splitlines() if line.strip()] or ["the compiler gave no reason"]
+    lines = [line.strip() for e in errors for line in e.splitlines() if line.strip()] or [
+        "the compiler gave no reason"
+    ]
     return next((line for line in lines if not _FRAME.match(line)), lines[0])
 
 
@@ -168,7 +206,9 @@ def read_log(model: Model, names: dict[int, str], work: Path, result: BuildResul
     from qdqtool.buildlog.read import read_build
 
     result.model, result.names = model, names
-    sources = [p for p in (work / "build.log", work / "inspector.json") if p.exists() and p.stat().st_size]
+    sources = [
+        p for p in (work / "build.log", work / "inspector.json") if p.exists() and p.stat().st_size
+    ]
     try:
         result.build = read_build(*map(str, sources)) if sources else None
     except BuildLogError as error:
@@ -193,23 +233,40 @@ def _kept(source: Path, folder: Path) -> Path | None:
 
 _VERSION = re.compile(r"\[TensorRT v(\d+)\]")
 # Where JetPack and NVIDIA's packages put it, without adding it to PATH.
-_USUAL = ("/usr/src/tensorrt/bin/trtexec", "/opt/tensorrt/bin/trtexec", "/usr/local/tensorrt/bin/trtexec")
+_USUAL = (
+    "/usr/src/tensorrt/bin/trtexec",
+    "/opt/tensorrt/bin/trtexec",
+    "/usr/local/tensorrt/bin/trtexec",
+)
 
 
-def build_with_trtexec(path: Path, work: Path, timeout: float, keep_engine: bool, shapes: Shapes) -> BuildResult:
+def build_with_trtexec(
+    path: Path, work: Path, timeout: float, keep_engine: bool, shapes: Shapes
+) -> BuildResult:
     """One build with the trtexec of this machine; leaves its files as :func:`build_with` does."""
     program = shutil.which("trtexec") or next((p for p in _USUAL if os.access(p, os.X_OK)), None)
     if program is None:
         raise BuilderError(
-            "no trtexec on PATH nor in /usr/src/tensorrt/bin; add its folder to PATH, or build with tensorrt-rtx")
+            "no trtexec on PATH nor in /usr/src/tensorrt/bin; add its folder to PATH, or build with tensorrt-rtx"
+        )
     try:
         told = subprocess.run(
-            [program, "--help"], capture_output=True, timeout=60, stdin=subprocess.DEVNULL, check=False)
+            [program, "--help"],
+            capture_output=True,
+            timeout=60,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuilderError(f"{program}: cannot be run: {error}") from error
     engine = work / "engine.plan" if keep_engine else None
-    chosen = flags((told.stdout + told.stderr).decode("utf-8", "replace"), path.resolve(), work / "inspector.json",
-                   engine, shapes)
+    chosen = flags(
+        (told.stdout + told.stderr).decode("utf-8", "replace"),
+        path.resolve(),
+        work / "inspector.json",
+        engine,
+        shapes,
+    )
     start = time.monotonic()
     with (work / "build.log").open("w+b") as file:
         try:
@@ -225,7 +282,9 @@ def build_with_trtexec(path: Path, work: Path, timeout: float, keep_engine: bool
         result.status, result.message = "crashed", f"trtexec died of signal {-code}"
     elif code > 0:
         lines = data.decode("utf-8", "replace").splitlines()
-        result.errors = [line.split("[E] ", 1)[1].removeprefix("[TRT] ") for line in lines if "[E] " in line]
+        result.errors = [
+            line.split("[E] ", 1)[1].removeprefix("[TRT] ") for line in lines if "[E] " in line
+        ]
         result.status, result.message = "refused", first_words(result.errors)
     return result
 
@@ -236,6 +295,7 @@ def flags(text: str, model: Path, layers: Path, engine: Path | None, shapes: Sha
     Sources: trtexec's options by version, 8.0 to 11. Up to TensorRT 10 a Q/DQ model needs ``--int8``, and ``--fp16``
     for its float part; 11 takes the types from the model.
     """
+
     def has(flag: str) -> bool:
         return re.search(rf"--{flag}\b", text) is not None
 
@@ -251,7 +311,10 @@ def flags(text: str, model: Path, layers: Path, engine: Path | None, shapes: Sha
     chosen += [f"--{flag}" for flag in ("skipInference", "buildOnly") if has(flag)][:1]
     chosen += [f"--saveEngine={engine}"] if engine is not None else []
     for place, key in enumerate(("minShapes", "optShapes", "maxShapes") if shapes else ()):
-        chosen.append(f"--{key}=" + ",".join(f"{name}:{'x'.join(map(str, s[place]))}" for name, s in shapes.items()))
+        chosen.append(
+            f"--{key}="
+            + ",".join(f"{name}:{'x'.join(map(str, s[place]))}" for name, s in shapes.items())
+        )
     return chosen
 
 
@@ -323,7 +386,10 @@ _ENDING = 5  # seconds that ending a command may take
 
 
 def exit_code(
-    command: Sequence[str], timeout: float, output: IO[bytes] | int = subprocess.DEVNULL, own: OwnTime | None = None
+    command: Sequence[str],
+    timeout: float,
+    output: IO[bytes] | int = subprocess.DEVNULL,
+    own: OwnTime | None = None,
 ) -> int | None:
     """The exit code of a command that reads nothing; None when it did not end within ``timeout`` seconds of the clock,
     or in its ``own`` time.
@@ -338,9 +404,23 @@ def exit_code(
     with os.fdopen(read, "rb") as answer:
         try:
             process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _RUNS, str(write), str(os.getpid()), marks, *command],
-                stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-                env=unmarked(), pass_fds=[write],
+                [
+                    sys.executable,
+                    "-I",
+                    "-S",
+                    "-c",
+                    _RUNS,
+                    str(write),
+                    str(os.getpid()),
+                    marks,
+                    *command,
+                ],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=unmarked(),
+                pass_fds=[write],
             )
         finally:
             os.close(write)
@@ -353,8 +433,10 @@ def exit_code(
         words = answer.read().decode().split()
     if not words or words[0] == "killed":
         number = words[1] if words else -process.returncode
-        raise BuilderError(f"{command[0]}: its exit code is not known: what waits for it was killed (signal {number}), "
-                           "by the command itself or for want of memory")
+        raise BuilderError(
+            f"{command[0]}: its exit code is not known: what waits for it was killed (signal {number}), "
+            "by the command itself or for want of memory"
+        )
     if words[0] == "failed":
         raise OSError(int(words[1]), os.strerror(int(words[1])))
     return int(words[1])

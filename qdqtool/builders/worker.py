@@ -66,8 +66,10 @@ def _add_profile(builder: Any, network: Any, config: Any, profiles: dict[str, An
         return
     profile = builder.create_optimization_profile()
     for tensor in dynamic:
-        low, best = ([d if d >= 0 else (1 if axis == 0 else usual) for axis, d in enumerate(tensor.shape)]
-                     for usual in (32, 640))
+        low, best = (
+            [d if d >= 0 else (1 if axis == 0 else usual) for axis, d in enumerate(tensor.shape)]
+            for usual in (32, 640)
+        )
         profile.set_shape(tensor.name, *map(tuple, profiles.get(tensor.name) or (low, best, best)))
     config.add_optimization_profile(profile)
 
@@ -77,7 +79,10 @@ def _build(trt: Any, logger: Any, request: dict[str, Any], rtx: bool) -> dict[st
     try:
         builder = trt.Builder(logger)
     except (TypeError, RuntimeError) as error:
-        return {"status": "unavailable", "message": f"TensorRT {trt.__version__} finds no usable GPU ({error})"}
+        return {
+            "status": "unavailable",
+            "message": f"TensorRT {trt.__version__} finds no usable GPU ({error})",
+        }
     flags, network_flags = trt.NetworkDefinitionCreationFlag, 0
     if rtx:  # it knows nothing but strong types
         network_flags = 1 << int(flags.STRONGLY_TYPED)
@@ -100,9 +105,18 @@ def _build(trt: Any, logger: Any, request: dict[str, Any], rtx: bool) -> dict[st
     if request.get("layers"):  # takes the GPU that classic TensorRT builds on anyway
         engine = trt.Runtime(logger).deserialize_cuda_engine(plan)
         with open(request["layers"], "w", encoding="utf-8") as text:
-            text.write(engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON))
-    return {"status": "built", "stage": "build", "errors": list(logger.errors), "engine_bytes": plan.nbytes,
-            "seconds": time.perf_counter() - start}
+            text.write(
+                engine.create_engine_inspector().get_engine_information(
+                    trt.LayerInformationFormat.JSON
+                )
+            )
+    return {
+        "status": "built",
+        "stage": "build",
+        "errors": list(logger.errors),
+        "engine_bytes": plan.nbytes,
+        "seconds": time.perf_counter() - start,
+    }
 
 
 def main() -> None:
@@ -112,15 +126,22 @@ def main() -> None:
     try:
         trt = importlib.import_module(package)
     except (ImportError, OSError) as error:
-        answers.write(json.dumps({"status": "unavailable", "message": f"{package} cannot be loaded: {error}"}) + "\n")
+        answers.write(
+            json.dumps({"status": "unavailable", "message": f"{package} cannot be loaded: {error}"})
+            + "\n"
+        )
         return
     rtx = package == "tensorrt_rtx"
     logger = _logger(trt)
     for line in sys.stdin:
         request = json.loads(line)
         logger.errors = []
-        with open(request["log"], "w", encoding="utf-8", errors="replace", buffering=1 << 16) as logger.file:
-            logger.file.write(f"[I] TensorRT version: {trt.__version__}\n")  # as trtexec's log begins
+        with open(
+            request["log"], "w", encoding="utf-8", errors="replace", buffering=1 << 16
+        ) as logger.file:
+            logger.file.write(
+                f"[I] TensorRT version: {trt.__version__}\n"
+            )  # as trtexec's log begins
             answer = _build(trt, logger, request, rtx)
         logger.file = None
         answer["version"] = trt.__version__

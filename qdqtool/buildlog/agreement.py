@@ -12,7 +12,9 @@ from typing import Any, TypeAlias
 
 from qdqtool.base.records import published
 
-JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
+JsonValue: TypeAlias = (
+    "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
+)
 Described: TypeAlias = dict[str, JsonValue]
 """What one side says of a mismatch: published fields with small values."""
 
@@ -142,8 +144,12 @@ class Difference(StrEnum):
     TAKES_NONE = "predicted that it takes no residual input, built otherwise"
     ABSORBS = "predicted that it absorbs {}, the engine's layer does not"
     ABSORBED = "the engine's layer absorbs {}, which was not predicted"
-    LINE_AND_INPUT = "the log contradicts itself: line {} quantizes it, the engine lists a float input"
-    LINE_AND_OUTPUT = "the log contradicts itself: line {} quantizes the output, the engine lists float"
+    LINE_AND_INPUT = (
+        "the log contradicts itself: line {} quantizes it, the engine lists a float input"
+    )
+    LINE_AND_OUTPUT = (
+        "the log contradicts itself: line {} quantizes the output, the engine lists float"
+    )
     NO_LINE = "the log contradicts itself: the engine lists INT8, no pass line quantizes it"
     TWO_TYPES = "the log contradicts itself: {} in line {}, {} in line {}"
     END = "the model's {} is {}, the engine lists {}"
@@ -185,7 +191,13 @@ class Mismatch:
     @property
     def why(self) -> str:
         """The difference in words."""
-        return self.differs.format(*self.values) + (f" (predicted {self.rule})" if self.rule else "")
+        return self.differs.format(*self.values) + (
+            f" (predicted {self.rule})" if self.rule else ""
+        )
 
     def as_json(self) -> dict[str, Any]:
-        return {**published(self, "kind", "name", "predicted", "built"), "why": self.why, "line": self.line}
+        return {
+            **published(self, "kind", "name", "predicted", "built"),
+            "why": self.why,
+            "line": self.line,
+        }

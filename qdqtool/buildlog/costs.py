@@ -82,10 +82,15 @@ class LayerCost:
 
     def as_json(self) -> Json:
         return {
-            "index": self.index, **published(self.layer, "name", "type", "kind"), "precision": str(self.precision),
+            "index": self.index,
+            **published(self.layer, "name", "type", "kind"),
+            "precision": str(self.precision),
             **published(self.layer, "inputs", "outputs"),
-            **published(self, "macs", "input_bytes", "weight_bytes", "output_bytes"), "bytes": self.total_bytes,
-            **published(self, "intensity", "ms", "share", "expected_ms", "best_ms", "times_expected"),
+            **published(self, "macs", "input_bytes", "weight_bytes", "output_bytes"),
+            "bytes": self.total_bytes,
+            **published(
+                self, "intensity", "ms", "share", "expected_ms", "best_ms", "times_expected"
+            ),
         }
 
 
@@ -139,28 +144,43 @@ class EngineReport:
         """Sums by ``precision``, ``type`` or ``kind``, the costliest first."""
         table: dict[str, Totals] = {}
         value_of: Callable[[LayerCost], str] = {
-            "precision": lambda row: str(row.precision), "type": lambda row: row.layer.type or "unknown",
-            "kind": lambda row: str(row.layer.kind)}[key]
+            "precision": lambda row: str(row.precision),
+            "type": lambda row: row.layer.type or "unknown",
+            "kind": lambda row: str(row.layer.kind),
+        }[key]
         for row in self.rows:
             table.setdefault(value_of(row), Totals()).add(row)
-        return dict(sorted(table.items(), key=lambda item: (-item[1].ms, -item[1].bytes, -item[1].layers, item[0])))
+        return dict(
+            sorted(
+                table.items(),
+                key=lambda item: (-item[1].ms, -item[1].bytes, -item[1].layers, item[0]),
+            )
+        )
 
     def sorted_rows(self, key: str) -> list[LayerCost]:
         """The layers by ``order``, ``ms``, ``macs``, ``bytes``, ``intensity`` (largest first), ``name`` or ``type``."""
         if key == "order":
             return list(self.rows)
         if key in ("name", "type"):
-            return sorted(self.rows, key=lambda row: (row.layer.type if key == "type" else row.name, row.index))
+            return sorted(
+                self.rows,
+                key=lambda row: (row.layer.type if key == "type" else row.name, row.index),
+            )
         values = {"ms": "ms", "macs": "macs", "bytes": "total_bytes", "intensity": "intensity"}
         return sorted(self.rows, key=lambda row: (-(getattr(row, values[key]) or 0.0), row.index))
 
     def as_json(self) -> Json:
         return {
-            "schema": ENGINE_SCHEMA, **published(self, "build"), "bindings": list(self.build.bindings),
+            "schema": ENGINE_SCHEMA,
+            **published(self, "build"),
+            "bindings": list(self.build.bindings),
             "total_ms": self.total_ms if self.timed else None,
-            "totals": {key: {k: t.as_json() for k, t in self.totals(key).items()}
-                       for key in ("kind", "precision", "type")},
-            "layers": [row.as_json() for row in self.rows], **published(self, "unmatched", "gpu", "implicit_int8"),
+            "totals": {
+                key: {k: t.as_json() for k, t in self.totals(key).items()}
+                for key in ("kind", "precision", "type")
+            },
+            "layers": [row.as_json() for row in self.rows],
+            **published(self, "unmatched", "gpu", "implicit_int8"),
         }
 
 
@@ -174,11 +194,21 @@ def analyze(build: Build) -> EngineReport:
         times.setdefault(row.name, []).append(row.average_ms)
     total = sum(row.average_ms for row in build.profile_rows)
     for index, layer in enumerate(build.layers):
-        counts = [_count(nodes[part]) for part in layer.fused(known).bases if part in nodes] if nodes else []
+        counts = (
+            [_count(nodes[part]) for part in layer.fused(known).bases if part in nodes]
+            if nodes
+            else []
+        )
         parsed = sum(c for c in counts if c) if counts and all(counts) else None
         macs = _macs(layer, parsed)
-        cost = LayerCost(layer, index, macs if macs is not None and 0 <= macs < _MAX_MACS else None,
-                         _bytes(layer.inputs), _weight_bytes(layer, parsed), _bytes(layer.outputs))
+        cost = LayerCost(
+            layer,
+            index,
+            macs if macs is not None and 0 <= macs < _MAX_MACS else None,
+            _bytes(layer.inputs),
+            _weight_bytes(layer, parsed),
+            _bytes(layer.outputs),
+        )
         if waiting := times.get(layer.name):
             cost.ms = waiting.pop(0)
             cost.share = cost.ms / total if total else None
@@ -223,7 +253,9 @@ def _listed_weights(layer: BuiltLayer) -> tuple[int, Precision] | None:
 
 
 def _count(node: ParsedNode) -> int | None:
-    shape = whole(node.inputs[1].shape) if len(node.inputs) > 1 and node.inputs[1] is not None else None
+    shape = (
+        whole(node.inputs[1].shape) if len(node.inputs) > 1 and node.inputs[1] is not None else None
+    )
     count = _MAX_COUNT if shape is None else math.prod(shape)
     return count if count < _MAX_COUNT else None
 
@@ -231,7 +263,9 @@ def _count(node: ParsedNode) -> int | None:
 def _macs(layer: BuiltLayer, parsed: int | None) -> int | None:
     if not _has_weights(layer):
         return 0
-    source, target = (whole(tensors[0].shape) if tensors else None for tensors in (layer.inputs, layer.outputs))
+    source, target = (
+        whole(tensors[0].shape) if tensors else None for tensors in (layer.inputs, layer.outputs)
+    )
     if source is None or target is None:
         return None
     if layer.is_convolution and len(source) >= 3:
@@ -244,13 +278,23 @@ def _macs(layer: BuiltLayer, parsed: int | None) -> int | None:
     return None
 
 
-def _convolution_macs(layer: BuiltLayer, parsed: int | None, source: list[int], target: list[int]) -> int | None:
+def _convolution_macs(
+    layer: BuiltLayer, parsed: int | None, source: list[int], target: list[int]
+) -> int | None:
     extras = layer.extras
-    shaped = [c.elements for c in layer.constants if c.shape is not None and len(c.shape) >= 4 and c.elements]
+    shaped = [
+        c.elements
+        for c in layer.constants
+        if c.shape is not None and len(c.shape) >= 4 and c.elements
+    ]
     listed = _listed_weights(layer)
     count = listed[0] if listed else next(iter(shaped), parsed)
     if count is None:
-        kernel, maps, groups = int_list(extras.get("Kernel"), 1), extras.get("OutMaps"), extras.get("Groups", 1)
+        kernel, maps, groups = (
+            int_list(extras.get("Kernel"), 1),
+            extras.get("OutMaps"),
+            extras.get("Groups", 1),
+        )
         if kernel is None or not isinstance(maps, int) or not isinstance(groups, int) or groups < 1:
             return None
         count = math.prod(kernel) * maps * source[1] // groups
@@ -267,13 +311,21 @@ def _convolution_macs(layer: BuiltLayer, parsed: int | None, source: list[int], 
 def _before_pooling(extras: dict[str, Any], source: list[int]) -> int | None:
     """Output positions of the convolution inside a fused convolution and pooling."""
     fields = (("ConvKernel", 1), ("ConvStride", 1), ("ConvPrePadding", 0), ("ConvPostPadding", 0))
-    listed = [found for name, least in fields if (found := int_list(extras.get(name), least)) is not None]
+    listed = [
+        found for name, least in fields if (found := int_list(extras.get(name), least)) is not None
+    ]
     dims = zip(source[2:], *listed, strict=False)
-    return None if len(listed) < len(fields) else math.prod(
-        (given + low + high - size) // step + 1 for given, size, step, low, high in dims)
+    return (
+        None
+        if len(listed) < len(fields)
+        else math.prod(
+            (given + low + high - size) // step + 1 for given, size, step, low, high in dims
+        )
+    )
 
 
 # What people know a layer by --------------------------------------------------------------------------------------
+
 
 def title_of(row: LayerCost) -> str:
     """The part of a fused name that people know the layer by: its convolution, else the last node."""
@@ -284,7 +336,11 @@ def title_of(row: LayerCost) -> str:
         return f"copy {ending(fused.of, 30)}"
     if row.layer.is_qdq:
         owner, _, op = row.layer.name.rpartition("/")
-        return f"{'DQ' if op.startswith('D') else 'Q'} {ending(owner, 33)}" if owner else row.layer.name
+        return (
+            f"{'DQ' if op.startswith('D') else 'Q'} {ending(owner, 33)}"
+            if owner
+            else row.layer.name
+        )
     extra = f"  (+{len(fused.alternatives) - 1})" if len(fused.alternatives) > 1 else ""
     return ending(node_of(row), 36 - len(extra)) + extra
 
@@ -292,10 +348,14 @@ def title_of(row: LayerCost) -> str:
 def node_of(row: LayerCost) -> str:
     """The ONNX node that multiplies in a layer, as its name or metadata say; else the last one, or the name."""
     groups = row.layer.fused().alternatives
-    listed = row.layer.onnx_names if len(groups) < 2 else []  # of layers merged side by side the first one's nodes
+    listed = (
+        row.layer.onnx_names if len(groups) < 2 else []
+    )  # of layers merged side by side the first one's nodes
     names = listed or next(iter(groups), []) or [row.layer.name]
     plain = [n for n in reversed(names) if not n.endswith("weight") and "uantizeLinear" not in n]
-    return next((n for word in _PRODUCTS for n in plain if word in n.rsplit("/", 1)[-1].lower()), names[-1])
+    return next(
+        (n for word in _PRODUCTS for n in plain if word in n.rsplit("/", 1)[-1].lower()), names[-1]
+    )
 
 
 def describe(tensor: BuiltTensor) -> str:
@@ -313,7 +373,9 @@ V = TypeVar("V", bound=Hashable)
 W = TypeVar("W", bound=Hashable)
 NUMBERED = re.compile(r"^[^/.]*\d$")  # Conv_12, onnx::Conv_193: no path of modules
 _MAX_CELLS = 4_000_000
-_COMMON = 0.3  # share of the smaller engine's layers that must pair by name before names are trusted
+_COMMON = (
+    0.3  # share of the smaller engine's layers that must pair by name before names are trusted
+)
 
 
 @dataclass(slots=True)
@@ -328,15 +390,23 @@ class Pair:
         """Milliseconds that the second engine takes more; a missing layer takes none, one without a time is unknown."""
         if any(cost is not None and cost.ms is None for cost in (self.first, self.second)):
             return None
-        return (self.second.ms or 0.0 if self.second else 0.0) - (self.first.ms or 0.0 if self.first else 0.0)
+        return (self.second.ms or 0.0 if self.second else 0.0) - (
+            self.first.ms or 0.0 if self.first else 0.0
+        )
 
     def as_json(self) -> Json:
         def side(cost: LayerCost | None) -> Json | None:
-            return None if cost is None else {
-                "index": cost.index, **published(cost.layer, "name", "type", "kind"),
-                "inputs": [str(t.precision) for t in cost.layer.inputs],
-                "outputs": [str(t.precision) for t in cost.layer.outputs], "ms": cost.ms,
-            }
+            return (
+                None
+                if cost is None
+                else {
+                    "index": cost.index,
+                    **published(cost.layer, "name", "type", "kind"),
+                    "inputs": [str(t.precision) for t in cost.layer.inputs],
+                    "outputs": [str(t.precision) for t in cost.layer.outputs],
+                    "ms": cost.ms,
+                }
+            )
 
         return {"first": side(self.first), "second": side(self.second), "change_ms": self.change_ms}
 
@@ -357,7 +427,10 @@ class Comparison:
     def by_kind(self) -> dict[str, tuple[Totals, Totals]]:
         """Sums of both engines by kind of layer."""
         one, two = self.first.totals("kind"), self.second.totals("kind")
-        return {kind: (one.get(kind, Totals()), two.get(kind, Totals())) for kind in dict.fromkeys([*one, *two])}
+        return {
+            kind: (one.get(kind, Totals()), two.get(kind, Totals()))
+            for kind in dict.fromkeys([*one, *two])
+        }
 
     def as_json(self) -> Json:
         return {
@@ -365,7 +438,9 @@ class Comparison:
             "first": {"build": self.first.build.as_json(), "total_ms": self.first.total_ms},
             "second": {"build": self.second.build.as_json(), "total_ms": self.second.total_ms},
             "aligned_by": self.by,
-            "kinds": {kind: [one.as_json(), two.as_json()] for kind, (one, two) in self.by_kind.items()},
+            "kinds": {
+                kind: [one.as_json(), two.as_json()] for kind, (one, two) in self.by_kind.items()
+            },
             "pairs": [pair.as_json() for pair in self.pairs],
         }
 
@@ -379,13 +454,18 @@ def compare(first: EngineReport, second: EngineReport) -> Comparison:
 
     def left() -> tuple[list[LayerCost], list[LayerCost]]:
         used = set(taken.values())
-        return [x for x in first.rows if x.index not in taken], [x for x in second.rows if x.index not in used]
+        return [x for x in first.rows if x.index not in taken], [
+            x for x in second.rows if x.index not in used
+        ]
 
     one, two = ([x for x in rows if _works(x)] for rows in left())
     aligned = align([(x, _work_of(x)) for x in one], [(x, _work_of(x)) for x in two], _likeness)
     taken.update((a.index, b.index) for a, b in aligned)
     taken.update((a.index, b.index) for a, b in _alone(*left()))
-    pairs = [Pair(row, second.rows[taken[row.index]] if row.index in taken else None) for row in first.rows]
+    pairs = [
+        Pair(row, second.rows[taken[row.index]] if row.index in taken else None)
+        for row in first.rows
+    ]
     by = "names" if 2 * named >= len(taken) and named else "shapes"
     return Comparison(first, second, [*pairs, *(Pair(None, row) for row in left()[1])], by)
 
@@ -410,7 +490,9 @@ def _by_names(first: EngineReport, second: EngineReport) -> dict[int, int]:
 
 
 def _same_work(one: LayerCost, two: LayerCost) -> bool:
-    if one.layer.name == two.layer.name and not (one.layer.type and two.layer.type):  # a row of a profile
+    if one.layer.name == two.layer.name and not (
+        one.layer.type and two.layer.type
+    ):  # a row of a profile
         return True
     first, second = _work_of(one), _work_of(two)
     return first.family == second.family and not _contradict(first, second)
@@ -427,9 +509,14 @@ class _Work(NamedTuple):
 
 def _work_of(row: LayerCost) -> _Work:
     layer = row.layer
-    kernel, maps = layer.extras.get("Kernel", layer.extras.get("ConvKernel")), layer.extras.get("OutMaps")
+    kernel, maps = (
+        layer.extras.get("Kernel", layer.extras.get("ConvKernel")),
+        layer.extras.get("OutMaps"),
+    )
     sizes = _channels(layer.inputs), _channels(layer.outputs), str(kernel or ""), str(maps or "")
-    return _Work(_family(row), sizes, (_edge(layer.inputs), _edge(layer.outputs)), len(layer.inputs))
+    return _Work(
+        _family(row), sizes, (_edge(layer.inputs), _edge(layer.outputs)), len(layer.inputs)
+    )
 
 
 def _contradict(one: _Work, two: _Work) -> bool:
@@ -448,7 +535,9 @@ def _keys(report: EngineReport) -> dict[str, int]:
     for row in report.rows:
         fused = row.layer.fused()
         for name in row.layer.onnx_names or ([] if fused.is_copy else fused.bases):
-            if ("uantizeLinear" not in name or row.layer.is_qdq) and found.setdefault(name, row.index) != row.index:
+            if ("uantizeLinear" not in name or row.layer.is_qdq) and found.setdefault(
+                name, row.index
+            ) != row.index:
                 several.add(name)
     for name in several:
         del found[name]
@@ -456,7 +545,9 @@ def _keys(report: EngineReport) -> dict[str, int]:
 
 
 def _family(row: LayerCost) -> str:
-    kind = row.layer.type.lower() or node_of(row).lower()  # of a profile alone the name is all there is
+    kind = (
+        row.layer.type.lower() or node_of(row).lower()
+    )  # of a profile alone the name is all there is
     if row.layer.is_convolution or (not row.layer.type and "conv" in kind):
         return "convolution"
     words = ("pool", "resize", "softmax", "reformat", "pointwise")
@@ -476,8 +567,13 @@ def align(
     if len(left) * len(right) > _MAX_CELLS:
         return []
     kinds = dict.fromkeys(two for _, two in right)
-    of_kind = {one: {two: likeness(one, two) for two in kinds} for one in dict.fromkeys(one for _, one in left)}
-    rows = {one: np.array([known[two] for _, two in right], np.int32) for one, known in of_kind.items()}
+    of_kind = {
+        one: {two: likeness(one, two) for two in kinds}
+        for one in dict.fromkeys(one for _, one in left)
+    }
+    rows = {
+        one: np.array([known[two] for _, two in right], np.int32) for one, known in of_kind.items()
+    }
     alike = [rows[one] for _, one in left]
     best = np.zeros((len(left) + 1, len(right) + 1), np.int32)
     for row, below, own in zip(best[-2::-1], best[:0:-1], reversed(alike), strict=True):
@@ -508,7 +604,11 @@ def _alone(left: list[LayerCost], right: list[LayerCost]) -> list[tuple[LayerCos
         return found
 
     one, two = by_work(left), by_work(right)
-    return [(rows[0], two[key][0]) for key, rows in one.items() if len(rows) == len(two.get(key, ())) == 1]
+    return [
+        (rows[0], two[key][0])
+        for key, rows in one.items()
+        if len(rows) == len(two.get(key, ())) == 1
+    ]
 
 
 def _works(row: LayerCost) -> bool:

@@ -29,18 +29,34 @@ BOX_WIDTH, ROW_GAP, COLUMN_GAP, LINE_HEIGHT, MARGIN = 276, 62, 64, 16, 30
 _HALO = 'fill="none" stroke="white" stroke-width="3" aria-hidden="true"'
 # Of boxes, and of arrows and borders: those of NVIDIA's engine pictures, INT8 green, FP16 orange, FP32 red.
 FILL = {
-    Precision.INT8: "#a5d65a", Precision.UINT8: "#a5d65a", Precision.INT4: "#7fd1ae", Precision.FP8: "#5cc6c0",
-    Precision.FP16: "#ffc066", Precision.BF16: "#ffd699", Precision.FP32: "#f4837d", Precision.FLOAT: "#f4837d",
-    Precision.INT32: "#c9b8e8", Precision.INT64: "#b7a3e0", Precision.BOOL: "#d9d9d9", Precision.UNKNOWN: "#e6e6e6",
+    Precision.INT8: "#a5d65a",
+    Precision.UINT8: "#a5d65a",
+    Precision.INT4: "#7fd1ae",
+    Precision.FP8: "#5cc6c0",
+    Precision.FP16: "#ffc066",
+    Precision.BF16: "#ffd699",
+    Precision.FP32: "#f4837d",
+    Precision.FLOAT: "#f4837d",
+    Precision.INT32: "#c9b8e8",
+    Precision.INT64: "#b7a3e0",
+    Precision.BOOL: "#d9d9d9",
+    Precision.UNKNOWN: "#e6e6e6",
 }
 LINE = dict.fromkeys(Precision, "#5f5f5f") | {
-    Precision.INT8: "#4c8a00", Precision.UINT8: "#4c8a00", Precision.INT4: "#1f8a63", Precision.FP8: "#11827c",
-    Precision.FP16: "#c26a00", Precision.BF16: "#c26a00", Precision.FP32: "#b3261e", Precision.FLOAT: "#b3261e",
+    Precision.INT8: "#4c8a00",
+    Precision.UINT8: "#4c8a00",
+    Precision.INT4: "#1f8a63",
+    Precision.FP8: "#11827c",
+    Precision.FP16: "#c26a00",
+    Precision.BF16: "#c26a00",
+    Precision.FP32: "#b3261e",
+    Precision.FLOAT: "#b3261e",
 }
 LEGEND = (Precision.INT8, Precision.FP16, Precision.FP32, Precision.INT32, Precision.UNKNOWN)
 
 
 # Where boxes and edges are ----------------------------------------------------------------------------------------
+
 
 @dataclass(slots=True, kw_only=True)
 class Placed:
@@ -78,7 +94,9 @@ def ranks_of(keys: Sequence[str], edges: Sequence[_Link]) -> dict[str, int]:
         ranks[key] = max((ranks[source] + 1 for source in incoming[key]), default=0)
     last = max(ranks.values(), default=0)
     for key in keys:
-        if not incoming[key]:  # an input or constant is right above its first reader, a lone box below all
+        if not incoming[
+            key
+        ]:  # an input or constant is right above its first reader, a lone box below all
             ranks[key] = max(0, min((ranks[t] for t in outgoing[key]), default=last + 2) - 1)
     return ranks
 
@@ -89,18 +107,27 @@ def too_large(ranks: dict[str, int], edges: Sequence[_Link]) -> str:
     The layout is quadratic in what is in one row, and an edge is in every row that it passes.
     """
     if len(ranks) > budgets.DRAWN_LAYERS:
-        return f"{len(ranks)} layers are too many for a picture, the limit is {budgets.DRAWN_LAYERS}"
+        return (
+            f"{len(ranks)} layers are too many for a picture, the limit is {budgets.DRAWN_LAYERS}"
+        )
     passed = sum(max(1, ranks[target] - ranks[source]) for source, target in edges)
     widest = max(Counter(ranks.values()).values(), default=0)
     if passed > budgets.DRAWN_POINTS or widest > budgets.DRAWN_ROW:
-        return (f"{len(ranks)} layers and {len(edges)} edges, up to {widest} in one row, are too many for a picture; "
-                f"the limits are {budgets.DRAWN_POINTS} edges, one for each row that they pass, and "
-                f"{budgets.DRAWN_ROW} in a row")
+        return (
+            f"{len(ranks)} layers and {len(edges)} edges, up to {widest} in one row, are too many for a picture; "
+            f"the limits are {budgets.DRAWN_POINTS} edges, one for each row that they pass, and "
+            f"{budgets.DRAWN_ROW} in a row"
+        )
     return ""
 
 
 def lay_out(
-    boxes: Sequence[Placed], edges: Sequence[Linked], column_gap: float, row_gap: float, margin: float, head: float = 0
+    boxes: Sequence[Placed],
+    edges: Sequence[Linked],
+    column_gap: float,
+    row_gap: float,
+    margin: float,
+    head: float = 0,
 ) -> tuple[float, float, str]:
     """Gives boxes and edges their places.
 
@@ -130,9 +157,15 @@ def lay_out(
         box.x = round(centres[key] - box.w / 2, 1)
         box.y = round(tops[ranks[key]] + (heights[ranks[key]] - box.h) / 2, 1)
     for number, edge in enumerate(edges):
-        edge.points = [[round(x, 1), yy] for x, rank in ways[number] for yy in (tops[rank], tops[rank] + heights[rank])]
+        edge.points = [
+            [round(x, 1), yy]
+            for x, rank in ways[number]
+            for yy in (tops[rank], tops[rank] + heights[rank])
+        ]
     _attach(boxes, edges)
-    width = max([0.0, *(b.x + b.w for b in boxes), *(x for e in edges for x, _ in e.points)]) + margin
+    width = (
+        max([0.0, *(b.x + b.w for b in boxes), *(x for e in edges for x, _ in e.points)]) + margin
+    )
     return round(width, 1), round(y - row_gap + margin, 1), ""
 
 
@@ -142,7 +175,9 @@ def _attach(boxes: Sequence[Placed], edges: Sequence[Linked]) -> None:
         groups: dict[int, list[tuple[float, Linked]]] = defaultdict(list)
         for edge in edges:
             far = boxes[getattr(edge, other)]
-            groups[getattr(edge, end)].append((edge.points[place][0] if edge.points else far.x + far.w / 2, edge))
+            groups[getattr(edge, end)].append(
+                (edge.points[place][0] if edge.points else far.x + far.w / 2, edge)
+            )
         for number, group in groups.items():
             box = boxes[number]
             y = box.y + (box.h if end == "source" else 0.0)
@@ -164,16 +199,27 @@ def _place(
         passed = {f"P{number}_{rank}": rank for rank in range(ranks[source] + 1, ranks[target])}
         at |= passed
         passing.append(list(passed))
-        chains |= dict.fromkeys((a, b) for a, b in itertools.pairwise([source, *passed, target]) if a != b)
+        chains |= dict.fromkeys(
+            (a, b) for a, b in itertools.pairwise([source, *passed, target]) if a != b
+        )
     columns: dict[str, float] = {}
     offset = 0.0
     names = list(dict.fromkeys(itertools.chain.from_iterable(chains)))
-    numbers = {name: i for i, name in enumerate(names)}  # the layout follows hashes; those of text change
+    numbers = {
+        name: i for i, name in enumerate(names)
+    }  # the layout follows hashes; those of text change
     # Edges are shortest in the rows that are known. To find these takes n^2, unless all begin in one row.
     begins = {at[a] for a in {a for a, _ in chains}.difference(b for _, b in chains)}
-    parts = from_edges([(numbers[a], numbers[b]) for a, b in chains], vertex_spacing=4,
-                       ranking_type="up" if len(begins) == 1 else "minimize",
-                       crossing_minimization="barycenter") if chains else []  # fmt: skip
+    parts = (
+        from_edges(
+            [(numbers[a], numbers[b]) for a, b in chains],
+            vertex_spacing=4,
+            ranking_type="up" if len(begins) == 1 else "minimize",
+            crossing_minimization="barycenter",
+        )
+        if chains
+        else []
+    )
     for positions in sorted(sorted(part[0]) for part in parts):
         low = min(x for _, (x, _y) in positions) / 4
         columns.update({names[number]: x / 4 - low + offset for number, (x, _y) in positions})
@@ -200,6 +246,7 @@ def _spread(
 
 
 # The graph ----------------------------------------------------------------------------------------------------------
+
 
 @dataclass(slots=True)
 class Box(Placed):
@@ -240,7 +287,9 @@ def drawing_of(report: EngineReport) -> Drawing:
     time = f", {report.total_ms:.3f} ms" if report.timed else ""
     drawing = Drawing(f"{build.title}{device}: {len(report.rows)} layers{time}")
     boxes = drawing.boxes
-    makers: dict[str, list[tuple[int, BuiltTensor]]] = {}  # several where a concatenation was turned into one buffer
+    makers: dict[
+        str, list[tuple[int, BuiltTensor]]
+    ] = {}  # several where a concatenation was turned into one buffer
     ends: dict[str, int] = {}
     used = {tensor.tensor for row in report.rows for tensor in row.layer.inputs}
     for row in report.rows:
@@ -262,7 +311,9 @@ def drawing_of(report: EngineReport) -> Drawing:
 
 
 def _end(key: str, role: str, tensor: BuiltTensor) -> Box:
-    return Box(key, role, [ending(tensor.tensor, 36), describe(tensor)], tensor.tensor, tensor.precision)
+    return Box(
+        key, role, [ending(tensor.tensor, 36), describe(tensor)], tensor.tensor, tensor.precision
+    )
 
 
 def _box(key: str, row: LayerCost) -> Box:
@@ -278,15 +329,23 @@ def _box(key: str, row: LayerCost) -> Box:
 
 
 def _arrow(source: int, target: int, tensor: BuiltTensor) -> Arrow:
-    return Arrow(source, target, tensor.tensor, [ending(tensor.tensor, 30), describe(tensor)], tensor.precision)
+    return Arrow(
+        source,
+        target,
+        tensor.tensor,
+        [ending(tensor.tensor, 30), describe(tensor)],
+        tensor.precision,
+    )
 
 
 # DOT --------------------------------------------------------------------------------------------------------------
 
+
 def dot(drawing: Drawing) -> str:
     """DOT text: boxes coloured by precision, edges labelled with tensor, shape and precision."""
     lines = [
-        "digraph engine {", f"  label={_quoted([drawing.title])}; labelloc=t; fontname=Helvetica; rankdir=TB;",
+        "digraph engine {",
+        f"  label={_quoted([drawing.title])}; labelloc=t; fontname=Helvetica; rankdir=TB;",
         '  node [shape=box, style="filled,rounded", fontname=Helvetica, fontsize=11];',
         "  edge [fontname=Helvetica, fontsize=9];",
     ]
@@ -294,7 +353,9 @@ def dot(drawing: Drawing) -> str:
         shape = "" if box.role == LAYER else ", shape=oval"
         label = _quoted([text for text in box.lines if text])
         colours = f'fillcolor="{FILL[box.precision]}", color="{LINE[box.precision]}"'
-        lines.append(f"  {box.key} [label={label}, tooltip={_quoted([box.tip])}, {colours}{shape}];")
+        lines.append(
+            f"  {box.key} [label={label}, tooltip={_quoted([box.tip])}, {colours}{shape}];"
+        )
     for arrow in drawing.arrows:
         colour = LINE[arrow.precision]
         source, target = (drawing.boxes[place].key for place in (arrow.source, arrow.target))
@@ -303,16 +364,25 @@ def dot(drawing: Drawing) -> str:
 
 
 def _quoted(lines: Iterable[str]) -> str:
-    return '"' + "\\n".join(as_line(text).replace("\\", "\\\\").replace('"', '\\"') for text in lines) + '"'
+    return (
+        '"'
+        + "\\n".join(as_line(text).replace("\\", "\\\\").replace('"', '\\"') for text in lines)
+        + '"'
+    )
 
 
 # SVG --------------------------------------------------------------------------------------------------------------
 
+
 def svg(drawing: Drawing) -> str:
     """The picture, without Graphviz; QdqtoolError where fast-sugiyama is missing, or there is too much to draw."""
     if not installed():
-        raise QdqtoolError(said("drawing needs fast-sugiyama: pip install 'qdqtool[draw]' (or use {`dot`} and "
-                                "Graphviz)"))
+        raise QdqtoolError(
+            said(
+                "drawing needs fast-sugiyama: pip install 'qdqtool[draw]' (or use {`dot`} and "
+                "Graphviz)"
+            )
+        )
     for box in drawing.boxes:
         box.w, box.h = BOX_WIDTH, 14 + LINE_HEIGHT * len([text for text in box.lines if text])
     width, height, excess = lay_out(drawing.boxes, drawing.arrows, COLUMN_GAP, ROW_GAP, MARGIN, 40)
@@ -322,10 +392,12 @@ def svg(drawing: Drawing) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
         f'viewBox="0 0 {width:.0f} {height:.0f}" font-family="Helvetica, Arial, sans-serif">',
-        '<rect width="100%" height="100%" fill="white"/>', *_legend(drawing),
+        '<rect width="100%" height="100%" fill="white"/>',
+        *_legend(drawing),
         *(text for arrow in drawing.arrows for text in _svg_arrow(arrow)),
-        *(text for box in drawing.boxes for text in _svg_box(box)), "</svg>",
-    ]  # fmt: skip
+        *(text for box in drawing.boxes for text in _svg_box(box)),
+        "</svg>",
+    ]
     return as_text(parts)
 
 
@@ -339,10 +411,17 @@ def _svg_arrow(arrow: Arrow) -> list[str]:
     before, (x, y) = arrow.points[-2:]
     head = f"M{x - 4:.1f},{y - 8:.1f} L{x:.1f},{y:.1f} L{x + 4:.1f},{y - 8:.1f} Z"
     label_x, label_y = (before[0] + x) / 2 + 6, (before[1] + y) / 2 - 4
-    rows = [f'<text x="{label_x:.1f}" y="{label_y + 11 * i:.1f}" font-size="9" {paint}>{_text(row)}</text>'
-            for i, row in enumerate(arrow.lines) for paint in (_HALO, f'fill="{colour}"')]
+    rows = [
+        f'<text x="{label_x:.1f}" y="{label_y + 11 * i:.1f}" font-size="9" {paint}>{_text(row)}</text>'
+        for i, row in enumerate(arrow.lines)
+        for paint in (_HALO, f'fill="{colour}"')
+    ]
     line = f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>'
-    return [f'<g><title>{_text(arrow.tensor)}</title>{line}<path d="{head}" fill="{colour}"/>', *rows, "</g>"]
+    return [
+        f'<g><title>{_text(arrow.tensor)}</title>{line}<path d="{head}" fill="{colour}"/>',
+        *rows,
+        "</g>",
+    ]
 
 
 def _svg_box(box: Box) -> list[str]:
@@ -363,12 +442,18 @@ def _svg_box(box: Box) -> list[str]:
 
 def _legend(drawing: Drawing) -> list[str]:
     used = {box.precision for box in drawing.boxes}
-    parts = [f'<text x="{MARGIN}" y="{MARGIN}" font-size="16" font-weight="bold">{_text(drawing.title)}</text>']
+    parts = [
+        f'<text x="{MARGIN}" y="{MARGIN}" font-size="16" font-weight="bold">{_text(drawing.title)}</text>'
+    ]
     x = float(MARGIN)
     for precision in LEGEND:
         if precision in used:
-            parts.append(f'<rect x="{x:.0f}" y="{MARGIN + 12}" width="14" height="14" fill="{FILL[precision]}"/>')
-            parts.append(f'<text x="{x + 19:.0f}" y="{MARGIN + 23}" font-size="11">{precision}</text>')
+            parts.append(
+                f'<rect x="{x:.0f}" y="{MARGIN + 12}" width="14" height="14" fill="{FILL[precision]}"/>'
+            )
+            parts.append(
+                f'<text x="{x + 19:.0f}" y="{MARGIN + 23}" font-size="11">{precision}</text>'
+            )
             x += 90
     return parts
 

@@ -40,13 +40,22 @@ from qdqtool.errors import BuildLogError
 from qdqtool.types import Precision
 
 _TYPES = {p.lower(): p for p in Precision if p not in (Precision.FLOAT, Precision.UNKNOWN)} | {
-    "half": Precision.FP16, "float16": Precision.FP16, "bfloat16": Precision.BF16, "float": Precision.FP32,
-    "tf32": Precision.FP32, "float32": Precision.FP32, "float8": Precision.FP8,
+    "half": Precision.FP16,
+    "float16": Precision.FP16,
+    "bfloat16": Precision.BF16,
+    "float": Precision.FP32,
+    "tf32": Precision.FP32,
+    "float32": Precision.FP32,
+    "float8": Precision.FP8,
 }
 _WORD = re.compile(r"[A-Za-z]\w*")
-_VECTOR_WORDS = {f"{word} wide channel": width
-                 for word, width in (("two", 2), ("four", 4), ("eight", 8), ("sixteen", 16), ("thirty-two", 32))}
-_EDGE = re.compile(r"(?:\[([A-Za-z]\w*)\(([-\d,: ]*)\)\]| \(([A-Za-z]\w*)\[([-\d,: ]*)\]\))(?=, | -> |$)")
+_VECTOR_WORDS = {
+    f"{word} wide channel": width
+    for word, width in (("two", 2), ("four", 4), ("eight", 8), ("sixteen", 16), ("thirty-two", 32))
+}
+_EDGE = re.compile(
+    r"(?:\[([A-Za-z]\w*)\(([-\d,: ]*)\)\]| \(([A-Za-z]\w*)\[([-\d,: ]*)\]\))(?=, | -> |$)"
+)
 _LAYER = re.compile(r"Layer\(([^()]*)\): ")
 _TACTIC = re.compile(r", Tactic: (0x[0-9a-fA-F]+|-?\d+)(?: \([^()]*\))?,? ?")
 _METADATA = re.compile(r"\[ONNX Layer: ")
@@ -114,7 +123,9 @@ def int_list(value: Any, least: int | None = None) -> list[int] | None:
     if not isinstance(value, list) or not value or len(value) > 64:
         return None
     low = -MAX_DIMENSION if least is None else least
-    whole = all(isinstance(v, int) and not isinstance(v, bool) and low <= v < MAX_DIMENSION for v in value)
+    whole = all(
+        isinstance(v, int) and not isinstance(v, bool) and low <= v < MAX_DIMENSION for v in value
+    )
     return list(value) if whole else None
 
 
@@ -136,7 +147,9 @@ def parse_engine_line(text: str, line: int = 0) -> BuiltLayer | None:
     tactic = _TACTIC.search(text, head.end())
     if tactic is None:
         return BuiltLayer(name=text[head.end() :].strip(), type=head[1], line=line)
-    layer = BuiltLayer(name=text[head.end() : tactic.start()], type=head[1], tactic=tactic[1], line=line)
+    layer = BuiltLayer(
+        name=text[head.end() : tactic.start()], type=head[1], tactic=tactic[1], line=line
+    )
     edges = text[tactic.end() :]
     at, side = 0, layer.inputs
     if edges.startswith(("-> ", " -> ")):
@@ -145,7 +158,11 @@ def parse_engine_line(text: str, line: int = 0) -> BuiltLayer | None:
         if match.start() < at or len(side) >= MAX_TENSORS:
             continue
         shape, vector = parse_dims(match[2] if match[1] else match[4])
-        side.append(BuiltTensor(edges[at : match.start()], precision_of(match[1] or match[3]), shape, vector))
+        side.append(
+            BuiltTensor(
+                edges[at : match.start()], precision_of(match[1] or match[3]), shape, vector
+            )
+        )
         at = match.end()
         if edges.startswith(" -> ", at):
             side = layer.outputs
@@ -241,9 +258,17 @@ def layer_from_fields(fields: dict[str, Any], line: int = 0) -> BuiltLayer:
         return [_tensor(item) for item in listed[:MAX_TENSORS]] if isinstance(listed, list) else []
 
     return BuiltLayer(
-        _text(named.pop("Name", "")), _text(named.pop("LayerType", "")), tensors("Inputs"), tensors("Outputs"),
-        tensors("Constants"), _text(named.get("TacticName") or named.get("TacticValue") or ""),
-        onnx_names(_text(named.pop("Metadata", ""))), _text(named.get("Origin", "")), line, extras=named)
+        _text(named.pop("Name", "")),
+        _text(named.pop("LayerType", "")),
+        tensors("Inputs"),
+        tensors("Outputs"),
+        tensors("Constants"),
+        _text(named.get("TacticName") or named.get("TacticValue") or ""),
+        onnx_names(_text(named.pop("Metadata", ""))),
+        _text(named.get("Origin", "")),
+        line,
+        extras=named,
+    )
 
 
 def _text(value: Any) -> str:
@@ -262,7 +287,9 @@ def _tensor(item: Any) -> BuiltTensor:
         shape, listed = parse_dims(dims)
         vector = max(vector, listed)
     elif isinstance(dims, list):
-        shape = tuple(d if isinstance(d, int) and 0 <= d < MAX_DIMENSION else None for d in dims[:_MAX_RANK])
+        shape = tuple(
+            d if isinstance(d, int) and 0 <= d < MAX_DIMENSION else None for d in dims[:_MAX_RANK]
+        )
     kind = precision_of(_text(item.get("Datatype") or item.get("DataType") or both))
     return BuiltTensor(_text(item.get("Name", "")), kind, shape, vector, layout)
 
@@ -311,31 +338,46 @@ def read_json(data: bytes, name: str) -> Build:
     if isinstance(content, dict):
         listed = next((content[key] for key in _LAYER_KEYS if key in content), None)
         if listed is None:
-            raise BuildLogError(f"{name}: a JSON without 'Layers': no layer listing and no profile of TensorRT")
+            raise BuildLogError(
+                f"{name}: a JSON without 'Layers': no layer listing and no profile of TensorRT"
+            )
         _layers(build, listed, name)
-        build.is_rtx = content.get("builder") == "tensorrt-rtx"  # as ``qdqtool build`` writes it into its layer table
+        build.is_rtx = (
+            content.get("builder") == "tensorrt-rtx"
+        )  # as ``qdqtool build`` writes it into its layer table
         told = content.get("targets")
-        targets = [_TARGET.fullmatch(t) for t in told[:16] if isinstance(t, str)] if isinstance(told, list) else []
+        targets = (
+            [_TARGET.fullmatch(t) for t in told[:16] if isinstance(t, str)]
+            if isinstance(told, list)
+            else []
+        )
         build.targets = tuple(int(match[1]) for match in targets if match)
         version = content.get("version")
         if isinstance(version, str) and _VERSION.fullmatch(version):
             build.tensorrt = version
         bindings = content.get("Bindings", content.get("I/O Tensors"))
-        names = (item.get("Name") if isinstance(item, dict) else item
-                 for item in (bindings[:10_000] if isinstance(bindings, list) else ()))
+        names = (
+            item.get("Name") if isinstance(item, dict) else item
+            for item in (bindings[:10_000] if isinstance(bindings, list) else ())
+        )
         build.bindings += [name for name in names if isinstance(name, str)]
     elif isinstance(content, list) and _is_profile(content):
         build.source = BuildSource.PROFILE_JSON
         _profile(build, content)
-    elif isinstance(content, list) and any(isinstance(x, str) or (isinstance(x, dict) and "LayerType" in x)
-                                           for x in content):
+    elif isinstance(content, list) and any(
+        isinstance(x, str) or (isinstance(x, dict) and "LayerType" in x) for x in content
+    ):
         _layers(build, content, name)
     else:
-        raise BuildLogError(f"{name}: a JSON that is neither a layer listing nor a profile of TensorRT")
+        raise BuildLogError(
+            f"{name}: a JSON that is neither a layer listing nor a profile of TensorRT"
+        )
     if not whole:
         build.notes.append(Remark.CUT_OFF(file=name))
         is_profile = build.source == BuildSource.PROFILE_JSON
-        build.gaps.append(Gap(Section.PROFILE if is_profile else Section.LISTING, Lack.CUT_FILE, name=name))
+        build.gaps.append(
+            Gap(Section.PROFILE if is_profile else Section.LISTING, Lack.CUT_FILE, name=name)
+        )
     return build
 
 
@@ -349,16 +391,22 @@ def _load(text: str, name: str) -> tuple[list[Any], bool]:
         except RecursionError:
             raise BuildLogError(f"{name}: a JSON nested too deeply to be TensorRT's") from None
         except TooManyValues as found:
-            raise BuildLogError(f"{name}: a JSON of {found}, which none of TensorRT's has") from None
+            raise BuildLogError(
+                f"{name}: a JSON of {found}, which none of TensorRT's has"
+            ) from None
         except ValueError as found:
             error = found
     if (in_turn := _in_turn(text)) is not None:
         return in_turn
     if text.startswith('{"log":'):
-        raise BuildLogError(f"{name}: a log as Docker stores it; give what `docker logs` prints of that container")
+        raise BuildLogError(
+            f"{name}: a log as Docker stores it; give what `docker logs` prints of that container"
+        )
     salvaged = _salvage(text)
     if salvaged is None:
-        raise BuildLogError(f"{name}: not a JSON of TensorRT, or damaged ({error}); export it again") from None
+        raise BuildLogError(
+            f"{name}: not a JSON of TensorRT, or damaged ({error}); export it again"
+        ) from None
     return [salvaged], False
 
 
@@ -370,14 +418,20 @@ def _in_turn(text: str) -> tuple[list[Any], bool] | None:
         return None
     if all(isinstance(item, dict) and "LayerType" in item for item in items):
         return [items], whole
-    known = all(not _KEYS.isdisjoint(item) if isinstance(item, dict) else isinstance(item, list) and _is_profile(item)
-                for item in items)
+    known = all(
+        not _KEYS.isdisjoint(item)
+        if isinstance(item, dict)
+        else isinstance(item, list) and _is_profile(item)
+        for item in items
+    )
     return (items, whole) if known else None
 
 
 def _salvage(text: str) -> Any:
     """What can be read of a cut or damaged file: the layers before the damage, or the profile's whole rows."""
-    if rows := [row for line in text.splitlines() if '"timeMs"' in line and (row := _row(line)) is not None]:
+    if rows := [
+        row for line in text.splitlines() if '"timeMs"' in line and (row := _row(line)) is not None
+    ]:
         return [{"count": 0}, *rows]
     start = next((text.find(f'"{key}"') for key in _LAYER_KEYS if f'"{key}"' in text), -1)
     start = text.find("[", start) if start >= 0 else text.find("[") if text.startswith("[") else -1
@@ -414,7 +468,10 @@ def _row(line: str) -> dict[str, Any] | None:
         return None
     name = line[start + len(_ROW_BEGINS) : name_ends]
     keys = ("timeMs", "averageMs", "medianMs", "percentage")
-    return {"name": name, **{key: number(value or "") for key, value in zip(keys, found.groups(), strict=True)}}
+    return {
+        "name": name,
+        **{key: number(value or "") for key, value in zip(keys, found.groups(), strict=True)},
+    }
 
 
 def _layers(build: Build, listed: Any, name: str) -> None:
@@ -429,18 +486,21 @@ def _layers(build: Build, listed: Any, name: str) -> None:
             build.layers.append(layer)
             tensors += len(layer.inputs) + len(layer.outputs) + len(layer.constants)
             if tensors > _ALL_TENSORS:
-                raise BuildLogError(f"{name}: lists more than {_ALL_TENSORS:,} tensors up to layer "
-                                    f"{len(build.layers) - 1}; no engine has as many")
+                raise BuildLogError(
+                    f"{name}: lists more than {_ALL_TENSORS:,} tensors up to layer "
+                    f"{len(build.layers) - 1}; no engine has as many"
+                )
         else:
             raise BuildLogError(
-                f"{name}: layer {len(build.layers)} of the list is neither a name nor a layer of TensorRT")
+                f"{name}: layer {len(build.layers)} of the list is neither a name nor a layer of TensorRT"
+            )
     build.listing = Listing.LAYER_JSON
 
 
 def _is_profile(content: list[Any]) -> bool:
-    return any(isinstance(x, dict) and ("timeMs" in x or "averageMs" in x) for x in content[:3]) or (
-        bool(content) and isinstance(content[0], dict) and set(content[0]) == {"count"}
-    )
+    return any(
+        isinstance(x, dict) and ("timeMs" in x or "averageMs" in x) for x in content[:3]
+    ) or (bool(content) and isinstance(content[0], dict) and set(content[0]) == {"count"})
 
 
 def _profile(build: Build, content: list[Any]) -> None:
@@ -456,12 +516,23 @@ def _profile(build: Build, content: list[Any]) -> None:
             average = total / build.iterations
         if average is None:
             continue
-        build.profile_rows.append(ProfileRow(str(item.get("name", "")), total or average, average,
-                                             _amount(item.get("medianMs")), _amount(item.get("percentage")) or 0.0))
-    build.profile_total_ms = sum(row.average_ms for row in build.profile_rows) if build.profile_rows else None
+        build.profile_rows.append(
+            ProfileRow(
+                str(item.get("name", "")),
+                total or average,
+                average,
+                _amount(item.get("medianMs")),
+                _amount(item.get("percentage")) or 0.0,
+            )
+        )
+    build.profile_total_ms = (
+        sum(row.average_ms for row in build.profile_rows) if build.profile_rows else None
+    )
 
 
 def _amount(value: Any) -> float | None:
     if isinstance(value, float):  # as most are
         return value if math.isfinite(value) else None
-    return number(str(value)[:400]) if isinstance(value, int) and not isinstance(value, bool) else None
+    return (
+        number(str(value)[:400]) if isinstance(value, int) and not isinstance(value, bool) else None
+    )

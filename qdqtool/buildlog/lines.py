@@ -27,12 +27,16 @@ _LAYER_MEMORY = re.compile(
 _MEMORY_LINES = ("[MemUsageChange]", "[MemUsageStats]", "[MemUsageSnapshot]", "[BlockAssignment]")
 _ABOUT_MEMORY = (*_MEMORY_LINES, "Total ", "Max Scratch", "Loaded engine size: ", "Layer: ")
 _TOTALS = ("host_persistent", "device_persistent", "scratch", "activation", "weights")
-_TOTAL = re.compile(r"(?:Total|Max(?= Scratch)) ([A-Z][a-z]+(?: [A-Z][a-z]+)?) Memory: (\d{1,19})(?: bytes)?")
+_TOTAL = re.compile(
+    r"(?:Total|Max(?= Scratch)) ([A-Z][a-z]+(?: [A-Z][a-z]+)?) Memory: (\d{1,19})(?: bytes)?"
+)
 _PEAK = re.compile(
     r"\[MemUsageStats\] Peak memory usage of TRT CPU/GPU memory allocators: CPU (\d{1,9}) MiB, GPU (\d{1,9}) MiB"
 )
 _ENGINE = re.compile(r"Loaded engine size: (\d{1,9}) MiB")
-_METRIC = re.compile(r"(Throughput|Total Host Walltime|Total GPU Compute Time): ([\d.e+-]{1,20}) (qps|s)")
+_METRIC = re.compile(
+    r"(Throughput|Total Host Walltime|Total GPU Compute Time): ([\d.e+-]{1,20}) (qps|s)"
+)
 _LATENCY = re.compile(r"([\w-]{1,20}(?: [\w-]{1,20}){0,4}): (min = .*)")
 _NAME = re.compile(r"[\w()%.]{1,30}")
 _VALUE = re.compile(r" = ([\d.e+-]{1,20}|-?nan|inf) ?(?:ms)?")
@@ -45,13 +49,19 @@ def read_memory(memory: Memory, text: str) -> bool:
         return False
     if match := _TOTAL.fullmatch(text):
         name = match[1].lower().replace(" ", "_")
-        if name in _TOTALS:  # printed before and after block assignment: the last one is the engine's
+        if (
+            name in _TOTALS
+        ):  # printed before and after block assignment: the last one is the engine's
             setattr(memory, name, int(match[2]))
     elif match := _PEAK.fullmatch(text):
         memory.peak_cpu_mib, memory.peak_gpu_mib = int(match[1]), int(match[2])
     elif match := _ENGINE.fullmatch(text):
         memory.engine_mib = int(match[1])
-    return match is not None or text.startswith(_MEMORY_LINES) or _LAYER_MEMORY.fullmatch(text) is not None
+    return (
+        match is not None
+        or text.startswith(_MEMORY_LINES)
+        or _LAYER_MEMORY.fullmatch(text) is not None
+    )
 
 
 def read_metric(performance: dict[str, dict[str, float]], text: str) -> bool:
@@ -108,16 +118,23 @@ def read_profile_row(build: Build, text: str) -> bool:
     if name == "Total":
         build.profile_total_ms = average
     elif len(build.profile_rows) < _MAX_ROWS:
-        build.profile_rows.append(ProfileRow(name, total, average, rest[0] if count == 4 else None, rest[-1]))
+        build.profile_rows.append(
+            ProfileRow(name, total, average, rest[0] if count == 4 else None, rest[-1])
+        )
     return True
 
 
 def _guess_columns(columns: dict[str, str], text: str) -> bool:
     """The columns of a row without a head: three or four numbers behind the name, or in front of it."""
     for count in (4, 3):
-        for order, pieces in (("first", text.rsplit(None, count)), ("last", text.split(None, count))):
+        for order, pieces in (
+            ("first", text.rsplit(None, count)),
+            ("last", text.split(None, count)),
+        ):
             numbers = pieces[1:] if order == "first" else pieces[:-1]
-            if len(pieces) == count + 1 and all("." in p and number(p) is not None for p in numbers):
+            if len(pieces) == count + 1 and all(
+                "." in p and number(p) is not None for p in numbers
+            ):
                 columns.update(order=order, median="yes" if count == 4 else "")
                 return True
     return False
@@ -137,7 +154,9 @@ _NODE = re.compile(r"Parsing node: (.*) ?\[([\w.:]{1,80})\]", re.DOTALL)
 _INPUT = "Adding network input: "
 _MARKED = re.compile(r"Marking (.*) as output: (.*)")
 _LAYER = re.compile(r"Registering layer: (.*) for ONNX node: (.*)")
-_KERNEL = re.compile(r"(kernel|strides|prepadding|postpadding|dilations|numOutputs): (\([\d, -]{1,80}\)|\d{1,9})")
+_KERNEL = re.compile(
+    r"(kernel|strides|prepadding|postpadding|dilations|numOutputs): (\([\d, -]{1,80}\)|\d{1,9})"
+)
 _AXIS = re.compile(r"Using Gather axis: (-?\d{1,4})")
 _DETAILS = {  # printed on lines of their own, without a prefix, inside one message
     "Transformation mode": "coordinate_transformation_mode",
@@ -147,14 +166,19 @@ _DETAILS = {  # printed on lines of their own, without a prefix, inside one mess
     "Post-padding": "postpadding",
 }
 _HEADER = {
-    "Input filename": "onnx_file", "Opset version": "opset", "Producer name": "producer", "Producer version": "version",
+    "Input filename": "onnx_file",
+    "Opset version": "opset",
+    "Producer name": "producer",
+    "Producer version": "version",
     **dict.fromkeys(("ONNX IR version", "Domain", "Model version", "Doc string", "IR version"), ""),
 }
 _DTYPES = {"float32": "FLOAT", "half": "FLOAT16"}  # other words are ONNX's own
 
 
 # First words of the parser's lines, which begin none of the optimizer's.
-PARSERS = frozenset(("Searching", "Static", "Parsing", "Importing", "Registering", "Adding", "Marking"))
+PARSERS = frozenset(
+    ("Searching", "Static", "Parsing", "Importing", "Registering", "Adding", "Marking")
+)
 
 
 class ParseReader:
@@ -208,7 +232,9 @@ class ParseReader:
         if self._node is None or (self._node.name != name and name):
             if not op or not op.replace("_", "").replace(".", "").isalnum():
                 return False
-            self._begin(ParsedNode(name, op, line=line), keep(text))  # the log begins inside this node
+            self._begin(
+                ParsedNode(name, op, line=line), keep(text)
+            )  # the log begins inside this node
         tensors = _tensors(body)
         if keep(text):
             setattr(self._node, word, tensors)
@@ -219,7 +245,9 @@ class ParseReader:
         if text.startswith("Using "):
             if text.startswith("Using kernel: "):
                 for match in _KERNEL.finditer(text):
-                    details[match[1]] = _integers(match[2]) if match[2].startswith("(") else int(match[2])
+                    details[match[1]] = (
+                        _integers(match[2]) if match[2].startswith("(") else int(match[2])
+                    )
                 return True
             if axis := _AXIS.fullmatch(text):
                 details["axis"] = int(axis[1])
@@ -252,7 +280,9 @@ def _integers(text: str) -> list[int]:
 def _tensors(body: str) -> list[ParsedTensor | None]:
     tensors: list[ParsedTensor | None] = []
     stripped = body.strip().rstrip(",").strip()
-    for item in stripped.removeprefix("[").removesuffix("]").split("], [")[:20_000] if stripped else ():
+    for item in (
+        stripped.removeprefix("[").removesuffix("]").split("], [")[:20_000] if stripped else ()
+    ):
         name, arrow, rest = item.rpartition(" -> (")
         dims, _, dtype = rest.rpartition(")[")
         if item.startswith(("optional input", "optional output")) or not item:
@@ -279,7 +309,11 @@ def _shape(text: str) -> Shape:
     shape: list[int | None] = []
     for piece in text.split(", ") if text.strip() else []:
         stripped = piece.strip()
-        value = int(stripped) if stripped.isascii() and stripped.isdecimal() and len(stripped) < 19 else MAX_DIMENSION
+        value = (
+            int(stripped)
+            if stripped.isascii() and stripped.isdecimal() and len(stripped) < 19
+            else MAX_DIMENSION
+        )
         shape.append(value if value < MAX_DIMENSION else None)
     return tuple(shape)
 
@@ -288,14 +322,28 @@ def _shape(text: str) -> Shape:
 
 _BEGINNINGS = tuple(row["beginning"] for row in rows(Path(__file__).with_name("chatter.tsv")))
 _SHORTEST = min(map(len, _BEGINNINGS))
-_BY_LETTERS = {letters: tuple(line for line in _BEGINNINGS if line.startswith(letters))
-               for letters in {line[:_SHORTEST] for line in _BEGINNINGS}}
+_BY_LETTERS = {
+    letters: tuple(line for line in _BEGINNINGS if line.startswith(letters))
+    for letters in {line[:_SHORTEST] for line in _BEGINNINGS}
+}
 _UNMISTAKABLE = (
     *(line for line in _BEGINNINGS if len(line.split()) > 2 or line.startswith("[")),
-    "Engine built in", "Engine generation completed", "Engine deserialized in", "Created engine",
-    "Graph construction and", "Graph optimization time", "Formats and tactics selection", "Total Host Persistent",
-    "Total Device Persistent", "Total Scratch Memory", "Total Activation Memory", "Total Weights Memory",
-    "Max Scratch Memory", "Loaded engine size", "[MemUsage", "[BlockAssignment]",
+    "Engine built in",
+    "Engine generation completed",
+    "Engine deserialized in",
+    "Created engine",
+    "Graph construction and",
+    "Graph optimization time",
+    "Formats and tactics selection",
+    "Total Host Persistent",
+    "Total Device Persistent",
+    "Total Scratch Memory",
+    "Total Activation Memory",
+    "Total Weights Memory",
+    "Max Scratch Memory",
+    "Loaded engine size",
+    "[MemUsage",
+    "[BlockAssignment]",
 )
 
 

@@ -22,7 +22,9 @@ from qdqtool.buildlog.types import Build, Gap, Lack, Section, TunedLayer
 _STAMP = rb"\[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\]"
 _BY_TENSORRT = (
     rb"(?:"
-    rb"(?P<stamp>" + _STAMP + rb") \[(?:TRT\] \[(?P<python>[VIWEF])\]|(?P<level>[VIWEF])\](?: \[TRT\])?)"
+    rb"(?P<stamp>"
+    + _STAMP
+    + rb") \[(?:TRT\] \[(?P<python>[VIWEF])\]|(?P<level>[VIWEF])\](?: \[TRT\])?)"
     rb"|\[(?P<bare>[VIWEF])\](?: \[TRT\])?"
     rb"|\[TRT\] \[(?P<trt>[VIWEF])\]"
     rb"|(?:\[TensorRT\] |TensorRT |\[TRT\] )(?P<word>VERBOSE|INFO|WARNING|ERROR|INTERNAL_ERROR):?"
@@ -31,10 +33,15 @@ _BY_TENSORRT = (
     rb"|\[TRT\] {1,20}"
     rb") ?"
 )
-_LETTERS = {b"F": "E", b"INTERNAL_ERROR": "E", b"DEBUG": "V"}  # of levels that are not the word's first
+_LETTERS = {
+    b"F": "E",
+    b"INTERNAL_ERROR": "E",
+    b"DEBUG": "V",
+}  # of levels that are not the word's first
 _PREFIX = re.compile(rb"\s*" + _BY_TENSORRT)
 _SECOND = re.compile(
-    _STAMP + rb" \[(?:[VIWEF]|TRT)\]|\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d +(?:VERBOSE|INFO|WARNING|ERROR)\]"
+    _STAMP
+    + rb" \[(?:[VIWEF]|TRT)\]|\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d +(?:VERBOSE|INFO|WARNING|ERROR)\]"
 )
 _COLOUR = re.compile(rb"\x1b(?:\[[0-9;?]{0,32}[A-Za-z]|\][^\x07\x1b]{0,4096}(?:\x07|\x1b\\))")
 
@@ -62,7 +69,9 @@ def split(line: bytes) -> tuple[str, bytes, bytes]:
 
 
 _BEGINS = re.compile(  # of what TensorRT writes: its prefix, or a line that it prints without one
-    rb"(?:^|(?<=[\s|:>\]]))(?:" + _BY_TENSORRT + rb"|&&&& |Layer\(|Name: |Running: |Swapping |Removing |Eliminating |"
+    rb"(?:^|(?<=[\s|:>\]]))(?:"
+    + _BY_TENSORRT
+    + rb"|&&&& |Layer\(|Name: |Running: |Swapping |Removing |Eliminating |"
     rb"Parsing node: |Searching for input: |QDQ graph |\[GpuLayer\] )"
 )
 _PIECES = re.compile(rb"(\w+)|(\s+)|([^\w\s]+)")
@@ -93,8 +102,10 @@ class Carrier:
         form = self._form
         if form is None:
             return lines
-        return [self._whole(found[0], line[found.end() :]) if (found := form.match(line)) else line
-                for line in map(clean, lines)]
+        return [
+            self._whole(found[0], line[found.end() :]) if (found := form.match(line)) else line
+            for line in map(clean, lines)
+        ]
 
     def _whole(self, prefix: bytes, text: bytes) -> bytes:
         """The text, behind the pieces of its line that came before; empty while more is to come."""
@@ -108,14 +119,22 @@ class Carrier:
         return b""
 
     def _look(self, lines: list[bytes]) -> None:
-        heads = (line[: m.start()] for line in lines if (m := _BEGINS.search(line, 0, 2 * _LONGEST)))
-        forms = Counter(_form_of(head) for head in heads if len(head) <= _LONGEST and not is_marked(head))
+        heads = (
+            line[: m.start()] for line in lines if (m := _BEGINS.search(line, 0, 2 * _LONGEST))
+        )
+        forms = Counter(
+            _form_of(head) for head in heads if len(head) <= _LONGEST and not is_marked(head)
+        )
         if not forms:
             return
         self._decided = True
         form, count = forms.most_common(1)[0]
         found = re.compile(form)
-        if form and count > 1 and sum(found.match(line) is not None for line in lines) >= _SHARE * len(lines):
+        if (
+            form
+            and count > 1
+            and sum(found.match(line) is not None for line in lines) >= _SHARE * len(lines)
+        ):
             self._form = found
 
 
@@ -134,7 +153,12 @@ def is_marked(line: bytes) -> bool:
 def seconds_of(stamp: bytes) -> int | None:
     """Seconds since some midnight of a ``[MM/DD/YYYY-HH:MM:SS]`` stamp; days count as 86 400 s within a month."""
     try:
-        day, hours, minutes, seconds = int(stamp[4:6]), int(stamp[12:14]), int(stamp[15:17]), int(stamp[18:20])
+        day, hours, minutes, seconds = (
+            int(stamp[4:6]),
+            int(stamp[12:14]),
+            int(stamp[15:17]),
+            int(stamp[18:20]),
+        )
     except ValueError:
         return None
     return ((day * 24 + hours) * 60 + minutes) * 60 + seconds
@@ -149,11 +173,17 @@ _TIMING = re.compile(
     rb"|(?P<other>Setting workspace to |Block size \d|Fast skip Tactic|Optimizer Reformat|Deleting timing cache|"
     rb"Skipped printing|Iteration:|\d+ tactics? |Splitting [A-Z]))"
 )
-_BEGIN_TIMING = frozenset(b"%c" % sign for sign in b"\x1b[VTF-*=>ASBODI0123456789")  # but for one form:
+_BEGIN_TIMING = frozenset(
+    b"%c" % sign for sign in b"\x1b[VTF-*=>ASBODI0123456789"
+)  # but for one form:
 _TO_NONE = b" has no valid tactics for"  # behind any word
 _SET_TACTIC = b" Set Tactic Name: "
-_COMPLETED = b" profiling completed in "  # 8.6 and later: NAME (RUNNER[0x8]) profiling completed in ...
-_CACHED = b" got cached result: "  # 10: NAME [formats] got cached result: RUNNER, tactic 0x1, 0.0064 ms
+_COMPLETED = (
+    b" profiling completed in "  # 8.6 and later: NAME (RUNNER[0x8]) profiling completed in ...
+)
+_CACHED = (
+    b" got cached result: "  # 10: NAME [formats] got cached result: RUNNER, tactic 0x1, 0.0064 ms
+)
 _SKIPPING = re.compile(rb"Skipping (\w{1,80}): No valid tactics(?: for (.{0,4000}))?")
 _WITHOUT = b" has no valid tactics"
 _WORD = re.compile(rb"\w{1,80}")
@@ -213,7 +243,9 @@ class LogReader:
             else:
                 counts.total = number
                 self._line(line, number)
-                if counts.unexplained > _MAX_UNEXPLAINED:  # no log has so many that TensorRT does not write
+                if (
+                    counts.unexplained > _MAX_UNEXPLAINED
+                ):  # no log has so many that TensorRT does not write
                     self._deaf = True
                     gap = Gap(Section.ALL, Lack.BEYOND_LINE, number)
                     self.build.gaps.append(gap)
@@ -230,7 +262,9 @@ class LogReader:
 
     def _line(self, line: bytes, number: int) -> None:
         asked, line = line, clean(line)
-        for _ in range(8):  # a stamped line that another thread printed into this one is read on its own
+        for _ in range(
+            8
+        ):  # a stamped line that another thread printed into this one is read on its own
             level, _stamp, message = split(line)
             if level and is_marked(line):
                 self.build.lines.marked += 1
@@ -240,12 +274,16 @@ class LogReader:
             match = None
             if message is not asked and (message[:1] in _BEGIN_TIMING or _TO_NONE in message):
                 match = _TIMING.match(message)
-            if match is not None:  # behind a stamp that the expression for whole lines does not know
+            if (
+                match is not None
+            ):  # behind a stamp that the expression for whole lines does not know
                 self.build.lines.timing += 1
                 self._timing(match.lastgroup or "", message, match.end())
             else:
                 text = message.decode("utf-8", "replace")
-                self.sections.read(level, text.rstrip() if level or not text.startswith(" ") else text, number)
+                self.sections.read(
+                    level, text.rstrip() if level or not text.startswith(" ") else text, number
+                )
             if not rest:
                 return
             line = rest
@@ -262,7 +300,11 @@ class LogReader:
             _faster(tuned, pieces[-1].removesuffix(b" ms"))
         else:
             name = _decoded(_before(message[: message.rfind(_COMPLETED)][:_MAX_NAME], b" ("))
-            tuned = tactics.layers.get(name) or tactics.reformats.get(name) or self._tuned_layer(tactics.layers, name)
+            tuned = (
+                tactics.layers.get(name)
+                or tactics.reformats.get(name)
+                or self._tuned_layer(tactics.layers, name)
+            )
             _faster(tuned, message[message.rfind(b" ") + 1 :])
 
     def _tuned_layer(self, table: dict[str, TunedLayer], name: str) -> TunedLayer:
@@ -295,7 +337,9 @@ class LogReader:
         elif kind == "skip":
             tactics.skipped += 1
             self._refused(line)
-        elif kind == "cost":  # "=============== Computing costs for NAME" (the name is missing before 8.6)
+        elif (
+            kind == "cost"
+        ):  # "=============== Computing costs for NAME" (the name is missing before 8.6)
             told, _, rest = line[end : end + _MAX_NAME].partition(b"costs for ")
             name = _decoded(rest).strip()
             if not told and name and len(tactics.costed) < _MAX_TUNED:
@@ -334,7 +378,10 @@ class LogReader:
         name = _decoded(_before(line[end : end + _MAX_NAME].rstrip(b"\r -"), b" ("))
         table = self.build.tactics.layers
         if name.startswith("Optimizer Reformat("):
-            name, table = name[len("Optimizer Reformat(") :].removesuffix(")"), self.build.tactics.reformats
+            name, table = (
+                name[len("Optimizer Reformat(") :].removesuffix(")"),
+                self.build.tactics.reformats,
+            )
         self._switch(self._tuned_layer(table, name), line)
 
     def _switch(self, tuned: TunedLayer | None, line: bytes) -> None:
@@ -342,7 +389,12 @@ class LogReader:
         stamp = line[:21]
         if stamp != self._stamp and line[:1] == b"[":
             now = seconds_of(stamp)
-            if now is not None and self._now is not None and self._tuned is not None and 0 <= now - self._now < 86400:
+            if (
+                now is not None
+                and self._now is not None
+                and self._tuned is not None
+                and 0 <= now - self._now < 86400
+            ):
                 self._tuned.seconds += now - self._now
             self._now, self._stamp = now, stamp
         self._tuned = tuned

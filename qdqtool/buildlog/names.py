@@ -23,7 +23,9 @@ _BRACKET = re.compile(r"[()\[\]{}]")
 _CLONE = "_clone_"
 SCALE_NODE = "_quantize_scale_node"
 _MAX_DEPTH = 60
-_MAX_LENGTH = 20_000  # a longer name is damage: the longest merges seen have some hundred characters a node
+_MAX_LENGTH = (
+    20_000  # a longer name is damage: the longest merges seen have some hundred characters a node
+)
 
 
 class Known(frozenset[str]):
@@ -111,7 +113,9 @@ def parts(name: str, known: Known = NOTHING) -> FusedName:
     reformats = name.startswith(_REFORMATTING)  # few do
     if reformats and (match := _REFORMAT.fullmatch(name)):
         inner = parts(match[3], known)
-        return FusedName(name, f"reformat-{match[1].lower()}", inner.alternatives, match[3], int(match[2][:9]))
+        return FusedName(
+            name, f"reformat-{match[1].lower()}", inner.alternatives, match[3], int(match[2][:9])
+        )
     if reformats and (match := _NETWORK.fullmatch(name)):
         return FusedName(name, "reformat-network", [], match[2])
     if name.startswith("{") and (match := _FOREIGN.fullmatch(name)):
@@ -123,7 +127,9 @@ def parts(name: str, known: Known = NOTHING) -> FusedName:
         return FusedName(name, "copy", [], name[: -len(_COPY)])
     if "_myl" in name and (match := _MYELIN.fullmatch(name)):
         return FusedName(name, "myelin", [[] if match[1].startswith("__myl") else [match[1]]])
-    return FusedName(name, "layer", [_components(group, known, 0) for group in split_top(name, " || ", known)])
+    return FusedName(
+        name, "layer", [_components(group, known, 0) for group in split_top(name, " || ", known)]
+    )
 
 
 def _components(text: str, known: Known, depth: int) -> list[str]:
@@ -160,7 +166,9 @@ def split_top(text: str, joint: str, known: Known = NOTHING) -> list[str]:
     holding = known.holding(joint)
     if not any(name in text for name in holding):
         return pieces
-    return _join_known(text.split(joint), known, joint, max(name.count(joint) + 1 for name in holding))
+    return _join_known(
+        text.split(joint), known, joint, max(name.count(joint) + 1 for name in holding)
+    )
 
 
 def _cut(text: str, joint: str) -> list[str]:

@@ -58,7 +58,9 @@ def blocks(source: LogSource) -> Iterator[Iterator[bytes]]:
                 with contextlib.suppress(OSError, ValueError):  # a replaced stdin has no descriptor
                     note_read(stream.fileno())
             else:
-                stream = cast(BinaryIO, stack.enter_context(open_input(source, error=BuildLogError)))
+                stream = cast(
+                    BinaryIO, stack.enter_context(open_input(source, error=BuildLogError))
+                )
             piped = False
             with contextlib.suppress(OSError, ValueError, AttributeError):  # bytes in memory
                 piped = not stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
@@ -77,7 +79,8 @@ def _counted(source: Iterator[bytes], name: str) -> Iterator[bytes]:
         if size > budgets.PIPED_LOG or lines > budgets.PIPED_LINES:
             raise BuildLogError(
                 f"{name}: a pipe gives more than {budgets.amount(budgets.PIPED_LOG)} or {budgets.PIPED_LINES:,} lines, "
-                "the limit; write the log into a file, and give that")
+                "the limit; write the log into a file, and give that"
+            )
         yield block
 
 
@@ -90,8 +93,9 @@ def _unpacked(stream: BinaryIO, name: str) -> Iterator[bytes]:
         with contextlib.suppress(OSError, ValueError, AttributeError):  # bytes in memory
             size = os.fstat(stream.fileno()).st_size
             limit = min(limit, max(budgets.UNPACKED_SMALL_LOG, budgets.UNPACKED_LOG_TIMES * size))
-        yield from packed.unpack(head, lambda: _read_file(stream, BLOCK), name, limit, whole=False,
-                                 error=BuildLogError)
+        yield from packed.unpack(
+            head, lambda: _read_file(stream, BLOCK), name, limit, whole=False, error=BuildLogError
+        )
         return
     total = 0
     while head:
@@ -158,8 +162,24 @@ def merge(build: Build, other: Build) -> None:
     if (listed and other.source.is_log) or build.source == BuildSource.PROFILE_JSON:
         build.source = other.source
     build.files.extend(other.files)
-    for key in ("tensorrt", "targets", "device", "command", "flags", "gpu", "options", "trace", "headings",
-                "milestones", "placement", "bindings", "reformats", "seconds", "passed", "performance"):
+    for key in (
+        "tensorrt",
+        "targets",
+        "device",
+        "command",
+        "flags",
+        "gpu",
+        "options",
+        "trace",
+        "headings",
+        "milestones",
+        "placement",
+        "bindings",
+        "reformats",
+        "seconds",
+        "passed",
+        "performance",
+    ):
         if not getattr(build, key) and getattr(other, key):
             setattr(build, key, getattr(other, key))
     build.is_rtx = build.is_rtx or other.is_rtx
@@ -196,12 +216,16 @@ def _wealth(layers: list[BuiltLayer]) -> tuple[bool, bool, int]:
 def _check_same(build: Build, other: Build) -> None:
     names = f"{' + '.join(build.files)} and {' + '.join(other.files)}"
     if build.tensorrt and other.tensorrt and build.tensorrt != other.tensorrt:
-        raise BuildLogError(f"{names} are of different builds: TensorRT {build.tensorrt} and {other.tensorrt}")
+        raise BuildLogError(
+            f"{names} are of different builds: TensorRT {build.tensorrt} and {other.tensorrt}"
+        )
     first = {layer.name for layer in build.layers} or {row.name for row in build.profile_rows}
     second = {layer.name for layer in other.layers} or {row.name for row in other.profile_rows}
     fewer, common = min(len(first), len(second)), len(first & second)
     if fewer >= 3 and 2 * common < fewer:
-        raise BuildLogError(f"{names} are of different builds: {common} of {fewer} layer names in common")
+        raise BuildLogError(
+            f"{names} are of different builds: {common} of {fewer} layer names in common"
+        )
 
 
 def read_build(*given: LogSource) -> Build:
@@ -266,17 +290,40 @@ def _whole(head: bytes, rest: Iterator[bytes], name: str) -> bytes:
     for block in rest:
         size += len(block)
         if size > MAX_JSON:
-            raise BuildLogError(f"{name}: a JSON of over {MAX_JSON >> 20} MiB cannot be a listing or a profile")
+            raise BuildLogError(
+                f"{name}: a JSON of over {MAX_JSON >> 20} MiB cannot be a listing or a profile"
+            )
         pieces.append(block)
     return b"".join(pieces)
 
 
 def _check_is_log(build: Build, head: bytes, name: str) -> None:
-    signs = ("trace", "layers", "milestones", "command", "performance", "profile_rows", "options", "gpu", "reformats",
-             "headings", "messages", "tensorrt", "placement")
-    if (any(getattr(build, sign) for sign in signs) or build.parse.nodes or build.parse.initializers
-            or build.lines.marked or build.tactics != Tactics()):
+    signs = (
+        "trace",
+        "layers",
+        "milestones",
+        "command",
+        "performance",
+        "profile_rows",
+        "options",
+        "gpu",
+        "reformats",
+        "headings",
+        "messages",
+        "tensorrt",
+        "placement",
+    )
+    if (
+        any(getattr(build, sign) for sign in signs)
+        or build.parse.nodes
+        or build.parse.initializers
+        or build.lines.marked
+        or build.tactics != Tactics()
+    ):
         return
-    wrong = "is a binary file; give the text that trtexec printed" if b"\0" in head else (
-        "no line of TensorRT is in it; give a log made with 'trtexec --verbose'")
+    wrong = (
+        "is a binary file; give the text that trtexec printed"
+        if b"\0" in head
+        else ("no line of TensorRT is in it; give a log made with 'trtexec --verbose'")
+    )
     raise BuildLogError(f"{name}: {wrong}, or --exportLayerInfo's JSON")

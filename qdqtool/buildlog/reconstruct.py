@@ -29,9 +29,17 @@ from qdqtool.errors import BuildLogError
 MARK = "inferred from shapes: "
 _Q, _DQ = "QuantizeLinear", "DequantizeLinear"
 _TYPES = {
-    "FLOAT": TensorProto.FLOAT, "HALF": TensorProto.FLOAT16, "FLOAT16": TensorProto.FLOAT16, "INT8": TensorProto.INT8,
-    "UINT8": TensorProto.UINT8, "INT32": TensorProto.INT32, "INT64": TensorProto.INT64, "BOOL": TensorProto.BOOL,
-    "BFLOAT16": TensorProto.BFLOAT16, "BF16": TensorProto.BFLOAT16, "DOUBLE": TensorProto.DOUBLE,
+    "FLOAT": TensorProto.FLOAT,
+    "HALF": TensorProto.FLOAT16,
+    "FLOAT16": TensorProto.FLOAT16,
+    "INT8": TensorProto.INT8,
+    "UINT8": TensorProto.UINT8,
+    "INT32": TensorProto.INT32,
+    "INT64": TensorProto.INT64,
+    "BOOL": TensorProto.BOOL,
+    "BFLOAT16": TensorProto.BFLOAT16,
+    "BF16": TensorProto.BFLOAT16,
+    "DOUBLE": TensorProto.DOUBLE,
 }
 _MAX_RANK = 10
 _STRIDES = 64  # that are tried below the one that divides the sizes: a log may state any size
@@ -40,8 +48,10 @@ _STRIDES = 64  # that are tried below the one that divides the sizes: a log may 
 def graph_from_log(build: Build) -> tuple[onnx.ModelProto, list[Note]]:
     """Rebuilds the graph from the parse section: the model, and what could not be known, one sentence each."""
     if not any(node.outputs for node in build.parse.nodes):
-        raise BuildLogError(f"{', '.join(build.files) or 'the build'}: no parse section, so that no graph can be "
-                            "rebuilt; it is printed by 'trtexec --verbose --onnx=...'")
+        raise BuildLogError(
+            f"{', '.join(build.files) or 'the build'}: no parse section, so that no graph can be "
+            "rebuilt; it is printed by 'trtexec --verbose --onnx=...'"
+        )
     return _Rebuilder(build).run()
 
 
@@ -56,7 +66,9 @@ class _Rebuilder:
         self.nodes = build.parse.nodes
         self.opset = build.parse.opset or 13
         major = (build.tensorrt or build.version_hint or "8").split(".")[0]
-        self.narrowed = major.isdecimal() and int(major) < 10  # TensorRT before 10 prints INT64 as INT32
+        self.narrowed = (
+            major.isdecimal() and int(major) < 10
+        )  # TensorRT before 10 prints INT64 as INT32
         self.tensors: dict[str, ParsedTensor] = {}
         self.made: set[str] = set()
         self.quantized: set[str] = set()
@@ -72,8 +84,12 @@ class _Rebuilder:
             self.quantized.update(outputs if node.op == _Q else ())
         direct = {t.name for n in self.nodes if n.op == "ConvTranspose" for t in _given(n.inputs)}
         #: Tensors that a ConvTranspose reads, through one Q or DQ as well.
-        self.transposed = direct | {t.name for n in self.nodes if n.op in (_Q, _DQ) and any(
-            out.name in direct for out in _given(n.outputs)) for t in _given(n.inputs)}
+        self.transposed = direct | {
+            t.name
+            for n in self.nodes
+            if n.op in (_Q, _DQ) and any(out.name in direct for out in _given(n.outputs))
+            for t in _given(n.inputs)
+        }
         self.values: dict[str, list[int] | list[float]] = {}
         self.scales = _scales(build)
         self._bytes = 0  # of constants
@@ -86,21 +102,37 @@ class _Rebuilder:
                 if tensor is not None and position in guess.values:
                     self.values.setdefault(tensor.name, guess.values[position])
         protos = [self._node(guess) for guess in guesses]
-        names = [name for name in dict.fromkeys(self.build.parse.initializers)
-                 if name in self.read and name not in self.made]
+        names = [
+            name
+            for name in dict.fromkeys(self.build.parse.initializers)
+            if name in self.read and name not in self.made
+        ]
         graph = helper.make_graph(
-            protos, "from_log", self._inputs(), self._outputs(), [self._constant(name) for name in names],
+            protos,
+            "from_log",
+            self._inputs(),
+            self._outputs(),
+            [self._constant(name) for name in names],
             value_info=list(self._value_infos()),
-        )  # fmt: skip
+        )
         domains = {node.domain for node in protos if node.domain}
-        opsets = [helper.make_opsetid("", self.opset), *(helper.make_opsetid(domain, 1) for domain in sorted(domains))]
-        model = helper.make_model(graph, opset_imports=opsets, producer_name="qdqtool", ir_version=8)
+        opsets = [
+            helper.make_opsetid("", self.opset),
+            *(helper.make_opsetid(domain, 1) for domain in sorted(domains)),
+        ]
+        model = helper.make_model(
+            graph, opset_imports=opsets, producer_name="qdqtool", ir_version=8
+        )
         model.doc_string = "Rebuilt from a TensorRT build log: zero weights, invented scales."
-        return model, self._unknowns(Counter(f"{g.node.op} {name}" for g in guesses for name in g.inferred))
+        return model, self._unknowns(
+            Counter(f"{g.node.op} {name}" for g in guesses for name in g.inferred)
+        )
 
     def _node(self, guess: Guess) -> onnx.NodeProto:
         node, attributes = guess.node, guess.attributes
-        inputs, outputs = ([t.name if t is not None else "" for t in ends] for ends in (node.inputs, node.outputs))
+        inputs, outputs = (
+            [t.name if t is not None else "" for t in ends] for ends in (node.inputs, node.outputs)
+        )
         while inputs and not inputs[-1]:
             inputs.pop()
         if node.op == "Constant":
@@ -117,7 +149,13 @@ class _Rebuilder:
 
     def _axis(self, node: ParsedNode) -> dict[str, Any]:
         data, scale = (*node.inputs, None, None)[:2]
-        if scale is None or data is None or not scale.shape or scale.shape == (1,) or data.shape is None:
+        if (
+            scale is None
+            or data is None
+            or not scale.shape
+            or scale.shape == (1,)
+            or data.shape is None
+        ):
             return {}
         if len(data.shape) < 2:
             return {"axis": 0}
@@ -135,14 +173,26 @@ class _Rebuilder:
 
     def _constant(self, name: str) -> onnx.TensorProto:
         tensor = self.tensors.get(name)
-        shape = [d or 0 for d in tensor.shape] if tensor is not None and tensor.shape is not None else []
+        shape = (
+            [d or 0 for d in tensor.shape]
+            if tensor is not None and tensor.shape is not None
+            else []
+        )
         dtype = helper.tensor_dtype_to_np_dtype(self._type(tensor))
-        self._bytes += math.prod(d or 1 for d in shape) * dtype.itemsize  # numpy counts past zeros too
+        self._bytes += (
+            math.prod(d or 1 for d in shape) * dtype.itemsize
+        )  # numpy counts past zeros too
         of_log = ", ".join(self.build.files) or "the log"
         if len(shape) > budgets.RANK:
-            raise BuildLogError(f"{of_log}: '{name[:80]}' has {len(shape)} dimensions; the limit is {budgets.RANK}")
-        budgets.require(self._bytes, budgets.LOG_CONSTANTS, f"{of_log}: its constants up to '{name[:80]}' of {shape} "
-                        "would take", BuildLogError)
+            raise BuildLogError(
+                f"{of_log}: '{name[:80]}' has {len(shape)} dimensions; the limit is {budgets.RANK}"
+            )
+        budgets.require(
+            self._bytes,
+            budgets.LOG_CONSTANTS,
+            f"{of_log}: its constants up to '{name[:80]}' of {shape} would take",
+            BuildLogError,
+        )
         array: npt.NDArray[Any] = np.full(shape, self.scales.get(name, 0), dtype)
         value = self.values.get(name)
         if value is not None and len(value) == array.size:
@@ -153,18 +203,31 @@ class _Rebuilder:
         if self.build.parse.inputs:
             return [_info(t.name, _type_of(t), t.shape) for t in self.build.parse.inputs]
         there = self.made.union(self.build.parse.initializers)
-        return [_info(name, self._type(tensor), tensor.shape) for name, tensor in self.tensors.items()
-                if name not in there]
+        return [
+            _info(name, self._type(tensor), tensor.shape)
+            for name, tensor in self.tensors.items()
+            if name not in there
+        ]
 
     def _outputs(self) -> list[onnx.ValueInfoProto]:
         names = [name for name in dict.fromkeys(self.build.parse.outputs) if name in self.made]
         if not names:
-            names = [t.name for node in self.nodes for t in _given(node.outputs) if t.name not in self.read]
+            names = [
+                t.name
+                for node in self.nodes
+                for t in _given(node.outputs)
+                if t.name not in self.read
+            ]
         return [self._made_info(self.tensors[name]) for name in names]
 
     def _value_infos(self) -> Iterator[onnx.ValueInfoProto]:
         outputs = {"", *self.build.parse.outputs}
-        made = (tensor for n in self.nodes if n.op not in ("Constant", "Cast") for tensor in _given(n.outputs))
+        made = (
+            tensor
+            for n in self.nodes
+            if n.op not in ("Constant", "Cast")
+            for tensor in _given(n.outputs)
+        )
         return (self._made_info(t) for t in made if t.name not in outputs and t.shape is not None)
 
     def _listed(self) -> dict[str, dict[str, Any]]:
@@ -173,8 +236,16 @@ class _Rebuilder:
         table: dict[str, dict[str, Any]] = {}
         for layer in self.build.layers:
             fused = layer.fused(known)
-            if "ParameterType" in layer.extras and fused.kind == "layer" and len(fused.alternatives) == 1:
-                of_conv = {k.removeprefix("Conv"): v for k, v in layer.extras.items() if k.startswith("Conv")}
+            if (
+                "ParameterType" in layer.extras
+                and fused.kind == "layer"
+                and len(fused.alternatives) == 1
+            ):
+                of_conv = {
+                    k.removeprefix("Conv"): v
+                    for k, v in layer.extras.items()
+                    if k.startswith("Conv")
+                }
                 for component in fused.bases:
                     table.setdefault(component, layer.extras | of_conv)
         return table
@@ -183,7 +254,10 @@ class _Rebuilder:
         lines = [Remark.CONSTANTS_LACK()]
         if qdq := sum(node.op in (_Q, _DQ) for node in self.nodes):
             lines.append(Remark.SCALES_LACK(count=qdq))
-        lines += [Remark.ATTRIBUTE_INFERRED(what=what, count=number) for what, number in sorted(inferred.items())]
+        lines += [
+            Remark.ATTRIBUTE_INFERRED(what=what, count=number)
+            for what, number in sorted(inferred.items())
+        ]
         if alphas := sum(node.op == "LeakyRelu" for node in self.nodes):
             lines.append(Remark.ALPHAS_LACK(count=alphas))
         others = Counter(node.op for node in self.nodes if not onnx.defs.has(node.op))
@@ -201,7 +275,9 @@ def _type_of(tensor: ParsedTensor | None) -> int:
 
 
 def _info(name: str, kind: int, shape: Shape | None) -> onnx.ValueInfoProto:
-    dims = None if shape is None else [f"{name}_{i}" if d is None else d for i, d in enumerate(shape)]
+    dims = (
+        None if shape is None else [f"{name}_{i}" if d is None else d for i, d in enumerate(shape)]
+    )
     return helper.make_tensor_value_info(name, kind, dims)
 
 
@@ -218,19 +294,28 @@ def _scales(build: Build) -> dict[str, float]:
     nodes = [(n, (*n.inputs, None, None)) for n in build.parse.nodes if n.op in (_Q, _DQ)]
     scale_of = {node.name: ends[1].name for node, ends in nodes if ends[1] is not None}
     maker = {t.name: node.name for node, _ in nodes if node.op == _Q for t in _given(node.outputs)}
-    ties = [(scale_of.get(node.name), scale_of.get(maker.get(ends[0].name, "")))
-            for node, ends in nodes if node.op == _DQ and ends[0] is not None]  # a DQ has its Q's scale
-    ties += [(scale_of.get(base_name(e.subject)), scale_of.get(base_name(e.object)))
-             for e in build.trace if e.kind == "Eliminating"]
+    ties = [
+        (scale_of.get(node.name), scale_of.get(maker.get(ends[0].name, "")))
+        for node, ends in nodes
+        if node.op == _DQ and ends[0] is not None
+    ]  # a DQ has its Q's scale
+    ties += [
+        (scale_of.get(base_name(e.subject)), scale_of.get(base_name(e.object)))
+        for e in build.trace
+        if e.kind == "Eliminating"
+    ]
     for one, other in ties:
         if one is not None and other is not None:
             parent[root(one)] = root(other)
     numbers: dict[str, int] = {}
-    return {name: (1.0 + numbers.setdefault(root(name), len(numbers)) / 1024) / 64
-            for name in dict.fromkeys(scale_of.values())}
+    return {
+        name: (1.0 + numbers.setdefault(root(name), len(numbers)) / 1024) / 64
+        for name in dict.fromkeys(scale_of.values())
+    }
 
 
 # Attributes and constant values -------------------------------------------------------------------------------------
+
 
 @dataclass(slots=True)
 class Guess:
@@ -261,7 +346,9 @@ class Guess:
     @property
     def output(self) -> Shape | None:
         """Shape of the first output, with unknown dimensions."""
-        return next((None if tensor is None else tensor.shape for tensor in self.node.outputs), None)
+        return next(
+            (None if tensor is None else tensor.shape for tensor in self.node.outputs), None
+        )
 
     def infer(self, **attributes: Any) -> None:
         """Sets attributes that were not printed."""
@@ -297,7 +384,9 @@ def _window(guess: Guess, fields: dict[str, Any], kernel: list[int] | None) -> N
     """Kernel, strides, pads of a convolution or pooling."""
     details, attributes = guess.node.details, guess.attributes
     for attribute, key, name in (
-        ("kernel_shape", "kernel", "Kernel"), ("strides", "strides", "Stride"), ("dilations", "dilations", "Dilation"),
+        ("kernel_shape", "kernel", "Kernel"),
+        ("strides", "strides", "Stride"),
+        ("dilations", "dilations", "Dilation"),
     ):
         value = int_list(details.get(key)) or int_list(fields.get(name))
         if value and not (attribute == "dilations" and guess.node.op != "Conv"):
@@ -317,8 +406,13 @@ def _window(guess: Guess, fields: dict[str, Any], kernel: list[int] | None) -> N
     edges = list(zip(source[2:], target[2:], strict=True))
     known = [*attributes.get("kernel_shape", ()), *[0] * len(edges)]
     # A usual pooling window: 5 where the size stays (SPPF), 3 where it halves, else the whole stride.
-    sizes = [size or (5 if made == given else 3 if made == (given + 1) // 2 else max(1, given // max(1, made)))
-             for (given, made), size in zip(edges, known, strict=False)]
+    sizes = [
+        size
+        or (
+            5 if made == given else 3 if made == (given + 1) // 2 else max(1, given // max(1, made))
+        )
+        for (given, made), size in zip(edges, known, strict=False)
+    ]
     if "kernel_shape" not in attributes:
         guess.infer(kernel_shape=sizes)
     guess.infer_window(_fit(*edge, size) for edge, size in zip(edges, sizes, strict=True))
@@ -340,7 +434,13 @@ def _fit(given: int, made: int, size: int) -> tuple[int, int, int]:
 def _conv(guess: Guess) -> None:
     weights, source = guess.shape(1), guess.shape(0)
     _window(guess, guess.listed, weights[2:] if weights else None)
-    if weights and source and min(len(weights), len(source)) > 1 and weights[1] and source[1] % weights[1] == 0:
+    if (
+        weights
+        and source
+        and min(len(weights), len(source)) > 1
+        and weights[1]
+        and source[1] % weights[1] == 0
+    ):
         guess.attributes["group"] = source[1] // weights[1]
 
 
@@ -348,7 +448,10 @@ def _conv_transpose(guess: Guess) -> None:
     weights, source, target = guess.shape(1), guess.shape(0), guess.made()
     if not weights or not source or not target or min(len(weights), len(target)) < 2:
         return
-    guess.attributes |= {"kernel_shape": weights[2:], "group": max(1, target[1] // max(1, weights[1]))}
+    guess.attributes |= {
+        "kernel_shape": weights[2:],
+        "group": max(1, target[1] // max(1, weights[1])),
+    }
     fits = []
     for given, made, size in zip(source[2:], target[2:], weights[2:], strict=False):
         stride = max(1, round(made / max(1, given)))
@@ -358,7 +461,11 @@ def _conv_transpose(guess: Guess) -> None:
 
 
 def _pool(guess: Guess) -> None:
-    window = {k.removeprefix("Pooling"): value for k, value in guess.listed.items() if k.startswith("Pooling")}
+    window = {
+        k.removeprefix("Pooling"): value
+        for k, value in guess.listed.items()
+        if k.startswith("Pooling")
+    }
     fields = window if "WindowSize" in window else guess.listed
     _window(guess, {**fields, "Kernel": fields.get("WindowSize")}, None)
 
@@ -371,7 +478,9 @@ def _gemm(guess: Guess) -> None:
 
 def _concat(guess: Guess) -> None:
     first, made = guess.shape(0), guess.made()
-    guess.infer(axis=_changed_axis(first, made, 0) if first and made else int(len(guess.output or ()) > 1))
+    guess.infer(
+        axis=_changed_axis(first, made, 0) if first and made else int(len(guess.output or ()) > 1)
+    )
 
 
 def _transpose(guess: Guess) -> None:
@@ -383,7 +492,9 @@ def _transpose(guess: Guess) -> None:
     for place in reversed(range(len(source))):
         places.setdefault(source[place], []).append(place)
     guess.attributes["perm"] = [places[size].pop() for size in made]
-    guess.inferred.append("perm" if len(set(source)) < len(source) else "perm (the only one that fits)")
+    guess.inferred.append(
+        "perm" if len(set(source)) < len(source) else "perm (the only one that fits)"
+    )
 
 
 def _reduce(guess: Guess) -> None:
@@ -391,7 +502,11 @@ def _reduce(guess: Guess) -> None:
     if not source or made is None:
         return
     kept = len(source) == len(made)
-    axes = [i for i, (a, b) in enumerate(zip(source, made, strict=True)) if a != b] if kept else _dropped(source, made)
+    axes = (
+        [i for i, (a, b) in enumerate(zip(source, made, strict=True)) if a != b]
+        if kept
+        else _dropped(source, made)
+    )
     guess.attributes["keepdims"] = int(kept)
     guess.infer(axes=axes or [len(source) - 1])
 
@@ -463,7 +578,9 @@ def _split(guess: Guess) -> None:
     known = [m for m in made if m is not None]
     if not source or len(known) < len(made) or any(len(m) != len(source) for m in known):
         return
-    axis = next((i for i in range(len(source)) if any(m[i] != source[i] for m in known)), len(source) - 1)
+    axis = next(
+        (i for i in range(len(source)) if any(m[i] != source[i] for m in known)), len(source) - 1
+    )
     guess.infer(axis=axis)
     if len(guess.node.inputs) > 1:
         guess.values[1] = [m[axis] for m in known]
@@ -478,9 +595,25 @@ def _topk(guess: Guess) -> None:
 
 
 _HANDLERS: dict[str, Callable[[Guess], None]] = {
-    "Conv": _conv, "ConvTranspose": _conv_transpose, "MaxPool": _pool, "AveragePool": _pool, "Gemm": _gemm,
-    "Concat": _concat, "Transpose": _transpose, "ReduceMax": _reduce, "ReduceMean": _reduce, "ReduceSum": _reduce,
-    "ReduceMin": _reduce, "Cast": _cast, "Gather": _gather, "Resize": _resize, "Reshape": _target_shape,
-    "Expand": _target_shape, "Squeeze": _squeeze, "Unsqueeze": _squeeze, "Slice": _slice, "Split": _split,
+    "Conv": _conv,
+    "ConvTranspose": _conv_transpose,
+    "MaxPool": _pool,
+    "AveragePool": _pool,
+    "Gemm": _gemm,
+    "Concat": _concat,
+    "Transpose": _transpose,
+    "ReduceMax": _reduce,
+    "ReduceMean": _reduce,
+    "ReduceSum": _reduce,
+    "ReduceMin": _reduce,
+    "Cast": _cast,
+    "Gather": _gather,
+    "Resize": _resize,
+    "Reshape": _target_shape,
+    "Expand": _target_shape,
+    "Squeeze": _squeeze,
+    "Unsqueeze": _squeeze,
+    "Slice": _slice,
+    "Split": _split,
     "TopK": _topk,
 }

@@ -39,9 +39,18 @@ _OPTION = re.compile(
 _NUMBERS = frozenset("0123456789.eE+- \tnaif")
 _FLAG = re.compile(r"(?:^|\s)--([\w]+)(?:=((?:\"[^\"]*\"|'[^']*'|\S)*))?")
 _PARSE_BEGINS = ("Input filename:", "Adding network input: ", "Parsing model")
-_OPENS = {"Bindings:": "bindings", "I/O Tensors:": "io", "SYMBOLIC CHECKS": "dump", "Output Tensors:": "values",
-          "Input Tensors:": "values"}  # line to the block that it opens
-UNSTAMPED = ("bindings", "io", "metadata")  # blocks whose lines have no stamp, and that end with an empty one
+_OPENS = {
+    "Bindings:": "bindings",
+    "I/O Tensors:": "io",
+    "SYMBOLIC CHECKS": "dump",
+    "Output Tensors:": "values",
+    "Input Tensors:": "values",
+}  # line to the block that it opens
+UNSTAMPED = (
+    "bindings",
+    "io",
+    "metadata",
+)  # blocks whose lines have no stamp, and that end with an empty one
 _MAX_RECORDS = 300_000
 _MAX_CHARACTERS = 24 << 20  # of everything kept: bounds the memory a hostile log can take
 
@@ -77,7 +86,10 @@ class Sections:
             "Original:": self._milestone,
             "After": self._milestone,
             "----------": lambda _text, _line: True,
-            **{start.split(" ", 1)[0]: functools.partial(self._open, block, start) for start, block in _OPENS.items()},
+            **{
+                start.split(" ", 1)[0]: functools.partial(self._open, block, start)
+                for start, block in _OPENS.items()
+            },
         }
 
     def read(self, level: str, text: str, line: int) -> None:
@@ -102,14 +114,18 @@ class Sections:
     def _understood(self, level: str, text: str, line: int) -> bool:
         if self.block and self._in_block(level, text, line):
             return True
-        if level == "I" and lines.is_profile_head(text):  # an excerpt without the heading of its block
+        if level == "I" and lines.is_profile_head(
+            text
+        ):  # an excerpt without the heading of its block
             self.block = "profile"
             return lines.read_profile_row(self.build, text)
         if text.startswith("Layer("):
             if self._full:  # nothing more is kept
                 return layers.is_engine_line(text)
             layer = layers.parse_engine_line(text, line)
-            again = hash(text) in self._listed  # an excerpt that quotes a line twice; TensorRT's listings never do
+            again = (
+                hash(text) in self._listed
+            )  # an excerpt that quotes a line twice; TensorRT's listings never do
             if layer is not None and not again and self._keep(text):
                 self._listed.add(hash(text))
                 self._lines_listing.append(layer)
@@ -119,9 +135,13 @@ class Sections:
         if handler is None or not handler(text, line):
             if word not in lines.PARSERS and (said := self.trace.read(text)) is not None:
                 if self._keep(text):
-                    self.build.trace.append(LogEvent(said.pass_name, said.kind, said.subject, said.object, line=line))
+                    self.build.trace.append(
+                        LogEvent(said.pass_name, said.kind, said.subject, said.object, line=line)
+                    )
                 return True
-            if self.build.milestones and text.startswith(_PARSE_BEGINS):  # after an optimizer run: another network
+            if self.build.milestones and text.startswith(
+                _PARSE_BEGINS
+            ):  # after an optimizer run: another network
                 self._begin_again(parse=True)
             if self.parse.read(text, line, self._keep):
                 return True
@@ -135,7 +155,9 @@ class Sections:
         build = self.build
         if text.startswith("[") and (match := _PLACED.match(text)):
             if self._keep(text):
-                build.placement.append(("GPU" if match[1] == "Gpu" else "DLA", match[2] or "", match[3]))
+                build.placement.append(
+                    ("GPU" if match[1] == "Gpu" else "DLA", match[2] or "", match[3])
+                )
             return True
         if lines.read_memory(build.memory, text) or lines.read_metric(build.performance, text):
             return True
@@ -163,13 +185,19 @@ class Sections:
         inside, stripped = False, text.strip()
         if unstamped:
             bare = block == "io" and " " not in stripped and not stripped.endswith(":")
-            name = text if block == "bindings" else stripped.removeprefix("Name: ").split(", IOMode: ")[0]
+            name = (
+                text
+                if block == "bindings"
+                else stripped.removeprefix("Name: ").split(", IOMode: ")[0]
+            )
             if block == "bindings" or bare or (block == "io" and stripped.startswith("Name: ")):
                 if len(build.bindings) < 10_000 and self._keep(text):
                     build.bindings.append(name)
             inside = block == "bindings" or text.startswith(" ") or bare
         elif block == "dump":
-            inside = not level or text[:1] in " \t" or text.split(" ", 1)[0].replace("_", "").isupper()
+            inside = (
+                not level or text[:1] in " \t" or text.split(" ", 1)[0].replace("_", "").isupper()
+            )
         elif block == "values":
             named = len(text) < 200 and text.endswith(")") and ": (" in text
             inside = named or _NUMBERS.issuperset(text[:4000])
@@ -253,7 +281,9 @@ class Sections:
             self.build.iterations = int(digits) if digits.isdecimal() and len(digits) < 12 else None
         else:
             blocks = {"Device Information": "device", "Trace details": "trace"}
-            self.block = "explanations" if title.startswith("Explanations") else blocks.get(title, "")
+            self.block = (
+                "explanations" if title.startswith("Explanations") else blocks.get(title, "")
+            )
         return True
 
     def _optimizer_heading(self, text: str, line: int) -> bool:
@@ -342,8 +372,15 @@ class Sections:
         elif self._lines_listing:
             build.layers, build.listing = self._lines_listing, Listing.ENGINE_LINES
             build.second_layers = self._info_listing
-        if not build.trace and not build.parse.nodes and build.listing == Listing.LAYER_INFO and not build.milestones:
-            build.source = BuildSource.LAYER_INFO if build.source == BuildSource.LOG else build.source
+        if (
+            not build.trace
+            and not build.parse.nodes
+            and build.listing == Listing.LAYER_INFO
+            and not build.milestones
+        ):
+            build.source = (
+                BuildSource.LAYER_INFO if build.source == BuildSource.LOG else build.source
+            )
         judge(build)
 
 

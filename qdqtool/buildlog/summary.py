@@ -21,7 +21,9 @@ def judge(build: Build) -> None:
     """Fills ``gaps``, ``complete``, ``names_only``, ``precision_flags`` and ``version_hint``; marks Q/DQ layers."""
     _mark_qdq(build)
     build.precision_flags = _precision_flags(build)
-    build.names_only = bool(build.layers) and all(not x.type and not x.inputs and not x.outputs for x in build.layers)
+    build.names_only = bool(build.layers) and all(
+        not x.type and not x.inputs and not x.outputs for x in build.layers
+    )
     build.version_hint = _version_hint(build)
     gaps = build.gaps = [g for g in build.gaps if g.lack.is_unread]
     listing_cut = build.lacks(Section.LISTING)
@@ -43,7 +45,10 @@ def judge(build: Build) -> None:
     elif build.names_only:
         gaps.append(Gap(Section.LISTING, Lack.NAMES_ONLY))
     else:
-        expected, hole = _expected_layers(build), listing_hole(build, [t.name for t in build.parse.inputs])
+        expected, hole = (
+            _expected_layers(build),
+            listing_hole(build, [t.name for t in build.parse.inputs]),
+        )
         if expected is not None and len(build.layers) < expected:
             hole = Gap(Section.LISTING, Lack.FEWER_LAYERS, len(build.layers), expected)
         if hole is not None and not listing_cut:
@@ -75,7 +80,10 @@ def listing_hole(build: Build, inputs: Iterable[str]) -> Gap | None:
         return None
     written = {t.tensor for layer in build.layers for t in (*layer.outputs, *layer.constants)}
     read = {t.tensor: layer.name for layer in build.layers for t in layer.inputs}
-    orphan = next((t for t in read if t not in written and t not in entering and not _CONSTANT.fullmatch(t)), None)
+    orphan = next(
+        (t for t in read if t not in written and t not in entering and not _CONSTANT.fullmatch(t)),
+        None,
+    )
     if orphan is not None:
         return Gap(Section.LISTING, Lack.UNWRITTEN, name=read[orphan][:80], tensor=orphan[:80])
     # In a log, other programs may print among the bindings.
@@ -89,13 +97,17 @@ def _mark_qdq(build: Build) -> None:
     copied = {e.subject for e in build.trace if e.pass_name == "QDQToCopy"}
     nodes = {n.name for n in build.parse.nodes if n.op in _QUANTIZERS and n.name}
     for layer in build.layers:
-        if not layer.origin and (layer.name in copied or (nodes and base_name(layer.name) in nodes)):
+        if not layer.origin and (
+            layer.name in copied or (nodes and base_name(layer.name) in nodes)
+        ):
             layer.origin = "QDQ"
 
 
 def _ended(build: Build) -> bool:
     """Whether the optimizer came to its end: it says how long it took, or later sections follow."""
-    done = any(key.startswith(("Graph construction", "Graph optimization")) for key in build.seconds)
+    done = any(
+        key.startswith(("Graph construction", "Graph optimization")) for key in build.seconds
+    )
     return done or bool(build.layers or build.placement or build.tactics.timed)
 
 
@@ -122,7 +134,13 @@ _PRECISIONS = ("fp32", "fp16", "bf16", "int8", "fp8", "int4")
 
 
 AS_TODAY = "8.6"  # spells its listings as 10 does; a listing of today is more likely of 10
-_MYELIN = ("kgen", "gemm", "fusion", "correlation", "shape_call")  # kernels that 8.x keeps inside one Myelin layer
+_MYELIN = (
+    "kgen",
+    "gemm",
+    "fusion",
+    "correlation",
+    "shape_call",
+)  # kernels that 8.x keeps inside one Myelin layer
 
 
 def _version_hint(build: Build) -> str | None:
@@ -154,7 +172,10 @@ IMPLICIT = (
     "the rules for Q/DQ do not apply"
 )
 _QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
-_SAID = ("Missing scale and zero-point for tensor", "Calibrator is not being used. Users must provide dynamic range")
+_SAID = (
+    "Missing scale and zero-point for tensor",
+    "Calibrator is not being used. Users must provide dynamic range",
+)
 
 
 def implicit_int8(build: Build) -> bool:
@@ -168,7 +189,9 @@ def implicit_int8(build: Build) -> bool:
     if any(message.text.startswith(_SAID) for message in build.messages):
         return True
     return any(
-        layer.is_convolution and layer.input_precision == Precision.INT8 and layer.type[:1].isupper()  # not in Myelin
+        layer.is_convolution
+        and layer.input_precision == Precision.INT8
+        and layer.type[:1].isupper()  # not in Myelin
         for layer in build.layers
     )
 
@@ -178,19 +201,40 @@ def made_from_float(build: Build) -> bool:
     if not build.complete or build.is_rtx or _shows_quantizers(build):
         return False
     types = {t.precision for layer in build.layers for t in (*layer.inputs, *layer.outputs)}
-    return Precision.INT8 not in types and all(x.type[:1].isupper() and x.type != "Myelin" for x in build.layers)
+    return Precision.INT8 not in types and all(
+        x.type[:1].isupper() and x.type != "Myelin" for x in build.layers
+    )
 
 
 def _shows_quantizers(build: Build) -> bool:
-    return (any(event.pass_name.startswith(("Quantize", "QDQ", "ConstQDQ")) for event in build.trace)
-            or any(node.op in _QUANTIZERS for node in build.parse.nodes)
-            or any(x.origin == "QDQ" or any("uantize" in n for n in (x.name, *x.onnx_names)) for x in build.layers))
+    return (
+        any(event.pass_name.startswith(("Quantize", "QDQ", "ConstQDQ")) for event in build.trace)
+        or any(node.op in _QUANTIZERS for node in build.parse.nodes)
+        or any(
+            x.origin == "QDQ" or any("uantize" in n for n in (x.name, *x.onnx_names))
+            for x in build.layers
+        )
+    )
 
 
-_WANTED = ("--verbose", "--profilingVerbosity=detailed", "--dumpLayerInfo", "--exportLayerInfo=layers.json",
-           "--dumpProfile", "--exportProfile=profile.json")
-_OURS = ("--verbose", "--profilingVerbosity", "--dumpLayerInfo", "--exportLayerInfo", "--dumpProfile",
-         "--exportProfile", "--separateProfileRun", "--nvtxMode")
+_WANTED = (
+    "--verbose",
+    "--profilingVerbosity=detailed",
+    "--dumpLayerInfo",
+    "--exportLayerInfo=layers.json",
+    "--dumpProfile",
+    "--exportProfile=profile.json",
+)
+_OURS = (
+    "--verbose",
+    "--profilingVerbosity",
+    "--dumpLayerInfo",
+    "--exportLayerInfo",
+    "--dumpProfile",
+    "--exportProfile",
+    "--separateProfileRun",
+    "--nvtxMode",
+)
 _OLD = ("--separateProfileRun",)
 _PRECISION = ("--int8", "--fp16", "--best", "--bf16", "--fp8", "--int4")
 
@@ -202,7 +246,11 @@ def rerun_commands(build: Build) -> dict[str, str]:
     trtexec lists no layers has the listing in its verbose log.
     """
     words = build.command.split() if build.command else ["trtexec", "--onnx=model.onnx"]
-    kept = [word for word in words if word.split("=")[0] not in _OURS and not word.startswith("--saveEngine")]
+    kept = [
+        word
+        for word in words
+        if word.split("=")[0] not in _OURS and not word.startswith("--saveEngine")
+    ]
     program = None if build.tensorrt is None else trtexec_of_version(build.tensorrt)
     if build.tensorrt is None or program is None:
         typed = [*kept, *(flag for flag in ("--int8", "--fp16") if flag not in kept)]
@@ -229,27 +277,48 @@ def summarize(build: Build) -> Json:
     """The facts of a build, in the order of the page; a missing fact is None or an empty list."""
     flags = build.precision_flags
     return {
-        "schema": LOG_SCHEMA, "tool": TOOL_VERSION, "build": build.as_json(), "title": build.title,
-        "read": what_was_read(build), "passed": build.passed, "gpu": dict(build.gpu), "command": build.command or None,
-        "precision": sorted(flags), "implicit_int8": implicit_int8(build),
+        "schema": LOG_SCHEMA,
+        "tool": TOOL_VERSION,
+        "build": build.as_json(),
+        "title": build.title,
+        "read": what_was_read(build),
+        "passed": build.passed,
+        "gpu": dict(build.gpu),
+        "command": build.command or None,
+        "precision": sorted(flags),
+        "implicit_int8": implicit_int8(build),
         # With the flag for INT8 and no 16-bit float, what is not INT8 runs in FP32.
-        "float_remainder_fp32": "int8" in flags and not flags & {"fp16", "bf16", "best", "stronglyTyped"},
-        "model": {"file": build.parse.onnx_file or build.options.get("Model", {}).get("Model") or None,
-                  "opset": build.parse.opset or None, "producer": build.parse.producer or None,
-                  "nodes": len(build.parse.nodes) or None},
+        "float_remainder_fp32": "int8" in flags
+        and not flags & {"fp16", "bf16", "best", "stronglyTyped"},
+        "model": {
+            "file": build.parse.onnx_file or build.options.get("Model", {}).get("Model") or None,
+            "opset": build.parse.opset or None,
+            "producer": build.parse.producer or None,
+            "nodes": len(build.parse.nodes) or None,
+        },
         "milestones": [published(m) for m in build.milestones],
         "placement": dict(Counter(device for device, _, _ in build.placement)),
-        "passes": passes(build), "engine": _engine(build),
+        "passes": passes(build),
+        "engine": _engine(build),
         "conversions": [_edge(layer) for layer in build.conversions],
         "reformats": [_edge(layer) for layer in build.layout_reformats],
-        "merged": build.merged, "tuning": _tuning(build), "seconds": dict(build.seconds),
+        "merged": build.merged,
+        "tuning": _tuning(build),
+        "seconds": dict(build.seconds),
         "memory": published(build.memory),
         "performance": {name: dict(values) for name, values in build.performance.items()},
         "profile": _profile(build),
-        "messages": [{"level": "error" if m.level == "E" else "warning", **published(m, "text", "line", "count")}
-                     for m in build.messages],
-        "names_only": build.names_only, "rerun": rerun_commands(build) if build.names_only else {},
-        "notes": list(build.notes), "lines": published(build.lines, "total", "timing", "unexplained"),
+        "messages": [
+            {
+                "level": "error" if m.level == "E" else "warning",
+                **published(m, "text", "line", "count"),
+            }
+            for m in build.messages
+        ],
+        "names_only": build.names_only,
+        "rerun": rerun_commands(build) if build.names_only else {},
+        "notes": list(build.notes),
+        "lines": published(build.lines, "total", "timing", "unexplained"),
     }
 
 
@@ -282,8 +351,11 @@ def what_was_read(build: Build) -> list[str]:
     lines = build.lines
     if not parts and lines.total > lines.blank:
         known = lines.total - lines.blank - lines.unexplained
-        parts.append(f"{counted(known, 'line')} of TensorRT with nothing to keep" if known else
-                    f"{counted(lines.marked, 'line')} that TensorRT wrote and that this version does not know")
+        parts.append(
+            f"{counted(known, 'line')} of TensorRT with nothing to keep"
+            if known
+            else f"{counted(lines.marked, 'line')} that TensorRT wrote and that this version does not know"
+        )
     return parts
 
 
@@ -300,8 +372,10 @@ def passes(build: Build) -> list[Json]:
     found: dict[str, tuple[int, Counter[str]]] = {}
     for event in build.trace:
         found.setdefault(event.pass_name, (event.line, Counter()))[1][event.kind] += 1
-    return [{"pass": name, "running": kinds.pop(trace.RUNNING, 0), "events": dict(kinds), "line": line}
-            for name, (line, kinds) in found.items()]
+    return [
+        {"pass": name, "running": kinds.pop(trace.RUNNING, 0), "events": dict(kinds), "line": line}
+        for name, (line, kinds) in found.items()
+    ]
 
 
 def lines_of_pass(build: Build, name: str) -> list[tuple[int, str]]:
@@ -314,7 +388,10 @@ def lines_of_pass(build: Build, name: str) -> list[tuple[int, str]]:
     exact = [name] if name in names else [n for n in names if n.lower() == wanted]
     found = exact or [n for n in names if n and n.lower().startswith(wanted)]
     if len(found) != 1:
-        listed = ", ".join(sorted(n for n in found or names if n)) or "none: the log has no optimizer lines"
+        listed = (
+            ", ".join(sorted(n for n in found or names if n))
+            or "none: the log has no optimizer lines"
+        )
         problem = "more than one" if found else "no such"
         raise BuildLogError(f"{name}: {problem} pass in this log; it has {listed}")
     return [(e.line, trace.render(e.event)) for e in build.trace if e.pass_name == found[0]]
@@ -331,7 +408,8 @@ def _engine(build: Build) -> Json | None:
         return None
     convolutions = [layer for layer in build.layers if layer.is_convolution]
     return {
-        "layers": len(build.layers), "listing": build.listing,
+        "layers": len(build.layers),
+        "listing": build.listing,
         "types": dict(Counter(layer.type or "unknown" for layer in build.layers).most_common()),
         "convolutions": len(convolutions),
         "signatures": dict(Counter(signature(layer) for layer in convolutions).most_common()),
@@ -342,24 +420,44 @@ def _engine(build: Build) -> Json | None:
 def _edge(layer: BuiltLayer) -> Json:
     tensor = next(iter([*layer.inputs, *layer.outputs]), None)
     shape = list(tensor.shape) if tensor is not None and tensor.shape is not None else None
-    return {"name": layer.name, "from": str(layer.input_precision), "to": str(layer.output_precision), "shape": shape,
-            "qdq": layer.is_qdq, "line": layer.line}  # fmt: skip
+    return {
+        "name": layer.name,
+        "from": str(layer.input_precision),
+        "to": str(layer.output_precision),
+        "shape": shape,
+        "qdq": layer.is_qdq,
+        "line": layer.line,
+    }
 
 
 def _tuning(build: Build) -> Json:
     tactics = build.tactics
-    slowest = sorted(tactics.layers.values(), key=lambda t: (-t.seconds, -t.tactics, t.name))[:SLOWEST]
+    slowest = sorted(tactics.layers.values(), key=lambda t: (-t.seconds, -t.tactics, t.name))[
+        :SLOWEST
+    ]
     reformats = [t for t in tactics.reformats.values() if t.best_ms is not None]
     reformats.sort(key=lambda t: (-(t.best_ms or 0.0), t.name))
     return {
-        "tactics": tactics.timed, "combinations": tactics.combinations, "reformats": tactics.reformat_timings,
-        "without_tactics": tactics.skipped, "cached": tactics.cached, "costed": len(tactics.costed),
-        "reasons": [{"reason": reason, "count": count} for reason, count in tactics.reasons.most_common(SLOWEST)],
-        "refused": [{"runner": runner, "layer": layer, "count": count}
-                    for (runner, layer), count in tactics.refused.most_common(SLOWEST)],
-        "layers": len(tactics.layers), "chosen": dict(tactics.chosen.most_common()),
+        "tactics": tactics.timed,
+        "combinations": tactics.combinations,
+        "reformats": tactics.reformat_timings,
+        "without_tactics": tactics.skipped,
+        "cached": tactics.cached,
+        "costed": len(tactics.costed),
+        "reasons": [
+            {"reason": reason, "count": count}
+            for reason, count in tactics.reasons.most_common(SLOWEST)
+        ],
+        "refused": [
+            {"runner": runner, "layer": layer, "count": count}
+            for (runner, layer), count in tactics.refused.most_common(SLOWEST)
+        ],
+        "layers": len(tactics.layers),
+        "chosen": dict(tactics.chosen.most_common()),
         "added_reformats": len(build.reformats),
-        "slowest": [published(t, "name", "seconds", "tactics", "best_ms", "runner") for t in slowest],
+        "slowest": [
+            published(t, "name", "seconds", "tactics", "best_ms", "runner") for t in slowest
+        ],
         "slowest_reformats": [published(t, "name", "best_ms") for t in reformats[:3]],
     }
 
@@ -369,5 +467,13 @@ def _profile(build: Build) -> Json | None:
         return None
     total = build.profile_total_ms or sum(row.average_ms for row in build.profile_rows)
     rows = sorted(build.profile_rows, key=lambda row: -row.average_ms)[:SLOWEST]
-    slowest = [{"name": r.name, "ms": r.average_ms, "share": r.average_ms / total if total else 0.0} for r in rows]
-    return {"iterations": build.iterations, "total_ms": total, "layers": len(build.profile_rows), "slowest": slowest}
+    slowest = [
+        {"name": r.name, "ms": r.average_ms, "share": r.average_ms / total if total else 0.0}
+        for r in rows
+    ]
+    return {
+        "iterations": build.iterations,
+        "total_ms": total,
+        "layers": len(build.profile_rows),
+        "slowest": slowest,
+    }

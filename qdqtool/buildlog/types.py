@@ -204,7 +204,14 @@ class Tactics:
     def clear(self) -> None:
         """Forgets everything: another build begins."""
         self.timed = self.combinations = self.reformat_timings = self.skipped = self.cached = 0
-        for kept in (self.costed, self.reasons, self.refused, self.chosen, self.layers, self.reformats):
+        for kept in (
+            self.costed,
+            self.reasons,
+            self.refused,
+            self.chosen,
+            self.layers,
+            self.reformats,
+        ):
             kept.clear()
 
 
@@ -261,6 +268,7 @@ class LineCounts:
     marked: int = 0
     blank: int = 0
     unexplained: int = 0
+
 
 REFORMAT_TYPES = frozenset({"Reformat", "Copy", "Cast"})  # a NoOp is nothing at run time
 _MAX_ELEMENTS = 1 << 50
@@ -365,8 +373,11 @@ class BuiltLayer:
     @property
     def is_convolution(self) -> bool:
         lower = self.type.lower()
-        return "conv" in lower or lower == "correlation" or self.extras.get("ParameterType") in (
-            "Convolution", "ConvActPool")
+        return (
+            "conv" in lower
+            or lower == "correlation"
+            or self.extras.get("ParameterType") in ("Convolution", "ConvActPool")
+        )
 
     @property
     def is_deconvolution(self) -> bool:
@@ -377,12 +388,17 @@ class BuiltLayer:
         """Whether it is a Q or DQ of the model that stayed as a layer of its own, or a DQ with the Q behind it."""
         if self.origin:
             return self.origin == "QDQ"
-        if (self.type not in ("Reformat", "Scale", "Quantize", "Dequantize", "Copy", "")
-                or "uantizeLinear" not in self.name):  # as of most: to take a name apart takes longer
+        if (
+            self.type not in ("Reformat", "Scale", "Quantize", "Dequantize", "Copy", "")
+            or "uantizeLinear" not in self.name
+        ):  # as of most: to take a name apart takes longer
             return False
         fused = self.fused()
-        return fused.kind == "layer" and len(fused.components) in (1, 2) and all(
-            "uantizeLinear" in part for part in fused.components)
+        return (
+            fused.kind == "layer"
+            and len(fused.components) in (1, 2)
+            and all("uantizeLinear" in part for part in fused.components)
+        )
 
     @property
     def kind(self) -> Role:
@@ -391,7 +407,11 @@ class BuiltLayer:
             return Role.CONVERSION
         if self.type in REFORMAT_TYPES or (not self.type and is_copy(self.name)):
             types = {self.input_precision, self.output_precision}
-            return Role.CONVERSION if len(types) == 2 and Precision.UNKNOWN not in types else Role.REFORMAT
+            return (
+                Role.CONVERSION
+                if len(types) == 2 and Precision.UNKNOWN not in types
+                else Role.REFORMAT
+            )
         return Role.CONVOLUTION if self.is_convolution else Role.OTHER
 
     def as_json(self) -> dict[str, Any]:
@@ -474,8 +494,19 @@ class Build:
 
     def begin_again(self) -> None:
         """Forgets what was read of a build, for another one begins in the same file; its parse section stays."""
-        for kept in (self.trace, self.headings, self.milestones, self.placement, self.reformats, self.layers,
-                     self.second_layers, self.bindings, self.profile_rows, self.performance, self.seconds):
+        for kept in (
+            self.trace,
+            self.headings,
+            self.milestones,
+            self.placement,
+            self.reformats,
+            self.layers,
+            self.second_layers,
+            self.bindings,
+            self.profile_rows,
+            self.performance,
+            self.seconds,
+        ):
             kept.clear()
         self.profile_total_ms = self.iterations = self.passed = None
         self.memory = Memory()
@@ -545,8 +576,14 @@ class Build:
     @property
     def facts(self) -> BuildFacts:
         """Which build it is, for a verification."""
-        return BuildFacts(self.source, tuple(self.files), self.tensorrt, self.device, self.complete,
-                          tuple(self.missing))  # fmt: skip
+        return BuildFacts(
+            self.source,
+            tuple(self.files),
+            self.tensorrt,
+            self.device,
+            self.complete,
+            tuple(self.missing),
+        )
 
     def milestone(self, what: str) -> int | None:
         """Number of layers at the last milestone of that name (``After tensor merging``)."""

@@ -29,7 +29,9 @@ def command(model: str, how: Building, answer: inputs.Answer) -> int:
 
     not_dash(how.output or "", "-o")
     if how.sm and how.builder != "tensorrt-rtx":
-        raise BuilderError(f"--sm is for tensorrt-rtx; {how.builder} builds for the GPU of this machine")
+        raise BuilderError(
+            f"--sm is for tensorrt-rtx; {how.builder} builds for the GPU of this machine"
+        )
     if how.builder == "tensorrt-rtx":
         from qdqtool.builders.child import is_installed, print_once
 
@@ -52,12 +54,18 @@ def _text(result: BuiltModel, model: str) -> str:
     int8 = sum(n.precision == "INT8" for n in result.nodes)
     products = sum(n.op in ("Gemm", "MatMul") for n in result.nodes)
     lines.append(f"{int8} of {layers_counted(len(result.nodes) - products, products)} in INT8")
-    fused = sum(ATTENTION in layer.name for layer in result.build.layers) if result.build is not None else 0
+    fused = (
+        sum(ATTENTION in layer.name for layer in result.build.layers)
+        if result.build is not None
+        else 0
+    )
     if fused:
-        lines.append(f"kernels that compute a whole attention, both products and the Softmax ({ATTENTION}): {fused}")
+        lines.append(
+            f"kernels that compute a whole attention, both products and the Softmax ({ATTENTION}): {fused}"
+        )
     width = min(max((len(n.name) for n in result.nodes), default=4), 44)
     for node in result.nodes:
-        name = node.name if len(node.name) <= width else "..." + node.name[3 - width:]
+        name = node.name if len(node.name) <= width else "..." + node.name[3 - width :]
         gone = node.precision == "UNKNOWN"
         what = "no layer of its own" if gone else f"{node.precision:<5} writes {node.output}"
         lines.append(f"  {name:<{width}}  {node.op:<13} {what}")
@@ -65,5 +73,9 @@ def _text(result: BuiltModel, model: str) -> str:
 
 
 def _files(result: BuiltModel) -> list[str]:
-    paths = (("log", result.log_path), ("layers", result.layers_path), ("engine", result.engine_path))
+    paths = (
+        ("log", result.log_path),
+        ("layers", result.layers_path),
+        ("engine", result.engine_path),
+    )
     return [f"{what}: {path}" for what, path in paths if path is not None]

@@ -57,7 +57,9 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except EOFError as error:  # click would take it for Ctrl-C
-            raise QdqtoolError(f"a file ended too soon ({error or 'no more data'}); copy it again") from error
+            raise QdqtoolError(
+                f"a file ended too soon ({error or 'no more data'}); copy it again"
+            ) from error
         except KeyboardInterrupt:
             raise process.Stopped(process.INTERRUPTED) from None
 
@@ -65,8 +67,11 @@ class LazyGroup(click.Group):
         return overview()
 
 
-@click.group(cls=LazyGroup, invoke_without_command=True,
-             context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
+@click.group(
+    cls=LazyGroup,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
+)
 @click.version_option(TOOL_VERSION, prog_name="qdqtool")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
@@ -80,7 +85,10 @@ def _fail(message: str, code: int) -> int:
     if stop is not None:
         message, code = stop.message, stop.code
     with suppress(OSError, ValueError):  # nobody may be there to read it; the exit code says it too
-        print(f"qdqtool: {_LONG.sub(lambda word: middle(word[0], _SHOWN), one_line(message))}", file=sys.stderr)
+        print(
+            f"qdqtool: {_LONG.sub(lambda word: middle(word[0], _SHOWN), one_line(message))}",
+            file=sys.stderr,
+        )
     return code
 
 
@@ -88,7 +96,9 @@ def _fail(message: str, code: int) -> int:
 def _filtered() -> Iterator[None]:
     """Puts the filter of :mod:`qdqtool.base.text` over everything that is printed."""
     out = sys.stdout if sys.stdout is not None else process.ClosedOutput()
-    error = sys.stderr if sys.stderr is not None else io.StringIO()  # nobody reads it; the exit code says it
+    error = (
+        sys.stderr if sys.stderr is not None else io.StringIO()
+    )  # nobody reads it; the exit code says it
     with redirect_stdout(Filtered(out)), redirect_stderr(FilteredErrors(error)):
         yield
 
@@ -96,14 +106,18 @@ def _filtered() -> Iterator[None]:
 def run(args: list[str] | None = None) -> int:
     """Runs the command line and returns the exit code; every expected error ends as one line on stderr."""
     with _filtered(), warnings.catch_warnings():
-        if not sys.warnoptions:  # numpy's remarks on damaged numbers do not help users; who wants them asks Python
+        if (
+            not sys.warnoptions
+        ):  # numpy's remarks on damaged numbers do not help users; who wants them asks Python
             warnings.simplefilter("ignore")
         return _run(args)
 
 
 def _run(args: list[str] | None) -> int:
     read = files.Guard()
-    if nameless := next((a for a in args or () if "\0" in a), None):  # click asks the system about names as they are
+    if nameless := next(
+        (a for a in args or () if "\0" in a), None
+    ):  # click asks the system about names as they are
         return _fail(f"{shown(nameless)}: {files.NO_NAME}", 2)
     try:
         with files.watch() as read, outputs.together():
@@ -117,7 +131,11 @@ def _run(args: list[str] | None) -> int:
     except (click.exceptions.Abort, KeyboardInterrupt):
         return _fail(process.Stopped(process.INTERRUPTED).message, process.INTERRUPTED)
     except click.UsageError as error:
-        hint = f" (see 'qdqtool {error.ctx.info_name} --help')" if error.ctx and error.ctx.parent else ""
+        hint = (
+            f" (see 'qdqtool {error.ctx.info_name} --help')"
+            if error.ctx and error.ctx.parent
+            else ""
+        )
         return _fail(error.format_message() + hint, 2)
     except click.ClickException as error:
         return _fail(error.format_message(), 2)
@@ -141,8 +159,11 @@ def _run(args: list[str] | None) -> int:
         if isinstance(error, RuntimeError) and "start new thread" in str(error):
             return _fail(_OUT_OF_MEMORY, 2)
         if _was_importing(error):
-            return _fail(f"a library cannot be loaded ({str(error)[-160:].strip() or type(error).__name__}): memory is "
-                         "out, or it has to be installed again", 2)
+            return _fail(
+                f"a library cannot be loaded ({str(error)[-160:].strip() or type(error).__name__}): memory is "
+                "out, or it has to be installed again",
+                2,
+            )
         import traceback
 
         traceback.print_exc()
@@ -158,7 +179,9 @@ def _place(error: OSError) -> str:
         os.getcwd()
     except OSError:
         return "the current folder was deleted: "
-    return "standard output: " if error.errno == errno.ENOSPC else ""  # what is written to files names these
+    return (
+        "standard output: " if error.errno == errno.ENOSPC else ""
+    )  # what is written to files names these
 
 
 def _was_importing(error: BaseException) -> bool:

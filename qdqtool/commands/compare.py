@@ -29,7 +29,10 @@ def _count(*names: str) -> Callable[[Comparison], bool]:
 _CHECKS: dict[str, tuple[Callable[[Comparison], bool], str]] = {
     "lost-int8": (_count("lost_int8"), "convolutions lost INT8"),
     "lost-int8-output": (_count("lost_int8_output"), "INT8 convolutions write float now"),
-    "conversions": (lambda result: (result.more_conversions or 0) > 0, "there are more conversions"),
+    "conversions": (
+        lambda result: (result.more_conversions or 0) > 0,
+        "there are more conversions",
+    ),
     "scales": (_count("scales", "weights_scales"), "scales differ"),
     "unmatched": (_count("only_in_a", "only_in_b"), "convolutions are on one side only"),
     "slower": (lambda result: (result.times_as_long or 0.0) > _SLOWER, "B takes longer"),
@@ -40,7 +43,12 @@ _CHECKS: dict[str, tuple[Callable[[Comparison], bool], str]] = {
 @concern
 class _Gates(inputs.Gates):
     fail_on: tuple[str, ...] = as_in(
-        inputs.Gates, "fail_on", brief="Exit 1 where B is so against A.", choices=tuple(_CHECKS), metavar="")
+        inputs.Gates,
+        "fail_on",
+        brief="Exit 1 where B is so against A.",
+        choices=tuple(_CHECKS),
+        metavar="",
+    )
 
 
 @click.command("compare", cls=inputs.Command)
@@ -54,8 +62,15 @@ class _Gates(inputs.Gates):
 @inputs.made_of("files", inputs.Files, "page")
 @inputs.made_of("answer", inputs.Written)
 def command(
-    a: str, b: str, further: inputs.Further, on: OnBuilds, machine: Gpu, shown: inputs.Shown, gates: _Gates,
-    files: inputs.Files, answer: inputs.Written,
+    a: str,
+    b: str,
+    further: inputs.Further,
+    on: OnBuilds,
+    machine: Gpu,
+    shown: inputs.Shown,
+    gates: _Gates,
+    files: inputs.Files,
+    answer: inputs.Written,
 ) -> int:
     """Show what B lost and gained against A.
 
@@ -78,7 +93,9 @@ def command(
     if (further.more_a and models[0]) or (further.more_b and models[1]):
         raise click.UsageError("--with-a and --with-b add files to a build, not to a model")
     if page is not None and not all(models):
-        raise click.UsageError("--report is for two models; 'qdqtool report MODEL BUILD' shows a model and its build")
+        raise click.UsageError(
+            "--report is for two models; 'qdqtool report MODEL BUILD' shows a model and its build"
+        )
     result = compare([a, *further.more_a], [b, *further.more_b], on=on, machine=machine)
     if page is not None:
         from qdqtool.render.reporting.api import report
@@ -86,10 +103,16 @@ def command(
 
         require()
         report(b, before=a, target=on.target, gpu=machine.gpu).save(page)
-    answer.give(result.as_json, lambda width: render_comparison(result, width, everything=shown.everything))
+    answer.give(
+        result.as_json, lambda width: render_comparison(result, width, everything=shown.everything)
+    )
     asked = dict.fromkeys(gates.fail_on)
     met = [f"{name}: {_CHECKS[name][1]}" for name in asked if _CHECKS[name][0](result)]
-    open_ = [f"{name} could not be checked: {why}" for name in asked if not met and (why := _untold(name, result))]
+    open_ = [
+        f"{name} could not be checked: {why}"
+        for name in asked
+        if not met and (why := _untold(name, result))
+    ]
     for line in met or open_:
         print(f"qdqtool: --fail-on {line}", file=sys.stderr)
     return 1 if met else 2 if open_ else 0
@@ -99,8 +122,13 @@ def _untold(name: str, result: Comparison) -> str:
     """Why a check that found nothing does not mean that there is nothing; an empty string where it does."""
     kinds = {result.a.kind, result.b.kind}
     if name == "slower":
-        return "" if result.times_as_long is not None else (
-            "no times of both sides; give --gpu for two models, and for two builds their profiles (--with-a, --with-b)")
+        return (
+            ""
+            if result.times_as_long is not None
+            else (
+                "no times of both sides; give --gpu for two models, and for two builds their profiles (--with-a, --with-b)"
+            )
+        )
     if name == "scales":
         return "a build does not show scales" if "build" in kinds else ""
     if result.partial:

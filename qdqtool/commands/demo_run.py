@@ -60,7 +60,9 @@ _IMAGE_MOMENT = 0.05  # mean square of an image's contrast, in units of full sca
 _POOL_GROWTH = 2.2  # a 5x5 maximum picks large values (measured on the demo images)
 
 
-def yolov8n(size: int = 640, classes: int = 80, seed: int = 0, activation: str = Loop.activation) -> onnx.ModelProto:
+def yolov8n(
+    size: int = 640, classes: int = 80, seed: int = 0, activation: str = Loop.activation
+) -> onnx.ModelProto:
     """Builds the model.
 
     Args:
@@ -80,7 +82,11 @@ def yolov8n(size: int = 640, classes: int = 80, seed: int = 0, activation: str =
 
 
 def yolov8(
-    letter: str, size: int = 640, classes: int = 80, seed: int = 0, activation: str = Loop.activation
+    letter: str,
+    size: int = 640,
+    classes: int = 80,
+    seed: int = 0,
+    activation: str = Loop.activation,
 ) -> onnx.ModelProto:
     """Builds YOLOv8n, s, m, l or x, by the ``letter`` of :data:`SIZES`; otherwise as :func:`yolov8n`."""
     if size < 32 or size % 32:
@@ -106,12 +112,16 @@ class _Net:
         # Expected mean square of each tensor. Weights divide by it, so that every convolution's output has size 1.
         self.moments: dict[str, float] = {"images": _IMAGE_MOMENT}
 
-    def node(self, op: str, name: str, inputs: Sequence[str], outputs: int = 1, **attributes: Any) -> list[str]:
+    def node(
+        self, op: str, name: str, inputs: Sequence[str], outputs: int = 1, **attributes: Any
+    ) -> list[str]:
         made = [f"{name}_output_{i}" for i in range(outputs)]
         moment = max((self.moments[t] for t in inputs if t in self.moments), default=1.0)
         if op == "Add":
             moment = sum(self.moments.get(t, 0.0) for t in inputs)
-        self.moments.update(dict.fromkeys(made, moment * (_POOL_GROWTH if op == "MaxPool" else 1.0)))
+        self.moments.update(
+            dict.fromkeys(made, moment * (_POOL_GROWTH if op == "MaxPool" else 1.0))
+        )
         self.nodes.append(helper.make_node(op, list(inputs), made, name=name, **attributes))
         return made
 
@@ -127,8 +137,17 @@ class _Net:
         return self.constant(name, np.array(values, np.int64))
 
     def conv2d(
-        self, name: str, tensor: str, cin: int, cout: int, kernel: int = 1, stride: int = 1, *, gain: float = 0.8,
-        bias: float = 0.0, spread: float = 0.6
+        self,
+        name: str,
+        tensor: str,
+        cin: int,
+        cout: int,
+        kernel: int = 1,
+        stride: int = 1,
+        *,
+        gain: float = 0.8,
+        bias: float = 0.0,
+        spread: float = 0.6,
     ) -> str:
         """A bare convolution whose output varies by about ``gain`` with the image and by ``spread`` between channels.
 
@@ -144,21 +163,37 @@ class _Net:
         weight *= gain / np.sqrt(fan_in * self.moments[tensor])
         offsets = bias + spread * self.rng.standard_normal(cout)
         parameter = name.removeprefix("/").removesuffix("/Conv").replace("/", ".")
-        if parameter.startswith("model.22.cv"):  # /model.22/cv2.0/cv2.0.1/conv is model.22.cv2.0.1.conv
+        if parameter.startswith(
+            "model.22.cv"
+        ):  # /model.22/cv2.0/cv2.0.1/conv is model.22.cv2.0.1.conv
             head = parameter.split(".")
             parameter = ".".join([*head[:2], *head[4:]])
         self.constant(f"{parameter}.weight", weight.astype(np.float32))
         self.constant(f"{parameter}.bias", offsets.astype(np.float32))
-        return self.one("Conv", name, tensor, f"{parameter}.weight", f"{parameter}.bias", dilations=[1, 1], group=1,
-                        kernel_shape=[kernel, kernel], pads=[kernel // 2] * 4, strides=[stride, stride])
+        return self.one(
+            "Conv",
+            name,
+            tensor,
+            f"{parameter}.weight",
+            f"{parameter}.bias",
+            dilations=[1, 1],
+            group=1,
+            kernel_shape=[kernel, kernel],
+            pads=[kernel // 2] * 4,
+            strides=[stride, stride],
+        )
 
-    def conv(self, name: str, tensor: str, cin: int, cout: int, kernel: int = 1, stride: int = 1) -> str:
+    def conv(
+        self, name: str, tensor: str, cin: int, cout: int, kernel: int = 1, stride: int = 1
+    ) -> str:
         """Ultralytics' Conv: convolution and activation."""
         raw = self.conv2d(f"{name}/conv/Conv", tensor, cin, cout, kernel, stride)
         if self.activation == "relu":
             result = self.one("Relu", f"{name}/act/Relu", raw)
         else:
-            result = self.one("Mul", f"{name}/act/Mul", raw, self.one("Sigmoid", f"{name}/act/Sigmoid", raw))
+            result = self.one(
+                "Mul", f"{name}/act/Mul", raw, self.one("Sigmoid", f"{name}/act/Sigmoid", raw)
+            )
         self.moments[result] = _SECOND_MOMENT[self.activation]
         return result
 
@@ -177,37 +212,72 @@ class _Net:
             if shortcut:
                 inner = self.one("Add", f"{name}/m.{i}/Add", parts[-1], inner)
             parts.append(inner)
-        return self.conv(f"{name}/cv2", self.concat(f"{name}/Concat", parts), half * (2 + repeats), cout)
+        return self.conv(
+            f"{name}/cv2", self.concat(f"{name}/Concat", parts), half * (2 + repeats), cout
+        )
 
     def sppf(self, name: str, tensor: str, channels: int) -> str:
         parts = [self.conv(f"{name}/cv1", tensor, channels, channels // 2)]
         for suffix in ("", "_1", "_2"):
-            parts.append(self.one("MaxPool", f"{name}/m{suffix}/MaxPool", parts[-1], kernel_shape=[5, 5], pads=[2] * 4,
-                                  strides=[1, 1], ceil_mode=0, dilations=[1, 1]))
-        return self.conv(f"{name}/cv2", self.concat(f"{name}/Concat", parts), channels * 2, channels)
+            parts.append(
+                self.one(
+                    "MaxPool",
+                    f"{name}/m{suffix}/MaxPool",
+                    parts[-1],
+                    kernel_shape=[5, 5],
+                    pads=[2] * 4,
+                    strides=[1, 1],
+                    ceil_mode=0,
+                    dilations=[1, 1],
+                )
+            )
+        return self.conv(
+            f"{name}/cv2", self.concat(f"{name}/Concat", parts), channels * 2, channels
+        )
 
     def upsample(self, name: str, tensor: str) -> str:
         scales = self.constant(f"{name}/scales", np.array([1, 1, 2, 2], np.float32))
-        return self.one("Resize", f"{name}/Resize", tensor, "", scales, mode="nearest", nearest_mode="floor",
-                        coordinate_transformation_mode="asymmetric")
+        return self.one(
+            "Resize",
+            f"{name}/Resize",
+            tensor,
+            "",
+            scales,
+            mode="nearest",
+            nearest_mode="floor",
+            coordinate_transformation_mode="asymmetric",
+        )
 
     def finish(self, size: int, classes: int, letter: str = "n") -> onnx.ModelProto:
         anchors = sum((size // s) ** 2 for s in STRIDES)
         image = helper.make_tensor_value_info("images", TensorProto.FLOAT, [1, 3, size, size])
-        output = helper.make_tensor_value_info("output0", TensorProto.FLOAT, [1, 4 + classes, anchors])
+        output = helper.make_tensor_value_info(
+            "output0", TensorProto.FLOAT, [1, 4 + classes, anchors]
+        )
         self.nodes[-1].output[0] = "output0"
         graph = helper.make_graph(self.nodes, "main_graph", [image], [output], self.initializers)
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], producer_name="qdqtool-demo")
+        model = helper.make_model(
+            graph, opset_imports=[helper.make_opsetid("", OPSET)], producer_name="qdqtool-demo"
+        )
         model.ir_version = 8
         names = {i: f"class{i}" for i in range(classes)}
-        helper.set_model_props(model, {
-            "description": f"YOLOv8{letter} architecture with random weights", "task": "detect", "stride": "32",
-            "batch": "1", "imgsz": str([size, size]), "names": str(names),
-        })
+        helper.set_model_props(
+            model,
+            {
+                "description": f"YOLOv8{letter} architecture with random weights",
+                "task": "detect",
+                "stride": "32",
+                "batch": "1",
+                "imgsz": str([size, size]),
+                "names": str(names),
+            },
+        )
         return onnx.shape_inference.infer_shapes(model)
 
 
-def _backbone_and_neck(net: _Net, widths: Sequence[int], repeats: Sequence[int]) -> list[tuple[str, int]]:
+def _backbone_and_neck(
+    net: _Net, widths: Sequence[int], repeats: Sequence[int]
+) -> list[tuple[str, int]]:
     """Layers 0 to 21; returns the three feature maps (tensor, channels) that the head reads."""
     a, b, c, d, e = widths
     first, second, third, last = repeats
@@ -264,7 +334,9 @@ def _detect(net: _Net, levels: Sequence[tuple[str, int]], size: int, classes: in
     low = net.one("Sub", f"{name}/Sub", centre, lower)
     high = net.one("Add", f"{name}/Add", centre, upper)
     total = net.one("Add", f"{name}/Add_1", low, high)
-    middle = net.one("Div", f"{name}/Div", total, net.constant(f"{name}/Constant_two", np.array(2, np.float32)))
+    middle = net.one(
+        "Div", f"{name}/Div", total, net.constant(f"{name}/Constant_two", np.array(2, np.float32))
+    )
     cells = net.concat(f"{name}/Concat_4", [middle, net.one("Sub", f"{name}/Sub_1", high, low)])
     pixels = net.one("Mul", f"{name}/Mul", cells, net.constant(f"{name}/Constant_strides", strides))
     net.concat(f"{name}/Concat_5", [pixels, net.one("Sigmoid", f"{name}/Sigmoid", scores)])
@@ -276,10 +348,27 @@ def _dfl(net: _Net, name: str, boxes: str) -> str:
     bins = net.one("Reshape", f"{name}/Reshape", boxes, shape, allowzero=0)
     moved = net.one("Transpose", f"{name}/Transpose", bins, perm=[0, 2, 1, 3])
     chances = net.one("Softmax", f"{name}/Softmax", moved, axis=1)
-    weight = net.constant("model.22.dfl.conv.weight", np.arange(REG_MAX, dtype=np.float32).reshape(1, REG_MAX, 1, 1))
-    mean = net.one("Conv", f"{name}/conv/Conv", chances, weight, dilations=[1, 1], group=1, kernel_shape=[1, 1],
-                   pads=[0] * 4, strides=[1, 1])
-    return net.one("Reshape", f"{name}/Reshape_1", mean, net.integers(f"{name}/Reshape_1_shape", 1, 4, -1), allowzero=0)
+    weight = net.constant(
+        "model.22.dfl.conv.weight", np.arange(REG_MAX, dtype=np.float32).reshape(1, REG_MAX, 1, 1)
+    )
+    mean = net.one(
+        "Conv",
+        f"{name}/conv/Conv",
+        chances,
+        weight,
+        dilations=[1, 1],
+        group=1,
+        kernel_shape=[1, 1],
+        pads=[0] * 4,
+        strides=[1, 1],
+    )
+    return net.one(
+        "Reshape",
+        f"{name}/Reshape_1",
+        mean,
+        net.integers(f"{name}/Reshape_1_shape", 1, 4, -1),
+        allowzero=0,
+    )
 
 
 def _anchors(size: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
@@ -290,7 +379,9 @@ def _anchors(size: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32
         y, x = np.meshgrid(np.arange(cells) + 0.5, np.arange(cells) + 0.5, indexing="ij")
         centres.append(np.stack([x.ravel(), y.ravel()]))
         strides.append(np.full(cells * cells, stride))
-    return np.concatenate(centres, 1)[None].astype(np.float32), np.concatenate(strides)[None].astype(np.float32)
+    return np.concatenate(centres, 1)[None].astype(np.float32), np.concatenate(strides)[
+        None
+    ].astype(np.float32)
 
 
 # Pictures to calibrate it with: gradients, shapes and noise; deterministic, saved as PNG ----------------------------
@@ -308,7 +399,9 @@ def make_image(size: int, index: int, seed: int = 0) -> Image.Image:
     if index % 4 == 1:
         image = image.filter(ImageFilter.GaussianBlur(float(rng.uniform(0.5, 3.0))))
     pixels = np.asarray(image, np.float32)
-    pixels = (pixels - 128.0) * rng.uniform(0.5, 1.3) + 128.0 + rng.uniform(-50.0, 50.0)  # contrast, light
+    pixels = (
+        (pixels - 128.0) * rng.uniform(0.5, 1.3) + 128.0 + rng.uniform(-50.0, 50.0)
+    )  # contrast, light
     pixels += rng.normal(0.0, rng.uniform(1.0, 18.0), pixels.shape)  # sensor noise
     return Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
 
@@ -330,14 +423,20 @@ def _shape(draw: ImageDraw.ImageDraw, rng: np.random.Generator, size: int) -> No
     box = (left, top, left + width, top + height)
     kind = rng.integers(0, 4)
     if kind < 2:
-        (draw.ellipse if kind else draw.rectangle)(box, fill=fill, outline=edge, width=max(1, size // 160))
+        (draw.ellipse if kind else draw.rectangle)(
+            box, fill=fill, outline=edge, width=max(1, size // 160)
+        )
     elif kind == 2:
-        draw.polygon([(left, top + height), (left + width / 2, top), (left + width, top + height)], fill=fill)
+        draw.polygon(
+            [(left, top + height), (left + width / 2, top), (left + width, top + height)], fill=fill
+        )
     else:
         draw.line(box, fill=fill, width=int(rng.integers(1, max(2, size // 40))))
 
 
-def write_images(folder: str | os.PathLike[str], count: int, size: int, seed: int = 0) -> list[Path]:
+def write_images(
+    folder: str | os.PathLike[str], count: int, size: int, seed: int = 0
+) -> list[Path]:
     """Writes ``count`` PNG files ``demo-000.png`` ... of ``size`` by ``size`` pixels into an existing folder.
 
     Raises:
@@ -366,8 +465,13 @@ def run(folder: Path, size: int, images: int, activation: str, target: Target) -
     """
     started = time.perf_counter()
     if size > budgets.DEMO_SIZE:
-        raise DataError(said("{`size`:{size}}: the limit of the demo is {most} pixels", size=size,
-                             most=budgets.DEMO_SIZE))
+        raise DataError(
+            said(
+                "{`size`:{size}}: the limit of the demo is {most} pixels",
+                size=size,
+                most=budgets.DEMO_SIZE,
+            )
+        )
     proto = yolov8n(size, activation=activation)
     pictures = folder / "images"
     try:
@@ -377,7 +481,9 @@ def run(folder: Path, size: int, images: int, activation: str, target: Target) -
     model, quantized = folder / "yolov8n-demo.onnx", folder / "yolov8n-demo_qdq.onnx"
     save(proto, model)
     for old in pictures.glob("demo-*.png"):
-        if OWN_NAME.fullmatch(old.name):  # of an earlier run with more images; others are the user's
+        if OWN_NAME.fullmatch(
+            old.name
+        ):  # of an earlier run with more images; others are the user's
             old.unlink()
     write_images(pictures, images, size)
     commit()  # the next steps read what this one wrote
@@ -386,7 +492,9 @@ def run(folder: Path, size: int, images: int, activation: str, target: Target) -
     yield ""
     yield "2. qdqtool insert: calibrating, placing Q/DQ pairs, predicting"
     cache = folder / "calibration.npz"
-    result = insert(model, pictures, target=target, progress=True, calib_cache=cache, overwrite_cache=True)
+    result = insert(
+        model, pictures, target=target, progress=True, calib_cache=cache, overwrite_cache=True
+    )
     result.save(quantized)
     commit()
     yield from _indented(render(result, terminal_width() - 3))
@@ -408,7 +516,9 @@ def _indented(text: str) -> Iterator[str]:
     return (f"   {line}".rstrip() for line in text.rstrip().splitlines())
 
 
-def _difference(before: onnx.ModelProto, after: onnx.ModelProto, size: int, first: int) -> tuple[float, float]:
+def _difference(
+    before: onnx.ModelProto, after: onnx.ModelProto, size: int, first: int
+) -> tuple[float, float]:
     """Mean distance of box coordinates in pixels and correlation of scores, on images that calibration did not see."""
     outputs = []
     for proto in (before, after):
@@ -436,13 +546,16 @@ def _verified(quantized: Path) -> Iterator[str]:
         yield from wrap(
             "After 'pip install qdqtool[rtx]' (which accepts NVIDIA's licence) the demo builds the model with "
             "TensorRT-RTX, which needs no GPU; with any other TensorRT, verify takes trtexec's log:",
-            3, terminal_width(),
-        )  # fmt: skip
+            3,
+            terminal_width(),
+        )
         yield f"     qdqtool verify {quantized} build.log"
         return
     from qdqtool.verification.api import verify_with_builder
 
-    yield from _indented(render_verification(verify_with_builder(quantized, "tensorrt-rtx"), terminal_width() - 3))
+    yield from _indented(
+        render_verification(verify_with_builder(quantized, "tensorrt-rtx"), terminal_width() - 3)
+    )
 
 
 def _reported(model: Path, quantized: Path, cache: Path, target: Target) -> Iterator[str]:
@@ -487,7 +600,10 @@ def structure(model: Model) -> str:
     """SHA-256 over nodes, connections and the shapes of initializers: equal for models that differ in values alone."""
     rows: list[Any] = [[n.op, n.name, n.inputs, n.outputs] for n in model.nodes]
     rows += sorted([t.name, *t.dims] for t in model.initializers.values())
-    rows += [[v.name, *(d.dim_value for d in v.type.tensor_type.shape.dim)] for v in model.proto.graph.input]
+    rows += [
+        [v.name, *(d.dim_value for d in v.type.tensor_type.shape.dim)]
+        for v in model.proto.graph.input
+    ]
     return hashlib.sha256(json.dumps(rows, default=list).encode()).hexdigest()
 
 
@@ -506,10 +622,21 @@ def verify_recorded(source: str | os.PathLike[str]) -> Verification | None:
     pairs = []
     for conv in prediction.convolutions:
         row = built.get(conv.name)
-        node = None if row is None else BuiltNode(conv.index, conv.name, conv.op, Precision(row["precision"]),
-                                                  output=Precision(row["output"]))
+        node = (
+            None
+            if row is None
+            else BuiltNode(
+                conv.index,
+                conv.name,
+                conv.op,
+                Precision(row["precision"]),
+                output=Precision(row["output"]),
+            )
+        )
         pairs.append(Pair(conv, node))
-    facts = BuildFacts(BuildSource.RECORDING, (RECORDING.name,), recorded["tensorrt"], complete=True)
+    facts = BuildFacts(
+        BuildSource.RECORDING, (RECORDING.name,), recorded["tensorrt"], complete=True
+    )
     result = of_pairs(prediction, pairs, facts)
     result.notes.append(Remark.BUILT_BEFORE())
     return result

@@ -12,14 +12,25 @@ from qdqtool.options import Machine
 @click.command("engine", cls=inputs.Command)
 @click.argument("files", nargs=-1, required=True, type=click.Path())
 @inputs.made_of("first", inputs.Further, "profile")
-@inputs.made_of("shown", inputs.Shown, "sort", "everything", everything="List every layer, names in full.")
+@inputs.made_of(
+    "shown", inputs.Shown, "sort", "everything", everything="List every layer, names in full."
+)
 @inputs.made_of("second", inputs.Further, "other")
-@inputs.made_of("machine", Machine, gpu="Where it ran, if the log does not say: adds what each layer usually takes.")
+@inputs.made_of(
+    "machine",
+    Machine,
+    gpu="Where it ran, if the log does not say: adds what each layer usually takes.",
+)
 @inputs.made_of("drawn", inputs.Files, "dot", "svg")
 @inputs.made_of("answer", inputs.Written)
 def command(
-    files: tuple[str, ...], first: inputs.Further, shown: inputs.Shown, second: inputs.Further, machine: Machine,
-    drawn: inputs.Files, answer: inputs.Written,
+    files: tuple[str, ...],
+    first: inputs.Further,
+    shown: inputs.Shown,
+    second: inputs.Further,
+    machine: Machine,
+    drawn: inputs.Files,
+    answer: inputs.Written,
 ) -> int:
     """Per-layer precision, memory, MACs and time of the engine in FILES: a layer JSON or a build log.
 
@@ -41,9 +52,13 @@ def command(
             from qdqtool.buildlog.summary import rerun_commands
 
             again = next(iter(rerun_commands(build).values()))
-            raise BuildLogError(f"{', '.join(paths)}: layer names without precisions; build again with: {again}")
+            raise BuildLogError(
+                f"{', '.join(paths)}: layer names without precisions; build again with: {again}"
+            )
         if not build.layers:
-            raise BuildLogError(f"{', '.join(paths)}: no engine listing; give a layer JSON or a verbose build log")
+            raise BuildLogError(
+                f"{', '.join(paths)}: no engine listing; give a layer JSON or a verbose build log"
+            )
         costs = analyze(build)
         chosen = gpu_of(build, machine=machine)
         if chosen is not None:
@@ -61,7 +76,9 @@ def command(
             write_visible(svg, drawing.svg(picture))
         if not other and answer.form == "text" and not answer.output:
             commit()
-            click.echo(f"{len(report.rows)} layers drawn: {', '.join(name for name in (dot, svg) if name)}")
+            click.echo(
+                f"{len(report.rows)} layers drawn: {', '.join(name for name in (dot, svg) if name)}"
+            )
             return 0
     from qdqtool.render.build_text import render, render_comparison
 
@@ -70,10 +87,17 @@ def command(
 
         comparison = compare(report, report_of(list(other)))
         assert comparison.engines is not None
-        answer.give(comparison.engines.as_json,
-                    lambda width: render_comparison(comparison, width, everything=shown.everything))
+        answer.give(
+            comparison.engines.as_json,
+            lambda width: render_comparison(comparison, width, everything=shown.everything),
+        )
         return 0
     key = sort or ("ms" if report.timed else "order")
-    answer.give(lambda: {**report.as_json(), "layers": [row.as_json() for row in report.sorted_rows(sort or "order")]},
-                lambda width: render(report, key, width, everything=shown.everything))
+    answer.give(
+        lambda: {
+            **report.as_json(),
+            "layers": [row.as_json() for row in report.sorted_rows(sort or "order")],
+        },
+        lambda width: render(report, key, width, everything=shown.everything),
+    )
     return 0

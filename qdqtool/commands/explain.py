@@ -45,7 +45,9 @@ def command(what: tuple[str, ...], shown: inputs.Shown, how: Way, answer: inputs
         raise click.UsageError("give a finding code, an error text or a line of a log, or --list")
     entry = codes.find(text)
     if entry is not None:
-        answer.give(lambda: code_json(entry) | extra, lambda width: code_text(entry, width) + further(width))
+        answer.give(
+            lambda: code_json(entry) | extra, lambda width: code_text(entry, width) + further(width)
+        )
         return 0
     from qdqtool.explain.lines import explain_line
 
@@ -63,5 +65,7 @@ def command(what: tuple[str, ...], shown: inputs.Shown, how: Way, answer: inputs
             f"'{text[:80]}' is not a finding code, a known TensorRT error or a line of its optimizer; "
             f"{codes.hint(text)}"
         )
-    answer.give(lambda: published(known) | extra, lambda width: error_text(known, width) + further(width))
+    answer.give(
+        lambda: published(known) | extra, lambda width: error_text(known, width) + further(width)
+    )
     return 0

@@ -29,8 +29,14 @@ if TYPE_CHECKING:
 @inputs.made_of("further", inputs.Further, "verification")
 @inputs.made_of("answer", inputs.Answer)
 def command(
-    model: str, place: inputs.Place, selection: Selection, on: On, shrinking: Shrinking, files: inputs.Files,
-    further: inputs.Further, answer: inputs.Answer,
+    model: str,
+    place: inputs.Place,
+    selection: Selection,
+    on: On,
+    shrinking: Shrinking,
+    files: inputs.Files,
+    further: inputs.Further,
+    answer: inputs.Answer,
 ) -> int:
     """Cut out of a Q/DQ MODEL what a finding, a node or a failing build depends on, and write it as a model.
 
@@ -63,8 +69,10 @@ def command(
     save(result.proto, output, source=model)
     if report is not None and text is not None:
         write_text(report, text)
-    answer.give(lambda: {**worded(result.as_json()), "output": output, "report": report},
-                lambda width: _text(result, output, report, width))
+    answer.give(
+        lambda: {**worded(result.as_json()), "output": output, "report": report},
+        lambda width: _text(result, output, report, width),
+    )
     return INTERRUPTED if result.interrupted else 0
 
 
@@ -82,7 +90,9 @@ def _report(result: Extraction, model: str, output: str, seen: dict[str, Any] | 
     text = report(result, _command_line(hidden.name), "extract.onnx", seen)
     leak = hidden.leaked_prose(text)
     if leak is not None:
-        raise QdqtoolError(f"'{leak}' would be left in the private report; leave out --report and write it by hand")
+        raise QdqtoolError(
+            f"'{leak}' would be left in the private report; leave out --report and write it by hand"
+        )
     return text
 
 
@@ -91,7 +101,17 @@ def _command_line(name: Callable[[str], str]) -> str:
     context = click.get_current_context()
     values = context.params
     words = ["qdqtool", "extract", "model.onnx"]
-    for option in ("finding", "node", "hops", "inputs", "outputs", "target", "builder", "check_timeout", "limit"):
+    for option in (
+        "finding",
+        "node",
+        "hops",
+        "inputs",
+        "outputs",
+        "target",
+        "builder",
+        "check_timeout",
+        "limit",
+    ):
         value = values[option]
         for item in value if isinstance(value, tuple) else [value] if value is not None else []:
             text = name(item) if option in ("node", "inputs", "outputs") else str(item)

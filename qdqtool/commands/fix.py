@@ -14,7 +14,9 @@ from qdqtool.options import Fixes
 @inputs.made_of("on", inputs.Typed)
 @inputs.made_of("fixes", Fixes)
 @inputs.made_of("answer", inputs.Answer)
-def command(model: str, place: inputs.Place, on: inputs.Typed, fixes: Fixes, answer: inputs.Answer) -> int:
+def command(
+    model: str, place: inputs.Place, on: inputs.Typed, fixes: Fixes, answer: inputs.Answer
+) -> int:
     """Apply the fixes of a Q/DQ MODEL that need no calibration, and write the result.
 
     Every fix is tried, and kept only if that shows it to be one (docs/fix.md). What was tried and not kept is reported
@@ -31,5 +33,8 @@ def command(model: str, place: inputs.Place, on: inputs.Typed, fixes: Fixes, ans
     claim(output, "-o")
     fixed = fix(model, on.chosen(), fixes=fixes)
     fixed.save(output)
-    answer.give(lambda: {**worded(fixed.as_json()), "output": output}, lambda width: render_fixed(fixed, output, width))
+    answer.give(
+        lambda: {**worded(fixed.as_json()), "output": output},
+        lambda width: render_fixed(fixed, output, width),
+    )
     return 0 if fixed.ok else 1

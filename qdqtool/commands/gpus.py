@@ -20,6 +20,8 @@ def command(name: str | None, shown: inputs.Shown, answer: inputs.Written) -> in
     from qdqtool.timing import gpus
 
     found = [gpus.chosen(name)] if name else list(gpus.gpus())
-    answer.give(lambda: {"schema": "qdqtool/gpus/1", "gpus": [g.as_json() for g in found]},
-                lambda width: gpus_text(found, width, sources=shown.sources or bool(name)))
+    answer.give(
+        lambda: {"schema": "qdqtool/gpus/1", "gpus": [g.as_json() for g in found]},
+        lambda width: gpus_text(found, width, sources=shown.sources or bool(name)),
+    )
     return 0

@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from qdqtool.base.files import stem
-from qdqtool.base.options import Images, Option, Preprocess, Workers, as_in, concern, option, option_of, options_of
+from qdqtool.base.options import (
+    Images,
+    Option,
+    Preprocess,
+    Workers,
+    as_in,
+    concern,
+    option,
+    option_of,
+    options_of,
+)
 from qdqtool.base.records import replaced
 from qdqtool.errors import BuilderError, QdqtoolError
 from qdqtool.options import BUILDERS, On
@@ -30,7 +40,9 @@ class Typed(On):
     """The target of a command for models."""
 
     strongly_typed: bool = option(
-        False, brief="For a strongly typed network of TensorRT 10 (trtexec --stronglyTyped), as all are from 11 on.")
+        False,
+        brief="For a strongly typed network of TensorRT 10 (trtexec --stronglyTyped), as all are from 11 on.",
+    )
 
     def chosen(self) -> Target:
         """The target that was named, strongly typed where that was asked for.
@@ -48,7 +60,9 @@ class Typed(On):
 class Answer:
     """The form of a command's answer."""
 
-    form: str = option("text", choices=("text", "json"), name="format", brief="Format of the answer.")
+    form: str = option(
+        "text", choices=("text", "json"), name="format", brief="Format of the answer."
+    )
 
     def give(self, data: Callable[[], Any], text: Callable[[int], str]) -> None:
         """Prints or writes the answer: ``data`` makes it as JSON, ``text`` for a width in columns.
@@ -66,7 +80,9 @@ class Answer:
 class Written(Answer):
     """The same of an answer that may go to a file."""
 
-    output: str | None = option(None, brief="Write the answer to a file.", name="output", kind="path")
+    output: str | None = option(
+        None, brief="Write the answer to a file.", name="output", kind="path"
+    )
 
 
 @concern
@@ -77,11 +93,17 @@ class Shown:
     trace: bool = option(False, brief="Print the lines that TensorRT's optimizer would log.")
     layers: bool = option(False, brief="List the engine's layers.")
     listing: bool = option(False, brief="List every finding code.", name="list")
-    sources: bool = option(False, brief="Show where each figure comes from, and how well it is proven.")
-    pass_name: str | None = option(None, brief="Print the lines of one optimizer pass.", name="pass", metavar="NAME")
+    sources: bool = option(
+        False, brief="Show where each figure comes from, and how well it is proven."
+    )
+    pass_name: str | None = option(
+        None, brief="Print the lines of one optimizer pass.", name="pass", metavar="NAME"
+    )
     sort: str | None = option(
-        None, brief="Order of the layers; ms where timed.",
-        choices=("order", "ms", "macs", "bytes", "intensity", "name", "type"))
+        None,
+        brief="Order of the layers; ms where timed.",
+        choices=("order", "ms", "macs", "bytes", "intensity", "name", "type"),
+    )
 
 
 @concern
@@ -89,18 +111,32 @@ class Files:
     """Files that are written beside the answer, or are not."""
 
     result: str | None = option(
-        None, brief="Write the JSON as well, for qdqtool report.", metavar="FILE", kind="path")
+        None, brief="Write the JSON as well, for qdqtool report.", metavar="FILE", kind="path"
+    )
     no_state: bool = option(False, brief="Keep nothing.")
     write_table: str | None = option(
-        None, brief="Write a TensorRT calibration table as well.", metavar="FILE", kind="path")
+        None, brief="Write a TensorRT calibration table as well.", metavar="FILE", kind="path"
+    )
     to_onnx: str | None = option(
-        None, brief="Write the ONNX graph that the parse section states (no weights).", metavar="FILE", kind="path")
+        None,
+        brief="Write the ONNX graph that the parse section states (no weights).",
+        metavar="FILE",
+        kind="path",
+    )
     dot: str | None = option(None, brief="Write the engine as a Graphviz file.", kind="path")
-    svg: str | None = option(None, brief="Write the engine as an SVG (needs qdqtool[draw]).", kind="path")
-    issue: str | None = option(None, brief="Write what an issue needs, in Markdown.", name="report", kind="path")
+    svg: str | None = option(
+        None, brief="Write the engine as an SVG (needs qdqtool[draw]).", kind="path"
+    )
+    issue: str | None = option(
+        None, brief="Write what an issue needs, in Markdown.", name="report", kind="path"
+    )
     page: str | None = option(
-        None, brief="Write the report of two models as well: before and after.", name="report", metavar="HTML",
-        kind="file")
+        None,
+        brief="Write the report of two models as well: before and after.",
+        name="report",
+        metavar="HTML",
+        kind="file",
+    )
 
 
 @concern
@@ -108,16 +144,31 @@ class Further:
     """Files that are read beside the first, or without it."""
 
     more_a: tuple[str, ...] = option(
-        (), brief="Another file of the build A, such as its profile.", name="with-a", metavar="FILE", kind="path")
+        (),
+        brief="Another file of the build A, such as its profile.",
+        name="with-a",
+        metavar="FILE",
+        kind="path",
+    )
     more_b: tuple[str, ...] = option(
-        (), brief="Another file of the build B.", name="with-b", metavar="FILE", kind="path")
-    profile: str | None = option(None, brief="Profile JSON (--exportProfile) of the same engine.", kind="path")
+        (), brief="Another file of the build B.", name="with-b", metavar="FILE", kind="path"
+    )
+    profile: str | None = option(
+        None, brief="Profile JSON (--exportProfile) of the same engine.", kind="path"
+    )
     other: tuple[str, ...] = option(
-        (), brief="A second engine, its profile with another --compare: what 'qdqtool compare' shows of them.",
-        name="compare", metavar="FILE", kind="path")
+        (),
+        brief="A second engine, its profile with another --compare: what 'qdqtool compare' shows of them.",
+        name="compare",
+        metavar="FILE",
+        kind="path",
+    )
     verification: str | None = option(
-        None, brief="JSON of 'qdqtool verify' for the report: expected and seen.", kind="path")
-    from_log: bool = option(False, brief="No model available: rebuild the graph from the log itself.")
+        None, brief="JSON of 'qdqtool verify' for the report: expected and seen.", kind="path"
+    )
+    from_log: bool = option(
+        False, brief="No model available: rebuild the graph from the log itself."
+    )
 
 
 @concern
@@ -125,11 +176,23 @@ class Gates:
     """What the exit code depends on."""
 
     require_gain: float | None = option(
-        None, brief="Exit 1 unless INT8 is at least X times as fast as float, by the low end of the range (with "
-        "--gpu).", metavar="X", kind="float", least=0.01, most=100)
-    required: tuple[str, ...] = option((), brief="These convolutions must be INT8.", name="require", metavar="REGEX")
-    fail_on: tuple[str, ...] = option((), brief="Exit 1 on such a finding.", metavar="CODE|error|warning")
-    allow_partial: bool = option(False, brief="Exit 0 when nothing contradicts, even if the build is partial.")
+        None,
+        brief="Exit 1 unless INT8 is at least X times as fast as float, by the low end of the range (with "
+        "--gpu).",
+        metavar="X",
+        kind="float",
+        least=0.01,
+        most=100,
+    )
+    required: tuple[str, ...] = option(
+        (), brief="These convolutions must be INT8.", name="require", metavar="REGEX"
+    )
+    fail_on: tuple[str, ...] = option(
+        (), brief="Exit 1 on such a finding.", metavar="CODE|error|warning"
+    )
+    allow_partial: bool = option(
+        False, brief="Exit 0 when nothing contradicts, even if the build is partial."
+    )
 
 
 @concern
@@ -137,7 +200,11 @@ class Data:
     """What functions take as ``data``."""
 
     calib: str | None = option(
-        None, brief="Folder of images, text file of paths, npz or npy.", metavar="IMAGES", kind="path")
+        None,
+        brief="Folder of images, text file of paths, npz or npy.",
+        metavar="IMAGES",
+        kind="path",
+    )
 
 
 @concern
@@ -151,7 +218,9 @@ class Needed(Data):
 class Made:
     """Where a Q/DQ model goes."""
 
-    output: str | None = option(None, brief="The Q/DQ model. [default: MODEL_qdq.onnx]", kind="path")
+    output: str | None = option(
+        None, brief="The Q/DQ model. [default: MODEL_qdq.onnx]", kind="path"
+    )
 
     def beside(self, model: str) -> str:
         """That place, by default ``model_qdq.onnx`` beside ``model.onnx``."""
@@ -170,7 +239,12 @@ class Page:
     """Where the report goes."""
 
     output: str | None = as_in(
-        Made, "output", brief="The page.  [default: <MODEL>_report.html, here]", metavar="HTML", kind="file")
+        Made,
+        "output",
+        brief="The page.  [default: <MODEL>_report.html, here]",
+        metavar="HTML",
+        kind="file",
+    )
 
 
 class Command(click.Command):
@@ -187,8 +261,12 @@ class Command(click.Command):
 class _Optional(click.types.FloatParamType):
     """A number that may be left out where the next word is an option; another next word is taken for it."""
 
-    def fail(self, message: str, param: click.Parameter | None = None, ctx: click.Context | None = None) -> NoReturn:
-        super().fail(f"{message} Give the option a number, or put it behind the other arguments.", param, ctx)
+    def fail(
+        self, message: str, param: click.Parameter | None = None, ctx: click.Context | None = None
+    ) -> NoReturn:
+        super().fail(
+            f"{message} Give the option a number, or put it behind the other arguments.", param, ctx
+        )
 
 
 def check_workers(where: Workers) -> None:
@@ -224,7 +302,9 @@ def _channels(text: str) -> tuple[float, float, float]:
         values = []
     if len(values) not in (1, 3):
         raise ValueError(f"'{text}' is neither a number nor three with commas between")
-    return (values[0], values[0], values[0]) if len(values) == 1 else (values[0], values[1], values[2])
+    return (
+        (values[0], values[0], values[0]) if len(values) == 1 else (values[0], values[1], values[2])
+    )
 
 
 def _seconds(text: str) -> float:
@@ -235,7 +315,9 @@ def _seconds(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0.0 < value < 1e9:
-        raise ValueError(f"'{text}' is no time above 0 and below 30 years, such as 600, 10m or 1.5h")
+        raise ValueError(
+            f"'{text}' is no time above 0 and below 30 years, such as 600, 10m or 1.5h"
+        )
     return value
 
 
@@ -277,7 +359,8 @@ def _shapes(texts: tuple[str, ...]) -> dict[str, list[list[int]]]:
             shapes = []
         if not name or len(shapes) not in (1, 3) or len({len(s) for s in shapes}) != 1:
             raise BuilderError(
-                f"--shapes {text}: give INPUT:1x3x640x640, or three shapes (minimum, preferred, maximum)")
+                f"--shapes {text}: give INPUT:1x3x640x640, or three shapes (minimum, preferred, maximum)"
+            )
         found[name] = shapes * 3 if len(shapes) == 1 else shapes
     return found
 
@@ -302,14 +385,30 @@ class _Text(click.types.StringParamType):
 
 
 TYPES: dict[str, Any] = {
-    "int": click.INT, "float": click.FLOAT, "path": click.Path(), "file": click.Path(dir_okay=False),
-    "text": click.STRING, "builder": click.Choice(BUILDERS), "arrays": click.Path(), "pair": _Text(_pair),
-    "size": _Text(_size), "channels": _Text(_channels), "seconds": _Text(_seconds),
+    "int": click.INT,
+    "float": click.FLOAT,
+    "path": click.Path(),
+    "file": click.Path(dir_okay=False),
+    "text": click.STRING,
+    "builder": click.Choice(BUILDERS),
+    "arrays": click.Path(),
+    "pair": _Text(_pair),
+    "size": _Text(_size),
+    "channels": _Text(_channels),
+    "seconds": _Text(_seconds),
 }
 # Read when all options are known.
 _WHOLE: dict[str, Callable[[Any], Any]] = {"arrays": _arrays}
-_SEVERAL: dict[str, Callable[[Any], Any]] = {"assume": _assumed, "capabilities": _capabilities, "shapes": _shapes}
-_AS_STATED = ("", "path", "builder")  # kinds of options whose default is shown; of others the help says it
+_SEVERAL: dict[str, Callable[[Any], Any]] = {
+    "assume": _assumed,
+    "capabilities": _capabilities,
+    "shapes": _shapes,
+}
+_AS_STATED = (
+    "",
+    "path",
+    "builder",
+)  # kinds of options whose default is shown; of others the help says it
 
 
 # Classes as options -------------------------------------------------------------------------------------------------
@@ -322,7 +421,8 @@ def made_of(parameter: str, group: type, *names: str, **briefs: str) -> _Decorat
     such texts.
     """
     taken = [option_of(group, n) for n in names] or [
-        f for f in options_of(group) if f.metadata["brief"] or f.name in briefs]
+        f for f in options_of(group) if f.metadata["brief"] or f.name in briefs
+    ]
 
     def decorate(function: Callable[..., int]) -> Callable[..., int]:
         @functools.wraps(function)
@@ -332,7 +432,9 @@ def made_of(parameter: str, group: type, *names: str, **briefs: str) -> _Decorat
                 known, value = entry.metadata, given.pop(entry.name)
                 if value is not None and value != ():
                     read = _WHOLE.get(known["kind"]) or _SEVERAL.get(known["kind"])
-                    values[entry.name] = not value if known["off"] else read(value) if read is not None else value
+                    values[entry.name] = (
+                        not value if known["off"] else read(value) if read is not None else value
+                    )
                 elif known["commanded"] is None:
                     values[entry.name] = None
             return function(**given, **{parameter: group(**values)})
@@ -351,7 +453,11 @@ def _option(entry: Option, brief: str | None) -> Any:
         names.insert(0, "-o")
     if isinstance(entry.default, bool):
         return click.option(*names, is_flag=True, help=brief)
-    more: dict[str, Any] = {"help": brief, "metavar": known["metavar"] or None, "required": known["needed"]}
+    more: dict[str, Any] = {
+        "help": brief,
+        "metavar": known["metavar"] or None,
+        "required": known["needed"],
+    }
     kind, default = known["kind"], entry.default
     more["type"] = TYPES.get(kind, click.FLOAT if isinstance(default, float) else None)
     if known["choices"]:
@@ -360,7 +466,12 @@ def _option(entry: Option, brief: str | None) -> Any:
         number = click.FloatRange if kind == "float" else click.IntRange
         more["type"] = number(known["least"], known["most"])
     elif known["alone"] is not None:
-        more.update(type=_Optional(), is_flag=False, flag_value=known["alone"], metavar=f"[{known['metavar']}]")
+        more.update(
+            type=_Optional(),
+            is_flag=False,
+            flag_value=known["alone"],
+            metavar=f"[{known['metavar']}]",
+        )
     if default == () or kind in _SEVERAL or known["needed"]:
         return click.option(*names, multiple=not known["needed"], **more)
     if known["commanded"] is not ...:

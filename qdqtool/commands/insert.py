@@ -31,15 +31,31 @@ if TYPE_CHECKING:
 @inputs.made_of("files", inputs.Files, "write_table")
 @inputs.made_of("placing", Placing)
 @inputs.made_of("made", Output)
-@inputs.made_of("machine", Gpu,
-                gpu="Say whether the result is expected to be faster than FP16 on a GPU (see qdqtool gpus).")
+@inputs.made_of(
+    "machine",
+    Gpu,
+    gpu="Say whether the result is expected to be faster than FP16 on a GPU (see qdqtool gpus).",
+)
 @inputs.made_of("checking", Checking)
 @inputs.made_of("shown", inputs.Shown, "everything", everything="List every node, group and scale.")
 @inputs.made_of("answer", inputs.Answer)
 def command(
-    model: str, given: inputs.Data, to: inputs.Made, on: inputs.Typed, ranges: Ranges, images: Images, kept: Kept,
-    where: Workers, measuring: Measuring, files: inputs.Files, placing: Placing, made: Output, machine: Gpu,
-    checking: Checking, shown: inputs.Shown, answer: inputs.Answer,
+    model: str,
+    given: inputs.Data,
+    to: inputs.Made,
+    on: inputs.Typed,
+    ranges: Ranges,
+    images: Images,
+    kept: Kept,
+    where: Workers,
+    measuring: Measuring,
+    files: inputs.Files,
+    placing: Placing,
+    made: Output,
+    machine: Gpu,
+    checking: Checking,
+    shown: inputs.Shown,
+    answer: inputs.Answer,
 ) -> int:
     """Insert calibrated Q/DQ pairs into the float MODEL where TensorRT will use them.
 
@@ -48,9 +64,13 @@ def command(
     load_numpy()
     calib, write_table = given.calib, files.write_table
     if calib is None and measuring.calib_table is None:
-        raise click.UsageError("give calibration images with --calib FOLDER (or ranges with --calib-table FILE)")
+        raise click.UsageError(
+            "give calibration images with --calib FOLDER (or ranges with --calib-table FILE)"
+        )
     if calib is not None and measuring.calib_table is not None:
-        raise click.UsageError("--calib and --calib-table exclude each other: ranges come from images or from a table")
+        raise click.UsageError(
+            "--calib and --calib-table exclude each other: ranges come from images or from a table"
+        )
     inputs.check_workers(where)
     if where.cluster is not None and calib is None:
         raise click.UsageError("--cluster calibrates on images, and --calib-table needs none")
@@ -59,25 +79,53 @@ def command(
         from qdqtool.timing import gpus
 
         named = gpus.chosen(machine.gpu)
-        wanted = wanted.built_for(named.cc, named.name)  # before the work: an unknown GPU is refused, and one of others
+        wanted = wanted.built_for(
+            named.cc, named.name
+        )  # before the work: an unknown GPU is refused, and one of others
     from qdqtool.base.files import claim
 
-    for written, option in ((path, "-o"), (write_table, "--write-table"), (kept.calib_cache, "--calib-cache")):
+    for written, option in (
+        (path, "-o"),
+        (write_table, "--write-table"),
+        (kept.calib_cache, "--calib-cache"),
+    ):
         claim(written, option)
     from qdqtool.insertion.api import insert
     from qdqtool.insertion.inputs import write_table as save_table
     from qdqtool.render.insertion_text import render
     from qdqtool.render.output import terminal_width, worded
 
-    result = insert(model, calib, ranges=ranges, images=images, kept=kept, placing=placing, made=made, where=where,
-                    measuring=measuring, target=wanted, checking=checking, progress=True)
+    result = insert(
+        model,
+        calib,
+        ranges=ranges,
+        images=images,
+        kept=kept,
+        placing=placing,
+        made=made,
+        where=where,
+        measuring=measuring,
+        target=wanted,
+        checking=checking,
+        progress=True,
+    )
     result.save(path)
     if write_table is not None:
         save_table(result, write_table)
-    paying, time = _paying(result.model, machine, wanted, terminal_width()) if machine.gpu else ([], None)
-    answer.give(lambda: worded(result.as_json()) | ({"time": time} if time else {}), lambda width: "\n".join([
-        render(result, width, everything=shown.everything), *paying, f"wrote {path}",
-        *_next(wanted, path, machine, width)]))
+    paying, time = (
+        _paying(result.model, machine, wanted, terminal_width()) if machine.gpu else ([], None)
+    )
+    answer.give(
+        lambda: worded(result.as_json()) | ({"time": time} if time else {}),
+        lambda width: "\n".join(
+            [
+                render(result, width, everything=shown.everything),
+                *paying,
+                f"wrote {path}",
+                *_next(wanted, path, machine, width),
+            ]
+        ),
+    )
     return 0
 
 
@@ -89,7 +137,9 @@ def _next(target: Target, path: str, machine: Gpu, width: int) -> list[str]:
     return [again] if target.is_rtx else [again, to_build(target, path, width)]
 
 
-def _paying(model: onnx.ModelProto, machine: Gpu, target: Target, width: int) -> tuple[list[str], dict[str, Any]]:
+def _paying(
+    model: onnx.ModelProto, machine: Gpu, target: Target, width: int
+) -> tuple[list[str], dict[str, Any]]:
     """Whether the new model is expected to be faster than in float, in lines and as JSON."""
     from qdqtool.render.predict_text import whether_it_pays
     from qdqtool.timing.estimate import predict_on

@@ -9,11 +9,18 @@ from qdqtool.commands import inputs
 
 @click.command("log", cls=inputs.Command)
 @click.argument("files", nargs=-1, required=True, type=click.Path())
-@inputs.made_of("shown", inputs.Shown, "pass_name", "everything",
-                everything="List every conversion, reformat and merge.")
+@inputs.made_of(
+    "shown",
+    inputs.Shown,
+    "pass_name",
+    "everything",
+    everything="List every conversion, reformat and merge.",
+)
 @inputs.made_of("written", inputs.Files, "to_onnx")
 @inputs.made_of("answer", inputs.Written)
-def command(files: tuple[str, ...], shown: inputs.Shown, written: inputs.Files, answer: inputs.Written) -> int:
+def command(
+    files: tuple[str, ...], shown: inputs.Shown, written: inputs.Files, answer: inputs.Written
+) -> int:
     """Summarize a TensorRT build from FILES: a verbose log, a layer JSON, a profile JSON, or several of one build.
 
     A log may be compressed (gzip, xz) or come from standard input (-), and may be cut off.
@@ -38,9 +45,16 @@ def command(files: tuple[str, ...], shown: inputs.Shown, written: inputs.Files, 
 
         model, unknown = graph_from_log(build)
         save(model, to_onnx)
-        graph = {"schema": "qdqtool/log-graph/1", "output": to_onnx, "nodes": len(model.graph.node), "unknown": unknown}
+        graph = {
+            "schema": "qdqtool/log-graph/1",
+            "output": to_onnx,
+            "nodes": len(model.graph.node),
+            "unknown": unknown,
+        }
         text = f"{to_onnx}: {len(model.graph.node)} nodes; not in the log, and filled in:"
-        answer.give(lambda: graph, lambda width: as_text([text, *(f"  {line}" for line in unknown)]))
+        answer.give(
+            lambda: graph, lambda width: as_text([text, *(f"  {line}" for line in unknown)])
+        )
         return 0
     if pass_name is not None:
         try:

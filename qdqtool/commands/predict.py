@@ -37,19 +37,36 @@ _Answer: TypeAlias = "tuple[str, Prediction, TimeEstimate | None, list[str]]"
 @click.command("predict", cls=inputs.Command)
 @click.argument("model", type=click.Path(), nargs=-1, required=True)
 @inputs.made_of("on", inputs.Typed)
-@inputs.made_of("shown", inputs.Shown, "everything", "trace", "layers",
-                everything="Show every convolution and every finding in full.")
+@inputs.made_of(
+    "shown",
+    inputs.Shown,
+    "everything",
+    "trace",
+    "layers",
+    everything="Show every convolution and every finding in full.",
+)
 @inputs.made_of("request", Request)
 @inputs.made_of("assumed", Assumed)
 @inputs.made_of("how", Way)
 @inputs.made_of("gates", inputs.Gates, "require_gain", "required", "fail_on")
-@inputs.made_of("data", inputs.Data,
-                calib="Run the model on images too: what the scales of activations clip and waste.")
+@inputs.made_of(
+    "data",
+    inputs.Data,
+    calib="Run the model on images too: what the scales of activations clip and waste.",
+)
 @inputs.images
 @inputs.made_of("answer", _Answered)
 def command(
-    model: tuple[str, ...], on: inputs.Typed, shown: inputs.Shown, request: Request, assumed: Assumed, how: Way,
-    gates: inputs.Gates, data: inputs.Data, images: Images, answer: _Answered,
+    model: tuple[str, ...],
+    on: inputs.Typed,
+    shown: inputs.Shown,
+    request: Request,
+    assumed: Assumed,
+    how: Way,
+    gates: inputs.Gates,
+    data: inputs.Data,
+    images: Images,
+    answer: _Answered,
 ) -> int:
     """Say which convolutions of each Q/DQ MODEL TensorRT will run in INT8, which not, why, and what to change.
 
@@ -61,7 +78,11 @@ def command(
     load_numpy()
     model = tuple(dict.fromkeys(model))  # a run of SARIF for each, none twice
     patterns = [_pattern(text) for text in gates.required]
-    codes, require_gain, calib = [_code(text) for text in gates.fail_on], gates.require_gain, data.calib
+    codes, require_gain, calib = (
+        [_code(text) for text in gates.fail_on],
+        gates.require_gain,
+        data.calib,
+    )
     from qdqtool.base.files import claim, note_read
     from qdqtool.base.said import of_error
     from qdqtool.explain.ways import way_named
@@ -71,13 +92,17 @@ def command(
     chosen = on.chosen()
     gpu = request.gpu
     if gpu is None and request != Request(sm=request.sm, no_fp16=request.no_fp16):
-        raise click.UsageError("--clock, --power, --batch, --calibrate and --save-calibration need --gpu")
+        raise click.UsageError(
+            "--clock, --power, --batch, --calibrate and --save-calibration need --gpu"
+        )
     if require_gain is not None and not math.isfinite(require_gain):
         raise click.BadParameter("it is no number", param_hint="--require-gain")
     if gpu is None and require_gain is not None:
         raise click.UsageError("--require-gain needs --gpu")
     if len(model) > 1 and (answer.form == "json" or request.save_calibration is not None):
-        raise click.UsageError("--format json and --save-calibration take one model; call predict once for each")
+        raise click.UsageError(
+            "--format json and --save-calibration take one model; call predict once for each"
+        )
     claim(answer.output, "-o")
     claim(request.save_calibration, "--save-calibration")
     if request.calibrate is not None:
@@ -101,7 +126,9 @@ def command(
         if not timed:
             prediction = predict(path, chosen, assumed=assumed, how=how)
         else:
-            prediction, time = predict_on(path, chosen, request, assumed=assumed, how=how, also=_add_fixes)
+            prediction, time = predict_on(
+                path, chosen, request, assumed=assumed, how=how, also=_add_fixes
+            )
         if calib is not None:
             from qdqtool.prediction import check_activations
 
@@ -121,7 +148,10 @@ def command(
     if not damaged:
         _matched(patterns, [one[1] for one in answers])
     if choices and answers and not any(prediction.assumptions for _, prediction, _, _ in answers):
-        print(f"qdqtool: --assume: nothing in this model depends on {', '.join(choices)}", file=sys.stderr)
+        print(
+            f"qdqtool: --assume: nothing in this model depends on {', '.join(choices)}",
+            file=sys.stderr,
+        )
     if answer.form == "json":
         fields = answers[0][1].as_json()
         if building is not None:
@@ -130,11 +160,17 @@ def command(
     elif answer.form in ("sarif", "markdown"):
         from qdqtool.render import annotations
 
-        checked = {path: annotations.Checked(path, chosen.name, None, [damaged[path]]) for path in damaged}
+        checked = {
+            path: annotations.Checked(path, chosen.name, None, [damaged[path]]) for path in damaged
+        }
         for path, one, time, unmet in answers:
             checked[path] = annotations.Checked(path, chosen.name, one, unmet, time)
         rows = [checked[path] for path in model]
-        text = to_json(annotations.sarif(rows)) if answer.form == "sarif" else annotations.markdown(rows)
+        text = (
+            to_json(annotations.sarif(rows))
+            if answer.form == "sarif"
+            else annotations.markdown(rows)
+        )
         emit(text, answer.output)
     else:
         from qdqtool.render.predict_text import has_int8, render, to_build
@@ -142,14 +178,27 @@ def command(
         width = 100 if answer.output else terminal_width()
         texts = []
         for path, prediction, time, _ in answers:
-            text = render(prediction, width, everything=shown.everything, layers=shown.layers, trace=shown.trace,
-                          time=time, way=building)
+            text = render(
+                prediction,
+                width,
+                everything=shown.everything,
+                layers=shown.layers,
+                trace=shown.trace,
+                time=time,
+                way=building,
+            )
             if building is None and not chosen.is_rtx and has_int8(prediction):
-                text = f"{text.rstrip()}\n\n{to_build(chosen, path, width, half=not request.no_fp16)}"
+                text = (
+                    f"{text.rstrip()}\n\n{to_build(chosen, path, width, half=not request.no_fp16)}"
+                )
             texts.append(text if len(model) == 1 else f"{as_line(path)}\n{text.rstrip()}\n")
         if texts:
             emit("\n".join(texts), answer.output)
-    lines = [line if len(model) == 1 else f"{path}: {line}" for path, _, _, unmet in answers for line in unmet]
+    lines = [
+        line if len(model) == 1 else f"{path}: {line}"
+        for path, _, _, unmet in answers
+        for line in unmet
+    ]
     for line in (*lines, *dict.fromkeys(damaged.values())):
         print(f"qdqtool: {as_line(line)}", file=sys.stderr)
     return 2 if damaged else int(bool(lines))
@@ -160,9 +209,14 @@ def _unmet_gain(time: TimeEstimate | None, least: float | None) -> list[str]:
     gain = time.gain_range if time is not None else None
     if least is None or time is None or (gain is not None and gain.low >= least):
         return []
-    return [f"--require-gain {least:g}: " + (
-        "the model has no Q/DQ, or its gain is not known" if gain is None else
-        f"{gain.low:.2f} to {gain.high:.2f} times as fast as {gain.precision}")]
+    return [
+        f"--require-gain {least:g}: "
+        + (
+            "the model has no Q/DQ, or its gain is not known"
+            if gain is None
+            else f"{gain.low:.2f} to {gain.high:.2f} times as fast as {gain.precision}"
+        )
+    ]
 
 
 def _add_fixes(model: Model, prediction: Prediction, time: TimeEstimate, target: Target) -> None:
@@ -177,7 +231,9 @@ def _pattern(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except re.error as error:
-        raise click.BadParameter(f"'{text}' is not a regular expression: {error}", param_hint="--require") from None
+        raise click.BadParameter(
+            f"'{text}' is not a regular expression: {error}", param_hint="--require"
+        ) from None
 
 
 def _code(text: str) -> str:
@@ -187,33 +243,49 @@ def _code(text: str) -> str:
 
     found = codes.find(text)
     if found is None:
-        raise click.BadParameter(f"no finding has the code '{text}'; {codes.hint(text)}", param_hint="--fail-on")
+        raise click.BadParameter(
+            f"no finding has the code '{text}'; {codes.hint(text)}", param_hint="--fail-on"
+        )
     return found.code
 
 
 def _unmet_patterns(prediction: Prediction, patterns: list[re.Pattern[str]]) -> list[str]:
     """One line for each pattern that matches a convolution which is not INT8."""
-    found = ((p.pattern, [c for c in prediction.convolutions if p.search(c.name)]) for p in patterns)
-    return [f"--require '{pattern}' is not met: {len(missed)} of {len(matching)} convolutions are not INT8 "
-            f"({_some(missed)})"
-            for pattern, matching in found if (missed := [c.name for c in matching if not c.is_int8])]
+    found = (
+        (p.pattern, [c for c in prediction.convolutions if p.search(c.name)]) for p in patterns
+    )
+    return [
+        f"--require '{pattern}' is not met: {len(missed)} of {len(matching)} convolutions are not INT8 "
+        f"({_some(missed)})"
+        for pattern, matching in found
+        if (missed := [c.name for c in matching if not c.is_int8])
+    ]
 
 
 def _matched(patterns: list[re.Pattern[str]], predictions: list[Prediction]) -> None:
     """Raises QdqtoolError for a pattern that matches nothing: a typing mistake, or the networks have changed."""
     for pattern in patterns:
-        if not any(pattern.search(c.name) for prediction in predictions for c in prediction.convolutions):
-            raise QdqtoolError(f"--require '{pattern.pattern}' matches none of the convolutions; see predict --all")
+        if not any(
+            pattern.search(c.name) for prediction in predictions for c in prediction.convolutions
+        ):
+            raise QdqtoolError(
+                f"--require '{pattern.pattern}' matches none of the convolutions; see predict --all"
+            )
 
 
 def _unmet_findings(prediction: Prediction, wanted: list[str]) -> list[str]:
     lines = []
     for text in dict.fromkeys(wanted):
-        hits = [f for f in prediction.findings if text in (f.code, str(f.severity))
-                or (text == "warning" and f.severity == "error")]
+        hits = [
+            f
+            for f in prediction.findings
+            if text in (f.code, str(f.severity)) or (text == "warning" and f.severity == "error")
+        ]
         if hits:
             found = _some([f"{f.code} at {f.node}" if f.node else f.code for f in hits])
-            lines.append(f"--fail-on {text}: {len(hits)} finding{'s' if len(hits) > 1 else ''} ({found})")
+            lines.append(
+                f"--fail-on {text}: {len(hits)} finding{'s' if len(hits) > 1 else ''} ({found})"
+            )
     return lines
 
 

@@ -20,8 +20,14 @@ from qdqtool.options import Assumed, Beside, Machine, OnBuilds
 @inputs.made_of("assumed", Assumed)
 @inputs.made_of("answer", inputs.Answer)
 def command(
-    model: str, files: tuple[str, ...], beside: Beside, page: inputs.Page, on: OnBuilds, machine: Machine,
-    assumed: Assumed, answer: inputs.Answer,
+    model: str,
+    files: tuple[str, ...],
+    beside: Beside,
+    page: inputs.Page,
+    on: OnBuilds,
+    machine: Machine,
+    assumed: Assumed,
+    answer: inputs.Answer,
 ) -> int:
     """Write one HTML page about MODEL that opens anywhere: the verdict, the network as a graph, tables and plots.
 
@@ -38,14 +44,19 @@ def command(
     others = [f for f in files if named_as_model(f)]
     builds = [f for f in files if f not in others]
     if len(others) + (beside.before is not None) > 1:
-        raise click.UsageError("two models at most: MODEL, and one before it (--float or OTHER.onnx)")
+        raise click.UsageError(
+            "two models at most: MODEL, and one before it (--float or OTHER.onnx)"
+        )
     place = page.output or f"{stem(model) or 'model'}_report.html"  # in the current folder
     claim(place, "-o")
     beside = replaced(beside, before=beside.before or (others[0] if others else None))
     made = report(model, *builds, beside=beside, on=on, machine=machine, assumed=assumed)
     made.save(place)
     told = made.as_json()
-    answer.give(lambda: told, lambda _: (
-        f"{made.page.model.verdict}\nwrote {place} ({told['bytes'] / 1e6:.1f} MB): open it in a browser"))
+    answer.give(
+        lambda: told,
+        lambda _: (
+            f"{made.page.model.verdict}\nwrote {place} ({told['bytes'] / 1e6:.1f} MB): open it in a browser"
+        ),
+    )
     return 0
-

@@ -18,7 +18,9 @@ from qdqtool.options import Aim, Effort, On, Placing, Powered, Remainder
 @click.argument("model", type=click.Path())
 @inputs.made_of("data", inputs.Needed)
 @inputs.made_of("aim", Aim)
-@inputs.made_of("machine", Powered, gpu="Where it will run (see qdqtool gpus); counts milliseconds.")
+@inputs.made_of(
+    "machine", Powered, gpu="Where it will run (see qdqtool gpus); counts milliseconds."
+)
 @inputs.made_of("made", inputs.Made)
 @inputs.made_of("files", inputs.Files, "result")
 @inputs.made_of("effort", Effort)
@@ -29,12 +31,30 @@ from qdqtool.options import Aim, Effort, On, Placing, Powered, Remainder
 @inputs.images
 @inputs.made_of("placing", Placing)
 @inputs.made_of("remainder", Remainder)
-@inputs.made_of("shown", inputs.Shown, "everything", everything="Show every site, also those that were never measured.")
+@inputs.made_of(
+    "shown",
+    inputs.Shown,
+    "everything",
+    everything="Show every site, also those that were never measured.",
+)
 @inputs.made_of("answer", inputs.Answer)
 def command(
-    model: str, data: inputs.Needed, aim: Aim, machine: Powered, made: inputs.Made, files: inputs.Files,
-    effort: Effort, state: inputs.Files, where: Workers, on: On, ranges: Ranges, images: Images, placing: Placing,
-    remainder: Remainder, shown: inputs.Shown, answer: inputs.Answer,
+    model: str,
+    data: inputs.Needed,
+    aim: Aim,
+    machine: Powered,
+    made: inputs.Made,
+    files: inputs.Files,
+    effort: Effort,
+    state: inputs.Files,
+    where: Workers,
+    on: On,
+    ranges: Ranges,
+    images: Images,
+    placing: Placing,
+    remainder: Remainder,
+    shown: inputs.Shown,
+    answer: inputs.Answer,
 ) -> int:
     """Find the placement of Q/DQ in the float MODEL with the least time that keeps its accuracy.
 
@@ -46,12 +66,18 @@ def command(
     if effort.state is not None and state.no_state:
         raise click.UsageError("--state and --no-state exclude each other")
     inputs.check_workers(where)
-    if machine.gpu is None and (machine.clock is not None or machine.power is not None or aim.budget_ms is not None):
+    if machine.gpu is None and (
+        machine.clock is not None or machine.power is not None or aim.budget_ms is not None
+    ):
         raise click.UsageError("--budget-ms, --clock and --power need --gpu")
     path = made.beside(model)
     from qdqtool.base.files import claim, is_stream
 
-    kept = None if state.no_state else effort.state or (None if is_stream(Path(path)) else f"{path}.tuning")
+    kept = (
+        None
+        if state.no_state
+        else effort.state or (None if is_stream(Path(path)) else f"{path}.tuning")
+    )
 
     for written, option in ((path, "-o"), (files.result, "--result"), (kept, "--state")):
         claim(written, option)
@@ -60,19 +86,36 @@ def command(
     from qdqtool.render.output import as_options, worded
     from qdqtool.tuning.api import tune
 
-    with contextlib.redirect_stdout(sys.stderr):  # a metric of the user's may print, and stdout is the answer's
+    with contextlib.redirect_stdout(
+        sys.stderr
+    ):  # a metric of the user's may print, and stdout is the answer's
         result = tune(
-            model, data.calib, aim=aim, machine=machine, on=on, ranges=ranges, images=images, placing=placing,
-            remainder=remainder, where=where, effort=replaced(effort, state=kept), progress=True,
+            model,
+            data.calib,
+            aim=aim,
+            machine=machine,
+            on=on,
+            ranges=ranges,
+            images=images,
+            placing=placing,
+            remainder=remainder,
+            where=where,
+            effort=replaced(effort, state=kept),
+            progress=True,
             say=lambda line: print(f"qdqtool: {as_line(as_options(line))}", file=sys.stderr),
-        )  # fmt: skip
+        )
     result.save(path)
     if files.result is not None:
         result.save_result(files.result)
     notes = [f"wrote {path}"]
     if kept is not None:
-        notes.append(f"kept {kept}: what was measured, for another --keep; remove it when you are done")
-    answer.give(lambda: worded(result.as_json()),
-                lambda width: "\n".join([render_tuning(result, width, everything=shown.everything), *notes]))
+        notes.append(
+            f"kept {kept}: what was measured, for another --keep; remove it when you are done"
+        )
+    answer.give(
+        lambda: worded(result.as_json()),
+        lambda width: "\n".join(
+            [render_tuning(result, width, everything=shown.everything), *notes]
+        ),
+    )
     return 0 if result.reached else 1
-

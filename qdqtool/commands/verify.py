@@ -18,13 +18,20 @@ if TYPE_CHECKING:
 @click.argument("files", nargs=-1, metavar="[MODEL] BUILD...", type=click.Path())
 @inputs.made_of("on", OnBuilds)
 @inputs.made_of("here", Here)
-@inputs.made_of("machine", Machine, gpu="Where the build ran, if it does not say: times are compared.")
+@inputs.made_of(
+    "machine", Machine, gpu="Where the build ran, if it does not say: times are compared."
+)
 @inputs.made_of("further", inputs.Further, "from_log")
 @inputs.made_of("gates", inputs.Gates, "allow_partial")
 @inputs.made_of("answer", inputs.Written)
 def command(
-    files: tuple[str, ...], on: OnBuilds, here: Here, machine: Machine, further: inputs.Further,
-    gates: inputs.Gates, answer: inputs.Written,
+    files: tuple[str, ...],
+    on: OnBuilds,
+    here: Here,
+    machine: Machine,
+    further: inputs.Further,
+    gates: inputs.Gates,
+    answer: inputs.Written,
 ) -> int:
     """Compare the prediction with a real TensorRT build.
 
@@ -47,14 +54,18 @@ def command(
     return exit_code(result, gates.allow_partial)
 
 
-def _run(files: tuple[str, ...], on: OnBuilds, here: Here, machine: Machine, from_log: bool) -> Verification:
+def _run(
+    files: tuple[str, ...], on: OnBuilds, here: Here, machine: Machine, from_log: bool
+) -> Verification:
     from qdqtool.verification.api import verify
 
     if from_log:
         if here.builder or not files:
             raise click.UsageError("--from-log takes the files of one build and no --builder")
         if machine != Machine():
-            raise click.UsageError("--from-log compares no times: leave --gpu out, or give the MODEL")
+            raise click.UsageError(
+                "--from-log compares no times: leave --gpu out, or give the MODEL"
+            )
         from qdqtool.verification.api import verify_from_log
 
         return verify_from_log(*files, on=on)
@@ -65,5 +76,7 @@ def _run(files: tuple[str, ...], on: OnBuilds, here: Here, machine: Machine, fro
 
         return verify_with_builder(files[0], here=here, on=on)
     if len(files) < 2:
-        raise click.UsageError("give MODEL and at least one BUILD, or --from-log BUILD, or --builder")
+        raise click.UsageError(
+            "give MODEL and at least one BUILD, or --from-log BUILD, or --builder"
+        )
     return verify(files[0], *files[1:], on=on, machine=machine)

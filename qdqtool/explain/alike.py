@@ -41,7 +41,9 @@ class _Reading(NamedTuple):
 
 def key(finding: Finding) -> Key:
     """Equal for two findings that report the same."""
-    causes = dict.fromkeys(_cause(finding, cause) for cause in finding.causes)  # the same is told once
+    causes = dict.fromkeys(
+        _cause(finding, cause) for cause in finding.causes
+    )  # the same is told once
     return finding.code, finding.severity, finding.node, finding.gains, *causes
 
 
@@ -75,13 +77,18 @@ def _value(value: Any) -> Any:
     if isinstance(value, Origin):
         return value.convolution or value.node or value.tensor, bool(value.quantizer)
     if isinstance(value, tuple):
-        return _readers(value) if value and isinstance(value[0], Reader) else tuple(map(_value, value))
+        return (
+            _readers(value) if value and isinstance(value[0], Reader) else tuple(map(_value, value))
+        )
     return "nan" if value != value else value
 
 
 def _readers(readers: Sequence[Reader]) -> Key:
     """Who reads a tensor; neither in what order, nor what lies behind."""
-    found = {_Reading("" if r.kind == ReaderKind.OUTPUT else r.node, r.kind, r.op, _value(r.scale)) for r in readers}
+    found = {
+        _Reading("" if r.kind == ReaderKind.OUTPUT else r.node, r.kind, r.op, _value(r.scale))
+        for r in readers
+    }
     return tuple(sorted(found, key=str))
 
 
@@ -128,7 +135,12 @@ def _pooling(finding: Finding, cause: Cause, r: trt.PoolingOneSide) -> Key:
 def _many(finding: Finding, cause: Cause, r: trt.OutputManyConsumers) -> Key:
     add, pool = float_sum(r), shared_pool(r)
     if pool is not None:
-        return r.node, pool, _readers(r.readers), () if add is None else _named(known_scale(behind_pool(r)))
+        return (
+            r.node,
+            pool,
+            _readers(r.readers),
+            () if add is None else _named(known_scale(behind_pool(r))),
+        )
     if add is not None:
         quantizers = quantizers_of(r.readers)
         return r.node, add.node, r.tensor, _readers(quantizers), _named(known_scale(quantizers))
@@ -182,9 +194,17 @@ def _around(finding: Finding, cause: Cause, r: ScalesAround) -> Key:
     if not r.requantizes:
         return r.origin.tensor, *_scales(cause, "", r.siblings)
     own = with_own(r)
-    if finding.code == "CONCAT-SCALE" and (cause.also or len({q.scale for q in own if q.scale is not None}) > 1):
+    if finding.code == "CONCAT-SCALE" and (
+        cause.also or len({q.scale for q in own if q.scale is not None}) > 1
+    ):
         return r.node, *_scales(cause, r.tensor, own)
-    return r.node, r.pair, r.first_scale, r.scale, None if finding.code == "DOUBLE-QDQ" else crossed(r.passed)
+    return (
+        r.node,
+        r.pair,
+        r.first_scale,
+        r.scale,
+        None if finding.code == "DOUBLE-QDQ" else crossed(r.passed),
+    )
 
 
 def _why(cause: Cause, r: Stays) -> Key:
@@ -205,8 +225,16 @@ def _why(cause: Cause, r: Stays) -> Key:
 
 
 _TOLD: dict[type[Refusal], Callable[[Finding, Cause, Any], Key]] = {
-    trt.InputNotDequantized: _input, trt.OutputNotQuantized: _output, trt.OutputManyConsumers: _many,
-    trt.OutputDifferentScales: _different, trt.ResidualFloat: _residual, trt.AddOutputNotQuantized: _sum,
-    trt.PoolingOneSide: _pooling, Stays: _conversion, ScalesAround: _around, faults.Channels: _channels,
-    IntegersLost: _lost, ScalesJoined: _lost,
+    trt.InputNotDequantized: _input,
+    trt.OutputNotQuantized: _output,
+    trt.OutputManyConsumers: _many,
+    trt.OutputDifferentScales: _different,
+    trt.ResidualFloat: _residual,
+    trt.AddOutputNotQuantized: _sum,
+    trt.PoolingOneSide: _pooling,
+    Stays: _conversion,
+    ScalesAround: _around,
+    faults.Channels: _channels,
+    IntegersLost: _lost,
+    ScalesJoined: _lost,
 }

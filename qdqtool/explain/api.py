@@ -11,12 +11,21 @@ from qdqtool.trt.faults import TakenByMyelin
 from qdqtool.types import Cause, Evidence, FindingCode, Prediction, Refusal
 
 FAULTS: dict[type[Refusal], tuple[FindingCode, ...]] = {
-    **dict.fromkeys((trt.FloatTypesDiffer, trt.Deconvolution3D, trt.ScaleComputed, trt.ActivationPerChannel,
-                     trt.NonzeroZeroPoint), ()),
-    trt.OutsideRules: ("FP8-OUTSIDE",), trt.TypesDiffer: ("QTYPE", "FP8-OUTSIDE"),
+    **dict.fromkeys(
+        (
+            trt.FloatTypesDiffer,
+            trt.Deconvolution3D,
+            trt.ScaleComputed,
+            trt.ActivationPerChannel,
+            trt.NonzeroZeroPoint,
+        ),
+        (),
+    ),
+    trt.OutsideRules: ("FP8-OUTSIDE",),
+    trt.TypesDiffer: ("QTYPE", "FP8-OUTSIDE"),
     trt.WeightsAxis: ("OPSET-AXIS", "SCALE-COUNT", "SCALE-RANK", "W-NONCONST", "WEIGHT-INDIRECT"),
     trt.WeightsNotConstant: ("WEIGHT-INDIRECT",),
-}  # fmt: skip
+}
 """What keeps a layer from INT8 and is a fault of the model, also where no layer reads it: the checks report it, and the
 layer's refusal makes no finding of its own. With it the codes of what they may come to first.
 """
@@ -42,7 +51,11 @@ def explain(prediction: Prediction, report: Report) -> None:
         if outcome.int8_in_int8_out:
             continue
         refused = known.at(outcome.name)
-        fault = None if outcome.is_int8 else next((type(r) for r in refused if isinstance(r, _FAULTY)), None)
+        fault = (
+            None
+            if outcome.is_int8
+            else next((type(r) for r in refused if isinstance(r, _FAULTY)), None)
+        )
         if fault is not None:
             known.refer(outcome.name, (*codes_of(fault), *(nearest(FAULTS, fault) or ())))
             continue
@@ -53,7 +66,9 @@ def explain(prediction: Prediction, report: Report) -> None:
     for stays in known.every(trt.Stays):
         outputs.explain(known, stays)
     for parts in known.every(trt.ConcatScales):
-        known.add(Diagnosis(parts.node, Cause(parts), parts.elements))  # where no convolution pays for it
+        known.add(
+            Diagnosis(parts.node, Cause(parts), parts.elements)
+        )  # where no convolution pays for it
 
 
 def name_regions(prediction: Prediction, report: Report) -> None:
@@ -61,8 +76,19 @@ def name_regions(prediction: Prediction, report: Report) -> None:
     for region in prediction.regions:
         if region.norms or (region.softmaxes and region.products):
             sure = not (region.uncertain or region.possible)
-            report.add(TakenByMyelin(
-                "MyelinRegions", region.nodes[0], region.nodes[-1], len(region.nodes), region.products,
-                region.int8_products, region.softmaxes, region.norms, len(region.fused), region.uncertain,
-                len(region.possible),
-            ), evidence=Evidence.SEEN if sure else Evidence.ASSUMED)  # fmt: skip
+            report.add(
+                TakenByMyelin(
+                    "MyelinRegions",
+                    region.nodes[0],
+                    region.nodes[-1],
+                    len(region.nodes),
+                    region.products,
+                    region.int8_products,
+                    region.softmaxes,
+                    region.norms,
+                    len(region.fused),
+                    region.uncertain,
+                    len(region.possible),
+                ),
+                evidence=Evidence.SEEN if sure else Evidence.ASSUMED,
+            )

@@ -13,7 +13,14 @@ from qdqtool.explain.messages import GpuFact, GpuLacks, floats_of, quantizers_of
 from qdqtool.model.operators import AVERAGES, CUTS, JOINS, OPERATORS, LayerKind
 from qdqtool.trt import faults
 from qdqtool.trt import refusals as trt
-from qdqtool.trt.refusals import OutputManyConsumers, OutputNotQuantized, Reader, ReaderKind, Stays, Step
+from qdqtool.trt.refusals import (
+    OutputManyConsumers,
+    OutputNotQuantized,
+    Reader,
+    ReaderKind,
+    Stays,
+    Step,
+)
 from qdqtool.trt.rtx.operands import CompilerFault, Fault, IntegersLost, ScalesJoined, Why
 from qdqtool.types import Finding, FindingCode, Refusal
 
@@ -116,7 +123,8 @@ def _scales(steps: Callable[[Any], Step | None]) -> tuple[Made, ...]:
     return (
         _fixed("CONCAT-SCALE", lambda r: (s := steps(r)) is not None and s.op in JOINS),
         _fixed("SPLIT-SCALE", lambda r: (s := steps(r)) is not None and s.op in CUTS),
-        _fixed("POOL-SCALE", steps), _fixed("SIBLING-SCALE"),
+        _fixed("POOL-SCALE", steps),
+        _fixed("SIBLING-SCALE"),
     )
 
 
@@ -162,7 +170,10 @@ MADE: Mapping[type[Refusal], tuple[Made, ...]] = {
     faults.ProductOfActivations: (Made("MATMUL-COMPUTED"),),
     # Inputs
     trt.InputNotDequantized: (
-        Made("NOT-QUANTIZED", lambda r: not r.weights_quantized), Made("IN-BLOCKED", lambda r: r.dq), Made("IN-FLOAT")),
+        Made("NOT-QUANTIZED", lambda r: not r.weights_quantized),
+        Made("IN-BLOCKED", lambda r: r.dq),
+        Made("IN-FLOAT"),
+    ),
     trt.InMyelin: (Made("NOT-QUANTIZED"),),
     # Outputs
     trt.BatchNormNotConstant: (_fixed("BN-UNFOLDED"),),
@@ -170,9 +181,15 @@ MADE: Mapping[type[Refusal], tuple[Made, ...]] = {
     trt.OutputScale: (Made("OUT-FLOAT"),),
     trt.ActivationJoined: (Made("OUT-FLOAT"),),
     trt.OutputNotQuantized: (
-        Made("POOL-FLOAT", average_behind), Made("SILU-NO-Q-AFTER", _silu_is_last), Made("OUT-FLOAT")),
+        Made("POOL-FLOAT", average_behind),
+        Made("SILU-NO-Q-AFTER", _silu_is_last),
+        Made("OUT-FLOAT"),
+    ),
     trt.OutputManyConsumers: (
-        _fixed("POOL-MIXED", shared_pool), _fixed("SKIP-FLOAT", float_sum), Made("OUT-MIXED")),
+        _fixed("POOL-MIXED", shared_pool),
+        _fixed("SKIP-FLOAT", float_sum),
+        Made("OUT-MIXED"),
+    ),
     trt.OutputDifferentScales: _scales(lambda r: crossed_by(r.readers)),
     trt.ConcatScales: (_fixed("CONCAT-SCALE"),),
     trt.PoolingOneSide: (Made("POOL-FLOAT"),),
@@ -183,10 +200,13 @@ MADE: Mapping[type[Refusal], tuple[Made, ...]] = {
     trt.ActivationBeforeAdd: (_tried("ADD-ACT"),),
     # Conversions
     trt.Stays: (
-        _tried("CONVERSION", lambda r: not r.quantize or r.requantizes or r.origin.node), _tried("INPUT-CONVERSION")),
+        _tried("CONVERSION", lambda r: not r.quantize or r.requantizes or r.origin.node),
+        _tried("INPUT-CONVERSION"),
+    ),
     ScalesAround: (
         _fixed("DOUBLE-QDQ", lambda r: r.requantizes and not r.passed),
-        *_scales(lambda r: crossed(r.passed) if r.requantizes else crossed_by(r.siblings))),
+        *_scales(lambda r: crossed(r.passed) if r.requantizes else crossed_by(r.siblings)),
+    ),
     trt.ScalesDiffer: (_fixed("DOUBLE-QDQ"),),
     # Placement and shapes
     trt.InsideActivation: (_fixed("SILU-INNER-Q", lambda r: r.silu), _fixed("ACT-INNER-Q")),
@@ -214,23 +234,34 @@ MADE: Mapping[type[Refusal], tuple[Made, ...]] = {
     faults.TakenByMyelin: (Made("MYELIN-REGION"),),
     # TensorRT-RTX
     IntegersLost: (
-        Made("POOL-MIXED", _because(Why.POOL)), _fixed("SCALE-SHAPE1", _because(Why.INPUT_SHAPE1)),
-        Made("QTYPE", _because(Why.TYPES)), Made("FLOAT-SM75", _because(Why.TURING)),
+        Made("POOL-MIXED", _because(Why.POOL)),
+        _fixed("SCALE-SHAPE1", _because(Why.INPUT_SHAPE1)),
+        Made("QTYPE", _because(Why.TYPES)),
+        Made("FLOAT-SM75", _because(Why.TURING)),
         Made("W-AXIS", _because(Why.WEIGHTS_AXIS)),
         Made("W-AXIS", lambda r: r.weights and r.why in (Why.AXIS, Why.SUM_AXIS)),
         _fixed("ACT-PER-CHANNEL", _because(Why.INPUT_AXIS, Why.AXIS, Why.SUM_AXIS)),
-        Made("W-NO-DQ", lambda r: r.weights), Made("IN-BLOCKED")),
+        Made("W-NO-DQ", lambda r: r.weights),
+        Made("IN-BLOCKED"),
+    ),
     ScalesJoined: (_fixed("CONCAT-SCALE"),),
     CompilerFault: (
-        Made("QTYPE", _because(Fault.CONSTANT_TYPE, Fault.HARDWARE_TYPE)), Made("BUILD-CRASHES", _because(Fault.SCALE)),
-        Made("SCALE-RANK", _because(Fault.BLOCKS)), Made("ZP-NONZERO", _because(Fault.ZERO_POINT)),
-        Made("BUILD-FAILS")),
+        Made("QTYPE", _because(Fault.CONSTANT_TYPE, Fault.HARDWARE_TYPE)),
+        Made("BUILD-CRASHES", _because(Fault.SCALE)),
+        Made("SCALE-RANK", _because(Fault.BLOCKS)),
+        Made("ZP-NONZERO", _because(Fault.ZERO_POINT)),
+        Made("BUILD-FAILS"),
+    ),
     # GPUs
     GpuLacks: (
         Made("GPU-NO-INT8", _fact(GpuFact.NO_INT8)),
         Made("GPU-DP4A", _fact(GpuFact.DP4A_TENSOR, GpuFact.DP4A_FP16, GpuFact.DP4A_FP32)),
-        Made("GPU-FUSION", _fact(GpuFact.FUSION)), Made("GPU-KERNELS", _fact(GpuFact.KERNELS)),
-        Made("GPU-JETSON", _fact(GpuFact.JETSON)), Made("GPU-NO-FP16", _fact(GpuFact.NO_FP16)), Made("GPU-VERSION")),
+        Made("GPU-FUSION", _fact(GpuFact.FUSION)),
+        Made("GPU-KERNELS", _fact(GpuFact.KERNELS)),
+        Made("GPU-JETSON", _fact(GpuFact.JETSON)),
+        Made("GPU-NO-FP16", _fact(GpuFact.NO_FP16)),
+        Made("GPU-VERSION"),
+    ),
 }
 """By the class of a refusal: the codes, the first that holds."""
 
@@ -260,11 +291,18 @@ def codes_of(kind: type[Refusal]) -> tuple[FindingCode, ...]:
 
 def fixes_of(kinds: Sequence[type[Refusal]]) -> tuple[FindingCode, ...]:
     """The codes that ``fix`` takes of refusals of these classes, in the order of the classes."""
-    return tuple(dict.fromkeys(m.code for kind in kinds for m in nearest(MADE, kind) or () if m.tried))
+    return tuple(
+        dict.fromkeys(m.code for kind in kinds for m in nearest(MADE, kind) or () if m.tried)
+    )
 
 
 def fixed(finding: Finding) -> list[Refusal]:
     """The refusals behind a finding that ``fix`` takes; none for one that no step takes."""
     if finding.code not in TRIED:
         return []
-    return [r for c in finding.causes for r in (c.refusal, *c.also) if finding.code in fixes_of((type(r),))]
+    return [
+        r
+        for c in finding.causes
+        for r in (c.refusal, *c.also)
+        if finding.code in fixes_of((type(r),))
+    ]

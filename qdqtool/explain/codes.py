@@ -90,7 +90,14 @@ class Code:
 
     def error_text(self, target: str) -> str:
         """TensorRT's own error text on a target; empty where it is not known."""
-        return next((text for prefixes, text in self.error if target.startswith(tuple(prefixes.split(" ")))), "")
+        return next(
+            (
+                text
+                for prefixes, text in self.error
+                if target.startswith(tuple(prefixes.split(" ")))
+            ),
+            "",
+        )
 
 
 def _code(name: str, given: dict[str, Any]) -> Code:
@@ -115,7 +122,9 @@ CODES: Mapping[str, Code] = Made(table("codes"), _code)
 def _known_as(target: str) -> str:
     """The target whose codes hold on a target: itself where a code names it, else the nearest earlier of its kind."""
     before = target_before(target)
-    if before is None or any(target in held.targets for code in CODES.values() for held in code.holds):
+    if before is None or any(
+        target in held.targets for code in CODES.values() for held in code.holds
+    ):
         return target
     return _known_as(before.name)
 
@@ -151,5 +160,7 @@ def similar(text: str, count: int = 3) -> list[str]:
     import difflib
 
     close = difflib.get_close_matches(wanted, CODES, n=count, cutoff=0.5)
-    part = [c for c in CODES if wanted and (wanted in c or set(wanted.split("-")) & set(c.split("-")))]
+    part = [
+        c for c in CODES if wanted and (wanted in c or set(wanted.split("-")) & set(c.split("-")))
+    ]
     return list(dict.fromkeys([*close, *part]))[:count]

@@ -13,11 +13,29 @@ from qdqtool.trt.rtx.operands import CompilerFault, IntegersLost, ScalesJoined, 
 from qdqtool.types import Prediction, Refusal
 
 REFUSALS: tuple[type[Refusal], ...] = (
-    IntegersLost, ScalesJoined, CompilerFault, trt.InputNotDequantized, trt.WeightsNotDequantized,
-    trt.NonzeroZeroPoint, faults.DeconvolutionFloat, faults.IntegerOperator, faults.StoredReadElsewhere,
-    faults.BiasQuantized, faults.ScaleCount, faults.ScaleNotPositive, faults.ScaleRank, faults.ZeroPointCount,
+    IntegersLost,
+    ScalesJoined,
+    CompilerFault,
+    trt.InputNotDequantized,
+    trt.WeightsNotDequantized,
+    trt.NonzeroZeroPoint,
+    faults.DeconvolutionFloat,
+    faults.IntegerOperator,
+    faults.StoredReadElsewhere,
+    faults.BiasQuantized,
+    faults.ScaleCount,
+    faults.ScaleNotPositive,
+    faults.ScaleRank,
+    faults.ZeroPointCount,
 )
-_AT_NODE = (Why.OPERATOR, Why.SHARED, Why.POOL, Why.JOIN_FLOAT, Why.JOIN_SCALE, Why.PAD)  # reported there
+_AT_NODE = (
+    Why.OPERATOR,
+    Why.SHARED,
+    Why.POOL,
+    Why.JOIN_FLOAT,
+    Why.JOIN_SCALE,
+    Why.PAD,
+)  # reported there
 CODES = frozenset(code for kind in REFUSALS for code in codes_of(kind))
 """The codes that say what the compiler does; what the model alone shows has others there."""
 _OF_PAIR = ("ACT-PER-CHANNEL", "SCALE-SHAPE1")  # what a pair's scale costs all that read it
@@ -33,9 +51,15 @@ def explain(prediction: Prediction, report: Report, view: View) -> None:
         at = r.node if quantizer is None else quantizer.name
         if lost is not None and lost.at is not None and lost.why in _AT_NODE:
             at = lost.at.node
-        concerned = [r.node] if r.node in convolutions or quantizer is None else view.convolutions_behind(quantizer)
+        concerned = (
+            [r.node]
+            if r.node in convolutions or quantizer is None
+            else view.convolutions_behind(quantizer)
+        )
         joined = code in _OF_PAIR or (ends_build(r) and code != "QTYPE")
-        report.add(r, at, [c for c in concerned if c in convolutions], joined=joined, fatal=ends_build(r))
+        report.add(
+            r, at, [c for c in concerned if c in convolutions], joined=joined, fatal=ends_build(r)
+        )
 
 
 def _quantizer(view: View, name: str) -> Node | None:

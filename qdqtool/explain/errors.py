@@ -54,19 +54,26 @@ class KnownError:
 
 _PLACE = re.compile(r"\[([\w.-]{1,80}\.(?:cpp|h|cu|hpp|cuh))::?([\w:~<>]{1,200}?)::?(\d{1,6})\]")
 _PATH = re.compile(r"([\w-]{1,80}\.(?:cpp|h|cu|hpp|cuh))(?: \((\d{1,6})\)|:(\d{1,6}))")
-_FUNCTION = re.compile(r"In function (\w{1,80})|Assertion Error in (\w{1,80})|In node -?\d{1,9} \((\w{1,80})\)")
+_FUNCTION = re.compile(
+    r"In function (\w{1,80})|Assertion Error in (\w{1,80})|In node -?\d{1,9} \((\w{1,80})\)"
+)
 _CODE = re.compile(r"Error Code:? (\d{1,2})\b|Error\[(\d{1,2})\]")
-_BARE_CODE = re.compile(r"(?:^|\] |ERROR: |INTERNAL_ERROR: )(\d{1,2}): (?=\[|Assertion|Could|Internal)")
+_BARE_CODE = re.compile(
+    r"(?:^|\] |ERROR: |INTERNAL_ERROR: )(\d{1,2}): (?=\[|Assertion|Could|Internal)"
+)
 _ASSERTION = re.compile(r"Assertion(?: failed:)? [`']?(.{1,300}?)'?(?: failed|$|\n|\. ?\))")
 _SAID = re.compile(r"Error Code:? \d{1,2}: [A-Z][\w ]{2,40}? \((.{1,300}?)\)?\s{0,4}(?:$|\n)")
 _STATUS = re.compile(
     r"\b(INVALID_(?:NODE|GRAPH|VALUE)|UNSUPPORTED_(?:NODE|GRAPH|NODE_ATTR|NODE_INPUT|NODE_DATATYPE|NODE_DYNAMIC)"
     r"|MODEL_DESERIALIZE_FAILED): (.{1,300})"
 )  # what the parser's functions return
-_PROVIDER = re.compile(rb"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d +(?:WARNING|ERROR)\]")  # onnxruntime's stamp, alone
+_PROVIDER = re.compile(
+    rb"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d +(?:WARNING|ERROR)\]"
+)  # onnxruntime's stamp, alone
 _LINES = 50  # of an excerpt, in which a marked line is looked for
 _OLD_ASSERTION = re.compile(r"Assertion Error in \w{1,80}: \d{1,9} \((.{1,300})\)")  # to TensorRT 7
 _MAX_TEXT = 20_000
+
 
 @record
 class _Code:
@@ -118,7 +125,9 @@ _FORMS = table("error_forms")
 _CODES = {c.number: c.meaning for c in (entry(_Code, given, "code") for given in _FORMS["code"])}
 _PARTS = tuple(entry(_Part, given, "part") for given in _FORMS["part"])
 _PARSER = _PARTS[0]
-KINDS = {k.id: k for k in (entry(NodeKind, given, given.get("id", "node")) for given in _FORMS["node"])}
+KINDS = {
+    k.id: k for k in (entry(NodeKind, given, given.get("id", "node")) for given in _FORMS["node"])
+}
 _OTHER = KINDS["other"]
 _BY_WORD = {word: kind for kind in KINDS.values() for word in kind.operators.lower().split()}
 
@@ -152,7 +161,9 @@ class ErrorLine:
     @property
     def is_error(self) -> bool:
         """Whether the text has the form of an error at all."""
-        return bool(self.condition or self.code is not None or self.status or (self.file and self.function))
+        return bool(
+            self.condition or self.code is not None or self.status or (self.file and self.function)
+        )
 
 
 def parse_error(text: str) -> ErrorLine:
@@ -169,18 +180,30 @@ def parse_error(text: str) -> ErrorLine:
     condition = assertion[1].strip().rstrip(".") if assertion else ""
     status = _STATUS.search(text)
     lower = file.lower()
-    part, about = next(((p.name, p.about) for p in _PARTS if lower.startswith(tuple(p.files.split()))), ("", ""))
+    part, about = next(
+        ((p.name, p.about) for p in _PARTS if lower.startswith(tuple(p.files.split()))), ("", "")
+    )
     if not part and (status or function.startswith("import")):
         part, about = _PARSER.name, _PARSER.about
     refused = f"{status[1]}: {status[2].strip().rstrip('.')}" if status else ""
     said = _SAID.search(text)
-    return ErrorLine(file, function, line, number, condition, part, about, refused,
-                     said[1].strip().rstrip(".") if said else "")
+    return ErrorLine(
+        file,
+        function,
+        line,
+        number,
+        condition,
+        part,
+        about,
+        refused,
+        said[1].strip().rstrip(".") if said else "",
+    )
 
 
 _ABOUT = {  # by words of a condition or a function, the first that fits
     ("scale",): "It is about scales: their number, or that there is one at all.",
-    ("axis", "dims", "shape"): "It is about shapes or axes.", ("memory", "alloc"): "It is about memory.",
+    ("axis", "dims", "shape"): "It is about shapes or axes.",
+    ("memory", "alloc"): "It is about memory.",
 }
 
 
@@ -197,7 +220,9 @@ def from_shape(text: str) -> KnownError | None:
     elif found.said and not found.file:
         parts.append(f"TensorRT says: {found.said}.")
     if found.code is not None:
-        parts.append(f"Error code {found.code} is {_CODES.get(found.code, 'none that the documentation names')}.")
+        parts.append(
+            f"Error code {found.code} is {_CODES.get(found.code, 'none that the documentation names')}."
+        )
     if found.file:
         inside = f", function {found.function}" if found.function else ""
         owner = f", belongs to {found.part}" if found.part else ""
@@ -206,15 +231,20 @@ def from_shape(text: str) -> KnownError | None:
     parts += [about for words, about in _ABOUT.items() if any(word in said for word in words)][:1]
     first = (
         "Read the lines above: they name the node. "
-        if found.part in ("", "the builder") else "The lines above name the node or layer. "
+        if found.part in ("", "the builder")
+        else "The lines above name the node or layer. "
     )
     return KnownError(
-        "unknown-error", f"An error of {found.part or 'TensorRT'} that is not in our table", "", ERROR,
-        " ".join(parts), first + _steps(found),
+        "unknown-error",
+        f"An error of {found.part or 'TensorRT'} that is not in our table",
+        "",
+        ERROR,
+        " ".join(parts),
+        first + _steps(found),
         "the form of the text; error codes: TensorRT's API documentation",
         unknown="Its cause. Nothing about these words is in our table; search NVIDIA's issues for "
-                f"'{(found.condition or found.said or found.status or found.function or found.file)[:80]}'.",
-    )  # fmt: skip
+        f"'{(found.condition or found.said or found.status or found.function or found.file)[:80]}'.",
+    )
 
 
 def _marked(text: str) -> KnownError | None:
@@ -223,14 +253,30 @@ def _marked(text: str) -> KnownError | None:
         cleaned = log.clean(line)
         level, _, message = log.split(cleaned)
         said = message.decode(errors="replace").strip()
-        if level not in ("W", "E") or not said or not (log.is_marked(cleaned) or _PROVIDER.match(cleaned)):
+        if (
+            level not in ("W", "E")
+            or not said
+            or not (log.is_marked(cleaned) or _PROVIDER.match(cleaned))
+        ):
             continue
-        severity, name, fix = (ERROR, "An error", _steps(ErrorLine())) if level == "E" else (
-            WARNING, "A warning", "Compare the engine's layers with the prediction ('qdqtool verify'): a warning that "
-            "changes nothing there can stay.")
+        severity, name, fix = (
+            (ERROR, "An error", _steps(ErrorLine()))
+            if level == "E"
+            else (
+                WARNING,
+                "A warning",
+                "Compare the engine's layers with the prediction ('qdqtool verify'): a warning that "
+                "changes nothing there can stay.",
+            )
+        )
         return KnownError(
-            f"unknown-{severity}", f"{name} of TensorRT that is not in our table", "", severity,
-            f"TensorRT's logger marks this line as {name.lower()}; nothing more is known.", fix, "the line's prefix",
+            f"unknown-{severity}",
+            f"{name} of TensorRT that is not in our table",
+            "",
+            severity,
+            f"TensorRT's logger marks this line as {name.lower()}; nothing more is known.",
+            fix,
+            "the line's prefix",
             unknown=f"What it means. Search NVIDIA's issues for '{said[:80]}'.",
         )
     return None
@@ -339,15 +385,27 @@ def for_node(entry: KnownError, text: str) -> KnownError:
     if node is None:
         return entry
     if node.kind.id == "convolution" and node.quantized:
-        return replaced(entry, cause=f"{short(node.name)} is a quantized convolution. {entry.cause}")
+        return replaced(
+            entry, cause=f"{short(node.name)} is a quantized convolution. {entry.cause}"
+        )
     if node.kind is _OTHER and not node.quantized:
-        return replaced(entry, cause=f"{short(node.name)}: its name does not say what it is. {entry.cause}",
-                       unknown="What kind of node it is; the advice is the one for convolutions.")
+        return replaced(
+            entry,
+            cause=f"{short(node.name)}: its name does not say what it is. {entry.cause}",
+            unknown="What kind of node it is; the advice is the one for convolutions.",
+        )
     advice = node.kind if node.kind.cause else KINDS["plain"]
     ends = " to ".join(map(short, node.ends)) or "its first to its last node"
     words = advice.cause.format(name=short(node.name), kind=node.kind.what, ends=ends)
-    return replaced(entry, title=f"No kernel for {node.kind.what}", cause=words, fix=advice.fix, source=advice.source,
-                   codes=(), unknown=advice.unknown)
+    return replaced(
+        entry,
+        title=f"No kernel for {node.kind.what}",
+        cause=words,
+        fix=advice.fix,
+        source=advice.source,
+        codes=(),
+        unknown=advice.unknown,
+    )
 
 
 def short(name: str) -> str:
@@ -360,7 +418,11 @@ def _known() -> Iterator[KnownError]:
     named = {given.get("id"): given for given in table("errors")["error"]}
     for name, given in named.items():
         other = named[given["like"]] if "like" in given else {}
-        yield entry(KnownError, {**other, **{k: v for k, v in given.items() if k != "like"}}, name or "error")
+        yield entry(
+            KnownError,
+            {**other, **{k: v for k, v in given.items() if k != "like"}},
+            name or "error",
+        )
 
 
 KNOWN = tuple(_known())

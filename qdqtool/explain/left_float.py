@@ -152,8 +152,10 @@ class InputFloat(Refusal):
 class Hidden(StrEnum):
     """Why no quantizer of a network in training can stand for a node's."""
 
-    WEIGHTED = ("a function call with weights (as F.linear), or a module called with keywords or "
-                "padding other than zeros; write it as a Conv, ConvTranspose or Linear module called with its input")
+    WEIGHTED = (
+        "a function call with weights (as F.linear), or a module called with keywords or "
+        "padding other than zeros; write it as a Conv, ConvTranspose or Linear module called with its input"
+    )
     CALL = "no call of + or of an averaging pool that can be found again in the network's code"
     OTHER_RUN = "another run of the same module has to stay float"
 
@@ -182,30 +184,43 @@ _PRESETS = {
 _FAILED = ": builds failed on such ({`include`} quantizes it)"
 _ASKED = {
     True: said("residual left float ({`residual`:'none'})"),
-    False: said("residual left float: this target gains nothing from it ({`residual`:'skip'} or "
-                "{`residual`:'both'} quantizes it)"),
+    False: said(
+        "residual left float: this target gains nothing from it ({`residual`:'skip'} or "
+        "{`residual`:'both'} quantizes it)"
+    ),
 }
 _READ = {
     True: "its result is read as float as well, so that it is written as float anyway",
     False: "its result is not quantized next",
 }
 WORDS: dict[type[Refusal], Callable[[Any], str]] = {
-    Excluded: lambda r: said("excluded by {option} {value}", option=Parameter(r.option), value=r.value),
+    Excluded: lambda r: said(
+        "excluded by {option} {value}", option=Parameter(r.option), value=r.value
+    ),
     FloatForAccuracy: lambda r: "left float for accuracy",
     KeptByPreset: lambda r: _PRESETS[r.what],
     OtherDomain: lambda r: f"operator of the domain '{r.domain}'",
     UnfitInput: lambda r: str(r.what),
     WeightsNotConstant: lambda r: (
-        "its weights are stored as a sparse tensor: store them in full" if r.sparse
-        else "its weights are computed, not constant"),
+        "its weights are stored as a sparse tensor: store them in full"
+        if r.sparse
+        else "its weights are computed, not constant"
+    ),
     WeightsType: lambda r: f"its weights are {r.kind}, not float",
     WeightsRank: lambda r: (
-        f"its weights have {counted(r.dimensions, 'dimension')}; TensorRT takes constant INT8 weights of two"),
-    ProductInEinsum: lambda r: f"product in an Einsum, which could not be written as MatMul: {r.why}",
+        f"its weights have {counted(r.dimensions, 'dimension')}; TensorRT takes constant INT8 weights of two"
+    ),
+    ProductInEinsum: lambda r: (
+        f"product in an Einsum, which could not be written as MatMul: {r.why}"
+    ),
     DeconvolutionFloat: lambda r: "TensorRT-RTX 1.7 never runs ConvTranspose in INT8",
-    SmallConvolution: lambda r: (
-        said("small convolution ({inputs} to {outputs} channels, kernel {kernel}): no fast INT8 kernel expected "
-             "({`include`} quantizes it)", inputs=r.inputs, outputs=r.outputs, kernel=_extent(r.kernel))),
+    SmallConvolution: lambda r: said(
+        "small convolution ({inputs} to {outputs} channels, kernel {kernel}): no fast INT8 kernel expected "
+        "({`include`} quantizes it)",
+        inputs=r.inputs,
+        outputs=r.outputs,
+        kernel=_extent(r.kernel),
+    ),
     LargeKernel: lambda r: said("kernel {kernel}" + _FAILED, kernel=_extent(r.kernel)),
     DepthwiseAdd: lambda r: said("depthwise convolution into an Add" + _FAILED),
     DepthwiseSilu: lambda r: said("depthwise convolution with SiLU" + _FAILED),
@@ -213,7 +228,9 @@ WORDS: dict[type[Refusal], Callable[[Any], str]] = {
     ResultFloat: lambda r: _READ[r.quantized],
     ResidualLeft: lambda r: _ASKED[r.asked],
     NoNeighbour: lambda r: "no quantized neighbour in front of it",
-    InputFloat: lambda r: "its input is read by a float node as well, so that its producer writes float anyway",
+    InputFloat: lambda r: (
+        "its input is read by a float node as well, so that its producer writes float anyway"
+    ),
     Unreachable: lambda r: str(r.what),
 }
 
@@ -256,16 +273,25 @@ class NothingToQuantize(ModelError):
     count = 0
 
 
-def nothing_to_quantize(skipped: Iterable[SkippedNode], source: str, found: bool = True) -> NothingToQuantize:
+def nothing_to_quantize(
+    skipped: Iterable[SkippedNode], source: str, found: bool = True
+) -> NothingToQuantize:
     """The error for what was skipped; ``found`` where the network has operators with weights."""
     most = Counter(_nameless(s.refusal) for s in skipped).most_common(1)
-    why = [said("; {count:counted node}: {reason}", count=n, reason=SkippedNode(r).reason) for r, n in most]
+    why = [
+        said("; {count:counted node}: {reason}", count=n, reason=SkippedNode(r).reason)
+        for r, n in most
+    ]
     none = "" if found else said(": no Conv, ConvTranspose, Gemm or MatMul in the main graph")
-    error = NothingToQuantize(said("nothing to quantize{none}{why:joined }", none=none, why=why), source)
+    error = NothingToQuantize(
+        said("nothing to quantize{none}{why:joined }", none=none, why=why), source
+    )
     error.refusal, error.count = most[0] if most else (None, 0)
     return error
 
 
 def _nameless(refusal: Refusal) -> Refusal:
     """The same of no node in particular."""
-    return replaced(refusal, **{name: "" for name in ("node", "weight", "add") if hasattr(refusal, name)})
+    return replaced(
+        refusal, **{name: "" for name in ("node", "weight", "add") if hasattr(refusal, name)}
+    )

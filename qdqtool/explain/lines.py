@@ -45,9 +45,15 @@ class Rule:
     test: str
 
     def as_json(self) -> Json:
-        cases = [{"case": name} | published(case, "evidence", "says", "builds", "source")
-                 for name, case in self.cases.items()]
-        return {"pass": self.pass_name} | published(self, "does", "means", "file", "test") | {"cases": cases}
+        cases = [
+            {"case": name} | published(case, "evidence", "says", "builds", "source")
+            for name, case in self.cases.items()
+        ]
+        return (
+            {"pass": self.pass_name}
+            | published(self, "does", "means", "file", "test")
+            | {"cases": cases}
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +75,12 @@ class LineAnswer:
 
     def as_json(self) -> Json:
         return {
-            "schema": "qdqtool/line/1", "line": self.line, "event": self.event.as_json() if self.event else None,
-            "rules": [rule.as_json() for rule in self.rules], "note": self.note, "layers": self.counted,
+            "schema": "qdqtool/line/1",
+            "line": self.line,
+            "event": self.event.as_json() if self.event else None,
+            "rules": [rule.as_json() for rule in self.rules],
+            "note": self.note,
+            "layers": self.counted,
         }
 
 
@@ -85,7 +95,7 @@ def explain_line(text: str) -> LineAnswer | None:
     if named.partition("/")[0] in known or named in cases():
         return _named(named, known)
     prefix = _PREFIX.match(line)
-    line = line[prefix.end():] if prefix else line
+    line = line[prefix.end() :] if prefix else line
     heading = _heading(line)
     if heading is not None:
         return heading
@@ -107,13 +117,19 @@ def _owners(event: Event) -> list[type[Pass]]:
     """Whose line it may be, where the line itself names no pass; what most builds show comes first."""
     owners = [kind for kind in passes() if event.kind in kind.unnamed]
     decided = [kind for kind in owners if kind.turned in event.object.split()]
-    builds = {kind: len({line.partition(":")[0] for case in kind.cases for line in case.builds}) for kind in owners}
+    builds = {
+        kind: len({line.partition(":")[0] for case in kind.cases for line in case.builds})
+        for kind in owners
+    }
     return sorted(decided or owners, key=lambda kind: -builds[kind])
 
 
 def _fitting(rule: Rule, event: Event) -> Rule:
     """The rule with those cases first that are about what the line names: its kind, the operators in its names."""
-    named = {event.kind, *re.findall(r"[A-Z][A-Za-z]{2,}(?=_\d+\b|\b)", f"{event.subject} {event.object}")}
+    named = {
+        event.kind,
+        *re.findall(r"[A-Z][A-Za-z]{2,}(?=_\d+\b|\b)", f"{event.subject} {event.object}"),
+    }
     ordered = sorted(rule.cases.items(), key=lambda item: -len(named.intersection(item[1].about)))
     return replace(rule, cases=dict(ordered))
 
@@ -125,7 +141,11 @@ def _named(name: str, known: Mapping[str, type[Pass]]) -> LineAnswer:
         own = {i: c for i, c in rule.cases.items() if i == name}
         return LineAnswer(name, None, (replace(rule, cases=own or rule.cases),))
     rule = Rule(
-        owner, f"What TensorRT does with {owner}.", "", {name: cases()[name]}, "qdqtool/model/operators.py",
+        owner,
+        f"What TensorRT does with {owner}.",
+        "",
+        {name: cases()[name]},
+        "qdqtool/model/operators.py",
         "tests/model/test_operators.py",
     )
     return LineAnswer(name, None, (rule,))
@@ -147,6 +167,10 @@ def _rule(kind: type[Pass]) -> Rule:
     own = {i: case for i, case in cases().items() if i.startswith(prefix) or case in kind.cases}
     does = (kind.__doc__ or "").partition("\n\n")[0].strip()
     return Rule(
-        name, " ".join(does.split()), MEANINGS.get(name, ""), own, f"qdqtool/trt/passes/{module}.py",
+        name,
+        " ".join(does.split()),
+        MEANINGS.get(name, ""),
+        own,
+        f"qdqtool/trt/passes/{module}.py",
         f"tests/trt/passes/test_{module}.py",
     )

@@ -28,8 +28,10 @@ R = TypeVar("R", bound=Refusal)
 
 _WORDINGS: dict[type[Refusal], Wording] = {}
 _ROOMS = {
-    "qdqtool.trt.refusals": "qdqtool.explain.messages_passes", "qdqtool.trt.faults": "qdqtool.explain.messages_model",
-    "qdqtool.trt.rtx.operands": "qdqtool.explain.messages_rtx", "qdqtool.explain.messages": "qdqtool.explain.messages",
+    "qdqtool.trt.refusals": "qdqtool.explain.messages_passes",
+    "qdqtool.trt.faults": "qdqtool.explain.messages_model",
+    "qdqtool.trt.rtx.operands": "qdqtool.explain.messages_rtx",
+    "qdqtool.explain.messages": "qdqtool.explain.messages",
     "qdqtool.explain.coded": "qdqtool.explain.messages_passes",
 }
 
@@ -118,8 +120,11 @@ def step_words(step: Step) -> str:
 
 def reader_names(readers: Sequence[Reader]) -> list[str]:
     return [
-        "the network's output" if r.kind == ReaderKind.OUTPUT else
-        r.node if r.kind == ReaderKind.Q else node_words(r.node, r.op)
+        "the network's output"
+        if r.kind == ReaderKind.OUTPUT
+        else r.node
+        if r.kind == ReaderKind.Q
+        else node_words(r.node, r.op)
         for r in readers
     ]
 
@@ -163,7 +168,11 @@ def unified(scales: Sequence[Scale]) -> str:
     if not given:
         return ""
     largest, smallest = max(given), min(given)
-    cost = f" (the smallest range loses {math.log2(largest / smallest):.1f} bits)" if largest > smallest else ""
+    cost = (
+        f" (the smallest range loses {math.log2(largest / smallest):.1f} bits)"
+        if largest > smallest
+        else ""
+    )
     return f"Give them one scale, {number(largest)}{cost}."
 
 
@@ -228,11 +237,13 @@ _TEXTS: dict[GpuFact, str] = {
     GpuFact.DP4A_FP32: _DP4A + "FP32 is what it replaces there.",
     GpuFact.FUSION: (
         "{gpu} has no INT8 tensor cores: {count} convolutions with LeakyRelu, SiLU, GELU or the like behind them "
-        "({first} first) may stay apart from it and write float."),
+        "({first} first) may stay apart from it and write float."
+    ),
     GpuFact.KERNELS: "{gpu}: {count} depthwise convolutions ({first} first) may have no INT8 kernel there.",
     GpuFact.JETSON: (
         "{gpu}: this is what its GPU does, with the Q/DQ passes of desktop GPUs (all 868 pass and copy lines of one "
-        "network are the same on AGX Orin and RTX 3080 Ti); its DLA takes no Q/DQ."),
+        "network are the same on AGX Orin and RTX 3080 Ti); its DLA takes no Q/DQ."
+    ),
     GpuFact.NO_FP16: "{gpu} has no fast FP16: {count} float convolutions run in FP32.",
     GpuFact.SINCE: "{0} and {gpu}: that architecture is known from TensorRT {1} on.",
     GpuFact.DROPPED: "{0} and {gpu}: that architecture was dropped before this version.",
@@ -249,8 +260,10 @@ _OBSTACLES: dict[FindingCode, str] = {
     "ZP-NONZERO": "zero points other than 0 at {n}",
     "ZP-UINT8": "{n} to UINT8",
 }
-_SYMMETRIC = ("quantize_static(..., quant_format=QuantFormat.QDQ, activation_type=QuantType.QInt8, "
-              "weight_type=QuantType.QInt8, extra_options={'ActivationSymmetric': True})")
+_SYMMETRIC = (
+    "quantize_static(..., quant_format=QuantFormat.QDQ, activation_type=QuantType.QInt8, "
+    "weight_type=QuantType.QInt8, extra_options={'ActivationSymmetric': True})"
+)
 
 
 def obstacles(findings: Iterable[Finding]) -> str:
@@ -267,7 +280,13 @@ def obstacles(findings: Iterable[Finding]) -> str:
     if not parts:
         return ""
     cut = set(found) == {"ZP-UINT8"}
-    built = "and refuses this or loses every code above 127" if cut else "so nothing of it builds as it stands"
+    built = (
+        "and refuses this or loses every code above 127"
+        if cut
+        else "so nothing of it builds as it stands"
+    )
     mend = "" if "QOPERATOR" in found else "'qdqtool fix' changes it, or "
-    return (f"{' and '.join(parts)}: TensorRT takes Q/DQ with symmetric INT8 only, {built}; {mend}"
-            f"quantize again, with onnxruntime {_SYMMETRIC}")
+    return (
+        f"{' and '.join(parts)}: TensorRT takes Q/DQ with symmetric INT8 only, {built}; {mend}"
+        f"quantize again, with onnxruntime {_SYMMETRIC}"
+    )

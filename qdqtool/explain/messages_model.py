@@ -10,20 +10,42 @@ from qdqtool.types import Cause, Finding
 # Quantizers -----------------------------------------------------------------------------------------------------
 
 says(lint.TypeUnknown, lambda r: f"{r.node} quantizes to {r.kind}, which TensorRT does not have.")
-says(lint.UnsignedZeroPoint, lambda r: (
-    f"{r.node} quantizes to uint8{'' if r.given else ' (it has no zero point, which means uint8 in ONNX)'}: TensorRT "
-    f"reads int8 and cuts off everything above 127 x {scale_words(r.scale)}."))
+says(
+    lint.UnsignedZeroPoint,
+    lambda r: (
+        f"{r.node} quantizes to uint8{'' if r.given else ' (it has no zero point, which means uint8 in ONNX)'}: TensorRT "
+        f"reads int8 and cuts off everything above 127 x {scale_words(r.scale)}."
+    ),
+)
 says(lint.ZeroPointMissing, lambda r: f"{r.node} ({r.op}) has no zero-point input.")
-says(lint.ZeroPointCount, lambda r: f"{r.node} has {r.scales} scales and {r.zero_points} zero points.")
-says(lint.ScaleHalf, lambda r: f"{r.node} has float16 scales ({scale_words(r.scale)}), all read as float32.")
-says(lint.ScaleRank, lambda r: (
-    f"{r.node} has {'blocked ' if r.blocked else ''}scales of shape {list(r.shape)}; a scalar or a vector is wanted."))
-says(lint.ScaleCount, lambda r: (
-    f"{r.node} has {r.count} scales for axis {r.axis} of weights {list(r.shape)}"
-    f"{f', which is {r.shape[r.axis]} long' if -len(r.shape) <= r.axis < len(r.shape) else ''}."))
-says(lint.AxisOpset, lambda r: (
-    f"{r.node} is per-channel in opset {r.opset}, "
-    f"{'with an attribute axis that this opset does not have' if r.given else 'without an axis'}."))
+says(
+    lint.ZeroPointCount,
+    lambda r: f"{r.node} has {r.scales} scales and {r.zero_points} zero points.",
+)
+says(
+    lint.ScaleHalf,
+    lambda r: f"{r.node} has float16 scales ({scale_words(r.scale)}), all read as float32.",
+)
+says(
+    lint.ScaleRank,
+    lambda r: (
+        f"{r.node} has {'blocked ' if r.blocked else ''}scales of shape {list(r.shape)}; a scalar or a vector is wanted."
+    ),
+)
+says(
+    lint.ScaleCount,
+    lambda r: (
+        f"{r.node} has {r.count} scales for axis {r.axis} of weights {list(r.shape)}"
+        f"{f', which is {r.shape[r.axis]} long' if -len(r.shape) <= r.axis < len(r.shape) else ''}."
+    ),
+)
+says(
+    lint.AxisOpset,
+    lambda r: (
+        f"{r.node} is per-channel in opset {r.opset}, "
+        f"{'with an attribute axis that this opset does not have' if r.given else 'without an axis'}."
+    ),
+)
 
 
 @words(lint.ScaleNotPositive)
@@ -37,22 +59,48 @@ def _not_positive(finding: Finding, cause: Cause, r: lint.ScaleNotPositive) -> s
 
 # Weights and biases ---------------------------------------------------------------------------------------------
 
-says(lint.WeightsBehind, lambda r: (
-    f"{r.node}: {names((f'{s.node} ({s.op})' for s in r.steps), more=r.more)} "
-    f"{'is' if len(r.steps) == 1 else 'are'} between the weights and {r.quantizer}."))
-says(lint.StoredReadElsewhere, lambda r: f"{r.node} ({r.op}) reads the stored integers '{r.tensor}'.")
-says(lint.WeightsStored, lambda r: (
-    f"{r.convolution}: weights '{r.weight}' are stored as integers, with {r.node} alone."))
-says(lint.QuantizedStream, lambda r: (
-    f"{r.node} adds to the residual stream that {r.norm} normalizes, and reads it through {names(r.pairs)}."))
-says(lint.NothingQuantized, lambda r: (
-    f"there is no Q/DQ in this model; {'one layer' if r.convolutions == 1 else f'{r.convolutions} layers'} with "
-    "constant weights could run in INT8."))
-says(lint.WeightsOutput, lambda r: f"{r.node}: the quantized weights of {r.convolution} are a network output.")
-says(lint.BiasQuantized, lambda r: (
-    f"{f'{r.convolution}: its bias' if r.convolution else 'a bias'} is {str(r.precision).lower()} behind {r.node}."))
+says(
+    lint.WeightsBehind,
+    lambda r: (
+        f"{r.node}: {names((f'{s.node} ({s.op})' for s in r.steps), more=r.more)} "
+        f"{'is' if len(r.steps) == 1 else 'are'} between the weights and {r.quantizer}."
+    ),
+)
+says(
+    lint.StoredReadElsewhere, lambda r: f"{r.node} ({r.op}) reads the stored integers '{r.tensor}'."
+)
+says(
+    lint.WeightsStored,
+    lambda r: f"{r.convolution}: weights '{r.weight}' are stored as integers, with {r.node} alone.",
+)
+says(
+    lint.QuantizedStream,
+    lambda r: (
+        f"{r.node} adds to the residual stream that {r.norm} normalizes, and reads it through {names(r.pairs)}."
+    ),
+)
+says(
+    lint.NothingQuantized,
+    lambda r: (
+        f"there is no Q/DQ in this model; {'one layer' if r.convolutions == 1 else f'{r.convolutions} layers'} with "
+        "constant weights could run in INT8."
+    ),
+)
+says(
+    lint.WeightsOutput,
+    lambda r: f"{r.node}: the quantized weights of {r.convolution} are a network output.",
+)
+says(
+    lint.BiasQuantized,
+    lambda r: (
+        f"{f'{r.convolution}: its bias' if r.convolution else 'a bias'} is {str(r.precision).lower()} behind {r.node}."
+    ),
+)
 says(lint.ProductOfActivations, lambda r: f"{r.node} multiplies two quantized activations.")
-says(lint.DeconvolutionFloat, lambda r: f"{r.node} has Q/DQ, but this target computes ConvTranspose in float.")
+says(
+    lint.DeconvolutionFloat,
+    lambda r: f"{r.node} has Q/DQ, but this target computes ConvTranspose in float.",
+)
 
 
 def _more(bad: int, listed: int) -> str:
@@ -70,22 +118,36 @@ def _activation_scales(finding: Finding, cause: Cause, r: lint.ActivationScales)
         what = clips if f.used > 1 else f"uses {f.used:.1%} of its steps"
         return f"{f.quantizer} (scale {number(f.scale)}) {what}"
 
-    off = f"{r.factor:.2g} times too small" if r.factor > 1 else f"{1 / (r.factor or 1):.2g} times too large"
+    off = (
+        f"{r.factor:.2g} times too small"
+        if r.factor > 1
+        else f"{1 / (r.factor or 1):.2g} times too large"
+    )
     factor = f", all by about one factor ({off})" if r.factor else ""
-    return (f"{r.bad} of {r.total} scales of activations do not fit {_samples(r.samples)}{factor}: "
-            f"{'; '.join(map(fit, r.worst))}{_more(r.bad, len(r.worst))}.")
+    return (
+        f"{r.bad} of {r.total} scales of activations do not fit {_samples(r.samples)}{factor}: "
+        f"{'; '.join(map(fit, r.worst))}{_more(r.bad, len(r.worst))}."
+    )
 
 
 @words(lint.OutlierScales)
 def _outliers(finding: Finding, cause: Cause, r: lint.OutlierScales) -> Words | str:
-    listed = "; ".join(f"{q} (scale {number(scale)}) {ratio:.0f} times" for q, scale, ratio in r.worst)
-    where = f"On {_samples(r.samples)}" if r.samples else "By the gains of the normalizations in front"
-    said = (f"{r.bad} of {r.total} scales of activations cover outliers, and leave others a step or two of 127. "
-            f"{where} the largest value held is many times the typical one: {listed}{_more(r.bad, len(r.worst))}.")
+    listed = "; ".join(
+        f"{q} (scale {number(scale)}) {ratio:.0f} times" for q, scale, ratio in r.worst
+    )
+    where = (
+        f"On {_samples(r.samples)}" if r.samples else "By the gains of the normalizations in front"
+    )
+    said = (
+        f"{r.bad} of {r.total} scales of activations cover outliers, and leave others a step or two of 127. "
+        f"{where} the largest value held is many times the typical one: {listed}{_more(r.bad, len(r.worst))}."
+    )
     if r.linear:
         return said
-    return said, ("Leave them float (--exclude), and compare the accuracy. A method that clips (--method-for "
-                  "TENSOR=percentile) helps where the outliers do not matter.")
+    return said, (
+        "Leave them float (--exclude), and compare the accuracy. A method that clips (--method-for "
+        "TENSOR=percentile) helps where the outliers do not matter."
+    )
 
 
 _SCALES = {
@@ -123,43 +185,84 @@ def _scales(finding: Finding, cause: Cause, r: lint.WeightScales) -> Words:
     off = f"{r.worst:.3g} {'times' if r.worst >= 1 else 'of'} what the scale holds"
     return (
         f"the scales of the weights do not fit the weights in {len(r.layers)} of {r.total} layers looked at: "
-        f"{why.format(factor=r.factor, channels=r.channels)} ({shares}; the largest weight of {r.node} is {off}).", fix,
+        f"{why.format(factor=r.factor, channels=r.channels)} ({shares}; the largest weight of {r.node} is {off}).",
+        fix,
     )
 
 
 # Placement ------------------------------------------------------------------------------------------------------
 
-says(lint.JoinedBehindHead, lambda r: (
-    f"{r.node} gives everything that {r.concat} joins behind the head one scale."))
-_HEADS = {"coordinates": "makes or reads boxes, reference points or sampling offsets",
-          "dfl": "is the DFL (the mean over a box side's bins)"}
-says(lint.HeadQuantized, lambda r: (
-    f"{r.node} {_HEADS.get(r.branch, f'is the last convolution of a {r.branch} branch')} and is quantized."))
+says(
+    lint.JoinedBehindHead,
+    lambda r: f"{r.node} gives everything that {r.concat} joins behind the head one scale.",
+)
+_HEADS = {
+    "coordinates": "makes or reads boxes, reference points or sampling offsets",
+    "dfl": "is the DFL (the mean over a box side's bins)",
+}
+says(
+    lint.HeadQuantized,
+    lambda r: (
+        f"{r.node} {_HEADS.get(r.branch, f'is the last convolution of a {r.branch} branch')} and is quantized."
+    ),
+)
 
 # Operators and shapes -------------------------------------------------------------------------------------------
 
 says(lint.IntegerOperator, lambda r: f"{r.node} is a {r.op}: TensorRT cannot import it.")
-says(lint.UnknownOperator, lambda r: (
-    f"{r.node}{f' (and {r.more} more)' if r.more else ''} is a plugin or unknown operator, {r.op}: no Q or DQ moves "
-    "past it or is taken into it."))
-says(lint.OtherTypes, lambda r: (
-    f"{' and '.join(f'{count} Q/DQ nodes of {kind}' for kind, count in r.kinds)} ({r.node} first) are outside the "
-    "rules of this prediction, which are those of INT8: what becomes of them is not known here."))
-says(lint.NormalizationFloat, lambda r: f"{r.node} ({r.op}) reads a dequantized tensor and is computed in float.")
-says(lint.Convolution3D, lambda r: (
-    f"{r.node} is a quantized 3D convolution: builds of such failed on 8.2.2 and 8.2.5."))
-says(lint.LargeKernel, lambda r: (
-    f"{r.node} has a kernel of {'x'.join(map(str, r.kernel))}: builds with one of 32x32 failed on 8.6."))
-says(lint.FloatStays, lambda r: (
-    f"the float part of the model is FP32 and stays FP32 ({r.convolutions} of "
-    f"{layers_counted(r.total - r.products, r.products)} read or write it and could be FP16, {r.first} first)."))
+says(
+    lint.UnknownOperator,
+    lambda r: (
+        f"{r.node}{f' (and {r.more} more)' if r.more else ''} is a plugin or unknown operator, {r.op}: no Q or DQ moves "
+        "past it or is taken into it."
+    ),
+)
+says(
+    lint.OtherTypes,
+    lambda r: (
+        f"{' and '.join(f'{count} Q/DQ nodes of {kind}' for kind, count in r.kinds)} ({r.node} first) are outside the "
+        "rules of this prediction, which are those of INT8: what becomes of them is not known here."
+    ),
+)
+says(
+    lint.NormalizationFloat,
+    lambda r: f"{r.node} ({r.op}) reads a dequantized tensor and is computed in float.",
+)
+says(
+    lint.Convolution3D,
+    lambda r: f"{r.node} is a quantized 3D convolution: builds of such failed on 8.2.2 and 8.2.5.",
+)
+says(
+    lint.LargeKernel,
+    lambda r: (
+        f"{r.node} has a kernel of {'x'.join(map(str, r.kernel))}: builds with one of 32x32 failed on 8.6."
+    ),
+)
+says(
+    lint.FloatStays,
+    lambda r: (
+        f"the float part of the model is FP32 and stays FP32 ({r.convolutions} of "
+        f"{layers_counted(r.total - r.products, r.products)} read or write it and could be FP16, {r.first} first)."
+    ),
+)
 says(lint.Grouped, lambda r: f"{r.node} has {r.groups} groups of {r.channels} channels.")
-says(lint.DepthwiseSilu, lambda r: (
-    f"{r.node} is a depthwise convolution with SiLU{' at the end of the network' if r.last else ''}."))
-says(lint.DepthwiseAdd, lambda r: f"{r.node} is a depthwise convolution whose result goes into {r.add}.")
-says(lint.EinsumFloat, lambda r: (
-    f"{r.node} computes a matrix product as an Einsum ({r.equation}), in float; its operands are "
-    f"{'' if r.quantized else 'not all '}dequantized."))
+says(
+    lint.DepthwiseSilu,
+    lambda r: (
+        f"{r.node} is a depthwise convolution with SiLU{' at the end of the network' if r.last else ''}."
+    ),
+)
+says(
+    lint.DepthwiseAdd,
+    lambda r: f"{r.node} is a depthwise convolution whose result goes into {r.add}.",
+)
+says(
+    lint.EinsumFloat,
+    lambda r: (
+        f"{r.node} computes a matrix product as an Einsum ({r.equation}), in float; its operands are "
+        f"{'' if r.quantized else 'not all '}dequantized."
+    ),
+)
 
 
 @words(lint.Channels)
@@ -180,12 +283,17 @@ def _flag(finding: Finding, cause: Cause, r: lint.FloatFlag) -> Words:
 @words(lint.NormInPieces)
 def _pieces(finding: Finding, cause: Cause, r: lint.NormInPieces) -> Words | str:
     if r.alone:
-        return (f"{r.node} ({r.alone}) squares what is summed then: in FP16 the square of 256 is infinite, that of "
-                "2e-4 zero."), "Keep these nodes FP32, or put a factor in front that FP16 holds the squares of."
+        return (
+            f"{r.node} ({r.alone}) squares what is summed then: in FP16 the square of 256 is infinite, that of "
+            "2e-4 zero."
+        ), "Keep these nodes FP32, or put a factor in front that FP16 holds the squares of."
     text = f"{r.node} squares in a normalization in pieces: in FP16 the square of 256 is infinite already."
     if r.exact:
         raised = f", raising opset {r.opset} to 17" if r.opset < 17 else ""
-        return text, f"qdqtool fix --only NORM-PIECES writes a LayerNormalization, which computes the same{raised}."
+        return (
+            text,
+            f"qdqtool fix --only NORM-PIECES writes a LayerNormalization, which computes the same{raised}.",
+        )
     if r.opset >= 17:
         return text, "Keep these nodes FP32: no LayerNormalization computes the same."
     return text
@@ -202,14 +310,18 @@ def _constants_in_half(finding: Finding, cause: Cause, r: lint.ConstantsInHalf) 
 @words(lint.TakenByMyelin)
 def _taken_by_myelin(finding: Finding, cause: Cause, r: lint.TakenByMyelin) -> str:
     parts = [
-        f"{r.products} matrix products ({r.int8} INT8, {r.products - r.int8} float)" if r.products else "",
+        f"{r.products} matrix products ({r.int8} INT8, {r.products - r.int8} float)"
+        if r.products
+        else "",
         f"{r.softmaxes} Softmax" if r.softmaxes else "",
         f"{r.norms} normalization{'' if r.norms == 1 else 's'}" if r.norms else "",
     ]
     where = f"{r.nodes} nodes from {r.node} to {r.last}, with {', '.join(p for p in parts if p)}"
     if r.possible:
-        return (f"Myelin may take {where}: up to {r.possible} of the conversions counted here would then be part of "
-                "its kernels.")
+        return (
+            f"Myelin may take {where}: up to {r.possible} of the conversions counted here would then be part of "
+            "its kernels."
+        )
     text = f"Myelin takes {where}"
     if r.fused:
         text += f": {r.fused} Q and DQ become part of its kernels"

@@ -60,8 +60,10 @@ def _not_dequantized(finding: Finding, cause: Cause, r: trt.InputNotDequantized)
             f"down{past}.",
             f"Give {r.node} a DequantizeLinear of its own, behind the same QuantizeLinear.",
         )
-    where = f"past {r.blocker.node} ({r.blocker.op}) to it" if r.blocker is not None else (
-        f"to it: it has other readers, and stays in front of {node_words(r.producer, r.op)}"
+    where = (
+        f"past {r.blocker.node} ({r.blocker.op}) to it"
+        if r.blocker is not None
+        else (f"to it: it has other readers, and stays in front of {node_words(r.producer, r.op)}")
     )
     return (
         f"{r.node} runs in float: {r.dq} cannot move down {where}.",
@@ -69,24 +71,53 @@ def _not_dequantized(finding: Finding, cause: Cause, r: trt.InputNotDequantized)
     )
 
 
-says(trt.WeightsNotDequantized, lambda r: (
-    f"{r.node}: its input is quantized{f' ({r.dq})' if r.dq else ''}, its weights '{r.weight}' are not, so it runs in "
-    "float."))
-says(trt.WeightsNotConstant, lambda r: (
-    f"{r.node}: its weights '{r.weight}' are "
-    f"{'stored as a sparse tensor (store them in full)' if r.sparse else 'computed at run time'}, so it runs in "
-    "float."))
-says(trt.ScaleComputed, lambda r: (
-    f"{r.quantizer} takes its scale " + (f"'{r.tensor}' " if r.tensor else "") + "from the running network."))
-says(trt.FloatTypesDiffer, lambda r: f"{r.node}: its data is {r.floats[0]}, its weights are {r.floats[1]}.")
-says(trt.Deconvolution3D, lambda r: (
-    f"{r.node} is a quantized 3D ConvTranspose: it is taken to run in INT8 only where an activation and a Q are behind "
-    "it."))
-says(trt.NonzeroZeroPoint, lambda r: (
-    f"{r.dq} has {'uint8 ' if r.unsigned else ''}zero point {' to '.join(map(str, dict.fromkeys(r.zero_points)))}; "
-    "TensorRT wants 0."))
-says(trt.WeightsShared, lambda r: (
-    f"weights '{r.weight}' are shared by {names(r.convolutions, more=r.more)}; TensorRT folds them into one."))
+says(
+    trt.WeightsNotDequantized,
+    lambda r: (
+        f"{r.node}: its input is quantized{f' ({r.dq})' if r.dq else ''}, its weights '{r.weight}' are not, so it runs in "
+        "float."
+    ),
+)
+says(
+    trt.WeightsNotConstant,
+    lambda r: (
+        f"{r.node}: its weights '{r.weight}' are "
+        f"{'stored as a sparse tensor (store them in full)' if r.sparse else 'computed at run time'}, so it runs in "
+        "float."
+    ),
+)
+says(
+    trt.ScaleComputed,
+    lambda r: (
+        f"{r.quantizer} takes its scale "
+        + (f"'{r.tensor}' " if r.tensor else "")
+        + "from the running network."
+    ),
+)
+says(
+    trt.FloatTypesDiffer,
+    lambda r: f"{r.node}: its data is {r.floats[0]}, its weights are {r.floats[1]}.",
+)
+says(
+    trt.Deconvolution3D,
+    lambda r: (
+        f"{r.node} is a quantized 3D ConvTranspose: it is taken to run in INT8 only where an activation and a Q are behind "
+        "it."
+    ),
+)
+says(
+    trt.NonzeroZeroPoint,
+    lambda r: (
+        f"{r.dq} has {'uint8 ' if r.unsigned else ''}zero point {' to '.join(map(str, dict.fromkeys(r.zero_points)))}; "
+        "TensorRT wants 0."
+    ),
+)
+says(
+    trt.WeightsShared,
+    lambda r: (
+        f"weights '{r.weight}' are shared by {names(r.convolutions, more=r.more)}; TensorRT folds them into one."
+    ),
+)
 
 
 @words(trt.ActivationPerChannel)
@@ -115,8 +146,10 @@ def _axis(finding: Finding, cause: Cause, r: trt.WeightsAxis) -> Words | str:
 @words(trt.InMyelin)
 def _myelin(finding: Finding, cause: Cause, r: trt.InMyelin) -> Words | str:
     where = f"goes to Myelin with {step_words(r.trigger)}"
-    missing = "no Q/DQ" if not (r.data_quantized or r.weights_quantized) else (
-        "no Q/DQ on its weights" if r.data_quantized else "no Q/DQ on its input"
+    missing = (
+        "no Q/DQ"
+        if not (r.data_quantized or r.weights_quantized)
+        else ("no Q/DQ on its weights" if r.data_quantized else "no Q/DQ on its input")
     )
     return f"{r.node} {where}, has {missing} and runs in float."
 
@@ -128,22 +161,39 @@ def _writes(refusal: Any) -> str:
     return f"{refusal.node} writes float{size_words(refusal.elements)}"
 
 
-says(trt.BatchNormNotConstant, lambda r: (
-    f"{r.node} writes float because {r.batchnorm} behind it has parameters that are not plain constants and stays a "
-    "layer of its own."))
-says(trt.ConvTransposeBatchNorm, lambda r: (
-    f"{r.node}: {r.batchnorm} behind it is not folded, so its output stays float{size_words(r.elements)}.",
-    f"Fold {r.batchnorm} into the weights of {r.node} before quantizing."))
-says(trt.OutputScale, lambda r: (
-    f"{r.node} writes float: " + (
-        f"the scale of {r.quantizer} behind it is computed at run time." if r.computed else
-        f"{r.quantizer} behind it has one scale for each channel."),
-    f"Give {r.quantizer} one scale for the whole tensor, known when the engine is built."))
+says(
+    trt.BatchNormNotConstant,
+    lambda r: (
+        f"{r.node} writes float because {r.batchnorm} behind it has parameters that are not plain constants and stays a "
+        "layer of its own."
+    ),
+)
+says(
+    trt.ConvTransposeBatchNorm,
+    lambda r: (
+        f"{r.node}: {r.batchnorm} behind it is not folded, so its output stays float{size_words(r.elements)}.",
+        f"Fold {r.batchnorm} into the weights of {r.node} before quantizing.",
+    ),
+)
+says(
+    trt.OutputScale,
+    lambda r: (
+        f"{r.node} writes float: "
+        + (
+            f"the scale of {r.quantizer} behind it is computed at run time."
+            if r.computed
+            else f"{r.quantizer} behind it has one scale for each channel."
+        ),
+        f"Give {r.quantizer} one scale for the whole tensor, known when the engine is built.",
+    ),
+)
 
 
 @words(trt.OutputDifferentScales)
 def _different(finding: Finding, cause: Cause, r: trt.OutputDifferentScales) -> Words:
-    writes = _writes(r) if r.node in finding.convolutions else f"'{r.tensor}' is converted once for each"
+    writes = (
+        _writes(r) if r.node in finding.convolutions else f"'{r.tensor}' is converted once for each"
+    )
     return _scales(cause, r.tensor, r.readers, writes)
 
 
@@ -155,7 +205,9 @@ def _many(finding: Finding, cause: Cause, r: trt.OutputManyConsumers) -> Words:
         return (
             f"{_writes(r)} because {pool.node} ({pool.op}) is read by {names(reader_names(quantized))} in INT8 and by "
             f"{names(reader_names(floats))} as float{others_words(r.readers)}: no Q can move up past it.",
-            _skip_fix(add.node, f"the result of {pool.node}", behind_pool(r)) if add is not None else "",
+            _skip_fix(add.node, f"the result of {pool.node}", behind_pool(r))
+            if add is not None
+            else "",
         )
     if add is not None:
         return (
@@ -167,8 +219,9 @@ def _many(finding: Finding, cause: Cause, r: trt.OutputManyConsumers) -> Words:
     return (
         f"{_writes(r)} because {names(readers)} {'reads' if len(readers) == 1 else 'read'} it as float, beside "
         f"{names(reader_names(quantized))}{others_words(r.readers)}.",
-        f"Quantize the float reader too with scale {scale_words(quantized[0].scale)}." if finding.gains else
-        "No action needed: INT8 brings nothing to that reader.",
+        f"Quantize the float reader too with scale {scale_words(quantized[0].scale)}."
+        if finding.gains
+        else "No action needed: INT8 brings nothing to that reader.",
     )
 
 
@@ -205,8 +258,10 @@ def _not_quantized(finding: Finding, cause: Cause, r: trt.OutputNotQuantized) ->
 @words(trt.ResidualFloat)
 def _residual_float(finding: Finding, cause: Cause, r: trt.ResidualFloat) -> Words:
     origin = origin_words(r.residual, r.tensor)
-    how = f"{r.add} is fused into it and reads {origin} as float" if cause.fused else (
-        f"{r.add} adds it to {origin}, both as float"
+    how = (
+        f"{r.add} is fused into it and reads {origin} as float"
+        if cause.fused
+        else (f"{r.add} adds it to {origin}, both as float")
     )
     fix = _skip_fix(r.add, f"'{r.tensor}'", r.quantizers)
     others = [x for x in r.readers if x.kind in (ReaderKind.OP, ReaderKind.OUTPUT)]
@@ -225,10 +280,14 @@ def _skip_fix(add: str, what: str, quantizers: Sequence[Reader]) -> str:
     )
 
 
-says(trt.ResidualBothQuantized, lambda r: (
-    f"{r.add} has Q/DQ on both inputs (scales {' and '.join(map(scale_words, r.scales))}): {r.node} takes "
-    f"{r.quantizer}, so the Add is a layer of its own.",
-    f"Remove {r.quantizer} and its DequantizeLinear."))
+says(
+    trt.ResidualBothQuantized,
+    lambda r: (
+        f"{r.add} has Q/DQ on both inputs (scales {' and '.join(map(scale_words, r.scales))}): {r.node} takes "
+        f"{r.quantizer}, so the Add is a layer of its own.",
+        f"Remove {r.quantizer} and its DequantizeLinear.",
+    ),
+)
 
 
 @words(trt.AddOutputNotQuantized)
@@ -255,14 +314,23 @@ def _activation(finding: Finding, cause: Cause, r: trt.ActivationBeforeAdd) -> s
     return f"{_writes(r)}: {r.activation} is between it and {r.add}{other}."
 
 
-says(trt.ActivationJoined, lambda r: (
-    f"{_writes(r)}: what follows it ({names(r.pointwise)}) is one pointwise kernel, which reads "
-    f"{names(map(origin_words, r.others))} as well and is not taken into a convolution."))
+says(
+    trt.ActivationJoined,
+    lambda r: (
+        f"{_writes(r)}: what follows it ({names(r.pointwise)}) is one pointwise kernel, which reads "
+        f"{names(map(origin_words, r.others))} as well and is not taken into a convolution."
+    ),
+)
 
 
-says(trt.InsideActivation, lambda r: (
-    f"{r.node} is between {r.activation} and the Mul of {r.convolution}'s SiLU." if r.gate else
-    f"{r.node} is between {r.convolution} and {'SiLU' if r.silu else r.activation or 'its activation'}."))
+says(
+    trt.InsideActivation,
+    lambda r: (
+        f"{r.node} is between {r.activation} and the Mul of {r.convolution}'s SiLU."
+        if r.gate
+        else f"{r.node} is between {r.convolution} and {'SiLU' if r.silu else r.activation or 'its activation'}."
+    ),
+)
 says(trt.BehindPad, lambda r: f"a Q/DQ pair is between {r.pad} and {r.node}.")
 
 
@@ -318,12 +386,17 @@ def _scales(cause: Cause, tensor: str, readers: Sequence[Reader], consequence: s
     if len({s for s in own if s is not None}) < 2:
         return (
             f"{consequence}: {names(reader_names(quantizers))} quantize it{others_words(readers)}, and their scales "
-            "are not available to compare.", "",
+            "are not available to compare.",
+            "",
         )
-    listed = names((f"{scale_words(q.scale)} ({q.node})" for q in quantizers), _PARTS) + others_words(readers)
+    listed = names(
+        (f"{scale_words(q.scale)} ({q.node})" for q in quantizers), _PARTS
+    ) + others_words(readers)
     between = crossed_by(readers)
-    where = f"scales {listed} on '{tensor}'" if between is None else (
-        f"{between.node} ({between.op}) is between scales {listed}"
+    where = (
+        f"scales {listed} on '{tensor}'"
+        if between is None
+        else (f"{between.node} ({between.op}) is between scales {listed}")
     )
     return f"{where}; {consequence}.", unified(own)
 
@@ -336,19 +409,27 @@ def _stays(finding: Finding, cause: Cause, r: trt.Stays) -> str:
     scale = scale_words(r.scale)
     if finding.code == "INPUT-CONVERSION":
         return f"{r.name} converts the network's input '{r.origin.tensor}' to {r.precision} (scale {scale})."
-    assumed = " That is assumed: where the attention becomes one kernel, it is inside." if r.attention else ""
+    assumed = (
+        " That is assumed: where the attention becomes one kernel, it is inside."
+        if r.attention
+        else ""
+    )
     return f"{r.name} (scale {scale}) stays: {_why(cause, r)}.{assumed}"
 
 
 @words(ScalesAround)
 def _around(finding: Finding, cause: Cause, r: ScalesAround) -> Words | str:
     if not r.requantizes:
-        return _scales(cause, r.origin.tensor, r.siblings, f"'{r.origin.tensor}' is converted once for each")
+        return _scales(
+            cause, r.origin.tensor, r.siblings, f"'{r.origin.tensor}' is converted once for each"
+        )
     before, scale = scale_words(r.first_scale), scale_words(r.scale)
     if finding.code == "DOUBLE-QDQ":
         return f"scales {before} ({r.pair}) and {scale} ({r.node}): INT8 is converted to INT8."
     own = with_own(r)
-    if finding.code == "CONCAT-SCALE" and (cause.also or len({q.scale for q in own if q.scale is not None}) > 1):
+    if finding.code == "CONCAT-SCALE" and (
+        cause.also or len({q.scale for q in own if q.scale is not None}) > 1
+    ):
         return _scales(cause, r.tensor, own, f"{r.node} requantizes")
     between = crossed(r.passed)
     where = "" if between is None else f"{between.node} ({between.op}) is between "
@@ -366,7 +447,9 @@ def _why(cause: Cause, r: trt.Stays) -> str:
     if cause.see:
         return "see " + ", and ".join(f"{code} at {node}" for code, node in cause.see)
     if not r.quantize:
-        who = names("the network's output" if x.kind == ReaderKind.OUTPUT else x.node for x in r.behind)
+        who = names(
+            "the network's output" if x.kind == ReaderKind.OUTPUT else x.node for x in r.behind
+        )
         return f"{who or 'its reader'} cannot take it"
     if cause.also:
         return _blocked(r, cause.also[0])
@@ -385,11 +468,15 @@ def _blocked(r: trt.Stays, refusal: Refusal) -> str:
         floats = floats_of(refusal.readers)
         plain = all(x.kind != ReaderKind.OUTPUT for x in floats)
         others = others_words(refusal.readers)
-        who = f", which {readers_words(floats, it='')}{others}" if plain else (
-            f", whose result is read by {names(reader_names(floats))} as well{others}"
+        who = (
+            f", which {readers_words(floats, it='')}{others}"
+            if plain
+            else (f", whose result is read by {names(reader_names(floats))} as well{others}")
         )
         return f"it cannot move up past {node_words(refusal.node, refusal.op)}{who}"
     if isinstance(refusal, trt.ConcatReadElsewhere):
-        return (f"{refusal.node} (Concat) is read by {names(reader_names(floats_of(refusal.readers)))} as float as well"
-                f"{others_words(refusal.readers)}")
+        return (
+            f"{refusal.node} (Concat) is read by {names(reader_names(floats_of(refusal.readers)))} as float as well"
+            f"{others_words(refusal.readers)}"
+        )
     return f"{refusal.node} runs in float"

@@ -6,128 +6,183 @@ from qdqtool.explain.messages import Words, words
 from qdqtool.trt.rtx.operands import CompilerFault, Fault, Form, IntegersLost, ScalesJoined, Why
 from qdqtool.types import Cause, Finding
 
-_ACTIVATION = ("Use one scale for the whole tensor. Where channels are hundreds of times apart, qdqtool insert "
-               "--smooth first moves what differs into the weights that read them.")
+_ACTIVATION = (
+    "Use one scale for the whole tensor. Where channels are hundreds of times apart, qdqtool insert "
+    "--smooth first moves what differs into the weights that read them."
+)
 
 # {conv}, {node}, {op} and {dq} are filled in.
 _LOST: dict[Why, Words] = {
     Why.OPERATOR: (
         "{conv}: {node} ({op}) is between {dq} and it, and TensorRT-RTX computes {op} in float.",
-        "Put Q/DQ behind {node}, directly in front of {conv}."),
+        "Put Q/DQ behind {node}, directly in front of {conv}.",
+    ),
     Why.SHARED: (
         "{conv}: the factor of {node} ({op}) cannot join the scale of {dq}, because other nodes read the same tensor.",
-        "Put Q/DQ behind {node}, directly in front of {conv}."),
+        "Put Q/DQ behind {node}, directly in front of {conv}.",
+    ),
     Why.POOL: (
         "{conv}: {node} ({op}) is between {dq} and a Q, which makes an INT8 pool of it with the Q's scale; {conv} "
         "reads a second, float one.",
-        "Put Q/DQ on {conv}'s input as well, or let the other reader take it without a Q."),
+        "Put Q/DQ on {conv}'s input as well, or let the other reader take it without a Q.",
+    ),
     Why.JOIN_FLOAT: (
         "{conv}: {node} ({op}) has an input without Q/DQ, so its result is float.",
-        "Put Q/DQ directly in front of {conv}, or on every input of {node} with one scale."),
+        "Put Q/DQ directly in front of {conv}, or on every input of {node} with one scale.",
+    ),
     Why.JOIN_SCALE: (
         "{conv}: the inputs of {node} ({op}) have different scales, so its result is float.",
-        "Give all inputs of {node} one scale, or put Q/DQ directly in front of {conv}."),
+        "Give all inputs of {node} one scale, or put Q/DQ directly in front of {conv}.",
+    ),
     Why.PAD: (
         "{conv}: {node} ({op}) is computed in float. Only a Pad with zeros on height and width joins a convolution, "
         "when it is directly in front of it and nothing else reads it.",
-        "Put Q/DQ between {node} and {conv}, or write the padding into the convolution's pads."),
+        "Put Q/DQ between {node} and {conv}, or write the padding into the convolution's pads.",
+    ),
     Why.AXIS: (
         "{conv}: the scales of {dq} vary along an axis that {node} ({op}) does not keep.",
-        _ACTIVATION),
+        _ACTIVATION,
+    ),
     Why.INPUT_AXIS: (
         "{dq}: its scale varies along an axis; TensorRT-RTX computes a convolution that reads it in float.",
-        "Quantize the tensor with one scalar scale."),
+        "Quantize the tensor with one scalar scale.",
+    ),
     Why.INPUT_SHAPE1: (
         "{dq}: its scale has shape [1], which TensorRT-RTX takes for per-channel; a convolution that reads it runs in "
-        "float.", "Give {dq} a scalar scale (shape [])."),
+        "float.",
+        "Give {dq} a scalar scale (shape []).",
+    ),
     Why.WEIGHTS_AXIS: (
         "{conv}: the scales of its weights ({dq}) vary along another axis than the output channels (0).",
-        "Quantize the weights along axis 0."),
+        "Quantize the weights along axis 0.",
+    ),
     Why.SUM_AXIS: (
         "{conv}: the scales of {dq} vary along the axis that is summed up, or by batch.",
-        "Quantize along the output columns, or with one scale."),  # of weights
+        "Quantize along the output columns, or with one scale.",
+    ),  # of weights
     Why.CAST: (
         "{conv}: a Cast to a wider float is between {dq} and it.",
-        "Let the DQ make the wider type: give it scales of that type."),
+        "Let the DQ make the wider type: give it scales of that type.",
+    ),
     Why.TYPES: (
         "{conv}: its inputs are quantized to types that do not multiply with each other.",
-        "Quantize both sides to int8."),
+        "Quantize both sides to int8.",
+    ),
     Why.TURING: (
         "{conv}: TensorRT-RTX has no INT8 on SM75, and one SM75 among the targets takes it from all.",
-        "Build for SM80 and later only."),
+        "Build for SM80 and later only.",
+    ),
 }
 
 # {node} is filled in, and {0}, {1} ... are the values.
 _FAULTS: dict[Fault, Words] = {
     Fault.CONSTANT_TYPE: (
         '{node}: TensorRT-RTX refuses a constant of type {0}: "Failed to import initializer: {node}".',
-        "Quantize to int8."),
+        "Quantize to int8.",
+    ),
     Fault.OPERATOR: (
         '{node}: TensorRT-RTX does not take {what}; the parser stops with "{words}".',
-        "Replace it by what TensorRT-RTX takes, or cut it off the model."),
+        "Replace it by what TensorRT-RTX takes, or cut it off the model.",
+    ),
     Fault.NMS: (
         '{node}: "NonMaxSuppression has no runners that implement the layer".',
-        "Cut the NonMaxSuppression off the model and run it outside."),
+        "Cut the NonMaxSuppression off the model and run it outside.",
+    ),
     Fault.ONE_VALUE: (
         '{node}: normalizes a single value; "Error during shape inference of ... inorm".',
-        "Remove the InstanceNormalization: its result is its bias."),
+        "Remove the InstanceNormalization: its result is its bias.",
+    ),
     Fault.UINT8_INPUT: (
         '{node}: reads a uint8 network input; "Found unsupported input type of UINT8".',
-        "Make the network input int8, with zero point 0."),
+        "Make the network input int8, with zero point 0.",
+    ),
     Fault.WEIGHTS_SCALE: (
         "{node}: its scale '{0}' is computed at run time; TensorRT-RTX stops with \"MyelinCheckException: operand.h: "
         'CHECK(is_constant())".',
-        "Write the scale as a constant; TensorRT has no dynamic quantization."),
+        "Write the scale as a constant; TensorRT has no dynamic quantization.",
+    ),
     Fault.SCALE: (
         "{node}: its scale '{0}' is computed at run time; TensorRT-RTX crashes (signal 11) while building.",
-        "Write the scale as a constant; TensorRT has no dynamic quantization."),
+        "Write the scale as a constant; TensorRT has no dynamic quantization.",
+    ),
     Fault.BLOCKS: (
         '{node}: blocks along axis {0}; "The blocking dimension must be the last or second to last dimension".',
-        "Use one scale for each output channel."),
+        "Use one scale for each output channel.",
+    ),
     Fault.ZERO_POINT: (
         "{node}: its zero point '{0}' is computed; \"has `zero_point` which is not an initializer\".",
-        "Write the zero point as a constant 0."),
+        "Write the zero point as a constant 0.",
+    ),
     Fault.FLOAT_TYPES: (
         '{node}: "{0} `input` and `kernel` must be of same type. `input` type is {1} but `kernel` is of type {2}."',
-        "Give input and weights the same float type (a DQ makes the type of its scale)."),
+        "Give input and weights the same float type (a DQ makes the type of its scale).",
+    ),
     Fault.INTEGERS: (
-        "{node}: computes on {0}; a convolution takes float inputs.", "Put a DequantizeLinear in front of it."),
+        "{node}: computes on {0}; a convolution takes float inputs.",
+        "Put a DequantizeLinear in front of it.",
+    ),
     Fault.INT4_WEIGHTS: (
-        '{node}: int8 input with int4 weights; "CHECK(dtype == W.type()) failed".', "Quantize the weights to int8."),
+        '{node}: int8 input with int4 weights; "CHECK(dtype == W.type()) failed".',
+        "Quantize the weights to int8.",
+    ),
     Fault.HALF_SHAPE1: (
         '{node}: float16 weights with one scale of shape [1] ({0}); "MyelinCheckException: const_ppg.cpp: '
         'CHECK(same_symbolic_shapes(op_output->dimensions(), A_dims)) failed".',
-        "Give the weights a scalar scale (shape []), or one for each output channel."),
+        "Give the weights a scalar scale (shape []), or one for each output channel.",
+    ),
     Fault.HARDWARE_TYPE: (
         '{node}: "Cannot compile for target(s) {1}, because the model contains HW-specific datatypes: {0}".',
-        "Quantize to int8, or build for SM{2} or later only."),
+        "Quantize to int8, or build for SM{2} or later only.",
+    ),
 }
 
 # What an operator or a form of one is, and the parser's words; {1} is the operator, or the type of an input.
 _FORMS: dict[Form, tuple[str, str]] = {
     Form.OPERATOR: ("the operator {1}", "In function check{1}: [8] false"),
     Form.PLUGIN: ("the operator {1}", "Plugin not found"),
-    Form.INPUT: ("a network input of {1}", "Failed to convert ONNX date type to TensorRT data type."),
+    Form.INPUT: (
+        "a network input of {1}",
+        "Failed to convert ONNX date type to TensorRT data type.",
+    ),
     Form.OUTPUTS: (
-        "a second output of {1}", "This version of TensorRT doesn't support mode than 1 outputs for {1} nodes!"),
-    Form.DILATIONS: ("dilations of {1}", "This version of TensorRT does not support dilations other than 1."),
+        "a second output of {1}",
+        "This version of TensorRT doesn't support mode than 1 outputs for {1} nodes!",
+    ),
+    Form.DILATIONS: (
+        "dilations of {1}",
+        "This version of TensorRT does not support dilations other than 1.",
+    ),
     Form.TRAINING: (
-        "{1} in training", "This version of TensorRT does not support training_mode == 1 in BatchNormalization."),
+        "{1} in training",
+        "This version of TensorRT does not support training_mode == 1 in BatchNormalization.",
+    ),
     Form.NORM: ("another norm than L1 and L2", "Only L1 and L2 normalization are supported."),
     Form.ANTIALIASING: ("antialiasing", "Antialiasing is not supported currently."),
     Form.ASPECT: (
-        "a policy of the aspect ratio", "Only `stretch` is supported currently as `keep_aspect_ratio_policy`."),
+        "a policy of the aspect ratio",
+        "Only `stretch` is supported currently as `keep_aspect_ratio_policy`.",
+    ),
     Form.COORDINATES: (
-        "this coordinate_transformation_mode of {1}", "TensorRT only supports half_pixel, pytorch_half_pixel, "
-        "tf_half_pixel_for_nn, asymmetric and align_corners transformation modes!"),
+        "this coordinate_transformation_mode of {1}",
+        "TensorRT only supports half_pixel, pytorch_half_pixel, "
+        "tf_half_pixel_for_nn, asymmetric and align_corners transformation modes!",
+    ),
     Form.REDUCTION_ND: ("{1} with a reduction", "ScatterND with reduction is not supported."),
     Form.REDUCTION: ("{1} with a reduction", "Unsupported reduction type"),
-    Form.CAPITALS: ("capital letters in an equation of {1}", "Invalid character(s) in Einsum equation"),
+    Form.CAPITALS: (
+        "capital letters in an equation of {1}",
+        "Invalid character(s) in Einsum equation",
+    ),
     Form.CAST: ("a Cast to this type", "Unsupported data type for the Cast operator!"),
-    Form.FLOATS: ("a {1} of floats", "The fmod attribute is set to 0. Inputs cannot be of floating point types."),
+    Form.FLOATS: (
+        "a {1} of floats",
+        "The fmod attribute is set to 0. Inputs cannot be of floating point types.",
+    ),
     Form.UINT8: ("{1} of uint8", "But type is UInt8."),
     Form.UINT8_BETWEEN: (
-        "uint8 between layers", "TensorRT does not support UINT8 types for intermediate tensors."),
+        "uint8 between layers",
+        "TensorRT does not support UINT8 types for intermediate tensors.",
+    ),
     Form.INT32: ("{1} of int32", "Found unsupported input type of INT32"),
     Form.HALF: ("{1} of 16 bits", "The rank of operands should be the same adding inputs."),
 }
@@ -146,7 +201,10 @@ def _lost(finding: Finding, cause: Cause, r: IntegersLost) -> Words:
     if not r.weights and r.why == Why.SUM_AXIS:
         fix = _ACTIVATION
     filled = {
-        "conv": r.node, "node": r.at.node if r.at else r.node, "op": r.at.op if r.at else "", "dq": r.dq or "the DQ",
+        "conv": r.node,
+        "node": r.at.node if r.at else r.node,
+        "op": r.at.op if r.at else "",
+        "dq": r.dq or "the DQ",
     }
     where = "on the way of the weights: " if r.weights and r.why != Why.AXIS else ""
     return where + message.format(**filled), fix.format(**filled)

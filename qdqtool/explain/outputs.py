@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qdqtool.base.records import replaced
-from qdqtool.explain.coded import ScalesAround, average_behind, crossed, crossed_by, float_sum, shared_pool, with_own
+from qdqtool.explain.coded import (
+    ScalesAround,
+    average_behind,
+    crossed,
+    crossed_by,
+    float_sum,
+    shared_pool,
+    with_own,
+)
 from qdqtool.explain.messages import floats_of, known_scale, quantizers_of
 from qdqtool.explain.report import Diagnosis, Known, See
 from qdqtool.model.operators import CUTS, JOINS, SUMS
@@ -22,7 +30,9 @@ def of_inputs(known: Known, refusals: Sequence[Refusal]) -> Diagnosis | None:
     for r in refusals:
         if isinstance(r, trt.InputNotDequantized):
             shared = known.first(trt.ManyConsumers, r.dq) if r.weights_quantized and r.dq else None
-            return Diagnosis(r.node, Cause(r, () if shared is None else (shared,)), r.elements, (r.node,))
+            return Diagnosis(
+                r.node, Cause(r, () if shared is None else (shared,)), r.elements, (r.node,)
+            )
         if isinstance(r, trt.InMyelin | trt.WeightsNotDequantized):
             return Diagnosis(r.node, Cause(r), getattr(r, "elements", None), (r.node,))
     return None
@@ -32,14 +42,25 @@ def of_inputs(known: Known, refusals: Sequence[Refusal]) -> Diagnosis | None:
 
 
 def of_readers(
-    known: Known, r: trt.OutputDifferentScales | ScalesAround, readers: Sequence[Reader], convolutions: tuple[str, ...],
+    known: Known,
+    r: trt.OutputDifferentScales | ScalesAround,
+    readers: Sequence[Reader],
+    convolutions: tuple[str, ...],
 ) -> Diagnosis:
     """The diagnosis of different scales of a tensor's Qs; a Concat's refusal says what scales its parts have."""
     between = crossed_by(readers)
     tensor = r.origin.tensor if isinstance(r, Stays) and not r.requantizes else r.tensor
-    parts = known.first(trt.ConcatScales, between.node) if between is not None and between.op in JOINS else None
-    return Diagnosis(between.node if between is not None else tensor, Cause(r, () if parts is None else (parts,)),
-                     r.elements, convolutions)
+    parts = (
+        known.first(trt.ConcatScales, between.node)
+        if between is not None and between.op in JOINS
+        else None
+    )
+    return Diagnosis(
+        between.node if between is not None else tensor,
+        Cause(r, () if parts is None else (parts,)),
+        r.elements,
+        convolutions,
+    )
 
 
 # Outputs -------------------------------------------------------------------------------------------------------------
@@ -48,8 +69,15 @@ def of_readers(
 # What keeps a layer's own fusions apart (BatchNormalization, Add, activation), then what the readers decide: the first
 # is reported.
 OUTPUT: tuple[type[Refusal], ...] = (
-    trt.BatchNormNotConstant, trt.ConvTransposeBatchNorm, trt.ResidualFloat, trt.AddOutputNotQuantized,
-    trt.ActivationBeforeAdd, trt.ActivationJoined, trt.OutputScale, trt.OutputDifferentScales, OutputManyConsumers,
+    trt.BatchNormNotConstant,
+    trt.ConvTransposeBatchNorm,
+    trt.ResidualFloat,
+    trt.AddOutputNotQuantized,
+    trt.ActivationBeforeAdd,
+    trt.ActivationJoined,
+    trt.OutputScale,
+    trt.OutputDifferentScales,
+    OutputManyConsumers,
     OutputNotQuantized,
 )
 
@@ -72,12 +100,21 @@ def diagnose(known: Known, refusals: Sequence[Refusal]) -> Diagnosis | None:
     elif isinstance(r, trt.ResidualFloat):
         outcome = known.outcomes.get(r.node)
         node, fused = r.add, outcome is not None and r.add in outcome.fused
-        gains = wanted(r.readers)  # else it only adds a DQ that stays (resnet18-a100-qat-residual, last block)
+        gains = wanted(
+            r.readers
+        )  # else it only adds a DQ that stays (resnet18-a100-qat-residual, last block)
         automatic = _has_scale(known, r.add)
     elif isinstance(r, trt.AddOutputNotQuantized | trt.ActivationBeforeAdd):
         node, gains = r.add, wanted(r.readers)
-    return Diagnosis(node, Cause(r, fused=fused), getattr(r, "elements", None), concerned,
-                     joined=isinstance(r, trt.ResidualFloat), gains=gains, automatic=automatic)
+    return Diagnosis(
+        node,
+        Cause(r, fused=fused),
+        getattr(r, "elements", None),
+        concerned,
+        joined=isinstance(r, trt.ResidualFloat),
+        gains=gains,
+        automatic=automatic,
+    )
 
 
 def _has_scale(known: Known, add: str, shares: bool = False) -> bool:
@@ -100,11 +137,24 @@ def behind_pool(r: OutputManyConsumers) -> list[Reader]:
 def _many(known: Known, r: OutputManyConsumers, concerned: tuple[str, ...]) -> Diagnosis:
     add, pool = float_sum(r), shared_pool(r)
     if pool is not None:
-        return Diagnosis(pool.node, Cause(r), r.elements, concerned,
-                         gains=add is not None and wanted(r.readers), automatic=known_scale(behind_pool(r)) is not None)
+        return Diagnosis(
+            pool.node,
+            Cause(r),
+            r.elements,
+            concerned,
+            gains=add is not None and wanted(r.readers),
+            automatic=known_scale(behind_pool(r)) is not None,
+        )
     if add is not None:
-        return Diagnosis(add.node, Cause(r), r.elements, concerned, joined=True, gains=wanted(r.readers),
-                         automatic=_has_scale(known, add.node, add.shares))
+        return Diagnosis(
+            add.node,
+            Cause(r),
+            r.elements,
+            concerned,
+            joined=True,
+            gains=wanted(r.readers),
+            automatic=_has_scale(known, add.node, add.shares),
+        )
     first = (floats_of(r.readers) or r.readers)[0]  # the float one may be farther than was looked
     node = first.node if first.kind != ReaderKind.OUTPUT else r.tensor
     return Diagnosis(node, Cause(r), r.elements, concerned, gains=wanted(r.readers))
@@ -113,7 +163,9 @@ def _many(known: Known, r: OutputManyConsumers, concerned: tuple[str, ...]) -> D
 def _not_quantized(known: Known, r: OutputNotQuantized, concerned: tuple[str, ...]) -> Diagnosis:
     average = average_behind(r)
     if average is not None:
-        found = known.first(trt.ReduceNotPooling, average.node) or known.first(trt.PoolingOneSide, average.node)
+        found = known.first(trt.ReduceNotPooling, average.node) or known.first(
+            trt.PoolingOneSide, average.node
+        )
         also = () if found is None else (found,)
         # With none behind it, the pooling's result is converted back.
         gains = isinstance(found, trt.ReduceNotPooling) or (
@@ -132,8 +184,9 @@ def of_average(known: Known, node: str) -> Diagnosis | None:
     r = known.first(trt.PoolingOneSide, node) or known.first(trt.ReduceNotPooling, node)
     if r is None:
         return None
-    return Diagnosis(r.node, Cause(r), r.elements,
-                     gains=isinstance(r, trt.ReduceNotPooling) or r.quantized_input)
+    return Diagnosis(
+        r.node, Cause(r), r.elements, gains=isinstance(r, trt.ReduceNotPooling) or r.quantized_input
+    )
 
 
 # Conversions ---------------------------------------------------------------------------------------------------------
@@ -156,7 +209,10 @@ def explain(known: Known, stays: Stays) -> None:
 
 
 def _stays(
-    known: Known, stays: Stays, see: tuple[See, ...] = (), also: Refusal | None = None,
+    known: Known,
+    stays: Stays,
+    see: tuple[See, ...] = (),
+    also: Refusal | None = None,
     convolutions: tuple[str, ...] | None = None,
 ) -> None:
     cause = Cause(stays, () if also is None else (also,), see)
@@ -192,7 +248,9 @@ def _why_q(known: Known, stays: Stays) -> tuple[tuple[See, ...], Refusal | None]
     if own is not None:
         return (), own
     blocked = stays.blocked  # that says why where it is an operator, or readers as float
-    read_elsewhere = isinstance(blocked, trt.ManyConsumers | trt.ConcatReadElsewhere) and floats_of(blocked.readers)
+    read_elsewhere = isinstance(blocked, trt.ManyConsumers | trt.ConcatReadElsewhere) and floats_of(
+        blocked.readers
+    )
     if read_elsewhere or isinstance(blocked, trt.NotCommuting):
         return (), blocked
     return (known.see(origin.quantizer) if origin.quantizer else ()), None
@@ -200,8 +258,11 @@ def _why_q(known: Known, stays: Stays) -> tuple[tuple[See, ...], Refusal | None]
 
 def _requantized(known: Known, stays: Stays) -> None:
     between = crossed(stays.passed)
-    joined = between is not None and between.op in JOINS and (
-        known.first(trt.ConcatScales, between.node) or differ(with_own(stays)))
+    joined = (
+        between is not None
+        and between.op in JOINS
+        and (known.first(trt.ConcatScales, between.node) or differ(with_own(stays)))
+    )
     if joined:
         found = of_readers(known, ScalesAround.of(stays), with_own(stays), ())
     else:

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, TypeVar
 from qdqtool.base.records import record
 from qdqtool.explain.coded import PROMISED, ScalesAround, code_of, fixed
 from qdqtool.trt.refusals import AddOutputNotQuantized, ResidualFloat, Size, Stays
-from qdqtool.types import Cause, ConvOutcome, Evidence, Finding, FindingCode, Prediction, Refusal, Severity
+from qdqtool.types import (
+    Cause,
+    ConvOutcome,
+    Evidence,
+    Finding,
+    FindingCode,
+    Prediction,
+    Refusal,
+    Severity,
+)
 
 if TYPE_CHECKING:
     from qdqtool.explain.codes import Holds
@@ -97,8 +106,16 @@ class Report:
         if not gains:
             severity = Severity.INFO
         finding = Finding(
-            code, severity, place, (cause,), holds.evidence.weaker(evidence), worded, target=self.target,
-            way=self.way, convolutions=self._new(code, place, convolutions), values=values,
+            code,
+            severity,
+            place,
+            (cause,),
+            holds.evidence.weaker(evidence),
+            worded,
+            target=self.target,
+            way=self.way,
+            convolutions=self._new(code, place, convolutions),
+            values=values,
             gains=gains,
         )
         finding.automatic = code in PROMISED and gains and automatic and bool(fixed(finding))
@@ -110,7 +127,9 @@ class Report:
         """What the table's entry of a code says for the target."""
         found = self._entries.get(code)
         if found is None:
-            from qdqtool.explain import codes  # the table costs time; most well placed models need little of it
+            from qdqtool.explain import (
+                codes,
+            )  # the table costs time; most well placed models need little of it
 
             entry = codes.get(code)
             found = self._entries[code] = entry.on(self.target), entry.severity_on(self.target)
@@ -216,7 +235,13 @@ class Known:
         evidence = Evidence.SEEN if rests is None else rests.evidence
         size = found.size.values if found.size is not None else None
         holds = self.report.add(
-            found.cause, found.node, found.convolutions, size, found.joined, evidence, gains=found.gains,
+            found.cause,
+            found.node,
+            found.convolutions,
+            size,
+            found.joined,
+            evidence,
+            gains=found.gains,
             automatic=found.automatic,
         )
         if isinstance(cause, Stays) and not isinstance(cause, ScalesAround):

@@ -47,14 +47,25 @@ class Way:
         chosen = target_named(target)
         if not chosen.strongly_typed:
             return self.weak
-        return self.strong if not chosen.trtexec.precision_flags or chosen.is_rtx or not self.typed else self.typed
+        return (
+            self.strong
+            if not chosen.trtexec.precision_flags or chosen.is_rtx or not self.typed
+            else self.typed
+        )
 
     def as_json(self, target: str) -> Json:
-        return {"way": self.name, "flags": self.flags(target), "log": self.log, "care": self.care,
-                "source": self.source}
+        return {
+            "way": self.name,
+            "flags": self.flags(target),
+            "log": self.log,
+            "care": self.care,
+            "source": self.source,
+        }
 
 
-WAYS: Mapping[str, Way] = Made(table("ways"), lambda name, given: entry(Way, {**given, "name": name}, name))
+WAYS: Mapping[str, Way] = Made(
+    table("ways"), lambda name, given: entry(Way, {**given, "name": name}, name)
+)
 
 
 def way_named(name: str) -> Way:
@@ -71,7 +82,9 @@ def way_named(name: str) -> Way:
 
         near = difflib.get_close_matches(text, WAYS, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
-        raise QdqtoolError(f"unknown way to build '{name[:40]}'; {hint}choose one of {', '.join(WAYS)}")
+        raise QdqtoolError(
+            f"unknown way to build '{name[:40]}'; {hint}choose one of {', '.join(WAYS)}"
+        )
     return found
 
 
@@ -112,7 +125,10 @@ def fp16_words(way: str | None) -> tuple[str, str]:
     """What FLAG-FP16 says: the consequence and the fix, in the words of a way, or of the usual ones."""
     if way is not None:
         chosen = WAYS[way]
-        return f"what is not quantized runs in FP32 unless {chosen.title} allows FP16 as well.", f"{chosen.weak}."
+        return (
+            f"what is not quantized runs in FP32 unless {chosen.title} allows FP16 as well.",
+            f"{chosen.weak}.",
+        )
     return (
         "what is not quantized runs in FP32 unless the builder gets --fp16 as well.",
         f"{WAYS['trtexec'].weak} ... (--for gives them for {', '.join(w for w in WAYS if w != 'trtexec')}).",

@@ -32,7 +32,10 @@ from qdqtool.trt.targets import RTX
 from qdqtool.verification.build_model import BuiltModel, build_model, compare, mapped, status_agrees
 
 TIMEOUT = 600.0  # seconds for one build
-_PATIENCE, _SLOWER = 10.0, 3.0  # seconds and times the whole model's that a command may be at work on a smaller one
+_PATIENCE, _SLOWER = (
+    10.0,
+    3.0,
+)  # seconds and times the whole model's that a command may be at work on a smaller one
 _SM = (86,)
 _BLOCK = 2**20
 _AGAIN = 0.1  # seconds
@@ -116,9 +119,13 @@ class BuilderCheck:
     def _words(self) -> Note:
         if self.whole.status != "built":
             remark = Remark.CHECKED_BUILD_SAYING if self.whole.message else Remark.CHECKED_BUILD
-            return remark(builder=self._builder, status=self.whole.status, message=self.whole.message)
+            return remark(
+                builder=self._builder, status=self.whole.status, message=self.whole.message
+            )
         if self.whole.differences:
-            return Remark.CHECKED_DIFFERENCES(builder=self._builder, differences=sorted(self.whole.differences))
+            return Remark.CHECKED_DIFFERENCES(
+                builder=self._builder, differences=sorted(self.whole.differences)
+            )
         return Remark.CHECKED_AS_PREDICTED(builder=self._builder)
 
     def behaviour(self, proto: onnx.ModelProto) -> Behaviour:
@@ -145,9 +152,12 @@ class BuilderCheck:
             if built.status != "built":
                 return frozenset()
             return frozenset(
-                (f"{p.predicted.precision} writing {p.predicted.output}", f"{p.built.precision} writing "
-                                                                          f"{p.built.output}")
-                for p in compare(prediction, built) if p.built is not None and p.agrees is False
+                (
+                    f"{p.predicted.precision} writing {p.predicted.output}",
+                    f"{p.built.precision} writing {p.built.output}",
+                )
+                for p in compare(prediction, built)
+                if p.built is not None and p.agrees is False
             )
         if built.status != "built" or built.build is None:
             return frozenset()
@@ -156,7 +166,8 @@ class BuilderCheck:
         verified = verify(model, built.build)
         return frozenset(
             (str(m.predicted.get("precision", "")), str(m.built.get("precision", "")))
-            for m in verified.mismatches if m.kind == MismatchKind.CONVOLUTION
+            for m in verified.mismatches
+            if m.kind == MismatchKind.CONVOLUTION
         )
 
     def holds(self, proto: onnx.ModelProto) -> bool:
@@ -172,7 +183,10 @@ class BuilderCheck:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -200,17 +214,32 @@ class CommandCheck:
     """
 
     def __init__(
-        self, proto: onnx.ModelProto, command: str, says: str = "", timeout: float = budgets.USER_SECONDS
+        self,
+        proto: onnx.ModelProto,
+        command: str,
+        says: str = "",
+        timeout: float = budgets.USER_SECONDS,
     ) -> None:
         if len(command) > budgets.COMMAND:
-            raise QdqtoolError(said("{`check`}: has {count} characters; the limit is {limit}", count=len(command),
-                                    limit=budgets.COMMAND))
+            raise QdqtoolError(
+                said(
+                    "{`check`}: has {count} characters; the limit is {limit}",
+                    count=len(command),
+                    limit=budgets.COMMAND,
+                )
+            )
         try:
             self._words = shlex.split(command)
         except ValueError as error:
-            raise QdqtoolError(said("{`check`}: cannot be split into words: {error}", error=str(error))) from None
+            raise QdqtoolError(
+                said("{`check`}: cannot be split into words: {error}", error=str(error))
+            ) from None
         if not self._words:
-            raise QdqtoolError(said("{`check`}: is empty; give a command that exits otherwise when the fault is gone"))
+            raise QdqtoolError(
+                said(
+                    "{`check`}: is empty; give a command that exits otherwise when the fault is gone"
+                )
+            )
         if not any("{}" in w for w in self._words):
             self._words.append("{}")
         self._timeout = timeout
@@ -225,17 +254,31 @@ class CommandCheck:
             raise
         if code is None:
             self.close()
-            raise QdqtoolError(said("{`check`}: '{command}' did not end within {timeout:g} s on the whole model; give "
-                                    "it more with {`check_timeout`}", command=self._words[0], timeout=timeout))
+            raise QdqtoolError(
+                said(
+                    "{`check`}: '{command}' did not end within {timeout:g} s on the whole model; give "
+                    "it more with {`check_timeout`}",
+                    command=self._words[0],
+                    timeout=timeout,
+                )
+            )
         if not self._said():
             self.close()
-            raise QdqtoolError(said("{`says`}: the command does not say '{says}' of the whole model (exit code "
-                                    "{code}); correct the text, or leave it out", says=says, code=code))
+            raise QdqtoolError(
+                said(
+                    "{`says`}: the command does not say '{says}' of the whole model (exit code "
+                    "{code}); correct the text, or leave it out",
+                    says=says,
+                    code=code,
+                )
+            )
         self.loose = code != 0 and not says
         self._code = code
         remark = Remark.CHECKED_COMMAND_SAYING if says else Remark.CHECKED_COMMAND
         self.words = remark(command=self._words[0], code=code, says=says)
-        self.shareable = said("the command: exit code {code}" + ", and a text in its output" * bool(says), code=code)
+        self.shareable = said(
+            "the command: exit code {code}" + ", and a text in its output" * bool(says), code=code
+        )
 
     def code(self, proto: onnx.ModelProto, own: OwnTime) -> int | None:
         """The exit code for a model; None when the time was over."""
@@ -247,9 +290,17 @@ class CommandCheck:
                 return exit_code(words, self._timeout, own=own)
             with _kept(self._output) as output:
                 return exit_code(words, self._timeout, output, own)
-        except (OSError, ValueError) as error:  # a NUL or half a character in its words is a ValueError
-            raise QdqtoolError(said("{`check`}: {command!r} cannot be run: {reason}", command=self._words[0],
-                                    reason=getattr(error, "strerror", None) or error)) from None
+        except (
+            OSError,
+            ValueError,
+        ) as error:  # a NUL or half a character in its words is a ValueError
+            raise QdqtoolError(
+                said(
+                    "{`check`}: {command!r} cannot be run: {reason}",
+                    command=self._words[0],
+                    reason=getattr(error, "strerror", None) or error,
+                )
+            ) from None
 
     def holds(self, proto: onnx.ModelProto) -> bool:
         return self.code(proto, OwnTime(self._most)) == self._code and self._said()
@@ -267,7 +318,7 @@ class CommandCheck:
             while block := output.read(_BLOCK):
                 if self._says in end + block:
                     return True
-                end = (end + block)[-len(self._says):]
+                end = (end + block)[-len(self._says) :]
         return False
 
     def close(self) -> None:
@@ -284,7 +335,9 @@ def _kept(path: Path) -> Iterator[int]:
         left = budgets.COMMAND_OUTPUT
         with os.fdopen(read, "rb", 0) as source, path.open("wb") as kept:
             while True:
-                last = ended.is_set()  # what is left of its output is in the pipe, which holds no more than a block
+                last = (
+                    ended.is_set()
+                )  # what is left of its output is in the pipe, which holds no more than a block
                 more = bool(select.select([source], [], [], 0 if last else _AGAIN)[0])
                 block = source.read(_BLOCK) if more else b""
                 kept.write(block[:left])
@@ -307,7 +360,9 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 def _kind(message: str, model: Model) -> str:
     """A compiler's words without the names and numbers that a smaller model changes."""
-    names = {n.name for n in model.nodes} | {n.proto.name for n in model.nodes} | set(model.producers)
+    names = (
+        {n.name for n in model.nodes} | {n.proto.name for n in model.nodes} | set(model.producers)
+    )
     names |= set(model.initializers) | set(model.inputs)
     long = sorted((n for n in names if len(n) > 2 and n in message), key=len, reverse=True)
     for name in long:

@@ -40,7 +40,9 @@ class Cutter:
         self.constant = _constant_nodes(model)
         self._place = {n.index: place for place, n in enumerate(model.ordered)}
         self._stored = {name: place for place, name in enumerate(model.initializers)}
-        self._declared = {v.name: v for g in (model.proto.graph,) for v in (*g.value_info, *g.output, *g.input)}
+        self._declared = {
+            v.name: v for g in (model.proto.graph,) for v in (*g.value_info, *g.output, *g.input)
+        }
 
     def neighbours(self, node: Node) -> Iterator[Node]:
         """The nodes before and behind a node, constant ones apart."""
@@ -56,7 +58,12 @@ class Cutter:
         edge = {n.index: n for n in nodes}
         found = set(edge)
         for _ in range(hops):
-            edge = {n.index: n for node in edge.values() for n in self.neighbours(node) if n.index not in found}
+            edge = {
+                n.index: n
+                for node in edge.values()
+                for n in self.neighbours(node)
+                if n.index not in found
+            }
             if not edge:
                 break
             found.update(edge)
@@ -86,7 +93,9 @@ class Cutter:
             wanted = []
             for tensor in (*node.inputs, *node.captured):
                 maker = model.producer(tensor)
-                if maker is not None and (maker.index in self.constant or not self.can_enter(tensor)):
+                if maker is not None and (
+                    maker.index in self.constant or not self.can_enter(tensor)
+                ):
                     wanted.append(maker)
             if qdq.is_q(node):
                 readers = model.readers(node.output)
@@ -128,14 +137,22 @@ class Cutter:
         what = model.path or "model"
         for tensor in (*given, *ends):
             if tensor not in model.producers and tensor not in model.inputs:
-                raise ModelError(f"{what}: has no tensor '{tensor}'; give the names of activations, not of nodes")
+                raise ModelError(
+                    f"{what}: has no tensor '{tensor}'; give the names of activations, not of nodes"
+                )
         nodes = [n.proto for n in model.ordered]
         leading, needed = leading_to(nodes, ends, given)
         if given:
             if needed.isdisjoint(given):
                 turned = not leading_to(nodes, given)[1].isdisjoint(ends)
-                way = ", but the other way round: exchange them" if turned else "; give a tensor on the way to it"
-                raise ModelError(f"{what}: output '{ends[0]}' does not depend on '{next(iter(given))}'{way}")
+                way = (
+                    ", but the other way round: exchange them"
+                    if turned
+                    else "; give a tensor on the way to it"
+                )
+                raise ModelError(
+                    f"{what}: output '{ends[0]}' does not depend on '{next(iter(given))}'{way}"
+                )
             missing = next((t for t in model.inputs if t in needed and t not in given), None)
             if missing is not None:
                 depend = {missing}
@@ -143,23 +160,43 @@ class Cutter:
                     if not depend.isdisjoint((*node.inputs, *node.captured)):
                         depend.update(t for t in node.outputs if t not in given)
                 end = next(e for e in ends if e in depend)
-                raise ModelError(said("{what}: output '{end}' also depends on network input '{missing}'; name it "
-                                      "in {`inputs`}, or a tensor in between", what=what, end=end, missing=missing))
+                raise ModelError(
+                    said(
+                        "{what}: output '{end}' also depends on network input '{missing}'; name it "
+                        "in {`inputs`}, or a tensor in between",
+                        what=what,
+                        end=end,
+                        missing=missing,
+                    )
+                )
             unused = next((t for t in given if t not in needed), None)
             if unused is not None:
-                raise ModelError(said("{what}: no output depends on '{unused}'; leave it out of {`inputs`}",
-                                      what=what, unused=unused))
+                raise ModelError(
+                    said(
+                        "{what}: no output depends on '{unused}'; leave it out of {`inputs`}",
+                        what=what,
+                        unused=unused,
+                    )
+                )
         inside = {model.producers[next(filter(None, n.output))].index for n in leading}
         if not inside:
             raise ModelError(f"{what}: nothing lies between the inputs and outputs given")
         made = {t for i in inside for t in model.nodes[i].outputs}
         read = {t for i in inside for t in (*model.nodes[i].inputs, *model.nodes[i].captured)}
         starts = list(given) or [t for t in model.inputs if t in read]
-        return Part(frozenset(inside), tuple(t for t in starts if t in read), tuple(t for t in ends if t in made))
+        return Part(
+            frozenset(inside),
+            tuple(t for t in starts if t in read),
+            tuple(t for t in ends if t in made),
+        )
 
     def whole(self) -> Part:
         """All of it."""
-        return Part(frozenset(n.index for n in self.model.nodes), tuple(self.model.inputs), tuple(self.model.outputs))
+        return Part(
+            frozenset(n.index for n in self.model.nodes),
+            tuple(self.model.inputs),
+            tuple(self.model.outputs),
+        )
 
     def value_info(self, tensor: str) -> onnx.ValueInfoProto:
         """Type and dimensions of a tensor, as the model declares them or as they were inferred."""
@@ -171,7 +208,9 @@ class Cutter:
         kind = self.model.elem_type(tensor)
         if not kind:
             return onnx.ValueInfoProto(name=tensor)
-        inferred: onnx.ValueInfoProto = helper.make_tensor_value_info(tensor, kind, self.model.shape(tensor))
+        inferred: onnx.ValueInfoProto = helper.make_tensor_value_info(
+            tensor, kind, self.model.shape(tensor)
+        )
         return inferred
 
     def make(self, part: Part) -> onnx.ModelProto:
@@ -187,7 +226,11 @@ class Cutter:
             functions = [onnx.FunctionProto.FromString(f.SerializeToString()) for f in functions]
             del result.functions[:]
             result.functions.extend(functions)
-        used = {n.domain for n in graph.node} | {n.domain for f in result.functions for n in f.node} | {""}
+        used = (
+            {n.domain for n in graph.node}
+            | {n.domain for f in result.functions for n in f.node}
+            | {""}
+        )
         opsets = [o for o in result.opset_import if o.domain in used or o.domain == "ai.onnx"]
         if any(True for _ in inner_graphs(graph.node)):
             opsets = list(result.opset_import)  # a subgraph may use any of them
@@ -203,10 +246,14 @@ class Cutter:
             ModelError: The type of an input is not known.
         """
         model = self.model
-        slim = self._cut(part, lambda tensor: tensor if tensor_bytes(tensor) <= _SMALL else without_data(tensor))
+        slim = self._cut(
+            part, lambda tensor: tensor if tensor_bytes(tensor) <= _SMALL else without_data(tensor)
+        )
         return Model(slim, model.path, "a part", model.base_dir, types=model, constants=model)
 
-    def _cut(self, part: Part, stored: Callable[[onnx.TensorProto], onnx.TensorProto]) -> onnx.ModelProto:
+    def _cut(
+        self, part: Part, stored: Callable[[onnx.TensorProto], onnx.TensorProto]
+    ) -> onnx.ModelProto:
         """The part's nodes alone and its constants as ``stored`` makes them, so that it costs what the part is worth.
 
         Raises:
@@ -222,11 +269,20 @@ class Cutter:
         # In the whole's order: TensorRT's passes go by it, and which of two equal Qs stays depends on it.
         inside = self._sorted(part.nodes)
         read = {t for n in inside for t in (*n.inputs, *n.captured)}
-        kept = sorted((t for t in read if t in self._stored and t not in typed), key=self._stored.__getitem__)
-        cut, _ = part_of(self.model.proto, [n.proto for n in inside], [typed[t] for t in part.outputs],
-                          (stored(self.model.initializers[t]) for t in kept), part.inputs)
+        kept = sorted(
+            (t for t in read if t in self._stored and t not in typed), key=self._stored.__getitem__
+        )
+        cut, _ = part_of(
+            self.model.proto,
+            [n.proto for n in inside],
+            [typed[t] for t in part.outputs],
+            (stored(self.model.initializers[t]) for t in kept),
+            part.inputs,
+        )
         graph = cut.graph
-        for node in graph.node:  # one with a doubled name goes by its output's; TensorRT has its own for one without
+        for node in (
+            graph.node
+        ):  # one with a doubled name goes by its output's; TensorRT has its own for one without
             if node.name:
                 node.name = self.model.producers[next(filter(None, node.output))].name
         made = {t for n in graph.node for t in n.output if t} - set(typed)

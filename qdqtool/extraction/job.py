@@ -61,7 +61,9 @@ class Job:
         self.why = self.checked = Said()
         self.proto = model.proto
         self.widened = self.interrupted = self.built = self.between = False
-        self.with_nodes: onnx.ModelProto | None = None  # the part while its Constant nodes are not yet initializers
+        self.with_nodes: onnx.ModelProto | None = (
+            None  # the part while its Constant nodes are not yet initializers
+        )
 
     @cached_property
     def whole(self) -> Prediction:
@@ -71,18 +73,31 @@ class Job:
     # Selecting ---------------------------------------------------------------------------------------------------
 
     def select(
-        self, findings: Sequence[str], node: str | None, hops: int | None, inputs: Sequence[str],
-        outputs: Sequence[str], free: bool,
+        self,
+        findings: Sequence[str],
+        node: str | None,
+        hops: int | None,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        free: bool,
     ) -> None:
         """Chooses the part."""
         self.between = between = bool(inputs or outputs)
         if between and (findings or node or hops is not None):
-            raise QdqtoolError(said("give {`inputs`} and {`outputs`}, or a {`finding`} or {`node`}; not both"))
+            raise QdqtoolError(
+                said("give {`inputs`} and {`outputs`}, or a {`finding`} or {`node`}; not both")
+            )
         if hops is not None and (node is None or findings):
-            raise QdqtoolError(said("{`hops`}: are counted from a {`node`}: give one, and no {`finding`}"))
+            raise QdqtoolError(
+                said("{`hops`}: are counted from a {`node`}: give one, and no {`finding`}")
+            )
         if not (between or findings or node or free):
-            raise QdqtoolError(said("say what to extract: a {`finding`}, a {`node`}, {`inputs`} and {`outputs`}, or a "
-                                    "{`builder`} or {`check`}"))
+            raise QdqtoolError(
+                said(
+                    "say what to extract: a {`finding`}, a {`node`}, {`inputs`} and {`outputs`}, or a "
+                    "{`builder`} or {`check`}"
+                )
+            )
         if between:
             self._set(self.cutter.between(inputs, outputs))
             self.why = said("everything between the tensors given")
@@ -90,7 +105,9 @@ class Job:
         elif findings:
             chosen = [choose(self.whole, f, node) for f in dict.fromkeys(findings)]
             self.shown = of_findings(self.whole, chosen)
-            anchors = {n.index: n for f in chosen for n in self._named([f.node, *f.convolutions, *f.nodes])}
+            anchors = {
+                n.index: n for f in chosen for n in self._named([f.node, *f.convolutions, *f.nodes])
+            }
             self._narrow(list(anchors.values()) or self.model.ordered[:1])
             places = [(f.code, f.node or "the network") for f in chosen]
             self.why = said("what {places:first 4 %s at %s} depends on", places=places)
@@ -99,14 +116,18 @@ class Job:
             self.shown = of_node(self.whole, anchor.name)
             if hops is not None:
                 self._set(self.cutter.part(self.cutter.around([anchor], hops)))
-                self.why = said("{node} and what is up to {hops} hops around it", node=anchor.name, hops=hops)
+                self.why = said(
+                    "{node} and what is up to {hops} hops around it", node=anchor.name, hops=hops
+                )
                 self._drop_unshown()
             else:
                 self._narrow([anchor])
                 self.why = said("what the prediction of {node} depends on", node=anchor.name)
         else:
             self._set(self.cutter.whole())
-            self.shown = of_findings(self.whole, ())  # nothing; no builder is asked about what cannot be predicted
+            self.shown = of_findings(
+                self.whole, ()
+            )  # nothing; no builder is asked about what cannot be predicted
             self.why = said("what the build depends on")
 
     def _node(self, name: str) -> Node:
@@ -142,8 +163,16 @@ class Job:
         """Grows and trims the part around the anchors."""
         needed = frozenset(n.index for n in map(self._find, self.shown.needed()) if n is not None)
         for holds in (self._sketch_holds, self._part_holds):
-            part = _last(track(grow(self.cutter, anchors, holds, needed), "cutting")) or self.cutter.whole()
-            part = _last(track(trim(self.cutter, part, anchors, holds, self.effort, needed), "trimming")) or part
+            part = (
+                _last(track(grow(self.cutter, anchors, holds, needed), "cutting"))
+                or self.cutter.whole()
+            )
+            part = (
+                _last(
+                    track(trim(self.cutter, part, anchors, holds, self.effort, needed), "trimming")
+                )
+                or part
+            )
             if self._part_holds(part):
                 break
         if self.effort.left < 0:
@@ -218,12 +247,17 @@ class Job:
 
     def _note_changed(self, changed: Sequence[ConvOutcome], there: dict[str, ConvOutcome]) -> None:
         if changed:
-            here = [(c.name, c.precision, c.output, there[c.name].precision, there[c.name].output) for c in changed]
+            here = [
+                (c.name, c.precision, c.output, there[c.name].precision, there[c.name].output)
+                for c in changed
+            ]
             self.notes.append(Remark.PREDICTED_OTHERWISE(convolutions=here))
 
     # Shrinking ---------------------------------------------------------------------------------------------------
 
-    def use(self, builder: str | None, command: str | None, says: str, stack: ExitStack, seconds: float) -> None:
+    def use(
+        self, builder: str | None, command: str | None, says: str, stack: ExitStack, seconds: float
+    ) -> None:
         """Asks a compiler or a command about the whole model."""
         from qdqtool.extraction.checks import BuilderCheck, CommandCheck
 
@@ -235,9 +269,14 @@ class Job:
             asked = BuilderCheck(whole, builder, self.target)
             stack.callback(asked.close)
             if asked.whole.healthy and not (self.shown.findings or self.shown.convolutions):
-                raise QdqtoolError(said("{model}: builds with {builder} as predicted, so that there is nothing to "
-                                        "extract; give {`finding`} or {`node`} as well",
-                                        model=self.model.path or "model", builder=builder))
+                raise QdqtoolError(
+                    said(
+                        "{model}: builds with {builder} as predicted, so that there is nothing to "
+                        "extract; give {`finding`} or {`node`} as well",
+                        model=self.model.path or "model",
+                        builder=builder,
+                    )
+                )
             self.check, self.built = asked, True
         elif command is not None:
             ran = CommandCheck(whole, command, says, seconds)
@@ -277,11 +316,20 @@ class Job:
         self.proto = shrinker.proto
         if not self.proto.graph.node:
             if not self.checked:
-                raise QdqtoolError(said("nothing is left: what is predicted there depends on no node; leave out "
-                                        "{`minimize`}"))
-            raise QdqtoolError(said("{checked}, for a model without nodes as well: that does not depend on the model; "
-                                    "give a check that comes out otherwise when the fault is gone, or a text that it "
-                                    "prints ({`says`})", checked=self.checked))
+                raise QdqtoolError(
+                    said(
+                        "nothing is left: what is predicted there depends on no node; leave out "
+                        "{`minimize`}"
+                    )
+                )
+            raise QdqtoolError(
+                said(
+                    "{checked}, for a model without nodes as well: that does not depend on the model; "
+                    "give a check that comes out otherwise when the fault is gone, or a text that it "
+                    "prints ({`says`})",
+                    checked=self.checked,
+                )
+            )
         if self.between:
             self.why = said("what counts of {why}", why=self.why)
 
@@ -293,8 +341,14 @@ class Job:
         prediction = predict(proto, self.target)
         missing = self.shown.missing(prediction)
         if missing:
-            raise ModelError(said("the extract does not show {missing:first 4 %s}; this is a defect of qdqtool, please "
-                                  "report it", missing=lacking(missing)), self.model.path or "model")
+            raise ModelError(
+                said(
+                    "the extract does not show {missing:first 4 %s}; this is a defect of qdqtool, please "
+                    "report it",
+                    missing=lacking(missing),
+                ),
+                self.model.path or "model",
+            )
         if private:
             proto, hidden = made_private(self.model, proto, prediction)
             prediction = predict(proto, self.target)
@@ -304,8 +358,15 @@ class Job:
                 self.checked = self.check.shareable.renamed(hidden.value)
             self.notes = [n.renamed(hidden.value) for n in self.notes]
         return Extraction(
-            proto, prediction, self.whole, self.shown, (len(proto.graph.node), len(self.model.nodes)),
-            self._kept(len(proto.graph.node)), self.notes, self.checked, hidden,
+            proto,
+            prediction,
+            self.whole,
+            self.shown,
+            (len(proto.graph.node), len(self.model.nodes)),
+            self._kept(len(proto.graph.node)),
+            self.notes,
+            self.checked,
+            hidden,
             self.interrupted,
         )
 
@@ -313,11 +374,15 @@ class Job:
         same = []
         if self.shown.findings:
             codes = list(dict.fromkeys(str(f.code) for f in self.shown.findings))
-            same.append(f"the finding{'s' if len(self.shown.findings) > 1 else ''} {listed(codes)} with the same fix")
+            same.append(
+                f"the finding{'s' if len(self.shown.findings) > 1 else ''} {listed(codes)} with the same fix"
+            )
         if self.shown.convolutions:
             same.append(f"the prediction of {listed([c.name for c in self.shown.convolutions], 3)}")
         if self.checked:
-            same.append(f"{'the build' if self.built else 'the outcome of the command'} ({self.checked})")
+            same.append(
+                f"{'the build' if self.built else 'the outcome of the command'} ({self.checked})"
+            )
         line = f"kept {nodes} of {len(self.model.nodes)} nodes: {self.why}"
         return line + (f"; the same as in the whole: {', '.join(same)}" if same else "")
 
@@ -332,7 +397,12 @@ def _last(steps: Iterator[Part | None]) -> Part | None:
 @takes(selection=Selection, on=On, shrinking=Shrinking)
 @typed
 def extract(
-    model: ModelSource | Model, *, selection: Selection, on: On, shrinking: Shrinking, keep_interrupted: bool = False
+    model: ModelSource | Model,
+    *,
+    selection: Selection,
+    on: On,
+    shrinking: Shrinking,
+    keep_interrupted: bool = False,
 ) -> Extraction:
     """Cuts the part out of a Q/DQ model that a finding, a node or a failing build depends on.
 
@@ -349,7 +419,12 @@ def extract(
         BuilderError: The builder is not here.
         QdqtoolError: The arguments do not go together.
     """
-    builder, check, says, limit = shrinking.builder, shrinking.check, shrinking.says, shrinking.limit
+    builder, check, says, limit = (
+        shrinking.builder,
+        shrinking.check,
+        shrinking.says,
+        shrinking.limit,
+    )
     node, hops, minimize = selection.node, selection.hops, shrinking.minimize
     if builder is not None and check is not None:
         raise QdqtoolError(said("give a {`builder`} or a {`check`}, not both"))
@@ -361,19 +436,31 @@ def extract(
     findings = [given] if isinstance(given, str) else list(given or ())
     if not (findings or node or selection.inputs or selection.outputs):
         minimize = True  # whatever the build depends on: that has to be found
-    texts = {"finding": findings, "inputs": selection.inputs, "outputs": selection.outputs, "node": [node],
-             "check": [check], "says": [says]}
+    texts = {
+        "finding": findings,
+        "inputs": selection.inputs,
+        "outputs": selection.outputs,
+        "node": [node],
+        "check": [check],
+        "says": [says],
+    }
     if says is not None and check is None:
         raise QdqtoolError(said("{`says`} is what a {`check`} prints; give that as well"))
     for parameter, told in texts.items():
         if any(text is not None and not text.strip() for text in told):
-            raise QdqtoolError(said("{parameter}: is empty; leave it out, or say what it is",
-                                    parameter=Parameter(parameter)))
+            raise QdqtoolError(
+                said(
+                    "{parameter}: is empty; leave it out, or say what it is",
+                    parameter=Parameter(parameter),
+                )
+            )
     name = target_named(on.target).name
     with watch() as guard:  # not over the whole: shrinking writes and reads files of its own
         index = load(model)
     job = Job(index, name)
-    job.select(findings, node, hops, selection.inputs, selection.outputs, free=bool(builder or check))
+    job.select(
+        findings, node, hops, selection.inputs, selection.outputs, free=bool(builder or check)
+    )
     with ExitStack() as stack:
         if builder or check:
             job.use(builder, check, says or "", stack, timeout)

@@ -47,7 +47,9 @@ def pruned(proto: onnx.ModelProto, stored: Whole = _as_it_is) -> onnx.ModelProto
     result, needed = part_of(proto, graph.node, graph.output, map(stored, graph.initializer))
     result.graph.input.extend(v for v in graph.input if v.name in needed)
     unknown = {o for n in result.graph.node if not _is_inferred(n, proto) for o in n.output}
-    result.graph.value_info.extend(v for v in graph.value_info if v.name in unknown and v.name in needed)
+    result.graph.value_info.extend(
+        v for v in graph.value_info if v.name in unknown and v.name in needed
+    )
     return result
 
 
@@ -63,7 +65,12 @@ def types_of(proto: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
     """Tensor to its type."""
     graph = proto.graph
     found = {v.name: v.type for v in (*graph.input, *graph.value_info, *graph.output)}
-    found.update({t.name: helper.make_tensor_type_proto(t.data_type, list(t.dims)) for t in graph.initializer})
+    found.update(
+        {
+            t.name: helper.make_tensor_type_proto(t.data_type, list(t.dims))
+            for t in graph.initializer
+        }
+    )
     return found
 
 
@@ -79,8 +86,11 @@ def ends(proto: onnx.ModelProto, floats: bool = True) -> Iterator[onnx.ModelProt
     types = types_of(proto)
     graph = proto.graph
     usable = [
-        n.output[0] for n in graph.node
-        if n.op_type != "Constant" and n.output[0] in types and (not floats or _is_float(types[n.output[0]]))
+        n.output[0]
+        for n in graph.node
+        if n.op_type != "Constant"
+        and n.output[0] in types
+        and (not floats or _is_float(types[n.output[0]]))
     ]
     for name in usable:
         if len(graph.output) == 1 and graph.output[0].name == name:
@@ -140,14 +150,20 @@ def skips(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
     for index in range(len(nodes) - 1, -1, -1):
         node = nodes[index]
         for source in node.input:
-            if source in types and source not in constants and types[source] == types.get(node.output[0]):
+            if (
+                source in types
+                and source not in constants
+                and types[source] == types.get(node.output[0])
+            ):
                 candidate = copied(proto)
                 _bypass(candidate, index, source)
                 yield candidate
     pairs = {n.output[0]: i for i, n in enumerate(nodes) if n.op_type == qdq.Q}
     for index in range(len(nodes) - 1, -1, -1):
         node = nodes[index]
-        if node.op_type == qdq.DQ and node.input[0] in pairs:  # a pair, whose halves have other types
+        if (
+            node.op_type == qdq.DQ and node.input[0] in pairs
+        ):  # a pair, whose halves have other types
             q = pairs[node.input[0]]
             if nodes[q].input[0] not in constants:
                 candidate = copied(proto)
@@ -159,9 +175,14 @@ def constants(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
     """Constant nodes become initializers of the same names: the same model with fewer nodes."""
     ends = {o.name for o in proto.graph.output}
     stored = {
-        i: a.t for i, n in enumerate(proto.graph.node)
-        if n.op_type == "Constant" and n.domain in STANDARD and len(n.output) == 1 and n.output[0] not in ends
-        for a in n.attribute if a.name == "value" and a.HasField("t")
+        i: a.t
+        for i, n in enumerate(proto.graph.node)
+        if n.op_type == "Constant"
+        and n.domain in STANDARD
+        and len(n.output) == 1
+        and n.output[0] not in ends
+        for a in n.attribute
+        if a.name == "value" and a.HasField("t")
     }
     if stored:
         candidate = copied(proto)
@@ -201,8 +222,11 @@ def _is_float(kind: onnx.TypeProto) -> bool:
 def channels(proto: onnx.ModelProto, whole: Whole = _as_it_is) -> Iterator[onnx.ModelProto]:
     """Fewer channels: every number of channels that a factor divides is divided by it, then single ones become 1."""
     found = {d for t in _tensors(proto) if t.data_type not in _INTEGERS for d in t.dims[:2]}
-    found |= {v.type.tensor_type.shape.dim[1].dim_value for v in proto.graph.input
-              if len(v.type.tensor_type.shape.dim) > 1}
+    found |= {
+        v.type.tensor_type.shape.dim[1].dim_value
+        for v in proto.graph.input
+        if len(v.type.tensor_type.shape.dim) > 1
+    }
     sizes = sorted((d for d in found if d > 1), reverse=True)
     for factor in _factors(sizes):
         if all(size % factor for size in sizes):
@@ -252,7 +276,10 @@ def weights(proto: onnx.ModelProto, whole: Whole = _as_it_is) -> Iterator[onnx.M
 
 
 def _can_be_plain(tensor: onnx.TensorProto, whole: Whole) -> bool:
-    if tensor.data_type not in qdq.FLOATS | {onnx.TensorProto.INT8} or np.prod(tensor.dims) <= _PLAIN:
+    if (
+        tensor.data_type not in qdq.FLOATS | {onnx.TensorProto.INT8}
+        or np.prod(tensor.dims) <= _PLAIN
+    ):
         return False
     array = array_of(whole(tensor))
     return bool((array != array.reshape(-1)[0]).any())
@@ -276,10 +303,15 @@ def _resized(
     proto: onnx.ModelProto, change: Callable[[int], int], whole: Whole, content: bool
 ) -> onnx.ModelProto:
     """A copy with other numbers of channels in weights, inputs and groups."""
-    structural = {t for n in proto.graph.node if n.op_type in ("Resize", "Upsample") for t in n.input[1:]}
+    structural = {
+        t for n in proto.graph.node if n.op_type in ("Resize", "Upsample") for t in n.input[1:]
+    }
 
     def resized(tensor: onnx.TensorProto, name: str) -> onnx.TensorProto:
-        if tensor.data_type in _INTEGERS | {onnx.TensorProto.BOOL, onnx.TensorProto.STRING} or name in structural:
+        if (
+            tensor.data_type in _INTEGERS | {onnx.TensorProto.BOOL, onnx.TensorProto.STRING}
+            or name in structural
+        ):
             return tensor
         wanted = [change(d) if axis < 2 else d for axis, d in enumerate(tensor.dims)]
         if wanted == list(tensor.dims):
@@ -308,7 +340,11 @@ def _resized(
 
 def may_hold_sizes(tensor: onnx.TensorProto) -> bool:
     """Whether a constant may be one of which shapes are computed: a vector of integers, no table of them."""
-    return tensor.data_type in _INTEGERS and len(tensor.dims) <= 1 and math.prod(tensor.dims) <= budgets.SHAPE_ENTRIES
+    return (
+        tensor.data_type in _INTEGERS
+        and len(tensor.dims) <= 1
+        and math.prod(tensor.dims) <= budgets.SHAPE_ENTRIES
+    )
 
 
 def _map_contents(proto: onnx.ModelProto, change: Callable[[int], int]) -> None:
@@ -316,7 +352,10 @@ def _map_contents(proto: onnx.ModelProto, change: Callable[[int], int]) -> None:
     for tensor in _tensors(proto):
         if may_hold_sizes(tensor):
             array = array_of(tensor)
-            changed = np.array([change(int(v)) if 1 < v < 2**31 else int(v) for v in array.reshape(-1)], array.dtype)
+            changed = np.array(
+                [change(int(v)) if 1 < v < 2**31 else int(v) for v in array.reshape(-1)],
+                array.dtype,
+            )
             tensor.CopyFrom(numpy_helper.from_array(changed.reshape(array.shape), tensor.name))
     for node in proto.graph.node:
         for attribute in node.attribute:
@@ -337,8 +376,15 @@ OF_DATA: frozenset[Move] = frozenset((channels, weights))
 
 ALL: tuple[Move, ...] = (ends, starts, constants, skips, channels, spatial, weights)
 # Where each byte of a model costs more than trying what cannot hold: what sheds most of them is tried first.
-BYTES_FIRST: tuple[Move, ...] = (constants, channels, *(move for move in ALL if move not in (constants, channels)))
+BYTES_FIRST: tuple[Move, ...] = (
+    constants,
+    channels,
+    *(move for move in ALL if move not in (constants, channels)),
+)
 # For networks that are no user's: any tensor may enter or leave.
 LOOSE: tuple[Move, ...] = (
-    functools.partial(ends, floats=False), functools.partial(starts, floats=False), constants, skips,
+    functools.partial(ends, floats=False),
+    functools.partial(starts, floats=False),
+    constants,
+    skips,
 )

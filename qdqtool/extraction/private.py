@@ -38,15 +38,32 @@ from qdqtool.types import FindingCode, Precision, Prediction
 
 Array = npt.NDArray[Any]
 
-_STRUCTURE = ("Resize", "Upsample", "Clip", "Pad", "Range", "NonMaxSuppression", "Pow", "OneHot", "TopK")
+_STRUCTURE = (
+    "Resize",
+    "Upsample",
+    "Clip",
+    "Pad",
+    "Range",
+    "NonMaxSuppression",
+    "Pow",
+    "OneHot",
+    "TopK",
+)
 _WIDEN = 1.5  # new scales lie between the smallest over this and the largest times this,
 _SHIFT = 1.0  # all of them times one factor of at most e or at least 1/e
 _FEW = 9  # numbers of a channel: a 3x3 kernel
 _LARGE = 64  # elements; a table of integers this long is data and no shape
-_WEIGHTS = frozenset({
-    *qdq.FLOATS, onnx.TensorProto.INT8, onnx.TensorProto.UINT8, onnx.TensorProto.INT4, onnx.TensorProto.UINT4,
-    onnx.TensorProto.FLOAT8E4M3FN, onnx.TensorProto.FLOAT8E5M2,
-})
+_WEIGHTS = frozenset(
+    {
+        *qdq.FLOATS,
+        onnx.TensorProto.INT8,
+        onnx.TensorProto.UINT8,
+        onnx.TensorProto.INT4,
+        onnx.TensorProto.UINT4,
+        onnx.TensorProto.FLOAT8E4M3FN,
+        onnx.TensorProto.FLOAT8E5M2,
+    }
+)
 
 
 def masked(proto: onnx.ModelProto, random: np.random.Generator) -> None:
@@ -64,7 +81,11 @@ def masked(proto: onnx.ModelProto, random: np.random.Generator) -> None:
             value = array_of(tensor)
             ratio = _ratio(model, name, value, before, after)
             tensor.CopyFrom(_tensor(_like(value, ratio, random), tensor))
-        elif name not in kept and np.prod(tensor.dims) > _LARGE and tensor.data_type != onnx.TensorProto.STRING:
+        elif (
+            name not in kept
+            and np.prod(tensor.dims) > _LARGE
+            and tensor.data_type != onnx.TensorProto.STRING
+        ):
             value = array_of(tensor)
             if value.dtype.kind in "iuf":
                 tensor.CopyFrom(_tensor(_like(value, 1.0, random), tensor))
@@ -107,8 +128,10 @@ def _constants(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]
             if attribute.HasField("t"):
                 yield (at + node.output[0] if node.op_type == "Constant" else ""), attribute.t
             yield from (("", t) for t in attribute.tensors)
-            sparse = (*((attribute.sparse_tensor,) if attribute.HasField("sparse_tensor") else ()),
-                      *attribute.sparse_tensors)
+            sparse = (
+                *((attribute.sparse_tensor,) if attribute.HasField("sparse_tensor") else ()),
+                *attribute.sparse_tensors,
+            )
             yield from (("", s.values) for s in sparse)
 
 
@@ -120,15 +143,20 @@ def _new_scales(before: dict[str, Array], random: np.random.Generator) -> dict[s
     shift = random.uniform(-_SHIFT, _SHIFT)
     single = sorted({float(v.reshape(-1)[0]) for v in before.values() if v.size == 1})
     vectors = sorted({float(x) for v in before.values() if v.size != 1 for x in v.reshape(-1)})
-    drawn = _drawn(vectors, random, shift, ordered=False) | _drawn(single, random, shift, ordered=True)
+    drawn = _drawn(vectors, random, shift, ordered=False) | _drawn(
+        single, random, shift, ordered=True
+    )
     return {
-        name: np.array([drawn.get(float(x), float(x)) for x in value.reshape(-1)], np.float64).astype(value.dtype)
+        name: np.array([drawn.get(float(x), float(x)) for x in value.reshape(-1)], np.float64)
+        .astype(value.dtype)
         .reshape(value.shape)
         for name, value in before.items()
     }
 
 
-def _drawn(values: list[float], random: np.random.Generator, shift: float, ordered: bool) -> dict[float, float]:
+def _drawn(
+    values: list[float], random: np.random.Generator, shift: float, ordered: bool
+) -> dict[float, float]:
     """Old to new; zeros and what is no number stay, signs too."""
     usable = [v for v in values if v != 0 and np.isfinite(v)]
     if not usable:
@@ -151,7 +179,10 @@ def _ratio(
     for node in model.readers(name):
         scale = node.input(1)
         if qdq.is_q(node) and node.input(0) == name and scale in before:
-            old, new = before[scale].astype(np.float64).reshape(-1), after[scale].astype(np.float64).reshape(-1)
+            old, new = (
+                before[scale].astype(np.float64).reshape(-1),
+                after[scale].astype(np.float64).reshape(-1),
+            )
             with np.errstate(divide="ignore", invalid="ignore"):
                 ratio = np.where((old != 0) & np.isfinite(old), new / old, 1.0)
             if ratio.size == 1:
@@ -171,7 +202,9 @@ def _like(value: Array, ratio: Array | float, random: np.random.Generator) -> Ar
     if value.size > 1 and np.array_equal(value.reshape(-1), np.arange(value.size)):
         return value  # 0, 1, 2, ... is an index (the DFL's bins) and no weights
     wide = value.astype(np.float64) * ratio
-    as_it_was = isinstance(ratio, float) and ratio == 1.0  # then a range of few numbers would reveal them all
+    as_it_was = (
+        isinstance(ratio, float) and ratio == 1.0
+    )  # then a range of few numbers would reveal them all
     channels = wide.ndim > 1 and (wide.size >= _FEW * wide.shape[0] or not as_it_was)
     rows = wide.reshape(wide.shape[0] if channels else 1, -1)
     finite = np.isfinite(rows)  # infinities and NaN are a fault to show, and stay where they are
@@ -244,7 +277,11 @@ def public_attributes(node: onnx.NodeProto) -> frozenset[str] | None:
 def _runtime_operators() -> dict[str, frozenset[str]]:
     """The operators that onnxruntime adds, with their attributes."""
     runtime = load_onnxruntime().capi.onnxruntime_pybind11_state
-    return {s.name: frozenset(s.attributes) for s in runtime.get_all_operator_schema() if s.domain == "com.microsoft"}
+    return {
+        s.name: frozenset(s.attributes)
+        for s in runtime.get_all_operator_schema()
+        if s.domain == "com.microsoft"
+    }
 
 
 def is_word(attribute: str, text: str) -> bool:
@@ -253,26 +290,52 @@ def is_word(attribute: str, text: str) -> bool:
     return attribute in public().attributes and (text in public().values or is_public(text))
 
 
-_LETTERS = "bcdfghjklmnpqrstvwxz"  # no vowels: no words, and no digits, which old exporters use as names
+_LETTERS = (
+    "bcdfghjklmnpqrstvwxz"  # no vowels: no words, and no digits, which old exporters use as names
+)
 _PREFIXES = {
-    "domain": "o", "op": "F", "attribute": "a", "node": "n", "tensor": "t", "size": "d", "text": "s", "graph": "g",
-}  # fmt: skip
+    "domain": "o",
+    "op": "F",
+    "attribute": "a",
+    "node": "n",
+    "tensor": "t",
+    "size": "d",
+    "text": "s",
+    "graph": "g",
+}
 _SEEDS = 8
 _SHORTEST = 3  # letters of a text that can be distinguished from chance
 _LONG = 64  # letters; such a text is none of ours
 _TRIES = 20_000  # spellings; that many taken ones are an attack
-_CLEARED = frozenset({
-    "metadata_props", "quantization_annotation", "training_info", "configuration", "device_configurations",
-    "external_data", "doc_string", "denotation", "producer_name", "producer_version", "overload", "segment",
-})
+_CLEARED = frozenset(
+    {
+        "metadata_props",
+        "quantization_annotation",
+        "training_info",
+        "configuration",
+        "device_configurations",
+        "external_data",
+        "doc_string",
+        "denotation",
+        "producer_name",
+        "producer_version",
+        "overload",
+        "segment",
+    }
+)
 _WORD = re.compile(r"[^\s,()';\"`]+")
 _JOINED = re.compile(r"( \+ | \|\| )")  # between the nodes of one layer
 _ANYBODYS = re.compile(r"[A-Za-z]{1,12}|[\d.]+")  # in prose: plain words and numbers
 # Words that a report says of every model.
-_OWN_WORDS = frozenset({
-    "model.onnx", "extract.onnx", *TARGETS, *(p.value for p in Precision),
-    *get_args(FindingCode),
-})
+_OWN_WORDS = frozenset(
+    {
+        "model.onnx",
+        "extract.onnx",
+        *TARGETS,
+        *(p.value for p in Precision),
+        *get_args(FindingCode),
+    }
+)
 
 
 def _without_copies(name: str) -> int:
@@ -312,7 +375,9 @@ class Private:
             spellings = itertools.islice(self._spellings[kind], _TRIES)
             new = next((n for n in spellings if self._within(n, _SHORTEST) is None), None)
             if new is None:
-                raise ModelError("the model's names leave none free for a private one; rename its tensors first")
+                raise ModelError(
+                    "the model's names leave none free for a private one; rename its tensors first"
+                )
             self.names[original] = new
         return self.names[original]
 
@@ -321,7 +386,10 @@ class Private:
         if len(text) > _LONG:
             return next((s for s in self._secrets if len(s) >= shortest and s in text), None)
         ends = range(len(text) + 1)
-        return next((text[i:j] for i in ends for j in ends[i + shortest :] if text[i:j] in self._secrets), None)
+        return next(
+            (text[i:j] for i in ends for j in ends[i + shortest :] if text[i:j] in self._secrets),
+            None,
+        )
 
     def place(self, name: str) -> str:
         """The new name of a node, of a copy that TensorRT makes of one, or of a layer that it makes of several."""
@@ -335,7 +403,11 @@ class Private:
         known = sorted((n for n in self.names if len(n) > 2 and n in text), key=len, reverse=True)
         if known:
             pattern = "|".join(re.escape(n) for n in known)
-            text = re.sub(rf"(?<![\w/.]){'(' + pattern + ')'}(?=_clone_\d|[^\w/]|$)", lambda m: self.names[m[1]], text)
+            text = re.sub(
+                rf"(?<![\w/.]){'(' + pattern + ')'}(?=_clone_\d|[^\w/]|$)",
+                lambda m: self.names[m[1]],
+                text,
+            )
         return _WORD.sub(lambda m: self.names.get(m[0], m[0]), text)
 
     def value(self, text: str) -> str:
@@ -362,9 +434,18 @@ class Private:
         """The same for prose, in which every word of the language may be a name of the original by chance."""
         own = set(self.names.values()) | self.kept | _OWN_WORDS
         for word in {w.rstrip(".:,") for w in _WORD.findall(text)}:
-            if word in self._secrets and word not in own and not is_public(word) and not _ANYBODYS.fullmatch(word):
+            if (
+                word in self._secrets
+                and word not in own
+                and not is_public(word)
+                and not _ANYBODYS.fullmatch(word)
+            ):
                 return str(word)
-        long = (s for s in sorted(self._secrets - _OWN_WORDS) if len(s) > 7 and not _ANYBODYS.fullmatch(s))
+        long = (
+            s
+            for s in sorted(self._secrets - _OWN_WORDS)
+            if len(s) > 7 and not _ANYBODYS.fullmatch(s)
+        )
         found: str | None = next((s for s in long if s in text and not is_public(s)), None)
         return found
 
@@ -375,7 +456,9 @@ def _spelled(prefix: str) -> Iterator[str]:
             yield f"{prefix}_{''.join(letters)}"
 
 
-def made_private(whole: Model, proto: onnx.ModelProto, prediction: Prediction) -> tuple[onnx.ModelProto, Private]:
+def made_private(
+    whole: Model, proto: onnx.ModelProto, prediction: Prediction
+) -> tuple[onnx.ModelProto, Private]:
     """A model without anything of the original but its structure.
 
     Args:
@@ -404,23 +487,36 @@ def made_private(whole: Model, proto: onnx.ModelProto, prediction: Prediction) -
         for text in texts(result):
             leak = hidden.leaked(text)
             if leak is not None:
-                raise ModelError(f"{what}: '{leak}' would be left in the private model; this is a defect of qdqtool")
+                raise ModelError(
+                    f"{what}: '{leak}' would be left in the private model; this is a defect of qdqtool"
+                )
         problem = _difference(prediction, predict(result, prediction.target), hidden)
         if not problem:
             return result, hidden
-    raise ModelError(said("with other weights and scales the prediction would not stay the same ({problem}); extract a "
-                          "smaller part, or send it without {`private`}", problem=problem), what)
+    raise ModelError(
+        said(
+            "with other weights and scales the prediction would not stay the same ({problem}); extract a "
+            "smaller part, or send it without {`private`}",
+            problem=problem,
+        ),
+        what,
+    )
 
 
 def _difference(one: Prediction, two: Prediction, hidden: Private) -> str:
     """Where two predictions part, names apart; empty where they do not."""
     for a, b in itertools.zip_longest(one.convolutions, two.convolutions):
-        if a is None or b is None or (a.index, a.op, a.weights, a.precision, a.inputs, a.output) != (
-            b.index, b.op, b.weights, b.precision, b.inputs, b.output
+        if (
+            a is None
+            or b is None
+            or (a.index, a.op, a.weights, a.precision, a.inputs, a.output)
+            != (b.index, b.op, b.weights, b.precision, b.inputs, b.output)
         ):
             return "a convolution's outcome"
 
-    def findings_of(prediction: Prediction, name: Callable[[str], str]) -> list[tuple[str, str, str, list[str]]]:
+    def findings_of(
+        prediction: Prediction, name: Callable[[str], str]
+    ) -> list[tuple[str, str, str, list[str]]]:
         return sorted(
             (str(f.code), str(f.severity), name(f.node), sorted(map(name, f.convolutions)))
             for f in prediction.findings
@@ -452,10 +548,16 @@ def texts(message: Message) -> Iterator[str]:
 
 
 def _is_repeated(field: Any) -> bool:
-    return bool(field.is_repeated) if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED
+    return (
+        bool(field.is_repeated)
+        if hasattr(field, "is_repeated")
+        else field.label == field.LABEL_REPEATED
+    )
 
 
-def _rename(message: Message, hidden: Private, attributes: frozenset[str] | None = frozenset()) -> None:
+def _rename(
+    message: Message, hidden: Private, attributes: frozenset[str] | None = frozenset()
+) -> None:
     """Replaces or clears every text of a message; what no rule covers is cleared.
 
     Args:
@@ -475,7 +577,10 @@ def _rename(message: Message, hidden: Private, attributes: frozenset[str] | None
             continue
         if field.type not in (field.TYPE_STRING, field.TYPE_BYTES) or field.name == "raw_data":
             continue
-        new = [_renamed(message, kind, field.name, v, hidden, attributes) for v in (value if repeated else [value])]
+        new = [
+            _renamed(message, kind, field.name, v, hidden, attributes)
+            for v in (value if repeated else [value])
+        ]
         if repeated:
             del value[:]
             value.extend(new)
@@ -484,7 +589,12 @@ def _rename(message: Message, hidden: Private, attributes: frozenset[str] | None
 
 
 def _renamed(
-    message: Message, kind: str, field: str, value: Any, hidden: Private, attributes: frozenset[str] | None
+    message: Message,
+    kind: str,
+    field: str,
+    value: Any,
+    hidden: Private,
+    attributes: frozenset[str] | None,
 ) -> Any:
     known = attributes is not None
     if isinstance(value, bytes):

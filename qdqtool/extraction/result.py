@@ -19,7 +19,14 @@ from qdqtool.errors import DataError
 from qdqtool.extraction.private import Private
 from qdqtool.extraction.select import Shown
 from qdqtool.model.modelfile import save
-from qdqtool.types import TOOL_VERSION, VERIFICATION_SCHEMA, ConvOutcome, Json, Precision, Prediction
+from qdqtool.types import (
+    TOOL_VERSION,
+    VERIFICATION_SCHEMA,
+    ConvOutcome,
+    Json,
+    Precision,
+    Prediction,
+)
 
 SCHEMA = "qdqtool/extraction/1"
 
@@ -76,13 +83,19 @@ class Extraction:
 
     def as_json(self) -> Json:
         return {
-            "schema": SCHEMA, "tool": TOOL_VERSION, "target": self.whole.target,
+            "schema": SCHEMA,
+            "tool": TOOL_VERSION,
+            "target": self.whole.target,
             "compute_capabilities": list(self.whole.compute_capabilities),
-            "nodes": self.nodes[0], "nodes_of_whole": self.nodes[1],
-            "inputs": [v.name for v in self.proto.graph.input], "outputs": [v.name for v in self.proto.graph.output],
+            "nodes": self.nodes[0],
+            "nodes_of_whole": self.nodes[1],
+            "inputs": [v.name for v in self.proto.graph.input],
+            "outputs": [v.name for v in self.proto.graph.output],
             "findings": [f.as_json() for f in self.shown.findings],
             "convolutions": [c.as_json() for c in self.shown.convolutions],
-            "kept": self.kept, "checked": self.checked, "notes": list(self.notes),
+            "kept": self.kept,
+            "checked": self.checked,
+            "notes": list(self.notes),
             "interrupted": self.interrupted,
         }
 
@@ -106,13 +119,17 @@ def read_verification(path: str | os.PathLike[str]) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: cannot be read as JSON: {error}") from None
     if not isinstance(data, dict) or data.get("schema") != VERIFICATION_SCHEMA:
-        raise DataError(f"{path}: is not what 'qdqtool verify --format json' writes ({VERIFICATION_SCHEMA})")
+        raise DataError(
+            f"{path}: is not what 'qdqtool verify --format json' writes ({VERIFICATION_SCHEMA})"
+        )
     if not isinstance(data.get("mismatches", []), list):
         raise DataError(f"{path}: its mismatches are not a list; run qdqtool verify again")
     return data
 
 
-def report(result: Extraction, command: str, model: str, verification: dict[str, Any] | None = None) -> str:
+def report(
+    result: Extraction, command: str, model: str, verification: dict[str, Any] | None = None
+) -> str:
     """The text of an issue: what was predicted, what was seen, and with what.
 
     Args:
@@ -124,7 +141,9 @@ def report(result: Extraction, command: str, model: str, verification: dict[str,
     private = result.private
     shown = result.shown
     codes = list(dict.fromkeys(str(f.code) for f in shown.findings))
-    title = ", ".join(codes) or (_code(shown.convolutions[0].name) if shown.convolutions else "A build")
+    title = ", ".join(codes) or (
+        _code(shown.convolutions[0].name) if shown.convolutions else "A build"
+    )
     lines = [f"# {title} on {result.whole.target}", "", result.kept + ".", ""]
     lines += [f"* Model: {_code(model)} ({result.nodes[0]} of {result.nodes[1]} nodes)"]
     if private is not None:
@@ -133,12 +152,20 @@ def report(result: Extraction, command: str, model: str, verification: dict[str,
     lines += ["", "## Command", "", "```", _fenced(command), "```", "", "## Predicted", ""]
     if result.checked:
         lines += [f"The whole model: {result.checked}.", ""]
-    kept = [f for f in result.prediction.findings if any(f.code == s.code and f.node == s.node for s in shown.findings)]
+    kept = [
+        f
+        for f in result.prediction.findings
+        if any(f.code == s.code and f.node == s.node for s in shown.findings)
+    ]
     for finding in kept:
-        lines += [f"* **{finding.code}** ({finding.severity}, {finding.evidence}) at {_code(finding.node or '-')}: "
-                  f"{_plain(finding.message)} Fix: {_plain(finding.fix)}"]
+        lines += [
+            f"* **{finding.code}** ({finding.severity}, {finding.evidence}) at {_code(finding.node or '-')}: "
+            f"{_plain(finding.message)} Fix: {_plain(finding.fix)}"
+        ]
     names = {c.name for c in shown.convolutions}
-    rows = [c for c in result.prediction.convolutions if c.name in names] or result.prediction.convolutions
+    rows = [
+        c for c in result.prediction.convolutions if c.name in names
+    ] or result.prediction.convolutions
     lines += [*([""] if kept else []), *_table(rows[:_MOST])]
     if verification is not None:
         lines += ["", "## Expected and seen", "", *_seen(result, verification)]
@@ -150,7 +177,8 @@ def _table(rows: list[ConvOutcome]) -> list[str]:
     if not rows:
         return ["No convolution."]
     return ["| convolution | computes in | reads | writes |", "|---|---|---|---|"] + [
-        f"| {_code(c.name)} ({c.op}) | {c.precision} | {', '.join(c.inputs)} | {c.output} |" for c in rows
+        f"| {_code(c.name)} ({c.op}) | {c.precision} | {', '.join(c.inputs)} | {c.output} |"
+        for c in rows
     ]
 
 
@@ -186,13 +214,17 @@ def _side(fields: Any, types_only: bool) -> str:
     items = []
     for key, value in fields.items():
         values = [str(v) for v in (value if isinstance(value, list) else [value])]
-        if not types_only or (key in ("precision", "inputs", "output") and _TYPES.issuperset(values)):
+        if not types_only or (
+            key in ("precision", "inputs", "output") and _TYPES.issuperset(values)
+        ):
             items.append(f"{_plain(str(key))} {_plain(', '.join(values))}")
     return "; ".join(items)
 
 
 def _versions(verification: dict[str, Any] | None) -> list[str]:
-    lines = [f"* qdqtool {TOOL_VERSION}, Python {platform.python_version()}, {platform.system()} {platform.machine()}"]
+    lines = [
+        f"* qdqtool {TOOL_VERSION}, Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+    ]
     found = []
     for package in _PACKAGES:
         try:
@@ -202,7 +234,9 @@ def _versions(verification: dict[str, Any] | None) -> list[str]:
     lines.append(f"* {', '.join(found)}")
     build = verification.get("build") if verification is not None else None
     if isinstance(build, dict):
-        lines.append(f"* build: TensorRT {_plain(str(build.get('tensorrt')))} on {_plain(str(build.get('device')))}")
+        lines.append(
+            f"* build: TensorRT {_plain(str(build.get('tensorrt')))} on {_plain(str(build.get('device')))}"
+        )
     return lines
 
 

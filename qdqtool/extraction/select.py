@@ -46,8 +46,14 @@ class Shown:
         wanted = {(f.code, f.node) for f in self.findings}  # words of others are not looked at
         there = {key(f) for f in prediction.findings if (f.code, f.node) in wanted}
         by_name = {c.name: c for c in prediction.convolutions}
-        return [*(f for f in self.findings if key(f) not in there),
-                *(c for c in self.convolutions if c.name not in by_name or not same(c, by_name[c.name]))]
+        return [
+            *(f for f in self.findings if key(f) not in there),
+            *(
+                c
+                for c in self.convolutions
+                if c.name not in by_name or not same(c, by_name[c.name])
+            ),
+        ]
 
     def holds(self, prediction: Prediction) -> bool:
         """Whether a prediction shows everything."""
@@ -56,15 +62,22 @@ class Shown:
 
 def lacking(missing: Sequence[Finding | ConvOutcome]) -> list[Said]:
     """What is missing, in words."""
-    return [said("{code} at {node}", code=m.code, node=m.node or "the network") if isinstance(m, Finding) else
-            said("the outcome of {name}", name=m.name) for m in missing]
+    return [
+        said("{code} at {node}", code=m.code, node=m.node or "the network")
+        if isinstance(m, Finding)
+        else said("the outcome of {name}", name=m.name)
+        for m in missing
+    ]
 
 
 def same(one: ConvOutcome, two: ConvOutcome) -> bool:
     """Whether two outcomes have the same data types; FLOAT agrees with any width of float."""
     return (
-        one.op == two.op and one.weights == two.weights and one.precision.agrees(two.precision)
-        and one.output.agrees(two.output) and len(one.inputs) == len(two.inputs)
+        one.op == two.op
+        and one.weights == two.weights
+        and one.precision.agrees(two.precision)
+        and one.output.agrees(two.output)
+        and len(one.inputs) == len(two.inputs)
         and all(a.agrees(b) for a, b in zip(one.inputs, two.inputs, strict=True))
     )
 
@@ -89,20 +102,33 @@ def choose(prediction: Prediction, wanted: str, node: str | None) -> Finding:
     """
     code, colon, number = wanted.partition(":")
     code = code.strip().upper()
-    found = [f for f in prediction.findings if f.code == code and (node is None or f.node == node or
-                                                                   node in f.convolutions)]
+    found = [
+        f
+        for f in prediction.findings
+        if f.code == code and (node is None or f.node == node or node in f.convolutions)
+    ]
     what = prediction.model.path or "model"
     place = said(" at '{node}'", node=node) if node is not None else ""
     if not found:
         counts = prediction.findings_by_code()
         there = ", ".join(f"{c} ({n})" for c, n in counts.items()) or "none"
-        raise ModelError(f"{what}: has no finding {code}{place} on {prediction.target}; its findings: {there}")
+        raise ModelError(
+            f"{what}: has no finding {code}{place} on {prediction.target}; its findings: {there}"
+        )
     if not colon:
         return found[0]
     if not number.isascii() or not number.isdigit() or not 1 <= int(number[:9]) <= len(found):
         count = said("there are {count}", count=len(found)) if len(found) > 1 else "there is 1"
-        raise ModelError(said("{what}: {`finding`} {wanted}: {count} of {code}{place}, counted from 1",
-                              what=what, wanted=wanted, count=count, code=code, place=place))
+        raise ModelError(
+            said(
+                "{what}: {`finding`} {wanted}: {count} of {code}{place}, counted from 1",
+                what=what,
+                wanted=wanted,
+                count=count,
+                code=code,
+                place=place,
+            )
+        )
     return found[int(number) - 1]
 
 
@@ -158,7 +184,11 @@ class Effort:
 
 
 def trim(
-    cutter: Cutter, part: Part, anchors: Sequence[Node], holds: Holds, effort: Effort | None = None,
+    cutter: Cutter,
+    part: Part,
+    anchors: Sequence[Node],
+    holds: Holds,
+    effort: Effort | None = None,
     needed: frozenset[int] = frozenset(),
 ) -> Iterator[Part | None]:
     """Smaller and smaller parts of one; yields None for each one that does not hold.
@@ -202,7 +232,12 @@ def trim(
 
 
 def _one_group(
-    cutter: Cutter, part: Part, anchors: Sequence[Node], holds: Holds, effort: Effort, needed: frozenset[int]
+    cutter: Cutter,
+    part: Part,
+    anchors: Sequence[Node],
+    holds: Holds,
+    effort: Effort,
+    needed: frozenset[int],
 ) -> Iterator[Part | None]:
     """A group of the branches of a wide part, and of these, as long as one shows it; None for each that does not.
 
@@ -284,7 +319,9 @@ class _Spread:
             order.append(begun.pop())
             begun += branches.get(order[-1], ())[::-1]
         size = -(-len(order) // _GROUPS)
-        rings = [list(ring) for _, ring in itertools.groupby(self._before, self._distance.__getitem__)]
+        rings = [
+            list(ring) for _, ring in itertools.groupby(self._before, self._distance.__getitem__)
+        ]
         for ring in rings:
             if len(near) + len(ring) > size:
                 break
@@ -319,7 +356,11 @@ class Shrinker:
     """
 
     def __init__(
-        self, proto: onnx.ModelProto, holds: ModelHolds, moves: Sequence[Move] = ALL, limit: int = TRIES,
+        self,
+        proto: onnx.ModelProto,
+        holds: ModelHolds,
+        moves: Sequence[Move] = ALL,
+        limit: int = TRIES,
         bounded: bool = False,
     ) -> None:
         self._left = (budgets.MINIMIZED_NODES, budgets.MINIMIZED_BYTES) if bounded else None
@@ -334,9 +375,13 @@ class Shrinker:
             try:
                 self._light = self._typed(light)
             except Exception as error:  # dimensions or data that it stumbles over
-                raise ModelError(said("onnx cannot infer the model's shapes, so that nothing smaller can be looked "
-                                      "for ({reason}); leave out {`minimize`}",
-                                      reason=" ".join(str(error).split())[:200])) from error
+                raise ModelError(
+                    said(
+                        "onnx cannot infer the model's shapes, so that nothing smaller can be looked "
+                        "for ({reason}); leave out {`minimize`}",
+                        reason=" ".join(str(error).split())[:200],
+                    )
+                ) from error
         self._holds = holds
         self._moves = moves
         self._limit = limit
@@ -365,7 +410,9 @@ class Shrinker:
                             self.exhausted = True
                             return
                         answer = self._try(candidate, _data(candidate) if of_data else 0)
-                        del candidate  # each may be as large as the model: the next is made in its place
+                        del (
+                            candidate
+                        )  # each may be as large as the model: the next is made in its place
                         if self.exhausted:
                             return
                         if answer is None:

@@ -52,8 +52,16 @@ _TRIES = 24  # of a step, however many places it has: each predicts the whole mo
 _NODES = 20_000  # that a step may predict by more tries than that, where the model is small
 
 STEPS = (
-    Step((trt.NonzeroZeroPoint, faults.UnsignedZeroPoint, faults.ZeroPointMissing, faults.ZeroPointCount), _ONE_BIT,
-         find=quantizers.zero_points),
+    Step(
+        (
+            trt.NonzeroZeroPoint,
+            faults.UnsignedZeroPoint,
+            faults.ZeroPointMissing,
+            faults.ZeroPointCount,
+        ),
+        _ONE_BIT,
+        find=quantizers.zero_points,
+    ),
     Step((faults.ScaleNotPositive,), _EXACT, find=quantizers.positive_scales),
     Step((IntegersLost, trt.ActivationPerChannel), _ONE_BIT, find=quantizers.scalars),
     Step((faults.BiasQuantized,), _EXACT, find=weights.biases),
@@ -68,18 +76,43 @@ STEPS = (
     Step((trt.InsideActivation,), _EXACT, find=pairs.inside_activations),
     Step((trt.ResidualBothQuantized,), _EXACT, find=pairs.convolution_side),
     Step((trt.BehindPad,), _EXACT, find=pairs.behind_pads),
-    Step((trt.ResidualFloat, trt.OutputManyConsumers, trt.ActivationBeforeAdd, trt.AddOutputNotQuantized, trt.Stays),
-         _SHARED, find=pairs.residuals),
-    Step((trt.OutputDifferentScales, trt.ConcatScales, ScalesJoined, ScalesAround, trt.ScalesDiffer, trt.Stays),
-         _SHARED, find=pairs.scales),
+    Step(
+        (
+            trt.ResidualFloat,
+            trt.OutputManyConsumers,
+            trt.ActivationBeforeAdd,
+            trt.AddOutputNotQuantized,
+            trt.Stays,
+        ),
+        _SHARED,
+        find=pairs.residuals,
+    ),
+    Step(
+        (
+            trt.OutputDifferentScales,
+            trt.ConcatScales,
+            ScalesJoined,
+            ScalesAround,
+            trt.ScalesDiffer,
+            trt.Stays,
+        ),
+        _SHARED,
+        find=pairs.scales,
+    ),
 )
 """What is tried, in this order. Conversions are taken by two steps: where no other finding says why they stay."""
 _WHOLE: tuple[tuple[Aim, str, Callable[[Model, Target], Model | None]], ...] = (
     (Aim((faults.ScaleHalf,), _EXACT, retypes=True), "the model is float32", quantizers.to_float),
-    (Aim((faults.NormInPieces,), _EXACT), "layer normalizations in pieces as LayerNormalization",
-     quantizers.to_layer_norm),
-    (Aim((faults.FloatStays,), _EXACT, retypes=True, rounding=compare.HALF_ROUNDING), "what is not quantized is FP16",
-     quantizers.to_half),
+    (
+        Aim((faults.NormInPieces,), _EXACT),
+        "layer normalizations in pieces as LayerNormalization",
+        quantizers.to_layer_norm,
+    ),
+    (
+        Aim((faults.FloatStays,), _EXACT, retypes=True, rounding=compare.HALF_ROUNDING),
+        "what is not quantized is FP16",
+        quantizers.to_half,
+    ),
 )
 
 
@@ -130,8 +163,10 @@ class Fixed:
     read: Guard | None = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
-        return (f"<Fixed {self.before.model.path or 'model in memory'} for {self.after.target}: {len(self.applied)} "
-                f"applied, {len(self.refused)} refused>")
+        return (
+            f"<Fixed {self.before.model.path or 'model in memory'} for {self.after.target}: {len(self.applied)} "
+            f"applied, {len(self.refused)} refused>"
+        )
 
     @property
     def ok(self) -> bool:
@@ -157,8 +192,14 @@ class Fixed:
             "compute_capabilities": list(self.before.compute_capabilities),
             "applied": [c.as_json() for c in self.applied],
             "refused": [c.as_json() for c in self.refused],
-            "before": {"summary": self.before.summary(), "findings": dict(self.before.findings_by_code())},
-            "after": {"summary": self.after.summary(), "findings": dict(self.after.findings_by_code())},
+            "before": {
+                "summary": self.before.summary(),
+                "findings": dict(self.before.findings_by_code()),
+            },
+            "after": {
+                "summary": self.after.summary(),
+                "findings": dict(self.after.findings_by_code()),
+            },
             "noise": {"before": self.noise_before, "after": self.noise_after},
             "notes": list(self.notes),
         }
@@ -182,11 +223,18 @@ def fix(source: ModelSource | Model, on: On, fixes: Fixes) -> Fixed:
     chosen, only, effort = target_named(on.target), fixes.only, fixes.effort
     wanted = _wanted(only)
     if not 0 < effort <= budgets.EFFORT:
-        raise QdqtoolError(said("{`effort`:{effort!r}}: give a number above 0, up to {most:g}",
-                                effort=effort, most=budgets.EFFORT))
+        raise QdqtoolError(
+            said(
+                "{`effort`:{effort!r}}: give a number above 0, up to {most:g}",
+                effort=effort,
+                most=budgets.EFFORT,
+            )
+        )
     model = load_full(source)
     if not is_quantized(model):
-        raise ModelError(f"{model.path or 'model'}: has no Q/DQ; quantize it first (qdqtool insert)")
+        raise ModelError(
+            f"{model.path or 'model'}: has no Q/DQ; quantize it first (qdqtool insert)"
+        )
     with collector_paused():
         work = _Work(model, chosen, fixes.inputs, effort)
         for step in STEPS:
@@ -207,7 +255,9 @@ def _wanted(only: Sequence[str]) -> set[str]:
         if entry is None:
             raise QdqtoolError(f"no finding has the code '{text}'; {codes.hint(text)}")
         if entry.code not in TRIED:
-            raise QdqtoolError(f"{entry.code} has no automatic fix; see 'qdqtool explain {entry.code}'")
+            raise QdqtoolError(
+                f"{entry.code} has no automatic fix; see 'qdqtool explain {entry.code}'"
+            )
         wanted.add(entry.code)
     return wanted
 
@@ -225,7 +275,11 @@ class _Work:
     """The model as it stands, and what is known about it."""
 
     def __init__(
-        self, model: Model, target: Target, inputs: Mapping[str, npt.NDArray[Any]] | None, effort: float
+        self,
+        model: Model,
+        target: Target,
+        inputs: Mapping[str, npt.NDArray[Any]] | None,
+        effort: float,
     ) -> None:
         self.model = model
         self.given = model
@@ -243,14 +297,23 @@ class _Work:
         self._cannot_run: Said | None = None
         self._body = False
         self._left: list[tuple[Step, set[str]]] = []
-        self._first: _Tried | None = None  # the last attempt of the first of these, unless the model is another now
-        self._answers: dict[tuple[str, str], tuple[str, str]] = {}  # finding to change, each by code and node
+        self._first: _Tried | None = (
+            None  # the last attempt of the first of these, unless the model is another now
+        )
+        self._answers: dict[
+            tuple[str, str], tuple[str, str]
+        ] = {}  # finding to change, each by code and node
 
     def result(self) -> Fixed:
         return Fixed(
-            self.model.proto, self.before, self.prediction, self.applied, self.refused,
+            self.model.proto,
+            self.before,
+            self.prediction,
+            self.applied,
+            self.refused,
             self._first_noise.relative if self._first_noise is not None else None,
-            self._noise.relative if self._noise is not None else None, self.notes,
+            self._noise.relative if self._noise is not None else None,
+            self.notes,
         )
 
     def try_step(self, step: Step, wanted: set[str]) -> None:
@@ -264,13 +327,23 @@ class _Work:
         kept: set[tuple[str, str]] = set()
         suspects: list[tuple[str, str]] = []  # one of them at least is at fault
         why_not = ""
-        while sites := [s for s in self._sites(step, wanted) if (s.code, s.node) not in refused.keys() | kept]:
-            self._answers.update((answered, (s.code, s.node)) for s in sites for answered in s.answers)
+        while sites := [
+            s for s in self._sites(step, wanted) if (s.code, s.node) not in refused.keys() | kept
+        ]:
+            self._answers.update(
+                (answered, (s.code, s.node)) for s in sites for answered in s.answers
+            )
             if not tries:
-                why_not = (Remark.NOT_SEPARATED_AS if why_not else Remark.NOT_SEPARATED)(tries=most, why=why_not)
-                refused.update({(s.code, s.node): Change(s.code, s.node, s.what, why_not) for s in sites})
+                why_not = (Remark.NOT_SEPARATED_AS if why_not else Remark.NOT_SEPARATED)(
+                    tries=most, why=why_not
+                )
+                refused.update(
+                    {(s.code, s.node): Change(s.code, s.node, s.what, why_not) for s in sites}
+                )
                 break
-            chosen = [s for s in sites if (s.code, s.node) in suspects[: max(1, len(suspects) // 2)]] or sites
+            chosen = [
+                s for s in sites if (s.code, s.node) in suspects[: max(1, len(suspects) // 2)]
+            ] or sites
             keys = [(s.code, s.node) for s in chosen]
             tries -= 1
             why_not, fault = self._attempt(chosen, step)
@@ -346,13 +419,18 @@ class _Work:
                 tried.append(step)
         if not changes:
             return
-        aim = Aim(tuple(kind for step in tried for kind in step.kinds), max(step.noise for step in tried),
-                  costs=any(step.costs for step in tried))
+        aim = Aim(
+            tuple(kind for step in tried for kind in step.kinds),
+            max(step.noise for step in tried),
+            costs=any(step.costs for step in tried),
+        )
         if not self._judge(model, prediction, changes, aim):
             kept = {(c.code, c.node) for c in changes}
             self.refused = [c for c in self.refused if (c.code, c.node) not in kept]
 
-    def try_whole(self, aim: Aim, what: str, convert: Callable[[Model, Target], Model | None]) -> None:
+    def try_whole(
+        self, aim: Aim, what: str, convert: Callable[[Model, Target], Model | None]
+    ) -> None:
         """Tries a rewrite of the whole model."""
         found = [f for f in self.prediction.findings if aim.answered(f)]
         if not found:
@@ -372,9 +450,13 @@ class _Work:
 
     def account_for(self, wanted: Collection[str]) -> None:
         """Says of each code that was asked for where it is not found, and of each place why nothing was tried there."""
-        found = {f.code for f in self.before.findings} | {c.code for c in (*self.applied, *self.refused)}
+        found = {f.code for f in self.before.findings} | {
+            c.code for c in (*self.applied, *self.refused)
+        }
         missing = sorted(set(wanted) - found)
-        self.notes += [Remark.CODE_NOT_FOUND(code=code, target=self.target.name) for code in missing]
+        self.notes += [
+            Remark.CODE_NOT_FOUND(code=code, target=self.target.name) for code in missing
+        ]
         refused = {(c.code, c.node) for c in self.refused}
         for finding in self.prediction.findings:
             change = self._answers.get((finding.code, finding.node))
@@ -382,12 +464,16 @@ class _Work:
                 why_not = _untried(finding) if change is None else Remark.LEFT_AFTER_FIX()
                 self.refused.append(Change(finding.code, finding.node, finding.fix, why_not))
 
-    def _judge(self, candidate: Model, prediction: Prediction, changes: list[Change], aim: Aim) -> str:
+    def _judge(
+        self, candidate: Model, prediction: Prediction, changes: list[Change], aim: Aim
+    ) -> str:
         """Keeps a changed model if it is better and computes the same; else says why not."""
         against = gains.no_better(self.prediction, prediction, aim)
         return self._keep(candidate, prediction, changes, aim) if against is None else against.why
 
-    def _keep(self, candidate: Model, prediction: Prediction, changes: list[Change], aim: Aim) -> str:
+    def _keep(
+        self, candidate: Model, prediction: Prediction, changes: list[Change], aim: Aim
+    ) -> str:
         """Keeps a changed model whose prediction is better if it computes the same; else says why not."""
         why_not, noise = self._runs_as_well(candidate, aim)
         if why_not:
@@ -437,11 +523,16 @@ class _Work:
     def _run_given(self) -> None:
         proto, cut = compare.runnable(self.given, self._body)
         part = Model(proto, self.given.path, sha256="part") if cut else self.given
-        self._arrays = (compare.random_inputs(part) if self._given is None
-                        else compare.check_inputs(part, self._given))
+        self._arrays = (
+            compare.random_inputs(part)
+            if self._given is None
+            else compare.check_inputs(part, self._given)
+        )
         reference = self._runs.run(float_model(part.copy()).proto, self._arrays)
         compare.check_finite(reference)
-        self._noise = self._first_noise = compare.noise(self._runs.run(proto, self._arrays), reference)
+        self._noise = self._first_noise = compare.noise(
+            self._runs.run(proto, self._arrays), reference
+        )
         self._reference = reference
         if self._noise.relative > _ROUGH:
             self.notes.append(Remark.WEAK_COMPARISON(error=self._noise.relative))
@@ -460,7 +551,9 @@ def _grown(before: compare.Noise, after: compare.Noise) -> Note:
     if not after.finite:
         return Remark.NO_NUMBERS()
     worst = max(after.each, key=lambda n: after.each[n] / (before.each.get(n, 0.0) + 1e-9))
-    return Remark.DISTANCE_GROWS(output=worst, before=before.each.get(worst, 0.0), after=after.each[worst])
+    return Remark.DISTANCE_GROWS(
+        output=worst, before=before.each.get(worst, 0.0), after=after.each[worst]
+    )
 
 
 # What each kind of fix saves on a GPU --------------------------------------------------------------------------------

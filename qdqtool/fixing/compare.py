@@ -82,8 +82,13 @@ def runnable(model: Model, body: bool = False) -> tuple[onnx.ModelProto, list[st
 def _cut(model: Model, lost: set[int]) -> onnx.ModelProto:
     """The model without some nodes; what they read from the rest becomes an output."""
     made = {o for n in model.nodes if n.index in lost for o in n.outputs}
-    ends = [t for n in model.nodes if n.index in lost for t in n.inputs
-            if t and t not in made and not model.is_constant(t) and t not in model.inputs]
+    ends = [
+        t
+        for n in model.nodes
+        if n.index in lost
+        for t in n.inputs
+        if t and t not in made and not model.is_constant(t) and t not in model.inputs
+    ]
     ends += [t for t in model.outputs if t not in made]
     # Every reader in the rest still sees these tensors, quantized ones apart: those are compared behind their DQ.
     return partial_model(model, [t for t in dict.fromkeys(ends) if not qdq.is_q(model.producer(t))])
@@ -110,12 +115,14 @@ def random_inputs(model: Model, seed: int = 0) -> Arrays:
             raise RunError(f"input '{name}' has a type that onnx does not have ({kind})") from None
         size = math.prod(shape) * 4
         if size > budgets.SESSION_INPUT or min(shape, default=1) < 1:
-            raise TooMuch(f"input '{name}' of the shape {shape} would take "
-                          f"{budgets.against(size, budgets.SESSION_INPUT)}")
-        if not np.issubdtype(dtype, np.floating):
-            result[name] = generator.integers(-100 if np.issubdtype(dtype, np.signedinteger) else 0, 100, shape).astype(
-                dtype
+            raise TooMuch(
+                f"input '{name}' of the shape {shape} would take "
+                f"{budgets.against(size, budgets.SESSION_INPUT)}"
             )
+        if not np.issubdtype(dtype, np.floating):
+            result[name] = generator.integers(
+                -100 if np.issubdtype(dtype, np.signedinteger) else 0, 100, shape
+            ).astype(dtype)
             continue
         images = _images(generator, shape)
         images *= np.float32(_range_of(view, name))
@@ -130,7 +137,9 @@ def _images(generator: np.random.Generator, shape: list[int]) -> npt.NDArray[np.
     coarse = generator.random((*shape[:2], shape[2] // 8 + 1, shape[3] // 8 + 1), np.float32)
     noise *= np.float32(0.25)
     for row in range(shape[2]):  # row by row: an array of the smooth part would be as large again
-        noise[:, :, row] += np.repeat(coarse[:, :, row // 8], 8, axis=2)[:, :, : shape[3]] * np.float32(0.75)
+        noise[:, :, row] += np.repeat(coarse[:, :, row // 8], 8, axis=2)[
+            :, :, : shape[3]
+        ] * np.float32(0.75)
     return noise
 
 
@@ -152,11 +161,19 @@ def check_inputs(model: Model, given: Mapping[str, npt.NDArray[Any]]) -> Arrays:
     """
     for name in model.inputs:
         if name not in given:
-            raise DataError(said("{`inputs`}: have no array for the model's input '{name}'", name=name))
+            raise DataError(
+                said("{`inputs`}: have no array for the model's input '{name}'", name=name)
+            )
         dims = model.shape(name)
         if dims is not None and len(dims) != np.ndim(given[name]):
-            raise DataError(said("{`inputs`}: '{name}' has {given} dimensions, the model wants {wanted}", name=name,
-                                 given=np.ndim(given[name]), wanted=len(dims)))
+            raise DataError(
+                said(
+                    "{`inputs`}: '{name}' has {given} dimensions, the model wants {wanted}",
+                    name=name,
+                    given=np.ndim(given[name]),
+                    wanted=len(dims),
+                )
+            )
     return {name: np.asarray(given[name]) for name in model.inputs}
 
 
@@ -183,28 +200,48 @@ class Runs:
             TooMuch: It needs more than it may, or the work for all runs is used up.
             RunError: onnxruntime cannot load or run it.
         """
-        inputs = {v.name: inputs[v.name] for v in proto.graph.input if v.name in inputs}  # a part may need fewer
+        inputs = {
+            v.name: inputs[v.name] for v in proto.graph.input if v.name in inputs
+        }  # a part may need fewer
         try:
             source = proto.SerializeToString()
         except (ValueError, EncodeError):
             raise RunError("the model is over 2 GB") from None
-        if proto.ir_version > sessions.IR_VERSION:  # of a field that is there twice, the last one counts
+        if (
+            proto.ir_version > sessions.IR_VERSION
+        ):  # of a field that is there twice, the last one counts
             source += onnx.ModelProto(ir_version=sessions.IR_VERSION).SerializeToString()
         load = load_of(proto, {n: array.shape for n, array in inputs.items()})
         need, memory = load.peak_bytes, budgets.SESSION_BYTES * self.effort
         if need > memory:
-            raise TooMuch(said("its tensors would take {size}, raise it with {`effort`}",
-                               size=budgets.against(need, memory, " at once")))
+            raise TooMuch(
+                said(
+                    "its tensors would take {size}, raise it with {`effort`}",
+                    size=budgets.against(need, memory, " at once"),
+                )
+            )
         if load.operations > budgets.SESSION_WORK * self.effort:
-            raise TooMuch(said("it takes {operations:.2g} multiplications; the limit is {most:.2g}, raise it with "
-                               "{`effort`}", operations=load.operations, most=budgets.SESSION_WORK * self.effort))
+            raise TooMuch(
+                said(
+                    "it takes {operations:.2g} multiplications; the limit is {most:.2g}, raise it with "
+                    "{`effort`}",
+                    operations=load.operations,
+                    most=budgets.SESSION_WORK * self.effort,
+                )
+            )
         work = load.operations + budgets.SESSION_RUN + budgets.SESSION_WORK_BYTE * len(source)
         if work > self.left:
-            raise TooMuch(said("the work for comparing outputs is used up; raise it with {`effort`}"))
+            raise TooMuch(
+                said("the work for comparing outputs is used up; raise it with {`effort`}")
+            )
         self.left -= work
         try:
-            return sandbox.SHARED.run(source, inputs, budgets.SESSION_SECONDS * self.effort,
-                                      budgets.SESSION_PROCESS + 4 * len(source) + need)
+            return sandbox.SHARED.run(
+                source,
+                inputs,
+                budgets.SESSION_SECONDS * self.effort,
+                budgets.SESSION_PROCESS + 4 * len(source) + need,
+            )
         except TookTooLong:
             self.left = 0  # what could not be counted once would not be counted again
             raise
@@ -245,4 +282,7 @@ def within(before: Noise, after: Noise, factor: float, rounding: float = ATOL) -
         return False
     if not before.finite:
         return True
-    return all(value <= before.each.get(name, 0.0) * factor + rounding for name, value in after.each.items())
+    return all(
+        value <= before.each.get(name, 0.0) * factor + rounding
+        for name, value in after.each.items()
+    )

@@ -55,7 +55,11 @@ def no_better(before: Prediction, after: Prediction, aim: Aim) -> Against | None
 
 
 def blamed(
-    model: Model, candidate: Model, touched: Sequence[Collection[int]], before: Prediction, after: Prediction,
+    model: Model,
+    candidate: Model,
+    touched: Sequence[Collection[int]],
+    before: Prediction,
+    after: Prediction,
     aim: Aim,
 ) -> dict[int, str]:
     """Which of several changes made together are at fault, judged each by what lies nearer to it than to any other.
@@ -87,21 +91,29 @@ def _no_better(before: Tally, after: Tally, aim: Aim) -> Against | None:
         return Against(Remark.BRINGS_ERRORS(codes=list(after.errors - before.errors)))
     if after.errors.total() < before.errors.total():
         return None
-    for one, two, remark in ((before.int8, after.int8, Remark.FEWER_INT8),
-                             (before.int8_to_int8, after.int8_to_int8, Remark.FEWER_INT8_TO_INT8)):
+    for one, two, remark in (
+        (before.int8, after.int8, Remark.FEWER_INT8),
+        (before.int8_to_int8, after.int8_to_int8, Remark.FEWER_INT8_TO_INT8),
+    ):
         if two < one and not aim.costs:
             return Against(remark(after=two, before=one))
     if after.conversions > before.conversions and not aim.retypes and not aim.costs:
         return Against(Remark.MORE_CONVERSIONS(after=after.conversions, before=before.conversions))
-    gained = (after.int8 > before.int8 or after.int8_to_int8 > before.int8_to_int8
-              or after.conversions < before.conversions or after.left < before.left)
+    gained = (
+        after.int8 > before.int8
+        or after.int8_to_int8 > before.int8_to_int8
+        or after.conversions < before.conversions
+        or after.left < before.left
+    )
     return None if gained else NO_GAIN
 
 
 def _total(prediction: Prediction, aim: Aim) -> Tally:
     summary = prediction.summary()
     return Tally(
-        summary["int8"], summary["int8_to_int8"], summary["conversions"] or 0,
+        summary["int8"],
+        summary["int8_to_int8"],
+        summary["conversions"] or 0,
         sum(f.code in aim.codes for f in prediction.findings),
         Counter(f.code for f in prediction.findings if f.severity == Severity.ERROR),
     )

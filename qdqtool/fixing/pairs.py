@@ -56,7 +56,11 @@ def _inner(view: View, q: Node, activation: Node) -> Site | None:
         return None
     last = next((n for n in ends if of(n).operation == "PROD"), activation)
     readers = view.model.readers(last.output)
-    if (readers and all(qdq.is_q(n) for n in readers)) or view.model.is_output(last.output) or not readers:
+    if (
+        (readers and all(qdq.is_q(n) for n in readers))
+        or view.model.is_output(last.output)
+        or not readers
+    ):
         return Site(q.name, f"{q.name} and its DequantizeLinear removed", _bypass(view, q))
 
     def move(editor: Editor) -> None:
@@ -64,8 +68,12 @@ def _inner(view: View, q: Node, activation: Node) -> Site | None:
             return
         dq = dqs[0]
         first = min(readers, key=lambda n: n.index)
-        integers = editor.insert(first, qdq.Q, f"{q.name}_moved", [last.output, *q.inputs[1:]], dict(q.attributes))
-        floats = editor.insert(first, qdq.DQ, f"{dq.name}_moved", [integers, *dq.inputs[1:]], dict(dq.attributes))
+        integers = editor.insert(
+            first, qdq.Q, f"{q.name}_moved", [last.output, *q.inputs[1:]], dict(q.attributes)
+        )
+        floats = editor.insert(
+            first, qdq.DQ, f"{dq.name}_moved", [integers, *dq.inputs[1:]], dict(dq.attributes)
+        )
         editor.redirect(last.output, floats, readers)
 
     return Site(q.name, f"{q.name} moved behind {last.name}", move)
@@ -107,7 +115,9 @@ def residuals(view: View, target: Target, reported: Sequence[Refusal]) -> list[S
             for position, q in wanted:
                 dq = _dqs(view, q)[0]
                 inputs = [q.output, *dq.inputs[1:]]
-                output = editor.insert(add, qdq.DQ, f"{add.name}/residual_{qdq.DQ}", inputs, dict(dq.attributes))
+                output = editor.insert(
+                    add, qdq.DQ, f"{add.name}/residual_{qdq.DQ}", inputs, dict(dq.attributes)
+                )
                 editor.set_input(add, position, output)
 
         read = ", ".join(f"'{add.input(p)}' through {q.name}" for p, q in wanted)
@@ -123,9 +133,18 @@ def _shared(view: View, add: Node, residual: str | None) -> list[tuple[int, Node
     """
     wanted: list[tuple[int, Node]] = []
     for position, tensor in enumerate(add.inputs):
-        if (residual is not None and tensor != residual) or qdq.source_of_dq(view.model, tensor) is not None:
+        if (residual is not None and tensor != residual) or qdq.source_of_dq(
+            view.model, tensor
+        ) is not None:
             continue
-        q = next((n for n in view.model.readers(tensor) if qdq.is_q(n) and not view.params(n).per_channel), None)
+        q = next(
+            (
+                n
+                for n in view.model.readers(tensor)
+                if qdq.is_q(n) and not view.params(n).per_channel
+            ),
+            None,
+        )
         if q is None or not _dqs(view, q):
             return []
         wanted.append((position, q))
@@ -143,12 +162,21 @@ def behind_pads(view: View, target: Target, reported: Sequence[Refusal]) -> list
         pad = view.model.producer(q.input(0))
         if pad is None or of(pad).kind != LayerKind.PADDING or passage(view.model, pad) is None:
             continue
-        if any(len(view.model.readers(t)) != 1 or view.model.is_output(t) for t in (pad.output, q.output, dq.output)):
+        if any(
+            len(view.model.readers(t)) != 1 or view.model.is_output(t)
+            for t in (pad.output, q.output, dq.output)
+        ):
             continue
 
-        def apply(editor: Editor, conv: Node = conv, pad: Node = pad, q: Node = q, dq: Node = dq) -> None:
-            integers = editor.insert(pad, qdq.Q, f"{q.name}_moved", [pad.input(0), *q.inputs[1:]], dict(q.attributes))
-            floats = editor.insert(pad, qdq.DQ, f"{dq.name}_moved", [integers, *dq.inputs[1:]], dict(dq.attributes))
+        def apply(
+            editor: Editor, conv: Node = conv, pad: Node = pad, q: Node = q, dq: Node = dq
+        ) -> None:
+            integers = editor.insert(
+                pad, qdq.Q, f"{q.name}_moved", [pad.input(0), *q.inputs[1:]], dict(q.attributes)
+            )
+            floats = editor.insert(
+                pad, qdq.DQ, f"{dq.name}_moved", [integers, *dq.inputs[1:]], dict(dq.attributes)
+            )
             editor.set_input(pad, 0, floats)
             editor.set_input(conv, 0, pad.output)
             editor.remove(q)
@@ -170,11 +198,16 @@ def heads(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]
             continue
 
         def apply(
-            editor: Editor, conv: Node = conv, x: str = data[1].input(0), w: str = weights.source,
+            editor: Editor,
+            conv: Node = conv,
+            x: str = data[1].input(0),
+            w: str = weights.source,
             stored: Callable[[], npt.NDArray[Any]] | None = stored,
         ) -> None:
             editor.set_input(conv, 0, x)
-            editor.set_input(conv, 1, w if stored is None else editor.constant(f"{w}_float", stored()))
+            editor.set_input(
+                conv, 1, w if stored is None else editor.constant(f"{w}_float", stored())
+            )
 
         sites.append(Site(conv.name, f"{conv.name} reads floats", apply))
     for q in nodes_of(view, only(JoinedBehindHead, reported)):
@@ -196,11 +229,18 @@ def scales(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site
     names = named(reported)
     sites: list[Site] = []
     activations = {q.index: q for q in view.activation_qs}
-    tensors = [*(q.input(0) for q in activations.values()), *(t for n in view.model.ordered for t in n.outputs)]
+    tensors = [
+        *(q.input(0) for q in activations.values()),
+        *(t for n in view.model.ordered for t in n.outputs),
+    ]
     for group in scale_groups(view.model, tensors):
         readers = {n.index for tensor in group.tensors for n in view.model.readers(tensor)}
         members = [activations[index] for index in sorted(readers & activations.keys())]
-        crossed = [n for n in map(view.model.producer, group.tensors) if n and inputs_behind_q(view.model, n)]
+        crossed = [
+            n
+            for n in map(view.model.producer, group.tensors)
+            if n and inputs_behind_q(view.model, n)
+        ]
         values = [_scalar(view.params(q)) for q in members]
         known = [v for v in values if v is not None]
         if len(known) != len(values) or len(set(known)) < 2:

@@ -45,7 +45,11 @@ def _families(view: View, reported: Sequence[Refusal]) -> list[tuple[Node | None
             families.append((node, [n for n in view.model.readers(node.output) if qdq.is_dq(n)]))
         elif not qdq.is_q(view.model.producer(node.input(0))):
             families.append((None, [node]))
-    return [(q, dqs) for q, dqs in families if any(n is not None and n.name in places for n in (q, *dqs))]
+    return [
+        (q, dqs)
+        for q, dqs in families
+        if any(n is not None and n.name in places for n in (q, *dqs))
+    ]
 
 
 def _family_site(
@@ -67,7 +71,9 @@ def _family_site(
         scale = known[key]
         old = number(float(params.scale[0])) + (" ..." if params.scale.size > 1 else "")
         exact = np.array_equal(scale, params.scale)
-        what = f"{head.name}: int8, zero point 0, scale {old}" + ("" if exact else f" -> {number(float(scale[0]))}")
+        what = f"{head.name}: int8, zero point 0, scale {old}" + (
+            "" if exact else f" -> {number(float(scale[0]))}"
+        )
     else:
         scale = params.scale
         what = f"{head.name}: zero point of int8 zeros"
@@ -85,9 +91,13 @@ def _symmetric(params: QuantParams) -> Floats:
     """Scales with which int8 around 0 holds the range that the old parameters could express."""
     assert params.scale is not None and params.zero_point is not None
     low, high = (0, 255) if params.precision == Precision.UINT8 else (-128, 127)
-    zero = params.zero_point if params.zero_point.size == params.scale.size else params.zero_point[:1]
+    zero = (
+        params.zero_point if params.zero_point.size == params.scale.size else params.zero_point[:1]
+    )
     below, above = (zero - low).astype(np.float64), (high - zero).astype(np.float64)
-    steps = np.where((below <= _LEVELS + 1) & (above <= _LEVELS), 1.0, np.maximum(below, above) / _LEVELS)
+    steps = np.where(
+        (below <= _LEVELS + 1) & (above <= _LEVELS), 1.0, np.maximum(below, above) / _LEVELS
+    )
     return np.asarray(params.scale * steps, np.float64)
 
 
@@ -99,13 +109,17 @@ def _set(view: View, editor: Editor, node: Node, scale: Floats) -> None:
     editor.set_quantizer(node, scale.reshape(shape), np.zeros(shape, np.int8))
 
 
-def _requantize_constant(view: View, editor: Editor, dq: Node, params: QuantParams, scale: Floats) -> None:
+def _requantize_constant(
+    view: View, editor: Editor, dq: Node, params: QuantParams, scale: Floats
+) -> None:
     """Stored integers, written again for zero point 0 and the new scales."""
     stored = view.model.constant(dq.input(0))
     if stored is None or params.scale is None or params.zero_point is None:
         return
     zero = along(params.zero_point.astype(np.float64), stored.shape, view.axis(dq), dq.name)
-    real = (stored.astype(np.float64) - zero) * along(params.scale, stored.shape, view.axis(dq), dq.name)
+    real = (stored.astype(np.float64) - zero) * along(
+        params.scale, stored.shape, view.axis(dq), dq.name
+    )
     with np.errstate(all="ignore"):
         integers = np.rint(real / along(scale, stored.shape, view.axis(dq), dq.name))
     integers = np.clip(np.nan_to_num(integers), -128, 127).astype(np.int8)
@@ -121,11 +135,15 @@ def positive_scales(view: View, target: Target, reported: Sequence[Refusal]) -> 
         if params.scale is None:
             continue
         apply = _positive(view, q, dqs, params)
-        sites.append(Site(head.name, f"{head.name}: scales made positive", apply, [n.name for n in dqs]))
+        sites.append(
+            Site(head.name, f"{head.name}: scales made positive", apply, [n.name for n in dqs])
+        )
     return sites
 
 
-def _positive(view: View, q: Node | None, dqs: list[Node], params: QuantParams) -> Callable[[Editor], None]:
+def _positive(
+    view: View, q: Node | None, dqs: list[Node], params: QuantParams
+) -> Callable[[Editor], None]:
     assert params.scale is not None
     old = params.scale
     bad = ~(old > 0) | ~np.isfinite(old)
@@ -140,7 +158,9 @@ def _positive(view: View, q: Node | None, dqs: list[Node], params: QuantParams) 
         if q is None:
             stored = view.model.constant(dqs[0].input(0))
             if stored is not None:
-                sign = along(np.nan_to_num(np.sign(old)), stored.shape, view.axis(dqs[0]), dqs[0].name)
+                sign = along(
+                    np.nan_to_num(np.sign(old)), stored.shape, view.axis(dqs[0]), dqs[0].name
+                )
                 turned = np.clip(stored.astype(np.int16) * sign, -128, 127).astype(stored.dtype)
                 editor.set_input(dqs[0], 0, editor.constant(f"{dqs[0].input(0)}_positive", turned))
         for node in (q, *dqs):

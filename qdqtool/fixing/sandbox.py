@@ -25,7 +25,9 @@ from qdqtool.base.said import said
 
 Arrays = dict[str, npt.NDArray[Any]]
 WORKER = Path(__file__).parent / "worker.py"
-_CLOCK = 10  # seconds of the clock for each of the processor, where other programs want that as well
+_CLOCK = (
+    10  # seconds of the clock for each of the processor, where other programs want that as well
+)
 _ENDS_WITHIN = 10.0  # seconds, once it has closed its output
 _TICKS = 60  # parts in which the seconds of a clock are waited for
 
@@ -90,10 +92,16 @@ class Sandbox:
             code = process.poll()
             self.close()
             if late.is_set():
-                raise TookTooLong(f"it neither computed nor ended within {clock:g} s of the clock") from None
+                raise TookTooLong(
+                    f"it neither computed nor ended within {clock:g} s of the clock"
+                ) from None
             if hasattr(signal, "SIGPROF") and code == -signal.SIGPROF:
-                raise TookTooLong(said("it did not end within {seconds:g} s of the processor; raise it with {`effort`}",
-                                       seconds=seconds)) from None
+                raise TookTooLong(
+                    said(
+                        "it did not end within {seconds:g} s of the processor; raise it with {`effort`}",
+                        seconds=seconds,
+                    )
+                ) from None
             raise Crashed("onnxruntime crashed on it, or ran out of memory") from error
         except RunError:
             raise
@@ -109,7 +117,9 @@ class Sandbox:
         """
         if self._process is None or self._process.poll() is not None:
             environment = {**NO_TELEMETRY, **os.environ, "MALLOC_ARENA_MAX": "2"}
-            self._process = workers.start(WORKER, str(budgets.SESSION_PROCESS), environment=environment)
+            self._process = workers.start(
+                WORKER, str(budgets.SESSION_PROCESS), environment=environment
+            )
             atexit.register(self.close)
             self._await(self._process)
         return self._process
@@ -131,13 +141,21 @@ class Sandbox:
         assert process.stdin is not None and process.stdout is not None
         arrays = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
         for name, array in arrays.items():
-            if array.dtype.isbuiltin != 1:  # 4-bit, 8-bit float and bfloat16 numbers, which numpy has from elsewhere
-                raise RunError(f"input '{name}' is {array.dtype}, which onnxruntime cannot be given")
+            if (
+                array.dtype.isbuiltin != 1
+            ):  # 4-bit, 8-bit float and bfloat16 numbers, which numpy has from elsewhere
+                raise RunError(
+                    f"input '{name}' is {array.dtype}, which onnxruntime cannot be given"
+                )
         request = {
-            "model": len(source), "seconds": seconds, "memory": memory,
+            "model": len(source),
+            "seconds": seconds,
+            "memory": memory,
             "threads": max(1, min(4, os.cpu_count() or 1)),
-            "inputs": [{"name": n, "dtype": a.dtype.str, "shape": list(a.shape), "bytes": a.nbytes}
-                       for n, a in arrays.items()],
+            "inputs": [
+                {"name": n, "dtype": a.dtype.str, "shape": list(a.shape), "bytes": a.nbytes}
+                for n, a in arrays.items()
+            ],
         }
         process.stdin.write(json.dumps(request).encode() + b"\n")
         process.stdin.write(source)

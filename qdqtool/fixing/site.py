@@ -89,7 +89,11 @@ class Aim:
 
     def answered(self, finding: Finding) -> tuple[Refusal, ...]:
         """The refusals behind a finding that are among them."""
-        return tuple(r for r in fixed(finding) if isinstance(r, self.kinds)) if finding.code in self.codes else ()
+        return (
+            tuple(r for r in fixed(finding) if isinstance(r, self.kinds))
+            if finding.code in self.codes
+            else ()
+        )
 
 
 _SHARED = 100  # reports of one name; one that more of them name, as a weight of all, does not tell them apart
@@ -111,13 +115,18 @@ class Step(Aim):
 
     find: Callable[[View, Target, Sequence[Refusal]], list[Site]]
 
-    def sites(self, view: View, target: Target, prediction: Prediction, wanted: Collection[str]) -> list[Site]:
+    def sites(
+        self, view: View, target: Target, prediction: Prediction, wanted: Collection[str]
+    ) -> list[Site]:
         """The places in a predicted model, each with the code of the finding that it answers.
 
         What was refused without a finding, for something else costs more there, has the first code of its class.
         """
-        found = [_Reported(f.code, f.node, refusals, not f.automatic) for f in prediction.findings
-                 if (refusals := self.answered(f))]
+        found = [
+            _Reported(f.code, f.node, refusals, not f.automatic)
+            for f in prediction.findings
+            if (refusals := self.answered(f))
+        ]
         told = {r for f in found for r in f.refusals}
         for r in prediction.refusals:
             if isinstance(r, self.kinds) and r not in told:
@@ -133,21 +142,36 @@ class Step(Aim):
         sites = (self._answering(s, found, naming) for s in self.find(view, target, reported))
         return [s for s in sites if s is not None]
 
-    def _answering(self, site: Site, found: Sequence[_Reported], naming: Mapping[str, Sequence[int]]) -> Site | None:
+    def _answering(
+        self, site: Site, found: Sequence[_Reported], naming: Mapping[str, Sequence[int]]
+    ) -> Site | None:
         """The site with the code of what was reported at it, or else of what names it; None where nothing does."""
         places = {site.node, *site.names}
         told = [naming.get(place, ()) for place in places]
         own = {n for numbers in told if len(numbers) <= _SHARED for n in numbers}
-        answered = [found[number] for number in sorted(own or {n for numbers in told for n in numbers})]
+        answered = [
+            found[number] for number in sorted(own or {n for numbers in told for n in numbers})
+        ]
         if not answered:
             return None
-        first = min(answered, key=lambda f: (f.rank, f.node not in places, self.codes.index(f.code),
-                                             f.node != site.node))
+        first = min(
+            answered,
+            key=lambda f: (
+                f.rank,
+                f.node not in places,
+                self.codes.index(f.code),
+                f.node != site.node,
+            ),
+        )
         node = first.node if first.node in places else site.node
-        return replace(site, code=first.code, node=node, answers=frozenset((f.code, f.node) for f in answered))
+        return replace(
+            site, code=first.code, node=node, answers=frozenset((f.code, f.node) for f in answered)
+        )
 
 
-def along(values: npt.NDArray[Any], shape: tuple[int, ...], axis: int | None, name: str) -> npt.NDArray[Any]:
+def along(
+    values: npt.NDArray[Any], shape: tuple[int, ...], axis: int | None, name: str
+) -> npt.NDArray[Any]:
     """Values of one channel each, or one for all, shaped to multiply a tensor of that shape along the axis.
 
     Args:
@@ -164,7 +188,9 @@ def along(values: npt.NDArray[Any], shape: tuple[int, ...], axis: int | None, na
     where = 0 if axis is None else axis
     if not -len(shape) <= where < len(shape) or shape[where] != values.size:
         dims = "x".join(map(str, shape)) or "scalar"
-        raise ModelError(f"{name} has {values.size} scales or zero points along axis {where} of a {dims} tensor")
+        raise ModelError(
+            f"{name} has {values.size} scales or zero points along axis {where} of a {dims} tensor"
+        )
     spread = [1] * len(shape)
     spread[where] = -1
     return values.reshape(spread)

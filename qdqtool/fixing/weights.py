@@ -36,7 +36,11 @@ def biases(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site
     sites: list[Site] = []
     for dq in nodes_of(view, reported):
         value = dequantized(view, dq)
-        if value is None or view.model.is_output(dq.output) or any(n.captured for n in view.model.readers(dq.output)):
+        if (
+            value is None
+            or view.model.is_output(dq.output)
+            or any(n.captured for n in view.model.readers(dq.output))
+        ):
             continue
 
         def apply(editor: Editor, dq: Node = dq, value: Callable[[], _Array] = value) -> None:
@@ -58,11 +62,16 @@ def dequantized(view: View, dq: Node) -> Callable[[], _Array] | None:
     if stored is None or scale is None or params.scale is None or params.zero_point is None:
         return None
     try:
-        zero, steps = (along(v.reshape(-1), stored.shape, view.axis(dq), dq.name) for v in (params.zero_point, scale))
+        zero, steps = (
+            along(v.reshape(-1), stored.shape, view.axis(dq), dq.name)
+            for v in (params.zero_point, scale)
+        )
     except ModelError:  # the lint says so
         return None
     # In the scale's own type, as the DequantizeLinear computes it: the result is the same to the last bit.
-    return lambda: np.asarray((stored.astype(np.int64) - zero).astype(scale.dtype) * steps, scale.dtype)
+    return lambda: np.asarray(
+        (stored.astype(np.int64) - zero).astype(scale.dtype) * steps, scale.dtype
+    )
 
 
 def stored_integers(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
@@ -100,7 +109,9 @@ def shared(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site
         if value is None:
             continue
 
-        def apply(editor: Editor, found: list[tuple[Node, Weights]] = found, value: _Array = value) -> None:
+        def apply(
+            editor: Editor, found: list[tuple[Node, Weights]] = found, value: _Array = value
+        ) -> None:
             for conv, weights in found[1:]:
                 editor.copy_weights(conv, weights, value)
 
@@ -127,7 +138,9 @@ def computed(view: View, target: Target, reported: Sequence[Refusal]) -> list[Si
         if value is None:
             continue
 
-        def apply(editor: Editor, first: Node = first, source: str = weights.source, value: _Array = value) -> None:
+        def apply(
+            editor: Editor, first: Node = first, source: str = weights.source, value: _Array = value
+        ) -> None:
             editor.set_input(first, 0, editor.constant(f"{source}_folded", value))
 
         further = len(weights.before) - len(between)
@@ -142,21 +155,36 @@ def bare(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
     sites: list[Site] = []
     for conv in nodes_of(view, reported):
         weights = view.weights(conv)
-        if weights.dq is not None or not weights.constant or qdq.source_of_dq(view.model, conv.input(0)) is None:
+        if (
+            weights.dq is not None
+            or not weights.constant
+            or qdq.source_of_dq(view.model, conv.input(0)) is None
+        ):
             continue
         value = view.model.constant(weights.source)
         if value is None or value.ndim < 2 or not np.all(np.isfinite(value)):
             continue
         axis = weight_scale_axis(conv, value.ndim, target.transposed_per_channel)
 
-        def apply(editor: Editor, conv: Node = conv, value: _Array = value, axis: int | None = axis) -> None:
+        def apply(
+            editor: Editor, conv: Node = conv, value: _Array = value, axis: int | None = axis
+        ) -> None:
             scale = weight_scale(value, axis).astype(value.dtype)
-            inputs = [editor.constant(f"{conv.name}/weight_scale", scale),
-                      editor.constant(f"{conv.name}/weight_zero_point", np.zeros(scale.shape, np.int8))]
+            inputs = [
+                editor.constant(f"{conv.name}/weight_scale", scale),
+                editor.constant(f"{conv.name}/weight_zero_point", np.zeros(scale.shape, np.int8)),
+            ]
             attributes = {} if axis is None else {"axis": axis}
-            q = editor.insert(conv, qdq.Q, f"{conv.name}/weight_quantizer/{qdq.Q}", [conv.input(1), *inputs],
-                              attributes)
-            dq = editor.insert(conv, qdq.DQ, f"{conv.name}/weight_quantizer/{qdq.DQ}", [q, *inputs], attributes)
+            q = editor.insert(
+                conv,
+                qdq.Q,
+                f"{conv.name}/weight_quantizer/{qdq.Q}",
+                [conv.input(1), *inputs],
+                attributes,
+            )
+            dq = editor.insert(
+                conv, qdq.DQ, f"{conv.name}/weight_quantizer/{qdq.DQ}", [q, *inputs], attributes
+            )
             editor.set_input(conv, 1, dq)
 
         sites.append(Site(conv.name, f"{conv.name}: weights quantized {_granularity(axis)}", apply))
@@ -175,20 +203,35 @@ def transposed(view: View, target: Target, reported: Sequence[Refusal]) -> list[
     sites: list[Site] = []
     for conv in nodes_of(view, reported):
         weights = view.weights(conv)
-        if of(conv).kind != LayerKind.DECONVOLUTION or weights.first is None or not weights.constant or weights.after:
+        if (
+            of(conv).kind != LayerKind.DECONVOLUTION
+            or weights.first is None
+            or not weights.constant
+            or weights.after
+        ):
             continue
         value = view.model.constant(weights.source)
-        wanted = weight_scale_axis(conv, 4 if value is None else value.ndim, target.transposed_per_channel)
+        wanted = weight_scale_axis(
+            conv, 4 if value is None else value.ndim, target.transposed_per_channel
+        )
         axes = [view.axis(n) for n in (weights.q, weights.dq) if n is not None]
         if value is None or all(a is None or a == wanted for a in axes):
             continue
         integers = dequantized(view, weights.first) if weights.q is None else None
         real = integers() if integers is not None else value if weights.q is not None else None
-        if real is None or view.params(weights.first).precision != Precision.INT8 or not np.all(np.isfinite(real)):
+        if (
+            real is None
+            or view.params(weights.first).precision != Precision.INT8
+            or not np.all(np.isfinite(real))
+        ):
             continue
 
         def apply(
-            editor: Editor, conv: Node = conv, weights: Weights = weights, value: _Array = real, like: _Array = value
+            editor: Editor,
+            conv: Node = conv,
+            weights: Weights = weights,
+            value: _Array = real,
+            like: _Array = value,
         ) -> None:
             _one_scale(editor, conv, weights, value, like)
 
@@ -209,8 +252,10 @@ def _one_scale(editor: Editor, conv: Node, weights: Weights, value: _Array, like
         tensor = editor.constant(f"{weights.source}_one_scale", stored)
     else:
         tensor = weights.source
-    names = [editor.constant(f"{conv.name}/weight_scale", scale.astype(dtype)),
-             editor.constant(f"{conv.name}/weight_zero_point", np.zeros((), np.int8))]
+    names = [
+        editor.constant(f"{conv.name}/weight_scale", scale.astype(dtype)),
+        editor.constant(f"{conv.name}/weight_zero_point", np.zeros((), np.int8)),
+    ]
     for node in (weights.q, weights.dq):
         if node is not None:
             tensor = editor.insert(conv, node.op, f"{node.name}_one_scale", [tensor, *names])
@@ -233,9 +278,13 @@ def parameters(view: View, target: Target, reported: Sequence[Refusal]) -> list[
 
         def apply(editor: Editor, norm: Node = norm, values: dict[int, _Array] = values) -> None:
             for position, value in values.items():
-                editor.set_input(norm, position, editor.constant(f"{norm.name}/{norm.input(position)}", value))
+                editor.set_input(
+                    norm, position, editor.constant(f"{norm.name}/{norm.input(position)}", value)
+                )
 
-        sites.append(Site(norm.name, f"{norm.name}: its parameters stored as plain constants", apply))
+        sites.append(
+            Site(norm.name, f"{norm.name}: its parameters stored as plain constants", apply)
+        )
     return sites
 
 
@@ -263,10 +312,16 @@ def _fold(view: View, conv: Node, norm: Node) -> Site | None:
     value = model.constant(weights.source) if weights.constant and not weights.after else None
     params = view.params(weights.first) if weights.first is not None else None
     if (
-        value is None or bias is None or params is None or params.scale is None or any(p is None for p in parts)
-        or conv.integer("group", 1) != 1 or model.is_output(conv.output)
+        value is None
+        or bias is None
+        or params is None
+        or params.scale is None
+        or any(p is None for p in parts)
+        or conv.integer("group", 1) != 1
+        or model.is_output(conv.output)
         or view.axis(weights.first) not in (None, 1)  # type: ignore[arg-type]
-        or params.zero_point is None or np.any(params.zero_point != 0)
+        or params.zero_point is None
+        or np.any(params.zero_point != 0)
     ):
         return None
     gamma, beta, mean, variance = (np.asarray(p, np.float64) for p in parts)
@@ -278,7 +333,7 @@ def _fold(view: View, conv: Node, norm: Node) -> Site | None:
     scale = np.broadcast_to(params.scale, factor.shape) * np.abs(factor)
     signed = factor if weights.q is not None else np.sign(factor)
     along = signed.reshape(1, -1, *(1,) * (value.ndim - 2))
-    folded = (value.astype(np.float64) * along)
+    folded = value.astype(np.float64) * along
     if weights.q is None:
         folded = np.clip(folded, -128, 127)
     shift = beta + (np.asarray(bias, np.float64) - mean) * factor
@@ -290,9 +345,13 @@ def _fold(view: View, conv: Node, norm: Node) -> Site | None:
             if node is not None:
                 names = [
                     editor.constant(f"{node.name}_folded/scale", scale.astype(dtype)),
-                    editor.constant(f"{node.name}_folded/zero_point", np.zeros(scale.shape, np.int8)),
+                    editor.constant(
+                        f"{node.name}_folded/zero_point", np.zeros(scale.shape, np.int8)
+                    ),
                 ]
-                tensor = editor.insert(conv, node.op, f"{node.name}_folded", [tensor, *names], {"axis": 1})
+                tensor = editor.insert(
+                    conv, node.op, f"{node.name}_folded", [tensor, *names], {"axis": 1}
+                )
         editor.set_input(conv, 1, tensor)
         editor.set_input(conv, 2, editor.constant(f"{conv.name}/folded_bias", shift.astype(dtype)))
         editor.remove(norm)

@@ -25,7 +25,9 @@ def main() -> None:
     import onnxruntime  # noqa: F401
 
     if hasattr(signal, "SIGPROF"):
-        signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process, whatever it was started with
+        signal.signal(
+            signal.SIGPROF, signal.SIG_DFL
+        )  # ends the process, whatever it was started with
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF])
     answers.write(b"{}\n")  # ready: what a model takes counts from here on
     answers.flush()
@@ -58,7 +60,10 @@ def _limit(size: int) -> None:
         import resource
 
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        resource.setrlimit(resource.RLIMIT_DATA, (size if hard == resource.RLIM_INFINITY else min(size, hard), hard))
+        resource.setrlimit(
+            resource.RLIMIT_DATA,
+            (size if hard == resource.RLIM_INFINITY else min(size, hard), hard),
+        )
     except (ImportError, ValueError, OSError):
         return
 
@@ -84,7 +89,12 @@ def _arrays(requests: Any, inputs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _about(name: str, array: Any) -> dict[str, Any]:
-    return {"name": name, "dtype": array.dtype.str, "shape": list(array.shape), "bytes": array.nbytes}
+    return {
+        "name": name,
+        "dtype": array.dtype.str,
+        "shape": list(array.shape),
+        "bytes": array.nbytes,
+    }
 
 
 def _run(source: bytes, arrays: dict[str, Any], threads: int) -> list[tuple[str, Any]]:
@@ -95,12 +105,19 @@ def _run(source: bytes, arrays: dict[str, Any], threads: int) -> list[tuple[str,
     options.log_severity_level = 4
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.intra_op_num_threads = threads
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # waiting busily takes longer than a run
-    session = ort.InferenceSession(source, options, providers=["CPUExecutionProvider"], enable_fallback=0)
+    options.add_session_config_entry(
+        "session.intra_op.allow_spinning", "0"
+    )  # waiting busily takes longer than a run
+    session = ort.InferenceSession(
+        source, options, providers=["CPUExecutionProvider"], enable_fallback=0
+    )
     names = [o.name for o in session.get_outputs()]
     values = session.run(names, arrays)
-    return [(n, np.ascontiguousarray(v)) for n, v in zip(names, values, strict=True)
-            if isinstance(v, np.ndarray) and v.dtype.kind in "biuf"]
+    return [
+        (n, np.ascontiguousarray(v))
+        for n, v in zip(names, values, strict=True)
+        if isinstance(v, np.ndarray) and v.dtype.kind in "biuf"
+    ]
 
 
 if __name__ == "__main__":

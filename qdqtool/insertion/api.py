@@ -19,7 +19,13 @@ from qdqtool.explain.lint.activation_scales import outliers
 from qdqtool.explain.lint.floats import norms
 from qdqtool.explain.report import Report
 from qdqtool.insertion import halfprecision
-from qdqtool.insertion.inputs import change_inputs, check_input_type, check_pixels, collect_for, scales_from_table
+from qdqtool.insertion.inputs import (
+    change_inputs,
+    check_input_type,
+    check_pixels,
+    collect_for,
+    scales_from_table,
+)
 from qdqtool.insertion.losses import (
     AS_CALIBRATED,
     SAMPLES,
@@ -54,8 +60,17 @@ _DIFFERS, _TIMES = 0.1, 5.0
 
 
 @watched
-@takes(ranges=Ranges, images=Images, kept=Kept, on=On, placing=Placing, made=Output, where=Workers, measuring=Measuring,
-       checking=Checking)
+@takes(
+    ranges=Ranges,
+    images=Images,
+    kept=Kept,
+    on=On,
+    placing=Placing,
+    made=Output,
+    where=Workers,
+    measuring=Measuring,
+    checking=Checking,
+)
 @typed
 def insert(
     model: ModelSource | Model,
@@ -101,12 +116,16 @@ def insert(
     loaded = load_full(model)
     source = loaded.path
     ours = is_ours(loaded, model)
-    work, half, notes, warnings = prepared(model, loaded, chosen, placing.weights, made.high_precision)
+    work, half, notes, warnings = prepared(
+        model, loaded, chosen, placing.weights, made.high_precision
+    )
     rules, placement = placed_for(work, placing, chosen)
     notes.extend(placement.notes)
     smoothed: list[Smoothed] = []
     if made.smooth is not None:
-        smoothed, done = smooth(work, placement, made.smooth, None if calib_table is not None else data, images)
+        smoothed, done = smooth(
+            work, placement, made.smooth, None if calib_table is not None else data, images
+        )
         notes.append(done)
     if smoothed:
         work.sha256 = None  # statistics of the model as it was do not fit
@@ -122,25 +141,41 @@ def insert(
         calibration: Json = {"table": os.fspath(calib_table), "images": 0}
     else:
         statistics, calibration = collect_for(
-            work, data, groups, max_images=ranges.max_images, images=images, kept=kept, workers=where,
+            work,
+            data,
+            groups,
+            max_images=ranges.max_images,
+            images=images,
+            kept=kept,
+            workers=where,
             progress=progress,
         )
         found = []
         if made.input_type == "uint8":
             for name in work.inputs:
                 if name in statistics and statistics[name].count:
-                    check_pixels(name, statistics[name].minimum, statistics[name].maximum, preprocess)
+                    check_pixels(
+                        name, statistics[name].minimum, statistics[name].maximum, preprocess
+                    )
         for group in groups:
             scale, warned = choose_scale(group, statistics, methods)
             found.append(scale)
             warnings.extend(warned)
     tied = [s for s in found if s.group.tied]
     calibration["methods"] = dict(Counter(s.method for s in found for _ in s.group.quantized))
-    calibration["powers"] = {t: round(s.power, 2) for s in found if s.power for t in s.group.quantized}
+    calibration["powers"] = {
+        t: round(s.power, 2) for s in found if s.power for t in s.group.quantized
+    }
     numbers = {id(s): i for i, s in enumerate(tied)}
-    scales = {t: ActivationScale(s.scale, s.method, numbers.get(id(s))) for s in found for t in s.group.quantized}
+    scales = {
+        t: ActivationScale(s.scale, s.method, numbers.get(id(s)))
+        for s in found
+        for t in s.group.quantized
+    }
     quantized = rewrite(work, placement, scales, placing.weights)
-    findings = [] if statistics is None else _of_outliers(work, found, quantized, statistics, chosen)
+    findings = (
+        [] if statistics is None else _of_outliers(work, found, quantized, statistics, chosen)
+    )
     advice = made.smooth is None or bool(smoothed)  # not, where it was taken in vain
     remark = Remark.OF_FINDING_TO_FIX if advice else Remark.OF_FINDING
     warnings.extend(remark(code=f.code, finding=f) for f in findings)
@@ -148,10 +183,14 @@ def insert(
     measured = None
     if losses != 0 and statistics is not None:
         activations = [q for q in quantized if q.method != "weights-max"]
-        tried = candidates(activations, statistics, {t: g.sources for g in groups for t in g.quantized})
+        tried = candidates(
+            activations, statistics, {t: g.sources for g in groups for t in g.quantized}
+        )
         statistics = None  # tens of megabytes, and not needed any more
         try:
-            measured = measure(work, tried, data, activations=activations, images=images, samples=losses)
+            measured = measure(
+                work, tried, data, activations=activations, images=images, samples=losses
+            )
         except ModelError as error:  # operators behind the last convolutions may be TensorRT's own
             warnings.append(Remark.LOSSES_NOT_MEASURED(error=of_error(error)))
     wide: dict[str, float] = {}
@@ -165,9 +204,15 @@ def insert(
         if losses != 0 and readable is not None:
             try:
                 floats = load_full(model) if ours else loaded
-                found_half = compare(floats, [first], readable, samples=losses or SAMPLES, images=images)
+                found_half = compare(
+                    floats, [first], readable, samples=losses or SAMPLES, images=images
+                )
                 agreement = found_half[0] if found_half else None
-                if measured and agreement and not agreement.error <= max(_DIFFERS, _TIMES * measured.error):
+                if (
+                    measured
+                    and agreement
+                    and not agreement.error <= max(_DIFFERS, _TIMES * measured.error)
+                ):
                     warnings.append(Remark.HALF_DIFFERS(int8=measured.error, half=agreement.error))
             except ModelError as error:
                 warnings.append(Remark.AGREEMENT_NOT_MEASURED(error=of_error(error)))
@@ -179,22 +224,41 @@ def insert(
     findings.extend(in_pieces)
     if in_pieces:  # the first for all of them
         remark = Remark.OF_ALL_TO_FIX if len(in_pieces) > 1 else Remark.OF_FINDING_TO_FIX
-        warnings.append(remark(code=in_pieces[0].code, finding=in_pieces[0], more=len(in_pieces) - 1))
+        warnings.append(
+            remark(code=in_pieces[0].code, finding=in_pieces[0], more=len(in_pieces) - 1)
+        )
     if half:
         tied, raised = halfprecision.scales_of_file(work, quantized, tied)
         notes.extend(raised)
     result = Insertion(
-        work.proto, quantized, placement.skipped, calibration, tied, notes, warnings, chosen.name, source=source,
-        losses=measured, float_type="fp16" if half else "fp32", float32=wide, agreement=agreement,
-        smoothed=smoothed, findings=findings, compute_capabilities=chosen.told,
-    )  # fmt: skip
+        work.proto,
+        quantized,
+        placement.skipped,
+        calibration,
+        tied,
+        notes,
+        warnings,
+        chosen.name,
+        source=source,
+        losses=measured,
+        float_type="fp16" if half else "fp32",
+        float32=wide,
+        agreement=agreement,
+        smoothed=smoothed,
+        findings=findings,
+        compute_capabilities=chosen.told,
+    )
     if checking.predict:
         try:
             work.path, work.sha256 = "", None  # from here on it is a model in memory as any other
             result.prediction = prediction.predict(work, chosen)
             if measured is not None:
                 result.losses = with_predictions(
-                    measured, work, result.activations, result.prediction, lambda p: prediction.outcome(p, chosen)
+                    measured,
+                    work,
+                    result.activations,
+                    result.prediction,
+                    lambda p: prediction.outcome(p, chosen),
                 )
             result.warnings.extend(_refused(result.prediction))
         except QdqtoolError as error:  # the Q/DQ model is good without it
@@ -209,21 +273,40 @@ def _refused(prediction: Prediction) -> list[Note]:
         if finding.severity == Severity.ERROR:
             first.setdefault(finding.code, finding)
     counts = prediction.findings_by_code()
-    return [(Remark.OF_FINDINGS_TO_FIX if counts[code] > 1 else Remark.OF_FINDING_TO_FIX)(
-        code=code, finding=f, more=counts[code] - 1) for code, f in first.items()]  # fmt: skip
+    return [
+        (Remark.OF_FINDINGS_TO_FIX if counts[code] > 1 else Remark.OF_FINDING_TO_FIX)(
+            code=code, finding=f, more=counts[code] - 1
+        )
+        for code, f in first.items()
+    ]
 
 
 def _of_outliers(
-    model: Model, found: Sequence[GroupScale], quantized: Sequence[QuantizedTensor], statistics: Statistics,
+    model: Model,
+    found: Sequence[GroupScale],
+    quantized: Sequence[QuantizedTensor],
+    statistics: Statistics,
     target: Target,
 ) -> list[Finding]:
     """Findings about outliers, for scales as they were chosen."""
     nodes = {q.tensor: q.node for q in quantized}
     report = Report(target.name)
-    outliers(report, model, [
-        (nodes[t], t, s.scale, [statistics[n] for n in ((t,) if t in s.group.sources else s.group.sources)])
-        for s in found if s.group.largest is None for t in s.group.quantized
-    ], statistics.images)
+    outliers(
+        report,
+        model,
+        [
+            (
+                nodes[t],
+                t,
+                s.scale,
+                [statistics[n] for n in ((t,) if t in s.group.sources else s.group.sources)],
+            )
+            for s in found
+            if s.group.largest is None
+            for t in s.group.quantized
+        ],
+        statistics.images,
+    )
     return report.findings
 
 
@@ -235,14 +318,22 @@ def _of_norms(model: Model, target: Target) -> list[Finding]:
 
 
 def too_large(
-    model: Model, quantized: Sequence[QuantizedTensor], seen: Mapping[str, float], data: object, warnings: list[Note],
+    model: Model,
+    quantized: Sequence[QuantizedTensor],
+    seen: Mapping[str, float],
+    data: object,
+    warnings: list[Note],
     images: Images = AS_CALIBRATED,
 ) -> dict[str, float]:
     """Tensors of a Q/DQ model that near the largest value of FP16: as ``seen`` in the calibration, by their scale, or
     on a few samples of the data, where there is any; ``warnings`` gets what could not be looked at."""
     found = {t: amax for t, amax in seen.items() if amax > WIDE}
     for entry in quantized:
-        if not isinstance(entry.scale, list) and entry.method != "weights-max" and entry.scale * LEVELS > WIDE:
+        if (
+            not isinstance(entry.scale, list)
+            and entry.method != "weights-max"
+            and entry.scale * LEVELS > WIDE
+        ):
             found[entry.tensor] = max(found.get(entry.tensor, 0.0), entry.scale * LEVELS)
     try:
         if data is not None:
@@ -253,7 +344,9 @@ def too_large(
     return found
 
 
-def said_of_half(model: Model, target: Target, kept: Mapping[str, float], by_default: bool) -> list[Note]:
+def said_of_half(
+    model: Model, target: Target, kept: Mapping[str, float], by_default: bool
+) -> list[Note]:
     """The notes on an FP16 remainder to come: that it is one by default, and what stays FP32 (largest values given)."""
     notes = []
     if by_default:
@@ -267,7 +360,9 @@ def said_of_half(model: Model, target: Target, kept: Mapping[str, float], by_def
         notes.append(Remark.NORMS_WRITTEN(count=len(pieces) - len(others)))
     if left:
         notes.append(Remark.NORMS_STAY_FP32(count=len(left), first=left[0].square.name))
-    if loose := [nodes[0].name for nodes in sums_of_squares(model, pieces) if not in_half(model, nodes)]:
+    if loose := [
+        nodes[0].name for nodes in sums_of_squares(model, pieces) if not in_half(model, nodes)
+    ]:
         notes.append(Remark.SQUARES_STAY_FP32(count=len(loose), first=loose[0]))
     return notes
 
@@ -278,7 +373,11 @@ def is_ours(loaded: Model, model: ModelSource | Model) -> bool:
 
 
 def prepared(
-    model: ModelSource | Model, loaded: Model, target: Target, weights: str, high_precision: str | None
+    model: ModelSource | Model,
+    loaded: Model,
+    target: Target,
+    weights: str,
+    high_precision: str | None,
 ) -> tuple[Model, bool, list[Note], list[Note]]:
     """What :func:`_copied` gives for what is to have an FP16 remainder (by default where the target computes in the
     file's types), and whether it is to: one whose opset cannot be raised stays FP32 unless FP16 was asked for."""
@@ -300,21 +399,31 @@ def _copied(
 ) -> tuple[Model, list[Note], list[Note]]:
     """A prepared model that may be edited (a copy unless it is ours), notes and warnings."""
     if is_quantized(loaded):
-        raise ModelError("is quantized already (it has Q/DQ or integer operators); give the float model it was made "
-                         "from, or predict this one", loaded.path or "model")
+        raise ModelError(
+            "is quantized already (it has Q/DQ or integer operators); give the float model it was made "
+            "from, or predict this one",
+            loaded.path or "model",
+        )
     sparse = [s.values.name for s in loaded.proto.graph.sparse_initializer]
     known = (loaded.producers, loaded.initializers, loaded.inputs, sparse)
     loose = next((o for o in loaded.outputs if not any(o in names for names in known)), None)
     if loose is not None:
-        raise ModelError(said("no node makes the output '{name}'; export the model again", name=loose),
-                         loaded.path or "model")
+        raise ModelError(
+            said("no node makes the output '{name}'; export the model again", name=loose),
+            loaded.path or "model",
+        )
     work = loaded if ours else loaded.copy()
     notes: list[Note] = []
     warnings: list[Note] = []
     half = halfprecision.has_half(loaded)
     if high_precision == "fp16" and not target.float16_scales:
-        raise QdqtoolError(said("{`high_precision`:'fp16'}: {name} takes no FP16 scales and chooses FP16 itself; leave "
-                                "it out and let the builder use INT8 and FP16", name=target.name))
+        raise QdqtoolError(
+            said(
+                "{`high_precision`:'fp16'}: {name} takes no FP16 scales and chooses FP16 itself; leave "
+                "it out and let the builder use INT8 and FP16",
+                name=target.name,
+            )
+        )
     if half and not target.float16_scales:
         halfprecision.to_float(work)
         notes.append(Remark.WIDENED(target=target.name))

@@ -70,7 +70,11 @@ class _Halver:
             if is_half:
                 self._take_half_inputs(node)
             for position, tensor in enumerate(node.outputs):
-                if not tensor or model.elem_type(tensor) != TensorProto.FLOAT or node.op == "Constant":
+                if (
+                    not tensor
+                    or model.elem_type(tensor) != TensorProto.FLOAT
+                    or node.op == "Constant"
+                ):
                     continue
                 needs_float = model.is_output(tensor) or self._is_read(tensor, False)
                 if is_half and needs_float:
@@ -80,7 +84,9 @@ class _Halver:
                 elif is_half:
                     retyped.append(tensor)
                 elif self._is_read(tensor, True):
-                    editor.cast(tensor, self._half_name(tensor), TensorProto.FLOAT16, node, "_to_fp16")
+                    editor.cast(
+                        tensor, self._half_name(tensor), TensorProto.FLOAT16, node, "_to_fp16"
+                    )
         editor.set_type(retyped, TensorProto.FLOAT16)
         editor.finish()
         return len(self.half)
@@ -90,8 +96,13 @@ class _Halver:
         if tensor not in self.read:  # each of a thousand readers asks
             stays: list[bool] = []
             for node in dict.fromkeys(self.model.readers(tensor)):
-                positions = [i for i, t in enumerate(node.inputs) if t == tensor]  # none where a body inside reads it
-                stays += [node.index not in self.half or stays_float(self.model, node, i) for i in positions] or [True]
+                positions = [
+                    i for i, t in enumerate(node.inputs) if t == tensor
+                ]  # none where a body inside reads it
+                stays += [
+                    node.index not in self.half or stays_float(self.model, node, i)
+                    for i in positions
+                ] or [True]
             self.read[tensor] = not all(stays), any(stays)
         return self.read[tensor][0 if half else 1]
 
@@ -127,7 +138,9 @@ class _Halver:
         """A constant in FP16: itself where nothing reads it as FP32, a copy elsewhere."""
         if tensor not in self.added:
             value = self.model.constant(tensor)
-            if value is None:  # a placeholder, in a model that is only simulated: all readers get the one
+            if (
+                value is None
+            ):  # a placeholder, in a model that is only simulated: all readers get the one
                 self.editor.retype_constant(tensor, TensorProto.FLOAT16)
                 self.added[tensor] = tensor
                 return tensor
@@ -161,17 +174,24 @@ def scales_of_file(
     notes = []
     if raised:
         factor, tensor = max(raised)
-        notes.append(Remark.SCALES_RAISED(count=len(raised), least=_LEAST, tensor=tensor, factor=factor))
+        notes.append(
+            Remark.SCALES_RAISED(count=len(raised), least=_LEAST, tensor=tensor, factor=factor)
+        )
     return list(groups.values()), notes
 
 
 def has_half(model: Model) -> bool:
     """Whether a model holds float16 weights or data."""
     types = {t.data_type for t in model.proto.graph.initializer}
-    types.update(v.type.tensor_type.elem_type for v in (*model.proto.graph.input, *model.proto.graph.value_info))
+    types.update(
+        v.type.tensor_type.elem_type
+        for v in (*model.proto.graph.input, *model.proto.graph.value_info)
+    )
     if TensorProto.FLOAT16 in types:
         return True
-    return any(n.op == "Constant" and model.elem_type(n.output) == TensorProto.FLOAT16 for n in model.nodes)
+    return any(
+        n.op == "Constant" and model.elem_type(n.output) == TensorProto.FLOAT16 for n in model.nodes
+    )
 
 
 def to_float(model: Model) -> None:
@@ -201,7 +221,9 @@ def to_float(model: Model) -> None:
         if inner is not graph:
             values += [*inner.input, *inner.output]
         else:
-            values += [v for v in graph.input if v.name in model.initializers]  # as old exporters list them
+            values += [
+                v for v in graph.input if v.name in model.initializers
+            ]  # as old exporters list them
         for value in values:
             if value.type.tensor_type.elem_type == TensorProto.FLOAT16:
                 value.type.tensor_type.elem_type = TensorProto.FLOAT
@@ -213,7 +235,9 @@ def _widen_attributes(node: onnx.NodeProto) -> None:
     for attribute in node.attribute:
         if attribute.HasField("t"):
             _widen_tensor(attribute.t)
-        elif attribute.name in ("to", "dtype", "output_dtype") and attribute.i == TensorProto.FLOAT16:
+        elif (
+            attribute.name in ("to", "dtype", "output_dtype") and attribute.i == TensorProto.FLOAT16
+        ):
             attribute.i = TensorProto.FLOAT
 
 

@@ -52,13 +52,24 @@ def check_pixels(name: str, low: float, high: float, preprocess: Preprocess) -> 
     Raises:
         ModelError: It cannot.
     """
-    ends = (np.array([[0.0], [_LEVELS]]) * preprocess.scale - np.asarray(preprocess.mean)) / np.asarray(preprocess.std)
+    ends = (
+        np.array([[0.0], [_LEVELS]]) * preprocess.scale - np.asarray(preprocess.mean)
+    ) / np.asarray(preprocess.std)
     least, most = float(ends.min()), float(ends.max())
     slack = 1e-3 * (most - least)
     if low < least - slack or high > most + slack:
-        raise ModelError(said("{`input_type`:'uint8'}: the calibration data has values from {low:.6g} to {high:.6g} in "
-                              "'{name}', and pixels become {least:.6g} to {most:.6g}; give the {`scale`}, {`mean`} and "
-                              "{`std`} that it was made with", low=low, high=high, name=name, least=least, most=most))
+        raise ModelError(
+            said(
+                "{`input_type`:'uint8'}: the calibration data has values from {low:.6g} to {high:.6g} in "
+                "'{name}', and pixels become {least:.6g} to {most:.6g}; give the {`scale`}, {`mean`} and "
+                "{`std`} that it was made with",
+                low=low,
+                high=high,
+                name=name,
+                least=least,
+                most=most,
+            )
+        )
 
 
 def check_input_type(kind: str, target: Target) -> None:
@@ -68,8 +79,12 @@ def check_input_type(kind: str, target: Target) -> None:
         QdqtoolError: It does not.
     """
     if kind == "uint8" and not target.uint8_inputs:
-        raise QdqtoolError(said("{`input_type`:'uint8'}: {name} has no UINT8 inputs (8.5 has); use int8 or float",
-                                name=target.name))
+        raise QdqtoolError(
+            said(
+                "{`input_type`:'uint8'}: {name} has no UINT8 inputs (8.5 has); use int8 or float",
+                name=target.name,
+            )
+        )
 
 
 def change_inputs(model: Model, kind: str, preprocess: Preprocess) -> list[Note]:
@@ -85,7 +100,9 @@ def change_inputs(model: Model, kind: str, preprocess: Preprocess) -> list[Note]
     notes: list[Note] = []
     for name in model.inputs:
         tensor = _float_of(model, name)
-        quantizers = [r for r in model.readers(tensor) if r.op == "QuantizeLinear" and r.input(0) == tensor]
+        quantizers = [
+            r for r in model.readers(tensor) if r.op == "QuantizeLinear" and r.input(0) == tensor
+        ]
         if not quantizers or model.elem_type(tensor) not in QUANTIZABLE:
             continue
         if kind == "int8":
@@ -93,8 +110,13 @@ def change_inputs(model: Model, kind: str, preprocess: Preprocess) -> list[Note]
         else:
             notes.append(_uint8(editor, name, tensor, preprocess))
     if not notes:
-        raise ModelError(said("{`input_type`:{kind!r}}: no float input of the model is quantized; leave the option "
-                              "out", kind=kind))
+        raise ModelError(
+            said(
+                "{`input_type`:{kind!r}}: no float input of the model is quantized; leave the option "
+                "out",
+                kind=kind,
+            )
+        )
     editor.finish()
     return notes
 
@@ -113,7 +135,9 @@ def _scale_of(model: Model, quantizer: Node) -> float:
     return float(value.reshape(-1)[0])
 
 
-def _int8(editor: Editor, name: str, tensor: str, quantizers: Sequence[Node], preprocess: Preprocess) -> Note:
+def _int8(
+    editor: Editor, name: str, tensor: str, quantizers: Sequence[Node], preprocess: Preprocess
+) -> Note:
     model = editor.model
     others = [r.name for r in model.readers(tensor) if r.index not in {q.index for q in quantizers}]
     scales = {_scale_of(model, q) for q in quantizers}
@@ -121,8 +145,13 @@ def _int8(editor: Editor, name: str, tensor: str, quantizers: Sequence[Node], pr
         reader = "it is needed as float or with several scales"
         if others:
             reader = said("'{other}' reads it as float", other=others[0])
-        raise ModelError(said("{`input_type`:'int8'}: input '{name}': {reader}; use uint8 or float",
-                              name=name, reader=reader))
+        raise ModelError(
+            said(
+                "{`input_type`:'int8'}: input '{name}': {reader}; use uint8 or float",
+                name=name,
+                reader=reader,
+            )
+        )
     for q in quantizers:
         editor.redirect(q.output, name)
         editor.remove(q)
@@ -138,8 +167,12 @@ def _int8(editor: Editor, name: str, tensor: str, quantizers: Sequence[Node], pr
 def _uint8(editor: Editor, name: str, tensor: str, preprocess: Preprocess) -> Note:
     model = editor.model
     if model.is_output(name):
-        raise ModelError(said("{`input_type`:'uint8'}: input '{name}' is an output as well; leave the option out",
-                              name=name))
+        raise ModelError(
+            said(
+                "{`input_type`:'uint8'}: input '{name}' is an output as well; leave the option out",
+                name=name,
+            )
+        )
     pixels, kind = tensor, model.elem_type(tensor)
     if tensor == name:  # else the Cast that there is makes float of pixels too
         pixels = editor.name(f"{name}_pixels")
@@ -149,14 +182,18 @@ def _uint8(editor: Editor, name: str, tensor: str, preprocess: Preprocess) -> No
     folded = [r for r in readers if plain and r.op == "QuantizeLinear"]
     rest = [r for r in readers if r not in folded]
     for q in folded:
-        factor = np.asarray(_scale_of(model, q) / preprocess.scale, helper.tensor_dtype_to_np_dtype(kind))
+        factor = np.asarray(
+            _scale_of(model, q) / preprocess.scale, helper.tensor_dtype_to_np_dtype(kind)
+        )
         editor.set_input(q, 1, editor.constant(f"{q.input(1)}_pixels", factor))
     if pixels != tensor:
         editor.redirect(tensor, pixels, folded)
     if rest:
         editor.redirect(tensor, _scaled(editor, tensor, pixels, preprocess), rest)
     editor.set_type([name], TensorProto.UINT8)
-    return (Remark.FEED_UINT8_SCALED if plain else Remark.FEED_UINT8)(name=name, scale=preprocess.scale)
+    return (Remark.FEED_UINT8_SCALED if plain else Remark.FEED_UINT8)(
+        name=name, scale=preprocess.scale
+    )
 
 
 def _scaled(editor: Editor, name: str, pixels: str, preprocess: Preprocess) -> str:
@@ -183,8 +220,14 @@ def _by_channel(model: Model, name: str, values: Sequence[float]) -> npt.NDArray
         return np.asarray(values[:1], np.float64)
     shape = model.shape(name)
     if shape is None or len(shape) != 4 or shape[1] != len(values):
-        raise ModelError(said("{`input_type`:'uint8'}: input '{name}' has not the {count} channels of {`mean`} and "
-                              "{`std`}", name=name, count=len(values)))
+        raise ModelError(
+            said(
+                "{`input_type`:'uint8'}: input '{name}' has not the {count} channels of {`mean`} and "
+                "{`std`}",
+                name=name,
+                count=len(values),
+            )
+        )
     return np.asarray(values, np.float64)
 
 
@@ -208,16 +251,29 @@ def collect_for(
     from calibration import Focus, collect
 
     if data is None:
-        raise DataError(said("no calibration data; give a folder of images ({`data`}) or a TensorRT table "
-                             "({`calib_table`})"))
+        raise DataError(
+            said(
+                "no calibration data; give a folder of images ({`data`}) or a TensorRT table "
+                "({`calib_table`})"
+            )
+        )
     images, kept, workers = images or Images(), kept or Kept(), workers or Workers()
     tensors = list(dict.fromkeys(t for g in groups for t in g.sources))
     scores = class_outputs(model)
     statistics = collect(
-        model, data, tensors, cache=kept.calib_cache, overwrite_cache=kept.overwrite_cache, progress=progress,
-        preprocess=images.preprocess or Preprocess(), max_images=max_images, size=images.size,
-        focus=Focus(scores) if scores else None, cluster=workers.cluster, mixed_cpus=workers.mixed_cpus,
-    )  # fmt: skip
+        model,
+        data,
+        tensors,
+        cache=kept.calib_cache,
+        overwrite_cache=kept.overwrite_cache,
+        progress=progress,
+        preprocess=images.preprocess or Preprocess(),
+        max_images=max_images,
+        size=images.size,
+        focus=Focus(scores) if scores else None,
+        cluster=workers.cluster,
+        mixed_cpus=workers.mixed_cpus,
+    )
     report: Json = {
         "images": statistics.images,
         "data": str(data) if isinstance(data, str | os.PathLike) else "",
@@ -232,7 +288,9 @@ def collect_for(
     return statistics, report
 
 
-def scales_from_table(path: str | os.PathLike[str], groups: Sequence[ScaleGroup]) -> list[GroupScale]:
+def scales_from_table(
+    path: str | os.PathLike[str], groups: Sequence[ScaleGroup]
+) -> list[GroupScale]:
     """Scales of all groups from a TensorRT calibration table; a group takes the largest of its tensors' scales.
 
     Raises:

@@ -64,8 +64,13 @@ class TensorLoss:
     conversions: int | None = None
 
     def as_json(self) -> Json:
-        return {"tensor": self.tensor, "readers": list(self.readers), "gain": round(self.gain, 4),
-                "convolutions": self.convolutions, "conversions": self.conversions}  # fmt: skip
+        return {
+            "tensor": self.tensor,
+            "readers": list(self.readers),
+            "gain": round(self.gain, 4),
+            "convolutions": self.convolutions,
+            "conversions": self.conversions,
+        }
 
 
 @dataclass(frozen=True)
@@ -85,13 +90,19 @@ class Losses:
     tried: int
 
     def as_json(self) -> Json:
-        return {"error": round(self.error, 5), "samples": self.samples, "tried": self.tried,
-                "tensors": [t.as_json() for t in self.tensors]}  # fmt: skip
+        return {
+            "error": round(self.error, 5),
+            "samples": self.samples,
+            "tried": self.tried,
+            "tensors": [t.as_json() for t in self.tensors],
+        }
 
 
 def candidates(
-    quantized: Sequence[QuantizedTensor], statistics: Mapping[str, TensorStatistics],
-    sources: Mapping[str, Sequence[str]], count: int = TRIED,
+    quantized: Sequence[QuantizedTensor],
+    statistics: Mapping[str, TensorStatistics],
+    sources: Mapping[str, Sequence[str]],
+    count: int = TRIED,
 ) -> list[QuantizedTensor]:
     """The activations with the largest error of their own, relative to the values of their ``sources``."""
     from calibration.methods import INT8_LEVELS, SEARCH_BITS, focused_error
@@ -112,8 +123,14 @@ def candidates(
 
 
 def measure(
-    model: Model, tried: Sequence[QuantizedTensor], data: object, *, activations: Sequence[QuantizedTensor],
-    images: Images = AS_CALIBRATED, samples: int | None = SAMPLES, named: int = NAMED,
+    model: Model,
+    tried: Sequence[QuantizedTensor],
+    data: object,
+    *,
+    activations: Sequence[QuantizedTensor],
+    images: Images = AS_CALIBRATED,
+    samples: int | None = SAMPLES,
+    named: int = NAMED,
 ) -> Losses | None:
     """Measures what all quantized activations cost together, and each of those that are tried.
 
@@ -139,7 +156,9 @@ def measure(
     if isinstance(data, Iterator):
         return None
     count = SAMPLES if samples is None else samples
-    dataset = open_data(data, input_specs(model), images.preprocess or Preprocess(), count, images.size)
+    dataset = open_data(
+        data, input_specs(model), images.preprocess or Preprocess(), count, images.size
+    )
     scores = class_outputs(model)
     focus = Focus(scores) if scores else None  # they are outputs: last convolutions as well
     first = next(iter(dataset), None)
@@ -151,7 +170,9 @@ def measure(
     at_once = max(1, min(count, worker_count(held, cores())))
 
     def opened(alone: Sequence[QuantizedTensor]) -> SwitchedNetwork:
-        found = SwitchedNetwork(model, activations, alone, compared_tensors(model), max(1, cores() // at_once))
+        found = SwitchedNetwork(
+            model, activations, alone, compared_tensors(model), max(1, cores() // at_once)
+        )
         return_freed_memory()
         return found
 
@@ -163,7 +184,9 @@ def measure(
         if number not in floats:
             found = network.run(sample, everything)
             if not all(np.isfinite(array).all() for array in found.values()):
-                raise ModelError("the network's outputs are NaN or infinite on the calibration data")
+                raise ModelError(
+                    "the network's outputs are NaN or infinite on the calibration data"
+                )
             floats[number] = Compared(found, focus.find(found) if focus else None)
         return floats[number]
 
@@ -198,9 +221,13 @@ def measure(
     worst = [i for i in np.argsort(without, kind="stable")[:named] if without[i] < total]
     return Losses(
         float(total / used),
-        [TensorLoss(tried[i].tensor, _readers(model, tried[i]), float(1.0 - without[i] / total)) for i in worst],
-        used, len(tried),
-    )  # fmt: skip
+        [
+            TensorLoss(tried[i].tensor, _readers(model, tried[i]), float(1.0 - without[i] / total))
+            for i in worst
+        ],
+        used,
+        len(tried),
+    )
 
 
 class Compared:
@@ -209,7 +236,10 @@ class Compared:
     def __init__(self, wanted: Mapping[str, npt.NDArray[Any]], looked_at: FocusMap | None) -> None:
         self.looked_at = looked_at
         self._before = {name: self._values(array) for name, array in wanted.items()}
-        self._spread = {name: float(values.var()) if values.size else 0.0 for name, values in self._before.items()}
+        self._spread = {
+            name: float(values.var()) if values.size else 0.0
+            for name, values in self._before.items()
+        }
 
     def _values(self, array: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
         found = [] if self.looked_at is None else self.looked_at.values(array)
@@ -248,7 +278,10 @@ def without_pair(model: Model, entry: QuantizedTensor) -> Model:
 
 
 def with_predictions(
-    losses: Losses, model: Model, activations: Sequence[QuantizedTensor], before: Prediction,
+    losses: Losses,
+    model: Model,
+    activations: Sequence[QuantizedTensor],
+    before: Prediction,
     predict: Callable[[Model], Prediction],
 ) -> Losses:
     """The same, with what each of them would change in the engine of the finished ``model``; ``before`` is its
@@ -302,7 +335,10 @@ class Fidelity:
     samples: int
 
     def as_json(self) -> Json:
-        return {"error": round(self.error, 5) if np.isfinite(self.error) else None, "samples": self.samples}
+        return {
+            "error": round(self.error, 5) if np.isfinite(self.error) else None,
+            "samples": self.samples,
+        }
 
 
 def largest_values(
@@ -318,17 +354,29 @@ def largest_values(
     if isinstance(data, Iterator):
         return {}
     half = half_nodes(model)
-    tensors = list(dict.fromkeys(
-        t for n in model.ordered if n.index in half for t in (*n.inputs, *n.outputs)
-        if t and model.elem_type(t) == TensorProto.FLOAT and not model.is_constant(t)
-        and 0 not in (model.shape(t) or ())
-    ))
+    tensors = list(
+        dict.fromkeys(
+            t
+            for n in model.ordered
+            if n.index in half
+            for t in (*n.inputs, *n.outputs)
+            if t
+            and model.elem_type(t) == TensorProto.FLOAT
+            and not model.is_constant(t)
+            and 0 not in (model.shape(t) or ())
+        )
+    )
     found = _largest(model, tensors, data, images, samples)
     return {t: float(v) if np.isfinite(v) else float("inf") for t, v in found.items()}
 
 
 def channel_maxima(
-    model: Model, tensors: Mapping[str, int], data: object, *, images: Images = AS_CALIBRATED, samples: int = FEW
+    model: Model,
+    tensors: Mapping[str, int],
+    data: object,
+    *,
+    images: Images = AS_CALIBRATED,
+    samples: int = FEW,
 ) -> dict[str, npt.NDArray[Any]]:
     """The largest absolute value of tensors for each place of their last axis, whose length is given: ``[channels]``.
 
@@ -346,13 +394,19 @@ def values_of(
     Raises:
         ModelError: onnxruntime cannot run the model.
     """
-    watched = with_more(model, [helper.make_node("Shape", [t], [name]) for t, name in shapes.items()])
+    watched = with_more(
+        model, [helper.make_node("Shape", [t], [name]) for t, name in shapes.items()]
+    )
     (values,) = next(_runs([watched], [*tensors, *shapes.values()], data, images, 1, exact=True))
     return values
 
 
 def _largest(
-    model: Model, tensors: Sequence[str], data: object, images: Images, samples: int,
+    model: Model,
+    tensors: Sequence[str],
+    data: object,
+    images: Images,
+    samples: int,
     channels: Mapping[str, int] | None = None,
 ) -> dict[str, npt.NDArray[Any]]:
     """The largest absolute values of tensors, or for each place of last axes of these lengths; a NaN stays one."""
@@ -364,7 +418,9 @@ def _largest(
         attributes: dict[str, Any] = {}
         if channels is not None:
             source = f"{tensor}{_LARGEST}/rows"
-            lengths = numpy_helper.from_array(np.array([-1, channels[tensor]], np.int64), f"{source}/shape")
+            lengths = numpy_helper.from_array(
+                np.array([-1, channels[tensor]], np.int64), f"{source}/shape"
+            )
             constants.append(lengths)
             nodes.append(helper.make_node("Reshape", [tensor, lengths.name], [source]))
             if model.opset >= _AXES_OPSET:
@@ -373,8 +429,15 @@ def _largest(
             else:
                 attributes["axes"] = [0]
         nodes.append(helper.make_node("Abs", [source], [f"{tensor}{_LARGEST}/abs"]))
-        nodes.append(helper.make_node("ReduceMax", [f"{tensor}{_LARGEST}/abs", *over], [tensor + _LARGEST],
-                                      keepdims=0, **attributes))
+        nodes.append(
+            helper.make_node(
+                "ReduceMax",
+                [f"{tensor}{_LARGEST}/abs", *over],
+                [tensor + _LARGEST],
+                keepdims=0,
+                **attributes,
+            )
+        )
     watched = with_more(model, nodes, constants)
     found: dict[str, npt.NDArray[Any]] = {}
     for values in _runs([watched], [t + _LARGEST for t in tensors], data, images, samples):
@@ -385,7 +448,12 @@ def _largest(
 
 
 def compare(
-    floats: Model, made: Sequence[Model], data: object, *, samples: int, images: Images = AS_CALIBRATED
+    floats: Model,
+    made: Sequence[Model],
+    data: object,
+    *,
+    samples: int,
+    images: Images = AS_CALIBRATED,
 ) -> list[Fidelity]:
     """How far the outputs of Q/DQ models are from those of the float model that they were made from.
 
@@ -401,13 +469,25 @@ def compare(
     errors: list[list[float]] = []
     for one, *others in _runs([floats, *made], ends, data, images, samples):
         before = Compared(one, None)
-        errors.append([before.error(found) if all(np.isfinite(v).all() for v in found.values()) else float("nan")
-                       for found in others])
+        errors.append(
+            [
+                before.error(found)
+                if all(np.isfinite(v).all() for v in found.values())
+                else float("nan")
+                for found in others
+            ]
+        )
     return [Fidelity(float(np.mean(each)), len(each)) for each in zip(*errors, strict=True)]
 
 
 def _runs(
-    models: Sequence[Model], tensors: Sequence[str], data: object, images: Images, samples: int, *, exact: bool = False
+    models: Sequence[Model],
+    tensors: Sequence[str],
+    data: object,
+    images: Images,
+    samples: int,
+    *,
+    exact: bool = False,
 ) -> Iterator[list[dict[str, npt.NDArray[Any]]]]:
     """The tensors of each model, as float32 unless they are wanted exactly, for one sample after the other."""
     from calibration import open_data
@@ -416,4 +496,7 @@ def _runs(
     fetchers = [Fetcher(open_session(model, tensors, cores())) for model in models]
     preprocess = images.preprocess or Preprocess()
     for sample in open_data(data, input_specs(models[0]), preprocess, samples, images.size):
-        yield [{t: np.array(v, None if exact else np.float32) for t, v in f.run(sample).items()} for f in fetchers]
+        yield [
+            {t: np.array(v, None if exact else np.float32) for t, v in f.run(sample).items()}
+            for f in fetchers
+        ]

@@ -46,7 +46,13 @@ from qdqtool.explain.left_float import (
 )
 from qdqtool.explain.lint.operators import depthwise, large_kernel
 from qdqtool.insertion.prepare import Products
-from qdqtool.insertion.structure import all_dequantized, longest_path, moved, reached, weight_scale_axis
+from qdqtool.insertion.structure import (
+    all_dequantized,
+    longest_path,
+    moved,
+    reached,
+    weight_scale_axis,
+)
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.heads import attentions, convolutions_above, find_coordinates, find_head
 from qdqtool.model.operators import WEIGHTED, LayerKind, is_sum, of, pooling_of
@@ -146,7 +152,9 @@ def place(model: Model, rules: Rules) -> Placement:
     placement = Placement()
     if rules.attention == "int8" and not chosen.attention:
         placement.notes.append(Remark.NO_ATTENTION())
-    preset = {i: part for i, part in float_nodes(model, rules.head).items() if i not in chosen.attention}
+    preset = {
+        i: part for i, part in float_nodes(model, rules.head).items() if i not in chosen.attention
+    }
     if rules.attention != "int8":
         preset |= dict.fromkeys(chosen.attention, Part.ATTENTION)
     products = Products(model)
@@ -179,9 +187,12 @@ def float_nodes(model: Model, choice: str) -> dict[int, Part]:
     places = find_coordinates(model, head.finals)
     result: dict[int, Part] = {}
     for nodes, what in (
-        (head.boxes, Part.BOX), (head.dfl, Part.DFL), (places.makers, Part.PLACES), (places.mlps, Part.MLP),
+        (head.boxes, Part.BOX),
+        (head.dfl, Part.DFL),
+        (places.makers, Part.PLACES),
+        (places.mlps, Part.MLP),
         (places.readers, Part.REFERENCE),
-    ):  # fmt: skip
+    ):
         result.update(dict.fromkeys(nodes, what))
     if choice == "box" and not head.dfl:
         ends = [i for i in sorted(head.finals) if of(model.nodes[i]).kind == LayerKind.CONVOLUTION]
@@ -196,12 +207,18 @@ def float_nodes(model: Model, choice: str) -> dict[int, Part]:
 def is_averaging(model: Model, node: Node) -> bool:
     """Whether a node is a pooling that averages, or a reduction that TensorRT turns into one."""
     known = of(node)
-    return known.averages and (known.kind == LayerKind.POOLING or pooling_of(model, node) is not None)
+    return known.averages and (
+        known.kind == LayerKind.POOLING or pooling_of(model, node) is not None
+    )
 
 
 def can_be_quantized(model: Model, node: Node) -> bool:
     """Whether placement decides about a node at all: weights, averaging poolings and sums of two tensors."""
-    return of(node).weights is not None or is_averaging(model, node) or (is_sum(node) and len(node.inputs) == 2)
+    return (
+        of(node).weights is not None
+        or is_averaging(model, node)
+        or (is_sum(node) and len(node.inputs) == 2)
+    )
 
 
 class _Choice:
@@ -211,15 +228,24 @@ class _Choice:
         self.rules = rules
         candidates = [n for n in model.nodes if can_be_quantized(model, n)]
         self.excluded = _matches(candidates, rules.exclude, "exclude")
-        self.included = _matches([n for n in candidates if n.op in WEIGHTED], rules.include, "include")
+        self.included = _matches(
+            [n for n in candidates if n.op in WEIGHTED], rules.include, "include"
+        )
         present = {n.op.lower() for n in model.nodes}
         for op in rules.exclude_ops:
             if op.lower() not in present:
-                raise QdqtoolError(said("{`exclude_op`} {op}: the model has no such operator", op=op))
+                raise QdqtoolError(
+                    said("{`exclude_op`} {op}: the model has no such operator", op=op)
+                )
             if op.lower() not in {n.op.lower() for n in candidates}:
                 kinds = ", ".join(sorted({n.op for n in candidates})) or "none"
-                raise QdqtoolError(said("{`exclude_op`} {op}: never quantized anyway; what could be is {kinds}",
-                                        op=op, kinds=kinds))
+                raise QdqtoolError(
+                    said(
+                        "{`exclude_op`} {op}: never quantized anyway; what could be is {kinds}",
+                        op=op,
+                        kinds=kinds,
+                    )
+                )
         self.excluded_ops = {op.lower() for op in rules.exclude_ops}
         self.varying = View(model).varying
         self.attention = {n.index for a in attentions(model) for n in (a.scores, a.values)}
@@ -246,22 +272,32 @@ def _matches(nodes: Iterable[Node], patterns: Sequence[str], parameter: str) -> 
         found = [n for n in nodes if compiled.search(n.name)]
         if not found:
             example = said("; names look like '{name}'", name=nodes[0].name) if nodes else ""
-            raise QdqtoolError(said("{given}: matches no node that could be quantized{example}", given=given,
-                                    example=example))
+            raise QdqtoolError(
+                said(
+                    "{given}: matches no node that could be quantized{example}",
+                    given=given,
+                    example=example,
+                )
+            )
         for node in found:
             result.setdefault(node.index, pattern)
     return result
 
 
-def _place_weighted(model: Model, node: Node, placement: Placement, chosen: _Choice, preset: dict[int, Part]) -> None:
+def _place_weighted(
+    model: Model, node: Node, placement: Placement, chosen: _Choice, preset: dict[int, Part]
+) -> None:
     product = node.index in chosen.attention  # which has no weights: both inputs are quantized
     refusal = chosen.refusal(node)
     if refusal is None and not product:
         refusal = _impossible(model, node, chosen.rules, chosen.varying)
     if refusal is None and not chosen.is_included(node):
         kept = preset.get(node.index)
-        refusal = KeptByPreset(PLACEMENT, node.name, kept) if kept is not None else (
-            _small(model, node) or _failing(model, node, chosen.rules))
+        refusal = (
+            KeptByPreset(PLACEMENT, node.name, kept)
+            if kept is not None
+            else (_small(model, node) or _failing(model, node, chosen.rules))
+        )
     if refusal is not None:
         placement.skipped.append(SkippedNode(refusal))
         return
@@ -273,9 +309,15 @@ def _place_weighted(model: Model, node: Node, placement: Placement, chosen: _Cho
     value = model.constant(weight)
     assert value is not None
     if not np.isfinite(value).all():
-        raise ModelError(said("the weights '{weight}' of node '{name}' hold NaN or infinity; export the model again, "
-                              "or leave the node float with {`exclude`}", weight=weight, name=node.name),
-                         model.path or "model")
+        raise ModelError(
+            said(
+                "the weights '{weight}' of node '{name}' hold NaN or infinity; export the model again, "
+                "or leave the node float with {`exclude`}",
+                weight=weight,
+                name=node.name,
+            ),
+            model.path or "model",
+        )
     placement.add(node.input(0), node, 0)
     axis = weight_scale_axis(node, value.ndim, chosen.rules.transposed_per_channel)
     placement.weights.append(WeightSite(node, weight, axis))
@@ -289,13 +331,17 @@ def _impossible(model: Model, node: Node, rules: Rules, varying: frozenset[str])
     if data not in varying:
         return UnfitInput(PLACEMENT, name, Unfit.CONSTANT)
     constant = model.is_constant(weight)
-    computed = detect.weights_not_constant(PLACEMENT, name, weight, constant, is_sparse(model, weight))
+    computed = detect.weights_not_constant(
+        PLACEMENT, name, weight, constant, is_sparse(model, weight)
+    )
     if computed is not None:
         return computed
     if model.constant(weight) is None:
         return UnfitInput(PLACEMENT, name, Unfit.UNREADABLE)
     if model.elem_type(weight) not in QUANTIZABLE:
-        return WeightsType(PLACEMENT, name, onnx.TensorProto.DataType.Name(model.elem_type(weight)).lower())
+        return WeightsType(
+            PLACEMENT, name, onnx.TensorProto.DataType.Name(model.elem_type(weight)).lower()
+        )
     shape = model.constant_shape(weight)
     assert shape is not None
     if 0 in shape:
@@ -332,18 +378,26 @@ def _failing(model: Model, node: Node, rules: Rules) -> Refusal | None:
         return None
     shape = model.constant_shape(node.input(1)) or ()
     found: list[Refusal | None] = [large_kernel(PLACEMENT, node, shape[2:])]
-    layer = taken(model).nodes.get(node.name) if shape[1:2] == (1,) and node.integer("group", 1) > 1 else None
+    layer = (
+        taken(model).nodes.get(node.name)
+        if shape[1:2] == (1,) and node.integer("group", 1) > 1
+        else None
+    )
     if layer is not None:
         activation = layer.fusion.activation
         readers = model.readers(layer.fusion.bare or layer.out.source)
-        found += depthwise(PLACEMENT, node, activation.op if activation is not None else "", readers)
+        found += depthwise(
+            PLACEMENT, node, activation.op if activation is not None else "", readers
+        )
     return next((r for r in found if isinstance(r, tuple(rules.failing))), None)
 
 
 def _place_around(model: Model, placement: Placement, chosen: _Choice) -> None:
     """Residual Adds and averaging pools; one can make the next one worth while, so until nothing changes."""
     quantized = {r.node.index for readers in placement.readers.values() for r in readers}
-    open_nodes = [n for n in reversed(model.ordered) if of(n).weights is None and can_be_quantized(model, n)]
+    open_nodes = [
+        n for n in reversed(model.ordered) if of(n).weights is None and can_be_quantized(model, n)
+    ]
     refused: dict[int, Refusal | None] = {}
     changed = True
     while changed:
@@ -364,18 +418,27 @@ def _place_around(model: Model, placement: Placement, chosen: _Choice) -> None:
             placement.skipped.append(SkippedNode(refusal))
 
 
-def _residual(model: Model, node: Node, placement: Placement, rules: Rules, quantized: set[int]) -> _Around:
+def _residual(
+    model: Model, node: Node, placement: Placement, rules: Rules, quantized: set[int]
+) -> _Around:
     inputs = node.inputs
     if inputs[0] == inputs[1] or any(model.is_constant(t) for t in inputs):
         return [], None
     behind = [taken(model).summed.get(t) for t in inputs]
-    sides = [i for i, layer in enumerate(behind) if layer is not None and model.node(layer.nodes[0]).index in quantized]
+    sides = [
+        i
+        for i, layer in enumerate(behind)
+        if layer is not None and model.node(layer.nodes[0]).index in quantized
+    ]
     if not sides:
         return [], None
     shapes = [model.shape(t) for t in inputs]
     if shapes[0] is not None and shapes[1] is not None and len(shapes[0]) != len(shapes[1]):
         return [], None
-    if any(a is not None and b is not None and a != b for a, b in zip(shapes[0] or (), shapes[1] or (), strict=False)):
+    if any(
+        a is not None and b is not None and a != b
+        for a, b in zip(shapes[0] or (), shapes[1] or (), strict=False)
+    ):
         return [], None  # a broadcast, not a residual
     if not _leads_to_quantized(model, node.output, placement):
         return [], ResultFloat(PLACEMENT, node.name, False)
@@ -390,13 +453,19 @@ def _residual(model: Model, node: Node, placement: Placement, rules: Rules, quan
         side = bare[0]
     choice = rules.residual
     if choice == "auto":
-        choice = "skip" if bare and rules.residual_after_activation != "none" else rules.residual_after_activation
+        choice = (
+            "skip"
+            if bare and rules.residual_after_activation != "none"
+            else rules.residual_after_activation
+        )
     if choice == "none":
         return [], ResidualLeft(PLACEMENT, node.name, rules.residual == "none")
     return [1 - side, side] if choice == "both" else [1 - side], None
 
 
-def _pool(model: Model, node: Node, placement: Placement, rules: Rules, quantized: set[int]) -> _Around:
+def _pool(
+    model: Model, node: Node, placement: Placement, rules: Rules, quantized: set[int]
+) -> _Around:
     if not _leads_to_quantized(model, node.output, placement):
         return [], None
     if not _comes_from_quantized(model, node.input(0), quantized):
@@ -418,13 +487,22 @@ def _comes_from_quantized(model: Model, tensor: str, quantized: set[int]) -> boo
 
     def above(name: str) -> Sequence[str]:
         node = model.producer(name)
-        return () if node is None or of(node).weights is not None or is_averaging(model, node) else node.inputs
+        return (
+            ()
+            if node is None or of(node).weights is not None or is_averaging(model, node)
+            else node.inputs
+        )
 
     makers = (model.producer(name) for name in reached(tensor, above))
     return any(node is not None and node.index in quantized for node in makers)
 
 
-_CALCULATES = (LayerKind.ELEMENTWISE, LayerKind.UNARY, LayerKind.MATRIX_MULTIPLY, LayerKind.CONVOLUTION)
+_CALCULATES = (
+    LayerKind.ELEMENTWISE,
+    LayerKind.UNARY,
+    LayerKind.MATRIX_MULTIPLY,
+    LayerKind.CONVOLUTION,
+)
 
 
 def class_outputs(model: Model) -> tuple[str, ...]:
@@ -444,5 +522,8 @@ def class_outputs(model: Model) -> tuple[str, ...]:
 
 def _goes_out(model: Model, node: Node) -> bool:
     """Whether nothing calculates with a node's output before it leaves the network or is sorted."""
-    return not any(of(reader).kind in _CALCULATES for name in reached(node.output, lambda t: moved(model, t))
-                   for reader in model.readers(name))
+    return not any(
+        of(reader).kind in _CALCULATES
+        for name in reached(node.output, lambda t: moved(model, t))
+        for reader in model.readers(name)
+    )

@@ -85,11 +85,15 @@ def _fold(model: Model, conv: Node, norm: Node) -> tuple[_Array, _Array] | None:
     if constants is None or parameters is None:
         return None
     (weight, bias), (factor, beta, mean) = constants, parameters
-    if _output_channels(conv, weight) != len(factor) or (bias is not None and bias.shape != factor.shape):
+    if _output_channels(conv, weight) != len(factor) or (
+        bias is not None and bias.shape != factor.shape
+    ):
         return None
     dtype = weight.dtype
     weight = weight.astype(np.float64)
-    with np.errstate(all="ignore"):  # NaN in the result is found and named when the weights are quantized
+    with np.errstate(
+        all="ignore"
+    ):  # NaN in the result is found and named when the weights are quantized
         shift = beta + ((0.0 if bias is None else bias.astype(np.float64)) - mean) * factor
     ones = (1,) * (weight.ndim - 2)
     if output_axis(conv, weight.ndim) == 0:
@@ -143,7 +147,9 @@ def fold_leading(model: Model) -> int:
     return count
 
 
-def _folded(model: Model, conv: Node, factor: _Floats, shift: _Floats) -> tuple[_Array, _Array] | None:
+def _folded(
+    model: Model, conv: Node, factor: _Floats, shift: _Floats
+) -> tuple[_Array, _Array] | None:
     """New weights and bias; None where folding is not exact, or something other than the data is not constant."""
     if of(conv).kind != LayerKind.CONVOLUTION:
         return None
@@ -155,10 +161,16 @@ def _folded(model: Model, conv: Node, factor: _Floats, shift: _Floats) -> tuple[
     padded = not isinstance(pads, list) or any(pads)
     padded = padded or conv.attributes.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
     groups = conv.integer("group", 1)
-    if (padded and shift.any()) or weight.shape[1] * groups != len(factor) or weight.shape[0] % groups:
+    if (
+        (padded and shift.any())
+        or weight.shape[1] * groups != len(factor)
+        or weight.shape[0] % groups
+    ):
         return None
     out = weight.shape[0] // groups
-    channels = np.arange(len(factor)).reshape(groups, -1).repeat(out, axis=0)  # [out, in of its group]
+    channels = (
+        np.arange(len(factor)).reshape(groups, -1).repeat(out, axis=0)
+    )  # [out, in of its group]
     wide = weight.astype(np.float64).reshape(*weight.shape[:2], -1)
     moved = (wide * shift[channels][..., None]).sum(axis=(1, 2))
     new_bias = moved if bias is None else moved + bias.astype(np.float64)
@@ -168,8 +180,16 @@ def _folded(model: Model, conv: Node, factor: _Floats, shift: _Floats) -> tuple[
 
 def _parameters(model: Model, norm: Node) -> tuple[_Floats, _Floats, _Floats] | None:
     """Factor, beta and mean of each channel, maybe not finite; None when they are computed, or no such numbers."""
-    values = [v for t in norm.inputs[1:] if (v := model.constant(t)) is not None and v.dtype.kind not in _TEXTS]
-    if len(values) != 4 or len(norm.inputs) != 5 or {v.shape for v in values} != {(values[0].size,)}:
+    values = [
+        v
+        for t in norm.inputs[1:]
+        if (v := model.constant(t)) is not None and v.dtype.kind not in _TEXTS
+    ]
+    if (
+        len(values) != 4
+        or len(norm.inputs) != 5
+        or {v.shape for v in values} != {(values[0].size,)}
+    ):
         return None
     gamma, beta, mean, variance = (v.astype(np.float64) for v in values)
     with np.errstate(all="ignore"):
@@ -205,7 +225,9 @@ def prepare(model: Model, *, opset: int = MIN_OPSET) -> list[Note]:
     if before < opset:
         raise_opset(model, opset)
         notes.append(Remark.OPSET_RAISED(before=before, after=opset))
-    proto.ir_version = max(proto.ir_version, helper.find_min_ir_version_for([helper.make_opsetid("", opset)]))
+    proto.ir_version = max(
+        proto.ir_version, helper.find_min_ir_version_for([helper.make_opsetid("", opset)])
+    )
     editor = Editor(model)
     renamed = _rename_duplicates(editor)
     if renamed:
@@ -213,7 +235,11 @@ def prepare(model: Model, *, opset: int = MIN_OPSET) -> list[Note]:
     sums = [n for n in model.nodes if n.op == "Sum" and n.domain in STANDARD and len(n.inputs) == 2]
     for node in sums:
         editor.proto_of(node).op_type = "Add"
-    lowered = sum(_lower_letters(editor.proto_of(n)) for n in model.nodes if n.op == "Einsum" and n.domain in DOMAINS)
+    lowered = sum(
+        _lower_letters(editor.proto_of(n))
+        for n in model.nodes
+        if n.op == "Einsum" and n.domain in DOMAINS
+    )
     if renamed or sums or lowered:
         editor.finish()
     if lowered:
@@ -221,9 +247,11 @@ def prepare(model: Model, *, opset: int = MIN_OPSET) -> list[Note]:
     if sums:
         notes.append(Remark.SUMS_AS_ADDS(count=len(sums)))
     for step, remark in (
-        (write_products, Remark.PRODUCTS_WRITTEN), (fold_constant_weights, Remark.WEIGHTS_COMPUTED),
-        (copy_shared_weights, Remark.WEIGHTS_COPIED), (fold_batch_normalization, Remark.NORMS_FOLDED),
-    ):  # fmt: skip
+        (write_products, Remark.PRODUCTS_WRITTEN),
+        (fold_constant_weights, Remark.WEIGHTS_COMPUTED),
+        (copy_shared_weights, Remark.WEIGHTS_COPIED),
+        (fold_batch_normalization, Remark.NORMS_FOLDED),
+    ):
         if count := step(model):
             notes.append(remark(count=count))
     return notes
@@ -236,7 +264,9 @@ def _lower_letters(node: onnx.NodeProto) -> bool:
         letters = [c for c in dict.fromkeys(equation) if c.isalpha()]
         free = [c for c in string.ascii_lowercase if c not in letters]
         changed = {ord(c): free.pop(0) for c in letters if c.isupper() and len(free)}
-        if attribute.name == "equation" and changed and "->" in equation:  # without, letters are sorted
+        if (
+            attribute.name == "equation" and changed and "->" in equation
+        ):  # without, letters are sorted
             attribute.s = equation.translate(changed).encode()
             return True
     return False
@@ -268,22 +298,41 @@ class Products:
     def find(self, node: Node, known: Contraction) -> _Product | Unwritten:
         """The MatMul with the fewest Transposes and Reshapes around it, or why there is none."""
         model = self._model
-        shapes = [model.shape(t) or (None,) * len(a) for t, a in zip(node.inputs, known.operands, strict=True)]
-        if not known.exact or any(len(s) != len(a) for s, a in zip(shapes, known.operands, strict=True)):
+        shapes = [
+            model.shape(t) or (None,) * len(a)
+            for t, a in zip(node.inputs, known.operands, strict=True)
+        ]
+        if not known.exact or any(
+            len(s) != len(a) for s, a in zip(shapes, known.operands, strict=True)
+        ):
             return Unwritten.RANK
         if not all(known.free):
             return Unwritten.VECTOR
-        if not all(self._is_same(node, *(a.index(c) for a in known.operands)) for c in known.summed):
+        if not all(
+            self._is_same(node, *(a.index(c) for a in known.operands)) for c in known.summed
+        ):
             return Unwritten.SUMMED
-        sizes = {c: n for s, a in zip(shapes, known.operands, strict=True) for c, n in zip(a, s, strict=True)}
+        sizes = {
+            c: n
+            for s, a in zip(shapes, known.operands, strict=True)
+            for c, n in zip(a, s, strict=True)
+        }
         constants = [t in self._view.constants for t in node.inputs]
         orders = [o for o in ((0, 1), (1, 0)) if constants[o[1]] or not any(constants)]
-        found = [p for o in orders for a in known.operands
-                 if (p := _product(known, o, "".join(c for c in a if c in known.summed), sizes)) is not None]
+        found = [
+            p
+            for o in orders
+            for a in known.operands
+            if (p := _product(known, o, "".join(c for c in a if c in known.summed), sizes))
+            is not None
+        ]
 
         def moves(product: _Product) -> tuple[int, int]:
-            ways = [(known.operands[o.position], o.axes, o.shape) for o in product.operands
-                    if not constants[o.position]] + [(known.result, product.axes, product.shape)]
+            ways = [
+                (known.operands[o.position], o.axes, o.shape)
+                for o in product.operands
+                if not constants[o.position]
+            ] + [(known.result, product.axes, product.shape)]
             return sum(a != b for a, b, _ in ways), sum(s is not None for _, _, s in ways)
 
         return min(found, key=moves, default=Unwritten.SIZES)
@@ -294,8 +343,10 @@ class Products:
         known = [(self._model.shape(t) or {a: None})[a] for t, a in places]
         if None not in known:
             return known[0] == known[1]
-        return any(len({n or names.get(p) or p for n, p in zip(known, places, strict=True)}) == 1
-                   for names in self._names)
+        return any(
+            len({n or names.get(p) or p for n, p in zip(known, places, strict=True)}) == 1
+            for names in self._names
+        )
 
     @functools.cached_property
     def _names(self) -> tuple[Mapping[tuple[str, int], str | int], ...]:
@@ -305,8 +356,15 @@ class Products:
         stated = inputs | {v.name: v.type for v in slim.graph.value_info}
         del slim.graph.value_info[:]
         slim.graph.value_info.extend(_settled(slim, inputs | (infer(slim) or {})))
-        return tuple({(t, axis): size for t, kind in types.items() for axis, size in enumerate(_sizes(kind)) if size}
-                     for types in (stated, inputs | (infer(slim) or {})))
+        return tuple(
+            {
+                (t, axis): size
+                for t, kind in types.items()
+                for axis, size in enumerate(_sizes(kind))
+                if size
+            }
+            for types in (stated, inputs | (infer(slim) or {}))
+        )
 
 
 def _sizes(kind: onnx.TypeProto) -> list[str | int]:
@@ -314,21 +372,32 @@ def _sizes(kind: onnx.TypeProto) -> list[str | int]:
     return [d.dim_value or d.dim_param for d in kind.tensor_type.shape.dim]
 
 
-def _settled(proto: onnx.ModelProto, types: Mapping[str, onnx.TypeProto]) -> list[onnx.ValueInfoProto]:
+def _settled(
+    proto: onnx.ModelProto, types: Mapping[str, onnx.TypeProto]
+) -> list[onnx.ValueInfoProto]:
     """Results of Reshapes with a single new name, of a size that follows from the number of elements."""
     found = []
     for node in proto.graph.node:
-        ends = [types[t] for t in (*node.input[:1], *node.output[:1]) if t in types and ranked(types[t])]
+        ends = [
+            types[t] for t in (*node.input[:1], *node.output[:1]) if t in types and ranked(types[t])
+        ]
         if node.op_type != "Reshape" or node.domain not in DOMAINS or len(ends) < 2:
             continue
         before, after = map(_sizes, ends)
         known = [math.prod(n for n in s if isinstance(n, int)) for s in (before, after)]
         names = [Counter(n for n in s if isinstance(n, str)) for s in (before, after)]
         new = names[1] - names[0]
-        if new.total() == 1 and names[1] - new == names[0] and "" not in before and known[0] % known[1] == 0:
+        if (
+            new.total() == 1
+            and names[1] - new == names[0]
+            and "" not in before
+            and known[0] % known[1] == 0
+        ):
             kind = onnx.TypeProto()
             kind.CopyFrom(ends[1])
-            kind.tensor_type.shape.dim[after.index(next(iter(new)))].dim_value = known[0] // known[1]
+            kind.tensor_type.shape.dim[after.index(next(iter(new)))].dim_value = (
+                known[0] // known[1]
+            )
             found.append(onnx.ValueInfoProto(name=node.output[0], type=kind))
     return found
 
@@ -340,18 +409,30 @@ def _product(
     rows, columns = (known.free[p] for p in order)
     outer, inner = rows[:-1] + known.batch, rows[-1]
     joined, across = len(summed) > 1, len(columns) > 1
-    depth, width = (None if None in (extents := [sizes[c] for c in axes]) else math.prod(n or 0 for n in extents)
-                    for axes in (summed, columns))
+    depth, width = (
+        None
+        if None in (extents := [sizes[c] for c in axes])
+        else math.prod(n or 0 for n in extents)
+        for axes in (summed, columns)
+    )
     shapes = (
         _shape(len(outer) + 1, [depth]) if joined else [],
-        _shape(len(known.batch) + (not joined), [depth] * joined + [width]) if joined or across else [],
+        _shape(len(known.batch) + (not joined), [depth] * joined + [width])
+        if joined or across
+        else [],
         _shape(len(outer) + 1, [sizes[c] for c in columns]) if across else [],
     )
     if None in shapes:
         return None
     left, right, made = (s or None for s in shapes)
-    return _Product((_Operand(order[0], outer + inner + summed, left),
-                     _Operand(order[1], known.batch + summed + columns, right)), outer + inner + columns, made)
+    return _Product(
+        (
+            _Operand(order[0], outer + inner + summed, left),
+            _Operand(order[1], known.batch + summed + columns, right),
+        ),
+        outer + inner + columns,
+        made,
+    )
 
 
 def _shape(kept: int, sizes: list[int | None]) -> list[int] | None:
@@ -376,7 +457,13 @@ def write_products(model: Model) -> int:
         operands = [_moved(editor, node, o, known.operands[o.position]) for o in found.operands]
         steps: list[tuple[str, list[str], dict[str, Any]]] = [("MatMul", operands, {})]
         if found.shape is not None:
-            steps.append(("Reshape", [editor.constant(f"{node.name}/shape", np.array(found.shape, np.int64))], {}))
+            steps.append(
+                (
+                    "Reshape",
+                    [editor.constant(f"{node.name}/shape", np.array(found.shape, np.int64))],
+                    {},
+                )
+            )
         if found.axes != known.result:
             steps.append(("Transpose", [], {"perm": [found.axes.index(c) for c in known.result]}))
         made: list[str] = []
@@ -392,7 +479,11 @@ def write_products(model: Model) -> int:
 
 def _moved(editor: Editor, node: Node, operand: _Operand, axes: str) -> str:
     """An operand with its axes in another order and then of another shape; a constant is written so."""
-    tensor, perm, shape = node.input(operand.position), [axes.index(c) for c in operand.axes], operand.shape
+    tensor, perm, shape = (
+        node.input(operand.position),
+        [axes.index(c) for c in operand.axes],
+        operand.shape,
+    )
     turned = perm != sorted(perm)
     value = editor.model.constant(tensor) if turned or shape is not None else None
     if value is not None:
@@ -401,7 +492,9 @@ def _moved(editor: Editor, node: Node, operand: _Operand, axes: str) -> str:
             value = value.reshape([n or value.shape[i] for i, n in enumerate(shape)])
         return editor.constant(f"{tensor}_turned", np.ascontiguousarray(value))
     if turned:
-        tensor = editor.insert(node, "Transpose", f"{node.name}/Transpose", [tensor], {"perm": perm})
+        tensor = editor.insert(
+            node, "Transpose", f"{node.name}/Transpose", [tensor], {"perm": perm}
+        )
     if shape is None:
         return tensor
     stated = editor.constant(f"{node.name}/shape", np.array(shape, np.int64))
@@ -417,8 +510,9 @@ def _inline(model: Model) -> None:
         inlined = inliner.inline_local_functions(proto)
     except Exception as error:  # C++ again
         reason = " ".join(str(error).split())[:120]
-        raise ModelError(f"functions cannot be inlined ({reason}); export without them",
-                         model.path or "model") from error
+        raise ModelError(
+            f"functions cannot be inlined ({reason}); export without them", model.path or "model"
+        ) from error
     proto.graph.CopyFrom(inlined.graph)
     del proto.functions[:]
     del proto.opset_import[:]
@@ -454,8 +548,11 @@ def raise_opset(model: Model, opset: int) -> None:
         converted = convert_version(slim, opset)
     except Exception as error:  # the converter raises whatever its C++ meets
         reason = reason_of(error, first_line=True)
-        raise ModelError(f"opset {model.opset} cannot be raised to {opset} ({reason}); export with opset {opset} or "
-                         "newer", model.path or "model") from error
+        raise ModelError(
+            f"opset {model.opset} cannot be raised to {opset} ({reason}); export with opset {opset} or "
+            "newer",
+            model.path or "model",
+        ) from error
     known = {t.name for t in proto.graph.initializer}
     _restore_names(proto, converted)
     del proto.graph.node[:]
@@ -483,10 +580,20 @@ def fold_constant_weights(model: Model) -> int:
     places: list[tuple[Node, int]] = []
     for node in model.nodes:
         known = of(node)
-        positions = (1, 2) if known.weights is not None else (1, 2, 3, 4) if known.kind == LayerKind.SCALE else ()
+        positions = (
+            (1, 2)
+            if known.weights is not None
+            else (1, 2, 3, 4)
+            if known.kind == LayerKind.SCALE
+            else ()
+        )
         if known.weights is None and node.output in fixed:  # of a node that goes itself
             continue
-        places += [(node, p) for p in positions if node.input(p) in fixed and not model.is_constant(node.input(p))]
+        places += [
+            (node, p)
+            for p in positions
+            if node.input(p) in fixed and not model.is_constant(node.input(p))
+        ]
     constants = Constants(model)
     values = {t: constants.value(t) for t in dict.fromkeys(node.input(p) for node, p in places)}
     editor = Editor(model)

@@ -67,8 +67,10 @@ class Insertion:
     compute_capabilities: list[str] = field(default_factory=list)
 
     def __repr__(self) -> str:
-        return (f"<Insertion of {self.source or 'a model in memory'} for {self.target}: {len(self.quantized)} tensors "
-                f"quantized, {len(self.warnings)} warnings>")
+        return (
+            f"<Insertion of {self.source or 'a model in memory'} for {self.target}: {len(self.quantized)} tensors "
+            f"quantized, {len(self.warnings)} warnings>"
+        )
 
     @property
     def ok(self) -> bool:
@@ -132,5 +134,7 @@ def _group_json(index: int, scale: GroupScale) -> Json:
         "scale": scale.scale,
         "method": scale.method,
         "quantized": list(scale.group.quantized),
-        "members": [{"tensor": m.tensor, "amax": m.amax, "bits_lost": m.bits_lost} for m in scale.members],
+        "members": [
+            {"tensor": m.tensor, "amax": m.amax, "bits_lost": m.bits_lost} for m in scale.members
+        ],
     }

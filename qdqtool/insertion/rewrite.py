@@ -35,7 +35,10 @@ class ActivationScale:
 
 
 def rewrite(
-    model: Model, placement: Placement, scales: Mapping[str, ActivationScale], weights: str = Placing.weights
+    model: Model,
+    placement: Placement,
+    scales: Mapping[str, ActivationScale],
+    weights: str = Placing.weights,
 ) -> list[QuantizedTensor]:
     """Inserts Q/DQ pairs into a model, in place.
 
@@ -79,17 +82,29 @@ class _Writer:
         self.model = model
         self.editor = Editor(model)
         self.quantized: list[QuantizedTensor] = []
-        self._pairs: dict[str, tuple[str, list[str]]] = {}  # from a tensor to Q's output and its parameters
-        self._dequantized: dict[tuple[str, int | None], str] = {}  # by tensor, and the one reader where it has but one
+        self._pairs: dict[
+            str, tuple[str, list[str]]
+        ] = {}  # from a tensor to Q's output and its parameters
+        self._dequantized: dict[
+            tuple[str, int | None], str
+        ] = {}  # by tensor, and the one reader where it has but one
 
     def activation(self, tensor: str, reader: Reader, scale: ActivationScale) -> None:
         base = self._base(reader.node, _ROLES[reader.role == "input"])
         dtype = _float_type(self.model, tensor)
-        parameters = [self.editor.constant(f"{base}/scale", np.asarray(scale.scale, np.float32).astype(dtype)),
-                      self.editor.constant(f"{base}/zero_point", np.asarray(0, np.int8))]
+        parameters = [
+            self.editor.constant(
+                f"{base}/scale", np.asarray(scale.scale, np.float32).astype(dtype)
+            ),
+            self.editor.constant(f"{base}/zero_point", np.asarray(0, np.int8)),
+        ]
         self._pairs[tensor] = self._insert(reader.node, base, qdq.Q, tensor, parameters), parameters
-        self._dequantized[tensor, _only(reader)] = self._insert(reader.node, base, qdq.DQ, *self._pairs[tensor])
-        self.quantized.append(QuantizedTensor(tensor, scale.scale, scale.method, scale.group, f"{base}/{qdq.Q}"))
+        self._dequantized[tensor, _only(reader)] = self._insert(
+            reader.node, base, qdq.DQ, *self._pairs[tensor]
+        )
+        self.quantized.append(
+            QuantizedTensor(tensor, scale.scale, scale.method, scale.group, f"{base}/{qdq.Q}")
+        )
 
     def dequantized(self, tensor: str, reader: Reader) -> str:
         """DQ's output for a reader of a tensor that has its Q."""
@@ -106,15 +121,22 @@ class _Writer:
             return
         scale = _sketched(self.model, site) if form == "sketch" else self._scale(site)
         base = self._base(node, "_weight_quantizer")
-        parameters = [self.editor.constant(f"{base}/scale", scale),
-                      self.editor.constant(f"{base}/zero_point", np.zeros(scale.shape, np.int8))]
+        parameters = [
+            self.editor.constant(f"{base}/scale", scale),
+            self.editor.constant(f"{base}/zero_point", np.zeros(scale.shape, np.int8)),
+        ]
         if form == "int8":
             value = self.model.constant(name)
             assert value is not None
-            source, first = self.editor.constant(f"{name}_quantized", quantize(value, scale, site.axis)), qdq.DQ
+            source, first = (
+                self.editor.constant(f"{name}_quantized", quantize(value, scale, site.axis)),
+                qdq.DQ,
+            )
         else:
             source, first = self._insert(node, base, qdq.Q, name, parameters, site.axis), qdq.Q
-        self.editor.set_input(node, 1, self._insert(node, base, qdq.DQ, source, parameters, site.axis))
+        self.editor.set_input(
+            node, 1, self._insert(node, base, qdq.DQ, source, parameters, site.axis)
+        )
         listed: Any = [float(s) for s in scale] if scale.ndim else float(scale)
         self.quantized.append(QuantizedTensor(name, listed, "weights-max", None, f"{base}/{first}"))
 
@@ -125,7 +147,13 @@ class _Writer:
         return round_up_to_half(scale) if value.dtype == np.float16 else scale
 
     def _insert(
-        self, node: Node, base: str, op: str, tensor: str, parameters: list[str], axis: int | None = None
+        self,
+        node: Node,
+        base: str,
+        op: str,
+        tensor: str,
+        parameters: list[str],
+        axis: int | None = None,
     ) -> str:
         """Q or DQ in front of a node, on a base that :meth:`_base` found free; returns its output."""
         attributes = {} if axis is None else {"axis": axis}
@@ -157,7 +185,9 @@ def _sketched(model: Model, site: WeightSite) -> npt.NDArray[Any]:
     if site.axis is None:
         return np.ones((), _float_type(model, site.tensor))
     if site.axis >= len(shape) or not 0 <= shape[site.axis] <= _CHANNELS:
-        raise ModelError(f"weights '{site.tensor}' have an impossible shape {list(shape)}; the file is damaged")
+        raise ModelError(
+            f"weights '{site.tensor}' have an impossible shape {list(shape)}; the file is damaged"
+        )
     return np.ones(shape[site.axis], _float_type(model, site.tensor))
 
 
@@ -176,10 +206,14 @@ def rounded(value: npt.NDArray[np.float32], axis: int | None) -> npt.NDArray[np.
     return quantize(value, scale, axis).astype(np.float32) * _along(scale, axis, value.ndim)
 
 
-def quantize(value: npt.NDArray[Any], scale: npt.NDArray[Any], axis: int | None) -> npt.NDArray[np.int8]:
+def quantize(
+    value: npt.NDArray[Any], scale: npt.NDArray[Any], axis: int | None
+) -> npt.NDArray[np.int8]:
     """QuantizeLinear with zero point 0, as ONNX defines it: round half to even, saturate to [-128, 127]."""
     shaped = _along(scale, axis, value.ndim)
-    codes: npt.NDArray[np.int8] = np.clip(np.rint(value.astype(np.float32) / shaped), -128, 127).astype(np.int8)
+    codes: npt.NDArray[np.int8] = np.clip(
+        np.rint(value.astype(np.float32) / shaped), -128, 127
+    ).astype(np.int8)
     return codes
 
 

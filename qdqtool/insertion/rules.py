@@ -20,7 +20,10 @@ from qdqtool.trt.outcome import settled
 from qdqtool.trt.targets import Target
 from qdqtool.types import Prediction, Severity
 
-OPTIONS = ("both", "skip")  # the first is taken where both are worth the same: seen with a YOLOv8 on TensorRT 8.4
+OPTIONS = (
+    "both",
+    "skip",
+)  # the first is taken where both are worth the same: seen with a YOLOv8 on TensorRT 8.4
 Worth = tuple[int, int, int]
 
 
@@ -33,16 +36,30 @@ def placed_for(model: Model, placing: Placing, target: Target) -> tuple[Rules, P
 def rules_for(model: Model, placing: Placing, target: Target) -> tuple[Rules, Placement | None]:
     """The rules that the user's choices and the target's abilities make for a prepared model; and what they place,
     where that was looked for to find them."""
-    rules = Rules(placing.head, placing.residual, OPTIONS[0], placing.exclude, placing.include, placing.exclude_op,
-                  not target.is_rtx, target.transposed_per_channel, attention=placing.attention,
-                  failing=[form for form in (LargeKernel, DepthwiseAdd, DepthwiseSilu)
-                           if (held := codes.get(MADE[form][0].code).on(target.name)) is not None
-                           and held.severity != Severity.INFO])
+    rules = Rules(
+        placing.head,
+        placing.residual,
+        OPTIONS[0],
+        placing.exclude,
+        placing.include,
+        placing.exclude_op,
+        not target.is_rtx,
+        target.transposed_per_channel,
+        attention=placing.attention,
+        failing=[
+            form
+            for form in (LargeKernel, DepthwiseAdd, DepthwiseSilu)
+            if (held := codes.get(MADE[form][0].code).on(target.name)) is not None
+            and held.severity != Severity.INFO
+        ],
+    )
     option, placement = after_activation(model, rules, target, placing.unify)
     return replace(rules, residual_after_activation=option), placement
 
 
-def after_activation(model: Model, rules: Rules, target: Target, unify: bool) -> tuple[str, Placement | None]:
+def after_activation(
+    model: Model, rules: Rules, target: Target, unify: bool
+) -> tuple[str, Placement | None]:
     """The residual inputs to quantize behind an activation: that option of which the worse outcome is the better one.
 
     Whether Conv, SiLU and an Add with a quantized skip become one layer is reported both ways (fused, apart), and for
@@ -64,7 +81,10 @@ def after_activation(model: Model, rules: Rules, target: Target, unify: bool) ->
     if all(len(positions) == 1 for positions in _residual_positions(first).values()):  # no such Add
         return OPTIONS[0], first
     best, reached = (OPTIONS[0], first), None
-    placements = [first, *(place(model, replace(rules, residual_after_activation=o)) for o in OPTIONS[1:])]
+    placements = [
+        first,
+        *(place(model, replace(rules, residual_after_activation=o)) for o in OPTIONS[1:]),
+    ]
     for option, placement in zip(OPTIONS, placements, strict=True):
         try:
             slim = sketch(model, placement, scale_groups(model, placement.readers, unify))
@@ -76,7 +96,9 @@ def after_activation(model: Model, rules: Rules, target: Target, unify: bool) ->
     return best
 
 
-def _worst(slim: Model, placement: Placement, target: Target, reached: Worth | None) -> Worth | None:
+def _worst(
+    slim: Model, placement: Placement, target: Target, reached: Worth | None
+) -> Worth | None:
     """What a placement is worth in its worse outcome; None as soon as that is no better than what is reached."""
     found: list[Worth] = []
     # Where every Add that is touched reads both inputs dequantized, no convolution can take it.
@@ -108,11 +130,15 @@ def sketch(model: Model, placement: Placement, groups: Sequence[ScaleGroup]) -> 
     """A Q/DQ model for simulation alone: no large weights, and a group's number from 1 for the scale of its tensors."""
     slim = Model(without_large_weights(model.proto), model.path, EDITED, types=model)
     nodes = slim.nodes
-    readers = {t: [Reader(nodes[r.node.index], r.position, r.role) for r in rs] for t, rs in placement.readers.items()}
+    readers = {
+        t: [Reader(nodes[r.node.index], r.position, r.role) for r in rs]
+        for t, rs in placement.readers.items()
+    }
     weights = [WeightSite(nodes[w.node.index], w.tensor, w.axis) for w in placement.weights]
     scales = {
         tensor: ActivationScale(number, "", None)
-        for number, group in enumerate(groups, 1) for tensor in group.quantized
+        for number, group in enumerate(groups, 1)
+        for tensor in group.quantized
     }
     rewrite(slim, Placement(readers, weights), scales, "sketch")
     return slim

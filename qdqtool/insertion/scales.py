@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from calibration.methods import Range
     from calibration.statistics import TensorStatistics
 
+
 @dataclass(frozen=True)
 class ScaleGroup:
     """Tensors with one scale.
@@ -67,7 +68,9 @@ class Ties:
         self.parent[self.group(other)] = self.group(one)
 
 
-def scale_groups(model: Model, quantized: Iterable[str], unify: bool = Placing.unify) -> list[ScaleGroup]:
+def scale_groups(
+    model: Model, quantized: Iterable[str], unify: bool = Placing.unify
+) -> list[ScaleGroup]:
     """Groups quantized tensors over pairs and the operators that a Q passes; without ``unify`` all stay alone.
 
     Returns:
@@ -91,9 +94,15 @@ def scale_groups(model: Model, quantized: Iterable[str], unify: bool = Placing.u
         if pair is not None:
             inputs = pair[1].inputs[:1] if pair[1] is not None else ()
         else:
-            inputs = node.inputs[:1] if node is not None and fills_below(model, node) else inputs_behind_q(model, node)
+            inputs = (
+                node.inputs[:1]
+                if node is not None and fills_below(model, node)
+                else inputs_behind_q(model, node)
+            )
         above = [t for t in inputs if not model.is_constant(t)]
-        if not above or len(above) < len(inputs):  # a constant that is joined in has a range as well
+        if not above or len(above) < len(
+            inputs
+        ):  # a constant that is joined in has a range as well
             sources[tensor] = None
         for name in above:
             ties.tie(tensor, name)
@@ -105,7 +114,9 @@ def scale_groups(model: Model, quantized: Iterable[str], unify: bool = Placing.u
         groups[ties.group(tensor)][1].append(tensor)
     for tensor in sources:
         groups[ties.group(tensor)][2].append(tensor)
-    return [ScaleGroup(tuple(q), tuple(t), tuple(s), _largest(model, q)) for q, t, s in groups.values()]
+    return [
+        ScaleGroup(tuple(q), tuple(t), tuple(s), _largest(model, q)) for q, t, s in groups.values()
+    ]
 
 
 def _largest(model: Model, quantized: Sequence[str]) -> float | None:
@@ -156,7 +167,13 @@ class MethodChoice:
             compiled = compile_pattern(pattern, given)
             if not any(compiled.search(t) for t in tensors):
                 example = said("; names look like '{name}'", name=tensors[0]) if tensors else ""
-                raise QdqtoolError(said("{given}: matches no quantized tensor{example}", given=given, example=example))
+                raise QdqtoolError(
+                    said(
+                        "{given}: matches no quantized tensor{example}",
+                        given=given,
+                        example=example,
+                    )
+                )
 
     def of(self, group: ScaleGroup) -> str:
         """The method of a group: that of the first override that matches one of its tensors.
@@ -172,9 +189,16 @@ class MethodChoice:
                     break
         if len(found) > 1:
             (one, first), (two, second) = list(found.items())[:2]
-            raise QdqtoolError(said("{`method_for`}: '{first}' asks for {one} and '{second}' for {two}, but they share "
-                                    "one scale; use one method for both, or {`unify`:False}", first=first, one=one,
-                                    second=second, two=two))
+            raise QdqtoolError(
+                said(
+                    "{`method_for`}: '{first}' asks for {one} and '{second}' for {two}, but they share "
+                    "one scale; use one method for both, or {`unify`:False}",
+                    first=first,
+                    one=one,
+                    second=second,
+                    two=two,
+                )
+            )
         return next(iter(found), self.default)
 
 
@@ -239,9 +263,16 @@ def choose_scale(
         seen = statistics[tensor]
         if seen.nonfinite:
             total = seen.nonfinite + seen.count
-            raise DataError(said("tensor '{tensor}': {nonfinite} of {total} values are NaN or infinite on the "
-                                 "calibration data; check the model and the preprocessing, or leave its readers float "
-                                 "with {`exclude`}", tensor=tensor, nonfinite=seen.nonfinite, total=total))
+            raise DataError(
+                said(
+                    "tensor '{tensor}': {nonfinite} of {total} values are NaN or infinite on the "
+                    "calibration data; check the model and the preprocessing, or leave its readers float "
+                    "with {`exclude`}",
+                    tensor=tensor,
+                    nonfinite=seen.nonfinite,
+                    total=total,
+                )
+            )
         if seen.absmax > 0.0:
             found = range_of(seen, method, percentile=choice.percentile)
             own[tensor] = found.amax
@@ -254,7 +285,10 @@ def choose_scale(
         else:
             found = Range(amax_of(merge_all(parts), method, percentile=choice.percentile), None)
     amax = found.amax
-    members = tuple(Member(t, own.get(t, 0.0), math.log2(amax / own[t]) if t in own else 0.0) for t in group.sources)
+    members = tuple(
+        Member(t, own.get(t, 0.0), math.log2(amax / own[t]) if t in own else 0.0)
+        for t in group.sources
+    )
     return GroupScale(group, positive(amax / LEVELS), method, members, found.power), warnings
 
 
@@ -271,11 +305,17 @@ def _least_error(parts: Sequence[TensorStatistics], low: float, high: float, met
 
     def total(at: npt.NDArray[np.float64], power: float) -> npt.NDArray[np.float64]:
         def error(part: TensorStatistics, at: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-            return focused_error(part, at, power, SEARCH_BITS) if method == "focus" else squared_error(part, at)
+            return (
+                focused_error(part, at, power, SEARCH_BITS)
+                if method == "focus"
+                else squared_error(part, at)
+            )
 
         total = np.zeros(len(at))
         for part in parts:
-            everything = error(part, np.array([part.absmax * 1e-6])).item()  # clipped away, it is the tensor itself
+            everything = error(
+                part, np.array([part.absmax * 1e-6])
+            ).item()  # clipped away, it is the tensor itself
             total += (error(part, at) / max(everything, _SMALLEST)) ** (1.0 / power)
         return total
 

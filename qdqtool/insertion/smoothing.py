@@ -59,10 +59,14 @@ class Sizes:
         self.model = model
         self._shapes: dict[str, tuple[int | None, ...]] = {}
         self._values: dict[str, npt.NDArray[Any]] = {}
-        self.open = any(d is None or d <= 0 for t in model.inputs for d in model.shape(t) or (None,))
+        self.open = any(
+            d is None or d <= 0 for t in model.inputs for d in model.shape(t) or (None,)
+        )
         values, open_shapes = ([], []) if self.open else follow_from_sizes(model)
         if open_shapes:
-            found = losses.values_of(model, values, {t: t + _SHAPE for t in open_shapes}, data, images)
+            found = losses.values_of(
+                model, values, {t: t + _SHAPE for t in open_shapes}, data, images
+            )
             self._values = {t: found[t] for t in values}
             self._shapes = {t: tuple(int(d) for d in found[t + _SHAPE]) for t in open_shapes}
 
@@ -78,7 +82,8 @@ class Sizes:
         """Whether a tensor has each axis along which places change."""
         shape = self.shape(tensor) or ()
         return len(shape) >= places.ndim and all(
-            n in (1, d) for n, d in zip(reversed(places.shape), reversed(shape), strict=False))  # fmt: skip
+            n in (1, d) for n, d in zip(reversed(places.shape), reversed(shape), strict=False)
+        )
 
     def across(self, node: Node, place: int, places: Places, *, up: bool) -> list[Places] | None:
         """The places of a node's inputs by those of one output (up), or the other way round; ``place`` is which one.
@@ -91,13 +96,18 @@ class Sizes:
         flat = np.full(sum(map(math.prod, inputs)), -1)
         ends = np.cumsum([math.prod(s) for s in inputs])
         if not up:
-            flat[ends[place] - math.prod(inputs[place]) : ends[place]] = np.broadcast_to(places, inputs[place]).ravel()
+            flat[ends[place] - math.prod(inputs[place]) : ends[place]] = np.broadcast_to(
+                places, inputs[place]
+            ).ravel()
             return [least(flat[entries]) for entries in outputs]
         whole = np.broadcast_to(places, outputs[place].shape)
         flat[outputs[place]] = whole
         if (flat[outputs[place]] != whole).any():
             return None
-        return [least(part.reshape(s)) for part, s in zip(np.split(flat, ends[:-1]), inputs, strict=True)]
+        return [
+            least(part.reshape(s))
+            for part, s in zip(np.split(flat, ends[:-1]), inputs, strict=True)
+        ]
 
     def _entries(self, node: Node) -> tuple[list[tuple[int, ...]], list[Places]]:
         """The dimensions of a node's inputs that hold data, and which of their entries (counted through) each output
@@ -108,16 +118,24 @@ class Sizes:
         count = len(node.inputs) if known.joins else 1
         inputs = [shape for t in node.inputs[:count] if (shape := self._complete(t)) is not None]
         values = [self.value(t) for t in node.inputs[count:]]
-        if len(inputs) < count or any(v is None and t for v, t in zip(values, node.inputs[count:], strict=True)):
+        if len(inputs) < count or any(
+            v is None and t for v, t in zip(values, node.inputs[count:], strict=True)
+        ):
             return [], []
         starts = np.cumsum([0, *map(math.prod, inputs)])
-        data = [np.arange(a, a + math.prod(s)).reshape(s) for a, s in zip(starts[:-1], inputs, strict=True)]
-        alone = copy_of(node.proto, [f"{p}" if t else "" for p, t in enumerate(node.inputs)], node.outputs)
+        data = [
+            np.arange(a, a + math.prod(s)).reshape(s)
+            for a, s in zip(starts[:-1], inputs, strict=True)
+        ]
+        alone = copy_of(
+            node.proto, [f"{p}" if t else "" for p, t in enumerate(node.inputs)], node.outputs
+        )
         from onnx.reference import ReferenceEvaluator
 
         try:
             made = ReferenceEvaluator(alone, opsets={"": self.model.opset}).run(
-                None, {f"{p}": v for p, v in enumerate([*data, *values]) if v is not None})
+                None, {f"{p}": v for p, v in enumerate([*data, *values]) if v is not None}
+            )
         except Exception:  # what it does not know of, and what a damaged model states, is not moved
             return [], []
         return inputs, [np.asarray(m) for m in made]
@@ -125,7 +143,11 @@ class Sizes:
     def _complete(self, tensor: str) -> tuple[int, ...] | None:
         shape = self.shape(tensor)
         found = tuple(d for d in shape or () if d is not None)
-        return found if shape and len(found) == len(shape) and 0 < math.prod(found) <= _ENTRIES else None
+        return (
+            found
+            if shape and len(found) == len(shape) and 0 < math.prod(found) <= _ENTRIES
+            else None
+        )
 
 
 def least(places: Places) -> Places:
@@ -142,7 +164,9 @@ def least(places: Places) -> Places:
 # What is smoothed, and by how much -----------------------------------------------------------------------------------
 
 
-SAMPLES = 32  # to find the channels' largest values on; the result is exact on all data whatever is found
+SAMPLES = (
+    32  # to find the channels' largest values on; the result is exact on all data whatever is found
+)
 _SMALLEST = 1e-5  # of the largest channel: a channel of zeros is taken for this much
 _Array = npt.NDArray[Any]
 
@@ -218,8 +242,13 @@ class Smoothed:
     after: float
 
     def as_json(self) -> Json:
-        return {"tensors": list(self.tensors), "makers": list(self.makers), "linears": list(self.linears),
-                "before": round(self.before, 3), "after": round(self.after, 3)}
+        return {
+            "tensors": list(self.tensors),
+            "makers": list(self.makers),
+            "linears": list(self.linears),
+            "before": round(self.before, 3),
+            "after": round(self.after, 3),
+        }
 
 
 def smooth(
@@ -244,29 +273,54 @@ def smooth(
         ModelError: onnxruntime cannot run the model.
     """
     if not 0.0 <= alpha <= 1.0:
-        raise QdqtoolError(said("{`smooth`:{alpha:g}}: give 0 (all stays in the activations) to 1, mostly 0.5",
-                                alpha=alpha))
+        raise QdqtoolError(
+            said(
+                "{`smooth`:{alpha:g}}: give 0 (all stays in the activations) to 1, mostly 0.5",
+                alpha=alpha,
+            )
+        )
     if data is None:
-        raise QdqtoolError(said("{`smooth`} needs calibration images: ranges of a table are those of the network "
-                                "as it was"))
+        raise QdqtoolError(
+            said(
+                "{`smooth`} needs calibration images: ranges of a table are those of the network "
+                "as it was"
+            )
+        )
     if isinstance(data, Iterator):
-        raise QdqtoolError(said("{`smooth`} reads the data before the calibration does; give a folder or a list "
-                                "instead of an iterator"))
+        raise QdqtoolError(
+            said(
+                "{`smooth`} reads the data before the calibration does; give a folder or a list "
+                "instead of an iterator"
+            )
+        )
     quantized = {site.node.index for site in placement.weights}
     sizes = Sizes(model, data, images)
-    found = list(_regions(sizes, [r.node for readers in placement.readers.values() for r in readers]))
+    found = list(
+        _regions(sizes, [r.node for readers in placement.readers.values() for r in readers])
+    )
     fit = [region for region in found if not region.left]
     left = Counter(region.left for region in found if region.left)
     first = {region.left: region.at for region in reversed(found)}
     reasons = [_stay(count, *why, first[why]) for why, count in left.most_common()]
-    further = said(" (it may be more where all inputs have fixed sizes: export so)" if left and sizes.open else "")
+    further = said(
+        " (it may be more where all inputs have fixed sizes: export so)"
+        if left and sizes.open
+        else ""
+    )
     if not found:
         return [], Remark.NO_LINEAR(alpha=alpha)
     if not fit:
-        return [], Remark.NONE_SMOOTHED(alpha=alpha, tensors=len(found), reasons=reasons, further=further)
+        return [], Remark.NONE_SMOOTHED(
+            alpha=alpha, tensors=len(found), reasons=reasons, further=further
+        )
     read = [[n for n in region.linears if n.index in quantized] for region in fit]
-    largest = channel_maxima(model, {n.input(0): _channels(model, n) for linears in read for n in linears}, data,
-                             images=images, samples=SAMPLES)
+    largest = channel_maxima(
+        model,
+        {n.input(0): _channels(model, n) for linears in read for n in linears},
+        data,
+        images=images,
+        samples=SAMPLES,
+    )
     values: dict[tuple[int, int], _Array] = {}
     done = []
     for region, linears in zip(fit, read, strict=True):
@@ -277,16 +331,29 @@ def smooth(
             np.maximum.at(weights, places[places >= 0], _by_channel(model, node)[places >= 0])
         factors = _factors(seen, weights, alpha)
         if factors is not None and _apply(model, region, factors, values):
-            done.append(Smoothed(tuple(dict.fromkeys(n.input(0) for n in linears)),
-                                 tuple(n.name for n in region.makers), tuple(n.name for n in linears),
-                                 _spread(seen), _spread(seen / factors)))
+            done.append(
+                Smoothed(
+                    tuple(dict.fromkeys(n.input(0) for n in linears)),
+                    tuple(n.name for n in region.makers),
+                    tuple(n.name for n in linears),
+                    _spread(seen),
+                    _spread(seen / factors),
+                )
+            )
     if not done:
         return [], Remark.TOO_LARGE_TO_SMOOTH(alpha=alpha)
     _write(model, values)
-    model.proto.metadata_props.add(key=SMOOTHED, value="\n".join(t for s in done for t in s.tensors))
+    model.proto.metadata_props.add(
+        key=SMOOTHED, value="\n".join(t for s in done for t in s.tensors)
+    )
     remark = Remark.SMOOTHED_IN_PART if left else Remark.SMOOTHED
-    return done, remark(alpha=alpha, linears=sum(len(s.linears) for s in done), places=len(done), reasons=reasons,
-                        further=further)
+    return done, remark(
+        alpha=alpha,
+        linears=sum(len(s.linears) for s in done),
+        places=len(done),
+        reasons=reasons,
+        further=further,
+    )
 
 
 def _stay(count: int, why: _Left, op: str, node: str) -> Said:
@@ -302,7 +369,12 @@ def _spread(largest: _Array) -> float:
 
 def _factors(seen: _Array, weights: _Array, alpha: float) -> npt.NDArray[np.float64] | None:
     """s by channel; None where the channels have no finite values or no weights."""
-    if not (np.isfinite(seen).all() and np.isfinite(weights).all() and seen.max() > 0.0 and weights.max() > 0.0):
+    if not (
+        np.isfinite(seen).all()
+        and np.isfinite(weights).all()
+        and seen.max() > 0.0
+        and weights.max() > 0.0
+    ):
         return None
     high = np.maximum(seen.astype(np.float64), _SMALLEST * float(seen.max()))
     low = np.maximum(weights.astype(np.float64), _SMALLEST * float(weights.max()))
@@ -314,7 +386,9 @@ def _by_channel(model: Model, linear: Node) -> _Array:
     """The largest magnitude of a Linear's weights for each input channel."""
     value = model.constant(linear.input(1))
     assert value is not None
-    found: _Array = np.abs(value.astype(np.float64)).max(axis=1 - _channels_axis(linear), initial=0.0)
+    found: _Array = np.abs(value.astype(np.float64)).max(
+        axis=1 - _channels_axis(linear), initial=0.0
+    )
     return found
 
 
@@ -385,11 +459,15 @@ def _takes_above(sizes: Sizes, region: _Region, node: Node, tensor: str, places:
     fixed = _fixed(model, node)
     if node.op == "LayerNormalization" and known and tensor == node.output and places.ndim == 1:
         positions = [p for p in (1, 2) if node.input(p)]
-        fits = all(model.constant_shape(constant_behind(model, node.input(p))) == places.shape for p in positions)
+        fits = all(
+            model.constant_shape(constant_behind(model, node.input(p))) == places.shape
+            for p in positions
+        )
         return bool(positions) and fits and region.made_by(node, positions, places, -1)
     if known and _multiplies(node, fixed):
         return _is_vector(model, node.input(fixed[0]), places) and region.made_by(
-            node, fixed, places, 1 if node.op == "Div" else -1)  # fmt: skip
+            node, fixed, places, 1 if node.op == "Div" else -1
+        )
     if not known:
         return False
     if _sums(node):
@@ -397,8 +475,12 @@ def _takes_above(sizes: Sizes, region: _Region, node: Node, tensor: str, places:
     if node.op == "MatMul":
         # Of a product of two operands the one takes it over whose channels it does not sum over.
         taken = [p for p in (1, 0) if node.input(p) in region.tensors] or [1, 0]
-        return any(_mixes(places, p) and sizes.has_axes(node.input(p), places) and region.join(node.input(p), places)
-                   for p in taken)  # fmt: skip
+        return any(
+            _mixes(places, p)
+            and sizes.has_axes(node.input(p), places)
+            and region.join(node.input(p), places)
+            for p in taken
+        )
     return _handed_on(sizes, region, node, node.outputs.index(tensor), places, up=True)
 
 
@@ -421,29 +503,42 @@ def _takes_below(sizes: Sizes, region: _Region, node: Node, tensor: str, places:
         return _adds(sizes, region, node, places) and region.join(node.output, places)
     if node.op == "MatMul":
         other = node.input(1 - positions[0])
-        return other not in region.tensors and _mixes(places, positions[0]) and region.join(node.output, places)
+        return (
+            other not in region.tensors
+            and _mixes(places, positions[0])
+            and region.join(node.output, places)
+        )
     return all(_handed_on(sizes, region, node, p, places, up=False) for p in positions)
 
 
 def _adds(sizes: Sizes, region: _Region, node: Node, places: Places) -> bool:
     """Whether all that a sum adds can be divided alike; its constant is, and its other tensors join the region."""
     fixed = _fixed(sizes.model, node)
-    if len(node.inputs) != 2 or not all(_is_vector(sizes.model, node.input(p), places) for p in fixed):
+    if len(node.inputs) != 2 or not all(
+        _is_vector(sizes.model, node.input(p), places) for p in fixed
+    ):
         return False
     if fixed and (node.index, fixed[0]) not in region.folds:
         region.fold(node, fixed[0], places, -1)
-    return all(sizes.has_axes(t, places) and region.join(t, places) for p, t in enumerate(node.inputs)
-               if p not in fixed)  # fmt: skip
+    return all(
+        sizes.has_axes(t, places) and region.join(t, places)
+        for p, t in enumerate(node.inputs)
+        if p not in fixed
+    )
 
 
-def _handed_on(sizes: Sizes, region: _Region, node: Node, place: int, places: Places, *, up: bool) -> bool:
+def _handed_on(
+    sizes: Sizes, region: _Region, node: Node, place: int, places: Places, *, up: bool
+) -> bool:
     """Whether a node that computes nothing of several channels hands s on, and what it makes of it joins."""
     ends = node.inputs if up else node.outputs
     kept = _keeps(sizes, node, places) and (up or of(node).joins or not place)
     moved = [places] * (len(ends) if of(node).joins or not up else 1) if kept else None
     if moved is None or not region.whole:
         moved = sizes.across(node, place, places, up=up) or moved
-    return moved is not None and all(region.join(t, p) for t, p in zip(ends, moved, strict=False) if t)
+    return moved is not None and all(
+        region.join(t, p) for t, p in zip(ends, moved, strict=False) if t
+    )
 
 
 def _mixes(places: Places, position: int) -> bool:
@@ -463,8 +558,10 @@ def _is_vector(model: Model, tensor: str, places: Places) -> bool:
     shape = model.constant_shape(constant_behind(model, tensor))
     if shape is None or model.elem_type(tensor) not in QUANTIZABLE:
         return False
-    return all(d == 1 for d in shape) or (len(shape) >= places.ndim and all(
-        n in (1, d) for n, d in zip(reversed(places.shape), reversed(shape), strict=False)))  # fmt: skip
+    return all(d == 1 for d in shape) or (
+        len(shape) >= places.ndim
+        and all(n in (1, d) for n, d in zip(reversed(places.shape), reversed(shape), strict=False))
+    )
 
 
 def _multiplies(node: Node, fixed: Sequence[int]) -> bool:
@@ -480,7 +577,9 @@ def _keeps(sizes: Sizes, node: Node, places: Places) -> bool:
     last axis has one size before and after, as they go row by row."""
     model, last = sizes.model, places.ndim == 1
     if node.op == "Cast":
-        return node.integer("to", 0) in QUANTIZABLE and model.elem_type(node.input(0)) in QUANTIZABLE
+        return (
+            node.integer("to", 0) in QUANTIZABLE and model.elem_type(node.input(0)) in QUANTIZABLE
+        )
     if node.op == "Transpose":
         perm = node.attributes.get("perm")
         return last and isinstance(perm, list) and bool(perm) and perm[-1] == len(perm) - 1
@@ -493,7 +592,9 @@ def _keeps(sizes: Sizes, node: Node, places: Places) -> bool:
     if node.op == "ReduceMean":
         return last and _apart(sizes, node, reduced_axes(model, node))
     if of(node).averages:  # height and width, behind the channels
-        return places.shape[1:] == (1, 1) and len(sizes.shape(node.input(0)) or ()) == places.ndim + 1
+        return (
+            places.shape[1:] == (1, 1) and len(sizes.shape(node.input(0)) or ()) == places.ndim + 1
+        )
     if node.op == "Gather" or of(node).cuts or of(node).joins:
         return last and _apart(sizes, node, [node.integer("axis", 0)])
     if node.op == "Relu" or of(node).kind == LayerKind.IDENTITY:
@@ -509,7 +610,10 @@ def _apart(sizes: Sizes, node: Node, axes: Sequence[int] | None) -> bool:
 
 
 def _apply(
-    model: Model, region: _Region, factors: npt.NDArray[np.float64], values: dict[tuple[int, int], _Array]
+    model: Model,
+    region: _Region,
+    factors: npt.NDArray[np.float64],
+    values: dict[tuple[int, int], _Array],
 ) -> bool:
     """Multiplies the constants of a region in ``values``; nothing is done where one would not be finite."""
     made = {}
@@ -535,7 +639,11 @@ def _write(model: Model, values: dict[tuple[int, int], _Array]) -> None:
     for (index, position), value in values.items():
         node = model.nodes[index]
         name = node.input(position)
-        if name in model.initializers and len(model.readers(name)) == 1 and not model.is_output(name):
+        if (
+            name in model.initializers
+            and len(model.readers(name)) == 1
+            and not model.is_output(name)
+        ):
             editor.set_constant(name, value)
         else:
             editor.set_input(node, position, editor.constant(f"{name}_smoothed", value))

@@ -74,7 +74,9 @@ def weight_scale_axis(node: Node, rank: int, transposed_per_channel: bool) -> in
     where the target is not known to take one for each output (``Target.transposed_per_channel``), and where it is
     grouped: axis 1 of its weights counts the channels of one group only.
     """
-    if of(node).kind == LayerKind.DECONVOLUTION and (not transposed_per_channel or node.integer("group", 1) != 1):
+    if of(node).kind == LayerKind.DECONVOLUTION and (
+        not transposed_per_channel or node.integer("group", 1) != 1
+    ):
         return None
     return output_axis(node, rank)
 
@@ -93,7 +95,12 @@ def all_dequantized(model: Model, tensor: str, readers: Callable[[str], set[int]
             return False
         read = readers(name)
         behind = list(activation_outputs(model, name))
-        inside = {n.index for out in behind if (last := model.producer(out)) for n in region(model, name, last)}
+        inside = {
+            n.index
+            for out in behind
+            if (last := model.producer(out))
+            for n in region(model, name, last)
+        }
         stack.extend(behind)
         for reader in model.readers(name):
             if reader.index in read or reader.index in inside:

@@ -41,15 +41,23 @@ class _Stretch:
     behind: frozenset[str]  # what crosses the cut behind it, or is wanted
 
     def run(self, values: Feeds) -> Feeds:
-        return {t: v for t, v in (*values.items(), *self.fetcher.run(values).items()) if t in self.behind}
+        return {
+            t: v
+            for t, v in (*values.items(), *self.fetcher.run(values).items())
+            if t in self.behind
+        }
 
 
 class SwitchedNetwork:
     """A Q/DQ model whose activations can be left float; any number of threads may run it."""
 
     def __init__(
-        self, model: Model, activations: Sequence[QuantizedTensor], alone: Iterable[QuantizedTensor],
-        wanted: Sequence[str], threads: int,
+        self,
+        model: Model,
+        activations: Sequence[QuantizedTensor],
+        alone: Iterable[QuantizedTensor],
+        wanted: Sequence[str],
+        threads: int,
     ) -> None:
         """Opens the sessions.
 
@@ -73,16 +81,22 @@ class SwitchedNetwork:
             if node.input(0) in switches:
                 place.setdefault(node.input(0), position)
         begins = {entry.tensor: place.get(self._names.get(entry.tensor, ""), 0) for entry in alone}
-        fed: list[tuple[int, tuple[str, ...]]] = [(0, ())]  # cuts that a run can begin at, and what is fed there
+        fed: list[tuple[int, tuple[str, ...]]] = [
+            (0, ())
+        ]  # cuts that a run can begin at, and what is fed there
         for position in sorted(set(begins.values())):
             crossing = tuple(t for t in cuts.crossing(position) if cuts.made[t] >= 0)
             new = not set(fed[-1][1]).issuperset(crossing) and not set(crossing).issuperset(wanted)
             if new and all(map(model.elem_type, crossing)):
                 fed.append((position, crossing))
-        self._first = {t: max(n for n, (at, _) in enumerate(fed) if at <= begin) for t, begin in begins.items()}
+        self._first = {
+            t: max(n for n, (at, _) in enumerate(fed) if at <= begin) for t, begin in begins.items()
+        }
         given = [helper.make_tensor_value_info(s, TensorProto.BOOL, []) for s in switches]
         self._stretches = []
-        for (_, front), (_, behind) in itertools.pairwise([*fed, (-1, tuple(dict.fromkeys(wanted)))]):
+        for (_, front), (_, behind) in itertools.pairwise(
+            [*fed, (-1, tuple(dict.fromkeys(wanted)))]
+        ):
             made = [t for t in behind if t not in front]
             known = [helper.make_tensor_value_info(t, model.elem_type(t), None) for t in front]
             session = _session(partial_model(network, made, [*known, *given]), model, threads)
@@ -96,7 +110,9 @@ class SwitchedNetwork:
         """
         return self._run(sample, floats, 0, {})
 
-    def runs(self, sample: Feeds, left_out: Sequence[str | None]) -> Iterator[tuple[str | None, Feeds]]:
+    def runs(
+        self, sample: Feeds, left_out: Sequence[str | None]
+    ) -> Iterator[tuple[str | None, Feeds]]:
         """What is wanted with each of some activations float alone, as they come in the network; None is none of them.
 
         Raises:
@@ -142,11 +158,19 @@ def _switched(model: Model, activations: Sequence[QuantizedTensor]) -> tuple[dic
 def _branches(quantizer: Node, dequantizer: Node) -> dict[str, onnx.GraphProto]:
     """What an If in the place of a DQ gives: the same, or what its Q gets. Where would read both, each time."""
     code, quantized = f"{dequantizer.output}/code", f"{dequantizer.output}/quantized"
-    pair = [copy_of(quantizer.proto, quantizer.inputs, [code]),
-            copy_of(dequantizer.proto, [code, *dequantizer.inputs[1:]], [quantized])]
-    unquantized = helper.make_node("Identity", [quantizer.input(0)], [f"{dequantizer.output}/float"])
-    return {branch: helper.make_graph(body, "switched", [], [onnx.ValueInfoProto(name=body[-1].output[0])])
-            for branch, body in (("then_branch", pair), ("else_branch", [unquantized]))}
+    pair = [
+        copy_of(quantizer.proto, quantizer.inputs, [code]),
+        copy_of(dequantizer.proto, [code, *dequantizer.inputs[1:]], [quantized]),
+    ]
+    unquantized = helper.make_node(
+        "Identity", [quantizer.input(0)], [f"{dequantizer.output}/float"]
+    )
+    return {
+        branch: helper.make_graph(
+            body, "switched", [], [onnx.ValueInfoProto(name=body[-1].output[0])]
+        )
+        for branch, body in (("then_branch", pair), ("else_branch", [unquantized]))
+    }
 
 
 def _session(part: onnx.ModelProto, model: Model, threads: int) -> Any:

@@ -34,7 +34,9 @@ def table(name: str) -> Mapping[str, Any]:
 
 def rows(path: Path) -> list[dict[str, str]]:
     """The lines of a file of fields divided by tabs, by the names in its first line; ``#`` begins a remark."""
-    lines = [line for line in path.read_text("utf-8").splitlines() if line and not line.startswith("#")]
+    lines = [
+        line for line in path.read_text("utf-8").splitlines() if line and not line.startswith("#")
+    ]
     header = lines[0].split("\t")
     return [dict(zip(header, line.split("\t"), strict=True)) for line in lines[1:]]
 
@@ -99,7 +101,9 @@ def _value(wanted: Any, value: Any, name: str, entry_name: str) -> Any:
     if isinstance(wanted, type) and issubclass(wanted, enum.Enum):
         return wanted(value)
     if listed and isinstance(value, list | tuple):
-        if any(not isinstance(v, options[0] if isinstance(options[0], type) else object) for v in value):
+        if any(
+            not isinstance(v, options[0] if isinstance(options[0], type) else object) for v in value
+        ):
             raise ValueError(f"{where}: {value!r} is not a list of {options[0].__name__}")
         return tuple(value)
     if value == "" or (isinstance(wanted, type) and type(value) is not wanted):
@@ -132,7 +136,10 @@ class Case:
     source: str = ""
     about: tuple[str, ...] = ()
 
-    __eq__, __hash__ = object.__eq__, object.__hash__  # distinguished by identity, many times in a simulation
+    __eq__, __hash__ = (
+        object.__eq__,
+        object.__hash__,
+    )  # distinguished by identity, many times in a simulation
 
     def build_names(self) -> tuple[str, ...]:
         """The builds that show it, each once, without line numbers."""

@@ -34,23 +34,122 @@ _PAIRS = ("DequantizeLinear", "QuantizeLinear")
 CUTTING = ("GatherND", "Slice")  # which crash on negative dimensions
 #: Operators that crash on nothing, and make no negative dimension where they read none, by trial:
 #: tests/model/test_apart.py
-PLAIN = frozenset((
-    "Abs", "Add", "And", "ArgMax", "ArgMin", "BatchNormalization", "Cast", "CastLike", "Ceil", "Celu", "Clip", "Concat",
-    "Constant", "ConstantOfShape", "Cos", "CumSum", "DequantizeLinear", "Div", "Dropout", "Einsum", "Elu", "Equal",
-    "Erf", "Exp", "Flatten", "Floor", "Gather", "GatherElements", "Gelu", "Gemm", "GlobalAveragePool", "GlobalMaxPool",
-    "Greater", "GreaterOrEqual", "GridSample", "GroupNormalization", "HardSigmoid", "HardSwish", "Hardmax", "Identity",
-    "If", "InstanceNormalization", "IsInf", "IsNaN", "LRN", "LayerNormalization", "LeakyRelu", "Less", "LessOrEqual",
-    "Log", "LogSoftmax", "Loop", "LpNormalization", "MatMul", "Max", "Mean", "Min", "Mish", "Mod", "Mul", "Neg",
-    "NonMaxSuppression", "NonZero", "Not", "OneHot", "Or", "PRelu", "Pow", "QuantizeLinear", "RMSNormalization",
-    "Range", "Reciprocal", "ReduceL1", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum",
-    "ReduceSumSquare", "Relu", "Reshape", "Round", "ScatterElements", "ScatterND", "Selu", "Shape", "Sigmoid", "Sign",
-    "Sin", "Size", "Softmax", "Softplus", "Softsign", "Sqrt", "Squeeze", "Sub", "Sum", "Swish", "Tanh", "Transpose",
-    "Trilu", "Unsqueeze", "Where", "Xor",
-))
+PLAIN = frozenset(
+    (
+        "Abs",
+        "Add",
+        "And",
+        "ArgMax",
+        "ArgMin",
+        "BatchNormalization",
+        "Cast",
+        "CastLike",
+        "Ceil",
+        "Celu",
+        "Clip",
+        "Concat",
+        "Constant",
+        "ConstantOfShape",
+        "Cos",
+        "CumSum",
+        "DequantizeLinear",
+        "Div",
+        "Dropout",
+        "Einsum",
+        "Elu",
+        "Equal",
+        "Erf",
+        "Exp",
+        "Flatten",
+        "Floor",
+        "Gather",
+        "GatherElements",
+        "Gelu",
+        "Gemm",
+        "GlobalAveragePool",
+        "GlobalMaxPool",
+        "Greater",
+        "GreaterOrEqual",
+        "GridSample",
+        "GroupNormalization",
+        "HardSigmoid",
+        "HardSwish",
+        "Hardmax",
+        "Identity",
+        "If",
+        "InstanceNormalization",
+        "IsInf",
+        "IsNaN",
+        "LRN",
+        "LayerNormalization",
+        "LeakyRelu",
+        "Less",
+        "LessOrEqual",
+        "Log",
+        "LogSoftmax",
+        "Loop",
+        "LpNormalization",
+        "MatMul",
+        "Max",
+        "Mean",
+        "Min",
+        "Mish",
+        "Mod",
+        "Mul",
+        "Neg",
+        "NonMaxSuppression",
+        "NonZero",
+        "Not",
+        "OneHot",
+        "Or",
+        "PRelu",
+        "Pow",
+        "QuantizeLinear",
+        "RMSNormalization",
+        "Range",
+        "Reciprocal",
+        "ReduceL1",
+        "ReduceL2",
+        "ReduceMax",
+        "ReduceMean",
+        "ReduceMin",
+        "ReduceProd",
+        "ReduceSum",
+        "ReduceSumSquare",
+        "Relu",
+        "Reshape",
+        "Round",
+        "ScatterElements",
+        "ScatterND",
+        "Selu",
+        "Shape",
+        "Sigmoid",
+        "Sign",
+        "Sin",
+        "Size",
+        "Softmax",
+        "Softplus",
+        "Softsign",
+        "Sqrt",
+        "Squeeze",
+        "Sub",
+        "Sum",
+        "Swish",
+        "Tanh",
+        "Transpose",
+        "Trilu",
+        "Unsqueeze",
+        "Where",
+        "Xor",
+    )
+)
 
 
 def infer_shapes(
-    proto: onnx.ModelProto, check_type: bool = False, strict_mode: bool = False, data_prop: bool = False
+    proto: onnx.ModelProto,
+    check_type: bool = False,
+    strict_mode: bool = False,
+    data_prop: bool = False,
 ) -> onnx.ModelProto:
     """A copy of a model with the types that onnx infers.
 
@@ -58,8 +157,9 @@ def infer_shapes(
         Exception: onnx cannot infer them, or crashes on it.
     """
     if is_harmless(proto):
-        return onnx.shape_inference.infer_shapes(proto, check_type=check_type, strict_mode=strict_mode,
-                                                 data_prop=data_prop)
+        return onnx.shape_inference.infer_shapes(
+            proto, check_type=check_type, strict_mode=strict_mode, data_prop=data_prop
+        )
     return _CHILD.ask(proto, 0, check_type, strict_mode, data_prop)
 
 
@@ -89,11 +189,16 @@ class _Look:
         self._doubled = 0.0
         nodes = list(nodes_of(proto))
         # A function of the model that has the name of an operator does not stand for it in onnx.
-        self.harmless = all(n.op_type in PLAIN or n.op_type in CUTTING or n.op_type in _CHECKS if n.domain in STANDARD
-                            else not n.domain.startswith("ai.onnx") for n in nodes)
+        self.harmless = all(
+            n.op_type in PLAIN or n.op_type in CUTTING or n.op_type in _CHECKS
+            if n.domain in STANDARD
+            else not n.domain.startswith("ai.onnx")
+            for n in nodes
+        )
         if self.harmless and any(n.op_type in CUTTING and n.domain in STANDARD for n in nodes):
             self.harmless = self._states_sizes(nodes) and all(
-                check(self, n) for n in nodes if (check := _CHECKS.get(n.op_type)) is not None)
+                check(self, n) for n in nodes if (check := _CHECKS.get(n.op_type)) is not None
+            )
 
     def _states_sizes(self, nodes: list[onnx.NodeProto]) -> bool:
         """Collects constants, and types that are stated; whether none has a dimension that is negative, or so large
@@ -104,10 +209,15 @@ class _Look:
             if not all(0 <= d < _LARGE for d in dims):
                 return False
             self._stated.setdefault(value.name, set()).add(dims)
-        sparse = (*(t for g in stored.graphs for t in g.sparse_initializer),
-                  *(a.sparse_tensor for _, a in stored.constants))
-        self._quantized = {n.output[0]: n.input[0] for n in nodes if n.op_type in _PAIRS and n.input and n.output
-                           and n.output[0] not in stored.several}
+        sparse = (
+            *(t for g in stored.graphs for t in g.sparse_initializer),
+            *(a.sparse_tensor for _, a in stored.constants),
+        )
+        self._quantized = {
+            n.output[0]: n.input[0]
+            for n in nodes
+            if n.op_type in _PAIRS and n.input and n.output and n.output[0] not in stored.several
+        }
         return all(d >= 0 for t in (*(t for _, t in stored.all), *sparse) for d in t.dims)
 
     def doubles(self, factor: float) -> bool:
@@ -136,7 +246,9 @@ def _attributes(node: onnx.NodeProto) -> dict[str, Any] | None:
 
 
 def _all(values: Any, low: float = 0) -> bool:
-    return isinstance(values, list) and all(isinstance(v, int | float) and low <= v < _LARGE for v in values)
+    return isinstance(values, list) and all(
+        isinstance(v, int | float) and low <= v < _LARGE for v in values
+    )
 
 
 def _window(look: _Look, node: onnx.NodeProto) -> bool:
@@ -149,21 +261,32 @@ def _window(look: _Look, node: onnx.NodeProto) -> bool:
     kernel = stated.get("kernel_shape") or (look.dims("".join(node.input[1:2])) or [])[2:]
     if not kernel or not _all(kernel, 1):
         return False
-    strides, dilations = stated.get("strides", [1] * len(kernel)), stated.get("dilations", [1] * len(kernel))
+    strides, dilations = (
+        stated.get("strides", [1] * len(kernel)),
+        stated.get("dilations", [1] * len(kernel)),
+    )
     pads = stated.get("pads", [0, 0] * len(kernel))
     if not (_all(strides, 1) and _all(dilations, 1) and _all(pads)) or not (
-            len(strides) == len(dilations) == len(kernel) == len(pads) / 2):
+        len(strides) == len(dilations) == len(kernel) == len(pads) / 2
+    ):
         return False
-    sums = [a + b for a, b in zip(pads, pads[len(kernel):], strict=False)]
+    sums = [a + b for a, b in zip(pads, pads[len(kernel) :], strict=False)]
     sizes = [d * (k - 1) + 1 for d, k in zip(dilations, kernel, strict=True)]
     if node.op_type == "ConvTranspose":
         added = stated.get("output_padding", [0] * len(kernel))
-        return "output_shape" not in stated and _all(added) and len(added) == len(kernel) and look.doubles(
-            max(strides)) and all(a + k - p >= s for a, k, p, s in zip(added, sizes, sums, strides, strict=True))
+        return (
+            "output_shape" not in stated
+            and _all(added)
+            and len(added) == len(kernel)
+            and look.doubles(max(strides))
+            and all(a + k - p >= s for a, k, p, s in zip(added, sizes, sums, strides, strict=True))
+        )
     return all(k - p < 2 * s for k, p, s in zip(sizes, sums, strides, strict=True))
 
 
-def _by_input(place: int, *attributes: str, factor: bool = False) -> Callable[[_Look, onnx.NodeProto], bool]:
+def _by_input(
+    place: int, *attributes: str, factor: bool = False
+) -> Callable[[_Look, onnx.NodeProto], bool]:
     """A constant, or an attribute, of numbers that are not negative."""
 
     def check(look: _Look, node: onnx.NodeProto) -> bool:
@@ -173,20 +296,28 @@ def _by_input(place: int, *attributes: str, factor: bool = False) -> Callable[[_
         found = [stated[name] for name in attributes if name in stated]
         if len(node.input) > place and node.input[place]:
             found.append(look.stored.values(node.input[place]))
-        return all(_all(values) and (not factor or look.doubles(max(values, default=1))) for values in found)
+        return all(
+            _all(values) and (not factor or look.doubles(max(values, default=1)))
+            for values in found
+        )
 
     return check
 
 
 def _resize(look: _Look, node: onnx.NodeProto) -> bool:
-    return _by_input(min(2, len(node.input) - 1), factor=True)(look, node)  # the second input before opset 11
+    return _by_input(min(2, len(node.input) - 1), factor=True)(
+        look, node
+    )  # the second input before opset 11
 
 
 def _split(look: _Look, node: onnx.NodeProto) -> bool:
     """What is split in more than two equal parts may have too little for the last."""
     count = (_attributes(node) or {}).get("num_outputs", len(node.output))
-    return count == len(node.output) and _by_input(1, "split")(look, node) and (
-        count <= _PAIR or not any(a.name == "num_outputs" for a in node.attribute))
+    return (
+        count == len(node.output)
+        and _by_input(1, "split")(look, node)
+        and (count <= _PAIR or not any(a.name == "num_outputs" for a in node.attribute))
+    )
 
 
 def _gather(look: _Look, node: onnx.NodeProto) -> bool:
@@ -248,8 +379,11 @@ class _Child:
                     raise ValueError
             except (OSError, ValueError):
                 late = self._close() == -getattr(signal, "SIGXCPU", 0)
-                raise RuntimeError(f"onnx takes more than {budgets.ONNX_SECONDS} s of the processor for that" if late
-                                   else "onnx crashes on it") from None
+                raise RuntimeError(
+                    f"onnx takes more than {budgets.ONNX_SECONDS} s of the processor for that"
+                    if late
+                    else "onnx crashes on it"
+                ) from None
             except BaseException:
                 self._close()
                 raise

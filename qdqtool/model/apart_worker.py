@@ -57,7 +57,9 @@ def _limit(what: str, most: int) -> None:
 
         kind = getattr(resource, f"RLIMIT_{what}")
         hard = resource.getrlimit(kind)[1]
-        resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+        resource.setrlimit(
+            kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard)
+        )
     except (ImportError, AttributeError, ValueError, OSError, OverflowError):
         return
 

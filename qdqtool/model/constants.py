@@ -28,15 +28,79 @@ _MOST_NODES = 1000  # on the way to one constant
 _SHAPES = 4096  # elements of what may be a shape
 _KEPT = 1 << 22  # elements of all results that are kept for the next constant
 # Those whose time goes with what they read and write (products apart), in the reference implementation too.
-_LINEAR = frozenset({
-    "Abs", "Add", "And", "BatchNormalization", "Cast", "Ceil", "Clip", "Concat", "ConstantOfShape", "CumSum",
-    "Div", "Equal", "Exp", "Expand", "Flatten", "Floor", "Gather", "Gemm", "Greater", "GreaterOrEqual", "Identity",
-    "InstanceNormalization", "LayerNormalization", "Less", "LessOrEqual", "Log", "LpNormalization", "MatMul",
-    "Max", "Mean", "Min", "Mod", "Mul", "Neg", "Not", "Or", "Pad", "Pow", "Range", "Reciprocal", "ReduceL1",
-    "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare", "Relu",
-    "Reshape", "Round", "Shape", "Sigmoid", "Sign", "Size", "Slice", "Softmax", "Softplus", "Split", "Sqrt",
-    "Squeeze", "Sub", "Sum", "Tanh", "Tile", "Transpose", "Trilu", "Unsqueeze", "Where",
-})  # fmt: skip
+_LINEAR = frozenset(
+    {
+        "Abs",
+        "Add",
+        "And",
+        "BatchNormalization",
+        "Cast",
+        "Ceil",
+        "Clip",
+        "Concat",
+        "ConstantOfShape",
+        "CumSum",
+        "Div",
+        "Equal",
+        "Exp",
+        "Expand",
+        "Flatten",
+        "Floor",
+        "Gather",
+        "Gemm",
+        "Greater",
+        "GreaterOrEqual",
+        "Identity",
+        "InstanceNormalization",
+        "LayerNormalization",
+        "Less",
+        "LessOrEqual",
+        "Log",
+        "LpNormalization",
+        "MatMul",
+        "Max",
+        "Mean",
+        "Min",
+        "Mod",
+        "Mul",
+        "Neg",
+        "Not",
+        "Or",
+        "Pad",
+        "Pow",
+        "Range",
+        "Reciprocal",
+        "ReduceL1",
+        "ReduceL2",
+        "ReduceMax",
+        "ReduceMean",
+        "ReduceMin",
+        "ReduceProd",
+        "ReduceSum",
+        "ReduceSumSquare",
+        "Relu",
+        "Reshape",
+        "Round",
+        "Shape",
+        "Sigmoid",
+        "Sign",
+        "Size",
+        "Slice",
+        "Softmax",
+        "Softplus",
+        "Split",
+        "Sqrt",
+        "Squeeze",
+        "Sub",
+        "Sum",
+        "Tanh",
+        "Tile",
+        "Transpose",
+        "Trilu",
+        "Unsqueeze",
+        "Where",
+    }
+)
 _PRODUCTS = ("MatMul", "Gemm")
 
 
@@ -88,7 +152,9 @@ class Constants:
                 self._kept.update(made)
         return known.get(tensor)
 
-    def results(self, node: Node, known: Mapping[str, _Array], most: int) -> dict[str, _Array] | None:
+    def results(
+        self, node: Node, known: Mapping[str, _Array], most: int
+    ) -> dict[str, _Array] | None:
         """What one node makes of the values of its inputs: its outputs by name, with no more elements than ``most``.
 
         None for an operator that is not looked at, for sizes that nobody knows or too large ones, and for inputs that
@@ -118,17 +184,30 @@ class Constants:
             with warnings.catch_warnings(), np.errstate(all="ignore"):
                 warnings.simplefilter("ignore")
                 made: Any = ReferenceEvaluator(single).run(outputs, inputs)
-        except Exception:  # what the operators raise; the reference implementation has no common base for it
+        except (
+            Exception
+        ):  # what the operators raise; the reference implementation has no common base for it
             return None
         return dict(zip(outputs, map(np.asarray, made), strict=True))
 
-    def _single(self, node: Node, inputs: Mapping[str, _Array], outputs: list[str]) -> onnx.ModelProto:
+    def _single(
+        self, node: Node, inputs: Mapping[str, _Array], outputs: list[str]
+    ) -> onnx.ModelProto:
         graph = onnx.helper.make_graph(
-            [node.proto], "constant",
-            [onnx.helper.make_tensor_value_info(n, onnx.helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
-             for n, v in inputs.items()],
+            [node.proto],
+            "constant",
+            [
+                onnx.helper.make_tensor_value_info(
+                    n, onnx.helper.np_dtype_to_tensor_dtype(v.dtype), v.shape
+                )
+                for n, v in inputs.items()
+            ],
             [onnx.helper.make_empty_tensor_value_info(t) for t in outputs],
-            [onnx.numpy_helper.from_array(np.asarray(v), n) for n, v in inputs.items() if v.size <= _SHAPES],
+            [
+                onnx.numpy_helper.from_array(np.asarray(v), n)
+                for n, v in inputs.items()
+                if v.size <= _SHAPES
+            ],
         )
         return onnx.helper.make_model(graph, opset_imports=self.model.proto.opset_import)
 
@@ -139,7 +218,11 @@ def _sizes(single: onnx.ModelProto) -> list[int] | None:
         inferred = onnx.shape_inference.infer_shapes(single)
     except Exception:  # C++
         return None
-    shapes = [v.type.tensor_type.shape for v in inferred.graph.output if v.type.tensor_type.HasField("shape")]
+    shapes = [
+        v.type.tensor_type.shape
+        for v in inferred.graph.output
+        if v.type.tensor_type.HasField("shape")
+    ]
     if not all(d.HasField("dim_value") for s in shapes for d in s.dim):
         return None
     return [math.prod(d.dim_value for d in s.dim) for s in shapes]

@@ -22,9 +22,15 @@ class Cuts:
         at_end = frozenset(wanted)
         self._last: dict[str, int] = {}
         for position, node in enumerate(model.ordered):
-            self.made.update((t, position) for t in node.outputs if t in at_end or (t and not model.is_constant(t)))
+            self.made.update(
+                (t, position)
+                for t in node.outputs
+                if t in at_end or (t and not model.is_constant(t))
+            )
             self._last.update(dict.fromkeys((*node.inputs, *node.captured), position))
-        self.made.update(dict.fromkeys((*model.inputs, *(t for t in wanted if t in model.initializers)), -1))
+        self.made.update(
+            dict.fromkeys((*model.inputs, *(t for t in wanted if t in model.initializers)), -1)
+        )
         self._last.update(dict.fromkeys(wanted, len(model.ordered)))
 
     def crossing(self, position: int) -> tuple[str, ...]:

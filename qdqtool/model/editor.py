@@ -91,7 +91,9 @@ class Editor:
             ModelError: All added ones together take more than :data:`qdqtool.base.budgets.ADDED_CONSTANTS`.
         """
         self._added += np.asarray(value).nbytes
-        budgets.require(self._added, budgets.ADDED_CONSTANTS, "new constants would take", ModelError)
+        budgets.require(
+            self._added, budgets.ADDED_CONSTANTS, "new constants would take", ModelError
+        )
         name = self.name(wanted)
         self._add_constant(onnx.numpy_helper.from_array(np.asarray(value), name))
         return name
@@ -120,7 +122,9 @@ class Editor:
             old.CopyFrom(made)
             self._constants[tensor] = old
             if tensor in self._listed:
-                self._listed[tensor].type.CopyFrom(onnx.helper.make_tensor_type_proto(made.data_type, made.dims))
+                self._listed[tensor].type.CopyFrom(
+                    onnx.helper.make_tensor_type_proto(made.data_type, made.dims)
+                )
             return
         maker = self.model.producer(tensor)
         if maker is not None:
@@ -152,16 +156,25 @@ class Editor:
         self.edited.add(node.index)
 
     def insert(
-        self, before: Node, op: str, wanted: str, inputs: list[str], attributes: dict[str, Any] | None = None
+        self,
+        before: Node,
+        op: str,
+        wanted: str,
+        inputs: list[str],
+        attributes: dict[str, Any] | None = None,
     ) -> str:
         """Adds a node with one output in front of another and returns the output's name."""
         name = self.name(wanted)
         output = self.name(f"{name}_output_0")
         self.edited.add(before.index)
-        self._before[before.index].append(onnx.helper.make_node(op, inputs, [output], name=name, **(attributes or {})))
+        self._before[before.index].append(
+            onnx.helper.make_node(op, inputs, [output], name=name, **(attributes or {}))
+        )
         return output
 
-    def cast(self, source: str, made: str, to: int, behind: Node | None = None, suffix: str = "") -> None:
+    def cast(
+        self, source: str, made: str, to: int, behind: Node | None = None, suffix: str = ""
+    ) -> None:
         """Adds a Cast behind a node, or in front of all without one; its output gets the name ``made``."""
         proto = onnx.helper.make_node("Cast", [source], [made], name=f"{made}/Cast{suffix}", to=to)
         self._taken.update((made, proto.name))
@@ -189,7 +202,9 @@ class Editor:
             self._shared[key] = self.constant(wanted, value)
         return self._shared[key]
 
-    def set_quantizer(self, node: Node, scale: npt.NDArray[Any], zero_point: npt.NDArray[Any]) -> None:
+    def set_quantizer(
+        self, node: Node, scale: npt.NDArray[Any], zero_point: npt.NDArray[Any]
+    ) -> None:
         """Gives a Q or DQ new parameters; the scale keeps the type that it had."""
         proto = self.proto_of(node)
         self._retyped.update(node.outputs)  # a quantized tensor's type may change
@@ -206,10 +221,14 @@ class Editor:
         for old in (weights.q, weights.dq):
             if old is not None:
                 inputs = [tensor, *old.inputs[1:]]
-                tensor = self.insert(reader, old.op, f"{old.name}_copy", inputs, dict(old.attributes))
+                tensor = self.insert(
+                    reader, old.op, f"{old.name}_copy", inputs, dict(old.attributes)
+                )
         self.set_input(reader, position, tensor)
 
-    def rewrite(self, node: Node, op: str, inputs: Sequence[str], attributes: dict[str, Any]) -> None:
+    def rewrite(
+        self, node: Node, op: str, inputs: Sequence[str], attributes: dict[str, Any]
+    ) -> None:
         """Lets another operator make what a node makes."""
         proto = self.proto_of(node)
         proto.op_type, proto.domain = op, ""
@@ -243,7 +262,9 @@ class Editor:
         maker = self.model.producer(source)
         if self.model.is_output(q.output) or any(self.is_captured(dq.output) for dq in pairs):
             return False
-        if ends and (len(ends) > 1 or maker is None or self.model.is_output(source) or self.is_removed(maker)):
+        if ends and (
+            len(ends) > 1 or maker is None or self.model.is_output(source) or self.is_removed(maker)
+        ):
             return False
         for dq in pairs:
             if dq not in ends:
@@ -282,7 +303,9 @@ class Editor:
         pruned = self._prune(nodes, inside)
         kept = in_order(pruned, self._reads, self._makes)
         self.model.replace_constants((), self._constants, self._retyping)
-        self.model.replace_nodes(kept if len(kept) == len(pruned) else pruned, self._touched)  # which refuses a cycle
+        self.model.replace_nodes(
+            kept if len(kept) == len(pruned) else pruned, self._touched
+        )  # which refuses a cycle
         self._drop_constants(read, inside)
         self._drop_stale()
         return self.model
@@ -295,7 +318,9 @@ class Editor:
         self._alias.update(dict.fromkeys(passed, tensor))  # of a chain, each link is followed once
         return tensor
 
-    def _prune(self, nodes: list[Node | onnx.NodeProto], inside: set[str]) -> list[Node | onnx.NodeProto]:
+    def _prune(
+        self, nodes: list[Node | onnx.NodeProto], inside: set[str]
+    ) -> list[Node | onnx.NodeProto]:
         """Drops nodes that lost their last reader; those unused from the start stay."""
         unused = {id(n) for n in self.model.nodes if not any(self._is_used(o) for o in n.outputs)}
         outputs = {v.name for v in self.proto.graph.output} | inside
@@ -305,7 +330,11 @@ class Editor:
         stack = list(nodes)
         while stack:
             node = stack.pop()
-            if id(node) in gone or id(node) in unused or any(read[o] > 0 or o in outputs for o in self._makes(node)):
+            if (
+                id(node) in gone
+                or id(node) in unused
+                or any(read[o] > 0 or o in outputs for o in self._makes(node))
+            ):
                 continue
             gone.add(id(node))
             read.subtract(self._inputs(node))
@@ -332,7 +361,11 @@ class Editor:
         """Drops initializers that lost their last reader, and their entries among the inputs."""
         graph, model = self.proto.graph, self.model
         read = model.consumers.keys() | {v.name for v in graph.output} | inside
-        gone = {n for n in model.initializers if n not in read and (n in was_read or n in self._added_constants)}
+        gone = {
+            n
+            for n in model.initializers
+            if n not in read and (n in was_read or n in self._added_constants)
+        }
         if gone:
             _drop(graph.initializer, gone.__contains__)
             _drop(graph.input, gone.__contains__)
@@ -340,14 +373,23 @@ class Editor:
 
     def _captured(self) -> set[str]:
         """What subgraphs read, by the names that they read it by now."""
-        return {t for n in self.model.nodes if n.captured or n.index in self._touched for t in captured(n.proto)}
+        return {
+            t
+            for n in self.model.nodes
+            if n.captured or n.index in self._touched
+            for t in captured(n.proto)
+        }
 
     def _is_used(self, tensor: str) -> bool:
         return bool(tensor) and (bool(self.model.readers(tensor)) or self.model.is_output(tensor))
 
     def _drop_stale(self) -> None:
         graph = self.proto.graph
-        made = self.model.producers.keys() | self.model.initializers.keys() | {v.name for v in graph.input}
+        made = (
+            self.model.producers.keys()
+            | self.model.initializers.keys()
+            | {v.name for v in graph.input}
+        )
         _drop(graph.value_info, lambda n: n not in made or n in self._retyped)
 
 
@@ -370,7 +412,9 @@ def placeholder(name: str, dims: Iterable[int], kind: int = TensorProto.FLOAT) -
 
 
 def float_model(
-    model: Model, weights: bool = False, stored: Callable[[str, Iterable[int]], TensorProto] | None = None,
+    model: Model,
+    weights: bool = False,
+    stored: Callable[[str, Iterable[int]], TensorProto] | None = None,
     known: Mapping[str, TensorProto] | None = None,
 ) -> Model:
     """A model, itself, without activation quantizers; weights stay as quantized, unless ``weights`` says otherwise.
@@ -385,10 +429,16 @@ def float_model(
     view, editor = View(model), Editor(model)
     for node in (n for n in view.quantizers if n.input(0) and n.output):
         maker = model.producer(node.input(0)) if is_dq(node) else node
-        constant = model.constant_proto(node.input(0)) if stored is not None and is_dq(node) else None
+        constant = (
+            model.constant_proto(node.input(0)) if stored is not None and is_dq(node) else None
+        )
         if known and node.output in known:
             editor.replace(node, known[node.output])
-        elif stored is not None and constant is not None and constant.data_type not in (*FLOATS, TensorProto.UNDEFINED):
+        elif (
+            stored is not None
+            and constant is not None
+            and constant.data_type not in (*FLOATS, TensorProto.UNDEFINED)
+        ):
             editor.replace(node, stored(node.output, constant.dims))
         elif maker is not None and is_q(maker) and (weights or not view.is_weight(maker)):
             if is_dq(node) or stored is not None:
@@ -398,7 +448,9 @@ def float_model(
     return editor.finish()
 
 
-def with_more(model: Model, nodes: Iterable[onnx.NodeProto], constants: Iterable[TensorProto] = ()) -> Model:
+def with_more(
+    model: Model, nodes: Iterable[onnx.NodeProto], constants: Iterable[TensorProto] = ()
+) -> Model:
     """A variant of a model, without large weights, that computes more of its tensors: nodes and what they read."""
     proto = without_large_weights(model.proto)
     proto.graph.node.extend(nodes)
@@ -412,7 +464,9 @@ def own_weights(model: Model) -> Model:
     first: dict[str, Node] = {}
     for node in view.weighted:
         weights = view.weights(node)
-        value = model.constant(weights.source) if weights.dq is not None and weights.constant else None
+        value = (
+            model.constant(weights.source) if weights.dq is not None and weights.constant else None
+        )
         alone = all(len(model.readers(n.output)) == 1 for n in weights.after)
         if value is not None and alone and first.setdefault(weights.source, node) is not node:
             editor.copy_weights(node, weights, value)

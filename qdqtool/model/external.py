@@ -26,12 +26,20 @@ from qdqtool.model.subgraphs import held
 _LARGE = 1 << 14  # elements
 _ELEMENTS = 1 << 63  # sizes are numbers of 64 bits
 _PLAIN: dict[int, str] = {  # numpy's names of what is stored as it is, little-endian
-    onnx.TensorProto.FLOAT: "<f4", onnx.TensorProto.DOUBLE: "<f8", onnx.TensorProto.FLOAT16: "<f2",
-    onnx.TensorProto.INT8: "i1", onnx.TensorProto.UINT8: "u1", onnx.TensorProto.INT32: "<i4",
-    onnx.TensorProto.INT64: "<i8", onnx.TensorProto.BOOL: "?",
-}  # fmt: skip
-_BITS = {number: int(bits[0]) for name, number in onnx.TensorProto.DataType.items()  # of an element, in a file
-         if (bits := re.search(r"\d+", name))}
+    onnx.TensorProto.FLOAT: "<f4",
+    onnx.TensorProto.DOUBLE: "<f8",
+    onnx.TensorProto.FLOAT16: "<f2",
+    onnx.TensorProto.INT8: "i1",
+    onnx.TensorProto.UINT8: "u1",
+    onnx.TensorProto.INT32: "<i4",
+    onnx.TensorProto.INT64: "<i8",
+    onnx.TensorProto.BOOL: "?",
+}
+_BITS = {
+    number: int(bits[0])
+    for name, number in onnx.TensorProto.DataType.items()  # of an element, in a file
+    if (bits := re.search(r"\d+", name))
+}
 _BITS.update({onnx.TensorProto.FLOAT: 32, onnx.TensorProto.DOUBLE: 64, onnx.TensorProto.BOOL: 8})
 
 
@@ -57,13 +65,19 @@ def array_of(tensor: onnx.TensorProto, model: str = "", name: str = "") -> npt.N
     """
     try:
         dtype = _PLAIN.get(tensor.data_type)
-        if dtype is not None and tensor.HasField("raw_data") and not (is_outside(tensor) or tensor.HasField("segment")):
+        if (
+            dtype is not None
+            and tensor.HasField("raw_data")
+            and not (is_outside(tensor) or tensor.HasField("segment"))
+        ):
             return np.frombuffer(tensor.raw_data, dtype).reshape(tensor.dims)
         from onnx import numpy_helper
 
         return numpy_helper.to_array(tensor)
     except (ValueError, TypeError, RuntimeError, KeyError, OverflowError) as error:
-        raise ModelError(f"tensor '{name or tensor.name}' cannot be read: {error}", model or "model") from error
+        raise ModelError(
+            f"tensor '{name or tensor.name}' cannot be read: {error}", model or "model"
+        ) from error
 
 
 def is_possible(dims: Sequence[int]) -> bool:
@@ -90,7 +104,12 @@ def is_bytes(tensor: onnx.TensorProto) -> bool:
 
 def is_separable(tensor: onnx.TensorProto) -> bool:
     """Whether a tensor is large, and its values may lie in a file."""
-    return is_bytes(tensor) and math.prod(tensor.dims) > _LARGE and has_data(tensor) and not tensor.external_data
+    return (
+        is_bytes(tensor)
+        and math.prod(tensor.dims) > _LARGE
+        and has_data(tensor)
+        and not tensor.external_data
+    )
 
 
 def location_of(tensor: onnx.TensorProto) -> str:
@@ -112,8 +131,10 @@ def path_of(tensor: onnx.TensorProto, base_dir: str, model: str) -> Path | None:
     base = Path(os.path.realpath(base_dir))
     path = Path(os.path.realpath(base / location))
     if os.path.isabs(location) or not path.is_relative_to(base):
-        raise ModelError(f"{model}: weight file '{location}' of tensor '{tensor.name}' lies outside the model's "
-                         "folder; refused")
+        raise ModelError(
+            f"{model}: weight file '{location}' of tensor '{tensor.name}' lies outside the model's "
+            "folder; refused"
+        )
     try:
         return path if path.is_file() else None
     except OSError:  # a name longer than the file system takes
@@ -144,8 +165,10 @@ def check(proto: onnx.ModelProto, base_dir: str, model: str) -> None:
     budgets.require(total, budgets.EXTERNAL_DATA, what, ModelError)
     there = sum(size for _, size in found.values())
     if total > there + budgets.EXTERNAL_SHARED:
-        raise ModelError(f"{what} {budgets.amount(total)}, but their files hold {budgets.amount(there)}; "
-                         "the model is damaged, export it again")
+        raise ModelError(
+            f"{what} {budgets.amount(total)}, but their files hold {budgets.amount(there)}; "
+            "the model is damaged, export it again"
+        )
 
 
 def _length(tensor: onnx.TensorProto, size: int, model: str) -> int:
@@ -154,16 +177,25 @@ def _length(tensor: onnx.TensorProto, size: int, model: str) -> int:
     numbers = {"offset": 0, "length": min(size, needed)}
     keys = [entry.key for entry in tensor.external_data]
     for entry in tensor.external_data:
-        if keys.count(entry.key) > 1 and entry.key in ("location", *numbers):  # readers differ in which they take
-            raise ModelError(f"{model}: tensor '{tensor.name}' is damaged: it has more than one {entry.key}")
+        if keys.count(entry.key) > 1 and entry.key in (
+            "location",
+            *numbers,
+        ):  # readers differ in which they take
+            raise ModelError(
+                f"{model}: tensor '{tensor.name}' is damaged: it has more than one {entry.key}"
+            )
         if entry.key in numbers:
             if not (entry.value.isascii() and entry.value.isdecimal() and len(entry.value) < 19):
-                raise ModelError(f"{model}: tensor '{tensor.name}' is damaged: its {entry.key} in "
-                                 f"'{location_of(tensor)}' is '{entry.value[:40]}'")
+                raise ModelError(
+                    f"{model}: tensor '{tensor.name}' is damaged: its {entry.key} in "
+                    f"'{location_of(tensor)}' is '{entry.value[:40]}'"
+                )
             numbers[entry.key] = int(entry.value)
     if numbers["length"] > needed:
-        raise ModelError(f"{model}: tensor '{tensor.name}' is damaged: its length in '{location_of(tensor)}' is "
-                         f"{numbers['length']}, and its dimensions take {needed} at most")
+        raise ModelError(
+            f"{model}: tensor '{tensor.name}' is damaged: its length in '{location_of(tensor)}' is "
+            f"{numbers['length']}, and its dimensions take {needed} at most"
+        )
     return max(0, min(numbers["length"], size - numbers["offset"]))
 
 
@@ -210,7 +242,9 @@ class Parts:
             self.size = len(self._front)
             return
         self._sizes = [sum(map(len, _tensor(t))) for t in self._tensors]
-        graph = sum(map(len, around_weights)) + sum(len(_head(_INITIALIZER, n)) + n for n in self._sizes)
+        graph = sum(map(len, around_weights)) + sum(
+            len(_head(_INITIALIZER, n)) + n for n in self._sizes
+        )
         self._front = around_graph[0] + _head(_GRAPH, graph) + around_weights[0]
         self._back = around_weights[1] + around_graph[1]
         self.size = len(around_graph[0]) + len(_head(_GRAPH, graph)) + graph + len(around_graph[1])

@@ -33,16 +33,32 @@ Shape = tuple[int | None, ...]
 TensorType = tuple[int, Shape | None]  # ONNX element type (0 when unknown), and dimensions
 EDITED = "edited"  # in the place of a hash, for a model that is no file's
 # The results' shapes of these do not depend on values that they read, but on types and dimensions alone.
-_BY_SHAPE = frozenset({"BatchNormalization", "Conv", "ConvTranspose", "DequantizeLinear", "Gemm", "MatMul",
-                       "QuantizeLinear"})
+_BY_SHAPE = frozenset(
+    {
+        "BatchNormalization",
+        "Conv",
+        "ConvTranspose",
+        "DequantizeLinear",
+        "Gemm",
+        "MatMul",
+        "QuantizeLinear",
+    }
+)
 _VALUES = {  # the field of an attribute that holds its value, by its type; read here once for each attribute of a model
-    onnx.AttributeProto.FLOAT: "f", onnx.AttributeProto.INT: "i", onnx.AttributeProto.STRING: "s",
-    onnx.AttributeProto.TENSOR: "t", onnx.AttributeProto.GRAPH: "g", onnx.AttributeProto.FLOATS: "floats",
-    onnx.AttributeProto.INTS: "ints", onnx.AttributeProto.STRINGS: "strings",
-}  # fmt: skip
+    onnx.AttributeProto.FLOAT: "f",
+    onnx.AttributeProto.INT: "i",
+    onnx.AttributeProto.STRING: "s",
+    onnx.AttributeProto.TENSOR: "t",
+    onnx.AttributeProto.GRAPH: "g",
+    onnx.AttributeProto.FLOATS: "floats",
+    onnx.AttributeProto.INTS: "ints",
+    onnx.AttributeProto.STRINGS: "strings",
+}
 _UNKNOWN: tuple[int, None] = (0, None)
 _NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
-_KEPT = 1 << 16  # bytes; values of larger constants are read anew each time: kept, they would be all weights once more
+_KEPT = (
+    1 << 16
+)  # bytes; values of larger constants are read anew each time: kept, they would be all weights once more
 
 
 class Node:
@@ -58,7 +74,17 @@ class Node:
         proto: The NodeProto.
     """
 
-    __slots__ = ("_attributes", "captured", "domain", "index", "inputs", "name", "op", "outputs", "proto")
+    __slots__ = (
+        "_attributes",
+        "captured",
+        "domain",
+        "index",
+        "inputs",
+        "name",
+        "op",
+        "outputs",
+        "proto",
+    )
     _attributes: Mapping[str, Any] | None  # None: not read yet
 
     def __init__(self, index: int, name: str, proto: onnx.NodeProto) -> None:
@@ -72,7 +98,11 @@ class Node:
         self.domain = proto.domain
         op, inputs, outputs = proto.op_type, proto.input[:], proto.output[:]
         try:  # protobuf makes a text of its own at each place: one for all takes less memory, and is found sooner
-            self.op, self.inputs, self.outputs = intern(op), tuple(map(intern, inputs)), tuple(map(intern, outputs))
+            self.op, self.inputs, self.outputs = (
+                intern(op),
+                tuple(map(intern, inputs)),
+                tuple(map(intern, outputs)),
+            )
         except TypeError:  # bytes: no UTF-8, which a model refuses
             self.op, self.inputs, self.outputs = op, tuple(inputs), tuple(outputs)
         if proto.attribute:
@@ -85,8 +115,18 @@ class Node:
     def copied(self, proto: onnx.NodeProto) -> Node:
         """The same node with a message of its own."""
         found = Node.__new__(Node)
-        found.index, found.name, found.op, found.domain = self.index, self.name, self.op, self.domain
-        found.inputs, found.outputs, found.captured, found.proto = self.inputs, self.outputs, self.captured, proto
+        found.index, found.name, found.op, found.domain = (
+            self.index,
+            self.name,
+            self.op,
+            self.domain,
+        )
+        found.inputs, found.outputs, found.captured, found.proto = (
+            self.inputs,
+            self.outputs,
+            self.captured,
+            proto,
+        )
         found._attributes = _NO_ATTRIBUTES if self._attributes is _NO_ATTRIBUTES else None
         return found
 
@@ -104,7 +144,9 @@ class Node:
         result: dict[str, Any] = {}
         for attribute in self.proto.attribute:
             field = "" if attribute.ref_attr_name else _VALUES.get(attribute.type, "")
-            value = getattr(attribute, field) if field else onnx.helper.get_attribute_value(attribute)
+            value = (
+                getattr(attribute, field) if field else onnx.helper.get_attribute_value(attribute)
+            )
             if field == "s":
                 value = value.decode("utf-8", "replace")
             elif field == "strings":
@@ -123,7 +165,9 @@ class Node:
         value = self.attributes.get(name, default)
         if isinstance(value, int):
             return value
-        raise ModelError(f"node '{self.name}' ({self.op}) is damaged: attribute '{name}' is not an integer")
+        raise ModelError(
+            f"node '{self.name}' ({self.op}) is damaged: attribute '{name}' is not an integer"
+        )
 
     def input(self, position: int) -> str:
         """The input tensor at a position; an empty string where there is none."""
@@ -159,7 +203,12 @@ class Model:
     """
 
     def __init__(
-        self, proto: onnx.ModelProto, path: str = "", sha256: str = "", base_dir: str = "", types: Model | None = None,
+        self,
+        proto: onnx.ModelProto,
+        path: str = "",
+        sha256: str = "",
+        base_dir: str = "",
+        types: Model | None = None,
         constants: Model | None = None,
     ) -> None:
         self.proto = proto
@@ -176,13 +225,22 @@ class Model:
         protos = list(graph.node)
         given = [n.name for n in protos]
         names = Counter(given)
-        self.nodes = [Node(i, name if name and names[name] == 1 else _label(n, names), n)
-                      for i, (name, n) in enumerate(zip(given, protos, strict=True))]
-        stated = (names, {n.op for n in self.nodes}, {n.domain for n in self.nodes},
-                  *(n.inputs for n in self.nodes), *(n.outputs for n in self.nodes))
+        self.nodes = [
+            Node(i, name if name and names[name] == 1 else _label(n, names), n)
+            for i, (name, n) in enumerate(zip(given, protos, strict=True))
+        ]
+        stated = (
+            names,
+            {n.op for n in self.nodes},
+            {n.domain for n in self.nodes},
+            *(n.inputs for n in self.nodes),
+            *(n.outputs for n in self.nodes),
+        )
         require_texts(list(itertools.chain.from_iterable(stated)), self.path or "model in memory")
         kept = {} if self._constants is None else self._constants.initializers
-        self.initializers: dict[str, onnx.TensorProto] = {t.name: kept.get(t.name, t) for t in graph.initializer}
+        self.initializers: dict[str, onnx.TensorProto] = {
+            t.name: kept.get(t.name, t) for t in graph.initializer
+        }
         self.inputs = [v.name for v in graph.input if v.name not in self.initializers]
         self.outputs = [v.name for v in graph.output]
         self._output_names = frozenset(self.outputs)
@@ -212,14 +270,25 @@ class Model:
         """The same model with a message of its own, to be edited."""
         found = copy.copy(self)
         found.__dict__.pop("_by_name", None)
-        found.proto, found._sha256, found._arrays, found._stated, found.memory = onnx.ModelProto(), EDITED, {}, {}, {}
+        found.proto, found._sha256, found._arrays, found._stated, found.memory = (
+            onnx.ModelProto(),
+            EDITED,
+            {},
+            {},
+            {},
+        )
         found.proto.CopyFrom(self.proto)
         kept = {} if self._constants is None else self._constants.initializers
         found.initializers = {t.name: kept.get(t.name, t) for t in found.proto.graph.initializer}
-        found.nodes = [node.copied(proto) for node, proto in zip(self.nodes, found.proto.graph.node, strict=True)]
+        found.nodes = [
+            node.copied(proto)
+            for node, proto in zip(self.nodes, found.proto.graph.node, strict=True)
+        ]
         found.ordered = [found.nodes[n.index] for n in self.ordered]
         found.producers = {t: found.nodes[n.index] for t, n in self.producers.items()}
-        found.consumers = {t: [found.nodes[n.index] for n in nodes] for t, nodes in self.consumers.items()}
+        found.consumers = {
+            t: [found.nodes[n.index] for n in nodes] for t, nodes in self.consumers.items()
+        }
         return found
 
     def read_again(self) -> None:
@@ -235,7 +304,8 @@ class Model:
                 if name in producers:
                     raise ModelError(
                         f"tensor '{name}' is made by two nodes ('{self.producers[name].name}' and '{node.name}'); "
-                        "the file is damaged, export it again", self.path or "model",
+                        "the file is damaged, export it again",
+                        self.path or "model",
                     )
                 producers[name] = node
         for name in (*node.inputs, *node.captured) if node.captured else node.inputs:
@@ -248,7 +318,9 @@ class Model:
         for name in (t for n in nodes for t in n.outputs):
             self.producers.pop(name, None)
         gone = set(map(id, nodes))
-        for name in {t for n in nodes for t in (*n.inputs, *n.captured) if t}:  # once each: all may read one scale
+        for name in {
+            t for n in nodes for t in (*n.inputs, *n.captured) if t
+        }:  # once each: all may read one scale
             left = [n for n in self.consumers[name] if id(n) not in gone]
             if left:
                 self.consumers[name] = left
@@ -260,10 +332,14 @@ class Model:
         if len(order) != len(self.nodes):
             made = {n.index for n in order}
             stuck = next(n for n in self.nodes if n.index not in made)
-            raise ModelError(f"the graph has a cycle through node '{stuck.name}'", self.path or "model")
+            raise ModelError(
+                f"the graph has a cycle through node '{stuck.name}'", self.path or "model"
+            )
         return order
 
-    def replace_nodes(self, nodes: Sequence[Node | onnx.NodeProto], touched: Collection[int]) -> None:
+    def replace_nodes(
+        self, nodes: Sequence[Node | onnx.NodeProto], touched: Collection[int]
+    ) -> None:
         """Gives the graph another list of nodes, and brings the index up to date where something changed.
 
         Args:
@@ -296,7 +372,11 @@ class Model:
             self.nodes.append(node)
         for node in entering:
             self._enter(node)
-        for name in list(self.consumers) if reordered else {t for n in entering for t in (*n.inputs, *n.captured) if t}:
+        for name in (
+            list(self.consumers)
+            if reordered
+            else {t for n in entering for t in (*n.inputs, *n.captured) if t}
+        ):
             self.consumers[name].sort(key=lambda n: n.index)
         self.ordered = self._order()
         self._update_types(entering, before)
@@ -304,7 +384,9 @@ class Model:
         self.memory.clear()
         self.__dict__.pop("_by_name", None)
 
-    def replace_constants(self, gone: Iterable[str], new: Mapping[str, onnx.TensorProto], retyped: bool) -> None:
+    def replace_constants(
+        self, gone: Iterable[str], new: Mapping[str, onnx.TensorProto], retyped: bool
+    ) -> None:
         """Brings the index up to date with the graph's initializers and inputs.
 
         Args:
@@ -321,14 +403,18 @@ class Model:
         if retyped:
             self._types = self._variant_of = None
 
-    def _update_types(self, entering: list[Node], before: Mapping[int, tuple[Sequence[str], Sequence[str]]]) -> None:
+    def _update_types(
+        self, entering: list[Node], before: Mapping[int, tuple[Sequence[str], Sequence[str]]]
+    ) -> None:
         """Types of what new and changed nodes make; all are inferred again, when asked for, where one is not known."""
         if self._types is None and self._variant_of is None:
             return
         known = self._known_types()
         types = self._types = dict(known)
         self._variant_of = None
-        for tensor in {t for _, outputs in before.values() for t in outputs} - self.producers.keys():
+        for tensor in {
+            t for _, outputs in before.values() for t in outputs
+        } - self.producers.keys():
             types.pop(tensor, None)
         new = {id(n) for n in entering}
         if not all(self._is_typed(n) for n in self.nodes if id(n) not in new):
@@ -337,13 +423,23 @@ class Model:
         for node in self.ordered:
             if id(node) not in new:
                 continue
-            found = self._made(node) if id(node) not in before else self._kept(node, *before[id(node)], known)
-            if found is None or any(types.setdefault(t, found[i]) != found[i] for i, t in enumerate(node.outputs) if t):
+            found = (
+                self._made(node)
+                if id(node) not in before
+                else self._kept(node, *before[id(node)], known)
+            )
+            if found is None or any(
+                types.setdefault(t, found[i]) != found[i] for i, t in enumerate(node.outputs) if t
+            ):
                 self._types = None
                 return
 
     def _kept(
-        self, node: Node, inputs: Sequence[str], outputs: Sequence[str], known: Mapping[str, TensorType]
+        self,
+        node: Node,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        known: Mapping[str, TensorType],
     ) -> list[TensorType] | None:
         """Types of a changed node's results, where it reads what has the types of what it read before."""
         for old, new in itertools.zip_longest(inputs, node.inputs, fillvalue=""):
@@ -353,19 +449,29 @@ class Model:
             was = self.type_of(old) if self.is_constant(old) else known.get(old, (0, None))
             if was != self.type_of(new) or (values and node.op not in _BY_SHAPE):
                 return self._made(node)
-        if len(outputs) != len(node.outputs) or node.op in ("QuantizeLinear", "DequantizeLinear", "Cast"):
+        if len(outputs) != len(node.outputs) or node.op in (
+            "QuantizeLinear",
+            "DequantizeLinear",
+            "Cast",
+        ):
             return self._made(node)
         return [known.get(t, (0, None)) for t in outputs]
 
     def _made(self, node: Node) -> list[TensorType] | None:
         """Types of what a Q, DQ or Cast makes; None for other operators and where something is not known."""
-        if node.domain not in STANDARD or len(node.outputs) != 1 or "output_dtype" in node.attributes:
+        if (
+            node.domain not in STANDARD
+            or len(node.outputs) != 1
+            or "output_dtype" in node.attributes
+        ):
             return None
         kind = 0
         if node.op == "QuantizeLinear":
             kind = self.type_of(node.input(2))[0] if node.input(2) else int(onnx.TensorProto.UINT8)
         elif node.op == "DequantizeLinear":
-            kind = self.type_of(node.input(1))[0] if self.opset >= 19 else int(onnx.TensorProto.FLOAT)
+            kind = (
+                self.type_of(node.input(1))[0] if self.opset >= 19 else int(onnx.TensorProto.FLOAT)
+            )
         elif node.op == "Cast":
             kind = node.integer("to", 0)
         shape = self.type_of(node.input(0))[1]
@@ -377,7 +483,9 @@ class Model:
         if shape is not None and kind:
             return kind, shape
         known = (self._known_types() if self._types is None else self._types).get(tensor, _UNKNOWN)
-        return known if found is _UNKNOWN else (kind or known[0], known[1] if shape is None else shape)
+        return (
+            known if found is _UNKNOWN else (kind or known[0], known[1] if shape is None else shape)
+        )
 
     def node(self, name: str) -> Node:
         """The node of that name (see :attr:`Node.name`).
@@ -422,7 +530,11 @@ class Model:
 
     def constant(self, tensor: str) -> npt.NDArray[Any] | None:
         """The value of an initializer or Constant; None when it is neither, text, or its data is not available."""
-        if self._constants is not None and tensor in self.initializers and tensor in self._constants.initializers:
+        if (
+            self._constants is not None
+            and tensor in self.initializers
+            and tensor in self._constants.initializers
+        ):
             return self._constants.constant(tensor)
         if tensor in self._arrays:
             return self._arrays[tensor]
@@ -436,8 +548,12 @@ class Model:
         if proto is None:
             node = self.producers.get(tensor)
             attributes = node.attributes if node is not None and node.op == "Constant" else {}
-            for key, dtype in (("value_float", np.float32), ("value_floats", np.float32), ("value_int", np.int64),
-                               ("value_ints", np.int64)):
+            for key, dtype in (
+                ("value_float", np.float32),
+                ("value_floats", np.float32),
+                ("value_int", np.int64),
+                ("value_ints", np.int64),
+            ):
                 if key in attributes:
                     return np.asarray(attributes[key], dtype=dtype)
             return None
@@ -510,15 +626,21 @@ class Model:
         types = self._types = {v.name: _type_of(v.type) for v in stated}
         # Exporters state the float tensors, and quantizers leave out their own.
         for node in (n for n in self.ordered if not self._is_typed(n)):
-            found = self._made(node) or alike.outputs(node.proto, node.op, [self.type_of(t) for t in node.inputs])
+            found = self._made(node) or alike.outputs(
+                node.proto, node.op, [self.type_of(t) for t in node.inputs]
+            )
             made: dict[str, TensorType] = dict(zip(node.outputs, found or (), strict=False))
-            if found is None or True in [types.get(t, _UNKNOWN)[0] not in (0, kind[0]) for t, kind in made.items()]:
+            if found is None or True in [
+                types.get(t, _UNKNOWN)[0] not in (0, kind[0]) for t, kind in made.items()
+            ]:
                 break
             types.update(made)
         else:
             return types
         types = self._types = {v.name: _type_of(v.type) for v in stated}
-        read: dict[bytes, TensorType] = {}  # most tensors of a network have a type that another one has
+        read: dict[
+            bytes, TensorType
+        ] = {}  # most tensors of a network have a type that another one has
         for name, kind in (infer(without_large_weights(self.proto)) or {}).items():
             if types.get(name, _UNKNOWN)[1] is None:
                 key = kind.SerializeToString()
@@ -545,7 +667,11 @@ class Model:
 
 
 def _label(node: onnx.NodeProto, names: Counter[str]) -> str:
-    return node.name if node.name and names[node.name] == 1 else next((o for o in node.output if o), node.name)
+    return (
+        node.name
+        if node.name and names[node.name] == 1
+        else next((o for o in node.output if o), node.name)
+    )
 
 
 def _type_of(value: onnx.TypeProto) -> TensorType:

@@ -24,7 +24,9 @@ from qdqtool.model.subgraphs import DOMAINS, STANDARD
 
 HALF_OPSET = 19  # the first whose QuantizeLinear takes float16
 HALF_MAX = float(np.finfo(np.float16).max)
-WIDE = HALF_MAX / 2  # a range that nears it: other images than those of the calibration reach farther
+WIDE = (
+    HALF_MAX / 2
+)  # a range that nears it: other images than those of the calibration reach farther
 _COARSEST = WIDE / 128  # scale of an INT8 tensor with that range
 _FLOAT, _HALF = "tensor(float)", "tensor(float16)"
 _STATED = frozenset({"to", "dtype", "output_datatype"})  # attributes that state a type
@@ -49,7 +51,9 @@ def form_of(op: str, opset: int, outputs: int) -> frozenset[int] | None:
     inputs = [i.type_str for i in schema.inputs]
     for output in schema.outputs[:outputs]:
         kind = output.type_str
-        if _FLOAT in allowed.get(kind, {kind}) and not (kind in inputs and _HALF in allowed.get(kind, ())):
+        if _FLOAT in allowed.get(kind, {kind}) and not (
+            kind in inputs and _HALF in allowed.get(kind, ())
+        ):
             return None
     floats = [i for i, kind in enumerate(inputs) if _FLOAT in allowed.get(kind, {kind})]
     stay = frozenset(i for i in floats if _HALF not in allowed.get(inputs[i], ()))
@@ -73,11 +77,16 @@ def half_nodes(model: Model, wide: Collection[str] = ()) -> set[int]:
     squares = [*(p.wide for p in norms), *sums_of_squares(model, norms)]
     kept = tail | {n.index for nodes in squares for n in nodes}
     half = {
-        n.index for n in model.nodes
-        if n.index not in kept and apart.isdisjoint((*n.inputs, *n.outputs)) and _can_be_half(model, n)
+        n.index
+        for n in model.nodes
+        if n.index not in kept
+        and apart.isdisjoint((*n.inputs, *n.outputs))
+        and _can_be_half(model, n)
     }
     half -= _held_back(model, half | tail)
-    return half - {n.index for n in model.nodes if n.index in half and qdq.is_q(n) and _follows(model, n, half)}
+    return half - {
+        n.index for n in model.nodes if n.index in half and qdq.is_q(n) and _follows(model, n, half)
+    }
 
 
 def out_of_range(model: Model) -> Iterator[str]:
@@ -100,7 +109,12 @@ def _follows(model: Model, q: Node, half: set[int]) -> bool:
     if maker is not None and qdq.is_dq(maker):
         return False
     scale = model.constant(q.input(1))
-    return scale is None or model.is_constant(q.input(0)) or scale.size != 1 or not _holds(float(scale.reshape(-1)[0]))
+    return (
+        scale is None
+        or model.is_constant(q.input(0))
+        or scale.size != 1
+        or not _holds(float(scale.reshape(-1)[0]))
+    )
 
 
 def _holds(scale: float) -> bool:
@@ -116,7 +130,9 @@ def _held_back(model: Model, free: set[int]) -> set[int]:
     node, have one type.
     """
     found: set[int] = set()
-    queue = [n for n in model.nodes if n.index not in free and (qdq.is_dq(n) or _dequantized(model, n))]
+    queue = [
+        n for n in model.nodes if n.index not in free and (qdq.is_dq(n) or _dequantized(model, n))
+    ]
     while queue:
         node = queue.pop()
         near = [p for t in node.inputs if (p := model.producer(t)) is not None and qdq.is_dq(p)]
@@ -132,7 +148,11 @@ def _held_back(model: Model, free: set[int]) -> set[int]:
 def _dequantized(model: Model, node: Node) -> bool:
     """Whether all that a standard operator reads at run time comes from DQs."""
     makers = [model.producer(t) for t in node.inputs if t and not model.is_constant(t)]
-    return bool(makers) and node.domain in DOMAINS and all(p is not None and qdq.is_dq(p) for p in makers)
+    return (
+        bool(makers)
+        and node.domain in DOMAINS
+        and all(p is not None and qdq.is_dq(p) for p in makers)
+    )
 
 
 def _can_be_half(model: Model, node: Node) -> bool:
@@ -150,7 +170,11 @@ def _can_be_half(model: Model, node: Node) -> bool:
         if float(np.abs(value).max()) > HALF_MAX:
             return False
         scale = node.op in (qdq.Q, qdq.DQ) and position == 1
-        if value.size <= _SMALL and not scale and np.any((value != 0) & (value.astype(np.float16) == 0)):
+        if (
+            value.size <= _SMALL
+            and not scale
+            and np.any((value != 0) & (value.astype(np.float16) == 0))
+        ):
             return False
     return True
 

@@ -25,7 +25,13 @@ from qdqtool.model.operators import (
     output_axis,
     rearranges,
 )
-from qdqtool.model.pointwise import activation_input, activation_outputs, is_bias, region, run_time_inputs
+from qdqtool.model.pointwise import (
+    activation_input,
+    activation_outputs,
+    is_bias,
+    region,
+    run_time_inputs,
+)
 from qdqtool.model.qdq import is_dq, is_qdq, source_of_dq
 from qdqtool.model.subgraphs import DOMAINS
 
@@ -41,7 +47,9 @@ class Head:
         finals: All convolutions with no other convolution behind them, the DFL apart.
     """
 
-    def __init__(self, dfl: Iterable[int] = (), boxes: Iterable[int] = (), finals: Iterable[int] = ()) -> None:
+    def __init__(
+        self, dfl: Iterable[int] = (), boxes: Iterable[int] = (), finals: Iterable[int] = ()
+    ) -> None:
         self.dfl, self.boxes, self.finals = set(dfl), set(boxes), set(finals)
 
     @property
@@ -61,9 +69,11 @@ def find_head(model: Model) -> Head:
     head.finals = {
         n.index
         for n in model.ordered
-        if n.op in WEIGHTED and n.index not in head.dfl and feeding.isdisjoint(n.outputs)
+        if n.op in WEIGHTED
+        and n.index not in head.dfl
+        and feeding.isdisjoint(n.outputs)
         and not _is_activated(model, n.output)
-    }  # fmt: skip
+    }
     return head
 
 
@@ -85,7 +95,9 @@ def _bin_products(model: Model, softmax: Node, seen: set[str]) -> list[Node]:
         for reader in model.readers(tensor):
             known = of(reader)
             multiplies = known.weights is not None or known.operation == "PROD"
-            if multiplies and any(_are_bins(model, reader, t) for t in reader.inputs if t and t != tensor):
+            if multiplies and any(
+                _are_bins(model, reader, t) for t in reader.inputs if t and t != tensor
+            ):
                 found.append(reader)
             elif rearranges(reader) or is_qdq(reader) or known.joins or known.cuts:
                 queue.extend(reader.outputs)
@@ -101,7 +113,9 @@ def _are_bins(model: Model, node: Node, tensor: str) -> bool:
     source = found[1].input(0) if found is not None and found[1] is not None else tensor
     if node.op != "Conv" or tensor != node.input(1) or model.constant(source) is not None:
         return counts_up(model, source)
-    shape = model.shape(tensor) if model.is_constant(tensor) or is_dq(model.producer(tensor)) else None
+    shape = (
+        model.shape(tensor) if model.is_constant(tensor) or is_dq(model.producer(tensor)) else None
+    )
     return shape is not None and shape[:1] == (1,) and all(d == 1 for d in shape[2:])
 
 
@@ -122,7 +136,11 @@ def convolutions_above(model: Model, tensor: str) -> set[int]:
             above = _concat_inputs(model, node, channels)
         elif known.cuts:
             split = node.op == "Split"
-            part = _split_range(model, node, name, channels) if split else _slice_range(model, node, channels)
+            part = (
+                _split_range(model, node, name, channels)
+                if split
+                else _slice_range(model, node, channels)
+            )
             above = [(node.input(0), part)]
         elif known.kind == LayerKind.SHUFFLE:
             above = [(node.input(0), channels if _keeps_channels(model, node) else None)]
@@ -222,9 +240,15 @@ def _is_activated(model: Model, tensor: str) -> bool:
                 known = of(node)
                 if known.activation is not None and known.activation.type != "SIGMOID":
                     return True
-                if known.operation == "PROD" and len(run_time_inputs(model, node)) == 2:  # x * gate(x)
+                if (
+                    known.operation == "PROD" and len(run_time_inputs(model, node)) == 2
+                ):  # x * gate(x)
                     return True
-        same += [n.output for n in model.readers(name) if of(n).kind == LayerKind.IDENTITY and n.output not in same]
+        same += [
+            n.output
+            for n in model.readers(name)
+            if of(n).kind == LayerKind.IDENTITY and n.output not in same
+        ]
     return False
 
 
@@ -259,8 +283,13 @@ class Attention:
 
 def attentions(model: Model) -> list[Attention]:
     """Every attention of a float or Q/DQ model, in graph order."""
-    return [Attention(scores, softmax, *values) for softmax in model.ordered if softmax.op == "Softmax"
-            and (scores := _scores(model, softmax)) and (values := _product_with_values(model, softmax))]
+    return [
+        Attention(scores, softmax, *values)
+        for softmax in model.ordered
+        if softmax.op == "Softmax"
+        and (scores := _scores(model, softmax))
+        and (values := _product_with_values(model, softmax))
+    ]
 
 
 def is_computed_product(model: Model, node: Node | None) -> bool:
@@ -301,7 +330,9 @@ def _scores(model: Model, softmax: Node) -> Node | None:
         if is_computed_product(model, node):
             return node
         if is_pointwise(node) or _moves(node):
-            queue.extend(t for t in node.inputs if t and t not in queue and not model.is_constant(t))
+            queue.extend(
+                t for t in node.inputs if t and t not in queue and not model.is_constant(t)
+            )
     return None
 
 
@@ -335,7 +366,13 @@ def _from_constant(model: Model, tensor: str) -> bool:
     return True
 
 
-_PICKS = ("Gather", "GatherElements", "GatherND", "Expand", "Tile")  # whose first input's values they give
+_PICKS = (
+    "Gather",
+    "GatherElements",
+    "GatherND",
+    "Expand",
+    "Tile",
+)  # whose first input's values they give
 _SIDES = 4  # of a box; reference points have two or four numbers
 _ROUNDS = 64  # each finds the next layer of a decoder
 
@@ -377,7 +414,11 @@ def find_coordinates(model: Model, finals: Iterable[int]) -> Coordinates:
         found.mlps |= _mlp_above(model, model.nodes[index])
     found.mlps -= found.makers
     for node in model.nodes:
-        shape = model.constant_shape(node.input(1)) if of(node).kind == LayerKind.MATRIX_MULTIPLY else None
+        shape = (
+            model.constant_shape(node.input(1))
+            if of(node).kind == LayerKind.MATRIX_MULTIPLY
+            else None
+        )
         if shape is not None and node.input(0) in marked and len(shape) == 2:
             if shape[1 - (output_axis(node, 2) or 0)] <= _SIDES:
                 found.readers.add(node.index)
@@ -423,9 +464,15 @@ def _values(model: Model, node: Node, reduced: bool = False) -> tuple[str, ...]:
         return tuple(node.inputs)
     if node.op == "Where" and node.domain in DOMAINS:
         return tuple(node.inputs[1:3])
-    if node.op in ("ScatterND", "ScatterElements") and node.domain in DOMAINS:  # parts of a box written into it
+    if (
+        node.op in ("ScatterND", "ScatterElements") and node.domain in DOMAINS
+    ):  # parts of a box written into it
         return (node.input(0), node.input(2))
-    if rearranges(node) or known.kind == LayerKind.SLICE or (node.op in _PICKS and node.domain in DOMAINS):
+    if (
+        rearranges(node)
+        or known.kind == LayerKind.SLICE
+        or (node.op in _PICKS and node.domain in DOMAINS)
+    ):
         return tuple(node.inputs[:1])
     return tuple(node.inputs[:1]) if reduced and known.kind == LayerKind.REDUCE else ()
 
@@ -461,7 +508,9 @@ def _refined(model: Model, found: Coordinates) -> set[str]:
                 marked.update(o for o in node.outputs if o)
                 if is_pointwise(node) and len(above) > 1 and node.index not in found.makers:
                     for tensor in above:
-                        makers, pure = (set(), False) if tensor in marked else _makers(model, tensor)
+                        makers, pure = (
+                            (set(), False) if tensor in marked else _makers(model, tensor)
+                        )
                         found.makers |= makers if pure else set()
         if len(found.makers) == before:
             break

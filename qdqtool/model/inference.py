@@ -128,10 +128,20 @@ def _gather(inputs: list[Extent]) -> Extent:
     data, places = inputs[:2]
     low, high = max(data.low - 1 + places.low, 0), min(max(data.high - 1, 0) + places.high, _MANY)
     # A value that is followed is read at places, of which there are as many as it gets.
-    most = 0 if data.valueless and low > 1 else max(places.most, 1) if data.high <= 1 else _MANY if low < 2 else 0
+    most = (
+        0
+        if data.valueless and low > 1
+        else max(places.most, 1)
+        if data.high <= 1
+        else _MANY
+        if low < 2
+        else 0
+    )
     if data.low > 1 and data.most:
         most = max(most, data.most, places.most)
-    return Extent(low, high, places.least if data.high == places.high == places.low == 1 else 0, most)
+    return Extent(
+        low, high, places.least if data.high == places.high == places.low == 1 else 0, most
+    )
 
 
 def _unsqueeze(inputs: list[Extent]) -> Extent:
@@ -139,7 +149,9 @@ def _unsqueeze(inputs: list[Extent]) -> Extent:
     added = inputs[1].most if len(inputs) > 1 else budgets.RANK
     least = inputs[1].least if len(inputs) > 1 else 1
     low = found.low + least
-    most = max(found.most, 1 if low < 2 else 0)  # of a scalar one entry, and the value of a vector is followed
+    most = max(
+        found.most, 1 if low < 2 else 0
+    )  # of a scalar one entry, and the value of a vector is followed
     return Extent(low, min(found.high + added, _MANY), 1 if found.high == 0 else 0, most)
 
 
@@ -147,8 +159,12 @@ def _squeeze(inputs: list[Extent]) -> Extent:
     found = _same(inputs)
     removed = inputs[1].most if len(inputs) > 1 else _MANY
     low = max(found.low - removed, 0)
-    high = max(found.high - (len(inputs) > 1 and inputs[1].least > 0), low)  # axes may name one dimension twice
-    return Extent(low, high, 0, found.most if found.high <= 1 else max(found.most, _MANY if low < 2 else 0))
+    high = max(
+        found.high - (len(inputs) > 1 and inputs[1].least > 0), low
+    )  # axes may name one dimension twice
+    return Extent(
+        low, high, 0, found.most if found.high <= 1 else max(found.most, _MANY if low < 2 else 0)
+    )
 
 
 def _reduce(inputs: list[Extent]) -> Extent:
@@ -157,29 +173,138 @@ def _reduce(inputs: list[Extent]) -> Extent:
 
 
 _SAME = (
-    "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BatchNormalization", "Bernoulli", "BitwiseNot",
-    "Cast", "CastLike", "Ceil", "Celu", "Clip", "Cos", "Cosh", "CumSum", "DequantizeLinear", "Dropout", "Elu",
-    "Erf", "Exp", "Floor", "Gelu", "GroupNormalization", "HardSigmoid", "HardSwish", "Hardmax", "Identity",
-    "InstanceNormalization", "IsInf", "IsNaN", "LRN", "LayerNormalization", "LeakyRelu", "Log", "LogSoftmax",
-    "LpNormalization", "MeanVarianceNormalization", "Mish", "Neg", "Not", "QuantizeLinear", "RMSNormalization",
-    "Reciprocal", "Relu", "ReverseSequence", "Round", "ScatterElements", "ScatterND", "Selu", "Shrink", "Sigmoid",
-    "Sign", "Sin", "Sinh", "Slice", "Softmax", "Softplus", "Softsign", "Sqrt", "Swish", "Tan", "Tanh",
-    "ThresholdedRelu", "Transpose", "Trilu",
+    "Abs",
+    "Acos",
+    "Acosh",
+    "Asin",
+    "Asinh",
+    "Atan",
+    "Atanh",
+    "BatchNormalization",
+    "Bernoulli",
+    "BitwiseNot",
+    "Cast",
+    "CastLike",
+    "Ceil",
+    "Celu",
+    "Clip",
+    "Cos",
+    "Cosh",
+    "CumSum",
+    "DequantizeLinear",
+    "Dropout",
+    "Elu",
+    "Erf",
+    "Exp",
+    "Floor",
+    "Gelu",
+    "GroupNormalization",
+    "HardSigmoid",
+    "HardSwish",
+    "Hardmax",
+    "Identity",
+    "InstanceNormalization",
+    "IsInf",
+    "IsNaN",
+    "LRN",
+    "LayerNormalization",
+    "LeakyRelu",
+    "Log",
+    "LogSoftmax",
+    "LpNormalization",
+    "MeanVarianceNormalization",
+    "Mish",
+    "Neg",
+    "Not",
+    "QuantizeLinear",
+    "RMSNormalization",
+    "Reciprocal",
+    "Relu",
+    "ReverseSequence",
+    "Round",
+    "ScatterElements",
+    "ScatterND",
+    "Selu",
+    "Shrink",
+    "Sigmoid",
+    "Sign",
+    "Sin",
+    "Sinh",
+    "Slice",
+    "Softmax",
+    "Softplus",
+    "Softsign",
+    "Sqrt",
+    "Swish",
+    "Tan",
+    "Tanh",
+    "ThresholdedRelu",
+    "Transpose",
+    "Trilu",
 )
 _OF_RANK = (
-    "AveragePool", "Conv", "ConvInteger", "ConvTranspose", "DeformConv", "DepthToSpace", "GlobalAveragePool",
-    "GlobalLpPool", "GlobalMaxPool", "GridSample", "LpPool", "MaxPool", "MaxRoiPool", "MaxUnpool", "Pad",
-    "QLinearConv", "Resize", "SpaceToDepth", "Split", "Tile", "TopK", "Upsample",
+    "AveragePool",
+    "Conv",
+    "ConvInteger",
+    "ConvTranspose",
+    "DeformConv",
+    "DepthToSpace",
+    "GlobalAveragePool",
+    "GlobalLpPool",
+    "GlobalMaxPool",
+    "GridSample",
+    "LpPool",
+    "MaxPool",
+    "MaxRoiPool",
+    "MaxUnpool",
+    "Pad",
+    "QLinearConv",
+    "Resize",
+    "SpaceToDepth",
+    "Split",
+    "Tile",
+    "TopK",
+    "Upsample",
 )
 _BROADCASTS = (
-    "Add", "And", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Div", "Equal", "Greater", "GreaterOrEqual",
-    "Less", "LessOrEqual", "Max", "Mean", "Min", "Mod", "Mul", "Or", "PRelu", "Pow", "Sub", "Sum", "Where", "Xor",
+    "Add",
+    "And",
+    "BitShift",
+    "BitwiseAnd",
+    "BitwiseOr",
+    "BitwiseXor",
+    "Div",
+    "Equal",
+    "Greater",
+    "GreaterOrEqual",
+    "Less",
+    "LessOrEqual",
+    "Max",
+    "Mean",
+    "Min",
+    "Mod",
+    "Mul",
+    "Or",
+    "PRelu",
+    "Pow",
+    "Sub",
+    "Sum",
+    "Where",
+    "Xor",
 )
 _EXTENTS: dict[str, Callable[[list[Extent]], Extent]] = {
-    **dict.fromkeys(_SAME, _same), **dict.fromkeys(_OF_RANK, _ranks), **dict.fromkeys(_BROADCASTS, _broadcast),
-    "Concat": _concat, "MatMul": _product, "Gather": _gather, "Unsqueeze": _unsqueeze, "Squeeze": _squeeze,
+    **dict.fromkeys(_SAME, _same),
+    **dict.fromkeys(_OF_RANK, _ranks),
+    **dict.fromkeys(_BROADCASTS, _broadcast),
+    "Concat": _concat,
+    "MatMul": _product,
+    "Gather": _gather,
+    "Unsqueeze": _unsqueeze,
+    "Squeeze": _squeeze,
     "Reshape": lambda inputs: _of_shape(inputs[1]) if len(inputs) > 1 else ANY,
-    "Expand": lambda inputs: _broadcast([inputs[0], _of_shape(inputs[1])]) if len(inputs) > 1 else ANY,
+    "Expand": lambda inputs: (
+        _broadcast([inputs[0], _of_shape(inputs[1])]) if len(inputs) > 1 else ANY
+    ),
     "ConstantOfShape": lambda inputs: _of_shape(inputs[0]) if inputs else ANY,
     "Shape": lambda inputs: Extent(1, 1, _same(inputs).low, _same(inputs).high),
     "Size": lambda _: _SCALAR,
@@ -190,8 +315,21 @@ _EXTENTS: dict[str, Callable[[list[Extent]], Extent]] = {
     "NonMaxSuppression": lambda _: Extent(2, 2, 0, 0),
 }
 # Operators of which onnx follows values, by trial of all: tests/model/test_inference.py
-FOLLOWED = frozenset(("Add", "Cast", "Concat", "Gather", "MeanVarianceNormalization", "Mul", "Size", "Slice",
-                       "Squeeze", "Sub", "Unsqueeze"))
+FOLLOWED = frozenset(
+    (
+        "Add",
+        "Cast",
+        "Concat",
+        "Gather",
+        "MeanVarianceNormalization",
+        "Mul",
+        "Size",
+        "Slice",
+        "Squeeze",
+        "Sub",
+        "Unsqueeze",
+    )
+)
 
 _BY_AXES = ("Squeeze", "Unsqueeze")
 
@@ -305,18 +443,45 @@ def stays_small(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto], versi
     ends in no crash."""
     proto = onnx.ModelProto(opset_import=[onnx.helper.make_opsetid("", version)])
     proto.graph.node.append(node)
-    proto.graph.value_info.extend(onnx.ValueInfoProto(name=name, type=kind) for name, kind in types.items())
+    proto.graph.value_info.extend(
+        onnx.ValueInfoProto(name=name, type=kind) for name, kind in types.items()
+    )
     cuts = node.op_type in apart.CUTTING or any(True for a in node.attribute for _ in held(a))
     return not _Inference(proto).hidden and not (cuts and not apart.is_harmless(proto))
 
 
 # What these make has a type that follows from the types of what they read, whatever the values.
-_BY_TYPE = frozenset((
-    "Add", "AveragePool", "BatchNormalization", "Clip", "Concat", "Conv", "ConvTranspose", "Div", "Flatten", "Gemm",
-    "GlobalAveragePool", "HardSigmoid", "HardSwish", "LeakyRelu", "MatMul", "MaxPool", "Mul", "Relu", "Sigmoid",
-    "Softmax", "Split", "Sub", "Tanh", "Transpose",
-))
-Known = tuple[int, tuple[int | None, ...] | None]  # element type, 0 where it is not known, and dimensions
+_BY_TYPE = frozenset(
+    (
+        "Add",
+        "AveragePool",
+        "BatchNormalization",
+        "Clip",
+        "Concat",
+        "Conv",
+        "ConvTranspose",
+        "Div",
+        "Flatten",
+        "Gemm",
+        "GlobalAveragePool",
+        "HardSigmoid",
+        "HardSwish",
+        "LeakyRelu",
+        "MatMul",
+        "MaxPool",
+        "Mul",
+        "Relu",
+        "Sigmoid",
+        "Softmax",
+        "Split",
+        "Sub",
+        "Tanh",
+        "Transpose",
+    )
+)
+Known = tuple[
+    int, tuple[int | None, ...] | None
+]  # element type, 0 where it is not known, and dimensions
 
 
 class Alike:
@@ -342,24 +507,39 @@ class Alike:
         if op not in self._operators or node.domain not in STANDARD:
             return None
         attributes = node.attribute
-        key = op, len(node.output), *inputs, *([a.SerializeToString() for a in attributes] if attributes else ())
+        key = (
+            op,
+            len(node.output),
+            *inputs,
+            *([a.SerializeToString() for a in attributes] if attributes else ()),
+        )
         if key not in self._asked:
             self._asked[key] = self._ask(node, inputs)
         return self._asked[key]
 
     def _ask(self, node: onnx.NodeProto, inputs: Sequence[Known]) -> list[Known] | None:
-        if not onnx.defs.has(node.op_type, self._opset) or is_odd(node, None) or not all(
-                kind and dims is not None and None not in dims and len(dims) <= budgets.RANK for kind, dims in inputs):
+        if (
+            not onnx.defs.has(node.op_type, self._opset)
+            or is_odd(node, None)
+            or not all(
+                kind and dims is not None and None not in dims and len(dims) <= budgets.RANK
+                for kind, dims in inputs
+            )
+        ):
             return None
         schema = onnx.defs.get_schema(node.op_type, self._opset, "")
-        types = {t: onnx.helper.make_tensor_type_proto(*kind) for t, kind in zip(node.input, inputs, strict=True)}
+        types = {
+            t: onnx.helper.make_tensor_type_proto(*kind)
+            for t, kind in zip(node.input, inputs, strict=True)
+        }
         try:
             made = onnx.shape_inference.infer_node_outputs(schema, node, types)
         except Exception:  # a damaged node
             return None
         found = [made[t].tensor_type for t in node.output if t in made]
         if len(found) < len(node.output) or not all(
-                f.HasField("shape") and all(d.HasField("dim_value") for d in f.shape.dim) for f in found):
+            f.HasField("shape") and all(d.HasField("dim_value") for d in f.shape.dim) for f in found
+        ):
             return None
         return [(f.elem_type, tuple(d.dim_value for d in f.shape.dim)) for f in found]
 
@@ -381,7 +561,9 @@ def _shorten(dims: Sequence[Any]) -> list[tuple[Any, str]]:
 def _long_names(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> Iterator[Any]:
     """Dimensions with long symbolic names, those of types in attributes (Optional) among them."""
     attributes = [a for n in nodes for a in n.attribute]
-    kinds = [kind for a in attributes for kind in (*([a.tp] if a.HasField("tp") else []), *a.type_protos)]
+    kinds = [
+        kind for a in attributes for kind in (*([a.tp] if a.HasField("tp") else []), *a.type_protos)
+    ]
     for graph in (proto.graph, *(g for a in attributes for g in held(a))):
         kinds += [v.type for v in (*graph.input, *graph.output, *graph.value_info)]
     for kind in kinds:
@@ -405,10 +587,14 @@ class _Inference:
     def __init__(self, proto: onnx.ModelProto) -> None:
         graph = proto.graph
         self._proto = proto
-        self._nodes = list(nodes_of(proto))  # protobuf's objects keep their identity as long as they are held
+        self._nodes = list(
+            nodes_of(proto)
+        )  # protobuf's objects keep their identity as long as they are held
         self._stored = Stored(proto, self._nodes)
         self._functions = {(f.domain, f.name): f for f in proto.functions}
-        self._known: Types = {v.name: v.type for v in (*graph.value_info, *graph.input, *graph.output)}
+        self._known: Types = {
+            v.name: v.type for v in (*graph.value_info, *graph.input, *graph.output)
+        }
         self._stated = frozenset(self._known)
         attributed = [n for n in self._nodes if n.attribute]
         self._attributed = frozenset(map(id, attributed))
@@ -445,11 +631,15 @@ class _Inference:
 
     def _run(self, follow: bool) -> Types | None:
         graph = self._proto.graph
-        places = [n for n in self._nodes if id(n) in self.hidden or (follow and id(n) in self.unfollowed)]
+        places = [
+            n for n in self._nodes if id(n) in self.hidden or (follow and id(n) in self.unfollowed)
+        ]
         domains = [n.domain if n.HasField("domain") else None for n in places]
         count = len(graph.value_info)
         graph.value_info.extend(
-            onnx.ValueInfoProto(name=name, type=kind) for name, kind in self._known.items() if name not in self._stated
+            onnx.ValueInfoProto(name=name, type=kind)
+            for name, kind in self._known.items()
+            if name not in self._stated
         )
         for node in places:
             node.domain = _HIDDEN
@@ -484,16 +674,23 @@ class _Inference:
         self._entries = self._copied = 0
         self._graph(self._proto.graph, None, self._known)
 
-    def _graph(self, graph: onnx.GraphProto, outer: _Scope | None, known: Types, unlike: int = _MANY) -> None:
-        """Judges a graph's nodes; of its inputs from ``unlike`` on onnx knows no shape that the graph does not state.
-        """
+    def _graph(
+        self, graph: onnx.GraphProto, outer: _Scope | None, known: Types, unlike: int = _MANY
+    ) -> None:
+        """Judges a graph's nodes; of its inputs from ``unlike`` on onnx knows no shape that the graph does not state."""
         extents = _Scope()
         extents.outer = outer
-        extents.tensors = len(graph.node) + len(graph.initializer) + (outer.tensors if outer is not None else 0)
+        extents.tensors = (
+            len(graph.node) + len(graph.initializer) + (outer.tensors if outer is not None else 0)
+        )
         for value in (*graph.value_info, *graph.input):
             extents[value.name] = of_type(known.get(value.name, value.type))
         listed = {v.name for v in graph.value_info} if unlike < len(graph.input) else ()
-        extents.update((v.name, UNTYPED) for v in graph.input[unlike:] if v.name not in listed and not ranked(v.type))
+        extents.update(
+            (v.name, UNTYPED)
+            for v in graph.input[unlike:]
+            if v.name not in listed and not ranked(v.type)
+        )
         for tensor in graph.initializer:
             extents[tensor.name] = of_dims(tuple(tensor.dims))
         for sparse in graph.sparse_initializer:
@@ -513,7 +710,9 @@ class _Inference:
                 # Types inside a function are nowhere stated, and what they are found to be is not kept.
                 inner = _Scope(zip(function.input, inputs, strict=False))
                 self._walk(function.node, inner, {})
-                if node.overload == function.overload:  # by which one of several of a name is called
+                if (
+                    node.overload == function.overload
+                ):  # by which one of several of a name is called
                     outputs = [inner[t] for t in function.output]
             if id(node) in self._attributed:
                 if function is None and is_odd(node, None):
@@ -523,7 +722,9 @@ class _Inference:
                         self._copied += extents.tensors
                         if self._copied > _SCOPES:
                             self.hidden.add(id(node))
-                        stated = {v.name: v.type for v in (*graph.value_info, *graph.input, *graph.output)}
+                        stated = {
+                            v.name: v.type for v in (*graph.value_info, *graph.input, *graph.output)
+                        }
                         # What a Loop hands on from turn to turn may have another shape each time.
                         loops = op == "Loop" and domain in STANDARD and function is None
                         self._graph(graph, extents, stated, 2 if loops else _MANY)
@@ -534,7 +735,11 @@ class _Inference:
                 made = self._made.get((op, *inputs))
                 if made is None:
                     output = output_of(node, inputs)
-                    made = output, sum(e.most for e in inputs) + output.most, max(e.high for e in (*inputs, output))
+                    made = (
+                        output,
+                        sum(e.most for e in inputs) + output.most,
+                        max(e.high for e in (*inputs, output)),
+                    )
                     if op in _EXTENTS and op not in _BY_AXES:
                         self._made[op, *inputs] = made
                 output = made[0]
@@ -552,8 +757,11 @@ class _Inference:
         if ranks > budgets.RANK:
             self.hidden.add(id(node))
         elif op in FOLLOWED:
-            if work > budgets.SHAPE_ENTRIES or self._entries + work > budgets.SHAPE_ENTRIES_ALL or (
-                    op == "Slice" and not self._steps_short(node)):
+            if (
+                work > budgets.SHAPE_ENTRIES
+                or self._entries + work > budgets.SHAPE_ENTRIES_ALL
+                or (op == "Slice" and not self._steps_short(node))
+            ):
                 self.unfollowed.add(id(node))
             else:
                 self._entries += work
@@ -567,11 +775,14 @@ class _Inference:
 
 def is_odd(node: onnx.NodeProto, function: onnx.FunctionProto | None) -> bool:
     """Whether onnx could fail on attributes: it cuts them to 32 bits, and counts to the outputs that a Split states."""
-    attributes = node.attribute if function is None else (*node.attribute, *function.attribute_proto)
+    attributes = (
+        node.attribute if function is None else (*node.attribute, *function.attribute_proto)
+    )
     if node.op_type != "Constant" and any(not -_INTEGERS <= a.i < _INTEGERS for a in attributes):
         return True
     return node.op_type == "Split" and any(
-        a.name == "num_outputs" and (a.i != len(node.output) or a.ref_attr_name) for a in attributes)
+        a.name == "num_outputs" and (a.i != len(node.output) or a.ref_attr_name) for a in attributes
+    )
 
 
 class _Scope(dict[str, Extent]):
@@ -588,5 +799,7 @@ def _knowledge(kind: onnx.TypeProto | None) -> int:
     """How much a type says: more with each dimension that it gives."""
     if kind is None or not ranked(kind):
         return 0 if kind is None else 1
-    known: int = sum(2 * d.HasField("dim_value") + d.HasField("dim_param") for d in kind.tensor_type.shape.dim)
+    known: int = sum(
+        2 * d.HasField("dim_value") + d.HasField("dim_param") for d in kind.tensor_type.shape.dim
+    )
     return 2 + known

@@ -20,9 +20,23 @@ from qdqtool.model.subgraphs import DOMAINS
 from qdqtool.types import Precision
 
 NORM_OPSET = 17  # the first with LayerNormalization
-NORMALIZES = ("LayerNormalization", "GroupNormalization", "InstanceNormalization", "SimplifiedLayerNormalization",
-              "SkipLayerNormalization", "RMSNormalization")  # fmt: skip
-_ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Max", "Clip", "Relu")  # between the mean of squares and its root
+NORMALIZES = (
+    "LayerNormalization",
+    "GroupNormalization",
+    "InstanceNormalization",
+    "SimplifiedLayerNormalization",
+    "SkipLayerNormalization",
+    "RMSNormalization",
+)
+_ARITHMETIC = (
+    "Add",
+    "Sub",
+    "Mul",
+    "Div",
+    "Max",
+    "Clip",
+    "Relu",
+)  # between the mean of squares and its root
 _MOST, _LEAST = 65504.0, 6e-8  # of FP16
 _DEEPEST = 4  # nodes of it, and Casts behind one another
 _WITHIN_ONE = ("Softmax", "Sigmoid", "HardSigmoid", "Tanh", "Softsign", "Erf", "Sin", "Cos")
@@ -63,18 +77,34 @@ class Pieces:
 
 
 _ROOTS = ("Sqrt", "Pow")
-_SQUARES = ("ReduceL2", "ReduceSumSquare", "LpNormalization", "RMSNormalization", "Mul", "Pow", "Einsum", "MatMul")
+_SQUARES = (
+    "ReduceL2",
+    "ReduceSumSquare",
+    "LpNormalization",
+    "RMSNormalization",
+    "Mul",
+    "Pow",
+    "Einsum",
+    "MatMul",
+)
 
 
 def layer_norms(model: Model) -> list[Pieces]:
     """Every normalization in pieces, in graph order, recognised by what reads what past Casts between float types."""
-    return [found for root in model.ordered if root.op in _ROOTS and (found := _pieces(model, root)) is not None]
+    return [
+        found
+        for root in model.ordered
+        if root.op in _ROOTS and (found := _pieces(model, root)) is not None
+    ]
 
 
 def gains_of_last_axis(model: Model) -> dict[str, str]:
     """The gains of normalizations over the last axis, also those in pieces, by what they make; empty for none."""
-    found = {n.output: n.input(1) for n in model.nodes
-             if _is(n, "LayerNormalization", "RMSNormalization") and n.integer("axis", -1) == -1}
+    found = {
+        n.output: n.input(1)
+        for n in model.nodes
+        if _is(n, "LayerNormalization", "RMSNormalization") and n.integer("axis", -1) == -1
+    }
     return found | {p.output: p.scale for p in layer_norms(model) if p.axes == (-1,)}
 
 
@@ -89,11 +119,18 @@ def sums_of_squares(model: Model, norms: Iterable[Pieces]) -> list[tuple[Node, .
     for node in model.ordered:
         if node.op not in _SQUARES or node.index in inside:
             continue
-        alone = _is(node, "ReduceL2", "ReduceSumSquare") or (_is(node, "LpNormalization") and node.integer("p", 2) == 2)
+        alone = _is(node, "ReduceL2", "ReduceSumSquare") or (
+            _is(node, "LpNormalization") and node.integer("p", 2) == 2
+        )
         half = node.integer("stash_type", onnx.TensorProto.FLOAT) == onnx.TensorProto.FLOAT16
-        sums = [r for r in _readers(model, node) if _is(r, "ReduceMean", "ReduceSum")
-                ] if _power(model, node) == 2.0 else []
-        squares = alone or sums or (_is(node, "RMSNormalization") and half) or _with_itself(model, node)
+        sums = (
+            [r for r in _readers(model, node) if _is(r, "ReduceMean", "ReduceSum")]
+            if _power(model, node) == 2.0
+            else []
+        )
+        squares = (
+            alone or sums or (_is(node, "RMSNormalization") and half) or _with_itself(model, node)
+        )
         if squares and is_run_time(model, node.input(0)) and not _held(model, node, sums):
             found.append((node, *sums, *(r for s in (node, *sums) for r in _to_root(model, s))))
     return found
@@ -115,7 +152,9 @@ def _with_itself(model: Model, node: Node) -> list[int]:
 
 def _unmoved(model: Model, tensor: str) -> str:
     """A tensor, or the one that only was moved and cast to make it."""
-    while (node := model.producer(tensor)) is not None and (rearranges(node) or _is_cast(model, node)):
+    while (node := model.producer(tensor)) is not None and (
+        rearranges(node) or _is_cast(model, node)
+    ):
         tensor = node.input(0)
     return tensor
 
@@ -124,7 +163,13 @@ def _to_root(model: Model, node: Node) -> list[Node]:
     """The Sqrt nodes behind a sum, with what only moves it in between."""
     found: list[Node] = []
     for reader in _readers(model, node):
-        behind = [reader] if _is(reader, "Sqrt") else _to_root(model, reader) if rearranges(reader) else []
+        behind = (
+            [reader]
+            if _is(reader, "Sqrt")
+            else _to_root(model, reader)
+            if rearranges(reader)
+            else []
+        )
         found += behind if _is(reader, "Sqrt") or not behind else [reader, *behind]
     return found
 
@@ -136,7 +181,9 @@ def _held(model: Model, square: Node, sums: list[Node]) -> bool:
     """
     tensor = _source(model, square.input(0))
     maker, shape = model.producer(tensor), model.shape(tensor)
-    axes = {a for r in sums or [square] for a in reduced_axes(model, r) or ()} or {*_with_itself(model, square)}
+    axes = {a for r in sums or [square] for a in reduced_axes(model, r) or ()} or {
+        *_with_itself(model, square)
+    }
     if maker is None or shape is None or not axes:
         return False
     sizes = [shape[a] if -len(shape) <= a < len(shape) else None for a in axes]
@@ -158,7 +205,9 @@ def magnitudes(model: Model, tensor: str) -> tuple[float, float] | None:
     that was only moved or made positive. None where nothing says it.
     """
     node = model.producer(tensor)
-    while node is not None and (_is(node, *_NO_LARGER) or is_q(node) or rearranges(node) or of(node).cuts):
+    while node is not None and (
+        _is(node, *_NO_LARGER) or is_q(node) or rearranges(node) or of(node).cuts
+    ):
         tensor = node.input(0)
         node = model.producer(tensor)
     if node is None or node.domain not in DOMAINS:
@@ -167,13 +216,19 @@ def magnitudes(model: Model, tensor: str) -> tuple[float, float] | None:
         params = read_params(model, node)
         if params.scale is None or not params.scale.size or params.precision != Precision.INT8:
             return None
-        return float(params.scale.min()), (255 if np.any(params.zero_point != 0) else 128) * float(params.scale.max())
+        return float(params.scale.min()), (255 if np.any(params.zero_point != 0) else 128) * float(
+            params.scale.max()
+        )
     if node.op in _WITHIN_ONE:
         return 1.0, 1.0
     if node.op == "Clip":
-        bounds = [_number(model, node.input(i)) if node.input(i) else node.attributes.get(name)
-                  for i, name in ((1, "min"), (2, "max"))]
-        largest = max(float("inf" if b is None else np.abs(np.asarray(b, np.float64)).max()) for b in bounds)
+        bounds = [
+            _number(model, node.input(i)) if node.input(i) else node.attributes.get(name)
+            for i, name in ((1, "min"), (2, "max"))
+        ]
+        largest = max(
+            float("inf" if b is None else np.abs(np.asarray(b, np.float64)).max()) for b in bounds
+        )
         return (largest, largest) if math.isfinite(largest) else None
     gains, last = _gains(model, node), (model.shape(tensor) or (None,))[-1]
     return None if gains is None or last is None else (gains[0], math.sqrt(last) * gains[1])
@@ -197,19 +252,28 @@ def as_one(model: Model, pieces: Pieces) -> tuple[str, _Array, _Array | None] | 
     It normalizes the last axes, with a scale and a bias of their shape, and nothing else reads what is between.
     """
     axes = pieces.axes
-    if axes is None or axes != tuple(range(-len(axes), 0)) or pieces.epsilon is None or not pieces.epsilon > 0.0:
+    if (
+        axes is None
+        or axes != tuple(range(-len(axes), 0))
+        or pieces.epsilon is None
+        or not pieces.epsilon > 0.0
+    ):
         return None
     inside = {n.index for n in pieces.nodes}
     for node in pieces.nodes[:-1]:
-        if model.is_output(node.output) or any(r.index not in inside for r in model.readers(node.output)):
+        if model.is_output(node.output) or any(
+            r.index not in inside for r in model.readers(node.output)
+        ):
             return None
     ends = [shape for t in (pieces.tensor, pieces.output) if (shape := model.shape(t)) is not None]
     if len(ends) == 2 and len(ends[0]) != len(ends[1]):
         return None
     given = [_number(model, name) if name else None for name in (pieces.scale, pieces.bias)]
     sizes = _sizes(model, pieces.tensor, len(axes), given[0])
-    if sizes is None or any(name and not _fits(v, sizes)
-                            for name, v in zip((pieces.scale, pieces.bias), given, strict=True)):
+    if sizes is None or any(
+        name and not _fits(v, sizes)
+        for name, v in zip((pieces.scale, pieces.bias), given, strict=True)
+    ):
         return None
     # Of a tensor and what a Cast makes of it, that of the result's type is read.
     kind, tensors = model.elem_type(pieces.output), [pieces.nodes[0].input(0), pieces.tensor]
@@ -217,8 +281,12 @@ def as_one(model: Model, pieces: Pieces) -> tuple[str, _Array, _Array | None] | 
     if tensor is None:
         return None
     dtype = onnx.helper.tensor_dtype_to_np_dtype(kind or onnx.TensorProto.FLOAT)
-    values = [None if v is None else np.broadcast_to(v.reshape(sizes if v.size > 1 else ()), sizes).astype(dtype)
-              for v in given]
+    values = [
+        None
+        if v is None
+        else np.broadcast_to(v.reshape(sizes if v.size > 1 else ()), sizes).astype(dtype)
+        for v in given
+    ]
     return tensor, values[0] if values[0] is not None else np.ones(sizes, dtype), values[1]
 
 
@@ -241,9 +309,16 @@ def write_layer_norms(model: Model) -> int:
         if bias is not None:
             inputs.append(editor.constant(f"{last.name}/bias", bias))
         proto = editor.proto_of(last)
-        proto.CopyFrom(onnx.helper.make_node(
-            "LayerNormalization", inputs, last.outputs, last.proto.name, axis=pieces.axes[0], epsilon=pieces.epsilon,
-        ))  # fmt: skip
+        proto.CopyFrom(
+            onnx.helper.make_node(
+                "LayerNormalization",
+                inputs,
+                last.outputs,
+                last.proto.name,
+                axis=pieces.axes[0],
+                epsilon=pieces.epsilon,
+            )
+        )
     if found:
         editor.finish()
     return len(found)
@@ -255,14 +330,16 @@ def _sizes(model: Model, tensor: str, count: int, scale: _Array | None) -> list[
     last = [d for d in shape[-count:] if d is not None] if shape is not None else []
     if len(last) == count:
         return last
-    return list(scale.shape) if scale is not None and scale.ndim == count and scale.size > 1 else None
+    return (
+        list(scale.shape) if scale is not None and scale.ndim == count and scale.size > 1 else None
+    )
 
 
 def _fits(value: _Array | None, sizes: list[int]) -> bool:
     """Whether a constant is one number, or one for each place of the dimensions."""
     if value is None or value.size == 1:
         return value is not None
-    return value.size == math.prod(sizes) and list(value.shape[-len(sizes):]) == sizes
+    return value.size == math.prod(sizes) and list(value.shape[-len(sizes) :]) == sizes
 
 
 def constant_behind(model: Model, tensor: str) -> str:
@@ -282,15 +359,31 @@ def _pieces(model: Model, root: Node) -> Pieces | None:
     mean = _mean(model, base)
     tensor = _source(model, (square if mean is None or base is None else base).input(0))
     powers, products = _divided(model, root)
-    first = next((p for p in products if p.op == "Div" or powers[-1].output in _sources(model, p)), None)
+    first = next(
+        (p for p in products if p.op == "Div" or powers[-1].output in _sources(model, p)), None
+    )
     read = [t for p in products for t in _sources(model, p) if t not in {n.output for n in powers}]
-    subs = [sub for t in read for s in (t, *_factors(model, t)) if (sub := _maker(model, s, "Sub")) is not None]
+    subs = [
+        sub
+        for t in read
+        for s in (t, *_factors(model, t))
+        if (sub := _maker(model, s, "Sub")) is not None
+    ]
     if first is None or tensor not in {*read, *(t for n in subs for t in _sources(model, n))}:
         return None
     plain = [n.op for n in behind] == ["Add"]
-    epsilon = [e for t in (behind[0].inputs if plain else ()) if (e := _number(model, t)) is not None and e.size == 1]
-    before = [*dict.fromkeys(n for n in (mean, base, *(_mean(model, b) for b in subs), *subs)
-                             if mean is not None and n is not None)]
+    epsilon = [
+        e
+        for t in (behind[0].inputs if plain else ())
+        if (e := _number(model, t)) is not None and e.size == 1
+    ]
+    before = [
+        *dict.fromkeys(
+            n
+            for n in (mean, base, *(_mean(model, b) for b in subs), *subs)
+            if mean is not None and n is not None
+        )
+    ]
     wide = [*before, *inner, *powers, *products]
     nodes, scale, bias = list(wide), "", ""
     if len(products) == 1:
@@ -298,14 +391,27 @@ def _pieces(model: Model, root: Node) -> Pieces | None:
         shifted, bias = _applied(model, scaled, "Add") if scaled is not None else (None, "")
         nodes += [n for n in (scaled, shifted) if n is not None]
     axes = {_axes(model, n) for n in before + [reduced] if n.op != "Sub"}
-    exact = (mean is not None and reduced.op == "ReduceMean" and plain and len(subs) == len(products) == len(axes) == 1
-             and _inverts(model, first, powers)
-             and {_source(model, n.input(0)) for n in before if n.op != "Sub"} == {tensor}
-             and _source(model, subs[0].input(0)) == tensor and _mean(model, subs[0]) is not None)
+    exact = (
+        mean is not None
+        and reduced.op == "ReduceMean"
+        and plain
+        and len(subs) == len(products) == len(axes) == 1
+        and _inverts(model, first, powers)
+        and {_source(model, n.input(0)) for n in before if n.op != "Sub"} == {tensor}
+        and _source(model, subs[0].input(0)) == tensor
+        and _mean(model, subs[0]) is not None
+    )
     return Pieces(
-        tensor, _with_casts(model, nodes), tuple(wide), square, reduced, axes.pop() if exact else None,
-        float(epsilon[0].reshape(-1)[0]) if len(epsilon) == 1 else None, scale, bias,
-    )  # fmt: skip
+        tensor,
+        _with_casts(model, nodes),
+        tuple(wide),
+        square,
+        reduced,
+        axes.pop() if exact else None,
+        float(epsilon[0].reshape(-1)[0]) if len(epsilon) == 1 else None,
+        scale,
+        bias,
+    )
 
 
 def _factors(model: Model, tensor: str) -> list[str]:
@@ -318,7 +424,9 @@ def _factors(model: Model, tensor: str) -> list[str]:
 def _mean(model: Model, sub: Node | None) -> Node | None:
     """The mean that is taken off the tensor that it is the mean of."""
     mean = _maker(model, sub.input(1), "ReduceMean") if sub is not None else None
-    same = mean is not None and sub is not None and _sources(model, mean)[0] == _sources(model, sub)[0]
+    same = (
+        mean is not None and sub is not None and _sources(model, mean)[0] == _sources(model, sub)[0]
+    )
     return mean if same else None
 
 
@@ -353,10 +461,16 @@ def _inverts(model: Model, product: Node, powers: list[Node]) -> bool:
     inverted = (_power(model, powers[0]) or 0.0) < 0.0
     for node in powers[1:]:
         one = _number(model, node.input(0)) if node.op == "Div" else None
-        if inverted or not (node.op == "Reciprocal" or (one is not None and bool(np.all(one == 1.0)))):
+        if inverted or not (
+            node.op == "Reciprocal" or (one is not None and bool(np.all(one == 1.0)))
+        ):
             return False
         inverted = True
-    return product.op == "Mul" if inverted else _sources(model, product)[1] == powers[0].output and product.op == "Div"
+    return (
+        product.op == "Mul"
+        if inverted
+        else _sources(model, product)[1] == powers[0].output and product.op == "Div"
+    )
 
 
 def _is(node: Node | None, *ops: str) -> bool:
@@ -364,8 +478,12 @@ def _is(node: Node | None, *ops: str) -> bool:
 
 
 def _is_cast(model: Model, node: Node | None) -> bool:
-    return node is not None and _is(node, "Cast") and {
-        node.integer("to", 0), model.elem_type(node.input(0)) or onnx.TensorProto.FLOAT} <= FLOATS
+    return (
+        node is not None
+        and _is(node, "Cast")
+        and {node.integer("to", 0), model.elem_type(node.input(0)) or onnx.TensorProto.FLOAT}
+        <= FLOATS
+    )
 
 
 def _source(model: Model, tensor: str) -> str:
@@ -390,8 +508,11 @@ def _maker(model: Model, tensor: str, *ops: str) -> Node | None:
 
 def _readers(model: Model, node: Node, depth: int = _DEEPEST) -> list[Node]:
     """What reads a node's result, also behind Casts."""
-    return [r for n in model.readers(node.output)
-            for r in (_readers(model, n, depth - 1) if depth and _is_cast(model, n) else [n])]
+    return [
+        r
+        for n in model.readers(node.output)
+        for r in (_readers(model, n, depth - 1) if depth and _is_cast(model, n) else [n])
+    ]
 
 
 def _with_casts(model: Model, nodes: list[Node]) -> tuple[Node, ...]:

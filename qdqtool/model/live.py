@@ -67,7 +67,9 @@ def _fed(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> Model:
     for value in graph.input:
         if value.name in shapes:
             kind = value.type.tensor_type.elem_type
-            value.CopyFrom(onnx.helper.make_tensor_value_info(value.name, kind, list(shapes[value.name])))
+            value.CopyFrom(
+                onnx.helper.make_tensor_value_info(value.name, kind, list(shapes[value.name]))
+            )
     return Model(slim, sha256="edited")
 
 
@@ -86,7 +88,11 @@ def peak_of(model: Model) -> int:
     for position, node in enumerate(model.ordered):
         live += sum(sizes[t] for t in node.outputs if t)
         peak = max(peak, live)
-        done = {t for t in (*node.inputs, *node.captured, *node.outputs) if last.get(t, position) == position}
+        done = {
+            t
+            for t in (*node.inputs, *node.captured, *node.outputs)
+            if last.get(t, position) == position
+        }
         live -= sum(sizes.get(t, 0) for t in done)
     return peak
 
@@ -100,8 +106,10 @@ def check_loops(model: Model) -> None:
     constants = Constants(model)
     for node in model.nodes:
         if node.op in _WITH_GRAPHS and _of_loop(model, node, constants) > budgets.LOOP_WORK:
-            raise ModelError(f"{model.path or 'model'}: node '{node.name}' ({node.op}) turns so often that one run "
-                             "would take days; check its trip count, or cut it off")
+            raise ModelError(
+                f"{model.path or 'model'}: node '{node.name}' ({node.op}) turns so often that one run "
+                "would take days; check its trip count, or cut it off"
+            )
 
 
 def _of_loop(model: Model, node: Node, constants: Constants) -> int:
@@ -118,18 +126,27 @@ def _inner_operations(node: onnx.NodeProto, number: _Number, shape: _Shape) -> i
     work = 0
     for graph in (g for a in node.attribute for g in held(a)):
         known = {t.name: t for t in graph.initializer}
-        known |= {n.output[0]: a.t for n in graph.node if n.op_type == "Constant" and n.output
-                  for a in n.attribute if a.name == "value"}
+        known |= {
+            n.output[0]: a.t
+            for n in graph.node
+            if n.op_type == "Constant" and n.output
+            for a in n.attribute
+            if a.name == "value"
+        }
 
         def inside(name: str, known: Mapping[str, onnx.TensorProto] = known) -> int | None:
             return one_number(_array(known[name])) if name in known else number(name)
 
-        each = sum(budgets.INNER_NODE + _inner_operations(n, inside, lambda name: None) for n in graph.node)
+        each = sum(
+            budgets.INNER_NODE + _inner_operations(n, inside, lambda name: None) for n in graph.node
+        )
         work += each * _turns(node, graph, number, inside, shape)
     return work
 
 
-def _turns(node: onnx.NodeProto, body: onnx.GraphProto, outside: _Number, inside: _Number, shape: _Shape) -> int:
+def _turns(
+    node: onnx.NodeProto, body: onnx.GraphProto, outside: _Number, inside: _Number, shape: _Shape
+) -> int:
     """How often a Loop or Scan surely turns; 1 where only a run tells, as where a condition may end it."""
     if node.op_type == "Scan":
         count = next((a.i for a in node.attribute if a.name == "num_scan_inputs"), 0)

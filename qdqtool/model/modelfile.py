@@ -35,21 +35,27 @@ def check_form(proto: onnx.ModelProto, what: str) -> None:
     """
     for number in (o.version for o in proto.opset_import):
         if number not in _VERSIONS:
-            raise ModelError(f"{what}: no operator set has the version {number}; the file is damaged")
+            raise ModelError(
+                f"{what}: no operator set has the version {number}; the file is damaged"
+            )
     declared: set[str] = set()
     for value in proto.graph.input:
         if not value.name:
             raise ModelError(f"{what}: an input has no name; the file is damaged")
         if value.name in declared:
-            raise ModelError(f"{what}: input '{value.name}' is declared twice; the file is damaged, export it again")
+            raise ModelError(
+                f"{what}: input '{value.name}' is declared twice; the file is damaged, export it again"
+            )
         declared.add(value.name)
     if not all(value.name for value in proto.graph.output):
         raise ModelError(f"{what}: an output has no name; the file is damaged")
     for node in with_inner([n for n in proto.graph.node if n.attribute]):
         for attribute in node.attribute:
             if attribute.ref_attr_name:
-                raise ModelError(f"{what}: node '{node.name}' ({node.op_type}) takes attribute '{attribute.name}' "
-                                 "from a function, and is in none; the file is damaged")
+                raise ModelError(
+                    f"{what}: node '{node.name}' ({node.op_type}) takes attribute '{attribute.name}' "
+                    "from a function, and is in none; the file is damaged"
+                )
 
 
 _TENSOR, _TENSORS = onnx.AttributeProto.TENSOR, onnx.AttributeProto.TENSORS
@@ -70,7 +76,13 @@ def check_names(proto: onnx.ModelProto, what: str) -> None:
     try:
         _graph(proto.graph, texts, main=True)
         for function in proto.functions:
-            texts += (function.name, function.domain, *function.input, *function.output, *function.attribute)
+            texts += (
+                function.name,
+                function.domain,
+                *function.input,
+                *function.output,
+                *function.attribute,
+            )
             texts += (o.domain for o in function.opset_import)
             _nodes(function.node, texts)
     except ModelError as error:
@@ -105,8 +117,10 @@ def _graph(graph: onnx.GraphProto, texts: list[Any], *, main: bool = False) -> N
 def _tensor(tensor: onnx.TensorProto, texts: list[Any]) -> None:
     texts.append(tensor.name)
     if not external.is_possible(tensor.dims):
-        raise ModelError(f"tensor '{middle(str(tensor.name), 60)}' is damaged: it has {len(tensor.dims)} dimensions, "
-                         "and more elements than there can be")
+        raise ModelError(
+            f"tensor '{middle(str(tensor.name), 60)}' is damaged: it has {len(tensor.dims)} dimensions, "
+            "and more elements than there can be"
+        )
     if tensor.external_data:
         _metadata(tensor.external_data, texts)
 
@@ -152,15 +166,29 @@ def load(source: ModelSource | Model) -> Model:
 
 def _with_short_names(model: Model) -> Model:
     """What is said of a model, and every copy of it, repeats its names."""
-    names = [*model.producers, *model.consumers, *model.initializers, *(n.name for n in model.nodes)]
-    if sum(map(len, names)) > budgets.NAMES:  # each of them counts once; to find out which are the same takes time
+    names = [
+        *model.producers,
+        *model.consumers,
+        *model.initializers,
+        *(n.name for n in model.nodes),
+    ]
+    if (
+        sum(map(len, names)) > budgets.NAMES
+    ):  # each of them counts once; to find out which are the same takes time
         names = list(set(names))
     longest = max(names, key=len, default="")
     what = model.path or "model in memory"
     if len(longest) > budgets.NAME:
-        raise ModelError(f"{what}: the name '{middle(longest, 60)}' has {len(longest)} characters; the limit is "
-                         f"{budgets.NAME}")
-    budgets.require(sum(map(len, names)), budgets.NAMES, f"{what}: the names of its nodes and tensors take", ModelError)
+        raise ModelError(
+            f"{what}: the name '{middle(longest, 60)}' has {len(longest)} characters; the limit is "
+            f"{budgets.NAME}"
+        )
+    budgets.require(
+        sum(map(len, names)),
+        budgets.NAMES,
+        f"{what}: the names of its nodes and tensors take",
+        ModelError,
+    )
     return model
 
 
@@ -175,12 +203,16 @@ def _load(source: ModelSource) -> Model:
             try:
                 made = onnx_graphsurgeon.export_onnx(source)
             except Exception as error:  # it raises whatever its parts raise
-                raise ModelError(f"onnx-graphsurgeon cannot export the graph: {reason_of(error)}") from error
+                raise ModelError(
+                    f"onnx-graphsurgeon cannot export the graph: {reason_of(error)}"
+                ) from error
         return _load(made)
     if isinstance(source, bytes):
         return Model(_parse(source, "model in memory"), sha256=hashlib.sha256(source).hexdigest())
     if not isinstance(source, (str, os.PathLike)):
-        raise ModelError(f"a model of type {type(source).__name__} is not understood; give a path or a ModelProto")
+        raise ModelError(
+            f"a model of type {type(source).__name__} is not understood; give a path or a ModelProto"
+        )
     path = Path(source)
     data = _read(path)
     base_dir = str(path.resolve().parent)
@@ -199,10 +231,18 @@ def _read(path: Path) -> bytes:
         head = file.read(packed.HEAD)
         if packed.kind_of(head) == packed.GZIP:
             limit = budgets.unpacked(budgets.UNPACKED_MODEL, size)
-            blocks = packed.unpack(head, lambda: file.read(packed.BLOCK), str(path), min(limit, MAX_PROTO_BYTES),
-                                   whole=True, error=ModelError)
+            blocks = packed.unpack(
+                head,
+                lambda: file.read(packed.BLOCK),
+                str(path),
+                min(limit, MAX_PROTO_BYTES),
+                whole=True,
+                error=ModelError,
+            )
             return b"".join(blocks)
-        with contextlib.suppress(OSError):  # some files of the kernel's are read from front to back alone
+        with contextlib.suppress(
+            OSError
+        ):  # some files of the kernel's are read from front to back alone
             file.seek(0)
             head = b""  # joining it with the rest would copy the whole model
         data = read_all(file, MAX_PROTO_BYTES, head)
@@ -223,11 +263,15 @@ def _parse(data: bytes, what: str) -> onnx.ModelProto:
         proto: onnx.ModelProto = onnx.ModelProto.FromString(data)
     except DecodeError:
         if _is_deep(data):
-            raise ModelError(f"{what}: its graphs are nested deeper than the {_DEPTH} levels that protobuf reads; "
-                             "export the model with fewer If, Loop and Scan inside each other") from None
-        raise ModelError(f"{what}: {files.explain(what, data[:files.HEAD])}") from None
+            raise ModelError(
+                f"{what}: its graphs are nested deeper than the {_DEPTH} levels that protobuf reads; "
+                "export the model with fewer If, Loop and Scan inside each other"
+            ) from None
+        raise ModelError(f"{what}: {files.explain(what, data[: files.HEAD])}") from None
     if not proto.HasField("graph") or not proto.opset_import:
-        raise ModelError(f"{what}: {files.explain(what, data[:files.HEAD], 'no graph or no opset')}")
+        raise ModelError(
+            f"{what}: {files.explain(what, data[: files.HEAD], 'no graph or no opset')}"
+        )
     _check(proto, what)
     return proto
 
@@ -240,10 +284,17 @@ def _check(proto: onnx.ModelProto, what: str) -> None:
 
 _DEPTH = 100
 _FIELDS = 1_000_000  # looked at in a file that protobuf refuses: it may be anything
-_VARINT, _HOLDS, _FIXED = 0, 2, {1: 8, 5: 4}  # wire types of protobuf; bytes of those of a fixed size
+_VARINT, _HOLDS, _FIXED = (
+    0,
+    2,
+    {1: 8, 5: 4},
+)  # wire types of protobuf; bytes of those of a fixed size
 # By message, the numbers of its fields that lead to graphs inside graphs, and which message each holds (onnx.proto).
 _INNER: dict[str, dict[int, str]] = {
-    "model": {7: "graph", 25: "function"}, "function": {7: "node"}, "graph": {1: "node"}, "node": {5: "attribute"},
+    "model": {7: "graph", 25: "function"},
+    "function": {7: "node"},
+    "graph": {1: "node"},
+    "node": {5: "attribute"},
     "attribute": {6: "graph", 11: "graph"},
 }
 
@@ -257,8 +308,11 @@ def _is_deep(data: bytes) -> bool:
         if depth > _DEPTH:
             return True
         try:
-            left += ((inner, held, depth + 1) for number, held in _messages(part, turns)
-                     if (inner := _INNER[kind].get(number)) is not None)
+            left += (
+                (inner, held, depth + 1)
+                for number, held in _messages(part, turns)
+                if (inner := _INNER[kind].get(number)) is not None
+            )
         except IndexError:  # it is cut off
             continue
     return False
@@ -326,8 +380,16 @@ def require_weights(model: Model) -> None:
 def _missing(model: Model, tensor: onnx.TensorProto) -> ModelError:
     location = external.location_of(tensor)
     path = os.path.join(model.base_dir, location)
-    state = "a directory" if location and os.path.isdir(path) else "no file" if os.path.exists(path) else "missing"
-    return ModelError(f"weight file '{location}' of tensor '{tensor.name}' is {state}", model.path or "model")
+    state = (
+        "a directory"
+        if location and os.path.isdir(path)
+        else "no file"
+        if os.path.exists(path)
+        else "missing"
+    )
+    return ModelError(
+        f"weight file '{location}' of tensor '{tensor.name}' is {state}", model.path or "model"
+    )
 
 
 def save(proto: onnx.ModelProto, path: str | os.PathLike[str], *, source: str = "") -> None:
@@ -360,7 +422,9 @@ def quiet_graphsurgeon() -> Iterator[None]:
         G_LOGGER.severity = before
 
 
-def write_model(proto: onnx.ModelProto, path: str | os.PathLike[str], *, at_once: bool = False) -> None:
+def write_model(
+    proto: onnx.ModelProto, path: str | os.PathLike[str], *, at_once: bool = False
+) -> None:
     """Writes a model as :func:`save` does, without looking at where it came from.
 
     Args:
@@ -395,7 +459,9 @@ def _save_external(proto: onnx.ModelProto, path: Path, at_once: bool) -> None:
         if getattr(proto, field):
             setattr(slim, field, getattr(proto, field))
     for copy, original in ((slim, proto), (slim.graph, proto.graph)):
-        if isinstance(original.doc_string, str):  # bytes where it is not UTF-8, which protobuf does not take back
+        if isinstance(
+            original.doc_string, str
+        ):  # bytes where it is not UTF-8, which protobuf does not take back
             copy.doc_string = original.doc_string
     slim.metadata_props.extend(proto.metadata_props)
     slim.graph.metadata_props.extend(proto.graph.metadata_props)
@@ -405,7 +471,11 @@ def _save_external(proto: onnx.ModelProto, path: Path, at_once: bool) -> None:
 
 
 def write_apart(
-    proto: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto], path: Path, *, at_once: bool = False
+    proto: onnx.ModelProto,
+    weights: Mapping[str, onnx.TensorProto],
+    path: Path,
+    *,
+    at_once: bool = False,
 ) -> None:
     """Writes a model whose large weights are in ``<name>.data`` beside it; they are read one at a time.
 

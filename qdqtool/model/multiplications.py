@@ -109,7 +109,9 @@ def _product(at: _At) -> int:
 
 def _general_product(at: _At) -> int:
     first = at.dims(0)
-    inner = (first[:1] if at.node.attributes.get("transA", 0) else first[1:]) if len(first) == 2 else ()
+    inner = (
+        (first[:1] if at.node.attributes.get("transA", 0) else first[1:]) if len(first) == 2 else ()
+    )
     return max(at.moved, at.written * math.prod(inner))
 
 
@@ -122,8 +124,11 @@ def _summed(at: _At) -> int:
         dims = at.dims(position)
         before, dots, behind = term.partition("...")
         between = len(dims) - len(behind) if dots else len(dims)
-        others = max(others, math.prod(dims[len(before):between]) if dots else 1)
-        for letter, size in (*zip(before, dims, strict=False), *zip(behind, dims[between:], strict=False)):
+        others = max(others, math.prod(dims[len(before) : between]) if dots else 1)
+        for letter, size in (
+            *zip(before, dims, strict=False),
+            *zip(behind, dims[between:], strict=False),
+        ):
             sizes[letter] = max(sizes.get(letter, 1), size)
     return max(at.moved, others * math.prod(sizes.values()) * max(1, len(terms) - 1))
 
@@ -136,7 +141,9 @@ def _recurrent(at: _At) -> int:
 
 def _attention(at: _At) -> int:
     """Queries by keys, and what comes of that by values."""
-    keys = sum(math.prod(at.dims(position)[-2:-1]) for position in (1, 4) if at.node.input(position))
+    keys = sum(
+        math.prod(at.dims(position)[-2:-1]) for position in (1, 4) if at.node.input(position)
+    )
     return max(at.moved, (math.prod(at.dims(0)) + math.prod(at.made())) * keys)
 
 
@@ -163,7 +170,9 @@ def _resized(at: _At) -> int:
     """From so many elements each, as many more where it is reduced with antialiasing."""
     before, after = at.dims(0), at.made()
     axes = max(2, sum(a != b for a, b in zip(before, after, strict=False)))
-    return int(max(at.moved, math.prod(before), math.prod(after)) * _TAPS.get(at.word("mode"), 1) ** axes)
+    return int(
+        max(at.moved, math.prod(before), math.prod(after)) * _TAPS.get(at.word("mode"), 1) ** axes
+    )
 
 
 def _sampled(at: _At) -> int:
@@ -176,13 +185,18 @@ def _suppressed(at: _At) -> int:
     scores = at.dims(1)
     boxes = math.prod(scores[-1:])
     chosen = known_number(at.constants, at.node.input(2))
-    return max(at.moved, math.prod(scores) * (boxes if chosen is None else max(1, min(chosen, boxes))))
+    return max(
+        at.moved, math.prod(scores) * (boxes if chosen is None else max(1, min(chosen, boxes)))
+    )
 
 
 def _by_table(at: _At) -> int:
     """For each row all numbers of the longest attribute: nodes of trees, coefficients, support vectors."""
     attributes = at.node.proto.attribute
-    longest = max((max(len(a.ints), len(a.floats), len(a.strings), math.prod(a.t.dims)) for a in attributes), default=1)
+    longest = max(
+        (max(len(a.ints), len(a.floats), len(a.strings), math.prod(a.t.dims)) for a in attributes),
+        default=1,
+    )
     return math.prod(at.dims(0)[:1]) * longest
 
 
@@ -199,23 +213,56 @@ def _chosen(at: _At) -> int:
 
 
 _COUNTED: dict[str, Callable[[_At], int]] = {
-    "Conv": _products(1), "ConvInteger": _products(1), "QLinearConv": _products(3), "CausalConvWithState": _products(1),
-    "ConvTranspose": _transposed, "DeformConv": _deformed,
-    "MatMul": _product, "MatMulInteger": _product, "QLinearMatMul": _product, "Gemm": _general_product,
-    "Einsum": _summed, "GRU": _recurrent, "LSTM": _recurrent, "RNN": _recurrent,
-    "Attention": _attention, "LinearAttention": _linear_attention,
-    "AveragePool": _pooled, "MaxPool": _pooled, "LpPool": lambda at: _pooled(at) * _DEAR,
-    "MaxRoiPool": _pooled_regions, "RoiAlign": _pooled_regions,
+    "Conv": _products(1),
+    "ConvInteger": _products(1),
+    "QLinearConv": _products(3),
+    "CausalConvWithState": _products(1),
+    "ConvTranspose": _transposed,
+    "DeformConv": _deformed,
+    "MatMul": _product,
+    "MatMulInteger": _product,
+    "QLinearMatMul": _product,
+    "Gemm": _general_product,
+    "Einsum": _summed,
+    "GRU": _recurrent,
+    "LSTM": _recurrent,
+    "RNN": _recurrent,
+    "Attention": _attention,
+    "LinearAttention": _linear_attention,
+    "AveragePool": _pooled,
+    "MaxPool": _pooled,
+    "LpPool": lambda at: _pooled(at) * _DEAR,
+    "MaxRoiPool": _pooled_regions,
+    "RoiAlign": _pooled_regions,
     "LRN": lambda at: at.moved * (at.number("size", 1) + _DEAR),
-    "Resize": _resized, "Upsample": _resized, "GridSample": _sampled,
-    **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax", "BatchNormalization", "GroupNormalization", "LpNormalization",
-                     "InstanceNormalization", "LayerNormalization", "MeanVarianceNormalization", "RMSNormalization",
-                     "SoftmaxCrossEntropyLoss"), _passes),
-    "TopK": _sorted, "Unique": lambda at: _sorted(at) * _DEAR, "NonZero": lambda at: at.moved * _DEAR,
+    "Resize": _resized,
+    "Upsample": _resized,
+    "GridSample": _sampled,
+    **dict.fromkeys(
+        (
+            "Softmax",
+            "LogSoftmax",
+            "Hardmax",
+            "BatchNormalization",
+            "GroupNormalization",
+            "LpNormalization",
+            "InstanceNormalization",
+            "LayerNormalization",
+            "MeanVarianceNormalization",
+            "RMSNormalization",
+            "SoftmaxCrossEntropyLoss",
+        ),
+        _passes,
+    ),
+    "TopK": _sorted,
+    "Unique": lambda at: _sorted(at) * _DEAR,
+    "NonZero": lambda at: at.moved * _DEAR,
     "NonMaxSuppression": _suppressed,
-    "DFT": lambda at: _sorted(at) * _FOURIER, "STFT": lambda at: 2 * _sorted(at) * _FOURIER,
+    "DFT": lambda at: _sorted(at) * _FOURIER,
+    "STFT": lambda at: 2 * _sorted(at) * _FOURIER,
     "Det": lambda at: at.moved * math.prod(at.dims(0)[-1:]),
     "TfIdfVectorizer": lambda at: (
-        at.moved * at.number("max_gram_length", 1) * (1 + at.number("max_skip_count", 0))),
+        at.moved * at.number("max_gram_length", 1) * (1 + at.number("max_skip_count", 0))
+    ),
     **dict.fromkeys(("Gather", "GatherElements", "GatherND", "Shape", "Size", "Slice"), _chosen),
-}  # fmt: skip
+}

@@ -166,40 +166,55 @@ def fills_below(model: Model, node: Node) -> bool:
 
 _RESIZE = QPassage(
     seen(
-        "q-past-resize", "A Q moves up past a Resize, nearest or linear.",
-        f"{YOLO}:5229", f"{BEV_ORIN}:263", f"{BEV_86}:5199", YOLOV8N,
+        "q-past-resize",
+        "A Q moves up past a Resize, nearest or linear.",
+        f"{YOLO}:5229",
+        f"{BEV_ORIN}:263",
+        f"{BEV_86}:5199",
+        YOLOV8N,
         source="linear: Resize_724 and Resize_766 of the BEVFusion camera network, where numbers change by a step",
     ),
     exact=False,
 )
 ZERO_PAD = QPassage(
     documented(
-        "q-past-zero-pad", "A Q moves up past a Pad with zeros.",
+        "q-past-zero-pad",
+        "A Q moves up past a Pad with zeros.",
         "a published engine of a TensorFlow ResNet-50 runs the Pad in front of its MaxPool in INT8",
     ),
-    when=lambda model, node: _fill(model, node) == 0, condition="pads with zeros",
+    when=lambda model, node: _fill(model, node) == 0,
+    condition="pads with zeros",
     otherwise=QPassage(
         assumed(
-            "q-past-copying-pad", "A Q moves up past a Pad that reflects, repeats or wraps.",
+            "q-past-copying-pad",
+            "A Q moves up past a Pad that reflects, repeats or wraps.",
             "TensorRT's parser makes a Slice layer of it, its values are only copied, and a Q passes slices; a log in "
             "which a Q stays behind such a Pad would refute it",
         ),
-        when=lambda model, node: str(node.attributes.get("mode", "constant")) in ("reflect", "edge", "wrap"),
+        when=lambda model, node: (
+            str(node.attributes.get("mode", "constant")) in ("reflect", "edge", "wrap")
+        ),
         condition="reflects, repeats or wraps",
     ),
 )
 
-INSERTED_SHUFFLE = QPassage(seen(
-    "q-past-inserted-shuffle", "A DQ moves down, and a Q up, past a shuffle that TensorRT inserted itself.",
-    f"{RESNET}:2533", f"{RESNET}:2535",
-))
+INSERTED_SHUFFLE = QPassage(
+    seen(
+        "q-past-inserted-shuffle",
+        "A DQ moves down, and a Q up, past a shuffle that TensorRT inserted itself.",
+        f"{RESNET}:2533",
+        f"{RESNET}:2535",
+    )
+)
 
 # What a convolution takes in ------------------------------------------------------------------------------------
 
 _POINTWISE = documented(
-    "activation-pointwise", "A quantized convolution takes the activation behind it.",
+    "activation-pointwise",
+    "A quantized convolution takes the activation behind it.",
     "developer guide, fusions: pointwise operations behind a convolution; the names of fused SiLU in NVIDIA/TensorRT "
-    "issue 3385 (8.5.2 with Q/DQ)", about=("Sigmoid",),
+    "issue 3385 (8.5.2 with Q/DQ)",
+    about=("Sigmoid",),
 )
 
 
@@ -210,21 +225,36 @@ def _activation(name: str, kind: str, case: Case = _POINTWISE, *, gate: bool = F
 # Weights --------------------------------------------------------------------------------------------------------
 
 _INT8_CONV = seen(
-    "int8-convolution", "A convolution whose data and weights come from DQs absorbs them and runs in INT8.",
-    f"{YOLO}:5405", f"{RESNET}:2699", f"{YOLOV8}:191", f"{BEV_ORIN}:488", f"{BEV_86}:5424", YOLOV8N,
-    "small-graphs-orinnano-trt103", about=("Conv",),
+    "int8-convolution",
+    "A convolution whose data and weights come from DQs absorbs them and runs in INT8.",
+    f"{YOLO}:5405",
+    f"{RESNET}:2699",
+    f"{YOLOV8}:191",
+    f"{BEV_ORIN}:488",
+    f"{BEV_86}:5424",
+    YOLOV8N,
+    "small-graphs-orinnano-trt103",
+    about=("Conv",),
 )
 _INT8_DECONV = seen(
-    "int8-deconvolution", "A ConvTranspose with quantized input and weights computes in INT8.",
-    "centernet-resnet34-qat-trt80", about=("ConvTranspose",),
+    "int8-deconvolution",
+    "A ConvTranspose with quantized input and weights computes in INT8.",
+    "centernet-resnet34-qat-trt80",
+    about=("ConvTranspose",),
 )
 _INT8_GEMM = seen(
-    "int8-fully-connected", "A Gemm with quantized input and weights becomes a 1x1 convolution in INT8.",
-    f"{RESNET}:2531", "resnet18-a100-qat", "resnet18-a100-qat-residual", "resnet18-a100-qat-residual-qgap",
-    MOBILENET, about=("Gemm",),
+    "int8-fully-connected",
+    "A Gemm with quantized input and weights becomes a 1x1 convolution in INT8.",
+    f"{RESNET}:2531",
+    "resnet18-a100-qat",
+    "resnet18-a100-qat-residual",
+    "resnet18-a100-qat-residual-qgap",
+    MOBILENET,
+    about=("Gemm",),
 )
 _INT8_MATMUL = documented(
-    "int8-matmul", "A MatMul with two quantized inputs computes in INT8.",
+    "int8-matmul",
+    "A MatMul with two quantized inputs computes in INT8.",
     "developer guide: MatrixMultiply is quantizable; NVIDIA/TensorRT issue 4322 shows the Myelin kernel",
     about=("MatMul",),
 )
@@ -233,96 +263,228 @@ _TABLE: tuple[Operator, ...] = (
     Operator("QuantizeLinear", LayerKind.QUANTIZE),
     Operator("DequantizeLinear", LayerKind.DEQUANTIZE),
     Operator("Conv", LayerKind.CONVOLUTION, weights=Weights(_INT8_CONV, lambda node, rank: 0)),
-    Operator("ConvTranspose", LayerKind.DECONVOLUTION, weights=Weights(_INT8_DECONV, lambda node, rank: 1)),
     Operator(
-        "Gemm", LayerKind.MATRIX_MULTIPLY,
+        "ConvTranspose",
+        LayerKind.DECONVOLUTION,
+        weights=Weights(_INT8_DECONV, lambda node, rank: 1),
+    ),
+    Operator(
+        "Gemm",
+        LayerKind.MATRIX_MULTIPLY,
         weights=Weights(_INT8_GEMM, lambda node, rank: 0 if node.integer("transB", 0) else 1),
     ),
     Operator(
-        "MatMul", LayerKind.MATRIX_MULTIPLY, weights=Weights(_INT8_MATMUL, lambda node, rank: max(rank - 1, 0))
+        "MatMul",
+        LayerKind.MATRIX_MULTIPLY,
+        weights=Weights(_INT8_MATMUL, lambda node, rank: max(rank - 1, 0)),
     ),
     Operator("BatchNormalization", LayerKind.SCALE),
     # Activations
-    _activation("Relu", "RELU", seen(
-        "activation-relu", "A convolution takes the Relu that alone reads it, <Conv> + <Relu>.",
-        f"{YOLOV8}:161", f"{BEV_ORIN}:175", f"{BEV_86}:5111", "centernet-resnet34-qat-trt80",
-        "centerpoint-a100-trt823-fp16:1640",
-    )),
-    _activation("LeakyRelu", "LEAKY_RELU", seen(
-        "activation-leaky-relu",
-        "A convolution takes the LeakyRelu behind it before Qs are absorbed, <Conv> + PWN(...).",
-        f"{YOLO}:5365", about=("LeakyRelu",),
-    )),
-    _activation("Clip", "CLIP", seen(
-        "activation-clip", "A convolution, depthwise or not, takes the Clip behind it.", MOBILENET,
-        about=("Clip",),
-    )),
+    _activation(
+        "Relu",
+        "RELU",
+        seen(
+            "activation-relu",
+            "A convolution takes the Relu that alone reads it, <Conv> + <Relu>.",
+            f"{YOLOV8}:161",
+            f"{BEV_ORIN}:175",
+            f"{BEV_86}:5111",
+            "centernet-resnet34-qat-trt80",
+            "centerpoint-a100-trt823-fp16:1640",
+        ),
+    ),
+    _activation(
+        "LeakyRelu",
+        "LEAKY_RELU",
+        seen(
+            "activation-leaky-relu",
+            "A convolution takes the LeakyRelu behind it before Qs are absorbed, <Conv> + PWN(...).",
+            f"{YOLO}:5365",
+            about=("LeakyRelu",),
+        ),
+    ),
+    _activation(
+        "Clip",
+        "CLIP",
+        seen(
+            "activation-clip",
+            "A convolution, depthwise or not, takes the Clip behind it.",
+            MOBILENET,
+            about=("Clip",),
+        ),
+    ),
     _activation("Sigmoid", "SIGMOID", gate=True),
     _activation("HardSigmoid", "HARD_SIGMOID", gate=True),
     *(
         _activation(name, kind)
-        for name, kind in (("Tanh", "TANH"), ("Elu", "ELU"), ("Selu", "SELU"), ("Celu", "CELU"),
-                           ("Softplus", "SOFTPLUS"), ("Softsign", "SOFTSIGN"), ("ThresholdedRelu", "THRESHOLDED_RELU"),
-                           ("Gelu", "GELU_ERF"), ("Swish", "SWISH"), ("Silu", "SWISH"), ("Mish", "MISH"),
-                           ("HardSwish", "HARD_SWISH"))
+        for name, kind in (
+            ("Tanh", "TANH"),
+            ("Elu", "ELU"),
+            ("Selu", "SELU"),
+            ("Celu", "CELU"),
+            ("Softplus", "SOFTPLUS"),
+            ("Softsign", "SOFTSIGN"),
+            ("ThresholdedRelu", "THRESHOLDED_RELU"),
+            ("Gelu", "GELU_ERF"),
+            ("Swish", "SWISH"),
+            ("Silu", "SWISH"),
+            ("Mish", "MISH"),
+            ("HardSwish", "HARD_SWISH"),
+        )
     ),
-    Operator("PRelu"),  # a layer of its own (IParametricReLULayer); no build shows that a convolution takes it
+    Operator(
+        "PRelu"
+    ),  # a layer of its own (IParametricReLULayer); no build shows that a convolution takes it
     # Elementwise
     *(
         Operator(name, LayerKind.ELEMENTWISE, operation=operation)
-        for name, operation in (("Add", "SUM"), ("Sum", "SUM"), ("Mul", "PROD"), ("Sub", "SUB"), ("Div", "DIV"),
-                                ("Pow", "POW"), ("Min", "MIN"), ("Max", "MAX"))
+        for name, operation in (
+            ("Add", "SUM"),
+            ("Sum", "SUM"),
+            ("Mul", "PROD"),
+            ("Sub", "SUB"),
+            ("Div", "DIV"),
+            ("Pow", "POW"),
+            ("Min", "MIN"),
+            ("Max", "MAX"),
+        )
     ),
     *(
         Operator(name, LayerKind.UNARY)
-        for name in ("Exp", "Log", "Sqrt", "Abs", "Neg", "Reciprocal", "Erf", "Sin", "Cos", "Floor", "Ceil", "Round",
-                     "Sign")
+        for name in (
+            "Exp",
+            "Log",
+            "Sqrt",
+            "Abs",
+            "Neg",
+            "Reciprocal",
+            "Erf",
+            "Sin",
+            "Cos",
+            "Floor",
+            "Ceil",
+            "Round",
+            "Sign",
+        )
     ),
     # Poolings and reductions
-    Operator("MaxPool", LayerKind.POOLING, passage=QPassage(seen(
-        "q-past-maxpool", "A Q moves up past a MaxPool.", f"{RESNET}:2565", f"{BEV_ORIN}:319", f"{BEV_86}:5255",
-    ))),
+    Operator(
+        "MaxPool",
+        LayerKind.POOLING,
+        passage=QPassage(
+            seen(
+                "q-past-maxpool",
+                "A Q moves up past a MaxPool.",
+                f"{RESNET}:2565",
+                f"{BEV_ORIN}:319",
+                f"{BEV_86}:5255",
+            )
+        ),
+    ),
     Operator("AveragePool", LayerKind.POOLING, averages=True),
     Operator("GlobalAveragePool", LayerKind.REDUCE, averages=True),
-    Operator("GlobalMaxPool", LayerKind.REDUCE, passage=QPassage(
-        assumed("q-past-globalmaxpool", "A Q moves up past a GlobalMaxPool.",
+    Operator(
+        "GlobalMaxPool",
+        LayerKind.REDUCE,
+        passage=QPassage(
+            assumed(
+                "q-past-globalmaxpool",
+                "A Q moves up past a GlobalMaxPool.",
                 "it becomes a max pooling, as GlobalAveragePool becomes an average one; a log in which a Q stays "
-                "behind it would refute it"),
-    )),
+                "behind it would refute it",
+            ),
+        ),
+    ),
     Operator("ReduceMean", LayerKind.REDUCE, averages=True),
-    *(Operator(name, LayerKind.REDUCE) for name in ("ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd")),
+    *(
+        Operator(name, LayerKind.REDUCE)
+        for name in ("ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd")
+    ),
     # What moves values
     Operator("Pad", LayerKind.PADDING, passage=ZERO_PAD),
     Operator("Resize", LayerKind.RESIZE, passage=_RESIZE),
     Operator("Upsample", LayerKind.RESIZE, passage=_RESIZE),
-    Operator("Concat", LayerKind.CONCATENATION, joins=True, passage=QPassage(seen(
-        "q-past-concat", "A Q that alone reads a Concat goes to each input as <Q>_clone_<i>; the Concat runs in INT8.",
-        f"{YOLO}:5227", f"{YOLOV8}:167",
-        f"{BEV_ORIN}:321", f"{BEV_86}:5257", YOLOV8N,
-    ))),
-    Operator("Slice", LayerKind.SLICE, cuts=True, passage=QPassage(seen(
-        "q-past-slice", "A Q moves up past a Slice.", f"{YOLOV8}:173",
-    ))),
+    Operator(
+        "Concat",
+        LayerKind.CONCATENATION,
+        joins=True,
+        passage=QPassage(
+            seen(
+                "q-past-concat",
+                "A Q that alone reads a Concat goes to each input as <Q>_clone_<i>; the Concat runs in INT8.",
+                f"{YOLO}:5227",
+                f"{YOLOV8}:167",
+                f"{BEV_ORIN}:321",
+                f"{BEV_86}:5257",
+                YOLOV8N,
+            )
+        ),
+    ),
+    Operator(
+        "Slice",
+        LayerKind.SLICE,
+        cuts=True,
+        passage=QPassage(
+            seen(
+                "q-past-slice",
+                "A Q moves up past a Slice.",
+                f"{YOLOV8}:173",
+            )
+        ),
+    ),
     Operator("Split", LayerKind.SLICE, cuts=True, passage=_listed("Split")),
-    Operator("Tile", LayerKind.SLICE),  # Layer(Slice), in float, in the engine of NVIDIA/TensorRT issue 2627 (8.4.1)
-    Operator("Flatten", LayerKind.SHUFFLE, passage=QPassage(seen(
-        "q-past-flatten", "A Q moves up past a Flatten.", f"{RESNET}:2539",
-    ))),
-    Operator("Reshape", LayerKind.SHUFFLE, passage=QPassage(seen(
-        "q-past-reshape", "A Q moves up past a Reshape.", f"{BEV_ORIN}:259", f"{BEV_86}:5195",
-    ))),
+    Operator(
+        "Tile", LayerKind.SLICE
+    ),  # Layer(Slice), in float, in the engine of NVIDIA/TensorRT issue 2627 (8.4.1)
+    Operator(
+        "Flatten",
+        LayerKind.SHUFFLE,
+        passage=QPassage(
+            seen(
+                "q-past-flatten",
+                "A Q moves up past a Flatten.",
+                f"{RESNET}:2539",
+            )
+        ),
+    ),
+    Operator(
+        "Reshape",
+        LayerKind.SHUFFLE,
+        passage=QPassage(
+            seen(
+                "q-past-reshape",
+                "A Q moves up past a Reshape.",
+                f"{BEV_ORIN}:259",
+                f"{BEV_86}:5195",
+            )
+        ),
+    ),
     Operator("Transpose", LayerKind.SHUFFLE, moves=True, passage=_listed("Transpose")),
-    *(Operator(name, LayerKind.SHUFFLE, passage=_listed(name)) for name in ("Squeeze", "Unsqueeze")),
+    *(
+        Operator(name, LayerKind.SHUFFLE, passage=_listed(name))
+        for name in ("Squeeze", "Unsqueeze")
+    ),
     Operator("DepthToSpace", LayerKind.SHUFFLE, moves=True, passage=_listed("DepthToSpace")),
     Operator("SpaceToDepth", LayerKind.SHUFFLE, moves=True, passage=_listed("SpaceToDepth")),
-    *(Operator(name, LayerKind.IDENTITY, passage=_listed(name)) for name in ("Identity", "Dropout")),
-    Operator("Cast", LayerKind.IDENTITY, passage=QPassage(
-        assumed("q-past-cast", "A Q moves up past a Cast between float types.",
-                "the parser makes an Identity layer of it; a log of a half-precision export would show it"),
-        when=lambda model, node: all(
-            precision_of(model.elem_type(t)).is_float for t in (node.input(0), node.output)),
-        condition="casts between float types",
-    )),
+    *(
+        Operator(name, LayerKind.IDENTITY, passage=_listed(name))
+        for name in ("Identity", "Dropout")
+    ),
+    Operator(
+        "Cast",
+        LayerKind.IDENTITY,
+        passage=QPassage(
+            assumed(
+                "q-past-cast",
+                "A Q moves up past a Cast between float types.",
+                "the parser makes an Identity layer of it; a log of a half-precision export would show it",
+            ),
+            when=lambda model, node: all(
+                precision_of(model.elem_type(t)).is_float for t in (node.input(0), node.output)
+            ),
+            condition="casts between float types",
+        ),
+    ),
     # The rest
     Operator("Softmax", LayerKind.SOFTMAX),
     Operator("LogSoftmax", LayerKind.SOFTMAX),
@@ -330,9 +492,30 @@ _TABLE: tuple[Operator, ...] = (
     Operator("Size", LayerKind.SHAPE),
     *(
         Operator(name, myelin=True)
-        for name in ("ArgMax", "ArgMin", "Compress", "CumSum", "Einsum", "Expand", "Gather", "GatherElements",
-                     "GatherND", "If", "LayerNormalization", "Loop", "NonZero", "OneHot", "Range", "RoiAlign", "Scan",
-                     "ScatterElements", "ScatterND", "TopK", "Unique", "Where")
+        for name in (
+            "ArgMax",
+            "ArgMin",
+            "Compress",
+            "CumSum",
+            "Einsum",
+            "Expand",
+            "Gather",
+            "GatherElements",
+            "GatherND",
+            "If",
+            "LayerNormalization",
+            "Loop",
+            "NonZero",
+            "OneHot",
+            "Range",
+            "RoiAlign",
+            "Scan",
+            "ScatterElements",
+            "ScatterND",
+            "TopK",
+            "Unique",
+            "Where",
+        )
     ),
 )
 
@@ -348,7 +531,9 @@ SUMS = tuple(op.name for op in _TABLE if op.operation == "SUM")
 CUTS = tuple(op.name for op in _TABLE if op.cuts)
 JOINS = tuple(op.name for op in _TABLE if op.joins)
 
-RESIZES = tuple(op.name for op in _TABLE if op.passage and op.kind in (LayerKind.POOLING, LayerKind.RESIZE))
+RESIZES = tuple(
+    op.name for op in _TABLE if op.passage and op.kind in (LayerKind.POOLING, LayerKind.RESIZE)
+)
 """Operators that a Q passes and that change height and width: max poolings and resizes."""
 GATES = tuple(op.name for op in _TABLE if op.activation is not None and op.activation.gate)
 """Activations g for which ``x * g(x)`` is one activation, as SiLU."""
@@ -372,14 +557,24 @@ def case_of(name: str) -> Case:
 
 def cases_of(operator: Operator) -> tuple[Case, ...]:
     """The cases that an operator's facts rest on."""
-    held = (operator.passage, operator.passage and operator.passage.otherwise, operator.activation, operator.weights)
+    held = (
+        operator.passage,
+        operator.passage and operator.passage.otherwise,
+        operator.activation,
+        operator.weights,
+    )
     return tuple(fact.case for fact in held if fact is not None)
 
 
 def passage(model: Model, node: Node | None) -> QPassage | None:
     """How a Q passes a node, with the node's own condition (the Pad's value, the Cast's types) looked at."""
     found = of(node).passage
-    while found is not None and node is not None and found.when is not None and not found.when(model, node):
+    while (
+        found is not None
+        and node is not None
+        and found.when is not None
+        and not found.when(model, node)
+    ):
         found = found.otherwise
     return found
 
@@ -457,7 +652,11 @@ def reduced_axes(model: Model, node: Node) -> list[int] | None:
     """The axes of a reduction as they are written, by input or attribute; None where none are, or no integers."""
     if node.input(1):
         value = model.constant(node.input(1))
-        return [int(a) for a in value.reshape(-1)] if value is not None and value.dtype.kind == "i" else None
+        return (
+            [int(a) for a in value.reshape(-1)]
+            if value is not None and value.dtype.kind == "i"
+            else None
+        )
     given = node.attributes.get("axes")
     return given if isinstance(given, list) and all(isinstance(a, int) for a in given) else None
 

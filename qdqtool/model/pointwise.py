@@ -75,7 +75,12 @@ def activation_outputs(model: Model, tensor: str) -> Iterator[str]:
     queue = [tensor]
     for current in queue:
         for node in model.readers(current):
-            if node.index in inside or len(inside) >= _LONGEST or not is_pointwise(node) or len(node.outputs) != 1:
+            if (
+                node.index in inside
+                or len(inside) >= _LONGEST
+                or not is_pointwise(node)
+                or len(node.outputs) != 1
+            ):
                 continue
             if all(t in known for t in run_time_inputs(model, node)):
                 inside.add(node.index)

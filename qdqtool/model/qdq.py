@@ -21,24 +21,42 @@ from qdqtool.model.graph import Model, Node
 from qdqtool.model.subgraphs import DOMAINS, STANDARD
 from qdqtool.types import Precision
 
-FLOATS = frozenset({
-    onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE,
-})
+FLOATS = frozenset(
+    {
+        onnx.TensorProto.FLOAT,
+        onnx.TensorProto.FLOAT16,
+        onnx.TensorProto.BFLOAT16,
+        onnx.TensorProto.DOUBLE,
+    }
+)
 QUANTIZABLE = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)  # what gets a Q
 Q = "QuantizeLinear"
 DQ = "DequantizeLinear"
 SMOOTHED = "qdqtool.smoothed"  # metadata of a model whose outliers were moved into weights: the tensors, one a line
-INTEGER_OPERATORS = ("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear")
+INTEGER_OPERATORS = (
+    "QLinearConv",
+    "QLinearMatMul",
+    "ConvInteger",
+    "MatMulInteger",
+    "DynamicQuantizeLinear",
+)
 
 _PRECISIONS: dict[int, Precision] = {
-    onnx.TensorProto.INT8: Precision.INT8, onnx.TensorProto.UINT8: Precision.UINT8,
-    onnx.TensorProto.INT4: Precision.INT4, onnx.TensorProto.INT32: Precision.INT32,
-    onnx.TensorProto.INT64: Precision.INT64, onnx.TensorProto.BOOL: Precision.BOOL,
-    onnx.TensorProto.FLOAT8E4M3FN: Precision.FP8, onnx.TensorProto.FLOAT8E5M2: Precision.FP8,
-    onnx.TensorProto.FLOAT8E4M3FNUZ: Precision.FP8, onnx.TensorProto.FLOAT8E5M2FNUZ: Precision.FP8,
-    onnx.TensorProto.FLOAT: Precision.FP32, onnx.TensorProto.DOUBLE: Precision.FP32,
-    onnx.TensorProto.FLOAT16: Precision.FP16, onnx.TensorProto.BFLOAT16: Precision.BF16,
-}  # fmt: skip
+    onnx.TensorProto.INT8: Precision.INT8,
+    onnx.TensorProto.UINT8: Precision.UINT8,
+    onnx.TensorProto.INT4: Precision.INT4,
+    onnx.TensorProto.INT32: Precision.INT32,
+    onnx.TensorProto.INT64: Precision.INT64,
+    onnx.TensorProto.BOOL: Precision.BOOL,
+    onnx.TensorProto.FLOAT8E4M3FN: Precision.FP8,
+    onnx.TensorProto.FLOAT8E5M2: Precision.FP8,
+    onnx.TensorProto.FLOAT8E4M3FNUZ: Precision.FP8,
+    onnx.TensorProto.FLOAT8E5M2FNUZ: Precision.FP8,
+    onnx.TensorProto.FLOAT: Precision.FP32,
+    onnx.TensorProto.DOUBLE: Precision.FP32,
+    onnx.TensorProto.FLOAT16: Precision.FP16,
+    onnx.TensorProto.BFLOAT16: Precision.BF16,
+}
 _STORED = (onnx.TensorProto.INT8, onnx.TensorProto.INT4, onnx.TensorProto.FLOAT8E4M3FN)
 
 
@@ -104,7 +122,9 @@ class Numbers:
         values = self.values
         if values.size == 1:
             return float(values[0])
-        least, greatest = (float(values.min()), float(values.max())) if values.size else (math.nan, math.nan)
+        least, greatest = (
+            (float(values.min()), float(values.max())) if values.size else (math.nan, math.nan)
+        )
         return PerChannel(values.size, self.digest, least, greatest)
 
 
@@ -165,7 +185,12 @@ class QuantParams:
 
     def same_as(self, other: QuantParams) -> bool | None:
         """Whether both quantize alike; None when a scale is not known."""
-        if self.scale is None or other.scale is None or self.zero_point is None or other.zero_point is None:
+        if (
+            self.scale is None
+            or other.scale is None
+            or self.zero_point is None
+            or other.zero_point is None
+        ):
             return None
         return self.key is not None and self.key == other.key
 
@@ -191,7 +216,11 @@ def read_params(model: Model, node: Node) -> QuantParams:
     if found is None:
         # A Q and its DQ, and quantizers that share their scale, are read once, where no type of theirs comes in.
         axis = node.attributes.get("axis")
-        key = (node.input(1), node.input(2), axis) if axis is None or isinstance(axis, int) else node.index
+        key = (
+            (node.input(1), node.input(2), axis)
+            if axis is None or isinstance(axis, int)
+            else node.index
+        )
         alike = known.get(key)
         if alike is None:
             alike = _read_params(model, node)
@@ -212,7 +241,9 @@ def _read_params(model: Model, node: Node) -> QuantParams:
         zeros = _numbers(model, zero_name, np.int64)
     else:
         # As many as there are scales: what the file says of their number may be wrong.
-        zeros = Numbers(np.broadcast_to(np.zeros(1, np.int64), (size if scales is not None else 1,)))
+        zeros = Numbers(
+            np.broadcast_to(np.zeros(1, np.int64), (size if scales is not None else 1,))
+        )
     return QuantParams(
         scales=scales,
         scale_shape=shape,
@@ -230,7 +261,9 @@ def _numbers(model: Model, name: str, dtype: type[np.generic]) -> Numbers | None
     known = model.memory.setdefault(f"numbers of {dtype.__name__}", {})
     if name not in known:
         value = model.constant(name)
-        known[name] = None if value is None else Numbers(np.asarray(value).astype(dtype).reshape(-1))
+        known[name] = (
+            None if value is None else Numbers(np.asarray(value).astype(dtype).reshape(-1))
+        )
     found = known[name]
     assert found is None or isinstance(found, Numbers)
     return found
@@ -241,7 +274,9 @@ def _quantized_type(model: Model, node: Node, zero_name: str) -> Precision:
         return precision_of(written)  # UNKNOWN for int16 and the like, which TensorRT does not take
     if node.op == Q:
         out = node.integer("output_dtype", 0)
-        return precision_of(out) if out else Precision.UINT8  # ONNX: without a zero point the type is uint8
+        return (
+            precision_of(out) if out else Precision.UINT8
+        )  # ONNX: without a zero point the type is uint8
     elem, producer = model.elem_type(node.input(0)), model.producer(node.input(0))
     if not elem and producer is not None and producer.op == Q:
         return _quantized_type(model, producer, producer.input(2))
@@ -275,9 +310,14 @@ def misread_constants(model: Model) -> Iterator[tuple[Node, str]]:
         proto = model.constant_proto(node.output) if node.op == "Constant" else None
         if proto is not None and proto.data_type in _STORED:
             stored.add(node.output)
-    reading = {n.index for t in stored for n in model.readers(t)
-               if not (is_qdq(n) or n.op == "Shape" or n.op in INTEGER_OPERATORS)
-               and n.domain in STANDARD and onnx.defs.has(n.op)}
+    reading = {
+        n.index
+        for t in stored
+        for n in model.readers(t)
+        if not (is_qdq(n) or n.op == "Shape" or n.op in INTEGER_OPERATORS)
+        and n.domain in STANDARD
+        and onnx.defs.has(n.op)
+    }
     if not reading:
         return
     needed = set(model.outputs)

@@ -39,8 +39,14 @@ def cores() -> int:
 
 
 def open_session(
-    source: bytes | str | os.PathLike[str], threads: int, *, optimize: str = "all", folder: str = "",
-    fold_qdq: bool = True, values: Mapping[str, Any] | None = None, one_arena: bool = False,
+    source: bytes | str | os.PathLike[str],
+    threads: int,
+    *,
+    optimize: str = "all",
+    folder: str = "",
+    fold_qdq: bool = True,
+    values: Mapping[str, Any] | None = None,
+    one_arena: bool = False,
 ) -> Any:
     """A session on the CPU.
 
@@ -79,7 +85,9 @@ def open_session(
         if values:
             options.add_external_initializers(list(values), list(values.values()))
         # The fallback is to the same CPU, and printed on stdout.
-        session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"], enable_fallback=0)
+        session = onnxruntime.InferenceSession(
+            source, options, providers=["CPUExecutionProvider"], enable_fallback=0
+        )
         # Kept for opening it again with other providers: as much as all weights.
         if getattr(session, "_model_bytes", None) is not None:
             session._model_bytes = None
@@ -91,7 +99,9 @@ def _has_arena() -> bool:
     """Makes the arena of this process's sessions; False where onnxruntime does not, or has one of somebody else's."""
     ort = load_onnxruntime()
     try:
-        cpu = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+        cpu = ort.OrtMemoryInfo(
+            "Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT
+        )
         # Takes what is asked for, not twice that.
         ort.create_and_register_allocator(cpu, ort.OrtArenaCfg(budgets.session_memory(), 1, -1, -1))
     except Exception:  # onnxruntime's exceptions have no common base but this
@@ -107,16 +117,33 @@ def failure(error: BaseException) -> str:
 
 
 # Whose outputs are as large as the numbers that they read say, from this input on.
-_BY_NUMBERS = {"CenterCropPad": 1, "ConstantOfShape": 0, "Expand": 1, "MaxUnpool": 2, "OneHot": 1, "Pad": 1, "Range": 0,
-               "Resize": 1, "Tile": 1, "Upsample": 1}
+_BY_NUMBERS = {
+    "CenterCropPad": 1,
+    "ConstantOfShape": 0,
+    "Expand": 1,
+    "MaxUnpool": 2,
+    "OneHot": 1,
+    "Pad": 1,
+    "Range": 0,
+    "Resize": 1,
+    "Tile": 1,
+    "Upsample": 1,
+}
 
 
 def sizes_by_run(proto: onnx.ModelProto) -> bool:
     """Whether what a run computes can decide how large tensors become: its memory needs a limit."""
     stored = Stored(proto, list(nodes_of(proto)))
-    constants = {name for name, _ in stored.constants} | {t.name for g in stored.graphs for t in g.initializer}
-    return any(n.op_type in ("Loop", "Scan") or any(
-        t and t not in constants for t in n.input[_BY_NUMBERS.get(n.op_type, len(n.input)):]) for n in stored.nodes)
+    constants = {name for name, _ in stored.constants} | {
+        t.name for g in stored.graphs for t in g.initializer
+    }
+    return any(
+        n.op_type in ("Loop", "Scan")
+        or any(
+            t and t not in constants for t in n.input[_BY_NUMBERS.get(n.op_type, len(n.input)) :]
+        )
+        for n in stored.nodes
+    )
 
 
 _descriptors = threading.RLock()  # two threads would each keep what the other one put there
@@ -153,9 +180,11 @@ class SharedWeights:
     def add(self, name: str, array: npt.NDArray[Any]) -> None:
         """Takes weights of any shape, float32 or float16, in."""
         tensor = onnx.TensorProto(
-            name=name, dims=array.shape, data_type=onnx.helper.np_dtype_to_tensor_dtype(array.dtype),
+            name=name,
+            dims=array.shape,
+            data_type=onnx.helper.np_dtype_to_tensor_dtype(array.dtype),
             data_location=onnx.TensorProto.EXTERNAL,
-        )  # fmt: skip
+        )
         for key, entry in (("location", "memory"), ("offset", "0"), ("length", str(array.nbytes))):
             tensor.external_data.add(key=key, value=entry)
         value = load_onnxruntime().OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
@@ -177,7 +206,11 @@ _NOTHING: Mapping[str, onnx.TensorProto] = MappingProxyType({})
 
 
 def open_proto(
-    proto: onnx.ModelProto, threads: int, *, weights: Mapping[str, onnx.TensorProto] = _NOTHING, **options: Any
+    proto: onnx.ModelProto,
+    threads: int,
+    *,
+    weights: Mapping[str, onnx.TensorProto] = _NOTHING,
+    **options: Any,
 ) -> Any:
     """A session on the CPU; large weights, and a model of over 2 GB, go through a temporary file.
 
@@ -210,7 +243,9 @@ def open_proto(
             path = Path(temporary) / "model.onnx"
             write_model(proto, path, at_once=True)
             proto.Clear()
-            return open_session(path, threads, **{k: v for k, v in options.items() if k != "folder"})
+            return open_session(
+                path, threads, **{k: v for k, v in options.items() if k != "folder"}
+            )
     return open_session(source, threads, **options)
 
 
@@ -225,15 +260,23 @@ def _opened(path: Path, threads: int, options: Mapping[str, Any]) -> Any:
 
 
 def _is_missing(tensor: onnx.TensorProto, weights: Mapping[str, onnx.TensorProto]) -> bool:
-    return not external.has_data(tensor) and tensor.name in weights and external.has_data(weights[tensor.name])
+    return (
+        not external.has_data(tensor)
+        and tensor.name in weights
+        and external.has_data(weights[tensor.name])
+    )
 
 
 @contextlib.contextmanager
-def _apart(proto: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto]) -> Iterator[Path | None]:
+def _apart(
+    proto: onnx.ModelProto, weights: Mapping[str, onnx.TensorProto]
+) -> Iterator[Path | None]:
     """A temporary file with the model, its weights beside it; None where there is no room for one."""
     with contextlib.ExitStack() as stack:
         path = None
-        if os.name != "nt":  # Windows keeps a file that is mapped, as onnxruntime does with weights that it can use so
+        if (
+            os.name != "nt"
+        ):  # Windows keeps a file that is mapped, as onnxruntime does with weights that it can use so
             with contextlib.suppress(OSError, QdqtoolError):
                 written = Path(stack.enter_context(temporary_folder())) / "model.onnx"
                 write_apart(proto, weights, written, at_once=True)

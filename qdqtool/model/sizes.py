@@ -13,8 +13,19 @@ from qdqtool.model.qdq import QUANTIZABLE
 from qdqtool.model.subgraphs import DOMAINS, STANDARD
 
 MOVES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Gather", "Expand")
-RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli")
-_PICKS = ("Gather", "GatherElements", "GatherND")  # their sizes do not depend on the indices' values
+RANDOM = (
+    "RandomNormal",
+    "RandomUniform",
+    "RandomNormalLike",
+    "RandomUniformLike",
+    "Multinomial",
+    "Bernoulli",
+)
+_PICKS = (
+    "Gather",
+    "GatherElements",
+    "GatherND",
+)  # their sizes do not depend on the indices' values
 _BY_VALUE = ("NonZero", "NonMaxSuppression", "Unique", "Compress", "If", "Loop", "Scan")
 _DOTS = "..."  # in an equation of Einsum: axes without letters
 _RANK = 64  # no tensor of a network has as many axes
@@ -35,15 +46,27 @@ def follow_from_sizes(model: Model) -> tuple[list[str], list[str]]:
 
     for node in model.ordered:
         inputs = [t for t in node.inputs if t]
-        if node.domain not in STANDARD or node.captured or node.op in _BY_VALUE or loose.intersection(inputs):
+        if (
+            node.domain not in STANDARD
+            or node.captured
+            or node.op in _BY_VALUE
+            or loose.intersection(inputs)
+        ):
             loose.update(node.outputs)
-        elif of(node).kind == LayerKind.SHAPE or (inputs and node.op not in RANDOM and all(map(fixed, inputs))):
+        elif of(node).kind == LayerKind.SHAPE or (
+            inputs and node.op not in RANDOM and all(map(fixed, inputs))
+        ):
             known.update(node.outputs)
         elif node.op not in _PICKS and not all(
             fixed(t) or model.elem_type(t) not in _INTEGERS for t in inputs
         ):
             loose.update(node.outputs)
-    computed = (t for n in model.ordered for t in n.outputs if t and not model.is_constant(t) and t not in loose)
+    computed = (
+        t
+        for n in model.ordered
+        for t in n.outputs
+        if t and not model.is_constant(t) and t not in loose
+    )
     shapes = [t for t in computed if t not in known and None in (model.shape(t) or (None,))]
     read = {t for n in model.ordered if n.op in (*MOVES, *CUTS, "Pad") for t in n.inputs[1:]}
     return [t for t in known if t in read], shapes
@@ -66,7 +89,9 @@ def with_last_axis(model: Model, tensor: str) -> list[str]:
     if node is None or last is None or not (rearranges(node) or of(node).joins or of(node).cuts):
         return []
     perm = node.attributes.get("perm")
-    if node.op == "Transpose" and not (isinstance(perm, list) and perm and perm[-1] == len(perm) - 1):
+    if node.op == "Transpose" and not (
+        isinstance(perm, list) and perm and perm[-1] == len(perm) - 1
+    ):
         return []
     above = node.inputs if of(node).joins else node.inputs[:1]
     return [t for t in above if (model.shape(t) or (None,))[-1] == last]
@@ -112,27 +137,41 @@ def contraction(model: Model, node: Node) -> Contraction | None:
     """What an Einsum of two operands multiplies and sums; None for another node, and where it does anything else."""
     if node.op != "Einsum" or node.domain not in DOMAINS or len(node.inputs) != 2:
         return None
-    before, arrow, result = str(node.attributes.get("equation", "")).replace(" ", "").partition("->")
+    before, arrow, result = (
+        str(node.attributes.get("equation", "")).replace(" ", "").partition("->")
+    )
     if not arrow:
         letters = sorted(c for c in {*before} - {*",."} if before.count(c) == 1)
         result = _DOTS * (_DOTS in before) + "".join(letters)
     terms = [*before.split(","), result]
     named = [t.replace(_DOTS, "", 1) for t in terms]
-    if len(terms) != 3 or any(len(set(t)) < len(t) or not {*t} <= {*string.ascii_letters} for t in named):
+    if len(terms) != 3 or any(
+        len(set(t)) < len(t) or not {*t} <= {*string.ascii_letters} for t in named
+    ):
         return None
     shapes = [model.shape(t) for t in node.inputs]
-    dots = [len(s) - len(n) for s, n, t in zip(shapes, named, terms, strict=False) if s is not None and _DOTS in t]
+    dots = [
+        len(s) - len(n)
+        for s, n, t in zip(shapes, named, terms, strict=False)
+        if s is not None and _DOTS in t
+    ]
     if (_DOTS in before) != (_DOTS in result) or not {*dots} <= {*range(_RANK)}:
         return None
-    axes = "".join(chr(ord("\N{GREEK SMALL LETTER ALPHA}") + i) for i in range(max(dots, default=1)))
+    axes = "".join(
+        chr(ord("\N{GREEK SMALL LETTER ALPHA}") + i) for i in range(max(dots, default=1))
+    )
     left, right, result = (
-        t.replace(_DOTS, axes if s is None else axes[len(axes) + len(n) - len(s):])
+        t.replace(_DOTS, axes if s is None else axes[len(axes) + len(n) - len(s) :])
         for t, n, s in zip(terms, named, (*shapes, None), strict=True)
     )
     batch = "".join(c for c in result if c in left and c in right)
     summed = "".join(c for c in left if c in right and c not in result)
-    free = tuple("".join(c for c in result if (c in a) > (c in b)) for a, b in ((left, right), (right, left)))
+    free = tuple(
+        "".join(c for c in result if (c in a) > (c in b)) for a, b in ((left, right), (right, left))
+    )
     kept = {*batch, *summed, *free[0], *free[1]}
     if not summed or not set(result) <= kept or not {*left, *right} <= kept:
         return None
-    return Contraction((left, right), result, batch, summed, (free[0], free[1]), len(dots) == before.count(_DOTS))
+    return Contraction(
+        (left, right), result, batch, summed, (free[0], free[1]), len(dots) == before.count(_DOTS)
+    )

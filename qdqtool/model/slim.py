@@ -7,7 +7,9 @@ from collections.abc import Container
 import onnx
 from google.protobuf.message import EncodeError
 
-_KEEP_FOR_SHAPES = 4096  # bytes; constants up to this size may be shapes that shape inference has to read
+_KEEP_FOR_SHAPES = (
+    4096  # bytes; constants up to this size may be shapes that shape inference has to read
+)
 
 
 def tensor_bytes(tensor: onnx.TensorProto) -> int:
@@ -21,8 +23,7 @@ def tensor_bytes(tensor: onnx.TensorProto) -> int:
 def without_large_weights(
     proto: onnx.ModelProto, keep: int = _KEEP_FOR_SHAPES, only: Container[str] | None = None
 ) -> onnx.ModelProto:
-    """A copy whose initializers of more than ``keep`` bytes, or those ``only``, have no data, but type and dimensions.
-    """
+    """A copy whose initializers of more than ``keep`` bytes, or those ``only``, have no data, but type and dimensions."""
     slim = onnx.ModelProto()
     slim.ir_version = proto.ir_version
     slim.opset_import.extend(proto.opset_import)

@@ -33,22 +33,37 @@ class Stored:
     @cached_property
     def several(self) -> frozenset[str]:
         """Names that more than one graph, node or function has: there is no telling which is meant."""
-        made = Counter([*(t.name for g in self.graphs for t in g.initializer),
-                        *(t for n in self.nodes for t in n.output),
-                        *(v.name for g in self.graphs[1:] for v in g.input),
-                        *(t for f in self._proto.functions for t in f.input)])
+        made = Counter(
+            [
+                *(t.name for g in self.graphs for t in g.initializer),
+                *(t for n in self.nodes for t in n.output),
+                *(v.name for g in self.graphs[1:] for v in g.input),
+                *(t for f in self._proto.functions for t in f.input),
+            ]
+        )
         return frozenset(name for name, count in made.items() if count > 1)
 
     @cached_property
     def constants(self) -> list[tuple[str, onnx.AttributeProto]]:
         """What nodes that are constants state."""
-        return [(n.output[0], a) for n in self.nodes if n.op_type == "Constant" and n.output for a in n.attribute]
+        return [
+            (n.output[0], a)
+            for n in self.nodes
+            if n.op_type == "Constant" and n.output
+            for a in n.attribute
+        ]
 
     @cached_property
     def all(self) -> list[tuple[str, onnx.TensorProto]]:
         """Every tensor that is stored."""
-        return [*((t.name, t) for g in self.graphs for t in g.initializer),
-                *((name, a.t) for name, a in self.constants if a.name == "value" and not a.ref_attr_name)]
+        return [
+            *((t.name, t) for g in self.graphs for t in g.initializer),
+            *(
+                (name, a.t)
+                for name, a in self.constants
+                if a.name == "value" and not a.ref_attr_name
+            ),
+        ]
 
     @cached_property
     def _by_name(self) -> dict[str, onnx.TensorProto]:
@@ -57,9 +72,15 @@ class Stored:
     @cached_property
     def _listed(self) -> dict[str, list[float]]:
         """Small constants that are stated as a list, not as a tensor."""
-        return {name: [float(v) for v in a.ints] for name, a in self.constants
-                if a.name == "value_ints" and a.type == a.INTS and not a.ref_attr_name and len(a.ints) <= _SMALL
-                and name not in self.several}
+        return {
+            name: [float(v) for v in a.ints]
+            for name, a in self.constants
+            if a.name == "value_ints"
+            and a.type == a.INTS
+            and not a.ref_attr_name
+            and len(a.ints) <= _SMALL
+            and name not in self.several
+        }
 
     def get(self, tensor: str) -> onnx.TensorProto | None:
         """A constant; None where there is none of that name, or several."""

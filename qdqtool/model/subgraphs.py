@@ -26,7 +26,9 @@ def held(attribute: onnx.AttributeProto) -> Iterator[onnx.GraphProto]:
 
 def inner_graphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
     """The graphs inside nodes, and inside the nodes of these."""
-    levels = [_graphs_of(nodes)]  # no recursion: each graph would be handed up through all levels around it
+    levels = [
+        _graphs_of(nodes)
+    ]  # no recursion: each graph would be handed up through all levels around it
     while levels:
         graph = next(levels[-1], None)
         if graph is None:
@@ -38,7 +40,9 @@ def inner_graphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
 
 def _graphs_of(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
     for node in nodes:
-        if node.attribute:  # most nodes have none, and an iteration over them takes longer than a look
+        if (
+            node.attribute
+        ):  # most nodes have none, and an iteration over them takes longer than a look
             for attribute in node.attribute:
                 yield from held(attribute)
 
@@ -107,7 +111,9 @@ def require_texts(texts: Collection[Any], what: str) -> None:
 
 
 def in_order(
-    nodes: list[_Any], reads: Callable[[_Any], Iterable[str]], makes: Callable[[_Any], Iterable[str]]
+    nodes: list[_Any],
+    reads: Callable[[_Any], Iterable[str]],
+    makes: Callable[[_Any], Iterable[str]],
 ) -> list[_Any]:
     """Nodes in a topological order, by what each reads and makes: as they are where that is one; none of a cycle."""
     made = {t for n in nodes for t in makes(n) if t}
@@ -153,12 +159,22 @@ def leading_to(
     return kept[::-1], needed
 
 
-_HEADER = ("ir_version", "producer_name", "producer_version", "domain", "model_version", "doc_string")
+_HEADER = (
+    "ir_version",
+    "producer_name",
+    "producer_version",
+    "domain",
+    "model_version",
+    "doc_string",
+)
 
 
 def part_of(
-    proto: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], outputs: Iterable[onnx.ValueInfoProto],
-    constants: Iterable[onnx.TensorProto], given: Container[str] = (),
+    proto: onnx.ModelProto,
+    nodes: Sequence[onnx.NodeProto],
+    outputs: Iterable[onnx.ValueInfoProto],
+    constants: Iterable[onnx.TensorProto],
+    given: Container[str] = (),
 ) -> tuple[onnx.ModelProto, set[str]]:
     """The part of a model that some outputs depend on, and the tensors that it needs, see :func:`leading_to`.
 
@@ -185,10 +201,16 @@ def part_of(
     graph.metadata_props.extend(whole.metadata_props)
     graph.node.extend(kept)
     graph.initializer.extend(t for t in constants if t.name in needed)
-    sparse = (t for t in whole.sparse_initializer if t.values.name in needed and t.values.name not in given)
+    sparse = (
+        t
+        for t in whole.sparse_initializer
+        if t.values.name in needed and t.values.name not in given
+    )
     graph.sparse_initializer.extend(sparse)
     named = needed.union(*(n.output for n in kept)) if whole.quantization_annotation else needed
-    graph.quantization_annotation.extend(a for a in whole.quantization_annotation if a.tensor_name in named)
+    graph.quantization_annotation.extend(
+        a for a in whole.quantization_annotation if a.tensor_name in named
+    )
     return result, needed
 
 
@@ -221,27 +243,38 @@ def check_functions(proto: onnx.ModelProto, what: str) -> None:
             levels[key] = 1 + max((levels[c] for c in calls[key]), default=0)
     except CycleError as error:
         name = next(key[1] for key in functions if key in error.args[1])
-        raise ModelError(f"{what}: the model's own function '{name}' calls itself; the file is damaged") from None
+        raise ModelError(
+            f"{what}: the model's own function '{name}' calls itself; the file is damaged"
+        ) from None
     deepest = max(levels.values())
     if deepest > budgets.FUNCTION_LEVELS:
-        raise ModelError(f"{what}: its own functions call one another through {deepest} levels; the limit is "
-                         f"{budgets.FUNCTION_LEVELS}; export the model without functions")
+        raise ModelError(
+            f"{what}: its own functions call one another through {deepest} levels; the limit is "
+            f"{budgets.FUNCTION_LEVELS}; export the model without functions"
+        )
     calling = [_called(n) for n in with_inner(proto.graph.node)]
     total = sum(sizes.get(c, 0) for c in calling)
     if total > budgets.FUNCTION_CALLS:
         about = total if total < 10**9 else "more than a billion"
-        raise ModelError(f"{what}: its own functions stand for {about} nodes; the limit is "
-                         f"{budgets.FUNCTION_CALLS}; export the model without functions")
+        raise ModelError(
+            f"{what}: its own functions stand for {about} nodes; the limit is "
+            f"{budgets.FUNCTION_CALLS}; export the model without functions"
+        )
     copies = sum(copied.get(c, 0) for c in calling) - sum(own_bytes.values())
     if copies > budgets.FUNCTION_COPIES:
-        raise ModelError(f"{what}: what its own functions hold would be copied for each call, which takes "
-                         f"{budgets.against(copies, budgets.FUNCTION_COPIES)}; export the model without functions")
+        raise ModelError(
+            f"{what}: what its own functions hold would be copied for each call, which takes "
+            f"{budgets.against(copies, budgets.FUNCTION_COPIES)}; export the model without functions"
+        )
 
 
 def calls_of(proto: onnx.ModelProto) -> dict[_Key, list[_Key]]:
     """What each of a model's functions calls of them, also from subgraphs, in the file's order."""
     functions = _functions(proto)
-    return {key: [c for n in with_inner(f.node) if (c := _called(n)) in functions] for key, f in functions.items()}
+    return {
+        key: [c for n in with_inner(f.node) if (c := _called(n)) in functions]
+        for key, f in functions.items()
+    }
 
 
 def called(proto: onnx.ModelProto) -> list[onnx.FunctionProto]:

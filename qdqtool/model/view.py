@@ -12,10 +12,19 @@ from qdqtool.base.records import record
 from qdqtool.model import operators, qdq
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.heads import feeding_weighted, find_dfl
-from qdqtool.model.operators import WEIGHTED, LayerKind, inputs_behind_q, of, output_axis, rearranges
+from qdqtool.model.operators import (
+    WEIGHTED,
+    LayerKind,
+    inputs_behind_q,
+    of,
+    output_axis,
+    rearranges,
+)
 from qdqtool.model.qdq import QuantParams
 
-SHAPE_LIMIT = 20_000  # nodes; above, shape inference costs more than the sizes in the messages are worth
+SHAPE_LIMIT = (
+    20_000  # nodes; above, shape inference costs more than the sizes in the messages are worth
+)
 
 
 class Chain:
@@ -99,7 +108,11 @@ class View:
         Below opset 13 ONNX has no axis, and TensorRT's parser takes 0.
         """
         params = self.params(node)
-        return 0 if params.per_channel and not params.axis_given and self.model.opset < 13 else params.axis
+        return (
+            0
+            if params.per_channel and not params.axis_given and self.model.opset < 13
+            else params.axis
+        )
 
     @functools.cached_property
     def quantizers(self) -> list[Node]:
@@ -113,8 +126,12 @@ class View:
     @functools.cached_property
     def quantized(self) -> frozenset[int]:
         """Indices of the weighted nodes whose data and weights come from a DQ."""
-        return frozenset(n.index for n in self.weighted if qdq.source_of_dq(self.model, n.input(0)) is not None
-                         and self.weights(n).dq is not None)
+        return frozenset(
+            n.index
+            for n in self.weighted
+            if qdq.source_of_dq(self.model, n.input(0)) is not None
+            and self.weights(n).dq is not None
+        )
 
     @functools.cached_property
     def constants(self) -> frozenset[str]:
@@ -162,19 +179,34 @@ class View:
         after = _chain(self._after, tensor, self._rearranged)
         dq = model.producer(after.begin)
         if dq is None or not qdq.is_dq(dq):
-            return Weights(None, None, tensor, model.is_constant(tensor), tensor in self.constants, Chain(tensor),
-                           Chain(tensor))
+            return Weights(
+                None,
+                None,
+                tensor,
+                model.is_constant(tensor),
+                tensor in self.constants,
+                Chain(tensor),
+                Chain(tensor),
+            )
         maker = model.producer(dq.input(0))
         q = maker if qdq.is_q(maker) else None
         source = (q or dq).input(0)
         constant, folded = model.is_constant(source), source in self.constants
-        before = _chain(self._before, source, self._computed) if folded and not constant else Chain(source)
+        before = (
+            _chain(self._before, source, self._computed)
+            if folded and not constant
+            else Chain(source)
+        )
         return Weights(dq, q, source, constant, folded, before, after)
 
     def _rearranged(self, tensor: str) -> tuple[Node, str] | None:
         """What only moves the values of a tensor, and that tensor."""
         maker = self.model.producer(tensor)
-        return (maker, maker.input(0)) if maker is not None and rearranges(maker) and maker.input(0) else None
+        return (
+            (maker, maker.input(0))
+            if maker is not None and rearranges(maker) and maker.input(0)
+            else None
+        )
 
     def _computed(self, tensor: str) -> tuple[Node, str] | None:
         """What makes a tensor of constants, and its first input that is computed too; empty where none is."""
@@ -222,7 +254,11 @@ class View:
 
     def convolutions_behind(self, node: Node) -> list[str]:
         """Names of the convolutions that read a Q or DQ as data, weights or bias, past what a DQ moves past."""
-        dqs = [n for n in self.model.readers(node.output) if qdq.is_dq(n)] if qdq.is_q(node) else [node]
+        dqs = (
+            [n for n in self.model.readers(node.output) if qdq.is_dq(n)]
+            if qdq.is_q(node)
+            else [node]
+        )
         readers = (use.node for dq in dqs for use in uses(self, dq.output))
         return [n.name for n in readers if n is not None and n.op in WEIGHTED]
 
@@ -290,7 +326,9 @@ def adds_computed(view: View, node: Node) -> bool:
     return operators.is_sum(node) and sum(t not in view.constants for t in node.inputs if t) >= 2
 
 
-def _chain(known: dict[str, Chain], tensor: str, step: Callable[[str], tuple[Node, str] | None]) -> Chain:
+def _chain(
+    known: dict[str, Chain], tensor: str, step: Callable[[str], tuple[Node, str] | None]
+) -> Chain:
     """The nodes up from a tensor: ``step`` tells what makes one, and the tensor in front of that."""
     way: list[tuple[str, Node]] = []
     while tensor not in known and (found := step(tensor)) is not None:

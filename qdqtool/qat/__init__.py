@@ -27,15 +27,32 @@ if TYPE_CHECKING:
     from qdqtool.qat.switching import Sensitivity, disable, disabled, enable, sensitivity
 
 _HOMES = {
-    "preparation": ("prepare", "checkpoint", "restore"), "planning": ("plan", "Plan"), "checking": ("Check",),
-    "ranges": ("calibrate", "Calibration"), "exporting": ("export", "check", "Export"),
+    "preparation": ("prepare", "checkpoint", "restore"),
+    "planning": ("plan", "Plan"),
+    "checking": ("Check",),
+    "ranges": ("calibrate", "Calibration"),
+    "exporting": ("export", "check", "Export"),
     "switching": ("disable", "disabled", "enable", "sensitivity", "Sensitivity"),
-}  # fmt: skip
+}
 
 __all__ = [
-    "Calibration", "Check", "Export", "Plan", "Sensitivity", "calibrate", "check", "checkpoint", "disable", "disabled",
-    "enable", "export", "plan", "prepare", "restore", "sensitivity",
-]  # fmt: skip
+    "Calibration",
+    "Check",
+    "Export",
+    "Plan",
+    "Sensitivity",
+    "calibrate",
+    "check",
+    "checkpoint",
+    "disable",
+    "disabled",
+    "enable",
+    "export",
+    "plan",
+    "prepare",
+    "restore",
+    "sensitivity",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -69,7 +69,11 @@ class Check:
             f"{self.pieces} pieces agree to {self.worst:.1e}; end to end {self.difference:.1e} of the outputs' "
             f"standard deviation, the network's own noise is {self.noise:.1e}"
         )
-        return said if self.end_to_end_shows else f"{said}; end to end shows nothing: the pieces alone protect"
+        return (
+            said
+            if self.end_to_end_shows
+            else f"{said}; end to end shows nothing: the pieces alone protect"
+        )
 
     @property
     def end_to_end_shows(self) -> bool:
@@ -110,7 +114,9 @@ def reference(twin: nn.Module, call: Call) -> Reference:
 
     def seen(module: nn.Module, attribute: str, before: Tensor, after: Tensor) -> None:
         scale = float(scale_of(getattr(module, attribute), before))
-        calls.append((f"{names[id(module)]}.{attribute}".lstrip("."), scale, before.detach(), after.detach()))
+        calls.append(
+            (f"{names[id(module)]}.{attribute}".lstrip("."), scale, before.detach(), after.detach())
+        )
 
     try:
         with evaluating(twin), watching(seen):
@@ -119,8 +125,10 @@ def reference(twin: nn.Module, call: Call) -> Reference:
         raise
     except Exception as error:  # of the network's own code, or of torch
         reason = reason_of(error, first_line=True)
-        raise ModelError(f"{type(twin).__name__}: cannot be called with the sample ({call}): {reason}; give what the "
-                         "network was prepared with") from error
+        raise ModelError(
+            f"{type(twin).__name__}: cannot be called with the sample ({call}): {reason}; give what the "
+            "network was prepared with"
+        ) from error
 
 
 class Shaking:
@@ -163,7 +171,9 @@ def noise_of(twin: nn.Module, call: Call, outputs: Sequence[Tensor], shaking: Sh
         shaking.start(None)
         # A network with a type written into its code does not run in double precision.
         with contextlib.suppress(RuntimeError, TypeError, ValueError):
-            worst = max(worst, furthest(outputs, tensors_of(call.on(twin.double(), "cpu", torch.float64))))
+            worst = max(
+                worst, furthest(outputs, tensors_of(call.on(twin.double(), "cpu", torch.float64)))
+            )
     return worst
 
 
@@ -198,7 +208,9 @@ def check_pieces(
     worst, worst_at = 0.0, ""
     sizes = [_ROUNDING] * len(wanted.calls)
     expected = [(wanted.calls[n][0], wanted.calls[n][2]) for _, n in pairs]
-    expected += [(f"output '{o.name}'", t) for o, t in zip(proto.graph.output, wanted.outputs, strict=False)]
+    expected += [
+        (f"output '{o.name}'", t) for o, t in zip(proto.graph.output, wanted.outputs, strict=False)
+    ]
     for place, ((name, tensor), result) in enumerate(zip(expected, results, strict=True)):
         apart = _apart(result, tensor.numpy())
         if apart > PIECE and sorts:  # equal scores come in any order
@@ -217,7 +229,9 @@ def check_pieces(
     return Check(difference, 0.0, len(results), worst, worst_at), Shaking(sizes)
 
 
-def _pairs(model: Model, wanted: Reference, numbers: dict[str, list[int]]) -> list[tuple[Node, int]]:
+def _pairs(
+    model: Model, wanted: Reference, numbers: dict[str, list[int]]
+) -> list[tuple[Node, int]]:
     """Each activation's Q with the number of a call it stands for; scale, type and zero point are the quantizer's."""
     pairs: list[tuple[Node, int]] = []
     missing = set(range(len(wanted.calls)))
@@ -230,11 +244,19 @@ def _pairs(model: Model, wanted: Reference, numbers: dict[str, list[int]]) -> li
         name, scale, _, _ = wanted.calls[found[0]]
         for node in (q, *model.readers(q.output)):
             if node.op not in (qdq.Q, qdq.DQ):
-                raise ModelError(f"'{q.name}' is read by '{node.name}', which is not a DequantizeLinear")
+                raise ModelError(
+                    f"'{q.name}' is read by '{node.name}', which is not a DequantizeLinear"
+                )
             params = qdq.read_params(model, node)
-            found_scale = float("nan") if params.scale is None or params.scale.size != 1 else float(params.scale[0])
+            found_scale = (
+                float("nan")
+                if params.scale is None or params.scale.size != 1
+                else float(params.scale[0])
+            )
             if not np.isclose(found_scale, scale, rtol=1e-5, atol=0):
-                has = "no constant scale" if np.isnan(found_scale) else f"the scale {found_scale:.6g}"
+                has = (
+                    "no constant scale" if np.isnan(found_scale) else f"the scale {found_scale:.6g}"
+                )
                 raise ModelError(f"'{node.name}' has {has}, quantizer '{name}' {scale:.6g}")
             if str(params.precision) != "INT8" or np.any(params.zero_point):
                 raise ModelError(f"'{node.name}' is not symmetric INT8, as quantizer '{name}' is")
@@ -255,7 +277,11 @@ def _run_pieces(
     for q, number in pairs:
         after = wanted.calls[number][3]
         for dq in model.readers(q.output):
-            given.append(onnx.helper.make_tensor_value_info(dq.output, onnx.TensorProto.FLOAT, list(after.shape)))
+            given.append(
+                onnx.helper.make_tensor_value_info(
+                    dq.output, onnx.TensorProto.FLOAT, list(after.shape)
+                )
+            )
             feeds[dq.output] = after.float().numpy()
     made = [t for t in dict.fromkeys(asked) if t not in feeds]
     run = dict(zip(made, _run(partial_model(model, made, given), made, feeds), strict=True))
@@ -267,7 +293,9 @@ def _end_to_end(proto: onnx.ModelProto, call: Call, wanted: Sequence[Tensor]) ->
     for result, tensor in zip(_run(proto, None, _feeds(proto, call)), wanted, strict=False):
         if result.shape != tuple(tensor.shape):
             shape = tuple(tensor.shape)
-            raise ModelError(f"an output has shape {result.shape} in onnxruntime and {shape} in the network")
+            raise ModelError(
+                f"an output has shape {result.shape} in onnxruntime and {shape} in the network"
+            )
         worst = max(worst, _apart(result, tensor.numpy()))
     return worst
 
@@ -283,15 +311,22 @@ def _run(proto: onnx.ModelProto, names: list[str] | None, feeds: dict[str, Array
         # Without rewriting: Q and DQ are computed as they are there, which is what the network was trained with.
         session = open_session(proto.SerializeToString(), 0, optimize="none")
         wanted = {i.name for i in session.get_inputs()}
-        return [np.asarray(r) for r in session.run(names, {n: a for n, a in feeds.items() if n in wanted})]
+        return [
+            np.asarray(r)
+            for r in session.run(names, {n: a for n, a in feeds.items() if n in wanted})
+        ]
     except Exception as error:  # onnxruntime has its own exceptions for each of many reasons
-        raise ModelError(f"onnxruntime cannot run the exported model: {str(error).splitlines()[0]}") from error
+        raise ModelError(
+            f"onnxruntime cannot run the exported model: {str(error).splitlines()[0]}"
+        ) from error
 
 
 def furthest(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     """Root mean square of the difference over the standard deviation of what is expected; the largest of all pairs."""
     pairs = zip(found, expected, strict=False)
-    return max((_apart(a.cpu().double().numpy(), b.cpu().double().numpy()) for a, b in pairs), default=0.0)
+    return max(
+        (_apart(a.cpu().double().numpy(), b.cpu().double().numpy()) for a, b in pairs), default=0.0
+    )
 
 
 def _apart(result: Array, expected: Array) -> float:

@@ -22,7 +22,15 @@ from qdqtool.model.modelfile import load, save
 from qdqtool.prediction import predict
 from qdqtool.qat import checking
 from qdqtool.qat.checking import FLOOR, NOISES, Check
-from qdqtool.qat.modules import TINY, ExportQuantizer, amax_of, folded_later, quantizers_of, scale_of, uncalibrated
+from qdqtool.qat.modules import (
+    TINY,
+    ExportQuantizer,
+    amax_of,
+    folded_later,
+    quantizers_of,
+    scale_of,
+    uncalibrated,
+)
 from qdqtool.qat.networks import copied, exporting_heads, fold_norms, is_yolo, unwrapped
 from qdqtool.qat.planning import Plan, sample_for
 from qdqtool.qat.preparation import PLAN, plan_of
@@ -117,28 +125,46 @@ def export(
 
         input_names = ["images"] if input_names is None else input_names
         output_names = ultralytics.output_names(model) if output_names is None else output_names
-    with _exported(model, call, opset, lambda outputs: _names(
-            input_names, output_names, call, outputs, dynamic_batch)) as (proto, compared):
+    with _exported(
+        model,
+        call,
+        opset,
+        lambda outputs: _names(input_names, output_names, call, outputs, dynamic_batch),
+    ) as (proto, compared):
         try:
             onnx.checker.check_model(proto)
         except onnx.checker.ValidationError as error:
-            raise ModelError(f"{os.fspath(path)}: the exported model is not valid: {_first_line(error)}") from error
+            raise ModelError(
+                f"{os.fspath(path)}: the exported model is not valid: {_first_line(error)}"
+            ) from error
         try:
             found = compared(proto, tolerance)
         except ModelError as error:
             if tolerance < ANYTHING:
-                raise ModelError(f"{os.fspath(path)}: {_first_line(error)}; nothing was written") from error
-            warnings.warn(f"{os.fspath(path)}: {_first_line(error)}; written all the same", UserWarning, stacklevel=3)
+                raise ModelError(
+                    f"{os.fspath(path)}: {_first_line(error)}; nothing was written"
+                ) from error
+            warnings.warn(
+                f"{os.fspath(path)}: {_first_line(error)}; written all the same",
+                UserWarning,
+                stacklevel=3,
+            )
             found = Check(float("inf"), float("nan"), 0, float("inf"), "")
     if is_yolo(wrapper):
-        onnx.helper.set_model_props(proto, ultralytics.metadata(model, call.tensors[0], dynamic_batch))
+        onnx.helper.set_model_props(
+            proto, ultralytics.metadata(model, call.tensors[0], dynamic_batch)
+        )
     save(proto, path)
     return Export(os.fspath(path), predict(path, target or plan.target), found, plan)
 
 
 @typed
 def check(
-    model: nn.Module | Any, path: str | os.PathLike[str], sample: Any = None, *, tolerance: float = FLOOR
+    model: nn.Module | Any,
+    path: str | os.PathLike[str],
+    sample: Any = None,
+    *,
+    tolerance: float = FLOOR,
 ) -> Check:
     """Whether a Q/DQ model (edited since, or from elsewhere) still computes what the prepared network computes.
 
@@ -170,7 +196,9 @@ def _refuse_tolerance(tolerance: float) -> None:
 def _call_for(model: nn.Module, sample: Any) -> Call:
     """What to call a prepared network with, on the CPU, floats in FP32 as its twin there is."""
     call = as_call(sample_for(model, sample), plan_of(unwrapped(model)).sample)
-    return call.on_device("cpu").mapped(lambda v: v.float() if isinstance(v, Tensor) and v.is_floating_point() else v)
+    return call.on_device("cpu").mapped(
+        lambda v: v.float() if isinstance(v, Tensor) and v.is_floating_point() else v
+    )
 
 
 @contextmanager
@@ -185,7 +213,9 @@ def _exported(
     twin = copied(model).cpu().float()
     with exporting_heads(twin):
         for name in uncalibrated(twin):
-            raise QdqtoolError(f"quantizer '{name}' has no range; call qdqtool.qat.calibrate before the export")
+            raise QdqtoolError(
+                f"quantizer '{name}' has no range; call qdqtool.qat.calibrate before the export"
+            )
         shown = checking.lively(call)
         wanted = checking.reference(twin, shown)
         raw, calls = _marked_proto(copied(twin), plan, call, opset, options(wanted.outputs))
@@ -226,13 +256,18 @@ def _marked_proto(
 
 
 def _names(
-    inputs: Sequence[str] | None, outputs: Sequence[str] | None, call: Call, results: Sequence[Tensor],
+    inputs: Sequence[str] | None,
+    outputs: Sequence[str] | None,
+    call: Call,
+    results: Sequence[Tensor],
     dynamic_batch: bool,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     plain = [f"input{i or ''}" for i in range(sum(isinstance(a, Tensor) for a in call.args))]
     plain += [k for k, v in call.kwargs.items() if isinstance(v, Tensor)]
     input_names = list(inputs) if inputs is not None else plain
-    output_names = list(outputs) if outputs is not None else [f"output{i or ''}" for i in range(len(results))]
+    output_names = (
+        list(outputs) if outputs is not None else [f"output{i or ''}" for i in range(len(results))]
+    )
     options: dict[str, Any] = {"input_names": input_names, "output_names": output_names}
     if dynamic_batch:
         options["dynamic_axes"] = {n: {0: "batch"} for n in (*input_names, *output_names)}
@@ -248,14 +283,18 @@ def _freeze(twin: nn.Module, plan: Plan, marked: Any) -> None:
         amax, axis = amax_of(q.itself), q.itself.qdq_axis
         if not q.weight:
             scale = scale_of(q.itself, torch.empty(0))
-        elif q.attribute != q.module.qdq_weight:  # an attention's, of weights that are part of others
+        elif (
+            q.attribute != q.module.qdq_weight
+        ):  # an attention's, of weights that are part of others
             scale = None if amax is None else scale_of(q.itself, amax)
         else:
             axis, later = axes[q.owner], folded_later(q.module)
             value: Tensor = q.module._parameters["weight"].detach()
             value = value if later is None else value * later.to(value)
             scale = torch.from_numpy(np.array(weight_scale(value.numpy(), axis)))
-            if amax is not None:  # the range of training, times what folding multiplied the channels by
+            if (
+                amax is not None
+            ):  # the range of training, times what folding multiplied the channels by
                 trained = amax.double().reshape(scale.shape) / LEVELS
                 factor = None if axis is None else factors.get(q.owner)
                 trained = trained if factor is None else trained * factor.double().abs()

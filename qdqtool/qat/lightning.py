@@ -28,7 +28,9 @@ except ImportError:
     try:
         from pytorch_lightning.callbacks import Callback
     except ImportError as error:
-        raise QdqtoolError(f"the callback needs Lightning ({error}); pip install lightning") from error
+        raise QdqtoolError(
+            f"the callback needs Lightning ({error}); pip install lightning"
+        ) from error
 
 
 class QATCallback(Callback):  # type: ignore[misc]
@@ -92,7 +94,12 @@ class QATCallback(Callback):  # type: ignore[misc]
         if uncalibrated(network):
             trainer.fit_loop.setup_data()
             calibrate(
-                network, trainer.train_dataloader, self.method, fn=self.fn, max_batches=self.batches, together=True
+                network,
+                trainer.train_dataloader,
+                self.method,
+                fn=self.fn,
+                max_batches=self.batches,
+                together=True,
             )
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:

@@ -53,13 +53,20 @@ def _quantized(module: nn.Module, attribute: str, value: Tensor, *, weight: bool
     observer = _state.observer
     if observer is not None:
         if not weight:
-            with torch._C.DisableTorchFunction():  # nothing is to be watched here, and watching costs time
+            with (
+                torch._C.DisableTorchFunction()
+            ):  # nothing is to be watched here, and watching costs time
                 observer(module, attribute, value)
         return value
     if attribute in module.qdq_off:
         return value
     quantizer = getattr(module, attribute)
-    if not weight and isinstance(quantizer, Int8) and amax_of(quantizer) is None and not collecting(quantizer):
+    if (
+        not weight
+        and isinstance(quantizer, Int8)
+        and amax_of(quantizer) is None
+        and not collecting(quantizer)
+    ):
         warnings.warn(_UNCALIBRATED, UserWarning, stacklevel=4)
     with uncounted():
         result = quantizer(value)
@@ -140,7 +147,11 @@ class QuantizingWeights(Quantizing):
     def weight(self) -> Any:
         module: Any = self
         # Copies for several GPUs (DataParallel) have plain tensors where the module has parameters.
-        value = module._parameters["weight"] if "weight" in module._parameters else module.__dict__[_REPLACED]
+        value = (
+            module._parameters["weight"]
+            if "weight" in module._parameters
+            else module.__dict__[_REPLACED]
+        )
         if self.qdq_weight is None or "_qdq_running" not in self.__dict__:
             return value
         try:
@@ -152,12 +163,16 @@ class QuantizingWeights(Quantizing):
             factor = factor.to(value)
             folded = _quantized(module, self.qdq_weight, value * factor, weight=True)
             return folded / torch.where(factor == 0, 1, factor)
-        except AttributeError as error:  # would make Python ask nn.Module, which returns the float weights
+        except (
+            AttributeError
+        ) as error:  # would make Python ask nn.Module, which returns the float weights
             raise RuntimeError(f"the weights' quantizer failed: {error}") from error
 
     @weight.setter
     def weight(self, value: Any) -> None:
-        self.__dict__[_REPLACED] = value  # parameters do not come here: nn.Module.__setattr__ takes them
+        self.__dict__[_REPLACED] = (
+            value  # parameters do not come here: nn.Module.__setattr__ takes them
+        )
 
 
 def folded_later(module: Any) -> Tensor | None:
@@ -175,7 +190,11 @@ def folded_later(module: Any) -> Tensor | None:
 @functools.cache
 def _class_for(base: type) -> type:
     mixin = QuantizingWeights if issubclass(base, WEIGHTED) else Quantizing
-    names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
+    names = {
+        "__module__": base.__module__,
+        "__qualname__": base.__qualname__,
+        "__doc__": base.__doc__,
+    }
     return type(base.__name__, (mixin, base), names)
 
 
@@ -256,7 +275,9 @@ class ExportQuantizer(nn.Module):  # type: ignore[misc]
     def forward(self, x: Tensor) -> Tensor:
         scale: Any = self.scale
         if scale is None:
-            scale = torch.from_numpy(np.array(weight_scale(x.detach().cpu().numpy(), self.axis))).to(x.device)
+            scale = torch.from_numpy(
+                np.array(weight_scale(x.detach().cpu().numpy(), self.axis))
+            ).to(x.device)
         return fake_quantized(x if self.mark is None else self.mark(x), scale, self.axis)
 
 
@@ -301,13 +322,19 @@ class Int8:
             if getattr(module, "_disabled", False):
                 return x
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch's tracer warns of constants, and a constant is what is wanted
-                scale = torch.from_numpy(np.array(scale_of(module, x).detach().cpu().numpy())).to(x.device)
+                warnings.simplefilter(
+                    "ignore"
+                )  # torch's tracer warns of constants, and a constant is what is wanted
+                scale = torch.from_numpy(np.array(scale_of(module, x).detach().cpu().numpy())).to(
+                    x.device
+                )
                 return fake_quantized(x, scale, self.qdq_axis)
         result: Tensor = super().forward(x)  # type: ignore[misc]
         return result
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
         module: Any = self
         loaded, present = state_dict.get(f"{prefix}_amax"), module._buffers.get("_amax")
         if isinstance(loaded, Tensor) and (present is None or present.shape != loaded.shape):

@@ -37,14 +37,20 @@ def unwrapped(model: Any) -> nn.Module:
         elif is_yolo(model):
             inner = model.model
             if not isinstance(inner, nn.Module):
-                raise QdqtoolError(f"{type(model).__name__}('{inner}'): is an exported model; give the .pt checkpoint")
+                raise QdqtoolError(
+                    f"{type(model).__name__}('{inner}'): is an exported model; give the .pt checkpoint"
+                )
             model = inner
-        elif not isinstance(model, nn.Module) and isinstance(getattr(model, "ema", None), nn.Module):
+        elif not isinstance(model, nn.Module) and isinstance(
+            getattr(model, "ema", None), nn.Module
+        ):
             model = model.ema
         elif isinstance(model, nn.Module):
             return model
         else:
-            raise QdqtoolError(f"give a torch.nn.Module (or Ultralytics' YOLO), not {type(model).__name__}")
+            raise QdqtoolError(
+                f"give a torch.nn.Module (or Ultralytics' YOLO), not {type(model).__name__}"
+            )
 
 
 def refuse_wrapped(model: Any) -> None:
@@ -55,11 +61,15 @@ def refuse_wrapped(model: Any) -> None:
     """
     for kind in (nn.parallel.DataParallel, nn.parallel.DistributedDataParallel):
         if isinstance(model, kind):
-            raise QdqtoolError(f"prepare the network inside {kind.__name__} (its .module) and wrap it afterwards")
+            raise QdqtoolError(
+                f"prepare the network inside {kind.__name__} (its .module) and wrap it afterwards"
+            )
     if isinstance(getattr(model, "_orig_mod", None), nn.Module):
         raise QdqtoolError("prepare the network before torch.compile, and compile it afterwards")
     if isinstance(model, torch.jit.ScriptModule):
-        raise QdqtoolError("a TorchScript module has no layers to replace; prepare the network it came from")
+        raise QdqtoolError(
+            "a TorchScript module has no layers to replace; prepare the network it came from"
+        )
 
 
 @contextmanager
@@ -86,10 +96,17 @@ def exporting_heads(model: nn.Module) -> Iterator[None]:
     for module in model.modules():
         if module.__dict__.get("export", getattr(type(module), "export", None)) is not False:
             continue
-        switched = {n: v for n, v in (("export", True), ("format", "onnx"), ("shape", None))
-                    if hasattr(module, n) and not isinstance(getattr(type(module), n, None), property)}
+        switched = {
+            n: v
+            for n, v in (("export", True), ("format", "onnx"), ("shape", None))
+            if hasattr(module, n) and not isinstance(getattr(type(module), n, None), property)
+        }
         # Anchors are made for another size meanwhile: the shape stays None.
-        own = {n: None if n == "shape" else module.__dict__[n] for n in switched if n in module.__dict__}
+        own = {
+            n: None if n == "shape" else module.__dict__[n]
+            for n in switched
+            if n in module.__dict__
+        }
         before.append((module.__dict__, switched, own))
         module.__dict__.update(switched)
     try:
@@ -181,7 +198,10 @@ def protect() -> None:
     not know quantizers. The method of theirs that each goes through is wrapped once a network of theirs has quantizers;
     nothing changes for networks without.
     """
-    tasks, exporter = sys.modules.get("ultralytics.nn.tasks"), sys.modules.get("ultralytics.engine.exporter")
+    tasks, exporter = (
+        sys.modules.get("ultralytics.nn.tasks"),
+        sys.modules.get("ultralytics.engine.exporter"),
+    )
     if tasks is not None:
         _wrap(tasks.BaseModel, "load", _check_load)
     if exporter is not None:
@@ -193,7 +213,10 @@ def count_quantizers(network: Any) -> int:
     if not isinstance(network, nn.Module):
         return 0
     quantizing: list[Any] = [m for m in network.modules() if hasattr(m, "qdq_calls")]
-    return sum(len(m.qdq_calls) + (m.qdq_input is not None) + (m.qdq_weight is not None) for m in quantizing)
+    return sum(
+        len(m.qdq_calls) + (m.qdq_input is not None) + (m.qdq_weight is not None)
+        for m in quantizing
+    )
 
 
 def _wrap(owner: type, name: str, check: Callable[..., None]) -> None:
@@ -245,8 +268,14 @@ def freeze(model: nn.Module) -> None:
 
 def untrained(model: nn.Module) -> bool:
     """Whether no BatchNormalization has statistics of any data; their count of batches does not get into an EMA."""
-    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
-    return bool(norms) and all(not m.running_mean.any() and bool((m.running_var == 1).all()) for m in norms)
+    norms = [
+        m
+        for m in model.modules()
+        if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats
+    ]
+    return bool(norms) and all(
+        not m.running_mean.any() and bool((m.running_var == 1).all()) for m in norms
+    )
 
 
 # Folded into the weights of the module in front of it ---------------------------------------------------------------
@@ -286,7 +315,11 @@ def fold_norms(model: nn.Module, norms: dict[str, str]) -> dict[str, Tensor]:
 
 def factor_of(norm: nn.Module | None) -> Tensor | None:
     """What BatchNormalization multiplies the channels by in evaluation, float64 [channels]; None for other modules."""
-    if not isinstance(norm, nn.modules.batchnorm._BatchNorm) or norm.running_mean is None or norm.running_var is None:
+    if (
+        not isinstance(norm, nn.modules.batchnorm._BatchNorm)
+        or norm.running_mean is None
+        or norm.running_var is None
+    ):
         return None
     factor = torch.rsqrt(norm.running_var.double() + norm.eps)
     return factor * norm.weight.detach().double() if norm.affine else factor
@@ -299,5 +332,7 @@ def along_outputs(conv: nn.Module, factor: Tensor) -> Tensor:
     if not isinstance(conv, nn.modules.conv._ConvTransposeNd):
         return factor.reshape(-1, *(1,) * (weight.ndim - 1))
     # [in, out / groups, ...]: the inputs of a group, one group after the other.
-    of_groups = factor.reshape(conv.groups, weight.shape[1]).repeat_interleave(weight.shape[0] // conv.groups, 0)
+    of_groups = factor.reshape(conv.groups, weight.shape[1]).repeat_interleave(
+        weight.shape[0] // conv.groups, 0
+    )
     return of_groups.reshape(*weight.shape[:2], *(1,) * (weight.ndim - 2))

@@ -12,7 +12,14 @@ from torch import nn
 from qdqtool.base.options import takes
 from qdqtool.base.parameters import compile_pattern, typed
 from qdqtool.errors import QdqtoolError
-from qdqtool.explain.left_float import PLACEMENT, Excluded, Hidden, SkippedNode, Unreachable, nothing_to_quantize
+from qdqtool.explain.left_float import (
+    PLACEMENT,
+    Excluded,
+    Hidden,
+    SkippedNode,
+    Unreachable,
+    nothing_to_quantize,
+)
 from qdqtool.insertion import rules
 from qdqtool.insertion.placement import Placement, can_be_quantized
 from qdqtool.insertion.prepare import prepare as prepare_network
@@ -20,7 +27,14 @@ from qdqtool.insertion.scales import Ties, scale_groups
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.operators import WEIGHTED, LayerKind, of, output_axis
 from qdqtool.options import Placing, Trained
-from qdqtool.qat.networks import copied, exporting_heads, is_yolo, merge_branches, mergeable, unwrapped
+from qdqtool.qat.networks import (
+    copied,
+    exporting_heads,
+    is_yolo,
+    merge_branches,
+    mergeable,
+    unwrapped,
+)
 from qdqtool.qat.sites import ADD, LINEAR, Site
 from qdqtool.qat.sites import WEIGHTED as WEIGHTED_MODULES
 from qdqtool.qat.trace import Traced, as_call, fold_constants, trace
@@ -115,7 +129,9 @@ class Plan:
             f"{self.target}, {self.backend}: {len(self.weights)} convolutions and linear layers in INT8, "
             f"residual inputs: {len(residuals)}, averaging pools: {len(pools)}, left float: {len(self.skipped)}"
         ]
-        lines.extend(f"  merged    {name}: its branches become one convolution" for name in self.merged)
+        lines.extend(
+            f"  merged    {name}: its branches become one convolution" for name in self.merged
+        )
         lines.extend(f"  residual  {_place(a.site)}" for a in residuals)
         lines.extend(f"  pool      {_place(a.site)}" for a in pools)
         lines.extend(f"  one amax  {', '.join(names)}" for names in self.tied)
@@ -166,13 +182,22 @@ def plan(model: nn.Module | Any, sample: Any = None, *, trained: Trained) -> Pla
     work = fold_constants(Model(traced.proto))
     prepare_network(work)
     candidates = [n for n in work.nodes if can_be_quantized(work, n)]
-    places = {n.name: traced.sites.get((n.name, 0)) or traced.sites.get((n.name, 1)) for n in candidates}
+    places = {
+        n.name: traced.sites.get((n.name, 0)) or traced.sites.get((n.name, 1)) for n in candidates
+    }
     names = {node: "" if site is None else site.module for node, site in places.items()}
     reasons = _matches(names, trained.exclude, "exclude")
-    included = _matches({n.name: names[n.name] for n in candidates if n.op in WEIGHTED}, trained.include, "include")
+    included = _matches(
+        {n.name: names[n.name] for n in candidates if n.op in WEIGHTED}, trained.include, "include"
+    )
     while True:
-        placing = Placing(head=trained.head, residual=trained.residual, exclude=_exactly(reasons),
-                          include=_exactly(included), unify=trained.unify)
+        placing = Placing(
+            head=trained.head,
+            residual=trained.residual,
+            exclude=_exactly(reasons),
+            include=_exactly(included),
+            unify=trained.unify,
+        )
         _, placement = rules.placed_for(work, placing, chosen)
         unreachable = _unreachable(traced, placement, dict(model.named_modules()))
         if not unreachable:
@@ -194,7 +219,11 @@ def _refuse_varied(decided: Plan, traced: Traced, model: nn.Module) -> None:
     for (module, kind), counts in traced.varied.items():
         if (module, kind) in decided.calls:
             found = model.get_submodule(module)
-            why = " (self-attention and cross-attention)" if isinstance(found, nn.MultiheadAttention) else ""
+            why = (
+                " (self-attention and cross-attention)"
+                if isinstance(found, nn.MultiheadAttention)
+                else ""
+            )
             raise QdqtoolError(
                 f"'{module or '(network)'}' ({type(found).__name__}) is called in several ways{why}: "
                 f"{' or '.join(map(str, counts))} calls of kind '{kind}' run inside, and quantizers cannot tell them "
@@ -204,11 +233,18 @@ def _refuse_varied(decided: Plan, traced: Traced, model: nn.Module) -> None:
 
 def _unseen(traced: Traced, model: nn.Module) -> list[str]:
     # Attention hands the weights of its projections to a function.
-    inside = [f"{n}." for n, m in model.named_modules() if isinstance(m, nn.MultiheadAttention) and n in traced.runs]
+    inside = [
+        f"{n}."
+        for n, m in model.named_modules()
+        if isinstance(m, nn.MultiheadAttention) and n in traced.runs
+    ]
     return [
-        n for n, m in model.named_modules()
-        if isinstance(m, WEIGHTED_MODULES) and n not in traced.runs and not n.startswith(tuple(inside))
-    ]  # fmt: skip
+        n
+        for n, m in model.named_modules()
+        if isinstance(m, WEIGHTED_MODULES)
+        and n not in traced.runs
+        and not n.startswith(tuple(inside))
+    ]
 
 
 def sample_for(model: Any, sample: Any) -> Any:
@@ -220,7 +256,9 @@ def sample_for(model: Any, sample: Any) -> Any:
     if sample is not None:
         return sample
     if not is_yolo(model):
-        raise QdqtoolError("sample=None: give what the network is called with, for example torch.zeros(1, 3, 640, 640)")
+        raise QdqtoolError(
+            "sample=None: give what the network is called with, for example torch.zeros(1, 3, 640, 640)"
+        )
     network = unwrapped(model)
     size = (getattr(model, "overrides", None) or {}).get("imgsz") or 640
     height, width = (size, size) if isinstance(size, int) else (size[0], size[-1])
@@ -236,43 +274,69 @@ def _matches(names: dict[str, str], patterns: Sequence[str], option: str) -> dic
     found: dict[str, Refusal] = {}
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         compiled = compile_pattern(pattern, f"{option} '{pattern}'")
-        hits = [node for node, module in names.items() if compiled.search(module) or compiled.search(node)]
+        hits = [
+            node
+            for node, module in names.items()
+            if compiled.search(module) or compiled.search(node)
+        ]
         if not hits:
             example = next((m for m in names.values() if m), "")
-            raise QdqtoolError(f"{option} '{pattern}': matches no module that could be quantized; "
-                               f"names look like '{example}'")  # fmt: skip
+            raise QdqtoolError(
+                f"{option} '{pattern}': matches no module that could be quantized; "
+                f"names look like '{example}'"
+            )
         for node in hits:
             found.setdefault(node, Excluded(PLACEMENT, node, option, pattern))
     return found
 
 
-def _unreachable(traced: Traced, placement: Placement, modules: Mapping[str, nn.Module]) -> dict[str, Refusal]:
+def _unreachable(
+    traced: Traced, placement: Placement, modules: Mapping[str, nn.Module]
+) -> dict[str, Refusal]:
     """Nodes that would be quantized where no module or call of the network can hold the quantizer, or its weights."""
     found: dict[str, Hidden] = {}
-    computed: dict[str, Refusal] = {}  # weights of a parametrization or of pruning: constant once they are exported
+    computed: dict[
+        str, Refusal
+    ] = {}  # weights of a parametrization or of pruning: constant once they are exported
     placed: dict[Site, set[str]] = defaultdict(set)
     for readers in placement.readers.values():
         for reader in readers:
             site = traced.sites.get((reader.node.name, reader.position))
             if site is None:
-                found[reader.node.name] = Hidden.WEIGHTED if reader.node.op in WEIGHTED else Hidden.CALL
+                found[reader.node.name] = (
+                    Hidden.WEIGHTED if reader.node.op in WEIGHTED else Hidden.CALL
+                )
             else:
                 placed[site].add(reader.node.name)
                 constant = site.kind != "input" or "weight" in modules[site.module]._parameters
                 name = reader.node.name
-                if (made := detect.weights_not_constant(PLACEMENT, name, reader.node.input(1), constant)) is not None:
+                if (
+                    made := detect.weights_not_constant(
+                        PLACEMENT, name, reader.node.input(1), constant
+                    )
+                ) is not None:
                     computed[name] = made
     everywhere: dict[Site, set[str]] = defaultdict(set)
     for (node, _), site in traced.sites.items():
         everywhere[site].add(node)
     for site, nodes in placed.items():
-        if nodes < everywhere[site]:  # a module that runs several times has one quantizer for all of them
+        if (
+            nodes < everywhere[site]
+        ):  # a module that runs several times has one quantizer for all of them
             found.update(dict.fromkeys(nodes, Hidden.OTHER_RUN))
-    return {**computed, **{node: Unreachable(PLACEMENT, node, what) for node, what in found.items()}}
+    return {
+        **computed,
+        **{node: Unreachable(PLACEMENT, node, what) for node, what in found.items()},
+    }
 
 
 def _as_plan(
-    traced: Traced, work: Model, placement: Placement, target: Target, trained: Trained, reasons: dict[str, Refusal],
+    traced: Traced,
+    work: Model,
+    placement: Placement,
+    target: Target,
+    trained: Trained,
+    reasons: dict[str, Refusal],
     names: dict[str, str],
 ) -> Plan:
     once = {m for m, count in traced.runs.items() if count == 1}
@@ -288,7 +352,9 @@ def _as_plan(
         site = traced.sites[reader.node.name, reader.position]
         if site not in seen:
             seen.add(site)
-            result.activations.append(ActivationQuantizer(site, tensor, numbers[tensor], reader.role))
+            result.activations.append(
+                ActivationQuantizer(site, tensor, numbers[tensor], reader.role)
+            )
             if site.kind != "input":
                 result.calls[site.module, site.kind] = traced.calls[site.module, site.kind]
     for weight in placement.weights:
@@ -308,7 +374,9 @@ def _module_axis(node: Node) -> int:
     return 0 if of(node).kind == LayerKind.MATRIX_MULTIPLY else output_axis(node, 4) or 0
 
 
-def _group_numbers(traced: Traced, work: Model, placement: Placement, unify: bool) -> dict[str, int]:
+def _group_numbers(
+    traced: Traced, work: Model, placement: Placement, unify: bool
+) -> dict[str, int]:
     """Which group a tensor belongs to: tied by an operator, or read by one quantizer in several runs of a module."""
     ties, by_site = Ties(), dict[Site, str]()
     for group in scale_groups(work, placement.readers, unify):
@@ -316,6 +384,8 @@ def _group_numbers(traced: Traced, work: Model, placement: Placement, unify: boo
             ties.tie(group.quantized[0], tensor)
     for tensor, readers in placement.readers.items():
         for reader in readers:
-            ties.tie(by_site.setdefault(traced.sites[reader.node.name, reader.position], tensor), tensor)
+            ties.tie(
+                by_site.setdefault(traced.sites[reader.node.name, reader.position], tensor), tensor
+            )
     numbers = {g: i for i, g in enumerate(dict.fromkeys(map(ties.group, list(ties.parent))))}
     return {t: numbers[ties.group(t)] for t in ties.parent}

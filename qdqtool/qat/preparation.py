@@ -22,7 +22,11 @@ PLAN = "qdqtool_plan"
 @takes(trained=Trained)
 @typed
 def prepare(
-    model: nn.Module | Any, sample: Any = None, *, trained: Trained, report: Callable[[str], object] | None = print
+    model: nn.Module | Any,
+    sample: Any = None,
+    *,
+    trained: Trained,
+    report: Callable[[str], object] | None = print,
 ) -> Plan:
     """Inserts quantizers into a float network, in place, where TensorRT uses them.
 
@@ -51,7 +55,9 @@ def prepare(
     sample = sample_for(model, sample)
     model = unwrapped(model)
     if is_prepared(model):
-        raise QdqtoolError(f"{type(model).__name__}: is prepared already; prepare the float network")
+        raise QdqtoolError(
+            f"{type(model).__name__}: is prepared already; prepare the float network"
+        )
     decided = plan(model, sample, trained=trained)
     backend_named(trained.backend)
     if report is not None:
@@ -75,7 +81,9 @@ def plan_of(model: nn.Module) -> Plan:
     """
     found = getattr(model, PLAN, None)
     if not isinstance(found, Plan):
-        raise QdqtoolError(f"{type(model).__name__}: has no quantizers; call qdqtool.qat.prepare on it first")
+        raise QdqtoolError(
+            f"{type(model).__name__}: has no quantizers; call qdqtool.qat.prepare on it first"
+        )
     return found
 
 
@@ -98,8 +106,14 @@ def insert(model: nn.Module, decided: Plan) -> None:
         if site.kind == "input":
             module.qdq_input = attribute
         else:
-            module.qdq_calls = {**module.qdq_calls, (site.kind, site.call, site.position): attribute}
-            module.qdq_expected = {**module.qdq_expected, site.kind: decided.calls[site.module, site.kind]}
+            module.qdq_calls = {
+                **module.qdq_calls,
+                (site.kind, site.call, site.position): attribute,
+            }
+            module.qdq_expected = {
+                **module.qdq_expected,
+                site.kind: decided.calls[site.module, site.kind],
+            }
     norm_behind = {conv: norm for norm, conv in decided.norms.items()}
     for weight in decided.weights:
         module = make_quantizing(modules[weight.module])
@@ -144,7 +158,9 @@ def backend_named(name: str) -> Callable[[int | None], nn.Module]:
         QdqtoolError: It is not installed.
     """
     try:
-        room = importlib.import_module(f"qdqtool.qat.quantizer_{'modelopt' if name == 'modelopt' else 'pytorch'}")
+        room = importlib.import_module(
+            f"qdqtool.qat.quantizer_{'modelopt' if name == 'modelopt' else 'pytorch'}"
+        )
         make: Callable[[int | None], nn.Module] = room.make
         return make
     except ImportError as error:
@@ -188,8 +204,10 @@ def restore(model: nn.Module | Any, saved: Mapping[str, Any]) -> Plan:
     model = unwrapped(model)
     if saved.get("format") != FORMAT:
         if not is_prepared(model):
-            raise QdqtoolError("a plain state dict says nothing of the plan; call qdqtool.qat.prepare first, or save "
-                               "qdqtool.qat.checkpoint(model)")  # fmt: skip
+            raise QdqtoolError(
+                "a plain state dict says nothing of the plan; call qdqtool.qat.prepare first, or save "
+                "qdqtool.qat.checkpoint(model)"
+            )
         _load(model, saved)
         return plan_of(model)
     plan = plan_from(saved["plan"])
@@ -206,7 +224,9 @@ def restore(model: nn.Module | Any, saved: Mapping[str, Any]) -> Plan:
         merged = set(merge_branches(model)) if plan.merged else set()
         if merged != set(plan.merged) or (missing and not plan.merged):
             absent = [*missing, *plan.merged][0]
-            raise QdqtoolError(f"the checkpoint is of another network: '{absent}' is not in this one")
+            raise QdqtoolError(
+                f"the checkpoint is of another network: '{absent}' is not in this one"
+            )
         insert(model, plan)
     _load(model, saved["state"])
     off: dict[str, set[str]] = {}
@@ -216,7 +236,9 @@ def restore(model: nn.Module | Any, saved: Mapping[str, Any]) -> Plan:
         if isinstance(module, Quantizing):
             module.qdq_off = frozenset(off.pop(name, ()))
     if off:
-        raise QdqtoolError(f"the checkpoint is of another network: '{next(iter(off))}' is not in this one")
+        raise QdqtoolError(
+            f"the checkpoint is of another network: '{next(iter(off))}' is not in this one"
+        )
     return plan
 
 
@@ -224,14 +246,22 @@ def _load(model: nn.Module, state: Mapping[str, Any]) -> None:
     here = model.state_dict()
     loaded = {k: v for k, v in state.items() if hasattr(v, "shape")}
     modules = dict(model.named_modules(remove_duplicate=False))  # tied places share one quantizer
-    ranges = {k for k in loaded if k.endswith("._amax") and isinstance(modules.get(k.rpartition(".")[0]), Int8)}
+    ranges = {
+        k
+        for k in loaded
+        if k.endswith("._amax") and isinstance(modules.get(k.rpartition(".")[0]), Int8)
+    }
     unknown = [k for k in loaded if k not in here and k not in ranges]
     missing = [k for k in here if k not in loaded]
-    shapes = [k for k in loaded if k in here and here[k].shape != loaded[k].shape and k not in ranges]
+    shapes = [
+        k for k in loaded if k in here and here[k].shape != loaded[k].shape and k not in ranges
+    ]
     for found, what in ((unknown, "has"), (missing, "lacks"), (shapes, "has in another shape")):
         if found:
             more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-            raise QdqtoolError(f"the checkpoint {what} '{found[0]}'{more}: it is of another network or plan")
+            raise QdqtoolError(
+                f"the checkpoint {what} '{found[0]}'{more}: it is of another network or plan"
+            )
     for key in ranges.difference(here):
         set_amax(modules[key.rpartition(".")[0]], loaded[key])
     model.load_state_dict(loaded, strict=True)
@@ -256,13 +286,18 @@ def plan_from(data: Mapping[str, Any]) -> Plan:
     try:
         known = {f.name: data[f.name] for f in fields(Plan) if f.name in data}
         known["activations"] = [
-            ActivationQuantizer(Site(**a["site"]), a["tensor"], a["group"], a["role"]) for a in data["activations"]
+            ActivationQuantizer(Site(**a["site"]), a["tensor"], a["group"], a["role"])
+            for a in data["activations"]
         ]
-        known["weights"] = [WeightQuantizer(w["module"], w["axis"], w.get("call")) for w in data["weights"]]
+        known["weights"] = [
+            WeightQuantizer(w["module"], w["axis"], w.get("call")) for w in data["weights"]
+        ]
         known["skipped"] = [(s[0], s[1]) for s in data["skipped"]]
         known["calls"] = {(m, k): n for m, k, n in data["calls"]}
         known["keywords"] = tuple(data["keywords"])
-        known["sample"] = [(place, kind, list(shape)) for place, kind, shape in data.get("sample", ())]
+        known["sample"] = [
+            (place, kind, list(shape)) for place, kind, shape in data.get("sample", ())
+        ]
         return Plan(**known)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise QdqtoolError(f"the checkpoint's plan cannot be read ({error})") from error

@@ -20,6 +20,8 @@ class Int8Quantizer(Int8, quant_nn.TensorQuantizer):  # type: ignore[misc]
 def make(axis: int | None) -> Int8Quantizer:
     """A signed 8-bit quantizer with a histogram calibrator (max for weights)."""
     method = "max" if axis is not None else "histogram"
-    made = Int8Quantizer(QuantDescriptor(num_bits=8, axis=axis if axis is None else (axis,), calib_method=method))
+    made = Int8Quantizer(
+        QuantDescriptor(num_bits=8, axis=axis if axis is None else (axis,), calib_method=method)
+    )
     made.qdq_axis = axis
     return made

@@ -93,8 +93,14 @@ def calibrate(
         DataError: There is no data, the network cannot be called with it, or a quantizer saw none of it, or NaN.
     """
     if together is None:
-        together = isinstance(getattr(model, "_orig_mod", model), nn.parallel.DistributedDataParallel)
-    together &= distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+        together = isinstance(
+            getattr(model, "_orig_mod", model), nn.parallel.DistributedDataParallel
+        )
+    together &= (
+        distributed.is_available()
+        and distributed.is_initialized()
+        and distributed.get_world_size() > 1
+    )
     model = unwrapped(model)
     plan = plan_of(model)
     members = _members(model, plan)
@@ -130,15 +136,21 @@ def calibrate(
         warnings.warn(
             f"calibrated with {images} image{'s' * (images != 1)}: ranges of so few say little about others; give a "
             "hundred or more that look like those in use",
-            UserWarning, stacklevel=3,
-        )  # fmt: skip
+            UserWarning,
+            stacklevel=3,
+        )
     return result
 
 
 def _look(
-    model: nn.Module, plan: Plan, data: Any, fn: Callable[[Any], Any] | None,
-    members: dict[tuple[int, str], Quantizer], max_batches: int | None, total: int | None,
-) -> tuple[dict[str, TensorStatistics], int, int]:  # fmt: skip
+    model: nn.Module,
+    plan: Plan,
+    data: Any,
+    fn: Callable[[Any], Any] | None,
+    members: dict[tuple[int, str], Quantizer],
+    max_batches: int | None,
+    total: int | None,
+) -> tuple[dict[str, TensorStatistics], int, int]:
     """Runs the network on the batches: statistics by the quantizer's name, how many batches there were and images."""
     device = device_of(model)
     given = batches_of(data, plan)
@@ -179,8 +191,10 @@ def answer(model: nn.Module, call: Call, device: torch.device, number: int) -> A
         return call.on(model, device)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         reason = reason_of(error, first_line=True)
-        raise DataError(f"batch {number}: the network cannot be called with it ({reason}); say with fn= what of a "
-                        "batch it is called with") from error
+        raise DataError(
+            f"batch {number}: the network cannot be called with it ({reason}); say with fn= what of a "
+            "batch it is called with"
+        ) from error
 
 
 def _members(model: nn.Module, plan: Plan) -> dict[tuple[int, str], Quantizer]:
@@ -211,9 +225,13 @@ def batches_of(data: Any, plan: Plan) -> Iterable[Any]:
             return [data]
         if data.ndim == plan.dimensions + 1:
             return list(data)
-        raise DataError(f"the data is a tensor of shape {tuple(data.shape)}; give batches like the sample")
+        raise DataError(
+            f"the data is a tensor of shape {tuple(data.shape)}; give batches like the sample"
+        )
     if isinstance(data, dict | str | bytes) or not isinstance(data, Iterable):
-        raise DataError(f"the data is a {type(data).__name__}; give something that yields batches, like a loader")
+        raise DataError(
+            f"the data is a {type(data).__name__}; give something that yields batches, like a loader"
+        )
     return data
 
 
@@ -223,12 +241,16 @@ def _tensor_of(array: npt.NDArray[Any]) -> Tensor:
     Raises:
         DataError: It holds no numbers.
     """
-    if not array.dtype.isnative or any(step < 0 or step % array.itemsize for step in array.strides if array.itemsize):
+    if not array.dtype.isnative or any(
+        step < 0 or step % array.itemsize for step in array.strides if array.itemsize
+    ):
         array = np.asarray(array, array.dtype.newbyteorder("="), order="C")
     try:
         return torch.from_numpy(array)
     except TypeError as error:
-        raise DataError(f"the data is an array that torch does not take: {reason_of(error)}") from error
+        raise DataError(
+            f"the data is an array that torch does not take: {reason_of(error)}"
+        ) from error
 
 
 def check_limit(max_batches: int | None) -> None:
@@ -298,8 +320,9 @@ def _as_floats(value: Any) -> Any:
         return value
     warnings.warn(
         "uint8 batches are divided by 255, as Ultralytics does; where the network wants something else, use fn=",
-        UserWarning, stacklevel=2,
-    )  # fmt: skip
+        UserWarning,
+        stacklevel=2,
+    )
     return value.float() / 255
 
 
@@ -357,7 +380,9 @@ class DeviceStatistics:
         if self._buffer is None or self._size + size > len(self._buffer):
             self._count()
             if self._buffer is None or size > len(self._buffer):
-                self._buffer = torch.empty(max(size, HELD), dtype=torch.float32, device=values.device)
+                self._buffer = torch.empty(
+                    max(size, HELD), dtype=torch.float32, device=values.device
+                )
         self._buffer[self._size : self._size + size].view(sampled.shape).copy_(sampled)
         self._size += size
         self._ends.extend(ends)
@@ -369,7 +394,9 @@ class DeviceStatistics:
         if step == 1:
             return values
         runs = (size // RUN - first + step - 1) // step
-        return values.as_strided((runs, RUN), (step * RUN, 1), values.storage_offset() + first * RUN)
+        return values.as_strided(
+            (runs, RUN), (step * RUN, 1), values.storage_offset() + first * RUN
+        )
 
     def _count(self) -> None:
         if self._buffer is None or not self._ends:
@@ -392,8 +419,14 @@ class DeviceStatistics:
         counter = stats.counter
         counter.raise_top(top_of(max(-low, high)))
         lowest = ((counter.top - OCTAVES + 127) << counter.bits) - 1  # see calibration.statistics
-        bins = sampled.view(torch.int32).bitwise_and_(0x7FFFFFFF).bitwise_right_shift_(23 - counter.bits)
-        counts = torch.bincount(bins, minlength=lowest + 1)  # bins of all float32; below the window they are one
+        bins = (
+            sampled.view(torch.int32)
+            .bitwise_and_(0x7FFFFFFF)
+            .bitwise_right_shift_(23 - counter.bits)
+        )
+        counts = torch.bincount(
+            bins, minlength=lowest + 1
+        )  # bins of all float32; below the window they are one
         counts[lowest] = counts[: lowest + 1].sum()
         found = counts[lowest:].cpu().numpy()
         counter.counts[: len(found)] += found

@@ -22,8 +22,14 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 WEIGHTED = (
-    nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Linear,
-)  # fmt: skip
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+    nn.Linear,
+)
 # Their own forward iterates over their children, so that a quantizer among these would run as one of them.
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -112,9 +118,11 @@ def _rows(part: Any, wholes: tuple[Any, ...]) -> Any:
         same = isinstance(part, Tensor) and isinstance(whole, Tensor) and part is not whole
         if same and part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr():
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch's tracer warns of constants, and constants are what is wanted
+                warnings.simplefilter(
+                    "ignore"
+                )  # torch's tracer warns of constants, and constants are what is wanted
                 first = part.storage_offset() // int(part.stride(0))
-                return whole[first:first + int(part.shape[0])]
+                return whole[first : first + int(part.shape[0])]
     return part
 
 
@@ -128,7 +136,8 @@ class CallWatcher(TorchFunctionMode):  # type: ignore[misc]
     """
 
     def __init__(
-        self, seen: Callable[[str, tuple[Any, ...]], tuple[Any, ...] | None],
+        self,
+        seen: Callable[[str, tuple[Any, ...]], tuple[Any, ...] | None],
         kinds: Collection[str] = (ADD, POOL, LINEAR),
     ) -> None:
         super().__init__()
@@ -136,10 +145,18 @@ class CallWatcher(TorchFunctionMode):  # type: ignore[misc]
         self.kinds = kinds
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if func is functional.multi_head_attention_forward and LINEAR in self.kinds and not _running.paused:
+        if (
+            func is functional.multi_head_attention_forward
+            and LINEAR in self.kinds
+            and not _running.paused
+        ):
             attention, asked = _attention()
             given = inspect.signature(func).bind(*args, **kwargs).arguments
             before, asked.seen = getattr(asked, "seen", None), self._seen

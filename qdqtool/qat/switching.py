@@ -78,10 +78,14 @@ def _switch(model: nn.Module, patterns: str | Sequence[str], off: bool) -> list[
         compiled = compile_pattern(pattern, f"'{pattern}'")
         hits = [q for q in found if compiled.search(q.name)]
         if not hits:
-            raise QdqtoolError(f"'{pattern}': matches no quantizer; names look like '{found[0].name}'")
+            raise QdqtoolError(
+                f"'{pattern}': matches no quantizer; names look like '{found[0].name}'"
+            )
         chosen += hits
     for q in chosen:
-        q.module.qdq_off = q.module.qdq_off | {q.attribute} if off else q.module.qdq_off - {q.attribute}
+        q.module.qdq_off = (
+            q.module.qdq_off | {q.attribute} if off else q.module.qdq_off - {q.attribute}
+        )
     return [q.name for q in found if q.attribute in q.module.qdq_off]
 
 
@@ -137,7 +141,11 @@ def sensitivity(
 
     def outputs() -> list[Tensor]:
         with evaluating(model):
-            return [t for n, call in enumerate(calls) for t in tensors_of(answer(model, call, device, n))]
+            return [
+                t
+                for n, call in enumerate(calls)
+                for t in tensors_of(answer(model, call, device, n))
+            ]
 
     with disabled(model):
         reference = outputs()

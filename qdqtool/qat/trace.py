@@ -90,8 +90,10 @@ class Call:
     @property
     def described(self) -> list[tuple[str, str, list[int]]]:
         """Of each tensor how the sample holds it, ``floats``, ``integers``, ``booleans`` ..., and its dimensions."""
-        places = [*((f"argument {i + 1}", v) for i, v in enumerate(self.args)),
-                  *((f"'{k}'", v) for k, v in self.kwargs.items())]
+        places = [
+            *((f"argument {i + 1}", v) for i, v in enumerate(self.args)),
+            *((f"'{k}'", v) for k, v in self.kwargs.items()),
+        ]
         return [(p, _kind(v), list(v.shape)) for p, v in places if isinstance(v, Tensor)]
 
     def __str__(self) -> str:
@@ -105,7 +107,9 @@ class Call:
         """The same with detached tensors on that device."""
         return self.mapped(lambda v: v.detach().to(device) if isinstance(v, Tensor) else v)
 
-    def on(self, module: nn.Module, device: torch.device | str, dtype: torch.dtype | None = None) -> Any:
+    def on(
+        self, module: nn.Module, device: torch.device | str, dtype: torch.dtype | None = None
+    ) -> Any:
         """Calls ``module`` with the tensors moved to a device, those of floats also to another type."""
 
         def moved(value: Any) -> Any:
@@ -125,7 +129,13 @@ def shown(kind: str, shape: Sequence[int]) -> str:
 def _kind(tensor: Tensor) -> str:
     if tensor.is_complex():
         return "complex numbers"
-    return "floats" if tensor.is_floating_point() else "booleans" if tensor.dtype == torch.bool else "integers"
+    return (
+        "floats"
+        if tensor.is_floating_point()
+        else "booleans"
+        if tensor.dtype == torch.bool
+        else "integers"
+    )
 
 
 def as_call(sample: Any, wanted: Sequence[tuple[str, str, list[int]]] = ()) -> Call:
@@ -152,15 +162,26 @@ def as_call(sample: Any, wanted: Sequence[tuple[str, str, list[int]]] = ()) -> C
     known = {place: (kind, shape) for place, kind, shape in wanted}
     for (place, kind, shape), tensor in zip(call.described, call.tensors, strict=True):
         told = f"sample, {place}: {shown(kind, shape)}"
-        if tensor.is_meta or tensor.is_quantized or tensor.is_complex() or tensor.layout != torch.strided:
-            raise QdqtoolError(f"{told} ({tensor.dtype}, {tensor.layout}, {tensor.device}): give a plain tensor, dense "
-                               "and of real numbers, on the CPU or a GPU")
+        if (
+            tensor.is_meta
+            or tensor.is_quantized
+            or tensor.is_complex()
+            or tensor.layout != torch.strided
+        ):
+            raise QdqtoolError(
+                f"{told} ({tensor.dtype}, {tensor.layout}, {tensor.device}): give a plain tensor, dense "
+                "and of real numbers, on the CPU or a GPU"
+            )
         if not tensor.numel():
-            raise QdqtoolError(f"{told} hold no value: give at least one of each dimension, also in the batch")
+            raise QdqtoolError(
+                f"{told} hold no value: give at least one of each dimension, also in the batch"
+            )
         if bool(torch.isnan(tensor).any()):
             raise QdqtoolError(f"{told} are not all numbers: give values as the network gets them")
         if place in known and (kind, len(shape)) != (known[place][0], len(known[place][1])):
-            raise QdqtoolError(f"{told}: the network was prepared with {shown(*known[place])}; give such a tensor")
+            raise QdqtoolError(
+                f"{told}: the network was prepared with {shown(*known[place])}; give such a tensor"
+            )
     return call
 
 
@@ -197,15 +218,22 @@ def export_proto(model: nn.Module, call: Call, opset: int, **options: Any) -> on
     """
     file = io.BytesIO()
     # torch takes a dict at the end for keyword arguments, and one that is itself the last argument for these as well.
-    args = (*call.args, call.kwargs) if call.kwargs or (call.args and isinstance(call.args[-1], dict)) else call.args
+    args = (
+        (*call.args, call.kwargs)
+        if call.kwargs or (call.args and isinstance(call.args[-1], dict))
+        else call.args
+    )
     try:
         with warnings.catch_warnings(), _quiet_exporter():
-            warnings.simplefilter("ignore")  # tracer warnings: the same that the user's own export shows
+            warnings.simplefilter(
+                "ignore"
+            )  # tracer warnings: the same that the user's own export shows
             torch.onnx.export(model, args, file, opset_version=opset, dynamo=False, **options)
     except Exception as error:  # torch raises what its passes and the network's own code raise
         reason = reason_of(error, first_line=True)
         raise ModelError(
-            f"{type(model).__name__}: torch cannot export it to ONNX with the sample ({call}): {reason}") from error
+            f"{type(model).__name__}: torch cannot export it to ONNX with the sample ({call}): {reason}"
+        ) from error
     proto: onnx.ModelProto = onnx.load_model_from_string(file.getvalue())
     return proto
 
@@ -225,8 +253,13 @@ def trace(model: nn.Module, sample: Any) -> Traced:
     call = as_call(sample).on_device(device_of(model))
     recorder = _Recorder(model)
     with evaluating(model), recorder.recording():
-        proto, numbers = export_marked(model, call, TRACE_OPSET, do_constant_folding=False,
-                                       training=torch.onnx.TrainingMode.PRESERVE)
+        proto, numbers = export_marked(
+            model,
+            call,
+            TRACE_OPSET,
+            do_constant_folding=False,
+            training=torch.onnx.TrainingMode.PRESERVE,
+        )
     traced = Traced(proto, runs=recorder.runs, calls={k: max(c) for k, c in recorder.calls.items()})
     for (module, kind), counts in recorder.calls.items():
         each = {*counts, *([0] if len(counts) < recorder.runs[module] else [])}
@@ -248,8 +281,11 @@ class _Recorder:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        with (module_hooks.register_module_forward_pre_hook(self._enter),
-              module_hooks.register_module_forward_hook(self._leave, always_call=True), CallWatcher(self._seen)):
+        with (
+            module_hooks.register_module_forward_pre_hook(self._enter),
+            module_hooks.register_module_forward_hook(self._leave, always_call=True),
+            CallWatcher(self._seen),
+        ):
             yield
 
     def _mark(self, value: Tensor, site: Site) -> Any:
@@ -277,7 +313,11 @@ class _Recorder:
                 self.calls[name, kind].append(count)
 
     def _seen(self, kind: str, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        named = (e for e in reversed(self.stack) if id(e[0]) in self.names and not isinstance(e[0], CONTAINERS))
+        named = (
+            e
+            for e in reversed(self.stack)
+            if id(e[0]) in self.names and not isinstance(e[0], CONTAINERS)
+        )
         owner, own = next(named, (None, Counter[str]()))
         call = own[kind]
         for _, counts in self.stack:
@@ -286,7 +326,10 @@ class _Recorder:
             return None
         name = self.names[id(owner)]
         marked = 2 if kind == ADD else 1
-        return (*(self._mark(args[i], Site(name, kind, call, i)) for i in range(marked)), *args[marked:])
+        return (
+            *(self._mark(args[i], Site(name, kind, call, i)) for i in range(marked)),
+            *args[marked:],
+        )
 
 
 def _place(traced: Traced, sites: dict[tuple[str, int], Site]) -> None:
@@ -321,7 +364,9 @@ def export_marked(
         if node.domain == _DOMAIN:
             source[node.output[0]] = source.get(node.input[0], node.input[0])
             number[node.output[0]] = int(node.attribute[0].s)
-    read = ((n, i, t) for n in proto.graph.node if n.domain != _DOMAIN for i, t in enumerate(n.input))
+    read = (
+        (n, i, t) for n in proto.graph.node if n.domain != _DOMAIN for i, t in enumerate(n.input)
+    )
     numbers = {(n.name, i): number[t] for n, i, t in read if t in number}
     drop_marks(proto, source)
     return proto, numbers
@@ -338,7 +383,9 @@ def drop_marks(proto: onnx.ModelProto, source: dict[str, str]) -> None:
     rename(kept, source)
     for output in graph.output:
         if output.name in source:
-            raise ModelError(f"output '{output.name}' is made by nothing; return a new tensor instead of an input")
+            raise ModelError(
+                f"output '{output.name}' is made by nothing; return a new tensor instead of an input"
+            )
     copies = [onnx.NodeProto.FromString(n.SerializeToString()) for n in kept]
     del graph.node[:]
     graph.node.extend(copies)
@@ -373,7 +420,9 @@ def fold_constants(model: Model) -> Model:
     return editor.finish()
 
 
-def tidied(raw: onnx.ModelProto, calls: dict[str, int]) -> tuple[onnx.ModelProto, dict[str, list[int]]]:
+def tidied(
+    raw: onnx.ModelProto, calls: dict[str, int]
+) -> tuple[onnx.ModelProto, dict[str, list[int]]]:
     """Without superfluous nodes; each QuantizeLinear stands for all calls whose pair it took over."""
     model = transpose_weights(own_weights(fold_constants(Model(raw))))
     same: dict[str, list[int]] = defaultdict(list)
@@ -381,7 +430,9 @@ def tidied(raw: onnx.ModelProto, calls: dict[str, int]) -> tuple[onnx.ModelProto
     for name, number in calls.items():
         same[tensors.get(name, name)].append(number)
     # The call that the pair itself stands for comes first.
-    numbers = {n: [own, *(c for c in same[tensors.get(n, n)] if c != own)] for n, own in calls.items()}
+    numbers = {
+        n: [own, *(c for c in same[tensors.get(n, n)] if c != own)] for n, own in calls.items()
+    }
     return merge_pairs(model).proto, numbers
 
 
@@ -391,12 +442,20 @@ def transpose_weights(model: Model) -> Model:
     for node in (n for n in model.nodes if n.op == "Transpose" and not model.is_output(n.output)):
         dq, q = qdq.source_of_dq(model, node.input(0)) or (None, None)
         value = model.constant(q.input(0)) if q is not None else None
-        if dq is None or q is None or value is None or editor.is_captured(dq.output) or editor.is_captured(node.output):
+        if (
+            dq is None
+            or q is None
+            or value is None
+            or editor.is_captured(dq.output)
+            or editor.is_captured(node.output)
+        ):
             continue
         if len(model.readers(q.output)) != 1 or len(model.readers(dq.output)) != 1:
             continue
         perm = list(node.attributes.get("perm", range(value.ndim)[::-1]))
-        editor.set_input(q, 0, editor.constant(f"{q.input(0)}_transposed", np.transpose(value, perm)))
+        editor.set_input(
+            q, 0, editor.constant(f"{q.input(0)}_transposed", np.transpose(value, perm))
+        )
         for pair in (q, dq):
             for attribute in editor.proto_of(pair).attribute:
                 if attribute.name == "axis":

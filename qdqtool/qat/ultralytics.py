@@ -42,9 +42,15 @@ from qdqtool.qat.ranges import calibrate
 # Fine-tuning a trained network: a twentieth of the rate from scratch, no warm-up of the biases (it starts at 0.1),
 # no mosaic (statistics as at inference), and float32: the quantizers' steps are finer than bfloat16's.
 RECIPE: dict[str, Any] = {
-    "epochs": 10, "optimizer": "AdamW", "lr0": 1e-4, "lrf": 0.01, "cos_lr": True, "warmup_epochs": 0.0, "mosaic": 0.0,
+    "epochs": 10,
+    "optimizer": "AdamW",
+    "lr0": 1e-4,
+    "lrf": 0.01,
+    "cos_lr": True,
+    "warmup_epochs": 0.0,
+    "mosaic": 0.0,
     "amp": False,
-}  # fmt: skip
+}
 
 
 @concern
@@ -54,7 +60,9 @@ class Options(Trained):
     method: str = as_in(Fitted, "method", doc="As for :func:`qdqtool.qat.calibrate`.")
     images: int = option(128, "How many training images calibrate.")
     freeze_norms: bool = option(
-        FREEZE_NORMS, "Whether BatchNormalization keeps its statistics, see :data:`qdqtool.qat.networks.FREEZE_NORMS`.")
+        FREEZE_NORMS,
+        "Whether BatchNormalization keeps its statistics, see :data:`qdqtool.qat.networks.FREEZE_NORMS`.",
+    )
 
 
 class QuantizedTraining:
@@ -69,7 +77,9 @@ class QuantizedTraining:
     @classmethod
     def with_options(cls, **changes: Any) -> type[Any]:
         """The same trainer with other :class:`Options`, for example ``Trainer.with_options(target="trt10")``."""
-        listed: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in changes.items()}
+        listed: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in changes.items()
+        }
         for name in listed.keys() - {o.name for o in options_of(Options)}:
             raise QdqtoolError(f"Trainer.with_options: got an unexpected keyword argument '{name}'")
         options = replaced(cls.options, **listed)
@@ -94,7 +104,9 @@ class QuantizedTraining:
         """The last hook before EMA, compilation and DistributedDataParallel wrap the network."""
         super().set_model_attributes()  # type: ignore[misc]
         if getattr(self.args, "quantize", None) == 8:
-            raise QdqtoolError("quantize=8 is Ultralytics' own quantization-aware training; leave it out here")
+            raise QdqtoolError(
+                "quantize=8 is Ultralytics' own quantization-aware training; leave it out here"
+            )
         network = unwrapped(getattr(self.model, "student_model", self.model))
         if not is_prepared(network):
             self._insert(network)
@@ -107,7 +119,9 @@ class QuantizedTraining:
 
     def _insert(self, network: nn.Module) -> None:
         if untrained(network):
-            LOGGER.warning("qdqtool: this network was never trained; start from a trained checkpoint")
+            LOGGER.warning(
+                "qdqtool: this network was never trained; start from a trained checkpoint"
+            )
         height, width = self._size(network)
         channels = self.data.get("channels", 3)
         device = next(network.parameters()).device
@@ -127,13 +141,21 @@ class QuantizedTraining:
         stride = getattr(trainer, "stride", None)
         trainer.stride = stride if stride is not None else 32
         with changed(trainer.args, imgsz=size, multi_scale=0.0, cache=False):
-            per_batch = max(1, min(int(trainer.batch_size) if trainer.batch_size >= 1 else 16, 16, count))
-            given = trainer.get_dataloader(trainer.data["train"], batch_size=per_batch, rank=-1, mode="val")
+            per_batch = max(
+                1, min(int(trainer.batch_size) if trainer.batch_size >= 1 else 16, 16, count)
+            )
+            given = trainer.get_dataloader(
+                trainer.data["train"], batch_size=per_batch, rank=-1, mode="val"
+            )
             if getattr(given.dataset, "rect", False):
-                given.dataset.rect = False  # squares, as an engine gets them, and not Ultralytics' padded rectangles
+                given.dataset.rect = (
+                    False  # squares, as an engine gets them, and not Ultralytics' padded rectangles
+                )
             chosen = spread(len(given.dataset), per_batch, count)
             seen = 0
-            for batch in DataLoader(given.dataset, batch_sampler=chosen, collate_fn=given.collate_fn):
+            for batch in DataLoader(
+                given.dataset, batch_sampler=chosen, collate_fn=given.collate_fn
+            ):
                 images: Tensor = trainer.preprocess_batch(batch)["img"]
                 yield images[: count - seen]
                 seen += len(images)
@@ -153,7 +175,9 @@ def spread(images: int, per_batch: int, count: int) -> list[list[int]]:
         The indices of each batch; batches begin at multiples of ``per_batch``, since those of one shape lie together.
     """
     there, wanted = math.ceil(images / per_batch), math.ceil(min(count, images) / per_batch)
-    starts = sorted({round(i * (there - 1) / max(wanted - 1, 1)) * per_batch for i in range(wanted)})
+    starts = sorted(
+        {round(i * (there - 1) / max(wanted - 1, 1)) * per_batch for i in range(wanted)}
+    )
     return [list(range(s, min(s + per_batch, images))) for s in starts]
 
 
@@ -197,7 +221,9 @@ class Trainer(QuantizedTraining, yolo.detect.DetectionTrainer):  # type: ignore[
     Choose with ``Trainer.with_options(...)``, see :class:`Options`. For World and YOLOE take :func:`trainer_for`.
     """
 
-    def __new__(cls, cfg: Any = DEFAULT_CFG, overrides: dict[str, Any] | None = None, _callbacks: Any = None) -> Any:
+    def __new__(
+        cls, cfg: Any = DEFAULT_CFG, overrides: dict[str, Any] | None = None, _callbacks: Any = None
+    ) -> Any:
         """An instance for the task that ``overrides`` names."""
         given = overrides or {}
         base = _TASKS.get(str(given.get("task") or "detect"))

@@ -18,7 +18,9 @@ from qdqtool.types import TOOL_VERSION, Finding, Json, Prediction
 if TYPE_CHECKING:
     from qdqtool.timing.estimate import TimeEstimate
 
-_SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+_SCHEMA = (
+    "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+)
 _REQUIREMENT = "REQUIREMENT"  # the rule of what --require, --require-gain and --fail-on ask for
 _UNUSABLE = "UNUSABLE"  # the rule of models that cannot be predicted
 _CELL = 300  # characters of a message in a table
@@ -56,13 +58,24 @@ def sarif(checked: Iterable[Checked]) -> Json:
 def _run(one: Checked) -> Json:
     findings = one.prediction.findings if one.prediction else []
     rules = [_rule(code, one.target) for code in dict.fromkeys(str(f.code) for f in findings)]
-    own, title = (_UNUSABLE, "The model cannot be predicted") if one.prediction is None else (
-        _REQUIREMENT, "What --require, --require-gain or --fail-on asks for is not met")
+    own, title = (
+        (_UNUSABLE, "The model cannot be predicted")
+        if one.prediction is None
+        else (_REQUIREMENT, "What --require, --require-gain or --fail-on asks for is not met")
+    )
     if one.unmet:
-        rules.append({"id": own, "shortDescription": {"text": title}, "defaultConfiguration": {"level": "error"}})
+        rules.append(
+            {
+                "id": own,
+                "shortDescription": {"text": title},
+                "defaultConfiguration": {"level": "error"},
+            }
+        )
     place = {rule["id"]: index for index, rule in enumerate(rules)}
     results = [
-        _result(one.path, place, str(f.code), f.severity.word, one_line(f"{f.message} {f.fix}"), f.node)
+        _result(
+            one.path, place, str(f.code), f.severity.word, one_line(f"{f.message} {f.fix}"), f.node
+        )
         for f in findings
     ]
     results += [_result(one.path, place, own, "error", one_line(line), "") for line in one.unmet]
@@ -71,7 +84,10 @@ def _run(one: Checked) -> Json:
         "automationDetails": {"id": f"qdqtool/{one.target}/{one.path}/"},
         "columnKind": "unicodeCodePoints",
         "results": results,
-        "properties": {"target": one.target, "summary": one.prediction.summary() if one.prediction else None},
+        "properties": {
+            "target": one.target,
+            "summary": one.prediction.summary() if one.prediction else None,
+        },
     }
 
 
@@ -91,16 +107,28 @@ def _rule(code: str, target: str) -> Json:
     }
 
 
-def _result(path: str, rules: dict[str, int], rule: str, level: str, message: str, node: str) -> Json:
+def _result(
+    path: str, rules: dict[str, int], rule: str, level: str, message: str, node: str
+) -> Json:
     pure = PurePath(path)  # a relative reference, or a file URI of an absolute path
-    uri = ("file://" if pure.is_absolute() else "") + quote(pure.as_posix().encode(errors="surrogateescape"))
-    location: Json = {"physicalLocation": {"artifactLocation": {"uri": uri}, "region": {"startLine": 1}}}
+    uri = ("file://" if pure.is_absolute() else "") + quote(
+        pure.as_posix().encode(errors="surrogateescape")
+    )
+    location: Json = {
+        "physicalLocation": {"artifactLocation": {"uri": uri}, "region": {"startLine": 1}}
+    }
     if node:
         location["logicalLocations"] = [{"fullyQualifiedName": node, "kind": "element"}]
-    identity = hashlib.sha256(f"{rule}\0{node or message}".encode(errors="surrogatepass")).hexdigest()
+    identity = hashlib.sha256(
+        f"{rule}\0{node or message}".encode(errors="surrogatepass")
+    ).hexdigest()
     return {
-        "ruleId": rule, "ruleIndex": rules[rule], "level": level, "message": {"text": message},
-        "locations": [location], "partialFingerprints": {"qdqtoolPlace/v1": identity},
+        "ruleId": rule,
+        "ruleIndex": rules[rule],
+        "level": level,
+        "message": {"text": message},
+        "locations": [location],
+        "partialFingerprints": {"qdqtoolPlace/v1": identity},
     }
 
 
@@ -111,11 +139,19 @@ def markdown(checked: Iterable[Checked]) -> str:
 
 def _section(one: Checked) -> list[str]:
     if one.prediction is None:
-        return [f"### {_escaped(one.path)}", "", *(f"❌ **Not predicted:** {_escaped(line)}" for line in one.unmet), ""]
+        return [
+            f"### {_escaped(one.path)}",
+            "",
+            *(f"❌ **Not predicted:** {_escaped(line)}" for line in one.unmet),
+            "",
+        ]
     lines = [f"### {_escaped(one.path)} on {one.target}", ""]
     if one.time is not None:
         where = summary(one.time)
-        lines += [f"**{_escaped(' '.join(decision(one.time)))}** {_escaped(where[0].upper() + where[1:])}.", ""]
+        lines += [
+            f"**{_escaped(' '.join(decision(one.time)))}** {_escaped(where[0].upper() + where[1:])}.",
+            "",
+        ]
     lines += [f"**{_escaped(verdict(one.prediction))}**", ""]
     for line in one.unmet:
         lines += [f"❌ **Not met:** {_escaped(one_line(line))}", ""]
@@ -132,17 +168,30 @@ def _section(one: Checked) -> list[str]:
         lines.append(f"| {' | '.join(_cell(text) for text in cells)} |")
     floats = [c.name for c in one.prediction.convolutions if not c.is_int8]
     if floats:
-        names = [*map(_cell, floats[:_ROWS]), *([f"and {len(floats) - _ROWS} more"] if len(floats) > _ROWS else [])]
-        lines += ["", f"<details><summary>Not INT8 ({len(floats)})</summary>", "", *(f"* {name}" for name in names), "",
-                  "</details>"]
+        names = [
+            *map(_cell, floats[:_ROWS]),
+            *([f"and {len(floats) - _ROWS} more"] if len(floats) > _ROWS else []),
+        ]
+        lines += [
+            "",
+            f"<details><summary>Not INT8 ({len(floats)})</summary>",
+            "",
+            *(f"* {name}" for name in names),
+            "",
+            "</details>",
+        ]
     return [*lines, ""]
 
 
 def _cell(text: str) -> str:
     text = one_line(text)
-    return _escaped(text if len(text) <= _CELL else f"{text[:_CELL - 3]}...")
+    return _escaped(text if len(text) <= _CELL else f"{text[: _CELL - 3]}...")
 
 
 def _escaped(text: str) -> str:
     """Names are other people's: nothing in them is markup, a link, a mention or the end of a cell."""
-    return re.sub(r"([\\`*_{}\[\]<>#|~!@&])", r"\\\1", one_line(text)).replace("\\@", "&#64;").replace("://", "&#58;//")
+    return (
+        re.sub(r"([\\`*_{}\[\]<>#|~!@&])", r"\\\1", one_line(text))
+        .replace("\\@", "&#64;")
+        .replace("://", "&#58;//")
+    )

@@ -56,7 +56,9 @@ def render(report: EngineReport, sort: str, width: int = 80, *, everything: bool
     if report.implicit_int8:
         page.fill(IMPLICIT)
     page.gap()
-    page.fill("MACs and bytes of one execution; MAC/B is arithmetic intensity; tensors in, tensors out", 0)
+    page.fill(
+        "MACs and bytes of one execution; MAC/B is arithmetic intensity; tensors in, tensors out", 0
+    )
     page.line(f"{'#':>4} {'ms':>8} {'share':>6} {'MMACs':>9} {'kB':>9} {'MAC/B':>7}  layer")
     for row in page.each(report.sorted_rows(sort), _LISTED, "... "):
         _row(page, row)
@@ -76,8 +78,17 @@ def _row(page: Page, row: LayerCost) -> None:
     intensity = f"{row.intensity:7.1f}" if row.intensity else " " * 7
     name = row.name if page.everything else title_of(row)
     numbers = f"{row.index:>4} {ms} {share} {macs} {size} {intensity}"
-    page.line(*([f"{numbers}  {name}"] if len(numbers) + 2 + len(name) <= page.width else [numbers, f"        {name}"]))
-    inputs, outputs = (", ".join(map(describe, tensors)) or "-" for tensors in (row.layer.inputs, row.layer.outputs))
+    page.line(
+        *(
+            [f"{numbers}  {name}"]
+            if len(numbers) + 2 + len(name) <= page.width
+            else [numbers, f"        {name}"]
+        )
+    )
+    inputs, outputs = (
+        ", ".join(map(describe, tensors)) or "-"
+        for tensors in (row.layer.inputs, row.layer.outputs)
+    )
     usual = ""
     if row.expected_ms and row.best_ms:
         usual = f"; expected {row.expected_ms:.4f} ms, lower bound {row.best_ms:.4f}"
@@ -89,22 +100,32 @@ def _slow(page: Page, report: EngineReport) -> None:
     slow = [r for r in report.rows if r.times_expected is not None and r.times_expected > _SLOW]
     slow.sort(key=lambda r: (r.expected_ms or 0.0) - (r.ms or 0.0))
     if slow:
-        page.heading(f"Slower than such layers usually are on {report.gpu} ({len(slow)}): a slow tactic or format")
+        page.heading(
+            f"Slower than such layers usually are on {report.gpu} ({len(slow)}): a slow tactic or format"
+        )
     for row in slow[:_SLOW_LISTED]:
         lost = (row.ms or 0.0) - (row.expected_ms or 0.0)
         tactic = row.layer.extras.get("TacticName") or row.layer.tactic
         used = f"  [{middle(str(tactic), 60)}]" if tactic else ""
-        page.fill(f"{title_of(row)}{used}", 8, f"  x{row.times_expected:.1f}, {lost:.4f} ms more  #{row.index} ")
+        page.fill(
+            f"{title_of(row)}{used}",
+            8,
+            f"  x{row.times_expected:.1f}, {lost:.4f} ms more  #{row.index} ",
+        )
 
 
 def _totals(page: Page, key: str, totals: dict[str, Totals], *, timed: bool) -> None:
     page.line("", f"{f'By {key}':<26} {'layers':>6} {'ms':>9} {'GMACs':>9} {'MB':>10}")
     for name, total in totals.items():
         ms = f"{total.ms:9.4f}" if timed else " " * 9
-        page.line(f"  {middle(name, 24):<24} {total.layers:>6} {ms} {total.macs / 1e9:9.3f} {total.bytes / 1e6:10.3f}")
+        page.line(
+            f"  {middle(name, 24):<24} {total.layers:>6} {ms} {total.macs / 1e9:9.3f} {total.bytes / 1e6:10.3f}"
+        )
     unknown = sum(total.unknown for total in totals.values())
     if unknown and key == "kind":
-        page.line(f"  MACs or bytes of {counted(unknown, 'layer')} are not known (?) and not in the sums")
+        page.line(
+            f"  MACs or bytes of {counted(unknown, 'layer')} are not known (?) and not in the sums"
+        )
 
 
 # Two builds or models -----------------------------------------------------------------------------------------------
@@ -138,11 +159,17 @@ def render_comparison(comparison: Comparison, width: int = 80, *, everything: bo
 
 def _side(page: Page, label: str, side: Side) -> None:
     timed = side.kind == "build" and side.int8 is None
-    parts = ["times of layers, no data types" if timed else layers_counted(side.plain, side.products)]
+    parts = [
+        "times of layers, no data types" if timed else layers_counted(side.plain, side.products)
+    ]
     if not side.quantized and side.kind == "model":
         parts.append("no Q/DQ")
     elif side.int8 is not None:
-        to = f" ({side.int8_to_int8} writing INT8)" if side.int8_to_int8 is not None and side.int8 else ""
+        to = (
+            f" ({side.int8_to_int8} writing INT8)"
+            if side.int8_to_int8 is not None and side.int8
+            else ""
+        )
         parts.append(f"{side.int8} INT8{to}")
     if side.conversions is not None:
         parts.append(counted(side.conversions, "conversion"))
@@ -165,9 +192,13 @@ def engines(page: Page, comparison: EngineComparison) -> None:
     timed = one.timed and two.timed
     if timed and one.total_ms:
         change = two.total_ms - one.total_ms
-        page.line(f"Sum of layers: B is {abs(change):.4f} ms ({abs(change) / one.total_ms:.1%}) "
-                  f"{'slower' if change > 0 else 'faster'}")
-    page.line(f"{'By kind':<26} {'A':>7} {'B':>7}" + f" {'A ms':>10} {'B ms':>10} {'change':>10}" * timed)
+        page.line(
+            f"Sum of layers: B is {abs(change):.4f} ms ({abs(change) / one.total_ms:.1%}) "
+            f"{'slower' if change > 0 else 'faster'}"
+        )
+    page.line(
+        f"{'By kind':<26} {'A':>7} {'B':>7}" + f" {'A ms':>10} {'B ms':>10} {'change':>10}" * timed
+    )
     for kind, (a, b) in comparison.by_kind.items():
         times = f" {a.ms:10.4f} {b.ms:10.4f} {b.ms - a.ms:+10.4f}" if timed else ""
         page.line(f"  {kind:<24} {a.layers:>7} {b.layers:>7}{times}")
@@ -186,12 +217,16 @@ def _types(cost: LayerCost | None) -> str | None:
     """Data types of a layer's inputs and output; None without a layer."""
     if cost is None or not cost.layer.type:
         return None if cost is None else ""
-    return f"{', '.join(str(t.precision) for t in cost.layer.inputs)} -> {cost.layer.output_precision}"
+    return (
+        f"{', '.join(str(t.precision) for t in cost.layer.inputs)} -> {cost.layer.output_precision}"
+    )
 
 
 def _pair(page: Page, pair: Pair, timed: bool) -> None:
-    first, second = (f"{cost.ms:9.4f}" if cost is not None and cost.ms is not None else f"{'-':>9}"
-                     for cost in (pair.first, pair.second))
+    first, second = (
+        f"{cost.ms:9.4f}" if cost is not None and cost.ms is not None else f"{'-':>9}"
+        for cost in (pair.first, pair.second)
+    )
     change = f"{pair.change_ms:+9.4f}" if timed and pair.change_ms is not None else " " * 9
     numbers = f"{first} {second} {change}"
     for label, cost in (("A", pair.first), ("B", pair.second)):
@@ -215,7 +250,9 @@ def verdict(result: Verification) -> str:
     if conversions.built is not None and conversions.predicted is not None:
         parts.append(f"{conversions.predicted} conversions predicted, {conversions.built} built")
     if trace.built:
-        parts.append(f"{trace.agree} of {trace.built} pass lines agree ({trace.predicted} predicted)")
+        parts.append(
+            f"{trace.agree} of {trace.built} pass lines agree ({trace.predicted} predicted)"
+        )
     return "; ".join([*parts, *_outside(result)])
 
 
@@ -224,8 +261,10 @@ def _outside(result: Verification) -> list[str]:
     times = result.times
     if times is None or times["within"]:
         return []
-    return [f"{times['built_ms']:.3f} ms measured, outside the estimated {times['low_ms']:.3f} to "
-            f"{times['high_ms']:.3f}"]  # fmt: skip
+    return [
+        f"{times['built_ms']:.3f} ms measured, outside the estimated {times['low_ms']:.3f} to "
+        f"{times['high_ms']:.3f}"
+    ]
 
 
 def render_verification(result: Verification, width: int = 80) -> str:
@@ -244,7 +283,9 @@ def render_verification(result: Verification, width: int = 80) -> str:
         word = "Incomplete build" if not result.complete else "Not in the files given"
         page.fill(f"{word}: {', '.join(build.missing or ['not stated'])}.")
     if layers.total:
-        page.fill(f"Engine layers: {layers.agree} of {layers.total} have the predicted name and types.")
+        page.fill(
+            f"Engine layers: {layers.agree} of {layers.total} have the predicted name and types."
+        )
     _lines(page, "Pass lines", result.trace)
     _lines(page, "Slice, concatenation and copy lines", result.copies)
     _times(page, result)
@@ -256,15 +297,19 @@ def render_verification(result: Verification, width: int = 80) -> str:
             page.line("", f"{title}: {len(found)} mismatch{'es' if len(found) > 1 else ''}")
         for mismatch in page.each(found, _MISMATCHES, hint=" (all in --format json)"):
             page.fill(mismatch.name, 4, "  ")
-            page.fill((f"line {mismatch.line}: " if mismatch.line else "") + mismatch.why, 4, "    ")
+            page.fill(
+                (f"line {mismatch.line}: " if mismatch.line else "") + mismatch.why, 4, "    "
+            )
     unknown = result.convolutions.unknown_names
     if unknown:
         page.line("", "Not stated by the build:")
     for name in page.each(unknown, _MISMATCHES, hint=""):
         page.line(f"  {name}")
     for text in _outside(result):
-        page.heading(f"Time: {text} ms, the range of four in five measured times; far outside means another GPU or "
-                     "clock (name them with --gpu and --clock), or load.")
+        page.heading(
+            f"Time: {text} ms, the range of four in five measured times; far outside means another GPU or "
+            "clock (name them with --gpu and --clock), or load."
+        )
     return str(page)
 
 
@@ -272,7 +317,9 @@ def _lines(page: Page, what: str, counts: TraceCounts) -> None:
     """How many lines agree, and how many of them in the log's order."""
     if counts.built:
         order = "" if counts.in_order is None else f", {counts.in_order} of them in the log's order"
-        page.fill(f"{what}: {counts.agree} of {counts.built} agree ({counts.predicted} predicted){order}.")
+        page.fill(
+            f"{what}: {counts.agree} of {counts.built} agree ({counts.predicted} predicted){order}."
+        )
 
 
 def _times(page: Page, result: Verification) -> None:
@@ -287,9 +334,17 @@ def _times(page: Page, result: Verification) -> None:
     )
     layers = times["layers"]
     if layers["compared"]:
-        page.fill(f"{layers['compared']} layers timed: half of them within {layers['median_error']:.0%} of the "
-                  "estimate.", 2, "  ")
+        page.fill(
+            f"{layers['compared']} layers timed: half of them within {layers['median_error']:.0%} of the "
+            "estimate.",
+            2,
+            "  ",
+        )
     for note in times["notes"]:
         page.fill(f"note: {as_options(note)}", 4, "  ")
     for slow in times["slow"]:
-        page.fill(f"slow: {slow['built_ms']:.4f} ms for {slow['predicted_ms']:.4f} estimated: {slow['name']}", 4, "  ")
+        page.fill(
+            f"slow: {slow['built_ms']:.4f} ms for {slow['predicted_ms']:.4f} estimated: {slow['name']}",
+            4,
+            "  ",
+        )

@@ -47,10 +47,15 @@ def render(insertion: Insertion, width: int = 80, *, everything: bool = False) -
         far = "to values that are not numbers"
         if math.isfinite(found.error):
             far = f"by {found.error:.1%} of their standard deviation"
-        page.heading(f"Agreement with the float model: INT8 and FP16 together change the outputs {far} "
-                     f"({counted(found.samples, 'sample')})")
-    _remarks(page, [*insertion.notes, *insertion.calibration.get("notes", ())],
-             [*insertion.warnings, *insertion.calibration.get("warnings", ())])
+        page.heading(
+            f"Agreement with the float model: INT8 and FP16 together change the outputs {far} "
+            f"({counted(found.samples, 'sample')})"
+        )
+    _remarks(
+        page,
+        [*insertion.notes, *insertion.calibration.get("notes", ())],
+        [*insertion.warnings, *insertion.calibration.get("warnings", ())],
+    )
     if everything:
         page.line("", "Activation scales")
         for row in insertion.activations:
@@ -65,11 +70,21 @@ def _quantized(page: Page, insertion: Insertion) -> None:
     activations, weights = insertion.activations, insertion.weights
     methods = ", ".join(f"{m} {n}" for m, n in Counter(q.method for q in activations).most_common())
     channels = sum(isinstance(q.scale, list) for q in weights)
-    detail = "per output channel" if channels == len(weights) else f"{channels} of them per output channel"
-    page.fill(f"quantized {counted(len(activations), 'activation')} ({methods}) and the weights of "
-              f"{counted(len(weights), 'node')} ({detail})")
+    detail = (
+        "per output channel"
+        if channels == len(weights)
+        else f"{channels} of them per output channel"
+    )
+    page.fill(
+        f"quantized {counted(len(activations), 'activation')} ({methods}) and the weights of "
+        f"{counted(len(weights), 'node')} ({detail})"
+    )
     images = insertion.calibration.get("images", 0)
-    origin = counted(images, "image") if images else f"the table {insertion.calibration.get('table', '')}"
+    origin = (
+        counted(images, "image")
+        if images
+        else f"the table {insertion.calibration.get('table', '')}"
+    )
     page.fill(f"ranges from {origin}; for {insertion.target}", 2, "  ")
 
 
@@ -93,9 +108,11 @@ def _groups(page: Page, groups: list[GroupScale]) -> None:
     shown = ranked
     if not page.everything:
         shown = [g for g in ranked[:_GROUPS] if any(m.bits_lost >= _REPORTED for m in g.members)]
-    worst = max((m.bits_lost for g in ranked[len(shown):] for m in g.members), default=0.0)
+    worst = max((m.bits_lost for g in ranked[len(shown) :] for m in g.members), default=0.0)
     if not shown:
-        page.heading(f"Scale groups: {len(groups)}; sharing a scale costs no tensor more than {worst:.1f} bits (--all)")
+        page.heading(
+            f"Scale groups: {len(groups)}; sharing a scale costs no tensor more than {worst:.1f} bits (--all)"
+        )
         return
     page.heading(
         f"Scale groups ({len(groups)}): Concat, Split, MaxPool, Resize and the like tie these tensors to one scale; "
@@ -104,9 +121,13 @@ def _groups(page: Page, groups: list[GroupScale]) -> None:
     for group in shown:
         members = ", ".join(f"{m.tensor} {round(m.bits_lost, 1) + 0.0:+.1f}" for m in group.members)
         page.fill(f"scale {group.scale:.4g}: {members}", 4, "  - ")
-    rest = ranked[len(shown):]
+    rest = ranked[len(shown) :]
     if rest:
-        page.fill(f"and {len(rest)} more, where no tensor loses more than {worst:.1f} bits (--all)", 4, "    ")
+        page.fill(
+            f"and {len(rest)} more, where no tensor loses more than {worst:.1f} bits (--all)",
+            4,
+            "    ",
+        )
 
 
 def _losses(page: Page, insertion: Insertion) -> None:
@@ -115,16 +136,22 @@ def _losses(page: Page, insertion: Insertion) -> None:
     if losses is None or (losses.tried and not losses.tensors):
         return
     judged = next((words for limit, words in _JUDGED if losses.error < limit), _JUDGED[-1][1])
-    found = (f"What limits accuracy: INT8 activations change the head's outputs by {losses.error:.1%} of their "
-             f"standard deviation ({counted(losses.samples, 'sample')}): {judged}.")
+    found = (
+        f"What limits accuracy: INT8 activations change the head's outputs by {losses.error:.1%} of their "
+        f"standard deviation ({counted(losses.samples, 'sample')}): {judged}."
+    )
     if not losses.tried:
         page.heading(f"{found} So no single ones were looked at (--losses {losses.samples} does)")
         return
     if losses.tensors[0].gain < _WORTH and not page.everything:
-        page.heading(f"{found} No single one in float takes off {_WORTH:.0%} of that ({losses.tried} tried; --all "
-                     "lists them)")
+        page.heading(
+            f"{found} No single one in float takes off {_WORTH:.0%} of that ({losses.tried} tried; --all "
+            "lists them)"
+        )
         return
-    page.heading(f"{found} What one of them in float takes off that ({losses.tried} tried), and costs")
+    page.heading(
+        f"{found} What one of them in float takes off that ({losses.tried} tried), and costs"
+    )
     for loss in losses.tensors:
         price = ""
         if loss.convolutions is not None:
@@ -132,7 +159,9 @@ def _losses(page: Page, insertion: Insertion) -> None:
             price = f"; costs {counted(loss.convolutions, 'INT8 layer')}{more}"
         page.fill(f"{loss.tensor}: {loss.gain:.1%}{price}", 4, "  - ")
     if losses.tensors[0].gain < _WORTH:
-        page.fill(f"none takes off {_WORTH:.0%}: leaving single layers float helps little", 4, "    ")
+        page.fill(
+            f"none takes off {_WORTH:.0%}: leaving single layers float helps little", 4, "    "
+        )
     else:  # the option that leaves the worst one float; as one line, to be pasted
         names = [re.escape(name).replace(r"\-", "-") for name in losses.tensors[0].readers]
         pattern = f"^{names[0]}$" if len(names) == 1 else f"^({'|'.join(names)})$"
@@ -179,11 +208,17 @@ def _verdict(page: Page, tuning: Tuning) -> None:
     took = "" if cost.ms is None else f", {cost.ms:.4g} ms predicted on {tuning.gpu}"
     if tuning.keep is not None:
         wanted = tuning.keep * tuning.metric["float"]
-        first = f"goal met (target {wanted:.3f})" if tuning.reached else (
-            f"goal NOT met (target {wanted:.3f}); this is the best that was found")
+        first = (
+            f"goal met (target {wanted:.3f})"
+            if tuning.reached
+            else (f"goal NOT met (target {wanted:.3f}); this is the best that was found")
+        )
     else:
-        first = f"goal met (within {tuning.budget_ms:g} ms)" if tuning.reached else (
-            f"goal NOT met: nothing fits {tuning.budget_ms:g} ms; this is the fastest")
+        first = (
+            f"goal met (within {tuning.budget_ms:g} ms)"
+            if tuning.reached
+            else (f"goal NOT met: nothing fits {tuning.budget_ms:g} ms; this is the fastest")
+        )
     page.fill(
         f"{first}: {_interval(point)} on {images['judged_on']} held-out images; "
         f"{cost.int8} of {cost.convolutions} convolutions INT8, {counted(cost.conversions, 'conversion')}{took}"
@@ -191,9 +226,13 @@ def _verdict(page: Page, tuning: Tuning) -> None:
     facts = [tuning.metric["sentence"]]
     if tuning.metric["float"] != 1.0:
         facts.append(f"the float model itself has {tuning.metric['float']:.4f}")
-    facts.append(f"ranges from {images['calibration']} images, choices made on {images['chosen_on']} others")
+    facts.append(
+        f"ranges from {images['calibration']} images, choices made on {images['chosen_on']} others"
+    )
     if tuning.effort["stopped"]:
-        facts.append(f"stopped by the {tuning.effort['stopped']}: more time may find something better")
+        facts.append(
+            f"stopped by the {tuning.effort['stopped']}: more time may find something better"
+        )
     for fact in facts:
         page.fill(fact, 2, "  ")
 
@@ -206,8 +245,11 @@ def _interval(point: Point) -> str:
 
 def _bought(page: Page, tuning: Tuning) -> None:
     if not tuning.chosen.sites and not tuning.chosen.changed:
-        page.heading("Nothing has to stay float beyond the head preset" if tuning.chosen.cost.int8 else
-                     "Everything stays float")
+        page.heading(
+            "Nothing has to stay float beyond the head preset"
+            if tuning.chosen.cost.int8
+            else "Everything stays float"
+        )
         return
     if not tuning.bought:
         page.heading(f"Float: {', '.join(tuning.chosen.sites)}")
@@ -231,7 +273,9 @@ def _bought(page: Page, tuning: Tuning) -> None:
 
 def _front(page: Page, tuning: Tuning) -> None:
     unit = "ms" if tuning.gpu is not None else "cost"
-    page.heading(f"Front: each is the most accurate at its price ({as_options(tuning.cost['sentence'])})")
+    page.heading(
+        f"Front: each is the most accurate at its price ({as_options(tuning.cost['sentence'])})"
+    )
     page.line(f"  {unit:>8} {'INT8':>5} {'conv.':>6} {'chosen':>7}  {'judged':<23} float")
     for point in tuning.front:
         mark = "*" if point is tuning.chosen else " "
@@ -243,17 +287,25 @@ def _front(page: Page, tuning: Tuning) -> None:
 
 
 def _sites(page: Page, tuning: Tuning) -> None:
-    measured = sorted((s for s in tuning.sites if s.loss is not None), key=lambda s: -(s.loss or 0.0))
+    measured = sorted(
+        (s for s in tuning.sites if s.loss is not None), key=lambda s: -(s.loss or 0.0)
+    )
     if not measured and not page.everything:
-        page.heading("Everything INT8 is enough, so that no single site was measured (--front does)")
+        page.heading(
+            "Everything INT8 is enough, so that no single site was measured (--front does)"
+        )
         return
-    page.heading("Where INT8 costs most: the part of the outputs' standard deviation that this alone adds to the "
-                 "error, and what float costs there")
+    page.heading(
+        "Where INT8 costs most: the part of the outputs' standard deviation that this alone adds to the "
+        "error, and what float costs there"
+    )
     for site in page.shown(measured, _SITES):
         change = site.as_json(tuning.base)
         price = f"{change['int8']:+d} INT8, {_more_conversions(change['conversions'])}"
         price += "" if change["ms"] is None else f", {change['ms']:+.3f} ms"
-        page.fill(f"{site.site} ({_kind(site)}): {site.loss:.2%}; {price}; {site.choice}", 4, "  - ")
+        page.fill(
+            f"{site.site} ({_kind(site)}): {site.loss:.2%}; {price}; {site.choice}", 4, "  - "
+        )
     for site in tuning.sites if page.everything else ():
         if site.loss is None:
             page.fill(f"{site.site} ({_kind(site)}): {site.choice}; {site.why}", 4, "  - ")
@@ -276,8 +328,13 @@ def render_fixed(fixed: Fixed, output: str, width: int) -> str:
     page.line(f"{count} fix{'' if count == 1 else 'es'} applied, written to {output}")
     facts = [("before", verdict(fixed.before)), ("after", verdict(fixed.after))]
     if fixed.noise_before is not None and fixed.noise_after is not None:
-        facts.append(("outputs", f"{fixed.noise_before:.2%} from the float network before, {fixed.noise_after:.2%} "
-                                 "after (root mean square)"))
+        facts.append(
+            (
+                "outputs",
+                f"{fixed.noise_before:.2%} from the float network before, {fixed.noise_after:.2%} "
+                "after (root mean square)",
+            )
+        )
     for label, text in (*facts, *(("note", note) for note in fixed.notes)):
         page.fill(text, 10, f"  {label:<8}")
     _changes(page, "Applied", fixed.applied)
@@ -298,6 +355,8 @@ def _changes(page: Page, title: str, changes: list[Change]) -> None:
         page.line("", title)
     for (code, why_not), group in itertools.groupby(sorted(changes, key=kind), key=kind):
         same = list(group)
-        page.fill(f"{code} ({len(same)})" + (f": {as_options(why_not)}" if why_not else ""), 4, "  ")
+        page.fill(
+            f"{code} ({len(same)})" + (f": {as_options(why_not)}" if why_not else ""), 4, "  "
+        )
         for change in page.each(same, _FIXES, "      ", ""):
             page.fill(change.what, 6, "    - ")

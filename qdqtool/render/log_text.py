@@ -25,10 +25,19 @@ def render(facts: Json, width: int = 80, *, everything: bool = False) -> str:
     """The page of what ``summarize`` gives; ``everything`` lists every conversion, reformat and merge."""
     page = Page(width, everything)
     _head(page, facts)
-    for write in (_problems, _layers, _passes,
-                  functools.partial(_edges, title="Conversions at run time", which="conversions"),
-                  functools.partial(_edges, title="Reformats (layout only)", which="reformats"),
-                  _merged, _tuning, _memory, _performance, _profile, _rest):
+    for write in (
+        _problems,
+        _layers,
+        _passes,
+        functools.partial(_edges, title="Conversions at run time", which="conversions"),
+        functools.partial(_edges, title="Reformats (layout only)", which="reformats"),
+        _merged,
+        _tuning,
+        _memory,
+        _performance,
+        _profile,
+        _rest,
+    ):
         before = len(page.lines)
         write(page, facts)
         if len(page.lines) > before:
@@ -43,21 +52,32 @@ def _fact(page: Page, label: str, text: str) -> None:
 def _head(page: Page, facts: Json) -> None:
     build, gpu, model = facts["build"], facts["gpu"], facts["model"]
     passed = {True: ", PASSED", False: ", FAILED", None: ""}[facts["passed"]]
-    known = (("compute capability {}", "Compute Capability"), ("{} SMs", "SMs"), ("{}", "Device Global Memory"))
+    known = (
+        ("compute capability {}", "Compute Capability"),
+        ("{} SMs", "SMs"),
+        ("{}", "Device Global Memory"),
+    )
     details = ", ".join(text.format(gpu[name]) for text, name in known if gpu.get(name))
-    device = f" on {build['device']}" + (f" ({details})" if details else "") if build["device"] else ""
+    device = (
+        f" on {build['device']}" + (f" ({details})" if details else "") if build["device"] else ""
+    )
     page.fill(f"{facts['title']}{device}{passed}")
     if facts["precision"]:
         names = [p.upper() if p[0] in "fbi" and p != "best" else p for p in facts["precision"]]
-        hint = "; what is not INT8 runs in FP32: add --fp16" if facts["float_remainder_fp32"] else ""
+        hint = (
+            "; what is not INT8 runs in FP32: add --fp16" if facts["float_remainder_fp32"] else ""
+        )
         _fact(page, "precisions", ", ".join(names) + hint)
     if facts["implicit_int8"]:
         from qdqtool.buildlog.summary import IMPLICIT
 
         _fact(page, "INT8", IMPLICIT)
     if model["file"]:
-        extra = [f"opset {model['opset']}" if model["opset"] else "", model["producer"] or "",
-                 counted(model["nodes"], "node") if model["nodes"] else ""]
+        extra = [
+            f"opset {model['opset']}" if model["opset"] else "",
+            model["producer"] or "",
+            counted(model["nodes"], "node") if model["nodes"] else "",
+        ]
         _fact(page, "model", ", ".join([model["file"], *(text for text in extra if text)]))
     if facts["command"]:
         _fact(page, "command", facts["command"])
@@ -76,8 +96,12 @@ def _problems(page: Page, facts: Json) -> None:
 
 
 def _layers(page: Page, facts: Json) -> None:
-    steps = [f"{layers} ({next(same)['what'].removeprefix('After ').lower()})" for layers, same in
-             itertools.groupby(facts["milestones"], key=lambda milestone: milestone["layers"])]
+    steps = [
+        f"{layers} ({next(same)['what'].removeprefix('After ').lower()})"
+        for layers, same in itertools.groupby(
+            facts["milestones"], key=lambda milestone: milestone["layers"]
+        )
+    ]
     if steps:
         _fact(page, "Layers", " -> ".join(steps))
     if facts["placement"].get("DLA"):
@@ -91,7 +115,9 @@ def _layers(page: Page, facts: Json) -> None:
         text += f", of them {counted(engine['convolutions'], 'convolution')}:"
     _fact(page, "Engine", text)
     if engine["convolutions"]:
-        page.line(*(f"{number:>16} x {signature}" for signature, number in engine["signatures"].items()))
+        page.line(
+            *(f"{number:>16} x {signature}" for signature, number in engine["signatures"].items())
+        )
 
 
 def _passes(page: Page, facts: Json) -> None:
@@ -101,7 +127,9 @@ def _passes(page: Page, facts: Json) -> None:
         page.line("Optimizer passes (layers looked at; what was done; --pass NAME lists the lines)")
     for row in rows:
         done = ", ".join(f"{kind} {number}" for kind, number in row["events"].items()) or "-"
-        page.fill(done, wide + 10, f"  {row['pass'] or '(no pass)':<{wide}} {row['running'] or '':>5}  ")
+        page.fill(
+            done, wide + 10, f"  {row['pass'] or '(no pass)':<{wide}} {row['running'] or '':>5}  "
+        )
 
 
 def _edges(page: Page, facts: Json, *, title: str, which: str) -> None:
@@ -118,7 +146,13 @@ def _edges(page: Page, facts: Json, *, title: str, which: str) -> None:
     for row, (types, shape) in zip(page.each(rows, _MANY), cells, strict=True):
         name = row["name"] if row["qdq"] or page.everything else middle(row["name"], page.width - 6)
         start = f"  {types:<{first}}  {shape:<{second}}  "
-        page.line(*([start + name] if len(start + name) <= page.width else [start.rstrip(), f"      {name}"]))
+        page.line(
+            *(
+                [start + name]
+                if len(start + name) <= page.width
+                else [start.rstrip(), f"      {name}"]
+            )
+        )
 
 
 def _merged(page: Page, facts: Json) -> None:
@@ -137,14 +171,28 @@ def _tuning(page: Page, facts: Json) -> None:
         for row in tuning["reasons"]:
             _fact(page, "Tuning", f"passed over: {row['reason']}{_times(row)}")
         return
-    _fact(page, "Tuning",
-          f"{counted(tuning['tactics'], 'tactic')} timed for {counted(tuning['layers'], 'layer')}, "
-          f"{counted(tuning['combinations'], 'format combination')}, "
-          f"{counted(tuning['reformats'], 'reformat')} costed, {counted(tuning['added_reformats'], 'reformat')} added")
+    _fact(
+        page,
+        "Tuning",
+        f"{counted(tuning['tactics'], 'tactic')} timed for {counted(tuning['layers'], 'layer')}, "
+        f"{counted(tuning['combinations'], 'format combination')}, "
+        f"{counted(tuning['reformats'], 'reformat')} costed, {counted(tuning['added_reformats'], 'reformat')} added",
+    )
     if facts["seconds"]:
-        _fact(page, "", ", ".join(f"{s:g} s {what[0].lower() + what[1:]}" for what, s in facts["seconds"].items()))
+        _fact(
+            page,
+            "",
+            ", ".join(
+                f"{s:g} s {what[0].lower() + what[1:]}" for what, s in facts["seconds"].items()
+            ),
+        )
     if tuning["chosen"]:
-        _fact(page, "", "chosen: " + ", ".join(f"{n} {number}" for n, number in list(tuning["chosen"].items())[:6]))
+        _fact(
+            page,
+            "",
+            "chosen: "
+            + ", ".join(f"{n} {number}" for n, number in list(tuning["chosen"].items())[:6]),
+        )
     slow = [row for row in tuning["slowest"] if row["seconds"] > 0][:5]
     if slow:
         page.line("  slowest to tune:")
@@ -152,7 +200,9 @@ def _tuning(page: Page, facts: Json) -> None:
         name = middle(row["name"], page.width - 30)
         page.line(f"  {row['seconds']:>7.0f} s  {row['tactics']:>5} tactics  {name}")
     for row in tuning["slowest_reformats"][:1]:
-        page.line(f"  slowest reformat tried: {row['best_ms']:g} ms  {middle(row['name'], page.width - 38)}")
+        page.line(
+            f"  slowest reformat tried: {row['best_ms']:g} ms  {middle(row['name'], page.width - 38)}"
+        )
 
 
 def _times(row: Json) -> str:
@@ -161,12 +211,20 @@ def _times(row: Json) -> str:
 
 def _memory(page: Page, facts: Json) -> None:
     rows = {
-        "activation": "activations", "device_persistent": "device, persistent", "scratch": "scratch",
-        "host_persistent": "host, persistent", "weights": "weights", "engine_mib": "engine",
-        "peak_gpu_mib": "peak, GPU", "peak_cpu_mib": "peak, CPU",
+        "activation": "activations",
+        "device_persistent": "device, persistent",
+        "scratch": "scratch",
+        "host_persistent": "host, persistent",
+        "weights": "weights",
+        "engine_mib": "engine",
+        "peak_gpu_mib": "peak, GPU",
+        "peak_cpu_mib": "peak, CPU",
     }
-    lines = [f"  {label:<20}{facts['memory'][key]:>17,} {'MiB' if key.endswith('_mib') else 'bytes'}"
-             for key, label in rows.items() if facts["memory"][key] is not None]
+    lines = [
+        f"  {label:<20}{facts['memory'][key]:>17,} {'MiB' if key.endswith('_mib') else 'bytes'}"
+        for key, label in rows.items()
+        if facts["memory"][key] is not None
+    ]
     page.line(*(["Memory", *lines] if lines else []))
 
 
@@ -176,10 +234,14 @@ def _performance(page: Page, facts: Json) -> None:
         page.line("Performance")
     for name, values in rows.items():
         if "value" in values:
-            page.line(f"  {name:<23}{values['value']:>12,.6g} {'qps' if name == 'Throughput' else 's'}")
+            page.line(
+                f"  {name:<23}{values['value']:>12,.6g} {'qps' if name == 'Throughput' else 's'}"
+            )
     timed = {name: values for name, values in rows.items() if "mean" in values}
     if timed:
-        percentiles = dict.fromkeys(key for values in timed.values() for key in values if key.startswith("perc"))
+        percentiles = dict.fromkeys(
+            key for values in timed.values() for key in values if key.startswith("perc")
+        )
         columns = ["min", "mean", "median", *list(percentiles)[-1:], "max"]
         heads = [column.removeprefix("percentile(").removesuffix(")") for column in columns]
         page.line(f"  {'ms':<23}" + "".join(f"{head:>11}" for head in heads))
@@ -193,16 +255,24 @@ def _profile(page: Page, facts: Json) -> None:
     if profile is None:
         return
     runs = f", {profile['iterations']} iterations" if profile["iterations"] else ""
-    page.line(f"Profile: {profile['total_ms']:.4f} ms in {counted(profile['layers'], 'layer')}{runs}; the slowest:")
+    page.line(
+        f"Profile: {profile['total_ms']:.4f} ms in {counted(profile['layers'], 'layer')}{runs}; the slowest:"
+    )
     for row in profile["slowest"]:
-        page.line(f"  {row['ms']:>9.4f} ms {row['share']:>6.1%}  {middle(row['name'], page.width - 24)}")
+        page.line(
+            f"  {row['ms']:>9.4f} ms {row['share']:>6.1%}  {middle(row['name'], page.width - 24)}"
+        )
 
 
 def _rest(page: Page, facts: Json) -> None:
     explained: set[str] = set()
     for message in facts["messages"]:
         first = message["text"].splitlines()[0] if message["text"] else ""
-        page.fill(f"line {message['line']}: {first[:500]}{_times(message)}", 2, f"{message['level'].upper():<7} ")
+        page.fill(
+            f"line {message['line']}: {first[:500]}{_times(message)}",
+            2,
+            f"{message['level'].upper():<7} ",
+        )
         if message.get("cause") and message["known"] not in explained:
             explained.add(message["known"])
             page.fill(message["cause"], 10, "  cause   ")
@@ -210,7 +280,9 @@ def _rest(page: Page, facts: Json) -> None:
     for note in facts["notes"]:
         page.fill(note, 8, "note    ")
     if facts["lines"]["unexplained"]:
-        page.line(f"{facts['lines']['unexplained']} of {facts['lines']['total']} lines were not understood")
+        page.line(
+            f"{facts['lines']['unexplained']} of {facts['lines']['total']} lines were not understood"
+        )
 
 
 def pass_lines(rows: Iterable[tuple[int, str]]) -> str:
@@ -235,14 +307,29 @@ def code_text(entry: Code, width: int) -> str:
 
     page = Page(width)
     page.fill(entry.title, 4, f"{entry.code} ({entry.severity.word}): ")
-    _sections(page, Cause=entry.cause, What_TensorRT_does=entry.tensorrt, In_a_log=entry.log, Fix=entry.fix)
+    _sections(
+        page,
+        Cause=entry.cause,
+        What_TensorRT_does=entry.tensorrt,
+        In_a_log=entry.log,
+        Fix=entry.fix,
+    )
     if entry.code in PROMISED:
-        page.fill(f"qdqtool fix --only {entry.code} model.onnx -o fixed.onnx does this where no new data is needed.",
-                  2, "  ")
+        page.fill(
+            f"qdqtool fix --only {entry.code} model.onnx -o fixed.onnx does this where no new data is needed.",
+            2,
+            "  ",
+        )
     page.line("", "Where it holds")
     for holds in entry.holds:
-        severity = f", {holds.severity.word}" if holds.severity is not None and holds.severity != entry.severity else ""
-        page.fill(f"{holds.evidence}{severity}: {holds.source}", 4, f"  {', '.join(holds.targets)}: ")
+        severity = (
+            f", {holds.severity.word}"
+            if holds.severity is not None and holds.severity != entry.severity
+            else ""
+        )
+        page.fill(
+            f"{holds.evidence}{severity}: {holds.source}", 4, f"  {', '.join(holds.targets)}: "
+        )
     other = [t for t in ALL_TARGETS if entry.on(t) is None]
     if other:
         page.fill(f"not on {', '.join(other)}", 2, "  ")
@@ -253,8 +340,11 @@ def code_json(entry: Code) -> Json:
     """A code and all that is known about it."""
     from qdqtool.explain.coded import PROMISED
 
-    holds = [published(h, "targets", "evidence", "source") | {"severity": str(h.severity or entry.severity)}
-             for h in entry.holds]
+    holds = [
+        published(h, "targets", "evidence", "source")
+        | {"severity": str(h.severity or entry.severity)}
+        for h in entry.holds
+    ]
     names = ("code", "title", "severity", "cause", "tensorrt", "log", "fix")
     return published(entry, *names) | {"automatic": entry.code in PROMISED, "holds": holds}
 
@@ -273,11 +363,20 @@ def error_text(known: KnownError, width: int) -> str:
     """The long form of a known error message."""
     page = Page(width)
     page.fill(f"{known.title} ({known.severity})")
-    _sections(page, Cause=known.cause, Fix=known.fix, Fixed_in=known.fixed, Not_known=known.unknown,
-              Versions=known.versions, Source=known.source)
+    _sections(
+        page,
+        Cause=known.cause,
+        Fix=known.fix,
+        Fixed_in=known.fixed,
+        Not_known=known.unknown,
+        Versions=known.versions,
+        Source=known.source,
+    )
     if known.codes:
-        page.heading(f"'qdqtool predict' reports it before the build: {', '.join(known.codes)} (qdqtool explain "
-                     f"{known.codes[0]})")
+        page.heading(
+            f"'qdqtool predict' reports it before the build: {', '.join(known.codes)} (qdqtool explain "
+            f"{known.codes[0]})"
+        )
     return str(page)
 
 
@@ -285,8 +384,13 @@ def way_text(way: Way, width: int) -> str:
     """What to give a builder, and how to get its log."""
     page = Page(width)
     page.line(f"With {way.title}")
-    for heading, text in (("flags, up to TensorRT 10", way.weak), ("flags, TensorRT 11", way.strong), ("log", way.log),
-                          ("note", way.care), ("source", way.source)):
+    for heading, text in (
+        ("flags, up to TensorRT 10", way.weak),
+        ("flags, TensorRT 11", way.strong),
+        ("log", way.log),
+        ("note", way.care),
+        ("source", way.source),
+    ):
         page.fill(f"{heading}: {text}", 4, "  ")
     return str(page)
 
@@ -316,6 +420,10 @@ def _rule(page: Page, rule: Rule, most: int) -> None:
         if case.source:
             page.fill(case.source, 8, "      ")
     if len(rule.cases) > most:
-        page.fill(f"the likeliest case, by the names in the line; all {len(rule.cases)}: "
-                  f"qdqtool explain {rule.pass_name}", 4, "    ")
+        page.fill(
+            f"the likeliest case, by the names in the line; all {len(rule.cases)}: "
+            f"qdqtool explain {rule.pass_name}",
+            4,
+            "    ",
+        )
     page.line(f"  Rule: {rule.file}", f"  Test: {rule.test}")

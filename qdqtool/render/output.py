@@ -15,7 +15,13 @@ from qdqtool.errors import QdqtoolError
 
 MIN_WIDTH, MAX_WIDTH = 60, 120
 # What a line of an answer begins with, and how a terminal shows it: SGR codes of ECMA-48.
-_LOOKS = (("ERROR ", "1;31"), ("warning", "1;33"), ("note", "1;36"), ("  > ", "32"), ("    > ", "32"))
+_LOOKS = (
+    ("ERROR ", "1;31"),
+    ("warning", "1;33"),
+    ("note", "1;36"),
+    ("  > ", "32"),
+    ("    > ", "32"),
+)
 _BOLD = "1"
 _Row = TypeVar("_Row")
 
@@ -66,7 +72,9 @@ def _looks(lines: list[str]) -> Iterator[tuple[str, str]]:
         marked = next((code for start, code in _LOOKS if line.startswith(start)), None)
         if marked is not None:
             look = marked
-        elif not line.startswith("    ") or line.startswith("    - "):  # else it goes on with the line above
+        elif not line.startswith("    ") or line.startswith(
+            "    - "
+        ):  # else it goes on with the line above
             look = _BOLD if line and not line.startswith(" ") and not before else ""
         yield line, look
         before = line
@@ -91,8 +99,12 @@ def wrap(text: str, indent: int, width: int, first: str | None = None) -> list[s
     """
     pad = " " * indent
     return textwrap.wrap(
-        as_line(as_options(text)), width, initial_indent=pad if first is None else first, subsequent_indent=pad,
-        break_long_words=False, break_on_hyphens=False,
+        as_line(as_options(text)),
+        width,
+        initial_indent=pad if first is None else first,
+        subsequent_indent=pad,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
 
 
@@ -130,7 +142,9 @@ class Page:
         """The first rows, or all where everything is asked for."""
         return rows if self.everything else rows[:limit]
 
-    def each(self, rows: Sequence[_Row], limit: int, lead: str = "  ... ", hint: str = " (--all)") -> Iterator[_Row]:
+    def each(
+        self, rows: Sequence[_Row], limit: int, lead: str = "  ... ", hint: str = " (--all)"
+    ) -> Iterator[_Row]:
         """The rows, the first ``limit`` unless everything is asked for; how many are left out is a line behind them."""
         yield from self.shown(rows, limit)
         if len(rows) > limit and not self.everything:
@@ -161,7 +175,10 @@ def _option(name: str, value: str) -> str:
 
 def worded(answer: dict[str, Any]) -> dict[str, Any]:
     """An answer as JSON with its reasons, notes and warnings in the words of the command line."""
-    return {**answer, **{name: _all_as_options(answer[name]) for name in _REASONS if name in answer}}
+    return {
+        **answer,
+        **{name: _all_as_options(answer[name]) for name in _REASONS if name in answer},
+    }
 
 
 def _all_as_options(data: Any) -> Any:

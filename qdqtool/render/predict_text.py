@@ -36,19 +36,28 @@ def verdict(prediction: Prediction) -> str:
     """
     s = prediction.summary()
     products = s["matrix_products"]
-    outside, count = _outside(prediction), layers_counted(s["convolutions"] - _weighted_products(prediction), products)
+    outside, count = (
+        _outside(prediction),
+        layers_counted(s["convolutions"] - _weighted_products(prediction), products),
+    )
     forms = obstacles(prediction.findings)
     if not s["convolutions"] and not products:
         return f"{outside}{f'nothing in INT8: the model has {forms}' if forms else f'{count}: nothing to run in INT8'}"
     if not s["int8"] and any(f.code == "NO-QDQ" for f in prediction.findings):
-        gain = "" if prediction.time is not None else ", and 'predict --gpu NAME' estimates what they gain"
+        gain = (
+            ""
+            if prediction.time is not None
+            else ", and 'predict --gpu NAME' estimates what they gain"
+        )
         return f"{outside}{count}: none in INT8, because the model has no Q/DQ; 'qdqtool insert' adds them{gain}"
     if forms and not s["int8"]:
         return f"{outside}{count}: none in INT8, because the model has {forms}"
     parts = [_types_of(prediction)] if s["convolutions"] > _weighted_products(prediction) else []
     if products:
-        parts.append(f"{counted(products, 'matrix product')}: {s['matrix_products_int8']} INT8, "
-                     f"{s['matrix_products_float']} float")
+        parts.append(
+            f"{counted(products, 'matrix product')}: {s['matrix_products_int8']} INT8, "
+            f"{s['matrix_products_float']} float"
+        )
     if s["conversions"] is not None:
         causes = ["Conv + activation + Add"] if _open(prediction) else []
         if any(r.uncertain or r.possible for r in prediction.regions):
@@ -86,24 +95,43 @@ def _open(prediction: Prediction) -> list[Assumption]:
     return [a for a in prediction.assumptions if not a.given]
 
 
-def _ranges(prediction: Prediction, without: Sequence[ConvOutcome] = ()) -> dict[str, int | str | None]:
+def _ranges(
+    prediction: Prediction, without: Sequence[ConvOutcome] = ()
+) -> dict[str, int | str | None]:
     """The summary, with ranges (``1 to 7``) where it depends on what is assumed; ``without`` are not counted."""
 
     def counted_as(total: int, int8: int, inside: int, conversions: int | None) -> Json:
-        return {"int8": int8, "int8_to_int8": inside, "int8_to_float": int8 - inside, "float": total - int8,
-                "conversions": conversions}
+        return {
+            "int8": int8,
+            "int8_to_int8": inside,
+            "int8_to_float": int8 - inside,
+            "float": total - int8,
+            "conversions": conversions,
+        }
 
     summary = prediction.summary()
     total = summary["convolutions"]
-    cases = [summary, *(counted_as(total, c.int8, c.int8_to_int8, c.conversions)
-                        for assumption in _open(prediction) for c in assumption.alternatives.values())]
-    apart = counted_as(len(without), sum(c.is_int8 for c in without), sum(c.int8_in_int8_out for c in without), 0)
+    cases = [
+        summary,
+        *(
+            counted_as(total, c.int8, c.int8_to_int8, c.conversions)
+            for assumption in _open(prediction)
+            for c in assumption.alternatives.values()
+        ),
+    ]
+    apart = counted_as(
+        len(without), sum(c.is_int8 for c in without), sum(c.int8_in_int8_out for c in without), 0
+    )
     counts: dict[str, int | str | None] = {**summary, "convolutions": total - len(without)}
     for key, aside in apart.items():
         values = {case[key] if case[key] is None else case[key] - aside for case in cases}
         if key == "conversions" and prediction.conversions_range is not None:
             values = set(prediction.conversions_range)
-        counts[key] = f"{min(values)} to {max(values)}" if len(values) > 1 and None not in values else values.pop()
+        counts[key] = (
+            f"{min(values)} to {max(values)}"
+            if len(values) > 1 and None not in values
+            else values.pop()
+        )
     return counts
 
 
@@ -120,7 +148,13 @@ def _assumptions(prediction: Prediction) -> list[str]:
     lines = []
     for a in prediction.assumptions:
         places = counted(len(a.places), "residual Add")
-        where = f" ({a.places[0]} first)" if len(a.places) > 1 else f" ({a.places[0]})" if a.places else ""
+        where = (
+            f" ({a.places[0]} first)"
+            if len(a.places) > 1
+            else f" ({a.places[0]})"
+            if a.places
+            else ""
+        )
         s = prediction.summary()
         numbers = {a.value: (s["int8_to_int8"], s["conversions"])}
         numbers |= {name: (c.int8_to_int8, c.conversions) for name, c in a.alternatives.items()}
@@ -147,8 +181,14 @@ def _outside(prediction: Prediction) -> str:
 
 
 def render(
-    prediction: Prediction, width: int = 80, *, everything: bool = False, layers: bool = False, trace: bool = False,
-    time: TimeEstimate | None = None, way: Way | None = None,
+    prediction: Prediction,
+    width: int = 80,
+    *,
+    everything: bool = False,
+    layers: bool = False,
+    trace: bool = False,
+    time: TimeEstimate | None = None,
+    way: Way | None = None,
 ) -> str:
     """The whole answer: ``everything`` shows every convolution and every finding in full, ``layers`` lists those of the
     engine, ``trace`` TensorRT's own log lines; ``time`` is how long it takes on a GPU, ``way`` how it is to be built.
@@ -168,15 +208,23 @@ def render(
         page.fill(text, 2, "  ")
     if way is not None:
         page.line("", f"To build it with {way.title}")
-        for label, text in (("flags", way.flags(prediction.target)), ("log", way.log), ("note", way.care),
-                            ("source", way.source)):
+        for label, text in (
+            ("flags", way.flags(prediction.target)),
+            ("log", way.log),
+            ("note", way.care),
+            ("source", way.source),
+        ):
             page.fill(f"{label}: {text}", 4, "  - ")
     if time is not None:
         _details(page, time, prediction, layers=layers)
     _findings(page, prediction)
     # Convolutions that are not INT8 to INT8 and that no finding names: never silently left out.
-    unexplained = [c for c in prediction.convolutions if not c.findings
-                   and not (c.is_int8 if prediction.conversions is None else c.int8_in_int8_out)]
+    unexplained = [
+        c
+        for c in prediction.convolutions
+        if not c.findings
+        and not (c.is_int8 if prediction.conversions is None else c.int8_in_int8_out)
+    ]
     if unexplained:
         _table(page, "Not INT8 to INT8, for a reason not known", unexplained, prediction.findings)
     if everything:
@@ -193,7 +241,11 @@ def render(
 
 def has_int8(prediction: Prediction) -> bool:
     """Whether anything of the engine is in INT8, which is more than convolutions: an Add with Q/DQ is one."""
-    return any(t.precision == Precision.INT8 for layer in prediction.layers for t in (*layer.inputs, *layer.outputs))
+    return any(
+        t.precision == Precision.INT8
+        for layer in prediction.layers
+        for t in (*layer.inputs, *layer.outputs)
+    )
 
 
 def to_build(target: Target, model: str, width: int, *, half: bool = True) -> str:
@@ -212,9 +264,13 @@ def _weak(prediction: Prediction) -> list[str]:
     lines = []
     weak = [c for c in prediction.convolutions if c.evidence == "assumed"]
     if weak and len(weak) < len(prediction.convolutions):
-        lines.append(f"{len(weak)} of {len(prediction.convolutions)} outcomes rest on a rule that is assumed, not seen")
+        lines.append(
+            f"{len(weak)} of {len(prediction.convolutions)} outcomes rest on a rule that is assumed, not seen"
+        )
     if prediction.conversions is None and prediction.convolutions:
-        lines.append("this target quantizes inside its kernels: there are no conversion layers to count")
+        lines.append(
+            "this target quantizes inside its kernels: there are no conversion layers to count"
+        )
     return lines
 
 
@@ -232,19 +288,31 @@ def _findings(page: Page, prediction: Prediction) -> None:
     if ledger:
         page.line("", f"Conversions that stay at run time ({len(ledger)})")
     for finding in page.each(ledger, _LISTED, "    "):
-        page.fill(finding.message + (f" [{_amount(finding.values)}]" if finding.values else ""), 4, "  - ")
+        page.fill(
+            finding.message + (f" [{_amount(finding.values)}]" if finding.values else ""), 4, "  - "
+        )
     if notes:
         nothing = any(f.code in ("NO-QDQ", "QOPERATOR") for f in prediction.findings)
-        shown = [n for n in notes if n[0].code not in _EVERYWHERE and not (nothing and n[0].code == "NOT-QUANTIZED")]
+        shown = [
+            n
+            for n in notes
+            if n[0].code not in _EVERYWHERE and not (nothing and n[0].code == "NOT-QUANTIZED")
+        ]
         hidden = [same[0].code for same in notes if same not in shown]
         more = f"; {', '.join(hidden)} only there" if hidden else ""
-        page.heading(f"Notes (--all shows them in full{more})" if shown else f"Notes with --all: {', '.join(hidden)}")
+        page.heading(
+            f"Notes (--all shows them in full{more})"
+            if shown
+            else f"Notes with --all: {', '.join(hidden)}"
+        )
         for same in shown:
             head = same[0]
             text = head.message if len(same) == 1 else f"{title_of(head.code)} ({len(same)} places)"
             page.fill(f"{head.code}: {text}", 4, "  - ")
     if kernels := _kernels(prediction):
-        page.heading(f"Q and DQ that are kernels of their own in Myelin, at matrix products: {_names(kernels)}")
+        page.heading(
+            f"Q and DQ that are kernels of their own in Myelin, at matrix products: {_names(kernels)}"
+        )
 
 
 # Notes that repeat on every network: shown with --all alone.
@@ -269,16 +337,20 @@ def _group(page: Page, same: list[Finding], products: set[str]) -> None:
         facts.append(layers_counted(len(concerned) - inside, inside))
     facts.append(str(head.evidence))
     page.gap()
-    page.fill(f"{title_of(head.code)} [{', '.join(facts)}]", 4, f"{_MARK[head.severity]} {head.code}: ")
+    page.fill(
+        f"{title_of(head.code)} [{', '.join(facts)}]", 4, f"{_MARK[head.severity]} {head.code}: "
+    )
     shown = page.shown(same, _SHOWN)
     fixes = {f.fix for f in same}
     for finding in shown:
         page.fill(finding.message, 4, "  - ")
         if len(fixes) > 1 and finding.fix:
             page.fill(finding.fix, 6, "    > ")
-    rest = same[len(shown):]
+    rest = same[len(shown) :]
     if rest:
-        page.fill(f"and {len(rest)} more: {_names([f.node for f in rest], in_all=False)}", 4, "    ")
+        page.fill(
+            f"and {len(rest)} more: {_names([f.node for f in rest], in_all=False)}", 4, "    "
+        )
     if len(fixes) == 1 and head.fix:
         page.fill(head.fix, 4, "  > ")
     command = f"qdqtool fix --only {head.code} "
@@ -304,10 +376,20 @@ def _table(page: Page, title: str, rows: Sequence[ConvOutcome], findings: list[F
 def _layers(page: Page, layers: list[EngineLayer]) -> None:
     page.line("", f"Engine layers ({len(layers)})")
     for layer in layers:
-        inputs, outputs = (", ".join(str(t.precision) for t in ends) or "-" for ends in (layer.inputs, layer.outputs))
-        page.line(*(f"  Reformat: {c['from']} -> {c['to']}  {c['tensor']}  {c['ms']:.4f} ms" for c in layer.layouts))
-        page.line(f"  {layer.type}: {inputs} -> {outputs}  {layer.name}"
-                  + ("" if layer.ms is None else f"  {layer.ms:.4f} ms"))
+        inputs, outputs = (
+            ", ".join(str(t.precision) for t in ends) or "-"
+            for ends in (layer.inputs, layer.outputs)
+        )
+        page.line(
+            *(
+                f"  Reformat: {c['from']} -> {c['to']}  {c['tensor']}  {c['ms']:.4f} ms"
+                for c in layer.layouts
+            )
+        )
+        page.line(
+            f"  {layer.type}: {inputs} -> {outputs}  {layer.name}"
+            + ("" if layer.ms is None else f"  {layer.ms:.4f} ms")
+        )
 
 
 def _names(items: list[str], in_all: bool = True) -> str:
@@ -335,9 +417,15 @@ def decision(time: TimeEstimate) -> list[str]:
     best, gain = time.best, time.best_range if time.is_float else time.gain_range
     parts = [] if time.is_float else [f"INT8 as placed: {ms(time.total_ms)}"]
     parts.append(f"{base.precision}: {ms(base.total_ms)}")
-    parts += [] if base.fp32_ms is None else [f"FP32{', as it is' * time.is_float}: {ms(base.fp32_ms)}"]
+    parts += (
+        [] if base.fp32_ms is None else [f"FP32{', as it is' * time.is_float}: {ms(base.fp32_ms)}"]
+    )
     parts += [f"placed by qdqtool: {ms(best.total_ms)}"] if best is not None else []
-    how = "estimated" if time.calibration is None else f"estimated, corrected by {time.calibration.source}"
+    how = (
+        "estimated"
+        if time.calibration is None
+        else f"estimated, corrected by {time.calibration.source}"
+    )
     sentences = [f"{'; '.join(parts)} ({how})."]
     if not time.gpu.has_int8:
         return [*sentences, f"No INT8 on {time.gpu.name}: nothing to gain."]
@@ -380,40 +468,59 @@ def whether_it_pays(time: TimeEstimate, prediction: Prediction, width: int) -> l
     if not time.gpu.has_int8:
         page.fill(f"warning: no INT8 on {time.gpu.name}: deploy the float model there")
     elif gain is None and not page.lines:
-        page.line("no gain to say: the shapes of most layers are not known; export the model with fixed shapes")
+        page.line(
+            "no gain to say: the shapes of most layers are not known; export the model with fixed shapes"
+        )
     elif gain is not None and gain.value < PAYS:
-        page.fill(f"warning: not expected to be at least {PAYS:g} times as fast as {gain.precision} on "
-                  f"{time.gpu.name}: {_slow(time, prediction, width)}")
+        page.fill(
+            f"warning: not expected to be at least {PAYS:g} times as fast as {gain.precision} on "
+            f"{time.gpu.name}: {_slow(time, prediction, width)}"
+        )
     return page.lines
 
 
 def _slow(time: TimeEstimate, prediction: Prediction, width: int) -> str:
     """What makes a placement slow: conversions and layouts, or kernels so small that starting them is most of it."""
     if 2 * time.waiting_ms > time.total_ms:
-        return (f"{ms(time.waiting_ms)} of {ms(time.total_ms)} is what its {len(time.kernels)} kernels take at least, "
-                "whatever their type; a larger batch or image would gain")  # fmt: skip
-    slowest = max((layer for layer in prediction.layers if layer.type == "Conversion"), key=lambda x: x.ms or 0.0,
-                  default=None)  # fmt: skip
+        return (
+            f"{ms(time.waiting_ms)} of {ms(time.total_ms)} is what its {len(time.kernels)} kernels take at least, "
+            "whatever their type; a larger batch or image would gain"
+        )
+    slowest = max(
+        (layer for layer in prediction.layers if layer.type == "Conversion"),
+        key=lambda x: x.ms or 0.0,
+        default=None,
+    )
     why = _moving(time) or "no kernel gains enough by INT8"
-    return f"{why}; the slowest is {ending(slowest.name, width)}" if slowest is not None and time.conversions else why
+    return (
+        f"{why}; the slowest is {ending(slowest.name, width)}"
+        if slowest is not None and time.conversions
+        else why
+    )
 
 
 def summary(time: TimeEstimate) -> str:
     """The time, where it is, and its range."""
     batch = "" if time.batch == 1 else f", batch x{time.batch:g}"
     how = "estimated" if time.calibration is None else "corrected by a measurement"
-    return (f"{ms(time.total_ms)} on {time.gpu.name} ({time.gpu.clock:.0f} MHz{batch}), {how}; 80 % of measured "
-            f"engines lie within {ms(time.low_ms, unit=False)} to {ms(time.high_ms)}")
+    return (
+        f"{ms(time.total_ms)} on {time.gpu.name} ({time.gpu.clock:.0f} MHz{batch}), {how}; 80 % of measured "
+        f"engines lie within {ms(time.low_ms, unit=False)} to {ms(time.high_ms)}"
+    )
 
 
 def _summary(page: Page, time: TimeEstimate) -> None:
     """The time end to end, against the float network; what to know about the figures."""
     texts = [summary(time)]
     if time.is_float and time.best is not None:
-        texts.append(f"with INT8 wherever insert would put it: {time.best.int8} of {time.best.convolutions} "
-                     "convolutions")  # fmt: skip
+        texts.append(
+            f"with INT8 wherever insert would put it: {time.best.int8} of {time.best.convolutions} "
+            "convolutions"
+        )
     moving = [f"conversions {ms(time.conversions_ms)}"] if time.conversions_ms else []
-    moving += [f"{time.layouts} changes of memory layout {ms(time.layouts_ms)}"] if time.layouts else []
+    moving += (
+        [f"{time.layouts} changes of memory layout {ms(time.layouts_ms)}"] if time.layouts else []
+    )
     if moving and (page.everything or not _says_costs(time)):  # else the decision has said it
         texts.append(f"of which {', '.join(moving)}")
     if time.calibration:
@@ -459,33 +566,46 @@ def _savings(page: Page, time: TimeEstimate, prediction: Prediction) -> None:
     for finding in shown:
         page.fill(f"{finding.code}  {finding.node}", 16, f"  {ms(finding.saves_ms or 0.0):>10}  ")
     if len(fixes) > len(shown):
-        rest = sum(f.saves_ms or 0.0 for f in fixes[len(shown):])
+        rest = sum(f.saves_ms or 0.0 for f in fixes[len(shown) :])
         page.line(f"  and {len(fixes) - len(shown)} more, {ms(rest)} together (--all)")
 
 
 def saving(findings: list[Finding], least: float) -> list[Finding]:
     """The findings whose fix saves time, the most first; one of a node and amount."""
-    found = sorted((f for f in findings if (f.saves_ms or 0.0) > least), key=lambda f: -(f.saves_ms or 0.0))
+    found = sorted(
+        (f for f in findings if (f.saves_ms or 0.0) > least), key=lambda f: -(f.saves_ms or 0.0)
+    )
     return list({(f.node, f.saves_ms): f for f in reversed(found)}.values())[::-1]
 
 
 def ms(value: float, *, unit: bool = True) -> str:
     """``0.681 ms``: three digits that count."""
-    digits = 0 if value >= 1000 else 1 if value >= 100 else 2 if value >= 1 else 3 if value >= 0.1 else 4
+    digits = (
+        0 if value >= 1000 else 1 if value >= 100 else 2 if value >= 1 else 3 if value >= 0.1 else 4
+    )
     return f"{value:.{digits}f}" + (" ms" if unit else "")
 
 
 def gpus_text(gpus: list[Gpu], width: int, *, sources: bool = False) -> str:
     """The table of known GPUs."""
     page = Page(width)
-    page.line(f"{'GPU':<27}{'CC':>5}{'SMs':>5}{'MHz':>6}{'GB/s':>7}{'L2 MB':>7}{'INT8':>7}{'FP16':>7}  INT8 by")
+    page.line(
+        f"{'GPU':<27}{'CC':>5}{'SMs':>5}{'MHz':>6}{'GB/s':>7}{'L2 MB':>7}{'INT8':>7}{'FP16':>7}  INT8 by"
+    )
     for gpu in gpus:
         tops = gpu.as_json()["tops"]
-        page.line(f"{gpu.name:<27}{gpu.cc:>5}{gpu.sms:>5}{gpu.clock:>6.0f}{gpu.bandwidth:>7g}{gpu.l2:>7g}"
-                  f"{tops['int8']:>7.0f}{tops['fp16']:>7.0f}  {gpu.rates.int8_path}")
+        page.line(
+            f"{gpu.name:<27}{gpu.cc:>5}{gpu.sms:>5}{gpu.clock:>6.0f}{gpu.bandwidth:>7g}{gpu.l2:>7g}"
+            f"{tops['int8']:>7.0f}{tops['fp16']:>7.0f}  {gpu.rates.int8_path}"
+        )
         if sources:
-            page.fill(f"{gpu.evidence}: {gpu.source}; {gpu.rates.evidence}: {gpu.rates.source}", 4, "    ")
+            page.fill(
+                f"{gpu.evidence}: {gpu.source}; {gpu.rates.evidence}: {gpu.rates.source}", 4, "    "
+            )
     page.gap()
-    page.fill("INT8 and FP16 in dense tera-operations a second at the boost clock. Give --clock for another; --sources "
-              "shows where each figure comes from.", 0)
+    page.fill(
+        "INT8 and FP16 in dense tera-operations a second at the boost clock. Give --clock for another; --sources "
+        "shows where each figure comes from.",
+        0,
+    )
     return str(page)

@@ -39,11 +39,15 @@ if TYPE_CHECKING:
     from qdqtool.buildlog.types import ProfileRow
 
 Array = npt.NDArray[np.float64]
-_UNKNOWN_SPREAD = 1.5  # how far a layer of unknown shape may widen the range, times its share of the layers
+_UNKNOWN_SPREAD = (
+    1.5  # how far a layer of unknown shape may widen the range, times its share of the layers
+)
 UNMEASURED = 1.15  # assumed: how far an architecture that was not measured widens the range
 _REPEATED = 1.05  # a network that was itself measured: how far another run lies off
 # The newest target whose builder chooses what floats are, and whose simulation names layers.
-_OPEN = max((t for t in TARGETS.values() if not (t.strongly_typed or t.is_rtx)), key=lambda t: t.version)
+_OPEN = max(
+    (t for t in TARGETS.values() if not (t.strongly_typed or t.is_rtx)), key=lambda t: t.version
+)
 
 
 @dataclass(slots=True)
@@ -55,11 +59,15 @@ class TimeEstimate:
     low_ms: float  # with ``high_ms`` the range in which 80 % of measured times lie
     high_ms: float
     conversions_ms: float  # part of the total that converts data types (Q and DQ that stay)
-    layers: list[float]  # milliseconds of each predicted layer as a profile would show them, in the prediction's order
+    layers: list[
+        float
+    ]  # milliseconds of each predicted layer as a profile would show them, in the prediction's order
     kernels: list[Kernel]  # every kernel, the slowest first
     # the same network without Q/DQ, in FP16 where the GPU is fast in it; None where not simulated
     float_time: FloatTime | None = None
-    best: BestTime | None = None  # the network with Q/DQ where ``insert`` would put them; None where that is not known
+    best: BestTime | None = (
+        None  # the network with Q/DQ where ``insert`` would put them; None where that is not known
+    )
     batch: float = 1.0  # factor on the model's own batch
     calibration: Calibration | None = None  # the correction that went in
     unknown: list[str] = field(default_factory=list)  # layers whose shapes are not known
@@ -102,20 +110,27 @@ class TimeEstimate:
         spread = fitted.spreads["gain"]
         if not fitted.is_measured(self.gpu.cc):
             spread *= UNMEASURED
-        spread *= 1 + _UNKNOWN_SPREAD * len(self.unknown) / max(1, len(self.load.all) if self.load else 1)
+        spread *= 1 + _UNKNOWN_SPREAD * len(self.unknown) / max(
+            1, len(self.load.all) if self.load else 1
+        )
         return Gain(value / spread, value, value * spread, self.float_time.precision, *fitted.signs)
 
     def as_json(self) -> Json:
         made = {"float": self.float_time, "gain": self.gain_range, "best": self.best}
         times = ("total_ms", "low_ms", "high_ms", "conversions_ms", "layouts_ms")
         return {
-            "gpu": self.gpu.name, "clock_mhz": round(self.gpu.clock),
-            **{name: rounded(getattr(self, name)) for name in times}, "layouts": self.layouts,
+            "gpu": self.gpu.name,
+            "clock_mhz": round(self.gpu.clock),
+            **{name: rounded(getattr(self, name)) for name in times},
+            "layouts": self.layouts,
             "layers_ms": rounded(sum(self.layers)),
             **{name: part.as_json() if part else None for name, part in made.items()},
-            "fixes": [f.as_json() for f in self.fixes], "slowest": [k.as_json() for k in self.kernels[:10]],
-            "batch": self.batch, "calibration": self.calibration.as_json() if self.calibration else None,
-            "unknown_layers": len(self.unknown), "notes": list(self.notes),
+            "fixes": [f.as_json() for f in self.fixes],
+            "slowest": [k.as_json() for k in self.kernels[:10]],
+            "batch": self.batch,
+            "calibration": self.calibration.as_json() if self.calibration else None,
+            "unknown_layers": len(self.unknown),
+            "notes": list(self.notes),
         }
 
 
@@ -128,7 +143,13 @@ class _Engine:
     raw: Array
     kernels: Array
 
-    def ms(self, correction: Calibration | None = None, *, enqueued: bool = True, raw: Array | None = None) -> Array:
+    def ms(
+        self,
+        correction: Calibration | None = None,
+        *,
+        enqueued: bool = True,
+        raw: Array | None = None,
+    ) -> Array:
         """Milliseconds of layers in a running engine: corrected, with the gaps of one without a CUDA graph.
 
         A profile's own correction says what each kernel takes; nothing is added to it.
@@ -140,7 +161,10 @@ class _Engine:
 
     def least(self, gpu: Gpu) -> Array:
         """Milliseconds of each kernel if it had nothing to compute and to move: its floor."""
-        idle = [Work(work.NOTHING if w.kind == work.NOTHING else work.POINTWISE, steps=w.steps) for w in self.load.all]
+        idle = [
+            Work(work.NOTHING if w.kind == work.NOTHING else work.POINTWISE, steps=w.steps)
+            for w in self.load.all
+        ]
         return seconds(idle, gpu) * 1e3
 
 
@@ -189,16 +213,36 @@ def estimate(
     correction = _calibration(calibrate, gpu, engine)
     ms = engine.ms(correction, enqueued=not graph)
     added = correction.overhead_us if correction and correction.overhead_us else fitted.overhead_us
-    shown = engine.ms(correction, enqueued=False) + kernels * added * 1e-3  # as a profile shows them
+    shown = (
+        engine.ms(correction, enqueued=False) + kernels * added * 1e-3
+    )  # as a profile shows them
     count = len(load.layers)
     changes = [i for i, e in enumerate(load.extras, count) if e.reformat is not None]
-    converting = [i for i, layer in enumerate(listed.layers) if layer.type == "Conversion" and ms[i] > 0]
+    converting = [
+        i for i, layer in enumerate(listed.layers) if layer.type == "Conversion" and ms[i] > 0
+    ]
     result = TimeEstimate(
-        gpu, float(ms.sum()), 0.0, 0.0, float(ms[converting].sum()), [], _kernels(engine, shown), batch=factor,
-        calibration=correction, unknown=load.unknown, notes=notes, plain=plain, is_float=not twin.has_qdq(shaped),
-        asked=batch, load=load, layouts_ms=float(ms[changes].sum()), layouts=len(changes), conversions=len(converting),
-        waiting_ms=float(engine.ms(correction, enqueued=not graph, raw=engine.least(gpu)).sum()), graph=graph,
-    )  # fmt: skip
+        gpu,
+        float(ms.sum()),
+        0.0,
+        0.0,
+        float(ms[converting].sum()),
+        [],
+        _kernels(engine, shown),
+        batch=factor,
+        calibration=correction,
+        unknown=load.unknown,
+        notes=notes,
+        plain=plain,
+        is_float=not twin.has_qdq(shaped),
+        asked=batch,
+        load=load,
+        layouts_ms=float(ms[changes].sum()),
+        layouts=len(changes),
+        conversions=len(converting),
+        waiting_ms=float(engine.ms(correction, enqueued=not graph, raw=engine.least(gpu)).sum()),
+        graph=graph,
+    )
     _range(result, fitted, len(load.all), float(kernels.sum()))
     if listed is prediction:
         result.layers = shown[:count].tolist()
@@ -211,14 +255,19 @@ def estimate(
 
 # Parts ----------------------------------------------------------------------------------------------------------
 
+
 def _batch_factor(model: Model, batch: int | None, notes: list[Note]) -> float:
     if batch is None:
         return 1.0
     firsts = {shape[0] for shape in (model.shape(name) for name in model.inputs) if shape}
     own = firsts.pop() if len(firsts) == 1 else None
     if not own:
-        raise QdqtoolError(said("{`batch`} {batch}: the model's inputs have no common first dimension to scale",
-                                batch=batch))
+        raise QdqtoolError(
+            said(
+                "{`batch`} {batch}: the model's inputs have no common first dimension to scale",
+                batch=batch,
+            )
+        )
     if own != batch:
         notes.append(Remark.BATCH_SCALED(own=own, batch=batch))
     return batch / own
@@ -232,10 +281,15 @@ def _note_times(prediction: Prediction, load: Workload, shown: Array) -> None:
         layer.ms, layer.layouts = value, []
         by_name[layer.name] = layer
     behind = {extra.name: extra.behind for extra in load.extras if extra.behind}
-    for extra, value in zip(load.extras, times[len(load.layers):], strict=True):
+    for extra, value in zip(load.extras, times[len(load.layers) :], strict=True):
         change = extra.reformat
-        if change is not None and (found := by_name.get(behind.get(change.layer, change.layer))) is not None:
-            found.layouts.append({"tensor": change.tensor, "from": change.source, "to": change.target, "ms": value})
+        if (
+            change is not None
+            and (found := by_name.get(behind.get(change.layer, change.layer))) is not None
+        ):
+            found.layouts.append(
+                {"tensor": change.tensor, "from": change.source, "to": change.target, "ms": value}
+            )
 
 
 def _with_layers(model: Model, prediction: Prediction, notes: list[Note]) -> Prediction:
@@ -301,8 +355,11 @@ def _calibration(given: str | None, gpu: Gpu, engine: _Engine) -> Calibration | 
             f"{given}: no profile in it; give trtexec's --exportProfile file, a measured time, or a calibration"
         )
     layers, rows = engine.listed.layers, build.profile_rows
-    pairs = [(row.ms, value) for row, value in zip(in_profile(layers, rows), engine.raw.tolist(), strict=False)
-             if row is not None and row.ms > 0 and value > 0]  # fmt: skip
+    pairs = [
+        (row.ms, value)
+        for row, value in zip(in_profile(layers, rows), engine.raw.tolist(), strict=False)
+        if row is not None and row.ms > 0 and value > 0
+    ]
     timed = sum(1 for row in rows if row.ms > 0)
     if pairs and 2 * len(pairs) < min(timed, len(layers)):
         raise QdqtoolError(
@@ -312,7 +369,9 @@ def _calibration(given: str | None, gpu: Gpu, engine: _Engine) -> Calibration | 
     return parts.of_layers(gpu.name, [m for m, _ in pairs], [e for _, e in pairs], given)
 
 
-def in_profile(layers: Iterable[EngineLayer], rows: Sequence[ProfileRow]) -> list[ProfileRow | None]:
+def in_profile(
+    layers: Iterable[EngineLayer], rows: Sequence[ProfileRow]
+) -> list[ProfileRow | None]:
     """The profile's row of each layer, by name; layers of one name get its rows in order."""
     waiting: dict[str, deque[ProfileRow]] = {}
     for row in rows:
@@ -332,7 +391,9 @@ def _range(result: TimeEstimate, fitted: Constants, layers: int, kernels: float)
             result.notes.append(Remark.NOT_MEASURED(architecture=gpu.rates.architecture, cc=gpu.cc))
         if gpu.sustained < 1:
             slowed = 1 / gpu.sustained
-            result.notes.append(Remark.SLOWED(watts=gpu.power, clock=gpu.clock, least=gpu.clock * gpu.sustained))
+            result.notes.append(
+                Remark.SLOWED(watts=gpu.power, clock=gpu.clock, least=gpu.clock * gpu.sustained)
+            )
         spread *= 1.15 if gpu.notes else 1.0
     if gpu.notes:
         result.notes.append(Remark.OF_GPU(notes=gpu.notes))
@@ -351,8 +412,11 @@ def _kernels(engine: _Engine, shown: Array) -> list[Kernel]:
     listed, load = engine.listed, engine.load
     named = {c.layer: c.name for c in listed.convolutions}
     names = [layer.name for layer in listed.layers] + [e.name for e in load.extras]
-    found = [Kernel(name, w.kind, float(v), named.get(name, name))
-             for name, w, v in zip(names, load.all, shown, strict=True) if v > 0]  # fmt: skip
+    found = [
+        Kernel(name, w.kind, float(v), named.get(name, name))
+        for name, w, v in zip(names, load.all, shown, strict=True)
+        if v > 0
+    ]
     return sorted(found, key=lambda k: -k.ms)
 
 
@@ -362,7 +426,9 @@ def _compare(result: TimeEstimate, given: Model, model: Model, target: Target) -
     ``given`` is the model as the user has it, ``model`` the one whose shapes are settled.
     """
     plain = given if result.is_float else twin.with_weights(twin.float_twin(given))
-    result.float_time = _without(result, model if result.is_float else twin.float_twin(model), plain, target)
+    result.float_time = _without(
+        result, model if result.is_float else twin.float_twin(model), plain, target
+    )
     if not result.gpu.has_int8:
         if not twin.has_qdq(given):
             result.notes.append(Remark.NO_INT8())
@@ -402,8 +468,13 @@ def _best(result: TimeEstimate, given: Model, target: Target) -> BestTime | None
             result.notes.append(Remark.GAIN_UNKNOWN(why=error.reason))
         return None
     summary = simulated.summary()
-    return BestTime(ms, result.float_time.total_ms / ms if ms else 1.0, summary["int8"], summary["convolutions"],
-                    summary["conversions"])  # fmt: skip
+    return BestTime(
+        ms,
+        result.float_time.total_ms / ms if ms else 1.0,
+        summary["int8"],
+        summary["convolutions"],
+        summary["conversions"],
+    )
 
 
 def time_like(time: TimeEstimate, model: Model, target: Target) -> float:
@@ -423,9 +494,14 @@ def _total(like: TimeEstimate, model: Model, target: Target) -> tuple[Prediction
 
 @takes(assumed=Assumed, how=Way)
 def predict_on(
-    model: ModelSource | Model, target: str | Target, request: Request, *, assumed: Assumed, how: Way,
+    model: ModelSource | Model,
+    target: str | Target,
+    request: Request,
+    *,
+    assumed: Assumed,
+    how: Way,
     also: Callable[[Model, Prediction, TimeEstimate, Target], None] | None = None,
-) -> tuple[Prediction, TimeEstimate | None]:  # fmt: skip
+) -> tuple[Prediction, TimeEstimate | None]:
     """Predicts, adds what the GPU cannot do, and estimates the time where a GPU is named.
 
     ``also`` is called with the estimate before it is written into the prediction: what a room above knows of it.
@@ -434,12 +510,22 @@ def predict_on(
         QdqtoolError: The GPU is not known or none that the target builds for, or the calibration cannot be used.
         ModelError: The model cannot be read.
     """
-    chosen = gpus.chosen(request.gpu, request.clock, request.power) if request.gpu is not None else None
+    chosen = (
+        gpus.chosen(request.gpu, request.clock, request.power) if request.gpu is not None else None
+    )
     if request.save_calibration and not request.calibrate:
-        raise QdqtoolError(said("{`save_calibration`} keeps what {`calibrate`} measures; give both"))
+        raise QdqtoolError(
+            said("{`save_calibration`} keeps what {`calibrate`} measures; give both")
+        )
     if chosen is not None and request.sm and of_capability(request.sm).cc != chosen.cc:
-        raise QdqtoolError(said("{`sm`} {sm}: '{name}' has compute capability {cc}; give one of the two", sm=request.sm,
-                                name=chosen.name, cc=chosen.cc))
+        raise QdqtoolError(
+            said(
+                "{`sm`} {sm}: '{name}' has compute capability {cc}; give one of the two",
+                sm=request.sm,
+                name=chosen.name,
+                cc=chosen.cc,
+            )
+        )
     index, gpu = load(model), chosen or of_capability(request.sm or "")
     on = target_named(target).built_for(gpu.cc, chosen.name if chosen is not None else "")
     prediction = predict(index, on, assumed=assumed, how=how)
@@ -450,8 +536,15 @@ def predict_on(
         settled_on = assumed_target(on, assumed.assume)
         plain = Precision.FP32 if request.no_fp16 else chosen.plain
         with collector_paused():
-            time = estimate(index, prediction, chosen, settled_on, plain=plain, batch=request.batch,
-                            calibrate=request.calibrate)  # fmt: skip
+            time = estimate(
+                index,
+                prediction,
+                chosen,
+                settled_on,
+                plain=plain,
+                batch=request.batch,
+                calibrate=request.calibrate,
+            )
             if also is not None:
                 also(index, prediction, time, settled_on)
         prediction.time = time.as_json()
@@ -466,12 +559,17 @@ def of_capability(sm: str) -> gpus.Gpu:
     if any(c.isalpha() for c in sm.strip().lower().removeprefix("sm").strip("_")):
         return gpus.find(sm)
     found, notes = gpus.rates_of(sm)
-    return gpus.Gpu(f"sm {found.cc}", (), 1, 1000.0, 100.0, 1.0, 0.0, found, Evidence.ASSUMED, "", notes)
+    return gpus.Gpu(
+        f"sm {found.cc}", (), 1, 1000.0, 100.0, 1.0, 0.0, found, Evidence.ASSUMED, "", notes
+    )
 
 
 # What a named GPU cannot do with a prediction ------------------------------------------------------------------------
 
-_SINCE = ((10.0, (10, 0)), (8.9, (8, 5)))  # compute capability, first target that knows it; of others all do
+_SINCE = (
+    (10.0, (10, 0)),
+    (8.9, (8, 5)),
+)  # compute capability, first target that knows it; of others all do
 _DROPPED = ((5.3, (10, 0)), (7.0, (11, 0)))  # below or at this capability, from this target on
 
 
@@ -496,12 +594,16 @@ def gpu_findings(prediction: Prediction, gpu: Gpu, model: Model | None = None) -
     if int8 and not gpu.has_int8:
         add(GpuFact.NO_INT8, int8, rates.evidence)
     elif int8 and rates.int8_path == "dp4a":
-        fact = GpuFact.DP4A_TENSOR if gpu.has_tensor_cores else (
-            GpuFact.DP4A_FP16 if rates.fp16 > rates.fp32_pipe else GpuFact.DP4A_FP32
+        fact = (
+            GpuFact.DP4A_TENSOR
+            if gpu.has_tensor_cores
+            else (GpuFact.DP4A_FP16 if rates.fp16 > rates.fp32_pipe else GpuFact.DP4A_FP32)
         )
         add(fact, int8, rates.evidence)
     if gpu.has_int8 and rates.int8_path != "tensor":
-        pointwise = [c.name for c in prediction.convolutions if c.is_int8 and "PWN(" in (c.layer or "")]
+        pointwise = [
+            c.name for c in prediction.convolutions if c.is_int8 and "PWN(" in (c.layer or "")
+        ]
         if pointwise:
             add(GpuFact.FUSION, pointwise, Evidence.DOCUMENTED)
         places = depthwise(model) if model is not None else frozenset()
@@ -527,5 +629,13 @@ def gpu_findings(prediction: Prediction, gpu: Gpu, model: Model | None = None) -
 def depthwise(model: Model) -> frozenset[int]:
     """Places of the convolutions with as many groups as input channels, and more than one."""
     view = View(model)
-    shapes = ((n, view.weight_shape(n)) for n in view.weighted if n.op == "Conv" and n.attributes.get("group", 1) != 1)
-    return frozenset(node.index for node, shape in shapes if shape is not None and len(shape) > 1 and shape[1] == 1)
+    shapes = (
+        (n, view.weight_shape(n))
+        for n in view.weighted
+        if n.op == "Conv" and n.attributes.get("group", 1) != 1
+    )
+    return frozenset(
+        node.index
+        for node, shape in shapes
+        if shape is not None and len(shape) > 1 and shape[1] == 1
+    )

@@ -103,16 +103,31 @@ def _as_stated(board: Gpu, device: Device, clock: float | None) -> Gpu:
     if sms != board.sms:
         notes.append(Remark.SMS_OF_LOG(sms=sms, board=board.name, own=board.sms))
     said = device.clock
-    if board.is_jetson and said and device.memory_clock and device.memory_clock < _WORTH_SAYING * said:
+    if (
+        board.is_jetson
+        and said
+        and device.memory_clock
+        and device.memory_clock < _WORTH_SAYING * said
+    ):
         # A Jetson's driver prints a clock of the GPU there: 1.275 GHz of both on an AGX Orin.
         notes.append(Remark.CLOCK_OF_LOG(clock=said, memory_clock=device.memory_clock))
         said = device.memory_clock
     moved = device.bandwidth
-    if board.is_jetson or moved is None or not board.bandwidth / _NEAR <= moved <= board.bandwidth * _NEAR:
+    if (
+        board.is_jetson
+        or moved is None
+        or not board.bandwidth / _NEAR <= moved <= board.bandwidth * _NEAR
+    ):
         moved = board.bandwidth
     used = clock or said
-    return replace(board, sms=sms, bandwidth=moved, clock=used or board.clock, power=0.0 if used else board.power,
-                   notes=tuple(notes))  # fmt: skip
+    return replace(
+        board,
+        sms=sms,
+        bandwidth=moved,
+        clock=used or board.clock,
+        power=0.0 if used else board.power,
+        notes=tuple(notes),
+    )
 
 
 def _numbers(rates: gpus.Rates) -> gpus.Rates:
@@ -129,15 +144,37 @@ def _unnamed(device: Device, clock: float | None) -> Gpu:
     alike = (g for g in gpus.gpus() if _numbers(g.rates) == _numbers(rates))
     near = min(alike, key=lambda g: abs(g.sms - sms), default=None)
     if used is None or (moved is None and near is None):
-        gpus.find(device.name)  # raises, but for a name whose compute capability is another in the table
-        raise QdqtoolError(said("'{name}' of compute capability {cc} is not known, and the log states no clock or "
-                                "memory of it; {`gpu`} names it", name=device.name, cc=device.cc))
+        gpus.find(
+            device.name
+        )  # raises, but for a name whose compute capability is another in the table
+        raise QdqtoolError(
+            said(
+                "'{name}' of compute capability {cc} is not known, and the log states no clock or "
+                "memory of it; {`gpu`} names it",
+                name=device.name,
+                cc=device.cc,
+            )
+        )
     assert used is not None
     if moved is None:
         assert near is not None
-        moved, notes = near.bandwidth * sms / near.sms, (*notes, Remark.BANDWIDTH_GUESSED(near=near.name))
-    return Gpu(device.name, (), sms, used, moved, near.l2 if near else 4.0, 0.0, rates, Evidence.SEEN,
-               "the log's device information", notes)  # fmt: skip
+        moved, notes = (
+            near.bandwidth * sms / near.sms,
+            (*notes, Remark.BANDWIDTH_GUESSED(near=near.name)),
+        )
+    return Gpu(
+        device.name,
+        (),
+        sms,
+        used,
+        moved,
+        near.l2 if near else 4.0,
+        0.0,
+        rates,
+        Evidence.SEEN,
+        "the log's device information",
+        notes,
+    )
 
 
 def _number(text: str) -> float | None:
@@ -152,20 +189,30 @@ def _mhz(text: str) -> float | None:
 
 # Expected times ------------------------------------------------------------------------------------------------------
 
+
 def work_of(cost: LayerCost) -> Work | None:
     """The work of a built layer; None where its shapes are not known."""
     layer = cost.layer
     kind = _kind(layer)
     if kind == work.NOTHING:
         return Work(kind)
-    if cost.input_bytes is None or cost.output_bytes is None or not layer.outputs or not layer.inputs:
+    if (
+        cost.input_bytes is None
+        or cost.output_bytes is None
+        or not layer.outputs
+        or not layer.inputs
+    ):
         return None
     source = _dims(layer.inputs)
     result = Work(
-        kind, _single(layer.input_precision), _single(layer.output_precision),
-        channels=float(source[1]) if source and len(source) > 2 else 64.0, read=float(cost.input_bytes),
-        weights=float(cost.weight_bytes or 0), written=float(cost.output_bytes),
-    )  # fmt: skip
+        kind,
+        _single(layer.input_precision),
+        _single(layer.output_precision),
+        channels=float(source[1]) if source and len(source) > 2 else 64.0,
+        read=float(cost.input_bytes),
+        weights=float(cost.weight_bytes or 0),
+        written=float(cost.output_bytes),
+    )
     return _convolution(cost, result) if kind in work.COMPUTING else result
 
 
@@ -183,15 +230,31 @@ def _kind(layer: BuiltLayer) -> str:
         return work.REFORMAT if layer.fused().kind.startswith("reformat") else work.COPY
     if layer.is_deconvolution:
         return work.DECONV
-    if layer.is_convolution or "gemm" in name or "matrixmultiply" in name or "fullyconnected" in name:
+    if (
+        layer.is_convolution
+        or "gemm" in name
+        or "matrixmultiply" in name
+        or "fullyconnected" in name
+    ):
         return work.CONV
     return next((kind for word, kind in _KINDS if word in name), work.UNKNOWN)
 
 
-_KINDS = (("pool", work.POOL), ("softmax", work.SOFTMAX), ("resize", work.RESIZE), ("reduce", work.REDUCE),
-          ("shuffle", work.SHUFFLE), ("pointwise", work.POINTWISE), ("elementwise", work.POINTWISE),
-          ("scale", work.POINTWISE), ("activation", work.POINTWISE), ("unary", work.POINTWISE), ("slice", work.COPY),
-          ("concat", work.COPY), ("myelin", work.MYELIN))  # fmt: skip
+_KINDS = (
+    ("pool", work.POOL),
+    ("softmax", work.SOFTMAX),
+    ("resize", work.RESIZE),
+    ("reduce", work.REDUCE),
+    ("shuffle", work.SHUFFLE),
+    ("pointwise", work.POINTWISE),
+    ("elementwise", work.POINTWISE),
+    ("scale", work.POINTWISE),
+    ("activation", work.POINTWISE),
+    ("unary", work.POINTWISE),
+    ("slice", work.COPY),
+    ("concat", work.COPY),
+    ("myelin", work.MYELIN),
+)
 
 
 def _convolution(cost: LayerCost, result: Work) -> Work | None:
@@ -201,7 +264,10 @@ def _convolution(cost: LayerCost, result: Work) -> Work | None:
         return None
     groups = layer.extras.get("Groups", 1)
     groups = groups if isinstance(groups, int) and groups > 0 else 1
-    columns = sum(d[1] for d in (_dims([t]) for t in layer.outputs) if d is not None and len(d) > 1) or target[1]
+    columns = (
+        sum(d[1] for d in (_dims([t]) for t in layer.outputs) if d is not None and len(d) > 1)
+        or target[1]
+    )
     columns = max(1, columns // groups)
     if len(target) == 2:
         rows: float = target[0]
@@ -210,16 +276,25 @@ def _convolution(cost: LayerCost, result: Work) -> Work | None:
     else:
         kernel = int_list(layer.extras.get("Kernel", layer.extras.get("ConvKernel")), 1)
         channels = max(1, source[1] // groups)
-        depth = channels * math.prod(kernel) if kernel else cost.macs / (target[0] * math.prod(target[2:]) * columns)
+        depth = (
+            channels * math.prod(kernel)
+            if kernel
+            else cost.macs / (target[0] * math.prod(target[2:]) * columns)
+        )
         rows = cost.macs / (columns * groups * depth)
     count = math.prod(source)
     skipped = (count - work.touched(count, rows, depth, groups)) * width(result.precision)
     return replace(
-        result, kind=work.DEPTHWISE if groups > 1 and columns * channels <= 16 else result.kind, rows=rows,
-        columns=float(columns), depth=depth, channels=float(channels), groups=float(groups),
+        result,
+        kind=work.DEPTHWISE if groups > 1 and columns * channels <= 16 else result.kind,
+        rows=rows,
+        columns=float(columns),
+        depth=depth,
+        channels=float(channels),
+        groups=float(groups),
         read=max(0.0, result.read - skipped),
         weights=result.weights or columns * groups * depth * width(result.precision),
-    )  # fmt: skip
+    )
 
 
 def _dims(tensors: list[BuiltTensor]) -> list[int] | None:
@@ -227,7 +302,9 @@ def _dims(tensors: list[BuiltTensor]) -> list[int] | None:
     return shape[1:] if shape is not None and len(shape) == 5 and shape[0] == 1 else shape
 
 
-_L2_PEAK = 64.0  # bytes that an SM takes from the L2 in a clock (Volta, Ampere and Ada tuning guides)
+_L2_PEAK = (
+    64.0  # bytes that an SM takes from the L2 in a clock (Volta, Ampere and Ada tuning guides)
+)
 _FLOOR_MS = 1e-3  # no kernel takes less than about a microsecond
 
 
@@ -245,11 +322,17 @@ def gpu_of(build: Build, machine: Machine) -> Gpu | None:
     if name is not None:
         facts = of_facts(name, build.gpu)
         known = [] if "=" in name else gpus.answering(name)
-        possible = facts.sms and any(facts.cc in (None, g.cc) and (facts.sms == g.sms or (
-            g.is_jetson and facts.sms < g.sms)) for g in known)
+        possible = facts.sms and any(
+            facts.cc in (None, g.cc) and (facts.sms == g.sms or (g.is_jetson and facts.sms < g.sms))
+            for g in known
+        )
         return gpu_of_device(facts, clock) if possible else gpus.chosen(name, clock)
     with contextlib.suppress(QdqtoolError):
-        return None if build.device is None else gpu_of_device(of_facts(build.device, build.gpu), clock)
+        return (
+            None
+            if build.device is None
+            else gpu_of_device(of_facts(build.device, build.gpu), clock)
+        )
     return None
 
 
@@ -273,11 +356,17 @@ def contradicted(build: Build, gpu: Gpu) -> list[Note]:
 
 def add_expected(report: EngineReport, gpu: Gpu) -> None:
     """Writes into every layer of known shapes what it usually takes (as a profile shows it) and could at best."""
-    found = [(row, one) for row in report.rows if (one := work_of(row)) is not None
-             and one.kind not in (work.NOTHING, work.UNKNOWN, work.MYELIN)]  # fmt: skip
+    found = [
+        (row, one)
+        for row in report.rows
+        if (one := work_of(row)) is not None
+        and one.kind not in (work.NOTHING, work.UNKNOWN, work.MYELIN)
+    ]
     works = [one for _, one in found]
     overhead = _overhead_of(report)
-    for (row, _), usual, least in zip(found, seconds(works, gpu) * 1e3, at_best(works, gpu), strict=True):
+    for (row, _), usual, least in zip(
+        found, seconds(works, gpu) * 1e3, at_best(works, gpu), strict=True
+    ):
         row.expected_ms = float(usual) + overhead
         row.best_ms = float(least)
     report.gpu = gpu.name

@@ -29,10 +29,24 @@ if TYPE_CHECKING:
 _HERE = Path(__file__).parent
 _SPLIT = re.compile(r"[\s_/()\-]+")
 _MAKERS = (
-    "nvidia", "geforce", "quadro", "tesla", "jetson", "gpu", "graphics", "module", "developer", "dev", "kit",
-    "corporation", "tegra", "nvgpu",
-)  # fmt: skip
-_NUMBER = re.compile(r"\d{3,4}( (ti|super|laptop|d))*")  # a name without its series: 3060, 4070 ti super
+    "nvidia",
+    "geforce",
+    "quadro",
+    "tesla",
+    "jetson",
+    "gpu",
+    "graphics",
+    "module",
+    "developer",
+    "dev",
+    "kit",
+    "corporation",
+    "tegra",
+    "nvgpu",
+)
+_NUMBER = re.compile(
+    r"\d{3,4}( (ti|super|laptop|d))*"
+)  # a name without its series: 3060, 4070 ti super
 _SERIES = ("rtx {}", "gtx {}")
 _FAR = math.log(2.0)  # numbers further apart name GPUs that are not alike
 _ALIKE = 0.8
@@ -54,9 +68,15 @@ def spelled_alike(name: str) -> str:
 
 def spellings(wanted: str) -> list[str]:
     """What a name in :func:`spelled_alike` may stand for: without memory sizes and form factors, with its series."""
-    tries = [wanted, re.sub(r"\b\d+gb\b", "", wanted), re.sub(r"\b\d+gb\b|\b(pcie|sxm\d?|super|hbm\w*)\b", "", wanted)]
+    tries = [
+        wanted,
+        re.sub(r"\b\d+gb\b", "", wanted),
+        re.sub(r"\b\d+gb\b|\b(pcie|sxm\d?|super|hbm\w*)\b", "", wanted),
+    ]
     found = [" ".join(t.split()) for t in tries if "super" not in wanted or "super" in t]
-    found += [series.format(text) for text in found if _NUMBER.fullmatch(text) for series in _SERIES]
+    found += [
+        series.format(text) for text in found if _NUMBER.fullmatch(text) for series in _SERIES
+    ]
     return list(dict.fromkeys(found))
 
 
@@ -140,7 +160,9 @@ class Gpu:
     rates: Rates  # what an SM does per clock
     evidence: Evidence  # ``seen`` where a device listing of trtexec confirms the line
     source: str  # where the figures come from
-    notes: tuple[Note, ...] = ()  # what was assumed to make this entry, for a GPU that is not in the table
+    notes: tuple[
+        Note, ...
+    ] = ()  # what was assumed to make this entry, for a GPU that is not in the table
 
     @property
     def cc(self) -> str:
@@ -177,9 +199,14 @@ class Gpu:
     def mac_rate(self, precision: Precision) -> float:
         """Dense multiply-accumulates per second at the peak in a data type; FP32 counts TF32 (TensorRT's default)."""
         r = self.rates
-        narrow = r.int8 if precision in (*BYTES, Precision.FP8) else (
-            r.fp16 if precision in (Precision.FP16, Precision.BF16) else 0.0)
-        return (narrow or max(r.fp32_pipe, r.tf32)) * self.per_second  # without INT8 such a layer runs in FP32
+        narrow = (
+            r.int8
+            if precision in (*BYTES, Precision.FP8)
+            else (r.fp16 if precision in (Precision.FP16, Precision.BF16) else 0.0)
+        )
+        return (
+            narrow or max(r.fp32_pipe, r.tf32)
+        ) * self.per_second  # without INT8 such a layer runs in FP32
 
     @property
     def sustained(self) -> float:
@@ -202,11 +229,20 @@ class Gpu:
         r = self.rates
         tops = {"int8": r.int8, "fp16": r.fp16, "fp32": r.fp32_pipe}
         return {
-            "name": self.name, "aliases": list(self.aliases), "architecture": r.architecture,
-            "compute_capability": r.cc, "sms": self.sms, "clock_mhz": self.clock, "memory_gb_per_s": self.bandwidth,
-            "l2_mb": self.l2, "power_w": self.power, "int8": r.int8_path,
+            "name": self.name,
+            "aliases": list(self.aliases),
+            "architecture": r.architecture,
+            "compute_capability": r.cc,
+            "sms": self.sms,
+            "clock_mhz": self.clock,
+            "memory_gb_per_s": self.bandwidth,
+            "l2_mb": self.l2,
+            "power_w": self.power,
+            "int8": r.int8_path,
             "tops": {name: round(2e-12 * rate * self.per_second, 1) for name, rate in tops.items()},
-            "evidence": str(self.evidence), "source": self.source, "rates_source": r.source,
+            "evidence": str(self.evidence),
+            "source": self.source,
+            "rates_source": r.source,
             "note": "; ".join(self.notes),
         }
 
@@ -216,8 +252,15 @@ def rates() -> dict[str, Rates]:
     """Rates by compute capability."""
     return {
         row["cc"]: Rates(
-            row["cc"], row["architecture"], float(row["fp32_pipe"]), float(row["tf32"]), float(row["fp16"]),
-            float(row["int8"]), row["int8_path"], Evidence(row["evidence"]), row["source"],
+            row["cc"],
+            row["architecture"],
+            float(row["fp32_pipe"]),
+            float(row["tf32"]),
+            float(row["fp16"]),
+            float(row["int8"]),
+            row["int8_path"],
+            Evidence(row["evidence"]),
+            row["source"],
         )
         for row in rows(_HERE / "rates.tsv")
     }
@@ -232,7 +275,9 @@ def gpus() -> tuple[Gpu, ...]:
 @functools.cache
 def _usual_watts(cc: str) -> float:
     """Watts per SM clock of a second, the median over the boards of a compute capability."""
-    boards = [g for g in gpus() if g.cc == cc and g.power and not g.is_jetson and "Laptop" not in g.name]
+    boards = [
+        g for g in gpus() if g.cc == cc and g.power and not g.is_jetson and "Laptop" not in g.name
+    ]
     return statistics.median(g.power / g.per_second for g in boards) if boards else math.inf
 
 
@@ -240,13 +285,28 @@ def _gpu(row: dict[str, str]) -> Gpu:
     found = rates()[row["cc"]]
     if row["tensor"] == "no":  # GTX 16: Turing without tensor cores
         found = replace(
-            found, tf32=0, fp16=128, int8=256, int8_path="dp4a", evidence=Evidence.DOCUMENTED,
+            found,
+            tf32=0,
+            fp16=128,
+            int8=256,
+            int8_path="dp4a",
+            evidence=Evidence.DOCUMENTED,
             source="Turing whitepaper: TU116 and TU117 have FP16 units and dp4a instead of tensor cores",
-        )  # fmt: skip
+        )
     evidence = Evidence.SEEN if row["evidence"] == "measured" else Evidence(row["evidence"])
     aliases = tuple(a.strip().lower() for a in row["aliases"].split(";") if a.strip())
-    return Gpu(row["name"], aliases, int(row["sms"]), float(row["clock"]), float(row["bandwidth"]), float(row["l2"]),
-               float(row["power"]), found, evidence, row["source"])  # fmt: skip
+    return Gpu(
+        row["name"],
+        aliases,
+        int(row["sms"]),
+        float(row["clock"]),
+        float(row["bandwidth"]),
+        float(row["l2"]),
+        float(row["power"]),
+        found,
+        evidence,
+        row["source"],
+    )
 
 
 def find(name: str) -> Gpu:
@@ -266,8 +326,14 @@ def find(name: str) -> Gpu:
         raise QdqtoolError(shared(name, [g.name for g in found]))
     near = near_names(name)
     hint = said("; did you mean {near:joined , }?", near=near) if near else ""
-    raise QdqtoolError(said("GPU '{name}' is not in the table{hint}; see 'qdqtool gpus', or describe it: "
-                            "{`gpu`:sm=8.6,sms=28,clock=1777,bandwidth=360,l2=3}", name=name, hint=hint))
+    raise QdqtoolError(
+        said(
+            "GPU '{name}' is not in the table{hint}; see 'qdqtool gpus', or describe it: "
+            "{`gpu`:sm=8.6,sms=28,clock=1777,bandwidth=360,l2=3}",
+            name=name,
+            hint=hint,
+        )
+    )
 
 
 def near_names(name: str) -> list[str]:
@@ -284,11 +350,20 @@ def answering(name: str) -> list[Gpu]:
         if text in table:
             return list(table[text])
     if wanted.endswith(" laptop") or " laptop " in wanted:
-        desktop = table.get(" ".join(w for w in wanted.split() if w not in ("laptop", "with", "design")), ())
+        desktop = table.get(
+            " ".join(w for w in wanted.split() if w not in ("laptop", "with", "design")), ()
+        )
         if len(desktop) == 1:
             board = desktop[0]
-            return [replace(board, name=f"{board.name} Laptop", clock=board.clock * _LAPTOP,
-                            notes=(Remark.LAPTOP(board=board.name),), evidence=Evidence.ASSUMED)]  # fmt: skip
+            return [
+                replace(
+                    board,
+                    name=f"{board.name} Laptop",
+                    clock=board.clock * _LAPTOP,
+                    notes=(Remark.LAPTOP(board=board.name),),
+                    evidence=Evidence.ASSUMED,
+                )
+            ]
     longer = _longer(name, wanted)
     return longer if len(longer) == 1 else []
 
@@ -307,8 +382,10 @@ def _longer(name: str, wanted: str) -> list[Gpu]:
     """GPUs in whose name the wanted one is contained, word by word."""
     parts = set(wanted.split())
     return [
-        gpu for gpu in gpus()
-        if wanted in (own := spelled_alike(gpu.name)).split(" laptop")[0] and parts <= set(own.split())
+        gpu
+        for gpu in gpus()
+        if wanted in (own := spelled_alike(gpu.name)).split(" laptop")[0]
+        and parts <= set(own.split())
         and (parts or name.strip().lower() in gpu.name.lower())
     ]
 
@@ -324,25 +401,62 @@ def of_description(text: str) -> Gpu:
     parts: dict[str, str] = {}
     for part in text.split(","):
         key, equals, value = part.partition("=")
-        if not equals or key.strip().lower() not in ("sm", "cc", "sms", "clock", "bandwidth", "l2", "name"):
-            raise QdqtoolError(said("{`gpu`}: '{part}' is none of sm=, sms=, clock= (MHz), bandwidth= (GB/s), l2= "
-                                    "(MB)", part=part))
+        if not equals or key.strip().lower() not in (
+            "sm",
+            "cc",
+            "sms",
+            "clock",
+            "bandwidth",
+            "l2",
+            "name",
+        ):
+            raise QdqtoolError(
+                said(
+                    "{`gpu`}: '{part}' is none of sm=, sms=, clock= (MHz), bandwidth= (GB/s), l2= "
+                    "(MB)",
+                    part=part,
+                )
+            )
         parts[key.strip().lower()] = value.strip()
     known, notes = rates_of(parts.get("sm", parts.get("cc", "")))
     numbers = {}
-    limits = {"sms": (1, 1024), "clock": (MIN_CLOCK, MAX_CLOCK), "bandwidth": (1, 50_000), "l2": (0.01, 4096)}
+    limits = {
+        "sms": (1, 1024),
+        "clock": (MIN_CLOCK, MAX_CLOCK),
+        "bandwidth": (1, 50_000),
+        "l2": (0.01, 4096),
+    }
     for key, (low, high) in limits.items():
         given = parts.get(key) or ("4" if key == "l2" else "")
         try:
             numbers[key] = float(given)
         except ValueError:
-            raise QdqtoolError(said("{`gpu`}: {key}= needs a number, not '{given}'", key=key, given=given)) from None
+            raise QdqtoolError(
+                said("{`gpu`}: {key}= needs a number, not '{given}'", key=key, given=given)
+            ) from None
         if not low <= numbers[key] <= high:
-            raise QdqtoolError(said("{`gpu`}: {key}={given} is outside {low:g} to {high:g}",
-                                    key=key, given=given, low=low, high=high))
-    return Gpu(parts.get("name") or f"GPU of {known.cc} with {numbers['sms']:.0f} SMs", (), int(numbers["sms"]),
-               numbers["clock"], numbers["bandwidth"], numbers["l2"], 0.0, known, Evidence.ASSUMED,
-               "described by the user", notes)  # fmt: skip
+            raise QdqtoolError(
+                said(
+                    "{`gpu`}: {key}={given} is outside {low:g} to {high:g}",
+                    key=key,
+                    given=given,
+                    low=low,
+                    high=high,
+                )
+            )
+    return Gpu(
+        parts.get("name") or f"GPU of {known.cc} with {numbers['sms']:.0f} SMs",
+        (),
+        int(numbers["sms"]),
+        numbers["clock"],
+        numbers["bandwidth"],
+        numbers["l2"],
+        0.0,
+        known,
+        Evidence.ASSUMED,
+        "described by the user",
+        notes,
+    )
 
 
 def rates_of(cc: str) -> tuple[Rates, tuple[Note, ...]]:
@@ -389,8 +503,14 @@ def chosen(name: str, clock: float | None = None, power: str | None = None) -> G
             notes.append(Remark.CLOCK_GUESSED(clock=gpu.clock, limit=limit, watts=gpu.power))
     if clock is not None:
         if not MIN_CLOCK <= clock <= MAX_CLOCK:
-            raise QdqtoolError(said("{`clock`} {clock:g}: give MHz between {least:g} and {most:g}",
-                                    clock=clock, least=MIN_CLOCK, most=MAX_CLOCK))
+            raise QdqtoolError(
+                said(
+                    "{`clock`} {clock:g}: give MHz between {least:g} and {most:g}",
+                    clock=clock,
+                    least=MIN_CLOCK,
+                    most=MAX_CLOCK,
+                )
+            )
         gpu = replace(gpu, clock=clock, power=0.0)  # under load, whatever the board's limit
     return replace(gpu, notes=tuple(notes))
 

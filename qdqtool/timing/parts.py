@@ -34,7 +34,9 @@ CALIBRATION_SCHEMA = "qdqtool/time-calibration/1"
 _TIME = re.compile(r"(\d{1,9}(?:\.\d{1,20})?|\.\d{1,20})\s*(us|ms|s)?", re.IGNORECASE)
 _UNITS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
 _FACTORS = (0.1, 20.0)  # beyond, the measurement is of something else
-_MOST_OVERHEAD = 7.5  # microseconds that a profile adds to a layer, the most of eleven engines (docs/timing.md)
+_MOST_OVERHEAD = (
+    7.5  # microseconds that a profile adds to a layer, the most of eleven engines (docs/timing.md)
+)
 _FEW = 5  # layers by which a profile says more than its sum
 
 
@@ -51,7 +53,10 @@ class Calibration:
     profiled: bool = False  # whether it was made from the layers of a profile
 
     def as_json(self) -> Json:
-        return {"schema": CALIBRATION_SCHEMA, **published(self, "gpu", "factor", "kernel_us", "source")}
+        return {
+            "schema": CALIBRATION_SCHEMA,
+            **published(self, "gpu", "factor", "kernel_us", "source"),
+        }
 
     def apply(self, ms: Array, kernels: Array) -> Array:
         """Corrected milliseconds of layers; ``kernels`` is how many each takes (0 for one that takes no time)."""
@@ -70,7 +75,9 @@ def measured_time(text: str) -> float | None:
         return None
     value = float(match[1]) * _UNITS[(match[2] or "ms").lower()]
     if not value > 0:
-        raise QdqtoolError(said("{`calibrate`} {text}: the measured time must be above zero", text=text))
+        raise QdqtoolError(
+            said("{`calibrate`} {text}: the measured time must be above zero", text=text)
+        )
     return value
 
 
@@ -84,7 +91,9 @@ def of_time(gpu: str, measured_ms: float, estimated_ms: float) -> Calibration:
     return Calibration(gpu, factor, 0.0, f"{measured_ms:g} ms measured", direct=True)
 
 
-def of_layers(gpu: str, measured_ms: list[float], estimated_ms: list[float], source: str) -> Calibration:
+def of_layers(
+    gpu: str, measured_ms: list[float], estimated_ms: list[float], source: str
+) -> Calibration:
     """From layers that a profile and the estimate both have, in milliseconds each.
 
     What every layer takes more than estimated is the profile's doing, up to what profiles were seen to add: so the
@@ -94,7 +103,9 @@ def of_layers(gpu: str, measured_ms: list[float], estimated_ms: list[float], sou
         QdqtoolError: No layer in common, or times that cannot be of this model.
     """
     if not measured_ms:
-        raise QdqtoolError(f"{source}: none of its layers is in the prediction; it is a profile of another engine")
+        raise QdqtoolError(
+            f"{source}: none of its layers is in the prediction; it is a profile of another engine"
+        )
     measured, estimated = np.asarray(measured_ms), np.asarray(estimated_ms)
     if len(measured) < _FEW:
         factor = float(measured.sum() / max(estimated.sum(), 1e-9))
@@ -107,18 +118,30 @@ def of_layers(gpu: str, measured_ms: list[float], estimated_ms: list[float], sou
         (constant, factor), *_ = np.linalg.lstsq(design, weights * measured, rcond=None)
         off = np.abs((constant + factor * estimated) * (1.0 / measured) - 1)
         robust = 1.0 / np.sqrt(np.maximum(off, 0.05))
-    if not (math.isfinite(constant) and math.isfinite(factor)) or factor <= 0.2 or abs(constant) > 0.02:
+    if (
+        not (math.isfinite(constant) and math.isfinite(factor))
+        or factor <= 0.2
+        or abs(constant) > 0.02
+    ):
         constant, factor = 0.0, float(measured.sum() / estimated.sum())
     more = float(constant) * 1e3
     overhead = min(max(more, 0.0), _MOST_OVERHEAD)
-    return Calibration(gpu, _checked(float(factor), source), more - overhead, source, overhead, True, True)
+    return Calibration(
+        gpu, _checked(float(factor), source), more - overhead, source, overhead, True, True
+    )
 
 
 def _checked(factor: float, source: str) -> float:
     low, high = _FACTORS
     if not low <= factor <= high:
-        raise QdqtoolError(said("{`calibrate`} {source}: {factor:.3g} times the estimate; that is of another model, "
-                                "batch or GPU", source=source, factor=factor))
+        raise QdqtoolError(
+            said(
+                "{`calibrate`} {source}: {factor:.3g} times the estimate; that is of another model, "
+                "batch or GPU",
+                source=source,
+                factor=factor,
+            )
+        )
     return factor
 
 
@@ -130,19 +153,32 @@ def read_calibration(path: str | os.PathLike[str]) -> Calibration | None:
     """
     file = Path(path)
     if not file.exists():
-        raise QdqtoolError(said("{`calibrate`} {path}: neither a time (5.3 or 5.3ms) nor a file; give a measured time "
-                                "or a trtexec profile", path=path))
+        raise QdqtoolError(
+            said(
+                "{`calibrate`} {path}: neither a time (5.3 or 5.3ms) nor a file; give a measured time "
+                "or a trtexec profile",
+                path=path,
+            )
+        )
     text = read_input(file, budgets.JSON_FILE).decode("utf-8", "replace")
     if CALIBRATION_SCHEMA not in text[:4096]:
         return None
     try:
         data = parse_json(text)
-        gpu, factor, kernel = str(data["gpu"])[:200], float(data["factor"]), float(data["kernel_us"])
+        gpu, factor, kernel = (
+            str(data["gpu"])[:200],
+            float(data["factor"]),
+            float(data["kernel_us"]),
+        )
         if not (math.isfinite(factor) and math.isfinite(kernel) and abs(kernel) <= 1000):
             raise ValueError(text[:100])
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise QdqtoolError(said("{file}: a damaged calibration file; make it again with {`save_calibration`}",
-                                file=file)) from None
+        raise QdqtoolError(
+            said(
+                "{file}: a damaged calibration file; make it again with {`save_calibration`}",
+                file=file,
+            )
+        ) from None
     return Calibration(gpu, _checked(factor, str(file)), kernel, str(data.get("source", ""))[:500])
 
 
@@ -161,7 +197,11 @@ class FloatTime:
 
     def as_json(self) -> Json:
         single = None if self.fp32_ms is None else rounded(self.fp32_ms)
-        return {"precision": str(self.precision), "total_ms": rounded(self.total_ms), "fp32_ms": single}
+        return {
+            "precision": str(self.precision),
+            "total_ms": rounded(self.total_ms),
+            "fp32_ms": single,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,9 +225,14 @@ class Gain:
         return self.low > 1 or self.high < 1
 
     def as_json(self) -> Json:
-        return {"low": round(self.low, 3), "value": round(self.value, 3), "high": round(self.high, 3),
-                "faster": "INT8" if self.value > 1 else str(self.precision),
-                "signs_right": self.right, "signs_measured": self.pairs}  # fmt: skip
+        return {
+            "low": round(self.low, 3),
+            "value": round(self.value, 3),
+            "high": round(self.high, 3),
+            "faster": "INT8" if self.value > 1 else str(self.precision),
+            "signs_right": self.right,
+            "signs_measured": self.pairs,
+        }
 
 
 @dataclass(slots=True)
@@ -218,7 +263,11 @@ class FixTime:
     saves_ms: float
 
     def as_json(self) -> Json:
-        return {"codes": list(self.codes), "nodes": list(self.nodes), "saves_ms": rounded(self.saves_ms)}
+        return {
+            "codes": list(self.codes),
+            "nodes": list(self.nodes),
+            "saves_ms": rounded(self.saves_ms),
+        }
 
 
 @dataclass(slots=True)
@@ -232,8 +281,11 @@ class BestTime:
     conversions: int | None
 
     def as_json(self) -> Json:
-        return {"total_ms": rounded(self.total_ms), "gain": round(self.gain, 3),
-                **published(self, "int8", "convolutions", "conversions")}  # fmt: skip
+        return {
+            "total_ms": rounded(self.total_ms),
+            "gain": round(self.gain, 3),
+            **published(self, "int8", "convolutions", "conversions"),
+        }
 
 
 def rounded(value: float) -> float:
@@ -247,7 +299,12 @@ _LEAST_MS = 5e-5  # a fix that saves less is not worth a line
 
 
 def add_savings(
-    prediction: Prediction, listed: Prediction, load: Workload, ms: Array, gpu: Gpu, correction: Calibration | None
+    prediction: Prediction,
+    listed: Prediction,
+    load: Workload,
+    ms: Array,
+    gpu: Gpu,
+    correction: Calibration | None,
 ) -> None:
     """Writes into each finding what its fix saves at most.
 
@@ -263,13 +320,17 @@ def add_savings(
     place = {layer.name: i for i, layer in enumerate(layers)}
     names = {c.name: c.layer for c in prediction.convolutions}
     gone_behind = _vanishing(listed, load)
-    saved: dict[tuple[int, ...], float] = {}  # many findings may be about convolutions of the same layers
+    saved: dict[
+        tuple[int, ...], float
+    ] = {}  # many findings may be about convolutions of the same layers
     for finding in prediction.findings:
         own = place.get(finding.node)
         if own is not None and layers[own].type == "Conversion":
             finding.saves_ms = round(float(ms[own]), 5)
             continue
-        at = dict.fromkeys(place[n] for n in map(names.get, finding.convolutions) if n is not None and n in place)
+        at = dict.fromkeys(
+            place[n] for n in map(names.get, finding.convolutions) if n is not None and n in place
+        )
         slow = tuple(i for i in at if load.layers[i].kind in work.COMPUTING)
         if slow not in saved:
             faster = sum(max(0.0, ms[i] - best[i]) for i in slow)
@@ -285,7 +346,8 @@ def _vanishing(listed: Prediction, load: Workload) -> Callable[[Iterable[int]], 
         for edge in layer.inputs:
             readers[edge.tensor].append(i)
     extras = {  # reformats where FP32 was written for want of a kernel, not those of the network's outputs
-        e.name: i for i, e in enumerate(load.extras, len(load.layers))
+        e.name: i
+        for i, e in enumerate(load.extras, len(load.layers))
         if (e.work.precision, e.work.written_as) == (Precision.FP32, Precision.FP16)
     }
 
@@ -298,7 +360,9 @@ def _vanishing(listed: Prediction, load: Workload) -> Callable[[Iterable[int]], 
                 gone.add(extras[f"reformat of {tensor}"])
             for j in readers.get(tensor, ()):
                 kind = listed.layers[j].type
-                fused = kind == "Pooling" and load.layers[j].precision.is_float  # into the convolution's own layer
+                fused = (
+                    kind == "Pooling" and load.layers[j].precision.is_float
+                )  # into the convolution's own layer
                 if j not in gone and (kind == "Conversion" or fused):
                     gone.add(j)
                     waiting += [edge.tensor for edge in listed.layers[j].outputs] if fused else []
@@ -309,8 +373,16 @@ def _vanishing(listed: Prediction, load: Workload) -> Callable[[Iterable[int]], 
 
 def _quantized(found: Work) -> Work:
     """A convolution as it were from INT8 to INT8."""
-    if found.kind not in work.COMPUTING or (not found.precision.is_float and found.written_as == Precision.INT8):
+    if found.kind not in work.COMPUTING or (
+        not found.precision.is_float and found.written_as == Precision.INT8
+    ):
         return found
     low, high = width(found.precision), width(found.written_as)
-    return replace(found, precision=Precision.INT8, written_as=Precision.INT8, read=found.read / low,
-                   weights=found.weights / low, written=found.written / high)  # fmt: skip
+    return replace(
+        found,
+        precision=Precision.INT8,
+        written_as=Precision.INT8,
+        read=found.read / low,
+        weights=found.weights / low,
+        written=found.written / high,
+    )

@@ -43,9 +43,33 @@ DP4A_TILE = 32.0  # output channels of the smallest int8x4 kernels
 INT8_BLOCK = 32.0  # channels of the layout NC/32HW32 that INT8 convolutions read and write
 L2_BYTES = 32.0  # bytes from L2 to one SM per clock, the unit of the constant ``l2``
 
-PATHS = ("int8", "fp16", "tf32", "fp32", "dp4a")  # what multiplies; each has an efficiency of its own
-NAMES = ("floor_us", "floor_clocks", *PATHS, "dram", "l2", "l2_share", "few_int8", "few_fp16", "narrow", "step_clocks",
-         "step_clocks_old", "overlap", "depthwise", "copy", "few_copy", "pool", "layout", "to_float_old")
+PATHS = (
+    "int8",
+    "fp16",
+    "tf32",
+    "fp32",
+    "dp4a",
+)  # what multiplies; each has an efficiency of its own
+NAMES = (
+    "floor_us",
+    "floor_clocks",
+    *PATHS,
+    "dram",
+    "l2",
+    "l2_share",
+    "few_int8",
+    "few_fp16",
+    "narrow",
+    "step_clocks",
+    "step_clocks_old",
+    "overlap",
+    "depthwise",
+    "copy",
+    "few_copy",
+    "pool",
+    "layout",
+    "to_float_old",
+)
 
 
 @dataclass(frozen=True)
@@ -60,7 +84,9 @@ class Constants:
     # architecture left out): 80 % of what was measured lies within this factor of the model; ``gain`` is the same for
     # FP16's time over that of the network with Q/DQ, GPU and network left out
     spreads: Mapping[str, float]
-    gap_us: float = 0.0  # between two kernels of an engine that runs without a CUDA graph, in microseconds
+    gap_us: float = (
+        0.0  # between two kernels of an engine that runs without a CUDA graph, in microseconds
+    )
     # of measured pairs of INT8 and FP16 that differ by more than 5 %, how many of them the model named the faster one
     # of, by a fit that had seen neither the network nor the GPU, and how many there are
     signs: tuple[int, int] = (0, 0)
@@ -78,8 +104,15 @@ def factor_of(cc: str, factors: Mapping[str, float]) -> float:
     off on an H100 (x0.69 of the speed) as on an A100 (x0.77).
     """
     number = float(cc)
-    near = "7.0" if number < 7.0 else min(
-        (k for k in factors if float(k) >= 7.2), key=lambda k: (abs(float(k) - number), k), default="")
+    near = (
+        "7.0"
+        if number < 7.0
+        else min(
+            (k for k in factors if float(k) >= 7.2),
+            key=lambda k: (abs(float(k) - number), k),
+            default="",
+        )
+    )
     return factors.get(cc, factors.get(near, 1.0))
 
 
@@ -88,11 +121,19 @@ def constants() -> Constants:
     """The constants that ship with the package."""
     data: dict[str, Any] = json.loads(Path(__file__).with_name("constants.json").read_text("utf-8"))
     signs = data["signs"]
-    return Constants(data["values"], data["architectures"], data["overhead_us"], data["spreads"], data["gap_us"],
-                     (signs["right"], signs["pairs"]))  # fmt: skip
+    return Constants(
+        data["values"],
+        data["architectures"],
+        data["overhead_us"],
+        data["spreads"],
+        data["gap_us"],
+        (signs["right"], signs["pairs"]),
+    )
 
 
-def features(works: Sequence[Work], gpus: Sequence[Gpu], cold: Sequence[bool] | None = None) -> SimpleNamespace:
+def features(
+    works: Sequence[Work], gpus: Sequence[Gpu], cold: Sequence[bool] | None = None
+) -> SimpleNamespace:
     """Arrays of one or more layers, each with its GPU, named as in :func:`_row`; ``cc`` is a list.
 
     ``cold`` says whose weights come from memory each time.
@@ -105,20 +146,28 @@ def features(works: Sequence[Work], gpus: Sequence[Gpu], cold: Sequence[bool] | 
 def _row(w: Work, g: Gpu, cold: bool) -> dict[str, Any]:
     (path, rate), old = _path(w.precision, g), float(g.cc) < 8.0
     return {
-        "kind": w.kind, "path": PATHS.index(path),
+        "kind": w.kind,
+        "path": PATHS.index(path),
         "rate": float(rate),  # MAC per clock and SM at the peak
-        "clocks": g.per_second, "sms": float(g.sms),  # SM clocks per second, all SMs
-        "bandwidth": g.bandwidth * 1e9, "l2": g.l2 * 1e6,  # bytes/s, bytes
+        "clocks": g.per_second,
+        "sms": float(g.sms),  # SM clocks per second, all SMs
+        "bandwidth": g.bandwidth * 1e9,
+        "l2": g.l2 * 1e6,  # bytes/s, bytes
         "pipe": float(g.rates.fp32_pipe),  # FP32 MAC per clock and SM of the CUDA cores
         "pipelined": not old,  # copies to shared memory beside the computing
-        "rows": float(w.rows), "columns": float(w.columns), "depth": float(w.depth * _filled(w.channels, w)),
-        "channels": float(w.channels), "groups": float(w.groups), "steps": float(w.steps),
+        "rows": float(w.rows),
+        "columns": float(w.columns),
+        "depth": float(w.depth * _filled(w.channels, w)),
+        "channels": float(w.channels),
+        "groups": float(w.groups),
+        "steps": float(w.steps),
         # The layer writes far less than its convolution makes: a pooling is fused.
         "pooled": w.written < 0.5 * w.rows * w.columns * w.groups * width(w.written_as),
-        "width": width(w.precision), "moved": float(_moved(w)),
+        "width": width(w.precision),
+        "moved": float(_moved(w)),
         "cold": w.weights if cold else 0.0,  # bytes that come from memory each time
         "to_float": old and w.written_as.is_float and not w.precision.is_float,
-    }  # fmt: skip
+    }
 
 
 def _filled(channels: float, w: Work) -> float:
@@ -126,7 +175,11 @@ def _filled(channels: float, w: Work) -> float:
 
     The tensors take the room of the padded channels, and the kernel multiplies all of them.
     """
-    if w.kind not in (work.CONV, work.DECONV) or w.precision != Precision.INT8 or channels < work.FEW_CHANNELS:
+    if (
+        w.kind not in (work.CONV, work.DECONV)
+        or w.precision != Precision.INT8
+        or channels < work.FEW_CHANNELS
+    ):
         return 1.0
     return math.ceil(channels / INT8_BLOCK) * INT8_BLOCK / channels
 
@@ -135,7 +188,11 @@ def _moved(w: Work) -> float:
     if w.kind not in (work.CONV, work.DECONV) or w.precision != Precision.INT8 or not w.columns:
         return w.moved
     come, go = _filled(w.channels * w.groups, w), _filled(w.columns * w.groups, w)
-    return w.read * come + w.weights * come + w.written * (1.0 if w.written_as == Precision.FP32 else go)
+    return (
+        w.read * come
+        + w.weights * come
+        + w.written * (1.0 if w.written_as == Precision.FP32 else go)
+    )
 
 
 _INTEGERS = (*BYTES, Precision.FP8, Precision.INT4)
@@ -151,7 +208,9 @@ def _path(precision: Precision, gpu: Gpu) -> tuple[str, float]:
     return ("tf32", r.tf32) if gpu.has_tf32 else ("fp32", r.fp32_pipe)
 
 
-def kernel_seconds(f: SimpleNamespace, c: Mapping[str, float], factors: Mapping[str, float]) -> Array:
+def kernel_seconds(
+    f: SimpleNamespace, c: Mapping[str, float], factors: Mapping[str, float]
+) -> Array:
     """Seconds of each layer's kernel (:func:`features`) in a running engine.
 
     ``c`` are constants by name, ``factors`` those on computing rates by compute capability.
@@ -163,9 +222,13 @@ def kernel_seconds(f: SimpleNamespace, c: Mapping[str, float], factors: Mapping[
     rate = f.rate * np.asarray([c[p] for p in PATHS])[f.path] * factor
     integer = f.path == PATHS.index("int8")
     by_dp4a = few & integer & ~f.pooled
-    starved = np.where(by_dp4a, DP4A_RATE * c["dp4a"], factor * np.where(integer, c["few_int8"], c["few_fp16"]))
+    starved = np.where(
+        by_dp4a, DP4A_RATE * c["dp4a"], factor * np.where(integer, c["few_int8"], c["few_fp16"])
+    )
     rate = np.where(few & tensor, np.minimum(rate, starved), rate)
-    columns = _padded(np.maximum(f.columns, 1.0), np.where(by_dp4a, DP4A_TILE, np.where(tensor, TILE, 16.0)))
+    columns = _padded(
+        np.maximum(f.columns, 1.0), np.where(by_dp4a, DP4A_TILE, np.where(tensor, TILE, 16.0))
+    )
     depth = np.where(tensor, _padded(f.depth, DEPTH_STEP), f.depth)
     steps = depth * f.width / STEP_BYTES
     rate = np.where(tensor & ~few, rate * columns / (columns + c["narrow"]), rate)
@@ -178,11 +241,17 @@ def kernel_seconds(f: SimpleNamespace, c: Mapping[str, float], factors: Mapping[
     copies = np.isin(f.kind, (work.COPY, work.CONVERSION, work.REFORMAT, work.SHUFFLE))
     # Few bytes of each position: neither memory nor L2 is used well.
     scattered = few & np.isin(f.kind, (work.CONVERSION, work.REFORMAT))
-    of_copies = np.where(scattered, c["few_copy"], np.where(f.kind == work.REFORMAT, c["layout"], c["copy"]))
+    of_copies = np.where(
+        scattered, c["few_copy"], np.where(f.kind == work.REFORMAT, c["layout"], c["copy"])
+    )
     share = np.where(copies, of_copies, np.where(computing, c["dram"], c["pool"]))
     moved = np.maximum(f.moved, 1.0)
     missing = np.clip(1.0 - f.l2 * c["l2_share"] / moved, 0.0, 1.0)
-    cached = moved / (c["l2"] * f.clocks * L2_BYTES) * np.where(scattered, c["copy"] / c["few_copy"], 1.0)
+    cached = (
+        moved
+        / (c["l2"] * f.clocks * L2_BYTES)
+        * np.where(scattered, c["copy"] / c["few_copy"], 1.0)
+    )
     outside = f.cold + np.maximum(moved - f.cold, 0.0) * missing
     memory = np.maximum(outside / (share * f.bandwidth), cached)
     p = 1.0 + c["overlap"]
@@ -204,7 +273,9 @@ def seconds(works: Sequence[Work], gpu: Gpu) -> Array:
         return np.zeros(0)
     fitted = constants()
     cold = [weights_are_cold(works, gpu)] * len(works)
-    return kernel_seconds(features(works, [gpu] * len(works), cold), fitted.values, fitted.architectures)
+    return kernel_seconds(
+        features(works, [gpu] * len(works), cold), fitted.values, fitted.architectures
+    )
 
 
 def weights_are_cold(works: Sequence[Work], gpu: Gpu) -> bool:

@@ -15,7 +15,15 @@ from qdqtool.model.qdq import is_qdq, precision_of
 from qdqtool.timing import work
 from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.twin import Shapes
-from qdqtool.timing.work import Reformat, Work, product_of, reformats_of, region_nodes, width, work_in_region
+from qdqtool.timing.work import (
+    Reformat,
+    Work,
+    product_of,
+    reformats_of,
+    region_nodes,
+    width,
+    work_in_region,
+)
 from qdqtool.trt.targets import target_named
 from qdqtool.types import EngineLayer, Precision, Prediction
 
@@ -37,7 +45,9 @@ class Extra:
 class Workload:
     """What an engine does."""
 
-    layers: list[Work] = field(default_factory=list)  # the work of each predicted layer, in the prediction's order
+    layers: list[Work] = field(
+        default_factory=list
+    )  # the work of each predicted layer, in the prediction's order
     extras: list[Extra] = field(default_factory=list)  # kernels beside them
     # names of layers whose shapes are not known: they count as nothing but a kernel's floor
     unknown: list[str] = field(default_factory=list)
@@ -51,7 +61,11 @@ _MAPPING = (work.POINTWISE, work.COPY, work.POOL, work.RESIZE, work.SOFTMAX)
 
 
 def workload_of(
-    model: Model, prediction: Prediction, plain: Precision = Precision.FP16, batch: float = 1.0, gpu: Gpu | None = None
+    model: Model,
+    prediction: Prediction,
+    plain: Precision = Precision.FP16,
+    batch: float = 1.0,
+    gpu: Gpu | None = None,
 ) -> Workload:
     """The work of a predicted engine of a model whose shapes have no symbolic dimensions.
 
@@ -62,7 +76,9 @@ def workload_of(
 
 
 class _Reader:
-    def __init__(self, model: Model, prediction: Prediction, plain: Precision, batch: float, gpu: Gpu | None) -> None:
+    def __init__(
+        self, model: Model, prediction: Prediction, plain: Precision, batch: float, gpu: Gpu | None
+    ) -> None:
         self.model, self.prediction, self.plain, self.batch = model, prediction, plain, batch
         self.tf32 = gpu is None or gpu.has_tf32
         self.myelin = gpu is not None and gpu.fuses_conversions
@@ -79,7 +95,9 @@ class _Reader:
         self.narrowed: dict[str, float] = {}  # elements of FP32 tensors that get a reformat to FP16
         self.shapes = Shapes(model)
         self.result = Workload()
-        self.twins: dict[str, str] = {}  # results that an activation of its own maps on: the tensor behind it
+        self.twins: dict[
+            str, str
+        ] = {}  # results that an activation of its own maps on: the tensor behind it
 
     def run(self) -> Workload:
         covered: set[str] = set()
@@ -103,7 +121,9 @@ class _Reader:
         if any(n.op in WEIGHTED and self._fixed_behind(n.input(1)) for n in nodes):
             return None
         made = [work_in_region(self.model, n, self._shape, self.plain) for n in nodes]
-        return next((w for w in made if w.kind != work.NOTHING), Work(work.NOTHING, self.plain, self.plain))
+        return next(
+            (w for w in made if w.kind != work.NOTHING), Work(work.NOTHING, self.plain, self.plain)
+        )
 
     def _apart(self) -> None:
         """Activations that the convolution's kernel does not take in, and changes of layout.
@@ -115,22 +135,41 @@ class _Reader:
         reformats that convert nothing on 8.6.1; inferred from these counts).
         """
         pairs = list(zip(self.prediction.layers, self.result.layers, strict=True))
-        mapping = {edge.tensor for layer, one in pairs if one.kind in _MAPPING
-                   for edge in (*layer.inputs, *layer.outputs)}  # fmt: skip
+        mapping = {
+            edge.tensor
+            for layer, one in pairs
+            if one.kind in _MAPPING
+            for edge in (*layer.inputs, *layer.outputs)
+        }
         found: list[tuple[EngineLayer, Work]] = []
         for number, (layer, one) in enumerate(pairs):
             nodes = self._nodes(layer) if one.kind in work.COMPUTING else []
-            to_float = one.written_as.is_float and not one.precision.is_float and not self.target.is_rtx
+            to_float = (
+                one.written_as.is_float and not one.precision.is_float and not self.target.is_rtx
+            )
             if not to_float or not any(n.op in ("Sigmoid", "Mish", "HardSwish") for n in nodes):
                 found.append((layer, one))
                 continue
-            made = [replace(edge, tensor=f"{edge.tensor} before its activation") for edge in layer.outputs]
-            self.twins.update((new.tensor, edge.tensor) for new, edge in zip(made, layer.outputs, strict=True))
+            made = [
+                replace(edge, tensor=f"{edge.tensor} before its activation")
+                for edge in layer.outputs
+            ]
+            self.twins.update(
+                (new.tensor, edge.tensor) for new, edge in zip(made, layer.outputs, strict=True)
+            )
             mapping.update(edge.tensor for edge in layer.outputs)
-            first = one.writing_fp32() if not self._goes_to_sum(layer) and self._is_open(layer) else one
+            first = (
+                one.writing_fp32() if not self._goes_to_sum(layer) and self._is_open(layer) else one
+            )
             self.result.layers[number] = first
             own = EngineLayer(f"PWN behind {layer.name}", "PointWise", made, list(layer.outputs))
-            mapped = Work(work.POINTWISE, first.written_as, one.written_as, read=first.written, written=one.written)
+            mapped = Work(
+                work.POINTWISE,
+                first.written_as,
+                one.written_as,
+                read=first.written,
+                written=one.written,
+            )
             self.result.extras.append(Extra(own.name, mapped, behind=layer.name))
             found += [(replace(layer, outputs=made), first), (own, mapped)]
         if self.myelin:
@@ -138,19 +177,36 @@ class _Reader:
         if self.target.is_rtx or self.myelin:
             return
         found = [pair for pair in found if self.regions.isdisjoint(pair[0].nodes)]
-        for change in reformats_of(found, lambda tensor: self._shape(self.twins.get(tensor, tensor)),
-                                   self.model.inputs, self.model.outputs):
+        for change in reformats_of(
+            found,
+            lambda tensor: self._shape(self.twins.get(tensor, tensor)),
+            self.model.inputs,
+            self.model.outputs,
+        ):
             if change.needs_tf32 and not self.tf32:
                 continue
             moved = change.elements * width(change.precision)
-            self._extra(f"layout of {self.twins.get(change.tensor, change.tensor)}", Work(
-                work.REFORMAT, change.precision, change.precision, channels=change.channels, read=moved, written=moved,
-            ), change)  # fmt: skip
+            self._extra(
+                f"layout of {self.twins.get(change.tensor, change.tensor)}",
+                Work(
+                    work.REFORMAT,
+                    change.precision,
+                    change.precision,
+                    channels=change.channels,
+                    read=moved,
+                    written=moved,
+                ),
+                change,
+            )
 
     def _is_open(self, layer: EngineLayer) -> bool:
         """Whether the builder chooses the width of what a layer writes: on 8.x; 10 is known by typed builds."""
         stored = {self.model.elem_type(edge.tensor) for edge in layer.outputs}
-        return not self.target.has_marks and self.plain == Precision.FP16 and stored <= {TensorProto.FLOAT, 0}
+        return (
+            not self.target.has_marks
+            and self.plain == Precision.FP16
+            and stored <= {TensorProto.FLOAT, 0}
+        )
 
     def _goes_to_sum(self, layer: EngineLayer) -> bool:
         """Whether an Add alone reads a layer's result: activation and sum are one kernel."""
@@ -164,12 +220,18 @@ class _Reader:
         of layout (the engine of bev-blackwell-trt10).
         """
         for i, layer in enumerate(self.prediction.layers):
-            if layer.type == "Conversion" and any(e.tensor in mapping for e in (*layer.inputs, *layer.outputs)):
+            if layer.type == "Conversion" and any(
+                e.tensor in mapping for e in (*layer.inputs, *layer.outputs)
+            ):
                 self.result.layers[i] = Work(work.NOTHING, self.plain, self.plain)
 
     def _scaled(self, found: Work) -> Work:
         b = self.batch
-        return found if b == 1 else replace(found, rows=found.rows * b, read=found.read * b, written=found.written * b)
+        return (
+            found
+            if b == 1
+            else replace(found, rows=found.rows * b, read=found.read * b, written=found.written * b)
+        )
 
     def _extra(self, name: str, found: Work, reformat: Reformat | None = None) -> None:
         self.result.extras.append(Extra(name, self._scaled(found), reformat))
@@ -188,10 +250,15 @@ class _Reader:
             return found
         integer = found.precision == Precision.INT8
         by_fours = integer and found.kind in work.COMPUTING and found.channels < work.FEW_CHANNELS
-        if not by_fours and not (self._goes_on(layer) and any(t.tensor in self.wide for t in layer.inputs)):
+        if not by_fours and not (
+            self._goes_on(layer) and any(t.tensor in self.wide for t in layer.inputs)
+        ):
             return found
         for edge in layer.outputs:
-            if all(self._goes_on(reader) or reader.type == "Conversion" for reader in self.readers[edge.tensor]):
+            if all(
+                self._goes_on(reader) or reader.type == "Conversion"
+                for reader in self.readers[edge.tensor]
+            ):
                 self.wide.add(edge.tensor)
             elif count := self._elements(edge.tensor):
                 self.narrowed[edge.tensor] = count
@@ -202,7 +269,11 @@ class _Reader:
         return layer.type in ("Pooling", "PointWise", "ElementWise", "Scale", "NoOp", "Shuffle")
 
     def _type(self, precision: Precision, tensor: str = "") -> Precision:
-        if tensor and precision.is_float and (tensor in self.model.inputs or self.model.is_output(tensor)):
+        if (
+            tensor
+            and precision.is_float
+            and (tensor in self.model.inputs or self.model.is_output(tensor))
+        ):
             stored = precision_of(self.model.elem_type(tensor))
             return Precision.FP32 if stored == Precision.UNKNOWN else stored
         if tensor in self.wide and precision.is_float:
@@ -229,23 +300,38 @@ class _Reader:
         if weighted:
             return self._weighted(layer, nodes, weighted)
         low, high = self._ends(layer)
-        still = layer.type in ("Shuffle", "Identity") and not any(n.op == "Transpose" for n in nodes)
+        still = layer.type in ("Shuffle", "Identity") and not any(
+            n.op == "Transpose" for n in nodes
+        )
         if still or layer.type == "NoOp":
             return Work(work.NOTHING, low, high)
-        kind = work.KINDS.get(layer.type, work.SHUFFLE if layer.type == "Shuffle" else work.POINTWISE)
+        kind = work.KINDS.get(
+            layer.type, work.SHUFFLE if layer.type == "Shuffle" else work.POINTWISE
+        )
         read, written = self._moved(layer, nodes, kind)
         if read is None or written is None:
             return None
         shape = self._shape(layer.inputs[0].tensor) if layer.inputs else None
         channels = float(shape[1]) if shape and len(shape) > 2 else 64.0
-        return Work(kind, low, high, channels=channels, read=read * width(low), written=written * width(high))
+        return Work(
+            kind,
+            low,
+            high,
+            channels=channels,
+            read=read * width(low),
+            written=written * width(high),
+        )
 
     def _ends(self, layer: EngineLayer) -> tuple[Precision, Precision]:
-        low, high = (self._type(edges[0].precision, edges[0].tensor) if edges else None
-                     for edges in (layer.inputs, layer.outputs))  # fmt: skip
+        low, high = (
+            self._type(edges[0].precision, edges[0].tensor) if edges else None
+            for edges in (layer.inputs, layer.outputs)
+        )
         return low or self.plain, high or low or self.plain
 
-    def _moved(self, layer: EngineLayer, nodes: list[Node], kind: str) -> tuple[float | None, float | None]:
+    def _moved(
+        self, layer: EngineLayer, nodes: list[Node], kind: str
+    ) -> tuple[float | None, float | None]:
         """Elements read and written by a layer that only moves or maps values."""
         if nodes:
             outside = dict.fromkeys(self._outside(nodes))
@@ -257,16 +343,25 @@ class _Reader:
             if read is not None and last is not None and kind == work.POINTWISE:
                 read = min(read, len(outside) * max(last, 1.0))
             return read, last
-        sizes = [self._elements(t.tensor) for t in layer.inputs if not self.model.is_constant(t.tensor)]
+        sizes = [
+            self._elements(t.tensor) for t in layer.inputs if not self.model.is_constant(t.tensor)
+        ]
         known = [s for s in sizes if s is not None]
         if not known:
-            return (0.0, 0.0) if layer.type in ("PointWise", "Scale", "ElementWise") else (None, None)
+            return (
+                (0.0, 0.0) if layer.type in ("PointWise", "Scale", "ElementWise") else (None, None)
+            )
         return sum(known), max(known)
 
     def _outside(self, nodes: list[Node]) -> list[str]:
         """What nodes read that none of them makes, constants apart."""
         inside = {t for n in nodes for t in n.outputs}
-        return [t for n in nodes for t in n.inputs if t and t not in inside and not self.model.is_constant(t)]
+        return [
+            t
+            for n in nodes
+            for t in n.inputs
+            if t and t not in inside and not self.model.is_constant(t)
+        ]
 
     def _weighted(self, layer: EngineLayer, nodes: list[Node], weighted: list[Node]) -> Work | None:
         parts = [p for n in weighted if (p := product_of(n, self._shape)) is not None]
@@ -287,8 +382,15 @@ class _Reader:
             if self.shapes.get(edge.tensor) is None:
                 self.made.setdefault(edge.tensor, written / len(layer.outputs))
         weights = columns * main.depth * main.groups * width(precision)
-        return replace(main, precision=precision, written_as=high, columns=columns, read=read, weights=weights,
-                       written=written * width(high))  # fmt: skip
+        return replace(
+            main,
+            precision=precision,
+            written_as=high,
+            columns=columns,
+            read=read,
+            weights=weights,
+            written=written * width(high),
+        )
 
     def _computes(self, node: Node, low: Precision) -> Precision:
         """The type that a convolution computes in; a float input that INT8 weights meet stays float."""
@@ -307,11 +409,17 @@ class _Reader:
 
     def _rest(self, covered: set[str]) -> None:
         """Nodes of no layer: Myelin's regions, or, on a target without named layers, everything."""
-        left = [n for n in self.model.ordered if n.name not in covered and n.op not in work.FREE and self._runs(n)]
+        left = [
+            n
+            for n in self.model.ordered
+            if n.name not in covered and n.op not in work.FREE and self._runs(n)
+        ]
         chain: list[Node] = []
         made: set[str] = set()  # by the chain
         for node in left:
-            if node.name in self.regions and not (node.op in WEIGHTED and self._fixed_behind(node.input(1))):
+            if node.name in self.regions and not (
+                node.op in WEIGHTED and self._fixed_behind(node.input(1))
+            ):
                 self._flush(chain)
                 found = work_in_region(self.model, node, self._shape, self.plain)
                 if found.kind != work.NOTHING:
@@ -323,12 +431,22 @@ class _Reader:
                     self.result.unknown.append(node.name)
                     continue
                 kind = self._computes(node, self.plain)
-                second = 0.0 if self._fixed_behind(node.input(1)) else (self._elements(node.input(1)) or 0.0)
-                self._extra(node.name, replace(
-                    product, precision=kind, written_as=self.plain, read=(product.read + second) * width(kind),
-                    weights=0.0 if second else product.weights * width(kind),
-                    written=product.written * width(self.plain),
-                ))  # fmt: skip
+                second = (
+                    0.0
+                    if self._fixed_behind(node.input(1))
+                    else (self._elements(node.input(1)) or 0.0)
+                )
+                self._extra(
+                    node.name,
+                    replace(
+                        product,
+                        precision=kind,
+                        written_as=self.plain,
+                        read=(product.read + second) * width(kind),
+                        weights=0.0 if second else product.weights * width(kind),
+                        written=product.written * width(self.plain),
+                    ),
+                )
             elif node.op in work.HEAVY or node.op in ("MaxPool", "AveragePool", "Resize"):
                 self._flush(chain)
                 self._region([node], work.SOFTMAX if "oftmax" in node.op else work.POOL)
@@ -342,7 +460,9 @@ class _Reader:
         self._flush(chain)
 
     def _runs(self, node: Node) -> bool:
-        return any(not self._fixed_behind(t) for t in node.inputs if t) and bool(self._elements(node.output) != 0)
+        return any(not self._fixed_behind(t) for t in node.inputs if t) and bool(
+            self._elements(node.output) != 0
+        )
 
     def _fixed_behind(self, tensor: str) -> bool:
         """Whether a tensor is computed before the network runs: from constants and shapes alone."""
@@ -353,9 +473,10 @@ class _Reader:
         found: set[str] = set()
         for node in self.model.ordered:
             if node.op in ("Shape", "Size") or (
-                not node.op.startswith("Random") and not node.captured
+                not node.op.startswith("Random")
+                and not node.captured
                 and all(t in found or self.model.is_constant(t) for t in node.inputs if t)
-            ):  # fmt: skip
+            ):
                 found.update(t for t in node.outputs if t)
         return frozenset(found)
 
@@ -381,15 +502,25 @@ class _Reader:
             return
         for tensor, elements in self.narrowed.items():
             self._edge(tensor, elements, Precision.FP32, Precision.FP16)
-        readers = {layer.inputs[0].tensor: layer for layer in self.prediction.layers if layer.inputs}
+        readers = {
+            layer.inputs[0].tensor: layer for layer in self.prediction.layers if layer.inputs
+        }
         for tensor in self.model.inputs:
             count, layer = self._elements(tensor), readers.get(tensor)
             stored = self.model.elem_type(tensor)
-            if count and stored == TensorProto.FLOAT and (layer is None or layer.type != "Conversion"):
+            if (
+                count
+                and stored == TensorProto.FLOAT
+                and (layer is None or layer.type != "Conversion")
+            ):
                 self._edge(tensor, count, Precision.FP32, Precision.FP16)
         for tensor in self.model.outputs:
             count = self._elements(tensor)
-            if count and self.model.elem_type(tensor) == TensorProto.FLOAT and tensor not in self.wide:
+            if (
+                count
+                and self.model.elem_type(tensor) == TensorProto.FLOAT
+                and tensor not in self.wide
+            ):
                 self._edge(tensor, count, Precision.FP16, Precision.FP32)
 
     @functools.cached_property
@@ -409,4 +540,7 @@ class _Reader:
         if changes:
             self.result.extras.remove(joined := changes.pop(0))
             channels = joined.work.channels
-        self._extra(f"reformat of {tensor}", Work(work.CONVERSION, read, written, channels=channels, **moved))
+        self._extra(
+            f"reformat of {tensor}",
+            Work(work.CONVERSION, read, written, channels=channels, **moved),
+        )

@@ -33,7 +33,9 @@ def has_qdq(model: Model) -> bool:
 
 def float_twin(model: Model) -> Model:
     """The same network without its Q and DQ, constants without data where they are large; the model is not changed."""
-    found = float_model(Model(light(model), model.path, types=model), weights=True, stored=placeholder)
+    found = float_model(
+        Model(light(model), model.path, types=model), weights=True, stored=placeholder
+    )
     found.sha256 = model.sha256
     return found
 
@@ -124,16 +126,22 @@ def resolved(model: Model, batch: int = 1) -> tuple[Model, list[Note]]:
     del proto.graph.value_info[:]
     for value in proto.graph.input:
         if value.name in chosen:
-            shape = value.type.tensor_type.shape  # written anew: an output of that name may have given another rank
+            shape = (
+                value.type.tensor_type.shape
+            )  # written anew: an output of that name may have given another rank
             del shape.dim[:]
-            shape.dim.extend(onnx.TensorShapeProto.Dimension(dim_value=d) for d in chosen[value.name])
+            shape.dim.extend(
+                onnx.TensorShapeProto.Dimension(dim_value=d) for d in chosen[value.name]
+            )
     for value in proto.graph.output:
         value.type.tensor_type.ClearField("shape")
     return Model(proto, model.path, sha256=model.sha256), notes
 
 
 def _image_size(model: Model) -> tuple[int, int]:
-    digits = "".join(c if c.isdigit() else " " for c in model.metadata.get("imgsz", "")[:100]).split()
+    digits = "".join(
+        c if c.isdigit() else " " for c in model.metadata.get("imgsz", "")[:100]
+    ).split()
     found = [int(d) for d in digits if 0 < int(d) <= 65536]
     return (found[0], found[-1]) if found else (640, 640)
 
@@ -202,7 +210,8 @@ class Shapes:
             if shape is None:
                 return {}
             kind = self._model.elem_type(tensor) or (
-                TensorProto.FLOAT if value is None else helper.np_dtype_to_tensor_dtype(value.dtype))
+                TensorProto.FLOAT if value is None else helper.np_dtype_to_tensor_dtype(value.dtype)
+            )
             types[tensor] = helper.make_tensor_type_proto(kind, shape)
         if not stays_small(node.proto, types, self._model.opset):
             return {}
@@ -211,9 +220,16 @@ class Shapes:
             result = onnx.shape_inference.infer_node_outputs(schema, node.proto, types, data)
         except Exception:  # a custom or odd node: its shape stays unknown
             return {}
-        dims = {name: kind.tensor_type.shape.dim for name, kind in result.items() if kind.tensor_type.HasField("shape")}
-        return {name: tuple(d.dim_value for d in found) for name, found in dims.items()
-                if all(d.HasField("dim_value") for d in found)}  # fmt: skip
+        dims = {
+            name: kind.tensor_type.shape.dim
+            for name, kind in result.items()
+            if kind.tensor_type.HasField("shape")
+        }
+        return {
+            name: tuple(d.dim_value for d in found)
+            for name, found in dims.items()
+            if all(d.HasField("dim_value") for d in found)
+        }
 
     def _value(self, node: Node) -> Array | None:
         if node.op == "Shape" and not node.attributes:
@@ -239,12 +255,19 @@ def _axes(node: Node, given: tuple[Array, ...]) -> tuple[int, ...]:
 
 
 def _slice(
-    node: Node, x: Array, starts: Array, ends: Array, axes: Array | None = None, steps: Array | None = None
+    node: Node,
+    x: Array,
+    starts: Array,
+    ends: Array,
+    axes: Array | None = None,
+    steps: Array | None = None,
 ) -> Array:
     places = range(len(starts)) if axes is None else axes.reshape(-1).tolist()
     index: list[slice] = [slice(None)] * x.ndim
     for i, axis in enumerate(places):
-        index[int(axis)] = slice(int(starts[i]), int(ends[i]), int(steps[i]) if steps is not None else 1)
+        index[int(axis)] = slice(
+            int(starts[i]), int(ends[i]), int(steps[i]) if steps is not None else 1
+        )
     return x[tuple(index)]
 
 

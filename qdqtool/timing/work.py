@@ -67,12 +67,50 @@ def width(precision: Precision) -> float:
 
 
 # Views, and what is computed before the network runs.
-FREE = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast", "Dropout", "Constant", "Shape", "Range",
-        "ConstantOfShape", "Concat", "Split", "Slice", "QuantizeLinear", "DequantizeLinear", "Gather", "Expand")
-HEAVY = ("Softmax", "LogSoftmax", "LayerNormalization", "GroupNormalization", "InstanceNormalization", "ReduceMean",
-         "ReduceSum", "ReduceMax", "GlobalAveragePool", "Transpose", "TopK", "NonMaxSuppression", "ArgMax", "Einsum")
-KINDS = {"Pooling": POOL, "Reduce": POOL, "Resize": RESIZE, "Softmax": SOFTMAX, "Conversion": CONVERSION,
-         **dict.fromkeys(("Reformat", "Concatenation", "Slice", "Padding"), COPY)}
+FREE = (
+    "Reshape",
+    "Squeeze",
+    "Unsqueeze",
+    "Flatten",
+    "Identity",
+    "Cast",
+    "Dropout",
+    "Constant",
+    "Shape",
+    "Range",
+    "ConstantOfShape",
+    "Concat",
+    "Split",
+    "Slice",
+    "QuantizeLinear",
+    "DequantizeLinear",
+    "Gather",
+    "Expand",
+)
+HEAVY = (
+    "Softmax",
+    "LogSoftmax",
+    "LayerNormalization",
+    "GroupNormalization",
+    "InstanceNormalization",
+    "ReduceMean",
+    "ReduceSum",
+    "ReduceMax",
+    "GlobalAveragePool",
+    "Transpose",
+    "TopK",
+    "NonMaxSuppression",
+    "ArgMax",
+    "Einsum",
+)
+KINDS = {
+    "Pooling": POOL,
+    "Reduce": POOL,
+    "Resize": RESIZE,
+    "Softmax": SOFTMAX,
+    "Conversion": CONVERSION,
+    **dict.fromkeys(("Reformat", "Concatenation", "Slice", "Padding"), COPY),
+}
 
 
 def product_of(node: Node, shape_of: ShapeOf) -> Work | None:
@@ -91,17 +129,32 @@ def product_of(node: Node, shape_of: ShapeOf) -> Work | None:
         kernel = float(math.prod(weights[2:]))
         if node.op == "ConvTranspose":
             kind, channels = DECONV, float(source[1] // groups)
-            rows, columns, depth = float(math.prod(source)) / max(1, source[1]), weights[1] * kernel, channels
+            rows, columns, depth = (
+                float(math.prod(source)) / max(1, source[1]),
+                weights[1] * kernel,
+                channels,
+            )
         else:
             channels, columns = float(weights[1]), target[1] / groups
             kind = DEPTHWISE if groups > 1 and columns * channels <= 16 else CONV
             rows, depth = out / max(1, target[1]), channels * kernel
     else:
-        depth = channels = float(source[0] if node.op == "Gemm" and node.integer("transA", 0) else source[-1])
+        depth = channels = float(
+            source[0] if node.op == "Gemm" and node.integer("transA", 0) else source[-1]
+        )
         columns = float(target[-1])
         rows = out / max(1.0, columns)
-    return Work(kind, rows=rows, columns=columns, depth=depth, channels=channels, groups=float(groups), written=out,
-                read=touched(float(math.prod(source)), rows, depth, float(groups)), weights=columns * depth * groups)
+    return Work(
+        kind,
+        rows=rows,
+        columns=columns,
+        depth=depth,
+        channels=channels,
+        groups=float(groups),
+        written=out,
+        read=touched(float(math.prod(source)), rows, depth, float(groups)),
+        weights=columns * depth * groups,
+    )
 
 
 class Layout(StrEnum):
@@ -129,18 +182,28 @@ class Reformat:
     @property
     def needs_tf32(self) -> bool:
         """Whether only a GPU that multiplies FP32 by TF32 has it."""
-        return self.precision == Precision.FP32 and Layout.CHANNELS_LAST in (self.source, self.target)
+        return self.precision == Precision.FP32 and Layout.CHANNELS_LAST in (
+            self.source,
+            self.target,
+        )
 
 
 _LINEAR = (Layout.LINEAR,)
 _HALF_MAPS = (Layout.PAIRS, Layout.LINEAR, Layout.CHANNELS_LAST)
 _BLOCK = 32  # channels of NC/32HW32
-_HALVES = (Precision.FP16, Precision.BF16, Precision.FLOAT)  # a float whose width is left open as FP16
+_HALVES = (
+    Precision.FP16,
+    Precision.BF16,
+    Precision.FLOAT,
+)  # a float whose width is left open as FP16
 _LINEAR_TYPES = ("Shuffle", "Softmax", "TopK", "NMS", "NoOp", "Gather", "Reduce", "Myelin")
 
 
 def reformats_of(
-    engine: Sequence[tuple[EngineLayer, Work]], shape_of: ShapeOf, inputs: Iterable[str], outputs: Iterable[str]
+    engine: Sequence[tuple[EngineLayer, Work]],
+    shape_of: ShapeOf,
+    inputs: Iterable[str],
+    outputs: Iterable[str],
 ) -> list[Reformat]:
     """The reformats of a predicted engine: layers, each behind those whose results it reads, and the work of each.
 
@@ -164,7 +227,9 @@ class _Layouts:
             for edge in layer.outputs:
                 self.writers[edge.tensor].append(i)
         # What all readers want in one layout is changed once, behind its maker (ResNet-18 in FP32 on an A100).
-        self.alike = {t for t, readers in self.readers.items() if len({self.reads[i] for i in readers}) == 1}
+        self.alike = {
+            t for t, readers in self.readers.items() if len({self.reads[i] for i in readers}) == 1
+        }
 
     def run(self, inputs: Iterable[str], outputs: Iterable[str]) -> list[Reformat]:
         self.at = dict.fromkeys(inputs, Layout.LINEAR)
@@ -177,8 +242,12 @@ class _Layouts:
             for k, edge in enumerate(layer.inputs):
                 residual = k and found.kind in COMPUTING
                 is_open = edge.precision in (Precision.FLOAT, Precision.UNKNOWN)
-                self._reach(edge.tensor, layer.name, (self._writes(i),) if residual else wanted,
-                            found.precision if is_open else edge.precision)
+                self._reach(
+                    edge.tensor,
+                    layer.name,
+                    (self._writes(i),) if residual else wanted,
+                    found.precision if is_open else edge.precision,
+                )
             for edge in layer.outputs:
                 if edge.tensor not in self.at or len(self.writers[edge.tensor]) == 1:
                     self.at[edge.tensor] = self._writes(i)
@@ -187,7 +256,9 @@ class _Layouts:
                 self._reach(tensor, "", _LINEAR, self.engine[i][1].written_as)
         return self.result
 
-    def _reach(self, tensor: str, layer: str, wanted: tuple[Layout, ...], precision: Precision) -> None:
+    def _reach(
+        self, tensor: str, layer: str, wanted: tuple[Layout, ...], precision: Precision
+    ) -> None:
         """Brings a tensor into one of the layouts; nothing to do where it has no layout (or one position only)."""
         have = self.at.get(tensor)
         shape = None if have is None or not wanted or have in wanted else self.shape_of(tensor)
@@ -197,7 +268,9 @@ class _Layouts:
         if key not in self.made:
             self.made.add(key)
             elements = float(math.prod(shape))
-            self.result.append(Reformat(tensor, layer, have, wanted[0], elements, float(shape[1]), precision))
+            self.result.append(
+                Reformat(tensor, layer, have, wanted[0], elements, float(shape[1]), precision)
+            )
 
     def _reads(self, layer: EngineLayer, found: Work) -> tuple[Layout, ...]:
         """Layouts that a layer's data input may have, the one that it would be brought into first; none for any."""
@@ -226,8 +299,12 @@ class _Layouts:
 
     def _keeps(self, layer: EngineLayer) -> bool:
         """Whether a NoOp leaves the tensor's shape as it is."""
-        return layer.type == "NoOp" and bool(layer.inputs) and bool(layer.outputs) and (
-            self.shape_of(layer.inputs[0].tensor) == self.shape_of(layer.outputs[0].tensor))
+        return (
+            layer.type == "NoOp"
+            and bool(layer.inputs)
+            and bool(layer.outputs)
+            and (self.shape_of(layer.inputs[0].tensor) == self.shape_of(layer.outputs[0].tensor))
+        )
 
     def _writes(self, i: int) -> Layout:
         layer, found = self.engine[i]
@@ -236,7 +313,9 @@ class _Layouts:
                 return Layout.LINEAR if found.written_as == Precision.FP32 else Layout.BLOCKS
             return self._floats(found)
         if layer.type == "Conversion":  # what the first reader that is not open wants
-            readers = (self.reads[j] for edge in layer.outputs for j in self.readers.get(edge.tensor, ()))
+            readers = (
+                self.reads[j] for edge in layer.outputs for j in self.readers.get(edge.tensor, ())
+            )
             if wanted := next(filter(None, readers), ()):
                 return wanted[0]
             return Layout.BLOCKS if found.written_as == Precision.INT8 else Layout.LINEAR
@@ -251,18 +330,31 @@ class _Layouts:
 
 
 _NORMS = ("LayerNormalization", "ReduceMean", "GroupNormalization", "InstanceNormalization")
-_OUTSIDE = ("Conv", "ConvTranspose", "MaxPool", "AveragePool", "Resize", "TopK", "NonMaxSuppression")
+_OUTSIDE = (
+    "Conv",
+    "ConvTranspose",
+    "MaxPool",
+    "AveragePool",
+    "Resize",
+    "TopK",
+    "NonMaxSuppression",
+)
 
 
 def region_nodes(model: Model) -> frozenset[str]:
     """Names of the nodes that lie in a region: those on a path from one attention or normalization to the next."""
-    seeds = {n.name for n in model.nodes if n.op == "LayerNormalization" or is_computed_product(model, n)}
+    seeds = {
+        n.name for n in model.nodes if n.op == "LayerNormalization" or is_computed_product(model, n)
+    }
     if not seeds:
         return frozenset()
     behind, front = set(seeds), set(seeds)
     for node in model.ordered:
         if node.name not in behind and node.op not in _OUTSIDE:
-            if any(p is not None and p.name in behind for p in map(model.producer, filter(None, node.inputs))):
+            if any(
+                p is not None and p.name in behind
+                for p in map(model.producer, filter(None, node.inputs))
+            ):
                 behind.add(node.name)
     for node in reversed(model.ordered):
         if node.name not in front and node.op not in _OUTSIDE:
@@ -287,11 +379,25 @@ def work_in_region(model: Model, node: Node, shape_of: ShapeOf, plain: Precision
         depth, columns = float(shape[-1]), float(target[-1]) if target else 1.0
         first = any(r.op in ("Softmax", "Mul", "Div", "Add") for r in model.readers(node.output))
         ends = (read, 0.0) if first else ((sizes[-1] or 0.0), written)  # the scores stay inside
-        return Work(CONV, plain, plain, written / columns, columns, depth, depth, 1.0, ends[0] * size, 0.0,
-                    ends[1] * size, 1.0 if first else 0.0)  # fmt: skip
+        return Work(
+            CONV,
+            plain,
+            plain,
+            written / columns,
+            columns,
+            depth,
+            depth,
+            1.0,
+            ends[0] * size,
+            0.0,
+            ends[1] * size,
+            1.0 if first else 0.0,
+        )
     if node.op in _NORMS:
         return Work(POOL, plain, plain, read=read * size, written=written * size)
-    if node.op == "Add" and len(sizes) > 1 and min(s or 0.0 for s in sizes) == written:  # a skip: read and kept
+    if (
+        node.op == "Add" and len(sizes) > 1 and min(s or 0.0 for s in sizes) == written
+    ):  # a skip: read and kept
         return Work(POINTWISE, plain, plain, read=written * size, written=written * size, steps=0.0)
     return nothing
 

@@ -29,10 +29,14 @@ def nonzero_zero_point(
     if zeros is None or zeros.zero:
         return None
     values = np.nan_to_num(zeros.values)
-    return refusals.NonzeroZeroPoint(looked, node, dq, (int(values.min()), int(values.max())), unsigned)
+    return refusals.NonzeroZeroPoint(
+        looked, node, dq, (int(values.min()), int(values.max())), unsigned
+    )
 
 
-def zero_point_count(looked: str, node: str, scales: int, zeros: int) -> faults.ZeroPointCount | None:
+def zero_point_count(
+    looked: str, node: str, scales: int, zeros: int
+) -> faults.ZeroPointCount | None:
     """Other numbers of scales and zero points."""
     return faults.ZeroPointCount(looked, node, scales, zeros) if scales != zeros else None
 
@@ -55,14 +59,20 @@ def scale_not_positive(
     if not places.size:
         return None
     channels = tuple(int(i) for i in places[:_NAMED])
-    return faults.ScaleNotPositive(looked, node, float(values[places[0]]), places.size, values.size, channels)
+    return faults.ScaleNotPositive(
+        looked, node, float(values[places[0]]), places.size, values.size, channels
+    )
 
 
 def scale_rank(
     looked: str, node: str, shape: Sequence[int], blocked: bool, taken: bool
 ) -> faults.ScaleRank | None:
     """A scale of several dimensions; ``blocked`` where that means blocks, ``taken`` where the target takes this one."""
-    return faults.ScaleRank(looked, node, tuple(shape), blocked) if len(shape) > 1 and not taken else None
+    return (
+        faults.ScaleRank(looked, node, tuple(shape), blocked)
+        if len(shape) > 1 and not taken
+        else None
+    )
 
 
 def scale_count(
@@ -95,15 +105,31 @@ def weights_not_constant(
 
 
 def weights_shared(
-    looked: str, node: str, weight: str, readers: tuple[str, ...], output: bool = False, more: int = 0
+    looked: str,
+    node: str,
+    weight: str,
+    readers: tuple[str, ...],
+    output: bool = False,
+    more: int = 0,
 ) -> refusals.WeightsShared | None:
     """Quantized weights that several read, and ``more`` of these; ``output``: or one, and the network's user."""
-    return refusals.WeightsShared(looked, node, weight, readers, more) if len(readers) > 1 or output else None
+    return (
+        refusals.WeightsShared(looked, node, weight, readers, more)
+        if len(readers) > 1 or output
+        else None
+    )
 
 
 def weights_axis(
-    looked: str, node: str, quantizer: str, params: QuantParams, axis: int | None, expected: int,
-    shape: Sequence[int | None], transposed: bool, proven: bool = True,
+    looked: str,
+    node: str,
+    quantizer: str,
+    params: QuantParams,
+    axis: int | None,
+    expected: int,
+    shape: Sequence[int | None],
+    transposed: bool,
+    proven: bool = True,
 ) -> refusals.WeightsAxis | None:
     """Weights quantized along another axis than ``expected``, that of the outputs.
 
@@ -115,7 +141,9 @@ def weights_axis(
     if axis == expected and (proven or not transposed):
         return None
     known = tuple(d or 0 for d in shape)
-    return refusals.WeightsAxis(looked, node, quantizer, axis, expected, transposed, params.axis_given, known)
+    return refusals.WeightsAxis(
+        looked, node, quantizer, axis, expected, transposed, params.axis_given, known
+    )
 
 
 def stored_read_elsewhere(looked: str, model: Model) -> Iterator[faults.StoredReadElsewhere]:
@@ -128,7 +156,11 @@ def bias_quantized(
     looked: str, node: str, convolution: str, precision: Precision, bias: bool = False
 ) -> faults.BiasQuantized | None:
     """A bias behind a DQ: what is int32 is one, else where it stands (``bias``) says so."""
-    return faults.BiasQuantized(looked, node, convolution, precision) if bias or precision == Precision.INT32 else None
+    return (
+        faults.BiasQuantized(looked, node, convolution, precision)
+        if bias or precision == Precision.INT32
+        else None
+    )
 
 
 def float_types_differ(
@@ -151,12 +183,19 @@ def integer_operator(looked: str, node: Node) -> faults.IntegerOperator | None:
 def computes_integers(node: Node) -> bool:
     """Whether an operator is one of onnxruntime's integer formats."""
     return (node.domain in DOMAINS or node.domain.startswith(INNER_DOMAINS)) and (
-        node.op.startswith(("QLinear", "DynamicQuantize")) or node.op.endswith("Integer") or node.op == "QGemm")
+        node.op.startswith(("QLinear", "DynamicQuantize"))
+        or node.op.endswith("Integer")
+        or node.op == "QGemm"
+    )
 
 
 def deconvolution_float(looked: str, node: Node) -> faults.DeconvolutionFloat | None:
     """A ConvTranspose, on a target that computes it in float."""
-    return faults.DeconvolutionFloat(looked, node.name) if of(node).kind == LayerKind.DECONVOLUTION else None
+    return (
+        faults.DeconvolutionFloat(looked, node.name)
+        if of(node).kind == LayerKind.DECONVOLUTION
+        else None
+    )
 
 
 def deconvolution_3d(

@@ -293,6 +293,7 @@ class TakenByMyelin(Refusal):
         uncertain: How many of these may be conversions instead.
         possible: Conversions that may be part of it instead.
     """
+
     last: str
     nodes: int
     products: int

@@ -16,7 +16,10 @@ from qdqtool.model.qdq import read_params
 from qdqtool.trt.layers import QDQ, Layer, Tensor, Weighted, Window
 from qdqtool.trt.network import Network
 
-_QUANTIZE, _SHAPE = LayerKind.QUANTIZE, LayerKind.SHAPE  # a member of an enumeration is slow to look up
+_QUANTIZE, _SHAPE = (
+    LayerKind.QUANTIZE,
+    LayerKind.SHAPE,
+)  # a member of an enumeration is slow to look up
 
 
 class Importer:
@@ -40,7 +43,9 @@ class Importer:
                 self._import(node)
             except (ValueError, TypeError, IndexError, AttributeError) as error:
                 where = self.model.path or "model"
-                raise ModelError(f"{where}: node '{node.name}' ({node.op}) is damaged: {error}") from error
+                raise ModelError(
+                    f"{where}: node '{node.name}' ({node.op}) is damaged: {error}"
+                ) from error
         for name in self.model.outputs:
             tensor = self._input(name)
             tensor.is_output = True
@@ -89,7 +94,14 @@ class Importer:
     def _unnamed(self, kind: str) -> str:
         return f"(Unnamed Layer* {self.count}) [{kind}]"
 
-    def _add(self, kind: LayerKind, name: str, inputs: list[Tensor], outputs: list[Tensor], node: Node | None) -> Layer:
+    def _add(
+        self,
+        kind: LayerKind,
+        name: str,
+        inputs: list[Tensor],
+        outputs: list[Tensor],
+        node: Node | None,
+    ) -> Layer:
         layer = Layer(kind, name, node.op if node is not None else "")
         if node is not None:
             layer.nodes.append(node.name)
@@ -99,7 +111,9 @@ class Importer:
         self.count += 1
         return self.network.add(layer, inputs, outputs)
 
-    def _layer(self, node: Node, inputs: list[Tensor], kind: LayerKind | None = None, operation: str = "") -> Layer:
+    def _layer(
+        self, node: Node, inputs: list[Tensor], kind: LayerKind | None = None, operation: str = ""
+    ) -> Layer:
         """The layer that computes a node's only output; of the operator's own kind, if no other is named."""
         kind = kind or operators.of(node).kind
         layer = self._add(kind, self._name(node), inputs, [self._tensor(node.output)], node)
@@ -108,7 +122,12 @@ class Importer:
         return layer
 
     def _add_unnamed(
-        self, kind: LayerKind, shown: str, inputs: list[Tensor], node: Node | None = None, operation: str = ""
+        self,
+        kind: LayerKind,
+        shown: str,
+        inputs: list[Tensor],
+        node: Node | None = None,
+        operation: str = "",
     ) -> Tensor:
         """Adds a layer that the parser leaves unnamed and returns its output; ``node`` is what it belongs to."""
         name = self._unnamed(shown)
@@ -138,9 +157,8 @@ class Importer:
         if self._shape_only.isdisjoint(node.inputs):
             return False
         names = [i for i in node.inputs if i]
-        return (
-            not node.captured
-            and all(i in self._shape_only or self.model.is_constant(i) for i in names)
+        return not node.captured and all(
+            i in self._shape_only or self.model.is_constant(i) for i in names
         )
 
     def _generic(self, node: Node) -> None:
@@ -185,7 +203,9 @@ class Importer:
         if len([i for i in node.inputs if i]) != 2:
             self._generic(node)
             return
-        rank = max((len(s) for s in (self.model.shape(i) for i in node.inputs) if s is not None), default=0)
+        rank = max(
+            (len(s) for s in (self.model.shape(i) for i in node.inputs) if s is not None), default=0
+        )
         inputs: list[Tensor] = []
         for name in node.inputs:
             tensor = self._input(name)
@@ -220,10 +240,18 @@ class Importer:
         kernel = tuple(attributes.get("kernel_shape", ()) or list(dims[2:]))
         strides, pads = _strides_and_pads(node, kernel)
         layer.weights = Weighted(
-            name=weights, constant=constant, inside=constant, dims=tuple(dims),
-            axis=operators.output_axis(node, len(dims)) or 0, kernel=kernel, strides=strides, pads=pads,
-            dilations=tuple(attributes.get("dilations", [1] * len(kernel))), group=group,
-            auto_pad=str(attributes.get("auto_pad", "NOTSET")), dfl=node.index in self._dfl,
+            name=weights,
+            constant=constant,
+            inside=constant,
+            dims=tuple(dims),
+            axis=operators.output_axis(node, len(dims)) or 0,
+            kernel=kernel,
+            strides=strides,
+            pads=pads,
+            dilations=tuple(attributes.get("dilations", [1] * len(kernel))),
+            group=group,
+            auto_pad=str(attributes.get("auto_pad", "NOTSET")),
+            dfl=node.index in self._dfl,
         )
 
     def _batch_normalization(self, node: Node) -> None:
@@ -233,13 +261,21 @@ class Importer:
             return
         x = self._input(node.input(0))
         constants = [self._input(node.input(i)) for i in (1, 2, 3, 4)]
-        scale, bias, mean, var = (self._add_unnamed(LayerKind.SHUFFLE, "Shuffle", [c]) for c in constants)
+        scale, bias, mean, var = (
+            self._add_unnamed(LayerKind.SHUFFLE, "Shuffle", [c]) for c in constants
+        )
         epsilon = self._add_unnamed(LayerKind.CONSTANT, "Constant", [])
-        variance = self._add_unnamed(LayerKind.ELEMENTWISE, "ElementWise", [var, epsilon], None, "SUM")
+        variance = self._add_unnamed(
+            LayerKind.ELEMENTWISE, "ElementWise", [var, epsilon], None, "SUM"
+        )
         deviation = self._add_unnamed(LayerKind.UNARY, "Unary", [variance])
         centred = self._add_unnamed(LayerKind.ELEMENTWISE, "ElementWise", [x, mean], node, "SUB")
-        normal = self._add_unnamed(LayerKind.ELEMENTWISE, "ElementWise", [centred, deviation], node, "DIV")
-        scaled = self._add_unnamed(LayerKind.ELEMENTWISE, "ElementWise", [scale, normal], node, "PROD")
+        normal = self._add_unnamed(
+            LayerKind.ELEMENTWISE, "ElementWise", [centred, deviation], node, "DIV"
+        )
+        scaled = self._add_unnamed(
+            LayerKind.ELEMENTWISE, "ElementWise", [scale, normal], node, "PROD"
+        )
         for tensor in (centred, normal, scaled):
             tensor.elem_type, tensor.shape = x.elem_type, x.shape
         self._layer(node, [scaled, bias], LayerKind.ELEMENTWISE, "SUM")
@@ -271,18 +307,26 @@ class Importer:
         inputs = [self._input(node.input(0)), self._input(node.input(1))]
         bias = node.input(2) if node.op == "Gemm" else ""
         out = self._tensor(node.output)
-        middle = out if not bias else Tensor(f"{node.name}_matmul_output", node.output, out.elem_type)
+        middle = (
+            out if not bias else Tensor(f"{node.name}_matmul_output", node.output, out.elem_type)
+        )
         layer = self._add(LayerKind.MATRIX_MULTIPLY, self._name(node), inputs, [middle], node)
         dims = tuple(self.model.shape(node.input(1)) or ())
         layer.weights = Weighted(
-            node.input(1), constant_behind(self.model, node.input(1)), inside=False, dims=dims,
-            axis=operators.output_axis(node, len(dims)) or 0, dfl=node.index in self._dfl,
+            node.input(1),
+            constant_behind(self.model, node.input(1)),
+            inside=False,
+            dims=dims,
+            axis=operators.output_axis(node, len(dims)) or 0,
+            dfl=node.index in self._dfl,
         )
         if bias:
             operand = self._input(bias)
             if len(self.model.shape(bias) or ()) < 2:
                 operand = self._add_unnamed(LayerKind.SHUFFLE, "Shuffle", [operand])
-            add = self._add(LayerKind.ELEMENTWISE, self._unnamed("ElementWise"), [middle, operand], [out], None)
+            add = self._add(
+                LayerKind.ELEMENTWISE, self._unnamed("ElementWise"), [middle, operand], [out], None
+            )
             add.operation = "SUM"
 
     def _softmax(self, node: Node) -> None:
@@ -296,9 +340,13 @@ class Importer:
         shuffle.shuffling.joined = True
 
 
-def _strides_and_pads(node: Node, kernel: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _strides_and_pads(
+    node: Node, kernel: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     given = node.attributes
-    return tuple(given.get("strides", [1] * len(kernel))), tuple(given.get("pads", [0] * 2 * len(kernel)))
+    return tuple(given.get("strides", [1] * len(kernel))), tuple(
+        given.get("pads", [0] * 2 * len(kernel))
+    )
 
 
 _HANDLERS: dict[LayerKind, Callable[[Importer, Node], object]] = {
@@ -329,7 +377,11 @@ def constant_behind(model: Model, tensor: str) -> bool:
     while tensor not in known:
         way.append(tensor)
         producer = model.producer(tensor)
-        if model.is_constant(tensor) or producer is None or operators.of(producer).kind not in _PASSED:
+        if (
+            model.is_constant(tensor)
+            or producer is None
+            or operators.of(producer).kind not in _PASSED
+        ):
             known[tensor] = model.is_constant(tensor)
             break
         tensor = producer.input(0)

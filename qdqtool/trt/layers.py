@@ -37,7 +37,16 @@ class Tensor:
         view_of: The tensor in whose memory it lies, once a slice or concatenation was eliminated.
     """
 
-    __slots__ = ("consumers", "elem_type", "is_output", "name", "producer", "shape", "source", "view_of")
+    __slots__ = (
+        "consumers",
+        "elem_type",
+        "is_output",
+        "name",
+        "producer",
+        "shape",
+        "source",
+        "view_of",
+    )
 
     def __init__(self, name: str, source: str = "", elem_type: int = 0) -> None:
         self.name = name
@@ -255,11 +264,51 @@ class Layer:
     """
 
     __slots__ = (
-        "_fusion", "_shuffling", "activation", "acts_as", "blocked", "cases", "clone", "computed_scale", "copied",
-        "copies", "dims", "dq_passed", "eliminated", "first_scale", "held", "id", "in_myelin", "inputs", "int8",
-        "int8_out", "joined", "kind", "merged", "name", "nodes", "of", "op", "operation", "outputs", "pair", "passage",
-        "passed", "per_channel", "pooling", "quant", "quantized_as", "rank", "region", "relu", "requantizes",
-        "residual", "shift_only", "strided", "weights", "window",
+        "_fusion",
+        "_shuffling",
+        "activation",
+        "acts_as",
+        "blocked",
+        "cases",
+        "clone",
+        "computed_scale",
+        "copied",
+        "copies",
+        "dims",
+        "dq_passed",
+        "eliminated",
+        "first_scale",
+        "held",
+        "id",
+        "in_myelin",
+        "inputs",
+        "int8",
+        "int8_out",
+        "joined",
+        "kind",
+        "merged",
+        "name",
+        "nodes",
+        "of",
+        "op",
+        "operation",
+        "outputs",
+        "pair",
+        "passage",
+        "passed",
+        "per_channel",
+        "pooling",
+        "quant",
+        "quantized_as",
+        "rank",
+        "region",
+        "relu",
+        "requantizes",
+        "residual",
+        "shift_only",
+        "strided",
+        "weights",
+        "window",
     )
     weights: Weighted
 
@@ -377,7 +426,9 @@ class Layer:
         return self.inputs[0]
 
 
-def reached(start: Iterable[Layer], further: Callable[[Layer], Iterable[Layer]]) -> dict[Layer, None]:
+def reached(
+    start: Iterable[Layer], further: Callable[[Layer], Iterable[Layer]]
+) -> dict[Layer, None]:
     """What can be reached from some layers, these first, in the order of a search in breadth."""
     found = dict.fromkeys(start)
     queue = list(found)
@@ -421,7 +472,9 @@ def is_relu(layer: Layer) -> bool:
 
 def can_absorb(q: Layer | None) -> bool:
     """Whether a layer can take a Q in: it has one scale, known when the engine is built."""
-    return q is not None and not q.computed_scale and not (q.quant is not None and q.quant.per_channel)
+    return (
+        q is not None and not q.computed_scale and not (q.quant is not None and q.quant.per_channel)
+    )
 
 
 def weights_position(layer: Layer) -> int | None:

@@ -115,9 +115,10 @@ class Network:
         """Whether there are layers of some kinds."""
         return any(self._by_kind[kind] for kind in kinds)
 
-    def pairs(self, *kinds: LayerKind, read_by: LayerKind | None = None) -> Iterator[tuple[Layer, Layer]]:
-        """The layers of some kinds whose output one other layer alone, of a kind where one is given, reads; with that.
-        """
+    def pairs(
+        self, *kinds: LayerKind, read_by: LayerKind | None = None
+    ) -> Iterator[tuple[Layer, Layer]]:
+        """The layers of some kinds whose output one other layer alone, of a kind where one is given, reads; with that."""
         if read_by is not None and not self.has(read_by):
             return
         for layer in self.of_kind(*kinds):
@@ -132,7 +133,11 @@ class Network:
         focus, touched, layers = self.focus, self.touched, self._by_kind[kind]
         if len(layers) < len(focus) + len(touched):  # the less to walk through
             apart = {*focus, *touched}.isdisjoint
-            close = [layer for layer in layers.values() if not (apart(layer.inputs) and apart(layer.outputs))]
+            close = [
+                layer
+                for layer in layers.values()
+                if not (apart(layer.inputs) and apart(layer.outputs))
+            ]
             close.sort(key=_RANK)
             return close
         found: dict[Layer, None] = {}

@@ -39,17 +39,27 @@ from qdqtool.types import (
 )
 
 _PASS_THROUGH = (
-    LayerKind.PADDING, LayerKind.SHUFFLE, LayerKind.SLICE, LayerKind.CONCATENATION, LayerKind.RESIZE,
+    LayerKind.PADDING,
+    LayerKind.SHUFFLE,
+    LayerKind.SLICE,
+    LayerKind.CONCATENATION,
+    LayerKind.RESIZE,
     LayerKind.IDENTITY,
 )
 _TYPES = {
-    **{kind: kind.title().replace("_", "") for kind in LayerKind}, LayerKind.ELEMENTWISE: "ElementWise",
-    LayerKind.POINTWISE: "PointWise", LayerKind.COPY: "Conversion",
+    **{kind: kind.title().replace("_", "") for kind in LayerKind},
+    LayerKind.ELEMENTWISE: "ElementWise",
+    LayerKind.POINTWISE: "PointWise",
+    LayerKind.COPY: "Conversion",
 }
 _OF_THE_MODEL = (*QDQ, LayerKind.SHAPE, LayerKind.OTHER)
 # What is asked of nearly every layer: as names of this module, for a member of an enumeration is slow to look up.
 _CONSTANT, _COPY, _CONVOLUTION = LayerKind.CONSTANT, LayerKind.COPY, LayerKind.CONVOLUTION
-_INT8, _ONLY_INT8, _UNLIKE_INT8 = Precision.INT8, frozenset({Precision.INT8}), (Precision.FP8, Precision.INT4)
+_INT8, _ONLY_INT8, _UNLIKE_INT8 = (
+    Precision.INT8,
+    frozenset({Precision.INT8}),
+    (Precision.FP8, Precision.INT4),
+)
 KERNEL = "kgen"  # as the engine lists a kernel that Myelin makes of a Q or DQ
 _OF_MYELIN = (KERNEL, _TYPES[LayerKind.MATRIX_MULTIPLY])
 
@@ -100,7 +110,9 @@ class Outcome:
         self._passed: dict[int, Tensor] = {}  # behind what Myelin fuses, the tensor in front of it
         self._renamed: dict[str, str] = {}  # these, where a network output is behind them
         self._listed_as: dict[int, Precision] = {}  # what is written for a fused Q
-        self._proven: dict[tuple[tuple[Case, ...], frozenset[Case]], tuple[Evidence, tuple[str, ...]]] = {}
+        self._proven: dict[
+            tuple[tuple[Case, ...], frozenset[Case]], tuple[Evidence, tuple[str, ...]]
+        ] = {}
         self._edges: dict[int, TensorPrecision] = {}
         order = network.in_order()
         for layer in order:
@@ -109,25 +121,37 @@ class Outcome:
             for tensor in layer.outputs:
                 self._precisions[id(tensor)] = self._written(layer, tensor)
         for layer in order:
-            if layer.int8 and layer.inputs:  # also where an operator of unknown types is behind the Q
+            if (
+                layer.int8 and layer.inputs
+            ):  # also where an operator of unknown types is behind the Q
                 self._precisions[id(layer.data)] = _integer(layer)
         self._engine(order)
         self.float_products: list[str] = []
-        self.convolutions = [c for n in model.nodes if is_multiplication(model, n) and (c := self._convolution(n))]
+        self.convolutions = [
+            c for n in model.nodes if is_multiplication(model, n) and (c := self._convolution(n))
+        ]
 
     # Precisions -----------------------------------------------------------------------------------------------
 
     def precision(self, tensor: Tensor) -> Precision:
         """The data type of a tensor in the engine."""
         known = self._precisions.get(id(tensor))
-        return known if known is not None else float_precision(tensor.elem_type, self._target.strongly_typed)
+        return (
+            known
+            if known is not None
+            else float_precision(tensor.elem_type, self._target.strongly_typed)
+        )
 
     def _written(self, layer: Layer, tensor: Tensor) -> Precision:
         if layer.int8_out:
             return _integer(layer)
         if layer.kind is _COPY:
             if layer.quant is not None and (layer.op == "QuantizeLinear" or layer.requantizes):
-                return layer.quant.precision if layer.quant.precision != Precision.UINT8 else Precision.INT8
+                return (
+                    layer.quant.precision
+                    if layer.quant.precision != Precision.UINT8
+                    else Precision.INT8
+                )
         elif layer.kind in _PASS_THROUGH or layer.pools == "MAX":
             if {self.precision(t) for t in layer.inputs} == _ONLY_INT8:
                 return _INT8
@@ -139,9 +163,15 @@ class Outcome:
         merged: dict[str, EngineLayer] = {}
         kernels = {name for region in self._network.regions for name in region.kernels}
         fused = {
-            layer.id: layer for layer in order if layer.region is not None and not layer.in_myelin and (
-                kernels.isdisjoint(layer.nodes or [layer.of or layer.name]) if layer.kind == LayerKind.COPY
-                else _surrounds_product(layer))
+            layer.id: layer
+            for layer in order
+            if layer.region is not None
+            and not layer.in_myelin
+            and (
+                kernels.isdisjoint(layer.nodes or [layer.of or layer.name])
+                if layer.kind == LayerKind.COPY
+                else _surrounds_product(layer)
+            )
         }
         for layer in fused.values():
             self._pass_by(layer, fused)
@@ -155,7 +185,10 @@ class Outcome:
                 self.layers.append(EngineLayer(name, "Reformat", [self._edge(tensor)], [written]))
             if layer.eliminated:
                 continue
-            inputs, outputs = [self._edge(t) for t in layer.inputs], [self._edge(t) for t in layer.outputs]
+            inputs, outputs = (
+                [self._edge(t) for t in layer.inputs],
+                [self._edge(t) for t in layer.outputs],
+            )
             convolution = layer.kind is _CONVOLUTION
             group = layer.fusion.merged if convolution else ""
             if group in merged:
@@ -163,7 +196,11 @@ class Outcome:
                 merged[group].nodes.extend(layer.nodes)
                 continue
             kind = "ConvActPool" if convolution and layer.fusion.pooled else _type(layer)
-            name = layer.nodes[0] if layer.region is not None and kind in _OF_MYELIN and layer.nodes else layer.name
+            name = (
+                layer.nodes[0]
+                if layer.region is not None and kind in _OF_MYELIN and layer.nodes
+                else layer.name
+            )
             entry = EngineLayer(group or name, kind, inputs, outputs, list(layer.nodes))
             self.layers.append(entry)
             if group:
@@ -206,19 +243,29 @@ class Outcome:
         regions = []
         types = {c.name: c.is_int8 for c in self.convolutions if c.is_product}
         types.update(dict.fromkeys(self.float_products, False))
-        pieces = {p.square.name for p in layer_norms(self._model)} if self._network.regions else set()
+        pieces = (
+            {p.square.name for p in layer_norms(self._model)} if self._network.regions else set()
+        )
         for region in self._network.regions:
             inside = {n: is_qdq(self._node(n)) for n in region.nodes}
-            nodes, taken = ([n for n, quantizes in inside.items() if quantizes is wanted] for wanted in (False, True))
+            nodes, taken = (
+                [n for n, quantizes in inside.items() if quantizes is wanted]
+                for wanted in (False, True)
+            )
             known = {n: found for n in nodes if (found := self._node(n)) is not None}
             nodes.sort(key=lambda n: known[n].index if n in known else -1)
             ops = [node.op for node in known.values()]
-            regions.append(replace(
-                region, nodes=nodes, fused=list(dict.fromkeys([*region.fused, *taken])),
-                products=sum(n in types for n in nodes), int8_products=sum(types.get(n, False) for n in nodes),
-                softmaxes=ops.count("Softmax"),
-                norms=sum(op in NORMALIZES for op in ops) + sum(n in pieces for n in nodes),
-            ))  # fmt: skip
+            regions.append(
+                replace(
+                    region,
+                    nodes=nodes,
+                    fused=list(dict.fromkeys([*region.fused, *taken])),
+                    products=sum(n in types for n in nodes),
+                    int8_products=sum(types.get(n, False) for n in nodes),
+                    softmaxes=ops.count("Softmax"),
+                    norms=sum(op in NORMALIZES for op in ops) + sum(n in pieces for n in nodes),
+                )
+            )
         return regions
 
     # Convolutions ---------------------------------------------------------------------------------------------
@@ -233,14 +280,26 @@ class Outcome:
         if layer is None or not layer.inputs or not (layer.int8 or node.output in self._varying):
             return None  # dead: nothing reads it; or computed from constants alone, while building
         if node.op == "Einsum" or (
-                node.op == "MatMul" and not constant and not any(is_dq(self._model.producer(i)) for i in node.inputs)):
+            node.op == "MatMul"
+            and not constant
+            and not any(is_dq(self._model.producer(i)) for i in node.inputs)
+        ):
             self.float_products.append(node.name)
             return None
         weights = "constant" if constant else "computed"
         if layer.in_myelin:
             plain = float_precision(self._model.elem_type(node.output), self._target.strongly_typed)
-            return ConvOutcome(node.index, node.name, node.op, weights, plain, [plain], plain,
-                               evidence=Evidence.ASSUMED, bare=layer.out.source)  # fmt: skip
+            return ConvOutcome(
+                node.index,
+                node.name,
+                node.op,
+                weights,
+                plain,
+                [plain],
+                plain,
+                evidence=Evidence.ASSUMED,
+                bare=layer.out.source,
+            )
         data = self.precision(layer.data)
         compute = _integer(layer) if layer.int8 else data if data.is_float else Precision.FLOAT
         inputs = [compute if layer.int8 else data]
@@ -249,20 +308,33 @@ class Outcome:
         evidence, cases = self._proof(layer)
         activation = layer.fusion.activation
         return ConvOutcome(
-            node.index, node.name, node.op, weights, compute, inputs, self.precision(layer.out),
+            node.index,
+            node.name,
+            node.op,
+            weights,
+            compute,
+            inputs,
+            self.precision(layer.out),
             layer=layer.fusion.merged or layer.name if layer.region is None else None,
             fused=[n for n in layer.nodes if n != node.name and not is_qdq(self._node(n))],
-            evidence=evidence, cases=list(cases), activation=activation.op if activation is not None else "",
+            evidence=evidence,
+            cases=list(cases),
+            activation=activation.op if activation is not None else "",
             bare=layer.fusion.bare or layer.out.source,
         )
 
     def _proof(self, layer: Layer) -> tuple[Evidence, tuple[str, ...]]:
         """How well a layer's outcome is proven, with the conversions in front, and the ids of its cases."""
         own = tuple(layer.cases)
-        copies = frozenset(case for above in layer.above if above.kind is _COPY for case in above.cases)
+        copies = frozenset(
+            case for above in layer.above if above.kind is _COPY for case in above.cases
+        )
         found = self._proven.get((own, copies))
         if found is None:
-            found = self._proven[own, copies] = (weakest([*own, *copies], self._target), tuple(map(id_of, own)))
+            found = self._proven[own, copies] = (
+                weakest([*own, *copies], self._target),
+                tuple(map(id_of, own)),
+            )
         return found
 
     def _node(self, name: str) -> Node | None:
@@ -298,10 +370,16 @@ def simulate(model: Model, target: Target, assume: Assume | None = None) -> Pred
         alternative, _ = _once(model, _with(target, other))
         if _visible(alternative) != _visible(prediction):
             given = assume is not None and SILU_ADD in assume
-            prediction.assumptions.append(Assumption(
-                SILU_ADD, value, {other: _counts(alternative)}, places, given,
-                "chosen by the user" if given else target.residual_proof,
-            ))
+            prediction.assumptions.append(
+                Assumption(
+                    SILU_ADD,
+                    value,
+                    {other: _counts(alternative)},
+                    places,
+                    given,
+                    "chosen by the user" if given else target.residual_proof,
+                )
+            )
     return prediction
 
 
@@ -319,11 +397,17 @@ def assumed_target(target: Target, assume: Assume | None) -> Target:
     for name, value in (assume or {}).items():
         values = CHOICES.get(name)
         if values is None:
-            raise QdqtoolError(f"nothing is assumed by the name '{name[:40]}'; choose one of {', '.join(CHOICES)}")
+            raise QdqtoolError(
+                f"nothing is assumed by the name '{name[:40]}'; choose one of {', '.join(CHOICES)}"
+            )
         if value not in values:
-            raise QdqtoolError(f"{name} cannot be '{value[:40]}'; choose one of {', '.join(values)}")
+            raise QdqtoolError(
+                f"{name} cannot be '{value[:40]}'; choose one of {', '.join(values)}"
+            )
         if target.is_rtx:
-            raise QdqtoolError(f"{name} is settled on {target.name}: no pointwise Add joins a convolution there")
+            raise QdqtoolError(
+                f"{name} is settled on {target.name}: no pointwise Add joins a convolution there"
+            )
         target = _with(target, SiluAdd(value))
     return target
 
@@ -338,11 +422,18 @@ def _once(model: Model, target: Target) -> tuple[Prediction, tuple[str, ...]]:
     outcome = Outcome(model, network, target)
     rules = sentence((c for layer in network.layers.values() for c in layer.cases), target)
     prediction = Prediction(
-        ModelInfo(model.path, model.sha256, model.opset, len(model.nodes)), target.name,
-        convolutions=outcome.convolutions, layers=outcome.layers, trace=run.trace, refusals=run.refusals,
-        conversions=len(outcome.conversion_nodes), conversion_nodes=outcome.conversion_nodes,
+        ModelInfo(model.path, model.sha256, model.opset, len(model.nodes)),
+        target.name,
+        convolutions=outcome.convolutions,
+        layers=outcome.layers,
+        trace=run.trace,
+        refusals=run.refusals,
+        conversions=len(outcome.conversion_nodes),
+        conversion_nodes=outcome.conversion_nodes,
         target_evidence="; ".join(filter(None, (f"{target.evidence}: {target.proof}", rules))),
-        counts=dict(network.counts), regions=outcome.regions(), float_products=outcome.float_products,
+        counts=dict(network.counts),
+        regions=outcome.regions(),
+        float_products=outcome.float_products,
     )
     return prediction, tuple(network.residuals_behind_activation)
 

@@ -59,18 +59,57 @@ GENERIC = (ConstShuffleFusion, ShuffleShuffleFusion, ShuffleErasure)
 INITIALIZERS = (ConstCastFold, ConstQDQInitializersFusion, MyelinOptimization, ConstShuffleFusion)
 MOTION = (VanillaSwapWithFollowingQ, HorizontalMergeQNodes, SplitQAcrossPrecedingFanIn, DqQFusion)
 QUANTIZATION = (
-    EltReluFusion, ScaleActivationFusion, ReduceToPoolingFusion, ConstWeightsQuantizeFusion, ConvReluFusion,
-    DeconvReluFusion, MatMulToConvTransform, VanillaSwapWithPreceedingDQ, ConstCastFold, ConstShuffleFusion,
-    ConstEltFusion, MOTION, Order, ShuffleShuffleFusion, ShuffleErasure, SqueezePushDownJoin, ShuffleShuffleFusion,
-    ShuffleErasure, ConvReluFusion, DeconvReluFusion, ConstShuffleFusion, ConstEltFusion, PointWiseFusion,
-    ConvScaleFusion, DeconvScaleFusion, QConvScaleFusion, ActivationToPointwiseConversion, GenericConvActFusion,
-    QuantizeConvWithResidualAdd, QuantizeDoubleInputNodes, QuantizeSingleInputNodes, ConstWeightsFusion, PadConvFusion,
-    ConvEltwiseSumFusion, ConvActPoolFusion,
+    EltReluFusion,
+    ScaleActivationFusion,
+    ReduceToPoolingFusion,
+    ConstWeightsQuantizeFusion,
+    ConvReluFusion,
+    DeconvReluFusion,
+    MatMulToConvTransform,
+    VanillaSwapWithPreceedingDQ,
+    ConstCastFold,
+    ConstShuffleFusion,
+    ConstEltFusion,
+    MOTION,
+    Order,
+    ShuffleShuffleFusion,
+    ShuffleErasure,
+    SqueezePushDownJoin,
+    ShuffleShuffleFusion,
+    ShuffleErasure,
+    ConvReluFusion,
+    DeconvReluFusion,
+    ConstShuffleFusion,
+    ConstEltFusion,
+    PointWiseFusion,
+    ConvScaleFusion,
+    DeconvScaleFusion,
+    QConvScaleFusion,
+    ActivationToPointwiseConversion,
+    GenericConvActFusion,
+    QuantizeConvWithResidualAdd,
+    QuantizeDoubleInputNodes,
+    QuantizeSingleInputNodes,
+    ConstWeightsFusion,
+    PadConvFusion,
+    ConvEltwiseSumFusion,
+    ConvActPoolFusion,
 )
-EPILOGUE = (ConstantFoldDanglingQDQ, RequantizeFusion, MyelinRegions, QDQToCopy, ScaleScaleFusion, EltwiseAddToPwn)
+EPILOGUE = (
+    ConstantFoldDanglingQDQ,
+    RequantizeFusion,
+    MyelinRegions,
+    QDQToCopy,
+    ScaleScaleFusion,
+    EltwiseAddToPwn,
+)
 MERGING = (MergeLayers, SliceRemoval, ConcatRemoval)
 PIPELINE: tuple[type[Pass] | type[Order] | tuple[type[Pass], ...], ...] = (
-    *GENERIC, *INITIALIZERS, *QUANTIZATION, *EPILOGUE, *MERGING,
+    *GENERIC,
+    *INITIALIZERS,
+    *QUANTIZATION,
+    *EPILOGUE,
+    *MERGING,
 )
 """What runs, in order. Passes in a tuple run until none of them changes anything; behind a later one that did, the
 first begins again: the complete logs show that Qs move and merge until nothing is left to do, then Concats are split,
@@ -99,7 +138,9 @@ class Run:
             raise
         except Exception as error:
             before = ", ".join(self._done[-8:]) or "none"
-            raise PassError(f"pass {step.name} failed ({type(error).__name__}: {error}) after: {before}") from error
+            raise PassError(
+                f"pass {step.name} failed ({type(error).__name__}: {error}) after: {before}"
+            ) from error
         self._done.append(step.name)
         self.trace += step.events
         return step.refusals
@@ -122,7 +163,10 @@ class Run:
             elif network.refusing:
                 return refusals
             else:
-                network.focus, network.refusing = None, True  # nothing more to do near the last edits: a look at all
+                network.focus, network.refusing = (
+                    None,
+                    True,
+                )  # nothing more to do near the last edits: a look at all
 
 
 def run(network: Network, target: Target, last: type[Pass] | None = None) -> Run:
@@ -165,9 +209,11 @@ def cases() -> dict[str, Case]:
 @functools.cache
 def _ids() -> dict[Case, str]:
     found: dict[Case, str] = {}
-    for owner, its in (*((kind.__name__, kind.cases) for kind in passes()),
-                       *((known.name, operators.cases_of(known)) for known in operators.OPERATORS.values()),
-                       ("Shuffle", (operators.INSERTED_SHUFFLE.case,))):  # fmt: skip
+    for owner, its in (
+        *((kind.__name__, kind.cases) for kind in passes()),
+        *((known.name, operators.cases_of(known)) for known in operators.OPERATORS.values()),
+        ("Shuffle", (operators.INSERTED_SHUFFLE.case,)),
+    ):
         for case in its:
             found.setdefault(case, f"{owner}/{case.name}")
     return found

@@ -11,7 +11,16 @@ from qdqtool.base.records import Shared
 from qdqtool.model.operators import OPERATORS, LayerKind
 from qdqtool.model.qdq import precision_of
 from qdqtool.trt import detect, refusals
-from qdqtool.trt.layers import QDQ, WEIGHTED, Layer, Tensor, constant_of, dq_of, node_name, weights_position
+from qdqtool.trt.layers import (
+    QDQ,
+    WEIGHTED,
+    Layer,
+    Tensor,
+    constant_of,
+    dq_of,
+    node_name,
+    weights_position,
+)
 from qdqtool.trt.refusals import STEPS, Origin, Reader, ReaderKind, Scale, Size, Step
 from qdqtool.trt.targets import Target
 from qdqtool.types import BYTES, Precision, Refusal
@@ -60,7 +69,9 @@ def readers_of(tensor: Tensor, *, through: bool = True) -> tuple[Reader, ...]:
     left, room = _STEPS, _PATHS
     queue: list[tuple[Tensor, tuple[Step, ...]]] = [(tensor, ())]
     visited: set[int] = {id(tensor)}
-    beyond: tuple[Layer, Tensor, tuple[Step, ...]] | None = None  # the first operator behind which nobody looked
+    beyond: tuple[Layer, Tensor, tuple[Step, ...]] | None = (
+        None  # the first operator behind which nobody looked
+    )
     for current, path in queue:
         if len(found) >= _READERS:
             more = more or _place(current, path)
@@ -76,8 +87,11 @@ def readers_of(tensor: Tensor, *, through: bool = True) -> tuple[Reader, ...]:
                     steps = passed.last(max(_FEW, min(left, STEPS)))
                     left -= len(steps)
                     found.append(Reader(ReaderKind.Q, name, layer.op, (*path, *steps), scale))
-            elif (through and layer.passage is not None
-                  and (layer.data is current or layer.kind == LayerKind.CONCATENATION)):
+            elif (
+                through
+                and layer.passage is not None
+                and (layer.data is current or layer.kind == LayerKind.CONCATENATION)
+            ):
                 if len(visited) > _LIMIT or room <= len(path):
                     beyond = beyond or (layer, current, path)
                     more = more or node_name(layer)
@@ -115,8 +129,11 @@ def _has_scale(tensor: Tensor) -> bool:
     """Whether a DQ right there makes a tensor, or a Q with one scale reads it right there."""
     dq = dq_of(tensor)
     return (dq is not None and not dq.passed.ops) or any(
-        q.kind == LayerKind.QUANTIZE and isinstance(scale_of(q), float)
-        and any(not way.ops for way in (q.passed, *(way for _, way in q.merged))) for q in tensor.consumers)
+        q.kind == LayerKind.QUANTIZE
+        and isinstance(scale_of(q), float)
+        and any(not way.ops for way in (q.passed, *(way for _, way in q.merged)))
+        for q in tensor.consumers
+    )
 
 
 def is_sum(layer: Layer) -> bool:
@@ -131,8 +148,14 @@ def _gains(layer: Layer) -> bool:
     reads its result, past activations, other sums and what a Q passes, are Qs.
     """
     if layer.kind in WEIGHTED:
-        return (layer.weights.constant or any(map(dq_of, layer.inputs[1:]))) and _leads_to_weights(layer)
-    if not (layer.joined is not None or _averages(layer) or (is_sum(layer) and any(map(_taken, layer.inputs)))):
+        return (layer.weights.constant or any(map(dq_of, layer.inputs[1:]))) and _leads_to_weights(
+            layer
+        )
+    if not (
+        layer.joined is not None
+        or _averages(layer)
+        or (is_sum(layer) and any(map(_taken, layer.inputs)))
+    ):
         return False
     queue, seen, found = [layer], {layer.id}, False
     for current in queue:
@@ -143,8 +166,12 @@ def _gains(layer: Layer) -> bool:
                 if reader.kind == LayerKind.QUANTIZE:
                     found = True
                 elif reader.id not in seen:
-                    if not (reader.operation == "SUM" or reader.kind in _ELEMENTWISE or reader.passage is not None
-                            or _averages(reader)):
+                    if not (
+                        reader.operation == "SUM"
+                        or reader.kind in _ELEMENTWISE
+                        or reader.passage is not None
+                        or _averages(reader)
+                    ):
                         return False
                     seen.add(reader.id)
                     queue.append(reader)
@@ -170,7 +197,9 @@ def _feeds_weighted(layer: Layer) -> bool:
 def _leads_to_weights(layer: Layer) -> bool:
     queue, seen = [layer], {layer.id}
     for current in queue:
-        for reader in [r for tensor in current.outputs for r in tensor.consumers if r.id not in seen]:
+        for reader in [
+            r for tensor in current.outputs for r in tensor.consumers if r.id not in seen
+        ]:
             if reader.kind in WEIGHTED and not reader.weights.dfl:
                 return True
             if reader.id not in seen:
@@ -202,7 +231,9 @@ def different_scales(
     return refusals.OutputDifferentScales(by, node, tensor, readers, size)
 
 
-def scales_differ(by: str, node: str, tensor: Tensor, quantizers: Sequence[Layer]) -> refusals.ScalesDiffer | None:
+def scales_differ(
+    by: str, node: str, tensor: Tensor, quantizers: Sequence[Layer]
+) -> refusals.ScalesDiffer | None:
     """Whether quantizers in a row, or on one tensor, quantize differently, as far as is known."""
     keys = {None if q.quant is None else q.quant.key for q in quantizers}
     if len(quantizers) < 2 or (len(keys) == 1 and None not in keys):
@@ -222,7 +253,12 @@ def origin_of(tensor: Tensor) -> Origin:
     path: list[Step] = []
     maker = tensor.producer
     for _ in range(STEPS):
-        if maker is None or not maker.inputs or maker.passage is None or maker.kind == LayerKind.CONCATENATION:
+        if (
+            maker is None
+            or not maker.inputs
+            or maker.passage is None
+            or maker.kind == LayerKind.CONCATENATION
+        ):
             break
         path.append(step_of(maker))
         tensor = maker.data
@@ -234,8 +270,15 @@ def origin_of(tensor: Tensor) -> Origin:
     if maker.kind in QDQ:
         quantizer = maker.pair or node_name(maker)
     return Origin(
-        tensor.source, node_name(maker), maker.op, convolution, tuple(path), maker.int8 or maker.int8_out,
-        maker.nodes[-1] if maker.nodes else "", quantizer, scale_of(maker) if quantizer else None,
+        tensor.source,
+        node_name(maker),
+        maker.op,
+        convolution,
+        tuple(path),
+        maker.int8 or maker.int8_out,
+        maker.nodes[-1] if maker.nodes else "",
+        quantizer,
+        scale_of(maker) if quantizer else None,
     )
 
 
@@ -247,7 +290,9 @@ def weighted_behind(tensor: Tensor) -> tuple[str, ...]:
         for layer in current.consumers:
             if layer.kind in WEIGHTED and layer.data is current:
                 found[node_name(layer)] = None
-            elif (layer.passage is not None or layer.kind == LayerKind.DEQUANTIZE) and len(visited) <= _LIMIT:
+            elif (layer.passage is not None or layer.kind == LayerKind.DEQUANTIZE) and len(
+                visited
+            ) <= _LIMIT:
                 new = [o for o in layer.outputs if id(o) not in visited]
                 visited.update(map(id, new))
                 queue.extend(new)
@@ -272,16 +317,25 @@ def refusal_of(layer: Layer, by: str, target: Target) -> Refusal | None:
     if data is None:
         producer = layer.data.producer
         return refusals.InputNotDequantized(
-            by, node, layer.data.source, node_name(producer) if producer else layer.data.name,
-            (producer.op or producer.kind.value) if producer else "Input", weights is not None, *_nearest_dq(layer),
+            by,
+            node,
+            layer.data.source,
+            node_name(producer) if producer else layer.data.name,
+            (producer.op or producer.kind.value) if producer else "Input",
+            weights is not None,
+            *_nearest_dq(layer),
             elements(layer.out),
         )
     if position is None or weights is None:
         # A DQ right in front needs no name; of two computed operands it tells which one is quantized.
         named = node_name(data) if data.passed.ops or not layer.weights.constant else ""
-        return refusals.WeightsNotDequantized(by, node, layer.weights.name, named, elements(layer.data))
+        return refusals.WeightsNotDequantized(
+            by, node, layer.weights.name, named, elements(layer.data)
+        )
     for dq in (data, weights):
-        if (computed := detect.scale_computed(by, node, node_name(dq), dq.computed_scale)) is not None:
+        if (
+            computed := detect.scale_computed(by, node, node_name(dq), dq.computed_scale)
+        ) is not None:
             return computed
     types = (_precision(data), _precision(weights))
     if Precision.INT4 in types:
@@ -306,8 +360,16 @@ def _of_quantizers(layer: Layer, by: str, data: Layer, weights: Layer) -> Iterat
         if dq.quant is not None:
             yield detect.nonzero_zero_point(by, node, node_name(dq), dq.quant.zero_points)
     if weights.quant is not None and not known.from_matmul:
-        yield detect.weights_axis(by, node, node_name(weights), weights.quant, weights.quant.axis, known.axis,
-                                  known.dims, layer.kind == LayerKind.DECONVOLUTION)
+        yield detect.weights_axis(
+            by,
+            node,
+            node_name(weights),
+            weights.quant,
+            weights.quant.axis,
+            known.axis,
+            known.dims,
+            layer.kind == LayerKind.DECONVOLUTION,
+        )
     if layer.kind != LayerKind.MATRIX_MULTIPLY:
         constant = known.constant or constant_of(weights.data) is not None
         yield detect.weights_not_constant(by, node, known.name, constant)

@@ -34,14 +34,20 @@ class Taken:
         self.bare: set[str] = set()
         try:
             network = importer.build(model)
-            sums = [layer for layer in network.of_kind(LayerKind.ELEMENTWISE) if is_sum(layer)
-                    and not any(activation_input(model, model.node(name)) for name in layer.nodes)]
+            sums = [
+                layer
+                for layer in network.of_kind(LayerKind.ELEMENTWISE)
+                if is_sum(layer)
+                and not any(activation_input(model, model.node(name)) for name in layer.nodes)
+            ]
             for layer in sums:
                 network.set_kind(layer, LayerKind.OTHER)
             pipeline.run(network, target, GenericConvActFusion)
         except QdqtoolError:
             return
-        self.nodes = {node: layer for layer in network.of_kind(*CONVOLVE) for node in layer.nodes[:1]}
+        self.nodes = {
+            node: layer for layer in network.of_kind(*CONVOLVE) for node in layer.nodes[:1]
+        }
         for layer in sums:
             found = {t: maker for t in layer.inputs if (maker := _behind(t, layer)) is not None}
             self.summed.update({t.source: maker for t, maker in found.items()})
@@ -52,7 +58,9 @@ def _is_bare(layer: Layer, tensor: Tensor) -> bool:
     """Whether a convolution has no activation in front of a sum's input: what scales it is folded with Q/DQ there."""
     while (scale := tensor.maker(LayerKind.SCALE)) is not None:
         tensor = scale.data
-    return layer.kind == LayerKind.CONVOLUTION and tensor is layer.out and not layer.fusion.activated
+    return (
+        layer.kind == LayerKind.CONVOLUTION and tensor is layer.out and not layer.fusion.activated
+    )
 
 
 def _behind(tensor: Tensor, reader: Layer) -> Layer | None:
@@ -68,7 +76,9 @@ def _behind(tensor: Tensor, reader: Layer) -> Layer | None:
             ends.add(current.maker(*CONVOLVE))
         elif between not in inside:
             inside.add(between)
-            more = [t for t in dict.fromkeys(between.inputs) if not constant_of(t) and t not in read]
+            more = [
+                t for t in dict.fromkeys(between.inputs) if not constant_of(t) and t not in read
+            ]
             read.update(dict.fromkeys(more))
             queue += more
     alone = all(inside.issuperset(t.consumers) for t in read)

@@ -135,59 +135,103 @@ class Target:
         if not self.is_rtx or self.capabilities == (number,):
             return self
         if self.buildable and number not in self.buildable and not seen:
-            raise QdqtoolError(said(
-                "{target} cannot build for compute capability {cc}{name}, only for {known:joined , }; name such a GPU, "
-                "or a TensorRT that builds for yours ({`target`})", target=self.name, cc=dotted(number),
-                name=said(" ({gpu})", gpu=gpu) if gpu else "", known=[dotted(c) for c in self.buildable]))
+            raise QdqtoolError(
+                said(
+                    "{target} cannot build for compute capability {cc}{name}, only for {known:joined , }; name such a GPU, "
+                    "or a TensorRT that builds for yours ({`target`})",
+                    target=self.name,
+                    cc=dotted(number),
+                    name=said(" ({gpu})", gpu=gpu) if gpu else "",
+                    known=[dotted(c) for c in self.buildable],
+                )
+            )
         return replaced(self, capabilities=(number,))
 
 
 _TRT10 = Target(
-    "trt10", (10, 0), Evidence.ASSUMED,
+    "trt10",
+    (10, 0),
+    Evidence.ASSUMED,
     "outcomes seen in a YOLOv8n (10.14.1), small graphs and matrix products (10.3); pass lines as on 8.5",
-    residual_proof=_APART_10, multiply_in_pointwise_name=True, constants_first=True, float16_scales=True,
-    blocked_scales=True, needs_zero_point=False, layer_normalization=True, int8_weights=True,
-    products_in_myelin=True, regions=True,
+    residual_proof=_APART_10,
+    multiply_in_pointwise_name=True,
+    constants_first=True,
+    float16_scales=True,
+    blocked_scales=True,
+    needs_zero_point=False,
+    layer_normalization=True,
+    int8_weights=True,
+    products_in_myelin=True,
+    regions=True,
 )
 TARGETS: dict[str, Target] = {
     t.name: t
-    for t in sorted((
-        Target(
-            "trt8.0", (8, 0), Evidence.SEEN,
-            "outcomes seen in one engine listing (CenterNet, no pass lines); passes as seen on 8.5",
-            merges_parallel=False, fuses_stem_pool=False, keeps_relu_name=True,
-            quantize_suffix="_quantize_scale_node", deconvolution_seen=True, uint8_inputs=False,
+    for t in sorted(
+        (
+            Target(
+                "trt8.0",
+                (8, 0),
+                Evidence.SEEN,
+                "outcomes seen in one engine listing (CenterNet, no pass lines); passes as seen on 8.5",
+                merges_parallel=False,
+                fuses_stem_pool=False,
+                keeps_relu_name=True,
+                quantize_suffix="_quantize_scale_node",
+                deconvolution_seen=True,
+                uint8_inputs=False,
+            ),
+            Target(
+                "trt8.4",
+                (8, 4),
+                Evidence.SEEN,
+                "pass lines seen in excerpts of one YOLOv8-style log; outcomes in published engines",
+                uint8_inputs=False,
+            ),
+            Target(
+                "trt8.5",
+                (8, 5),
+                Evidence.SEEN,
+                "rules seen in three complete build logs (8.5.2 twice, 8.5.10) and four published engines",
+                int8_weights=True,
+            ),
+            Target(
+                "trt8.6",
+                (8, 6),
+                Evidence.SEEN,
+                "every line of the Q/DQ passes seen in one complete build log (8.6.0), the same as on 8.5.2",
+                layer_normalization=True,
+                int8_weights=True,
+                regions=True,
+            ),
+            _TRT10,
+            replaced(
+                _TRT10,
+                name="trt11",
+                version=(11, 0),
+                proof="strongly typed; INT8 outcomes as documented; no 11.x log with Q/DQ pass lines was available",
+                strongly_typed=True,
+                residual_through_activation=True,
+                residual_proof=_FUSED_11,
+                copies_dq=True,
+            ),
+            Target(
+                "rtx1.7",
+                (1, 7),
+                Evidence.SEEN,
+                "rules found by experiment with TensorRT-RTX 1.7.1 itself",
+                strongly_typed=True,
+                float16_scales=True,
+                blocked_scales=True,
+                needs_zero_point=False,
+                layer_normalization=True,
+                int8_weights=True,
+                # What ComputeCapability of 1.7.1 has. NVIDIA's support matrix (docs.nvidia.com/deeplearning/tensorrt-rtx,
+                # 1.5) lists 7.5, 8.6, 8.9, 12.0 and 12.1; for 8.0 the library builds as well.
+                buildable=(75, 80, 86, 89, 120, 121),
+            ),
         ),
-        Target(
-            "trt8.4", (8, 4), Evidence.SEEN,
-            "pass lines seen in excerpts of one YOLOv8-style log; outcomes in published engines",
-            uint8_inputs=False,
-        ),
-        Target(
-            "trt8.5", (8, 5), Evidence.SEEN,
-            "rules seen in three complete build logs (8.5.2 twice, 8.5.10) and four published engines",
-            int8_weights=True,
-        ),
-        Target(
-            "trt8.6", (8, 6), Evidence.SEEN,
-            "every line of the Q/DQ passes seen in one complete build log (8.6.0), the same as on 8.5.2",
-            layer_normalization=True, int8_weights=True, regions=True,
-        ),
-        _TRT10,
-        replaced(
-            _TRT10, name="trt11", version=(11, 0),
-            proof="strongly typed; INT8 outcomes as documented; no 11.x log with Q/DQ pass lines was available",
-            strongly_typed=True, residual_through_activation=True, residual_proof=_FUSED_11, copies_dq=True,
-        ),
-        Target(
-            "rtx1.7", (1, 7), Evidence.SEEN, "rules found by experiment with TensorRT-RTX 1.7.1 itself",
-            strongly_typed=True, float16_scales=True, blocked_scales=True, needs_zero_point=False,
-            layer_normalization=True, int8_weights=True,
-            # What ComputeCapability of 1.7.1 has. NVIDIA's support matrix (docs.nvidia.com/deeplearning/tensorrt-rtx,
-            # 1.5) lists 7.5, 8.6, 8.9, 12.0 and 12.1; for 8.0 the library builds as well.
-            buildable=(75, 80, 86, 89, 120, 121),
-        ),
-    ), key=lambda t: (t.is_rtx, t.version))
+        key=lambda t: (t.is_rtx, t.version),
+    )
 }
 
 RTX = max((t for t in TARGETS.values() if t.is_rtx), key=lambda t: t.version)
@@ -202,7 +246,9 @@ def dotted(capability: int) -> str:
 def target_before(name: str) -> Target | None:
     """The nearest earlier target of the same kind; None for the first, and where there is none of that name."""
     mine = TARGETS.get(name)
-    earlier = (t for t in TARGETS.values() if mine and t.is_rtx == mine.is_rtx and t.version < mine.version)
+    earlier = (
+        t for t in TARGETS.values() if mine and t.is_rtx == mine.is_rtx and t.version < mine.version
+    )
     return max(earlier, key=lambda t: t.version, default=None)
 
 
@@ -259,8 +305,13 @@ def strongly_typed(target: Target, given: str = said("{`strongly_typed`}")) -> T
     if target.strongly_typed:
         return target
     if target.version < (10, 0):
-        raise QdqtoolError(said("{given}: {target} has no such networks; TensorRT 10 was the first",
-                                given=given, target=target.name))
+        raise QdqtoolError(
+            said(
+                "{given}: {target} has no such networks; TensorRT 10 was the first",
+                given=given,
+                target=target.name,
+            )
+        )
     return replaced(target, name=target.name + STRONGLY_TYPED, strongly_typed=True)
 
 
@@ -341,6 +392,8 @@ class Build:
 
 _ROWS: list[dict[str, Any]] = [*tables.rows(Path(tables.__file__).with_name("builds.tsv"))]
 BUILDS: dict[str, Build] = {
-    row["name"]: Build(**{**row, "graph": row["graph"] == "yes", "made_rules": row["made_rules"] == "yes"})
+    row["name"]: Build(
+        **{**row, "graph": row["graph"] == "yes", "made_rules": row["made_rules"] == "yes"}
+    )
     for row in _ROWS
 }

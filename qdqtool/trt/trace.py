@@ -72,9 +72,13 @@ FORMATS: dict[str, Format] = {
     ELIMINATING_CONCAT: Format("Eliminating concatenation ", "", "", "none"),
     REPLACING_SLICE: Format("Replacing slice ", " with copy from ", "", "none"),
     RETARGETING: Format("Retargeting ", " to ", "", "none"),
-    COPY_STRIDING: Format("Generating copy for ", " to ", " because input does not support striding.", "none"),
+    COPY_STRIDING: Format(
+        "Generating copy for ", " to ", " because input does not support striding.", "none"
+    ),
     COPY_STOMPING: Format("Generating copy for ", " to ", " because of stomping hazard.", "none"),
-    COPY_UNMOVABLE: Format("Generating copy for ", " to ", " because input is not movable.", "none"),
+    COPY_UNMOVABLE: Format(
+        "Generating copy for ", " to ", " because input is not movable.", "none"
+    ),
 }
 """Every kind of event and its wording; ``Running`` is the only one whose subject may be empty (TensorRT 8.2)."""
 
@@ -116,15 +120,18 @@ def parse(line: str, running: str = NO_PASS, layer: str = "") -> Event | None:
         return Event(match[1], RUNNING, match[2] or "") if match else None
     if "using " in line and (match := _PASS.match(line)):
         kind = match[2]
-        pair = _split(line[match.end():], FORMATS[kind].between, layer)
+        pair = _split(line[match.end() :], FORMATS[kind].between, layer)
         return Event(match[1], kind, *pair) if pair else None
     for kind, wording in _BY_WORD.get(line.split(" ", 1)[0], ()):
         if line.startswith(wording.before) and line.endswith(wording.after):
-            rest = line[len(wording.before): len(line) - len(wording.after)]
+            rest = line[len(wording.before) : len(line) - len(wording.after)]
             owner = running if wording.scope == "running" else NO_PASS
             if not wording.between:
                 return Event(owner, kind, rest) if rest else None
-            if kind in (SWAP_TYPE, CONVERT_TYPE):  # the types are single words: the last ' from ' is the joint
+            if kind in (
+                SWAP_TYPE,
+                CONVERT_TYPE,
+            ):  # the types are single words: the last ' from ' is the joint
                 typed = _TYPE.fullmatch(rest)
                 return Event(owner, kind, typed[1], typed[2]) if typed else None
             pair = _split(rest, wording.between, layer)
@@ -139,12 +146,12 @@ def _split(text: str, joint: str, layer: str) -> tuple[str, str] | None:
         if text.endswith(joint + layer):
             return text[: len(text) - len(joint) - len(layer)], layer
         if text.startswith(layer + joint):
-            return layer, text[len(layer) + len(joint):]
+            return layer, text[len(layer) + len(joint) :]
     first = text.find(joint)
     if first < 0:
         return None
     at = first if text.find(joint, first + 1) < 0 else _closed_joint(text, joint, first)
-    return text[:at], text[at + len(joint):]
+    return text[:at], text[at + len(joint) :]
 
 
 def _closed_joint(text: str, joint: str, first: int) -> int:

@@ -54,8 +54,17 @@ _TIMED = 4  # samples that tell how long it takes
 
 
 @watched
-@takes(aim=Aim, machine=Powered, on=On, ranges=Ranges, images=Images, placing=Placing, remainder=Remainder,
-       where=Workers, effort=Effort)
+@takes(
+    aim=Aim,
+    machine=Powered,
+    on=On,
+    ranges=Ranges,
+    images=Images,
+    placing=Placing,
+    remainder=Remainder,
+    where=Workers,
+    effort=Effort,
+)
 @typed
 def tune(
     model: ModelSource | Model,
@@ -101,25 +110,55 @@ def tune(
     chip = _gpu(machine, chosen)
     chosen = chosen if chip is None else chosen.built_for(chip.cc)
     loaded = load_full(model)
-    described = {"path": loaded.path, "sha256": loaded.sha256, "opset": loaded.opset, "nodes": len(loaded.nodes)}
-    work, half, notes, warnings = prepared(model, loaded, chosen, placing.weights, remainder.high_precision)
+    described = {
+        "path": loaded.path,
+        "sha256": loaded.sha256,
+        "opset": loaded.opset,
+        "nodes": len(loaded.nodes),
+    }
+    work, half, notes, warnings = prepared(
+        model, loaded, chosen, placing.weights, remainder.high_precision
+    )
     rules, placement = rules_for(work, placing, chosen)
     measure = metric_for(work, aim.metric, limit)
-    sets = open_sets(work, data, aim.evaluation, images, max_images=ranges.max_images, chosen_on=effort.chosen_on,
-                     judged_on=effort.judged_on, swept_on=effort.swept_on)
-    settings = _settings({**vars(ranges), **vars(placing), **vars(images), **vars(remainder)}, chosen, measure.identity)
-    identity = {"model": hashlib.sha256(_serialized(work)).hexdigest()[:20], "images": sets.fingerprint,
-                "settings": settings}  # fmt: skip
+    sets = open_sets(
+        work,
+        data,
+        aim.evaluation,
+        images,
+        max_images=ranges.max_images,
+        chosen_on=effort.chosen_on,
+        judged_on=effort.judged_on,
+        swept_on=effort.swept_on,
+    )
+    settings = _settings(
+        {**vars(ranges), **vars(placing), **vars(images), **vars(remainder)},
+        chosen,
+        measure.identity,
+    )
+    identity = {
+        "model": hashlib.sha256(_serialized(work)).hexdigest()[:20],
+        "images": sets.fingerprint,
+        "settings": settings,
+    }
     store = Store(effort.state, identity)  # before anything takes long: it may be another tuning's
     if remainder.smooth is not None:
-        notes.append(smooth(work, placement or place(work, rules), remainder.smooth, sets.calibration)[1])
+        notes.append(
+            smooth(work, placement or place(work, rules), remainder.smooth, sets.calibration)[1]
+        )
     planner = Planner(work, rules, chosen, MethodChoice.chosen(ranges), placing.unify, chip, half)
     with contextlib.ExitStack() as stack:
         opened = None
         if where.cluster is not None:
             opened = stack.enter_context(mapping.Cluster(where.cluster, where.mixed_cpus))
-        calibration = _calibrate(planner, sets, progress, replaced(where, cluster=getattr(opened, "client", None)),
-                                 time_limit, store)
+        calibration = _calibrate(
+            planner,
+            sets,
+            progress,
+            replaced(where, cluster=getattr(opened, "client", None)),
+            time_limit,
+            store,
+        )
         scores = class_outputs(work)
         base = planner.plan(Configuration())
         notes.extend(base.placement.notes)
@@ -128,17 +167,36 @@ def tune(
         if half:
             planner.wide = _wide(planner, sets, warnings)
             notes.extend(said_of_half(work, chosen, planner.wide, remainder.high_precision is None))
-        job = Job(_serialized(work), sets.measured, tuple(compared(work)),
-                  scores if set(scores) <= set(compared(work)) else (), measure)
+        job = Job(
+            _serialized(work),
+            sets.measured,
+            tuple(compared(work)),
+            scores if set(scores) <= set(compared(work)) else (),
+            measure,
+        )
         count = effort.workers or (default_workers() if opened is None else opened.threads())
         if mapper is None and opened is not None:
             mapper = stack.enter_context(ClusterMapper(opened))
         elif mapper is not None:
             mapper = looked_at(mapper)
-        bench = Measurements(job, sets, mapper or local(count), store, count,
-                             None if time_limit is None else began + time_limit, progress)
-        search = Search(planner, bench, keep, aim.budget_ms, effort.whole_front, say or (lambda line: None),
-                        time_limit or 0.0)
+        bench = Measurements(
+            job,
+            sets,
+            mapper or local(count),
+            store,
+            count,
+            None if time_limit is None else began + time_limit,
+            progress,
+        )
+        search = Search(
+            planner,
+            bench,
+            keep,
+            aim.budget_ms,
+            effort.whole_front,
+            say or (lambda line: None),
+            time_limit or 0.0,
+        )
         _run(search, say)
         point, reached = search.choose()
         shown = _thinned(search.front(), point)
@@ -147,23 +205,45 @@ def tune(
         plan = planner.plan(point.configuration)
         made, quantized = planner.build(plan, placing.weights)
         if half:
-            notes.extend(_moved_by_half(work, [plan.recipe.build(work)[0], made], sets, search.moved_on, warnings))
+            notes.extend(
+                _moved_by_half(
+                    work, [plan.recipe.build(work)[0], made], sets, search.moved_on, warnings
+                )
+            )
         made.path, made.sha256 = "", None
         result = Tuning(
-            made.proto, quantized, prediction.predict(made, chosen), reached, keep, aim.budget_ms, point, bought,
+            made.proto,
+            quantized,
+            prediction.predict(made, chosen),
+            reached,
+            keep,
+            aim.budget_ms,
+            point,
+            bought,
             shown,
-            [p for p in search.points() if not any(p is s for s in shown)], _sites(search, point),
+            [p for p in search.points() if not any(p is s for s in shown)],
+            _sites(search, point),
             planner.cost(search.start),
-            {"name": measure.name, "sentence": measure.sentence, "float": search.float_value(sets.judged_on)},
-            _cost_words(chip), _images(sets, data, aim.evaluation, calibration),
+            {
+                "name": measure.name,
+                "sentence": measure.sentence,
+                "float": search.float_value(sets.judged_on),
+            },
+            _cost_words(chip),
+            _images(sets, data, aim.evaluation, calibration),
             _effort(search, bench, began, cpu),
             described,
-            chosen.name, None if chip is None else chip.name,
+            chosen.name,
+            None if chip is None else chip.name,
             [*notes, *search.notes, *_against_float(search, point)],
-            [*warnings, *base.warnings, *calibration.get("warnings", ()), *_unread(sets)], loaded.path,
-            builder=lambda configuration: planner.build(planner.plan(configuration), placing.weights)[0].proto,
-            float_type="fp16" if half else "fp32", float32=dict(planner.wide),
-        )  # fmt: skip
+            [*warnings, *base.warnings, *calibration.get("warnings", ()), *_unread(sets)],
+            loaded.path,
+            builder=lambda configuration: (
+                planner.build(planner.plan(configuration), placing.weights)[0].proto
+            ),
+            float_type="fp16" if half else "fp32",
+            float32=dict(planner.wide),
+        )
     return result
 
 
@@ -177,12 +257,18 @@ def _run(search: Search, say: Callable[[str], None] | None) -> None:
             what, each = expected(search)
             search.say(what)
             leave_time(search, each)
-        for samples in (bench.sets.chosen_on, bench.sets.judged_on):  # of which a time limit may have left few
+        for samples in (
+            bench.sets.chosen_on,
+            bench.sets.judged_on,
+        ):  # of which a time limit may have left few
             _require_agreement(search, samples)
         search.measure([("everything INT8", search.start)])
     except OutOfTime:
-        raise QdqtoolError(said(
-            "{`time_limit`}: over before everything INT8 was measured once; give more time or fewer images")) from None
+        raise QdqtoolError(
+            said(
+                "{`time_limit`}: over before everything INT8 was measured once; give more time or fewer images"
+            )
+        ) from None
     search.run()
     search.bench.deadline = None  # what is left is needed to judge what was found
 
@@ -191,16 +277,23 @@ def _require_agreement(search: Search, samples: Sequence[int]) -> None:
     """Looks whether there is anything to agree with at all."""
     own = search.float_value(samples)
     if search.keep is not None and own <= 0.0:
-        raise QdqtoolError(said("{`metric`} {name}: gives {own:.4g} for the float model itself; {`keep`} is a part of "
-                                "that, which has to be above 0 (higher is better)", name=search.bench.job.metric.name,
-                                own=own))
+        raise QdqtoolError(
+            said(
+                "{`metric`} {name}: gives {own:.4g} for the float model itself; {`keep`} is a part of "
+                "that, which has to be above 0 (higher is better)",
+                name=search.bench.job.metric.name,
+                own=own,
+            )
+        )
 
 
 def _serialized(model: Model) -> bytes:
     try:
         return bytes(model.proto.SerializeToString())
     except (ValueError, EncodeError):
-        raise ModelError(f"{model.path or 'model'}: over 2 GB with its weights, which cannot be tuned") from None
+        raise ModelError(
+            f"{model.path or 'model'}: over 2 GB with its weights, which cannot be tuned"
+        ) from None
 
 
 def _unread(sets: Sets) -> list[Note]:
@@ -214,19 +307,38 @@ def _unread(sets: Sets) -> list[Note]:
 def _check(aim: Aim, gpu: str | None, effort: Effort) -> None:
     keep, budget_ms = aim.keep, aim.budget_ms
     if keep is not None and budget_ms is not None:
-        raise QdqtoolError(said("{`keep`} and {`budget_ms`} exclude each other: one is the goal, the other what is "
-                                "made small"))
+        raise QdqtoolError(
+            said(
+                "{`keep`} and {`budget_ms`} exclude each other: one is the goal, the other what is "
+                "made small"
+            )
+        )
     if keep is not None and not 0.0 < keep <= 1.0:
-        raise QdqtoolError(said("{`keep`} {keep:g}: is a part of the float model's metric, above 0 and at most 1",
-                                keep=keep))
-    if budget_ms is not None and (gpu is None or not budget_ms > 0.0 or not math.isfinite(budget_ms)):
-        raise QdqtoolError(said("{`budget_ms`} {budget_ms:g}: milliseconds above 0 on a GPU; name it with {`gpu`}",
-                                budget_ms=budget_ms))
+        raise QdqtoolError(
+            said(
+                "{`keep`} {keep:g}: is a part of the float model's metric, above 0 and at most 1",
+                keep=keep,
+            )
+        )
+    if budget_ms is not None and (
+        gpu is None or not budget_ms > 0.0 or not math.isfinite(budget_ms)
+    ):
+        raise QdqtoolError(
+            said(
+                "{`budget_ms`} {budget_ms:g}: milliseconds above 0 on a GPU; name it with {`gpu`}",
+                budget_ms=budget_ms,
+            )
+        )
     for parameter in ("time_limit", "workers", "chosen_on", "judged_on", "swept_on"):
         number = getattr(effort, parameter)
         if number is not None and not number > 0:
-            raise QdqtoolError(said("{parameter} {number}: has to be above 0", parameter=Parameter(parameter),
-                                    number=shown(number)))
+            raise QdqtoolError(
+                said(
+                    "{parameter} {number}: has to be above 0",
+                    parameter=Parameter(parameter),
+                    number=shown(number),
+                )
+            )
     if effort.time_limit is not None:
         budgets.seconds(effort.time_limit, "time_limit")
 
@@ -238,22 +350,46 @@ def _gpu(machine: Powered, target: Target) -> gpus.Gpu | None:
     found = gpus.chosen(name, machine.clock, machine.power)
     found = gpus.used_by(target.built_for(found.cc, found.name), found)
     if not found.has_int8:
-        raise QdqtoolError(said("{`gpu`} {name}: {gpu} has no INT8 on {target}, so that every placement is slower "
-                                "than the float model; deploy that, or name another GPU", name=name, gpu=found.name,
-                                target=target.given))
+        raise QdqtoolError(
+            said(
+                "{`gpu`} {name}: {gpu} has no INT8 on {target}, so that every placement is slower "
+                "than the float model; deploy that, or name another GPU",
+                name=name,
+                gpu=found.name,
+                target=target.given,
+            )
+        )
     return found
 
 
 def _settings(given: dict[str, Any], target: Target, metric: str) -> str:
     """What measurements depend on beside model and images."""
-    names = ("method", "method_for", "percentile", "head", "residual", "attention", "unify", "exclude", "include",
-             "exclude_op", "size", "preprocess", "smooth")  # fmt: skip
+    names = (
+        "method",
+        "method_for",
+        "percentile",
+        "head",
+        "residual",
+        "attention",
+        "unify",
+        "exclude",
+        "include",
+        "exclude_op",
+        "size",
+        "preprocess",
+        "smooth",
+    )
     parts = [target.name, metric, *(f"{n}={given[n]!r}" for n in names)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:20]
 
 
 def _calibrate(
-    planner: Planner, sets: Sets, progress: bool, workers: Workers, time_limit: float | None, store: Store
+    planner: Planner,
+    sets: Sets,
+    progress: bool,
+    workers: Workers,
+    time_limit: float | None,
+    store: Store,
 ) -> Json:
     """One pass for every method, and for every tensor that any placement could quantize.
 
@@ -265,15 +401,21 @@ def _calibrate(
     planner.methods.check([t for g in planner.groups(base) for t in g.tensors])
     groups, data = planner.possible_groups(), sets.calibration
     room = store.ranged_on if time_limit is not None and store.resumed else 0
-    if time_limit is not None and not store.resumed and workers.cluster is None and len(data) > 2 * _TIMED:
+    if (
+        time_limit is not None
+        and not store.resumed
+        and workers.cluster is None
+        and len(data) > 2 * _TIMED
+    ):
         began, few = time.monotonic(), _some(sets, _TIMED)
         collect_for(planner.model, few, groups, max_images=len(few), workers=workers)
         room = fitting(_RANGING * time_limit, (time.monotonic() - began) / len(few))
     store.ranged_on = room if 0 < room < len(data) else 0
     if store.ranged_on:
         data = _some(sets, room)
-    statistics, report = collect_for(planner.model, data, groups, max_images=len(data), workers=workers,
-                                     progress=progress)
+    statistics, report = collect_for(
+        planner.model, data, groups, max_images=len(data), workers=workers, progress=progress
+    )
     planner.statistics = statistics.tensors
     return report
 
@@ -311,21 +453,30 @@ def _thinned(front: list[Point], chosen: Point) -> list[Point]:
     if len(front) <= _JUDGED_POINTS:
         return front
     step = (len(front) - 1) / (_JUDGED_POINTS - 1)
-    kept = {round(i * step) for i in range(_JUDGED_POINTS)} | {next(i for i, p in enumerate(front) if p is chosen)}
+    kept = {round(i * step) for i in range(_JUDGED_POINTS)} | {
+        next(i for i, p in enumerate(front) if p is chosen)
+    }
     return [front[i] for i in sorted(kept)]
 
 
 def _sites(search: Search, chosen: Point) -> list[SiteResult]:
     """Every site, in the order of the network."""
     taken = {s.name for s in search.parts(chosen.configuration)}
-    by_site: dict[tuple[str, ...], list[Choice]] = defaultdict(list)  # by the nodes: one node and a group share a name
+    by_site: dict[tuple[str, ...], list[Choice]] = defaultdict(
+        list
+    )  # by the nodes: one node and a group share a name
     lost: dict[tuple[str, ...], float] = {}
     looked_at = [(j.candidate, j.cost, j.why_not) for j in search.judged]
     looked_at += [(c, search.planner.cost(search.with_choice(c)), "") for c in search.scales]
     for candidate, cost, why in looked_at:
         key = candidate.site.kind, *candidate.site.nodes
         before, error = (None if why else search.errors_with(candidate)) or (None, None)
-        if before is not None and error is not None and candidate.choice == FLOAT and not by_site[key]:
+        if (
+            before is not None
+            and error is not None
+            and candidate.choice == FLOAT
+            and not by_site[key]
+        ):
             lost[key] = before - error
         by_site[key].append(Choice(candidate.choice, cost, error, why))
     methods = dict(chosen.configuration.methods)
@@ -334,7 +485,10 @@ def _sites(search: Search, chosen: Point) -> list[SiteResult]:
         key = site.kind, *site.nodes
         choices, loss = by_site[key], lost.get(key)
         first = choices[0] if choices else None
-        choice, why = site.default, "accurate enough in INT8" if site.default == INT8 else "the head preset"
+        choice, why = (
+            site.default,
+            "accurate enough in INT8" if site.default == INT8 else "the head preset",
+        )
         if set(site.nodes) <= search.start.floats:
             choice, why = FLOAT, FREE
         elif site.name in taken or set(site.nodes) <= chosen.configuration.floats:
@@ -342,16 +496,20 @@ def _sites(search: Search, chosen: Point) -> list[SiteResult]:
         elif site.default == FLOAT and set(site.nodes) <= chosen.configuration.quantized:
             choice, why = INT8, "accurate enough in INT8"
         elif changed := next((methods[t] for t in site.tensors if t in methods), None):
-            choice, why = changed, "a smaller output error on every kind of image that it was chosen on"
+            choice, why = (
+                changed,
+                "a smaller output error on every kind of image that it was chosen on",
+            )
         elif first is not None and first.why:
             why = first.why
-        found.append(SiteResult(site.name, site.kind, site.nodes, site.tensors, choice, why, loss, choices))
+        found.append(
+            SiteResult(site.name, site.kind, site.nodes, site.tensors, choice, why, loss, choices)
+        )
     return found
 
 
 def _against_float(search: Search, point: Point) -> list[Note]:
-    """What to say where the float model needs no more time than what was asked for, or hardly more than what was found.
-    """
+    """What to say where the float model needs no more time than what was asked for, or hardly more than what was found."""
     alone, own = search.planner.cost(search.everything_float).ms, point.cost.ms
     if alone is None or own is None:
         return []
@@ -366,24 +524,35 @@ def _against_float(search: Search, point: Point) -> list[Note]:
 
 def _cost_words(gpu: gpus.Gpu | None) -> Json:
     if gpu is None:
-        return {"unit": "operations", "sentence": said("float convolutions and conversions, counted together (no "
-                                                       "{`gpu`})")}
+        return {
+            "unit": "operations",
+            "sentence": said("float convolutions and conversions, counted together (no {`gpu`})"),
+        }
     return {"unit": "ms", "sentence": f"predicted milliseconds on {gpu.name}"}
 
 
 def _images(sets: Sets, data: object, evaluation: object, calibration: Json) -> Json:
     paths = [os.fspath(d) if isinstance(d, str | os.PathLike) else "" for d in (data, evaluation)]
     return {
-        "calibration": calibration["images"], "chosen_on": len(sets.chosen_on),
-        "swept_on": len(sets.swept_on), "judged_on": len(sets.judged_on),
-        "calibration_data": paths[0], "evaluation_data": paths[1], "fingerprint": sets.fingerprint,
-    }  # fmt: skip
+        "calibration": calibration["images"],
+        "chosen_on": len(sets.chosen_on),
+        "swept_on": len(sets.swept_on),
+        "judged_on": len(sets.judged_on),
+        "calibration_data": paths[0],
+        "evaluation_data": paths[1],
+        "fingerprint": sets.fingerprint,
+    }
 
 
 def _effort(search: Search, bench: Measurements, began: float, cpu: float) -> Json:
     judged = search.judged
     return {
-        "candidates": len(judged) + len(search.scales), "never_measured": sum(bool(j.why_not) for j in judged),
-        "runs": bench.runs, "combinations": len(search.pool), "seconds": round(time.monotonic() - began, 1),
-        "cpu_seconds": round(time.process_time() - cpu, 1), "resumed": bench.store.resumed, "stopped": search.stopped,
-    }  # fmt: skip
+        "candidates": len(judged) + len(search.scales),
+        "never_measured": sum(bool(j.why_not) for j in judged),
+        "runs": bench.runs,
+        "combinations": len(search.pool),
+        "seconds": round(time.monotonic() - began, 1),
+        "cpu_seconds": round(time.process_time() - cpu, 1),
+        "resumed": bench.store.resumed,
+        "stopped": search.stopped,
+    }

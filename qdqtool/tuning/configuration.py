@@ -17,9 +17,23 @@ from typing import TYPE_CHECKING
 from qdqtool import prediction
 from qdqtool.base.notes import Note
 from qdqtool.insertion import halfprecision
-from qdqtool.insertion.placement import Placement, Reader, Rules, WeightSite, can_be_quantized, float_nodes, place
+from qdqtool.insertion.placement import (
+    Placement,
+    Reader,
+    Rules,
+    WeightSite,
+    can_be_quantized,
+    float_nodes,
+    place,
+)
 from qdqtool.insertion.rewrite import ActivationScale, rewrite
-from qdqtool.insertion.scales import GroupScale, MethodChoice, ScaleGroup, choose_scale, scale_groups
+from qdqtool.insertion.scales import (
+    GroupScale,
+    MethodChoice,
+    ScaleGroup,
+    choose_scale,
+    scale_groups,
+)
 from qdqtool.model.graph import EDITED, Model
 from qdqtool.model.operators import WEIGHTED
 from qdqtool.model.qdq import QUANTIZABLE
@@ -74,15 +88,19 @@ class Recipe:
     def only(self, nodes: Container[int]) -> Recipe:
         """The pairs that some nodes read, by their indices."""
         pairs = ((p, tuple(r for r in p.readers if r[0] in nodes)) for p in self.pairs)
-        return Recipe(tuple(replace(p, readers=readers) for p, readers in pairs if readers),
-                      tuple(w for w in self.weights if w[0] in nodes))  # fmt: skip
+        return Recipe(
+            tuple(replace(p, readers=readers) for p, readers in pairs if readers),
+            tuple(w for w in self.weights if w[0] in nodes),
+        )
 
     @property
     def is_float(self) -> bool:
         """Whether it leaves the network float."""
         return not self.pairs and not self.weights
 
-    def build(self, model: Model, weights: str = Placing.weights) -> tuple[Model, list[QuantizedTensor]]:
+    def build(
+        self, model: Model, weights: str = Placing.weights
+    ) -> tuple[Model, list[QuantizedTensor]]:
         """The Q/DQ model, and what got a Q/DQ pair.
 
         ``model`` is the prepared float model that the recipe was made for, and is not changed; ``weights`` is as for
@@ -90,7 +108,10 @@ class Recipe:
         """
         copy = model.copy()
         placement = Placement(
-            {p.tensor: [Reader(copy.nodes[i], position, role) for i, position, role in p.readers] for p in self.pairs},
+            {
+                p.tensor: [Reader(copy.nodes[i], position, role) for i, position, role in p.readers]
+                for p in self.pairs
+            },
             [WeightSite(copy.nodes[i], tensor, axis) for i, tensor, axis in self.weights],
         )
         scales = {p.tensor: ActivationScale(p.scale, p.method, p.group) for p in self.pairs}
@@ -99,7 +120,9 @@ class Recipe:
 
 def first_change(model: Model, one: Recipe, other: Recipe) -> int:
     """Position in ``model.ordered`` of the first node that reads something else; the number of nodes if none does."""
-    changed = (i for i, n in enumerate(model.ordered) if one.reads.get(n.index) != other.reads.get(n.index))
+    changed = (
+        i for i, n in enumerate(model.ordered) if one.reads.get(n.index) != other.reads.get(n.index)
+    )
     return next(changed, len(model.ordered))
 
 
@@ -131,7 +154,9 @@ class Configuration:
     """What differs from everything INT8."""
 
     floats: frozenset[str] = frozenset()  # names of nodes that are float
-    quantized: frozenset[str] = frozenset()  # names of nodes that are INT8 although the head preset leaves them float
+    quantized: frozenset[str] = (
+        frozenset()
+    )  # names of nodes that are INT8 although the head preset leaves them float
     # calibration methods by quantized tensor; they go for its whole scale group
     methods: frozenset[tuple[str, str]] = frozenset()
     # quantized tensors that have a scale of their own although they are tied to others
@@ -141,8 +166,10 @@ class Configuration:
         """Both; ``other``'s methods count where both name a tensor."""
         named = {t for t, _ in other.methods}
         return Configuration(
-            self.floats | other.floats, (self.quantized | other.quantized) - self.floats - other.floats,
-            frozenset(m for m in self.methods if m[0] not in named) | other.methods, self.apart | other.apart,
+            self.floats | other.floats,
+            (self.quantized | other.quantized) - self.floats - other.floats,
+            frozenset(m for m in self.methods if m[0] not in named) | other.methods,
+            self.apart | other.apart,
         )
 
 
@@ -158,7 +185,11 @@ class Cost:
     @property
     def value(self) -> float:
         """What is made small: milliseconds, or float convolutions and conversions together."""
-        return self.ms if self.ms is not None else float(self.convolutions - self.int8 + self.conversions)
+        return (
+            self.ms
+            if self.ms is not None
+            else float(self.convolutions - self.int8 + self.conversions)
+        )
 
 
 @dataclass
@@ -186,9 +217,12 @@ class Planner:
     wide: Mapping[str, float] = field(default_factory=dict)
     # of the network's tensors; set before plans are asked for
     statistics: Mapping[str, TensorStatistics] = field(default_factory=dict)
-    _scales: dict[tuple[tuple[str, ...], tuple[str, ...], str], tuple[GroupScale, list[Note]]] = field(
-        default_factory=dict)
-    _placements: dict[tuple[frozenset[str], frozenset[str]], Placement] = field(default_factory=dict)
+    _scales: dict[tuple[tuple[str, ...], tuple[str, ...], str], tuple[GroupScale, list[Note]]] = (
+        field(default_factory=dict)
+    )
+    _placements: dict[tuple[frozenset[str], frozenset[str]], Placement] = field(
+        default_factory=dict
+    )
     _plans: dict[Configuration, Plan] = field(default_factory=dict)
     _costs: dict[str, Cost] = field(default_factory=dict)  # by recipe
     _known: dict[Configuration, Cost] = field(default_factory=dict)
@@ -197,7 +231,9 @@ class Planner:
         """What is quantized; not to be changed."""
         chosen = configuration.floats, configuration.quantized
         if chosen not in self._placements:
-            self._placements[chosen] = place(self.model, replace(self.rules, floats=chosen[0], quantized=chosen[1]))
+            self._placements[chosen] = place(
+                self.model, replace(self.rules, floats=chosen[0], quantized=chosen[1])
+            )
         return self._placements[chosen]
 
     def groups(self, placement: Placement, apart: Iterable[str] = ()) -> list[ScaleGroup]:
@@ -207,7 +243,9 @@ class Planner:
         for group in scale_groups(self.model, placement.readers, self.unify):
             rest = tuple(t for t in group.quantized if t not in own)
             if rest:
-                found.append(replace(group, quantized=rest) if len(rest) < len(group.quantized) else group)
+                found.append(
+                    replace(group, quantized=rest) if len(rest) < len(group.quantized) else group
+                )
             found.extend(ScaleGroup((t,), (t,), (t,)) for t in group.quantized if t in own)
         return found
 
@@ -221,7 +259,11 @@ class Planner:
         for node in model.ordered:
             if can_be_quantized(model, node):
                 for tensor in node.inputs:
-                    if tensor and not model.is_constant(tensor) and model.elem_type(tensor) in (*QUANTIZABLE, 0):
+                    if (
+                        tensor
+                        and not model.is_constant(tensor)
+                        and model.elem_type(tensor) in (*QUANTIZABLE, 0)
+                    ):
                         wide.readers.setdefault(tensor, [])
         return [*self.groups(wide), *self.groups(wide, wide.readers)]
 
@@ -244,12 +286,16 @@ class Planner:
                 scale, said = self.scale(group, method or self.methods.of(group))
                 scales.append(scale)
                 warnings += said
-            self._plans[configuration] = Plan(placement, scales, _recipe(placement, scales), warnings)
+            self._plans[configuration] = Plan(
+                placement, scales, _recipe(placement, scales), warnings
+            )
         return self._plans[configuration]
 
     def build(self, plan: Plan, weights: str) -> tuple[Model, list[QuantizedTensor]]:
         """The finished Q/DQ model, and what got a pair; ``weights`` as in :meth:`Recipe.build`."""
-        made, quantized = plan.recipe.build(self.model, weights) if plan.recipe.pairs else (self.model.copy(), [])
+        made, quantized = (
+            plan.recipe.build(self.model, weights) if plan.recipe.pairs else (self.model.copy(), [])
+        )
         if self.half:
             halfprecision.to_half(made, self.wide)
         return made, quantized
@@ -259,7 +305,9 @@ class Planner:
         if configuration not in self._known:
             placement = self.placement(configuration)
             groups = self.groups(placement, configuration.apart)
-            recipe = _recipe(placement, [GroupScale(g, 0.01 * (n + 1), "", ()) for n, g in enumerate(groups)])
+            recipe = _recipe(
+                placement, [GroupScale(g, 0.01 * (n + 1), "", ()) for n, g in enumerate(groups)]
+            )
             if recipe.key not in self._costs:
                 self._costs[recipe.key] = self._cost(recipe)
             self._known[configuration] = self._costs[recipe.key]
@@ -272,7 +320,9 @@ class Planner:
         predicted = prediction.predict(index, self.target, advice=False)
         ms = None
         if self.gpu is not None:
-            ms = estimate(index, predicted, self.gpu, self.target, plain=self.gpu.plain, compare=False).total_ms
+            ms = estimate(
+                index, predicted, self.gpu, self.target, plain=self.gpu.plain, compare=False
+            ).total_ms
         return cost_of(predicted, ms)
 
     @functools.cached_property

@@ -31,7 +31,10 @@ def expected(search: Search) -> tuple[str, float]:
     """
     bench, base = search.bench, search.recipe(search.start)
     ran, each = 0, 0.0
-    for samples in (bench.sets.chosen_on[:1], bench.sets.chosen_on[1 : 1 + _FEW]):  # sessions are opened on the first
+    for samples in (
+        bench.sets.chosen_on[:1],
+        bench.sets.chosen_on[1 : 1 + _FEW],
+    ):  # sessions are opened on the first
         known, began = bench.runs, time.monotonic()
         bench.whole([FLOAT_RECIPE, base], samples, "How long a run takes")
         if bench.runs > known:

@@ -60,7 +60,11 @@ class Partition(Cuts):
         model = self.model
         ends = {p for p, node in enumerate(model.ordered) if node.op in WEIGHTED} | {more}
         crossing = {p: self.crossing(p) for p in sorted(ends) if 0 < p < len(model.ordered)}
-        bounds = [0, *(p for p, tensors in crossing.items() if all(map(model.elem_type, tensors))), len(model.ordered)]
+        bounds = [
+            0,
+            *(p for p, tensors in crossing.items() if all(map(model.elem_type, tensors))),
+            len(model.ordered),
+        ]
         crossing[bounds[-1]] = self.crossing(bounds[-1])
         found: list[Part] = []
         maker: dict[str, int] = {}  # number of the part that makes a tensor
@@ -68,19 +72,32 @@ class Partition(Cuts):
             behind = set(crossing[b])
             for nodes in self._branches(a, b):
                 made = [t for n in nodes for t in n.outputs if t in behind]
-                given = dict.fromkeys(t for n in nodes for t in (*n.inputs, *n.captured) if self.made.get(t, b) < a)
+                given = dict.fromkeys(
+                    t for n in nodes for t in (*n.inputs, *n.captured) if self.made.get(t, b) < a
+                )
                 after = dict.fromkeys(maker[t] for t in given if t in maker)
                 if made:
                     maker.update(dict.fromkeys(made, len(found)))
-                    found.append(Part(len(found), frozenset(n.index for n in nodes), tuple(given), tuple(made),
-                                      tuple(after)))  # fmt: skip
+                    found.append(
+                        Part(
+                            len(found),
+                            frozenset(n.index for n in nodes),
+                            tuple(given),
+                            tuple(made),
+                            tuple(after),
+                        )
+                    )
         return found
 
     def _branches(self, a: int, b: int) -> list[list[Node]]:
         """The nodes between two cuts, those together that read what another one of them makes."""
         together: dict[str, list[Node]] = {}  # by the tensors that they make
         for node in self.model.ordered[a:b]:
-            read = {id(together[t]): together[t] for t in (*node.inputs, *node.captured) if t in together}
+            read = {
+                id(together[t]): together[t]
+                for t in (*node.inputs, *node.captured)
+                if t in together
+            }
             *few, nodes = sorted(read.values(), key=len) or [[]]
             for others in few:
                 nodes += others
@@ -99,7 +116,9 @@ class Part:
 
     number: int
     nodes: frozenset[int]  # indices
-    given: tuple[str, ...]  # tensors that it reads and other parts make, or that are the network's inputs
+    given: tuple[
+        str, ...
+    ]  # tensors that it reads and other parts make, or that are the network's inputs
     made: tuple[str, ...]  # tensors that it makes and that cross the cut behind it
     after: tuple[int, ...]  # numbers of the parts that make what it reads
 
@@ -235,7 +254,11 @@ class Reference:
 def _bytes(value: Any) -> int:
     if isinstance(value, Mapping):
         return sum(_bytes(v) for v in value.values())
-    return sum(_bytes(v) for v in value) if isinstance(value, list) else int(getattr(value, "nbytes", 0))
+    return (
+        sum(_bytes(v) for v in value)
+        if isinstance(value, list)
+        else int(getattr(value, "nbytes", 0))
+    )
 
 
 class References:
@@ -278,7 +301,9 @@ class Held:
         for step in [s for s in self.made if self._read[s][-1] <= now]:
             self._drop(step)
         while self._left < 0 and self.made:
-            self._drop(max(self.made, key=lambda s: next((t for t in self._read[s] if t > now), math.inf)))
+            self._drop(
+                max(self.made, key=lambda s: next((t for t in self._read[s] if t > now), math.inf))
+            )
 
     def _drop(self, step: Step) -> None:
         self._left += _bytes(self.made.pop(step))
@@ -291,7 +316,9 @@ class Sessions:
     """Open sessions, those used last as far as there is room for their weights."""
 
     def __init__(self) -> None:
-        self._open: dict[tuple[int, str], tuple[Fetcher, int]] = {}  # with bytes, that used last at the end
+        self._open: dict[
+            tuple[int, str], tuple[Fetcher, int]
+        ] = {}  # with bytes, that used last at the end
         self._left = budgets.TUNING_SESSIONS
         self._lock = threading.Lock()
 
@@ -336,7 +363,9 @@ class Network:
         self.focus = Focus(job.scores) if job.scores else None  # where it looks, if that is known
         self.references = References()
         constants = ((t, self.model.constant(t)) for t in self._all if t in self.model.initializers)
-        self._constants = {t: value for t, value in constants if value is not None}  # outputs that nothing computes
+        self._constants = {
+            t: value for t, value in constants if value is not None
+        }  # outputs that nothing computes
         self._known: dict[str, list[Step]] = {}
         self._steps: dict[tuple[int, str, tuple[Step, ...]], Step] = {}
         self.sessions = Sessions()
@@ -357,13 +386,17 @@ class Network:
                 yield recipe.key, self._row(number, reference, tensors, whole)
             del tensors
         others = [r for r in candidates if not r.is_float]
-        for recipe, tensors in self._through(sample, others, self._all if whole else self.job.compared):
+        for recipe, tensors in self._through(
+            sample, others, self._all if whole else self.job.compared
+        ):
             yield recipe.key, self._row(number, reference, tensors, whole)
 
     def _referring(self, tensors: _Arrays) -> Reference:
         """What is kept of the float network's run."""
         job = self.job
-        compared = Compared({t: tensors[t] for t in job.compared}, self.focus.find(tensors) if self.focus else None)
+        compared = Compared(
+            {t: tensors[t] for t in job.compared}, self.focus.find(tensors) if self.focus else None
+        )
         return Reference(compared, job.metric.kept({t: tensors[t] for t in job.metric.tensors}))
 
     def _row(self, number: int, reference: Reference, tensors: _Arrays, whole: bool) -> Row:
@@ -386,12 +419,18 @@ class Network:
         lines = {r: self._line(r) for r in candidates}
         shared = Counter(lines[r][n] for r in lines for n in numbers)
         first = {step: k for k, step in enumerate(shared)}
-        order = sorted(lines, key=lambda r: [(shared[lines[r][n]], first[lines[r][n]]) for n in numbers])
+        order = sorted(
+            lines, key=lambda r: [(shared[lines[r][n]], first[lines[r][n]]) for n in numbers]
+        )
         turns: dict[Step | Recipe, Sequence[Step]] = {}  # each with what it reads
         for recipe in order:
-            turns |= {lines[recipe][n]: lines[recipe][n].after for n in numbers}  # a step comes once
+            turns |= {
+                lines[recipe][n]: lines[recipe][n].after for n in numbers
+            }  # a step comes once
             turns[recipe] = [lines[recipe][n] for n in makers]
-        read: dict[Step, list[int]] = defaultdict(list)  # the turns in which something reads what a step made
+        read: dict[Step, list[int]] = defaultdict(
+            list
+        )  # the turns in which something reads what a step made
         for now, sources in enumerate(turns.values()):
             for source in sources:
                 read[source].append(now)
@@ -430,12 +469,16 @@ class Network:
             line: list[Step] = []
             for part in self.parts:
                 here, after = part.of(recipe), tuple(line[n] for n in part.after)
-                line.append(self._steps.setdefault((part.number, here.key, after), Step(part, here, after)))
+                line.append(
+                    self._steps.setdefault((part.number, here.key, after), Step(part, here, after))
+                )
             self._known[recipe.key] = line
         return self._known[recipe.key]
 
     def _session(self, step: Step) -> Fetcher:
-        return self.sessions.get((step.part.number, step.recipe.key), lambda: self._open(step.part, step.recipe))
+        return self.sessions.get(
+            (step.part.number, step.recipe.key), lambda: self._open(step.part, step.recipe)
+        )
 
     def _open(self, part: Part, recipe: Recipe) -> tuple[Fetcher, int]:
         """A session, and about the bytes that it takes: those of its weights, which it lays out anew, and of any."""
@@ -446,13 +489,16 @@ class Network:
                 assert value is not None
                 self.weights.add(name, rounded(value, axis))
         quantized = recipe.build(self.model, "rounded")[0]
-        given = [helper.make_tensor_value_info(t, self.model.elem_type(t), None) for t in part.given]
+        given = [
+            helper.make_tensor_value_info(t, self.model.elem_type(t), None) for t in part.given
+        ]
         proto = partial_model(quantized, part.made, given)
         values = self.weights.used_by(proto)
         source = proto.SerializeToString()
         size = sum(4 * math.prod(t.dims) for t in proto.graph.initializer) + _SESSION
-        return Fetcher(open_packed(source, 1, "the network", fold_qdq=False, values=values, one_arena=True)), size
-
+        return Fetcher(
+            open_packed(source, 1, "the network", fold_qdq=False, values=values, one_arena=True)
+        ), size
 
 
 # Tasks on the threads of this process, or on the workers of a cluster (calibration.cluster): the same rows ------------
@@ -494,8 +540,15 @@ def looked_at(mapper: Mapper) -> Mapper:
     """
 
     def wrong(what: str, **values: Any) -> QdqtoolError:
-        return QdqtoolError(said("{`mapper`}: " + what + "; it has to give a Result with each candidate and sample of "
-                                 "its tasks", **values))
+        return QdqtoolError(
+            said(
+                "{`mapper`}: "
+                + what
+                + "; it has to give a Result with each candidate and sample of "
+                "its tasks",
+                **values,
+            )
+        )
 
     def run(job: Job, tasks: Sequence[Task]) -> Iterator[Result]:
         asked = {(c.key, n) for t in tasks for c in t.candidates for n in t.images}
@@ -506,25 +559,43 @@ def looked_at(mapper: Mapper) -> Mapper:
         except (QdqtoolError, MemoryError):
             raise
         except Exception as error:
-            raise wrong("raises {kind} when it is called: {reason}", kind=type(error).__name__,
-                        reason=reason_of(error)) from error
+            raise wrong(
+                "raises {kind} when it is called: {reason}",
+                kind=type(error).__name__,
+                reason=reason_of(error),
+            ) from error
         try:
             for result in parameters.read("mapper", results):
                 if not left:
                     break  # one more is asked for, so that what stands behind the last runs
-                if not isinstance(result, Result) or not parameters.fits(result.rows, dict[str, dict[int, Row | None]]):
+                if not isinstance(result, Result) or not parameters.fits(
+                    result.rows, dict[str, dict[int, Row | None]]
+                ):
                     raise wrong("gives {found}", found=parameters.shown(result))
-                if any(row and abs(row.error) > LARGEST for rows in result.rows.values() for row in rows.values()):
-                    raise wrong("gives an error above {most:g} as the result of {task}", most=LARGEST,
-                                task=parameters.shown(result.key))
+                if any(
+                    row and abs(row.error) > LARGEST
+                    for rows in result.rows.values()
+                    for row in rows.values()
+                ):
+                    raise wrong(
+                        "gives an error above {most:g} as the result of {task}",
+                        most=LARGEST,
+                        task=parameters.shown(result.key),
+                    )
                 given = [(key, n) for key, rows in result.rows.items() for n in rows]
                 if not asked.issuperset(given):
-                    raise wrong("gives what was not asked for as the result of {task}",
-                                task=parameters.shown(result.key))
+                    raise wrong(
+                        "gives what was not asked for as the result of {task}",
+                        task=parameters.shown(result.key),
+                    )
                 left.difference_update(given)
                 yield result
             if left:
-                raise wrong("ends with {done} of {asked} measured", done=len(asked) - len(left), asked=len(asked))
+                raise wrong(
+                    "ends with {done} of {asked} measured",
+                    done=len(asked) - len(left),
+                    asked=len(asked),
+                )
         finally:
             close = getattr(results, "close", None)
             if close is not None:
@@ -534,6 +605,7 @@ def looked_at(mapper: Mapper) -> Mapper:
 
 
 # A cluster -----------------------------------------------------------------------------------------------------------
+
 
 class ClusterMapper(contextlib.ExitStack):
     """A mapper over a cluster. The network and the names of the samples reach each worker once. A context manager."""
@@ -553,7 +625,12 @@ class ClusterMapper(contextlib.ExitStack):
         if self._handed is None or job != self._handed[1]:
             self.close()
             given = replace(job, images=shared(job.images), _kept={})
-            made = Handed(self.cluster, "qdqtool.tuning.measure:unpacked", given, "qdqtool.tuning.measure:run_task")
+            made = Handed(
+                self.cluster,
+                "qdqtool.tuning.measure:unpacked",
+                given,
+                "qdqtool.tuning.measure:run_task",
+            )
             self._handed = self.enter_context(made), job
         for _, result in self._handed[0].results(tasks):
             yield result

@@ -84,13 +84,19 @@ class Store:
         if self.path is None or not self._changed:
             return
         data = {
-            "schema": SCHEMA, **self.identity, "ranged_on": self.ranged_on,
+            "schema": SCHEMA,
+            **self.identity,
+            "ranged_on": self.ranged_on,
             "rows": {
-                kind: {c: {str(n): None if r is None else r.as_json() for n, r in sorted(found.items())}
-                       for c, found in sorted(by.items())}
+                kind: {
+                    c: {
+                        str(n): None if r is None else r.as_json() for n, r in sorted(found.items())
+                    }
+                    for c, found in sorted(by.items())
+                }
                 for kind, by in self.rows.items()
             },
-        }  # fmt: skip
+        }
         with atomic_write(self.path, at_once=True) as file:
             file.write(gzip.compress(json.dumps(data, separators=(",", ":")).encode(), 1, mtime=0))
         self._saved = time.monotonic()
@@ -104,7 +110,9 @@ class Store:
             if not kind_of(head):
                 raise DataError(said("{what}; give another name with {`state`}", what=what))
             limit = budgets.TUNING_STATE
-            blocks = unpack(head, lambda: file.read(BLOCK), str(path), limit, whole=True, error=DataError)
+            blocks = unpack(
+                head, lambda: file.read(BLOCK), str(path), limit, whole=True, error=DataError
+            )
             try:
                 data = parse_json(b"".join(blocks))
             except (ValueError, RecursionError):
@@ -113,7 +121,9 @@ class Store:
             raise DataError(said("{what}; " + remedy, what=what))
         for name, value in self.identity.items():
             if data.get(name) != value:
-                other = said("was measured with another {name}; " + remedy, name=_WORDS.get(name, name))
+                other = said(
+                    "was measured with another {name}; " + remedy, name=_WORDS.get(name, name)
+                )
                 raise DataError(other, str(path))
         try:
             self.ranged_on = operator.index(data.get("ranged_on", 0))
@@ -125,15 +135,21 @@ class Store:
             raise DataError(said("is damaged; " + remedy), str(path)) from None
 
 
-_WORDS = {"images": "set of images", "settings": "setting (target, method, metric or its source, head ...)",
-          "tool": "version of qdqtool", "measurement": "way of measuring (of another commit)"}  # fmt: skip
+_WORDS = {
+    "images": "set of images",
+    "settings": "setting (target, method, metric or its source, head ...)",
+    "tool": "version of qdqtool",
+    "measurement": "way of measuring (of another commit)",
+}
 
 
 def _row(data: Any) -> Row | None:
     if data is None:
         return None
     error, evidence = data
-    if not isinstance(error, float | int) or any(abs(v) > LARGEST for v in data if isinstance(v, float | int)):
+    if not isinstance(error, float | int) or any(
+        abs(v) > LARGEST for v in data if isinstance(v, float | int)
+    ):
         raise ValueError(data)
     return Row(float(error), evidence)
 
@@ -160,12 +176,18 @@ class Measurements:
     progress: bool = False  # whether to draw a bar
     runs: int = 0  # candidates times samples measured in this process
     _values: dict[tuple[str, tuple[int, ...]], float] = field(default_factory=dict)
-    _resampled: dict[tuple[str, tuple[int, ...]], npt.NDArray[np.float64]] = field(default_factory=dict)
+    _resampled: dict[tuple[str, tuple[int, ...]], npt.NDArray[np.float64]] = field(
+        default_factory=dict
+    )
 
     # Sweeps: one site at a time --------------------------------------------------------------------------------
 
     def sweep(
-        self, recipes: Sequence[Recipe], what: str, until: float | None = None, images: Sequence[int] | None = None
+        self,
+        recipes: Sequence[Recipe],
+        what: str,
+        until: float | None = None,
+        images: Sequence[int] | None = None,
     ) -> bool:
         """Measures the error of each recipe on the samples for single sites, or on other ``images``.
 
@@ -179,9 +201,13 @@ class Measurements:
             return False
         return True
 
-    def errors(self, recipe: Recipe, images: Sequence[int] | None = None) -> npt.NDArray[np.float64]:
+    def errors(
+        self, recipe: Recipe, images: Sequence[int] | None = None
+    ) -> npt.NDArray[np.float64]:
         """Errors of a recipe on the samples for single sites, or on other ``images``; NaN for what was not measured."""
-        return self._errors({**self.store.known(WHOLE, recipe.key), **self.store.known(SWEEP, recipe.key)}, images)
+        return self._errors(
+            {**self.store.known(WHOLE, recipe.key), **self.store.known(SWEEP, recipe.key)}, images
+        )
 
     def swept(self, recipe: Recipe, images: Sequence[int] | None = None) -> npt.NDArray[np.float64]:
         """The same of what sweeps alone measured, which does not depend on what else is known."""
@@ -227,15 +253,21 @@ class Measurements:
                 raise DataError(f"{self.store.path}: is damaged; remove it") from error
             raise
         if math.isnan(value):
-            raise DataError(said("the float model finds nothing on these images, so that there is nothing to agree "
-                                 "with; give images that show what it was made for, or your own {`metric`}"))
+            raise DataError(
+                said(
+                    "the float model finds nothing on these images, so that there is nothing to agree "
+                    "with; give images that show what it was made for, or your own {`metric`}"
+                )
+            )
         return value
 
     def resampled(self, recipe: Recipe, samples: Sequence[int]) -> npt.NDArray[np.float64]:
         """Values over resamples of the samples, the same resamples for every recipe."""
         key = (recipe.key, tuple(samples))
         if key not in self._resampled:
-            self._resampled[key] = resampled(self.job.metric, self.evidence(recipe, samples), RESAMPLES)
+            self._resampled[key] = resampled(
+                self.job.metric, self.evidence(recipe, samples), RESAMPLES
+            )
         return self._resampled[key]
 
     # Running ---------------------------------------------------------------------------------------------------
@@ -245,7 +277,11 @@ class Measurements:
         unique = {r.key: r for r in recipes}
         known = {key: self.store.known(kind, key) for key in unique}
         left = ((n, tuple(r for key, r in unique.items() if n not in known[key])) for n in samples)
-        return [Task(f"{kind} {n}", (n,), candidates, kind == WHOLE) for n, candidates in left if candidates]
+        return [
+            Task(f"{kind} {n}", (n,), candidates, kind == WHOLE)
+            for n, candidates in left
+            if candidates
+        ]
 
     def _run(self, kind: str, tasks: Sequence[Task], what: str, until: float | None = None) -> None:
         if not tasks:
@@ -302,19 +338,29 @@ class Sets:
     calibration: Dataset  # to make ranges from
     measured: Dataset  # all others; numbers count in it
     chosen_on: tuple[int, ...]  # numbers of those that choices are made on
-    judged_on: tuple[int, ...]  # numbers of those that the result is judged on, and nothing is chosen by
+    judged_on: tuple[
+        int, ...
+    ]  # numbers of those that the result is judged on, and nothing is chosen by
     swept_on: tuple[int, ...]  # numbers of those to choose on that single sites are measured on
 
     @property
     def fingerprint(self) -> str:
         """Identifies the measured samples, as far as they can be identified."""
         samples = self.measured.fingerprint + self.calibration.fingerprint
-        return hashlib.sha256(f"{samples} {self.chosen_on} {self.judged_on}".encode()).hexdigest()[:20]
+        return hashlib.sha256(f"{samples} {self.chosen_on} {self.judged_on}".encode()).hexdigest()[
+            :20
+        ]
 
 
 def open_sets(
-    model: Model, data: object, evaluation: object = None, images: Images | None = None, *,
-    max_images: int = Ranges.max_images, chosen_on: int = Effort.chosen_on, judged_on: int = Effort.judged_on,
+    model: Model,
+    data: object,
+    evaluation: object = None,
+    images: Images | None = None,
+    *,
+    max_images: int = Ranges.max_images,
+    chosen_on: int = Effort.chosen_on,
+    judged_on: int = Effort.judged_on,
     swept_on: int | None = None,
 ) -> Sets:
     """Divides the data.
@@ -332,21 +378,39 @@ def open_sets(
     assert whole.indices is not None
     if evaluation is None:
         if len(whole.indices) < _FEWEST * whole.batch:
-            raise DataError(said("{`data`}: {images} too few to calibrate, choose and judge with; give {least} or "
-                                 "more, or others to judge on with {`evaluation`}", images=_images(len(whole.indices)),
-                                 least=_FEWEST * whole.batch))
+            raise DataError(
+                said(
+                    "{`data`}: {images} too few to calibrate, choose and judge with; give {least} or "
+                    "more, or others to judge on with {`evaluation`}",
+                    images=_images(len(whole.indices)),
+                    least=_FEWEST * whole.batch,
+                )
+            )
         rest, chosen, judged = _three(whole.indices, whole.batch, chosen_on, judged_on)
         return _divided(whole, _part(whole, rest), chosen, judged, swept_on)
     paths = [d for d in (data, evaluation) if isinstance(d, str | os.PathLike)]
     if len(paths) == 2 and same_file(*paths):
-        raise DataError(said("{`evaluation`} {path}: is what {`data`} names, so that nothing would be left to judge "
-                             "on; leave it out, and a part is held out", path=os.fspath(paths[1])))
+        raise DataError(
+            said(
+                "{`evaluation`} {path}: is what {`data`} names, so that nothing would be left to judge "
+                "on; leave it out, and a part is held out",
+                path=os.fspath(paths[1]),
+            )
+        )
     other = _open(model, evaluation, images, max(max_images, chosen_on + judged_on), "evaluation")
     assert other.indices is not None
     if len(other.indices) < 2 * other.batch:
-        raise DataError(said("{`evaluation`}: {images} too few to choose on one half and judge on the other; give "
-                             "{least} or more", images=_images(len(other.indices)), least=2 * other.batch))
-    return _divided(other, whole, *_halves(other.indices, other.batch, chosen_on, judged_on), swept_on)
+        raise DataError(
+            said(
+                "{`evaluation`}: {images} too few to choose on one half and judge on the other; give "
+                "{least} or more",
+                images=_images(len(other.indices)),
+                least=2 * other.batch,
+            )
+        )
+    return _divided(
+        other, whole, *_halves(other.indices, other.batch, chosen_on, judged_on), swept_on
+    )
 
 
 def _images(count: int) -> str:
@@ -357,11 +421,23 @@ def _open(model: Model, data: object, images: Images, limit: int, what: str) -> 
     if data is None:
         raise DataError(said("{data}: no images; give a folder of images", data=Parameter(what)))
     if isinstance(data, Iterator):
-        raise DataError(said("{data}: an iterator can be gone through once only; give a list", data=Parameter(what)))
-    dataset = open_data(data, input_specs(model), images.preprocess or Preprocess(), limit,
-                        images.size or metadata_size(model))
+        raise DataError(
+            said(
+                "{data}: an iterator can be gone through once only; give a list",
+                data=Parameter(what),
+            )
+        )
+    dataset = open_data(
+        data,
+        input_specs(model),
+        images.preprocess or Preprocess(),
+        limit,
+        images.size or metadata_size(model),
+    )
     if dataset.indices is None:
-        raise DataError(said("{data}: its length is not known; give a folder or a list", data=Parameter(what)))
+        raise DataError(
+            said("{data}: its length is not known; give a folder or a list", data=Parameter(what))
+        )
     return dataset
 
 
@@ -373,10 +449,18 @@ def _divided(
     whole: Dataset, calibration: Dataset, chosen: list[int], judged: list[int], swept_on: int | None
 ) -> Sets:
     """The sets with numbers of samples, of whole batches, for indices."""
-    chosen, judged = (items[: len(items) // whole.batch * whole.batch] for items in (chosen, judged))
+    chosen, judged = (
+        items[: len(items) // whole.batch * whole.batch] for items in (chosen, judged)
+    )
     first, all_ = len(chosen) // whole.batch, (len(chosen) + len(judged)) // whole.batch
     swept = tuple(spread(first, min(swept_on or first, first)))
-    return Sets(calibration, _part(whole, chosen + judged), tuple(range(first)), tuple(range(first, all_)), swept)
+    return Sets(
+        calibration,
+        _part(whole, chosen + judged),
+        tuple(range(first)),
+        tuple(range(first, all_)),
+        swept,
+    )
 
 
 def _blocks(items: Sequence[int]) -> list[list[int]]:
@@ -406,13 +490,18 @@ def _three(
     return rest, chosen, judged
 
 
-def _halves(items: Sequence[int], batch: int, chosen_on: int, judged_on: int) -> tuple[list[int], list[int]]:
+def _halves(
+    items: Sequence[int], batch: int, chosen_on: int, judged_on: int
+) -> tuple[list[int], list[int]]:
     chosen: list[int] = []
     judged: list[int] = []
     blocks = _blocks(items)
     for k, block in enumerate(blocks):
         middle = (len(block) + 1) // 2
-        for part, into, wanted in ((block[:middle], chosen, chosen_on), (block[middle:], judged, judged_on)):
+        for part, into, wanted in (
+            (block[:middle], chosen, chosen_on),
+            (block[middle:], judged, judged_on),
+        ):
             share = max(1, _share(wanted * batch, len(blocks), k))
             into += [part[i] for i in spread(len(part), share)] if part else []
     return chosen, judged

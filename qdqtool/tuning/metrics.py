@@ -69,7 +69,9 @@ def iou(a: Floats, b: Floats) -> Floats:
     return result
 
 
-def decode(output: npt.NDArray[Any], score: float = 0.001, overlap: float = 0.7, limit: int = 300) -> Detections:
+def decode(
+    output: npt.NDArray[Any], score: float = 0.001, overlap: float = 0.7, limit: int = 300
+) -> Detections:
     """Non-maximum suppression by class over an output [1, 4 + classes, anchors] (centre, size, scores)."""
     rows = output[0].T.astype(np.float64)
     scores = rows[:, 4:].max(axis=1)
@@ -97,22 +99,30 @@ class Matches:
     """How the detections of one image fit its reference boxes; enough for every average precision over any images."""
 
     scores: Floats  # [n]
-    hits: npt.NDArray[np.bool_]  # [n, 10], whether a detection takes a reference box at each of IOUS
+    hits: npt.NDArray[
+        np.bool_
+    ]  # [n, 10], whether a detection takes a reference box at each of IOUS
     classes: npt.NDArray[np.int64]  # [n]
     truth: npt.NDArray[np.int64]  # classes of the reference boxes
 
     def as_json(self) -> dict[str, list[Any]]:
         """As plain numbers: the hits of one detection are the bits of one number."""
         bits = self.hits @ (1 << np.arange(len(IOUS)))
-        return {"scores": self.scores.tolist(), "hits": bits.tolist(), "classes": self.classes.tolist(),
-                "truth": self.truth.tolist()}  # fmt: skip
+        return {
+            "scores": self.scores.tolist(),
+            "hits": bits.tolist(),
+            "classes": self.classes.tolist(),
+            "truth": self.truth.tolist(),
+        }
 
     @staticmethod
     def from_json(data: dict[str, list[Any]]) -> Matches:
         bits = np.asarray(data["hits"], np.int64).reshape(-1, 1)
         return Matches(
-            np.asarray(data["scores"], np.float64), (bits >> np.arange(len(IOUS))) & 1 == 1,
-            np.asarray(data["classes"], np.int64), np.asarray(data["truth"], np.int64),
+            np.asarray(data["scores"], np.float64),
+            (bits >> np.arange(len(IOUS))) & 1 == 1,
+            np.asarray(data["classes"], np.int64),
+            np.asarray(data["truth"], np.int64),
         )
 
 
@@ -141,12 +151,17 @@ def precision(matches: Sequence[Matches], pooled: bool) -> Floats:
     together; else it is the mean over the classes that have references.
     """
     scores, hits, truth, classes = (
-        np.concatenate([getattr(m, name) for m in matches]) for name in ("scores", "hits", "truth", "classes"))
+        np.concatenate([getattr(m, name) for m in matches])
+        for name in ("scores", "hits", "truth", "classes")
+    )
     if not len(truth):
         return np.full(len(IOUS), np.nan)
     if pooled:
         return _curve(scores, hits, len(truth))
-    each = [_curve(scores[classes == c], hits[classes == c], int((truth == c).sum())) for c in np.unique(truth)]
+    each = [
+        _curve(scores[classes == c], hits[classes == c], int((truth == c).sum()))
+        for c in np.unique(truth)
+    ]
     result: Floats = np.mean(each, axis=0)
     return result
 
@@ -172,7 +187,9 @@ class Over(Exception):
     """The time is over, or the result is not wanted any more."""
 
 
-_running: dict[threading.Thread, queue.SimpleQueue[Any]] = {}  # by caller: where an answer is waited for
+_running: dict[
+    threading.Thread, queue.SimpleQueue[Any]
+] = {}  # by caller: where an answer is waited for
 
 
 def within(seconds: float, function: Callable[..., Any], *args: object) -> Any:
@@ -224,7 +241,9 @@ def _stop(call: threading.Thread) -> None:
     """Ends the processes that a function started, and the function where Python computes it."""
     if not call.is_alive() or call.ident is None or call.native_id is None:
         return
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(call.ident), ctypes.py_object(SystemExit))
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(call.ident), ctypes.py_object(SystemExit)
+    )
     for process in descendants("self", call.native_id):
         with contextlib.suppress(OSError):
             if os.getpgid(process) == process:
@@ -249,6 +268,7 @@ class Metric(Protocol):
     @property
     def identity(self) -> str:
         """Another one's measurements are not this one's."""
+
     @property
     def sentence(self) -> str: ...
     @property
@@ -336,7 +356,9 @@ class UserMetric:
 
     name: str  # ``package.module:function``, imported where it is called
     tensors: tuple[str, ...]  # the network's outputs
-    function: Callable[[Outputs, Outputs, str], float] | None = None  # the function itself, where it was given as one
+    function: Callable[[Outputs, Outputs, str], float] | None = (
+        None  # the function itself, where it was given as one
+    )
     seconds: float = budgets.USER_SECONDS  # how long one call may take
 
     @property
@@ -358,21 +380,43 @@ class UserMetric:
 
     def look(self, kept: Any, found: Outputs, image: str) -> Evidence:
         function = self.function or imported(self.name)
-        reference, found = ({n: a.copy() for n, a in arrays.items()} for arrays in (kept, found))  # others see the same
+        reference, found = (
+            {n: a.copy() for n, a in arrays.items()} for arrays in (kept, found)
+        )  # others see the same
         try:
             value = float(within(self.seconds, function, reference, found, image))
         except Over:
-            raise QdqtoolError(said("{`metric`} {name}: did not end within {seconds:g} s on {image}; give it more with "
-                                    "{`check_timeout`}", name=self.name, seconds=self.seconds, image=image)) from None
+            raise QdqtoolError(
+                said(
+                    "{`metric`} {name}: did not end within {seconds:g} s on {image}; give it more with "
+                    "{`check_timeout`}",
+                    name=self.name,
+                    seconds=self.seconds,
+                    image=image,
+                )
+            ) from None
         except (Exception, SystemExit) as error:  # whatever a user's function raises
             reason = " ".join(str(error).split())[:200]
             raise QdqtoolError(
-                said("{`metric`} {name}: raised {kind} on {image}" + ": {reason}" * bool(reason),
-                     name=self.name, kind=type(error).__name__, image=image, reason=reason)
+                said(
+                    "{`metric`} {name}: raised {kind} on {image}" + ": {reason}" * bool(reason),
+                    name=self.name,
+                    kind=type(error).__name__,
+                    image=image,
+                    reason=reason,
+                )
             ) from error
         if not abs(value) <= LARGEST:
-            raise QdqtoolError(said("{`metric`} {name}: gave {value} on {image}; it has to be a finite number, of at "
-                                    "most {most:g}", name=self.name, value=value, image=image, most=LARGEST))
+            raise QdqtoolError(
+                said(
+                    "{`metric`} {name}: gave {value} on {image}; it has to be a finite number, of at "
+                    "most {most:g}",
+                    name=self.name,
+                    value=value,
+                    image=image,
+                    most=LARGEST,
+                )
+            )
         return value
 
     def value(self, evidence: Sequence[Evidence]) -> float:
@@ -399,8 +443,14 @@ def imported(name: str) -> Callable[[Outputs, Outputs, str], float]:
             found = getattr(found, part)
     except (Exception, SystemExit) as error:  # importing runs the user's module
         reason = " ".join(str(error).split())[:200]
-        raise QdqtoolError(said("{`metric`} {name}: cannot be imported: {kind}: {reason}",
-                                name=name, kind=type(error).__name__, reason=reason)) from error
+        raise QdqtoolError(
+            said(
+                "{`metric`} {name}: cannot be imported: {kind}: {reason}",
+                name=name,
+                kind=type(error).__name__,
+                reason=reason,
+            )
+        ) from error
     if not callable(found):
         raise QdqtoolError(said("{`metric`} {name}: is no function", name=name))
     function: Callable[[Outputs, Outputs, str], float] = found
@@ -421,7 +471,9 @@ def _module(name: str) -> Any:
 
 
 def metric_for(
-    model: Model, wanted: str | Callable[[Outputs, Outputs, str], float] | None, seconds: float = budgets.USER_SECONDS
+    model: Model,
+    wanted: str | Callable[[Outputs, Outputs, str], float] | None,
+    seconds: float = budgets.USER_SECONDS,
 ) -> Metric:
     """The user's metric, or the one that fits the outputs.
 
@@ -436,7 +488,9 @@ def metric_for(
     if wanted is not None:
         name = f"{getattr(wanted, '__module__', '')}:{getattr(wanted, '__qualname__', type(wanted).__name__)}"
         return UserMetric(name, tuple(model.outputs), wanted, seconds)
-    floats = [] if _sorts(model) else [t for t in model.outputs if model.elem_type(t) in (1, 10, 11)]
+    floats = (
+        [] if _sorts(model) else [t for t in model.outputs if model.elem_type(t) in (1, 10, 11)]
+    )
     return _detector(model) or OutputAgreement(tuple(floats or compared(model)))
 
 

@@ -24,7 +24,9 @@ class Choice:
 
     choice: str  # ``float``, ``int8``, a calibration method, or ``own-scale``
     cost: Cost  # of the network with this choice alone
-    error: float | None = None  # of everything INT8 without what this alone takes away; None where not measured
+    error: float | None = (
+        None  # of everything INT8 without what this alone takes away; None where not measured
+    )
     why: str = ""  # why it was not measured, or empty
 
 
@@ -38,26 +40,47 @@ class SiteResult:
     tensors: tuple[str, ...]  # activations that are not quantized any more then
     choice: str  # what was chosen
     why: str  # in one sentence
-    loss: float | None  # by how much the output error falls when it is float; None where that was not measured
+    loss: (
+        float | None
+    )  # by how much the output error falls when it is float; None where that was not measured
     choices: list[Choice]  # all that were looked at
 
     def as_json(self, base: Cost) -> Json:
         first = self.choices[0] if self.choices else None
         return {
-            "site": self.site, "kind": self.kind, "nodes": list(self.nodes), "tensors": list(self.tensors),
-            "choice": self.choice, "why": self.why, "loss": _rounded(self.loss),
-            **({"ms": None, "int8": 0, "conversions": 0} if first is None else _change(first.cost, base)),
+            "site": self.site,
+            "kind": self.kind,
+            "nodes": list(self.nodes),
+            "tensors": list(self.tensors),
+            "choice": self.choice,
+            "why": self.why,
+            "loss": _rounded(self.loss),
+            **(
+                {"ms": None, "int8": 0, "conversions": 0}
+                if first is None
+                else _change(first.cost, base)
+            ),
             "choices": [
-                {"choice": c.choice, "measured": c.error is not None, "error": _rounded(c.error),
-                 **_change(c.cost, base), "cost": _rounded(c.cost.value - base.value), "why": c.why}
+                {
+                    "choice": c.choice,
+                    "measured": c.error is not None,
+                    "error": _rounded(c.error),
+                    **_change(c.cost, base),
+                    "cost": _rounded(c.cost.value - base.value),
+                    "why": c.why,
+                }
                 for c in self.choices
             ],
-        }  # fmt: skip
+        }
 
 
 def _change(cost: Cost, base: Cost) -> Json:
     ms = None if cost.ms is None or base.ms is None else _rounded(cost.ms - base.ms)
-    return {"ms": ms, "int8": cost.int8 - base.int8, "conversions": cost.conversions - base.conversions}
+    return {
+        "ms": ms,
+        "int8": cost.int8 - base.int8,
+        "conversions": cost.conversions - base.conversions,
+    }
 
 
 def _rounded(value: float | None) -> float | None:
@@ -80,12 +103,20 @@ class Point:
 
     def as_json(self) -> Json:
         return {
-            "name": self.name, "float": list(self.sites), "changed": dict(self.changed),
-            "nodes": sorted(self.configuration.floats), "convolutions": self.cost.convolutions,
-            "int8": self.cost.int8, "conversions": self.cost.conversions, "ms": _rounded(self.cost.ms),
-            "cost": _rounded(self.cost.value), "metric": _rounded(self.metric), "low": _rounded(self.low),
-            "high": _rounded(self.high), "chosen_on": _rounded(self.chosen_on),
-        }  # fmt: skip
+            "name": self.name,
+            "float": list(self.sites),
+            "changed": dict(self.changed),
+            "nodes": sorted(self.configuration.floats),
+            "convolutions": self.cost.convolutions,
+            "int8": self.cost.int8,
+            "conversions": self.cost.conversions,
+            "ms": _rounded(self.cost.ms),
+            "cost": _rounded(self.cost.value),
+            "metric": _rounded(self.metric),
+            "low": _rounded(self.low),
+            "high": _rounded(self.high),
+            "chosen_on": _rounded(self.chosen_on),
+        }
 
 
 @dataclass
@@ -100,8 +131,14 @@ class Bought:
     ms: float | None
 
     def as_json(self) -> Json:
-        return {"site": self.site, "choice": self.choice, "metric": _rounded(self.metric), "int8": self.int8,
-                "conversions": self.conversions, "ms": _rounded(self.ms)}  # fmt: skip
+        return {
+            "site": self.site,
+            "choice": self.choice,
+            "metric": _rounded(self.metric),
+            "int8": self.int8,
+            "conversions": self.conversions,
+            "ms": _rounded(self.ms),
+        }
 
 
 @dataclass(repr=False)
@@ -157,7 +194,9 @@ class Tuning:
     output: str = ""
     float_type: str = "fp32"
     float32: dict[str, float] = field(default_factory=dict)
-    builder: Callable[[Configuration], onnx.ModelProto] | None = field(default=None, repr=False, compare=False)
+    builder: Callable[[Configuration], onnx.ModelProto] | None = field(
+        default=None, repr=False, compare=False
+    )
     read: Guard | None = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -199,13 +238,28 @@ class Tuning:
         front = [{"index": i, **p.as_json()} for i, p in enumerate(self.front)]
         index = next((i for i, p in enumerate(self.front) if p is self.chosen), None)
         return {
-            "schema": SCHEMA, "tool": TOOL_VERSION, "model": self.info, "output": self.output, "target": self.target,
-            "compute_capabilities": list(self.prediction.compute_capabilities), "gpu": self.gpu,
+            "schema": SCHEMA,
+            "tool": TOOL_VERSION,
+            "model": self.info,
+            "output": self.output,
+            "target": self.target,
+            "compute_capabilities": list(self.prediction.compute_capabilities),
+            "gpu": self.gpu,
             "goal": {"keep": self.keep, "budget_ms": self.budget_ms, "reached": self.reached},
-            "metric": self.metric, "cost": self.cost, "images": self.images,
-            "sites": [s.as_json(self.base) for s in self.sites], "front": front,
+            "metric": self.metric,
+            "cost": self.cost,
+            "images": self.images,
+            "sites": [s.as_json(self.base) for s in self.sites],
+            "front": front,
             "others": [p.as_json() for p in self.others],
-            "chosen": {**self.chosen.as_json(), "index": index, "choices": [b.as_json() for b in self.bought]},
-            "float_type": self.float_type, "float32": largest_json(self.float32),
-            "effort": self.effort, "notes": list(self.notes), "warnings": list(self.warnings),
-        }  # fmt: skip
+            "chosen": {
+                **self.chosen.as_json(),
+                "index": index,
+                "choices": [b.as_json() for b in self.bought],
+            },
+            "float_type": self.float_type,
+            "float32": largest_json(self.float32),
+            "effort": self.effort,
+            "notes": list(self.notes),
+            "warnings": list(self.warnings),
+        }

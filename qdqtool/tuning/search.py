@@ -17,7 +17,16 @@ from qdqtool.base.text import counted
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion import losses
 from qdqtool.tuning import sites as choices
-from qdqtool.tuning.configuration import FLOAT, Configuration, Cost, Planner, Recipe, apart, first_change, share_behind
+from qdqtool.tuning.configuration import (
+    FLOAT,
+    Configuration,
+    Cost,
+    Planner,
+    Recipe,
+    apart,
+    first_change,
+    share_behind,
+)
 from qdqtool.tuning.measurements import SWEEP, Measurements, OutOfTime
 from qdqtool.tuning.result import Bought, Point
 from qdqtool.tuning.sites import CONVOLUTION, HEAD, INT8, Candidate, Gain, Judged, Site
@@ -59,7 +68,9 @@ class Search:
     stopped: str = ""
     notes: list[Note] = field(default_factory=list)
     _alone: dict[Candidate, tuple[Recipe, Recipe]] = field(default_factory=dict)
-    _raced_on: dict[Candidate, list[int]] = field(default_factory=dict)  # samples; others may know a recipe on more
+    _raced_on: dict[Candidate, list[int]] = field(
+        default_factory=dict
+    )  # samples; others may know a recipe on more
 
     # Before anything is measured --------------------------------------------------------------------------------
 
@@ -79,9 +90,17 @@ class Search:
         """Puts the float network beside the others where its time is known: it may be the fastest."""
         cost = self.planner.cost(self.everything_float)
         if self.pool and cost.ms is not None and not cost.int8:
-            self.pool.setdefault(self.recipe(self.everything_float).key, Point(
-                "the float model", self.everything_float, [], {}, cost, self.float_value(self.bench.sets.chosen_on),
-            ))  # fmt: skip
+            self.pool.setdefault(
+                self.recipe(self.everything_float).key,
+                Point(
+                    "the float model",
+                    self.everything_float,
+                    [],
+                    {},
+                    cost,
+                    self.float_value(self.bench.sets.chosen_on),
+                ),
+            )
 
     def _cost(self, configuration: Configuration) -> Cost:
         """A prediction, one of very many."""
@@ -104,15 +123,26 @@ class Search:
             value = self.bench.value(self.recipe(self.start), self.bench.sets.chosen_on)
             if self.pool:  # else there is nothing to take
                 kept = self.bench.store.path is not None and self.bench.deadline is None
-                self.say(said("everything INT8: {value:.4g} on the images to choose on" + kept * "; after Ctrl-C the "
-                              "same command with a {`time_limit`} takes the best that was measured", value=value))
+                self.say(
+                    said(
+                        "everything INT8: {value:.4g} on the images to choose on"
+                        + kept
+                        * "; after Ctrl-C the "
+                        "same command with a {`time_limit`} takes the best that was measured",
+                        value=value,
+                    )
+                )
             self._float_model()
             if self._is_enough() and not self.whole_front:
                 return
             if self.bench.deadline is not None:
-                self.measure([*self._heads(), *self._worst(self._by_own_error, "by their own error")])
+                self.measure(
+                    [*self._heads(), *self._worst(self._by_own_error, "by their own error")]
+                )
             before = -1
-            while self.bench.runs > before:  # combinations may leave time for choices that there was none for
+            while (
+                self.bench.runs > before
+            ):  # combinations may leave time for choices that there was none for
                 before = self.bench.runs
                 all_swept = self._sweep()
                 self._combinations(self._ranges() if all_swept else self.start)
@@ -124,9 +154,14 @@ class Search:
     def _everything_int8(self) -> None:
         self.measure([("everything INT8", self.start)])
         more = [
-            (f"INT8 too: {j.candidate.site.name}" if len(j.candidate.site.nodes) == 1 else "INT8 too: the whole head",
-             self.start.joined(j.candidate.configuration))
-            for j in self.judged if j.candidate.choice == INT8 and not j.why_not
+            (
+                f"INT8 too: {j.candidate.site.name}"
+                if len(j.candidate.site.nodes) == 1
+                else "INT8 too: the whole head",
+                self.start.joined(j.candidate.configuration),
+            )
+            for j in self.judged
+            if j.candidate.choice == INT8 and not j.why_not
         ]
         if self.budget is not None or self._is_enough():
             self.measure(more)
@@ -165,7 +200,9 @@ class Search:
         """
         until = self._until
         for images in self.ever_more():
-            self._raced_on |= {c: images for c in tried if len(images) > len(self._raced_on.get(c, ()))}
+            self._raced_on |= {
+                c: images for c in tried if len(images) > len(self._raced_on.get(c, ()))
+            }
             recipes = [r for c in tried for r in self.alone(c) if not r.is_float]
             if not self.bench.sweep(recipes, what, until, images):
                 return False
@@ -182,7 +219,9 @@ class Search:
         change turns roundings of all that follows round, which moves the error by more than most choices do.
         """
         if candidate not in self._alone:
-            self._alone[candidate] = apart(self.recipe(self.start), self.recipe(self.with_choice(candidate)))
+            self._alone[candidate] = apart(
+                self.recipe(self.start), self.recipe(self.with_choice(candidate))
+            )
         return self._alone[candidate]
 
     def ever_more(self) -> Iterator[list[int]]:
@@ -191,7 +230,9 @@ class Search:
         count, taken = FIRST_SAMPLES, dict[int, None]()
         while len(taken) < len(images):
             left = [n for n in images if n not in taken]
-            taken |= dict.fromkeys(left[i] for i in spread(len(left), min(count - len(taken), len(left))))
+            taken |= dict.fromkeys(
+                left[i] for i in spread(len(left), min(count - len(taken), len(left)))
+            )
             yield list(taken)
             count *= 2
 
@@ -201,15 +242,25 @@ class Search:
         A sweep goes through the network from its front: one that ends early would know nothing of what lies behind.
         """
         rank = {n: k for k, c in enumerate(self._by_own_error) for n in c.floats}
-        ranked = sorted(self.swept(), key=lambda j: min((rank[n] for n in j.candidate.site.nodes if n in rank),
-                                                        default=len(rank)))
+        ranked = sorted(
+            self.swept(),
+            key=lambda j: min(
+                (rank[n] for n in j.candidate.site.nodes if n in rank), default=len(rank)
+            ),
+        )
         left = until - time.monotonic()
-        needed = itertools.accumulate(self.each * self.share(j) * self._unknown(j, images) for j in ranked)
+        needed = itertools.accumulate(
+            self.each * self.share(j) * self._unknown(j, images) for j in ranked
+        )
         return [j for j, seconds in zip(ranked, needed, strict=True) if seconds <= left]
 
     def _unknown(self, judged: Judged, images: Sequence[int]) -> int:
         """How many runs on these images a choice still needs."""
-        known = [self.bench.store.known(SWEEP, r.key) for r in self.alone(judged.candidate) if not r.is_float]
+        known = [
+            self.bench.store.known(SWEEP, r.key)
+            for r in self.alone(judged.candidate)
+            if not r.is_float
+        ]
         return sum(n not in rows for rows in known for n in images)
 
     def share(self, judged: Judged) -> float:
@@ -224,8 +275,7 @@ class Search:
         return self.start.joined(candidate.configuration)
 
     def error(self, images: Sequence[int] | None = None) -> float | None:
-        """Root of the mean squared output error of everything INT8, on these samples; None where it was not measured.
-        """
+        """Root of the mean squared output error of everything INT8, on these samples; None where it was not measured."""
         errors = self.bench.errors(self.recipe(self.start), images)
         return None if np.isnan(errors).all() else float(np.sqrt(np.nanmean(errors**2)))
 
@@ -238,11 +288,17 @@ class Search:
 
     def _ranges(self) -> Configuration:
         """Other methods for the worst sites, those that are better beyond doubt; they cost no time."""
-        worst = [j.candidate.site for j, _ in self._gained()
-                 if j.candidate.choice == FLOAT and j.candidate.site.tensors]  # fmt: skip
+        worst = [
+            j.candidate.site
+            for j, _ in self._gained()
+            if j.candidate.choice == FLOAT and j.candidate.site.tensors
+        ]
         price = self.planner.cost(self.start).value
-        self.scales = [c for c in choices.other_scales(self.planner, worst[:_LOOKED_AT]) if not c.configuration.apart
-                       or self.planner.cost(self.with_choice(c)).value <= price]  # fmt: skip
+        self.scales = [
+            c
+            for c in choices.other_scales(self.planner, worst[:_LOOKED_AT])
+            if not c.configuration.apart or self.planner.cost(self.with_choice(c)).value <= price
+        ]
         self._raced(self.scales, "Other ranges", 0.0)
         better: list[tuple[float, Candidate]] = []
         for candidate in self.scales:
@@ -252,13 +308,18 @@ class Search:
         ranges = self.start
         taken: set[str] = set()
         for _, candidate in sorted(better, key=lambda b: -b[0]):
-            tensors = {t for t, _ in candidate.configuration.methods} | candidate.configuration.apart
+            tensors = {
+                t for t, _ in candidate.configuration.methods
+            } | candidate.configuration.apart
             if not tensors & taken:
                 taken |= tensors
                 ranges = ranges.joined(candidate.configuration)
         if ranges != self.start:
             self.measure([("other ranges", ranges)])
-            one, other = (self.bench.resampled(self.recipe(c), self.bench.sets.chosen_on) for c in (ranges, self.start))
+            one, other = (
+                self.bench.resampled(self.recipe(c), self.bench.sets.chosen_on)
+                for c in (ranges, self.start)
+            )
             if float(np.nanmean(one - other)) <= 0.0:
                 self.notes.append(Remark.RANGES_NOT_TAKEN())
                 return self.start
@@ -278,7 +339,9 @@ class Search:
         For the whole front it goes on until it costs what the dearest placement does that one would try without a
         search, and measures what it has to set against each of them.
         """
-        dearest = max((p.cost.value for p in self.pool.values() if self.whole_front), default=-math.inf)
+        dearest = max(
+            (p.cost.value for p in self.pool.values() if self.whole_front), default=-math.inf
+        )
         named: list[tuple[str, Configuration]] = []
         waiting: list[int] = []
         good: int | None = None
@@ -298,13 +361,20 @@ class Search:
                 break
             waiting = []
         good, bad = self._next_good(named, waiting, good, bad)
-        if self.budget is not None:  # the time of a chain may fall again: neighbours of a float cost less
+        if (
+            self.budget is not None
+        ):  # the time of a chain may fall again: neighbours of a float cost less
             fits = [n for n in named if self.planner.cost(n[1]).value <= self.budget]
             self.measure(fits[-_FITTING:])
         if self.whole_front:
             costs = [self.planner.cost(c).value for _, c in named]
-            last = (max((i for i, cost in enumerate(costs) if cost <= p.cost.value + _EQUAL), default=None)
-                    for p in self.points())  # the last step that costs no more than a placement
+            last = (
+                max(
+                    (i for i, cost in enumerate(costs) if cost <= p.cost.value + _EQUAL),
+                    default=None,
+                )
+                for p in self.points()
+            )  # the last step that costs no more than a placement
             self.measure([named[i] for i in last if i is not None])
         if good is None and named:
             self.measure([named[-1]])
@@ -317,7 +387,11 @@ class Search:
             good, bad = (middle, bad) if self._is_good(named[middle][1]) else (good, middle)
 
     def _next_good(
-        self, named: Sequence[tuple[str, Configuration]], steps: Sequence[int], good: int | None, bad: int
+        self,
+        named: Sequence[tuple[str, Configuration]],
+        steps: Sequence[int],
+        good: int | None,
+        bad: int,
     ) -> tuple[int | None, int]:
         """Measures steps of the chain; the first good one, and the last one in front of that."""
         self.measure([named[i] for i in steps])
@@ -332,12 +406,14 @@ class Search:
         """Measured floats; those that do not make the output error smaller come last."""
         least = _LEAST * (self.error() or 0.0) ** 2
         price = self.planner.cost(self.start).value
-        return [Gain(j.candidate.configuration, max(gain, least), j.cost.value - price)
-                for j, gain in self._gained() if j.candidate.choice == FLOAT]  # fmt: skip
+        return [
+            Gain(j.candidate.configuration, max(gain, least), j.cost.value - price)
+            for j, gain in self._gained()
+            if j.candidate.choice == FLOAT
+        ]
 
     def _gained(self) -> list[tuple[Judged, float]]:
-        """By how much each choice made the squared error smaller, on the samples that it was measured on; most first.
-        """
+        """By how much each choice made the squared error smaller, on the samples that it was measured on; most first."""
         gains = [(judged, self._gain(judged.candidate)) for judged in self.swept()]
         return sorted((g for g in gains if not math.isnan(g[1])), key=lambda x: -x[1])
 
@@ -347,19 +423,26 @@ class Search:
         gains = self._gains(candidate, images)
         return float(gains.mean()) if len(gains) else math.nan
 
-    def _gains(self, candidate: Candidate, images: Sequence[int] | None = None) -> npt.NDArray[np.float64]:
+    def _gains(
+        self, candidate: Candidate, images: Sequence[int] | None = None
+    ) -> npt.NDArray[np.float64]:
         """The same for each of these samples."""
         images = self._raced_on.get(candidate, ()) if images is None else images
         if not images:
             return np.empty(0)
-        before, after = (0.0 if r.is_float else self.bench.swept(r, images) ** 2 for r in self.alone(candidate))
+        before, after = (
+            0.0 if r.is_float else self.bench.swept(r, images) ** 2 for r in self.alone(candidate)
+        )
         gains: npt.NDArray[np.float64] = np.atleast_1d(before - after)
         return gains[~np.isnan(gains)]
 
     def obvious(self) -> list[tuple[str, Configuration]]:
         """What one would try without a search: the head float, and the worst convolutions."""
-        ranked = [j.candidate.configuration for j, _ in self._gained()
-                  if j.candidate.site.kind == CONVOLUTION and j.candidate.choice == FLOAT]  # fmt: skip
+        ranked = [
+            j.candidate.configuration
+            for j, _ in self._gained()
+            if j.candidate.site.kind == CONVOLUTION and j.candidate.choice == FLOAT
+        ]
         return [*self._heads(), *self._worst(ranked, "worst by sensitivity")]
 
     def _heads(self) -> list[tuple[str, Configuration]]:
@@ -376,8 +459,14 @@ class Search:
     def _worst(self, ranked: Sequence[Configuration], why: str) -> list[tuple[str, Configuration]]:
         """The first few of single convolutions together, ever more of them."""
         return [
-            (f"{k} {why}", self.start.joined(Configuration(floats=frozenset(n for c in ranked[:k] for n in c.floats))))
-            for k in (1, 2, 4, 8, 16) if k <= len(ranked)
+            (
+                f"{k} {why}",
+                self.start.joined(
+                    Configuration(floats=frozenset(n for c in ranked[:k] for n in c.floats))
+                ),
+            )
+            for k in (1, 2, 4, 8, 16)
+            if k <= len(ranked)
         ]
 
     @functools.cached_property
@@ -386,10 +475,18 @@ class Search:
         plan = self.planner.plan(self.start)
         sources = {t: s.group.sources for s in plan.scales for t in s.group.quantized}
         quantized = [q for q in plan.recipe.build(self.planner.model)[1] if q.tensor in sources]
-        single = {s.nodes[0]: s.as_float() for s in self.sites if s.kind == CONVOLUTION and s.default == INT8}
+        single = {
+            s.nodes[0]: s.as_float()
+            for s in self.sites
+            if s.kind == CONVOLUTION and s.default == INT8
+        }
         worst = losses.candidates(quantized, self.planner.statistics, sources, len(quantized))
         names = (r.node.name for q in worst for r in plan.placement.readers[q.tensor])
-        return [single[n] for n in dict.fromkeys(names) if n in single and not single[n].floats <= self.start.floats]
+        return [
+            single[n]
+            for n in dict.fromkeys(names)
+            if n in single and not single[n].floats <= self.start.floats
+        ]
 
     def _take_back(self) -> None:
         """Takes choices of the cheapest good placement back, the dearest first, as long as it stays good.
@@ -428,7 +525,11 @@ class Search:
         for point in [p for p in points if p.cost.value > budget and p.chosen_on > best][:_OVER]:
             here, cost = point.configuration, point.cost.value
             while cost > budget:
-                less = {self.planner.cost(c).value: c for s in self.parts(here) if (c := self.without(here, s)) != here}
+                less = {
+                    self.planner.cost(c).value: c
+                    for s in self.parts(here)
+                    if (c := self.without(here, s)) != here
+                }
                 fits = sorted(value for value in less if value <= budget)
                 self.measure([("fewer choices", less[value]) for value in fits[-_REMOVED:]])
                 if not less or min(less) >= cost:
@@ -442,7 +543,9 @@ class Search:
         """The sites that are float in it, the largest first, no node twice; those float from the start left out."""
         left = set(configuration.floats - self.start.floats)
         found = []
-        for site in sorted((s for s in self.sites if s.default == INT8), key=lambda s: (-len(s.nodes), s.name)):
+        for site in sorted(
+            (s for s in self.sites if s.default == INT8), key=lambda s: (-len(s.nodes), s.name)
+        ):
             if set(site.nodes) <= left:
                 left -= set(site.nodes)
                 found.append(site)
@@ -456,19 +559,39 @@ class Search:
 
     def measure(self, named: Sequence[tuple[str, Configuration]]) -> None:
         """Measures combinations as a whole, on the samples to choose on; the float network is none."""
-        new = [(n, c) for n, c in named if self.recipe(c).key not in self.pool and self.planner.cost(c).int8]
+        new = [
+            (n, c)
+            for n, c in named
+            if self.recipe(c).key not in self.pool and self.planner.cost(c).int8
+        ]
         if self.bench.deadline is None:
-            self.bench.whole([self.recipe(c) for _, c in new], self.bench.sets.chosen_on, "Combinations")
+            self.bench.whole(
+                [self.recipe(c) for _, c in new], self.bench.sets.chosen_on, "Combinations"
+            )
         for name, configuration in new:
-            if self.bench.deadline is not None:  # one by one: what was measured when time is over is in the pool
-                self.bench.whole([self.recipe(configuration)], self.bench.sets.chosen_on, "Combinations")
+            if (
+                self.bench.deadline is not None
+            ):  # one by one: what was measured when time is over is in the pool
+                self.bench.whole(
+                    [self.recipe(configuration)], self.bench.sets.chosen_on, "Combinations"
+                )
             recipe = self.recipe(configuration)
-            changed = {**dict(sorted(configuration.methods)), **dict.fromkeys(sorted(configuration.apart), choices.OWN),
-                       **dict.fromkeys(sorted(configuration.quantized), INT8)}  # fmt: skip
-            self.pool.setdefault(recipe.key, Point(
-                name, configuration, [s.name for s in self.parts(configuration)], changed,
-                self.planner.cost(configuration), self.bench.value(recipe, self.bench.sets.chosen_on),
-            ))  # fmt: skip
+            changed = {
+                **dict(sorted(configuration.methods)),
+                **dict.fromkeys(sorted(configuration.apart), choices.OWN),
+                **dict.fromkeys(sorted(configuration.quantized), INT8),
+            }
+            self.pool.setdefault(
+                recipe.key,
+                Point(
+                    name,
+                    configuration,
+                    [s.name for s in self.parts(configuration)],
+                    changed,
+                    self.planner.cost(configuration),
+                    self.bench.value(recipe, self.bench.sets.chosen_on),
+                ),
+            )
 
     def _judge(self, configurations: Iterable[Configuration]) -> None:
         recipes = [self.recipe(c) for c in configurations]
@@ -514,8 +637,10 @@ class Search:
         """
         front = self.front()
         if not front:
-            raise QdqtoolError("nothing to choose from: no convolution can run in INT8 and is predicted to gain by it; "
-                               "deploy the float model, or see what insert and predict say of each")
+            raise QdqtoolError(
+                "nothing to choose from: no convolution can run in INT8 and is predicted to gain by it; "
+                "deploy the float model, or see what insert and predict say of each"
+            )
         if self.budget is not None:
             fits = [p for p in front if p.cost.value <= self.budget]
             return (fits[-1], True) if fits else (front[0], False)
@@ -554,16 +679,30 @@ class Search:
 
     def bought(self, point: Point) -> list[Bought]:
         """What those choices of a placement bought that gained most alone: measured again without each."""
-        gained = {j.candidate.site: gain for j, gain in self._gained() if j.candidate.choice == FLOAT}
-        parts = sorted(self.parts(point.configuration) if point.cost.int8 else [],
-                       key=lambda s: -gained.get(s, 0.0))[:_BOUGHT]  # fmt: skip
+        gained = {
+            j.candidate.site: gain for j, gain in self._gained() if j.candidate.choice == FLOAT
+        }
+        parts = sorted(
+            self.parts(point.configuration) if point.cost.int8 else [],
+            key=lambda s: -gained.get(s, 0.0),
+        )[:_BOUGHT]
         less = [self.without(point.configuration, s) for s in parts]
-        self.bench.whole([self.recipe(c) for c in less], self.bench.sets.chosen_on, "What each choice bought")
+        self.bench.whole(
+            [self.recipe(c) for c in less], self.bench.sets.chosen_on, "What each choice bought"
+        )
         found = []
         for site, configuration in zip(parts, less, strict=True):
             cost = self.planner.cost(configuration)
             value = self.bench.value(self.recipe(configuration), self.bench.sets.chosen_on)
             ms = None if cost.ms is None or point.cost.ms is None else point.cost.ms - cost.ms
-            found.append(Bought(site.name, FLOAT, point.chosen_on - value, point.cost.int8 - cost.int8,
-                                point.cost.conversions - cost.conversions, ms))  # fmt: skip
+            found.append(
+                Bought(
+                    site.name,
+                    FLOAT,
+                    point.chosen_on - value,
+                    point.cost.int8 - cost.int8,
+                    point.cost.conversions - cost.conversions,
+                    ms,
+                )
+            )
         return sorted(found, key=lambda b: -(b.metric or 0.0))

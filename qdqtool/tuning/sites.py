@@ -22,9 +22,17 @@ from qdqtool.tuning.configuration import FLOAT, Configuration, Cost, Planner
 
 INT8 = "int8"
 OWN = "own-scale"
-CONVOLUTION, GROUP, RESIDUAL, HEAD, ATTENTION = "convolution", "group", "residual", "head", "attention"
+CONVOLUTION, GROUP, RESIDUAL, HEAD, ATTENTION = (
+    "convolution",
+    "group",
+    "residual",
+    "head",
+    "attention",
+)
 METHODS = ("focus", "mse", "max", "percentile")
-_FEWEST_BITS = 0.5  # that a tensor has to lose in its group before a scale of its own is worth a look
+_FEWEST_BITS = (
+    0.5  # that a tensor has to lose in its group before a scale of its own is worth a look
+)
 
 
 @dataclass(frozen=True)
@@ -58,13 +66,17 @@ def find_sites(planner: Planner) -> list[Site]:
 
     order = {n.index: i for i, n in enumerate(model.ordered)}
     weighted = {w.node.index for w in placement.weights}
-    placed = sorted({r.node.index for rs in placement.readers.values() for r in rs}, key=order.__getitem__)
+    placed = sorted(
+        {r.node.index for rs in placement.readers.values() for r in rs}, key=order.__getitem__
+    )
 
     def add(name: str, kind: str, indices: Iterable[int], default: str = INT8) -> None:
         names = tuple(model.nodes[i].name for i in sorted(set(indices), key=order.__getitem__))
         key = frozenset(names)
         if names and key not in found:
-            freed = tuple(t for t, rs in placement.readers.items() if all(r.node.name in key for r in rs))
+            freed = tuple(
+                t for t, rs in placement.readers.items() if all(r.node.name in key for r in rs)
+            )
             found[key] = Site(name, kind, names, freed, default)
 
     for index in placed:
@@ -72,9 +84,17 @@ def find_sites(planner: Planner) -> list[Site]:
         other = ATTENTION if node.op in WEIGHTED else RESIDUAL
         add(node.name, CONVOLUTION if index in weighted else other, [index])
     for one in attentions(model):
-        add(f"attention of {one.softmax.name}", ATTENTION, {one.scores.index, one.values.index}.intersection(placed))
+        add(
+            f"attention of {one.softmax.name}",
+            ATTENTION,
+            {one.scores.index, one.values.index}.intersection(placed),
+        )
     for group in planner.groups(placement):
-        add(group.quantized[0], GROUP, (r.node.index for t in group.quantized for r in placement.readers[t]))
+        add(
+            group.quantized[0],
+            GROUP,
+            (r.node.index for t in group.quantized for r in placement.readers[t]),
+        )
     for name, nodes in _branches(model, placed).items():
         add(name, HEAD, nodes if len(nodes) > 1 else ())
     ends = find_head(model).finals.intersection(placed)
@@ -110,8 +130,11 @@ def _left_by_preset(planner: Planner, placement: Placement) -> list[int]:
     head = find_head(planner.model)
     places = find_coordinates(planner.model, head.finals).all
     left = {w.node.index for w in placement.weights}
-    ends = [n for n in planner.model.ordered
-            if n.index in (head.last | places) - head.dfl - left and n.op in WEIGHTED]  # fmt: skip
+    ends = [
+        n
+        for n in planner.model.ordered
+        if n.index in (head.last | places) - head.dfl - left and n.op in WEIGHTED
+    ]
     if not ends:
         return []
     tried = planner.placement(Configuration(quantized=frozenset(n.name for n in ends)))
@@ -122,7 +145,8 @@ def _left_by_preset(planner: Planner, placement: Placement) -> list[int]:
 def candidates(sites: Iterable[Site]) -> list[Candidate]:
     """Every choice other than the default: float, or INT8 where the preset says float."""
     return [
-        Candidate(site, INT8, Configuration(quantized=frozenset(site.nodes))) if site.default == FLOAT
+        Candidate(site, INT8, Configuration(quantized=frozenset(site.nodes)))
+        if site.default == FLOAT
         else Candidate(site, FLOAT, site.as_float())
         for site in sites
     ]
@@ -167,7 +191,9 @@ class Judged:
     why_not: str = ""
 
 
-def judge(found: Sequence[Candidate], cost: Callable[[Configuration], Cost]) -> tuple[Configuration, list[Judged]]:
+def judge(
+    found: Sequence[Candidate], cost: Callable[[Configuration], Cost]
+) -> tuple[Configuration, list[Judged]]:
     """Decides which candidates to measure: floats, and INT8 for what the preset leaves float.
 
     Returns what is float from the start because it costs nothing, and all candidates.
@@ -189,12 +215,17 @@ def judge(found: Sequence[Candidate], cost: Callable[[Configuration], Cost]) -> 
             why = NO_GAIN if single.value >= before.value else ""
         elif nodes <= free.floats:
             why = FREE
-        elif larger := next((o for o, k in floats if nodes < o.configuration.floats and k.value <= single.value), None):
+        elif larger := next(
+            (o for o, k in floats if nodes < o.configuration.floats and k.value <= single.value),
+            None,
+        ):
             why = LARGER.format(larger.site.name)
         else:
             between = not candidate.site.tensors and single.conversions - before.conversions >= 2
             why = BETWEEN if between else ""
-        judged.append(Judged(candidate, single if not free.floats else _moved(single, before, start), why))
+        judged.append(
+            Judged(candidate, single if not free.floats else _moved(single, before, start), why)
+        )
     return free, judged
 
 
@@ -203,8 +234,12 @@ def _moved(single: Cost, before: Cost, start: Cost) -> Cost:
     ms = None
     if single.ms is not None and before.ms is not None and start.ms is not None:
         ms = single.ms + start.ms - before.ms
-    return Cost(single.convolutions, single.int8 + start.int8 - before.int8,
-                single.conversions + start.conversions - before.conversions, ms)  # fmt: skip
+    return Cost(
+        single.convolutions,
+        single.int8 + start.int8 - before.int8,
+        single.conversions + start.conversions - before.conversions,
+        ms,
+    )
 
 
 # Combinations --------------------------------------------------------------------------------------------------------
@@ -236,7 +271,9 @@ def estimated(gains: Sequence[Gain], chosen: Configuration) -> float:
 
 
 def chain(
-    start: Configuration, found: Iterable[Gain], cost: Callable[[Configuration], Cost],
+    start: Configuration,
+    found: Iterable[Gain],
+    cost: Callable[[Configuration], Cost],
     neighbours: Mapping[str, frozenset[str]],
 ) -> Iterator[Configuration]:
     """Adds choices one by one, each time the one with the most gain for what it adds to the predicted cost.
@@ -266,7 +303,9 @@ def chain(
             tried.append((more / max(known[gain], _SMALLEST_COST), joined))
         before, here = here, max(tried, key=lambda t: t[0])[1]
         value, reached = cost(here).value, estimated(gains, here)
-        touched = set().union(*(neighbours.get(n, frozenset()) for n in here.floats - before.floats))
+        touched = set().union(
+            *(neighbours.get(n, frozenset()) for n in here.floats - before.floats)
+        )
         for gain in gains:
             if gain.configuration.floats & touched and not gain.configuration.floats <= here.floats:
                 known[gain] = min(known[gain], cost(here.joined(gain.configuration)).value - value)

@@ -33,7 +33,13 @@ from qdqtool.trt.rtx.predict import status_of
 from qdqtool.trt.targets import RTX, TARGETS, Target, target_named, target_of_version
 from qdqtool.types import Event, Precision, Prediction
 from qdqtool.verification import build_model as built
-from qdqtool.verification.convolutions import Mapper, common_names, compare_convolutions, contradicted_names, trt_name
+from qdqtool.verification.convolutions import (
+    Mapper,
+    common_names,
+    compare_convolutions,
+    contradicted_names,
+    trt_name,
+)
 from qdqtool.verification.lines import (
     MOST,
     Verification,
@@ -54,7 +60,10 @@ FEW = 0.2  # fewer of a model's convolutions named by a log than this: the log i
 @typed
 @watched
 def verify(
-    model: ModelSource | Model, *builds: Source | Build | Sequence[Source], on: OnBuilds, machine: Machine
+    model: ModelSource | Model,
+    *builds: Source | Build | Sequence[Source],
+    on: OnBuilds,
+    machine: Machine,
 ) -> Verification:
     """Predicts for the build's own TensorRT version and compares the prediction with the build.
 
@@ -112,12 +121,16 @@ def build_of(builds: tuple[Source | Build | Sequence[Source], ...]) -> Build:
         raise BuildLogError("no build given: name a trtexec log or a layer JSON")
     model = next((os.fspath(f) for f in files if named_as_model(f)), None)
     if model is not None:
-        raise BuildLogError(f"{model}: an ONNX model, not a build: give the log or the layer JSON that TensorRT wrote "
-                            "when it built the first model; 'qdqtool compare' takes two models")
+        raise BuildLogError(
+            f"{model}: an ONNX model, not a build: give the log or the layer JSON that TensorRT wrote "
+            "when it built the first model; 'qdqtool compare' takes two models"
+        )
     return read_build(*files)
 
 
-def target_of(build: Build, target: str | Target | None, machine: Machine) -> tuple[Target, list[Note]]:
+def target_of(
+    build: Build, target: str | Target | None, machine: Machine
+) -> tuple[Target, list[Note]]:
     """As :func:`choose_target`, for the GPUs that the build says it is for, the one that was named or the log's.
 
     Raises:
@@ -133,9 +146,15 @@ def target_of(build: Build, target: str | Target | None, machine: Machine) -> tu
         if chosen.is_rtx and build.targets:
             chosen = replaced(chosen, capabilities=build.targets)
             if named is not None and named.cc not in chosen.told:
-                raise QdqtoolError(said("{`gpu`} {name}: has compute capability {cc}, and the build is for "
-                                        "{told:joined , }; name the GPU that it ran on", name=named.name, cc=named.cc,
-                                        told=chosen.told))
+                raise QdqtoolError(
+                    said(
+                        "{`gpu`} {name}: has compute capability {cc}, and the build is for "
+                        "{told:joined , }; name the GPU that it ran on",
+                        name=named.name,
+                        cc=named.cc,
+                        told=chosen.told,
+                    )
+                )
         elif named is not None:
             chosen = chosen.built_for(named.cc, named.name, seen=named.cc == stated)
         elif stated is not None:
@@ -155,20 +174,27 @@ def choose_target(build: Build, target: str | Target | None) -> tuple[Target, li
     if version is None:
         return TARGETS[DEFAULT_TARGET], [Remark.NO_VERSION(target=DEFAULT_TARGET)]
     if build.tensorrt is None and version == AS_TODAY:
-        return TARGETS[DEFAULT_TARGET], [Remark.AMBIGUOUS_VERSION(version=version, target=DEFAULT_TARGET)]
+        return TARGETS[DEFAULT_TARGET], [
+            Remark.AMBIGUOUS_VERSION(version=version, target=DEFAULT_TARGET)
+        ]
     chosen = target_of_version(version)
     return chosen, [] if build.tensorrt is not None else [
-        Remark.VERSION_OF_SPELLING(version=version, target=chosen.name)]
+        Remark.VERSION_OF_SPELLING(version=version, target=chosen.name)
+    ]
 
 
 def check_explicit(build: Build, model: Model | None = None) -> None:
     """Refuses a build whose INT8 comes from a calibration table, and that names none of the model's Qs."""
     if not implicit_int8(build):
         return
-    named = {part for layer in build.layers for part in layer.fused().bases} | {e.subject for e in build.trace}
+    named = {part for layer in build.layers for part in layer.fused().bases} | {
+        e.subject for e in build.trace
+    }
     if model is None or not any(trt_name(q) in named for q in quantizers(model)):
-        raise BuildLogError(f"{build.called}: {IMPLICIT}, so that there is nothing to verify; "
-                            "build a model with Q/DQ ('qdqtool insert')")
+        raise BuildLogError(
+            f"{build.called}: {IMPLICIT}, so that there is nothing to verify; "
+            "build a model with Q/DQ ('qdqtool insert')"
+        )
 
 
 def check_same_model(model: Model, build: Build) -> None:
@@ -179,39 +205,57 @@ def check_same_model(model: Model, build: Build) -> None:
         why = f"; it is a build of another model than {model.path or 'the one given'}"
         if found and not build.layers and not build.trace:
             why = " and ends in its parse section: cut off too early, or a build of another model"
-        raise BuildLogError(f"{build.called}: names {found} of the model's {wanted} convolutions{why}")
+        raise BuildLogError(
+            f"{build.called}: names {found} of the model's {wanted} convolutions{why}"
+        )
     wrong = contradicted_names(View(model), build, Mapper(model, build.layers))
     if len(wrong) > FEW_WRONG * found:
         name, mine, theirs = wrong[0]
         raise BuildLogError(
             f"{build.called}: {len(wrong)} names stand for other nodes than in {model.path or 'the model given'} "
             f"({name}: {theirs}, in the model {mine}): a build of another export or network; 'qdqtool compare' matches "
-            "by structure")
+            "by structure"
+        )
 
 
 def check_told(build: Build) -> None:
     """Refuses a build that names nothing."""
     if not build.layers and not build.trace and not build.parse.nodes:
-        raise BuildLogError(f"{build.called}: holds no engine layers and no optimizer lines; "
-                            "build again with --verbose --profilingVerbosity=detailed")
+        raise BuildLogError(
+            f"{build.called}: holds no engine layers and no optimizer lines; "
+            "build again with --verbose --profilingVerbosity=detailed"
+        )
 
 
 def all_in_myelin(build: Build) -> bool:
     """Whether the listing opens up nothing of Myelin, so that no node is named."""
-    return bool(build.layers) and all(layer.type == "Myelin" for layer in build.layers) and not build.trace
+    return (
+        bool(build.layers)
+        and all(layer.type == "Myelin" for layer in build.layers)
+        and not build.trace
+    )
 
 
-def compare_assuming(model: Model, prediction: Prediction, build: Build, target: Target) -> Verification:
+def compare_assuming(
+    model: Model, prediction: Prediction, build: Build, target: Target
+) -> Verification:
     """Compares under each assumption, keeps the one that the build contradicts least, and says which that is."""
     best = compare(model, prediction, build)
     for assumption in prediction.assumptions:
-        others = {value: compare(model, predict(model, target, assume={assumption.name: value}), build)
-                  for value in assumption.alternatives}
-        wrong = {assumption.value: _wrong(best)} | {value: _wrong(result) for value, result in others.items()}
+        others = {
+            value: compare(model, predict(model, target, assume={assumption.name: value}), build)
+            for value in assumption.alternatives
+        }
+        wrong = {assumption.value: _wrong(best)} | {
+            value: _wrong(result) for value, result in others.items()
+        }
         shown = min(wrong, key=lambda value: wrong[value])
         if len(set(wrong.values())) == 1:
             best.notes.append(
-                Remark.NOT_SHOWN_BY_BUILD(name=assumption.name, values=tuple(wrong), value=assumption.value))
+                Remark.NOT_SHOWN_BY_BUILD(
+                    name=assumption.name, values=tuple(wrong), value=assumption.value
+                )
+            )
             continue
         fits = wrong[shown] == (0, 0)
         remark = Remark.SHOWN_AS_ASSUMED if fits else Remark.NEAREST_AS_ASSUMED
@@ -220,7 +264,9 @@ def compare_assuming(model: Model, prediction: Prediction, build: Build, target:
             best = others[shown]
             assumed = best.prediction.assumptions if best.prediction else []
             assumed[:1] = [replace(one, why=Remark.SHOWN_BY_BUILD()) for one in assumed[:1]]
-        best.notes.append(remark(name=assumption.name, value=shown, assumed=assumption.value, target=target.name))
+        best.notes.append(
+            remark(name=assumption.name, value=shown, assumed=assumption.value, target=target.name)
+        )
     return best
 
 
@@ -234,9 +280,12 @@ def _wrong(result: Verification) -> tuple[int, int]:
 
 
 def compare(
-    model: Model, prediction: Prediction, build: Build, unsure_convolutions: tuple[str, ...] = (),
+    model: Model,
+    prediction: Prediction,
+    build: Build,
+    unsure_convolutions: tuple[str, ...] = (),
     unsure_events: tuple[Event, ...] = (),
-) -> Verification:  # fmt: skip
+) -> Verification:
     """Compares a prediction with a build, part by part.
 
     ``unsure_convolutions`` are unknown whatever the build says; pass lines that are ``unsure_events`` are left out.
@@ -246,7 +295,9 @@ def compare(
             build = replace(build, gaps=[*build.gaps, hole], complete=False)
     mapper = Mapper(model, build.layers)
     ended = not build.lacks(Section.PASSES)
-    convolutions, mismatches = compare_convolutions(model, prediction, build, mapper, unsure_convolutions)
+    convolutions, mismatches = compare_convolutions(
+        model, prediction, build, mapper, unsure_convolutions
+    )
     reported = {str(m.built["layer"]) for m in mismatches if m.built.get("layer")}
     layers = compare_layers(prediction, build, mapper, reported)
     trace = compare_trace(prediction, build, ended, unsure_events)
@@ -262,16 +313,34 @@ def compare(
         if len(listed) > MOST:
             notes.append(Remark.MORE_MISMATCHES(count=len(listed) - MOST, kind=listed[0].kind))
     notes.extend(flag_notes(build))
-    return Verification(build.facts, convolutions, layers.counts, trace.counts, conversions.counts, mismatches,
-                        prediction, notes, copies.counts)  # fmt: skip
+    return Verification(
+        build.facts,
+        convolutions,
+        layers.counts,
+        trace.counts,
+        conversions.counts,
+        mismatches,
+        prediction,
+        notes,
+        copies.counts,
+    )
 
 
 def flag_notes(build: Build) -> list[Note]:
     """What the command line, not the placement, costs."""
     flags = build.precision_flags
-    floats = {t.precision for layer in build.layers if layer.is_convolution
-              for t in (*layer.inputs[:2], *layer.outputs[:1]) if t.precision.is_float}
-    if floats == {Precision.FP32} and flags and not flags & {"fp16", "best", "stronglyTyped", "bf16"}:
+    floats = {
+        t.precision
+        for layer in build.layers
+        if layer.is_convolution
+        for t in (*layer.inputs[:2], *layer.outputs[:1])
+        if t.precision.is_float
+    }
+    if (
+        floats == {Precision.FP32}
+        and flags
+        and not flags & {"fp16", "best", "stronglyTyped", "bf16"}
+    ):
         return [Remark.NO_FP16_FLAG()]
     return []
 
@@ -286,6 +355,7 @@ def exit_code(result: Verification, allow_partial: bool = False) -> int:
 
 
 # A build made here, and a log without its model ----------------------------------------------------------------------
+
 
 @takes(here=Here, on=OnBuilds)
 def verify_with_builder(model: str | os.PathLike[str], here: Here, on: OnBuilds) -> Verification:
@@ -308,16 +378,28 @@ def verify_with_builder(model: str | os.PathLike[str], here: Here, on: OnBuilds)
         return verify(index, result.build, target=target)
     on_target = target_named(target) if target is not None else RTX
     prediction = predict(index, on_target if digits is None else on_target.built_for(digits))
-    described = BuildFacts(BuildSource(result.builder), tensorrt=result.version or None, complete=True,
-                           status=result.status, message=result.message)
+    described = BuildFacts(
+        BuildSource(result.builder),
+        tensorrt=result.version or None,
+        complete=True,
+        status=result.status,
+        message=result.message,
+    )
     pairs = built.compare(prediction, result) if result.status == "built" else []
     verification = of_pairs(prediction, pairs, described)
     if built.status_agrees(prediction, result) is False:
         ours = status_of(prediction)
         says = f"{result.status}: {result.message}" if result.message else result.status
-        verification.mismatches.append(Mismatch(
-            MismatchKind.BUILD, index.path or "model", {"status": ours}, {"status": result.status}, Difference.STATUS,
-            (ours, says)))
+        verification.mismatches.append(
+            Mismatch(
+                MismatchKind.BUILD,
+                index.path or "model",
+                {"status": ours},
+                {"status": result.status},
+                Difference.STATUS,
+                (ours, says),
+            )
+        )
     elif result.status != "built":
         verification.notes.append(Remark.BUILT_ALIKE(status=result.status, message=result.message))
     return verification
@@ -338,14 +420,18 @@ def verify_from_log(*sources: str | os.PathLike[str] | Build, on: OnBuilds) -> V
     name = f"graph of {build.called if build.files else 'the log'}"
     chosen, notes = choose_target(build, on.target)
     if chosen.is_rtx:
-        raise BuildLogError(f"{name}: a TensorRT-RTX log has no pass lines to compare with; give the model as well")
+        raise BuildLogError(
+            f"{name}: a TensorRT-RTX log has no pass lines to compare with; give the model as well"
+        )
     _check_whole(build, proto, name)
     equal, different = (Model(_with_scales(proto, same), name) for same in (True, False))
     if next(quantizers(equal), None) is None:
         raise BuildLogError(f"{name}: no Q/DQ nodes in the parse section, nothing to predict")
     first, second = predict(equal, chosen), predict(different, chosen, advice=False)
     unsure = _differing(first, second)
-    events = tuple(sorted(set(first.trace) ^ set(second.trace), key=lambda e: (e.pass_name, e.kind, e.subject)))
+    events = tuple(
+        sorted(set(first.trace) ^ set(second.trace), key=lambda e: (e.pass_name, e.kind, e.subject))
+    )
     result = compare(equal, first, build, unsure, events)
     if first.conversions != second.conversions:
         result.conversions = replace(result.conversions, predicted=None)
@@ -367,13 +453,17 @@ def _check_whole(build: Build, proto: onnx.ModelProto, name: str) -> None:
     loose = next((i for node in proto.graph.node for i in node.input if i not in known), None)
     if torn is not None or loose is not None:
         why = f"{torn} is missing" if torn is not None else f"no node makes {loose}"
-        raise BuildLogError(f"{name}: {why}, and a part of a network cannot be predicted; give the model as well")
+        raise BuildLogError(
+            f"{name}: {why}, and a part of a network cannot be predicted; give the model as well"
+        )
 
 
 def _differing(first: Prediction, second: Prediction) -> tuple[str, ...]:
     """Convolutions whose outcome depends on scales."""
-    mine, other = ({c.name: (c.precision, list(c.inputs), c.output, sorted(c.fused)) for c in p.convolutions}
-                   for p in (first, second))
+    mine, other = (
+        {c.name: (c.precision, list(c.inputs), c.output, sorted(c.fused)) for c in p.convolutions}
+        for p in (first, second)
+    )
     return tuple(name for name, outcome in mine.items() if other.get(name) != outcome)
 
 

@@ -43,10 +43,15 @@ class BuiltModel(BuildResult):
         int8 = sum(n.precision == Precision.INT8 for n in self.nodes)
         paths = {"log": self.log_path, "layers": self.layers_path, "engine": self.engine_path}
         return {
-            "schema": SCHEMA, "tool": TOOL_VERSION, **published(self, "builder", "version"),
-            "targets": [f"SM{s}" for s in self.targets], **published(self, "status", "message"),
-            "seconds": round(self.seconds, 3), "summary": {"convolutions": len(self.nodes), "int8": int8},
-            **published(self, "nodes"), **{name: str(path) if path else None for name, path in paths.items()},
+            "schema": SCHEMA,
+            "tool": TOOL_VERSION,
+            **published(self, "builder", "version"),
+            "targets": [f"SM{s}" for s in self.targets],
+            **published(self, "status", "message"),
+            "seconds": round(self.seconds, 3),
+            "summary": {"convolutions": len(self.nodes), "int8": int8},
+            **published(self, "nodes"),
+            **{name: str(path) if path else None for name, path in paths.items()},
         }
 
 
@@ -59,8 +64,12 @@ def build_model(model: str | os.PathLike[str], how: Building) -> BuiltModel:
     result = mapped(builders.build(model, how=how))
     if how.output is not None and result.build is not None and result.status == "built":
         result.layers_path = Path(how.output) / "layers.json"
-        table = {**published(result, "builder", "version"), "targets": [f"SM{s}" for s in result.targets],
-                 **inspector_json(result.build.layers, result.build.bindings), **published(result, "nodes")}
+        table = {
+            **published(result, "builder", "version"),
+            "targets": [f"SM{s}" for s in result.targets],
+            **inspector_json(result.build.layers, result.build.bindings),
+            **published(result, "nodes"),
+        }
         write_text(result.layers_path, json.dumps(table, indent=1) + "\n")
     return result
 
@@ -81,24 +90,39 @@ def mapped(result: BuildResult) -> BuiltModel:
 
 def inspector_json(layers: Sequence[BuiltLayer], bindings: Sequence[str]) -> Json:
     """The layers, and the names of the network's inputs and outputs, in the form of TensorRT's engine inspector."""
+
     def tensor(item: Any) -> dict[str, Any]:
-        return {"Name": item.tensor, "Dimensions": [-1 if d is None else d for d in item.shape or ()],
-                "Datatype": _INSPECTOR.get(item.precision, str(item.precision)), "Format": item.format}
+        return {
+            "Name": item.tensor,
+            "Dimensions": [-1 if d is None else d for d in item.shape or ()],
+            "Datatype": _INSPECTOR.get(item.precision, str(item.precision)),
+            "Format": item.format,
+        }
 
     def listed(layer: BuiltLayer) -> dict[str, Any]:
         ends = {"Inputs": layer.inputs, "Constants": layer.constants, "Outputs": layer.outputs}
         return {
-            "Name": layer.name, "LayerType": layer.type, **{key: list(map(tensor, end)) for key, end in ends.items()},
-            "TacticName": layer.tactic, "Metadata": "".join(f"[ONNX Layer: {n}]" for n in layer.onnx_names),
+            "Name": layer.name,
+            "LayerType": layer.type,
+            **{key: list(map(tensor, end)) for key, end in ends.items()},
+            "TacticName": layer.tactic,
+            "Metadata": "".join(f"[ONNX Layer: {n}]" for n in layer.onnx_names),
         }
 
     return {"Layers": [listed(x) for x in layers], "Bindings": list(bindings)}
 
 
 _INSPECTOR = {
-    Precision.INT8: "Int8", Precision.FP32: "Float", Precision.FP16: "Half", Precision.BF16: "BFloat16",
-    Precision.FP8: "FP8", Precision.INT4: "Int4", Precision.INT32: "Int32", Precision.INT64: "Int64",
-    Precision.BOOL: "Bool", Precision.UINT8: "UInt8",
+    Precision.INT8: "Int8",
+    Precision.FP32: "Float",
+    Precision.FP16: "Half",
+    Precision.BF16: "BFloat16",
+    Precision.FP8: "FP8",
+    Precision.INT4: "Int4",
+    Precision.INT32: "Int32",
+    Precision.INT64: "Int64",
+    Precision.BOOL: "Bool",
+    Precision.UINT8: "UInt8",
 }
 
 
@@ -120,7 +144,9 @@ class Pair:
         if self.built is None:
             return None
         written = self.built.output
-        return self.same_precision and (self.predicted.output.agrees(written) or written == Precision.UNKNOWN)
+        return self.same_precision and (
+            self.predicted.output.agrees(written) or written == Precision.UNKNOWN
+        )
 
 
 def compare(prediction: Prediction, result: BuiltModel) -> list[Pair]:

@@ -10,7 +10,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from qdqtool.base.records import published
-from qdqtool.buildlog.agreement import ConvolutionCounts, Described, Difference, Mismatch, MismatchKind, Said
+from qdqtool.buildlog.agreement import (
+    ConvolutionCounts,
+    Described,
+    Difference,
+    Mismatch,
+    MismatchKind,
+    Said,
+)
 from qdqtool.buildlog.names import Known, base_name, parts
 from qdqtool.buildlog.types import Build, BuiltLayer
 from qdqtool.model.graph import Model, Node
@@ -31,10 +38,15 @@ _ASIDE = ("TrainStation", "Constant", "DeviceToShapeHost", "ShapeHostToDevice", 
 _MULTIPLY = ("correlation", "deconv", "gemm", "runtime_fusion", "runtime_function")
 #: The product inside a fused kernel's name, which lists its steps: MulMinMaxRounCastCorrMulAdd. One of a few columns is
 #: written out, a slice, a product and a sum for each.
-PRODUCT = re.compile(r"(?<=[a-z_])(Fc|Gemm|MatMul|MulSum|(?:Slic){2,4}(?:Mul){2,4}Add|Conv|Corr)(?=[A-Z_])")
+PRODUCT = re.compile(
+    r"(?<=[a-z_])(Fc|Gemm|MatMul|MulSum|(?:Slic){2,4}(?:Mul){2,4}Add|Conv|Corr)(?=[A-Z_])"
+)
 _OWN = ("correlation", "deconv", "gemm")  # layers of one product
 _LEFT_OUT = "Etc"  # in the name of a generated kernel of many steps
-_GENERATED = ("fusion", "kgen")  # a fusion wraps a compiled product (``FcCas`` with a gemm's tactic) or generated code
+_GENERATED = (
+    "fusion",
+    "kgen",
+)  # a fusion wraps a compiled product (``FcCas`` with a gemm's tactic) or generated code
 #: In the name of a kernel that computes a whole attention: queries, keys and values are its inputs.
 ATTENTION = "_mha_v"  # _gemm_mha_v2; _gemv_mha_v1 of one query
 
@@ -52,17 +64,27 @@ class Mapper:
         layers: Engine layers that compute something: layout reformats, constants and host layers left out.
     """
 
-    def __init__(self, model: Model, layers: Sequence[BuiltLayer], names: Mapping[int, str] | None = None) -> None:
+    def __init__(
+        self, model: Model, layers: Sequence[BuiltLayer], names: Mapping[int, str] | None = None
+    ) -> None:
         """``names`` maps a node's index to its name in the build, where that is not the one that the parser gives."""
-        given = self._given = {n.index: trt_name(n) if names is None else names[n.index] for n in model.nodes}
+        given = self._given = {
+            n.index: trt_name(n) if names is None else names[n.index] for n in model.nodes
+        }
         self.known = Known(
-            {*given.values(), *model.initializers, *(o for n in model.nodes if n.op == "Constant" for o in n.outputs)}
+            {
+                *given.values(),
+                *model.initializers,
+                *(o for n in model.nodes if n.op == "Constant" for o in n.outputs),
+            }
         )
         self._by_name = {given[n.index]: n for n in model.nodes}
         self._by_plain = {_PLAIN.sub("_", name): n for name, n in self._by_name.items()}
         self.layers = [layer for layer in layers if not is_aside(layer)]
         self._of_node: dict[int, list[Place]] = {}
-        self._nodes: dict[int, list[Node]] = {}  # by the layer's identity: many nodes may ask for those of one layer
+        self._nodes: dict[
+            int, list[Node]
+        ] = {}  # by the layer's identity: many nodes may ask for those of one layer
         for layer in self.layers:
             groups = self._groups(layer)
             self._nodes[id(layer)] = [n for group in groups for n in group]
@@ -73,7 +95,11 @@ class Mapper:
     def node(self, name: str) -> Node | None:
         """The node behind a component of a layer name, Myelin's spelling (dots as underscores) included."""
         by_name = self._by_name
-        return by_name.get(name) or by_name.get(base_name(name)) or self._by_plain.get(_PLAIN.sub("_", name))
+        return (
+            by_name.get(name)
+            or by_name.get(base_name(name))
+            or self._by_plain.get(_PLAIN.sub("_", name))
+        )
 
     def name(self, node: Node) -> str:
         """What the build calls a node."""
@@ -135,15 +161,29 @@ def is_aside(layer: BuiltLayer) -> bool:
     """A layer that no prediction refers to: layout reformats, constants, shape and host layers, Myelin blocks."""
     if layer.type in _ASIDE or (layer.type == "Myelin" and layer.name.startswith("{ForeignNode")):
         return True
-    return parts(layer.name).kind in ("reformat-input", "reformat-output", "reformat-network", "station", "foreign")
+    return parts(layer.name).kind in (
+        "reformat-input",
+        "reformat-output",
+        "reformat-network",
+        "station",
+        "foreign",
+    )
 
 
 def said_names(build: Build, known: Known) -> set[str]:
     """Every name of a node that a build prints: parse section, layers and pass lines."""
     said = {n.name for n in build.parse.nodes if n.name}
-    said.update(f"node_of_{t.name}" for n in build.parse.nodes if not n.name for t in n.outputs if t is not None)
+    said.update(
+        f"node_of_{t.name}"
+        for n in build.parse.nodes
+        if not n.name
+        for t in n.outputs
+        if t is not None
+    )
     said.update(name for layer in build.layers for name in layer.onnx_names)
-    fused = {layer.name for layer in build.layers} | {end for e in build.trace for end in (e.subject, e.object)}
+    fused = {layer.name for layer in build.layers} | {
+        end for e in build.trace for end in (e.subject, e.object)
+    }
     return said.union(*(parts(name, known).bases for name in fused))
 
 
@@ -151,7 +191,11 @@ def common_names(model: Model, build: Build) -> tuple[int, int]:
     """How many of the model's convolutions the build names, and how many there are; all its nodes where it has none."""
     wanted = [n for n in model.nodes if n.op in WEIGHTED] or list(model.nodes)
     said = said_names(build, Known(trt_name(n) for n in wanted))
-    plain = {_PLAIN.sub("_", s) for s in said} if any("_myl" in layer.name for layer in build.layers) else set()
+    plain = (
+        {_PLAIN.sub("_", s) for s in said}
+        if any("_myl" in layer.name for layer in build.layers)
+        else set()
+    )
     found = sum(trt_name(n) in said or _PLAIN.sub("_", trt_name(n)) in plain for n in wanted)
     return found, len(wanted)
 
@@ -170,7 +214,11 @@ def contradicted_names(view: View, build: Build, mapper: Mapper) -> list[tuple[s
         printed, shape = parsed.get(trt_name(node)), shapes.get(node.index, ())
         if printed is None:
             continue
-        other = printed.inputs[1].shape if len(printed.inputs) > 1 and printed.inputs[1] is not None else None
+        other = (
+            printed.inputs[1].shape
+            if len(printed.inputs) > 1 and printed.inputs[1] is not None
+            else None
+        )
         if printed.op != node.op:
             found[node.name] = (node.op, printed.op)
         elif shape and other and None not in other and tuple(other) != shape:
@@ -184,7 +232,13 @@ def contradicted_names(view: View, build: Build, mapper: Mapper) -> list[tuple[s
         if weights and node.index in sources and sources[node.index] not in weights:
             found[node.name] = sources[node.index], weights[0]
         maps, kernel = layer.extras.get("OutMaps"), layer.extras.get("Kernel")
-        if node.op == "Conv" and len(shape) > 2 and maps and kernel and [shape[0], *shape[2:]] != [maps, *kernel]:
+        if (
+            node.op == "Conv"
+            and len(shape) > 2
+            and maps
+            and kernel
+            and [shape[0], *shape[2:]] != [maps, *kernel]
+        ):
             found[node.name] = _by_x((shape[0], *shape[2:])), _by_x((maps, *kernel))
     return [(name, *pair) for name, pair in found.items()]
 
@@ -196,7 +250,9 @@ def _by_x(shape: Iterable[object]) -> str:
 # Convolutions --------------------------------------------------------------------------------------------------------
 
 FLOAT = Precision.FP32
-_SHORTENED = re.compile("(Cas|Rou)[tn]")  # 10.3 shortens the names of steps to three letters, other versions to four
+_SHORTENED = re.compile(
+    "(Cas|Rou)[tn]"
+)  # 10.3 shortens the names of steps to three letters, other versions to four
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +282,9 @@ class BuiltNode:
         return published(self)
 
 
-def built_nodes(model: Model, layers: Sequence[BuiltLayer], names: Mapping[int, str]) -> list[BuiltNode]:
+def built_nodes(
+    model: Model, layers: Sequence[BuiltLayer], names: Mapping[int, str]
+) -> list[BuiltNode]:
     """One row for each Conv, ConvTranspose, Gemm and MatMul; ``names`` as for :class:`Mapper`."""
     mapper = Mapper(model, layers, names)
     products = [n for n in model.nodes if is_multiplication(model, n)]
@@ -234,19 +292,30 @@ def built_nodes(model: Model, layers: Sequence[BuiltLayer], names: Mapping[int, 
     # A generated kernel that computes several small products does not say which of them is in which type. One with a
     # layer of its own is not computed there: the kernel takes in what stands behind it, or gives it its integers.
     inside = Counter(id(x) for at in placed if all(x.type not in _OWN for x in at) for x in at)
-    crowded = {id(x) for x in layers if x.type == "kgen" and inside[id(x)] > 1 and ATTENTION not in x.name}
-    return [_row(n, [x for x in at if id(x) not in crowded]) for n, at in zip(products, placed, strict=True)]
+    crowded = {
+        id(x) for x in layers if x.type == "kgen" and inside[id(x)] > 1 and ATTENTION not in x.name
+    }
+    return [
+        _row(n, [x for x in at if id(x) not in crowded])
+        for n, at in zip(products, placed, strict=True)
+    ]
 
 
 def _row(node: Node, layers: list[BuiltLayer]) -> BuiltNode:
     """By the layer that multiplies, the first of the most certain kind; else the one whose name leaves steps out."""
     multiplying = [x for x in layers if product_rank(x) is not None]
     unsaid = [x for x in layers if x.type == "kgen" and _LEFT_OUT in x.name]
-    layer = min(multiplying, key=lambda x: product_rank(x) or 0, default=unsaid[0] if len(unsaid) == 1 else None)
+    layer = min(
+        multiplying,
+        key=lambda x: product_rank(x) or 0,
+        default=unsaid[0] if len(unsaid) == 1 else None,
+    )
     if layer is None:
         return BuiltNode(node.index, node.name, node.op, Precision.UNKNOWN)
     data = tuple(t.precision for t in layer.inputs[: 1 if layer.constants else 2])
-    return BuiltNode(node.index, node.name, node.op, computes_in(layer), data, writes(layer), layer.name)
+    return BuiltNode(
+        node.index, node.name, node.op, computes_in(layer), data, writes(layer), layer.name
+    )
 
 
 def writes(layer: BuiltLayer) -> Precision:
@@ -264,15 +333,23 @@ def computes_in(layer: BuiltLayer) -> Precision:
     """The type in which a layer multiplies; of a classic layer that of its data input."""
     tensors = [t.precision for t in (*layer.inputs, *layer.constants)]
     floats = [p for p in tensors if p.is_float]
-    if ATTENTION in layer.name:  # both of its products, where queries, keys and values (masks aside) have one type
-        kinds = {t.precision for t in [t for t in layer.inputs if t.precision != Precision.BOOL][-3:]}
+    if (
+        ATTENTION in layer.name
+    ):  # both of its products, where queries, keys and values (masks aside) have one type
+        kinds = {
+            t.precision for t in [t for t in layer.inputs if t.precision != Precision.BOOL][-3:]
+        }
         return kinds.pop() if len(kinds) == 1 else Precision.UNKNOWN
     if layer.type in _OWN:
         # Weights are the first constant, or the second input; a fused residual is a float input behind them.
         others = [t.precision for t in (*layer.inputs[1:2], *layer.constants[:1])]
         if not layer.inputs:
             others = [t.precision for t in layer.constants[1:2]]
-        if tensors and not tensors[0].is_float and (tensors[0] in others or Precision.INT4 in others):
+        if (
+            tensors
+            and not tensors[0].is_float
+            and (tensors[0] in others or Precision.INT4 in others)
+        ):
             return tensors[0]
         return next((p for p in tensors[:2] if p.is_float), layer.output_precision)
     if layer.type in ("runtime_fusion", "runtime_function", "kgen"):
@@ -283,9 +360,15 @@ def computes_in(layer: BuiltLayer) -> Precision:
             return stored[0]
         if _widened(layer) and Precision.FP16 in floats:
             return Precision.FP16
-        if len({t.precision for t in layer.outputs}) > 1:  # other nodes' results too, and which is whose is not said
+        if (
+            len({t.precision for t in layer.outputs}) > 1
+        ):  # other nodes' results too, and which is whose is not said
             return floats[0] if len(set(floats)) == 1 else Precision.UNKNOWN
-        return layer.output_precision if layer.output_precision.is_float else (floats or [Precision.UNKNOWN])[0]
+        return (
+            layer.output_precision
+            if layer.output_precision.is_float
+            else (floats or [Precision.UNKNOWN])[0]
+        )
     return layer.input_precision
 
 
@@ -303,7 +386,9 @@ def _integers_arrive(name: str, first: Precision) -> bool:
     if cast < 0:
         return not first.is_float
     before, after = steps[:cast], steps[cast + len("Cas") :]
-    return "Mul" not in after and (before.endswith("Rou") or (not before and first == Precision.FP32))
+    return "Mul" not in after and (
+        before.endswith("Rou") or (not before and first == Precision.FP32)
+    )
 
 
 _LISTED = 100  # of what is fused; a damaged log has all convolutions in one layer, and each would list all others
@@ -343,7 +428,9 @@ class PassLines:
         self.complete = any("epilogue" in heading for heading, _ in build.headings)
         for event in build.trace:
             if (event.pass_name, event.kind) == ("QuantizeDoubleInputNodes", FUSING_INTO):
-                node = next((n for n in map(mapper.node, _members(event.object)) if n is not None), None)
+                node = next(
+                    (n for n in map(mapper.node, _members(event.object)) if n is not None), None
+                )
                 side = self.inputs if event.subject.startswith("(") else self.outputs
                 if node is not None:
                     side.setdefault(node.name, event.line)
@@ -360,7 +447,11 @@ def _members(layer: str) -> list[str]:
 
 
 def compare_convolutions(
-    model: Model, prediction: Prediction, build: Build, mapper: Mapper, uncertain: Iterable[str] = ()
+    model: Model,
+    prediction: Prediction,
+    build: Build,
+    mapper: Mapper,
+    uncertain: Iterable[str] = (),
 ) -> tuple[ConvolutionCounts, list[Mismatch]]:
     """Compares every convolution: data type, residual input, output, absorbed Add and MaxPool; counts and mismatches.
 
@@ -377,8 +468,17 @@ def compare_convolutions(
         said = None if conv.name in skip else _difference(model, conv, built)
         if said is not None:
             told = published(conv, "precision", "inputs", "output", "fused", "layer", "evidence")
-            mismatches.append(Mismatch(MismatchKind.CONVOLUTION, conv.name, told, built.as_json(), *said,
-                                       built.line or None, rule(conv)))  # fmt: skip
+            mismatches.append(
+                Mismatch(
+                    MismatchKind.CONVOLUTION,
+                    conv.name,
+                    told,
+                    built.as_json(),
+                    *said,
+                    built.line or None,
+                    rule(conv),
+                )
+            )
         elif conv.name in skip or built.precision is None or built.output is None:
             unknown.append(conv.name)
     total = len(prediction.convolutions)
@@ -402,29 +502,60 @@ def built_convolution(
             built.contradiction = Difference.LINE_AND_INPUT, (in_line,)
         elif out_line is not None and built.output is not None and built.output.is_float:
             built.contradiction = Difference.LINE_AND_OUTPUT, (out_line,)
-        elif in_line is None and lines.complete and built.precision == Precision.INT8 and lines.inputs:
+        elif (
+            in_line is None
+            and lines.complete
+            and built.precision == Precision.INT8
+            and lines.inputs
+        ):
             built.contradiction = Difference.NO_LINE, ()
     elif place is None and in_line is not None:
         built.precision = Precision.INT8
-        built.output = Precision.INT8 if out_line is not None else Precision.FLOAT if lines.complete else None
-    elif place is None and lines.complete and (lines.named is None or mapper.name(node) in lines.named):
+        built.output = (
+            Precision.INT8 if out_line is not None else Precision.FLOAT if lines.complete else None
+        )
+    elif (
+        place is None
+        and lines.complete
+        and (lines.named is None or mapper.name(node) in lines.named)
+    ):
         built.precision = built.output = Precision.FLOAT
     return built
 
 
-def _from_layer(node: Node, conv: ConvOutcome, mapper: Mapper, layer: BuiltLayer, place: int) -> BuiltConv:
+def _from_layer(
+    node: Node, conv: ConvOutcome, mapper: Mapper, layer: BuiltLayer, place: int
+) -> BuiltConv:
     nodes = mapper.nodes(layer)
-    if in_myelin(layer):  # shows in which type it multiplies and what it writes, and nothing where it holds two
+    if in_myelin(
+        layer
+    ):  # shows in which type it multiplies and what it writes, and nothing where it holds two
         if product_rank(layer) is None or sum(n.op in WEIGHTED for n in nodes) > 1:
             return BuiltConv(layer=layer.name, line=layer.line)
-        return BuiltConv(_known(computes_in(layer)), None, _known(writes(layer)), layer=layer.name, line=layer.line)
+        return BuiltConv(
+            _known(computes_in(layer)),
+            None,
+            _known(writes(layer)),
+            layer=layer.name,
+            line=layer.line,
+        )
     merged = " || " in layer.name and len(layer.outputs) > 1
-    output = layer.outputs[min(place, len(layer.outputs) - 1)].precision if layer.outputs else Precision.UNKNOWN
-    absorbed = [n.name for n in nodes if n.name != node.name and not is_qdq(n) and n.op != "Constant"]
+    output = (
+        layer.outputs[min(place, len(layer.outputs) - 1)].precision
+        if layer.outputs
+        else Precision.UNKNOWN
+    )
+    absorbed = [
+        n.name for n in nodes if n.name != node.name and not is_qdq(n) and n.op != "Constant"
+    ]
     takes_residual = not merged and any(n.op == "Add" for n in nodes)
-    inputs = [t.precision for t in layer.inputs[: 2 if takes_residual or len(conv.inputs) > 1 else 1]]
+    inputs = [
+        t.precision for t in layer.inputs[: 2 if takes_residual or len(conv.inputs) > 1 else 1]
+    ]
     shown = None if Precision.UNKNOWN in inputs or not inputs else inputs
-    return BuiltConv(_known(layer.input_precision), shown, _known(output), absorbed, layer.name, layer.line)
+    return BuiltConv(
+        _known(layer.input_precision), shown, _known(output), absorbed, layer.name, layer.line
+    )
 
 
 def _known(precision: Precision) -> Precision | None:
@@ -436,18 +567,28 @@ def _difference(model: Model, conv: ConvOutcome, built: BuiltConv) -> Said | Non
     if built.contradiction is not None:
         return built.contradiction
     more = 0 if built.inputs is None else len(conv.inputs) - len(built.inputs)
-    types = [(Difference.PRECISION, conv.precision, built.precision), (Difference.OUTPUT, conv.output, built.output)]
+    types = [
+        (Difference.PRECISION, conv.precision, built.precision),
+        (Difference.OUTPUT, conv.output, built.output),
+    ]
     if built.inputs is not None and not more:
-        types += [(Difference.RESIDUAL, *pair) for pair in zip(conv.inputs[1:], built.inputs[1:], strict=True)]
+        types += [
+            (Difference.RESIDUAL, *pair)
+            for pair in zip(conv.inputs[1:], built.inputs[1:], strict=True)
+        ]
     for what, mine, theirs in types:
         if theirs is not None and not mine.agrees(theirs):
             return what, (_word(mine), _word(theirs))
     if more:
         return Difference.TAKES_RESIDUAL if more > 0 else Difference.TAKES_NONE, ()
     if built.fused is not None and built.layer and " || " not in built.layer:
-        for what, has, lacks in ((Difference.ABSORBS, conv.fused, built.fused),
-                                 (Difference.ABSORBED, built.fused, conv.fused)):
-            name = next((name for name in has if name not in lacks and _is_shown(model, name)), None)
+        for what, has, lacks in (
+            (Difference.ABSORBS, conv.fused, built.fused),
+            (Difference.ABSORBED, built.fused, conv.fused),
+        ):
+            name = next(
+                (name for name in has if name not in lacks and _is_shown(model, name)), None
+            )
             if name is not None:
                 return what, (name,)
     return None
@@ -466,13 +607,21 @@ def _word(precision: Precision) -> str:
 def _rules(prediction: Prediction) -> Callable[[ConvOutcome], str]:
     """By which rule the prediction of a convolution came about."""
     refusals = {r.node: r for r in reversed(prediction.refusals)}  # of several the first
-    fired = {name: e.pass_name for e in reversed(prediction.trace) if e.kind == FUSING_INTO
-             for name in _members(e.object)}
+    fired = {
+        name: e.pass_name
+        for e in reversed(prediction.trace)
+        if e.kind == FUSING_INTO
+        for name in _members(e.object)
+    }
 
     def rule(conv: ConvOutcome) -> str:
         refusal = refusals.get(conv.name)
         if refusal is not None:
             return f"by {refusal.pass_name}: {refusal.reason}"
-        return f"by {fired[conv.name]}" if conv.name in fired else f"as layer {conv.layer or conv.name}"
+        return (
+            f"by {fired[conv.name]}"
+            if conv.name in fired
+            else f"as layer {conv.layer or conv.name}"
+        )
 
     return rule

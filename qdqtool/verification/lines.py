@@ -32,7 +32,15 @@ from qdqtool.model.graph import Model
 from qdqtool.model.qdq import precision_of
 from qdqtool.trt import trace
 from qdqtool.trt.pipeline import passes
-from qdqtool.types import TOOL_VERSION, VERIFICATION_SCHEMA, Event, Json, Precision, Prediction, TensorPrecision
+from qdqtool.types import (
+    TOOL_VERSION,
+    VERIFICATION_SCHEMA,
+    Event,
+    Json,
+    Precision,
+    Prediction,
+    TensorPrecision,
+)
 from qdqtool.verification.build_model import Pair
 from qdqtool.verification.convolutions import Mapper, built_nodes, in_myelin
 
@@ -82,11 +90,23 @@ class Verification(Saved):
 
     def as_json(self) -> Json:
         return {
-            "schema": VERIFICATION_SCHEMA, "tool": TOOL_VERSION,
+            "schema": VERIFICATION_SCHEMA,
+            "tool": TOOL_VERSION,
             "model": self.prediction.model.as_json() if self.prediction else None,
             "target": self.prediction.target if self.prediction else None,
-            "compute_capabilities": list(self.prediction.compute_capabilities) if self.prediction else [],
-            **published(self, "build", "convolutions", "layers", "trace", "conversions", "copies", "mismatches"),
+            "compute_capabilities": list(self.prediction.compute_capabilities)
+            if self.prediction
+            else [],
+            **published(
+                self,
+                "build",
+                "convolutions",
+                "layers",
+                "trace",
+                "conversions",
+                "copies",
+                "mismatches",
+            ),
             **published(self, "notes", "times"),
         }
 
@@ -120,10 +140,17 @@ def in_order(first: Sequence[Hashable], second: Sequence[Hashable]) -> int | Non
 
 
 #: What becomes of slices and concatenations: taken out of the network, or made by copying.
-COPY_KINDS = frozenset({
-    trace.COPY_STOMPING, trace.COPY_STRIDING, trace.COPY_UNMOVABLE, trace.ELIMINATING_CONCAT, trace.ELIMINATING_SLICE,
-    trace.REPLACING_SLICE, trace.RETARGETING,
-})
+COPY_KINDS = frozenset(
+    {
+        trace.COPY_STOMPING,
+        trace.COPY_STRIDING,
+        trace.COPY_UNMOVABLE,
+        trace.ELIMINATING_CONCAT,
+        trace.ELIMINATING_SLICE,
+        trace.REPLACING_SLICE,
+        trace.RETARGETING,
+    }
+)
 C = TypeVar("C")
 _NUMBERED = re.compile(r"^(.*[A-Za-z])_\d+$")
 MOST = 50  # mismatches of one kind listed; the counts give the rest
@@ -149,9 +176,12 @@ def is_copy_line(event: Event) -> bool:
 
 
 def compare_trace(
-    prediction: Prediction, build: Build, ended: bool, uncertain: Iterable[Event] = (),
+    prediction: Prediction,
+    build: Build,
+    ended: bool,
+    uncertain: Iterable[Event] = (),
     kind: MismatchKind = MismatchKind.TRACE,
-) -> Compared[TraceCounts]:  # fmt: skip
+) -> Compared[TraceCounts]:
     """Holds the simulated lines of the Q/DQ passes, or those about copies, against the logged ones, as multisets.
 
     Those about copies are printed once, near the end of the optimizer's part: ``After concat removal`` shows that they
@@ -165,7 +195,9 @@ def compare_trace(
 
     predicted = [e for e in prediction.trace if wanted(e) and e not in unsure]
     logged = [e for e in build.trace if wanted(e) and e.event not in unsure]
-    if not any(map(wanted, build.trace)) and not (copies and build.milestone("After concat removal") is not None):
+    if not any(map(wanted, build.trace)) and not (
+        copies and build.milestone("After concat removal") is not None
+    ):
         return Compared(TraceCounts(len(predicted)))
     events = [e.event for e in logged]
     result = Compared(agreement(predicted, events))
@@ -176,21 +208,29 @@ def compare_trace(
             extra[event.event] -= 1
             what = Difference.LOGGED if result.mismatches else Difference.FIRST_LINE
             name = trace.render(event.event)
-            result.mismatches.append(Mismatch(kind, name, {}, event.as_json(), what, (), event.line))
+            result.mismatches.append(
+                Mismatch(kind, name, {}, event.as_json(), what, (), event.line)
+            )
     for expected in predicted if ended else ():
         if missing[expected]:
             missing[expected] -= 1
             name = trace.render(expected)
-            result.mismatches.append(Mismatch(kind, name, expected.as_json(), {}, Difference.NOT_LOGGED))
+            result.mismatches.append(
+                Mismatch(kind, name, expected.as_json(), {}, Difference.NOT_LOGGED)
+            )
     return result
 
 
-def compare_conversions(prediction: Prediction, build: Build, ended: bool) -> Compared[ConversionCounts]:
+def compare_conversions(
+    prediction: Prediction, build: Build, ended: bool
+) -> Compared[ConversionCounts]:
     """Counts the Q and DQ that stay in the engine: from its listing, else from the QDQToCopy lines."""
     if build.layers and not build.names_only and not build.lacks(Section.LISTING):
         names = [layer.name for layer in build.layers if layer.is_qdq]
     elif ended and any(e.pass_name in compared_passes() for e in build.trace):
-        names = [e.subject for e in build.trace if e.pass_name == "QDQToCopy" and e.kind == "Running"]
+        names = [
+            e.subject for e in build.trace if e.pass_name == "QDQToCopy" and e.kind == "Running"
+        ]
     else:
         return Compared(ConversionCounts(prediction.conversions))
     result = Compared(ConversionCounts(prediction.conversions, len(names)))
@@ -199,11 +239,21 @@ def compare_conversions(prediction: Prediction, build: Build, ended: bool) -> Co
         theirs = Counter(name.removesuffix(SCALE_NODE) for name in names)
         places = {layer.name.removesuffix(SCALE_NODE): layer.line for layer in build.layers}
         result.mismatches += [
-            Mismatch(MismatchKind.CONVERSION, name, {}, {"name": name}, Difference.STAYS, (), places.get(name))
+            Mismatch(
+                MismatchKind.CONVERSION,
+                name,
+                {},
+                {"name": name},
+                Difference.STAYS,
+                (),
+                places.get(name),
+            )
             for name in (theirs - mine).elements()
         ]
-        result.mismatches += [Mismatch(MismatchKind.CONVERSION, name, {"name": name}, {}, Difference.GONE)
-                              for name in (mine - theirs).elements()]
+        result.mismatches += [
+            Mismatch(MismatchKind.CONVERSION, name, {"name": name}, {}, Difference.GONE)
+            for name in (mine - theirs).elements()
+        ]
     return result
 
 
@@ -215,7 +265,11 @@ def compare_layers(
     ``reported`` are layers whose convolution is a mismatch already.
     """
     # Kernels of Myelin have no name that a prediction could give.
-    listed = [x for x in mapper.layers if (x.type or build.names_only) and not (in_myelin(x) or x.type == "shape_call")]
+    listed = [
+        x
+        for x in mapper.layers
+        if (x.type or build.names_only) and not (in_myelin(x) or x.type == "shape_call")
+    ]
     predicted = {_layer_key(layer.name): layer for layer in prediction.layers}
     if not listed or prediction.conversions is None:
         return Compared(LayerCounts(len(listed) if listed else None))
@@ -229,7 +283,15 @@ def compare_layers(
         agree += said is None
         if said is not None and layer.name not in reported:
             mismatches.append(
-                Mismatch(MismatchKind.LAYER, layer.name, mine.as_json(), layer.as_json(), *said, layer.line))
+                Mismatch(
+                    MismatchKind.LAYER,
+                    layer.name,
+                    mine.as_json(),
+                    layer.as_json(),
+                    *said,
+                    layer.line,
+                )
+            )
     return Compared(LayerCounts(len(listed), agree), mismatches)
 
 
@@ -243,17 +305,37 @@ def inconsistent_tensors(model: Model, build: Build) -> list[Mismatch]:
                 continue
             before, where = seen.setdefault(tensor.tensor, (precision, layer))
             if before != precision:
-                found.append(Mismatch(MismatchKind.LAYER, tensor.tensor, {}, layer.as_json(), Difference.TWO_TYPES,
-                                      (before, where.line, precision, layer.line), layer.line))
+                found.append(
+                    Mismatch(
+                        MismatchKind.LAYER,
+                        tensor.tensor,
+                        {},
+                        layer.as_json(),
+                        Difference.TWO_TYPES,
+                        (before, where.line, precision, layer.line),
+                        layer.line,
+                    )
+                )
     ends = {name: precision_of(model.elem_type(name)) for name in (*model.inputs, *model.outputs)}
     if ends and all(p.is_float for p in ends.values()):
-        ends |= {name: Precision.FLOAT for name in build.bindings if name not in ends}  # named otherwise in the build
+        ends |= {
+            name: Precision.FLOAT for name in build.bindings if name not in ends
+        }  # named otherwise in the build
     for name, expected in ends.items():
         if name in seen and expected.is_float and seen[name][0] == Precision.INT8:
             built, where = seen[name]
             said: Described = {"precision": str(expected)}
-            found.append(Mismatch(MismatchKind.LAYER, name, said, where.as_json(), Difference.END,
-                                  (name, expected, built), where.line))
+            found.append(
+                Mismatch(
+                    MismatchKind.LAYER,
+                    name,
+                    said,
+                    where.as_json(),
+                    Difference.END,
+                    (name, expected, built),
+                    where.line,
+                )
+            )
     return found
 
 
@@ -264,7 +346,9 @@ def _layer_key(name: str) -> str:
     return match[1] if match else plain
 
 
-def _edge_difference(side: Difference, predicted: list[TensorPrecision], built: list[BuiltTensor]) -> Said | None:
+def _edge_difference(
+    side: Difference, predicted: list[TensorPrecision], built: list[BuiltTensor]
+) -> Said | None:
     for mine, theirs in zip(predicted, built, strict=False):
         plain = all(p.is_float or p == Precision.INT8 for p in (mine.precision, theirs.precision))
         if plain and not mine.precision.agrees(theirs.precision):
@@ -274,7 +358,11 @@ def _edge_difference(side: Difference, predicted: list[TensorPrecision], built: 
 
 def verify_rtx_build(model: Model, prediction: Prediction, build: Build) -> Verification:
     """Compares a prediction with a TensorRT-RTX log that was kept."""
-    rows = {n.index: n for n in built_nodes(model, build.layers, log_names(model)) if n.layer is not None}
+    rows = {
+        n.index: n
+        for n in built_nodes(model, build.layers, log_names(model))
+        if n.layer is not None
+    }
     pairs = [Pair(c, rows.get(c.index)) for c in prediction.convolutions]
     return of_pairs(prediction, pairs, build.facts)
 
@@ -283,10 +371,24 @@ def of_pairs(prediction: Prediction, pairs: list[Pair], build: BuildFacts) -> Ve
     """A verification from convolutions predicted and built; RTX has no named layers and no pass lines to compare."""
     unknown = tuple(p.predicted.name for p in pairs if p.agrees is None)
     mismatches = [
-        Mismatch(MismatchKind.CONVOLUTION, p.predicted.name, p.predicted.as_json(), p.built.as_json(),
-                 Difference.PRECISION, (p.predicted.precision, p.built.precision))
-        for p in pairs if p.built is not None and not p.agrees
-    ]  # fmt: skip
-    counts = ConvolutionCounts(len(pairs), len(pairs) - len(unknown) - len(mismatches), len(unknown), unknown)
-    return Verification(build, counts, trace=TraceCounts(len(prediction.trace)), mismatches=mismatches,
-                        prediction=prediction)  # fmt: skip
+        Mismatch(
+            MismatchKind.CONVOLUTION,
+            p.predicted.name,
+            p.predicted.as_json(),
+            p.built.as_json(),
+            Difference.PRECISION,
+            (p.predicted.precision, p.built.precision),
+        )
+        for p in pairs
+        if p.built is not None and not p.agrees
+    ]
+    counts = ConvolutionCounts(
+        len(pairs), len(pairs) - len(unknown) - len(mismatches), len(unknown), unknown
+    )
+    return Verification(
+        build,
+        counts,
+        trace=TraceCounts(len(prediction.trace)),
+        mismatches=mismatches,
+        prediction=prediction,
+    )

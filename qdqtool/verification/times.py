@@ -30,16 +30,28 @@ def compare_times(
     chosen = gpu_of(build, machine=machine)
     if chosen is None or not is_timed(build):
         return None
-    time = estimate(model, prediction, chosen, target, plain=plain_in(build), compare=False,
-                    graph=runs_as_graph(build))  # fmt: skip
+    time = estimate(
+        model,
+        prediction,
+        chosen,
+        target,
+        plain=plain_in(build),
+        compare=False,
+        graph=runs_as_graph(build),
+    )
     pairs = _pairs(prediction, build, time)
     overhead = 0.0 if build.gpu_ms is not None else _overhead_us(chosen.name, pairs)
     measured, how = measured_time(build, overhead)
     off = [abs(t / m - 1) for _, t, m in pairs]
     slow = sorted((p for p in pairs if p[2] > _SLOW * p[1]), key=lambda p: p[1] - p[2])[:_NAMED]
     return {
-        "gpu": chosen.name, "clock_mhz": round(chosen.clock), "predicted_ms": time.total_ms, "low_ms": time.low_ms,
-        "high_ms": time.high_ms, "built_ms": measured, "built_from": how,
+        "gpu": chosen.name,
+        "clock_mhz": round(chosen.clock),
+        "predicted_ms": time.total_ms,
+        "low_ms": time.low_ms,
+        "high_ms": time.high_ms,
+        "built_ms": measured,
+        "built_from": how,
         "within": time.low_ms <= measured <= time.high_ms,
         "notes": [*contradicted(build, chosen), *time.notes],
         "layers": {"compared": len(pairs), "median_error": statistics.median(off) if off else None},
@@ -58,15 +70,20 @@ def measured_time(build: Build, overhead_us: float = 0.0) -> tuple[float, str]:
     if stated is not None:
         return stated, "GPU compute time"
     less = f" less {overhead_us:.1f} us a layer" if overhead_us else ", with what profiling added"
-    return sum(max(row.ms - overhead_us * 1e-3, 0.0) for row in build.profile_rows), f"sum of the profile{less}"
+    return sum(
+        max(row.ms - overhead_us * 1e-3, 0.0) for row in build.profile_rows
+    ), f"sum of the profile{less}"
 
 
 def not_compared(build: Build) -> list[Note]:
     """Why a build that was timed is compared with no estimate: its GPU is not known."""
     if not is_timed(build):
         return []
-    why = said("the build does not say on which GPU it ran; name it with {`gpu`}") if build.device is None else (
-        unknown_gpu(build))
+    why = (
+        said("the build does not say on which GPU it ran; name it with {`gpu`}")
+        if build.device is None
+        else (unknown_gpu(build))
+    )
     measured, how = measured_time(build)
     return [Remark.NO_ESTIMATE(ms=measured, source=how, why=why)] if why else []
 
@@ -75,7 +92,9 @@ def _overhead_us(gpu: str, pairs: list[tuple[str, float, float]]) -> float:
     """What the profile added to each layer, as its layers show against the estimate; the usual where they do not."""
     usual = constants().overhead_us
     try:
-        found = parts.of_layers(gpu, [m for *_, m in pairs], [t - usual * 1e-3 for _, t, _ in pairs], "profile")
+        found = parts.of_layers(
+            gpu, [m for *_, m in pairs], [t - usual * 1e-3 for _, t, _ in pairs], "profile"
+        )
     except QdqtoolError:
         return usual
     return found.overhead_us or usual
@@ -83,7 +102,9 @@ def _overhead_us(gpu: str, pairs: list[tuple[str, float, float]]) -> float:
 
 def plain_in(build: Build) -> Precision:
     """What the builder was allowed to make of a float: FP16, or FP32 where its flags name nothing narrower."""
-    half = not build.precision_flags or bool(build.precision_flags & {"fp16", "best", "bf16", "stronglyTyped"})
+    half = not build.precision_flags or bool(
+        build.precision_flags & {"fp16", "best", "bf16", "stronglyTyped"}
+    )
     return Precision.FP16 if half else Precision.FP32
 
 
@@ -92,8 +113,13 @@ def runs_as_graph(build: Build) -> bool:
     return build.options.get("Inference", {}).get("CUDA Graph", "") == "Enabled"
 
 
-def _pairs(prediction: Prediction, build: Build, time: TimeEstimate) -> list[tuple[str, float, float]]:
+def _pairs(
+    prediction: Prediction, build: Build, time: TimeEstimate
+) -> list[tuple[str, float, float]]:
     """Name, estimated and measured milliseconds of the layers that prediction and profile share."""
     rows = in_profile(prediction.layers, build.profile_rows)
-    return [(layer.name, value, row.ms) for layer, row, value in zip(prediction.layers, rows, time.layers, strict=False)
-            if row is not None and row.ms > 0 and value > 0]
+    return [
+        (layer.name, value, row.ms)
+        for layer, row, value in zip(prediction.layers, rows, time.layers, strict=False)
+        if row is not None and row.ms > 0 and value > 0
+    ]

@@ -16,6 +16,7 @@ from tests.tables import in_turn
 
 # Records: a frozen dataclass's behaviour, compared with one.
 
+
 @record
 class Base:
     reason: ClassVar[str] = "base"
@@ -36,10 +37,18 @@ class Known:
     last: tuple[int, ...] = ()
 
 
-@in_turn(("args", "named"), [
-    (("a",), {}), (("a", 1, (2,)), {}), ((), {"last": (1,), "name": "b"}), (("a", 4), {"last": ()}),
-])  # fmt: skip
-def test_a_record_holds_what_a_dataclass_holds(args: tuple[object, ...], named: dict[str, object]) -> None:
+@in_turn(
+    ("args", "named"),
+    [
+        (("a",), {}),
+        (("a", 1, (2,)), {}),
+        ((), {"last": (1,), "name": "b"}),
+        (("a", 4), {"last": ()}),
+    ],
+)
+def test_a_record_holds_what_a_dataclass_holds(
+    args: tuple[object, ...], named: dict[str, object]
+) -> None:
     ours, known = Part(*args, **named), Known(*args, **named)  # type: ignore[arg-type]
     assert contents(ours) == dataclasses.astuple(known)
     assert repr(ours) == repr(known).replace("test_records.", "").replace("Known", "Part")
@@ -49,10 +58,19 @@ def test_a_record_holds_what_a_dataclass_holds(args: tuple[object, ...], named: 
     assert pickle.loads(pickle.dumps(ours)) == ours == copy.deepcopy(ours)
 
 
-@in_turn(("args", "named"), [
-    ((), {}), (("a", 1, (), 2), {}), (("a",), {"name": "b"}), (("a",), {"other": 1}), (("a",), {"reason": "x"}),
-])  # fmt: skip
-def test_what_a_dataclass_refuses_a_record_refuses(args: tuple[object, ...], named: dict[str, object]) -> None:
+@in_turn(
+    ("args", "named"),
+    [
+        ((), {}),
+        (("a", 1, (), 2), {}),
+        (("a",), {"name": "b"}),
+        (("a",), {"other": 1}),
+        (("a",), {"reason": "x"}),
+    ],
+)
+def test_what_a_dataclass_refuses_a_record_refuses(
+    args: tuple[object, ...], named: dict[str, object]
+) -> None:
     for kind in (Known, Part):
         with pytest.raises(TypeError):
             kind(*args, **named)  # type: ignore[call-arg]
@@ -76,7 +94,9 @@ def test_suffixes_exceptions_and_late_imports() -> None:
     assert reason_of(ValueError("\n first\nsecond"), first_line=True) == "first"
     assert reason_of(ValueError(" \n"), first_line=True) == "ValueError"
     for text in (_BEHAVES, _FAILS):
-        done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", text], capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stderr
 
 

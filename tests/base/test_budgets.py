@@ -9,15 +9,29 @@ from qdqtool.base import budgets
 from tests.tables import in_turn
 
 
-@in_turn("told, processes, expected", [
-    ([], "", 96), ([""], "", 96), (["max"], "", 96), (["9223372036854771712"], "", 96), (["64"], "", 48),
-    (["max", "32"], "", 24), (["16", "32"], "", 12), ([], "4", 24), (["64"], "3", 16), ([], "0", 96), ([], "many", 96),
-])  # fmt: skip
+@in_turn(
+    "told, processes, expected",
+    [
+        ([], "", 96),
+        ([""], "", 96),
+        (["max"], "", 96),
+        (["9223372036854771712"], "", 96),
+        (["64"], "", 48),
+        (["max", "32"], "", 24),
+        (["16", "32"], "", 12),
+        ([], "4", 24),
+        (["64"], "3", 16),
+        ([], "0", 96),
+        ([], "many", 96),
+    ],
+)
 def test_memory_of_sessions(
     told: list[str], processes: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three quarters of the machine of 128 bytes, or of what a container has of it; shared by a few processes."""
-    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 8, "SC_PAGE_SIZE": 16}.__getitem__, raising=False)
+    monkeypatch.setattr(
+        os, "sysconf", {"SC_PHYS_PAGES": 8, "SC_PAGE_SIZE": 16}.__getitem__, raising=False
+    )
     files = [tmp_path / f"{number}-of-{'-'.join(told)}" for number in range(2)]
     for file, text in zip(files, told, strict=False):
         file.write_text(text + "\n")

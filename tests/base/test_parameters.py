@@ -16,7 +16,16 @@ import pytest
 import calibration
 import qdqtool
 import qdqtool.testing
-from calibration import Dataset, Focus, FocusMap, InputSpec, Preprocess, Statistics, TensorStatistics, open_data
+from calibration import (
+    Dataset,
+    Focus,
+    FocusMap,
+    InputSpec,
+    Preprocess,
+    Statistics,
+    TensorStatistics,
+    open_data,
+)
 from qdqtool.base.parameters import require, typed
 from qdqtool.base.said import of_error
 from qdqtool.base.said import said as said_of
@@ -33,28 +42,64 @@ _DATA = open_data([{"x": _VALUES}], _INPUTS)
 _MODEL = network()
 #: An argument that is right, for each parameter that has no default.
 RIGHT: dict[str, Any] = {
-    "model": _MODEL, "source": _MODEL, "a": _MODEL, "b": _MODEL, "builds": "no such log", "data": [{"x": _VALUES}],
-    "stats": _STATS, "statistics": Statistics({"x": _STATS}), "amax": np.array([0.5]), "method": "max",
+    "model": _MODEL,
+    "source": _MODEL,
+    "a": _MODEL,
+    "b": _MODEL,
+    "builds": "no such log",
+    "data": [{"x": _VALUES}],
+    "stats": _STATS,
+    "statistics": Statistics({"x": _STATS}),
+    "amax": np.array([0.5]),
+    "method": "max",
     "parts": [_STATS],
-    "other": _STATS, "tensors": {"x": _STATS}, "path": "out", "array": _VALUES, "what": "it", "bits": 7, "number": 0,
-    "inputs": _INPUTS, "name": "x", "shape": (1, 2), "max_images": 1, "scores": ("x",), "outputs": {"x": _VALUES},
-    "masks": [np.ones((8, 8), bool)], "looks": _DATA.looks, "skipped": [], "change": None, "point": None,
+    "other": _STATS,
+    "tensors": {"x": _STATS},
+    "path": "out",
+    "array": _VALUES,
+    "what": "it",
+    "bits": 7,
+    "number": 0,
+    "inputs": _INPUTS,
+    "name": "x",
+    "shape": (1, 2),
+    "max_images": 1,
+    "scores": ("x",),
+    "outputs": {"x": _VALUES},
+    "masks": [np.ones((8, 8), bool)],
+    "looks": _DATA.looks,
+    "skipped": [],
+    "change": None,
+    "point": None,
 }
 _OWN: dict[str, dict[str, Any]] = {
-    "Statistics.merge": {"other": Statistics({})}, "Dataset": {"source": _DATA.source}, "collect": {"tensors": ["x"]},
-    "open_data": {"source": [{"x": _VALUES}]}, "TensorStatistics.add_focus": {"parts": [_VALUES]},
+    "Statistics.merge": {"other": Statistics({})},
+    "Dataset": {"source": _DATA.source},
+    "collect": {"tensors": ["x"]},
+    "open_data": {"source": [{"x": _VALUES}]},
+    "TensorStatistics.add_focus": {"parts": [_VALUES]},
     "TensorStatistics.coarse": {"bits": 3},
-    "tune": {"model": float_network(), "data": [{"x": _VALUES}] * 4}, "insert": {"model": float_network()},
+    "tune": {"model": float_network(), "data": [{"x": _VALUES}] * 4},
+    "insert": {"model": float_network()},
 }
+
+
 @functools.cache
 def objects() -> dict[type, Any]:
     """One of each class whose methods are called."""
     return {
-        TensorStatistics: _STATS, Statistics: Statistics({"x": _STATS}), InputSpec: _INPUTS[0], Dataset: _DATA,
-        Focus: Focus(("x",)), FocusMap: FocusMap(RIGHT["masks"]), Preprocess: Preprocess(),
-        qdqtool.Prediction: qdqtool.predict(_MODEL), qdqtool.Comparison: qdqtool.compare(_MODEL, _MODEL),
+        TensorStatistics: _STATS,
+        Statistics: Statistics({"x": _STATS}),
+        InputSpec: _INPUTS[0],
+        Dataset: _DATA,
+        Focus: Focus(("x",)),
+        FocusMap: FocusMap(RIGHT["masks"]),
+        Preprocess: Preprocess(),
+        qdqtool.Prediction: qdqtool.predict(_MODEL),
+        qdqtool.Comparison: qdqtool.compare(_MODEL, _MODEL),
         qdqtool.Extraction: qdqtool.extract(_MODEL, node=_MODEL.graph.node[0].name),
-        qdqtool.Report: qdqtool.report(_MODEL), qdqtool.Fixed: qdqtool.fix(_MODEL),
+        qdqtool.Report: qdqtool.report(_MODEL),
+        qdqtool.Fixed: qdqtool.fix(_MODEL),
     }
 
 
@@ -68,7 +113,9 @@ class Deceptive:
     def _refuse(self, *_: object) -> Any:
         raise RuntimeError("no")
 
-    __len__ = __iter__ = __getitem__ = __fspath__ = __array__ = __index__ = __float__ = __bool__ = __repr__ = _refuse
+    __len__ = __iter__ = __getitem__ = __fspath__ = __array__ = __index__ = __float__ = __bool__ = (
+        __repr__
+    ) = _refuse
     __contains__ = __eq__ = _refuse  # type: ignore[assignment]
     __hash__ = object.__hash__
 
@@ -78,8 +125,14 @@ def _broken() -> Iterator[object]:
     for name in ("__fspath__", "__getattr__", "__index__"):
         yield type("Fails", (), {name: Deceptive._refuse})()
     for kind in (str, list, dict, tuple, int, float, bytes, set):
-        for name in (*(f"__{n}__" for n in ("iter", "len", "str", "repr", "bool", "format", "eq")), "strip", "items"):
-            if hasattr(kind, name) and not (name in ("__str__", "__eq__") and kind in (bytes, set, int, float)):
+        for name in (
+            *(f"__{n}__" for n in ("iter", "len", "str", "repr", "bool", "format", "eq")),
+            "strip",
+            "items",
+        ):
+            if hasattr(kind, name) and not (
+                name in ("__str__", "__eq__") and kind in (bytes, set, int, float)
+            ):
                 hashed = {"__hash__": kind.__hash__} if kind.__hash__ else {}
                 yield type("Fails", (kind,), {name: Deceptive._refuse, **hashed})()
     yield type("Fails", (), {"__class__": property(Deceptive._refuse)})()
@@ -91,9 +144,30 @@ BROKEN = tuple(_broken())
 NEVER_RIGHT = (object(), 1j, Deceptive(), [object()], {1: object()})
 HALVES = ("\ud800", Path("\ud800"), ["\ud800"], {"\ud800": 1})  # that nothing can write
 WRONG: tuple[Any, ...] = (
-    5, -1, 2.5, True, None, "no such thing", "", b"\x00", [], [1], [None], {}, {"a": 1}, (1, "a"), {3}, int,
+    5,
+    -1,
+    2.5,
+    True,
+    None,
+    "no such thing",
+    "",
+    b"\x00",
+    [],
+    [1],
+    [None],
+    {},
+    {"a": 1},
+    (1, "a"),
+    {3},
+    int,
     float("nan"),
-    np.zeros((2, 2)), np.array(["a"]), np.array([object()]), np.float32(1), Path("no such file"), iter([1]), range(3),
+    np.zeros((2, 2)),
+    np.array(["a"]),
+    np.array([object()]),
+    np.float32(1),
+    Path("no such file"),
+    iter([1]),
+    range(3),
 )
 
 
@@ -104,9 +178,13 @@ class Unmeasured(list[int]):
         raise ValueError("no length")
 
 
-@pytest.mark.parametrize(("hint", "told"), [
-    (object, "raises ValueError when it is asked for what it holds"), (int, "what it holds; give an integer"),
-])
+@pytest.mark.parametrize(
+    ("hint", "told"),
+    [
+        (object, "raises ValueError when it is asked for what it holds"),
+        (int, "what it holds; give an integer"),
+    ],
+)
 def test_what_an_object_raises_is_told(hint: Any, told: str) -> None:
     with pytest.raises(QdqtoolError) as caught:
         require("data", Unmeasured([1]), hint, __name__)
@@ -139,8 +217,10 @@ def functions() -> dict[str, Callable[..., Any]]:
 @functools.cache
 def parameters_of(name: str) -> list[tuple[str, Any, bool, bool]]:
     """The name, the default and whether it is to be named and one of many, of each."""
-    return [(p.name, p.default, p.kind is p.KEYWORD_ONLY, p.kind is p.VAR_POSITIONAL)
-            for p in inspect.signature(functions()[name]).parameters.values()]
+    return [
+        (p.name, p.default, p.kind is p.KEYWORD_ONLY, p.kind is p.VAR_POSITIONAL)
+        for p in inspect.signature(functions()[name]).parameters.values()
+    ]
 
 
 def every_case() -> list[tuple[str, str]]:
@@ -163,7 +243,13 @@ def call(name: str, parameter: str, value: object) -> str:
     right = _OWN.get(name, {})
     first, given = [], {}
     for known, default, to_be_named, many in parameters_of(name):
-        one = value if known == parameter else default if default is not empty else right.get(known, RIGHT.get(known))
+        one = (
+            value
+            if known == parameter
+            else default
+            if default is not empty
+            else right.get(known, RIGHT.get(known))
+        )
         if many:
             first.extend([one] if known == parameter or name == "verify" else [])
         elif not to_be_named:
@@ -172,7 +258,9 @@ def call(name: str, parameter: str, value: object) -> str:
             given[known] = one
     try:
         result = function(*first, **given)
-        if inspect.isgenerator(result) or isinstance(result, Dataset):  # they look at what they read
+        if inspect.isgenerator(result) or isinstance(
+            result, Dataset
+        ):  # they look at what they read
             next(iter(result), None)
     except QdqtoolError as error:
         return str(error)
@@ -188,14 +276,20 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("nowhere")
 def test_what_is_never_right_is_refused_with_the_name() -> None:
     for name, parameter in every_case():
-        anything = parameter in ("data", "evaluation", "cluster") or (name, parameter) == ("open_data", "source")
+        anything = parameter in ("data", "evaluation", "cluster") or (name, parameter) == (
+            "open_data",
+            "source",
+        )
         for value in NEVER_RIGHT:
             if anything and isinstance(value, Deceptive):
                 continue  # what a user's own data raises is the user's
             with at(name, parameter, type(value)):
                 said = call(name, parameter, value)
                 assert "\n" not in said
-                assert said if anything else said.startswith(f"`{parameter}="), (value.__class__, said)
+                assert said if anything else said.startswith(f"`{parameter}="), (
+                    value.__class__,
+                    said,
+                )
 
 
 @pytest.mark.usefixtures("nowhere")
@@ -222,19 +316,42 @@ def test_no_message_is_as_long_as_what_was_given() -> None:
             with at(name, parameter, type(value)):
                 try:
                     said = call(name, parameter, value)
-                except (ValueError, KeyError, IndexError) as error:  # documented, of values of the right type
+                except (
+                    ValueError,
+                    KeyError,
+                    IndexError,
+                ) as error:  # documented, of values of the right type
                     said = str(error)
                 assert len(said) < 500, said[:100]
-    sentence = said_of("{`clock`} {name}: {why}", name="n" * length, why=said_of("{what} is wrong", what="w" * length))
-    for error in (QdqtoolError(sentence), QdqtoolError(sentence, "p" * length), QdqtoolError("r" * length, "p")):
+    sentence = said_of(
+        "{`clock`} {name}: {why}",
+        name="n" * length,
+        why=said_of("{what} is wrong", what="w" * length),
+    )
+    for error in (
+        QdqtoolError(sentence),
+        QdqtoolError(sentence, "p" * length),
+        QdqtoolError("r" * length, "p"),
+    ):
         assert len(str(error)) < 500 and len(as_options(of_error(error))) < 700
         assert str(error)[0] in "`p" and error.path in ("", "p", "p" * length)
     found = QdqtoolError(sentence)
-    assert as_options(of_error(found)).startswith("--clock nnn") and str(found).endswith("www is wrong")
+    assert as_options(of_error(found)).startswith("--clock nnn") and str(found).endswith(
+        "www is wrong"
+    )
     folder = "/".join(["folder"] * 30)
-    for plain in (QdqtoolError(f"{folder}/log.txt, {folder}/layers.json: names 0 of 21 convolutions of {folder}/model"),
-                  QdqtoolError("names 0 of 21 convolutions " + folder * 3, folder), QdqtoolError(said_of(
-                      "{names:joined , }: names 0 of 21 convolutions", names=[f"{folder}/{n}" for n in range(5)]))):
+    for plain in (
+        QdqtoolError(
+            f"{folder}/log.txt, {folder}/layers.json: names 0 of 21 convolutions of {folder}/model"
+        ),
+        QdqtoolError("names 0 of 21 convolutions " + folder * 3, folder),
+        QdqtoolError(
+            said_of(
+                "{names:joined , }: names 0 of 21 convolutions",
+                names=[f"{folder}/{n}" for n in range(5)],
+            )
+        ),
+    ):
         for text in (str(plain), of_error(plain)):
             assert "names 0 of 21 convolutions" in text and len(text) < 1000 < len(folder) * 6
 
@@ -245,14 +362,25 @@ def _first_then(found: object) -> Iterator[object]:
 
 
 def test_what_an_iterable_raises_names_the_parameter() -> None:
-    taken = {(name, p.name) for name, function in functions().items()
-             for p in inspect.signature(function).parameters.values() if str(p.annotation).startswith("Iterable[")}
-    assert taken > {("merge_all", "parts"), ("TensorStatistics.add_focus", "parts"), ("Statistics", "notes")}
+    taken = {
+        (name, p.name)
+        for name, function in functions().items()
+        for p in inspect.signature(function).parameters.values()
+        if str(p.annotation).startswith("Iterable[")
+    }
+    assert taken > {
+        ("merge_all", "parts"),
+        ("TensorStatistics.add_focus", "parts"),
+        ("Statistics", "notes"),
+    }
     first = {"parts": _STATS, "skipped": ("a", "b")}
     for name, parameter in sorted(taken):
         found = _VALUES if name == "TensorStatistics.add_focus" else first.get(parameter, "text")
-        iterables = (_first_then(found), type("Fails", (), {"__iter__": Deceptive._refuse})(),
-                     type("Fails", (), {"__iter__": lambda self: self, "__next__": Deceptive._refuse})())
+        iterables = (
+            _first_then(found),
+            type("Fails", (), {"__iter__": Deceptive._refuse})(),
+            type("Fails", (), {"__iter__": lambda self: self, "__next__": Deceptive._refuse})(),
+        )
         for value in iterables:
             with at(name, parameter, type(value)):
                 said = call(name, parameter, value)
@@ -274,7 +402,7 @@ def test_what_fails_when_it_is_looked_at_is_refused_or_taken(third: int) -> None
     values = (*BROKEN, *([v] for v in BROKEN), ..., NotImplemented)
     for number, (name, parameter) in enumerate(every_case()):
         large = [10**400, -(10**400)] if hasattr(qdqtool, name) else []
-        for value in (*values[(number + third) % 3::3], *large):
+        for value in (*values[(number + third) % 3 :: 3], *large):
             # A number that is too large is documented.
             with at(name, parameter, type(value)), contextlib.suppress(ValueError):
                 assert "\n" not in call(name, parameter, value)
@@ -291,15 +419,21 @@ def test_nothing_comes_from_inside(package: str) -> None:
             documented = (*documented, AssertionError)
         default = next(given for known, given, *_ in parameters_of(name) if known == parameter)
         wrong = WRONG if functions()[name].__module__.startswith(package) else ()
-        for value in (v for v in wrong if v is not default):  # which would be the same call for each parameter
+        for value in (
+            v for v in wrong if v is not default
+        ):  # which would be the same call for each parameter
             with at(name, parameter, type(value)), contextlib.suppress(*documented):
                 assert "\n" not in call(name, parameter, value)
 
 
 def test_results_that_take_a_model_and_a_log_to_make_look_at_arguments_as_the_others_do() -> None:
     for result in _NOT_MADE:
-        methods = [m for n, m in inspect.getmembers(result, inspect.isfunction) if not n.startswith("_")]
-        assert all(hasattr(m, "__wrapped__") for m in methods if len(inspect.signature(m).parameters) > 1)
+        methods = [
+            m for n, m in inspect.getmembers(result, inspect.isfunction) if not n.startswith("_")
+        ]
+        assert all(
+            hasattr(m, "__wrapped__") for m in methods if len(inspect.signature(m).parameters) > 1
+        )
 
 
 def test_objects_of_numpy_that_hold_anything(tmp_path: Path) -> None:
@@ -314,25 +448,45 @@ def test_objects_of_numpy_that_hold_anything(tmp_path: Path) -> None:
 
 def test_what_fits_once_does_not_let_others_in() -> None:
     """Kinds of arguments that were found to fit are not looked at again; one of another kind is."""
+
     @typed
-    def taken(number: float, array: npt.NDArray[Any], some: Sequence[float], whole: int = 1) -> object:
+    def taken(
+        number: float, array: npt.NDArray[Any], some: Sequence[float], whole: int = 1
+    ) -> object:
         return number, array, some, whole
 
     good = (1, np.ones(2), [1.0], 2)
     for _ in range(3):
         assert taken(*good) == good
-    for place, bad in ((0, "x"), (0, None), (1, [1.0]), (1, np.array([object()])), (2, ["x"]), (2, 1.0), (3, 1.5)):
+    for place, bad in (
+        (0, "x"),
+        (0, None),
+        (1, [1.0]),
+        (1, np.array([object()])),
+        (2, ["x"]),
+        (2, 1.0),
+        (3, 1.5),
+    ):
         for _ in range(2):
             with pytest.raises(QdqtoolError):
-                taken(*good[:place], bad, *good[place + 1:])  # type: ignore[arg-type]
+                taken(*good[:place], bad, *good[place + 1 :])  # type: ignore[arg-type]
 
     @typed
     def numbers(number: float, array: npt.NDArray[Any], whole: int | None = None) -> object:
         return number, array, whole
 
     for _ in range(3):
-        assert numbers(1.5, good[1], 3) == (1.5, good[1], 3) and numbers(2, good[1]) == (2, good[1], None)
-    for bad_call in (("x", good[1], 3), (1.5, good[1], "x"), (1.5, np.array(["x"]), 3), (1.5, 3, 3)):
+        assert numbers(1.5, good[1], 3) == (1.5, good[1], 3) and numbers(2, good[1]) == (
+            2,
+            good[1],
+            None,
+        )
+    for bad_call in (
+        ("x", good[1], 3),
+        (1.5, good[1], "x"),
+        (1.5, np.array(["x"]), 3),
+        (1.5, 3, 3),
+    ):
         for _ in range(2):
             with pytest.raises(QdqtoolError):
                 numbers(*bad_call)  # type: ignore[arg-type]

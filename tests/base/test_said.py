@@ -14,10 +14,17 @@ def loud(name: str, value: str) -> str:
 
 
 def test_a_parameter_is_called_as_its_reader_does() -> None:
-    sentence = said("{`smooth`:{alpha:g}} or {other}: see {`gpu`:sm=8.6,sms=28} of {name}", alpha=0.5,
-                    other=Parameter("time_limit"), name="`smooth` {`gpu`}")
+    sentence = said(
+        "{`smooth`:{alpha:g}} or {other}: see {`gpu`:sm=8.6,sms=28} of {name}",
+        alpha=0.5,
+        other=Parameter("time_limit"),
+        name="`smooth` {`gpu`}",
+    )
     assert sentence == "`smooth=0.5` or `time_limit`: see `gpu=sm=8.6,sms=28` of `smooth` {`gpu`}"
-    assert told(sentence, loud) == "<smooth|0.5> or <time_limit|>: see <gpu|sm=8.6,sms=28> of `smooth` {`gpu`}"
+    assert (
+        told(sentence, loud)
+        == "<smooth|0.5> or <time_limit|>: see <gpu|sm=8.6,sms=28> of `smooth` {`gpu`}"
+    )
     given = said("{option:{value!r}}: no", option=Parameter("method"), value="{x}:")
     assert (given, told(given, loud)) == ("`method='{x}:'`: no", "<method|'{x}:'>: no")
     for words in ("`smooth` as somebody else has it", Said("{`smooth`}")):
@@ -26,10 +33,18 @@ def test_a_parameter_is_called_as_its_reader_does() -> None:
 
 def test_sentences_in_sentences_are_told_alike() -> None:
     inner = said("give {`size`}")
-    outer = said("{one}; {all:joined , }; {pairs:first 1 %s is %s}; {word:>4}", one=inner, all=(inner, "`size`"),
-                 pairs=[("a", inner), ("b", inner)], word="x")
+    outer = said(
+        "{one}; {all:joined , }; {pairs:first 1 %s is %s}; {word:>4}",
+        one=inner,
+        all=(inner, "`size`"),
+        pairs=[("a", inner), ("b", inner)],
+        word="x",
+    )
     assert outer == "give `size`; give `size`, `size`; a is give `size` and 1 more;    x"
-    assert told(outer, loud) == "give <size|>; give <size|>, `size`; a is give <size|> and 1 more;    x"
+    assert (
+        told(outer, loud)
+        == "give <size|>; give <size|>, `size`; a is give <size|> and 1 more;    x"
+    )
 
 
 def test_what_an_error_says_is_a_value() -> None:
@@ -37,8 +52,12 @@ def test_what_an_error_says_is_a_value() -> None:
     assert str(error) == of_error(error) == "m.onnx: leave it float with `exclude`"
     note = Remark.NOT_PREDICTED(error=of_error(error))
     assert told(note, loud) == "not predicted: m.onnx: leave it float with <exclude|>"
-    for other, words in ((TooMuch(said("raise it with {`effort`}")), "raise it with <effort|>"),
-                         (KeyError("a `size`"), "'a `size`'"), (ValueError(), ""), (QdqtoolError("x"), "x")):
+    for other, words in (
+        (TooMuch(said("raise it with {`effort`}")), "raise it with <effort|>"),
+        (KeyError("a `size`"), "'a `size`'"),
+        (ValueError(), ""),
+        (QdqtoolError("x"), "x"),
+    ):
         assert told(of_error(other), loud) == words
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), again.path) == (str(error), "m.onnx")
@@ -46,14 +65,20 @@ def test_what_an_error_says_is_a_value() -> None:
 
 
 def test_names_are_replaced_in_values_and_not_in_words() -> None:
-    missing = [said("{code} at {node}", code="SKIP-FLOAT", node="part"), said("the outcome of {name}", name="show")]
+    missing = [
+        said("{code} at {node}", code="SKIP-FLOAT", node="part"),
+        said("the outcome of {name}", name="show"),
+    ]
     note = Remark.NOT_SHOWN(missing=missing)
     names = {"part": "n_b", "show": "n_c", "these": "n_d"}
     hidden = pickle.loads(pickle.dumps(note)).renamed(lambda text: names.get(text, text))
-    assert hidden == ("with these hops the part does not show SKIP-FLOAT at n_b, the outcome of n_c; give more, or no "
-                      "`hops`")
-    assert (type(hidden), hidden.remark) == (Note, Remark.NOT_SHOWN) and hidden.values["missing"][1] == (
-        "the outcome of n_c")
+    assert hidden == (
+        "with these hops the part does not show SKIP-FLOAT at n_b, the outcome of n_c; give more, or no "
+        "`hops`"
+    )
+    assert (type(hidden), hidden.remark) == (Note, Remark.NOT_SHOWN) and hidden.values["missing"][
+        1
+    ] == ("the outcome of n_c")
     changed = Remark.PREDICTED_OTHERWISE(convolutions=[("show", "INT8", "INT8", "INT8", "FLOAT")])
     assert "n_c (INT8 to INT8" in changed.renamed(lambda text: names.get(text, text))
     assert Note("show").renamed(names.__getitem__) == "n_c", "words alone are one text"
@@ -65,5 +90,7 @@ def test_names_are_found_in_whatever_holds_them() -> None:
 
     inner = "old", [said("{d}", d="old")]
     sentence = said("{a}, {b:joined , } and {c}", a=Name("old"), b=frozenset({"old"}), c=inner)
-    assert "old" in sentence and "old" not in sentence.renamed(lambda name: name.replace("old", "new"))
+    assert "old" in sentence and "old" not in sentence.renamed(
+        lambda name: name.replace("old", "new")
+    )
     assert said("{kind}", kind=Precision.INT8).renamed(lambda name: "new") == str(Precision.INT8)

@@ -28,7 +28,7 @@ from tests.fuzz.net import Net
 from tests.raising import raises
 from tests.tables import cases, in_turn
 
-PACKAGE = '''
+PACKAGE = """
 import enum, json, os
 __version__ = "8.5.3"
 class ILogger:
@@ -78,7 +78,7 @@ class Engine:
 class Runtime:
     def __init__(self, logger): pass
     def deserialize_cuda_engine(self, plan): return Engine()
-'''
+"""
 
 
 @pytest.fixture
@@ -107,7 +107,9 @@ def test_refusal_and_crash(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
         builders.build(model, "tensorrt")
 
 
-needs_compiler = pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed")
+needs_compiler = pytest.mark.skipif(
+    not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed"
+)
 
 
 @needs_compiler
@@ -161,7 +163,10 @@ def test_a_crash_is_an_answer_and_the_next_build_works(tmp_path: Path) -> None:
     with Child() as child:
         request = {"model": saved(bad, tmp_path / "bad"), "log": str(tmp_path / "log"), "sm": [86]}
         assert child.ask(request, 60)["status"] == "crashed"
-        assert child.ask({**request, "model": saved(two_convolutions(), tmp_path)}, 60)["status"] == "built"
+        assert (
+            child.ask({**request, "model": saved(two_convolutions(), tmp_path)}, 60)["status"]
+            == "built"
+        )
 
 
 @needs_compiler
@@ -171,7 +176,9 @@ def test_targets(tmp_path: Path) -> None:
     assert {str(n.precision) for n in turing.nodes} == {"FP32"}
     both = replaced(RTX, capabilities=(75, 86))
     assert [p.agrees for p in compare(predict_rtx(load(path), both), turing)] == [True, True]
-    assert [p.predicted.name for p in compare(predict_rtx(load(path)), turing) if not p.agrees] == ["first"]
+    assert [p.predicted.name for p in compare(predict_rtx(load(path)), turing) if not p.agrees] == [
+        "first"
+    ]
 
 
 @needs_compiler
@@ -182,12 +189,16 @@ def test_dynamic_shapes(tmp_path: Path) -> None:
     path = saved(model, tmp_path)
     shapes = [[1, 8, 8, 8], [2, 8, 8, 8], [4, 8, 8, 8]]
     for given, status in ((None, "built"), (shapes, "built"), (shapes[::-1], "refused")):
-        result = builders.build(path, shapes=None if given is None else {model.graph.input[0].name: given})
+        result = builders.build(
+            path, shapes=None if given is None else {model.graph.input[0].name: given}
+        )
         assert result.status == status
 
 
 @pytest.mark.parametrize(*cases("builders/tensorrt-bad-requests"))
-def test_bad_requests(options: dict[str, Any], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_requests(
+    options: dict[str, Any], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(runs, "_USUAL", ())
     with raises(QdqtoolError, told):
@@ -215,19 +226,44 @@ def test_a_stuck_compiler_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyP
             child.ask({}, 20)
 
 
-HELP_80 = "--onnx --int8 --fp16 --verbose --buildOnly --nvtxMode=[default|verbose|none] --saveEngine"
-HELP_85 = HELP_80 + " --profilingVerbosity=mode ::= layer_names_only|detailed|none --dumpLayerInfo --exportLayerInfo"
-HELP_10 = HELP_85.replace("--buildOnly", "").replace("--nvtxMode", "") + " --skipInference --stronglyTyped"
+HELP_80 = (
+    "--onnx --int8 --fp16 --verbose --buildOnly --nvtxMode=[default|verbose|none] --saveEngine"
+)
+HELP_85 = (
+    HELP_80
+    + " --profilingVerbosity=mode ::= layer_names_only|detailed|none --dumpLayerInfo --exportLayerInfo"
+)
+HELP_10 = (
+    HELP_85.replace("--buildOnly", "").replace("--nvtxMode", "")
+    + " --skipInference --stronglyTyped"
+)
 HELP_11 = HELP_10.replace("--int8", "").replace("--fp16", "")
 
 
-@pytest.mark.parametrize(("text", "wanted", "unwanted"), [
-    (HELP_80, {"--int8", "--fp16", "--buildOnly", "--nvtxMode=verbose"}, ("--dumpLayerInfo", "--profilingVerbosity")),
-    (HELP_85, {"--int8", "--buildOnly", "--profilingVerbosity=detailed", "--dumpLayerInfo"}, ("--skipInference",)),
-    (HELP_10, {"--int8", "--fp16", "--skipInference"}, ("--buildOnly", "--nvtxMode", "--stronglyTyped")),
-    (HELP_11, {"--skipInference", "--dumpLayerInfo"}, ("--int8", "--fp16", "--buildOnly")),
-])
-def test_flags_are_those_of_the_version(text: str, wanted: set[str], unwanted: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "wanted", "unwanted"),
+    [
+        (
+            HELP_80,
+            {"--int8", "--fp16", "--buildOnly", "--nvtxMode=verbose"},
+            ("--dumpLayerInfo", "--profilingVerbosity"),
+        ),
+        (
+            HELP_85,
+            {"--int8", "--buildOnly", "--profilingVerbosity=detailed", "--dumpLayerInfo"},
+            ("--skipInference",),
+        ),
+        (
+            HELP_10,
+            {"--int8", "--fp16", "--skipInference"},
+            ("--buildOnly", "--nvtxMode", "--stronglyTyped"),
+        ),
+        (HELP_11, {"--skipInference", "--dumpLayerInfo"}, ("--int8", "--fp16", "--buildOnly")),
+    ],
+)
+def test_flags_are_those_of_the_version(
+    text: str, wanted: set[str], unwanted: tuple[str, ...], tmp_path: Path
+) -> None:
     chosen = runs.flags(text, tmp_path / "m.onnx", tmp_path / "l.json", None, {})
     assert wanted <= set(chosen)
     assert not [f for f in chosen if f.startswith(unwanted)]
@@ -235,7 +271,9 @@ def test_flags_are_those_of_the_version(text: str, wanted: set[str], unwanted: t
 
 def test_shapes_and_engine(tmp_path: Path) -> None:
     shapes = {"images": [[1, 3, 32, 32], [1, 3, 64, 64], [2, 3, 64, 64]]}
-    chosen = runs.flags(HELP_85, tmp_path / "m.onnx", tmp_path / "l.json", tmp_path / "e.plan", shapes)
+    chosen = runs.flags(
+        HELP_85, tmp_path / "m.onnx", tmp_path / "l.json", tmp_path / "e.plan", shapes
+    )
     assert {"--maxShapes=images:2x3x64x64", f"--saveEngine={tmp_path / 'e.plan'}"} <= set(chosen)
 
 
@@ -247,8 +285,10 @@ def test_version(line: str, version: str) -> None:
 def fake(folder: Path, body: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A trtexec that says what ``body`` makes it say."""
     script = folder / "trtexec"
-    script.write_text(f"#!/bin/sh\ncase \"$1\" in --help) echo '{HELP_85}'; exit 0;; esac\n"
-                      f"echo '&&&& RUNNING TensorRT.trtexec [TensorRT v8503] # trtexec'\n{body}\n")
+    script.write_text(
+        f"#!/bin/sh\ncase \"$1\" in --help) echo '{HELP_85}'; exit 0;; esac\n"
+        f"echo '&&&& RUNNING TensorRT.trtexec [TensorRT v8503] # trtexec'\n{body}\n"
+    )
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
 
@@ -272,14 +312,21 @@ def test_a_build_trtexec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_refusal_a_crash_and_a_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = saved(two_convolutions(), tmp_path)
-    fake(tmp_path, "echo '[01/01/2026-00:00:00] [E] [TRT] Assertion failed: scaleAllPositive'; exit 1", monkeypatch)
+    fake(
+        tmp_path,
+        "echo '[01/01/2026-00:00:00] [E] [TRT] Assertion failed: scaleAllPositive'; exit 1",
+        monkeypatch,
+    )
     result = builders.build(path, "trtexec")
     assert (result.status, result.message) == ("refused", "Assertion failed: scaleAllPositive")
     fake(tmp_path, "kill -SEGV $$", monkeypatch)
     assert builders.build(path, "trtexec").status == "crashed"
     fake(tmp_path, "sleep 60 & wait", monkeypatch)
     start = time.monotonic()
-    assert builders.build(path, "trtexec", timeout=0.5).status == "timeout" and time.monotonic() - start < 10
+    assert (
+        builders.build(path, "trtexec", timeout=0.5).status == "timeout"
+        and time.monotonic() - start < 10
+    )
 
 
 def test_names_and_copies(tmp_path: Path) -> None:
@@ -313,7 +360,13 @@ def test_names_that_a_log_cannot_carry_are_replaced_in_a_copy(bad: str, tmp_path
 
 def test_missing_weight_file_is_told_before_the_build(tmp_path: Path) -> None:
     path = tmp_path / "outside.onnx"
-    onnx.save(two_convolutions("a", "b"), path, save_as_external_data=True, location="outside.bin", size_threshold=0)
+    onnx.save(
+        two_convolutions("a", "b"),
+        path,
+        save_as_external_data=True,
+        location="outside.bin",
+        size_threshold=0,
+    )
     model = load(path)
     assert with_log_names(model, log_names(model), tmp_path / "unused") == path
     (tmp_path / "outside.bin").unlink()

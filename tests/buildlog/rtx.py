@@ -18,8 +18,14 @@ def c2f_split() -> onnx.ModelProto:
         y = net.conv(net.qdq(x), channels, k, name=name)
         return net.op("Mul", y, net.op("Sigmoid", y))
 
-    a, b = net.ops("Split", conv(net.input((1, 32, 32, 32)), 64, 1, "cv1"), net.const([32, 32], stem="parts"),
-                   outputs=2, name="Split", axis=1)
+    a, b = net.ops(
+        "Split",
+        conv(net.input((1, 32, 32, 32)), 64, 1, "cv1"),
+        net.const([32, 32], stem="parts"),
+        outputs=2,
+        name="Split",
+        axis=1,
+    )
     added = net.op("Add", b, conv(conv(b, 32, 3, "m0"), 32, 3, "m1"))
     return net.model(conv(net.op("Concat", a, b, added, name="Concat", axis=1), 64, 1, "cv2"))
 

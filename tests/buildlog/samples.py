@@ -9,8 +9,10 @@ from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.types import Build
 
 STAMP = "[10/31/2025-17:53:3{}]"
-BANNER = ("&&&& {} TensorRT.trtexec [TensorRT v8502] # /usr/src/tensorrt/bin/trtexec --onnx=net_qdq.onnx --int8 "
-          "--verbose --dumpProfile")
+BANNER = (
+    "&&&& {} TensorRT.trtexec [TensorRT v8502] # /usr/src/tensorrt/bin/trtexec --onnx=net_qdq.onnx --int8 "
+    "--verbose --dumpProfile"
+)
 
 
 def trtexec_log() -> str:
@@ -20,9 +22,17 @@ def trtexec_log() -> str:
 
 def build_of(*files: str | bytes | list[str] | dict[str, Any]) -> Build:
     """The build that is read from files, each a text, the lines of one, or what its JSON holds."""
-    texts = ("\n".join(file) if isinstance(file, list) else json.dumps(file) if isinstance(file, dict) else file
-             for file in files)
-    return read_build(*(io.BytesIO(text.encode() if isinstance(text, str) else text) for text in texts))
+    texts = (
+        "\n".join(file)
+        if isinstance(file, list)
+        else json.dumps(file)
+        if isinstance(file, dict)
+        else file
+        for file in files
+    )
+    return read_build(
+        *(io.BytesIO(text.encode() if isinstance(text, str) else text) for text in texts)
+    )
 
 
 def stamped(level: str, text: str, second: int = 0) -> str:

@@ -32,10 +32,17 @@ def test_a_line_alone_is_read(line: str, said: str) -> None:
     assert build.lines.unexplained == (1 if "nobody has seen" in line else 0)
 
 
-@in_turn("text", [
-    "nothing of TensorRT\n", "Using the tool I measured things\n", "I ran 5 km in 20 seconds.\n",
-    "Detected a bird\nWrote a letter\n", "Layer cake   1.5   2.5   3.5\n", "{}\n" * 20,
-])
+@in_turn(
+    "text",
+    [
+        "nothing of TensorRT\n",
+        "Using the tool I measured things\n",
+        "I ran 5 km in 20 seconds.\n",
+        "Detected a bird\nWrote a letter\n",
+        "Layer cake   1.5   2.5   3.5\n",
+        "{}\n" * 20,
+    ],
+)
 def test_prose_is_refused(text: str) -> None:
     with pytest.raises(BuildLogError):
         read(text)
@@ -55,12 +62,19 @@ def test_blank_lines_and_junk_take_no_time(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 LONG = [
-    "\x1b]" * 300_000, "Adding reformat layer: " + " (a) from " * 60_000,
-    "Adding network input: " + " with dtype: a, dimensions: (" * 30_000, "Swapping " + "( with " * 100_000,
-    "Running: X on " + "_clone_1" * 100_000 + "x", "Swap the layer type of " + " from " * 100_000,
-    "Layer(a): b, Tactic: 0x1, " + " (A[" * 100_000, "a" * 500_000 + " got cached result: ", " [" * 300_000,
-    "Skipping " + "a" * 500_000, "Skipping tactic " + " due to " * 100_000,
-    "Error " + "Assertion " * 50_000, "x (y) profiling completed in " * 30_000,
+    "\x1b]" * 300_000,
+    "Adding reformat layer: " + " (a) from " * 60_000,
+    "Adding network input: " + " with dtype: a, dimensions: (" * 30_000,
+    "Swapping " + "( with " * 100_000,
+    "Running: X on " + "_clone_1" * 100_000 + "x",
+    "Swap the layer type of " + " from " * 100_000,
+    "Layer(a): b, Tactic: 0x1, " + " (A[" * 100_000,
+    "a" * 500_000 + " got cached result: ",
+    " [" * 300_000,
+    "Skipping " + "a" * 500_000,
+    "Skipping tactic " + " due to " * 100_000,
+    "Error " + "Assertion " * 50_000,
+    "x (y) profiling completed in " * 30_000,
 ]
 
 
@@ -79,16 +93,25 @@ read, LOG = samples.build_of, samples.trtexec_log()
 
 def layer(name: str, source: str, target: str) -> dict[str, Any]:
     def edge(tensor: str) -> list[dict[str, Any]]:
-        return [{"Name": tensor, "Dimensions": [1, 8, 4, 4], "Format/Datatype": "Row major Int8 format"}]
+        return [
+            {"Name": tensor, "Dimensions": [1, 8, 4, 4], "Format/Datatype": "Row major Int8 format"}
+        ]
 
-    return {"Name": name, "LayerType": "CaskConvolution", "Inputs": edge(source), "Outputs": edge(target)}
+    return {
+        "Name": name,
+        "LayerType": "CaskConvolution",
+        "Inputs": edge(source),
+        "Outputs": edge(target),
+    }
 
 
 LAYERS = [layer("a", "x", "t"), layer("b", "t", "u"), layer("c", "u", "y")]
 
 
 def test_what_is_no_listing_of_the_build() -> None:
-    rows = [f'{{ "name" : "{n}", "timeMs" : 1, "averageMs" : 0.3, "percentage" : 33 }}' for n in "abc"]
+    rows = [
+        f'{{ "name" : "{n}", "timeMs" : 1, "averageMs" : 0.3, "percentage" : 33 }}' for n in "abc"
+    ]
     profile = "[\n" + "\n, ".join(rows)
     build = read({"Layers": LAYERS, "Bindings": ["x", "y"]}, profile)
     assert (list(build.profile), build.complete) == (["a", "b", "c"], True)
@@ -102,27 +125,62 @@ def test_what_is_no_listing_of_the_build() -> None:
 I8, F32, F16 = Precision.INT8, Precision.FP32, Precision.FP16
 # (inputs, output) of the convolutions, counted by hand in the recorded listings.
 CONVOLUTIONS = {
-    ("yolo-resnet18-orin-trt8502", "log.txt"): {((I8,), I8): 28, ((I8, F32), F32): 8, ((I8,), F32): 7},
-    ("resnet18-qat-rtx2000-trt8510", "log.txt"): {((I8,), I8): 12, ((I8, I8), I8): 8, ((I8,), F32): 1},
-    ("centernet-resnet34-qat-trt80", "log.txt"): {((I8,), I8): 29, ((I8, I8), I8): 16, ((I8,), F32): 3},
-    ("resnet18-a100-qat", "graph.json"): {((I8,), I8): 8, ((I8, F16), F16): 8, ((I8,), F16): 3, ((I8,), F32): 2},
-    ("resnet18-a100-qat-residual", "graph.json"):
-        {((I8,), I8): 12, ((I8, I8), I8): 7, ((I8, F32), F32): 1, ((I8,), F32): 1},
-    ("resnet18-a100-qat-residual-qgap", "graph.json"): {((I8,), I8): 12, ((I8, I8), I8): 8, ((I8,), F32): 1},
-    ("mobilenetv2-titanrtx-qat-residual", "graph.json"):
-        {((I8,), I8): 41, ((I8, I8), I8): 10, ((I8,), F16): 1, ((I8,), F32): 1},
+    ("yolo-resnet18-orin-trt8502", "log.txt"): {
+        ((I8,), I8): 28,
+        ((I8, F32), F32): 8,
+        ((I8,), F32): 7,
+    },
+    ("resnet18-qat-rtx2000-trt8510", "log.txt"): {
+        ((I8,), I8): 12,
+        ((I8, I8), I8): 8,
+        ((I8,), F32): 1,
+    },
+    ("centernet-resnet34-qat-trt80", "log.txt"): {
+        ((I8,), I8): 29,
+        ((I8, I8), I8): 16,
+        ((I8,), F32): 3,
+    },
+    ("resnet18-a100-qat", "graph.json"): {
+        ((I8,), I8): 8,
+        ((I8, F16), F16): 8,
+        ((I8,), F16): 3,
+        ((I8,), F32): 2,
+    },
+    ("resnet18-a100-qat-residual", "graph.json"): {
+        ((I8,), I8): 12,
+        ((I8, I8), I8): 7,
+        ((I8, F32), F32): 1,
+        ((I8,), F32): 1,
+    },
+    ("resnet18-a100-qat-residual-qgap", "graph.json"): {
+        ((I8,), I8): 12,
+        ((I8, I8), I8): 8,
+        ((I8,), F32): 1,
+    },
+    ("mobilenetv2-titanrtx-qat-residual", "graph.json"): {
+        ((I8,), I8): 41,
+        ((I8, I8), I8): 10,
+        ((I8,), F16): 1,
+        ((I8,), F32): 1,
+    },
 }
 
 
 def test_recorded_files_are_read_whole() -> None:
-    counts = {path.parent.name: read_build(path).lines for path in sorted(folder().glob("*/log.txt"))}
-    shares = {case: c.unexplained / (c.total - c.timing - c.blank or 1) for case, c in counts.items()}
+    counts = {
+        path.parent.name: read_build(path).lines for path in sorted(folder().glob("*/log.txt"))
+    }
+    shares = {
+        case: c.unexplained / (c.total - c.timing - c.blank or 1) for case, c in counts.items()
+    }
     assert len(shares) >= 6 and max(shares.values()) <= 0.01, shares
     assert all(c.total > 0 for c in counts.values())
     for path in [*sorted(folder().glob("*/graph.json")), *sorted(folder().glob("*/profile.json"))]:
         build = read_build(path)
         assert build.layers or build.profile_rows, path
-        assert all(t.precision != Precision.UNKNOWN for x in build.layers for t in (*x.inputs, *x.outputs)), path
+        assert all(
+            t.precision != Precision.UNKNOWN for x in build.layers for t in (*x.inputs, *x.outputs)
+        ), path
     for case in ("resnet18-a100-qat", "mobilenetv2-titanrtx-qat-residual"):
         build = read_build(build_file(case, "graph.json"), build_file(case, "profile.json"))
         assert set(build.profile) == {x.name for x in build.layers}
@@ -136,30 +194,67 @@ def test_recorded_files_are_read_whole() -> None:
 def test_precisions_of_the_convolutions(case: tuple[str, str]) -> None:
     build = read_build(build_file(*case))
     assert build.complete and CONVOLUTIONS[case] == Counter(
-        (tuple(t.precision for t in x.inputs), x.output_precision) for x in build.layers if x.is_convolution)
+        (tuple(t.precision for t in x.inputs), x.output_precision)
+        for x in build.layers
+        if x.is_convolution
+    )
 
 
-@pytest.mark.parametrize(("case", "version", "trace", "conversions", "reformats"), [
-    ("yolo-resnet18-orin-trt8502", "8.5.2", 1117, 12, 6), ("resnet18-qat-rtx2000-trt8510", "8.5.10", 623, 1, 0),
-])
-def test_complete_logs(case: str, version: str, trace: int, conversions: int, reformats: int) -> None:
+@pytest.mark.parametrize(
+    ("case", "version", "trace", "conversions", "reformats"),
+    [
+        ("yolo-resnet18-orin-trt8502", "8.5.2", 1117, 12, 6),
+        ("resnet18-qat-rtx2000-trt8510", "8.5.10", 623, 1, 0),
+    ],
+)
+def test_complete_logs(
+    case: str, version: str, trace: int, conversions: int, reformats: int
+) -> None:
     path = build_file(case)
     build = read_build(path)
     text = path.read_text(errors="replace")
     assert (build.tensorrt, build.missing) == (version, [])
-    words = ("Running: ", "Removing ", "Swapping ", ": Fusing ", ": fusing ", "Eliminating ", "Swap the layer type",
-             "Convert layer type", "SqueezePushDown", "Merging layers", "Retargeting ", "Generating copy")
-    # Each optimizer line counts once, under the first word in it that is one of these.
-    assert len(build.trace) == trace == sum(
-        any(word in line for word in words) and "] Timing Runner" not in line for line in text.splitlines()
-        if "[TRT] " in line
+    words = (
+        "Running: ",
+        "Removing ",
+        "Swapping ",
+        ": Fusing ",
+        ": fusing ",
+        "Eliminating ",
+        "Swap the layer type",
+        "Convert layer type",
+        "SqueezePushDown",
+        "Merging layers",
+        "Retargeting ",
+        "Generating copy",
     )
-    assert len([x for x in build.layers if x.is_qdq]) == text.count("Running: QDQToCopy") == conversions
+    # Each optimizer line counts once, under the first word in it that is one of these.
+    assert (
+        len(build.trace)
+        == trace
+        == sum(
+            any(word in line for word in words) and "] Timing Runner" not in line
+            for line in text.splitlines()
+            if "[TRT] " in line
+        )
+    )
+    assert (
+        len([x for x in build.layers if x.is_qdq])
+        == text.count("Running: QDQToCopy")
+        == conversions
+    )
     assert len(build.layout_reformats) == reformats
 
 
-@pytest.mark.parametrize("case", ["yolo-resnet18-orin-trt8502", "resnet18-qat-rtx2000-trt8510",
-                                  "centerpoint-a100-trt823-fp16", "yolov8-orin-trt8412-excerpts"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "yolo-resnet18-orin-trt8502",
+        "resnet18-qat-rtx2000-trt8510",
+        "centerpoint-a100-trt823-fp16",
+        "yolov8-orin-trt8412-excerpts",
+    ],
+)
 def test_every_optimizer_line_is_rendered_as_it_was_printed(case: str) -> None:
     path = build_file(case)
     lines, build = path.read_text(errors="replace").splitlines(), read_build(path)

@@ -1,6 +1,5 @@
 """Builds with a calibration table are told apart from Q/DQ builds, and verify says that there is nothing to verify."""
 
-
 import pytest
 
 from qdqtool.buildlog.read import read_build
@@ -17,9 +16,12 @@ from tests.trt.evidence import HOME
 
 IMPLICIT = [("mobilenet-fpn-implicit-int8", "log.txt"), ("aeb-implicit-int8-layers", "graph.json")]
 EXPLICIT = [
-    ("resnet18-a100-qat", "graph.json"), ("mobilenetv2-titanrtx-qat-residual", "graph.json"),
-    ("centernet-resnet34-qat-trt80", "log.txt"), ("bev-blackwell-trt10", "graph.json"),
-    ("yolov8-orin-trt8412-excerpts", "log.txt"), ("resnet18-a100-fp16", "graph.json"),
+    ("resnet18-a100-qat", "graph.json"),
+    ("mobilenetv2-titanrtx-qat-residual", "graph.json"),
+    ("centernet-resnet34-qat-trt80", "log.txt"),
+    ("bev-blackwell-trt10", "graph.json"),
+    ("yolov8-orin-trt8412-excerpts", "log.txt"),
+    ("resnet18-a100-fp16", "graph.json"),
     ("centerpoint-a100-trt823-fp16", "log.txt"),
 ]
 
@@ -27,15 +29,25 @@ EXPLICIT = [
 CONV = "Layer(CaskConvolution): {}, Tactic: 0x1, x[{}(1,8,8,8)] -> y[{}(1,8,8,8)]\n"
 
 
-@in_turn(("text", "wanted"), [
-    (CONV.format("Conv_0 + Relu_1", "Int8", "Int8"), True),
-    (CONV.format("Conv_0 + Relu_1", "Half", "Half"), False),
-    (CONV.format("w + QuantizeLinear_7 + Conv_0", "Int8", "Int8"), False),
-    (CONV.format("Conv_0", "Int8", "Int8") + "[V] [TRT] Running: QDQToCopy on q\n", False),
-    ("[V] [TRT] q0 [QuantizeLinear] inputs: [x -> (1)[FLOAT]], \n" + CONV.format("w + q1 + c", "Int8", "Int8"), False),
-    ("[W] [TRT] Missing scale and zero-point for tensor 495, expect fall back to non-int8\n", True),
-    ("[W] [TRT] Calibrator won't be used in explicit precision mode.\n", False),
-])  # fmt: skip
+@in_turn(
+    ("text", "wanted"),
+    [
+        (CONV.format("Conv_0 + Relu_1", "Int8", "Int8"), True),
+        (CONV.format("Conv_0 + Relu_1", "Half", "Half"), False),
+        (CONV.format("w + QuantizeLinear_7 + Conv_0", "Int8", "Int8"), False),
+        (CONV.format("Conv_0", "Int8", "Int8") + "[V] [TRT] Running: QDQToCopy on q\n", False),
+        (
+            "[V] [TRT] q0 [QuantizeLinear] inputs: [x -> (1)[FLOAT]], \n"
+            + CONV.format("w + q1 + c", "Int8", "Int8"),
+            False,
+        ),
+        (
+            "[W] [TRT] Missing scale and zero-point for tensor 495, expect fall back to non-int8\n",
+            True,
+        ),
+        ("[W] [TRT] Calibrator won't be used in explicit precision mode.\n", False),
+    ],
+)
 def test_the_rule(text: str, wanted: bool) -> None:
     assert implicit_int8(build_of(text)) is wanted
 

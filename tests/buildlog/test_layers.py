@@ -13,14 +13,27 @@ from qdqtool.types import Precision
 from tests.tables import cases, in_turn
 
 
-@in_turn(("text", "precision", "vector"), [
-    ("Thirty-two wide channel vectorized row major Int8 format", "INT8", 32), ("Row major Int8 format", "INT8", 1),
-    ("Four wide channel vectorized row major Int8 format", "INT8", 4), ("Row major linear FP32", "FP32", 1),
-    ("Row major linear FP16 format", "FP16", 1), ("Channel major FP16 format where channel % 8 == 0", "FP16", 1),
-    ("Two wide channel vectorized row major FP16 format", "FP16", 2), ("Row major linear BOOL", "BOOL", 1),
-    ("Row major linear Int32", "INT32", 1), ("Half", "FP16", 1), ("Float", "FP32", 1), ("INT8", "INT8", 1),
-    ("FP8", "FP8", 1), ("BFloat16", "BF16", 1), ("", "UNKNOWN", 1), ("wide", "UNKNOWN", 1),
-])
+@in_turn(
+    ("text", "precision", "vector"),
+    [
+        ("Thirty-two wide channel vectorized row major Int8 format", "INT8", 32),
+        ("Row major Int8 format", "INT8", 1),
+        ("Four wide channel vectorized row major Int8 format", "INT8", 4),
+        ("Row major linear FP32", "FP32", 1),
+        ("Row major linear FP16 format", "FP16", 1),
+        ("Channel major FP16 format where channel % 8 == 0", "FP16", 1),
+        ("Two wide channel vectorized row major FP16 format", "FP16", 2),
+        ("Row major linear BOOL", "BOOL", 1),
+        ("Row major linear Int32", "INT32", 1),
+        ("Half", "FP16", 1),
+        ("Float", "FP32", 1),
+        ("INT8", "INT8", 1),
+        ("FP8", "FP8", 1),
+        ("BFloat16", "BF16", 1),
+        ("", "UNKNOWN", 1),
+        ("wide", "UNKNOWN", 1),
+    ],
+)
 def test_formats(text: str, precision: str, vector: int) -> None:
     assert (layers.precision_of(text), layers.vector_of(text)) == (precision, vector)
 
@@ -31,27 +44,37 @@ def test_dimensions_and_metadata() -> None:
     assert layers.parse_dims("") == ((), 1)
     assert layers.parse_dims("9" * 30) == ((None,), 1)
     for joint in ("", "\x1e", "\x1f", " "):
-        assert layers.onnx_names(joint.join(("[ONNX Layer: a]", "[ONNX Layer: /b[0]/Conv]"))) == ["a", "/b[0]/Conv"]
+        assert layers.onnx_names(joint.join(("[ONNX Layer: a]", "[ONNX Layer: /b[0]/Conv]"))) == [
+            "a",
+            "/b[0]/Conv",
+        ]
     assert layers.onnx_names("") == []
 
 
 def test_engine_lines() -> None:
     layer = engine_line(
         "Layer(CaskConvolution): layer1.0.conv2.weight + Q_32_quantize_scale_node + Conv_34 + Add_42, Tactic: "
-        "4871133328510103657, 284[Int8(1,64,-21,-24)], 270[Float(1,64,-21,-24)] -> 305[Half(1,64,-21,-24)]")
+        "4871133328510103657, 284[Int8(1,64,-21,-24)], 270[Float(1,64,-21,-24)] -> 305[Half(1,64,-21,-24)]"
+    )
     assert (layer.type, layer.tactic, layer.line) == ("CaskConvolution", "4871133328510103657", 7)
     assert layer.name == "layer1.0.conv2.weight + Q_32_quantize_scale_node + Conv_34 + Add_42"
     assert [(t.tensor, t.precision) for t in layer.inputs] == [("284", "INT8"), ("270", "FP32")]
     assert [(t.tensor, t.precision, t.shape, t.elements) for t in layer.outputs] == [
-        ("305", "FP16", (1, 64, None, None), None)]
+        ("305", "FP16", (1, 64, None, None), None)
+    ]
     layer = engine_line(
         "Layer(PointWiseV2): PWN((Unnamed Layer* 1) [Constant], b), Tactic: 0x1c, PWN(a, b)_out (Float[1,8:4,2,2]), "
-        "(Unnamed Layer* 718) [NMS]_1_output (Int32[]) -> c[0] (Int8[1,8:32,2,2])")
+        "(Unnamed Layer* 718) [NMS]_1_output (Int32[]) -> c[0] (Int8[1,8:32,2,2])"
+    )
     assert layer.name == "PWN((Unnamed Layer* 1) [Constant], b)"
     assert [(t.tensor, t.precision, t.vector) for t in layer.inputs] == [
-        ("PWN(a, b)_out", "FP32", 4), ("(Unnamed Layer* 718) [NMS]_1_output", "INT32", 1)]
+        ("PWN(a, b)_out", "FP32", 4),
+        ("(Unnamed Layer* 718) [NMS]_1_output", "INT32", 1),
+    ]
     assert [(t.tensor, t.shape, t.vector) for t in layer.outputs] == [("c[0]", (1, 8, 2, 2), 32)]
-    constant = engine_line("Layer(Constant): c, Tactic: 0x0000000000000000,  -> out (Float[1,512,1,1])")
+    constant = engine_line(
+        "Layer(Constant): c, Tactic: 0x0000000000000000,  -> out (Float[1,512,1,1])"
+    )
     assert (constant.inputs, [t.tensor for t in constant.outputs]) == ([], ["out"])
     end = engine_line("Layer(DeviceToShapeHost): d, Tactic: 0x0, x (Int32[]) -> ")
     assert ([t.tensor for t in end.inputs], end.outputs) == (["x"], [])
@@ -79,10 +102,13 @@ def test_info_line_of_8_with_brackets_in_names() -> None:
         "Four wide channel vectorized row major Int8 format }, { Name: r, Location: Device, Dimensions: [1,5], "
         "Format/Datatype: Row major linear FP16 format }], Outputs: [ { Name: o, Location: Device, Dimensions: "
         "[1,1000,1,1], Format/Datatype: Row major linear FP32 }], ParameterType: Convolution, Kernel: [1,1], Weights: "
-        '{"Type": "Int8", "Count": 512000}, ConvXAsActInputIdx: -1, Activation: NONE, TacticValue: 0x9')
+        '{"Type": "Int8", "Count": 512000}, ConvXAsActInputIdx: -1, Activation: NONE, TacticValue: 0x9'
+    )
     assert layer.name == "fc + (Unnamed Layer* 355) [Shuffle]" and layer.is_convolution
     assert [(t.tensor, t.precision, t.vector, t.shape) for t in layer.inputs] == [
-        (f"Reformatted Input Tensor 0 to {layer.name}", "INT8", 4, (1, 512, 1, 1)), ("r", "FP16", 1, (1, 5))]
+        (f"Reformatted Input Tensor 0 to {layer.name}", "INT8", 4, (1, 512, 1, 1)),
+        ("r", "FP16", 1, (1, 5)),
+    ]
     assert layer.outputs[0].precision == Precision.FP32
     assert layer.extras["Weights"] == {"Type": "Int8", "Count": 512000}
     assert (layer.extras["ConvXAsActInputIdx"], layer.extras["Activation"]) == (-1, "NONE")
@@ -95,37 +121,75 @@ def test_info_line_of_rtx() -> None:
         "[ { Name: w, Dimensions: [64,32,1,1], Strides: [32,1,32,32], StrideOrder: [3,0,2,1], Datatype: Int8, Format: "
         "(NHWC) Channel major format }], Outputs: [ { Name: b, Dimensions: [1,64,8,8], Strides: [4096,1,512,64], "
         "StrideOrder: [3,0,2,1], Datatype: Float, Format: (NHWC) Channel major format }], TacticName: t, StreamId: 0, "
-        "Metadata: [ONNX Layer: cv1]\x1f[ONNX Layer: cv1/b]")
+        "Metadata: [ONNX Layer: cv1]\x1f[ONNX Layer: cv1/b]"
+    )
     assert (layer.input_precision, layer.output_precision) == (Precision.INT8, Precision.FP32)
     assert [(t.tensor, t.shape) for t in layer.constants] == [("w", (64, 32, 1, 1))]
     assert layer.inputs[0].format == "(NHWC) Channel major format"
     assert (layer.onnx_names, layer.fused().components) == (["cv1", "cv1/b"], ["cv1"])
-    layer = info_line("Name: {ForeignNode[a...b]}, LayerType: Myelin, Inputs: [], Outputs: [], TacticValue: 0x0")
+    layer = info_line(
+        "Name: {ForeignNode[a...b]}, LayerType: Myelin, Inputs: [], Outputs: [], TacticValue: 0x0"
+    )
     assert (layer.inputs, layer.outputs, layer.tactic) == ([], [], "0x0")
     assert layers.parse_info_line("Name: x, IOMode: Input") is None
 
 
 def test_json_fields_of_both_kinds() -> None:
-    old = layers.layer_from_fields({
-        "Name": "QuantizeLinear_2", "LayerType": "Reformat", "Origin": "QDQ",
-        "Inputs": [{"Name": "x", "Dimensions": [1, 3, -1, 4], "Format/Datatype": "Row major linear FP32"}],
-        "Outputs": [{"Name": "y", "Dimensions": [1, 3, 4, 4], "Format/Datatype": "Row major Int8 format"}],
-    })
+    old = layers.layer_from_fields(
+        {
+            "Name": "QuantizeLinear_2",
+            "LayerType": "Reformat",
+            "Origin": "QDQ",
+            "Inputs": [
+                {
+                    "Name": "x",
+                    "Dimensions": [1, 3, -1, 4],
+                    "Format/Datatype": "Row major linear FP32",
+                }
+            ],
+            "Outputs": [
+                {
+                    "Name": "y",
+                    "Dimensions": [1, 3, 4, 4],
+                    "Format/Datatype": "Row major Int8 format",
+                }
+            ],
+        }
+    )
     assert (old.kind, old.is_qdq, old.inputs[0].shape) == ("conversion", True, (1, 3, None, 4))
-    new = layers.layer_from_fields({
-        "Name": "c", "LayerType": "CaskConvolution", "Metadata": "[ONNX Layer: /c/Conv]",
-        "Inputs": [{"Name": "x", "Dimensions": [1], "Datatype": "Int8", "Format": "(Linear) Row major linear format"}],
-    })
+    new = layers.layer_from_fields(
+        {
+            "Name": "c",
+            "LayerType": "CaskConvolution",
+            "Metadata": "[ONNX Layer: /c/Conv]",
+            "Inputs": [
+                {
+                    "Name": "x",
+                    "Dimensions": [1],
+                    "Datatype": "Int8",
+                    "Format": "(Linear) Row major linear format",
+                }
+            ],
+        }
+    )
     assert (new.input_precision, new.onnx_names) == (Precision.INT8, ["/c/Conv"])
     odd = layers.layer_from_fields(
-        {"Name": None, "LayerType": 5, "Inputs": "?", "Outputs": [3, None], "Metadata": ["x"]})
+        {"Name": None, "LayerType": 5, "Inputs": "?", "Outputs": [3, None], "Metadata": ["x"]}
+    )
     assert (odd.name, odd.type, odd.inputs, len(odd.outputs)) == ("", "5", [], 2)
 
 
 def test_conversions_and_what_they_serve() -> None:
     def reformat(name: str, source: str, target: str) -> str:
-        ends = ([{"Name": "a", "Dimensions": [1], "Format/Datatype": layout}] for layout in (source, target))
-        fields = {"Name": name, "LayerType": "Reformat", **dict(zip(("Inputs", "Outputs"), ends, strict=True))}
+        ends = (
+            [{"Name": "a", "Dimensions": [1], "Format/Datatype": layout}]
+            for layout in (source, target)
+        )
+        fields = {
+            "Name": name,
+            "LayerType": "Reformat",
+            **dict(zip(("Inputs", "Outputs"), ends, strict=True)),
+        }
         return layers.layer_from_fields(fields).kind
 
     copy = "Reformatting CopyNode for Input Tensor 0 to c"
@@ -135,15 +199,37 @@ def test_conversions_and_what_they_serve() -> None:
     assert reformat(copy, "Row major linear FP32", wide) == "conversion"
     assert reformat("x copy", wide, wide) == "reformat"
     for name, kind, of, index, components in (
-        ("Reformatting CopyNode for Input Tensor 1 to Conv_0 + PWN(Clip_3)", "reformat-input", "Conv_0 + PWN(Clip_3)",
-         1, ["Conv_0", "Clip_3"]),
-        ("Reformatting CopyNode for Output Tensor 0 to Conv_64", "reformat-output", "Conv_64", 0, ["Conv_64"]),
+        (
+            "Reformatting CopyNode for Input Tensor 1 to Conv_0 + PWN(Clip_3)",
+            "reformat-input",
+            "Conv_0 + PWN(Clip_3)",
+            1,
+            ["Conv_0", "Clip_3"],
+        ),
+        (
+            "Reformatting CopyNode for Output Tensor 0 to Conv_64",
+            "reformat-output",
+            "Conv_64",
+            0,
+            ["Conv_64"],
+        ),
         ("Reformatting CopyNode for Network Input voxels", "reformat-network", "voxels", 0, []),
-        ("/neck/Concat_/neck/Resize_0_clone_0 copy", "copy", "/neck/Concat_/neck/Resize_0_clone_0", 0, []),
+        (
+            "/neck/Concat_/neck/Resize_0_clone_0 copy",
+            "copy",
+            "/neck/Concat_/neck/Resize_0_clone_0",
+            0,
+            [],
+        ),
     ):
         fused = parts(name)
         assert (fused.kind, fused.of, fused.index, fused.components, fused.is_copy) == (
-            kind, of, index, components, True)
+            kind,
+            of,
+            index,
+            components,
+            True,
+        )
 
 
 @in_turn(*cases("buildlog/layers-q-and-dq-that-stayed"))
@@ -153,17 +239,45 @@ def test_q_and_dq_that_stayed_are_known_by_their_names(name: str, kind: str, is_
 
 CASES = [
     ("Conv_1", "layer", [["Conv_1"]]),
-    ("W + Q + Conv + PWN(PWN(a), b) + Add + Relu", "layer", [["W", "Q", "Conv", "a", "b", "Add", "Relu"]]),
-    ("conv1.weight + QuantizeLinear_7_quantize_scale_node + Conv_9", "layer",
-     [["conv1.weight", "QuantizeLinear_7_quantize_scale_node", "Conv_9"]]),
-    ("Conv_62 + Relu_63 || Conv_65 + Relu_66", "layer", [["Conv_62", "Relu_63"], ["Conv_65", "Relu_66"]]),
-    ("PWN(PWN(/model.0/act/Sigmoid), PWN(/model.0/act/Mul))", "layer", [["/model.0/act/Sigmoid", "/model.0/act/Mul"]]),
-    ("PWN((Unnamed Layer* 112) [ElementWise], PWN(PWN((Unnamed Layer* 109) [Constant] + (Unnamed Layer* 110) "
-     "[ElementWise], (Unnamed Layer* 111) [Unary]), (Unnamed Layer* 113) [ElementWise]))", "layer",
-     [["(Unnamed Layer* 112) [ElementWise]", "(Unnamed Layer* 109) [Constant]", "(Unnamed Layer* 110) [ElementWise]",
-       "(Unnamed Layer* 111) [Unary]", "(Unnamed Layer* 113) [ElementWise]"]]),
-    ("{ForeignNode[/head/Constant_2_output_0.../Unsqueeze_2]}", "foreign",
-     [["/head/Constant_2_output_0", "/Unsqueeze_2"]]),
+    (
+        "W + Q + Conv + PWN(PWN(a), b) + Add + Relu",
+        "layer",
+        [["W", "Q", "Conv", "a", "b", "Add", "Relu"]],
+    ),
+    (
+        "conv1.weight + QuantizeLinear_7_quantize_scale_node + Conv_9",
+        "layer",
+        [["conv1.weight", "QuantizeLinear_7_quantize_scale_node", "Conv_9"]],
+    ),
+    (
+        "Conv_62 + Relu_63 || Conv_65 + Relu_66",
+        "layer",
+        [["Conv_62", "Relu_63"], ["Conv_65", "Relu_66"]],
+    ),
+    (
+        "PWN(PWN(/model.0/act/Sigmoid), PWN(/model.0/act/Mul))",
+        "layer",
+        [["/model.0/act/Sigmoid", "/model.0/act/Mul"]],
+    ),
+    (
+        "PWN((Unnamed Layer* 112) [ElementWise], PWN(PWN((Unnamed Layer* 109) [Constant] + (Unnamed Layer* 110) "
+        "[ElementWise], (Unnamed Layer* 111) [Unary]), (Unnamed Layer* 113) [ElementWise]))",
+        "layer",
+        [
+            [
+                "(Unnamed Layer* 112) [ElementWise]",
+                "(Unnamed Layer* 109) [Constant]",
+                "(Unnamed Layer* 110) [ElementWise]",
+                "(Unnamed Layer* 111) [Unary]",
+                "(Unnamed Layer* 113) [ElementWise]",
+            ]
+        ],
+    ),
+    (
+        "{ForeignNode[/head/Constant_2_output_0.../Unsqueeze_2]}",
+        "foreign",
+        [["/head/Constant_2_output_0", "/Unsqueeze_2"]],
+    ),
     ("/img/layer1/layer1_0/conv1/Conv_myl2_16", "myelin", [["/img/layer1/layer1_0/conv1/Conv"]]),
     ("__myl_MulAddSilu_myl0_2", "myelin", [[]]),
     ("[trainStation1]", "station", []),
@@ -206,7 +320,14 @@ def test_joined_names_come_apart_again(groups: list[list[str]]) -> None:
     assert parts(joined).alternatives == groups
 
 
-@given(st.lists(st.lists(_PLAIN, min_size=1, max_size=3).map(" + ".join), min_size=1, max_size=4, unique=True))
+@given(
+    st.lists(
+        st.lists(_PLAIN, min_size=1, max_size=3).map(" + ".join),
+        min_size=1,
+        max_size=4,
+        unique=True,
+    )
+)
 def test_names_with_joints_come_apart_where_known(names: list[str]) -> None:
     """Unambiguous as long as no name is another's beginning."""
     if any(a != b and (b.startswith(a) or (a + " + ").startswith(b)) for a in names for b in names):
@@ -228,14 +349,21 @@ def test_known_names_are_looked_through_once_for_all_layers() -> None:
 
     known = Counted({"x + y", *map(str, range(99))})
     for i in range(99):
-        assert parts(f"PWN({i}, x + y) + {i} || a + b", known).alternatives == [[str(i), "x + y", str(i)], ["a", "b"]]
+        assert parts(f"PWN({i}, x + y) + {i} || a + b", known).alternatives == [
+            [str(i), "x + y", str(i)],
+            ["a", "b"],
+        ]
     assert Counted.looked <= 3  # joints
 
 
-@in_turn(("name", "components"), [
-    ("w + f( + b + x + y", ["w", "f(", "b", "x + y"]),  # never closed: each of them is a name
-    ("w + f(a + b) + x + y", ["w", "f(a + b)", "x + y"]), ("x + y + x + z", ["x + y", "x", "z"]),
-    ("f( + x + y) + b", ["f( + x + y)", "b"]),
-])  # fmt: skip
+@in_turn(
+    ("name", "components"),
+    [
+        ("w + f( + b + x + y", ["w", "f(", "b", "x + y"]),  # never closed: each of them is a name
+        ("w + f(a + b) + x + y", ["w", "f(a + b)", "x + y"]),
+        ("x + y + x + z", ["x + y", "x", "z"]),
+        ("f( + x + y) + b", ["f( + x + y)", "b"]),
+    ],
+)
 def test_brackets_beside_a_name_that_holds_a_joint(name: str, components: list[str]) -> None:
     assert parts(name, Known({"x + y"})).components == components

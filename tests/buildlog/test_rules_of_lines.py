@@ -8,7 +8,15 @@ from qdqtool.buildlog.layers import int_list, layer_from_fields, parse_dims, par
 from qdqtool.buildlog.lines import ParseReader, number, read_memory, read_metric
 from qdqtool.buildlog.log import is_marked, seconds_of, split
 from qdqtool.buildlog.sections import version_of
-from qdqtool.buildlog.types import MAX_DIMENSION, Build, BuiltTensor, Memory, ParsedNode, ParsedTensor, ParseSection
+from qdqtool.buildlog.types import (
+    MAX_DIMENSION,
+    Build,
+    BuiltTensor,
+    Memory,
+    ParsedNode,
+    ParsedTensor,
+    ParseSection,
+)
 from qdqtool.types import Precision
 from tests.buildlog.samples import build_of, stamped
 from tests.tables import cases, in_turn
@@ -33,9 +41,12 @@ def parse(*lines: str) -> ParseSection:
 
 # Parse section --------------------------------------------------------------------------------------------------
 
+
 @in_turn(*cases("buildlog/rules-of-lines-details-belong-to-the-node"))
 def test_details_belong_to_the_node_that_is_parsed(line: str, details: dict[str, Any]) -> None:
-    section = parse("Parsing node: a [Conv]", "Parsing node: b [Conv]", line, "Parsing node: c [Conv]")
+    section = parse(
+        "Parsing node: a [Conv]", "Parsing node: b [Conv]", line, "Parsing node: c [Conv]"
+    )
     assert [n.details for n in section.nodes] == [{}, details, {}]
     assert parse(line).nodes == []
 
@@ -46,30 +57,57 @@ def test_the_opset(text: str, opset: int) -> None:
 
 
 def test_what_a_parse_section_keeps() -> None:
-    section = parse("Input filename:   my net.onnx", "Producer name: pytorch", "Producer version: 2.1", "Doc string:",
-                    "Model version: 0")  # fmt: skip
+    section = parse(
+        "Input filename:   my net.onnx",
+        "Producer name: pytorch",
+        "Producer version: 2.1",
+        "Doc string:",
+        "Model version: 0",
+    )
     assert (section.onnx_file, section.producer) == ("my net.onnx", "pytorch 2.1")
     assert parse("Producer name: pytorch", "Producer version:").producer == "pytorch"
     # The node is made of its tensors' line; one of another node does not go to the one before
-    section = parse("a [Relu] outputs: [y -> (1)[FLOAT]], ", "Parsing node: b [Relu]",
-                    "c [Neg] inputs: [y -> (1)[FLOAT]], ")
+    section = parse(
+        "a [Relu] outputs: [y -> (1)[FLOAT]], ",
+        "Parsing node: b [Relu]",
+        "c [Neg] inputs: [y -> (1)[FLOAT]], ",
+    )
     assert [(n.name, n.op, len(n.inputs), len(n.outputs)) for n in section.nodes] == [
-        ("a", "Relu", 0, 1), ("b", "Relu", 0, 0), ("c", "Neg", 1, 0)]
-    assert not ParseReader(ParseSection()).read("what [is this thing] inputs: nothing", 1, lambda _: True)
+        ("a", "Relu", 0, 1),
+        ("b", "Relu", 0, 0),
+        ("c", "Neg", 1, 0),
+    ]
+    assert not ParseReader(ParseSection()).read(
+        "what [is this thing] inputs: nothing", 1, lambda _: True
+    )
     section = ParseSection()
     reader = ParseReader(section)
-    for line in ("Parsing node: a [Conv]", "Importing initializer: w", "Registering layer: a for ONNX node: a",
-                 "Adding network input: x with dtype: int8, dimensions: (1)", "Marking y as output: y",
-                 "b [Relu] inputs: [x -> (1)[FLOAT]], "):  # fmt: skip
+    for line in (
+        "Parsing node: a [Conv]",
+        "Importing initializer: w",
+        "Registering layer: a for ONNX node: a",
+        "Adding network input: x with dtype: int8, dimensions: (1)",
+        "Marking y as output: y",
+        "b [Relu] inputs: [x -> (1)[FLOAT]], ",
+    ):
         assert reader.read(line, 1, lambda _: False), line
     assert section == ParseSection()
 
 
-@in_turn(("dims", "shape"), [
-    ("1, 3, 8", (1, 3, 8)), ("", ()), ("-1, 3", (None, 3)), (f"{MAX_DIMENSION}, 1", (None, 1)),
-    (f"{MAX_DIMENSION - 1}", (MAX_DIMENSION - 1,)), ("9" * 30, (None,)), ("1" + "0" * 17, (None,)), ("\u0663", (None,)),
-    ("a, 2", (None, 2)),
-])  # fmt: skip
+@in_turn(
+    ("dims", "shape"),
+    [
+        ("1, 3, 8", (1, 3, 8)),
+        ("", ()),
+        ("-1, 3", (None, 3)),
+        (f"{MAX_DIMENSION}, 1", (None, 1)),
+        (f"{MAX_DIMENSION - 1}", (MAX_DIMENSION - 1,)),
+        ("9" * 30, (None,)),
+        ("1" + "0" * 17, (None,)),
+        ("\u0663", (None,)),
+        ("a, 2", (None, 2)),
+    ],
+)
 def test_shapes(dims: str, shape: tuple[int | None, ...]) -> None:
     """What is dynamic, absurd or no number is not known."""
     (node,) = parse(f"n [Relu] inputs: [x -> ({dims})[FLOAT]], ").nodes
@@ -77,27 +115,49 @@ def test_shapes(dims: str, shape: tuple[int | None, ...]) -> None:
 
 
 def test_tensors_of_a_node() -> None:
-    section = parse("Parsing node: my [node] [Conv]",
-                    "my [node] [Conv] inputs: [a -> (1)[FLOAT]], [optional input, not set], [b], "
-                    "[c -> d -> ()[INT8]], ",
-                    "my [node] [Conv] outputs: [ -> (1)[FLOAT]], []")  # fmt: skip
+    section = parse(
+        "Parsing node: my [node] [Conv]",
+        "my [node] [Conv] inputs: [a -> (1)[FLOAT]], [optional input, not set], [b], "
+        "[c -> d -> ()[INT8]], ",
+        "my [node] [Conv] outputs: [ -> (1)[FLOAT]], []",
+    )
     (node,) = section.nodes
     assert (node.name, node.op, node.line, node.outputs) == ("my [node]", "Conv", 1, [None, None])
-    assert node.inputs == [ParsedTensor("a", (1,), "FLOAT"), None, ParsedTensor("b", None, ""),
-                           ParsedTensor("c -> d", (), "INT8")]  # fmt: skip
-    section = parse("Parsing node:  [Relu]", " [Relu] inputs: [x -> (1)[FLOAT]], ",
-                    " [Relu] outputs: [y -> (1)[FLOAT]], ")
+    assert node.inputs == [
+        ParsedTensor("a", (1,), "FLOAT"),
+        None,
+        ParsedTensor("b", None, ""),
+        ParsedTensor("c -> d", (), "INT8"),
+    ]
+    section = parse(
+        "Parsing node:  [Relu]",
+        " [Relu] inputs: [x -> (1)[FLOAT]], ",
+        " [Relu] outputs: [y -> (1)[FLOAT]], ",
+    )
     x, y = (ParsedTensor(name, (1,), "FLOAT") for name in "xy")
     assert section.nodes == [ParsedNode("", "Relu", [x], [y], 1)]
 
 
-@in_turn(("line", "tensor"), [
-    ("Adding network input: x with dtype: float32, dimensions: (1, 3, -1)", ParsedTensor("x", (1, 3, None), "FLOAT")),
-    ("Adding network input: a with b with dtype: half, dimensions: ()", ParsedTensor("a with b", (), "FLOAT16")),
-    ("Adding network input: x with dtype: odd, dimensions: (2)", ParsedTensor("x", (2,), "ODD")),
-    ("Adding network input: x with dtype: float32, dimensions: (1", None), ("Adding network input: x", None),
-    ("Adding network input: x with dtype: not one word, dimensions: (1)", None),
-])  # fmt: skip
+@in_turn(
+    ("line", "tensor"),
+    [
+        (
+            "Adding network input: x with dtype: float32, dimensions: (1, 3, -1)",
+            ParsedTensor("x", (1, 3, None), "FLOAT"),
+        ),
+        (
+            "Adding network input: a with b with dtype: half, dimensions: ()",
+            ParsedTensor("a with b", (), "FLOAT16"),
+        ),
+        (
+            "Adding network input: x with dtype: odd, dimensions: (2)",
+            ParsedTensor("x", (2,), "ODD"),
+        ),
+        ("Adding network input: x with dtype: float32, dimensions: (1", None),
+        ("Adding network input: x", None),
+        ("Adding network input: x with dtype: not one word, dimensions: (1)", None),
+    ],
+)
 def test_network_inputs(line: str, tensor: ParsedTensor | None) -> None:
     section = ParseSection()
     assert ParseReader(section).read(line, 1, lambda _: True) is (tensor is not None)
@@ -116,42 +176,60 @@ def tuned(*lines: str):  # type: ignore[no-untyped-def]
 def test_what_tuning_says_of_a_layer() -> None:
     """Over all its formats; a line that names no time changes nothing."""
     a, b, fastest = RUNNER.format("a"), RUNNER.format("b"), "Fastest Tactic: 0x1 Time: {}".format
-    found = tuned(a, fastest(0.5), a, fastest(0.25), a, fastest(0.4), fastest("none"), b, fastest(0.75))
+    found = tuned(
+        a, fastest(0.5), a, fastest(0.25), a, fastest(0.4), fastest("none"), b, fastest(0.75)
+    )
     assert {n: t.best_ms for n, t in found.layers.items()} == {"a": 0.25, "b": 0.75}
-    timed = ((0, "TensorRT version: 8.5.2"), (1, RUNNER.format("a")), (4, RUNNER.format("b")),
-             (4, "Tactic: 0x1 Time: 1"), (9, RUNNER.format("a")))
+    timed = (
+        (0, "TensorRT version: 8.5.2"),
+        (1, RUNNER.format("a")),
+        (4, RUNNER.format("b")),
+        (4, "Tactic: 0x1 Time: 1"),
+        (9, RUNNER.format("a")),
+    )
     found = read(*(stamped("V", text, second) for second, text in timed)).tactics
     assert {n: t.seconds for n, t in found.layers.items()} == {"a": 3.0, "b": 5.0}
     # The layer that a line names, or else the one being timed; reasons by their words
-    found = tuned(RUNNER.format("a"), "CaskConvolution has no valid tactics for this config, skipping.",
-                  "Skipping CaskGemm: No valid tactics for b + c", "Skipping tactic 0x1 due to insufficient memory",
-                  "Skipping tactic 0x2 due to insufficient memory")  # fmt: skip
+    found = tuned(
+        RUNNER.format("a"),
+        "CaskConvolution has no valid tactics for this config, skipping.",
+        "Skipping CaskGemm: No valid tactics for b + c",
+        "Skipping tactic 0x1 due to insufficient memory",
+        "Skipping tactic 0x2 due to insufficient memory",
+    )
     assert found.refused == {("CaskConvolution", "a"): 1, ("CaskGemm", "b + c"): 1}
     assert found.reasons == {"insufficient memory": 2} and found.skipped == 4
 
 
 def test_results_of_8_6_and_later() -> None:
     """Named with their layer, whether timed or from the cache; reformats that are known keep to their table."""
-    found = tuned(RUNNER.format("Optimizer Reformat(x -> y)"),
-                  "x -> y (Reformat[0x8]) profiling completed in 0.1 seconds. Fastest Tactic: 0x1 Time: 0.125",
-                  "a + b (CaskConvolution[0x8]) profiling completed in 0.1 seconds. Fastest Tactic: 0x1 Time: 0.5",
-                  "a + b (CaskConvolution[0x9]) profiling completed in 0.1 seconds. Fastest Tactic: 0x1 Time: 0.7",
-                  "c [Int8(1) -> Half(1)] got cached result: CaskConvolution, tactic 0x1, 0.25 ms",
-                  "d got cached result: Reformat, tactic 0x1, 0.5 ms")  # fmt: skip
+    found = tuned(
+        RUNNER.format("Optimizer Reformat(x -> y)"),
+        "x -> y (Reformat[0x8]) profiling completed in 0.1 seconds. Fastest Tactic: 0x1 Time: 0.125",
+        "a + b (CaskConvolution[0x8]) profiling completed in 0.1 seconds. Fastest Tactic: 0x1 Time: 0.5",
+        "a + b (CaskConvolution[0x9]) profiling completed in 0.1 seconds. Fastest Tactic: 0x1 Time: 0.7",
+        "c [Int8(1) -> Half(1)] got cached result: CaskConvolution, tactic 0x1, 0.25 ms",
+        "d got cached result: Reformat, tactic 0x1, 0.5 ms",
+    )
     assert {n: t.best_ms for n, t in found.layers.items()} == {"a + b": 0.5, "c": 0.25, "d": 0.5}
     assert {n: t.best_ms for n, t in found.reformats.items()} == {"x -> y": 0.125}
     assert (found.cached, found.layers["c"].runner) == (2, "CaskConvolution")
 
 
-@pytest.mark.parametrize(("line", "costed"), [
-    ("=============== Computing costs for a + b", {"a + b"}), ("=============== Computing costs for ", set()),
-    ("=============== Computing reformatting costs", set()),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "costed"),
+    [
+        ("=============== Computing costs for a + b", {"a + b"}),
+        ("=============== Computing costs for ", set()),
+        ("=============== Computing reformatting costs", set()),
+    ],
+)
 def test_layers_whose_costs_were_computed(line: str, costed: set[str]) -> None:
     assert tuned(line).costed == costed
 
 
 # Blocks ---------------------------------------------------------------------------------------------------------
+
 
 def informed(*lines: str) -> Build:
     return read(*(stamped("I", line) for line in lines))
@@ -159,11 +237,22 @@ def informed(*lines: str) -> Build:
 
 def test_blocks_devices_and_repetitions() -> None:
     device = "=== Device Information ==="
-    build = informed("=== Build Options ===", "Precision: FP32+INT8", device, "Selected Device: Orin", "SMs: 4",
-                     "Available Devices: ", "  Device 0: x", "=== System ===", "Clock: late")  # fmt: skip
+    build = informed(
+        "=== Build Options ===",
+        "Precision: FP32+INT8",
+        device,
+        "Selected Device: Orin",
+        "SMs: 4",
+        "Available Devices: ",
+        "  Device 0: x",
+        "=== System ===",
+        "Clock: late",
+    )
     assert build.options["Build"] == {"Precision": "FP32+INT8"}
     assert build.gpu["SMs"] == "4" and build.device == "Orin" and "Clock" not in build.gpu
-    build = read(stamped("I", device), stamped("I", "SMs: 4"), stamped("V", "Compute Capability: 9"))
+    build = read(
+        stamped("I", device), stamped("I", "SMs: 4"), stamped("V", "Compute Capability: 9")
+    )
     assert build.gpu == {"SMs": "4"}
     build = informed(*(f"=== Kind{i} Options ===" for i in range(25)))
     assert len([k for k in build.options if k.startswith("Kind")]) == 20
@@ -171,26 +260,47 @@ def test_blocks_devices_and_repetitions() -> None:
     build = read(f"&&&& RUNNING TensorRT.trtexec [TensorRT v8601] # {words}")
     assert build.flags == {"onnx": "my net.onnx", "int8": "", "shapes": "x:1x3"}
     assert not build.is_rtx and build.passed is None
-    assert read("&&&& RUNNING TensorRT_RTX.tensorrt_rtx [TensorRT-RTX v10401] # tensorrt_rtx --onnx=a.onnx").is_rtx
+    assert read(
+        "&&&& RUNNING TensorRT_RTX.tensorrt_rtx [TensorRT-RTX v10401] # tensorrt_rtx --onnx=a.onnx"
+    ).is_rtx
     assert read("&&&& FAILED TensorRT.trtexec # trtexec --onnx=a.onnx").passed is False
     # A log that no banner names: the line about target compute capabilities tells it
     assert verbose("Number of target compute capabilities: 1", "Original: 3 layers").is_rtx
     assert not verbose("Number of aux streams is 0", "Original: 3 layers").is_rtx
 
 
-@in_turn(("title", "iterations"), [
-    ("Profile (781 iterations )", 781), ("Profile (x iterations )", None),
-    ("Profile (99999999999 iterations )", 99999999999), ("Profile (999999999999 iterations )", None),
-])  # fmt: skip
+@in_turn(
+    ("title", "iterations"),
+    [
+        ("Profile (781 iterations )", 781),
+        ("Profile (x iterations )", None),
+        ("Profile (99999999999 iterations )", 99999999999),
+        ("Profile (999999999999 iterations )", None),
+    ],
+)
 def test_iterations_profiled(title: str, iterations: int | None) -> None:
     assert informed("TensorRT version: 8.5.2", f"=== {title} ===").iterations == iterations
 
 
 def test_what_is_said_twice_counts_once() -> None:
-    head, row = "   Layer   Time (ms)   Avg. Time (ms)   Time %", "      a       {}.00           0.5     20.0"
-    build = informed("=== Profile (2 iterations ) ===", head, row.format(10), "", "=== Profile (3 iterations ) ===",
-                     head, row.format(20), row.format(30).replace(" a ", " b "))  # fmt: skip
-    assert [(r.name, r.total_ms, r.median_ms) for r in build.profile_rows] == [("a", 20.0, None), ("b", 30.0, None)]
+    head, row = (
+        "   Layer   Time (ms)   Avg. Time (ms)   Time %",
+        "      a       {}.00           0.5     20.0",
+    )
+    build = informed(
+        "=== Profile (2 iterations ) ===",
+        head,
+        row.format(10),
+        "",
+        "=== Profile (3 iterations ) ===",
+        head,
+        row.format(20),
+        row.format(30).replace(" a ", " b "),
+    )
+    assert [(r.name, r.total_ms, r.median_ms) for r in build.profile_rows] == [
+        ("a", 20.0, None),
+        ("b", 30.0, None),
+    ]
     line = "Layer(Reformat): q, Tactic: 0x0, a (Float[1,8]) -> b (Int8[1,8])"
     other = line.replace("q,", "r,")
     assert [x.name for x in verbose(line, line, other, "Layer(broken", line).layers] == ["q", "r"]
@@ -201,44 +311,82 @@ def test_what_is_said_twice_counts_once() -> None:
 INFO = "Name: a, LayerType: C, Inputs: [], Outputs: []"
 
 
-@in_turn(("lines", "source"), [
-    ((INFO,), "layer-info"), ((INFO, stamped("V", "Parsing node: a [Conv]")), "log"),
-    ((INFO, stamped("V", "Running: QDQToCopy on q")), "log"), ((INFO, stamped("V", "Original: 3 layers")), "log"),
-    (("Layer(C): a, Tactic: 0x1, x (Int8[1]) -> y (Int8[1])",), "log"),
-])  # fmt: skip
+@in_turn(
+    ("lines", "source"),
+    [
+        ((INFO,), "layer-info"),
+        ((INFO, stamped("V", "Parsing node: a [Conv]")), "log"),
+        ((INFO, stamped("V", "Running: QDQToCopy on q")), "log"),
+        ((INFO, stamped("V", "Original: 3 layers")), "log"),
+        (("Layer(C): a, Tactic: 0x1, x (Int8[1]) -> y (Int8[1])",), "log"),
+    ],
+)
 def test_layer_information_alone_is_no_log(lines: tuple[str, ...], source: str) -> None:
     assert read(*lines).source == source
 
 
-@in_turn(("digits", "version"), [
-    ("8502", "8.5.2"), ("8510", "8.5.10"), ("100000", "10.0.0"), ("99999", "9.9.999"), ("101303", "10.13.3"),
-    ("110104", "11.1.4"), ("8", "8.0.0"), ("85", "8.5.0"),
-])  # fmt: skip
+@in_turn(
+    ("digits", "version"),
+    [
+        ("8502", "8.5.2"),
+        ("8510", "8.5.10"),
+        ("100000", "10.0.0"),
+        ("99999", "9.9.999"),
+        ("101303", "10.13.3"),
+        ("110104", "11.1.4"),
+        ("8", "8.0.0"),
+        ("85", "8.5.0"),
+    ],
+)
 def test_versions_in_banners(digits: str, version: str) -> None:
     assert version_of(digits) == version
 
 
-@in_turn(("text", "version"), [
-    ("8.5.2", "8.5.2"), ("8.5.2 (more)", "8.5.2"), ("10.13.3.9", "10.13.3.9"), ("8", None), ("words", None),
-    ("8.x", None),
-])  # fmt: skip
+@in_turn(
+    ("text", "version"),
+    [
+        ("8.5.2", "8.5.2"),
+        ("8.5.2 (more)", "8.5.2"),
+        ("10.13.3.9", "10.13.3.9"),
+        ("8", None),
+        ("words", None),
+        ("8.x", None),
+    ],
+)
 def test_the_version_that_is_printed(text: str, version: str | None) -> None:
-    assert read(stamped("I", f"TensorRT version: {text}"), stamped("V", "Original: 3 layers")).tensorrt == version
+    assert (
+        read(stamped("I", f"TensorRT version: {text}"), stamped("V", "Original: 3 layers")).tensorrt
+        == version
+    )
 
 
 @in_turn(*cases("buildlog/rules-of-lines-added-reformats"))
 def test_added_reformats(text: str, reformat: tuple[str, ...] | None) -> None:
-    found = [(r.name, r.tensor, r.source, r.target) for r in verbose(f"Adding reformat layer: {text}").reformats]
+    found = [
+        (r.name, r.tensor, r.source, r.target)
+        for r in verbose(f"Adding reformat layer: {text}").reformats
+    ]
     assert found == ([] if reformat is None else [reformat])
 
 
 # Messages -------------------------------------------------------------------------------------------------------
 
+
 def test_messages_are_counted_and_cut() -> None:
-    build = read(stamped("W", "one"), stamped("W", "two"), " and more", stamped("W", "one"),
-                 stamped("V", "Original: 3 layers"), " belongs to nothing", "RuntimeError: it failed")  # fmt: skip
+    build = read(
+        stamped("W", "one"),
+        stamped("W", "two"),
+        " and more",
+        stamped("W", "one"),
+        stamped("V", "Original: 3 layers"),
+        " belongs to nothing",
+        "RuntimeError: it failed",
+    )
     assert [(m.level, m.text, m.line, m.count) for m in build.messages] == [
-        ("W", "one", 1, 2), ("W", "two\n and more", 2, 1), ("E", "RuntimeError: it failed", 7, 1)]
+        ("W", "one", 1, 2),
+        ("W", "two\n and more", 2, 1),
+        ("E", "RuntimeError: it failed", 7, 1),
+    ]
     lines = [stamped("E", "x" * 1500), *(["y" * 700] * 5)]
     (found,) = read(*lines).errors
     assert [len(part) for part in found.text.split("\n")] == [1500, 500]
@@ -248,8 +396,16 @@ def test_messages_are_counted_and_cut() -> None:
 
 # Numbers, prefixes, shapes --------------------------------------------------------------------------------------
 
-@in_turn(("text", "value"), [
-    ("1.5", 1.5), ("-2e3", -2000.0), ("0", 0.0), *((x, None) for x in ("nan", "inf", "-inf", "x", ""))])  # fmt: skip
+
+@in_turn(
+    ("text", "value"),
+    [
+        ("1.5", 1.5),
+        ("-2e3", -2000.0),
+        ("0", 0.0),
+        *((x, None) for x in ("nan", "inf", "-inf", "x", "")),
+    ],
+)
 def test_numbers(text: str, value: float | None) -> None:
     assert number(text) == value == number(text.encode())
 
@@ -258,7 +414,9 @@ def test_numbers(text: str, value: float | None) -> None:
 def test_memory(line: str, field: str, value: object) -> None:
     memory = Memory()
     assert read_memory(memory, line) and getattr(memory, field) == value
-    assert not read_memory(memory, "Layer: a has no memory") and not read_memory(memory, "Total of nothing: 5")
+    assert not read_memory(memory, "Layer: a has no memory") and not read_memory(
+        memory, "Total of nothing: 5"
+    )
 
 
 @in_turn(*cases("buildlog/rules-of-lines-the-performance-summary"))
@@ -278,25 +436,52 @@ def test_dims_and_tensors() -> None:
     assert parse_dims(f"{MAX_DIMENSION - 1},{MAX_DIMENSION},0") == ((MAX_DIMENSION - 1, None, 0), 1)
     assert len(parse_dims(",".join("1" * 80))[0]) == 64
     assert parse_dims("1,8:x,2") == ((1, 8, 2), 1)
-    assert int_list([1, 2]) == [1, 2] and int_list([1], least=2) is None and int_list([2], least=2) == [2]
-    assert [int_list(x) for x in ([], "12", [True], [1.0], [1] * 65, [MAX_DIMENSION], None)] == [None] * 7
+    assert (
+        int_list([1, 2]) == [1, 2]
+        and int_list([1], least=2) is None
+        and int_list([2], least=2) == [2]
+    )
+    assert [int_list(x) for x in ([], "12", [True], [1.0], [1] * 65, [MAX_DIMENSION], None)] == [
+        None
+    ] * 7
     assert int_list([1] * 64) == [1] * 64 and int_list([-5]) == [-5]
-    layer = layer_from_fields({"Name": "a", "Inputs": [{"Name": "t", "Dimensions": [0, -1, MAX_DIMENSION, "x"]}]})
+    layer = layer_from_fields(
+        {"Name": "a", "Inputs": [{"Name": "t", "Dimensions": [0, -1, MAX_DIMENSION, "x"]}]}
+    )
     assert layer.inputs[0].shape == (0, None, None, None)
-    found = parse_engine_line("Layer(C): n, Tactic: 0x1, a (Int8[1,8]), b, c (Half[1,8]) -> d (Float[1]), e (Int8[2])",
-                              4)
+    found = parse_engine_line(
+        "Layer(C): n, Tactic: 0x1, a (Int8[1,8]), b, c (Half[1,8]) -> d (Float[1]), e (Int8[2])", 4
+    )
     assert found is not None and found.line == 4
-    assert [(t.tensor, t.precision) for t in found.inputs] == [("a", Precision.INT8), ("b, c", Precision.FP16)]
+    assert [(t.tensor, t.precision) for t in found.inputs] == [
+        ("a", Precision.INT8),
+        ("b, c", Precision.FP16),
+    ]
     assert [(t.tensor, t.shape) for t in found.outputs] == [("d", (1,)), ("e", (2,))]
-    first, second = (seconds_of(f"[10/{day}/2023-{t}]".encode()) for day, t in (("30", "23:59:59"), ("31", "00:01:01")))
+    first, second = (
+        seconds_of(f"[10/{day}/2023-{t}]".encode())
+        for day, t in (("30", "23:59:59"), ("31", "00:01:01"))
+    )
     assert first is not None and second is not None and second - first == 62
     assert seconds_of(b"[xx/yy/2023-17:53:35]") is None
-    assert is_marked(b"[TRT] x") and is_marked(b"a TensorRT b") and not is_marked(b"x" * 160 + b"[TRT]")
+    assert (
+        is_marked(b"[TRT] x")
+        and is_marked(b"a TensorRT b")
+        and not is_marked(b"x" * 160 + b"[TRT]")
+    )
 
 
-@in_turn(("shape", "elements"), [
-    ((2, 3), 6), ((), 1), (None, None), ((2, None), None), ((1 << 25, 1 << 24), 1 << 49), ((1 << 25, 1 << 25), None),
-    ((0, 5), 0),
-])  # fmt: skip
+@in_turn(
+    ("shape", "elements"),
+    [
+        ((2, 3), 6),
+        ((), 1),
+        (None, None),
+        ((2, None), None),
+        ((1 << 25, 1 << 24), 1 << 49),
+        ((1 << 25, 1 << 25), None),
+        ((0, 5), 0),
+    ],
+)
 def test_elements(shape: tuple[int | None, ...] | None, elements: int | None) -> None:
     assert BuiltTensor("t", Precision.INT8, shape).elements == elements

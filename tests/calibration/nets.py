@@ -24,7 +24,9 @@ def conv_net(
     numpy_type = helper.tensor_dtype_to_np_dtype(dtype)
 
     def weight(name: str, channels: int) -> TensorProto:
-        return numpy_helper.from_array(rng.normal(0, 0.5, (4, channels, 3, 3)).astype(numpy_type), name)
+        return numpy_helper.from_array(
+            rng.normal(0, 0.5, (4, channels, 3, 3)).astype(numpy_type), name
+        )
 
     pads = [1, 1, 1, 1]
     nodes = [
@@ -45,7 +47,9 @@ def conv_net(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
-def run_all(model: onnx.ModelProto, feeds: list[dict[str, Any]], names: list[str]) -> dict[str, npt.NDArray[Any]]:
+def run_all(
+    model: onnx.ModelProto, feeds: list[dict[str, Any]], names: list[str]
+) -> dict[str, npt.NDArray[Any]]:
     """Every value of the named tensors over all feeds, flat: onnxruntime without optimizations, one feed at a time."""
     import onnxruntime
 
@@ -57,7 +61,9 @@ def run_all(model: onnx.ModelProto, feeds: list[dict[str, Any]], names: list[str
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(copy.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        copy.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
     outputs = [o.name for o in copy.graph.output]
     values: dict[str, list[npt.NDArray[Any]]] = {n: [] for n in names}
     for feed in feeds:
@@ -67,7 +73,9 @@ def run_all(model: onnx.ModelProto, feeds: list[dict[str, Any]], names: list[str
     return {n: np.concatenate(v) for n, v in values.items()}
 
 
-def write_pictures(folder: Path, count: int, width: int = 16, height: int = 16, suffix: str = ".png") -> list[Path]:
+def write_pictures(
+    folder: Path, count: int, width: int = 16, height: int = 16, suffix: str = ".png"
+) -> list[Path]:
     """Noise pictures, each a different one."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
@@ -79,7 +87,9 @@ def write_pictures(folder: Path, count: int, width: int = 16, height: int = 16, 
     return paths
 
 
-def refused(error: type[QdqtoolError], told: str, call: Callable[..., object], *args: Any, **options: Any) -> None:
+def refused(
+    error: type[QdqtoolError], told: str, call: Callable[..., object], *args: Any, **options: Any
+) -> None:
     """Asks that a call is refused, by a function and with values (:func:`tests.raising.raises`)."""
     with raises(error, told):
         call(*args, **options)
@@ -100,5 +110,12 @@ def state(part: TensorStatistics | None) -> Any:
     if part is None:
         return None
     counter = part.counter
-    return (part.count, part.nonfinite, part.minimum, part.maximum, counter.top, counter.counts.tolist(),
-            state(part.focus))
+    return (
+        part.count,
+        part.nonfinite,
+        part.minimum,
+        part.maximum,
+        counter.top,
+        counter.counts.tolist(),
+        state(part.focus),
+    )

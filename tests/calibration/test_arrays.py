@@ -28,13 +28,17 @@ SIZES = np.arange(14).reshape(7, 2)
 
 @pytest.mark.parametrize("compressed", [False, True])
 def test_an_npz_of_stacked_arrays(tmp_path: Path, compressed: bool) -> None:
-    (np.savez_compressed if compressed else np.savez)(tmp_path / "c.npz", images=STACK, size=SIZES, unused=np.zeros(3))
+    (np.savez_compressed if compressed else np.savez)(
+        tmp_path / "c.npz", images=STACK, size=SIZES, unused=np.zeros(3)
+    )
     data = open_data(tmp_path / "c.npz", TWO)
     assert len(data) == 7
     for _ in range(2):
         for index, sample in enumerate(data):
             assert (sample["images"] == STACK[index : index + 1]).all()
-            assert (sample["size"] == SIZES[index : index + 1]).all() and sample["size"].dtype == np.int64
+            assert (sample["size"] == SIZES[index : index + 1]).all() and sample[
+                "size"
+            ].dtype == np.int64
 
 
 def test_npy_files(tmp_path: Path) -> None:
@@ -47,14 +51,23 @@ def test_npy_files(tmp_path: Path) -> None:
     refused(DataError, f"StackedSource.arrays {path}: 2", StackedSource, path, TWO_INPUTS)
     named = npz(tmp_path, x=ROWS, other=ROWS + 1)
     assert [s["x"][0, 0] for s in open_data(named, [ONE])] == ROWS[:, 0].tolist()
-    for shape in (-5, 3, 4, 4), (2**62, 2**62, 0, 1):  # numpy makes no array of the second, empty as it is
+    for shape in (
+        (-5, 3, 4, 4),
+        (2**62, 2**62, 0, 1),
+    ):  # numpy makes no array of the second, empty as it is
         with (tmp_path / "c.npy").open("wb") as file:
-            np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+            np.lib.format.write_array_header_1_0(
+                file, {"descr": "<f4", "fortran_order": False, "shape": shape}
+            )
             file.write(bytes(1000))
-        with pytest.raises(DataError, match=rf"declares the shape \[{', '.join(map(str, shape))}\]"):
+        with pytest.raises(
+            DataError, match=rf"declares the shape \[{', '.join(map(str, shape))}\]"
+        ):
             open_data(tmp_path / "c.npy", [SPEC])
     with (tmp_path / "c.npy").open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (1,) * 100})
+        np.lib.format.write_array_header_1_0(
+            file, {"descr": "<f4", "fortran_order": False, "shape": (1,) * 100}
+        )
         file.write(bytes(4))
     with raises(DataError, "Header.__init__ 100"):
         open_data(tmp_path / "c.npy", [SPEC])
@@ -95,7 +108,9 @@ def test_what_the_users_objects_raise_names_the_sample(source: Any, error: Excep
 
 @in_turn("source", [Failing, failing])
 @in_turn("error", [KeyboardInterrupt, SystemExit, MemoryError])
-def test_what_ends_a_process_passes_through_calibration_data(source: Any, error: type[BaseException]) -> None:
+def test_what_ends_a_process_passes_through_calibration_data(
+    source: Any, error: type[BaseException]
+) -> None:
     with pytest.raises(error):
         list(open_data(source(error()), [SPEC]))
 
@@ -113,7 +128,11 @@ def test_an_exception_that_cannot_be_printed_is_named_by_its_class() -> None:
 
 
 def test_keys_of_samples_are_names() -> None:
-    for sample, key in (({1: STACK[0]}, "1"), ({"images": STACK[0], 3: 1}, "3"), ({("a",): STACK[0]}, "('a',)")):
+    for sample, key in (
+        ({1: STACK[0]}, "1"),
+        ({"images": STACK[0], 3: 1}, "3"),
+        ({("a",): STACK[0]}, "('a',)"),
+    ):
         for data in ([sample], iter([sample])):
             refused(DataError, f"_named 0 {key},", list, open_data(data, [SPEC]))
         with raises(DataError, f"_named 0 {key},"):
@@ -222,7 +241,9 @@ def test_only_what_is_not_packed_is_read_at_any_place(tmp_path: Path) -> None:
             mixed.writestr(f"{name}.npy", held.getvalue(), kind)
     source = StackedSource(tmp_path / "m.npz", TWO_INPUTS)
     assert not source.random_access and StackedSource(npz(tmp_path, x=ROWS), [ONE]).random_access
-    refused(DataError, f"StackedSource.portion {tmp_path / 'm.npz'}: numpy.savez", source.portion, [0])
+    refused(
+        DataError, f"StackedSource.portion {tmp_path / 'm.npz'}: numpy.savez", source.portion, [0]
+    )
 
 
 def test_rows_of_a_file_by_number_and_digest(tmp_path: Path) -> None:
@@ -237,11 +258,17 @@ def test_rows_of_a_file_by_number_and_digest(tmp_path: Path) -> None:
     assert rows.path.is_absolute() and rows.count() == 2 and rows.single_rows
     assert rows.arrays is rows.arrays
     assert [rows.load(k)["x"].tolist() for k in (0, 1)] == [[[8, 9]], [[2, 3]]]
-    assert [rows.name(0), rows.digest(1), rows.identity(0)] == ["c.npy[4]", source.digest(1), source.identity(4)]
+    assert [rows.name(0), rows.digest(1), rows.identity(0)] == [
+        "c.npy[4]",
+        source.digest(1),
+        source.identity(4),
+    ]
     assert rows.portion([1]).load(0)["x"].tolist() == [[2, 3]], "of the portion's rows"
     before = source.identity(4)
     np.save(path, ROWS + 1)
-    assert source.identity(4) == before != source.portion([4]).identity(0), "another process looks for itself"
+    assert source.identity(4) == before != source.portion([4]).identity(0), (
+        "another process looks for itself"
+    )
 
 
 def test_damage_is_told_with_the_sample(tmp_path: Path) -> None:
@@ -267,8 +294,12 @@ def test_a_folder_of_samples(tmp_path: Path) -> None:
     part = source.portion([1])
     assert (part.count(), part.name(0), part.load(0)["x"].tolist()) == (1, "in/b.npy", [[2, 3]])
     assert source.count() == 2
-    wrong = Dataset(open_data(tmp_path, [InputSpec("x", (1, 3))]).source, [InputSpec("x", (1, 3))], 9)
-    refused(DataError, f"InputSpec.fit {tmp_path / 'in' / 'a.npz'}: 'x' [1, 2], [1, 3]", list, wrong)
+    wrong = Dataset(
+        open_data(tmp_path, [InputSpec("x", (1, 3))]).source, [InputSpec("x", (1, 3))], 9
+    )
+    refused(
+        DataError, f"InputSpec.fit {tmp_path / 'in' / 'a.npz'}: 'x' [1, 2], [1, 3]", list, wrong
+    )
 
 
 @pytest.mark.parametrize("text", ["a" * 100_000, "a\0b"], ids=["long", "nul"])
@@ -278,12 +309,18 @@ def test_a_path_that_no_file_can_have_is_told(text: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(5,), (5, 1)])
-def test_fortran_order_means_nothing_with_one_dimension(tmp_path: Path, shape: tuple[int, ...]) -> None:
+def test_fortran_order_means_nothing_with_one_dimension(
+    tmp_path: Path, shape: tuple[int, ...]
+) -> None:
     with (tmp_path / "c.npy").open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": True, "shape": shape})
+        np.lib.format.write_array_header_1_0(
+            file, {"descr": "<f4", "fortran_order": True, "shape": shape}
+        )
         file.write(np.arange(5, dtype="<f4").tobytes())
     spec = InputSpec("x", (1, *shape[1:]))
     if len(shape) == 1:
-        assert [s["x"].tolist() for s in open_data(tmp_path / "c.npy", [spec])] == [[k] for k in range(5)]
+        assert [s["x"].tolist() for s in open_data(tmp_path / "c.npy", [spec])] == [
+            [k] for k in range(5)
+        ]
     else:
         refused(DataError, "StackedArray.__init__ Fortran", open_data, tmp_path / "c.npy", [spec])

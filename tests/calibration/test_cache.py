@@ -36,8 +36,10 @@ NAMES = ["images", "c1", "r2"]
 
 def same(a: Statistics, b: Statistics) -> bool:
     return a.images == b.images and all(
-        state(a[n]) == state(b[n]) and np.array_equal(a[n].channels, b[n].channels)
-        and sorted(map(bytes, a[n].spots)) == sorted(map(bytes, b[n].spots)) for n in {*a, *b}
+        state(a[n]) == state(b[n])
+        and np.array_equal(a[n].channels, b[n].channels)
+        and sorted(map(bytes, a[n].spots)) == sorted(map(bytes, b[n].spots))
+        for n in {*a, *b}
     )
 
 
@@ -50,11 +52,19 @@ def pictures(tmp_path: Path) -> Path:
 def test_statistics_come_back_as_they_were(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     some = rng.normal(0, 1e-3, 999)
-    arrays = {"none": np.zeros(0), "x/y:0": some, "nothing": np.zeros(0), "zero": np.zeros(5),
-              "nan": np.array([np.nan, 1.0])}
+    arrays = {
+        "none": np.zeros(0),
+        "x/y:0": some,
+        "nothing": np.zeros(0),
+        "zero": np.zeros(5),
+        "nan": np.array([np.nan, 1.0]),
+    }
     stats = Statistics(
         {n: TensorStatistics.of(a) for n, a in arrays.items()},
-        images=3, fingerprint="ab", warnings=["w"], skipped=[("p.png", "cut")],
+        images=3,
+        fingerprint="ab",
+        warnings=["w"],
+        skipped=[("p.png", "cut")],
     )
     save_statistics(stats, tmp_path / "s.npz")
     back = load_statistics(tmp_path / "s.npz")
@@ -129,7 +139,10 @@ def test_where_a_cache_lies_and_what_it_holds(pictures: Path, tmp_path: Path) ->
         collect(conv_net(), pictures, NAMES, cache=tmp_path / "no" / "c.npz", progress=False)
     with pytest.raises(QdqtoolError, match="is a folder"):
         collect(conv_net(), pictures, NAMES, cache=tmp_path, progress=False)
-    parts = {"one": TensorStatistics.of(np.array([0.75]), 64), "two": TensorStatistics.of(np.array([0.5, 0.75]), 64)}
+    parts = {
+        "one": TensorStatistics.of(np.array([0.75]), 64),
+        "two": TensorStatistics.of(np.array([0.5, 0.75]), 64),
+    }
     save_statistics(Statistics(parts), tmp_path / "s.npz")
     with np.load(tmp_path / "s.npz") as archive:
         at = 1 + 19 * 32
@@ -140,16 +153,31 @@ def test_where_a_cache_lies_and_what_it_holds(pictures: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("done", "total", "complete"),
-    [((), None, False), ((), 0, True), ((0, 1), 3, False), ((0, 1, 2), 3, True), ((0, 1, 2), 2, True),
-     ((0,), None, False)],
-)  # fmt: skip
-def test_how_far_it_has_come(tmp_path: Path, done: tuple[int, ...], total: int | None, complete: bool) -> None:
+    [
+        ((), None, False),
+        ((), 0, True),
+        ((0, 1), 3, False),
+        ((0, 1, 2), 3, True),
+        ((0, 1, 2), 2, True),
+        ((0,), None, False),
+    ],
+)
+def test_how_far_it_has_come(
+    tmp_path: Path, done: tuple[int, ...], total: int | None, complete: bool
+) -> None:
     looks = Looks(2, -1.5, 0.25, 1, 0, 4)
-    progress = Progress("key", Statistics({"x": TensorStatistics.of(np.ones(3), 64)}), set(done), total, looks)
+    progress = Progress(
+        "key", Statistics({"x": TensorStatistics.of(np.ones(3), 64)}), set(done), total, looks
+    )
     assert progress.complete == complete
     save_progress(progress, tmp_path / "c.npz")
     back = load_progress(tmp_path / "c.npz")
-    assert (back.model, sorted(back.done), back.total, back.looks) == ("key", list(done), total, looks)
+    assert (back.model, sorted(back.done), back.total, back.looks) == (
+        "key",
+        list(done),
+        total,
+        looks,
+    )
     assert Progress("", Statistics({}), set(), None).looks == Looks()
 
 
@@ -187,7 +215,11 @@ def test_lines_that_no_table_has(tmp_path: Path, line: str, named: str) -> None:
 def test_lines_that_a_table_may_have(tmp_path: Path) -> None:
     path = tmp_path / "t.cache"
     path.write_text("TRT-1\n\n  \nzero: 0\na:b : 3f800000\nsmall: 1\n")
-    assert read_tensorrt_cache(path) == {"zero": 0.0, "a:b": 1.0, "small": struct.unpack(">f", b"\0\0\0\1")[0]}
+    assert read_tensorrt_cache(path) == {
+        "zero": 0.0,
+        "a:b": 1.0,
+        "small": struct.unpack(">f", b"\0\0\0\1")[0],
+    }
     path.write_text("TRT-1")
     assert read_tensorrt_cache(path) == {}
     for text in ("", "\nTRT-1\n", " TRT-1\n"):
@@ -204,7 +236,13 @@ def test_tables_that_are_written_and_caches_that_are_replaced(tmp_path: Path) ->
     assert path.read_text() == "TRT-10000-EntropyCalibration2\na:b: 3f000000\nc: 0da24260\n"
     for name, scale in (("x", 0.0), ("x", -0.5), ("x", math.inf), ("x", math.nan), ("x\ny", 0.5)):
         scales = {"a": 1.0, name: scale}
-        refused(DataError, f"write_tensorrt_cache '{name}': {scale:g}", write_tensorrt_cache, path, scales)
+        refused(
+            DataError,
+            f"write_tensorrt_cache '{name}': {scale:g}",
+            write_tensorrt_cache,
+            path,
+            scales,
+        )
     assert path.read_text().startswith("TRT-10000"), "the one before is left"
     # It is the one file of which that is true
     path = tmp_path / "c.npz"
@@ -265,7 +303,11 @@ def field(name: str, value: Any) -> Callable[[Arrays, dict[str, Any]], None]:
     return change
 
 
-TOGETHER, ADD_UP, WINDOW = "its arrays do not fit together", "do not add up", "a histogram lies outside its window"
+TOGETHER, ADD_UP, WINDOW = (
+    "its arrays do not fit together",
+    "do not add up",
+    "a histogram lies outside its window",
+)
 OF_NO = "positions of no tensor"
 # numbers: count, non-finite, top octave, first bin, last bin + 1
 CHANGES = {
@@ -274,7 +316,10 @@ CHANGES = {
     "done of three columns": (array("done", lambda a: np.zeros((1, 3), np.int64)), TOGETHER),
     "numbers of too few rows": (array("numbers", lambda a: a[:-1]), TOGETHER),
     "range of too few rows": (array("range", lambda a: a[:-1]), TOGETHER),
-    "negative counts": (array("counts", lambda a: np.where(np.arange(len(a)) == 3, -1, a)), "negative counts"),
+    "negative counts": (
+        array("counts", lambda a: np.where(np.arange(len(a)) == 3, -1, a)),
+        "negative counts",
+    ),
     "a count too many": (at("numbers", (0, 0), 501), "of tensor 'a' do not add up"),
     "a count too many in the focus": (at("numbers", (2, 0), 51), "of tensor 'a' do not add up"),
     "negative non-finite": (at("numbers", (1, 1), -1), "of tensor 'b' do not add up"),
@@ -301,8 +346,14 @@ CHANGES = {
     "a negative width": (array("widths", lambda a: np.array([-1, 4], np.int64)), TOGETHER),
     "an infinite channel": (at("channels", (1, 1), np.inf), "channels without a range"),
     "a channel upside down": (at("channels", (0, 1), 1.0), "channels without a range"),
-    "another format": (field("format", cache.FORMAT + "0"), "was written by another version of qdqtool"),
-    "other octaves": (field("octaves", cache.OCTAVES + 1), "was written by another version of qdqtool"),
+    "another format": (
+        field("format", cache.FORMAT + "0"),
+        "was written by another version of qdqtool",
+    ),
+    "other octaves": (
+        field("octaves", cache.OCTAVES + 1),
+        "was written by another version of qdqtool",
+    ),
     "tensors no list": (field("tensors", "ab"), '"ab" is no list'),
     "focused no list": (field("focused", {"a": 1}), '{"a": 1} is no list'),
     "a name that is a number": (field("tensors", [1, "b"]), "1 is no str"),
@@ -316,8 +367,11 @@ CHANGES = {
     "looks no object": (field("looks", []), "[] is no dict"),
     "looks of an unknown name": (field("looks", {"unheard": 1}), "unheard"),
     "looks of a text": (field("looks", {"low": "0"}), "'low' of its header is no number"),
-    "looks with a part of an image": (field("looks", {"total": 1.5}), "'total' of its header is no number"),
-}  # fmt: skip
+    "looks with a part of an image": (
+        field("looks", {"total": 1.5}),
+        "'total' of its header is no number",
+    ),
+}
 
 
 @in_turn("name", CHANGES)
@@ -334,8 +388,20 @@ def test_limits_of_a_cache(good: Path, tmp_path: Path, monkeypatch: pytest.Monke
     for name in ("done", "numbers", "range", "counts", "spots", "values"):
         with pytest.raises(DataError, match=f"{name}.*delete it"):
             load_progress(changed(good, tmp_path, lambda arrays, _, name=name: arrays.pop(name)))  # type: ignore[misc]
-    for name in ("format", "octaves", "tensors", "focused", "bins", "images", "fingerprint", "warnings", "skipped",
-                 "total", "model", "looks"):  # fmt: skip
+    for name in (
+        "format",
+        "octaves",
+        "tensors",
+        "focused",
+        "bins",
+        "images",
+        "fingerprint",
+        "warnings",
+        "skipped",
+        "total",
+        "model",
+        "looks",
+    ):
         with pytest.raises(DataError, match=f"{name}.*delete it"):
             load_progress(changed(good, tmp_path, lambda _, header, name=name: header.pop(name)))  # type: ignore[misc]
     counts = len(TensorStatistics(load_progress(good).statistics["a"].bins).counter.counts)
@@ -346,9 +412,15 @@ def test_limits_of_a_cache(good: Path, tmp_path: Path, monkeypatch: pytest.Monke
         load_progress(good)
 
 
-@in_turn(("numbers", "ranges"), [
-    ([], []), ([0], [[0, 1]]), ([3, 1, 2], [[1, 4]]), ([9, 0, 1, 5, 6, 8], [[0, 2], [5, 7], [8, 10]]),
-])  # fmt: skip
+@in_turn(
+    ("numbers", "ranges"),
+    [
+        ([], []),
+        ([0], [[0, 1]]),
+        ([3, 1, 2], [[1, 4]]),
+        ([9, 0, 1, 5, 6, 8], [[0, 2], [5, 7], [8, 10]]),
+    ],
+)
 def test_numbers_are_kept_as_ranges(numbers: list[int], ranges: list[list[int]]) -> None:
     found = cache._ranges_of(numbers)
     assert found.tolist() == ranges and found.shape == (len(ranges), 2) and found.dtype == np.int64

@@ -15,11 +15,15 @@ def waits(work: threading.Thread) -> bool:
 def test_a_sample_is_counted_in_turn_and_seen_whole() -> None:
     turn = threading.Semaphore(0)
     with Tally(None, ["x"], 256, None, 1, 1, turn=turn) as tally:
-        adding = threading.Thread(target=tally.add, args=(0, ({"x": np.ones((1, 4), np.float32)}, 1)))
+        adding = threading.Thread(
+            target=tally.add, args=(0, ({"x": np.ones((1, 4), np.float32)}, 1))
+        )
         adding.start()
         assert waits(adding)
         found: list[int] = []
-        looking = threading.Thread(target=lambda: found.append(ThreadPass(iter(()), [tally]).snapshot()[0].images))
+        looking = threading.Thread(
+            target=lambda: found.append(ThreadPass(iter(()), [tally]).snapshot()[0].images)
+        )
         with tally.lock:  # as while a sample is being added
             turn.release()
             looking.start()

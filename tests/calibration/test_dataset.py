@@ -15,7 +15,16 @@ import pytest
 
 from calibration import listing
 from calibration.arrays import open_data
-from calibration.dataset import Dataset, InputSpec, Looks, Sample, Source, fit_all, printable, spread
+from calibration.dataset import (
+    Dataset,
+    InputSpec,
+    Looks,
+    Sample,
+    Source,
+    fit_all,
+    printable,
+    spread,
+)
 from calibration.listing import UNREADABLE, Inodes, file_digest, files_under, read_ahead
 from qdqtool.base import budgets, files
 from qdqtool.base.files import NO_NAME
@@ -72,12 +81,20 @@ def test_sources_and_rows() -> None:
     assert printable("a\udcffb.png") == "a\\xffb.png"
     shapes: list[tuple[int | None, ...]] = [(), (1,), (4, 3), (None, 3), (0, 3)]
     assert [InputSpec("x", s).batch for s in shapes] == [1, 1, 4, 1, 1]
-    assert [InputSpec("x", s).shape_text() for s in shapes] == ["[]", "[1]", "[4, 3]", "[?, 3]", "[0, 3]"]
+    assert [InputSpec("x", s).shape_text() for s in shapes] == [
+        "[]",
+        "[1]",
+        "[4, 3]",
+        "[?, 3]",
+        "[0, 3]",
+    ]
     assert InputSpec("x", ()).numpy_dtype == np.float32
     # One sample would be all of it: gigabytes for a model of a kilobyte
     with pytest.raises(DataError, match="fixed batch of 65536"):
         Dataset(Listed(ROWS, single_rows=True), [InputSpec("x", (65536, 1, 1, 2))], 100)
-    (sample,) = Dataset(Listed([np.zeros((2, 1, 1, 2), np.float32)]), [InputSpec("x", (2, 1, 1, 2))], 9)
+    (sample,) = Dataset(
+        Listed([np.zeros((2, 1, 1, 2), np.float32)]), [InputSpec("x", (2, 1, 1, 2))], 9
+    )
     assert len(sample["x"]) == 2
     source = Listed(ROWS)
     assert all(s["x"] is r for s, r in zip(Dataset(source, [IMAGE], 9), ROWS, strict=True))
@@ -85,7 +102,9 @@ def test_sources_and_rows() -> None:
         list(Dataset(Listed([np.zeros((2, 1, 1, 2), np.float32)]), [IMAGE], 9))
     (scalar,) = Dataset(Listed([np.float32(2).reshape(())]), [InputSpec("x", ())], 9)
     assert scalar["x"].shape == ()
-    (free,) = Dataset(Listed([np.zeros((5, 1, 1, 2), np.float32)]), [InputSpec("x", (None, 1, 1, 2))], 9)
+    (free,) = Dataset(
+        Listed([np.zeros((5, 1, 1, 2), np.float32)]), [InputSpec("x", (None, 1, 1, 2))], 9
+    )
     assert len(free["x"]) == 5
 
 
@@ -114,7 +133,9 @@ def test_what_fits_an_input(
         assert spec.fit(np.zeros(array, np.float32), "it").shape == found
         return
     given = np.zeros(array, np.float32)
-    refused(DataError, f"InputSpec.fit it {list(array)}, 'x' {spec.shape_text()}", spec.fit, given, "it")
+    refused(
+        DataError, f"InputSpec.fit it {list(array)}, 'x' {spec.shape_text()}", spec.fit, given, "it"
+    )
 
 
 @in_turn(*cases("calibration/dataset-types-that-can-be-taken"))
@@ -159,7 +180,11 @@ def test_spread(total: int, wanted: int, found: list[int]) -> None:
 def test_batches_and_fingerprints() -> None:
     source = Listed(ROWS, single_rows=True)
     data = Dataset(source, [InputSpec("x", (3, 1, 1, 2))], 100)
-    assert (data.batch, len(data), [data.group(k) for k in range(3)]) == (3, 3, [[0, 1, 2], [3, 4, 5], [6]])
+    assert (data.batch, len(data), [data.group(k) for k in range(3)]) == (
+        3,
+        3,
+        [[0, 1, 2], [3, 4, 5], [6]],
+    )
     assert [s["x"][:, 0, 0, 0].tolist() for s in data] == [[0, 1, 2], [3, 4, 5], [6, 6, 6]]
     assert data.name(1) == "sample 3" and source.restarts == 1
     sample = data.load(1)
@@ -174,21 +199,28 @@ def test_batches_and_fingerprints() -> None:
     again = Dataset(Listed(ROWS), [IMAGE], 9)
     assert list(again.digests()) == [bytes([k]) for k in range(7)] == list(again.digests())
     assert again.fingerprint == data.fingerprint
-    others = [Dataset(Listed(ROWS), [InputSpec("x", (2, 1, 1, 2))], 9), Dataset(Listed(ROWS), [IMAGE], 6),
-              Dataset(Listed(ROWS, single_rows=True), [InputSpec("x", (None, 1, 1, 2))], 9)]  # fmt: skip
+    others = [
+        Dataset(Listed(ROWS), [InputSpec("x", (2, 1, 1, 2))], 9),
+        Dataset(Listed(ROWS), [IMAGE], 6),
+        Dataset(Listed(ROWS, single_rows=True), [InputSpec("x", (None, 1, 1, 2))], 9),
+    ]
     assert len({data.fingerprint, *(d.fingerprint for d in others)}) == 4
     assert Dataset(Listed([*ROWS, None]), [IMAGE], 9).fingerprint == "", "one that cannot be told"
     assert Dataset(Listed([None, *ROWS]), [IMAGE], 9).fingerprint == ""
     assert Dataset(Listed([]), [IMAGE], 9).fingerprint == ""
 
 
-@pytest.mark.parametrize(("most", "groups"), [(1, [[0]]), (4, [[0, 1], [2, 3]]), (5, [[0, 1], [2, 3], [4]])])
+@pytest.mark.parametrize(
+    ("most", "groups"), [(1, [[0]]), (4, [[0, 1], [2, 3]]), (5, [[0, 1], [2, 3], [4]])]
+)
 def test_an_unknown_number_of_samples(most: int, groups: list[list[int]]) -> None:
     source = Listed(ROWS, length=None, single_rows=True, random_access=False)
     data = Dataset(source, [InputSpec("x", (2, 1, 1, 2))], most)
     found = []
     for k, (number, load) in enumerate(data.tasks()):
-        assert number == k and source.read == [i for g in groups[: k + 1] for i in g], "read before it is given"
+        assert number == k and source.read == [i for g in groups[: k + 1] for i in g], (
+            "read before it is given"
+        )
         found.append((load() or ({}, 0))[1])
     assert found == [len(g) for g in groups]
     with raises(TypeError, "Dataset.__len__"):
@@ -211,7 +243,9 @@ def test_every_pass_begins_anew_and_loads_when_asked() -> None:
 
 def test_broken_images_are_skipped_and_broken_arrays_an_error() -> None:
     rows = [None, ROWS[1], None, None]
-    data = Dataset(Listed(rows, is_images=True, single_rows=True), [InputSpec("x", (2, 1, 1, 2))], 9)
+    data = Dataset(
+        Listed(rows, is_images=True, single_rows=True), [InputSpec("x", (2, 1, 1, 2))], 9
+    )
     for _ in range(2):
         assert [s["x"][:, 0, 0, 0].tolist() for s in data] == [[1, 1]] and data.load(1) is None
     assert data.skipped == [(f"sample {k}", "broken") for k in (0, 2, 3)]
@@ -229,12 +263,19 @@ def test_what_is_noticed_of_samples() -> None:
     inf, nan = np.inf, np.nan
     rows = [row(0.25, 0.5), row(-1, inf), row(2, 2), row(nan, nan), row(-inf, 0.75), row(nan, 4)]
     data = Dataset(Listed(rows), [IMAGE], 9)
-    wanted = [Looks(1, 0.25, 0.5, 0, 0), Looks(2, -1, 0.5, 0, 1), Looks(3, -1, 2, 1, 1), Looks(4, -1, 2, 1, 2),
-              Looks(5, -1, 2, 1, 3), Looks(6, -1, 4, 1, 4)]  # fmt: skip
+    wanted = [
+        Looks(1, 0.25, 0.5, 0, 0),
+        Looks(2, -1, 0.5, 0, 1),
+        Looks(3, -1, 2, 1, 1),
+        Looks(4, -1, 2, 1, 2),
+        Looks(5, -1, 2, 1, 3),
+        Looks(6, -1, 4, 1, 4),
+    ]
     for sample, looks in zip(data, wanted, strict=True):
         assert data.looks == looks and len(sample) == 1
     data.take(Looks(1, -7, 7, 1, 1, 2), [("a", "b")])
     assert data.looks == Looks(7, -7, 7, 2, 5, 2) and data.skipped == [("a", "b")]
+
     class Two(Listed):
         def load(self, index: int) -> Sample:
             return {"x": row(1, 1), "y": row(-2, 5), "z": np.full((1, 2), 99, np.float32)}
@@ -266,12 +307,16 @@ def test_512_images_unless_told() -> None:
     refused(DataError, "open_data float", open_data, 3.5, [SPEC])
 
 
-def test_of_a_long_list_only_what_is_used_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_long_list_only_what_is_used_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     listing = tmp_path / "list.txt"
     listing.write_text("".join(f"{k}.png\n" for k in range(101)))
     looked: list[str] = []
     exists = os.path.exists
-    monkeypatch.setattr(os.path, "exists", lambda path: bool(looked.append(Path(path).name)) or exists(path))
+    monkeypatch.setattr(
+        os.path, "exists", lambda path: bool(looked.append(Path(path).name)) or exists(path)
+    )
     data = open_data(listing, [SPEC], max_images=5)
     assert len(data) == 5 and len(set(looked) - {"list.txt"}) == 101
     names = [data.source.name(i) for i in data.indices or ()]
@@ -291,12 +336,26 @@ def test_names_of_files_decide(tmp_path: Path) -> None:
         (tmp_path / name).write_text(str(picture))
     for name in ("a.npy", "b.NPZ", "l.txt", "l.LST", "l.list", "pictures"):
         path = tmp_path / name
-        assert [len(list(open_data(p, [SPEC]))) for p in (path, str(path), f"file://{path}")] == [1, 1, 1], name
+        assert [len(list(open_data(p, [SPEC]))) for p in (path, str(path), f"file://{path}")] == [
+            1,
+            1,
+            1,
+        ], name
     assert len(list(open_data(picture, [SPEC]))) == 1
     (tmp_path / "c.csv").write_text("")
     (tmp_path / "empty").mkdir()
-    for name, named in (("c.csv", ".txt .npz .npy"), ("no.png", "no"), ("empty", "bmp, jpeg, jpg, png, webp npz npy")):
-        refused(DataError, f"_path_source {tmp_path / name}: {named}", open_data, tmp_path / name, [SPEC])
+    for name, named in (
+        ("c.csv", ".txt .npz .npy"),
+        ("no.png", "no"),
+        ("empty", "bmp, jpeg, jpg, png, webp npz npy"),
+    ):
+        refused(
+            DataError,
+            f"_path_source {tmp_path / name}: {named}",
+            open_data,
+            tmp_path / name,
+            [SPEC],
+        )
     np.save(tmp_path / "pictures" / "z.npy", ROW)
     assert len(open_data(tmp_path / "pictures", [SPEC])) == 1, "pictures before arrays"
 
@@ -312,7 +371,12 @@ def test_paths_of_a_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     listing = beside / "list.txt"
     listing.write_text("# one a line\n\n  both.png  \none.png\ntwo.png\nthree.png\n#x\n")
     source: Any = open_data(listing, [SPEC]).source
-    assert source.paths == [beside / "both.png", beside / "one.png", Path("two.png"), beside / "three.png"]
+    assert source.paths == [
+        beside / "both.png",
+        beside / "one.png",
+        Path("two.png"),
+        beside / "three.png",
+    ]
     listing.write_text("# nothing\n \n")
     refused(DataError, f"_listed {listing}: images", open_data, listing, [SPEC])
     listing.write_bytes(b"a.png\n\nb\0.png\n")
@@ -321,7 +385,9 @@ def test_paths_of_a_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     refused(DataError, f"_listed {listing}: 2: 32,767", open_data, listing, [SPEC])
     listing.write_text(f"{'x' * 32_767}\n")
     data = open_data(listing, [SPEC])
-    assert not list(data) and [reason for _, reason in data.skipped] == ["cannot be read: File name too long"]
+    assert not list(data) and [reason for _, reason in data.skipped] == [
+        "cannot be read: File name too long"
+    ]
     listing.write_text("a\r\v\u2028")
     monkeypatch.setattr(budgets, "LIST_LINES", 2)
     refused(DataError, f"_listed {listing}: 2", open_data, listing, [SPEC])
@@ -341,7 +407,9 @@ def digest(*parts: bytes) -> bytes:
     return hashlib.blake2b(b"".join(parts), digest_size=16).digest()
 
 
-@pytest.mark.parametrize("size", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 16 * BLOCK, 17 * BLOCK, 40 * BLOCK + 77])
+@pytest.mark.parametrize(
+    "size", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 16 * BLOCK, 17 * BLOCK, 40 * BLOCK + 77]
+)
 def test_a_file_is_its_size_and_sixteen_blocks(tmp_path: Path, size: int) -> None:
     data = bytes(k * k % 251 for k in range(1000)) * (size // 1000 + 1)
     path = tmp_path / "file"
@@ -355,7 +423,9 @@ def test_a_file_is_its_size_and_sixteen_blocks(tmp_path: Path, size: int) -> Non
 @in_turn("count", [0, 1, 31, 63, 64, 65, 200, 300])
 def test_reading_ahead_keeps_the_order(count: int) -> None:
     indices = [3 * k for k in range(count)]
-    assert list(read_ahead(lambda i: str(i).encode(), indices)) == [str(i).encode() for i in indices]
+    assert list(read_ahead(lambda i: str(i).encode(), indices)) == [
+        str(i).encode() for i in indices
+    ]
 
 
 def readers(count: int) -> tuple[set[int], list[int], Iterator[bytes]]:
@@ -400,9 +470,19 @@ def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:
 
 # Files under folders, and the guard over them.
 
+
 def test_a_folder_is_listed_as_its_paths_sort(tmp_path: Path) -> None:
-    for name in ("a.png", "a/b.PNG", "a-b/c.png", "a/.x.png", ".h/y.png", "z.txt", "é.png", "b/c/d/e.png",
-                 "dir.png/f.png"):
+    for name in (
+        "a.png",
+        "a/b.PNG",
+        "a-b/c.png",
+        "a/.x.png",
+        ".h/y.png",
+        "z.txt",
+        "é.png",
+        "b/c/d/e.png",
+        "dir.png/f.png",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"")
     (tmp_path / "link.png").symlink_to(tmp_path / "a.png")
@@ -411,10 +491,16 @@ def test_a_folder_is_listed_as_its_paths_sort(tmp_path: Path) -> None:
     (tmp_path / "around").symlink_to(tmp_path)
     os.mkfifo(tmp_path / "pipe.png")
     wanted = sorted(
-        (p for p in tmp_path.rglob("*") if p.suffix.lower() == ".png" and p.is_file()
-         and not any(n.startswith(".") for n in p.relative_to(tmp_path).parts) and "around" not in p.parts),
+        (
+            p
+            for p in tmp_path.rglob("*")
+            if p.suffix.lower() == ".png"
+            and p.is_file()
+            and not any(n.startswith(".") for n in p.relative_to(tmp_path).parts)
+            and "around" not in p.parts
+        ),
         key=lambda p: p.as_posix(),
-    )  # fmt: skip
+    )
     dead: list[str] = []
     assert list(files_under(tmp_path, {".png"}, dead=dead)) == wanted and len(wanted) == 7
     assert sorted(dead) == ["gone.png", "loop.png"]

@@ -87,7 +87,12 @@ def test_windows_of_octaves() -> None:
     smallest = float(np.finfo(np.float32).tiny)
     assert statistics.MIN_TOP == -106 and smallest == 2.0**-126
     assert counts([smallest, smallest / 2, 0.0]) == [(0.0, 2), (smallest, 1)]
-    assert [statistics.top_of(x) for x in (0.0, 2.0**-107, 2.0**-106, 2.0**-105)] == [-106, -106, -105, -104]
+    assert [statistics.top_of(x) for x in (0.0, 2.0**-107, 2.0**-106, 2.0**-105)] == [
+        -106,
+        -106,
+        -105,
+        -104,
+    ]
     assert statistics.mantissa_bits(64) == 5
     step = 0.5 / 32
     values = [0.5, 0.5 + step * 0.99, 0.5 + step, 1.0 - step / 2]
@@ -95,23 +100,44 @@ def test_windows_of_octaves() -> None:
     assert len(statistics.MagnitudeCounter(5).counts) == 1 + 20 * 32
 
 
-@in_turn(("bins", "bits"), [
-    (4, 1), (8, 2), (2048, 10), (65536, 15), (-4, None), (1, None), (2, None), (5, None), (2047, None), (131072, None),
-    (-10**5000, None),
-])  # fmt: skip
+@in_turn(
+    ("bins", "bits"),
+    [
+        (4, 1),
+        (8, 2),
+        (2048, 10),
+        (65536, 15),
+        (-4, None),
+        (1, None),
+        (2, None),
+        (5, None),
+        (2047, None),
+        (131072, None),
+        (-(10**5000), None),
+    ],
+)
 def test_bins_that_can_be(bins: int, bits: int | None) -> None:
     if bits is not None:
         assert statistics.mantissa_bits(bins) == bits
         return
-    with raises(DataError, "mantissa_bits bins" if abs(bins) > 2**63 else f"mantissa_bits bins {bins}"):
+    with raises(
+        DataError, "mantissa_bits bins" if abs(bins) > 2**63 else f"mantissa_bits bins {bins}"
+    ):
         statistics.mantissa_bits(bins)
 
 
 def test_ends_of_bins() -> None:
-    for value, end in ((1.0, 1 + 2**-20), (1.001, float(np.float32(1.001))), (2.0**-126, 2.0**-126 * (1 + 2**-20))):
+    for value, end in (
+        (1.0, 1 + 2**-20),
+        (1.001, float(np.float32(1.001))),
+        (2.0**-126, 2.0**-126 * (1 + 2**-20)),
+    ):
         found = statistics.TensorStatistics.of(np.array([value], np.float32), 64).histogram
         assert found.edges[-1] == end and found.counts[-1] == 1
-    for nothing in (statistics.TensorStatistics(64), statistics.TensorStatistics.of(np.zeros(3), 64)):
+    for nothing in (
+        statistics.TensorStatistics(64),
+        statistics.TensorStatistics.of(np.zeros(3), 64),
+    ):
         assert nothing.histogram.edges.tolist() == [0.0, 2.0**-126]
         assert nothing.histogram.counts.tolist() == [nothing.count]
     # A raise to the same window, and an equal resolution, cost nothing
@@ -148,7 +174,9 @@ def test_what_falls_out_of_the_window_goes_to_the_lowest_bin(octaves: int) -> No
 
 
 SPEC = InputSpec("images", (1, 3, 16, 16))
-FEEDS = [{"images": np.random.default_rng(k).random((1, 3, 16, 16), np.float32) - 0.5} for k in range(3)]
+FEEDS = [
+    {"images": np.random.default_rng(k).random((1, 3, 16, 16), np.float32) - 0.5} for k in range(3)
+]
 
 
 def test_tallies() -> None:
@@ -157,7 +185,9 @@ def test_tallies() -> None:
         tally.add(0, (FEEDS[0], 1))
         assert list(tally.tensors) == ["images", "c1"]
         assert [p.count for p in tally.tensors.values()] == [768, 1024]
-        assert all(p.focus is not None and 0 < p.focus.count <= p.count for p in tally.tensors.values())
+        assert all(
+            p.focus is not None and 0 < p.focus.count <= p.count for p in tally.tensors.values()
+        )
         assert len(tally.tensors["c1"].spots) == 1
     with Tally(None, ["images"], 64, None, 1) as tally:
         assert (tally.images, tally.done, tally.tensors["images"].count) == (0, set(), 0)
@@ -165,7 +195,12 @@ def test_tallies() -> None:
             tally.add(number, (feed, number + 2))
         tally.add(9, None)
         part = tally.tensors["images"]
-        assert (tally.images, tally.done, part.count, part.bins) == (2 + 3 + 4, {0, 1, 2, 9}, 3 * 768, 64)
+        assert (tally.images, tally.done, part.count, part.bins) == (
+            2 + 3 + 4,
+            {0, 1, 2, 9},
+            3 * 768,
+            64,
+        )
         assert len(part.spots) == 3 and part.focus is None
         tally.forget()
         assert (tally.images, tally.done, tally.tensors["images"].count) == (0, set(), 0)
@@ -173,7 +208,9 @@ def test_tallies() -> None:
 
 def test_the_largest_tensors_are_counted_first(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
-    monkeypatch.setattr(Tally, "_count", lambda self, number, name, array, looked: order.append(name))
+    monkeypatch.setattr(
+        Tally, "_count", lambda self, number, name, array, looked: order.append(name)
+    )
     with Tally(None, ["few", "most", "some"], 64, None, 1) as tally:
         tally.add(0, ({"few": np.zeros(1), "most": np.zeros(9), "some": np.zeros(5)}, 1))
     assert order == ["most", "some", "few"]
@@ -203,7 +240,9 @@ def test_nobody_counts_any_more_when_a_count_has_failed(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(("tallies", "at_once"), [(1, 1), (2, 1), (4, 2)])
-def test_half_of_the_tallies_count_at_a_time(monkeypatch: pytest.MonkeyPatch, tallies: int, at_once: int) -> None:
+def test_half_of_the_tallies_count_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, tallies: int, at_once: int
+) -> None:
     inside = [0]
     most = [0]
     lock = threading.Lock()
@@ -225,7 +264,9 @@ def test_half_of_the_tallies_count_at_a_time(monkeypatch: pytest.MonkeyPatch, ta
     assert most == [at_once]
 
 
-def assignment(model: bytes, names: tuple[str, ...] = ("images", "c1"), fetched: int = 1, **facts: Any) -> Assignment:
+def assignment(
+    model: bytes, names: tuple[str, ...] = ("images", "c1"), fetched: int = 1, **facts: Any
+) -> Assignment:
     digest = facts.get("sha256", hashlib.sha256(model).hexdigest())
     return Assignment(model, digest, "net.onnx", names, 64, None, (SPEC,), fetched, 3)
 
@@ -233,7 +274,7 @@ def assignment(model: bytes, names: tuple[str, ...] = ("images", "c1"), fetched:
 @pytest.mark.parametrize(
     ("threads", "fetched", "tallies", "counters"),
     [(1, 1, 1, 1), (2, 1, 2, 1), (8, 1, 4, 2), (8, 128 << 20, 2, 4), (7, 1 << 40, 1, 7)],
-)  # fmt: skip
+)
 def test_portions_at_the_same_time(
     monkeypatch: pytest.MonkeyPatch, threads: int, fetched: int, tallies: int, counters: int
 ) -> None:
@@ -263,7 +304,9 @@ def test_a_portion_is_counted() -> None:
         packed = count(engine, portion, threading.Event())
         assert (packed["images"], packed["skipped"], packed["looks"]["total"]) == (3, [], 3)
         found = packed["tensors"]
-        assert [p.count for p in found.values()] == [3 * 768, 3 * 1024] and len(found["images"].spots) == 3
+        assert [p.count for p in found.values()] == [3 * 768, 3 * 1024] and len(
+            found["images"].spots
+        ) == 3
         assert packed["seconds"] > 0
     stopped = threading.Event()
     stopped.set()

@@ -86,7 +86,10 @@ def test_percentile_is_within_a_bin(name: str, percentile: float) -> None:
     # The value of that rank and its neighbours; numpy interpolates between two of them.
     ranked = np.sort(magnitudes)
     position = percentile / 100 * (len(ranked) - 1)
-    low, high = ranked[max(math.floor(position) - 1, 0)], ranked[min(math.ceil(position) + 1, len(ranked) - 1)]
+    low, high = (
+        ranked[max(math.floor(position) - 1, 0)],
+        ranked[min(math.ceil(position) + 1, len(ranked) - 1)],
+    )
     assert low * (1 - 1 / 512) - 1e-6 * ranked[-1] <= amax <= high * (1 + 1 / 512)
 
 
@@ -101,7 +104,9 @@ def test_squared_error_is_that_of_quantizing(name: str, fraction: float) -> None
 
 @each_sample
 @in_turn("power", [2.0, 2.6, 3.0])
-def test_a_search_that_ends_early_finds_what_trying_every_range_finds(name: str, power: float) -> None:
+def test_a_search_that_ends_early_finds_what_trying_every_range_finds(
+    name: str, power: float
+) -> None:
     stats = TensorStatistics.of(SAMPLES[name])
     parts = [(stats.coarse(SEARCH_BITS), 1.0)]
     ranges = stats.absmax * np.exp2(-np.arange(97) / 8)
@@ -118,7 +123,9 @@ def divergence(counts: np.ndarray, kept: int) -> float:
     p[-1] += counts[kept:].sum()
     begins = np.arange(128) * kept // 128
     filled = counts[:kept] > 0
-    shares = np.add.reduceat(counts[:kept], begins) / np.maximum(np.add.reduceat(filled.astype(np.int64), begins), 1)
+    shares = np.add.reduceat(counts[:kept], begins) / np.maximum(
+        np.add.reduceat(filled.astype(np.int64), begins), 1
+    )
     q = np.repeat(shares, np.diff(begins, append=kept)) * filled
     p, q = p / p.sum(), q / q.sum()
     used = p > 0
@@ -148,8 +155,12 @@ def test_entropy() -> None:
     assert _least_divergence(np.zeros(300), 3.0) == 3.0
     stats = TensorStatistics.of(np.random.default_rng(0).standard_t(3, 30_000))
     edges = np.append(np.linspace(0, stats.absmax, 2049)[:-1], np.inf)
-    counts = np.interp(edges, stats.histogram.edges, np.append(0, np.cumsum(stats.histogram.counts)))
-    assert amax_of(stats, "entropy") == _least_divergence(np.diff(counts), stats.absmax) < stats.absmax
+    counts = np.interp(
+        edges, stats.histogram.edges, np.append(0, np.cumsum(stats.histogram.counts))
+    )
+    assert (
+        amax_of(stats, "entropy") == _least_divergence(np.diff(counts), stats.absmax) < stats.absmax
+    )
 
 
 @in_turn("method", METHODS)
@@ -168,7 +179,11 @@ def test_a_constant_tensor_is_represented(method: str, value: float) -> None:
 
 
 @given(
-    hnp.arrays(np.float32, st.integers(1, 40), elements=st.floats(width=32, allow_nan=False, allow_infinity=False)),
+    hnp.arrays(
+        np.float32,
+        st.integers(1, 40),
+        elements=st.floats(width=32, allow_nan=False, allow_infinity=False),
+    ),
     st.sampled_from(METHODS),
 )
 def test_any_tensor_gets_a_usable_range(values: Floats32, method: str) -> None:
@@ -188,8 +203,14 @@ def test_groups_and_shares() -> None:
     half = TensorStatistics.of(np.repeat(np.array([0.0, 4.0], np.float32), 10))  # 4 begins a bin
     assert clipped_fraction(half, 4.0) == clipped_fraction(half, 5.0) == 0.0
     assert clipped_fraction(half, 3.999) == clipped_fraction(half, 1e-3) == pytest.approx(0.5)
-    assert clipped_fraction(half, 1e-12) == pytest.approx(1.0, abs=1e-4), "zeros, as far as a bin can tell"
-    assert clipped_fraction(TensorStatistics(), 1.0) == clipped_fraction(TensorStatistics(), -1.0) == 0.0
+    assert clipped_fraction(half, 1e-12) == pytest.approx(1.0, abs=1e-4), (
+        "zeros, as far as a bin can tell"
+    )
+    assert (
+        clipped_fraction(TensorStatistics(), 1.0)
+        == clipped_fraction(TensorStatistics(), -1.0)
+        == 0.0
+    )
 
 
 Floats = npt.NDArray[np.float64]
@@ -210,14 +231,18 @@ def test_zeros_and_single_values() -> None:
     half = TensorStatistics.of(np.repeat(np.array([0.0, 0.5, 0.75], np.float32), (50, 25, 25)))
     assert amax_of(half, "percentile", 50.0) == 0.75
     assert amax_of(half, "percentile", 51.0) == pytest.approx(0.5, rel=0.001)
-    smallest = np.float32(2.0**-20)  # of the first bin above the lowest, which reaches a thousandth higher
+    smallest = np.float32(
+        2.0**-20
+    )  # of the first bin above the lowest, which reaches a thousandth higher
     low = TensorStatistics.of(np.repeat(np.array([smallest, 0.75], np.float32), (90, 10)))
     assert smallest < amax_of(low, "percentile", 45.0) < smallest * (1 + 1 / 1024)
     smallest = 2.0**-126
     stats = TensorStatistics.of(np.array([smallest], np.float32))
     assert squared_error(stats, smallest / 2) == pytest.approx(smallest**2 / 4, rel=1e-2)
     one = TensorStatistics.of(np.append(np.full(1000, 0.75), 0.001))  # once, below all others
-    assert squared_error(one, 0.75) == pytest.approx(0.001**2 / 1001, rel=0.01)  # 0.17 of a step is rounded to zero
+    assert squared_error(one, 0.75) == pytest.approx(
+        0.001**2 / 1001, rel=0.01
+    )  # 0.17 of a step is rounded to zero
 
 
 def test_what_the_power_needs() -> None:
@@ -239,10 +264,17 @@ def test_what_the_power_needs() -> None:
     assert tried == [2.0]
     values = TensorStatistics.of(EVEN)
     assert {m: range_of(values, m).power for m in methods.METHODS} == {
-        "max": None, "percentile": None, "mse": 2.0, "entropy": None, "focus": 2.0}  # fmt: skip
+        "max": None,
+        "percentile": None,
+        "mse": 2.0,
+        "entropy": None,
+        "focus": 2.0,
+    }
     assert range_of(TensorStatistics.of(np.zeros(9)), "mse") == Range(1.0, None)
     assert range_of(TensorStatistics.of(np.full(9, 0.99 * 2.0**MIN_TOP)), "mse") == Range(1.0, None)
-    assert range_of(TensorStatistics.of(np.full(9, 2.0**MIN_TOP)), "max") == Range(2.0**MIN_TOP, None)
+    assert range_of(TensorStatistics.of(np.full(9, 2.0**MIN_TOP)), "max") == Range(
+        2.0**MIN_TOP, None
+    )
 
 
 @pytest.mark.parametrize("levels", [None, 100, 127])
@@ -265,7 +297,9 @@ def test_a_power_of_the_error(power: float) -> None:
     clipped = 0.5**power / (power + 1)
     found = focused_error(part, np.array([1.0, 0.5]), power)
     half = (0.25 / 127) ** power / (power + 1)
-    assert found == pytest.approx([wanted, 0.9 * half + 0.1 * (0.5 * half + 0.5 * clipped)], rel=2e-3)
+    assert found == pytest.approx(
+        [wanted, 0.9 * half + 0.1 * (0.5 * half + 0.5 * clipped)], rel=2e-3
+    )
 
 
 def test_errors_of_what_was_not_counted() -> None:
@@ -274,8 +308,13 @@ def test_errors_of_what_was_not_counted() -> None:
     nothing = TensorStatistics.of(EVEN)
     nothing.add_focus([])  # a map of which no position was looked at
     assert nothing.focus is not None
-    assert focused_error(nothing, ranges).tolist() == focused_error(TensorStatistics.of(EVEN), ranges).tolist()
-    assert squared_error(TensorStatistics.of(EVEN), np.array(1.0)) == squared_error(TensorStatistics.of(EVEN), 1.0)
+    assert (
+        focused_error(nothing, ranges).tolist()
+        == focused_error(TensorStatistics.of(EVEN), ranges).tolist()
+    )
+    assert squared_error(TensorStatistics.of(EVEN), np.array(1.0)) == squared_error(
+        TensorStatistics.of(EVEN), 1.0
+    )
     assert squared_error(TensorStatistics(64), 1.0) == 0.0
     with pytest.raises(ValueError, match="above zero"):
         squared_error(TensorStatistics(64), 0.0)
@@ -304,9 +343,13 @@ def test_the_grid_of_the_search(tried: list[Floats], method: str) -> None:
     coarse, fine = np.concatenate(tried[:-1]), tried[-1]
     assert coarse.tolist() == grid[: len(coarse)].tolist()
     best = grid[np.argmin(focused_error(stats, grid, bits=7))]
-    assert fine == pytest.approx([min(best * 2.0 ** (-k / 64), stats.absmax) for k in range(-8, 9)], rel=1e-12)
+    assert fine == pytest.approx(
+        [min(best * 2.0 ** (-k / 64), stats.absmax) for k in range(-8, 9)], rel=1e-12
+    )
     assert found == fine[np.argmin(focused_error(stats, fine, bits=7))]
-    assert 2.0**-SEARCH_BITS <= 0.008 < 2.0 ** (1 - SEARCH_BITS), "bins of at most 0.8 % of their value"
+    assert 2.0**-SEARCH_BITS <= 0.008 < 2.0 ** (1 - SEARCH_BITS), (
+        "bins of at most 0.8 % of their value"
+    )
     assert amax_of(TensorStatistics.of(np.full(9, 0.75)), "mse") <= 0.75
 
 
@@ -359,7 +402,9 @@ def test_the_biased_error_weighs_twenty_times() -> None:
     for cost, place in ((0.98 * saved, 5), (1.02 * saved, 2)):
         costs = np.full(27, 1e9)
         costs[2], costs[5] = 1.0, 1.0 + cost
-        assert unbiased([stats], 1.0, lambda ranges, costs=costs: costs) == pytest.approx(near[place], rel=1e-12)
+        assert unbiased([stats], 1.0, lambda ranges, costs=costs: costs) == pytest.approx(
+            near[place], rel=1e-12
+        )
 
 
 def by_hand(counts: Floats) -> int:
@@ -370,7 +415,9 @@ def by_hand(counts: Floats) -> int:
 @in_turn("pile", [0, 1, 4000])
 @in_turn("bins", [129, 190])
 def test_the_least_divergence_with_a_pile_at_the_end(bins: int, pile: int) -> None:
-    counts = np.random.default_rng(bins).poisson(300 * np.exp(-np.arange(bins) / 25)).astype(np.float64)
+    counts = (
+        np.random.default_rng(bins).poisson(300 * np.exp(-np.arange(bins) / 25)).astype(np.float64)
+    )
     counts[-1] = pile
     counts[0] = counts[1]
     kept = by_hand(counts)

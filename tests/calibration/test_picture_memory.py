@@ -37,19 +37,34 @@ print(taken("VmHWM") - before)
 
 def png(path: Path, side: int, depth: int, kind: int, interlaced: bool) -> None:
     """One of no colour, of what Pillow does not write: 16 bits of several channels, and interlaced ones."""
+
     def chunk(name: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+        return (
+            struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+        )
 
     bits = depth * {0: 1, 2: 3, 6: 4}[kind]
     packing, packed = zlib.compressobj(1), b""
-    starts = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+    starts = (
+        (0, 0, 8, 8),
+        (4, 0, 8, 8),
+        (0, 4, 4, 8),
+        (2, 0, 4, 4),
+        (0, 2, 2, 4),
+        (1, 0, 2, 2),
+        (0, 1, 1, 2),
+    )
     for x, y, across, down in starts if interlaced else ((0, 0, 1, 1),):
         row = bytes(1 + (-((x - side) // across) * bits + 7) // 8)
         for _ in range(-((y - side) // down)):
             packed += packing.compress(row)
     header = struct.pack(">IIBBBBB", side, side, depth, kind, 0, 0, interlaced)
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", packed + packing.flush())
-                     + chunk(b"IEND", b""))
+    path.write_bytes(
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", packed + packing.flush())
+        + chunk(b"IEND", b"")
+    )
 
 
 def written() -> Iterator[tuple[str, str, int, dict[str, object]]]:
@@ -87,24 +102,36 @@ def pictures(folder: Path, some: bool) -> Iterator[Path]:
             path = folder / f"PNG {depth} {kind} {interlaced}"
             png(path, side, depth, kind, interlaced)
             yield path
-    for each, options in ((7 / 4, {}), (3 + 4 / 64, {"progressive": True}),
-                          (6 + 4 / 64, {"progressive": True, "subsampling": 0}))[2 * some:]:
+    for each, options in (
+        (7 / 4, {}),
+        (3 + 4 / 64, {"progressive": True}),
+        (6 + 4 / 64, {"progressive": True, "subsampling": 0}),
+    )[2 * some :]:
         side = int((_BUDGET / each) ** 0.5 * 0.998)
         path = folder / f"divided JPEG {options}"
         Image.new("RGB", (side, side)).save(path, "JPEG", **options)
         yield path
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of a process is read from /proc")
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="the peak of a process is read from /proc"
+)
 @pytest.mark.parametrize("some", [pytest.param(True, marks=pytest.mark.sampled), False])
 @pytest.mark.growth
 def test_the_peak_of_a_process_for_each_kind_of_picture(tmp_path: Path, some: bool) -> None:
     for path in pictures(tmp_path, some):
         threads = 2 if path.name.startswith("PNG RGBA") else 1
-        run = subprocess.run([sys.executable, "-c", _CODE, str(path), str(_BUDGET), str(threads)],
-                             capture_output=True, text=True, env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "1000000"})
+        run = subprocess.run(
+            [sys.executable, "-c", _CODE, str(path), str(_BUDGET), str(threads)],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "1000000"},
+        )
         divided = path.name.startswith("divided")  # never read whole
         assert divided == ("DataError" in run.stderr), (path.name, run.stderr)
         found = [int(taken) for taken in run.stdout.split()]
-        assert all(20_000_000 < taken < _BUDGET + _BESIDE for taken in found) and found, (path.name, found)
+        assert all(20_000_000 < taken < _BUDGET + _BESIDE for taken in found) and found, (
+            path.name,
+            found,
+        )
         path.unlink()

@@ -30,7 +30,9 @@ RAW = Preprocess(scale=1.0)
 
 
 def noise(height: int, width: int) -> npt.NDArray[np.uint8]:
-    return np.random.default_rng(height * width).integers(0, 256, (height, width, 3)).astype(np.uint8)
+    return (
+        np.random.default_rng(height * width).integers(0, 256, (height, width, 3)).astype(np.uint8)
+    )
 
 
 def test_sizes_that_are_too_large_or_just_right() -> None:
@@ -43,8 +45,12 @@ def test_sizes_that_are_too_large_or_just_right() -> None:
     assert Preprocess() == Preprocess("letterbox", False, 1 / 255, (0, 0, 0), (1, 1, 1), 114)
     assert describe(Preprocess()) == "letterbox, RGB, scale 0.00392157"
     assert describe(Preprocess("stretch", True, 1.0)) == "stretch, BGR, scale 1"
-    assert describe(Preprocess(scale=1.0, mean=(0, 0, 2))) == "letterbox, RGB, scale 1, mean [0, 0, 2]"
-    assert describe(Preprocess(scale=1.0, std=(1, 2, 1))) == "letterbox, RGB, scale 1, std [1, 2, 1]"
+    assert (
+        describe(Preprocess(scale=1.0, mean=(0, 0, 2))) == "letterbox, RGB, scale 1, mean [0, 0, 2]"
+    )
+    assert (
+        describe(Preprocess(scale=1.0, std=(1, 2, 1))) == "letterbox, RGB, scale 1, std [1, 2, 1]"
+    )
     inputs = [InputSpec("x", (1, 3, 8, 8)), InputSpec("y", (1,))]
     for given in (inputs, []):
         with raises(DataError, f"ImageSource.describe pictures: {len(given)}"):
@@ -67,12 +73,17 @@ def test_what_can_be_asked_for(arguments: dict[str, object], told: str) -> None:
 @in_turn(
     ("size", "top", "left", "height", "width"),
     [
-        ((10, 20), 5, 0, 10, 20), ((20, 10), 0, 5, 20, 10),
-        ((11, 20), 4, 0, 11, 20), ((20, 11), 0, 4, 20, 11),  # the odd pixel lies below, and to the right
-        ((5, 10), 5, 0, 10, 20), ((10, 5), 0, 5, 20, 10),  # up as well as down
-        ((40, 80), 5, 0, 10, 20), ((1, 400), 9, 0, 1, 20), ((400, 1), 0, 9, 20, 1),  # never less than a pixel
+        ((10, 20), 5, 0, 10, 20),
+        ((20, 10), 0, 5, 20, 10),
+        ((11, 20), 4, 0, 11, 20),
+        ((20, 11), 0, 4, 20, 11),  # the odd pixel lies below, and to the right
+        ((5, 10), 5, 0, 10, 20),
+        ((10, 5), 0, 5, 20, 10),  # up as well as down
+        ((40, 80), 5, 0, 10, 20),
+        ((1, 400), 9, 0, 1, 20),
+        ((400, 1), 0, 9, 20, 1),  # never less than a pixel
     ],
-)  # fmt: skip
+)
 def test_the_letterbox(size: tuple[int, int], top: int, left: int, height: int, width: int) -> None:
     found = prepare(np.full((*size, 3), 200, np.uint8), 20, 20, RAW)[0]
     wanted = np.full((3, 20, 20), 114, np.float32)
@@ -101,15 +112,28 @@ MPO = {"save_all": True, "append_images": [Image.new("RGB", (8, 8))]}  # what tw
 
 
 # A pixel is 4 bytes in Pillow and 3 in the array; a progressive JPEG's coefficients are 2 bytes each until it is whole.
-@pytest.mark.parametrize(("kind", "mode", "each", "options"), [
-    ("PNG", "RGB", 7, {}), ("PNG", "RGBA", 7, {}), ("PNG", "L", 7, {}), ("WEBP", "RGB", 14, {}), ("JPEG", "RGB", 7, {}),
-    ("JPEG", "CMYK", 7, {}), ("progressive JPEG", "CMYK", 12, {"progressive": True}),
-    ("progressive JPEG", "RGB", 10, {"progressive": True, "subsampling": 0}),
-    ("progressive JPEG", "RGB", 7, {"progressive": True, "subsampling": 2}),
-    ("progressive MPO", "RGB", 10, {"progressive": True, "subsampling": 0, **MPO}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "mode", "each", "options"),
+    [
+        ("PNG", "RGB", 7, {}),
+        ("PNG", "RGBA", 7, {}),
+        ("PNG", "L", 7, {}),
+        ("WEBP", "RGB", 14, {}),
+        ("JPEG", "RGB", 7, {}),
+        ("JPEG", "CMYK", 7, {}),
+        ("progressive JPEG", "CMYK", 12, {"progressive": True}),
+        ("progressive JPEG", "RGB", 10, {"progressive": True, "subsampling": 0}),
+        ("progressive JPEG", "RGB", 7, {"progressive": True, "subsampling": 2}),
+        ("progressive MPO", "RGB", 10, {"progressive": True, "subsampling": 0, **MPO}),
+    ],
+)
 def test_as_many_pixels_as_there_may_be(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, mode: str, each: int, options: dict[str, object]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    mode: str,
+    each: int,
+    options: dict[str, object],
 ) -> None:
     path = tmp_path / "p"
     Image.fromarray(noise(10, 12)).convert(mode).save(path, kind.split()[-1], **options)
@@ -122,12 +146,16 @@ def test_as_many_pixels_as_there_may_be(
 
 @in_turn("orientation", range(1, 9))
 @in_turn("size", [(24, 40), (10, 12), (12, 10)])
-def test_pictures_that_are_not_copied_give_the_same(tmp_path: Path, size: tuple[int, int], orientation: int) -> None:
+def test_pictures_that_are_not_copied_give_the_same(
+    tmp_path: Path, size: tuple[int, int], orientation: int
+) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     Image.fromarray(noise(10, 12)).save(tmp_path / "p.png", exif=exif)
     inputs = [InputSpec("x", (1, 3, *size))]
-    (array,) = ImageSource([tmp_path / "p.png"], tmp_path, inputs, Preprocess(), None).load(0).values()
+    (array,) = (
+        ImageSource([tmp_path / "p.png"], tmp_path, inputs, Preprocess(), None).load(0).values()
+    )
     assert (array == prepare(decode(tmp_path / "p.png"), *size)).all()
 
 
@@ -151,7 +179,9 @@ def test_what_is_no_file_is_told_alike_everywhere(tmp_path: Path) -> None:
         assert (decode(file) == noise(3, 5)).all()
 
 
-def test_a_library_that_replaces_pillows_open_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_replaces_pillows_open_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ultralytics' own, for one, installs a package when a file is no picture."""
     Image.fromarray(noise(3, 5)).save(tmp_path / "p.png")
     (tmp_path / "text.png").write_text("no picture")
@@ -162,7 +192,9 @@ def test_a_library_that_replaces_pillows_open_changes_nothing(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("strip", [1, 7, 40, 1 << 22])
-def test_the_high_byte_of_16_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strip: int) -> None:
+def test_the_high_byte_of_16_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strip: int
+) -> None:
     """Whatever part of the picture is looked at at a time; numbers beyond 16 bits are clipped."""
     monkeypatch.setattr(pictures, "_STRIP", strip)
     values = np.random.default_rng(0).integers(0, 65536, (11, 7)).astype(np.uint16)
@@ -175,7 +207,9 @@ def test_the_high_byte_of_16_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @in_turn("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK"])
 @in_turn("orientation", range(1, 9))
-def test_strips_are_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, orientation: int) -> None:
+def test_strips_are_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, orientation: int
+) -> None:
     monkeypatch.setattr(pictures, "_STRIP", 50)
     drawn = Image.fromarray(noise(23, 17)).convert(mode)
     path = tmp_path / ("p.jpg" if mode == "CMYK" else "p.png")
@@ -189,13 +223,17 @@ def test_strips_are_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, m
 
 @pytest.mark.parametrize("kind", ["JPEG", "MPO"])
 @pytest.mark.parametrize(("more", "refused"), [(0, False), (40, False), (200, True)])
-def test_a_jpeg_of_many_scans_is_refused(tmp_path: Path, more: int, refused: bool, kind: str) -> None:
+def test_a_jpeg_of_many_scans_is_refused(
+    tmp_path: Path, more: int, refused: bool, kind: str
+) -> None:
     """Each costs the time of a picture: 298 kB with 506 scans took 17 s, in which Ctrl-C does nothing."""
     path = tmp_path / "p.jpg"
-    Image.fromarray(noise(16, 16)).save(path, kind, progressive=True, **(MPO if kind == "MPO" else {}))
+    Image.fromarray(noise(16, 16)).save(
+        path, kind, progressive=True, **(MPO if kind == "MPO" else {})
+    )
     data = path.read_bytes()
     end = data.index(b"\xff\xd9")
-    path.write_bytes(data[:end] + data[data.rindex(b"\xff\xda", 0, end):end] * more + data[end:])
+    path.write_bytes(data[:end] + data[data.rindex(b"\xff\xda", 0, end) : end] * more + data[end:])
     if refused:
         with raises(DataError, "_in_several_scans 100"):
             decode(path)
@@ -210,7 +248,11 @@ def test_headers_in_many_pieces_are_refused(monkeypatch: pytest.MonkeyPatch, kin
     Image.fromarray(noise(16, 16)).save(made, kind)
     data = made.getvalue()
     monkeypatch.setattr(budgets, "PICTURE_PIECES", 1000)
-    piece, place = (b"\xff", 2) if kind == "JPEG" else (bytes(4) + b"teSt" + zlib.crc32(b"teSt").to_bytes(4), 33)
+    piece, place = (
+        (b"\xff", 2)
+        if kind == "JPEG"
+        else (bytes(4) + b"teSt" + zlib.crc32(b"teSt").to_bytes(4), 33)
+    )
     assert decode(io.BytesIO(data[:place] + piece * 10 + data[place:])).shape == (16, 16, 3)
     with raises(DataError, "_Pieces.read 1000"):
         decode(io.BytesIO(data[:place] + piece * 1000 + data[place:]))
@@ -240,7 +282,10 @@ def test_jpegs_whose_components_have_scans_of_their_own(monkeypatch: pytest.Monk
     """Their coefficients are kept like those of a progressive one (62 million pixels took 640 MB), and scans cost time
     (540 kB of them, without an end).
     """
-    for data, each in ((jpeg_in_scans(12, 10, 1), 10), (jpeg_in_scans(12, 10, 1, together=True), 7)):
+    for data, each in (
+        (jpeg_in_scans(12, 10, 1), 10),
+        (jpeg_in_scans(12, 10, 1, together=True), 7),
+    ):
         monkeypatch.setattr(budgets, "PICTURE_BYTES", 120 * each)
         assert (decode(io.BytesIO(data)) == 128).all()
         monkeypatch.setattr(budgets, "PICTURE_BYTES", 120 * each - 1)
@@ -252,8 +297,11 @@ def test_jpegs_whose_components_have_scans_of_their_own(monkeypatch: pytest.Monk
     # Behind a marker without a size a decoder goes on at once; who takes the next two bytes, 65534, for its size, lands
     # in the second comment, at what looks like a scan of three components.
     comments = (b"x" * 59_998, b"y" * 5_528 + b"\xff\xda\0\x0c\3" + b"z" * 10)
-    hidden = b"\xff\xd8\xff\xd0" + b"".join(
-        b"\xff\xfe" + (len(c) + 2).to_bytes(2, "big") + c for c in comments) + many[2:]
+    hidden = (
+        b"\xff\xd8\xff\xd0"
+        + b"".join(b"\xff\xfe" + (len(c) + 2).to_bytes(2, "big") + c for c in comments)
+        + many[2:]
+    )
     assert hidden[65_538:65_540] == b"\xff\xda"
     for data in (many, hidden):
         with raises(DataError, "_in_several_scans 100"):
@@ -276,10 +324,18 @@ def test_sides_and_pixels_have_limits(tmp_path: Path) -> None:
     assert not waits(pixels, 100) and pixels._used == 0
 
 
-@in_turn(("scale", "each", "way"), [
-    (2, 7 / 4, {}), (4, 7 / 16, {}), (8, 7 / 64, {}), (2, 7 / 4, MPO), (4, 7 / 16, {"orientation": 6}),
-    (4, 6 + 4 / 16, {"progressive": True, "subsampling": 0}), (8, 3 + 4 / 64, {"progressive": True, "subsampling": 2}),
-])  # fmt: skip
+@in_turn(
+    ("scale", "each", "way"),
+    [
+        (2, 7 / 4, {}),
+        (4, 7 / 16, {}),
+        (8, 7 / 64, {}),
+        (2, 7 / 4, MPO),
+        (4, 7 / 16, {"orientation": 6}),
+        (4, 6 + 4 / 16, {"progressive": True, "subsampling": 0}),
+        (8, 3 + 4 / 64, {"progressive": True, "subsampling": 2}),
+    ],
+)
 def test_a_jpeg_that_is_too_large_is_divided(
     monkeypatch: pytest.MonkeyPatch, scale: int, each: float, way: dict[str, object]
 ) -> None:
@@ -296,7 +352,9 @@ def test_a_jpeg_that_is_too_large_is_divided(
     def read(height: int, **limits: int) -> Array:
         for name, limit in ({"PICTURE_BYTES": budget} | limits).items():
             monkeypatch.setattr(budgets, name, limit)
-        (found,) = source((1, height, width, 3), None, resize="stretch", scale=1.0).prepared(made).values()
+        (found,) = (
+            source((1, height, width, 3), None, resize="stretch", scale=1.0).prepared(made).values()
+        )
         return found[0]
 
     wanted = whole.reshape(height, scale, width, scale, 3).mean((1, 3))
@@ -311,9 +369,16 @@ def test_a_jpeg_that_is_too_large_is_divided(
         decode(made)
 
 
-@in_turn(("kind", "place", "chunk"), [
-    ("JPEG", 2, b""), ("PNG", 33, b"teSt"), ("PNG", -12, b"teSt"), ("PNG", -12, b"IDAT"), ("WEBP", None, b""),
-])  # fmt: skip
+@in_turn(
+    ("kind", "place", "chunk"),
+    [
+        ("JPEG", 2, b""),
+        ("PNG", 33, b"teSt"),
+        ("PNG", -12, b"teSt"),
+        ("PNG", -12, b"IDAT"),
+        ("WEBP", None, b""),
+    ],
+)
 def test_what_a_decoder_holds_beside_the_pixels_is_refused(
     monkeypatch: pytest.MonkeyPatch, kind: str, place: int | None, chunk: bytes
 ) -> None:
@@ -324,9 +389,15 @@ def test_what_a_decoder_holds_beside_the_pixels_is_refused(
     monkeypatch.setattr(budgets, "PICTURE_HEADER", 8000)
     monkeypatch.setattr(budgets, "PICTURE_FILE", len(data) + 3000)
     for size, fits in ((1000, True), (9000, False)):
-        more = {"JPEG": b"\xff\xed" + (size + 2).to_bytes(2) + bytes(size), "WEBP": bytes(size),
-                "PNG": size.to_bytes(4) + chunk + bytes(size) + zlib.crc32(chunk + bytes(size)).to_bytes(4)}[kind]
-        file = io.BytesIO(data[:place] + more + data[len(data) if place is None else place:])
+        more = {
+            "JPEG": b"\xff\xed" + (size + 2).to_bytes(2) + bytes(size),
+            "WEBP": bytes(size),
+            "PNG": size.to_bytes(4)
+            + chunk
+            + bytes(size)
+            + zlib.crc32(chunk + bytes(size)).to_bytes(4),
+        }[kind]
+        file = io.BytesIO(data[:place] + more + data[len(data) if place is None else place :])
         if fits:
             assert (decode(file) == decode(io.BytesIO(data))).all()
         else:
@@ -389,7 +460,9 @@ Shape = tuple[int | None, ...]
 EVERY: Shape = (None, None, None, None)
 
 
-def source(shape: Shape, size: tuple[int, int] | None = None, dtype: str = "float32", **facts: float) -> ImageSource:
+def source(
+    shape: Shape, size: tuple[int, int] | None = None, dtype: str = "float32", **facts: float
+) -> ImageSource:
     preprocess = Preprocess(**facts)  # type: ignore[arg-type]
     return ImageSource([], Path("pictures"), [InputSpec("x", shape, dtype)], preprocess, size)
 
@@ -413,7 +486,9 @@ def source(shape: Shape, size: tuple[int, int] | None = None, dtype: str = "floa
         ((1, 3, 4096, 4096), None, (False, 3, 4096, 4096)),
     ],
 )
-def test_layouts(shape: Shape, size: tuple[int, int] | None, found: tuple[bool, int, int, int]) -> None:
+def test_layouts(
+    shape: Shape, size: tuple[int, int] | None, found: tuple[bool, int, int, int]
+) -> None:
     made = source(shape, size)
     assert (made.nhwc, made.channels, made.height, made.width) == found
 
@@ -434,17 +509,28 @@ def test_layouts(shape: Shape, size: tuple[int, int] | None, found: tuple[bool, 
         ((1, 3, 4096, 4097), None, "[1, 3, 4096, 4097]: 4096x4097 16777216"),
     ],
 )
-def test_inputs_that_take_no_pictures(shape: Shape, size: tuple[int, int] | None, told: str) -> None:
+def test_inputs_that_take_no_pictures(
+    shape: Shape, size: tuple[int, int] | None, told: str
+) -> None:
     assert budgets.INPUT_PIXELS == 4096 * 4096
     refused(DataError, f"_layout 'x' {told}", source, shape, size)
 
 
 @in_turn(
     ("dtype", "scale", "used"),
-    [("uint8", None, 1.0), ("int32", None, 1.0), ("int8", None, 1.0), ("float16", None, 1 / 255),
-     ("uint8", 0.5, 0.5), ("float32", 0.5, 0.5), ("uint8", 1 / 254, 1 / 254)],
-)  # fmt: skip
-def test_integer_inputs_are_not_divided_by_255(dtype: str, scale: float | None, used: float) -> None:
+    [
+        ("uint8", None, 1.0),
+        ("int32", None, 1.0),
+        ("int8", None, 1.0),
+        ("float16", None, 1 / 255),
+        ("uint8", 0.5, 0.5),
+        ("float32", 0.5, 0.5),
+        ("uint8", 1 / 254, 1 / 254),
+    ],
+)
+def test_integer_inputs_are_not_divided_by_255(
+    dtype: str, scale: float | None, used: float
+) -> None:
     facts = {} if scale is None else {"scale": scale}
     made = source((1, 3, 8, 8), None, dtype, **facts)
     assert made.preprocess.scale == used and made.integer == (dtype[0] in "iu")
@@ -460,11 +546,16 @@ def test_numbers_are_rounded_and_clipped_to_the_type(tmp_path: Path) -> None:
             wanted = np.rint(pixels.astype(np.float32) * scale - mean).clip(low, high)
             assert sample["x"].dtype == dtype and (sample["x"][0] == wanted).all()
     (sample,) = open_data(path, [InputSpec("x", (1, 8, 8, 3))])
-    assert sample["x"].flags.c_contiguous and np.allclose(sample["x"][0] * 255, pixels.transpose(1, 2, 0))
+    assert sample["x"].flags.c_contiguous and np.allclose(
+        sample["x"][0] * 255, pixels.transpose(1, 2, 0)
+    )
 
 
 def test_names_digests_and_portions(tmp_path: Path) -> None:
-    inside, outside = write_pictures(tmp_path / "in", 1), write_pictures(tmp_path / "out", 1, suffix=".bmp")
+    inside, outside = (
+        write_pictures(tmp_path / "in", 1),
+        write_pictures(tmp_path / "out", 1, suffix=".bmp"),
+    )
     listing = tmp_path / "in" / "list.txt"
     listing.write_text(f"{inside[0].name}\n{outside[0]}\n")
     data = open_data(listing, [InputSpec("x", (1, 3, 16, 16))])
@@ -533,7 +624,9 @@ def huge_png(path: Path) -> None:
     """A few bytes that claim 40000 x 40000 pixels."""
 
     def chunk(kind: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        return (
+            struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        )
 
     header = struct.pack(">IIBBBBB", 40000, 40000, 8, 2, 0, 0, 0)
     chunks = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
@@ -548,7 +641,12 @@ def test_broken_pictures_are_skipped_and_counted(tmp_path: Path) -> None:
     huge_png(tmp_path / "huge.png")
     data = open_data(tmp_path, [SPEC])
     assert len(list(data)) == 1
-    assert sorted(name for name, _ in data.skipped) == ["empty.png", "huge.png", cut.name, "text.jpg"]
+    assert sorted(name for name, _ in data.skipped) == [
+        "empty.png",
+        "huge.png",
+        cut.name,
+        "text.jpg",
+    ]
     assert all(reason and "\n" not in reason for _, reason in data.skipped)
     assert Remark.BROKEN_IMAGES(broken=4, total=5) in data.warnings
     assert len(list(data)) == 1 and len(data.skipped) == 4, "a second pass counts nothing twice"
@@ -563,7 +661,9 @@ def test_sets_and_fingerprints(tmp_path: Path) -> None:
     write_pictures(tmp_path / "b", 3)
     first = open_data(tmp_path / "a", [SPEC]).fingerprint
     assert first and first == open_data(tmp_path / "a", [SPEC]).fingerprint
-    assert first == open_data(tmp_path / "b", [SPEC]).fingerprint, "the same pictures in another folder"
+    assert first == open_data(tmp_path / "b", [SPEC]).fingerprint, (
+        "the same pictures in another folder"
+    )
     others = {
         open_data(tmp_path / "a", [SPEC], Preprocess(bgr=True)).fingerprint,
         open_data(tmp_path / "a", [SPEC], max_images=2).fingerprint,

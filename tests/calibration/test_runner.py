@@ -30,7 +30,9 @@ from tests.raising import raises
 NAMES = ["images", "c1", "r2"]
 
 
-def feeds(count: int, shape: tuple[int, ...] = (1, 3, 16, 16), dtype: str = "float32") -> list[dict[str, Any]]:
+def feeds(
+    count: int, shape: tuple[int, ...] = (1, 3, 16, 16), dtype: str = "float32"
+) -> list[dict[str, Any]]:
     rng = np.random.default_rng(3)
     return [{"images": rng.random(shape).astype(dtype)} for _ in range(count)]
 
@@ -79,7 +81,10 @@ def test_sizes_and_iterators(tmp_path: Path) -> None:
     model = conv_net(("batch", 3, "height", "width"))
     with pytest.raises(DataError, match="size open"):
         collect(model, tmp_path, ["images"], progress=False)
-    assert collect(model, tmp_path, ["images"], progress=False, size=(8, 24))["images"].count == 2 * 3 * 8 * 24
+    assert (
+        collect(model, tmp_path, ["images"], progress=False, size=(8, 24))["images"].count
+        == 2 * 3 * 8 * 24
+    )
     model.metadata_props.append(onnx.StringStringEntryProto(key="imgsz", value="[24, 32]"))
     assert collect(model, tmp_path, ["images"], progress=False)["images"].count == 2 * 3 * 24 * 32
     alive: list[int] = []
@@ -98,13 +103,19 @@ def test_subgraphs_keep_what_they_read_and_unsorted_nodes_are_sorted() -> None:
     inner = [helper.make_node("Mul", ["y", "k"], ["z"])]
     then = helper.make_graph(inner, "then", [], [helper.make_tensor_value_info("z", 1, None)])
     otherwise = helper.make_graph(
-        [helper.make_node("Identity", ["y"], ["w"])], "else", [], [helper.make_tensor_value_info("w", 1, None)]
+        [helper.make_node("Identity", ["y"], ["w"])],
+        "else",
+        [],
+        [helper.make_tensor_value_info("w", 1, None)],
     )
     nodes = [
         helper.make_node("If", ["c"], ["out"], then_branch=then, else_branch=otherwise),
         helper.make_node("Relu", ["x"], ["y"]),
     ]
-    weights = [numpy_helper.from_array(np.array(True), "c"), numpy_helper.from_array(np.array([3], np.float32), "k")]
+    weights = [
+        numpy_helper.from_array(np.array(True), "c"),
+        numpy_helper.from_array(np.array([3], np.float32), "k"),
+    ]
     graph = helper.make_graph(
         nodes,
         "g",
@@ -113,7 +124,9 @@ def test_subgraphs_keep_what_they_read_and_unsorted_nodes_are_sorted() -> None:
         weights,
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    found = collect(model, [{"x": np.array([[-1, 2, 0, 5]], np.float32)}], ["out", "y"], progress=False)
+    found = collect(
+        model, [{"x": np.array([[-1, 2, 0, 5]], np.float32)}], ["out", "y"], progress=False
+    )
     assert found["out"].maximum == 15.0 and found["y"].maximum == 5.0 and found["y"].minimum == 0.0
 
 
@@ -126,7 +139,11 @@ def test_an_error_in_a_worker_reaches_the_caller_and_no_thread_stays() -> None:
     with pytest.raises(QdqtoolError, match="camera"):
         collect(conv_net(), generate(), ["c1"], progress=False)
     for thread in threading.enumerate():
-        if thread is not threading.main_thread() and thread.daemon and "Worker" in type(thread).__name__:
+        if (
+            thread is not threading.main_thread()
+            and thread.daemon
+            and "Worker" in type(thread).__name__
+        ):
             thread.join(5)
     assert threading.active_count() <= before
 
@@ -135,9 +152,16 @@ FEEDS = [{"images": np.random.default_rng(k).random((1, 3, 16, 16), np.float32)}
 FEW = Remark.FEW_IMAGES(images=6, enough=100)
 
 
-def run(cache: Path | None = None, data: Any = None, names: tuple[str, ...] = ("c1", "images"), **options: Any) -> Any:
+def run(
+    cache: Path | None = None,
+    data: Any = None,
+    names: tuple[str, ...] = ("c1", "images"),
+    **options: Any,
+) -> Any:
     model = options.pop("model", None) or conv_net()
-    return collect(model, FEEDS if data is None else data, names, cache=cache, progress=False, **options)
+    return collect(
+        model, FEEDS if data is None else data, names, cache=cache, progress=False, **options
+    )
 
 
 def unfinished(cache: Path, done: int = 2, **options: Any) -> None:
@@ -155,8 +179,18 @@ def test_caches_that_are_found_and_of_iterators(tmp_path: Path) -> None:
     assert run(cache).notes == [] and load_progress(cache).total == 6
     again = run(cache)
     assert again.notes == [Remark.REUSED(cache=cache, images=6)]
-    assert (again.images, again.warnings, list(again)) == (6, [FEW], ["c1", "images"]) and again.fingerprint
-    refused(DataError, f"_Job._from_cache {cache}: model; `overwrite_cache`", run, cache, model=conv_net(seed=1))
+    assert (again.images, again.warnings, list(again)) == (
+        6,
+        [FEW],
+        ["c1", "images"],
+    ) and again.fingerprint
+    refused(
+        DataError,
+        f"_Job._from_cache {cache}: model; `overwrite_cache`",
+        run,
+        cache,
+        model=conv_net(seed=1),
+    )
     refused(DataError, f"_Job._from_cache {cache}: data `overwrite_cache`", run, cache, FEEDS[:5])
     refused(DataError, f"_Job._from_cache {cache}: bins; `overwrite_cache`", run, cache, bins=64)
     replaced = run(cache, FEEDS[:5], overwrite_cache=True)
@@ -167,10 +201,19 @@ def test_caches_that_are_found_and_of_iterators(tmp_path: Path) -> None:
     assert run(cache, iter(FEEDS)).notes == [anew]
     again = run(cache, iter(FEEDS))
     assert again.notes == [anew, Remark.NOT_USED(cache=cache, why=runner.Mismatch.DATA)]
-    refused(DataError, f"_Job._from_cache {cache}: model", run, cache, iter(FEEDS), model=conv_net(seed=1))
+    refused(
+        DataError,
+        f"_Job._from_cache {cache}: model",
+        run,
+        cache,
+        iter(FEEDS),
+        model=conv_net(seed=1),
+    )
     refused(DataError, f"_Job._from_cache {cache}: data", run, cache)  # a list can be told from it
     run(tmp_path / "listed.npz")
-    refused(DataError, "_Job._from_cache listed.npz: data", run, tmp_path / "listed.npz", iter(FEEDS))
+    refused(
+        DataError, "_Job._from_cache listed.npz: data", run, tmp_path / "listed.npz", iter(FEEDS)
+    )
 
 
 def test_what_other_tensors_do_to_a_cache(tmp_path: Path) -> None:
@@ -178,7 +221,9 @@ def test_what_other_tensors_do_to_a_cache(tmp_path: Path) -> None:
     first = run(cache, names=("c1",))
     more = run(cache, names=("r2", "c1", "images"))
     assert more.notes == [Remark.REUSED_IN_PART(cache=cache, missing=2)]
-    assert list(more) == ["r2", "c1", "images"] and more.images == 6 and load_progress(cache).complete
+    assert (
+        list(more) == ["r2", "c1", "images"] and more.images == 6 and load_progress(cache).complete
+    )
     assert np.array_equal(more["c1"].counter.counts, first["c1"].counter.counts)
     assert list(load_progress(cache).statistics) == ["c1", "r2", "images"]
     cache = tmp_path / "c.npz"
@@ -216,12 +261,22 @@ def interfered(monkeypatch: pytest.MonkeyPatch, act: Any, after: int = 3) -> Non
     monkeypatch.setattr(runner, "track", track)
 
 
-def test_what_another_process_wrote_meanwhile_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_another_process_wrote_meanwhile_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cache, other = tmp_path / "c.npz", tmp_path / "other.npz"
     run(other, model=conv_net(seed=1))
     theirs = other.read_bytes()
     interfered(monkeypatch, lambda: cache.write_bytes(theirs))
-    refused(DataError, f"_Job._check_own {cache}: process model;", collect, conv_net(), FEEDS, ["c1"], cache=cache)
+    refused(
+        DataError,
+        f"_Job._check_own {cache}: process model;",
+        collect,
+        conv_net(),
+        FEEDS,
+        ["c1"],
+        cache=cache,
+    )
     assert cache.read_bytes() == theirs
     found = collect(conv_net(), FEEDS, ["c1"], cache=cache, overwrite_cache=True)
     assert found.images == 6 and cache.read_bytes() != theirs
@@ -242,7 +297,9 @@ def test_it_is_saved_whenever_five_seconds_have_passed(
     monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     totals: list[int | None] = []
     real = runner.save_progress
-    monkeypatch.setattr(runner, "save_progress", lambda p, path: totals.append(p.total) or real(p, path))
+    monkeypatch.setattr(
+        runner, "save_progress", lambda p, path: totals.append(p.total) or real(p, path)
+    )
     run(tmp_path / "c.npz")
     assert totals == [None] * saves + [6]
     totals.clear()
@@ -273,9 +330,9 @@ def test_a_failure_keeps_what_was_done(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("cores", "listed", "workers", "threads"), [(1, True, 1, 1), (2, True, 2, 1), (8, True, 4, 2), (8, False, 1, 8),
-                                                (10, True, 4, 2)]
-)  # fmt: skip
+    ("cores", "listed", "workers", "threads"),
+    [(1, True, 1, 1), (2, True, 2, 1), (8, True, 4, 2), (8, False, 1, 8), (10, True, 4, 2)],
+)
 def test_cores_are_shared_out(
     monkeypatch: pytest.MonkeyPatch, cores: int, listed: bool, workers: int, threads: int
 ) -> None:
@@ -306,23 +363,32 @@ def test_what_is_not_finite(tmp_path: Path) -> None:
     samples = [{"images": f["images"].copy()} for f in FEEDS]
     samples[2]["images"][0, 0, :2, 0] = np.nan
     found = run(data=samples, names=("images",))
-    assert found.warnings == [FEW, Remark.NONFINITE_SAMPLES(nonfinite=1, total=6),
-                              Remark.NONFINITE_TENSOR(tensor="images", nonfinite=2, total=6 * 768)]
+    assert found.warnings == [
+        FEW,
+        Remark.NONFINITE_SAMPLES(nonfinite=1, total=6),
+        Remark.NONFINITE_TENSOR(tensor="images", nonfinite=2, total=6 * 768),
+    ]
     only = [{"images": np.full((1, 3, 16, 16), np.nan, np.float32)}]
     refused(DataError, "_checked model: 'images' NaN", run, data=only, names=("images",))
     path = tmp_path / "m.onnx"
     onnx.save(conv_net(), path)
-    refused(DataError, f"_checked {path}: 'images' NaN", run, data=only, names=("images",), model=path)
+    refused(
+        DataError, f"_checked {path}: 'images' NaN", run, data=only, names=("images",), model=path
+    )
     empty = Statistics({"x": TensorStatistics()})
     assert runner._checked(empty, ["x"], Model(conv_net())).warnings == []
     broken = [{"images": np.full((1, 3, 16, 16), 0.5, np.float32)} for _ in range(3)]
     for sample in broken:
-        sample["images"][0, :, 3, ::2] = np.nan  # so that every value of the first convolution's row is NaN
+        sample["images"][0, :, 3, ::2] = (
+            np.nan
+        )  # so that every value of the first convolution's row is NaN
     told = "_checked 72 images row"
     model = conv_net()
     for name, values in (("starts", [3]), ("ends", [4]), ("axes", [2])):
         model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(values), name))
-    model.graph.node.append(onnx.helper.make_node("Slice", ["c1", "starts", "ends", "axes"], ["row"]))
+    model.graph.node.append(
+        onnx.helper.make_node("Slice", ["c1", "starts", "ends", "axes"], ["row"])
+    )
     with raises(DataError, told):
         run(data=broken, names=("images", "row"), model=model)
 
@@ -345,7 +411,9 @@ def test_what_a_model_is_recognised_by(tmp_path: Path) -> None:
     onnx.save(conv_net(), path, save_as_external_data=True, location="w.bin", size_threshold=500)
     outside = load(path)
     key = _model_key(outside, None)
-    assert key.startswith(outside.sha256) and len(key) == 64 + 32, "and the digest of the one weight file"
+    assert key.startswith(outside.sha256) and len(key) == 64 + 32, (
+        "and the digest of the one weight file"
+    )
     assert _model_key(outside, Focus(("a",), 1, 1)) == f"{key} 1 1 a"
     weights = bytearray((tmp_path / "w.bin").read_bytes())
     weights[0] ^= 1
@@ -355,7 +423,9 @@ def test_what_a_model_is_recognised_by(tmp_path: Path) -> None:
     assert _model_key(model, None) == ""
 
 
-def test_a_model_that_cannot_be_told_takes_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_cannot_be_told_takes_no_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(runner, "_model_key", lambda *_: "")
     run(tmp_path / "c.npz")
     refused(DataError, f"_Job._from_cache {tmp_path / 'c.npz'}: model", run, tmp_path / "c.npz")

@@ -72,7 +72,13 @@ def test_memory_of_values_and_messages() -> None:
 def test_external_weights_go_into_the_model_where_the_folder_cannot_be_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    onnx.save(conv_net(), tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    onnx.save(
+        conv_net(),
+        tmp_path / "m.onnx",
+        save_as_external_data=True,
+        location="w.bin",
+        size_threshold=0,
+    )
     inside = Fetcher(open_session(load(conv_net()), ["r2"], 1)).run(FEED)["r2"].copy()
     monkeypatch.setattr(sessions, "FOLDER_KEY", "session.unknown_to_this_version")
     outside = Fetcher(open_session(load(tmp_path / "m.onnx"), ["r2"], 1)).run(FEED)["r2"]
@@ -103,7 +109,9 @@ def test_models_over_two_gigabytes_go_through_a_file(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(session, "partial_model", lambda *_, **__: Refuses())
     found = Fetcher(open_session(load(conv_net()), ["r2"], 1)).run(FEED)["r2"]
     assert opened and not Path(str(opened[0])).exists(), "the file is gone again"
-    np.testing.assert_allclose(found.reshape(-1), run_all(conv_net(), [FEED], ["r2"])["r2"], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        found.reshape(-1), run_all(conv_net(), [FEED], ["r2"])["r2"], rtol=1e-4, atol=1e-5
+    )
 
 
 MB = 1 << 20
@@ -113,10 +121,31 @@ def test_workers_sizes_and_their_pace() -> None:
     assert [worker_count(1, cores) for cores in range(1, 11)] == [1, 2, 3, 2, 2, 3, 3, 4, 4, 4]
     assert worker_count(1, 0) == 1
     assert budgets.FETCHED == 256 * MB
-    sizes = [0, 1, 64 * MB, 64 * MB + 1, 85 * MB, 86 * MB, 128 * MB, 128 * MB + 1, 256 * MB, 257 * MB, 1 << 50]
+    sizes = [
+        0,
+        1,
+        64 * MB,
+        64 * MB + 1,
+        85 * MB,
+        86 * MB,
+        128 * MB,
+        128 * MB + 1,
+        256 * MB,
+        257 * MB,
+        1 << 50,
+    ]
     assert [worker_count(s, 64) for s in sizes] == [4, 4, 4, 3, 3, 2, 2, 1, 1, 1, 1]
     assert budgets.COUNTED == 512 * MB
-    assert [worker_count(1, 64, s * MB) for s in (1, 102, 103, 128, 129, 170, 171, 4096)] == [4, 4, 3, 3, 2, 2, 1, 1]
+    assert [worker_count(1, 64, s * MB) for s in (1, 102, 103, 128, 129, 170, 171, 4096)] == [
+        4,
+        4,
+        3,
+        3,
+        2,
+        2,
+        1,
+        1,
+    ]
     model = conv_net((2, 3, "h", 5))
     assert fetched_bytes(Model(model), ["images"]) == 4 * 2 * 3 * 5
     assert fetched_bytes(Model(model), []) == 0
@@ -132,25 +161,42 @@ def test_workers_sizes_and_their_pace() -> None:
 
 
 def test_a_packed_model_is_the_part_with_all_its_weights(tmp_path: Path) -> None:
-    onnx.save(conv_net(), tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    onnx.save(
+        conv_net(),
+        tmp_path / "m.onnx",
+        save_as_external_data=True,
+        location="w.bin",
+        size_threshold=0,
+    )
     packed = packed_model(load(tmp_path / "m.onnx"), ["c1"])
     inside = onnx.load_from_string(packed)
     assert [n.name for n in inside.graph.node] == ["conv1", "sigmoid1", "mul1"]
     assert not inside.graph.initializer[0].external_data
-    assert packed_model(load(conv_net()), ["c1"]) == session.partial_model(load(conv_net()), ["c1"]).SerializeToString()
+    assert (
+        packed_model(load(conv_net()), ["c1"])
+        == session.partial_model(load(conv_net()), ["c1"]).SerializeToString()
+    )
     there = Fetcher(open_packed(packed, 1, "m.onnx")).run(FEED)["c1"]
     assert np.array_equal(there, Fetcher(open_session(load(conv_net()), ["c1"], 1)).run(FEED)["c1"])
 
 
 @pytest.mark.parametrize("error", [ValueError, EncodeError])
 @pytest.mark.parametrize("path", ["", "a/m.onnx"])
-def test_a_model_too_large_to_travel(monkeypatch: pytest.MonkeyPatch, error: type[Exception], path: str) -> None:
+def test_a_model_too_large_to_travel(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception], path: str
+) -> None:
     class Refuses:
         def SerializeToString(self) -> bytes:
             raise error("exceeds maximum protobuf size of 2GB")
 
     monkeypatch.setattr(session, "partial_model", lambda *_: Refuses())
-    refused(ModelError, f"packed_model {path or 'model'}: 2 GB", packed_model, Model(conv_net(), path=path), ["c1"])
+    refused(
+        ModelError,
+        f"packed_model {path or 'model'}: 2 GB",
+        packed_model,
+        Model(conv_net(), path=path),
+        ["c1"],
+    )
 
 
 @pytest.mark.parametrize("path", ["", "a/m.onnx"])
@@ -168,19 +214,37 @@ def test_what_onnxruntime_refuses(path: str) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "dtype"),
-    [((1, 3, 16, 16), TensorProto.FLOAT), ((1, 3, 16, 16), TensorProto.FLOAT16), (("n", 3, 16, 16), TensorProto.FLOAT)],
+    [
+        ((1, 3, 16, 16), TensorProto.FLOAT),
+        ((1, 3, 16, 16), TensorProto.FLOAT16),
+        (("n", 3, 16, 16), TensorProto.FLOAT),
+    ],
 )
-def test_outputs_keep_their_names_types_and_shapes(shape: tuple[int | str, ...], dtype: int) -> None:
+def test_outputs_keep_their_names_types_and_shapes(
+    shape: tuple[int | str, ...], dtype: int
+) -> None:
     model = conv_net(shape, dtype)
-    for name, operator, options in (("wide", "Cast", {"to": TensorProto.DOUBLE}), ("best", "ArgMax", {"axis": 1})):
+    for name, operator, options in (
+        ("wide", "Cast", {"to": TensorProto.DOUBLE}),
+        ("best", "ArgMax", {"axis": 1}),
+    ):
         model.graph.node.append(helper.make_node(operator, ["out"], [name], **options))
     fetcher = Fetcher(open_session(load(model), ["best", "out", "wide"], 1))
     sample = {"images": FEED["images"].astype(helper.tensor_dtype_to_np_dtype(dtype))}
     found: dict[str, Any] = fetcher.run({**sample, "unused": np.zeros(3)})
     assert list(found) == ["best", "out", "wide"]
-    assert [a.dtype.name for a in found.values()] == ["int64", sample["images"].dtype.name, "float64"]
-    assert found["out"].shape == found["wide"].shape == (1, 4, 16, 16) and np.abs(found["out"]).max() > 0
-    assert (found["best"][:, 0] == found["out"].argmax(axis=1)).all() and (found["wide"] == found["out"]).all()
+    assert [a.dtype.name for a in found.values()] == [
+        "int64",
+        sample["images"].dtype.name,
+        "float64",
+    ]
+    assert (
+        found["out"].shape == found["wide"].shape == (1, 4, 16, 16)
+        and np.abs(found["out"]).max() > 0
+    )
+    assert (found["best"][:, 0] == found["out"].argmax(axis=1)).all() and (
+        found["wide"] == found["out"]
+    ).all()
 
 
 VALUES = np.arange(12, dtype=np.float32)
@@ -210,8 +274,17 @@ def test_snapshot_in_the_middle_and_at_the_end() -> None:
 @in_turn("slots", [0, 1, 4, 64])
 @in_turn(
     ("counting", "merging"),
-    [(10.0, 0.0), (0.01, 0.0), (1.0, 0.001), (1.0, 0.2), (500.0, 0.1), (0.0, 0.1), (0.0, 0.0), (3000.0, 2.0)],
-)  # fmt: skip
+    [
+        (10.0, 0.0),
+        (0.01, 0.0),
+        (1.0, 0.001),
+        (1.0, 0.2),
+        (500.0, 0.1),
+        (0.0, 0.1),
+        (0.0, 0.0),
+        (3000.0, 2.0),
+    ],
+)
 def test_a_portion_is_worth_its_merging_and_leaves_work_for_all(
     left: int, slots: int, counting: float, merging: float
 ) -> None:
@@ -238,14 +311,18 @@ def with_inputs(*inputs: onnx.ValueInfoProto, path: str = "") -> Model:
 
 def test_shapes_and_types_of_inputs() -> None:
     more = [
-        value("open", TensorProto.UINT8, ["n", 0, -1, 1, 2]), value("scalar", TensorProto.BOOL, []),
-        value("half", TensorProto.FLOAT16, [None]), value("w1", TensorProto.FLOAT, [4, 3, 3, 3]),
-    ]  # fmt: skip
+        value("open", TensorProto.UINT8, ["n", 0, -1, 1, 2]),
+        value("scalar", TensorProto.BOOL, []),
+        value("half", TensorProto.FLOAT16, [None]),
+        value("w1", TensorProto.FLOAT, [4, 3, 3, 3]),
+    ]
     found = input_specs(with_inputs(*more))
     assert found == [
-        InputSpec("images", (1, 3, 16, 16)), InputSpec("open", (None, None, None, 1, 2), "uint8"),
-        InputSpec("scalar", (), "bool"), InputSpec("half", (None,), "float16"),
-    ]  # fmt: skip
+        InputSpec("images", (1, 3, 16, 16)),
+        InputSpec("open", (None, None, None, 1, 2), "uint8"),
+        InputSpec("scalar", (), "bool"),
+        InputSpec("half", (None,), "float16"),
+    ]
 
 
 @in_turn(
@@ -254,24 +331,47 @@ def test_shapes_and_types_of_inputs() -> None:
         (value("in", TensorProto.STRING, [1]), "object"),
         (value("in", TensorProto.COMPLEX64, [1]), "complex64"),
         (value("in", TensorProto.FLOAT, None), "rank"),
-        (value("in", 0, [1]), "tensor"), (onnx.ValueInfoProto(name="in"), "tensor"),
+        (value("in", 0, [1]), "tensor"),
+        (onnx.ValueInfoProto(name="in"), "tensor"),
         (helper.make_tensor_sequence_value_info("in", TensorProto.FLOAT, [1]), "tensor"),
     ],
 )
 def test_inputs_that_cannot_be_fed(given: onnx.ValueInfoProto, told: str) -> None:
     for path in ("", "a/net.onnx"):
-        refused(ModelError, f"input_specs {path or 'model'}: 'in' {told}", input_specs, with_inputs(given, path=path))
+        refused(
+            ModelError,
+            f"input_specs {path or 'model'}: 'in' {told}",
+            input_specs,
+            with_inputs(given, path=path),
+        )
 
 
 @in_turn(
     ("text", "size"),
     [
-        ("640", (640, 640)), ("[1, 65536]", (1, 65536)), ("[65536, 1]", (65536, 1)), ("[1, 65537]", None),
-        ("[65537, 1]", None), ("[0, 5]", None), ("[5, 0]", None), ("[-1, 5]", None), ("[5]", None), ("[5, 6, 7]", None),
-        ("[5.5, 6]", None), ('["5", 6]', None), ("0", None), ("(5, 6)", (5, 6)), ("(5, 6, 7)", (5, 6)), ("5x6", (5, 6)),
-        ("(5,)", None), ("{}", None), ("null", None), ("[" * 100_000, None), ("-", None),
+        ("640", (640, 640)),
+        ("[1, 65536]", (1, 65536)),
+        ("[65536, 1]", (65536, 1)),
+        ("[1, 65537]", None),
+        ("[65537, 1]", None),
+        ("[0, 5]", None),
+        ("[5, 0]", None),
+        ("[-1, 5]", None),
+        ("[5]", None),
+        ("[5, 6, 7]", None),
+        ("[5.5, 6]", None),
+        ('["5", 6]', None),
+        ("0", None),
+        ("(5, 6)", (5, 6)),
+        ("(5, 6, 7)", (5, 6)),
+        ("5x6", (5, 6)),
+        ("(5,)", None),
+        ("{}", None),
+        ("null", None),
+        ("[" * 100_000, None),
+        ("-", None),
     ],
-)  # fmt: skip
+)
 def test_the_size_in_the_metadata(text: str, size: tuple[int, int] | None) -> None:
     model = conv_net()
     assert metadata_size(Model(model)) is None
@@ -283,7 +383,12 @@ def test_tensors_that_cannot_be_asked_for() -> None:
     for path in ("", "a/net.onnx"):
         model = Model(conv_net(), path=path)
         check_tensors(model, ["images", "c1", "out"])
-        for name, named in (("w1", "constant;"), ("c11", "'c1'?"), ("imagess", "'images'?"), ("quite another", "no")):
+        for name, named in (
+            ("w1", "constant;"),
+            ("c11", "'c1'?"),
+            ("imagess", "'images'?"),
+            ("quite another", "no"),
+        ):
             told = f"check_tensors {path or 'model'}: '{name}' {named}"
             refused(ModelError, told, check_tensors, model, ["c1", name])
 
@@ -297,31 +402,58 @@ def test_what_a_part_takes_with_it(ir_version: int) -> None:
     """Weights are inputs only for readers of IR version 3, which want them there."""
     model = conv_net()
     model.ir_version = ir_version
-    model.graph.input.extend([value("w2", TensorProto.FLOAT, [4, 4, 3, 3]),
-                              value("w3", TensorProto.FLOAT, [4, 4, 3, 3]),
-                              value("unused", TensorProto.FLOAT, [1])])  # fmt: skip
+    model.graph.input.extend(
+        [
+            value("w2", TensorProto.FLOAT, [4, 4, 3, 3]),
+            value("w3", TensorProto.FLOAT, [4, 4, 3, 3]),
+            value("unused", TensorProto.FLOAT, [1]),
+        ]
+    )
     whole = Model(model)
     part = partial_model(whole, ["r2"])
     assert names(part.graph.node) == ["conv1", "sigmoid1", "mul1", "conv2", "relu2"]
     assert names(part.graph.initializer) == ["w1", "w2"] and names(part.graph.output) == ["r2"]
     assert names(part.graph.input) == ["images"] + ["w2"] * (ir_version < 4)
-    assert (part.ir_version, part.opset_import[0].version, part.graph.name) == (ir_version, 17, "net")
-    given = [value("c1", TensorProto.FLOAT, [1, 4, 16, 16]), value("a1", TensorProto.FLOAT, [1, 4, 16, 16])]
+    assert (part.ir_version, part.opset_import[0].version, part.graph.name) == (
+        ir_version,
+        17,
+        "net",
+    )
+    given = [
+        value("c1", TensorProto.FLOAT, [1, 4, 16, 16]),
+        value("a1", TensorProto.FLOAT, [1, 4, 16, 16]),
+    ]
     later = partial_model(whole, ["r2"], given)
     assert names(later.graph.node) == ["conv2", "relu2"]
-    assert names(later.graph.input) == ["w2"] * (ir_version < 4) + ["c1"], "only what is needed is fed"
+    assert names(later.graph.input) == ["w2"] * (ir_version < 4) + ["c1"], (
+        "only what is needed is fed"
+    )
     assert names(later.graph.initializer) == ["w2"]
     again = partial_model(whole, ["out", "c1"], given[:1])
-    assert names(again.graph.node) == ["conv2", "relu2", "conv3"] and names(again.graph.output) == ["out", "c1"]
+    assert names(again.graph.node) == ["conv2", "relu2", "conv3"] and names(again.graph.output) == [
+        "out",
+        "c1",
+    ]
     fed = partial_model(whole, ["c1"], [value("images", TensorProto.FLOAT, [2, 3, 16, 16])])
-    assert names(fed.graph.input) == ["images"] and fed.graph.input[0].type.tensor_type.shape.dim[0].dim_value == 2
+    assert (
+        names(fed.graph.input) == ["images"]
+        and fed.graph.input[0].type.tensor_type.shape.dim[0].dim_value == 2
+    )
 
 
 def test_functions_sparse_weights_and_a_name_go_along() -> None:
     model = conv_net()
     model.graph.name = ""
-    model.functions.append(helper.make_function("own", "F", ["x"], ["y"], [helper.make_node("Relu", ["x"], ["y"])],
-                                                [helper.make_opsetid("", 17)]))  # fmt: skip
+    model.functions.append(
+        helper.make_function(
+            "own",
+            "F",
+            ["x"],
+            ["y"],
+            [helper.make_node("Relu", ["x"], ["y"])],
+            [helper.make_opsetid("", 17)],
+        )
+    )
     for name in ("sparse", "unneeded"):
         values = numpy_helper.from_array(np.ones(1, np.float32), name)
         places = numpy_helper.from_array(np.zeros(1, np.int64), f"{name}_at")
@@ -338,7 +470,11 @@ def test_the_folder_of_external_weights(tmp_path: Path) -> None:
     assert external_folder(load(path)) == "" == external_folder(Model(conv_net()))
     onnx.save(conv_net(), path, save_as_external_data=True, location="w.bin", size_threshold=500)
     proto = onnx.load(path, load_external_data=False)
-    assert [t.data_location == TensorProto.EXTERNAL for t in proto.graph.initializer] == [False, True, True]
+    assert [t.data_location == TensorProto.EXTERNAL for t in proto.graph.initializer] == [
+        False,
+        True,
+        True,
+    ]
     assert external_folder(load(path)) == str(tmp_path)
     refused(ModelError, "external_folder model: 'w2' 'w.bin';", external_folder, Model(proto))
     model = load(path)
@@ -361,8 +497,16 @@ def test_the_same_samples_under_the_same_numbers(tmp_path: Path) -> None:
     for one, other in zip(here, there, strict=True):
         assert np.array_equal(one["images"], other["images"])
     held = there.source
-    assert isinstance(held, Held) and (held.count(), held.is_images, held.single_rows) == (3, True, True)
-    assert [held.name(k) for k in range(3)] == ["picture000.png", "picture002.png", "picture004.png"]
+    assert isinstance(held, Held) and (held.count(), held.is_images, held.single_rows) == (
+        3,
+        True,
+        True,
+    )
+    assert [held.name(k) for k in range(3)] == [
+        "picture000.png",
+        "picture002.png",
+        "picture004.png",
+    ]
     assert held.settings() == here.source.settings() and held.digest(1) == here.source.digest(2)
     paths[2].write_bytes(paths[1].read_bytes())
     refused(ClusterError, "Held.load picture002.png another", held.load, 1)

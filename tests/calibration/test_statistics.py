@@ -49,7 +49,13 @@ def test_one_tensors_statistics() -> None:
     assert TensorStatistics.of(np.array([1e300, 2.0]), 64).nonfinite == 1  # beyond float32
     assert TensorStatistics.of(np.arange(5, dtype=np.uint8), 64).maximum == 4.0
     stats = TensorStatistics()
-    assert (stats.bins, stats.count, stats.nonfinite, stats.minimum, stats.maximum) == (2048, 0, 0, math.inf, -math.inf)
+    assert (stats.bins, stats.count, stats.nonfinite, stats.minimum, stats.maximum) == (
+        2048,
+        0,
+        0,
+        math.inf,
+        -math.inf,
+    )
     assert stats.focus is None and stats.spots == [] and DEFAULT_BINS == 2048
     assert repr(of(1.0, -2.0, math.inf)) == "<2 values from -2 to 1, 1 not finite>"
     with pytest.raises(DataError, match="no statistics"):
@@ -63,12 +69,21 @@ def of(*values: float) -> TensorStatistics:
 @in_turn(
     ("values", "absmax", "nonnegative", "constant"),
     [
-        ((), 0.0, False, False), ((0.0,), 0.0, True, True), ((0.0, 2.0), 2.0, True, False), ((2.0,), 2.0, True, True),
-        ((-1.0, 2.0), 2.0, False, False), ((-3.0, 2.0), 3.0, False, False), ((-3.0, -3.0), 3.0, False, True),
-        ((-0.5, -0.25), 0.5, False, False), ((0.25, 0.5), 0.5, True, False), ((math.nan,), 0.0, False, False),
+        ((), 0.0, False, False),
+        ((0.0,), 0.0, True, True),
+        ((0.0, 2.0), 2.0, True, False),
+        ((2.0,), 2.0, True, True),
+        ((-1.0, 2.0), 2.0, False, False),
+        ((-3.0, 2.0), 3.0, False, False),
+        ((-3.0, -3.0), 3.0, False, True),
+        ((-0.5, -0.25), 0.5, False, False),
+        ((0.25, 0.5), 0.5, True, False),
+        ((math.nan,), 0.0, False, False),
     ],
-)  # fmt: skip
-def test_properties(values: tuple[float, ...], absmax: float, nonnegative: bool, constant: bool) -> None:
+)
+def test_properties(
+    values: tuple[float, ...], absmax: float, nonnegative: bool, constant: bool
+) -> None:
     stats = of(*values)
     assert (stats.absmax, stats.nonnegative, stats.constant) == (absmax, nonnegative, constant)
 
@@ -82,7 +97,9 @@ def test_a_value_that_is_not_finite_spoils_no_other(odd: float) -> None:
 
 @in_turn("before", [[], [64.0], [1e-3]])
 @in_turn("values", [[], [0.0], [0.5, -3.0, 7.0], [1.0, math.nan], [math.inf], [1e-30, 1e30]])
-def test_values_that_are_all_looked_at_are_the_same_as_given_twice(before: list[float], values: list[float]) -> None:
+def test_values_that_are_all_looked_at_are_the_same_as_given_twice(
+    before: list[float], values: list[float]
+) -> None:
     once, twice = of(*before), of(*before)
     for part in (once, twice):
         part.add_focus([np.full(3, 2.0, np.float32)] if before else [])
@@ -125,7 +142,9 @@ def test_what_is_looked_at_in_part_parts_the_counts(partly: list[float], merged:
     assert state(copied) == (*state(alone)[:-1], state(alone)), "a copy does not count on"
     for both in (copied.merge(TensorStatistics(64)), TensorStatistics(64).merge(copied)):
         both.add(every, looked_at=True)
-        assert state(copied) == (*state(alone)[:-1], state(alone)), "nor does what was merged with nothing"
+        assert state(copied) == (*state(alone)[:-1], state(alone)), (
+            "nor does what was merged with nothing"
+        )
 
 
 def test_masked_values_count() -> None:
@@ -154,19 +173,33 @@ def test_every_so_manieth_value_stands_for_so_many(size: int, every: int, looked
 
 @in_turn(
     ("shape", "samples", "expected"),
-    [((1, 16, 320, 320), 64, 23), ((1, 16, 320, 320), None, 1), ((1, 16, 320, 320), 1, 1), ((1, 8, 90, 90), 500, 1),
-     ((1, 32, 160, 160), 16, 3), ((1, 32, 160, 160), 1000, 11), ((1, 64, 80, 81), 1000, 7),
-     ((1, 8192, 128, 1), 512, 15), ((1, 512, 256, 16, 1), 1000, 31), ((1, 2048, 16, 15), 1000, 7),
-     ((0, 3), 9, 1), ((), 9, 1)],
-)  # fmt: skip
-def test_which_values_are_counted(shape: tuple[int, ...], samples: int | None, expected: int) -> None:
+    [
+        ((1, 16, 320, 320), 64, 23),
+        ((1, 16, 320, 320), None, 1),
+        ((1, 16, 320, 320), 1, 1),
+        ((1, 8, 90, 90), 500, 1),
+        ((1, 32, 160, 160), 16, 3),
+        ((1, 32, 160, 160), 1000, 11),
+        ((1, 64, 80, 81), 1000, 7),
+        ((1, 8192, 128, 1), 512, 15),
+        ((1, 512, 256, 16, 1), 1000, 31),
+        ((1, 2048, 16, 15), 1000, 7),
+        ((0, 3), 9, 1),
+        ((), 9, 1),
+    ],
+)
+def test_which_values_are_counted(
+    shape: tuple[int, ...], samples: int | None, expected: int
+) -> None:
     found = step(shape, samples)
     assert found == expected
     if samples is not None and found > 1:
         size = math.prod(shape)
         assert size // found >= 1 << 15 and size * samples // found >= 1 << 21
         places = np.unravel_index(np.arange(0, size, found), shape)
-        assert all(len(np.unique(at)) == n for at, n in zip(places, shape, strict=True)), "all columns, of all rows"
+        assert all(len(np.unique(at)) == n for at, n in zip(places, shape, strict=True)), (
+            "all columns, of all rows"
+        )
 
 
 def test_ranges_of_channels_are_those_of_the_values() -> None:
@@ -179,7 +212,12 @@ def test_ranges_of_channels_are_those_of_the_values() -> None:
     other.add_channels(np.full((0, 3), 9.0, np.float32))
     wanted = [values.min(axis=(0, 1)), values.max(axis=(0, 1))]
     empty = TensorStatistics()
-    for both in (one.merge(other), other.merge(one), one.merge(other).copy(), empty.merge(one).merge(other)):
+    for both in (
+        one.merge(other),
+        other.merge(one),
+        one.merge(other).copy(),
+        empty.merge(one).merge(other),
+    ):
         np.testing.assert_array_equal(both.channels, wanted)
     copy = one.copy()
     one.add_channels(values[2:])
@@ -200,7 +238,9 @@ def test_channels_are_counted_of_what_linears_read(tmp_path: Path) -> None:
     windows = g.op("Reshape", [relu, g.const("to", np.asarray([2, 12, 8]))], "windows")
     first = g.op("MatMul", [windows, w], "fc")
     turned = g.op("Transpose", signs, "turned", perm=[0, 1, 3, 2])
-    second = g.op("MatMul", [turned, g.const("v", RNG.normal(0, 1, (6, 5)), np.float32)], "turned_fc")
+    second = g.op(
+        "MatMul", [turned, g.const("v", RNG.normal(0, 1, (6, 5)), np.float32)], "turned_fc"
+    )
     made = (relu, windows, signs, turned)
     samples = [{"x": RNG.normal(0, 1, (1, 4, 6, 8)).astype(np.float32)} for _ in range(3)]
     cache = tmp_path / "cache.npz"
@@ -208,7 +248,9 @@ def test_channels_are_counted_of_what_linears_read(tmp_path: Path) -> None:
     widths = [None if (c := found[n].channels) is None else c.shape[1] for n in ("x", *made)]
     assert widths == [None, 8, 8, None, 6]
     values = np.maximum(np.concatenate([s["x"] for s in samples]), 0.0)
-    np.testing.assert_array_equal(found[relu].channels, [values.min(axis=(0, 1, 2)), values.max(axis=(0, 1, 2))])
+    np.testing.assert_array_equal(
+        found[relu].channels, [values.min(axis=(0, 1, 2)), values.max(axis=(0, 1, 2))]
+    )
     np.testing.assert_array_equal(load_statistics(cache)[relu].channels, found[relu].channels)
 
 
@@ -237,11 +279,25 @@ def test_merging_and_copying_keep_their_own() -> None:
 
 def test_statistics_of_several_tensors() -> None:
     left = Statistics({"a": of(1.0)}, images=1, fingerprint="b+a", warnings=["x", "y"], notes=["n"])
-    right = Statistics({"a": of(2.0), "b": of(3.0)}, images=2, fingerprint="a", warnings=["y", "z"], notes=["n", "m"])
+    right = Statistics(
+        {"a": of(2.0), "b": of(3.0)},
+        images=2,
+        fingerprint="a",
+        warnings=["y", "z"],
+        notes=["n", "m"],
+    )
     both = left.merge(right)
-    assert (both.images, both.fingerprint, both.warnings, both.notes) == (3, "a+b", ["x", "y", "z"], ["n", "m"])
+    assert (both.images, both.fingerprint, both.warnings, both.notes) == (
+        3,
+        "a+b",
+        ["x", "y", "z"],
+        ["n", "m"],
+    )
     assert both["a"].count == 2 and both["b"] is right["b"] and left["a"].count == 1
-    assert left.merge(Statistics({})).fingerprint == "a+b" and Statistics({}).merge(Statistics({})).fingerprint == ""
+    assert (
+        left.merge(Statistics({})).fingerprint == "a+b"
+        and Statistics({}).merge(Statistics({})).fingerprint == ""
+    )
     assert repr(both) == "<Statistics of 2 tensors over 3 images>" and len(both) == 2
 
 
@@ -305,7 +361,14 @@ def test_digests_tell_arrays_apart_and_nothing_else() -> None:
 
     assert of(a=ROWS, b=ROWS) == of(b=ROWS, a=ROWS)
     assert of(a=ROWS.T) == of(a=np.ascontiguousarray(ROWS.T))
-    other = [of(a=ROWS), of(b=ROWS), of(a=ROWS[:4]), of(a=ROWS.reshape(2, 5)), of(a=ROWS.view(np.int32)), of(a=-ROWS)]
+    other = [
+        of(a=ROWS),
+        of(b=ROWS),
+        of(a=ROWS[:4]),
+        of(a=ROWS.reshape(2, 5)),
+        of(a=ROWS.view(np.int32)),
+        of(a=-ROWS),
+    ]
     assert len(set(other)) == 6
     with raises(DataError, "_named 0"):
         MemorySource([ROWS], [SPEC]).digest(0)
@@ -352,17 +415,26 @@ def test_samples_that_are_no_dict_and_values_that_are_not_finite() -> None:
 RNG = np.random.default_rng(11)
 
 
-@in_turn("array", [
-    np.zeros((1, 4), np.float32), np.zeros((1, 4, 6, 7), np.float32), np.zeros((0, 4, 20, 20), np.float32),
-    np.zeros((1, 0, 20, 20), np.float32), np.full((1, 4, 20, 20), np.inf, np.float32),
-])  # fmt: skip
+@in_turn(
+    "array",
+    [
+        np.zeros((1, 4), np.float32),
+        np.zeros((1, 4, 6, 7), np.float32),
+        np.zeros((0, 4, 20, 20), np.float32),
+        np.zeros((1, 0, 20, 20), np.float32),
+        np.full((1, 4, 20, 20), np.inf, np.float32),
+    ],
+)
 def test_what_is_no_map_gives_none(array: npt.NDArray[np.float32]) -> None:
     assert taken(array, 3) is None
 
 
 def test_errors_that_are_and_are_not_biased() -> None:
     noise = [RNG.normal(0, 20, (POSITIONS, 40)).astype(np.float32) for _ in range(16)]
-    flat = [np.repeat(RNG.normal(0, 20, (1, 40)), POSITIONS, axis=0).astype(np.float32) for _ in range(16)]
+    flat = [
+        np.repeat(RNG.normal(0, 20, (1, 40)), POSITIONS, axis=0).astype(np.float32)
+        for _ in range(16)
+    ]
     biased, whole = rounding(noise, np.array([100.0]), 127)
     assert biased[0] < 0.02 * whole[0]
     biased, whole = rounding(flat, np.array([100.0]), 127)
@@ -387,7 +459,9 @@ def test_errors_of_images_of_any_shape() -> None:
             biased[i] += max(0.0, more) / (len(values) - 1) / len(spots)
             whole[i] += noise.sum() / len(spots)
     found = rounding(spots, ranges, 127)
-    assert found[0] == pytest.approx(biased, rel=1e-3) and found[1] == pytest.approx(whole, rel=1e-3)
+    assert found[0] == pytest.approx(biased, rel=1e-3) and found[1] == pytest.approx(
+        whole, rel=1e-3
+    )
 
 
 def paper(ink: float, share: float, flat: bool) -> TensorStatistics:
@@ -440,7 +514,9 @@ def test_they_are_kept_with_the_statistics(tmp_path: Path) -> None:
     cache = tmp_path / "cache.npz"
     found = collect(conv_net(), samples, ["images", "c1"], cache=cache, progress=False)
     assert [len(found[n].spots) for n in found] == [IMAGES, IMAGES]
-    wanted = sorted(bytes(v) for k in spotted_samples(40) if (v := taken(samples[k]["images"], k)) is not None)
+    wanted = sorted(
+        bytes(v) for k in spotted_samples(40) if (v := taken(samples[k]["images"], k)) is not None
+    )
     assert sorted(map(bytes, found["images"].spots)) == wanted
     back = load_statistics(cache)
     assert sorted(map(bytes, back["images"].spots)) == wanted
@@ -458,7 +534,9 @@ def test_sixteen_samples(samples: int) -> None:
     assert spotted_samples(None) == set(range(16))
 
 
-@in_turn(("height", "width", "enough"), [(6, 8, True), (1, 48, True), (47, 1, False), (7, 6, False)])
+@in_turn(
+    ("height", "width", "enough"), [(6, 8, True), (1, 48, True), (47, 1, False), (7, 6, False)]
+)
 def test_the_least_map_has_48_positions(height: int, width: int, enough: bool) -> None:
     array = np.zeros((1, 1, height, width), np.float32)
     assert (taken(array, 0) is not None) == enough
@@ -479,7 +557,10 @@ def test_positions_and_channels(channels: int, number: int) -> None:
 @in_turn("count", [1, 7, 8, 9, 17])
 def test_any_number_of_ranges(count: int) -> None:
     rng = np.random.default_rng(count)
-    spots = [rng.normal(1, 1, (12, 3)).astype(np.float32), rng.normal(0, 2, (5, 2)).astype(np.float32)]
+    spots = [
+        rng.normal(1, 1, (12, 3)).astype(np.float32),
+        rng.normal(0, 2, (5, 2)).astype(np.float32),
+    ]
     ranges = np.linspace(0.5, 4.0, count)
     biased, whole = rounding(spots, ranges, 7)
     assert biased.shape == whole.shape == (count,)
@@ -491,24 +572,35 @@ def test_any_number_of_ranges(count: int) -> None:
         by_hand = [(e.mean(axis=0) ** 2 - e.var(axis=0, ddof=1) / len(e)).sum() for e in errors]
         assert biased[k] == pytest.approx(np.maximum(by_hand, 0.0).mean(), rel=1e-3, abs=1e-5)
     alone = [rounding(spots, ranges[k : k + 1], 7) for k in range(count)]
-    assert [float(b[0]) for b, _ in alone] == biased.tolist() and [float(w[0]) for _, w in alone] == whole.tolist()
+    assert [float(b[0]) for b, _ in alone] == biased.tolist() and [
+        float(w[0]) for _, w in alone
+    ] == whole.tolist()
     turned = rounding(spots[::-1], ranges, 7)
-    assert turned[0].tolist() == biased.tolist() and turned[1].tolist() == whole.tolist(), "in any order, to the bit"
+    assert turned[0].tolist() == biased.tolist() and turned[1].tolist() == whole.tolist(), (
+        "in any order, to the bit"
+    )
 
 
 BINS = 64
 ARRAYS = st.lists(
-    st.lists(st.floats(width=32, allow_nan=True, allow_infinity=True), max_size=12), min_size=1, max_size=6
+    st.lists(st.floats(width=32, allow_nan=True, allow_infinity=True), max_size=12),
+    min_size=1,
+    max_size=6,
 )
 
 
 @hypothesis.given(ARRAYS, st.randoms(use_true_random=False), st.booleans())
-def test_any_partition_in_any_order_is_the_whole(lists: list[list[float]], random: Any, focused: bool) -> None:
+def test_any_partition_in_any_order_is_the_whole(
+    lists: list[list[float]], random: Any, focused: bool
+) -> None:
     arrays = [np.array(values, np.float32) for values in lists]
     whole = {"t": TensorStatistics(BINS), "u": TensorStatistics(BINS)}
     packets = []
     for array in arrays:
-        parts = {"t": TensorStatistics.of(array, BINS), "u": TensorStatistics.of(array[::2] * 0.5, BINS)}
+        parts = {
+            "t": TensorStatistics.of(array, BINS),
+            "u": TensorStatistics.of(array[::2] * 0.5, BINS),
+        }
         whole["t"].add(array)
         whole["u"].add(array[::2] * 0.5)
         if focused and len(array) % 2:
@@ -522,9 +614,19 @@ def test_any_partition_in_any_order_is_the_whole(lists: list[list[float]], rando
     assert {n: state(p) for n, p in found.items()} == {n: state(p) for n, p in whole.items()}
 
 
-@in_turn(("count", "width"), [
-    (1, 1), (255, 1), (256, 2), (65535, 2), (65536, 4), ((1 << 32) - 1, 4), (1 << 32, 8), (1 << 40, 8),
-])  # fmt: skip
+@in_turn(
+    ("count", "width"),
+    [
+        (1, 1),
+        (255, 1),
+        (256, 2),
+        (65535, 2),
+        (65536, 4),
+        ((1 << 32) - 1, 4),
+        (1 << 32, 8),
+        (1 << 40, 8),
+    ],
+)
 def test_pickled_counts_take_the_fewest_bytes(count: int, width: int) -> None:
     part = TensorStatistics(64)
     part.count = count

@@ -42,7 +42,11 @@ def test_contents_of_urls(folder: Path) -> None:
     there, here = open_data(ROOT, [SPEC]), open_data(folder, [SPEC])
     for a, b in zip(there, here, strict=True):
         assert np.array_equal(a["images"], b["images"])
-    assert [r for _, r in there.skipped] == [r for _, r in here.skipped] == ["cannot identify image file 'broken.png'"]
+    assert (
+        [r for _, r in there.skipped]
+        == [r for _, r in here.skipped]
+        == ["cannot identify image file 'broken.png'"]
+    )
     assert [n for n, _ in there.skipped] == ["broken.png"]
     assert there.fingerprint and there.fingerprint == open_data(ROOT, [SPEC]).fingerprint
     found = collect(conv_net(), ROOT, ["c1"], progress=False)["c1"]
@@ -93,8 +97,13 @@ def test_what_lies_under_a_url(nested: Path, end: str) -> None:
     wanted = ["a/b/picture000.JPG", "picture000.png", "picture001.png", "picture002.png"]
     assert [source.name(k) for k in range(source.count())] == wanted
     part = pickle.loads(pickle.dumps(source.portion([2, 0])))
-    assert isinstance(part, UrlSource) and [part.name(k) for k in range(part.count())] == [wanted[2], wanted[0]]
-    assert (part.load(0)["images"] == source.load(2)["images"]).all() and part.digest(1) == source.digest(0)
+    assert isinstance(part, UrlSource) and [part.name(k) for k in range(part.count())] == [
+        wanted[2],
+        wanted[0],
+    ]
+    assert (part.load(0)["images"] == source.load(2)["images"]).all() and part.digest(
+        1
+    ) == source.digest(0)
     with pytest.raises(DataError) as caught:
         open_data(f"{NESTED}/.hidden/x{end}", [SPEC])
     assert str(caught.value).startswith(f"{NESTED}/.hidden/x{end}: cannot be listed: ")

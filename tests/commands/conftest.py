@@ -29,7 +29,9 @@ class Cli:
     def refused(self, *words: object, code: int = 2) -> str:
         """The one line that it prints of an error, and no traceback."""
         assert self(*words, code=code) == ""
-        lines = [line for line in self.err.splitlines() if line]  # click ends the ^C of a terminal with an empty line
+        lines = [
+            line for line in self.err.splitlines() if line
+        ]  # click ends the ^C of a terminal with an empty line
         assert len(lines) == 1 and lines[0].startswith("qdqtool: "), self.err
         return lines[0]
 

@@ -7,7 +7,9 @@ from tests.builders.models import NASTY, saved, two_convolutions
 from tests.commands.conftest import Cli
 from tests.tables import cases
 
-needs_compiler = pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed")
+needs_compiler = pytest.mark.skipif(
+    not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -19,10 +21,18 @@ def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_text_and_json(tmp_path: Path, cli: Cli) -> None:
     path = saved(two_convolutions(), tmp_path)
     out = cli("build", path, "-o", tmp_path / "out")
-    assert "1 of 2 convolutions in INT8" in out and "build.log" in out and "NVIDIA's licence" in cli.err
+    assert (
+        "1 of 2 convolutions in INT8" in out
+        and "build.log" in out
+        and "NVIDIA's licence" in cli.err
+    )
     table = cli.json("build", path, "--sm", "8.9", "--sm", "SM86")
     assert cli.err == ""
-    assert (table["schema"], table["status"], table["targets"]) == ("qdqtool/build/1", "built", ["SM89", "SM86"])
+    assert (table["schema"], table["status"], table["targets"]) == (
+        "qdqtool/build/1",
+        "built",
+        ["SM89", "SM86"],
+    )
     assert [n["precision"] for n in table["nodes"]] == ["INT8", "FP32"]
 
 
@@ -32,7 +42,9 @@ def test_what_was_built(tmp_path: Path, cli: Cli) -> None:
     path = saved(two_convolutions(NASTY, ""), tmp_path)
     assert "2 of 2 convolutions agree" in cli("verify", path, "--builder", "tensorrt-rtx")
     path = saved(two_convolutions(bad_zero_point=True), tmp_path)
-    assert "refused: Assertion failed: shiftIsAllZeros" in cli("build", path, "-o", tmp_path / "out", code=1)
+    assert "refused: Assertion failed: shiftIsAllZeros" in cli(
+        "build", path, "-o", tmp_path / "out", code=1
+    )
     assert (tmp_path / "out" / "build.log").exists()
 
 

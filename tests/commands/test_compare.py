@@ -22,7 +22,9 @@ def models(tmp_path: Path) -> Path:
 
 
 def test_answers(models: Path, cli: Cli) -> None:
-    lines = cli("compare", models / "good.onnx", models / "bad.onnx", "--target", "trt8.5").splitlines()
+    lines = cli(
+        "compare", models / "good.onnx", models / "bad.onnx", "--target", "trt8.5"
+    ).splitlines()
     assert lines[0].startswith("2 convolutions lost INT8: the Q/DQ of their weights are gone")
     assert max(map(len, lines)) <= 80
     assert any("b0.a" in line for line in lines) and any("b2.a" in line for line in lines)
@@ -30,27 +32,54 @@ def test_answers(models: Path, cli: Cli) -> None:
     (models / "other" / "good.onnx").write_bytes((models / "bad.onnx").read_bytes())
     named = cli("compare", models / "good.onnx", models / "other" / "good.onnx")
     assert "other/good.onnx" in named.replace("\n   ", "")
-    cli("compare", models / "good.onnx", models / "good.onnx", "--gpu", "T4",
-        *(f"--fail-on={c}" for c in ("lost-int8", "conversions", "any", "slower")))
+    cli(
+        "compare",
+        models / "good.onnx",
+        models / "good.onnx",
+        "--gpu",
+        "T4",
+        *(f"--fail-on={c}" for c in ("lost-int8", "conversions", "any", "slower")),
+    )
     page = models / "page.html"
     cli("compare", models / "float.onnx", models / "good.onnx", "--report", page)
     assert "float.onnx" in page.read_text()
 
 
-@pytest.mark.parametrize(("condition", "code"), [
-    ("lost-int8", 1), ("conversions", 1), ("any", 1), ("scales", 0), ("unmatched", 0), ("slower", 2),
-])
+@pytest.mark.parametrize(
+    ("condition", "code"),
+    [
+        ("lost-int8", 1),
+        ("conversions", 1),
+        ("any", 1),
+        ("scales", 0),
+        ("unmatched", 0),
+        ("slower", 2),
+    ],
+)
 def test_fail_on(models: Path, cli: Cli, condition: str, code: int) -> None:
-    cli("compare", models / "good.onnx", models / "bad.onnx", "--target", "trt8.5", "--fail-on", condition, code=code)
+    cli(
+        "compare",
+        models / "good.onnx",
+        models / "bad.onnx",
+        "--target",
+        "trt8.5",
+        "--fail-on",
+        condition,
+        code=code,
+    )
     assert (f"--fail-on {condition}" in cli.err) == bool(code)
 
 
-@pytest.mark.parametrize(("a", "b", "conditions"), [
-    ("good.onnx", "good.json", ("scales", "slower", "any")),  # its listing has no Q
-    ("good.json", "good.json", ("scales", "slower")), ("good.onnx", "good.onnx", ("slower",)),
-    ("good.json", "cut.json", ("any", "lost-int8", "conversions", "unmatched")),
-    ("good.onnx", "cut.json", ("any", "lost-int8")),
-])
+@pytest.mark.parametrize(
+    ("a", "b", "conditions"),
+    [
+        ("good.onnx", "good.json", ("scales", "slower", "any")),  # its listing has no Q
+        ("good.json", "good.json", ("scales", "slower")),
+        ("good.onnx", "good.onnx", ("slower",)),
+        ("good.json", "cut.json", ("any", "lost-int8", "conversions", "unmatched")),
+        ("good.onnx", "cut.json", ("any", "lost-int8")),
+    ],
+)
 def test_what_cannot_be_checked_is_no_success(
     models: Path, capsys: pytest.CaptureFixture[str], a: str, b: str, conditions: tuple[str, ...]
 ) -> None:
@@ -61,9 +90,20 @@ def test_what_cannot_be_checked_is_no_success(
         code = run(["compare", str(models / a), str(models / b), "--fail-on", condition])
         assert code in (1, 2) and capsys.readouterr().err.count("\n") == 1, condition
     if b != "cut.json":
-        every = ("lost-int8", "lost-int8-output", "conversions", "scales", "unmatched", "slower", "any")
+        every = (
+            "lost-int8",
+            "lost-int8-output",
+            "conversions",
+            "scales",
+            "unmatched",
+            "slower",
+            "any",
+        )
         others = [f"--fail-on={c}" for c in every if c not in conditions]
-        assert run(["compare", str(models / a), str(models / b), *others]) == 0 and not capsys.readouterr().err
+        assert (
+            run(["compare", str(models / a), str(models / b), *others]) == 0
+            and not capsys.readouterr().err
+        )
 
 
 @pytest.mark.parametrize(*cases("commands/compare-bad-input-is-one-line"))

@@ -10,7 +10,9 @@ from tests.tables import in_turn
 
 
 def _state(model: onnx.ModelProto, **types: list[int]) -> onnx.ModelProto:
-    model.graph.value_info.extend(helper.make_tensor_value_info(n, TensorProto.FLOAT, d) for n, d in types.items())
+    model.graph.value_info.extend(
+        helper.make_tensor_value_info(n, TensorProto.FLOAT, d) for n, d in types.items()
+    )
     return model
 
 
@@ -50,21 +52,36 @@ def _transpose_of_scalars() -> onnx.ModelProto:
 
 
 GRAPHS = {
-    "a product of vectors": _product_of_vectors, "a Concat of scalars": _concat_of_scalars,
-    "a product of three": _product_of_three, "a Transpose of scalars": _transpose_of_scalars,
-    **{f"{op} of {source}, {weights} to {target}":
-       lambda op=op, source=source, weights=weights, target=target: _products(source, weights, target, op)
-       for op in ("MatMul", "Gemm", "Conv", "ConvTranspose")
-       for source, weights, target in (([], [4, 4], [4]), ([8], [8, 8, 1, 1], [1, 8, 4, 4]), ([4], [], [4, 4]),
-                                       ([1, 8, 4, 4], [8, 8, 1, 1], []))},
+    "a product of vectors": _product_of_vectors,
+    "a Concat of scalars": _concat_of_scalars,
+    "a product of three": _product_of_three,
+    "a Transpose of scalars": _transpose_of_scalars,
+    **{
+        f"{op} of {source}, {weights} to {target}": lambda op=op, source=source, weights=weights, target=target: (
+            _products(source, weights, target, op)
+        )
+        for op in ("MatMul", "Gemm", "Conv", "ConvTranspose")
+        for source, weights, target in (
+            ([], [4, 4], [4]),
+            ([8], [8, 8, 1, 1], [1, 8, 4, 4]),
+            ([4], [], [4, 4]),
+            ([1, 8, 4, 4], [8, 8, 1, 1], []),
+        )
+    },
 }
 
 
 @in_turn("graph", GRAPHS)
-def test_contradictions(graph, tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_contradictions(
+    graph, tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     onnx.save(GRAPHS[graph](), "m.onnx")
-    for command in ("predict m.onnx --gpu T4", "predict m.onnx --gpu T4 --target rtx1.7", "predict m.onnx --target 11",
-                    "report m.onnx -o out.html --target rtx1.7"):
+    for command in (
+        "predict m.onnx --gpu T4",
+        "predict m.onnx --gpu T4 --target rtx1.7",
+        "predict m.onnx --target 11",
+        "report m.onnx -o out.html --target rtx1.7",
+    ):
         assert run(command.split()) in (0, 2), command
         assert "internal error" not in capsys.readouterr().err, command

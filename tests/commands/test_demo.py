@@ -35,12 +35,20 @@ def test_demo_writes_a_model_says_what_to_do_next_and_does_it_again(
     folder = tmp_path / "demo"
     inserted: list[Insertion] = []
     insert = recording.insert
-    monkeypatch.setattr(recording, "insert", lambda *a, **k: inserted.append(insert(*a, **k)) or inserted[-1])
+    monkeypatch.setattr(
+        recording, "insert", lambda *a, **k: inserted.append(insert(*a, **k)) or inserted[-1]
+    )
     asked: list[Any] = []
-    page = SimpleNamespace(save=lambda path: Path(path).write_text("page"))  # takes longer than all else: is slow
-    monkeypatch.setattr("qdqtool.render.reporting.api.report", lambda *a, **k: asked.append((*a, k)) or page)
+    page = SimpleNamespace(
+        save=lambda path: Path(path).write_text("page")
+    )  # takes longer than all else: is slow
+    monkeypatch.setattr(
+        "qdqtool.render.reporting.api.report", lambda *a, **k: asked.append((*a, k)) or page
+    )
     text = cli("demo", "-o", folder, "--size", "64", "--images", "5")
-    assert sorted(p.name for p in (folder / "images").iterdir()) == [f"demo-{i:03d}.png" for i in range(5)]
+    assert sorted(p.name for p in (folder / "images").iterdir()) == [
+        f"demo-{i:03d}.png" for i in range(5)
+    ]
     model = onnx.load(folder / "yolov8n-demo_qdq.onnx")
     check(model)
     assert sum(n.op_type == "DequantizeLinear" for n in model.graph.node) == 121
@@ -49,14 +57,25 @@ def test_demo_writes_a_model_says_what_to_do_next_and_does_it_again(
     assert "qdqtool insert yolov8n.onnx --calib images/" in text
     assert f"wrote {folder / 'yolov8n-demo_report.html'}: open it in a browser" in text
     assert "of the default demo" in text and "recording of an earlier build" not in text
-    assert "pip install qdqtool[rtx]" in text and max(map(len, text.splitlines())) <= 80 + len(str(tmp_path)) * 2
+    assert (
+        "pip install qdqtool[rtx]" in text
+        and max(map(len, text.splitlines())) <= 80 + len(str(tmp_path)) * 2
+    )
     steps = re.split(r"^\d\. ", text, flags=re.M)
     assert len(steps[2].splitlines()) <= 25
     command = shlex.split(text.splitlines()[-1])
     assert cli(*command[-5:]) and len(cli(*command[-5:-1]).splitlines()) <= 25
-    assert (folder / "yolov8n-demo_report.html").read_text() == "page" and asked == [(
-        folder / "yolov8n-demo_qdq.onnx", {"before": folder / "yolov8n-demo.onnx", "target": target_named("trt10"),
-                                           "gpu": "RTX 3060", "calib_cache": folder / "calibration.npz"})]
+    assert (folder / "yolov8n-demo_report.html").read_text() == "page" and asked == [
+        (
+            folder / "yolov8n-demo_qdq.onnx",
+            {
+                "before": folder / "yolov8n-demo.onnx",
+                "target": target_named("trt10"),
+                "gpu": "RTX 3060",
+                "calib_cache": folder / "calibration.npz",
+            },
+        )
+    ]
     # A second run replaces the first, and no picture of another name.
     (folder / "images" / "demo-000.png").rename(folder / "images" / "demo-mine.png")
     monkeypatch.setattr(recording, "_difference", lambda *_: (0.0, 1.0))
@@ -69,9 +88,12 @@ def test_demo_writes_a_model_says_what_to_do_next_and_does_it_again(
 
 
 @pytest.mark.parametrize(
-    ("args", "words"), [
-        (["--size", "100"], "not a positive multiple of 32"), (["--target", "trt1"], "unknown target"),
-        (["--images", str(2**63)], "100000"), (["--size", "992"], "--size 992: the limit of the demo is 960"),
+    ("args", "words"),
+    [
+        (["--size", "100"], "not a positive multiple of 32"),
+        (["--target", "trt1"], "unknown target"),
+        (["--images", str(2**63)], "100000"),
+        (["--size", "992"], "--size 992: the limit of the demo is 960"),
     ],
 )
 def test_errors(tmp_path: Path, cli: Cli, args: list[str], words: str) -> None:
@@ -88,12 +110,21 @@ def test_architecture_is_yolov8n() -> None:
     check(model)
     ops = Counter(n.op_type for n in model.graph.node)
     assert {op: ops[op] for op in ("Conv", "Concat", "Split", "MaxPool", "Resize", "Softmax")} == {
-        "Conv": 64, "Concat": 19, "Split": 9, "MaxPool": 3, "Resize": 2, "Softmax": 1,
-    }  # fmt: skip
+        "Conv": 64,
+        "Concat": 19,
+        "Split": 9,
+        "MaxPool": 3,
+        "Resize": 2,
+        "Softmax": 1,
+    }
     weights = [t for t in model.graph.initializer if t.name.startswith("model.")]
     assert sum(int(np.prod(t.dims)) for t in weights) == 3_151_904
     assert {p.key for p in model.metadata_props} >= {"names", "stride", "imgsz"}
-    assert yolov8n(64).SerializeToString() == model.SerializeToString() != yolov8n(64, seed=1).SerializeToString()
+    assert (
+        yolov8n(64).SerializeToString()
+        == model.SerializeToString()
+        != yolov8n(64, seed=1).SerializeToString()
+    )
 
 
 @pytest.mark.parametrize("activation", ["silu", "relu"])
@@ -141,7 +172,9 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_default_model_is_the_recorded_one(quantized: Path) -> None:
     result = verify_recorded(quantized)
-    assert result is not None, "the demo's model or placement has changed: run python -m tests.tools.record_demo"
+    assert result is not None, (
+        "the demo's model or placement has changed: run python -m tests.tools.record_demo"
+    )
     assert result.convolutions.agree == result.convolutions.total == 64
     assert (exit_code(result), result.build.tensorrt) == (0, "1.7.1.116")
     table = json.loads(RECORDING.read_text())
@@ -168,7 +201,9 @@ def test_a_recording_that_says_otherwise_is_a_mismatch(
 def test_the_recording_is_what_the_compiler_says(quantized: Path) -> None:
     built = {n.name: (str(n.precision), str(n.output)) for n in build_model(quantized).nodes}
     table = json.loads(RECORDING.read_text())
-    assert {row["name"]: (row["precision"], row["output"]) for row in table["convolutions"]} == built
+    assert {
+        row["name"]: (row["precision"], row["output"]) for row in table["convolutions"]
+    } == built
 
 
 @pytest.mark.slow

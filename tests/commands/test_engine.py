@@ -13,14 +13,42 @@ from tests.commands.conftest import Cli
 @pytest.fixture
 def engine(tmp_path: Path) -> Path:
     path = tmp_path / "layers.json"
-    q = layer("q0", "Reformat", [tensor("i", [2, 64, 56, 56], FP32)], [tensor("x", [2, 64, 56, 56], INT8)],
-    Origin="QDQ")
+    q = layer(
+        "q0",
+        "Reformat",
+        [tensor("i", [2, 64, 56, 56], FP32)],
+        [tensor("x", [2, 64, 56, 56], INT8)],
+        Origin="QDQ",
+    )
     path.write_text(json.dumps({"Layers": [q, CONV], "Bindings": ["i", "y"]}))
-    (tmp_path / "profile.json").write_text(json.dumps([
-        {"count": 10}, {"name": "q0", "timeMs": 5.0, "averageMs": 0.5, "medianMs": 0.5, "percentage": 25.0},
-        {"name": "conv", "timeMs": 15.0, "averageMs": 1.5, "medianMs": 1.5, "percentage": 75.0},
-        {"name": "other", "timeMs": 0.0, "averageMs": 0.0, "medianMs": 0.0, "percentage": 0.0},
-    ]))
+    (tmp_path / "profile.json").write_text(
+        json.dumps(
+            [
+                {"count": 10},
+                {
+                    "name": "q0",
+                    "timeMs": 5.0,
+                    "averageMs": 0.5,
+                    "medianMs": 0.5,
+                    "percentage": 25.0,
+                },
+                {
+                    "name": "conv",
+                    "timeMs": 15.0,
+                    "averageMs": 1.5,
+                    "medianMs": 1.5,
+                    "percentage": 75.0,
+                },
+                {
+                    "name": "other",
+                    "timeMs": 0.0,
+                    "averageMs": 0.0,
+                    "medianMs": 0.0,
+                    "percentage": 0.0,
+                },
+            ]
+        )
+    )
     return path
 
 
@@ -51,7 +79,11 @@ def test_compare(engine: Path, tmp_path: Path, cli: Cli) -> None:
     fields = {**CONV, "Inputs": [tensor("i", [2, 64, 56, 56], FP16), *CONV["Inputs"][1:]]}
     other.write_text(json.dumps({"Layers": [fields], "Bindings": []}))
     times = tmp_path / "times.json"
-    times.write_text(json.dumps([{"count": 1}, {"name": "conv", "timeMs": 3.0, "averageMs": 3.0, "percentage": 100.0}]))
+    times.write_text(
+        json.dumps(
+            [{"count": 1}, {"name": "conv", "timeMs": 3.0, "averageMs": 3.0, "percentage": 100.0}]
+        )
+    )
     profile = engine.with_name("profile.json")
     arguments = ["engine", other, "--profile", times, "--compare", engine, "--compare", profile]
     text = cli(*arguments)
@@ -62,12 +94,17 @@ def test_compare(engine: Path, tmp_path: Path, cli: Cli) -> None:
     assert [pair["change_ms"] for pair in data["pairs"]] == [-1.5, 0.5]
 
 
-@pytest.mark.parametrize(("content", "words"), [
-    ('{"Layers": ["a", "b"]}', "names without precisions; build again with: trtexec"),
-    ('[{"count": 1}]', "no engine listing"), ('{"x": 1}', "without 'Layers'"), ("[" * 100_000, "nested too deeply"),
-    ('{"Layers": [' + '{"Name": "a", "x": ' * 50_000, "nested too deeply"),
-    ('{"Layers": [{"Name": "a", "Inputs": [' + "[" * 50_000, "nested too deeply"),
-])
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"Layers": ["a", "b"]}', "names without precisions; build again with: trtexec"),
+        ('[{"count": 1}]', "no engine listing"),
+        ('{"x": 1}', "without 'Layers'"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"Layers": [' + '{"Name": "a", "x": ' * 50_000, "nested too deeply"),
+        ('{"Layers": [{"Name": "a", "Inputs": [' + "[" * 50_000, "nested too deeply"),
+    ],
+)
 def test_bad_input(content: str, words: str, tmp_path: Path, cli: Cli) -> None:
     path = tmp_path / "bad.json"
     path.write_text(content)

@@ -1,6 +1,5 @@
 """``qdqtool explain``."""
 
-
 import onnx
 import pytest
 
@@ -26,18 +25,28 @@ def test_lists_and_texts(cli):
     assert "not on rtx1.7" in out
 
 
-@pytest.mark.parametrize("message", [
-    '[6] Assertion failed: shiftIsAllZeros(zeroPoint) && "TRT only supports symmetric quantization"',
-    "[E] [TRT] 4: Could not fuse 2nd input (kernel weights) of CONVOLUTION",
-])
+@pytest.mark.parametrize(
+    "message",
+    [
+        '[6] Assertion failed: shiftIsAllZeros(zeroPoint) && "TRT only supports symmetric quantization"',
+        "[E] [TRT] 4: Could not fuse 2nd input (kernel weights) of CONVOLUTION",
+    ],
+)
 def test_error_text(cli, message):
     out = cli("explain", message)
-    assert "Cause" in out and "Fix" in out and "'qdqtool predict' reports it before the build" in out
+    assert (
+        "Cause" in out and "Fix" in out and "'qdqtool predict' reports it before the build" in out
+    )
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
-    (["SKIPFLOAT"], "SKIP-FLOAT"), (["what ails thee"], "is not a finding code"), ([], "give a finding"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["SKIPFLOAT"], "SKIP-FLOAT"),
+        (["what ails thee"], "is not a finding code"),
+        ([], "give a finding"),
+    ],
+)
 def test_unknown(cli, arguments, said):
     assert said in cli.refused("explain", *arguments)
 
@@ -51,7 +60,11 @@ def test_ways_and_lines(tmp_path, cli):
     assert cli("explain", "--for", "torch-tensorrt").startswith("With Torch-TensorRT")
     cli.refused("predict", model, "--for", "make")
     out = cli("explain", "[V] [TRT] Running: QDQToCopy on QuantizeLinear_28")
-    for part in ("A conversion that stays in the engine", "bevfusion-camera-orin-trt8502:870",
-                 "Rule: qdqtool/trt/passes/qdq_to_copy.py", "Test: tests/trt/passes/test_qdq_to_copy.py"):
+    for part in (
+        "A conversion that stays in the engine",
+        "bevfusion-camera-orin-trt8502:870",
+        "Rule: qdqtool/trt/passes/qdq_to_copy.py",
+        "Test: tests/trt/passes/test_qdq_to_copy.py",
+    ):
         assert part in out, part
     assert all(len(line) <= 80 for line in out.splitlines())

@@ -1,6 +1,5 @@
 """``qdqtool fix``."""
 
-
 import numpy as np
 import onnx
 import pytest
@@ -52,13 +51,18 @@ def test_what_was_asked_for_and_left(model, tmp_path, cli):
     np.savez(tmp_path / "in.npz", x=np.ones((1, 16, 16, 16), np.float32))
     cli("fix", model, "-o", tmp_path / "f.onnx", "--inputs", tmp_path / "in.npz")
     onnx.save(simple(scale=float("nan"), zero=3), tmp_path / "bad.onnx")
-    assert "left: " in cli("fix", tmp_path / "bad.onnx", "-o", tmp_path / "f.onnx", "--only", "ADD-BOTH", code=1)
+    assert "left: " in cli(
+        "fix", tmp_path / "bad.onnx", "-o", tmp_path / "f.onnx", "--only", "ADD-BOTH", code=1
+    )
     onnx.save(GRAPHS["weights-not-constant"](), tmp_path / "m.onnx")
     arguments = ["--only", "W-NONCONST", "--only", "ADD-BOTH", "--target", "trt8.5"]
     answer = cli.json("fix", tmp_path / "m.onnx", "-o", tmp_path / "f.onnx", *arguments)
     assert answer["applied"] == [] and answer["notes"] == [
-        Remark.CODE_NOT_FOUND(code="ADD-BOTH", target="trt8.5")]
-    assert [(c["code"], c["node"], bool(c["why_not"])) for c in answer["refused"]] == [("W-NONCONST", "c", True)]
+        Remark.CODE_NOT_FOUND(code="ADD-BOTH", target="trt8.5")
+    ]
+    assert [(c["code"], c["node"], bool(c["why_not"])) for c in answer["refused"]] == [
+        ("W-NONCONST", "c", True)
+    ]
 
 
 @pytest.mark.parametrize(*cases("commands/fix-bad-usage"))

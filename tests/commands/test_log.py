@@ -23,26 +23,42 @@ def test_pages(log: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: P
     text = cli("log", log)
     assert cli.err == ""
     for part in (
-        "TensorRT 8.5.2 on Orin (4 SMs), PASSED", "FP32, INT8; what is not INT8 runs in FP32: add --fp16",
-        "net_qdq.onnx, 6 nodes", "9 (original) -> 3 (tensor merging) -> 2 (vertical",
-        "3 layers, of them 1 convolution:", "1 x INT8 -> FP32",
-        "Conversions at run time: 1\n  FP32 -> INT8  1x3x8x8  q0", "Reformats (layout only): 1",
-        "3 tactics timed for 1 layer,", "1 s      2 tactics  w + wq + conv", "slowest reformat tried: 0.125 "
-        "ms  <in> -> y", "4,096 bytes", "424.281 qps",
-        "0.0625 ms in 2 layers, 781 iterations", "0.0500 ms  80.0%  w + wq + conv + relu",
-        "Calibrator won't be used", "Nothing to do.",
+        "TensorRT 8.5.2 on Orin (4 SMs), PASSED",
+        "FP32, INT8; what is not INT8 runs in FP32: add --fp16",
+        "net_qdq.onnx, 6 nodes",
+        "9 (original) -> 3 (tensor merging) -> 2 (vertical",
+        "3 layers, of them 1 convolution:",
+        "1 x INT8 -> FP32",
+        "Conversions at run time: 1\n  FP32 -> INT8  1x3x8x8  q0",
+        "Reformats (layout only): 1",
+        "3 tactics timed for 1 layer,",
+        "1 s      2 tactics  w + wq + conv",
+        "slowest reformat tried: 0.125 ms  <in> -> y",
+        "4,096 bytes",
+        "424.281 qps",
+        "0.0625 ms in 2 layers, 781 iterations",
+        "0.0500 ms  80.0%  w + wq + conv + relu",
+        "Calibrator won't be used",
+        "Nothing to do.",
     ):
         assert part in text, part
     assert "QuantizeDoubleInputNodes 1 fusing 1, Removing 2" in " ".join(text.split())
     wide = [line for line in text.splitlines() if len(line) > 80]
     assert [line for line in wide if str(log) not in line and "CopyNode" not in line] == []
     path = tmp_path / "dla.log"
-    path.write_text("[I] [TRT] [DlaLayer] {ForeignNode[a...b]}\n[I] [TRT] [GpuLayer] COPY: c\n[I] [TRT] [GpuLayer] d\n")
+    path.write_text(
+        "[I] [TRT] [DlaLayer] {ForeignNode[a...b]}\n[I] [TRT] [GpuLayer] COPY: c\n[I] [TRT] [GpuLayer] d\n"
+    )
     assert "1 on DLA, 2 on GPU" in cli("log", path)
     (tmp_path / "n.json").write_text('["a", "b"]')
-    (tmp_path / "b.log").write_text("&&&& RUNNING TensorRT.trtexec [TensorRT v8003] # trtexec --onnx=m.onnx --int8\n")
+    (tmp_path / "b.log").write_text(
+        "&&&& RUNNING TensorRT.trtexec [TensorRT v8003] # trtexec --onnx=m.onnx --int8\n"
+    )
     text = cli("log", tmp_path / "n.json", tmp_path / "b.log")
-    assert "trtexec --onnx=m.onnx --int8 --verbose --nvtxMode=verbose --dumpProfile > build.log 2>&1" in text
+    assert (
+        "trtexec --onnx=m.onnx --int8 --verbose --nvtxMode=verbose --dumpProfile > build.log 2>&1"
+        in text
+    )
     assert "--profilingVerbosity" not in text
     output = log.with_name("page.txt")
     assert cli("log", log, "-o", output) == ""
@@ -58,15 +74,22 @@ def test_passes_and_numbers(log: Path, cli: Cli) -> None:
     assert len(text.splitlines()) == 4
     listed = cli.json("log", log, "--pass", "QDQToCopy")
     assert [row["text"] for row in listed] == [
-        "Running: QDQToCopy on q0", "Swap the layer type of q0 from QUANTIZE to kQDQ",
+        "Running: QDQToCopy on q0",
+        "Swap the layer type of q0 from QUANTIZE to kQDQ",
     ]
     error = cli.refused("log", log, "--pass", "NoSuchPass")
     assert "no such pass" in error and "QDQToCopy" in error
     assert "more than one" in cli.refused("log", log, "--pass", "Const")
     facts = cli.json("log", log)
     assert facts["schema"] == "qdqtool/log/1"
-    assert facts["build"] == {"source": "trtexec-log", "files": [str(log)], "tensorrt": "8.5.2", "device": "Orin",
-                              "complete": True, "missing": []}
+    assert facts["build"] == {
+        "source": "trtexec-log",
+        "files": [str(log)],
+        "tensorrt": "8.5.2",
+        "device": "Orin",
+        "complete": True,
+        "missing": [],
+    }
     assert facts["engine"]["signatures"] == {"INT8 -> FP32": 1}
     assert facts["messages"][0]["known"] == "calibrator-unused"
     assert facts["lines"]["unexplained"] == 0
@@ -81,8 +104,10 @@ def test_a_listing_of_names_is_answered_with_the_command_to_run(
     files = [names]
     if version:
         log = tmp_path / "build.log"
-        log.write_text(f"&&&& RUNNING TensorRT.trtexec [TensorRT v{version}] # trtexec --onnx=m.onnx --best "
-                       "--saveEngine=m.plan --exportLayerInfo=names.json\n")
+        log.write_text(
+            f"&&&& RUNNING TensorRT.trtexec [TensorRT v{version}] # trtexec --onnx=m.onnx --best "
+            "--saveEngine=m.plan --exportLayerInfo=names.json\n"
+        )
         files.append(log)
     text = cli("log", *files)
     assert "names and no precisions" in text

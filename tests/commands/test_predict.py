@@ -34,11 +34,16 @@ def test_answers(model, cli, tmp_path, g):
     assert "Conversion: FLOAT -> INT8  next.in.Q" in out
     data = cli.json("predict", model, "--fail-on", "SKIP-FLOAT", code=1)
     assert data["schema"] == "qdqtool/prediction/1" and data["summary"]["conversions"] == 3
-    assert data["findings"][0]["code"] == "SKIP-FLOAT" and "c2" in data["findings"][0]["convolutions"]
+    assert (
+        data["findings"][0]["code"] == "SKIP-FLOAT" and "c2" in data["findings"][0]["convolutions"]
+    )
     assert cli.err == "qdqtool: --fail-on SKIP-FLOAT: 1 finding (SKIP-FLOAT at sum)\n"
     out = tmp_path / "answer.txt"
     assert cli("predict", model, "-o", out) == "" and out.read_text().startswith("4 convolutions")
-    onnx.save(g.model(g.conv(g.input(1, 16, 8, 8), "c", 16, scale=None, weights="float")), tmp_path / "f.onnx")
+    onnx.save(
+        g.model(g.conv(g.input(1, 16, 8, 8), "c", 16, scale=None, weights="float")),
+        tmp_path / "f.onnx",
+    )
     cli("predict", tmp_path / "f.onnx", "--require", ".", code=1)
     assert "1 of 1 convolutions are not INT8 (c)" in cli.err
 
@@ -64,7 +69,9 @@ def test_bad_files(tmp_path, cli, content):
 
 def test_help_is_quick():
     start = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "qdqtool", "predict", "--help"], check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-m", "qdqtool", "predict", "--help"], check=True, capture_output=True
+    )
     assert time.perf_counter() - start < 2
 
 
@@ -72,8 +79,12 @@ def test_it_loads_nothing_that_it_does_not_need(tmp_path: Path) -> None:
     """Most of what a prediction takes is importing; this is what once came along for a constant or a function."""
     onnx.save(convolutions(12), tmp_path / "m.onnx")
     script = "import sys; from qdqtool.commands.cli import _prepared; _prepared(); print(*sys.modules, file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", script, "predict", str(tmp_path / "m.onnx")], capture_output=True,
-                          text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script, "predict", str(tmp_path / "m.onnx")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     loaded = set(done.stderr.split())
     assert "qdqtool.trt.pipeline" in loaded and done.stdout
     assert not loaded & {"PIL", "onnxruntime", "calibration", "qdqtool.timing.parts"}

@@ -21,18 +21,25 @@ def test_answers_with_times(model, cli, monkeypatch, tmp_path):
     assert out.startswith("INT8 as placed: ") and "; FP16: " in out.splitlines()[0]
     assert "What each fix saves at most" in out and "Slowest layers" not in out
     assert "Slowest layers" in cli("predict", model, "--gpu", "rtx 3060", "--layers")
-    assert max(len(line) for line in out.splitlines() if not line.startswith("build: ")) <= 80  # a command is one line
+    assert (
+        max(len(line) for line in out.splitlines() if not line.startswith("build: ")) <= 80
+    )  # a command is one line
     data = cli.json("predict", model, "--gpu", "Jetson Orin Nano", "--clock", "600")
     assert data["time"]["gpu"] == "Jetson Orin Nano 8GB" and data["time"]["clock_mhz"] == 600
     assert 0 < data["time"]["low_ms"] < data["time"]["total_ms"] < data["time"]["high_ms"]
     assert all(isinstance(layer["ms"], float) for layer in data["layers"])
     data = cli.json("predict", model)
     assert "time" not in data and all(layer["ms"] is None for layer in data["layers"])
-    assert "INT8 as placed: " in cli("predict", model, "--gpu", "T4", "--format", "markdown").splitlines()[2]
+    assert (
+        "INT8 as placed: "
+        in cli("predict", model, "--gpu", "T4", "--format", "markdown").splitlines()[2]
+    )
     out = cli("predict", model, "--target", "trt8.6", "--gpu", "T4", "--layers")
     layers = out.partition("Engine layers")[2].partition("\n\n")[0].splitlines()[1:]
     assert layers and all(line.endswith(" ms") for line in layers)
-    first = cli("predict", saved(tmp_path, chain(quantized=False, batch=16)), "--gpu", "A100").splitlines()
+    first = cli(
+        "predict", saved(tmp_path, chain(quantized=False, batch=16)), "--gpu", "A100"
+    ).splitlines()
     assert first[0].startswith("FP16: ") and "INT8 would be" in first[1]
 
 
@@ -57,7 +64,9 @@ def test_calibrations_versions_and_gains(model, tmp_path, cli):
     plain = saved(tmp_path, chain(quantized=False), "float.onnx")
     cli("predict", plain, "--gpu", "rtx 3060", "--require-gain", "1.1", code=1)
     assert "no Q/DQ" in cli.err
-    found = cli.json("predict", saved(tmp_path, chain(quantized=False)), "--gpu", "P100")["findings"]
+    found = cli.json("predict", saved(tmp_path, chain(quantized=False)), "--gpu", "P100")[
+        "findings"
+    ]
     assert "GPU-NO-INT8" not in {f["code"] for f in found}
 
 
@@ -66,10 +75,17 @@ def test_mistakes_are_one_line_and_exit_2(model, cli, arguments, words):
     assert words in cli.refused("predict", model, *arguments)
 
 
-@pytest.mark.parametrize(("capability", "code"), [
-    ("6.0", "GPU-NO-INT8"), ("5.3", "GPU-NO-INT8"), ("70", "GPU-DP4A"), ("6.1", "GPU-DP4A"),
-    ("8.6", None), ("7.5", None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("capability", "code"),
+    [
+        ("6.0", "GPU-NO-INT8"),
+        ("5.3", "GPU-NO-INT8"),
+        ("70", "GPU-DP4A"),
+        ("6.1", "GPU-DP4A"),
+        ("8.6", None),
+        ("7.5", None),
+    ],
+)
 def test_what_a_compute_capability_cannot_do(model, cli, capability, code):
     found = cli.json("predict", model, "--target", "trt8.5", "--sm", capability)["findings"]
     assert [f["code"] for f in found if f["code"].startswith("GPU-")] == ([code] if code else [])
@@ -77,7 +93,11 @@ def test_what_a_compute_capability_cannot_do(model, cli, capability, code):
 
 @pytest.mark.parametrize("target", ["trt8.0", "trt8.4", "trt8.6", "trt10", "trt11", "rtx1.7"])
 def test_every_target_has_a_time(model, cli, target):
-    assert 0.01 < cli.json("predict", model, "--gpu", "RTX 3060", "--target", target)["time"]["total_ms"] < 1
+    assert (
+        0.01
+        < cli.json("predict", model, "--gpu", "RTX 3060", "--target", target)["time"]["total_ms"]
+        < 1
+    )
 
 
 def test_gpus(cli, monkeypatch):
@@ -102,9 +122,15 @@ def profile_of(path, tmp_path, factor=1.0):
     prediction = predict(index, target)
     times = estimate(index, prediction, find("A100 80GB PCIe"), target).layers
     keys = ("timeMs", "averageMs", "medianMs")
-    rows = [{"name": layer.name, **dict.fromkeys(keys, t * factor), "percentage": 1.0}
-            for layer, t in zip(prediction.layers, times, strict=True)]
-    listing = {"Layers": [{"Name": layer.name, "LayerType": "CaskConvolution"} for layer in prediction.layers]}
+    rows = [
+        {"name": layer.name, **dict.fromkeys(keys, t * factor), "percentage": 1.0}
+        for layer, t in zip(prediction.layers, times, strict=True)
+    ]
+    listing = {
+        "Layers": [
+            {"Name": layer.name, "LayerType": "CaskConvolution"} for layer in prediction.layers
+        ]
+    }
     (tmp_path / "layers.json").write_text(json.dumps(listing))
     (tmp_path / "profile.json").write_text(json.dumps([{"count": 1}, *rows]))
     return path, str(tmp_path / "layers.json"), str(tmp_path / "profile.json")
@@ -122,14 +148,32 @@ def test_verify_compares_times(model, tmp_path, cli):
 def test_engine_says_what_layers_usually_take(tmp_path, cli):
     wide = "Thirty-two wide channel vectorized row major Int8 format"
     layer = {
-        "Name": "conv", "LayerType": "CaskConvolution", "ParameterType": "Convolution", "Kernel": [3, 3], "Groups": 1,
-        "OutMaps": 64, "Weights": {"Type": "Int8", "Count": 36864}, "TacticName": "slow_tactic",
+        "Name": "conv",
+        "LayerType": "CaskConvolution",
+        "ParameterType": "Convolution",
+        "Kernel": [3, 3],
+        "Groups": 1,
+        "OutMaps": 64,
+        "Weights": {"Type": "Int8", "Count": 36864},
+        "TacticName": "slow_tactic",
         "Inputs": [{"Name": "a", "Dimensions": [8, 64, 56, 56], "Format/Datatype": wide}],
         "Outputs": [{"Name": "b", "Dimensions": [8, 64, 56, 56], "Format/Datatype": wide}],
     }
     (tmp_path / "g.json").write_text(json.dumps({"Layers": [layer]}))
-    (tmp_path / "p.json").write_text(json.dumps([{"count": 1}, {"name": "conv", "timeMs": 5.0, "averageMs": 5.0,
-                                                                "medianMs": 5.0, "percentage": 100.0}]))
+    (tmp_path / "p.json").write_text(
+        json.dumps(
+            [
+                {"count": 1},
+                {
+                    "name": "conv",
+                    "timeMs": 5.0,
+                    "averageMs": 5.0,
+                    "medianMs": 5.0,
+                    "percentage": 100.0,
+                },
+            ]
+        )
+    )
     out = cli("engine", tmp_path / "g.json", tmp_path / "p.json", "--gpu", "RTX 3060")
     assert "Slower than such layers usually are on RTX 3060" in out and "slow_tactic" in out
     row = cli.json("engine", tmp_path / "g.json", tmp_path / "p.json", "--gpu", "T4")["layers"][0]

@@ -25,11 +25,37 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 def test_reports(made: Made, tmp_path: Path, cli: Cli, seeds: Path) -> None:
     (tmp_path / "t.json").write_text(json.dumps(result()))
     out = tmp_path / "r.html"
-    said = cli("report", made.model, "--float", made.float, "--calib-cache", made.cache, "--gpu", "T4", "--tuning",
-               tmp_path / "t.json", "-o", out)
-    assert cli.err == "" and said.splitlines()[0].startswith("3 convolutions: 3 INT8") and f"wrote {out} (" in said
+    said = cli(
+        "report",
+        made.model,
+        "--float",
+        made.float,
+        "--calib-cache",
+        made.cache,
+        "--gpu",
+        "T4",
+        "--tuning",
+        tmp_path / "t.json",
+        "-o",
+        out,
+    )
+    assert (
+        cli.err == ""
+        and said.splitlines()[0].startswith("3 convolutions: 3 INT8")
+        and f"wrote {out} (" in said
+    )
     text = out.read_text()
-    for part in ("network", "findings", "convolutions", "layers", "scales", "time", "histograms", "weights", "tuning"):
+    for part in (
+        "network",
+        "findings",
+        "convolutions",
+        "layers",
+        "scales",
+        "time",
+        "histograms",
+        "weights",
+        "tuning",
+    ):
         assert f'<section id="{part}">' in text
     for log, words in (("agrees.log", "✓ agrees"), ("differs.log", "✗ differs")):
         out = tmp_path / f"{log}.html"
@@ -40,18 +66,24 @@ def test_reports(made: Made, tmp_path: Path, cli: Cli, seeds: Path) -> None:
     told = cli.json("report", made.model, made.float, "-o", out)
     assert told["schema"] == "qdqtool/report/1" and told["before"] == str(made.float)
     assert told["bytes"] == out.stat().st_size
-    error = cli.refused("report", seeds / "residual.onnx", "--calib-cache", made.cache, "-o", tmp_path / "r.html")
+    error = cli.refused(
+        "report", seeds / "residual.onnx", "--calib-cache", made.cache, "-o", tmp_path / "r.html"
+    )
     assert "it is the cache of another model" in error
 
 
-def test_the_default_name(cli: Cli, made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_name(
+    cli: Cli, made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     cli("report", made.model)
     assert [p.name for p in tmp_path.iterdir()] == ["model_qdq_report.html"]
 
 
 @pytest.mark.parametrize(*cases("commands/report-bad-input-is-one-line"))
-def test_bad_input_is_one_line(made: Made, tmp_path: Path, cli: Cli, args: list[str], words: str) -> None:
+def test_bad_input_is_one_line(
+    made: Made, tmp_path: Path, cli: Cli, args: list[str], words: str
+) -> None:
     (tmp_path / "garbage.log").write_text("hello\n" * 20)
     known = {"m": made.model, "f": made.float, "garbage": tmp_path / "garbage.log"}
     out = [] if "-o" in args else ["-o", str(tmp_path / "r.html")]

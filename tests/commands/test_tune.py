@@ -32,7 +32,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_text_json_and_files(folder: Path, cli: Cli) -> None:
-    args = ["tune", "m.onnx", "--calib", "x.npy", "--keep", "0.979", "--gpu", "T4", "--clock", "300"]
+    args = [
+        "tune",
+        "m.onnx",
+        "--calib",
+        "x.npy",
+        "--keep",
+        "0.979",
+        "--gpu",
+        "T4",
+        "--clock",
+        "300",
+    ]
     text = cli(*args, "--result", "t.json")
     assert "choices to measure on 4 images" in cli.err and "minute" in cli.err
     assert text.startswith("goal met (target 0.979): 0.9")
@@ -44,7 +55,9 @@ def test_text_json_and_files(folder: Path, cli: Cli) -> None:
     kept = json.loads(Path("t.json").read_text())
     told = cli.json(*args, "-o", "m_qdq.onnx")
     assert told["schema"] == "qdqtool/tuning/1" and told["output"] == "m_qdq.onnx"
-    assert told["effort"]["runs"] == 0 and told["effort"]["resumed"] > 50  # everything was measured before
+    assert (
+        told["effort"]["runs"] == 0 and told["effort"]["resumed"] > 50
+    )  # everything was measured before
     for name in ("front", "others", "sites", "chosen", "goal", "metric", "images"):
         assert told[name] == kept[name]
 
@@ -58,7 +71,9 @@ def test_goals(folder: Path, cli: Cli) -> None:
     assert "Nothing has to stay float" in text and "no single site was measured" in text
     source = "def loud(reference, outputs, image):\n    print('called')\n    return 1.0\n"
     (folder / "loud_metric.py").write_text("print('imported')\n" + source)
-    told = cli.json("tune", "m.onnx", "--calib", "x.npy", "--metric", "loud_metric:loud", "--no-state")
+    told = cli.json(
+        "tune", "m.onnx", "--calib", "x.npy", "--metric", "loud_metric:loud", "--no-state"
+    )
     assert told["metric"]["name"] == "loud_metric:loud"
     assert "imported" in cli.err and "called" in cli.err
 
@@ -71,11 +86,15 @@ def test_wrong_input_is_one_line(folder: Path, cli: Cli, args: list[str], messag
     assert cli("tune", "m.onnx", "--calib", "x.npy", *args, code=2) == ""
     last = cli.err.splitlines()[-1]
     assert last.startswith("qdqtool: ") and message in last and "Traceback" not in cli.err
-    assert before == {p.name: p.read_bytes() for p in folder.iterdir() if not p.name.endswith(".tuning")}
+    assert before == {
+        p.name: p.read_bytes() for p in folder.iterdir() if not p.name.endswith(".tuning")
+    }
 
 
 def test_models_that_cannot_be_tuned(folder: Path, cli: Cli) -> None:
     cli("insert", "m.onnx", "--calib", "x.npy", "--no-predict", "--losses", "0")
-    assert "is quantized already" in cli.refused("tune", "m_qdq.onnx", "--calib", "x.npy", "-o", "out.onnx")
+    assert "is quantized already" in cli.refused(
+        "tune", "m_qdq.onnx", "--calib", "x.npy", "-o", "out.onnx"
+    )
     assert "--calib" in cli.refused("tune", "m.onnx", "-o", "out.onnx")
     assert not Path("out.onnx").exists()

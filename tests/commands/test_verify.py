@@ -19,10 +19,14 @@ def test_versions_gpus_and_lines(tmp_path: Path, cli: Cli) -> None:
     assert "older than 8.0" in error and error.endswith("give --target")
     cli("verify", model, path, "--target", "trt8.5")
     path.write_text("\n".join(log_of(predicted)) + "\n")
-    assert "--from-log compares no times" in cli.refused("verify", "--from-log", path, "--gpu", "T4")
+    assert "--from-log compares no times" in cli.refused(
+        "verify", "--from-log", path, "--gpu", "T4"
+    )
     count = len(predicted.trace)
     assert count > 20
     text = " ".join(cli("verify", model, path).split())
-    assert f"{count} of {count} agree ({count} predicted), {count} of them in the log's order" in text
+    assert (
+        f"{count} of {count} agree ({count} predicted), {count} of them in the log's order" in text
+    )
     trace = cli.json("verify", model, path)["trace"]
     assert trace == {"predicted": count, "built": count, "agree": count, "in_order": count}

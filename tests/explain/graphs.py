@@ -26,7 +26,13 @@ def ones(g: Graph, *shape: int, dtype: Any = np.float32) -> str:
 
 def weighted(g: Graph, weights: str, name: str = "c", **attributes: Any) -> str:
     """A convolution of 1x1 of a quantized input, with these weights."""
-    return g.op("Conv", [g.pair(g.input(1, 16, 8, 8), "in"), weights], name, kernel_shape=[1, 1], **attributes)
+    return g.op(
+        "Conv",
+        [g.pair(g.input(1, 16, 8, 8), "in"), weights],
+        name,
+        kernel_shape=[1, 1],
+        **attributes,
+    )
 
 
 def input_not_dequantized(g: Graph) -> onnx.ModelProto:
@@ -60,10 +66,17 @@ def float_types(g: Graph) -> onnx.ModelProto:
     return g.model(weighted(g, g.op("DequantizeLinear", [w, half, zero], "wq.DQ")))
 
 
-def transposed_3d(activated: bool = False, quantized: bool = False, axes: int = 3) -> onnx.ModelProto:
+def transposed_3d(
+    activated: bool = False, quantized: bool = False, axes: int = 3
+) -> onnx.ModelProto:
     g = Graph()
     x = g.pair(g.input(1, 16, *[4] * axes), "in")
-    x = g.op("ConvTranspose", [x, g.pair(ones(g, 16, 16, *[2] * axes), "wq")], "up", kernel_shape=[2] * axes)
+    x = g.op(
+        "ConvTranspose",
+        [x, g.pair(ones(g, 16, 16, *[2] * axes), "wq")],
+        "up",
+        kernel_shape=[2] * axes,
+    )
     x = g.relu(x, "r") if activated else x
     return g.model(g.op("Softmax", g.pair(x, "out") if quantized else x, "soft"))
 
@@ -103,7 +116,9 @@ def output_scale(g: Graph) -> onnx.ModelProto:
     return _end(g, g.pair(_stem(g), "wide", np.full(16, 0.1), axis=1), None, "c1")
 
 
-def residual(skip: bool, side: bool, quantized: bool, activated: bool = False) -> Callable[[Graph], onnx.ModelProto]:
+def residual(
+    skip: bool, side: bool, quantized: bool, activated: bool = False
+) -> Callable[[Graph], onnx.ModelProto]:
     def make(g: Graph) -> onnx.ModelProto:
         x = _stem(g)
         y = g.conv(g.relu(g.conv(x, "c1", 16, scale=0.07), "r1"), "c2", 16, scale=0.06)
@@ -145,8 +160,18 @@ def behind_pad(g: Graph) -> onnx.ModelProto:
 
 
 def not_commuting(g: Graph) -> onnx.ModelProto:
-    return _end(g, g.op("Pad", [_stem(g), g.const("pads", np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64)),
-                                g.const("one", np.float32(1))], "pad"))
+    return _end(
+        g,
+        g.op(
+            "Pad",
+            [
+                _stem(g),
+                g.const("pads", np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64)),
+                g.const("one", np.float32(1)),
+            ],
+            "pad",
+        ),
+    )
 
 
 def many_consumers(g: Graph) -> onnx.ModelProto:
@@ -186,37 +211,75 @@ def in_myelin(g: Graph) -> onnx.ModelProto:
 
 def outside_rules(g: Graph) -> onnx.ModelProto:
     g.opset = 19
-    g.initializers.append(onnx.helper.make_tensor("zero8", onnx.TensorProto.FLOAT8E4M3FN, [], [0.0]))
+    g.initializers.append(
+        onnx.helper.make_tensor("zero8", onnx.TensorProto.FLOAT8E4M3FN, [], [0.0])
+    )
     x, w = g.input(1, 16, 8, 8), ones(g)
     g.const("scale", np.float32(0.1))
     pairs = [
-        g.op("DequantizeLinear", [g.op("QuantizeLinear", [t, "scale", "zero8"], f"{n}.Q"), "scale", "zero8"], f"{n}.DQ")
+        g.op(
+            "DequantizeLinear",
+            [g.op("QuantizeLinear", [t, "scale", "zero8"], f"{n}.Q"), "scale", "zero8"],
+            f"{n}.DQ",
+        )
         for t, n in ((x, "in"), (w, "wq"))
     ]
     return g.model(g.op("Conv", pairs, "c", kernel_shape=[1, 1]))
 
 
-def _by_name(*makers: Callable[[Graph], onnx.ModelProto]) -> dict[str, Callable[[Graph], onnx.ModelProto]]:
+def _by_name(
+    *makers: Callable[[Graph], onnx.ModelProto],
+) -> dict[str, Callable[[Graph], onnx.ModelProto]]:
     return {make.__name__.replace("_", "-"): make for make in makers}
 
 
-_MAKERS = _by_name(
-    input_not_dequantized, weights_not_dequantized, weights_not_constant, scale_computed, types, float_types,
-) | {"convtranspose-3d": lambda g: transposed_3d()} | _by_name(
-    activation_per_channel, zero_point, weights_axis, weights_shared, output_not_quantized, output_different_scales,
-    output_many_consumers, output_scale,
-) | {
-    "residual-float": residual(skip=False, side=False, quantized=True),
-    "residual-both-quantized": residual(skip=True, side=True, quantized=True),
-    "add-output-not-quantized": residual(skip=True, side=False, quantized=False),
-    "activation-before-add": residual(skip=True, side=False, quantized=True, activated=True),
-} | _by_name(
-    activation_joined, batchnorm_not_constant, convtranspose_batchnorm, inside_activation, behind_pad, not_commuting,
-    many_consumers, output_not_only_quantized, concat_scales, scales_differ, pooling_one_side, reduce_not_pooling,
-    in_myelin, outside_rules,
-) | {"stays": residual(skip=False, side=False, quantized=True)}
+_MAKERS = (
+    _by_name(
+        input_not_dequantized,
+        weights_not_dequantized,
+        weights_not_constant,
+        scale_computed,
+        types,
+        float_types,
+    )
+    | {"convtranspose-3d": lambda g: transposed_3d()}
+    | _by_name(
+        activation_per_channel,
+        zero_point,
+        weights_axis,
+        weights_shared,
+        output_not_quantized,
+        output_different_scales,
+        output_many_consumers,
+        output_scale,
+    )
+    | {
+        "residual-float": residual(skip=False, side=False, quantized=True),
+        "residual-both-quantized": residual(skip=True, side=True, quantized=True),
+        "add-output-not-quantized": residual(skip=True, side=False, quantized=False),
+        "activation-before-add": residual(skip=True, side=False, quantized=True, activated=True),
+    }
+    | _by_name(
+        activation_joined,
+        batchnorm_not_constant,
+        convtranspose_batchnorm,
+        inside_activation,
+        behind_pad,
+        not_commuting,
+        many_consumers,
+        output_not_only_quantized,
+        concat_scales,
+        scales_differ,
+        pooling_one_side,
+        reduce_not_pooling,
+        in_myelin,
+        outside_rules,
+    )
+    | {"stays": residual(skip=False, side=False, quantized=True)}
+)
 GRAPHS: dict[str, Callable[[], onnx.ModelProto]] = {
-    name: lambda make=make: make(Graph()) for name, make in _MAKERS.items()  # type: ignore[misc]
+    name: lambda make=make: make(Graph())
+    for name, make in _MAKERS.items()  # type: ignore[misc]
 }
 
 
@@ -239,7 +302,9 @@ def split(inner: float, outer: float) -> onnx.ModelProto:
     return g.model(whole, g.conv(g.slice(x, "cut", 0, 16), "part", 16, scale=inner))
 
 
-def outcome(proto: onnx.ModelProto, target: str = "trt8.5") -> tuple[Prediction, dict[str, Finding]]:
+def outcome(
+    proto: onnx.ModelProto, target: str = "trt8.5"
+) -> tuple[Prediction, dict[str, Finding]]:
     """A prediction, and its last finding of each code."""
     prediction = predict(proto, target)
     return prediction, {f.code: f for f in prediction.findings}

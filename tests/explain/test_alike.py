@@ -39,8 +39,10 @@ from tests.tables import in_turn
 
 def made(refusal: Any, code: Any = "OUT-FLOAT", **more: Any) -> Finding:
     """A finding that cannot be worded."""
+
     def words(_: Finding) -> tuple[str, str]:
         raise AssertionError("words were asked for")
+
     return Finding(code, Severity.WARNING, "n", (Cause(refusal, **more),), Evidence.SEEN, words)
 
 
@@ -50,20 +52,32 @@ PLAIN = OutputNotQuantized("pass", "n", "t", (CONV,), Size("8x4x4", 128))
 
 def test_sizes_and_what_lies_behind_the_readers_are_left_out() -> None:
     first = key(made(PLAIN))
-    assert key(made(replaced(PLAIN, elements=Size("2", 2)))) == key(made(replaced(PLAIN, elements=None))) == first
+    assert (
+        key(made(replaced(PLAIN, elements=Size("2", 2))))
+        == key(made(replaced(PLAIN, elements=None)))
+        == first
+    )
     gains = replaced(CONV, gains=True, path=(Step("s", "Slice"),))
     assert key(made(replaced(PLAIN, readers=(gains,)))) == first
     output = Reader(ReaderKind.OUTPUT, "a", "Output")
     ends = [key(made(replaced(PLAIN, readers=(replaced(output, node=name),)))) for name in "ab"]
     assert ends[0] == ends[1] != first
-    assert key(made(replaced(PLAIN, tensor="u", activation=Step("s", "Relu")))) == first  # which no words name
+    assert (
+        key(made(replaced(PLAIN, tensor="u", activation=Step("s", "Relu")))) == first
+    )  # which no words name
 
 
-def test_what_writes_a_tensor_is_known_by_its_convolution_else_by_its_node_else_by_the_tensor() -> None:
+def test_what_writes_a_tensor_is_known_by_its_convolution_else_by_its_node_else_by_the_tensor() -> (
+    None
+):
     def residual(*names: str, quantizer: str = "") -> Any:
         return key(made(ResidualFloat("pass", "n", "add", Origin(*names, quantizer=quantizer), ())))
 
-    assert residual("t", "m", "Relu", "c") == residual("u", "o", "Add", "c") != residual("t", "m", "Relu", "d")
+    assert (
+        residual("t", "m", "Relu", "c")
+        == residual("u", "o", "Add", "c")
+        != residual("t", "m", "Relu", "d")
+    )
     assert residual("t", "m", "Relu") == residual("u", "m", "Add") != residual("t", "o", "Relu")
     assert residual("t", "", "") != residual("u", "", "")
     one, other, none = (residual("t", "m", "Relu", quantizer=name) for name in ("q", "r", ""))
@@ -78,37 +92,58 @@ def test_a_pooling_counts_by_what_it_reads_where_that_is_quantized_and_by_its_qu
 
     assert pooling(True, "m", one, two) == pooling(True, "m", CONV, one) != pooling(True, "o", one)
     assert pooling(True, "m") != pooling(True, "m", one) != pooling(True, "m", two)
-    assert pooling(False, "m", one) == pooling(False, "o", one, CONV) != pooling(False, "m", one, two)
+    assert (
+        pooling(False, "m", one) == pooling(False, "o", one, CONV) != pooling(False, "m", one, two)
+    )
     assert pooling(False, "m", one) != pooling(False, "m", two)
 
 
-@in_turn("changes", [
-    {"node": "m"}, {"readers": ()},
-    {"readers": (replaced(CONV, node="d"),)}, {"readers": (replaced(CONV, scale=0.5),)},
-    {"readers": (replaced(CONV, feeds_weighted=False),)},  # left float: nothing behind it is quantized
-])
+@in_turn(
+    "changes",
+    [
+        {"node": "m"},
+        {"readers": ()},
+        {"readers": (replaced(CONV, node="d"),)},
+        {"readers": (replaced(CONV, scale=0.5),)},
+        {
+            "readers": (replaced(CONV, feeds_weighted=False),)
+        },  # left float: nothing behind it is quantized
+    ],
+)
 def test_each_value_that_decides_counts(changes: dict[str, Any]) -> None:
     assert key(made(replaced(PLAIN, **changes))) != key(made(PLAIN))
 
 
 def test_code_class_severity_and_gains_count() -> None:
     finding = made(PLAIN)
-    for changes in ({"code": "OUT-MIXED"}, {"severity": Severity.INFO}, {"node": "m"}, {"gains": False}):
+    for changes in (
+        {"code": "OUT-MIXED"},
+        {"severity": Severity.INFO},
+        {"node": "m"},
+        {"gains": False},
+    ):
         assert key(dataclasses.replace(finding, **changes)) != key(finding)  # type: ignore[arg-type]
     reduced = ReduceNotPooling("pass", "c", "q", ())
-    pooled = [key(made(PLAIN, "POOL-FLOAT", also=also)) for also in ((), (reduced,), (replaced(reduced, dq="r"),))]
+    pooled = [
+        key(made(PLAIN, "POOL-FLOAT", also=also))
+        for also in ((), (reduced,), (replaced(reduced, dq="r"),))
+    ]
     assert pooled[0] != pooled[1] == pooled[2]
 
 
 def test_a_scale_that_is_no_number_equals_another() -> None:
     readers = [(replaced(CONV, scale=float("nan")),) for _ in range(2)]
-    assert key(made(replaced(PLAIN, readers=readers[0]))) == key(made(replaced(PLAIN, readers=readers[1])))
+    assert key(made(replaced(PLAIN, readers=readers[0]))) == key(
+        made(replaced(PLAIN, readers=readers[1]))
+    )
 
 
 def test_integers_that_are_lost_at_a_convolution_count_by_it() -> None:
     """But where its input's scales are at fault, whichever convolution reads them."""
     for why, alike in ((Why.OPERATOR, False), (Why.INPUT_AXIS, True)):
-        keys = [key(made(IntegersLost("pass", node, why, Step(node, "Relu"), "q"))) for node in "ab"]
+        keys = [
+            key(made(IntegersLost("pass", node, why, Step(node, "Relu"), "q"))) for node in "ab"
+        ]
         assert (keys[0] == keys[1]) is alike
         assert key(made(IntegersLost("pass", "a", why, Step("a", "Relu"), "q", True))) != keys[0]
 
@@ -116,12 +151,19 @@ def test_integers_that_are_lost_at_a_convolution_count_by_it() -> None:
 def test_a_conversion_that_another_finding_explains() -> None:
     """Who writes its tensor counts where nothing else explains it."""
     for target in ("trt8.5", "trt8.6"):
-        stays = [c.refusal for place in range(len(GRAPHS)) for f in prediction(place, target).findings
-                 if f.code == "CONVERSION" for c in f.causes]
+        stays = [
+            c.refusal
+            for place in range(len(GRAPHS))
+            for f in prediction(place, target).findings
+            if f.code == "CONVERSION"
+            for c in f.causes
+        ]
         assert len(stays) > 10
         for r in stays:
             assert isinstance(r, Stays)
-            moved = replaced(r, origin=replaced(r.origin, node="elsewhere", op="Relu", int8=not r.origin.int8))
+            moved = replaced(
+                r, origin=replaced(r.origin, node="elsewhere", op="Relu", int8=not r.origin.int8)
+            )
             plain = r.quantize and r.precision in (Precision.INT8, Precision.INT32)
             assert (key(made(r, "CONVERSION")) == key(made(moved, "CONVERSION"))) is not plain
             see = (("OUT-FLOAT", "c"),)
@@ -142,8 +184,12 @@ def test_no_two_findings_of_a_network_are_alike(place: int, reason: str) -> None
 
 def without_sizes(finding: Finding) -> tuple[str, ...]:
     """What is told of a finding, but for the sizes of tensors."""
-    causes = [replaced(c, refusal=replaced(c.refusal, elements=None)) if hasattr(c.refusal, "elements") else c
-              for c in finding.causes]
+    causes = [
+        replaced(c, refusal=replaced(c.refusal, elements=None))
+        if hasattr(c.refusal, "elements")
+        else c
+        for c in finding.causes
+    ]
     return str(finding.severity), *worded(dataclasses.replace(finding, causes=tuple(causes)))
 
 
@@ -155,7 +201,9 @@ def parts(proto: onnx.ModelProto, target: str) -> Iterator[Prediction]:
         if place % 3 == 0:
             hops = (1, 1, 3, 3)[place // 3 % 4]
             try:
-                yield predict(cutter.make(cutter.part(cutter.around([node], hops), place % 2 == 1)), target)
+                yield predict(
+                    cutter.make(cutter.part(cutter.around([node], hops), place % 2 == 1)), target
+                )
             except ModelError:  # a type that nobody knows
                 continue
 
@@ -169,7 +217,12 @@ def compared(proto: onnx.ModelProto, target: str) -> Iterator[tuple[bool, bool]]
         for finding in part.findings:
             for other in whole.get((finding.code, finding.node), ()):
                 found = key(finding) == key(other), without_sizes(finding) == without_sizes(other)
-                assert found[0] == found[1], (finding.message, other.message, key(finding), key(other))
+                assert found[0] == found[1], (
+                    finding.message,
+                    other.message,
+                    key(finding),
+                    key(other),
+                )
                 yield found
 
 

@@ -9,7 +9,13 @@ from qdqtool.explain.messages import unified
 from qdqtool.explain.report import Report
 from qdqtool.model.graph import Model
 from qdqtool.prediction import advise, predict
-from qdqtool.trt.refusals import ConcatScales, OutputScale, ReaderKind, ReduceNotPooling, ResidualFloat
+from qdqtool.trt.refusals import (
+    ConcatScales,
+    OutputScale,
+    ReaderKind,
+    ReduceNotPooling,
+    ResidualFloat,
+)
 from qdqtool.types import Severity
 from tests.explain.graphs import GRAPHS, concat, outcome, split, transposed_3d
 from tests.tables import in_turn
@@ -71,8 +77,13 @@ def test_residuals():
     assert "ADD-BOTH" not in codes
     prediction, codes = outcome(residual("own", behind=False))
     found = codes["ADD-OUT-FLOAT"]
-    assert "res.DQ" in names(found) and {r.kind for r in cause(found).readers} == {ReaderKind.OUTPUT}
-    assert any(f.node == "res.DQ" and ("ADD-OUT-FLOAT", found.node) in f.causes[0].see for f in prediction.findings)
+    assert "res.DQ" in names(found) and {r.kind for r in cause(found).readers} == {
+        ReaderKind.OUTPUT
+    }
+    assert any(
+        f.node == "res.DQ" and ("ADD-OUT-FLOAT", found.node) in f.causes[0].see
+        for f in prediction.findings
+    )
     _, codes = outcome(residual("own", activation=True, relu=False))
     assert codes["ADD-ACT"].node == "sum" and cause(codes["ADD-ACT"]).activation == "s2.m"
 
@@ -89,7 +100,9 @@ def test_pools_and_outputs(g):
     y = g.conv(x, "c1", 16, scale=0.03)
     _, codes = outcome(g.model(quantized_reader(g, g.add(y, x, "sum"))))
     found = codes["POOL-MIXED"]
-    assert found.node == "pool" and "c0" in found.convolutions and {"sum", "c1.in.Q"} <= names(found)
+    assert (
+        found.node == "pool" and "c0" in found.convolutions and {"sum", "c1.in.Q"} <= names(found)
+    )
     g = Graph()
     y = g.op("Softmax", g.silu(g.conv(g.input(1, 16, 16, 16), "c0", 16), "s"), "soft", axis=1)
     prediction, codes = outcome(g.model(quantized_reader(g, y)))
@@ -116,10 +129,21 @@ def test_pair_inside_silu(g, gate):
     assert codes["SILU-INNER-Q"].convolutions == ["c0"]
 
 
-@pytest.mark.parametrize(("build", "code", "values"), [
-    (lambda g, x: g.conv(x, "c", 16, scale=None, weights="float"), "NOT-QUANTIZED", {"weights_quantized": False}),
-    (lambda g, x: g.conv(x, "c", 16, scale=None), "IN-FLOAT", {"weights_quantized": True, "dq": ""}),
-])
+@pytest.mark.parametrize(
+    ("build", "code", "values"),
+    [
+        (
+            lambda g, x: g.conv(x, "c", 16, scale=None, weights="float"),
+            "NOT-QUANTIZED",
+            {"weights_quantized": False},
+        ),
+        (
+            lambda g, x: g.conv(x, "c", 16, scale=None),
+            "IN-FLOAT",
+            {"weights_quantized": True, "dq": ""},
+        ),
+    ],
+)
 def test_float_convolutions(g, build, code, values):
     prediction, codes = outcome(g.model(build(g, g.input(1, 16, 16, 16))))
     assert {name: getattr(cause(codes[code]), name) for name in values} == values
@@ -151,7 +175,12 @@ def test_conversions_ids_and_reasons(g):
     found = codes["INPUT-CONVERSION"]
     assert found.values == 3 * 16 * 16 and cause(found).tensor == "x"
     assert prediction.conversions == 1
-    for proto in (residual("float"), residual("own", behind=False), concat((0.02, 0.03, 0.04), 0.04), split(0.1, 0.2)):
+    for proto in (
+        residual("float"),
+        residual("own", behind=False),
+        concat((0.02, 0.03, 0.04), 0.04),
+        split(0.1, 0.2),
+    ):
         prediction = predict(proto, "trt8.5")
         for conv in prediction.convolutions:
             assert conv.int8_in_int8_out or conv.findings
@@ -192,8 +221,13 @@ def test_float_residual_whose_sum_stays_float(g):
 @pytest.mark.parametrize("keepdims", [0, 1])
 def test_quantized_reduce_mean(g, keepdims):
     """Only with keepdims=1 is it a pooling, which two pairs make INT8; else the finding says what to do."""
-    x = g.op("ReduceMean", g.pair(g.conv(g.input(1, 16, 8, 8), "c0", 16), "gap"), "mean", axes=[2, 3],
-             keepdims=keepdims)
+    x = g.op(
+        "ReduceMean",
+        g.pair(g.conv(g.input(1, 16, 8, 8), "c0", 16), "gap"),
+        "mean",
+        axes=[2, 3],
+        keepdims=keepdims,
+    )
     x = g.op("Flatten", x, "flat") if keepdims else x
     prediction, codes = outcome(g.model(g.gemm(x, "fc", 16)))
     assert prediction.conversions == (1 if keepdims else 3)
@@ -222,6 +256,7 @@ def test_batch_norm_behind_conv_transpose_is_told_where_it_costs(g, target):
 
 def test_normalization_behind_a_convolution():
     """NVIDIA's quantizer puts Q/DQ between the two, through the Transpose; without it the convolution writes float."""
+
     def network(quantized):
         g = Graph(opset=17)
         x = g.op("Transpose", g.conv(g.input(1, 32, 8, 8), "c0", 32), "t", perm=[0, 2, 3, 1])
@@ -250,17 +285,32 @@ def test_a_finding_about_very_many_convolutions_takes_no_longer_than_they_are_ma
 
 
 def test_what_is_told_once(g):
-    scales = [g.const("s", np.linspace(0.1, 0.2, 16, dtype=np.float32)), g.const("z", np.zeros(16, np.int8))]
-    q = g.op("QuantizeLinear", [g.relu(g.conv(g.input(1, 16, 8, 8), "c0", 16), "r0"), *scales], "q", axis=1)
+    scales = [
+        g.const("s", np.linspace(0.1, 0.2, 16, dtype=np.float32)),
+        g.const("z", np.zeros(16, np.int8)),
+    ]
+    q = g.op(
+        "QuantizeLinear",
+        [g.relu(g.conv(g.input(1, 16, 8, 8), "c0", 16), "r0"), *scales],
+        "q",
+        axis=1,
+    )
     x = g.op("DequantizeLinear", [q, *scales], "dq", axis=1)
     prediction = predict(g.model(g.conv(x, "c1", 16, scale=None)))
     assert [f.node for f in prediction.findings if f.code == "ACT-PER-CHANNEL"] == ["q"]
     g = Graph()
     x = g.relu(g.conv(g.input(1, 16, 16, 16), "c0", 16), "r0")
-    prediction, codes = outcome(g.model(g.conv(x, "a", 16, scale=0.02), g.conv(x, "b", 16, scale=0.05)))
+    prediction, codes = outcome(
+        g.model(g.conv(x, "a", 16, scale=0.02), g.conv(x, "b", 16, scale=0.05))
+    )
     found = codes["SIBLING-SCALE"]
-    assert {r.node: r.scale for r in cause(found).readers} == pytest.approx({"a.in.Q": 0.02, "b.in.Q": 0.05})
-    assert unified([0.02, 0.05]) == f"Give them one scale, 0.05 (the smallest range loses {np.log2(2.5):.1f} bits)."
+    assert {r.node: r.scale for r in cause(found).readers} == pytest.approx(
+        {"a.in.Q": 0.02, "b.in.Q": 0.05}
+    )
+    assert (
+        unified([0.02, 0.05])
+        == f"Give them one scale, 0.05 (the smallest range loses {np.log2(2.5):.1f} bits)."
+    )
     assert prediction.conversions == 3  # the input's, and one for each
 
 
@@ -276,14 +326,22 @@ def attention(of="MatMul", between=None):
     if of == "MatMul":
         return g.model(g.op("MatMul", [data, g.pair(g.input(1, 4, 16, 32, name="v"), "v")], "m"))
     if of == "constant":
-        return g.model(g.op("MatMul", [data, g.pair(g.const("w", np.ones((16, 4), np.float32)), "w")], "m"))
+        return g.model(
+            g.op("MatMul", [data, g.pair(g.const("w", np.ones((16, 4), np.float32)), "w")], "m")
+        )
     return g.model(g.conv(data, "c", 16, scale=None))
 
 
-@in_turn(("of", "between", "assumed"), [
-    ("MatMul", None, True), ("MatMul", "Reshape", True), ("MatMul", "Neg", False), ("constant", None, False),
-    ("Conv", None, False),
-])  # fmt: skip
+@in_turn(
+    ("of", "between", "assumed"),
+    [
+        ("MatMul", None, True),
+        ("MatMul", "Reshape", True),
+        ("MatMul", "Neg", False),
+        ("constant", None, False),
+        ("Conv", None, False),
+    ],
+)
 def test_what_becomes_of_the_q_behind_an_attentions_softmax_is_assumed(of, between, assumed):
     """The guide has such Qs inside one kernel with the whole attention; no listing at hand shows either."""
     prediction, _ = outcome(attention(of, between))
@@ -294,23 +352,39 @@ def test_what_becomes_of_the_q_behind_an_attentions_softmax_is_assumed(of, betwe
     assert (str(product.evidence) == "assumed") is assumed
 
 
-@in_turn(("axes", "activated", "quantized", "int8"), [
-    (3, False, False, False), (3, True, False, False), (3, False, True, False), (3, True, True, True),
-    (2, False, False, True), (2, True, True, True),
-])
-def test_a_3d_convtranspose_is_int8_in_the_one_pattern_that_nvidia_names(axes, activated, quantized, int8):
+@in_turn(
+    ("axes", "activated", "quantized", "int8"),
+    [
+        (3, False, False, False),
+        (3, True, False, False),
+        (3, False, True, False),
+        (3, True, True, True),
+        (2, False, False, True),
+        (2, True, True, True),
+    ],
+)
+def test_a_3d_convtranspose_is_int8_in_the_one_pattern_that_nvidia_names(
+    axes, activated, quantized, int8
+):
     prediction, codes = outcome(transposed_3d(activated, quantized, axes), "trt8.6")
     found = prediction.convolution("up")
     assert found.is_int8 is int8 and found.int8_in_int8_out is (int8 and quantized)
     assert ("CT3D-FLOAT" in codes) is (axes == 3), "told wherever it stands: no build shows either"
     if axes == 3:
         assert "QuantizeDoubleInputNodes/deconvolution-3d" in found.cases
-        assert str(found.evidence) == ("documented" if int8 else "assumed"), "its data comes through a DQ that stays"
+        assert str(found.evidence) == ("documented" if int8 else "assumed"), (
+            "its data comes through a DQ that stays"
+        )
 
 
-@pytest.mark.parametrize(("target", "int8", "severity"), [
-    ("trt8.6", True, None), ("trt10", False, Severity.WARNING), ("trt11", False, Severity.ERROR),
-])
+@pytest.mark.parametrize(
+    ("target", "int8", "severity"),
+    [
+        ("trt8.6", True, None),
+        ("trt10", False, Severity.WARNING),
+        ("trt11", False, Severity.ERROR),
+    ],
+)
 def test_data_and_weights_of_two_float_types(target, int8, severity):
     """A DQ writes the type of its scale; before 10 a float16 scale is told as such and no type is the model's."""
     prediction, codes = outcome(GRAPHS["float-types"](), target)
@@ -324,7 +398,9 @@ def test_data_and_weights_of_two_float_types(target, int8, severity):
         assert "SCALE-FP16" in codes
 
 
-@pytest.mark.parametrize(("weights", "int8"), [("float16", True), ("float32", False), ("cast", True)])
+@pytest.mark.parametrize(
+    ("weights", "int8"), [("float16", True), ("float32", False), ("cast", True)]
+)
 def test_a_cast_behind_a_dq_decides_over_the_type(weights, int8):
     """The data's scale is float32, a Cast makes it float16: weights have to be float16, by their scale or by a Cast."""
     g = Graph(opset=19)
@@ -338,10 +414,15 @@ def test_a_cast_behind_a_dq_decides_over_the_type(weights, int8):
     assert prediction.convolution("c").is_int8 is int8 and ("FLOAT-MIXED" in codes) is not int8
 
 
-@in_turn(("data", "weights", "told"), [
-    (np.float16, np.float32, True), (np.float32, np.float16, True), (np.float16, np.float16, False),
-    (np.float32, np.float32, False),
-])
+@in_turn(
+    ("data", "weights", "told"),
+    [
+        (np.float16, np.float32, True),
+        (np.float32, np.float16, True),
+        (np.float16, np.float16, False),
+        (np.float32, np.float32, False),
+    ],
+)
 def test_plain_inputs_of_two_float_types(data, weights, told):
     """The same where nothing is quantized: the builder refuses both."""
     g = Graph(opset=19, half=data == np.float16)
@@ -368,7 +449,9 @@ def test_scales_of_concats_and_splits(g):
     found = codes["CONCAT-SCALE"]
     assert found.node == "join"
     refused = cause_of(ConcatScales, found)
-    assert refused.parts == pytest.approx((0.0213, 0.0213, 0.048)) and refused.behind == pytest.approx(0.048)
+    assert refused.parts == pytest.approx(
+        (0.0213, 0.0213, 0.048)
+    ) and refused.behind == pytest.approx(0.048)
     assert set(found.convolutions) >= {"c0", "c1"} and "c2" not in found.convolutions
     prediction, codes = outcome(concat((0.048, 0.048, 0.048), 0.048))
     assert "CONCAT-SCALE" not in codes and prediction.conversions == 1

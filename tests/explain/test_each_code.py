@@ -29,7 +29,9 @@ def behind_a_pair(make: Callable[[Graph, str], str], opset: int = 17) -> onnx.Mo
 def behind_a_convolution(make: Callable[[Graph, str], str]) -> onnx.ModelProto:
     """What is made of a quantized convolution's result, then another one."""
     g = Graph()
-    return g.model(g.conv(make(g, g.conv(g.input(1, 16, 16, 16), "c0", 16)), "next", 16, scale=0.05))
+    return g.model(
+        g.conv(make(g, g.conv(g.input(1, 16, 16, 16), "c0", 16)), "next", 16, scale=0.05)
+    )
 
 
 def large_kernel() -> onnx.ModelProto:
@@ -76,30 +78,49 @@ def on_gpu(sm: str) -> Prediction:
     """A depthwise convolution in INT8, a SiLU, and a convolution in float."""
     g = Graph()
     x = g.silu(g.conv(g.input(1, 32, 16, 16), "a", 32, groups=32), "s")
-    return predict_on(g.model(g.conv(x, "b", 32, scale=None, weights="float")), "trt8.5", Request(sm=sm))[0]
+    return predict_on(
+        g.model(g.conv(x, "b", 32, scale=None, weights="float")), "trt8.5", Request(sm=sm)
+    )[0]
 
 
 NETWORKS: dict[str, Callable[[], onnx.ModelProto]] = {
     "ACT-INNER-Q": lambda: behind_a_convolution(lambda g, x: g.relu(g.pair(x, "inner"), "r")),
-    "CONST-FP16": lambda: behind_a_convolution(lambda g, x: g.op("Add", [x, g.const("k", np.float32(-1e9))], "add")),
-    "EINSUM-FLOAT": lambda: behind_a_pair(lambda g, x: g.op(
-        "Einsum", [x, g.pair(ones(g, 16, 16), "wq")], "e", equation="bchw,wv->bchv")),
-    "HEAD-SCORE": scored, "KERNEL-LARGE": large_kernel, "POOL-MIXED": pool_of_two_readers,
+    "CONST-FP16": lambda: behind_a_convolution(
+        lambda g, x: g.op("Add", [x, g.const("k", np.float32(-1e9))], "add")
+    ),
+    "EINSUM-FLOAT": lambda: behind_a_pair(
+        lambda g, x: g.op(
+            "Einsum", [x, g.pair(ones(g, 16, 16), "wq")], "e", equation="bchw,wv->bchv"
+        )
+    ),
+    "HEAD-SCORE": scored,
+    "KERNEL-LARGE": large_kernel,
+    "POOL-MIXED": pool_of_two_readers,
     "NORM-PIECES": lambda: with_pairs(vit(pieces=True), "b0.res1"),
     "RESIDUAL-STREAM": lambda: with_pairs(vit(pieces=True), "b0.res1"),
-    "OPSET-AXIS": lambda: on_a_wrong_axis("OPSET-AXIS"), "SCALE-RANK": lambda: on_a_wrong_axis("SCALE-RANK"),
-    "QOPERATOR": lambda: behind_a_pair(lambda g, x: g.op(
-        "DequantizeLinear", g.ops("DynamicQuantizeLinear", [x], "d", 3), "dq")),
-    "SILU-NO-Q-AFTER": lambda: behind_a_convolution(lambda g, x: g.op("Softmax", g.silu(x, "s"), "soft", axis=1)),
-    "SPLIT-SCALE": lambda: split(0.02, 0.05), "W-Q-OUTPUT": shown_weights,
+    "OPSET-AXIS": lambda: on_a_wrong_axis("OPSET-AXIS"),
+    "SCALE-RANK": lambda: on_a_wrong_axis("SCALE-RANK"),
+    "QOPERATOR": lambda: behind_a_pair(
+        lambda g, x: g.op("DequantizeLinear", g.ops("DynamicQuantizeLinear", [x], "d", 3), "dq")
+    ),
+    "SILU-NO-Q-AFTER": lambda: behind_a_convolution(
+        lambda g, x: g.op("Softmax", g.silu(x, "s"), "soft", axis=1)
+    ),
+    "SPLIT-SCALE": lambda: split(0.02, 0.05),
+    "W-Q-OUTPUT": shown_weights,
 }
 ELSEWHERE: dict[str, Callable[[], Prediction]] = {
     "FLOAT-MIXED": lambda: predict(GRAPHS["float-types"](), "trt11"),
     "FLOAT-SM75": lambda: predict_on(of_two(), "rtx1.7", Request(sm="75"))[0],
-    "ACT-SCALE": lambda: with_data(1.0, 3.0), "ACT-OUTLIER": lambda: with_data(3.0, 381.0),
-    "GPU-DP4A": lambda: on_gpu("6.1"), "GPU-FUSION": lambda: on_gpu("6.1"), "GPU-NO-INT8": lambda: on_gpu("6.0"),
-    "GPU-NO-FP16": lambda: on_gpu("6.1"), "GPU-VERSION": lambda: on_gpu("12.0"),
-    "GPU-JETSON": lambda: on_gpu("AGX Orin"), "GPU-KERNELS": lambda: on_gpu("GTX 1650"),
+    "ACT-SCALE": lambda: with_data(1.0, 3.0),
+    "ACT-OUTLIER": lambda: with_data(3.0, 381.0),
+    "GPU-DP4A": lambda: on_gpu("6.1"),
+    "GPU-FUSION": lambda: on_gpu("6.1"),
+    "GPU-NO-INT8": lambda: on_gpu("6.0"),
+    "GPU-NO-FP16": lambda: on_gpu("6.1"),
+    "GPU-VERSION": lambda: on_gpu("12.0"),
+    "GPU-JETSON": lambda: on_gpu("AGX Orin"),
+    "GPU-KERNELS": lambda: on_gpu("GTX 1650"),
 }
 
 

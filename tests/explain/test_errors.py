@@ -16,7 +16,9 @@ def known(text: str) -> KnownError:
     return found
 
 
-@in_turn("text", ["", "Conv_1", "Parsing node: conv [Conv]", "Engine built in 5 sec.", "x" * 100_000])
+@in_turn(
+    "text", ["", "Conv_1", "Parsing node: conv [Conv]", "Engine built in 5 sec.", "x" * 100_000]
+)
 def test_other_texts_are_not_explained(text: str) -> None:
     assert lookup(text) is None
 
@@ -51,7 +53,12 @@ def test_an_unknown_error_is_told_by_its_form(
     text: str, part: str, code: int | None, function: str, condition: str
 ) -> None:
     parsed = parse_error(text)
-    assert (parsed.part, parsed.code, parsed.function, parsed.condition) == (part, code, function, condition)
+    assert (parsed.part, parsed.code, parsed.function, parsed.condition) == (
+        part,
+        code,
+        function,
+        condition,
+    )
     found = known(text)
     assert found.id == "unknown-error" and found.unknown.startswith("Its cause")
     assert part in found.title and condition in found.cause
@@ -64,26 +71,46 @@ def test_a_marked_line_is_never_passed_over_in_silence(text: str, severity: str)
     assert "These words are new" in found.unknown
 
 
-@in_turn("text", [
-    "[11/21/2026-12:00:00] [I] [TRT] These words are new", "[W] another program", "WARNING: another program",
-    "[11/21/2026-12:00:00] [E] [TRT] ",
-])
+@in_turn(
+    "text",
+    [
+        "[11/21/2026-12:00:00] [I] [TRT] These words are new",
+        "[W] another program",
+        "WARNING: another program",
+        "[11/21/2026-12:00:00] [E] [TRT] ",
+    ],
+)
 def test_other_lines_are_not_taken_for_errors(text: str) -> None:
     assert lookup(text) is None
 
 
 # As `st.text()`, which makes a table of all characters first.
-_CHARACTERS = (st.integers(0, 0x7F) | st.integers(0x80, 0xD7FF) | st.integers(0xE000, 0x10FFFF)).map(chr)
+_CHARACTERS = (
+    st.integers(0, 0x7F) | st.integers(0x80, 0xD7FF) | st.integers(0xE000, 0x10FFFF)
+).map(chr)
 
 
 @given(st.lists(_CHARACTERS, max_size=300).map("".join))
 def test_any_text_has_an_answer_or_none(text: str) -> None:
-    for words in (text, f"Could not find any implementation for node {text}.", f"Assertion {text} failed"):
+    for words in (
+        text,
+        f"Could not find any implementation for node {text}.",
+        f"Assertion {text} failed",
+    ):
         found = lookup(words)
         assert found is None or (found.cause and found.fix)
 
 
-WORDS = ["Assertion ", "Error Code 1", "[a.cpp::b::", "Conv_1 + ", "_1", "In function ", "(", "due to "]
+WORDS = [
+    "Assertion ",
+    "Error Code 1",
+    "[a.cpp::b::",
+    "Conv_1 + ",
+    "_1",
+    "In function ",
+    "(",
+    "due to ",
+]
 
 
 @pytest.mark.parametrize("word", WORDS)
@@ -94,12 +121,20 @@ def test_no_text_takes_long(word: str) -> None:
     assert time.process_time() - started < 3
 
 
-@in_turn(("rest", "name"), [
-    (" /model.0/conv/Conv.\nnext line", "/model.0/conv/Conv"), (" conv due to insufficient workspace", "conv"),
-    (" PWN(a, b).", "PWN(a, b)"), (" (conv).)", "(conv)"), (" conv)", "conv"), (" .:", None), ("", None),
-    ("\nconv", None),
-    (f" {'x' * 3999}yz", "x" * 3999),
-])  # fmt: skip
+@in_turn(
+    ("rest", "name"),
+    [
+        (" /model.0/conv/Conv.\nnext line", "/model.0/conv/Conv"),
+        (" conv due to insufficient workspace", "conv"),
+        (" PWN(a, b).", "PWN(a, b)"),
+        (" (conv).)", "(conv)"),
+        (" conv)", "conv"),
+        (" .:", None),
+        ("", None),
+        ("\nconv", None),
+        (f" {'x' * 3999}yz", "x" * 3999),
+    ],
+)
 def test_the_name_of_a_node_without_a_kernel(rest: str, name: str | None) -> None:
     found = named_node(f"[E] Error Code 10: Could not find any implementation for node{rest}")
     assert (found.name if found is not None else None) == name

@@ -49,15 +49,27 @@ CALLED = re.compile(r"(eport\.add|Diagnosis|Finding|code_of)\(")
 
 def test_no_place_gives_a_finding_its_code_but_one() -> None:
     """What is reported is a refusal: its class and values decide, in ``explain/coded.py`` alone."""
-    texts = {p.relative_to(PACKAGE).as_posix(): p.read_text(encoding="utf-8") for p in PACKAGE.rglob("*.py")}
+    texts = {
+        p.relative_to(PACKAGE).as_posix(): p.read_text(encoding="utf-8")
+        for p in PACKAGE.rglob("*.py")
+    }
     sources = {path: text for path, text in texts.items() if CALLED.search(text)}
     assert len(texts) > 200 and 10 < len(sources) < 100
     makers = set()
     for path, text in sources.items():
-        calls = [(ast.unparse(n.func), n) for n in walked(ast.parse(text))
-                 if isinstance(n, ast.Call) and getattr(n.func, "attr", getattr(n.func, "id", "")).endswith(LAST)]
-        given = [a.value for name, call in calls if name.endswith(MAKES)
-                 for a in ast.walk(call) if isinstance(a, ast.Constant) and a.value in CODES]
+        calls = [
+            (ast.unparse(n.func), n)
+            for n in walked(ast.parse(text))
+            if isinstance(n, ast.Call)
+            and getattr(n.func, "attr", getattr(n.func, "id", "")).endswith(LAST)
+        ]
+        given = [
+            a.value
+            for name, call in calls
+            if name.endswith(MAKES)
+            for a in ast.walk(call)
+            if isinstance(a, ast.Constant) and a.value in CODES
+        ]
         assert given == [], path
         makers |= {path for name, _ in calls if name in ("code_of", "Finding")}
     assert makers <= {f"explain/{name}.py" for name in ("coded", "report", "compiler")}
@@ -75,14 +87,24 @@ def test_what_a_finding_reports_is_looked_for_in_one_place() -> None:
     """Checks, passes, TensorRT-RTX and placements ask the same function: a second one would find other faults."""
     places = defaultdict(set)
     named_there = re.compile(rf"\b(?:{'|'.join(kind.__name__ for kind in coded.MADE)})\b")
-    for path in (p for p in PACKAGE.rglob("*.py") if named_there.search(p.read_text(encoding="utf-8"))):
+    for path in (
+        p for p in PACKAGE.rglob("*.py") if named_there.search(p.read_text(encoding="utf-8"))
+    ):
         tree = nodes_of(path)
-        named = {a.asname: a.name for n in tree if isinstance(n, ast.ImportFrom) for a in n.names if a.asname}
+        named = {
+            a.asname: a.name
+            for n in tree
+            if isinstance(n, ast.ImportFrom)
+            for a in n.names
+            if a.asname
+        }
         for called in (c for node in tree for c in callables(node)):
             name = getattr(called, "attr", getattr(called, "id", ""))
             places[named.get(name, name)].add(path.relative_to(PACKAGE).as_posix())
     several = {kind for kind in coded.MADE if len(places[kind.__name__]) != 1}
-    assert several == LOOKED_FOR_APART.keys(), [(k.__name__, sorted(places[k.__name__])) for k in several]
+    assert several == LOOKED_FOR_APART.keys(), [
+        (k.__name__, sorted(places[k.__name__])) for k in several
+    ]
 
 
 def callables(node: ast.AST) -> Iterator[ast.expr]:
@@ -90,23 +112,44 @@ def callables(node: ast.AST) -> Iterator[ast.expr]:
     given: list[ast.expr | None] = []
     if isinstance(node, ast.Call):
         yield node.func
-        handed = getattr(node.func, "attr", getattr(node.func, "id", "")) in ("partial", "map", "starmap")
+        handed = getattr(node.func, "attr", getattr(node.func, "id", "")) in (
+            "partial",
+            "map",
+            "starmap",
+        )
         given += node.args[:1] if handed else []
     elif isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr | ast.Return):
         given.append(node.value)
     elif isinstance(node, ast.arguments):
         given += [*node.defaults, *node.kw_defaults]
     for value in given:
-        yield from (value.body, value.orelse) if isinstance(value, ast.IfExp) else filter(None, [value])
+        yield from (
+            (value.body, value.orelse) if isinstance(value, ast.IfExp) else filter(None, [value])
+        )
 
 
 def test_what_may_be_called() -> None:
-    made = ["made = trt.Stays", "made = trt.Stays if x else None", "partial(Stays, x)", "map(Stays, x)", "Stays(x)",
-            "def f(made=trt.Stays): ...", "(made := trt.Stays)(x)", "def f(): return Stays"]
-    kept = ["isinstance(x, trt.Stays)", "KINDS = (trt.Stays, trt.ResidualFloat)", "x: trt.Stays", "found[trt.Stays]"]
+    made = [
+        "made = trt.Stays",
+        "made = trt.Stays if x else None",
+        "partial(Stays, x)",
+        "map(Stays, x)",
+        "Stays(x)",
+        "def f(made=trt.Stays): ...",
+        "(made := trt.Stays)(x)",
+        "def f(): return Stays",
+    ]
+    kept = [
+        "isinstance(x, trt.Stays)",
+        "KINDS = (trt.Stays, trt.ResidualFloat)",
+        "x: trt.Stays",
+        "found[trt.Stays]",
+    ]
     for source in (*made, *kept):
         called = [c for n in walked(ast.parse(source)) for c in callables(n)]
-        assert ("Stays" in {getattr(c, "attr", getattr(c, "id", "")) for c in called}) is (source in made), source
+        assert ("Stays" in {getattr(c, "attr", getattr(c, "id", "")) for c in called}) is (
+            source in made
+        ), source
 
 
 # What no finding reports of itself, and no placement: what it explains, or who reports it.
@@ -123,14 +166,18 @@ def test_each_refusal_is_reported_or_said_why_not() -> None:
     kinds = {kind for kind in every(Refusal) if kind.__module__.startswith("qdqtool.")}
     assert kinds - coded.MADE.keys() - left_float.WORDS.keys() == NOT_REPORTED.keys()
     assert all(nearest(coded.MADE, kind) is None for kind in NOT_REPORTED)
-    assert {trt.TypesDiffer, trt.OutsideRules} == {kind for kind in FAULTS if not coded.codes_of(kind)}
+    assert {trt.TypesDiffer, trt.OutsideRules} == {
+        kind for kind in FAULTS if not coded.codes_of(kind)
+    }
 
 
 def made_in(module: ModuleType, *names: str) -> set[type[Refusal]]:
     """The classes of refusals that functions of a module make, or ask of ``detect``; of all where none is named."""
     body = ast.parse(inspect.getsource(module)).body
     found = set()
-    for node in (n for f in body if not names or getattr(f, "name", "") in names for n in walked(f)):
+    for node in (
+        n for f in body if not names or getattr(f, "name", "") in names for n in walked(f)
+    ):
         if isinstance(node, ast.Call):
             name = getattr(node.func, "attr", getattr(node.func, "id", ""))
             asked = getattr(detect, name, None)
@@ -142,17 +189,23 @@ def made_in(module: ModuleType, *names: str) -> set[type[Refusal]]:
 
 
 @pytest.mark.parametrize("room", sorted({*messages._ROOMS.values()} - {messages.__name__}))
-def test_each_room_words_the_classes_it_is_asked_for(room: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_room_words_the_classes_it_is_asked_for(
+    room: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first finding of a process loads that room alone."""
     module = importlib.import_module(room)
     monkeypatch.setattr(messages, "_WORDINGS", {})
     importlib.reload(module)
     asked = {kind for kind in coded.MADE if messages._ROOMS[kind.__module__] == room}
-    assert asked - messages._WORDINGS.keys() <= {trt.ScalesDiffer}  # which is reported as what it keeps apart
+    assert asked - messages._WORDINGS.keys() <= {
+        trt.ScalesDiffer
+    }  # which is reported as what it keeps apart
 
 
 def test_what_keeps_a_layer_from_int8_is_reported_or_a_fault_that_the_checks_report() -> None:
-    made = made_in(surroundings, "refusal_of", "_of_quantizers") | made_in(quantize_double_input_nodes)
+    made = made_in(surroundings, "refusal_of", "_of_quantizers") | made_in(
+        quantize_double_input_nodes
+    )
     assert made == {trt.OutputScale, trt.InputNotDequantized, trt.WeightsNotDequantized, *FAULTS}
     asked = made_in(operators) | made_in(quantizers) | made_in(weights)
     assert {kind for kind in FAULTS if coded.codes_of(kind)} <= asked
@@ -169,7 +222,9 @@ def test_each_code_has_a_refusal_and_each_refusal_words() -> None:
     kinds = set(every(Refusal))
     for kind, made in coded.MADE.items():
         assert kind in kinds
-        assert [m.when is None for m in made] == [False] * (len(made) - 1) + [True]  # the last holds always
+        assert [m.when is None for m in made] == [False] * (len(made) - 1) + [
+            True
+        ]  # the last holds always
     of_compiler = {c.code for c in codes.CODES.values() if c.on("rtx1.7") is not None}
     assert {"BUILD-FAILS", "IN-BLOCKED", "SCALE-SHAPE1"} <= compiler.CODES <= of_compiler
 
@@ -184,7 +239,11 @@ def test_a_scale_of_shape_1_is_told_where_a_convolution_pays_for_it() -> None:
     """However many do, and one step mends all."""
     for readers in (("Conv",), ("Softmax",), ("Softmax", "Conv"), ("Conv", "Softmax", "Conv")):
         model = of_shape_1(*readers)
-        found = {f.node: f.convolutions for f in predict(model, "rtx1.7").findings if f.code == "SCALE-SHAPE1"}
+        found = {
+            f.node: f.convolutions
+            for f in predict(model, "rtx1.7").findings
+            if f.code == "SCALE-SHAPE1"
+        }
         assert found == {f"p{i}.Q": [f"c{i}"] for i, op in enumerate(readers) if op == "Conv"}
         fixed = fix(model, "rtx1.7", ["SCALE-SHAPE1"])
         assert [c.node for c in fixed.applied] == list(found)
@@ -195,13 +254,19 @@ def test_a_scale_of_shape_1_is_told_where_a_convolution_pays_for_it() -> None:
 def computed(g: Graph, x: str) -> str:
     scale = g.op("ReduceMax", g.op("Abs", x, "abs"), "max", keepdims=0)
     g.const("zero", np.int8(0))
-    return g.op("DequantizeLinear", [g.op("QuantizeLinear", [x, scale, "zero"], "p.Q"), scale, "zero"], "p.DQ")
+    return g.op(
+        "DequantizeLinear",
+        [g.op("QuantizeLinear", [x, scale, "zero"], "p.Q"), scale, "zero"],
+        "p.DQ",
+    )
 
 
 def by_hand(g: Graph, x: str) -> str:
     """A scale and a zero point that a node makes of constants, which the simulation does not compute."""
-    names = [g.op("Identity", g.const(f"{part}0", value), part) for part, value in
-             (("scale", np.float32(0.1)), ("zero", np.int8(0)))]
+    names = [
+        g.op("Identity", g.const(f"{part}0", value), part)
+        for part, value in (("scale", np.float32(0.1)), ("zero", np.int8(0)))
+    ]
     return g.op("DequantizeLinear", [g.op("QuantizeLinear", [x, *names], "p.Q"), *names], "p.DQ")
 
 
@@ -210,18 +275,27 @@ def of_int32(g: Graph, x: str) -> str:
 
 
 PAIRS: list[tuple[Callable[[Graph, str], str], str]] = [
-    (lambda g, x: g.pair(x, "p", zero=3), "ZP-NONZERO"), (computed, "SCALE-DYNAMIC"), (by_hand, "SCALE-DYNAMIC"),
-    (lambda g, x: g.pair(x, "p", integer=np.int16), "QTYPE"), (of_int32, "QTYPE"),
+    (lambda g, x: g.pair(x, "p", zero=3), "ZP-NONZERO"),
+    (computed, "SCALE-DYNAMIC"),
+    (by_hand, "SCALE-DYNAMIC"),
+    (lambda g, x: g.pair(x, "p", integer=np.int16), "QTYPE"),
+    (of_int32, "QTYPE"),
     (lambda g, x: g.pair(x, "p", np.full(16, 0.1), axis=1), "ACT-PER-CHANNEL"),
 ]
 
 
-ON_RTX = {computed: "BUILD-CRASHES", by_hand: "", of_int32: ""}  # whose compiler folds constants and reads int8
+ON_RTX = {
+    computed: "BUILD-CRASHES",
+    by_hand: "",
+    of_int32: "",
+}  # whose compiler folds constants and reads int8
 
 
 @in_turn("target", ["trt8.5", "rtx1.7"])
 @in_turn(("pair", "code"), PAIRS)
-def test_a_fault_of_a_quantizer_is_told_once(pair: Callable[[Graph, str], str], code: str, target: str) -> None:
+def test_a_fault_of_a_quantizer_is_told_once(
+    pair: Callable[[Graph, str], str], code: str, target: str
+) -> None:
     """Also where its DQ moves down to the convolution, past a pooling."""
     for pooled in (False, True):
         g = Graph(opset=21)
@@ -247,13 +321,17 @@ def on_a_wrong_axis(code: str) -> onnx.ModelProto:
     w = g.const("w0", np.ones((8, 16, 3, 3), np.int8 if stored else np.float64))
     w = g.op("Transpose", w, "moved", perm=[0, 1, 2, 3]) if stored else w
     w = g.op("Abs", w, "computed") if code == "W-NONCONST" else w
-    scale = np.full({"SCALE-COUNT": (7,), "SCALE-RANK": (7, 1), "OPSET-AXIS": (8,)}.get(code, (16,)), 0.01)
+    scale = np.full(
+        {"SCALE-COUNT": (7,), "SCALE-RANK": (7, 1), "OPSET-AXIS": (8,)}.get(code, (16,)), 0.01
+    )
     axis = None if code == "OPSET-AXIS" else 1
     w = g.dq(w, "w.DQ", scale, axis) if stored else g.pair(w, "w", scale, axis)
     return g.model(g.op("Conv", [g.pair(g.input(1, 16, 8, 8), "p"), w], "c", pads=[1] * 4))
 
 
-@in_turn("code", ["W-AXIS", "OPSET-AXIS", "SCALE-COUNT", "SCALE-RANK", "W-NONCONST", "WEIGHT-INDIRECT"])
+@in_turn(
+    "code", ["W-AXIS", "OPSET-AXIS", "SCALE-COUNT", "SCALE-RANK", "W-NONCONST", "WEIGHT-INDIRECT"]
+)
 def test_a_conversion_names_the_fault_that_keeps_its_convolution_float(code: str) -> None:
     prediction = predict(on_a_wrong_axis(code), "trt8.5")
     assert [type(r) for r in prediction.refusals if r.node == "c"] == [trt.WeightsAxis]
@@ -298,12 +376,22 @@ def test_the_checks_find_each_fault_that_keeps_a_layer_from_int8(target: str) ->
     assert len(seen) >= len(FAULTS) - 1  # types of floats differ from 10 on alone
 
 
-@pytest.mark.parametrize(("case", "place", "others"), [
-    ("VanillaSwapWithPreceedingDQ/several-readers", "a.DQ", {"a.Q"}), ("Pad/q-past-copying-pad", "p.Q", {"p.DQ"}),
-])
-def test_a_conversion_is_proven_as_well_as_the_cases_behind_it(case: str, place: str, others: set[str]) -> None:
+@pytest.mark.parametrize(
+    ("case", "place", "others"),
+    [
+        ("VanillaSwapWithPreceedingDQ/several-readers", "a.DQ", {"a.Q"}),
+        ("Pad/q-past-copying-pad", "p.Q", {"p.DQ"}),
+    ],
+)
+def test_a_conversion_is_proven_as_well_as_the_cases_behind_it(
+    case: str, place: str, others: set[str]
+) -> None:
     assert cases()[case].evidence == Evidence.ASSUMED
-    found = {f.node: f.evidence for f in predict(model_of(case), "trt8.5").findings if f.code == "CONVERSION"}
+    found = {
+        f.node: f.evidence
+        for f in predict(model_of(case), "trt8.5").findings
+        if f.code == "CONVERSION"
+    }
     assert found == {place: Evidence.ASSUMED, **dict.fromkeys(others, Evidence.SEEN)}
 
 

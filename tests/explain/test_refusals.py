@@ -13,7 +13,8 @@ from tests.explain.graphs import GRAPHS
 from tests.tables import in_turn
 
 CLASSES = {
-    kind.reason: kind for kind in vars(refusals).values()
+    kind.reason: kind
+    for kind in vars(refusals).values()
     if isinstance(kind, type) and issubclass(kind, Refusal) and kind is not Refusal
 }
 
@@ -31,7 +32,10 @@ TOLD: dict[str, tuple[str, set[object]]] = {
     "weights-axis": ("W-AXIS", {"c", "wq.Q", 1}),
     "weights-shared": ("W-SHARED", {("a", "b"), "w.weight"}),
     "output-not-quantized": ("OUT-FLOAT", {"c0", "soft", "Softmax", "16x16x16"}),
-    "output-different-scales": ("POOL-SCALE", {"c0", Step("pool", "MaxPool"), "a.in.Q", 0.02, "b.in.Q", 0.05}),
+    "output-different-scales": (
+        "POOL-SCALE",
+        {"c0", Step("pool", "MaxPool"), "a.in.Q", 0.02, "b.in.Q", 0.05},
+    ),
     "output-many-consumers": ("OUT-MIXED", {"c0", "soft", "Softmax", "a.in.Q"}),
     "output-scale": ("OUT-FLOAT", {"c0", "wide.Q"}),
     "residual-float": ("SKIP-FLOAT", {"c2", "sum", "c0"}),
@@ -64,7 +68,9 @@ TARGETS = {"float-types": "trt11"}  # where the reason does not exist on 8.5
 def values(item: object) -> Iterator[object]:
     """A record or tuple, what it holds, and what that does; scales with as many digits as were written."""
     yield round(item, 6) if isinstance(item, float) else item
-    for inner in item if isinstance(item, tuple) else contents(item) if hasattr(item, "_fields") else ():
+    for inner in (
+        item if isinstance(item, tuple) else contents(item) if hasattr(item, "_fields") else ()
+    ):
         yield from values(inner)
 
 

@@ -36,29 +36,46 @@ def test_the_words_of_each_kind_are_held() -> None:
 
 
 def test_wording_of_what_keeps_a_model_from_being_built() -> None:
-    assert of_obstacles() == json.loads(DATA.read_text("utf-8"))["obstacles"], "if it is meant so: tests.wording"
+    assert of_obstacles() == json.loads(DATA.read_text("utf-8"))["obstacles"], (
+        "if it is meant so: tests.wording"
+    )
 
 
 def test_findings_that_name_the_program() -> None:
     """Their words stand in the Python interface as well; these send to another command."""
-    named = {text.partition(":")[0] for texts in EXPECTED.values() for text in texts if "qdqtool" in text}
+    named = {
+        text.partition(":")[0] for texts in EXPECTED.values() for text in texts if "qdqtool" in text
+    }
     assert named == {"NO-QDQ", "ACT-SCALE", "NORM-PIECES"}
 
 
 def test_wording_of_what_a_placement_leaves_float() -> None:
     expected = json.loads(DATA.read_text(encoding="utf-8"))["skipped"]
     assert of_skipped() == expected, "if it is meant so: python -m tests.wording"
-    kinds = {k for k in vars(left_float).values() if isinstance(k, type) and issubclass(k, Refusal)} - {Refusal}
+    kinds = {
+        k for k in vars(left_float).values() if isinstance(k, type) and issubclass(k, Refusal)
+    } - {Refusal}
     assert kinds == left_float.WORDS.keys()
     below = type("Below", (left_float.NoNeighbour,), {})
-    reasons = {left_float.SkippedNode(kind("placement", "n")).reason for kind in (below, left_float.NoNeighbour)}
+    reasons = {
+        left_float.SkippedNode(kind("placement", "n")).reason
+        for kind in (below, left_float.NoNeighbour)
+    }
     assert len(reasons) == 1
 
 
 def test_each_form_of_an_operator_has_words() -> None:
     for form in Form:
         fault = CompilerFault("", "n", Fault.OPERATOR, (form, "Resize"))
-        found = Finding("BUILD-FAILS", Severity.ERROR, "n", (Cause(fault),), Evidence.SEEN, worded, target="rtx1.7")
+        found = Finding(
+            "BUILD-FAILS",
+            Severity.ERROR,
+            "n",
+            (Cause(fault),),
+            Evidence.SEEN,
+            worded,
+            target="rtx1.7",
+        )
         assert found.message.startswith("n: ") and found.fix and "{" not in found.message
 
 
@@ -73,5 +90,7 @@ def test_private_names_are_hidden_where_they_are_names() -> None:
     name = hidden.private.names["prediction"]
     assert f": what the prediction of {name} depends on; " in hidden.kept
     assert hidden.kept.endswith(f", the prediction of {name}")
-    quoted = Remark.CHECKED_BUILD_SAYING(builder="b", status="refused", message="at 'prediction': no prediction")
+    quoted = Remark.CHECKED_BUILD_SAYING(
+        builder="b", status="refused", message="at 'prediction': no prediction"
+    )
     assert quoted.renamed(hidden.private.value) == f"b: refused: at '{name}': no {name}"

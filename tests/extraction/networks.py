@@ -48,11 +48,19 @@ def secretive() -> onnx.ModelProto:
     model.domain, model.doc_string = f"com.{SECRET}", f"{SECRET} doc"
     model.metadata_props.add(key=f"{SECRET}.owner", value=f"{SECRET} GmbH")
     end = graph.output[0].name
-    graph.node.append(helper.make_node(
-        f"{SECRET}Head", [end], [f"{SECRET}/done"], f"{SECRET}/head", domain=f"ai.{SECRET}",
-        **{f"{SECRET}_mode": f"{SECRET} words",
-           f"{SECRET}_table": numpy_helper.from_array(np.ones(3, np.float32), SECRET)},
-    ))
+    graph.node.append(
+        helper.make_node(
+            f"{SECRET}Head",
+            [end],
+            [f"{SECRET}/done"],
+            f"{SECRET}/head",
+            domain=f"ai.{SECRET}",
+            **{
+                f"{SECRET}_mode": f"{SECRET} words",
+                f"{SECRET}_table": numpy_helper.from_array(np.ones(3, np.float32), SECRET),
+            },
+        )
+    )
     graph.output[0].name = f"{SECRET}/done"
     model.opset_import.append(helper.make_opsetid(f"ai.{SECRET}", 1))
     return model
@@ -63,7 +71,10 @@ def with_constant_nodes(model: onnx.ModelProto) -> onnx.ModelProto:
     graph = model.graph
     small = [t for t in graph.initializer if len(t.dims) < 2]
     large = [t for t in graph.initializer if len(t.dims) >= 2]
-    nodes = [helper.make_node("Constant", [], [t.name], f"Constant_{i}", value=t) for i, t in enumerate(small)]
+    nodes = [
+        helper.make_node("Constant", [], [t.name], f"Constant_{i}", value=t)
+        for i, t in enumerate(small)
+    ]
     nodes += graph.node
     del graph.node[:], graph.initializer[:]
     graph.node.extend(nodes)

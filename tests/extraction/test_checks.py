@@ -27,7 +27,9 @@ from tests.raising import raises
 from tests.tables import in_turn
 from tests.trt.builder import Graph
 
-needs_compiler = pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed")
+needs_compiler = pytest.mark.skipif(
+    not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed"
+)
 
 
 def refused() -> onnx.ModelProto:
@@ -111,7 +113,9 @@ def test_the_same_exit_code_for_another_reason_is_another_fault(g: Graph, tmp_pa
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt(), Stopped(INTERRUPTED)])
-def test_what_was_found_before_an_interruption_is_kept(monkeypatch: pytest.MonkeyPatch, stop: BaseException) -> None:
+def test_what_was_found_before_an_interruption_is_kept(
+    monkeypatch: pytest.MonkeyPatch, stop: BaseException
+) -> None:
     calls = 0
 
     def holds(self: CommandCheck, proto: onnx.ModelProto) -> bool:
@@ -125,9 +129,14 @@ def test_what_was_found_before_an_interruption_is_kept(monkeypatch: pytest.Monke
     model = residual()
     whole: dict[str, Any] = {"node": "b1.sum", "hops": 2, "check": "true", "minimize": True}
     result = qdqtool.extract(model, keep_interrupted=True, **whole)
-    assert result.interrupted and result.as_json()["interrupted"] and result.notes[0].remark is Remark.INTERRUPTED
-    assert any(f.code == "SKIP-FLOAT" for f in result.prediction.findings) and len(result.proto.graph.node) < len(
-        model.graph.node)
+    assert (
+        result.interrupted
+        and result.as_json()["interrupted"]
+        and result.notes[0].remark is Remark.INTERRUPTED
+    )
+    assert any(f.code == "SKIP-FLOAT" for f in result.prediction.findings) and len(
+        result.proto.graph.node
+    ) < len(model.graph.node)
     calls = 0
     with pytest.raises(type(stop)):
         qdqtool.extract(model, **whole)
@@ -142,10 +151,17 @@ def test_searches_that_end(monkeypatch: pytest.MonkeyPatch) -> None:
         qdqtool.extract(residual(), check="true", keep_interrupted=True)
 
 
-@in_turn(("command", "said"), [
-    ("", "is empty"), ("'open", "cannot be split"), ("no-such-program-here", "cannot be run"),
-    ("true a\0b", "cannot be run"), ("true \ud800", "cannot be run"), ("x" * (budgets.COMMAND + 1), "characters"),
-])
+@in_turn(
+    ("command", "said"),
+    [
+        ("", "is empty"),
+        ("'open", "cannot be split"),
+        ("no-such-program-here", "cannot be run"),
+        ("true a\0b", "cannot be run"),
+        ("true \ud800", "cannot be run"),
+        ("x" * (budgets.COMMAND + 1), "characters"),
+    ],
+)
 def test_commands_that_are_none(command: str, said: str) -> None:
     with pytest.raises(QdqtoolError, match=said):
         CommandCheck(residual(1), command)
@@ -178,14 +194,19 @@ if grep -q Conv "$1"; then while :; do :; done; fi
 grep -q MaxPool "$1" || exec sleep 60
 """
 shows_processes = pytest.mark.skipif(
-    not Path("/proc/self/stat").exists(), reason="this system does not show its processes")
+    not Path("/proc/self/stat").exists(), reason="this system does not show its processes"
+)
 
 
 @shows_processes
 def test_one_that_hangs_on_a_smaller_model_does_not_take_the_whole_limit(
     g: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module, name, value in (checks, "_PATIENCE", 0.05), (checks, "_SLOWER", 0.1), (run, "EVERY", 0.1):
+    for module, name, value in (
+        (checks, "_PATIENCE", 0.05),
+        (checks, "_SLOWER", 0.1),
+        (run, "EVERY", 0.1),
+    ):
         monkeypatch.setattr(module, name, value)
     check = CommandCheck(g.model(g.pool(g.input(1, 8, 8, 8), "pool")), script(tmp_path, _HANGS))
     g = Graph()
@@ -218,10 +239,17 @@ def test_the_clock_counts_where_processes_are_not_shown(monkeypatch: pytest.Monk
 def test_a_long_name_of_a_dimension_is_not_copied_in_each_try() -> None:
     """Onnx's own inference gives every tensor behind the input a copy."""
     nodes = [onnx.helper.make_node("Relu", [f"x{i}"], [f"x{i + 1}"], f"r{i}") for i in range(100)]
-    value = [onnx.helper.make_tensor_value_info(n, 1, s) for n, s in (("x0", ["n" * 100_000, 4]), ("x100", None))]
-    model = onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", value[:1], value[1:]),
-                                   opset_imports=[onnx.helper.make_opsetid("", 17)])
-    shrinker = Shrinker(model, lambda proto: proto.ByteSize() < 100_000 and len(proto.graph.node) > 1)
+    value = [
+        onnx.helper.make_tensor_value_info(n, 1, s)
+        for n, s in (("x0", ["n" * 100_000, 4]), ("x100", None))
+    ]
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph(nodes, "g", value[:1], value[1:]),
+        opset_imports=[onnx.helper.make_opsetid("", 17)],
+    )
+    shrinker = Shrinker(
+        model, lambda proto: proto.ByteSize() < 100_000 and len(proto.graph.node) > 1
+    )
     assert shrinker.proto.ByteSize() < 100_000 and len(shrinker.proto.graph.node) == 100
     assert len(shrinker.run().graph.node) == 2
 
@@ -237,29 +265,49 @@ def test_only_the_first_of_the_output_is_kept(monkeypatch: pytest.MonkeyPatch) -
 
 
 @shows_processes
-@pytest.mark.parametrize("words", [
-    "sh -c 'timeout 900 sleep {}; exit 3'", "bash -c 'set -m; sleep {} & wait'", "sh -c 'setsid sleep {} & sleep 900'",
-    "sh -c '(env -i setsid sleep {} &); exec sleep 900'", "sh -c 'kill -STOP $PPID; sleep {}'",
-    "sh -c '(while :; do kill -STOP $PPID; done) & sleep {}'", "sh -c 'kill -STOP $PPID; exec env -i setsid sleep {}'",
-])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "sh -c 'timeout 900 sleep {}; exit 3'",
+        "bash -c 'set -m; sleep {} & wait'",
+        "sh -c 'setsid sleep {} & sleep 900'",
+        "sh -c '(env -i setsid sleep {} &); exec sleep 900'",
+        "sh -c 'kill -STOP $PPID; sleep {}'",
+        "sh -c '(while :; do kill -STOP $PPID; done) & sleep {}'",
+        "sh -c 'kill -STOP $PPID; exec env -i setsid sleep {}'",
+    ],
+)
 def test_what_leaves_the_group_is_ended_too(words: str) -> None:
     mark = f"{random.randrange(1000, 9999)}.{os.getpid()}"
     with raises(QdqtoolError, "CommandCheck.__init__ did"):
-        CommandCheck(residual(1), words.replace("{}", mark), timeout=0.4 if "while" in words else 1.0)  # it is busy
+        CommandCheck(
+            residual(1), words.replace("{}", mark), timeout=0.4 if "while" in words else 1.0
+        )  # it is busy
     left = [p for p in Path("/proc").glob("[0-9]*/cmdline") if mark.encode() in _read(p)]
     assert not [p for p in left if b"sleep" in _read(p)]
 
 
-@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="this system does not show its processes")
+@pytest.mark.skipif(
+    not Path("/proc/self/environ").exists(), reason="this system does not show its processes"
+)
 def test_a_command_that_kills_what_waits_for_it_is_told_and_ended() -> None:
     mark = f"{random.randrange(1000, 9999)}.{os.getpid()}"
-    begin, then = f"env -i setsid sleep {mark} & sleep .3", f"sleep {mark} & setsid sleep {mark} & sleep {mark}"
+    begin, then = (
+        f"env -i setsid sleep {mark} & sleep .3",
+        f"sleep {mark} & setsid sleep {mark} & sleep {mark}",
+    )
     with raises(QdqtoolError, "exit_code 9"):
         CommandCheck(residual(1), f"sh -c '{begin}; kill -KILL $PPID; {then}'")
-    assert not [p for p in Path("/proc").glob("[0-9]*/cmdline") if _read(p).startswith(b"sleep\0" + mark.encode())]
+    assert not [
+        p
+        for p in Path("/proc").glob("[0-9]*/cmdline")
+        if _read(p).startswith(b"sleep\0" + mark.encode())
+    ]
 
 
-@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="this system does not show its processes")
+@pytest.mark.skipif(
+    not Path("/proc/self/environ").exists(), reason="this system does not show its processes"
+)
 def test_nothing_is_left_stopped_when_the_process_is_killed(tmp_path: Path) -> None:
     mark = f"{random.randrange(1000, 9999)}.{os.getpid()}"
     process = os.fork()
@@ -270,7 +318,9 @@ def test_nothing_is_left_stopped_when_the_process_is_killed(tmp_path: Path) -> N
             os._exit(0)
 
     def left() -> list[Path]:
-        return [p for p in Path("/proc").glob("[0-9]*/cmdline") if b"sleep " + mark.encode() in _read(p)]
+        return [
+            p for p in Path("/proc").glob("[0-9]*/cmdline") if b"sleep " + mark.encode() in _read(p)
+        ]
 
     def stopped() -> list[Path]:
         return [p for p in left() if b") T " in _read(p.with_name("stat"))]
@@ -282,18 +332,28 @@ def test_nothing_is_left_stopped_when_the_process_is_killed(tmp_path: Path) -> N
         return len(found()) == number
 
     try:
-        assert wait_for(stopped, 1)  # the command's parent; its command line is there before the command runs
+        assert wait_for(
+            stopped, 1
+        )  # the command's parent; its command line is there before the command runs
     finally:
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
     assert wait_for(left, 0)
 
 
-@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="this system does not show its processes")
+@pytest.mark.skipif(
+    not Path("/proc/self/environ").exists(), reason="this system does not show its processes"
+)
 def test_what_a_command_leaves_behind_is_ended_with_it() -> None:
     mark = f"{random.randrange(1000, 9999)}.{os.getpid()}"
-    CommandCheck(residual(1), f"sh -c 'setsid sleep {mark} & (env -i setsid sleep {mark} &) ; exit 0'").close()
-    assert not [p for p in Path("/proc").glob("[0-9]*/cmdline") if _read(p).startswith(b"sleep\0" + mark.encode())]
+    CommandCheck(
+        residual(1), f"sh -c 'setsid sleep {mark} & (env -i setsid sleep {mark} &) ; exit 0'"
+    ).close()
+    assert not [
+        p
+        for p in Path("/proc").glob("[0-9]*/cmdline")
+        if _read(p).startswith(b"sleep\0" + mark.encode())
+    ]
 
 
 def _read(path: Path) -> bytes:

@@ -15,4 +15,6 @@ def test_nodes_without_a_name_stay_so() -> None:
     for code, node in named:
         result = qdqtool.extract(model, finding=code)
         assert (code, node) in [(f.code, f.node) for f in result.prediction.findings]
-        assert [n.name for n in result.proto.graph.node if n.op_type == "QuantizeLinear"].count("") > 0
+        assert [n.name for n in result.proto.graph.node if n.op_type == "QuantizeLinear"].count(
+            ""
+        ) > 0

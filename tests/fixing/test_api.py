@@ -53,17 +53,25 @@ def codes(prediction):
 
 def quantize(x, scale, zero, low, high):
     """QuantizeLinear and DequantizeLinear by hand."""
-    return (np.clip(np.rint(x / np.float32(scale)) + zero, low, high) - zero).astype(np.float32) * np.float32(scale)
+    return (np.clip(np.rint(x / np.float32(scale)) + zero, low, high) - zero).astype(
+        np.float32
+    ) * np.float32(scale)
 
 
 def test_fixes_of_residuals(monkeypatch):
     proto = residual("float")
     made = indexed(monkeypatch)
     fixed = fix(proto, "trt8.5")
-    assert made == {"_load": 1, "_fed": 3}  # of the runs, given, float and fixed, each of other sizes
+    assert made == {
+        "_load": 1,
+        "_fed": 3,
+    }  # of the runs, given, float and fixed, each of other sizes
     assert [c.code for c in fixed.applied] == ["SKIP-FLOAT"] and not fixed.refused
     one, two = fixed.before.summary(), fixed.after.summary()
-    assert two["int8_to_int8"] == one["int8_to_int8"] + 2 and two["conversions"] == one["conversions"] - 2
+    assert (
+        two["int8_to_int8"] == one["int8_to_int8"] + 2
+        and two["conversions"] == one["conversions"] - 2
+    )
     add = next(n for n in fixed.proto.graph.node if n.name == "sum")
     dq = next(n for n in fixed.proto.graph.node if add.input[1] in n.output)
     assert dq.op_type == "DequantizeLinear" and dq.input[0] == "c1.in.Q:0"
@@ -79,15 +87,22 @@ def test_fixes_of_residuals(monkeypatch):
     assert "ADD-BOTH" not in codes(fixed.after)
 
 
-@pytest.mark.parametrize(("proto", "code", "largest"), [
-    (concat((0.0213, 0.0213, 0.048), 0.048), "CONCAT-SCALE", 0.048),
-    (split(0.02, 0.05), "SPLIT-SCALE", 0.05),
-])
+@pytest.mark.parametrize(
+    ("proto", "code", "largest"),
+    [
+        (concat((0.0213, 0.0213, 0.048), 0.048), "CONCAT-SCALE", 0.048),
+        (split(0.02, 0.05), "SPLIT-SCALE", 0.05),
+    ],
+)
 def test_scales_are_unified(proto, code, largest):
     fixed = fix(proto, "trt8.5")
     assert {c.code for c in fixed.applied} == {code}
     assert fixed.after.summary()["conversions"] == 1
-    scales = {t.name: onnx.numpy_helper.to_array(t) for t in fixed.proto.graph.initializer if t.name.endswith("scale")}
+    scales = {
+        t.name: onnx.numpy_helper.to_array(t)
+        for t in fixed.proto.graph.initializer
+        if t.name.endswith("scale")
+    }
     changed = [v for k, v in scales.items() if "/scale" in k]
     assert changed and all(np.all(v == np.float32(largest)) for v in changed)
 
@@ -116,7 +131,9 @@ def test_bias_is_the_same_to_the_last_bit(g):
     integers = np.random.default_rng(0).integers(-5000, 5000, 16).astype(np.int32)
     scale = np.random.default_rng(1).uniform(1e-4, 2e-4, 16).astype(np.float32)
     bias = g.dq(g.const("b", integers), "bdq", scale, axis=0, integer=np.int32)
-    proto = g.model(g.op("Conv", [x, g.weights("w", (16, 16, 1, 1), "qdq"), bias], "c", kernel_shape=[1, 1]))
+    proto = g.model(
+        g.op("Conv", [x, g.weights("w", (16, 16, 1, 1), "qdq"), bias], "c", kernel_shape=[1, 1])
+    )
     fixed = fix(proto, "trt8.5", ["BIAS-DQ"])
     conv = next(n for n in fixed.proto.graph.node if n.op_type == "Conv")
     stored = next(t for t in fixed.proto.graph.initializer if t.name == conv.input[2])
@@ -157,13 +174,19 @@ def test_zero_points_and_dead_channels(g):
     proto = g.model(g.op("Conv", [x, w], "c", kernel_shape=[1, 1]))
     fixed = fix(proto, "trt10")
     dq = next(n for n in fixed.proto.graph.node if n.name == "wdq")
-    value = next(onnx.numpy_helper.to_array(t) for t in fixed.proto.graph.initializer if t.name == dq.input[0])
+    value = next(
+        onnx.numpy_helper.to_array(t)
+        for t in fixed.proto.graph.initializer
+        if t.name == dq.input[0]
+    )
     assert value.dtype == np.int8 and np.array_equal(value.astype(int), stored.astype(int) - 128)
     x = image(1, 16, 8, 8)
     assert np.allclose(run(proto, x=x)[0], run(fixed.proto, x=x)[0], atol=1e-5)
 
 
-@pytest.mark.parametrize(("zero", "integer", "reach"), [(0, np.uint8, 255), (3, np.int8, 131), (100, np.uint8, 155)])
+@pytest.mark.parametrize(
+    ("zero", "integer", "reach"), [(0, np.uint8, 255), (3, np.int8, 131), (100, np.uint8, 155)]
+)
 def test_asymmetric_pairs_get_the_scale_that_holds_their_range(zero, integer, reach):
     fixed = fix(pair_only(zero, integer), "trt8.5")
     assert {c.code for c in fixed.applied} <= {"ZP-NONZERO", "ZP-UINT8"} and fixed.applied
@@ -175,10 +198,20 @@ def test_asymmetric_pairs_get_the_scale_that_holds_their_range(zero, integer, re
 
 @pytest.mark.parametrize("op", ["Identity", "Transpose"])
 def test_operators_in_front_of_weights_are_folded(g, op):
-    w = g.op(op, g.const("w", np.random.default_rng(0).normal(0, 1, (16, 16, 1, 1)).astype(np.float32)), "between",
-             **({"perm": [1, 0, 2, 3]} if op == "Transpose" else {}))
-    proto = g.model(g.op("Conv", [g.pair(g.input(1, 16, 8, 8), "in"), g.pair(w, "wq", 0.02)], "c",
-                         kernel_shape=[1, 1]))
+    w = g.op(
+        op,
+        g.const("w", np.random.default_rng(0).normal(0, 1, (16, 16, 1, 1)).astype(np.float32)),
+        "between",
+        **({"perm": [1, 0, 2, 3]} if op == "Transpose" else {}),
+    )
+    proto = g.model(
+        g.op(
+            "Conv",
+            [g.pair(g.input(1, 16, 8, 8), "in"), g.pair(w, "wq", 0.02)],
+            "c",
+            kernel_shape=[1, 1],
+        )
+    )
     fixed = fix(proto, "trt8.5")
     assert [c.code for c in fixed.applied] == ["W-NONCONST"]
     assert "between" not in {n.name for n in fixed.proto.graph.node}
@@ -203,7 +236,9 @@ def test_fixes_of_weights(g):
     fixed = fix(proto, "trt8.5")
     assert [c.code for c in fixed.applied] == ["W-NO-DQ"]
     assert fixed.before.summary()["int8"] == 0 and fixed.after.summary()["int8"] == 1
-    weights = next(onnx.numpy_helper.to_array(t) for t in proto.graph.initializer if t.name == "c.weight")
+    weights = next(
+        onnx.numpy_helper.to_array(t) for t in proto.graph.initializer if t.name == "c.weight"
+    )
     x = image(1, 16, 8, 8)
     scale = (np.abs(weights).max(axis=(1, 2, 3), keepdims=True) / 127).astype(np.float32)
     rounded = np.rint(weights / scale) * scale
@@ -248,14 +283,19 @@ def test_pair_moves_in_front_of_pad(g):
     changed = editor.finish().proto
     assert [n.name for n in changed.graph.node if n.op_type == "Pad"] == ["pad"]
     pad = next(n for n in changed.graph.node if n.name == "pad")
-    assert next(n for n in changed.graph.node if pad.input[0] in n.output).op_type == "DequantizeLinear"
+    assert (
+        next(n for n in changed.graph.node if pad.input[0] in n.output).op_type
+        == "DequantizeLinear"
+    )
     x = image(1, 16, 8, 8)
     assert np.array_equal(run(proto, x=x)[0], run(changed, x=x)[0])
 
 
 def test_rtx_and_strongly_typed_targets(g):
     y = g.pair(g.input(1, 16, 8, 8), "p", [0.05])
-    proto = g.model(g.op("Conv", [y, g.weights("w", (16, 16, 1, 1), "qdq")], "c", kernel_shape=[1, 1]))
+    proto = g.model(
+        g.op("Conv", [y, g.weights("w", (16, 16, 1, 1), "qdq")], "c", kernel_shape=[1, 1])
+    )
     fixed = fix(proto, "rtx1.7", ["SCALE-SHAPE1"])
     assert fixed.before.summary()["int8"] == 0 and fixed.after.summary()["int8"] == 1
     assert_equal_outputs(proto, fixed.proto)
@@ -297,11 +337,14 @@ def test_classes_and_codes_of_fixes():
     assert not codes(prediction) & {"DOUBLE-QDQ", "CONVERSION"}
     (differ,) = (r for r in prediction.refusals if isinstance(r, ScalesDiffer))
     assert [(c.code, c.node) for c in fix(proto, "trt10").refused if c.code != "FLOAT-FP32"] == [
-        ("DOUBLE-QDQ", differ.node)]
+        ("DOUBLE-QDQ", differ.node)
+    ]
 
 
-@pytest.mark.parametrize(("target", "times"), slow_after(2, [
-    ("trt8.5", 1), ("rtx1.7", 1), ("trt10", 2), ("trt8.4", 1), ("trt11", 1)]))
+@pytest.mark.parametrize(
+    ("target", "times"),
+    slow_after(2, [("trt8.5", 1), ("rtx1.7", 1), ("trt10", 2), ("trt8.4", 1), ("trt11", 1)]),
+)
 def test_each_promise_is_tried(target, times):
     """Of the graphs of all refusals and cases: a step has a place for each finding that is marked as automatic.
 
@@ -313,7 +356,12 @@ def test_each_promise_is_tried(target, times):
     for proto, view, prediction in zip(models(), views(), predictions(target), strict=True):
         marked = {(f.code, f.node) for f in prediction.findings if f.automatic}
         steps = [s for s in STEPS if any(code in s.codes for code, _ in marked)]
-        tried = {a for step in steps for s in step.sites(view, chosen, prediction, step.codes) for a in s.answers}
+        tried = {
+            a
+            for step in steps
+            for s in step.sites(view, chosen, prediction, step.codes)
+            for a in s.answers
+        }
         assert {(code, node) for code, node in marked if code not in whole} <= tried
         for code in {code for code, _ in marked}:
             promised[code] += 1
@@ -335,13 +383,19 @@ def crossed(pooled):
     return g.model(g.op("Softmax", g.conv(y, "c", 16, scale=None), "end"))
 
 
-@pytest.mark.parametrize(("proto", "code", "node"), [
-    (crossed(True), "POOL-SCALE", "pool"), (crossed(False), "DOUBLE-QDQ", "behind.Q"),
-    (GRAPHS["scales-differ"](), "DOUBLE-QDQ", "end.in.Q"),
-])
+@pytest.mark.parametrize(
+    ("proto", "code", "node"),
+    [
+        (crossed(True), "POOL-SCALE", "pool"),
+        (crossed(False), "DOUBLE-QDQ", "behind.Q"),
+        (GRAPHS["scales-differ"](), "DOUBLE-QDQ", "end.in.Q"),
+    ],
+)
 @pytest.mark.parametrize("target", ["trt8.5", "trt10"])
 def test_a_change_has_the_code_and_the_node_of_the_finding(proto, code, node, target):
-    (found,) = (f for f in predict(proto, target).findings if f.automatic and f.code != "FLOAT-FP32")
+    (found,) = (
+        f for f in predict(proto, target).findings if f.automatic and f.code != "FLOAT-FP32"
+    )
     assert (found.code, found.node) == (code, node)
     for only in ((), (code,)):
         fixed = fix(proto, target, only)
@@ -355,9 +409,13 @@ def test_what_is_accounted_for(g, monkeypatch):
     (found,) = (f for f in predict(proto, "trt8.5").findings if f.code == "W-NONCONST")
     assert not found.automatic and not fix(proto, "trt8.5").refused
     fixed = fix(proto, "trt8.5", ["W-NONCONST", "ADD-BOTH"])
-    assert [(c.code, c.node, c.what) for c in fixed.refused] == [("W-NONCONST", found.node, found.fix)]
+    assert [(c.code, c.node, c.what) for c in fixed.refused] == [
+        ("W-NONCONST", found.node, found.fix)
+    ]
     assert fixed.refused[0].why_not and not fixed.applied
-    assert [n.values["code"] for n in fixed.notes if n.remark is Remark.CODE_NOT_FOUND] == ["ADD-BOTH"]
+    assert [n.values["code"] for n in fixed.notes if n.remark is Remark.CODE_NOT_FOUND] == [
+        "ADD-BOTH"
+    ]
     # A prediction is most of the work there
     seen = []
 
@@ -372,7 +430,10 @@ def test_what_is_accounted_for(g, monkeypatch):
     assert len(seen) > 3 and len(set(seen)) == len(seen), "no model twice"
     seen.clear()
     endless = fix(FAMILIES["residual"](300), target="trt8.5")
-    assert endless.refused[0].why_not.values["error"].values["kind"] is NotFinite and not endless.applied
+    assert (
+        endless.refused[0].why_not.values["error"].values["kind"] is NotFinite
+        and not endless.applied
+    )
     assert len(seen) == 3, "steps are not tried together where nothing can be compared"
 
 
@@ -387,7 +448,10 @@ def test_changes_and_inputs_that_are_not_kept(g, tmp_path):
     assert not fixed.applied
     assert [c.code for c in fixed.refused] == ["SIBLING-SCALE"]
     (refused,) = fixed.refused
-    assert (refused.why_not.remark, refused.why_not.values["output"]) == (Remark.DISTANCE_GROWS, "fine:0")
+    assert (refused.why_not.remark, refused.why_not.values["output"]) == (
+        Remark.DISTANCE_GROWS,
+        "fine:0",
+    )
     assert refused.why_not.values["after"] > refused.why_not.values["before"]
     assert fixed.proto.SerializeToString() == proto.SerializeToString()
     with raises(DataError, "check_inputs x"):
@@ -406,10 +470,14 @@ def test_changes_and_inputs_that_are_not_kept(g, tmp_path):
     fixed.save(tmp_path / "fixed.onnx")
     again = predict(tmp_path / "fixed.onnx", "trt8.5")
     assert codes(again) == codes(fixed.after) and "W-SHARED" in codes(predict(path, "trt8.5"))
-    assert fixed.ok is all(f.severity != "error" for f in again.findings) and ": 1 applied, 0 refused>" in repr(fixed)
+    assert fixed.ok is all(
+        f.severity != "error" for f in again.findings
+    ) and ": 1 applied, 0 refused>" in repr(fixed)
 
 
-@pytest.mark.parametrize(("code", "text"), [("SKIP-FLAOT", "_wanted SKIP-FLOAT"), ("CH-ALIGN", "_wanted automatic")])
+@pytest.mark.parametrize(
+    ("code", "text"), [("SKIP-FLAOT", "_wanted SKIP-FLOAT"), ("CH-ALIGN", "_wanted automatic")]
+)
 def test_codes_that_cannot_be_fixed(g, code, text):
     with raises(QdqtoolError, text):
         fix(residual("float"), only=[code])
@@ -419,7 +487,9 @@ def test_codes_that_cannot_be_fixed(g, code, text):
 
 def test_models_that_cannot_run():
     proto = residual("float")
-    proto.graph.node.append(onnx.helper.make_node("EfficientNMS_TRT", [proto.graph.output[0].name], ["boxes"], "nms"))
+    proto.graph.node.append(
+        onnx.helper.make_node("EfficientNMS_TRT", [proto.graph.output[0].name], ["boxes"], "nms")
+    )
     del proto.graph.output[:]
     proto.graph.output.append(onnx.helper.make_tensor_value_info("boxes", 1, None))
     fixed = fix(proto, "trt8.5")
@@ -431,7 +501,9 @@ def test_models_that_cannot_run():
     fixed = fix(proto, "trt8.5")
     assert not fixed.applied
     why = fixed.refused[0].why_not
-    assert why.remark is Remark.NOT_COMPARABLE and "unheard_of" in str(why.values["error"])  # as onnxruntime names it
+    assert why.remark is Remark.NOT_COMPARABLE and "unheard_of" in str(
+        why.values["error"]
+    )  # as onnxruntime names it
 
 
 @pytest.mark.parametrize("target", ["trt8.5", "rtx1.7"])
@@ -451,7 +523,12 @@ def test_scales_that_do_not_fit_their_tensor_are_left_alone(g, count, axis, para
     weights = g.const("w.stored", np.ones((8, 16, 1, 1), np.int8))
     scale = np.full(count, -0.1 if parameters == "negative scale" else 0.1, np.float32)
     zero = np.full(count, 3 if parameters == "zero point" else 0, np.int8)
-    dq = g.op("DequantizeLinear", [weights, g.const("w.s", scale), g.const("w.z", zero)], "w.dq", axis=axis)
+    dq = g.op(
+        "DequantizeLinear",
+        [weights, g.const("w.s", scale), g.const("w.z", zero)],
+        "w.dq",
+        axis=axis,
+    )
     x = g.pair(g.input(1, 16, 8, 8), "in", 0.05)
     proto = g.model(g.op("Conv", [x, dq], "conv", kernel_shape=[1, 1]))
     assert fix(proto).applied == []
@@ -469,6 +546,7 @@ def networks(draw):
     g = Graph(seed=draw(st.integers(0, 99)))
     x = g.relu(g.conv(g.input(1, 8, 8, 8), "stem", 8), "stem.r")
     for i, kind in enumerate(draw(st.lists(st.sampled_from(BLOCKS), min_size=2, max_size=4))):
+
         def scale():
             return draw(st.sampled_from(SCALES))
 
@@ -517,6 +595,6 @@ def test_never_worse_and_valid(proto):
         assert np.isfinite(fixed.noise_after)
     again = fix(fixed.proto, "trt8.5")
     assert worth(again.after) >= worth(fixed.after)
-    assert fix(proto, "trt8.5").proto.SerializeToString(deterministic=True) == fixed.proto.SerializeToString(
+    assert fix(proto, "trt8.5").proto.SerializeToString(
         deterministic=True
-    )
+    ) == fixed.proto.SerializeToString(deterministic=True)

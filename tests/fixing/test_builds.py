@@ -10,7 +10,9 @@ from qdqtool.fixing.api import fix
 from qdqtool.prediction import predict
 from qdqtool.verification.build_model import build_model
 
-pytestmark = pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed")
+pytestmark = pytest.mark.skipif(
+    not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed"
+)
 
 
 def asymmetric(g):
@@ -21,7 +23,13 @@ def asymmetric(g):
 
 def integer_bias(g):
     x = g.pair(g.input(1, 16, 8, 8), "p")
-    bias = g.dq(g.const("b", np.arange(16, dtype=np.int32)), "bdq", np.full(16, 1e-3), axis=0, integer=np.int32)
+    bias = g.dq(
+        g.const("b", np.arange(16, dtype=np.int32)),
+        "bdq",
+        np.full(16, 1e-3),
+        axis=0,
+        integer=np.int32,
+    )
     return g.op("Conv", [x, g.weights("c", (16, 16, 1, 1), "qdq"), bias], "c", kernel_shape=[1, 1])
 
 
@@ -41,11 +49,16 @@ def bare_weights(g):
     return g.conv(g.input(1, 16, 8, 8), "c", 16, weights="float")
 
 
-@pytest.mark.parametrize(("make", "code", "before"), [
-    (asymmetric, "ZP-NONZERO", "refused"), (integer_bias, "BIAS-DQ", "refused"),
-    (dead_channel, "SCALE-NONPOS", "refused"), (scale_of_shape_1, "SCALE-SHAPE1", "FP32"),
-    (bare_weights, "W-NO-DQ", "FP32"),
-])
+@pytest.mark.parametrize(
+    ("make", "code", "before"),
+    [
+        (asymmetric, "ZP-NONZERO", "refused"),
+        (integer_bias, "BIAS-DQ", "refused"),
+        (dead_channel, "SCALE-NONPOS", "refused"),
+        (scale_of_shape_1, "SCALE-SHAPE1", "FP32"),
+        (bare_weights, "W-NO-DQ", "FP32"),
+    ],
+)
 def test_fixed_models_build_in_int8(g, tmp_path, make, code, before):
     proto = g.model(make(g))
     onnx.save(proto, tmp_path / "given.onnx")

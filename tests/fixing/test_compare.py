@@ -63,8 +63,12 @@ def test_outputs_and_inputs_that_are_judged():
     proto = pair_model(0.02)
     del proto.graph.value_info[:], proto.graph.output[:]
     shape = proto.graph.input[0].type.tensor_type.shape
-    shape.dim.extend(onnx.TensorShapeProto.Dimension(dim_value=1) for _ in range(65 - len(shape.dim)))
-    with raises(compare.RunError, "random_inputs x"):  # 65 dimensions are none that anybody could know
+    shape.dim.extend(
+        onnx.TensorShapeProto.Dimension(dim_value=1) for _ in range(65 - len(shape.dim))
+    )
+    with raises(
+        compare.RunError, "random_inputs x"
+    ):  # 65 dimensions are none that anybody could know
         compare.random_inputs(Model(proto))
     proto = pair_model()
     proto.graph.node[0].op_type = "Unheard"
@@ -77,7 +81,9 @@ def test_random_inputs_fill_the_first_quantizer(g):
     assert arrays["x"].shape == (1, 4, 8, 8) and arrays["x"].dtype == np.float32
     assert 0.8 * 127 * 0.02 < arrays["x"].max() <= 127 * 0.02
     assert np.array_equal(arrays["x"], compare.random_inputs(Model(pair_model(0.02)))["x"])
-    proto = onnx.parser.parse_model('<ir_version: 8, opset_import: ["" : 17]> g (float x) => (float y) {y = Relu(x)}')
+    proto = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float x) => (float y) {y = Relu(x)}'
+    )
     assert compare.random_inputs(Model(proto))["x"].shape == ()
     g.input(1, 3, 8, 8)
     shape = g.inputs[0].type.tensor_type.shape
@@ -98,7 +104,9 @@ def test_a_float_network_that_overflows_is_nothing_to_be_held_against(where):
     last = proto.graph.output[0].name
     for i in range(2):
         proto.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(3e38), f"huge{i}"))
-        node = onnx.helper.make_node("Mul", [last if i == 0 else "big0", f"huge{i}"], [f"big{i}"], f"big{i}")
+        node = onnx.helper.make_node(
+            "Mul", [last if i == 0 else "big0", f"huge{i}"], [f"big{i}"], f"big{i}"
+        )
         proto.graph.node.append(node)
     del proto.graph.output[:]
     proto.graph.output.append(onnx.helper.make_tensor_value_info("big1", 1, None))
@@ -115,10 +123,12 @@ def test_what_a_run_takes_follows_from_its_inputs_and_not_from_what_outputs_say(
     """Four outputs of 256 MB each, whatever the file states."""
     weight = onnx.numpy_helper.from_array(np.ones((64, 1, 1, 1), np.float32), "w")
     graph = onnx.helper.make_graph(
-        [onnx.helper.make_node("Conv", ["x", "w"], [f"y{k}"]) for k in range(4)], "g",
+        [onnx.helper.make_node("Conv", ["x", "w"], [f"y{k}"]) for k in range(4)],
+        "g",
         [onnx.helper.make_tensor_value_info("x", 1, ["n", 1, "h", "w"])],
-        [onnx.helper.make_tensor_value_info(f"y{k}", 1, shape) for k in range(4)], [weight],
-    )  # fmt: skip
+        [onnx.helper.make_tensor_value_info(f"y{k}", 1, shape) for k in range(4)],
+        [weight],
+    )
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
     with raises(compare.TooMuch, "Runs.run 1 768 MB"):
         compare.Runs().run(model, {"x": np.zeros((1, 1, 1024, 1024), np.float32)})
@@ -136,24 +146,47 @@ def test_an_ir_version_newer_than_onnxruntime_is_no_reason_not_to_run(ir: int) -
 def convolution(side: int) -> onnx.ModelProto:
     weight = onnx.numpy_helper.from_array(np.ones((16, 8, 3, 3), np.float32), "w")
     graph = onnx.helper.make_graph(
-        [onnx.helper.make_node("Conv", ["x", "w"], ["c"], pads=[1] * 4), onnx.helper.make_node("Relu", ["c"], ["y"])],
-        "g", [onnx.helper.make_tensor_value_info("x", 1, [1, 8, side, side])],
-        [onnx.helper.make_tensor_value_info("y", 1, None)], [weight],
-    )  # fmt: skip
+        [
+            onnx.helper.make_node("Conv", ["x", "w"], ["c"], pads=[1] * 4),
+            onnx.helper.make_node("Relu", ["c"], ["y"]),
+        ],
+        "g",
+        [onnx.helper.make_tensor_value_info("x", 1, [1, 8, side, side])],
+        [onnx.helper.make_tensor_value_info("y", 1, None)],
+        [weight],
+    )
     return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
 
 
-@in_turn("kind", ["INT4", "UINT4", "BFLOAT16", "FLOAT8E4M3FN", "FLOAT8E5M2", "FLOAT4E2M1", "COMPLEX64", "STRING"])
+@in_turn(
+    "kind",
+    [
+        "INT4",
+        "UINT4",
+        "BFLOAT16",
+        "FLOAT8E4M3FN",
+        "FLOAT8E5M2",
+        "FLOAT4E2M1",
+        "COMPLEX64",
+        "STRING",
+    ],
+)
 def test_a_type_that_onnxruntime_cannot_be_given_is_no_traceback(kind: str) -> None:
     """What stands behind the last convolutions is compared then, and it is said why."""
     model = residual("float")
     more = onnx.helper.make_tensor_value_info("more", getattr(onnx.TensorProto, kind), [1, 4])
     model.graph.input.append(more)
-    model.graph.node.append(onnx.helper.make_node("Cast", ["more"], ["less"], to=onnx.TensorProto.FLOAT))
-    model.graph.output.append(onnx.helper.make_tensor_value_info("less", onnx.TensorProto.FLOAT, [1, 4]))
+    model.graph.node.append(
+        onnx.helper.make_node("Cast", ["more"], ["less"], to=onnx.TensorProto.FLOAT)
+    )
+    model.graph.output.append(
+        onnx.helper.make_tensor_value_info("less", onnx.TensorProto.FLOAT, [1, 4])
+    )
     made = fix(model, "trt8.5")
     assert len(made.applied) == 1 and Remark.COMPARED_IN_BODY in remarks(made.notes)
-    assert onnx.checker.check_model(made.proto) is None and made.proto.graph.output[-1].name == "less"
+    assert (
+        onnx.checker.check_model(made.proto) is None and made.proto.graph.output[-1].name == "less"
+    )
 
 
 def test_budgets_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,8 +219,9 @@ def test_budgets_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
     compare.Runs(1.5).run(model, x)
 
 
-
-def loop(turns: str = "n", ends: str = "Identity (c)", inner: str = "Neg (v)", **numbers: int) -> onnx.ModelProto:
+def loop(
+    turns: str = "n", ends: str = "Identity (c)", inner: str = "Neg (v)", **numbers: int
+) -> onnx.ModelProto:
     constants = ", ".join(f"int64 {name} = {{{value}}}" for name, value in numbers.items())
     return onnx.parser.parse_model(f"""
         <ir_version: 8, opset_import: ["" : 17]> g (float[4] x) => (float[4] y) <{constants}> {{
@@ -210,11 +244,18 @@ SCAN = onnx.parser.parse_model("""
     }""")
 
 
-@in_turn(("model", "nodes"), [
-    (loop(n=2**40), 2 * 2**40), (loop("k", n=2**20), 2 * 2**40), (SCAN, 7), (loop(n=0), 2), (loop(n=1), 2),
-    (loop(inner=INNER, n=2**20, m=2**20), 2**20 * (2 + 2 * 2**20)),
-    (loop(ends="Less (i, n)", n=2**62), 2),  # a run alone tells when that ends
-])  # fmt: skip
+@in_turn(
+    ("model", "nodes"),
+    [
+        (loop(n=2**40), 2 * 2**40),
+        (loop("k", n=2**20), 2 * 2**40),
+        (SCAN, 7),
+        (loop(n=0), 2),
+        (loop(n=1), 2),
+        (loop(inner=INNER, n=2**20, m=2**20), 2**20 * (2 + 2 * 2**20)),
+        (loop(ends="Less (i, n)", n=2**62), 2),  # a run alone tells when that ends
+    ],
+)
 def test_turns_of_loops_are_counted(model: onnx.ModelProto, nodes: int) -> None:
     outside = load_of(model, {}).operations - nodes * budgets.INNER_NODE
     assert 0 <= outside <= 4 * (1 + 7)  # what is read

@@ -39,6 +39,7 @@ AIM = Aim((ResidualFloat,), noise=1.0)
 
 # Which of several changes is at fault; and that the number of tries does not follow that of places.
 
+
 def removed(count: int, places: list[int]) -> tuple[Model, Model, list[set[int]]]:
     """A chain of quantized convolutions, and the same without the pairs in front of some of them."""
     model = Model(convolutions(6 * count))
@@ -54,7 +55,9 @@ def removed(count: int, places: list[int]) -> tuple[Model, Model, list[set[int]]
 
 
 @pytest.mark.parametrize(("places", "other"), [([2], 6), ([1, 6], 4), ([0, 3, 7], 5)])
-def test_each_lost_convolution_is_laid_to_the_change_beside_it(places: list[int], other: int) -> None:
+def test_each_lost_convolution_is_laid_to_the_change_beside_it(
+    places: list[int], other: int
+) -> None:
     model, candidate, touched = removed(9, places)
     harmless = [n for n in model.nodes if n.op == "Conv"][other]
     before, after = predict(model, "trt8.5"), predict(candidate, "trt8.5")
@@ -75,12 +78,21 @@ def joined(count: int, apart: set[int]):
     """Concats of two scales; where these lie far apart, one scale would cost the smaller part its resolution."""
     net = Net()
     for name, value in (("w", np.eye(8)), ("w16", np.concatenate([np.eye(8), np.eye(8)], 1) / 2)):
-        net.weights[name] = numpy_helper.from_array(value.astype(np.float32)[:, :, None, None], name)
+        net.weights[name] = numpy_helper.from_array(
+            value.astype(np.float32)[:, :, None, None], name
+        )
     last = "x"
     ends = []
     for place in range(count):
-        parts = [net.pair(net.conv(last, 0.01), 0.01), net.pair(net.conv(last, 0.01), 2.0 if place in apart else 0.011)]
-        ends.append(net.add("Conv", net.pair(net.add("Concat", *parts, axis=1), 0.01), net.pair("w16", 0.25)))
+        parts = [
+            net.pair(net.conv(last, 0.01), 0.01),
+            net.pair(net.conv(last, 0.01), 2.0 if place in apart else 0.011),
+        ]
+        ends.append(
+            net.add(
+                "Conv", net.pair(net.add("Concat", *parts, axis=1), 0.01), net.pair("w16", 0.25)
+            )
+        )
     return net.done(*ends)
 
 
@@ -115,8 +127,12 @@ def test_figures_of_fixes() -> None:
     assert set(skips.codes) <= {"SKIP-FLOAT", "POOL-MIXED"} and len(skips.nodes) == 5
     assert 0.2 * time.total_ms < skips.saves_ms < 0.6 * time.total_ms
     assert time.as_json()["fixes"] == [skips.as_json()]
-    stem = max((f for f in prediction.findings if f.code == "POOL-MIXED"), key=lambda f: f.saves_ms or 0)
-    assert stem.saves_ms is not None and stem.saves_ms > 0.5 * skips.saves_ms  # the pooling behind the stem goes too
+    stem = max(
+        (f for f in prediction.findings if f.code == "POOL-MIXED"), key=lambda f: f.saves_ms or 0
+    )
+    assert (
+        stem.saves_ms is not None and stem.saves_ms > 0.5 * skips.saves_ms
+    )  # the pooling behind the stem goes too
     fixed = fix(evidence.model("resnet18-qat-rtx2000-trt8510"), "trt8.5")
     model = evidence.model("resnet18-qat-rtx2000-trt8510")
     time = estimate(model, fixed.before, gpu, TARGET, compare=False)
@@ -124,7 +140,8 @@ def test_figures_of_fixes() -> None:
     after = estimate(load(fixed.proto), fixed.after, gpu, TARGET, compare=False)
     if fixed.applied:
         assert time.fixes and time.total_ms - sum(f.saves_ms for f in time.fixes) == pytest.approx(
-            after.total_ms, rel=0.05)
+            after.total_ms, rel=0.05
+        )
     else:
         assert after.total_ms == pytest.approx(time.total_ms)
 
@@ -135,7 +152,10 @@ def test_gpus_without_int8_and_per_tensor_weights() -> None:
     proven = replaced(TRT85, transposed_per_channel=True)
     assert sites(weights.transposed, network(1), proven) == []
     assert [s.code for s in sites(weights.transposed, network(0), proven)] == ["CT-AXIS"]
-    for case, gpu in (("resnet18-a100-qat-residual-qgap", "RTX 3060"), ("resnet18-a100-qat", "P100")):
+    for case, gpu in (
+        ("resnet18-a100-qat-residual-qgap", "RTX 3060"),
+        ("resnet18-a100-qat", "P100"),
+    ):
         model = evidence.model(case)
         prediction = predict(model, TARGET)
         time = estimate(model, prediction, find(gpu), TARGET, compare=False)
@@ -187,7 +207,9 @@ def test_one_scale_from_the_largest_weight(axis: int, form: str, half: bool) -> 
     assert params.scale[0] == pytest.approx(np.abs(real).max() / 127, rel=1e-3)
     x = np.random.default_rng(0).random((1, 8, 6, 6)).astype(np.float16 if half else np.float32)
     (before,), (after,) = run(model.proto, {"x": x}), run(result.proto, {"x": x})
-    assert np.abs(before.astype(np.float64) - after).max() <= 0.05 * 4  # a few steps of the output's quantizer
+    assert (
+        np.abs(before.astype(np.float64) - after).max() <= 0.05 * 4
+    )  # a few steps of the output's quantizer
     assert not np.array_equal(before, np.zeros_like(before))
 
 
@@ -205,11 +227,15 @@ def relu() -> bytes:
 def slow_to_start(folder: Path, seconds: float) -> Path:
     worker = folder / "worker.py"
     begin = 'if __name__ == "__main__":\n'
-    worker.write_text(REAL.replace(begin, f"{begin}    import time\n\n    time.sleep({seconds})\n"), "utf-8")
+    worker.write_text(
+        REAL.replace(begin, f"{begin}    import time\n\n    time.sleep({seconds})\n"), "utf-8"
+    )
     return worker
 
 
-def test_starting_it_is_none_of_a_models_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_starting_it_is_none_of_a_models_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sandbox, "WORKER", slow_to_start(tmp_path, 3.0))
     box = Sandbox()
     began = time.monotonic()
@@ -223,7 +249,9 @@ def test_memory_that_earlier_runs_left_in_pieces_decides_nothing(tmp_path, monke
     asked = "        try:\n            arrays = _arrays("
     assert asked in REAL
     full = "        runs = globals()['runs'] = globals().get('runs', -1) + 1\n        try:\n"
-    full += "            if runs: raise RuntimeError('bfc_arena.cc:359 Failed to allocate memory')\n"
+    full += (
+        "            if runs: raise RuntimeError('bfc_arena.cc:359 Failed to allocate memory')\n"
+    )
     full += "            arrays = _arrays("
     worker = tmp_path / "worker.py"
     worker.write_text(REAL.replace(asked, full), "utf-8")
@@ -267,7 +295,9 @@ def test_only_the_time_of_the_processor_ends_a_run(g: Graph) -> None:
     box.close()
 
 
-def test_one_that_neither_computes_nor_ends_is_ended_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_neither_computes_nor_ends_is_ended_by_the_clock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(budgets, "SESSION_STUCK", 0.2)
     command = [sys.executable, "-ISc", "import time; time.sleep(60)"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)

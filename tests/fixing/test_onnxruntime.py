@@ -13,7 +13,9 @@ quantization = pytest.importorskip("onnxruntime.quantization")
 
 class Images(quantization.CalibrationDataReader):
     def __init__(self):
-        images = [np.random.default_rng(i).random((1, 3, 64, 64)).astype(np.float32) for i in range(1)]
+        images = [
+            np.random.default_rng(i).random((1, 3, 64, 64)).astype(np.float32) for i in range(1)
+        ]
         self.items = iter([{"images": image} for image in images])
 
     def get_next(self):
@@ -25,7 +27,10 @@ def quantized(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ort")
     onnx.save(detector(), folder / "float.onnx")
     quantization.quantize_static(
-        str(folder / "float.onnx"), str(folder / "qdq.onnx"), Images(), quant_format=quantization.QuantFormat.QDQ
+        str(folder / "float.onnx"),
+        str(folder / "qdq.onnx"),
+        Images(),
+        quant_format=quantization.QuantFormat.QDQ,
     )
     return onnx.load(folder / "qdq.onnx")
 

@@ -34,11 +34,15 @@ def faults() -> onnx.ModelProto:
     g = Graph()
     x = g.pair(g.input(1, 16, 8, 8), "in")
     behind = g.op("Identity", g.const("w0", np.ones((16, 16, 1, 1), np.float32)), "between")
-    bias = g.dq(g.const("b", np.ones(16, np.int32)), "bias", np.full(16, 0.01), axis=0, integer=np.int32)
+    bias = g.dq(
+        g.const("b", np.ones(16, np.int32)), "bias", np.full(16, 0.01), axis=0, integer=np.int32
+    )
     first = g.op("Conv", [x, g.pair(behind, "w0q", 0.02), bias], "c0", kernel_shape=[1, 1])
     g.channels[first] = 16
     zeros = g.pair(g.const("w1", np.zeros((16, 16, 1, 1), np.float32)), "w1q", np.zeros(16), axis=0)
-    return g.model(g.op("Conv", [g.pair(g.relu(first, "r"), "mid"), zeros], "c1", kernel_shape=[1, 1]))
+    return g.model(
+        g.op("Conv", [g.pair(g.relu(first, "r"), "mid"), zeros], "c1", kernel_shape=[1, 1])
+    )
 
 
 def twice(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -57,12 +61,24 @@ def others() -> list[View]:
 def reported_in(prediction: Prediction, step: Step) -> list[Refusal]:
     """What that step may take."""
     causes = [r for f in prediction.findings for c in f.causes for r in (c.refusal, *c.also)]
-    return list(dict.fromkeys(r for r in (*causes, *prediction.refusals) if isinstance(r, step.kinds)))
+    return list(
+        dict.fromkeys(r for r in (*causes, *prediction.refusals) if isinstance(r, step.kinds))
+    )
 
 
-@pytest.mark.parametrize(("target", "steps"), slow_after(1, [
-    ("trt8.5", len(STEPS)), ("trt8.4", len(STEPS)), ("trt10", len(STEPS) - 1), ("trt11", len(STEPS) - 1),
-    ("rtx1.7", 7)]))
+@pytest.mark.parametrize(
+    ("target", "steps"),
+    slow_after(
+        1,
+        [
+            ("trt8.5", len(STEPS)),
+            ("trt8.4", len(STEPS)),
+            ("trt10", len(STEPS) - 1),
+            ("trt11", len(STEPS) - 1),
+            ("rtx1.7", 7),
+        ],
+    ),
+)
 def test_a_step_acts_where_something_was_reported_and_nowhere_else(target: str, steps: int) -> None:
     """Of several refusals at different places each alone gives its own places, and nothing gives none.
 
@@ -70,8 +86,11 @@ def test_a_step_acts_where_something_was_reported_and_nowhere_else(target: str, 
     """
     chosen = target_named(target)
     acted: dict[int, tuple[onnx.ModelProto, set[str]]] = {}
-    read = zip((*views(), *others()), (*predictions(target), *(predict(view.model, chosen) for view in others())),
-               strict=True)
+    read = zip(
+        (*views(), *others()),
+        (*predictions(target), *(predict(view.model, chosen) for view in others())),
+        strict=True,
+    )
     for view, prediction in read:
         for number, step in enumerate(STEPS):
             reported = reported_in(prediction, step)
@@ -103,29 +122,45 @@ def told(prediction: Prediction) -> list[object]:
     def known(value: object) -> object:
         if isinstance(value, tuple):
             return tuple(map(known, value))
-        return value.__base__ if isinstance(value, type) and value.__name__.startswith("Own") else value
+        return (
+            value.__base__
+            if isinstance(value, type) and value.__name__.startswith("Own")
+            else value
+        )
 
-    return [(f.message, f.fix, f.automatic, len(fixed(f)), known(key(f))) for f in prediction.findings]
+    return [
+        (f.message, f.fix, f.automatic, len(fixed(f)), known(key(f))) for f in prediction.findings
+    ]
 
 
 def test_a_class_below_another_is_handled_as_that_one() -> None:
     """In findings, in their words, in what makes two of them alike, and in the places of ``fix``."""
     met: set[type[Refusal]] = set()
     for target in ("trt8.5", "rtx1.7"):
-        others = [(view, predict(view.model, target)) for view in (View(Model(f())) for f in (shared_model, faults))]
+        others = [
+            (view, predict(view.model, target))
+            for view in (View(Model(f())) for f in (shared_model, faults))
+        ]
         for view, plain in (*zip(views(), predictions(target), strict=True), *others):
             other = copy.copy(plain)
             other.convolutions = [replace(c, findings=[]) for c in plain.convolutions]
             other.refusals = list(map(derived, plain.refusals))
             other.findings = advise(view.model, other)
             for f in other.findings:
-                f.causes = tuple(replaced(c, refusal=derived(c.refusal), also=tuple(map(derived, c.also)))
-                                 for c in f.causes)
+                f.causes = tuple(
+                    replaced(c, refusal=derived(c.refusal), also=tuple(map(derived, c.also)))
+                    for c in f.causes
+                )
                 met.update(type(c.refusal) for c in f.causes)
             assert told(plain) == told(other)
             for step in STEPS:
-                places = [[(s.node, s.what, s.code, s.answers) for s in step.sites(
-                    view, target_named(target), p, step.codes)] for p in (plain, other)]
+                places = [
+                    [
+                        (s.node, s.what, s.code, s.answers)
+                        for s in step.sites(view, target_named(target), p, step.codes)
+                    ]
+                    for p in (plain, other)
+                ]
                 assert places[0] == places[1]
     assert len(met) > 40
 
@@ -143,8 +178,12 @@ def test_a_pair_that_feeds_no_activation_is_not_moved(g: Graph) -> None:
     assert sites(pairs.inside_activations, model) == []
 
 
-@pytest.mark.parametrize(("other", "automatic"), [("pair", True), ("read by a Q", True), ("float", False)])
-def test_a_sum_is_promised_where_scales_of_its_float_inputs_are_known(g: Graph, other: str, automatic: bool) -> None:
+@pytest.mark.parametrize(
+    ("other", "automatic"), [("pair", True), ("read by a Q", True), ("float", False)]
+)
+def test_a_sum_is_promised_where_scales_of_its_float_inputs_are_known(
+    g: Graph, other: str, automatic: bool
+) -> None:
     """A result is read by a Q and, as float, by a sum; its other input comes from a convolution that is not quantized.
 
     A finding says so exactly where the step has a place for it.

@@ -21,12 +21,16 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the fuzzer; 0 when it reached its goal, 1 when not, 2 without a compiler."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--networks", type=int, default=1000, help="how many (default 1000)")
-    parser.add_argument("--seed", type=int, default=None, help="of the first network (default: from the clock)")
+    parser.add_argument(
+        "--seed", type=int, default=None, help="of the first network (default: from the clock)"
+    )
     parser.add_argument("--no-shrink", action="store_true", help="only count disagreements")
     parser.add_argument("--seconds", type=float, default=None, help="stop after so long")
     options = parser.parse_args(arguments)
     if not is_installed("tensorrt_rtx"):
-        print("TensorRT-RTX is not installed: pip install 'qdqtool[rtx]' (this accepts NVIDIA's licence)")
+        print(
+            "TensorRT-RTX is not installed: pip install 'qdqtool[rtx]' (this accepts NVIDIA's licence)"
+        )
         return 2
     first = options.seed if options.seed is not None else int(time.time()) * 10_000
     told = absent = 0
@@ -36,25 +40,35 @@ def main(arguments: list[str] | None = None) -> int:
     done = 0
     print(f"seed {first}", flush=True)
     with Lab() as lab:
-        for count, (seed, answer) in enumerate(run(iter(range(first, first + options.networks)), network, lab), 1):
+        for count, (seed, answer) in enumerate(
+            run(iter(range(first, first + options.networks)), network, lab), 1
+        ):
             done = count
             told += answer.convolutions
             absent += answer.absent
             statuses[answer.status] += 1
             wrong += [(seed, w) for w in answer.wrong]
             for name, predicted, built in answer.wrong:
-                print(f"seed {seed}: {name or 'status'}: predicted {predicted}, built {built[:200]}", flush=True)
+                print(
+                    f"seed {seed}: {name or 'status'}: predicted {predicted}, built {built[:200]}",
+                    flush=True,
+                )
             if sys.stderr.isatty():
                 print(f"\r{count}/{options.networks}", end="", file=sys.stderr)
             if options.seconds is not None and time.monotonic() - start > options.seconds:
                 break
         if not options.no_shrink:
             for seed in list(dict.fromkeys(s for s, _ in wrong))[:MOST_SHRUNK]:
-                print(f"seed {seed}, for onnx.parser:\n{to_text(shrink_answer(network(seed), lab.answer))}", flush=True)
+                print(
+                    f"seed {seed}, for onnx.parser:\n{to_text(shrink_answer(network(seed), lab.answer))}",
+                    flush=True,
+                )
     agreed = (told - len(wrong)) / told if told else 1.0
-    print(f"seeds {first} to {first + done - 1}: {done} networks ({dict(statuses)}), {told} "
-          f"convolutions, {len(wrong)} disagree ({agreed:.3%} agree), {absent} without a layer of their own, "
-          f"{time.monotonic() - start:.0f} s")
+    print(
+        f"seeds {first} to {first + done - 1}: {done} networks ({dict(statuses)}), {told} "
+        f"convolutions, {len(wrong)} disagree ({agreed:.3%} agree), {absent} without a layer of their own, "
+        f"{time.monotonic() - start:.0f} s"
+    )
     return 0 if len(wrong) <= max(FEW, (1 - GOAL) * told) else 1
 
 

@@ -65,17 +65,31 @@ class Lab:
         prediction = predict_rtx(model)
         result = self.build(proto)
         if not status_agrees(prediction, result):
-            return Answer(1, [("", status_of(prediction), f"{result.status}: {result.message}")], 0, result.status)
+            return Answer(
+                1,
+                [("", status_of(prediction), f"{result.status}: {result.message}")],
+                0,
+                result.status,
+            )
         if result.status != "built":
             return Answer(1, [], 0, result.status)
         pairs = compare(prediction, result)
         told = [p for p in pairs if p.built is not None]
-        wrong = [(p.predicted.name, str(p.predicted.precision), f"{p.built.precision} writing {p.built.output}")
-                 for p in told if p.built is not None and not p.same_precision]
+        wrong = [
+            (
+                p.predicted.name,
+                str(p.predicted.precision),
+                f"{p.built.precision} writing {p.built.output}",
+            )
+            for p in told
+            if p.built is not None and not p.same_precision
+        ]
         return Answer(len(told), wrong, len(pairs) - len(told), "built")
 
 
-def run(seeds: Iterator[int], make: Callable[[int], onnx.ModelProto], lab: Lab) -> Iterator[tuple[int, Answer]]:
+def run(
+    seeds: Iterator[int], make: Callable[[int], onnx.ModelProto], lab: Lab
+) -> Iterator[tuple[int, Answer]]:
     """Yields the answer for each seed."""
     for seed in seeds:
         yield seed, lab.answer(make(seed))

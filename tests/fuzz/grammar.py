@@ -29,7 +29,9 @@ class Grammar:
         self.style = self.r.choice(("all", "all", "inherit", "mixed", "mixed", "sparse"))
         self.activation = self.r.choice(ACTIVATIONS)
         self.batch_norm = self.r.random() < 0.25
-        self.weights_form = self.r.choice(("axis0", "axis0", "axis0-dq", "tensor", "tensor-dq", "shape1", "any"))
+        self.weights_form = self.r.choice(
+            ("axis0", "axis0", "axis0-dq", "tensor", "tensor-dq", "shape1", "any")
+        )
         self.one_scale = self.r.random() < 0.4
         self.outputs: list[str] = []
 
@@ -81,7 +83,15 @@ class Grammar:
 
     # nodes -----------------------------------------------------------------------------------------------------
 
-    def conv(self, x: str, channels: int, k: int = 3, stride: int = 1, groups: int = 1, plain: bool = False) -> str:
+    def conv(
+        self,
+        x: str,
+        channels: int,
+        k: int = 3,
+        stride: int = 1,
+        groups: int = 1,
+        plain: bool = False,
+    ) -> str:
         net, r = self.net, self.r
         y = net.conv(self.own(x), channels, k, stride, groups, self.weights(), r.random() < 0.8)
         if plain:
@@ -113,7 +123,11 @@ class Grammar:
         net, r = self.net, self.r
         scales = net.const(np.array([1, 1, factor, factor]), np.float32)
         mode = r.choice(("nearest", "nearest", "linear"))
-        extra = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"} if mode == "nearest" else {}
+        extra = (
+            {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+            if mode == "nearest"
+            else {}
+        )
         return net.op("Resize", x, "", scales, mode=mode, **extra)
 
     def concat(self, *xs: str, axis: int = 1) -> str:
@@ -132,12 +146,17 @@ class Grammar:
         if self.r.random() < 0.6:
             return net.ops("Split", x, net.const(np.array([half, half], I64)), outputs=2, axis=1)
         cut = [net.const(np.array([v], I64)) for v in (0, half, 2 * half, 1)]
-        return [net.op("Slice", x, cut[0], cut[1], cut[3]), net.op("Slice", x, cut[1], cut[2], cut[3])]
+        return [
+            net.op("Slice", x, cut[0], cut[1], cut[3]),
+            net.op("Slice", x, cut[1], cut[2], cut[3]),
+        ]
 
     # blocks ----------------------------------------------------------------------------------------------------
 
     def block_conv(self, x: str) -> str:
-        return self.conv(x, self.r.choice((4, 7, 8, 16)), self.r.choice((1, 3, 3, 5)), self.r.choice((1, 1, 2)))
+        return self.conv(
+            x, self.r.choice((4, 7, 8, 16)), self.r.choice((1, 3, 3, 5)), self.r.choice((1, 1, 2))
+        )
 
     def block_residual(self, x: str) -> str:
         x = self.maybe(x, 0.3)
@@ -156,7 +175,9 @@ class Grammar:
     def block_sppf(self, x: str) -> str:
         parts = [self.maybe(self.conv(x, 4, 1), 0.5)]
         for _ in range(3):
-            pooled = self.net.op("MaxPool", parts[-1], kernel_shape=[5, 5], pads=[2] * 4, strides=[1, 1])
+            pooled = self.net.op(
+                "MaxPool", parts[-1], kernel_shape=[5, 5], pads=[2] * 4, strides=[1, 1]
+            )
             parts.append(self.maybe(pooled, 0.15))
         return self.conv(self.concat(*parts), 8, 1)
 
@@ -181,14 +202,19 @@ class Grammar:
 
     def block_deconv(self, x: str) -> str:
         form = self.r.choice(("none", "tensor", "axis1", "axis1-dq", "axis0"))
-        return self.conv(self.net.deconv(self.own(x), 4, self.r.choice((2, 4)), weights=form), 8, 3, 2)
+        return self.conv(
+            self.net.deconv(self.own(x), 4, self.r.choice((2, 4)), weights=form), 8, 3, 2
+        )
 
     def block_se(self, x: str) -> str:
         net = self.net
         x = self.maybe(x, 0.4)
         c = net.shape(x)[1]
         pooled = net.op("GlobalAveragePool", x) if self.r.random() < 0.7 else self.mean(x)
-        gate = net.op("Sigmoid", self.conv(net.op("Relu", self.conv(pooled, 4, 1, plain=True)), c, 1, plain=True))
+        gate = net.op(
+            "Sigmoid",
+            self.conv(net.op("Relu", self.conv(pooled, 4, 1, plain=True)), c, 1, plain=True),
+        )
         return net.op("Mul", x, self.maybe(gate, 0.3))
 
     def mean(self, x: str) -> str:
@@ -203,7 +229,9 @@ class Grammar:
             return self.block_conv(x)
         y = net.op("Reshape", self.maybe(x, 0.5), net.const(np.array([n, 2, c // 2, h, w], I64)))
         y = net.op("Transpose", y, perm=[0, 2, 1, 3, 4])
-        return self.conv(net.op("Reshape", y, net.const(np.array([n, c, h, w], I64))), 8, self.r.choice((1, 3)))
+        return self.conv(
+            net.op("Reshape", y, net.const(np.array([n, c, h, w], I64))), 8, self.r.choice((1, 3))
+        )
 
     def block_moves(self, x: str) -> str:
         """Operators between a pair and a convolution without one."""
@@ -234,11 +262,23 @@ class Grammar:
     def block_attention(self, x: str) -> str:
         net = self.net
         n, _, h, w = net.shape(x)
-        q, k, v = (net.op("Reshape", self.maybe(self.conv(x, 8, 1, plain=True), 0.4), net.const(
-            np.array([n, 2, 4, h * w], I64))) for _ in range(3))
-        scores = net.op("MatMul", net.op("Transpose", self.maybe(q, 0.5), perm=[0, 1, 3, 2]), self.maybe(k, 0.5))
+        q, k, v = (
+            net.op(
+                "Reshape",
+                self.maybe(self.conv(x, 8, 1, plain=True), 0.4),
+                net.const(np.array([n, 2, 4, h * w], I64)),
+            )
+            for _ in range(3)
+        )
+        scores = net.op(
+            "MatMul", net.op("Transpose", self.maybe(q, 0.5), perm=[0, 1, 3, 2]), self.maybe(k, 0.5)
+        )
         scores = net.op("Softmax", net.op("Mul", scores, net.const(0.5)), axis=-1)
-        mixed = net.op("MatMul", self.maybe(v, 0.5), net.op("Transpose", self.maybe(scores, 0.5), perm=[0, 1, 3, 2]))
+        mixed = net.op(
+            "MatMul",
+            self.maybe(v, 0.5),
+            net.op("Transpose", self.maybe(scores, 0.5), perm=[0, 1, 3, 2]),
+        )
         return self.conv(net.op("Reshape", mixed, net.const(np.array([n, 8, h, w], I64))), 8, 1)
 
     def block_transformer(self, x: str) -> str:
@@ -248,12 +288,19 @@ class Grammar:
         weight = net.weight((8, net.shape(x)[1], patch, patch), self.weights())
         y = net.op("Conv", self.own(x), weight, name=net.fresh("conv"), strides=[patch, patch])
         n, c, h, w = net.shape(y)
-        tokens = net.op("Transpose", net.op("Reshape", y, net.const(np.array([n, c, -1], I64))), perm=[0, 2, 1])
+        tokens = net.op(
+            "Transpose", net.op("Reshape", y, net.const(np.array([n, c, -1], I64))), perm=[0, 2, 1]
+        )
         tokens = net.op("Add", tokens, net.const(net.random.normal(0, 1, net.shape(tokens))))
 
         def linear(x: str, outputs: int) -> str:
-            product = net.op("MatMul", self.own(x), net.weight((net.shape(x)[-1], outputs), r.choice(
-                ("none", "tensor", "axis1", "axis1-dq"))))
+            product = net.op(
+                "MatMul",
+                self.own(x),
+                net.weight(
+                    (net.shape(x)[-1], outputs), r.choice(("none", "tensor", "axis1", "axis1-dq"))
+                ),
+            )
             return net.op("Add", product, net.const(np.linspace(-1, 1, outputs)))
 
         def norm(x: str) -> str:
@@ -261,12 +308,18 @@ class Grammar:
             return net.op("LayerNormalization", x, ones, zeros, axis=-1) if net.opset >= 17 else x
 
         q, k, v = (self.maybe(linear(norm(tokens), c), 0.4) for _ in range(3))
-        scores = net.op("Softmax", net.op("MatMul", q, net.op("Transpose", k, perm=[0, 2, 1])), axis=-1)
+        scores = net.op(
+            "Softmax", net.op("MatMul", q, net.op("Transpose", k, perm=[0, 2, 1])), axis=-1
+        )
         tokens = net.op("Add", tokens, linear(net.op("MatMul", self.maybe(scores, 0.4), v), c))
         inner = linear(norm(tokens), 16)
         gate = net.op("Add", net.op("Erf", net.op("Mul", inner, net.const(0.7))), net.const(1.0))
         tokens = net.op("Add", tokens, linear(self.maybe(net.op("Mul", inner, gate), 0.3), c))
-        return net.op("Reshape", net.op("Transpose", tokens, perm=[0, 2, 1]), net.const(np.array([n, c, h, w], I64)))
+        return net.op(
+            "Reshape",
+            net.op("Transpose", tokens, perm=[0, 2, 1]),
+            net.const(np.array([n, c, h, w], I64)),
+        )
 
     def block_gemm(self, x: str) -> str:
         net, r = self.net, self.r
@@ -277,7 +330,13 @@ class Grammar:
         width = net.shape(y)[1]
         form = r.choice(("none", "tensor", "axis0", "axis0", "axis0-dq", "axis1"))
         if r.random() < 0.6:
-            z = net.op("Gemm", self.own(y), net.weight((16, width), form), net.const(np.linspace(-1, 1, 16)), transB=1)
+            z = net.op(
+                "Gemm",
+                self.own(y),
+                net.weight((16, width), form),
+                net.const(np.linspace(-1, 1, 16)),
+                transB=1,
+            )
         else:
             z = net.op("MatMul", self.own(y), net.weight((width, 16), form))
         self.outputs.append(z if r.random() < 0.5 else net.op("Softmax", z, axis=-1))
@@ -289,10 +348,24 @@ class Grammar:
         size = r.choice((8, 12, 16))
         x = net.input((1, r.choice((3, 4, 8)), size, size))
         blocks: Sequence[Callable[[str], str]] = (
-            self.block_conv, self.block_residual, self.block_c2f, self.block_sppf, self.block_pan, self.block_depthwise,
-            self.block_grouped, self.block_deconv, self.block_se, self.block_shuffle, self.block_moves,
-            self.block_moves, self.block_moves, self.block_dfl, self.block_attention, self.block_gemm,
-            self.block_transformer)
+            self.block_conv,
+            self.block_residual,
+            self.block_c2f,
+            self.block_sppf,
+            self.block_pan,
+            self.block_depthwise,
+            self.block_grouped,
+            self.block_deconv,
+            self.block_se,
+            self.block_shuffle,
+            self.block_moves,
+            self.block_moves,
+            self.block_moves,
+            self.block_dfl,
+            self.block_attention,
+            self.block_gemm,
+            self.block_transformer,
+        )
         for _ in range(r.choice((1, 2, 3, 4))):
             block = r.choice(blocks)
             if len(net.shape(x)) != 4 or min(net.shape(x)[2:]) < 4 or max(net.shape(x)) > 40:

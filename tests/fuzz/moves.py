@@ -21,7 +21,13 @@ def _unary(kind: str) -> Move:
 
 def _pool(net: Net, r: random.Random, x: str) -> str:
     rank = len(net.shape(x)) - 2
-    return net.op("MaxPool", x, kernel_shape=[3] * rank, pads=[1] * 2 * rank, strides=[r.choice((1, 2))] * rank)
+    return net.op(
+        "MaxPool",
+        x,
+        kernel_shape=[3] * rank,
+        pads=[1] * 2 * rank,
+        strides=[r.choice((1, 2))] * rank,
+    )
 
 
 def _average(net: Net, r: random.Random, x: str) -> str:
@@ -49,7 +55,9 @@ def _squeeze(net: Net, r: random.Random, x: str) -> str:
 def _pad(net: Net, r: random.Random, x: str) -> str:
     mode = r.choice(("constant", "constant", "constant", "edge", "reflect"))
     pads = r.choice(((0, 0, 1, 1, 0, 0, 1, 1), (0, 0, 0, 0, 0, 0, 1, 1), (0, 1, 0, 0, 0, 1, 0, 0)))
-    extra = [net.const(r.choice((0.0, 0.0, 1.0)))] if mode == "constant" and r.random() < 0.5 else []
+    extra = (
+        [net.const(r.choice((0.0, 0.0, 1.0)))] if mode == "constant" and r.random() < 0.5 else []
+    )
     return net.op("Pad", x, _ints(net, *pads), *extra, mode=mode)
 
 
@@ -57,7 +65,14 @@ def _crop(net: Net, r: random.Random, x: str) -> str:
     axis = r.choice((1, 2, 3))
     size = net.shape(x)[axis]
     stop = max(1, size - r.choice((1, 2)))
-    return net.op("Slice", x, _ints(net, 0), _ints(net, stop), _ints(net, axis), _ints(net, r.choice((1, 1, 2))))
+    return net.op(
+        "Slice",
+        x,
+        _ints(net, 0),
+        _ints(net, stop),
+        _ints(net, axis),
+        _ints(net, r.choice((1, 1, 2))),
+    )
 
 
 def _split(net: Net, r: random.Random, x: str) -> str:
@@ -65,7 +80,9 @@ def _split(net: Net, r: random.Random, x: str) -> str:
     size = net.shape(x)[axis]
     if size < 2:
         return x
-    return r.choice(net.ops("Split", x, _ints(net, size // 2, size - size // 2), outputs=2, axis=axis))
+    return r.choice(
+        net.ops("Split", x, _ints(net, size // 2, size - size // 2), outputs=2, axis=axis)
+    )
 
 
 def _gather(net: Net, r: random.Random, x: str) -> str:
@@ -76,7 +93,11 @@ def _depth_to_space(net: Net, r: random.Random, x: str) -> str:
     _, c, h, w = net.shape(x)
     if c % 4 == 0:
         return net.op("DepthToSpace", x, blocksize=2, mode=r.choice(("DCR", "CRD")))
-    return net.op("SpaceToDepth", x, blocksize=2) if h % 2 == 0 and w % 2 == 0 else net.op("Identity", x)
+    return (
+        net.op("SpaceToDepth", x, blocksize=2)
+        if h % 2 == 0 and w % 2 == 0
+        else net.op("Identity", x)
+    )
 
 
 def _scalar(net: Net, r: random.Random, x: str) -> str:
@@ -94,7 +115,9 @@ def _channels(net: Net, r: random.Random, x: str) -> str:
 def _resize(net: Net, r: random.Random, x: str) -> str:
     factor = r.choice((1.0, 2.0, 2.0))
     mode = r.choice(("nearest", "linear"))
-    return net.op("Resize", x, "", net.const(np.array([1, 1, factor, factor]), np.float32), mode=mode)
+    return net.op(
+        "Resize", x, "", net.const(np.array([1, 1, factor, factor]), np.float32), mode=mode
+    )
 
 
 def _expand(net: Net, r: random.Random, x: str) -> str:
@@ -112,9 +135,15 @@ def _reduce(net: Net, r: random.Random, x: str) -> str:
 
 def _join(net: Net, r: random.Random, x: str) -> str:
     """With itself moved, or with another quantized tensor."""
-    other = r.choice((
-        lambda: net.op("Neg", x), lambda: net.op("Abs", x), lambda: net.qdq(x, r.choice((0.02, 0.05))),
-        lambda: net.op("Relu", x), lambda: net.op("MaxPool", x, kernel_shape=[3, 3], pads=[1] * 4)))()
+    other = r.choice(
+        (
+            lambda: net.op("Neg", x),
+            lambda: net.op("Abs", x),
+            lambda: net.qdq(x, r.choice((0.02, 0.05))),
+            lambda: net.op("Relu", x),
+            lambda: net.op("MaxPool", x, kernel_shape=[3, 3], pads=[1] * 4),
+        )
+    )()
     kind = r.choice(("Concat", "Concat", "Max", "Min", "Add", "Mul"))
     return net.op(kind, x, other, **({"axis": 1} if kind == "Concat" else {}))
 
@@ -133,16 +162,62 @@ def _cast(net: Net, r: random.Random, x: str) -> str:
 def _norm(net: Net, r: random.Random, x: str) -> str:
     c = net.shape(x)[1]
     if r.random() < 0.5:
-        return net.op("BatchNormalization", x, *(net.const(np.linspace(0.5, 1.5, c)) for _ in range(4)))
+        return net.op(
+            "BatchNormalization", x, *(net.const(np.linspace(0.5, 1.5, c)) for _ in range(4))
+        )
     return net.op("InstanceNormalization", x, net.const(np.ones(c)), net.const(np.zeros(c)))
 
 
 MOVES: tuple[Move, ...] = (
-    *(_unary(k) for k in ("Relu", "Sigmoid", "Tanh", "Neg", "Abs", "Identity", "Dropout", "Exp", "HardSigmoid",
-                          "LeakyRelu", "Softplus", "Floor", "GlobalAveragePool", "GlobalMaxPool", "Elu", "Sqrt")),
-    _pool, _pool, _average, _transpose, _transpose, _reshape, _reshape, _squeeze, _pad, _pad, _pad, _crop, _crop,
-    _split, _gather, _depth_to_space, _scalar, _scalar, _scalar, _channels, _resize, _expand, _reduce, _join,
-    _join, _again, _cast, _norm,
+    *(
+        _unary(k)
+        for k in (
+            "Relu",
+            "Sigmoid",
+            "Tanh",
+            "Neg",
+            "Abs",
+            "Identity",
+            "Dropout",
+            "Exp",
+            "HardSigmoid",
+            "LeakyRelu",
+            "Softplus",
+            "Floor",
+            "GlobalAveragePool",
+            "GlobalMaxPool",
+            "Elu",
+            "Sqrt",
+        )
+    ),
+    _pool,
+    _pool,
+    _average,
+    _transpose,
+    _transpose,
+    _reshape,
+    _reshape,
+    _squeeze,
+    _pad,
+    _pad,
+    _pad,
+    _crop,
+    _crop,
+    _split,
+    _gather,
+    _depth_to_space,
+    _scalar,
+    _scalar,
+    _scalar,
+    _channels,
+    _resize,
+    _expand,
+    _reduce,
+    _join,
+    _join,
+    _again,
+    _cast,
+    _norm,
 )
 
 

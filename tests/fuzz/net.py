@@ -21,7 +21,9 @@ class Net:
         seed: Of the random weights.
     """
 
-    def __init__(self, opset: int = 17, half: bool = False, constant_nodes: bool = False, seed: int = 0) -> None:
+    def __init__(
+        self, opset: int = 17, half: bool = False, constant_nodes: bool = False, seed: int = 0
+    ) -> None:
         self.opset = opset
         self.dtype: Any = np.float16 if half else np.float32
         self.constant_nodes = constant_nodes
@@ -43,8 +45,9 @@ class Net:
     def input(self, shape: Sequence[int], elem: int = 0) -> str:
         """A graph input of the network's float type, or of ``elem``."""
         name = self.fresh("x")
-        self.values[name] = helper.make_tensor_type_proto(elem or helper.np_dtype_to_tensor_dtype(np.dtype(self.dtype)),
-                                                          list(shape))
+        self.values[name] = helper.make_tensor_type_proto(
+            elem or helper.np_dtype_to_tensor_dtype(np.dtype(self.dtype)), list(shape)
+        )
         self.inputs.append(name)
         return name
 
@@ -60,16 +63,22 @@ class Net:
         self.values[name] = helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
         self.data[name] = tensor
         if self.constant_nodes:
-            self.nodes.append(helper.make_node("Constant", [], [name], name + "/Constant", value=tensor))
+            self.nodes.append(
+                helper.make_node("Constant", [], [name], name + "/Constant", value=tensor)
+            )
         else:
             self.initializers.append(tensor)
         return name
 
-    def op(self, kind: str, *inputs: str, outputs: int = 1, name: str = "", **attributes: Any) -> str:
+    def op(
+        self, kind: str, *inputs: str, outputs: int = 1, name: str = "", **attributes: Any
+    ) -> str:
         """Adds a node and returns its first output."""
         return self.ops(kind, *inputs, outputs=outputs, name=name, **attributes)[0]
 
-    def ops(self, kind: str, *inputs: str, outputs: int = 1, name: str = "", **attributes: Any) -> list[str]:
+    def ops(
+        self, kind: str, *inputs: str, outputs: int = 1, name: str = "", **attributes: Any
+    ) -> list[str]:
         """Adds a node and returns its outputs."""
         name = name or self.fresh(kind)
         out = [f"{name}_y{i}" for i in range(outputs)] if outputs > 1 else [name + "_y"]
@@ -79,19 +88,38 @@ class Net:
         types = {i: self.values[i] for i in inputs if i}
         data = {i: self.data[i] for i in inputs if i in self.data}
         inferred = onnx.shape_inference.infer_node_outputs(
-            schema, node, types, data, opset_imports=[helper.make_opsetid("", self.opset)])
+            schema, node, types, data, opset_imports=[helper.make_opsetid("", self.opset)]
+        )
         self.values.update(inferred)
         return out
 
-    def q(self, x: str, scale: npt.ArrayLike = 0.05, axis: int | None = None, zero: int | None = 0,
-          integer: Any = np.int8, name: str = "") -> str:
+    def q(
+        self,
+        x: str,
+        scale: npt.ArrayLike = 0.05,
+        axis: int | None = None,
+        zero: int | None = 0,
+        integer: Any = np.int8,
+        name: str = "",
+    ) -> str:
         attributes = {} if axis is None else {"axis": axis}
-        return self.op("QuantizeLinear", x, *self._params(scale, zero, integer), name=name, **attributes)
+        return self.op(
+            "QuantizeLinear", x, *self._params(scale, zero, integer), name=name, **attributes
+        )
 
-    def dq(self, x: str, scale: npt.ArrayLike = 0.05, axis: int | None = None, zero: int | None = 0,
-           integer: Any = np.int8, name: str = "") -> str:
+    def dq(
+        self,
+        x: str,
+        scale: npt.ArrayLike = 0.05,
+        axis: int | None = None,
+        zero: int | None = 0,
+        integer: Any = np.int8,
+        name: str = "",
+    ) -> str:
         attributes = {} if axis is None else {"axis": axis}
-        return self.op("DequantizeLinear", x, *self._params(scale, zero, integer), name=name, **attributes)
+        return self.op(
+            "DequantizeLinear", x, *self._params(scale, zero, integer), name=name, **attributes
+        )
 
     def _params(self, scale: npt.ArrayLike, zero: int | None, integer: Any) -> list[str]:
         values = np.asarray(scale, dtype=np.float64)
@@ -121,36 +149,75 @@ class Net:
         elif axis is not None:
             scale = self.random.uniform(0.005, 0.02, shape[axis])
         if quantized.endswith("-dq"):
-            stored = self.const(self.random.integers(-127, 128, tuple(shape)).astype(np.int8), stem="w")
+            stored = self.const(
+                self.random.integers(-127, 128, tuple(shape)).astype(np.int8), stem="w"
+            )
             return self.dq(stored, scale, axis)
         return self.qdq(self.const(values, stem="w"), scale, axis)
 
-    def conv(self, x: str, channels: int, k: int = 3, stride: int = 1, groups: int = 1, weights: str = "axis0",
-             bias: bool = True, dilation: int = 1, name: str = "") -> str:
+    def conv(
+        self,
+        x: str,
+        channels: int,
+        k: int = 3,
+        stride: int = 1,
+        groups: int = 1,
+        weights: str = "axis0",
+        bias: bool = True,
+        dilation: int = 1,
+        name: str = "",
+    ) -> str:
         """A Conv of 'same' padding on an N-D input."""
         shape = self.shape(x)
         rank = len(shape) - 2
         w = self.weight((channels, shape[1] // groups, *(k,) * rank), weights)
         b = [self.const(self.random.normal(0, 1, channels), stem="b")] if bias else []
         pad = (k - 1) * dilation // 2
-        return self.op("Conv", x, w, *b, name=name or self.fresh("conv"), kernel_shape=[k] * rank,
-                       strides=[stride] * rank, pads=[pad] * 2 * rank, dilations=[dilation] * rank, group=groups)
+        return self.op(
+            "Conv",
+            x,
+            w,
+            *b,
+            name=name or self.fresh("conv"),
+            kernel_shape=[k] * rank,
+            strides=[stride] * rank,
+            pads=[pad] * 2 * rank,
+            dilations=[dilation] * rank,
+            group=groups,
+        )
 
-    def deconv(self, x: str, channels: int, k: int = 2, groups: int = 1, weights: str = "axis1",
-               name: str = "") -> str:
+    def deconv(
+        self,
+        x: str,
+        channels: int,
+        k: int = 2,
+        groups: int = 1,
+        weights: str = "axis1",
+        name: str = "",
+    ) -> str:
         """A ConvTranspose of stride 2 that doubles height and width."""
         w = self.weight((self.shape(x)[1], channels // groups, k, k), weights)
         pad = (k - 2) // 2
-        return self.op("ConvTranspose", x, w, name=name or self.fresh("deconv"), kernel_shape=[k, k], strides=[2, 2],
-                       pads=[pad, pad, pad, pad], group=groups)
+        return self.op(
+            "ConvTranspose",
+            x,
+            w,
+            name=name or self.fresh("deconv"),
+            kernel_shape=[k, k],
+            strides=[2, 2],
+            pads=[pad, pad, pad, pad],
+            group=groups,
+        )
 
     def model(self, *outputs: str) -> onnx.ModelProto:
         """The finished model; ``outputs`` are the graph's."""
         graph = helper.make_graph(
-            self.nodes, "net",
+            self.nodes,
+            "net",
             [helper.make_value_info(n, self.values[n]) for n in self.inputs],
             [helper.make_value_info(n, self.values[n]) for n in outputs],
-            self.initializers)
+            self.initializers,
+        )
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)])
         model.ir_version = 8 if self.opset <= 18 else 10
         return model

@@ -22,7 +22,9 @@ def shrink(proto: onnx.ModelProto, disagrees: Disagrees, limit: int = 400) -> on
     return Shrinker(proto, disagrees, LOOSE, limit).run()
 
 
-def shrink_answer(proto: onnx.ModelProto, answer: Callable[[onnx.ModelProto], Answer]) -> onnx.ModelProto:
+def shrink_answer(
+    proto: onnx.ModelProto, answer: Callable[[onnx.ModelProto], Answer]
+) -> onnx.ModelProto:
     """Shrinks while a disagreement of the same kind (status, or the same two precisions) stays."""
     kind = _kind(answer(proto).wrong)
 

@@ -9,7 +9,9 @@ from tests.fuzz.grammar import network
 from tests.fuzz.net import Net
 from tests.fuzz.shrink import shrink, shrink_answer
 
-needs_compiler = pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed")
+needs_compiler = pytest.mark.skipif(
+    not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed"
+)
 
 
 @pytest.mark.slow
@@ -31,10 +33,34 @@ def test_networks_are_valid_and_repeat() -> None:
         assert seed % 4 or model.SerializeToString() == network(seed).SerializeToString()
         operators.update(n.op_type for n in model.graph.node)
     # What users have is in the grammar.
-    assert {"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Concat", "Split", "Slice", "MaxPool", "Resize",
-            "Sigmoid", "Relu", "HardSwish", "LeakyRelu", "Clip", "BatchNormalization", "Softmax", "Transpose",
-            "Reshape", "Pad", "GlobalAveragePool", "LayerNormalization", "Erf", "QuantizeLinear", "DequantizeLinear",
-            "Constant"} <= operators
+    assert {
+        "Conv",
+        "ConvTranspose",
+        "Gemm",
+        "MatMul",
+        "Add",
+        "Concat",
+        "Split",
+        "Slice",
+        "MaxPool",
+        "Resize",
+        "Sigmoid",
+        "Relu",
+        "HardSwish",
+        "LeakyRelu",
+        "Clip",
+        "BatchNormalization",
+        "Softmax",
+        "Transpose",
+        "Reshape",
+        "Pad",
+        "GlobalAveragePool",
+        "LayerNormalization",
+        "Erf",
+        "QuantizeLinear",
+        "DequantizeLinear",
+        "Constant",
+    } <= operators
 
 
 def _deep() -> onnx.ModelProto:
@@ -54,6 +80,7 @@ def test_shrinking_keeps_the_cause_and_the_kind() -> None:
     assert [n.op_type for n in small.graph.node] == ["Tanh"]
     assert len(small.graph.output) == 1
     assert not small.graph.initializer
+
     def answer(model: onnx.ModelProto) -> Answer:
         kinds = [n.op_type for n in model.graph.node]
         if kinds.count("Conv") >= 2:

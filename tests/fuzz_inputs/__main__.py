@@ -20,9 +20,13 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=None)
     parser.add_argument("--cases", type=int, default=None)
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
-    parser.add_argument("--processes", type=int, default=0, help="so many of the cases as whole processes, first")
+    parser.add_argument(
+        "--processes", type=int, default=0, help="so many of the cases as whole processes, first"
+    )
     parser.add_argument("--seed", type=int, default=None, help="default: from the clock")
-    parser.add_argument("--keep", default=None, metavar="DIR", help="where to keep the files of failing cases")
+    parser.add_argument(
+        "--keep", default=None, metavar="DIR", help="where to keep the files of failing cases"
+    )
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else int(time.time())
     most = options.cases if options.cases is not None else 10**9
@@ -42,7 +46,9 @@ def main() -> int:
             whole = number - options.first < options.processes
             begun = time.process_time()
             try:
-                codes[bench.check_process(number, seed) if whole else bench.check(number, seed)] += 1
+                codes[
+                    bench.check_process(number, seed) if whole else bench.check(number, seed)
+                ] += 1
             except KeyboardInterrupt:
                 break
             except AssertionError as error:
@@ -60,9 +66,11 @@ def main() -> int:
             memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
             if memory > largest[0]:
                 largest = memory, number
-    print(f"{codes.total() + failures} cases in {time.monotonic() - started:.0f} s: exit codes "
-          f"{dict(sorted(codes.items()))}, {failures} failures; slowest {slowest[0]:.1f} s of processor time "
-          f"(case {slowest[1]}); {largest[0]} MB (case {largest[1]})")
+    print(
+        f"{codes.total() + failures} cases in {time.monotonic() - started:.0f} s: exit codes "
+        f"{dict(sorted(codes.items()))}, {failures} failures; slowest {slowest[0]:.1f} s of processor time "
+        f"(case {slowest[1]}); {largest[0]} MB (case {largest[1]})"
+    )
     return int(bool(failures) or largest[0] > MEMORY_MB)
 
 

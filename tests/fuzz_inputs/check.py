@@ -48,9 +48,12 @@ class Bench:
         file = self.folder / f"mutated-{kind}"
         data = mutated(self.seeds[kind], kind, rng)
         file.write_bytes(data)
-        names = {"FILE": str(file), **{word: str(self.folder / name) for word, name in _OUTPUTS.items()},
-                 "TEXT": data[:_ARGUMENT].replace(b"\0", b"").decode("utf-8", "surrogateescape"),
-                 **{k: str(self.folder / k) for k in COMMANDS}}
+        names = {
+            "FILE": str(file),
+            **{word: str(self.folder / name) for word, name in _OUTPUTS.items()},
+            "TEXT": data[:_ARGUMENT].replace(b"\0", b"").decode("utf-8", "surrogateescape"),
+            **{k: str(self.folder / k) for k in COMMANDS},
+        }
         return [names.get(word, word) for word in rng.choice(COMMANDS[kind])], file
 
     def check(self, number: int, seed: int) -> int:
@@ -67,7 +70,15 @@ class Bench:
             code = run(args)
         if code == INTERRUPTED:
             raise KeyboardInterrupt
-        self._judge(args, code, out.getvalue(), error.getvalue(), time.process_time() - started, before, file)
+        self._judge(
+            args,
+            code,
+            out.getvalue(),
+            error.getvalue(),
+            time.process_time() - started,
+            before,
+            file,
+        )
         return code
 
     def check_process(self, number: int, seed: int) -> int:
@@ -75,7 +86,9 @@ class Bench:
         args, file = self.case(number, seed)
         before = self._state(file)
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as error:
-            process = subprocess.Popen([sys.executable, "-m", "qdqtool", *args], stdout=out, stderr=error)
+            process = subprocess.Popen(
+                [sys.executable, "-m", "qdqtool", *args], stdout=out, stderr=error
+            )
             _, status, used = os.wait4(process.pid, 0)
             code = process.returncode = os.waitstatus_to_exitcode(status)
             said = []
@@ -88,11 +101,22 @@ class Bench:
 
     def _state(self, file: Path) -> State:
         """What tells that a file was written to or replaced: looking into all of them takes longer than most cases."""
-        stats = {n: os.lstat(self.folder / n) for n in (*self.others, file.name) if not n.endswith(_REPLACED)}
+        stats = {
+            n: os.lstat(self.folder / n)
+            for n in (*self.others, file.name)
+            if not n.endswith(_REPLACED)
+        }
         return {n: (s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for n, s in stats.items()}
 
     def _judge(
-        self, args: list[str], code: int, out: str, error: str, seconds: float, before: State, file: Path
+        self,
+        args: list[str],
+        code: int,
+        out: str,
+        error: str,
+        seconds: float,
+        before: State,
+        file: Path,
     ) -> None:
         what = f"{' '.join(args)}: exit code {code}, {error[-2000:]}"
         assert code in (0, 1, 2), what

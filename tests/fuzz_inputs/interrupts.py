@@ -18,9 +18,12 @@ from tests.growth import FAMILIES
 
 _START = "import sys; from qdqtool.__main__ import main; print('begun', file=sys.__stdout__, flush=True); main()"
 COMMANDS = {
-    "predict": ("predict", "MODEL", "--format", "json"), "fix": ("fix", "MODEL", "-o", "OUT"),
-    "extract": ("extract", "MODEL", "--node", "n2", "-o", "OUT"), "report": ("report", "MODEL", "-o", "OUT"),
-    "compare": ("compare", "MODEL", "MODEL"), "help": ("--help",),
+    "predict": ("predict", "MODEL", "--format", "json"),
+    "fix": ("fix", "MODEL", "-o", "OUT"),
+    "extract": ("extract", "MODEL", "--node", "n2", "-o", "OUT"),
+    "report": ("report", "MODEL", "-o", "OUT"),
+    "compare": ("compare", "MODEL", "MODEL"),
+    "help": ("--help",),
 }
 
 
@@ -34,8 +37,11 @@ def trial(command: str, folder: Path, wait: float | None) -> tuple[int, float, s
     """
     names = {"MODEL": str(folder / "model.onnx"), "OUT": str(folder / "out")}
     with tempfile.TemporaryFile() as error:
-        process = subprocess.Popen([sys.executable, "-c", _START, *(names.get(w, w) for w in COMMANDS[command])],
-                                   stdout=subprocess.PIPE, stderr=error)
+        process = subprocess.Popen(
+            [sys.executable, "-c", _START, *(names.get(w, w) for w in COMMANDS[command])],
+            stdout=subprocess.PIPE,
+            stderr=error,
+        )
         assert process.stdout is not None
         process.stdout.readline()
         begun = time.monotonic()
@@ -77,7 +83,10 @@ def main() -> int:
             codes[code] += 1
             if not right(code, said):
                 wrong += 1
-                print(f"trial {number}: {command} after {wait:.3f} s: exit code {code}, {said[-600:]}", flush=True)
+                print(
+                    f"trial {number}: {command} after {wait:.3f} s: exit code {code}, {said[-600:]}",
+                    flush=True,
+                )
     print(f"{options.trials} trials: exit codes {dict(sorted(codes.items()))}, {wrong} wrong")
     return int(bool(wrong))
 

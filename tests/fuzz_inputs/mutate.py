@@ -17,8 +17,24 @@ from tests.fuzz_inputs.seeds import hostile_tensor, jpeg_in_scans
 from tests.fuzz_logs.mutate import MUTATIONS as TEXT
 from tests.growth import FAMILIES
 
-_WORDS = (b"\x1b]0;owned\x07", b"\x9b31m", b"\xff\xfe\xff", b"\0", b"\xc2\x85", b"../../x", b"/etc/hostname", b"9" * 30,
-          b"-1", b"nan", b"", b"\n", b"a" * 70_000, b"\x80" * 10, b"{'descr': '|O'", b"e\xcc\x81")
+_WORDS = (
+    b"\x1b]0;owned\x07",
+    b"\x9b31m",
+    b"\xff\xfe\xff",
+    b"\0",
+    b"\xc2\x85",
+    b"../../x",
+    b"/etc/hostname",
+    b"9" * 30,
+    b"-1",
+    b"nan",
+    b"",
+    b"\n",
+    b"a" * 70_000,
+    b"\x80" * 10,
+    b"{'descr': '|O'",
+    b"e\xcc\x81",
+)
 
 MOST = 8 << 20  # bytes of a mutated file
 
@@ -30,7 +46,9 @@ def mutated(data: bytes, kind: str, rng: random.Random) -> bytes:
             break
         choice = rng.random()
         if kind == "grown.onnx" and choice < 0.8:
-            data = FAMILIES[rng.choice(list(FAMILIES))](rng.choice((1, 5, 30, 100, 400))).SerializeToString()
+            data = FAMILIES[rng.choice(list(FAMILIES))](
+                rng.choice((1, 5, 30, 100, 400))
+            ).SerializeToString()
         elif kind == "list.txt" and choice < 0.4:
             data += b"\n" + rng.choice(_SPECIAL)
         elif kind.startswith("picture") and choice < 0.15:
@@ -38,7 +56,9 @@ def mutated(data: bytes, kind: str, rng: random.Random) -> bytes:
         elif kind.endswith(".onnx") and choice < 0.6:
             try:
                 data = _model(data, rng)
-            except UnicodeDecodeError:  # bytes that an earlier mutation broke are read as texts only now
+            except (
+                UnicodeDecodeError
+            ):  # bytes that an earlier mutation broke are read as texts only now
                 data = _bytes(data, rng)
         elif kind.endswith((".gz", ".tuning")) and choice < 0.7:
             data = _inside(data, kind, rng)
@@ -67,7 +87,7 @@ def _bytes(data: bytes, rng: random.Random) -> bytes:
     if kind == 2:
         return data[:at] + rng.choice(_WORDS) + data[at:]
     if kind == 3:
-        return data[:at] + data[at + rng.randrange(1, 50):]
+        return data[:at] + data[at + rng.randrange(1, 50) :]
     if kind == 4:
         return data + data[: rng.randrange(len(data))]
     return data[:at] + bytes(rng.randrange(256) for _ in range(rng.randrange(1, 60))) + data[at:]
@@ -102,9 +122,13 @@ def _model(data: bytes, rng: random.Random) -> bytes:
         attribute = node.attribute[rng.randrange(len(node.attribute))]
         attribute.i = rng.choice((0, -1, 1 << 62, -(1 << 63)))
         if attribute.ints:
-            attribute.ints[rng.randrange(len(attribute.ints))] = rng.choice((0, -1, 1 << 31, 1 << 62))
+            attribute.ints[rng.randrange(len(attribute.ints))] = rng.choice(
+                (0, -1, 1 << 31, 1 << 62)
+            )
     elif kind == 7:
-        node.name = rng.choice(("\x1b[31m", "\x85\u202e", "a" * 50_000, "_clone_1" * 5000, "a\nb", ""))
+        node.name = rng.choice(
+            ("\x1b[31m", "\x85\u202e", "a" * 50_000, "_clone_1" * 5000, "a\nb", "")
+        )
     elif kind == 8:
         for value in (*model.graph.input, *model.graph.value_info)[:3]:
             for dim in value.type.tensor_type.shape.dim:
@@ -124,8 +148,20 @@ def _opset(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> 
 
 def _types(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> None:
     """Inputs, or one stored tensor, of a type that few know."""
-    wanted = rng.choice((TensorProto.INT4, TensorProto.UINT4, TensorProto.BFLOAT16, TensorProto.FLOAT8E4M3FN,
-                         TensorProto.STRING, TensorProto.COMPLEX64, TensorProto.DOUBLE, TensorProto.BOOL, 0, 99))
+    wanted = rng.choice(
+        (
+            TensorProto.INT4,
+            TensorProto.UINT4,
+            TensorProto.BFLOAT16,
+            TensorProto.FLOAT8E4M3FN,
+            TensorProto.STRING,
+            TensorProto.COMPLEX64,
+            TensorProto.DOUBLE,
+            TensorProto.BOOL,
+            0,
+            99,
+        )
+    )
     if rng.random() < 0.6 or not model.graph.initializer:
         for value in model.graph.input:
             value.type.tensor_type.elem_type = wanted
@@ -138,7 +174,8 @@ def _inputs(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) ->
     name = rng.choice(("", *(v.name for v in model.graph.input)))
     rank = rng.choice((0, 1, 3, 65))
     rng.choice((model.graph.input, model.graph.output)).append(
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, [rng.choice((1, 0, -1, 8))] * rank))
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [rng.choice((1, 0, -1, 8))] * rank)
+    )
 
 
 def _bomb(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> None:
@@ -146,26 +183,51 @@ def _bomb(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> N
     length = rng.choice((1 << 16, 1 << 25, 1 << 40))
     kind = rng.choice((TensorProto.INT64, TensorProto.FLOAT))
     model.graph.input.append(helper.make_tensor_value_info("long", kind, [length]))
-    op = rng.choice(("Concat", "Add", "Mul", "Expand", "Gather", "Reshape", "ConstantOfShape", "Range", "Tile", "Slice",
-                     "Shape", "Cast"))
+    op = rng.choice(
+        (
+            "Concat",
+            "Add",
+            "Mul",
+            "Expand",
+            "Gather",
+            "Reshape",
+            "ConstantOfShape",
+            "Range",
+            "Tile",
+            "Slice",
+            "Shape",
+            "Cast",
+        )
+    )
     attributes = {"axis": 0} if op == "Concat" else {"to": 7} if op == "Cast" else {}
     for place in range(rng.choice((1, 3))):
         source = "long" if place == 0 else f"longer{place - 1}"
         count = 1 if op in ("ConstantOfShape", "Shape", "Cast") else rng.choice((2, 3))
-        model.graph.node.insert(place, helper.make_node(op, [source] * count, [f"longer{place}"], **attributes))
+        model.graph.node.insert(
+            place, helper.make_node(op, [source] * count, [f"longer{place}"], **attributes)
+        )
 
 
 def _quantizer(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> None:
     """A scale or zero point of another value, shape or type."""
-    read = {t for n in model.graph.node if n.op_type in ("QuantizeLinear", "DequantizeLinear") for t in n.input[1:]}
+    read = {
+        t
+        for n in model.graph.node
+        if n.op_type in ("QuantizeLinear", "DequantizeLinear")
+        for t in n.input[1:]
+    }
     stored = [t for t in model.graph.initializer if t.name in read]
     if stored:
         value = np.asarray(rng.choice((np.nan, np.inf, 0, -1, 1e-45, 3e38, 127, 200)))
         value = np.broadcast_to(value, rng.choice(((), (1,), (0,), (8,), (3, 2), (1, 1, 1, 1))))
         tensor = rng.choice(stored)
         with np.errstate(all="ignore"):
-            changed = value.astype(rng.choice((np.float32, np.float16, np.float64, np.int8, np.uint8, np.int32)))
-        tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(changed).reshape(value.shape), tensor.name))
+            changed = value.astype(
+                rng.choice((np.float32, np.float16, np.float64, np.int8, np.uint8, np.int32))
+            )
+        tensor.CopyFrom(
+            numpy_helper.from_array(np.ascontiguousarray(changed).reshape(value.shape), tensor.name)
+        )
 
 
 def _attribute(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> None:
@@ -186,21 +248,28 @@ def _calls(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> 
     """A function of the model's own that holds a constant, called again and again behind a node."""
     size, times = rng.choice(((1, 50), (1 << 18, 30), (1 << 18, 2000), (1, 4000)))
     value = helper.make_tensor("v", TensorProto.FLOAT, [size], bytes(4 * size), raw=True)
-    body = [helper.make_node("Constant", [], ["k"], value=value), helper.make_node("Add", ["a", "k"], ["c"])]
+    body = [
+        helper.make_node("Constant", [], ["k"], value=value),
+        helper.make_node("Add", ["a", "k"], ["c"]),
+    ]
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
     model.functions.append(helper.make_function("own", "F", ["a"], ["c"], body, opsets))
     model.opset_import.append(opsets[1])
     last = next((t for t in node.output), "x")
     name = last[:100]  # thousands of a million letters would be this process's memory
-    model.graph.node.extend(helper.make_node("F", [f"{name}.f{i}" if i else last], [f"{name}.f{i + 1}"], domain="own")
-                            for i in range(times))
+    model.graph.node.extend(
+        helper.make_node("F", [f"{name}.f{i}" if i else last], [f"{name}.f{i + 1}"], domain="own")
+        for i in range(times)
+    )
 
 
 def _einsum(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> None:
     """A result with a dimension for each letter of a text."""
     source = next((t for t in node.output), "x")
     left, right = rng.choice(("abcd", "...", "a")), "a" * rng.choice((4, 64, 65, 1 << 20))
-    model.graph.node.append(helper.make_node("Einsum", [source], ["letters"], equation=f"{left}->{right}"))
+    model.graph.node.append(
+        helper.make_node("Einsum", [source], ["letters"], equation=f"{left}->{right}")
+    )
     model.graph.output.append(helper.make_tensor_value_info("letters", TensorProto.FLOAT, None))
 
 
@@ -227,32 +296,82 @@ def _stated(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) ->
     for name in rng.choices(made, k=rng.choice((1, 5, 50))) if made else ():
         rank = rng.choice((0, 0, 1, 1, 2, 4, 5))
         dims = [rng.choice((0, 1, 2, 8, 8, 64, -1, 1 << 31, "n", None)) for _ in range(rank)]
-        kind = rng.choice((TensorProto.FLOAT, TensorProto.INT8, TensorProto.INT64, TensorProto.FLOAT16, 0))
+        kind = rng.choice(
+            (TensorProto.FLOAT, TensorProto.INT8, TensorProto.INT64, TensorProto.FLOAT16, 0)
+        )
         model.graph.value_info.append(helper.make_tensor_value_info(name, kind, dims))
 
 
 _OPERATORS = sorted({s.name for s in onnx.defs.get_all_schemas() if s.domain == ""})
-_DAMAGE = (_opset, _types, _inputs, _bomb, _quantizer, _attribute, _calls, _einsum, _long_name, _operator, _stated)
+_DAMAGE = (
+    _opset,
+    _types,
+    _inputs,
+    _bomb,
+    _quantizer,
+    _attribute,
+    _calls,
+    _einsum,
+    _long_name,
+    _operator,
+    _stated,
+)
 # `pipe` and `loop` lie beside the list; devices and what the kernel makes up are no files either.
-_SPECIAL = (b"pipe", b"loop", b".", b"..", b"/dev/zero", b"/dev/stdin", b"/proc/self/mem", b"/proc/self/fd/0",
-            b"pipe\nloop")
+_SPECIAL = (
+    b"pipe",
+    b"loop",
+    b".",
+    b"..",
+    b"/dev/zero",
+    b"/dev/stdin",
+    b"/proc/self/mem",
+    b"/proc/self/fd/0",
+    b"pipe\nloop",
+)
 
 
 def _large_picture(kind: str, rng: random.Random) -> bytes:
     """A file of kilobytes that decodes to tens of megabytes."""
-    size = rng.choice(((1, 20_000), (60_000, 40), (3000, 3000), (7900, 7900), (9000, 9000), (70_000, 1)))
+    size = rng.choice(
+        ((1, 20_000), (60_000, 40), (3000, 3000), (7900, 7900), (9000, 9000), (70_000, 1))
+    )
     jpeg = kind.endswith("jpg")
     if jpeg and rng.random() < 0.3:
-        return jpeg_in_scans(min(size[0], 9000), min(size[1], 9000), rng.choice((1, 3)), rng.random() < 0.3)
-    image = Image.new(rng.choice(("L", "RGB", "CMYK") if jpeg else ("1", "L", "P")), size if not jpeg else
-                      (min(size[0], 5000), min(size[1], 5000)))
+        return jpeg_in_scans(
+            min(size[0], 9000), min(size[1], 9000), rng.choice((1, 3)), rng.random() < 0.3
+        )
+    image = Image.new(
+        rng.choice(("L", "RGB", "CMYK") if jpeg else ("1", "L", "P")),
+        size if not jpeg else (min(size[0], 5000), min(size[1], 5000)),
+    )
     out = io.BytesIO()
     image.save(out, "JPEG" if jpeg else "PNG", progressive=rng.random() < 0.3)
     return out.getvalue()
 
 
-_VALUES = (None, True, -1, 0, 1 << 70, 10**400, -1e308, float("nan"), float("inf"), "", "\x1b[31m\x85",
-           "</script><b>", "9" * 5000, [], {}, [[]], [None], {"": None}, "a" * 70_000, "\ud800", 1e-320)
+_VALUES = (
+    None,
+    True,
+    -1,
+    0,
+    1 << 70,
+    10**400,
+    -1e308,
+    float("nan"),
+    float("inf"),
+    "",
+    "\x1b[31m\x85",
+    "</script><b>",
+    "9" * 5000,
+    [],
+    {},
+    [[]],
+    [None],
+    {"": None},
+    "a" * 70_000,
+    "\ud800",
+    1e-320,
+)
 
 
 def _json(data: bytes, rng: random.Random) -> bytes:
@@ -267,7 +386,10 @@ def _json(data: bytes, rng: random.Random) -> bytes:
             inner = at[key]
             if not isinstance(inner, dict | list) or not inner:
                 break
-            at, key = inner, rng.choice(list(inner) if isinstance(inner, dict) else range(len(inner)))
+            at, key = (
+                inner,
+                rng.choice(list(inner) if isinstance(inner, dict) else range(len(inner))),
+            )
         kind = rng.randrange(4)
         if kind == 0 and isinstance(at, dict):
             del at[key]
@@ -276,7 +398,9 @@ def _json(data: bytes, rng: random.Random) -> bytes:
         elif at != [whole]:
             at[key] = copy.deepcopy(rng.choice(_VALUES))
     text = io.StringIO()
-    for piece in json.JSONEncoder().iterencode(whole):  # 3000 of 3000 of 3000 are one list in memory
+    for piece in json.JSONEncoder().iterencode(
+        whole
+    ):  # 3000 of 3000 of 3000 are one list in memory
         if text.write(piece) and text.tell() > MOST:
             break
     return text.getvalue().encode()
@@ -301,15 +425,31 @@ def _archive(data: bytes, rng: random.Random) -> bytes:
         return _bytes(data, rng)
     out = io.BytesIO()
     warnings.filterwarnings("ignore", "Duplicate name")
-    with zipfile.ZipFile(out, "w", rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2,
-                                               zipfile.ZIP_LZMA))) as archive:
+    with zipfile.ZipFile(
+        out,
+        "w",
+        rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)),
+    ) as archive:
         for name, content in members:
             kind = rng.randrange(8)
             if kind == 0:
                 content = _bytes(content, rng) if content else content
             elif kind == 1:
-                content = content.replace(rng.choice((b"<f4", b"<i8", b"|u1", b"(3,")), rng.choice(
-                    (b"|O8", b"<f8", b"|S0", b"|V2", b"(9999999999,", b"(-1,", b"(0,", b"('<f4',(2,))")))
+                content = content.replace(
+                    rng.choice((b"<f4", b"<i8", b"|u1", b"(3,")),
+                    rng.choice(
+                        (
+                            b"|O8",
+                            b"<f8",
+                            b"|S0",
+                            b"|V2",
+                            b"(9999999999,",
+                            b"(-1,",
+                            b"(0,",
+                            b"('<f4',(2,))",
+                        )
+                    ),
+                )
             elif kind == 2:
                 name = rng.choice(("\x1b[31m.npy", "x.npy", "../x.npy", "header.npy"))
             elif kind == 3:

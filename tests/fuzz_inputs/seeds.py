@@ -39,9 +39,23 @@ for _kind, _words in rows("fuzz-inputs.tsv"):
 
 
 #: Kinds as often as they are tried: what is told in milliseconds more often than what runs a network or writes a page.
-_SLOW = ("samples.npz", "samples.npy", "packed.npz", "picture.png", "picture.jpg", "list.txt", "tuning.json",
-         "own.onnx", "grown.onnx", "inserted.onnx", "float.onnx", "state.tuning", "verification.json", "inputs.npz",
-         "statistics.npz")
+_SLOW = (
+    "samples.npz",
+    "samples.npy",
+    "packed.npz",
+    "picture.png",
+    "picture.jpg",
+    "list.txt",
+    "tuning.json",
+    "own.onnx",
+    "grown.onnx",
+    "inserted.onnx",
+    "float.onnx",
+    "state.tuning",
+    "verification.json",
+    "inputs.npz",
+    "statistics.npz",
+)
 KINDS = [kind for kind in COMMANDS for _ in range(1 if kind in _SLOW else 3)]
 #: How lines begin by which `tune` says what it does.
 PROGRESS = tuple(f"qdqtool: {words}" for words in (*map(str, range(10)), "putting choices"))
@@ -50,7 +64,9 @@ _LINES = (
     "[11/21/2026-12:00:00] [V] [TRT] Running: ConstQDQInitializersFusion on c0.in.Q",
     "[V] [TRT] ConstWeightsQuantizeFusion: Fusing model.0.conv.weight with QuantizeLinear_7_quantize_scale_node",
     "Could not find any implementation for node {ForeignNode[a...b]}.",
-    "Could not fuse 2nd input (kernel weights) of CONVOLUTION", "SKIP-FLOAT", "RTX 3060",
+    "Could not fuse 2nd input (kernel weights) of CONVOLUTION",
+    "SKIP-FLOAT",
+    "RTX 3060",
 )
 
 
@@ -76,7 +92,13 @@ def _write(folder: Path) -> None:
     (folder / "qdq.onnx.gz").write_bytes(gzip.compress(qdq.SerializeToString(), mtime=0))
     net = conv_net()
     (folder / "float.onnx").write_bytes(net.SerializeToString())
-    onnx.save(conv_net(), folder / "external.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    onnx.save(
+        conv_net(),
+        folder / "external.onnx",
+        save_as_external_data=True,
+        location="w.bin",
+        size_threshold=0,
+    )
     rng = np.random.default_rng(0)
     images = rng.random((8, 3, 16, 16), np.float32)
     np.savez(folder / "samples.npz", images=images)
@@ -86,12 +108,23 @@ def _write(folder: Path) -> None:
     for name in ("picture.png", "picture.jpg"):
         Image.fromarray(pixels).save(folder / name)
     (folder / "list.txt").write_text("picture.png\npicture.jpg\n")
-    inserted = insert(folder / "float.onnx", folder / "samples.npz", calib_cache=folder / "statistics.npz",
-                      include=["conv"])
+    inserted = insert(
+        folder / "float.onnx",
+        folder / "samples.npz",
+        calib_cache=folder / "statistics.npz",
+        include=["conv"],
+    )
     inserted.save(folder / "inserted.onnx")
-    known = {v.name: tuple(d.dim_value for d in v.type.tensor_type.shape.dim) for v in qdq.graph.input}
-    np.savez(folder / "inputs.npz", **{name: rng.random(shape, np.float32) for name, shape in known.items()})
-    write_tensorrt_cache(folder / "table.cache", dict.fromkeys(("images", "a1", "s1", "c1", "c2", "r2", "out"), 0.01))
+    known = {
+        v.name: tuple(d.dim_value for d in v.type.tensor_type.shape.dim) for v in qdq.graph.input
+    }
+    np.savez(
+        folder / "inputs.npz",
+        **{name: rng.random(shape, np.float32) for name, shape in known.items()},
+    )
+    write_tensorrt_cache(
+        folder / "table.cache", dict.fromkeys(("images", "a1", "s1", "c1", "c2", "r2", "out"), 0.01)
+    )
     (folder / "build.log").write_text(samples.trtexec_log())
     (folder / "layers.json").write_text(json.dumps(JSON))
     (folder / "profile.json").write_text(json.dumps(PROFILE, indent=1))
@@ -107,14 +140,29 @@ def _write_own(folder: Path) -> None:
     (folder / "own.onnx").write_bytes(proto.SerializeToString())
     predicted = predict(proto)
     (folder / "own.log").write_text("\n".join(log_of(predicted)) + "\n")
-    rows = [{"name": layer.name, "timeMs": 1.0, "averageMs": 0.02, "medianMs": 0.02, "percentage": 9.0}
-            for layer in predicted.layers]
+    rows = [
+        {"name": layer.name, "timeMs": 1.0, "averageMs": 0.02, "medianMs": 0.02, "percentage": 9.0}
+        for layer in predicted.layers
+    ]
     (folder / "own-profile.json").write_text(json.dumps([{"count": 50}, *rows], indent=1))
-    seen = {"kind": "convolution", "name": "c3", "predicted": {"precision": "INT8"}, "built": {"precision": "FP32"}}
-    (folder / "verification.json").write_text(json.dumps({
-        "schema": VERIFICATION_SCHEMA, "mismatches": [seen], "build": {"tensorrt": "8.5.2", "device": "Orin"},
-    }))
-    (folder / "time.json").write_text(json.dumps(Calibration("Tesla T4", 1.2, 0.3, "a profile").as_json()))
+    seen = {
+        "kind": "convolution",
+        "name": "c3",
+        "predicted": {"precision": "INT8"},
+        "built": {"precision": "FP32"},
+    }
+    (folder / "verification.json").write_text(
+        json.dumps(
+            {
+                "schema": VERIFICATION_SCHEMA,
+                "mismatches": [seen],
+                "build": {"tensorrt": "8.5.2", "device": "Orin"},
+            }
+        )
+    )
+    (folder / "time.json").write_text(
+        json.dumps(Calibration("Tesla T4", 1.2, 0.3, "a profile").as_json())
+    )
     names = {"OUT": "out", "MORE": "tuning.json", "FILE": "state.tuning"}
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         for words in COMMANDS["state.tuning"]:
@@ -156,7 +204,9 @@ def jpeg_in_scans(width: int, height: int, times: int, together: bool = False) -
     frame = segment(0xC0, 8, *size, 3, *(n for c in (1, 2, 3) for n in (c, 0x11, 0)))
     blocks = math.ceil(width / 8) * math.ceil(height / 8)
     scans = [((1, 2, 3),)] if together else [((1,), (2,), (3,))] * times
-    made = b"\xff\xd8" + segment(0xE1, 0xFF, 0xD8, 0xFF, 0xDA, 0xFF, 0xD9) + b"\xff" + tables + frame
+    made = (
+        b"\xff\xd8" + segment(0xE1, 0xFF, 0xD8, 0xFF, 0xDA, 0xFF, 0xD9) + b"\xff" + tables + frame
+    )
     for components in (c for turn in scans for c in turn):
         bits = "001010" * blocks * len(components)  # a difference of 0, and the block's end
         bits += "1" * (-len(bits) % 8)

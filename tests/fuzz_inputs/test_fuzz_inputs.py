@@ -23,7 +23,9 @@ def test_lists_of_lists_of_lists_are_written_no_further_than_a_file_may_be_long(
     """Each may be made 3,000 times as long, of which case 3,237 of seed 4511003 took 22 GB."""
     data = json.dumps([[[[["a" * 100]]]]]).encode()
     sizes = [len(mutate._json(data, random.Random(seed))) for seed in (40, 80, 189)]
-    assert all(mutate.MOST < size < mutate.MOST + 100_000 for size in sizes)  # which is then cut to it
+    assert all(
+        mutate.MOST < size < mutate.MOST + 100_000 for size in sizes
+    )  # which is then cut to it
 
 
 @pytest.mark.parametrize(("some", "refused"), slow_after(1, [(slice(1), 0), (slice(1, None), 9)]))
@@ -37,8 +39,14 @@ def test_whole_inputs_are_read(bench: Bench, some: slice, refused: int) -> None:
         names = {"FILE": kind, "OUT": "out", "MORE": "more", **{k: k for k in COMMANDS}}
         text = (bench.folder / kind).read_text("latin-1")
         for words in commands[some]:
-            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-                said = [text if w == "TEXT" else str(bench.folder / names[w]) if w in names else w for w in words]
+            with (
+                contextlib.redirect_stdout(io.StringIO()),
+                contextlib.redirect_stderr(io.StringIO()),
+            ):
+                said = [
+                    text if w == "TEXT" else str(bench.folder / names[w]) if w in names else w
+                    for w in words
+                ]
                 codes.append(run(said))
     for name in LEFT:
         (bench.folder / name).unlink(missing_ok=True)

@@ -52,11 +52,19 @@ print(build.milestones[-1].layers, build.lines.total, int(re.search(r"VmHWM:\\s+
 _FIRST = "[V] Original: 4 layers\n"
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak memory is read from /proc")
-@pytest.mark.parametrize("head", [_FIRST + "[V] [TRT] ", _FIRST + "Layer(Cask): ", _FIRST + "Name: "])
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="the peak memory is read from /proc"
+)
+@pytest.mark.parametrize(
+    "head", [_FIRST + "[V] [TRT] ", _FIRST + "Layer(Cask): ", _FIRST + "Name: "]
+)
 def test_a_line_of_100_mb(head: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", _READ_ONE_LINE, head], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", _READ_ONE_LINE, head],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     layers, lines, memory = map(int, done.stdout.split())
     assert (layers, lines) == (5, 3)

@@ -19,10 +19,14 @@ Array = npt.NDArray[Any]
 class Net:
     """Collects nodes; every method returns the tensor it makes. Weights are random but deterministic."""
 
-    def __init__(self, channels: int = 16, side: int = 8, *, batch: int | str = 1, seed: int = 0) -> None:
+    def __init__(
+        self, channels: int = 16, side: int = 8, *, batch: int | str = 1, seed: int = 0
+    ) -> None:
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: list[onnx.TensorProto] = []
-        self.inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, channels, side, side])]
+        self.inputs = [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, channels, side, side])
+        ]
         self.outputs: list[onnx.ValueInfoProto] = []
         self.rng = np.random.default_rng(seed)
 
@@ -36,8 +40,17 @@ class Net:
         return made if outputs > 1 else made[0]
 
     def conv(
-        self, name: str, tensor: str, cin: int = 16, cout: int = 16, kernel: int = 3, *, group: int = 1,
-        bias: bool = True, stride: int = 1, weight: str = "",
+        self,
+        name: str,
+        tensor: str,
+        cin: int = 16,
+        cout: int = 16,
+        kernel: int = 3,
+        *,
+        group: int = 1,
+        bias: bool = True,
+        stride: int = 1,
+        weight: str = "",
     ) -> str:
         if not weight:
             shape = (cout, cin // group, kernel, kernel)
@@ -47,7 +60,12 @@ class Net:
         if bias:
             inputs.append(self.const(f"{name}.bias", self.rng.standard_normal(cout) * 0.1))
         return self.op(
-            "Conv", name, *inputs, kernel_shape=[kernel] * 2, pads=[kernel // 2] * 4, group=group,
+            "Conv",
+            name,
+            *inputs,
+            kernel_shape=[kernel] * 2,
+            pads=[kernel // 2] * 4,
+            group=group,
             strides=[stride] * 2,
         )
 
@@ -57,7 +75,9 @@ class Net:
     def norm(self, name: str, tensor: str, channels: int = 16) -> str:
         r = self.rng
         return self.op(
-            "BatchNormalization", name, tensor,
+            "BatchNormalization",
+            name,
+            tensor,
             self.const(f"{name}.gamma", r.uniform(0.5, 1.5, channels)),
             self.const(f"{name}.beta", r.standard_normal(channels) * 0.2),
             self.const(f"{name}.mean", r.standard_normal(channels) * 0.2),
@@ -84,7 +104,9 @@ class Net:
         """With outputs of unknown shape, and maybe operators of the domain ``example``."""
         graph = helper.make_graph(self.nodes, "net", self.inputs, self.outputs, self.initializers)
         domains = [helper.make_opsetid("", opset), helper.make_opsetid("example", 1)]
-        return onnx.shape_inference.infer_shapes(helper.make_model(graph, opset_imports=domains, ir_version=9))
+        return onnx.shape_inference.infer_shapes(
+            helper.make_model(graph, opset_imports=domains, ir_version=9)
+        )
 
     def index(self) -> Model:
         return Model(self.model())
@@ -101,7 +123,9 @@ def detector(classes: int = 2) -> onnx.ModelProto:
     p3 = net.c2f("/model.4", net.conv("/model.3", x, 16, 16, 3, 2), 16, 32, 1, True)
     p4 = net.conv("/model.5", p3, 32, 16, 3, 2)
     p5 = net.sppf("/model.9", net.conv("/model.7", p4, 16, 32, 3, 2), 32)
-    n4 = net.conv("/model.12", net.concat("/model.11/Concat", [net.upsample("/model.10", p5), p4]), 48, 16)
+    n4 = net.conv(
+        "/model.12", net.concat("/model.11/Concat", [net.upsample("/model.10", p5), p4]), 48, 16
+    )
     demo_run._detect(net, [(p3, 32), (n4, 16), (p5, 32)], 64, classes)
     return net.finish(64, classes)
 
@@ -116,7 +140,9 @@ def with_constant_nodes(model: onnx.ModelProto) -> onnx.ModelProto:
     """The same model with Constant nodes instead of initializers."""
     copy = copied(model)
     constants = copy.graph.initializer
-    made = [helper.make_node("Constant", [], [t.name], f"{t.name}/Constant", value=t) for t in constants]
+    made = [
+        helper.make_node("Constant", [], [t.name], f"{t.name}/Constant", value=t) for t in constants
+    ]
     nodes = [*made, *copy.graph.node]
     del copy.graph.initializer[:]
     del copy.graph.node[:]
@@ -124,13 +150,17 @@ def with_constant_nodes(model: onnx.ModelProto) -> onnx.ModelProto:
     return copy
 
 
-def images(count: int = 4, channels: int = 16, side: int = 8, name: str = "x", seed: int = 1) -> list[dict[str, Array]]:
+def images(
+    count: int = 4, channels: int = 16, side: int = 8, name: str = "x", seed: int = 1
+) -> list[dict[str, Array]]:
     """Samples with values of about 0 to 1."""
     rng = np.random.default_rng(seed)
     return [{name: rng.random((1, channels, side, side), np.float32)} for _ in range(count)]
 
 
-def run(model: onnx.ModelProto, feeds: dict[str, Array], outputs: list[str] | None = None) -> list[Array]:
+def run(
+    model: onnx.ModelProto, feeds: dict[str, Array], outputs: list[str] | None = None
+) -> list[Array]:
     """Outputs of a model on the CPU, with onnxruntime's own Q/DQ rewriting switched off."""
     return list(_session(model.SerializeToString()).run(outputs, feeds))
 
@@ -138,7 +168,9 @@ def run(model: onnx.ModelProto, feeds: dict[str, Array], outputs: list[str] | No
 @functools.lru_cache(4)  # most are run with several samples, in turn with another
 def _session(model: bytes) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1  # more wait busily for each other, three times as long as a small network takes
+    options.intra_op_num_threads = (
+        1  # more wait busily for each other, three times as long as a small network takes
+    )
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 3
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

@@ -64,9 +64,12 @@ def test_yolov8_end_to_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     check(inserted.model)
     assert len(inserted.weights) == 60
     assert {s.node for s in inserted.skipped} == {
-        *(f"/model.22/cv2.{i}/cv2.{i}.2/Conv" for i in range(3)), "/model.22/dfl/conv/Conv",
-    }  # fmt: skip
-    sample = next(iter(calibration.open_data(folder, [calibration.InputSpec("images", (1, 3, SIZE, SIZE))])))
+        *(f"/model.22/cv2.{i}/cv2.{i}.2/Conv" for i in range(3)),
+        "/model.22/dfl/conv/Conv",
+    }
+    sample = next(
+        iter(calibration.open_data(folder, [calibration.InputSpec("images", (1, 3, SIZE, SIZE))]))
+    )
     before, after = run(yolo, sample)[0], run(inserted.model, sample)[0]
     assert np.abs(after - before)[:, :4].mean() < 1.5  # pixels, of 64
     assert np.corrcoef(after[:, 4:].ravel(), before[:, 4:].ravel())[0, 1] > 0.98
@@ -76,7 +79,9 @@ def test_yolov8_end_to_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert inserted.prediction.conversion_nodes == ["/model.0/conv/_input_quantizer/QuantizeLinear"]
 
 
-@pytest.mark.parametrize("target", slow_after(1, ["trt8.4", "trt8.0", "trt11", "trt8.6", "trt10", "rtx1.7"]))
+@pytest.mark.parametrize(
+    "target", slow_after(1, ["trt8.4", "trt8.0", "trt11", "trt8.6", "trt10", "rtx1.7"])
+)
 def test_every_target_runs_all_but_the_head_in_int8(target: str) -> None:
     result = qdqtool.insert(detector(), images(1, 3, SIZE, "images"), target=target, method="max")
     assert result.prediction is not None
@@ -93,7 +98,9 @@ def test_what_is_given_is_not_changed_and_gives_the_same(folder: Path) -> None:
     model = small()
     one, two = (qdqtool.insert(model, folder, predict=False).model for _ in range(2))
     assert one.SerializeToString(deterministic=True) == two.SerializeToString(deterministic=True)
-    result = qdqtool.insert(small(), folder, method="percentile", method_for=[("^x$", "max")], predict=False)
+    result = qdqtool.insert(
+        small(), folder, method="percentile", method_for=[("^x$", "max")], predict=False
+    )
     methods = {q.tensor: q.method for q in result.activations}
     assert methods.pop("x") == "max"
     assert set(methods.values()) == {"percentile"}
@@ -103,11 +110,15 @@ def test_what_is_given_is_not_changed_and_gives_the_same(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("targets", [("trt10", "trt11"), ("trt11", "trt10"), ("trt8.5", "trt11")])
-def test_a_cache_is_reused_for_another_target_whatever_was_prepared(targets: tuple[str, str], tmp_path: Path) -> None:
+def test_a_cache_is_reused_for_another_target_whatever_was_prepared(
+    targets: tuple[str, str], tmp_path: Path
+) -> None:
     """Weights computed from constants and a Sum are rewritten for each of them, and that changes no tensor."""
     net = Net()
     x = net.op("Sum", "sum", net.conv("a", "x"), "x")
-    turned = net.op("Transpose", "turned", net.const("w", np.full((16, 16, 1, 1), 0.5)), perm=[1, 0, 2, 3])
+    turned = net.op(
+        "Transpose", "turned", net.const("w", np.full((16, 16, 1, 1), 0.5)), perm=[1, 0, 2, 3]
+    )
     net.output(net.op("Conv", "b", x, turned))
     path, cache = tmp_path / "model.onnx", tmp_path / "cache.npz"
     onnx.save(net.model(opset=13), path)
@@ -115,7 +126,9 @@ def test_a_cache_is_reused_for_another_target_whatever_was_prepared(targets: tup
         found = qdqtool.insert(path, images(2), target=target, calib_cache=cache, predict=False)
         assert {Remark.SUMS_AS_ADDS(count=1), Remark.WEIGHTS_COMPUTED(count=1)} <= set(found.notes)
     assert Remark.REUSED in remarks(found.calibration["notes"])
-    net.initializers[-1].CopyFrom(onnx.numpy_helper.from_array(np.full((16, 16, 1, 1), 0.75, np.float32), "w"))
+    net.initializers[-1].CopyFrom(
+        onnx.numpy_helper.from_array(np.full((16, 16, 1, 1), 0.75, np.float32), "w")
+    )
     onnx.save(net.model(opset=13), path)
     with raises(QdqtoolError, "_Job._from_cache overwrite_cache"):
         qdqtool.insert(path, images(2), target=targets[0], calib_cache=cache, predict=False)
@@ -133,7 +146,9 @@ def test_a_cache_is_reused_for_another_method(folder: Path, tmp_path: Path) -> N
     other = small()
     other.graph.initializer[0].raw_data = bytes(len(other.graph.initializer[0].raw_data))
     onnx.save(other, path)
-    changed = qdqtool.insert(path, folder, method="percentile", calib_cache=cache, overwrite_cache=True, predict=False)
+    changed = qdqtool.insert(
+        path, folder, method="percentile", calib_cache=cache, overwrite_cache=True, predict=False
+    )
     assert changed.calibration["notes"] == [Remark.NOT_USED(cache=cache, why=Mismatch.MODEL)]
 
 
@@ -171,7 +186,9 @@ def test_external_weights(tmp_path: Path) -> None:
     result = qdqtool.insert(path, images(), predict=False)
     out = tmp_path / "q.onnx"
     result.save(out)
-    np.testing.assert_allclose(run(onnx.load(out), images(1)[0])[0], run(model, images(1)[0])[0], atol=0.05)
+    np.testing.assert_allclose(
+        run(onnx.load(out), images(1)[0])[0], run(model, images(1)[0])[0], atol=0.05
+    )
     (path.parent / "w.bin").unlink()
     with pytest.raises(ModelError, match="missing"):
         qdqtool.insert(path, images())
@@ -251,7 +268,9 @@ def test_the_example_quantizes_a_yolov8(
     onnx.save(detector(), tmp_path / "m.onnx")
     (tmp_path / "images").mkdir()
     write_images(tmp_path / "images", 3, 64)
-    assert run_example(monkeypatch, tmp_path / "m.onnx", tmp_path / "images", tmp_path / "q.onnx") == 0
+    assert (
+        run_example(monkeypatch, tmp_path / "m.onnx", tmp_path / "images", tmp_path / "q.onnx") == 0
+    )
     check(onnx.load(tmp_path / "q.onnx"))
     assert "27 of 31 convolutions INT8, 1 conversions" in capsys.readouterr().out
     code = run_example(monkeypatch, tmp_path / "no.onnx", tmp_path / "images", tmp_path / "q.onnx")
@@ -261,34 +280,72 @@ def test_the_example_quantizes_a_yolov8(
 def insertion() -> Insertion:
     net = Net()
     net.output(net.conv("c", "x"))
-    quantized = [QuantizedTensor("x", 0.5, "max", 0, "q"), QuantizedTensor("w", [0.5, 1.0], "weights-max", None, "p")]
-    group = GroupScale(ScaleGroup(("x",), ("x", "y"), ("y",)), 0.5, "max", (Member("y", 63.5, -0.25),))
-    return Insertion(net.model(), quantized, [SkippedNode(FloatForAccuracy(PLACEMENT, "n"))], {"images": 2}, [group])
+    quantized = [
+        QuantizedTensor("x", 0.5, "max", 0, "q"),
+        QuantizedTensor("w", [0.5, 1.0], "weights-max", None, "p"),
+    ]
+    group = GroupScale(
+        ScaleGroup(("x",), ("x", "y"), ("y",)), 0.5, "max", (Member("y", 63.5, -0.25),)
+    )
+    return Insertion(
+        net.model(),
+        quantized,
+        [SkippedNode(FloatForAccuracy(PLACEMENT, "n"))],
+        {"images": 2},
+        [group],
+    )
 
 
-@in_turn(("target", "predict", "wanted"), [
-    ("trt10", False, []), ("rtx1.7", False, ["8.6"]), ("rtx1.7", True, ["8.6"]),
-])  # fmt: skip
-def test_the_gpus_are_the_same_whether_it_is_predicted_or_not(target: str, predict: bool, wanted: list[str]) -> None:
+@in_turn(
+    ("target", "predict", "wanted"),
+    [
+        ("trt10", False, []),
+        ("rtx1.7", False, ["8.6"]),
+        ("rtx1.7", True, ["8.6"]),
+    ],
+)
+def test_the_gpus_are_the_same_whether_it_is_predicted_or_not(
+    target: str, predict: bool, wanted: list[str]
+) -> None:
     net = Net()
     net.output(net.conv("c", "x"))
-    made = qdqtool.insert(net.model(), images(1), target=target, predict=predict, method="max", losses=0)
-    assert made.as_json()["compute_capabilities"] == wanted and (made.prediction is not None) is predict
+    made = qdqtool.insert(
+        net.model(), images(1), target=target, predict=predict, method="max", losses=0
+    )
+    assert (
+        made.as_json()["compute_capabilities"] == wanted
+        and (made.prediction is not None) is predict
+    )
 
 
 def test_json_of_what_was_not_predicted_or_measured_and_of_what_was() -> None:
     made = insertion()
     data = made.as_json()
-    assert (data["losses"], data["prediction"], data["output"], data["notes"]) == (None, None, "", [])
-    assert data["groups"] == [{
-        "group": 0, "scale": 0.5, "method": "max", "quantized": ["x"],
-        "members": [{"tensor": "y", "amax": 63.5, "bits_lost": -0.25}],
-    }]  # fmt: skip
-    made.losses, made.prediction = Losses(0.5, [], 1, 2), Prediction(ModelInfo("", "", 17, 1), "trt8.5")
+    assert (data["losses"], data["prediction"], data["output"], data["notes"]) == (
+        None,
+        None,
+        "",
+        [],
+    )
+    assert data["groups"] == [
+        {
+            "group": 0,
+            "scale": 0.5,
+            "method": "max",
+            "quantized": ["x"],
+            "members": [{"tensor": "y", "amax": 63.5, "bits_lost": -0.25}],
+        }
+    ]
+    made.losses, made.prediction = (
+        Losses(0.5, [], 1, 2),
+        Prediction(ModelInfo("", "", 17, 1), "trt8.5"),
+    )
     data = made.as_json()
     assert data["losses"] == {"error": 0.5, "samples": 1, "tried": 2, "tensors": []}
     assert data["prediction"] == made.prediction.summary()
-    assert [q.tensor for q in made.activations] == ["x"] and [q.tensor for q in made.weights] == ["w"]
+    assert [q.tensor for q in made.activations] == ["x"] and [q.tensor for q in made.weights] == [
+        "w"
+    ]
 
 
 BOXES = {f"/model.22/cv2.{i}/cv2.{i}.2/Conv" for i in range(3)}
@@ -301,7 +358,8 @@ def names(model: Model, indices: object) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("choice", "expected"), [("none", set()), ("box", BOXES | DFL), ("float", BOXES | DFL | CLASSES)]
+    ("choice", "expected"),
+    [("none", set()), ("box", BOXES | DFL), ("float", BOXES | DFL | CLASSES)],
 )
 def test_choices(choice: str, expected: set[str]) -> None:
     model = Model(detector())
@@ -321,7 +379,9 @@ def head(order: str, product: str = "Conv") -> Model:
     bins = net.op("Reshape", "bins", boxes, net.const("bins_shape", [1, 4, 8, 64], np.int64))
     if product == "Conv":
         soft = net.op("Softmax", "soft", net.op("Transpose", "t", bins, perm=[0, 2, 1, 3]), axis=1)
-        mean = net.op("Conv", "dfl", soft, net.const("dfl.weight", np.arange(8).reshape(1, 8, 1, 1)))
+        mean = net.op(
+            "Conv", "dfl", soft, net.const("dfl.weight", np.arange(8).reshape(1, 8, 1, 1))
+        )
     else:
         soft = net.op("Softmax", "soft", net.op("Transpose", "t", bins, perm=[0, 1, 3, 2]), axis=3)
         mean = net.op("MatMul", "dfl", soft, net.const("dfl.weight", np.arange(8).reshape(8, 1)))
@@ -346,15 +406,21 @@ def test_what_is_no_dfl_and_no_detector(net: Net) -> None:
     assert set(names(model, float_nodes(model, "float"))) == {"fc"}
     net = Net()
     flat = net.op("Flatten", "flat", net.op("GlobalAveragePool", "gap", net.conv("c", "x")))
-    net.output(*(net.op("Gemm", f"fc{i}", flat, net.const(f"w{i}", np.ones((16, 10)))) for i in range(2)))
+    net.output(
+        *(net.op("Gemm", f"fc{i}", flat, net.const(f"w{i}", np.ones((16, 10)))) for i in range(2))
+    )
     assert float_nodes(net.index(), "box") == {}
     net = Net()
     net.output(net.op("Relu", "r", net.conv("c", "x")))
     assert find_head(net.index()).finals == set()
 
 
-@pytest.mark.parametrize(("ends", "expected"), [(1, set()), (2, {"end0", "end1"}), (3, {"end0", "end1", "end2"})])
-def test_other_detectors_keep_their_last_convolutions_float(net: Net, ends: int, expected: set[str]) -> None:
+@pytest.mark.parametrize(
+    ("ends", "expected"), [(1, set()), (2, {"end0", "end1"}), (3, {"end0", "end1", "end2"})]
+)
+def test_other_detectors_keep_their_last_convolutions_float(
+    net: Net, ends: int, expected: set[str]
+) -> None:
     stem = net.op("Relu", "r", net.conv("stem", "x"))
     net.output(*(net.conv(f"end{i}", stem, kernel=1) for i in range(ends)))
     model = net.index()

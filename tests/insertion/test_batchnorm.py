@@ -29,16 +29,23 @@ def test_normalizations_in_front() -> None:
     made.output("norm.out")
     assert fold_leading(Model(made.model())) == 0
     made = Net()
-    made.output(made.conv("c0", made.norm("n0", "x"), kernel=1),
-                made.conv("c1", made.norm("n1", "x"), kernel=1, weight="c0.weight"))  # fmt: skip
+    made.output(
+        made.conv("c0", made.norm("n0", "x"), kernel=1),
+        made.conv("c1", made.norm("n1", "x"), kernel=1, weight="c0.weight"),
+    )
     proto = made.model()
     before = run(proto, images(1)[0])
-    assert fold_leading(Model(proto)) == 2 and [n.op_type for n in proto.graph.node] == ["Conv", "Conv"]
+    assert fold_leading(Model(proto)) == 2 and [n.op_type for n in proto.graph.node] == [
+        "Conv",
+        "Conv",
+    ]
     for old, new in zip(before, run(proto, images(1)[0]), strict=True):
         np.testing.assert_allclose(new, old, rtol=0, atol=5e-5)
 
 
-def leading(cin: int, *, weight: tuple[int, ...], shift: bool = True, **attributes: Any) -> onnx.ModelProto:
+def leading(
+    cin: int, *, weight: tuple[int, ...], shift: bool = True, **attributes: Any
+) -> onnx.ModelProto:
     """A normalization and a convolution with these weights and no more attributes than given."""
     made = Net(channels=cin)
     normed = made.norm("n", "x", cin)
@@ -49,27 +56,32 @@ def leading(cin: int, *, weight: tuple[int, ...], shift: bool = True, **attribut
     data = normed
     if len(weight) == 3:
         made.inputs[0] = helper.make_tensor_value_info("x", 1, [1, cin, 64])
-    made.output(made.op("Conv", "c", data, made.const("w", made.rng.standard_normal(weight)), **attributes))
+    made.output(
+        made.op("Conv", "c", data, made.const("w", made.rng.standard_normal(weight)), **attributes)
+    )
     return made.model()
 
 
 SAME = {"auto_pad": "SAME_UPPER"}
 
 
-@in_turn(("proto", "folds"), [
-    (leading(16, weight=(24, 16, 1, 1)), True),
-    (leading(16, weight=(24, 4, 2, 2), group=4), True),
-    (leading(16, weight=(16, 1, 3, 3), group=16), True),
-    (leading(16, weight=(24, 16, 3)), True),  # along one axis
-    (leading(16, weight=(24, 16, 3, 3)), True),  # no padding is ONNX's default
-    (leading(16, weight=(24, 16, 3, 3), pads=[0, 0, 0, 0]), True),
-    (leading(16, weight=(24, 16, 3, 3), pads=[0, 0, 0, 1]), False),
-    (leading(16, weight=(24, 16, 3, 3), pads=[0, 0, 0, 1], shift=False), True),
-    (leading(16, weight=(24, 16, 3, 3), auto_pad="VALID"), True),
-    (leading(16, weight=(24, 16, 3, 3), auto_pad="NOTSET"), True),
-    (leading(16, weight=(24, 16, 3, 3), **SAME), False),
-    (leading(16, weight=(24, 16, 3, 3), **SAME, shift=False), True),
-])  # fmt: skip
+@in_turn(
+    ("proto", "folds"),
+    [
+        (leading(16, weight=(24, 16, 1, 1)), True),
+        (leading(16, weight=(24, 4, 2, 2), group=4), True),
+        (leading(16, weight=(16, 1, 3, 3), group=16), True),
+        (leading(16, weight=(24, 16, 3)), True),  # along one axis
+        (leading(16, weight=(24, 16, 3, 3)), True),  # no padding is ONNX's default
+        (leading(16, weight=(24, 16, 3, 3), pads=[0, 0, 0, 0]), True),
+        (leading(16, weight=(24, 16, 3, 3), pads=[0, 0, 0, 1]), False),
+        (leading(16, weight=(24, 16, 3, 3), pads=[0, 0, 0, 1], shift=False), True),
+        (leading(16, weight=(24, 16, 3, 3), auto_pad="VALID"), True),
+        (leading(16, weight=(24, 16, 3, 3), auto_pad="NOTSET"), True),
+        (leading(16, weight=(24, 16, 3, 3), **SAME), False),
+        (leading(16, weight=(24, 16, 3, 3), **SAME, shift=False), True),
+    ],
+)
 def test_a_normalization_in_front_is_folded_where_nothing_is_padded_or_nothing_shifted(
     proto: onnx.ModelProto, folds: bool
 ) -> None:
@@ -77,7 +89,11 @@ def test_a_normalization_in_front_is_folded_where_nothing_is_padded_or_nothing_s
     x = np.random.default_rng(1).standard_normal(dims).astype(np.float32)
     before = run(proto, {"x": x})[0]
     assert fold_leading(Model(proto)) == folds
-    assert [n.op_type for n in proto.graph.node] == ["Conv"] if folds else ["BatchNormalization", "Conv"]
+    assert (
+        [n.op_type for n in proto.graph.node] == ["Conv"]
+        if folds
+        else ["BatchNormalization", "Conv"]
+    )
     np.testing.assert_allclose(run(proto, {"x": x})[0], before, rtol=0, atol=5e-5)
 
 
@@ -104,12 +120,18 @@ def changed(kind: str) -> onnx.ModelProto:
     elif kind == "not a number":
         values["n.var"].CopyFrom(numpy_helper.from_array(np.full(16, -1.0, np.float32), "n.var"))
     elif kind == "infinite":
-        values["n.beta"].CopyFrom(numpy_helper.from_array(np.full(16, np.inf, np.float32), "n.beta"))
+        values["n.beta"].CopyFrom(
+            numpy_helper.from_array(np.full(16, np.inf, np.float32), "n.beta")
+        )
     elif kind == "is an output":
-        proto.graph.output.extend([helper.make_empty_tensor_value_info(t) for t in (norm.output[0], first.output[0])])
+        proto.graph.output.extend(
+            [helper.make_empty_tensor_value_info(t) for t in (norm.output[0], first.output[0])]
+        )
     elif kind == "read elsewhere":
-        proto.graph.node.extend(helper.make_node("Cos", [n.output[0]], [f"{n.name}.cos"], f"{n.name}/cos")
-                                for n in (first, norm))
+        proto.graph.node.extend(
+            helper.make_node("Cos", [n.output[0]], [f"{n.name}.cos"], f"{n.name}/cos")
+            for n in (first, norm)
+        )
         proto.graph.output.extend([helper.make_empty_tensor_value_info(f"{n}.cos") for n in "an"])
     elif kind == "parameters missing":
         del norm.input[4]
@@ -121,8 +143,18 @@ def changed(kind: str) -> onnx.ModelProto:
 COMPUTED = ["gamma", "beta", "mean", "var"]
 
 
-@in_turn("kind", ["training", "second output", "other domain", "is an output", "read elsewhere",
-                                  "parameters missing", *COMPUTED])
+@in_turn(
+    "kind",
+    [
+        "training",
+        "second output",
+        "other domain",
+        "is an output",
+        "read elsewhere",
+        "parameters missing",
+        *COMPUTED,
+    ],
+)
 @in_turn("fold", [fold_batch_normalization, fold_leading])
 def test_what_cannot_be_folded_stays_as_it_is(kind: str, fold: Callable[[Model], int]) -> None:
     proto = changed(kind)
@@ -132,7 +164,9 @@ def test_what_cannot_be_folded_stays_as_it_is(kind: str, fold: Callable[[Model],
 
 
 @pytest.mark.parametrize("kind", ["not a number", "infinite"])
-def test_a_normalization_that_is_not_finite_goes_into_the_convolution_behind_which_it_is_found(kind: str) -> None:
+def test_a_normalization_that_is_not_finite_goes_into_the_convolution_behind_which_it_is_found(
+    kind: str,
+) -> None:
     """The weights or the bias are named with it when they are quantized; in front of a convolution it stays."""
     assert fold_leading(Model(changed(kind))) == 0
     proto = changed(kind)
@@ -142,31 +176,52 @@ def test_a_normalization_that_is_not_finite_goes_into_the_convolution_behind_whi
     assert not np.isfinite(folded["a.weight_folded_bias"]).any()
 
 
-@in_turn(("weight", "group", "channels"), [
-    ((16, 16), 1, 16),  # no convolution has weights of two dimensions
-    ((16, 16, 1, 1), 1, 8),  # a factor for half of the channels
-    ((16, 8, 1, 1), 1, 16),
-    ((15, 4, 1, 1), 4, 16),  # outputs that the groups cannot share
-])  # fmt: skip
+@in_turn(
+    ("weight", "group", "channels"),
+    [
+        ((16, 16), 1, 16),  # no convolution has weights of two dimensions
+        ((16, 16, 1, 1), 1, 8),  # a factor for half of the channels
+        ((16, 8, 1, 1), 1, 16),
+        ((15, 4, 1, 1), 4, 16),  # outputs that the groups cannot share
+    ],
+)
 def test_damaged_convolutions_behind_a_normalization_are_left_to_whoever_runs_them(
     weight: tuple[int, ...], group: int, channels: int
 ) -> None:
     made = Net()
-    made.output(made.op("Conv", "c", made.norm("n", "x", channels), made.const("w", np.ones(weight)), group=group))
+    made.output(
+        made.op(
+            "Conv",
+            "c",
+            made.norm("n", "x", channels),
+            made.const("w", np.ones(weight)),
+            group=group,
+        )
+    )
     assert fold_leading(Model(made.open_model())) == 0
 
 
-@in_turn(("name", "value"), [
-    ("n.gamma", np.ones(3, np.float32)), ("n.mean", np.ones((2, 8), np.float32)),
-    ("n.var", np.ones((), np.float32)), ("n.beta", np.array([b"a"] * 16, object)),
-    ("a.bias", np.ones(3, np.float32)), ("a.weight", np.ones((16, 16), np.float32)),
-    ("a.weight", np.array([b"a"], object).reshape(1, 1, 1, 1)),
-])  # fmt: skip
-def test_parameters_that_do_not_fit_a_convolution_are_left_to_whoever_runs_them(name: str, value: np.ndarray) -> None:
+@in_turn(
+    ("name", "value"),
+    [
+        ("n.gamma", np.ones(3, np.float32)),
+        ("n.mean", np.ones((2, 8), np.float32)),
+        ("n.var", np.ones((), np.float32)),
+        ("n.beta", np.array([b"a"] * 16, object)),
+        ("a.bias", np.ones(3, np.float32)),
+        ("a.weight", np.ones((16, 16), np.float32)),
+        ("a.weight", np.array([b"a"], object).reshape(1, 1, 1, 1)),
+    ],
+)
+def test_parameters_that_do_not_fit_a_convolution_are_left_to_whoever_runs_them(
+    name: str, value: np.ndarray
+) -> None:
     made = Net()
     made.output(made.norm("n", made.conv("a", "x", kernel=1)))
     proto = made.model()
-    next(t for t in proto.graph.initializer if t.name == name).CopyFrom(numpy_helper.from_array(value, name))
+    next(t for t in proto.graph.initializer if t.name == name).CopyFrom(
+        numpy_helper.from_array(value, name)
+    )
     before = proto.SerializeToString()
     assert fold_batch_normalization(Model(proto)) == 0 and proto.SerializeToString() == before
 
@@ -186,7 +241,9 @@ def test_computed_weights_and_biases_stay() -> None:
             made.output(made.conv("b", made.norm("n", made.conv("a", "x", kernel=1)), kernel=1))
             proto = made.model()
             conv = proto.graph.node[at]
-            proto.graph.node.insert(0, helper.make_node("Cos", [conv.input[position]], ["computed"], "cos"))
+            proto.graph.node.insert(
+                0, helper.make_node("Cos", [conv.input[position]], ["computed"], "cos")
+            )
             proto.graph.node[at + 1].input[position] = "computed"
             assert fold(Model(proto)) == 0
 
@@ -199,10 +256,17 @@ def test_what_is_no_normalization_to_fold() -> None:
     proto = made.model()
     assert fold_leading(Model(proto)) == 0
     assert len(proto.graph.node) == 5
-    assert fold_batch_normalization(Model(proto)) == 0  # the convolution's result leaves the network as well
+    assert (
+        fold_batch_normalization(Model(proto)) == 0
+    )  # the convolution's result leaves the network as well
     made = Net(channels=1)
-    bounds = [made.const(n, [v], np.int64) for n, v in (("starts", 1), ("ends", 8), ("axes", 3), ("steps", 2))]
-    made.output(made.op("Slice", "s", made.conv("c", made.op("Slice", "t", "x", *bounds), 1, 4, 1), *bounds))
+    bounds = [
+        made.const(n, [v], np.int64)
+        for n, v in (("starts", 1), ("ends", 8), ("axes", 3), ("steps", 2))
+    ]
+    made.output(
+        made.op("Slice", "s", made.conv("c", made.op("Slice", "t", "x", *bounds), 1, 4, 1), *bounds)
+    )
     assert fold_leading(Model(made.model())) == 0
     assert fold_batch_normalization(Model(made.model())) == 0
 

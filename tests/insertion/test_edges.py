@@ -47,7 +47,9 @@ from tests.tables import in_turn
 
 def test_constant_nodes_that_are_still_read_stay(net: Net) -> None:
     """Only float constants whose FP16 copies took their place go: shapes and the scales of a Resize are read on."""
-    up = net.op("Resize", "up", net.conv("c", "x"), "", net.const("scales", [1, 1, 2, 2]), mode="nearest")
+    up = net.op(
+        "Resize", "up", net.conv("c", "x"), "", net.const("scales", [1, 1, 2, 2]), mode="nearest"
+    )
     flat = net.op("Reshape", "flat", up, net.const("shape", [1, 16, -1], np.int64))
     back = net.op("Reshape", "back", flat, net.const("shape_back", [1, 16, 16, 16], np.int64))
     net.output(net.conv("d", back))
@@ -87,7 +89,9 @@ def test_constants_and_outputs_that_are_still_read_stay(net: Net) -> None:
     """Nodes in front of weights go with them; one of the same kind that makes an output of the network stays."""
     weight = net.op("Identity", "i", net.const("w", net.rng.standard_normal((16, 16, 3, 3))))
     out = net.op("Conv", "c", "x", weight, kernel_shape=[3, 3])
-    net.output(net.op("Identity", "end", out), net.op("Transpose", "turned", out, perm=[0, 2, 3, 1]))
+    net.output(
+        net.op("Identity", "end", out), net.op("Transpose", "turned", out, perm=[0, 2, 3, 1])
+    )
     before = net.model()
     after, _ = prepared(before)
     assert [n.name for n in after.graph.node] == ["c", "end", "turned"]
@@ -95,7 +99,9 @@ def test_constants_and_outputs_that_are_still_read_stay(net: Net) -> None:
     net = Net()
     bias = net.const("bias", net.rng.standard_normal(16))
     first = net.op("Conv", "a", "x", net.const("wa", net.rng.standard_normal((16, 16, 1, 1))), bias)
-    second = net.op("Conv", "b", "x", net.const("wb", net.rng.standard_normal((16, 16, 1, 1))), bias)
+    second = net.op(
+        "Conv", "b", "x", net.const("wb", net.rng.standard_normal((16, 16, 1, 1))), bias
+    )
     net.output(net.norm("n", first), second)
     before = net.model()
     after, _ = prepared(before)
@@ -104,7 +110,12 @@ def test_constants_and_outputs_that_are_still_read_stay(net: Net) -> None:
     same(before, after)
     net = Net()
     # 1e-5, which matters where the variance is as small
-    parameters = {"gamma": np.ones(16), "beta": np.zeros(16), "mean": np.zeros(16), "var": np.full(16, 1e-5)}
+    parameters = {
+        "gamma": np.ones(16),
+        "beta": np.zeros(16),
+        "mean": np.zeros(16),
+        "var": np.full(16, 1e-5),
+    }
     names = [net.const(k, v) for k, v in parameters.items()]
     net.output(net.op("BatchNormalization", "n", net.conv("c", "x"), *names))
     before = net.model()
@@ -117,14 +128,18 @@ def test_constants_and_outputs_that_are_still_read_stay(net: Net) -> None:
 def test_errors_name_the_file(net: Net, path: str, told: str) -> None:
     net.output(net.conv("c", "x"))
     old = net.model(11)
-    old.graph.node.append(onnx.helper.make_node("Upsample", ["x"], ["up"], "u", scales=[1.0, 1.0, 2.0, 2.0]))
+    old.graph.node.append(
+        onnx.helper.make_node("Upsample", ["x"], ["up"], "u", scales=[1.0, 1.0, 2.0, 2.0])
+    )
     with raises(ModelError, f"raise_opset {told} 11 13") as raised:
         prepare(Model(old, path), opset=13)
     assert raised.value.path == (path or "model")
     recursive = net.model()
     call = onnx.helper.make_node("Again", ["a"], ["b"], domain="own")
     domains = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("own", 1)]
-    recursive.functions.append(onnx.helper.make_function("own", "Again", ["a"], ["b"], [call], domains))
+    recursive.functions.append(
+        onnx.helper.make_function("own", "Again", ["a"], ["b"], [call], domains)
+    )
     recursive.graph.node.append(onnx.helper.make_node("Again", ["x"], ["z"], "again", domain="own"))
     recursive.opset_import.append(domains[1])
     with raises(ModelError, f"_inline {told}") as inlined:
@@ -132,8 +147,12 @@ def test_errors_name_the_file(net: Net, path: str, told: str) -> None:
     assert inlined.value.path == (path or "model")
 
 
-@pytest.mark.parametrize(("between", "found"), [("Transpose", True), ("Reshape", True), ("MaxPool", False)])
-def test_the_dfl_behind_operators_that_only_move_values(net: Net, between: str, found: bool) -> None:
+@pytest.mark.parametrize(
+    ("between", "found"), [("Transpose", True), ("Reshape", True), ("MaxPool", False)]
+)
+def test_the_dfl_behind_operators_that_only_move_values(
+    net: Net, between: str, found: bool
+) -> None:
     """The mean over the bins may stand behind a Transpose or Reshape of the Softmax; one of maxima is none."""
     soft = net.op("Softmax", "soft", net.conv("box", "x", cout=8), axis=1)
     if between == "Transpose":
@@ -147,13 +166,22 @@ def test_the_dfl_behind_operators_that_only_move_values(net: Net, between: str, 
     assert [net.nodes[i].name for i in head.dfl] == (["mean"] if found else [])
 
 
-@pytest.mark.parametrize(("perm", "boxes"), [
-    ([0, 1, 3, 2], {"box"}), ([0, 2, 3, 1], {"box", "cls"}), (None, {"box", "cls"}),
-])
-def test_channels_are_followed_while_they_stay_axis_1(perm: list[int] | None, boxes: set[str]) -> None:
+@pytest.mark.parametrize(
+    ("perm", "boxes"),
+    [
+        ([0, 1, 3, 2], {"box"}),
+        ([0, 2, 3, 1], {"box", "cls"}),
+        (None, {"box", "cls"}),
+    ],
+)
+def test_channels_are_followed_while_they_stay_axis_1(
+    perm: list[int] | None, boxes: set[str]
+) -> None:
     """Behind a Transpose that moves the channels, a Slice of axis 1 cuts rows: they come from both convolutions."""
     net = Net(side=16)
-    joined = net.op("Concat", "join", net.conv("box", "x", cout=8), net.conv("cls", "x", cout=8), axis=1)
+    joined = net.op(
+        "Concat", "join", net.conv("box", "x", cout=8), net.conv("cls", "x", cout=8), axis=1
+    )
     turned = net.op("Transpose", "turned", joined, **({} if perm is None else {"perm": perm}))
     values = {"starts": [0], "ends": [8], "axes": [1]}
     cut = net.op("Slice", "cut", turned, *(net.const(k, v, np.int64) for k, v in values.items()))
@@ -195,23 +223,34 @@ def test_int8_input_gives_the_same_outputs() -> None:
     plain, changed = inserted("float"), inserted("int8")
     check(changed.model)
     assert changed.model.graph.input[0].type.tensor_type.elem_type == TensorProto.INT8
-    assert len(nodes_of(changed.model, "QuantizeLinear")) == len(nodes_of(plain.model, "QuantizeLinear")) - 1
+    assert (
+        len(nodes_of(changed.model, "QuantizeLinear"))
+        == len(nodes_of(plain.model, "QuantizeLinear")) - 1
+    )
     x = PIXELS.astype(np.float32) / 255
     scale = value_of(plain.model, "a/_input_quantizer/scale")
     codes = np.clip(np.rint(x / scale), -128, 127).astype(np.int8)
-    np.testing.assert_array_equal(run(changed.model, {"x": codes})[0], run(plain.model, {"x": x})[0])
+    np.testing.assert_array_equal(
+        run(changed.model, {"x": codes})[0], run(plain.model, {"x": x})[0]
+    )
     factor = changed.notes[-1].values["factor"]
-    np.testing.assert_array_equal(np.clip(np.rint(PIXELS * factor), -128, 127).astype(np.int8), codes)
+    np.testing.assert_array_equal(
+        np.clip(np.rint(PIXELS * factor), -128, 127).astype(np.int8), codes
+    )
 
 
 def test_uint8_input_with_mean_and_deviation_by_channel() -> None:
     made = Net(channels=3)
     made.output(made.conv("a", "x", cin=3))
     preprocess = Preprocess(mean=(0.3, 0.4, 0.5), std=(0.2, 0.25, 0.3))
-    mean, std = (np.asarray(v, np.float32).reshape(1, -1, 1, 1) for v in (preprocess.mean, preprocess.std))
+    mean, std = (
+        np.asarray(v, np.float32).reshape(1, -1, 1, 1) for v in (preprocess.mean, preprocess.std)
+    )
     data = [{"x": (i["x"] - mean) / std} for i in images(channels=3)]
     plain = qdqtool.insert(made.model(), data, predict=False)
-    changed = qdqtool.insert(made.model(), data, predict=False, input_type="uint8", preprocess=preprocess)
+    changed = qdqtool.insert(
+        made.model(), data, predict=False, input_type="uint8", preprocess=preprocess
+    )
     check(changed.model)
     pixels = PIXELS[:, :3]
     x = (pixels.astype(np.float32) / 255 - mean) / std
@@ -239,8 +278,12 @@ def test_inputs_of_integers() -> None:
 @pytest.mark.parametrize("kind", slow_after(1, ["int8", "uint8"]))
 def test_the_prediction_stays(kind: str) -> None:
     data = [{"images": np.random.default_rng(0).random((1, 3, 64, 64), np.float32)}]
-    plain, changed = (qdqtool.insert(detector(), data, method="max", residual="both", losses=0, input_type=i).prediction
-                      for i in ("float", kind))
+    plain, changed = (
+        qdqtool.insert(
+            detector(), data, method="max", residual="both", losses=0, input_type=i
+        ).prediction
+        for i in ("float", kind)
+    )
     assert plain is not None and changed is not None
     before, after = plain.summary(), changed.summary()
     assert after["int8"] == before["int8"] == 27
@@ -264,15 +307,24 @@ def test_several_inputs_are_all_changed(kind: str, mean: float) -> None:
     wanted = TensorProto.INT8 if kind == "int8" else TensorProto.UINT8
     assert [i.type.tensor_type.elem_type for i in changed.model.graph.input] == [wanted, wanted]
     added = [n.op_type for n in nodes_of(changed.model, "Mul", "Add", "Div", "Cast")]
-    assert mean or added == ["Cast"] * (2 if kind == "uint8" else 0), "the factor is in the first scale"
+    assert mean or added == ["Cast"] * (2 if kind == "uint8" else 0), (
+        "the factor is in the first scale"
+    )
     pixels = {"x": PIXELS, "y": PIXELS[:, ::-1]}
     floats = {n: p.astype(np.float32) / 255 - np.float32(mean) for n, p in pixels.items()}
     fed = dict(pixels)
     if kind == "int8":
-        scales = {n: value_of(plain.model, f"{c}/_input_quantizer/scale") for n, c in (("x", "a"), ("y", "b"))}
-        fed = {n: np.clip(np.rint(v / scales[n]), -128, 127).astype(np.int8) for n, v in floats.items()}
+        scales = {
+            n: value_of(plain.model, f"{c}/_input_quantizer/scale")
+            for n, c in (("x", "a"), ("y", "b"))
+        }
+        fed = {
+            n: np.clip(np.rint(v / scales[n]), -128, 127).astype(np.int8) for n, v in floats.items()
+        }
     for found, expected in zip(run(changed.model, fed), run(plain.model, floats), strict=True):
-        assert np.mean(np.abs(found - expected) > 1e-4) < (0.02 if kind == "uint8" and mean else 1e-9)
+        assert np.mean(np.abs(found - expected) > 1e-4) < (
+            0.02 if kind == "uint8" and mean else 1e-9
+        )
 
 
 @pytest.mark.parametrize("mean", [0.0, 0.5])
@@ -283,7 +335,9 @@ def test_inputs_of_a_float16_model(target: str, kind: str, mean: float) -> None:
     model, preprocess = in_half(two_layers()), Preprocess(mean=(mean,) * 3)
     data = [{"x": (i["x"] - mean).astype(np.float16)} for i in images()]
     plain = qdqtool.insert(model, data, predict=False, preprocess=preprocess, target=target)
-    changed = qdqtool.insert(model, data, predict=False, preprocess=preprocess, target=target, input_type=kind)
+    changed = qdqtool.insert(
+        model, data, predict=False, preprocess=preprocess, target=target, input_type=kind
+    )
     check(changed.model)
     wanted_type = TensorProto.INT8 if kind == "int8" else TensorProto.UINT8
     assert changed.model.graph.input[0].type.tensor_type.elem_type == wanted_type
@@ -300,7 +354,8 @@ def test_inputs_of_a_float16_model(target: str, kind: str, mean: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "good"), [(0.0, 1.0, True), (0.2, 0.9, True), (-1.0, 1.0, False), (0, 255, False)]
+    ("low", "high", "good"),
+    [(0.0, 1.0, True), (0.2, 0.9, True), (-1.0, 1.0, False), (0, 255, False)],
 )
 def test_arrays_that_cannot_be_pixels_are_refused(low: float, high: float, good: bool) -> None:
     data = [{"x": np.linspace(low, high, 1024, dtype=np.float32).reshape(1, 16, 8, 8)}]
@@ -318,8 +373,10 @@ def test_arrays_that_cannot_be_pixels_are_refused(low: float, high: float, good:
 @in_turn(
     ("options", "told"),
     [
-        *(({name: "kl"}, f"concern.<locals>.init `{name}='kl'`:") for name in (
-            "head", "residual", "weights", "high_precision", "method", "input_type")),
+        *(
+            ({name: "kl"}, f"concern.<locals>.init `{name}='kl'`:")
+            for name in ("head", "residual", "weights", "high_precision", "method", "input_type")
+        ),
         ({"target": "trt7"}, "target_named 'trt7'"),
         ({"method_for": [("zzz", "max")]}, "MethodChoice.check `method_for` zzz=max"),
     ],
@@ -330,14 +387,40 @@ def test_wrong_options_are_named(options: dict[str, object], told: str) -> None:
 
 def test_defaults_are_those_of_the_command_line() -> None:
     """As ``qdqtool insert --help`` says them; losses apart, which the command measures on two samples."""
-    defaults = {n: p.default for n, p in inspect.signature(qdqtool.insert).parameters.items() if n != "model"}
+    defaults = {
+        n: p.default
+        for n, p in inspect.signature(qdqtool.insert).parameters.items()
+        if n != "model"
+    }
     assert defaults == {
-        "data": None, "method": "focus", "method_for": (), "percentile": 99.99, "max_images": 512, "preprocess": None,
-        "size": None, "calib_cache": None, "overwrite_cache": False, "calib_table": None, "target": "trt10",
-        "head": "box", "residual": "auto", "attention": "float", "smooth": None, "unify": True, "exclude": (),
-        "include": (), "exclude_op": (), "weights": "float", "high_precision": None, "input_type": "float", "losses": 0,
-        "predict": True, "progress": False, "cluster": None, "mixed_cpus": False,
-    }  # fmt: skip
+        "data": None,
+        "method": "focus",
+        "method_for": (),
+        "percentile": 99.99,
+        "max_images": 512,
+        "preprocess": None,
+        "size": None,
+        "calib_cache": None,
+        "overwrite_cache": False,
+        "calib_table": None,
+        "target": "trt10",
+        "head": "box",
+        "residual": "auto",
+        "attention": "float",
+        "smooth": None,
+        "unify": True,
+        "exclude": (),
+        "include": (),
+        "exclude_op": (),
+        "weights": "float",
+        "high_precision": None,
+        "input_type": "float",
+        "losses": 0,
+        "predict": True,
+        "progress": False,
+        "cluster": None,
+        "mixed_cpus": False,
+    }
     shown = {p.name: p.default for p in command.params if isinstance(p.default, str | float | int)}
     same = {"method", "percentile", "max_images", "head", "residual", "weights", "input_type"}
     assert {n: defaults[n] for n in same} == {n: shown[n] for n in same}
@@ -367,7 +450,9 @@ def test_powers_are_told_of_what_has_one(monkeypatch: pytest.MonkeyPatch) -> Non
     def insert(method: str) -> qdqtool.Insertion:
         return qdqtool.insert(one_layer(), images(), method=method, predict=False)
 
-    assert insert("max").calibration["powers"] == {} and insert("mse").calibration["powers"] == {"x": 2.0}
+    assert insert("max").calibration["powers"] == {} and insert("mse").calibration["powers"] == {
+        "x": 2.0
+    }
     chosen = lambda *a: (replace(choose_scale(*a)[0], power=2.34567), [])  # noqa: E731
     monkeypatch.setattr("qdqtool.insertion.api.choose_scale", chosen)
     assert insert("mse").calibration["powers"] == {"x": 2.35}
@@ -375,17 +460,30 @@ def test_powers_are_told_of_what_has_one(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_table_has_no_samples_to_measure_losses_on(tmp_path: Path) -> None:
     first = qdqtool.insert(one_layer(), images(), predict=False, losses=1)
-    assert first.losses is not None and qdqtool.insert(one_layer(), images(), predict=False).losses is None
+    assert (
+        first.losses is not None
+        and qdqtool.insert(one_layer(), images(), predict=False).losses is None
+    )
     write_table(first, tmp_path / "t")
     second = qdqtool.insert(one_layer(), calib_table=tmp_path / "t", losses=1)
     assert second.losses is None and second.calibration == {
-        "table": str(tmp_path / "t"), "images": 0, "methods": {"table": 1}, "powers": {},
-    }  # fmt: skip
+        "table": str(tmp_path / "t"),
+        "images": 0,
+        "methods": {"table": 1},
+        "powers": {},
+    }
 
 
-@pytest.mark.parametrize(("target", "weights", "warned"), [
-    ("trt8.0", "int8", True), ("trt8.0", "float", False), ("trt10", "int8", False),
-])  # fmt: skip
-def test_a_target_that_cannot_read_int8_weights_is_warned_of(target: str, weights: str, warned: bool) -> None:
+@pytest.mark.parametrize(
+    ("target", "weights", "warned"),
+    [
+        ("trt8.0", "int8", True),
+        ("trt8.0", "float", False),
+        ("trt10", "int8", False),
+    ],
+)
+def test_a_target_that_cannot_read_int8_weights_is_warned_of(
+    target: str, weights: str, warned: bool
+) -> None:
     result = qdqtool.insert(one_layer(), images(), target=target, weights=weights, predict=False)
     assert remarks(result.warnings).count(Remark.INT8_WEIGHTS_UNREAD) == warned

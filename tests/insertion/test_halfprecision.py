@@ -8,7 +8,17 @@ from qdqtool.insertion.api import insert
 from qdqtool.insertion.halfprecision import has_half, to_float, to_half
 from qdqtool.model.graph import Model
 from qdqtool.model.half import form_of
-from tests.insertion.nets import Net, check, copied, detector, images, in_half, nodes_of, run, value_of
+from tests.insertion.nets import (
+    Net,
+    check,
+    copied,
+    detector,
+    images,
+    in_half,
+    nodes_of,
+    run,
+    value_of,
+)
 from tests.raising import raises
 from tests.tables import in_turn
 
@@ -50,64 +60,100 @@ def test_constants_and_small_scales(net: Net) -> None:
     net.output(net.op("Add", "tail", net.conv("d", half), k))
     after = as_half(net.model(19, ir=9))
     assert {t.name: t.data_type for t in after.graph.initializer if t.name.startswith("k")} == {
-        "k": TensorProto.FLOAT, "k_fp16": TensorProto.FLOAT16,
-    }  # fmt: skip
+        "k": TensorProto.FLOAT,
+        "k_fp16": TensorProto.FLOAT16,
+    }
     run(after, images(1)[0])
 
 
-@in_turn(("op", "opset", "outputs", "stay"), [
-    ("Conv", 19, 1, set()),
-    ("QuantizeLinear", 19, 1, set()),
-    ("QuantizeLinear", 13, 1, None),  # float32 alone
-    ("DequantizeLinear", 19, 1, set()),
-    ("DequantizeLinear", 13, 1, None),  # makes float32
-    ("Resize", 19, 1, {2}),
-    ("Upsample", 9, 1, {1}),
-    ("Cast", 19, 1, None),
-    ("EyeLike", 19, 1, None),
-    ("MelWeightMatrix", 19, 1, None),
-    ("Constant", 19, 1, None),
-    ("ConstantOfShape", 19, 1, None),
-    ("If", 19, 1, None),
-    ("Shape", 19, 1, set()),
-    ("TopK", 19, 2, set()),
-    ("DynamicQuantizeLinear", 19, 1, None),
-    ("LayerNormalization", 19, 1, set()),
-    ("LayerNormalization", 19, 2, None),  # its second output, the mean, may be float32 whatever the input is
-    ("StringNormalizer", 19, 1, set()),
-    ("NoSuchOperator", 19, 1, None),
-])  # fmt: skip
-def test_what_onnx_says_of_an_operators_types(op: str, opset: int, outputs: int, stay: set[int] | None) -> None:
+@in_turn(
+    ("op", "opset", "outputs", "stay"),
+    [
+        ("Conv", 19, 1, set()),
+        ("QuantizeLinear", 19, 1, set()),
+        ("QuantizeLinear", 13, 1, None),  # float32 alone
+        ("DequantizeLinear", 19, 1, set()),
+        ("DequantizeLinear", 13, 1, None),  # makes float32
+        ("Resize", 19, 1, {2}),
+        ("Upsample", 9, 1, {1}),
+        ("Cast", 19, 1, None),
+        ("EyeLike", 19, 1, None),
+        ("MelWeightMatrix", 19, 1, None),
+        ("Constant", 19, 1, None),
+        ("ConstantOfShape", 19, 1, None),
+        ("If", 19, 1, None),
+        ("Shape", 19, 1, set()),
+        ("TopK", 19, 2, set()),
+        ("DynamicQuantizeLinear", 19, 1, None),
+        ("LayerNormalization", 19, 1, set()),
+        (
+            "LayerNormalization",
+            19,
+            2,
+            None,
+        ),  # its second output, the mean, may be float32 whatever the input is
+        ("StringNormalizer", 19, 1, set()),
+        ("NoSuchOperator", 19, 1, None),
+    ],
+)
+def test_what_onnx_says_of_an_operators_types(
+    op: str, opset: int, outputs: int, stay: set[int] | None
+) -> None:
     assert form_of(op, opset, outputs) == (None if stay is None else frozenset(stay))
 
 
-@in_turn(("value", "count", "half"), [
-    (65504.0, 1, True), (-65504.0, 1, True), (65505.0, 1, False), (-65505.0, 1, False), (65505.0, 17, False),
-    (2.0**-24, 1, True), (2.0**-25, 1, False), (-(2.0**-25), 1, False), (0.0, 1, True),
-    (2.0**-25, 16, False), (2.0**-25, 17, True),
-])  # fmt: skip
-def test_constants_that_half_holds_and_those_that_matter(value: float, count: int, half: bool) -> None:
+@in_turn(
+    ("value", "count", "half"),
+    [
+        (65504.0, 1, True),
+        (-65504.0, 1, True),
+        (65505.0, 1, False),
+        (-65505.0, 1, False),
+        (65505.0, 17, False),
+        (2.0**-24, 1, True),
+        (2.0**-25, 1, False),
+        (-(2.0**-25), 1, False),
+        (0.0, 1, True),
+        (2.0**-25, 16, False),
+        (2.0**-25, 17, True),
+    ],
+)
+def test_constants_that_half_holds_and_those_that_matter(
+    value: float, count: int, half: bool
+) -> None:
     net = Net(channels=count)
     constant = net.const("k", np.r_[np.ones(count - 1), value].reshape(-1, 1, 1))
     net.output(net.conv("c", net.op("Add", "a", "x", constant), count, 4, 1))
     index = Model(as_half(net.model(19, ir=9)))
-    assert index.elem_type(index.node("a").output) == (TensorProto.FLOAT16 if half else TensorProto.FLOAT)
+    assert index.elem_type(index.node("a").output) == (
+        TensorProto.FLOAT16 if half else TensorProto.FLOAT
+    )
 
 
 def test_casts_inside_and_at_the_ends(net: Net) -> None:
-    net.inputs += [onnx.helper.make_tensor_value_info(n, t, [1, 16, 8, 8]) for n, t in (("f", 1), ("i", 6), ("h", 10))]
-    net.output(net.op("Sigmoid", "s", net.op("Add", "add", net.conv("c", "x"), "f")))  # the tail reads f
+    net.inputs += [
+        onnx.helper.make_tensor_value_info(n, t, [1, 16, 8, 8])
+        for n, t in (("f", 1), ("i", 6), ("h", 10))
+    ]
+    net.output(
+        net.op("Sigmoid", "s", net.op("Add", "add", net.conv("c", "x"), "f"))
+    )  # the tail reads f
     net.output(net.conv("d", net.op("Cast", "cast", "i", to=1)))
     net.output(net.op("Neg", "neg", "h"), dtype=TensorProto.FLOAT16)
     after = as_half(net.model(19, ir=9))
     assert {(n.input[0], n.output[0]) for n in nodes_of(after, "Cast")} == {
-        ("x", "x_fp16"), ("i", "cast.out"), ("cast.out", "cast.out_fp16"), ("c.out_fp16", "c.out"),
+        ("x", "x_fp16"),
+        ("i", "cast.out"),
+        ("cast.out", "cast.out_fp16"),
+        ("c.out_fp16", "c.out"),
         ("d.out_fp16", "d.out"),
-    }  # fmt: skip
+    }
     net = Net()
     # Not those of integers, of other domains, or with a tensor of unknown type: these read what they read before
     inner = net.conv("a", "x")
-    shape = net.op("Concat", "sizes", net.op("Shape", "shape", inner), net.const("four", [4], np.int64), axis=0)
+    shape = net.op(
+        "Concat", "sizes", net.op("Shape", "shape", inner), net.const("four", [4], np.int64), axis=0
+    )
     strange = net.op("Strange", "strange", inner, domain="example")
     mixed = net.op("Mul", "mixed", inner, strange)
     late = net.op("Relu", "late", mixed)
@@ -126,33 +172,61 @@ def test_what_is_both_read_inside_a_body_and_made_in_half_is_cast_for_it(net: Ne
 
     def body(name: str) -> onnx.GraphProto:
         node = onnx.helper.make_node("Relu", [inner], [f"{name}.out"], name=name)
-        return onnx.helper.make_graph([node], name, [], [onnx.helper.make_tensor_value_info(f"{name}.out", 1, None)])
+        return onnx.helper.make_graph(
+            [node], name, [], [onnx.helper.make_tensor_value_info(f"{name}.out", 1, None)]
+        )
 
-    chosen = net.op("If", "if", net.const("yes", True, np.bool_), then_branch=body("one"), else_branch=body("two"))
+    chosen = net.op(
+        "If",
+        "if",
+        net.const("yes", True, np.bool_),
+        then_branch=body("one"),
+        else_branch=body("two"),
+    )
     net.output(net.conv("b", net.op("Add", "add", inner, chosen)))
     before = net.model(19, ir=9)
     after = as_half(before)
     index = Model(after)
-    assert index.elem_type(index.node("a").output) == index.elem_type(index.node("add").output) == TensorProto.FLOAT16
+    assert (
+        index.elem_type(index.node("a").output)
+        == index.elem_type(index.node("add").output)
+        == TensorProto.FLOAT16
+    )
     np.testing.assert_allclose(run(after, images(1)[0])[0], run(before, images(1)[0])[0], atol=5e-3)
 
 
 def test_the_tail_stays_float(net: Net) -> None:
     k = net.const("k", np.full((16, 1, 1), 2.0))
     inner = net.op("Mul", "m", net.conv("a", "x"), k)
-    moved = net.op("Reshape", "flat", net.conv("b", inner), net.const("shape", [1, 16, 64], np.int64))
+    moved = net.op(
+        "Reshape", "flat", net.conv("b", inner), net.const("shape", [1, 16, 64], np.int64)
+    )
     net.output(inner, moved, net.op("Sigmoid", "s", moved))
     net.outputs.append(onnx.helper.make_tensor_value_info(k, TensorProto.FLOAT, [16, 1, 1]))
     before = net.model(19, ir=9)
     after = as_half(before)
     assert [v.type.tensor_type.elem_type for v in after.graph.output] == [TensorProto.FLOAT] * 4
     index = Model(after)
-    half = {n.name for n in index.nodes if n.op != "Cast" and index.elem_type(n.output) == TensorProto.FLOAT16}
-    assert half == {"a", "m", "b", "flat"}  # what moves the last result is no tail yet, what computes with it is
+    half = {
+        n.name
+        for n in index.nodes
+        if n.op != "Cast" and index.elem_type(n.output) == TensorProto.FLOAT16
+    }
+    assert half == {
+        "a",
+        "m",
+        "b",
+        "flat",
+    }  # what moves the last result is no tail yet, what computes with it is
     for old, new in zip(run(before, images(1)[0]), run(after, images(1)[0]), strict=True):
         np.testing.assert_allclose(new, old, atol=5e-3)
     net = Net()
-    flat = net.op("Reshape", "flat", net.op("Sigmoid", "s", net.conv("a", "x")), net.const("k", [1, 1024], np.int64))
+    flat = net.op(
+        "Reshape",
+        "flat",
+        net.op("Sigmoid", "s", net.conv("a", "x")),
+        net.const("k", [1, 1024], np.int64),
+    )
     net.output(net.op("Concat", "cat", flat, flat, axis=1))
     index = Model(as_half(net.model(19, ir=9)))
     half = {n.name for n in index.nodes if index.elem_type(n.inputs[0]) == TensorProto.FLOAT16}
@@ -162,12 +236,20 @@ def test_the_tail_stays_float(net: Net) -> None:
 def test_yolov8_in_half_differs_little_and_decodes_boxes_in_float32() -> None:
     model = detector()
     data = images(2, 3, 64, "images")
-    choices = {"target": "trt11", "method": "max", "residual": "both", "losses": 0, "predict": False}
+    choices = {
+        "target": "trt11",
+        "method": "max",
+        "residual": "both",
+        "losses": 0,
+        "predict": False,
+    }
     single, half = (insert(model, data, high_precision=kind, **choices) for kind in (None, "fp16"))
     check(half.model)
     index = Model(half.model)
     assert index.opset == 19
-    kinds = {index.elem_type(n.output[0]) for n in nodes_of(half.model, "Conv") if "dfl" not in n.name}
+    kinds = {
+        index.elem_type(n.output[0]) for n in nodes_of(half.model, "Conv") if "dfl" not in n.name
+    }
     assert kinds == {TensorProto.FLOAT16}
     for name in ("/model.22/dfl/Softmax", "/model.22/Mul", "/model.22/Sigmoid"):
         assert index.elem_type(index.node(name).inputs[0]) == TensorProto.FLOAT
@@ -190,7 +272,9 @@ def test_float16_models_for_tensorrt_8() -> None:
     check(result.model)
     index = Model(result.model)
     assert index.opset == 17
-    assert {index.elem_type(n.input[1]) for n in nodes_of(result.model, "QuantizeLinear")} == {TensorProto.FLOAT}
+    assert {index.elem_type(n.input[1]) for n in nodes_of(result.model, "QuantizeLinear")} == {
+        TensorProto.FLOAT
+    }
     ends = (*result.model.graph.input, *result.model.graph.output)
     assert [v.type.tensor_type.elem_type for v in ends] == [10, 10]
     feeds = half_images()[0]
@@ -208,10 +292,13 @@ def test_where_half_is_found(where: str) -> None:
     value = onnx.helper.make_tensor_value_info("v", TensorProto.FLOAT16, [1])
     held = onnx.helper.make_node("Constant", [], ["c"], value=half if where == "Constant" else wide)
     graph = onnx.helper.make_graph(
-        [held, onnx.helper.make_node("Identity", ["c"], ["y"])], "g", [value] if where == "input" else [],
-        [onnx.helper.make_tensor_value_info("y", 1, [1])], [half if where == "initializer" else wide],
+        [held, onnx.helper.make_node("Identity", ["c"], ["y"])],
+        "g",
+        [value] if where == "input" else [],
+        [onnx.helper.make_tensor_value_info("y", 1, [1])],
+        [half if where == "initializer" else wide],
         value_info=[value] if where == "value_info" else [],
-    )  # fmt: skip
+    )
     if where == "Identity":  # a type that follows from another is none of its own
         graph.node[0].op_type = "Strange"
     model = Model(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)]))
@@ -222,14 +309,24 @@ def test_widening_reaches_bodies_attributes_and_what_is_input_and_output_at_once
     def body(name: str) -> onnx.GraphProto:
         weight = onnx.numpy_helper.from_array(np.full((16, 1, 1), 0.5, np.float16), f"{name}.w")
         two = onnx.numpy_helper.from_array(np.float16(2.0))
-        nodes = [onnx.helper.make_node("Constant", [], [f"{name}.c"], value=two),
-                 onnx.helper.make_node("Mul", ["x", f"{name}.w"], [f"{name}.m"]),
-                 onnx.helper.make_node("Mul", [f"{name}.m", f"{name}.c"], [f"{name}.out"])]  # fmt: skip
-        ends = [onnx.helper.make_tensor_value_info(f"{name}.out", TensorProto.FLOAT16, [1, 16, 8, 8])]
+        nodes = [
+            onnx.helper.make_node("Constant", [], [f"{name}.c"], value=two),
+            onnx.helper.make_node("Mul", ["x", f"{name}.w"], [f"{name}.m"]),
+            onnx.helper.make_node("Mul", [f"{name}.m", f"{name}.c"], [f"{name}.out"]),
+        ]
+        ends = [
+            onnx.helper.make_tensor_value_info(f"{name}.out", TensorProto.FLOAT16, [1, 16, 8, 8])
+        ]
         return onnx.helper.make_graph(nodes, name, [], ends, [weight])
 
     net.inputs.append(onnx.helper.make_tensor_value_info("i", TensorProto.INT32, [1]))
-    chosen = net.op("If", "if", net.const("yes", True, np.bool_), then_branch=body("one"), else_branch=body("two"))
+    chosen = net.op(
+        "If",
+        "if",
+        net.const("yes", True, np.bool_),
+        then_branch=body("one"),
+        else_branch=body("two"),
+    )
     cast = net.op("Cast", "cast", "i", to=TensorProto.FLOAT16)
     kept = net.op("Cast", "kept", "i", to=TensorProto.DOUBLE)
     net.output(net.op("Mul", "mul", chosen, cast), dtype=TensorProto.FLOAT16)
@@ -248,10 +345,20 @@ def test_widening_reaches_bodies_attributes_and_what_is_input_and_output_at_once
         np.testing.assert_allclose(new, old, rtol=2e-3)
 
 
-@in_turn(("attribute", "before", "after"), [
-    ("to", 10, 1), ("dtype", 10, 1), ("output_dtype", 10, 1), ("axis", 10, 10), ("to", 11, 11), ("dtype", 6, 6),
-])  # fmt: skip
-def test_widening_changes_attributes_that_state_half(attribute: str, before: int, after: int) -> None:
+@in_turn(
+    ("attribute", "before", "after"),
+    [
+        ("to", 10, 1),
+        ("dtype", 10, 1),
+        ("output_dtype", 10, 1),
+        ("axis", 10, 10),
+        ("to", 11, 11),
+        ("dtype", 6, 6),
+    ],
+)
+def test_widening_changes_attributes_that_state_half(
+    attribute: str, before: int, after: int
+) -> None:
     node = onnx.helper.make_node("Any", ["x"], ["y"], "n", **{attribute: before})
     graph = onnx.helper.make_graph([node], "g", Net().inputs, [])
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
@@ -259,15 +366,21 @@ def test_widening_changes_attributes_that_state_half(attribute: str, before: int
     assert model.graph.node[0].attribute[0].i == after
 
 
-@pytest.mark.parametrize(("kept", "listed", "ir"), [(True, False, 9), (False, True, 9), (False, True, 3)])
-def test_weights_of_a_half_model_that_are_outputs_or_listed_as_inputs(kept: bool, listed: bool, ir: int) -> None:
+@pytest.mark.parametrize(
+    ("kept", "listed", "ir"), [(True, False, 9), (False, True, 9), (False, True, 3)]
+)
+def test_weights_of_a_half_model_that_are_outputs_or_listed_as_inputs(
+    kept: bool, listed: bool, ir: int
+) -> None:
     net = Net()
     net.output(net.conv("b", net.op("Relu", "r", net.conv("a", "x"))))
     model = in_half(net.model(13))
     model.ir_version = ir
     graph = model.graph
     weights = [t for t in graph.initializer if t.data_type == TensorProto.FLOAT16]
-    infos = [onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in graph.initializer]
+    infos = [
+        onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in graph.initializer
+    ]
     if kept:
         graph.output.append(next(i for i in infos if i.name == weights[0].name))
     if listed:
@@ -288,7 +401,8 @@ def test_weights_that_are_listed_as_inputs_become_half_there_too(net: Net, ir: i
     model = net.model(13)
     model.ir_version = ir
     model.graph.input.extend(
-        onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in model.graph.initializer
+        onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims)
+        for t in model.graph.initializer
     )
     made = insert(model, images(1), target="trt10", high_precision="fp16", predict=False)
     check(made.model)

@@ -1,4 +1,3 @@
-
 import numpy as np
 import onnx
 import pytest
@@ -88,21 +87,29 @@ def residual_net(activation: str = "", after: str = "conv", relu: bool = True) -
 def test_skips_behind_bare_convolutions() -> None:
     result = placed(residual_net())
     assert ("stem.out", "add", "residual") in inputs(result)
-    assert [(r.node.name, r.position) for r in result.readers["stem.out"]] == [("c1", 0), ("add", 1)]
+    assert [(r.node.name, r.position) for r in result.readers["stem.out"]] == [
+        ("c1", 0),
+        ("add", 1),
+    ]
     assert ("c2.out", "add", "residual") not in inputs(result)
     result = placed(residual_net(), Rules(residual_after_activation="both"))
     assert {t for t, node, _ in inputs(result) if node == "add"} == {"stem.out"}
     result = placed(residual_net(), Rules(residual_after_activation="none"))
     assert not any(node == "add" for _, node, _ in inputs(result))
     assert reasons(result)["add"] == (left.ResidualLeft, False)
-    assert reasons(placed(residual_net(), Rules(residual="none")))["add"] == (left.ResidualLeft, True)
+    assert reasons(placed(residual_net(), Rules(residual="none")))["add"] == (
+        left.ResidualLeft,
+        True,
+    )
     result = placed(residual_net(after="end"))
     assert not any(node == "add" for _, node, _ in inputs(result))
     assert reasons(result)["add"] == (left.ResultFloat, False)
 
 
 @in_turn(*cases("insertion/placement-behind-an-activation-the-choice"))
-def test_behind_an_activation_the_choice_decides(residual: str, target_choice: str, expected: set[str]) -> None:
+def test_behind_an_activation_the_choice_decides(
+    residual: str, target_choice: str, expected: set[str]
+) -> None:
     rules = Rules(residual=residual, residual_after_activation=target_choice)
     result = placed(residual_net("silu"), rules)
     assert {t for t, node, _ in inputs(result) if node == "add"} == expected
@@ -122,7 +129,9 @@ def test_sides_of_a_residual(net: Net) -> None:
     net = Net()
     net.output(net.conv("c", net.op("Add", "add", net.conv("a", "x"), net.conv("b", "x"))))
     assert {t for t, node, _ in inputs(placed(net)) if node == "add"} == {"a.out"}
-    alone = placed(net, Rules(head="none", exclude=["^b$"]))  # a convolution that stays float is no side
+    alone = placed(
+        net, Rules(head="none", exclude=["^b$"])
+    )  # a convolution that stays float is no side
     assert {t for t, node, _ in inputs(alone) if node == "add"} == {"b.out"}
     for other in ("constant", "itself"):
         net = Net()
@@ -130,14 +139,18 @@ def test_sides_of_a_residual(net: Net) -> None:
         right = inner if other == "itself" else net.const("k", np.ones((1, 16, 8, 8)))
         net.output(net.conv("d", net.op("Relu", "r", net.op("Add", "add", inner, right))))
         result = placed(net)
-        assert inputs(result) == {("x", "c", "input"), ("r.out", "d", "input")} and not result.skipped
+        assert (
+            inputs(result) == {("x", "c", "input"), ("r.out", "d", "input")} and not result.skipped
+        )
 
 
 def classifier(float_reader: bool) -> Net:
     net = Net()
     relu = net.op("Relu", "r", net.conv("c", "x"))
     flat = net.op("Flatten", "flat", net.op("GlobalAveragePool", "gap", relu))
-    outputs = [net.op("Gemm", "fc", flat, net.const("w", net.rng.standard_normal((10, 16))), transB=1)]
+    outputs = [
+        net.op("Gemm", "fc", flat, net.const("w", net.rng.standard_normal((10, 16))), transB=1)
+    ]
     if float_reader:
         outputs.append(net.op("Sigmoid", "other", relu))
     net.output(*outputs)
@@ -149,11 +162,19 @@ def test_poolings_and_their_neighbours(net: Net) -> None:
     result = placed(classifier(True))
     assert not any(node == "gap" for _, node, _ in inputs(result))
     assert reasons(result)["gap"] == (left.InputFloat,)
-    first = net.op("AveragePool", "p1", net.op("Relu", "r", net.conv("a", "x")), kernel_shape=[1, 1])
+    first = net.op(
+        "AveragePool", "p1", net.op("Relu", "r", net.conv("a", "x")), kernel_shape=[1, 1]
+    )
     second = net.op("AveragePool", "p2", first, kernel_shape=[1, 1])
     net.output(net.conv("b", first), net.conv("c", second))
     result = placed(net)
-    assert {node for _, node, _ in inputs(result)} == {"a", "p1", "b", "p2", "c"} and not result.skipped
+    assert {node for _, node, _ in inputs(result)} == {
+        "a",
+        "p1",
+        "b",
+        "p2",
+        "c",
+    } and not result.skipped
     assert [r.node.name for r in result.readers["p1.out"]] == ["p2", "b"]
 
 
@@ -195,7 +216,9 @@ def test_small_convolutions_by_modelopts_rule(
     attributes = {} if group == 1 else {"group": group}
     net.output(net.op("Conv", "c", tensor, weight, **attributes))
     result = placed(net)
-    assert quantized or reasons(result) == {"c": (left.SmallConvolution, cin // group, cout, tuple(sides))}
+    assert quantized or reasons(result) == {
+        "c": (left.SmallConvolution, cin // group, cout, tuple(sides))
+    }
     assert (("c" not in reasons(result)) and bool(result.readers)) is quantized
     for rules in (Rules(include=["^c$"]), Rules(quantized=["c"])):
         assert [w.node.name for w in placed(net, rules).weights] == ["c"]
@@ -206,9 +229,11 @@ def test_the_rule_for_small_convolutions_is_one_for_convolutions() -> None:
     net = Net(channels=8)
     flat = net.op("Flatten", "flat", net.op("Relu", "r", "x"))
     rows = net.op("Reshape", "rows", "r.out", net.const("shape", [1, 8, 64], np.int64))
-    net.output(net.op("Gemm", "g", flat, net.const("gw", np.ones((512, 3)))),
-               net.op("ConvTranspose", "t", "r.out", net.const("tw", np.ones((8, 3, 2, 2)))),
-               net.op("Conv", "row", rows, net.const("rw", np.ones((8, 8, 3)))))  # fmt: skip
+    net.output(
+        net.op("Gemm", "g", flat, net.const("gw", np.ones((512, 3)))),
+        net.op("ConvTranspose", "t", "r.out", net.const("tw", np.ones((8, 3, 2, 2)))),
+        net.op("Conv", "row", rows, net.const("rw", np.ones((8, 8, 3)))),
+    )
     result = placed(net)
     assert [w.node.name for w in result.weights] == ["g", "t"]
     assert reasons(result) == {"row": (left.SmallConvolution, 8, 8, (3,))}
@@ -234,7 +259,13 @@ def test_what_holds_nothing_to_quantize_is_an_error(net: Net) -> None:
     net.output(net.conv("c", "x", weight=w, kernel=1))
     for path, name in (("", "model"), ("a.onnx", "a.onnx")):
         model = Model(net.model(), path)
-        refused(ModelError, f"_place_weighted {name}: 'w' 'c' NaN `exclude`", place, model, Rules(head="none"))
+        refused(
+            ModelError,
+            f"_place_weighted {name}: 'w' 'c' NaN `exclude`",
+            place,
+            model,
+            Rules(head="none"),
+        )
     net = Net()
     net.output(net.op("Relu", "r", "x"))
     for path, name in (("", "model"), ("a.onnx", "a.onnx")):
@@ -242,7 +273,13 @@ def test_what_holds_nothing_to_quantize_is_an_error(net: Net) -> None:
             place(Model(net.model(), path), Rules())
         assert (error.value.path, error.value.refusal) == (name, None)
     refused(QdqtoolError, "_matches `include` 'r'", placed, net, Rules(include=["r"]))
-    refused(QdqtoolError, "_Choice.__init__ `exclude_op` Relu: none", placed, net, Rules(exclude_ops=["Relu"]))
+    refused(
+        QdqtoolError,
+        "_Choice.__init__ `exclude_op` Relu: none",
+        placed,
+        net,
+        Rules(exclude_ops=["Relu"]),
+    )
 
 
 @pytest.mark.parametrize(*cases("insertion/placement-what-placement-decides-about"))
@@ -258,13 +295,19 @@ def test_what_placement_decides_about(
 def test_transposed_and_excluded_convolutions(net: Net) -> None:
     result = placed(residual_net(), Rules(exclude=["^c1$", "add"]))
     assert not any(node in ("c1", "add") for _, node, _ in inputs(result))
-    assert reasons(result) == {"c1": (left.Excluded, "exclude", "^c1$"), "add": (left.Excluded, "exclude", "add")}
+    assert reasons(result) == {
+        "c1": (left.Excluded, "exclude", "^c1$"),
+        "add": (left.Excluded, "exclude", "add"),
+    }
     by_op = placed(residual_net(), Rules(exclude_ops=["add"]))
     assert reasons(by_op) == {"add": (left.Excluded, "exclude_op", "Add")}
     by_name = placed(residual_net(), Rules(floats=["c1", "add", "no such"], include=["c1"]))
     assert reasons(by_name) == {"c1": (left.FloatForAccuracy,), "add": (left.FloatForAccuracy,)}
     first = placed(residual_net(), Rules(exclude=["c", "c1"]))
-    assert set(reasons(first).values()) == {(left.Excluded, "exclude", "c")} and len(first.skipped) == 4
+    assert (
+        set(reasons(first).values()) == {(left.Excluded, "exclude", "c")}
+        and len(first.skipped) == 4
+    )
     assert not first.readers
     w = net.const("w", np.ones((16, 16, 2, 2)))
     net.output(net.op("ConvTranspose", "t", net.op("Relu", "r", net.conv("c", "x")), w))
@@ -285,16 +328,31 @@ def test_what_stays_float_with_its_reason(net: Net) -> None:
     net.output(net.op("Conv", "c", "x", kernel), right)
     net.output(net.op("Conv", "d", wide, w), dtype=11)
     assert reasons(placed(net, Rules(include=["k"]))) == {
-        "c": (WeightsNotConstant, "kr.out", False), "d": (left.WeightsType, "double"), "m3": (left.WeightsRank, 3),
+        "c": (WeightsNotConstant, "kr.out", False),
+        "d": (left.WeightsType, "double"),
+        "m3": (left.WeightsRank, 3),
     }
     net = Net()
     # A user who includes it all the same gets no other answer
     constant = net.const("k", np.ones((1, 16, 8, 8)))
     net.output(net.op("Conv", "constant", constant, net.const("w1", np.ones((16, 16, 1, 1)))))
-    net.output(net.op("Conv", "computed", net.op("Relu", "r", constant), net.const("w0", np.ones((16, 16, 1, 1)))))
-    net.output(net.op("Gemm", "ta", net.op("Flatten", "f", "x"), net.const("w2", np.ones((1, 16))), transA=1))
+    net.output(
+        net.op(
+            "Conv",
+            "computed",
+            net.op("Relu", "r", constant),
+            net.const("w0", np.ones((16, 16, 1, 1))),
+        )
+    )
+    net.output(
+        net.op(
+            "Gemm", "ta", net.op("Flatten", "f", "x"), net.const("w2", np.ones((1, 16))), transA=1
+        )
+    )
     net.output(net.op("Gemm", "right", "f.out", net.const("w3", np.ones((1024, 16))), transA=0))
-    net.output(net.op("Conv", "other", "x", net.const("w4", np.ones((16, 16, 1, 1))), domain="example"))
+    net.output(
+        net.op("Conv", "other", "x", net.const("w4", np.ones((16, 16, 1, 1))), domain="example")
+    )
     net.output(net.op("Conv", "empty", "x", net.const("w5", np.ones((0, 16, 1, 1)))))
     net.output(net.op("Conv", "missing", "x", net.const("w6", np.ones((16, 16, 1, 1)))))
     proto = net.open_model()
@@ -304,29 +362,43 @@ def test_what_stays_float_with_its_reason(net: Net) -> None:
     result = place(Model(proto), Rules(head="none", include=["."]))
     assert [w.node.name for w in result.weights] == ["right"]
     assert reasons(result) == {
-        "constant": (left.UnfitInput, left.Unfit.CONSTANT), "computed": (left.UnfitInput, left.Unfit.CONSTANT),
-        "ta": (left.UnfitInput, left.Unfit.TRANSPOSED), "other": (left.OtherDomain, "example"),
-        "empty": (left.UnfitInput, left.Unfit.EMPTY), "missing": (left.UnfitInput, left.Unfit.UNREADABLE),
-    }  # fmt: skip
+        "constant": (left.UnfitInput, left.Unfit.CONSTANT),
+        "computed": (left.UnfitInput, left.Unfit.CONSTANT),
+        "ta": (left.UnfitInput, left.Unfit.TRANSPOSED),
+        "other": (left.OtherDomain, "example"),
+        "empty": (left.UnfitInput, left.Unfit.EMPTY),
+        "missing": (left.UnfitInput, left.Unfit.UNREADABLE),
+    }
 
 
-@pytest.mark.parametrize(("equation", "shapes", "why"), [
-    ("...c,c->...", ([1, 5, 16], [16]), left.Unwritten.VECTOR),
-    ("...c,...dc->...d", (None, [1, 6, 16]), left.Unwritten.RANK),
-    ("bnc,bcd->bnd", (["b", "n", "c"], ["b", "d", "e"]), left.Unwritten.SUMMED),
-    ("bnc,chd->bnhd", (["b", "n", 16], [16, "h", "d"]), left.Unwritten.SIZES),
-])
+@pytest.mark.parametrize(
+    ("equation", "shapes", "why"),
+    [
+        ("...c,c->...", ([1, 5, 16], [16]), left.Unwritten.VECTOR),
+        ("...c,...dc->...d", (None, [1, 6, 16]), left.Unwritten.RANK),
+        ("bnc,bcd->bnd", (["b", "n", "c"], ["b", "d", "e"]), left.Unwritten.SUMMED),
+        ("bnc,chd->bnhd", (["b", "n", 16], [16, "h", "d"]), left.Unwritten.SIZES),
+    ],
+)
 def test_products_that_stay_in_an_einsum_are_told(
-    net: Net, equation: str, shapes: tuple[list[int | str] | None, list[int | str]], why: left.Unwritten
+    net: Net,
+    equation: str,
+    shapes: tuple[list[int | str] | None, list[int | str]],
+    why: left.Unwritten,
 ) -> None:
     """Those of constants alone are not, as they are computed while building."""
-    net.inputs += [helper.make_tensor_value_info(n, 1, shape) for n, shape in zip("ab", shapes, strict=True)]
+    net.inputs += [
+        helper.make_tensor_value_info(n, 1, shape) for n, shape in zip("ab", shapes, strict=True)
+    ]
     weight = net.const("w", np.ones((16, 16)))
     net.output(net.op("Einsum", "f", weight, weight, equation="ij,ij"))
     net.output(net.op("Einsum", "e", "a", "b", equation=equation))
     with pytest.raises(left.NothingToQuantize) as error:
         place(Model(net.open_model()), Rules())
-    assert (error.value.refusal, error.value.count) == (left.ProductInEinsum(left.PLACEMENT, "", why), 1)
+    assert (error.value.refusal, error.value.count) == (
+        left.ProductInEinsum(left.PLACEMENT, "", why),
+        1,
+    )
     net.output(net.conv("c", "x"))
     assert reasons(place(Model(net.open_model()), Rules())) == {"e": (left.ProductInEinsum, why)}
 
@@ -338,8 +410,12 @@ def test_bodies_of_if_are_left_float_and_told(net: Net) -> None:
         graph = helper.make_graph([node], name, [], [out])
         if name == "then":
             return graph
-        inside = helper.make_node("If", ["condition"], ["else.if"], then_branch=branch("then"), else_branch=graph)
-        return helper.make_graph([inside], "outer", [], [helper.make_tensor_value_info("else.if", 1, None)])
+        inside = helper.make_node(
+            "If", ["condition"], ["else.if"], then_branch=branch("then"), else_branch=graph
+        )
+        return helper.make_graph(
+            [inside], "outer", [], [helper.make_tensor_value_info("else.if", 1, None)]
+        )
 
     net.const("inner.weight", np.ones((16, 16, 1, 1)))
     condition = net.const("condition", True, np.bool_)
@@ -352,29 +428,46 @@ def test_bodies_of_if_are_left_float_and_told(net: Net) -> None:
 
 # Placement round the convolutions: which sums are residuals, and which poolings have quantized neighbours.
 
-@in_turn(("mine", "other", "residual"), [
-    ([1, 16, 8, 8], [1, 16, 8, 8], True),
-    (["n", 16, 8, 8], [1, 16, 8, 8], True),  # one may well be n
-    (["n", 16, 8, 8], ["n", 16, 8, "w"], True),
-    ([1, 16, 8, 8], [1, 16, 8, 1], False),
-    (["n", 16, 8, 8], ["n", 1, 8, 8], False),
-    ([1, 16, 8, 8], [16, 8, 8], False),
-])  # fmt: skip
+
+@in_turn(
+    ("mine", "other", "residual"),
+    [
+        ([1, 16, 8, 8], [1, 16, 8, 8], True),
+        (["n", 16, 8, 8], [1, 16, 8, 8], True),  # one may well be n
+        (["n", 16, 8, 8], ["n", 16, 8, "w"], True),
+        ([1, 16, 8, 8], [1, 16, 8, 1], False),
+        (["n", 16, 8, 8], ["n", 1, 8, 8], False),
+        ([1, 16, 8, 8], [16, 8, 8], False),
+    ],
+)
 def test_a_sum_of_two_shapes_is_a_residual_where_no_dimension_is_known_to_differ(
     mine: list[object], other: list[object], residual: bool
 ) -> None:
     for swapped in (False, True):
         net = Net()
-        net.inputs = [helper.make_tensor_value_info("x", 1, mine), helper.make_tensor_value_info("y", 1, other)]
+        net.inputs = [
+            helper.make_tensor_value_info("x", 1, mine),
+            helper.make_tensor_value_info("y", 1, other),
+        ]
         pair = [net.conv("c", "x"), "y"]
         net.output(net.conv("d", net.op("Add", "add", *(pair[::-1] if swapped else pair))))
         assert (("y", "add", "residual") in inputs(placed(net))) is residual
 
 
-@in_turn(("between", "quantized"), [
-    ("MaxPool", True), ("Concat", True), ("Transpose", True), ("Softmax", False), ("Tanh", True), ("Mul", False),
-])  # fmt: skip
-def test_a_residual_is_quantized_for_whoever_reads_its_values_quantized(between: str, quantized: bool) -> None:
+@in_turn(
+    ("between", "quantized"),
+    [
+        ("MaxPool", True),
+        ("Concat", True),
+        ("Transpose", True),
+        ("Softmax", False),
+        ("Tanh", True),
+        ("Mul", False),
+    ],
+)
+def test_a_residual_is_quantized_for_whoever_reads_its_values_quantized(
+    between: str, quantized: bool
+) -> None:
     net = Net()
     out = net.op("Add", "add", net.conv("a", "x"), "x")
     if between == "Concat":
@@ -392,9 +485,17 @@ def test_a_pooling_wants_quantized_neighbours_on_both_sides_and_no_float_reader(
     def net(front: str = "Relu", back: str = "c", output: bool = False) -> Net:
         made = Net()
         tensor = made.conv("a", "x")
-        tensor = made.op("Add", "sum", tensor, made.op("Relu", "other", "x")) if front == "Add" else tensor
+        tensor = (
+            made.op("Add", "sum", tensor, made.op("Relu", "other", "x"))
+            if front == "Add"
+            else tensor
+        )
         tensor = made.op("Relu", "r", tensor)
-        tensor = made.op("AveragePool", "before", tensor, kernel_shape=[1, 1]) if front == "AveragePool" else tensor
+        tensor = (
+            made.op("AveragePool", "before", tensor, kernel_shape=[1, 1])
+            if front == "AveragePool"
+            else tensor
+        )
         tensor = made.op("Softmax", "soft", tensor) if front == "Softmax" else tensor
         pooled = made.op("AveragePool", "pool", tensor, kernel_shape=[1, 1])
         made.output(made.conv("c", pooled) if back == "c" else made.op("Softmax", "end", pooled))
@@ -404,7 +505,11 @@ def test_a_pooling_wants_quantized_neighbours_on_both_sides_and_no_float_reader(
 
     def told(made: Net, **rules: object) -> object:
         result = placed(made, Rules(head="none", **rules))  # type: ignore[arg-type]
-        return "quantized" if any(node == "pool" for _, node, _ in inputs(result)) else reasons(result).get("pool")
+        return (
+            "quantized"
+            if any(node == "pool" for _, node, _ in inputs(result))
+            else reasons(result).get("pool")
+        )
 
     apart = (left.NoNeighbour,)
     assert told(net()) == told(net("Add")) == told(net("Softmax")) == "quantized"
@@ -463,7 +568,10 @@ def test_class_scores() -> None:
     assert [model.shape(t) for t in found] == [(1, 3, 8, 8), (1, 3, 4, 4), (1, 3, 2, 2)]
     made = Net()
     body = made.op("Relu", "relu", made.conv("body", "x"))
-    made.output(made.op("Sigmoid", "sigmoid", made.conv("heat", body, cout=3)), made.conv("size", body, cout=2))
+    made.output(
+        made.op("Sigmoid", "sigmoid", made.conv("heat", body, cout=3)),
+        made.conv("size", body, cout=2),
+    )
     assert class_outputs(made.index()) == ("heat.out",)
     # A point in [n, classes, h, w] is a place in the picture; in a row of numbers or a sound it is none
     made = Net()
@@ -474,7 +582,11 @@ def test_class_scores() -> None:
     made = Net()
     assert scored(made, made.op("MatMul", "m", "x", made.const("w", np.ones((8, 3))))) == ()
     made = Net()
-    made.output(made.op("Sigmoid", "sigmoid", made.conv("c", made.op("Strange", "any", "x", domain="example"))))
+    made.output(
+        made.op(
+            "Sigmoid", "sigmoid", made.conv("c", made.op("Strange", "any", "x", domain="example"))
+        )
+    )
     assert class_outputs(Model(made.open_model())) == ()
 
 
@@ -486,7 +598,9 @@ def scored(net: Net, tensor: str) -> tuple[str, ...]:
 
 @in_turn("moved", ["Reshape", "Transpose", "Concat", ""])
 @in_turn(("end", "found"), [("Mul", ()), ("Sqrt", ()), ("", ("c.out",)), ("TopK", ("c.out",))])
-def test_scores_go_out_or_are_sorted_but_not_calculated_with(moved: str, end: str, found: tuple[str, ...]) -> None:
+def test_scores_go_out_or_are_sorted_but_not_calculated_with(
+    moved: str, end: str, found: tuple[str, ...]
+) -> None:
     made = Net()
     scores = made.op("Sigmoid", "sigmoid", made.conv("c", "x"))
     if moved == "Reshape":

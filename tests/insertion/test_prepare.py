@@ -38,25 +38,47 @@ def test_batch_normalization_is_folded_into_a_convolution(net: Net, bias: bool) 
     same(before, after)
 
 
-@pytest.mark.parametrize(("equation", "left", "right", "weights", "products"), [
-    ("bij,bjk->bik", (2, 3, 4), (2, 4, 5), None, 1), ("bij,bjk->bki", (2, 3, 4), (2, 4, 5), None, 1),
-    ("bhid,bhjd->bhij", (2, 3, 4, 6), (2, 3, 5, 6), None, 1), ("bihd,bjhd->bhij", (2, 4, 3, 6), (2, 5, 3, 6), None, 1),
-    ("bij,bjk->bik", (1, 3, 4), (2, 4, 5), None, 1), ("ij,jk", (3, 4), (4, 5), None, 1),
-    ("nchw,oc->nohw", (2, 4, 3, 5), (6, 4), 1, 1), ("oc,nchw->nohw", (6, 4), (2, 4, 3, 5), 0, 1),
-    ("bij,jk->bik", (2, 3, 4), (4, 5), 1, 1), ("kj,bij->bik", (5, 4), (2, 3, 4), 0, 1),
-    ("abc,cde->abde", (2, 3, 4), (4, 5, 6), 1, 1), ("abde,dec->abc", (2, 3, 4, 5), (4, 5, 6), 1, 1),
-    ("cde,abc->adbe", (4, 5, 6), (2, 3, 4), 0, 1), ("bhwc,hkc->bhwk", (2, 3, 5, 4), (3, 6, 4), None, 1),
-    ("bqc,bchw->bqhw", (2, 7, 4), (2, 4, 3, 5), None, 1), ("ijk,jil->kl", (3, 4, 5), (4, 3, 6), None, 1),
-    ("bij,bjk", (2, 3, 4), (2, 4, 5), None, 1), ("bijc,bcxy->bijxy", (2, 3, 4, 5), (2, 5, 3, 2), None, 1),
-    ("...ij,...jk->...ik", (2, 3, 4), (2, 4, 5), None, 1), ("...ij,...jk", (2, 7, 3, 4), (7, 4, 5), None, 1),
-    ("i...j,jk->...ki", (3, 2, 6, 4), (4, 5), 1, 1), ("...ij,...jk->...ik", (3, 4), (4, 5), 1, 1),
-    # No single product: a vector, a diagonal, no sum, a size that is repeated.
-    ("bij,bkj->bk", (2, 3, 4), (2, 5, 4), None, 0), ("bii,bij->bj", (2, 3, 3), (2, 3, 4), None, 0),
-    ("ij,jk->ijk", (3, 4), (4, 5), None, 0), ("bi,i->b", (3, 4), (4,), None, 0),
-    ("bihs,bjhs->bhij", (2, 3, 4, 1), (2, 5, 4, 6), None, 0), ("ijk,jkl->il", (2, 3, 4), (1, 4, 5), None, 0),
-])
+@pytest.mark.parametrize(
+    ("equation", "left", "right", "weights", "products"),
+    [
+        ("bij,bjk->bik", (2, 3, 4), (2, 4, 5), None, 1),
+        ("bij,bjk->bki", (2, 3, 4), (2, 4, 5), None, 1),
+        ("bhid,bhjd->bhij", (2, 3, 4, 6), (2, 3, 5, 6), None, 1),
+        ("bihd,bjhd->bhij", (2, 4, 3, 6), (2, 5, 3, 6), None, 1),
+        ("bij,bjk->bik", (1, 3, 4), (2, 4, 5), None, 1),
+        ("ij,jk", (3, 4), (4, 5), None, 1),
+        ("nchw,oc->nohw", (2, 4, 3, 5), (6, 4), 1, 1),
+        ("oc,nchw->nohw", (6, 4), (2, 4, 3, 5), 0, 1),
+        ("bij,jk->bik", (2, 3, 4), (4, 5), 1, 1),
+        ("kj,bij->bik", (5, 4), (2, 3, 4), 0, 1),
+        ("abc,cde->abde", (2, 3, 4), (4, 5, 6), 1, 1),
+        ("abde,dec->abc", (2, 3, 4, 5), (4, 5, 6), 1, 1),
+        ("cde,abc->adbe", (4, 5, 6), (2, 3, 4), 0, 1),
+        ("bhwc,hkc->bhwk", (2, 3, 5, 4), (3, 6, 4), None, 1),
+        ("bqc,bchw->bqhw", (2, 7, 4), (2, 4, 3, 5), None, 1),
+        ("ijk,jil->kl", (3, 4, 5), (4, 3, 6), None, 1),
+        ("bij,bjk", (2, 3, 4), (2, 4, 5), None, 1),
+        ("bijc,bcxy->bijxy", (2, 3, 4, 5), (2, 5, 3, 2), None, 1),
+        ("...ij,...jk->...ik", (2, 3, 4), (2, 4, 5), None, 1),
+        ("...ij,...jk", (2, 7, 3, 4), (7, 4, 5), None, 1),
+        ("i...j,jk->...ki", (3, 2, 6, 4), (4, 5), 1, 1),
+        ("...ij,...jk->...ik", (3, 4), (4, 5), 1, 1),
+        # No single product: a vector, a diagonal, no sum, a size that is repeated.
+        ("bij,bkj->bk", (2, 3, 4), (2, 5, 4), None, 0),
+        ("bii,bij->bj", (2, 3, 3), (2, 3, 4), None, 0),
+        ("ij,jk->ijk", (3, 4), (4, 5), None, 0),
+        ("bi,i->b", (3, 4), (4,), None, 0),
+        ("bihs,bjhs->bhij", (2, 3, 4, 1), (2, 5, 4, 6), None, 0),
+        ("ijk,jkl->il", (2, 3, 4), (1, 4, 5), None, 0),
+    ],
+)
 def test_products_that_an_einsum_computes_become_matmuls(
-    net: Net, equation: str, left: tuple[int, ...], right: tuple[int, ...], weights: int | None, products: int
+    net: Net,
+    equation: str,
+    left: tuple[int, ...],
+    right: tuple[int, ...],
+    weights: int | None,
+    products: int,
 ) -> None:
     """The same values as numpy's, whatever the order of axes; weights become the second operand."""
     rng = np.random.default_rng(0)
@@ -64,8 +86,11 @@ def test_products_that_an_einsum_computes_become_matmuls(
     names = ["x", "y"]
     if weights is not None:
         names[weights] = net.const("w", values[weights])
-    net.inputs = [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, v.shape)
-                  for n, v in zip(names, values, strict=True) if n in ("x", "y")]
+    net.inputs = [
+        onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, v.shape)
+        for n, v in zip(names, values, strict=True)
+        if n in ("x", "y")
+    ]
     net.output(net.op("Einsum", "e", *names, equation=equation))
     model = Model(net.open_model())
     prepare(model)
@@ -84,11 +109,17 @@ def test_what_is_written_for_random_einsums_is_exact() -> None:
     """With sizes of 1 that an Einsum repeats, and sizes that are known, have a name of their own, or share one."""
     rng, found = np.random.default_rng(0), {True: 0, False: 0}
     for _ in range(120):
-        counts = rng.integers((0, 1, 1, 1), (3, 3, 3, 3))  # axes of both and the result, summed, of the left, the right
+        counts = rng.integers(
+            (0, 1, 1, 1), (3, 3, 3, 3)
+        )  # axes of both and the result, summed, of the left, the right
         letters = iter("abcdefgh")
-        batch, summed, rows, columns = (["".join(next(letters) for _ in range(n))][0] for n in counts)
-        left, right, result = ("".join(rng.permutation([*t])) for t in (
-            batch + summed + rows, batch + summed + columns, batch + rows + columns))
+        batch, summed, rows, columns = (
+            ["".join(next(letters) for _ in range(n))][0] for n in counts
+        )
+        left, right, result = (
+            "".join(rng.permutation([*t]))
+            for t in (batch + summed + rows, batch + summed + columns, batch + rows + columns)
+        )
         sizes = {c: int(rng.integers(1, 5)) for c in left + right}
         net = Net()
         net.inputs, feeds, shared = [], {}, rng.random() < 0.5
@@ -98,8 +129,13 @@ def test_what_is_written_for_random_einsums_is_exact() -> None:
             if name == "y" and rng.random() < 0.3:
                 net.const("y", value)
                 continue
-            stated = [n if rng.random() < 0.8 else c if shared else name + c for c, n in zip(axes, shape, strict=True)]
-            net.inputs.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, stated))
+            stated = [
+                n if rng.random() < 0.8 else c if shared else name + c
+                for c, n in zip(axes, shape, strict=True)
+            ]
+            net.inputs.append(
+                onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, stated)
+            )
             feeds[name] = value
         net.output(net.op("Einsum", "e", "x", "y", equation=f"{left},{right}->{result}"))
         model = net.model()
@@ -111,17 +147,25 @@ def test_what_is_written_for_random_einsums_is_exact() -> None:
     assert min(found.values()) > 24
 
 
-@pytest.mark.parametrize(("left", "right", "written"), [
-    (["b", "n", "s"], ["b", "s", "d"], True), (["b", "n", "s"], ["b", "t", "d"], False),
-    (["b", "n", "s"], ["b", 8, "d"], False), (["b", "n", None], ["b", None, "d"], False),
-    (["b", "n", 1], ["b", 8, "d"], False), (["b", "n", 8], ["b", 8, "d"], True),
-])
+@pytest.mark.parametrize(
+    ("left", "right", "written"),
+    [
+        (["b", "n", "s"], ["b", "s", "d"], True),
+        (["b", "n", "s"], ["b", "t", "d"], False),
+        (["b", "n", "s"], ["b", 8, "d"], False),
+        (["b", "n", None], ["b", None, "d"], False),
+        (["b", "n", 1], ["b", 8, "d"], False),
+        (["b", "n", 8], ["b", 8, "d"], True),
+    ],
+)
 def test_sizes_that_are_summed_over_have_to_be_the_same(
     net: Net, left: list[int | str | None], right: list[int | str | None], written: bool
 ) -> None:
     """A size that two inputs share by its name follows through the graph; what the file states behind is no matter."""
-    net.inputs = [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, shape)
-                  for n, shape in (("x", left), ("y", right))]
+    net.inputs = [
+        onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, shape)
+        for n, shape in (("x", left), ("y", right))
+    ]
     net.output(net.op("Einsum", "e", net.op("Relu", "r", "x"), "y", equation="bns,bsd->bnd"))
     model = net.model()
     del model.graph.value_info[:]
@@ -135,17 +179,31 @@ def test_sizes_that_are_summed_over_have_to_be_the_same(
 @pytest.mark.parametrize("moved", [False, True])
 def test_a_size_of_a_reshape_follows_from_the_others(net: Net, moved: bool) -> None:
     """Heads are split so in exports with free sizes: [b, n, 16] to [b, n, 4, 16 // 4], but not to [b, n * 2, 4, 2]."""
-    net.inputs = [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, ["b", "n", 16]) for n in ("x", "y")]
+    net.inputs = [
+        onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, ["b", "n", 16])
+        for n in ("x", "y")
+    ]
     zero = net.const("zero", [0], np.int64)
     split = []
     for t in ("x", "y"):
-        sizes = [net.op("Gather", f"{t}.{i}", net.op("Shape", f"{t}.shape{i}", t), net.const(f"{t}.i{i}", i, np.int64))
-                 for i in range(3)]
-        sizes[2] = net.op("Div", f"{t}.part", sizes[2], net.const(f"{t}.by", 8 if moved else 4, np.int64))
+        sizes = [
+            net.op(
+                "Gather",
+                f"{t}.{i}",
+                net.op("Shape", f"{t}.shape{i}", t),
+                net.const(f"{t}.i{i}", i, np.int64),
+            )
+            for i in range(3)
+        ]
+        sizes[2] = net.op(
+            "Div", f"{t}.part", sizes[2], net.const(f"{t}.by", 8 if moved else 4, np.int64)
+        )
         if moved:
             sizes[1] = net.op("Mul", f"{t}.many", sizes[1], net.const(f"{t}.times", 2, np.int64))
         b, n, part = (net.op("Unsqueeze", f"{s}.one", s, zero) for s in sizes)
-        shape = net.op("Concat", f"{t}.concat", b, n, net.const(f"{t}.heads", [4], np.int64), part, axis=0)
+        shape = net.op(
+            "Concat", f"{t}.concat", b, n, net.const(f"{t}.heads", [4], np.int64), part, axis=0
+        )
         split.append(net.op("Reshape", f"{t}.split", t, shape))
     net.output(net.op("Einsum", "e", *split, equation="bihd,bjhd->bhij"))
     before = net.model()
@@ -156,9 +214,15 @@ def test_a_size_of_a_reshape_follows_from_the_others(net: Net, moved: bool) -> N
     np.testing.assert_allclose(run(after, feeds)[0], run(before, feeds)[0], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("equation", "written"), [
-    ("NCHw,NCHv->NHCwv", True), ("nChw,cChv->ncChwv", True), ("nchw,nchv->nhcwv", False), ("Nchw,Nchw", False),
-])
+@pytest.mark.parametrize(
+    ("equation", "written"),
+    [
+        ("NCHw,NCHv->NHCwv", True),
+        ("nChw,cChv->ncChwv", True),
+        ("nchw,nchv->nhcwv", False),
+        ("Nchw,Nchw", False),
+    ],
+)
 def test_equations_of_einsum_get_lower_case(net: Net, equation: str, written: bool) -> None:
     """TensorRT's parser says "Invalid character(s) in Einsum equation" of capitals, which exporters write."""
     x = net.conv("c", "x")
@@ -210,18 +274,24 @@ def deep(length: int) -> onnx.ModelProto:
 @pytest.mark.parametrize(("length", "folded"), [(1, True), (1000, True), (1001, False)])
 def test_so_many_nodes_are_looked_through(length: int, folded: bool) -> None:
     after, notes = prepared(deep(length))
-    assert [n.op_type for n in after.graph.node] == ([] if folded else ["Identity"] * length) + ["Conv"]
+    assert [n.op_type for n in after.graph.node] == ([] if folded else ["Identity"] * length) + [
+        "Conv"
+    ]
     assert notes == ([Remark.WEIGHTS_COMPUTED(count=1)] if folded else [])
 
 
 def computed(op: str, *inputs: tuple[str, object, object], **attributes: object) -> onnx.ModelProto:
     """A convolution whose weights, named k, one node makes of constants."""
     net = Net()
-    net.nodes.append(onnx.helper.make_node(op, [net.const(*i) for i in inputs], ["k"], "made", **attributes))
+    net.nodes.append(
+        onnx.helper.make_node(op, [net.const(*i) for i in inputs], ["k"], "made", **attributes)
+    )
     net.nodes.append(onnx.helper.make_node("Conv", ["x", "k"], ["y"], "c"))
     ends = [onnx.helper.make_empty_tensor_value_info("y")]
     graph = onnx.helper.make_graph(net.nodes, "g", net.inputs, ends, net.initializers)
-    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    return onnx.helper.make_model(
+        graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8
+    )
 
 
 RAMP = np.arange(512.0).reshape(32, 16)
@@ -229,25 +299,58 @@ VALUE = onnx.helper.make_tensor("v", 1, [1], [0.5])
 TWO = onnx.helper.make_tensor("v", 1, [2], [0.5, 1.0])
 
 
-@in_turn(("proto", "expected"), [
-    (computed("Reshape", ("w", RAMP, np.float32), ("s", [0, 16, 1, -1], np.int64)), RAMP.reshape(32, 16, 1, 1)),
-    (computed("Reshape", ("w", RAMP, np.float32), ("s", [32, 16, 1, 1], np.int64), allowzero=1),
-     RAMP.reshape(32, 16, 1, 1)),
-    (computed("Transpose", ("w", RAMP.reshape(1, 2, 16, 16), np.float32)), RAMP.reshape(1, 2, 16, 16).T),
-    (computed("Cast", ("w", RAMP.reshape(32, 16, 1, 1), np.float16), to=1), RAMP.reshape(32, 16, 1, 1)),
-    (computed("Cast", ("w", RAMP.reshape(32, 16, 1, 1), np.int64), to=11), RAMP.reshape(32, 16, 1, 1)),
-    (computed("Cast", ("w", RAMP.reshape(32, 16, 1, 1), np.float32), to=6), None),
-    (computed("Cast", ("w", RAMP.reshape(32, 16, 1, 1), np.float32)), None),  # to what?
-    (computed("ConstantOfShape", ("s", [2, 16, 1, 3], np.int64)), np.zeros((2, 16, 1, 3))),
-    (computed("ConstantOfShape", ("s", [2, 16, 1, 3], np.int64), value=VALUE), np.full((2, 16, 1, 3), 0.5)),
-    (computed("ConstantOfShape", ("s", [0, 16, 1, 3], np.int64)), np.zeros((0, 16, 1, 3))),
-    (computed("ConstantOfShape", ("s", [-1, -16, 1, 3], np.int64)), None),
-    (computed("ConstantOfShape", ("s", [2**28 + 1, 1, 1, 1], np.int64)), None),  # a gigabyte at most
-    (computed("Neg", ("w", RAMP.reshape(32, 16, 1, 1), np.float32)), -RAMP.reshape(32, 16, 1, 1)),
-    (computed("RandomUniformLike", ("w", RAMP.reshape(32, 16, 1, 1), np.float32)), None),
-    (computed("Identity", ("w", RAMP.reshape(32, 16, 1, 1), np.float32), domain="example"), None),
-])  # fmt: skip
-def test_what_one_node_makes_of_constants(proto: onnx.ModelProto, expected: np.ndarray | None) -> None:
+@in_turn(
+    ("proto", "expected"),
+    [
+        (
+            computed("Reshape", ("w", RAMP, np.float32), ("s", [0, 16, 1, -1], np.int64)),
+            RAMP.reshape(32, 16, 1, 1),
+        ),
+        (
+            computed(
+                "Reshape", ("w", RAMP, np.float32), ("s", [32, 16, 1, 1], np.int64), allowzero=1
+            ),
+            RAMP.reshape(32, 16, 1, 1),
+        ),
+        (
+            computed("Transpose", ("w", RAMP.reshape(1, 2, 16, 16), np.float32)),
+            RAMP.reshape(1, 2, 16, 16).T,
+        ),
+        (
+            computed("Cast", ("w", RAMP.reshape(32, 16, 1, 1), np.float16), to=1),
+            RAMP.reshape(32, 16, 1, 1),
+        ),
+        (
+            computed("Cast", ("w", RAMP.reshape(32, 16, 1, 1), np.int64), to=11),
+            RAMP.reshape(32, 16, 1, 1),
+        ),
+        (computed("Cast", ("w", RAMP.reshape(32, 16, 1, 1), np.float32), to=6), None),
+        (computed("Cast", ("w", RAMP.reshape(32, 16, 1, 1), np.float32)), None),  # to what?
+        (computed("ConstantOfShape", ("s", [2, 16, 1, 3], np.int64)), np.zeros((2, 16, 1, 3))),
+        (
+            computed("ConstantOfShape", ("s", [2, 16, 1, 3], np.int64), value=VALUE),
+            np.full((2, 16, 1, 3), 0.5),
+        ),
+        (computed("ConstantOfShape", ("s", [0, 16, 1, 3], np.int64)), np.zeros((0, 16, 1, 3))),
+        (computed("ConstantOfShape", ("s", [-1, -16, 1, 3], np.int64)), None),
+        (
+            computed("ConstantOfShape", ("s", [2**28 + 1, 1, 1, 1], np.int64)),
+            None,
+        ),  # a gigabyte at most
+        (
+            computed("Neg", ("w", RAMP.reshape(32, 16, 1, 1), np.float32)),
+            -RAMP.reshape(32, 16, 1, 1),
+        ),
+        (computed("RandomUniformLike", ("w", RAMP.reshape(32, 16, 1, 1), np.float32)), None),
+        (
+            computed("Identity", ("w", RAMP.reshape(32, 16, 1, 1), np.float32), domain="example"),
+            None,
+        ),
+    ],
+)
+def test_what_one_node_makes_of_constants(
+    proto: onnx.ModelProto, expected: np.ndarray | None
+) -> None:
     notes = prepare(Model(proto))
     weight = proto.graph.node[-1].input[1]
     if expected is None:
@@ -260,28 +363,53 @@ def test_what_one_node_makes_of_constants(proto: onnx.ModelProto, expected: np.n
 def test_standardized_weights_become_constants(net: Net) -> None:
     """As torch exports NFNets and BiT: by a BatchNormalization that trains, which TensorRT refuses."""
     weight = net.rng.standard_normal((8, 16, 3, 3))
-    gain, bias, zeros, ones = (net.const(n, np.full(8, v)) for n, v in zip("gbmo", (0.5, 0, 0, 1), strict=True))
-    net.nodes.append(onnx.helper.make_node("BatchNormalization", [
-        net.const("w", weight.reshape(1, 8, 144)), gain, bias, *(net.op("Identity", n, n) for n in (zeros, ones))],
-        ["std", "mean", "var"], "norm", training_mode=1, epsilon=1e-6))
-    net.output(net.op("Conv", "c", "x", net.op("Reshape", "r", "std", net.const("s", [8, 16, 3, 3], np.int64))))
+    gain, bias, zeros, ones = (
+        net.const(n, np.full(8, v)) for n, v in zip("gbmo", (0.5, 0, 0, 1), strict=True)
+    )
+    net.nodes.append(
+        onnx.helper.make_node(
+            "BatchNormalization",
+            [
+                net.const("w", weight.reshape(1, 8, 144)),
+                gain,
+                bias,
+                *(net.op("Identity", n, n) for n in (zeros, ones)),
+            ],
+            ["std", "mean", "var"],
+            "norm",
+            training_mode=1,
+            epsilon=1e-6,
+        )
+    )
+    net.output(
+        net.op(
+            "Conv", "c", "x", net.op("Reshape", "r", "std", net.const("s", [8, 16, 3, 3], np.int64))
+        )
+    )
     after, notes = prepared(net.model())
     assert notes == [Remark.WEIGHTS_COMPUTED(count=1)]
     assert [n.op_type for n in after.graph.node] == ["Conv"]
     mean, variance = weight.mean((1, 2, 3), keepdims=True), weight.var((1, 2, 3), keepdims=True)
     expected = 0.5 * (weight - mean) / np.sqrt(variance + 1e-6)
-    np.testing.assert_allclose(value_of(after, after.graph.node[0].input[1]), expected, rtol=2e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        value_of(after, after.graph.node[0].input[1]), expected, rtol=2e-5, atol=1e-6
+    )
 
 
-@in_turn("proto", [
-    computed("Reshape", ("w", RAMP, np.float32), ("s", [16, 16, 3, 3], np.int64)),
-    computed("Reshape", ("w", RAMP, np.float32), ("s", [32, 16, 0, 1], np.int64)),  # there is no third
-    computed("Transpose", ("w", RAMP.reshape(1, 2, 16, 16), np.float32), perm=[2, 3, 0, 0]),
-    computed("Transpose", ("w", RAMP.reshape(1, 2, 16, 16), np.float32), perm=["a", "b"]),
-    computed("ConstantOfShape", ("s", [np.inf], np.float32)),
-    computed("ConstantOfShape", ("s", [2, 16, 1, 3], np.int64), value=TWO),
-    computed("ConstantOfShape", ("s", [16, 16, 1, 1], np.int64), value=3),
-])  # fmt: skip
+@in_turn(
+    "proto",
+    [
+        computed("Reshape", ("w", RAMP, np.float32), ("s", [16, 16, 3, 3], np.int64)),
+        computed(
+            "Reshape", ("w", RAMP, np.float32), ("s", [32, 16, 0, 1], np.int64)
+        ),  # there is no third
+        computed("Transpose", ("w", RAMP.reshape(1, 2, 16, 16), np.float32), perm=[2, 3, 0, 0]),
+        computed("Transpose", ("w", RAMP.reshape(1, 2, 16, 16), np.float32), perm=["a", "b"]),
+        computed("ConstantOfShape", ("s", [np.inf], np.float32)),
+        computed("ConstantOfShape", ("s", [2, 16, 1, 3], np.int64), value=TWO),
+        computed("ConstantOfShape", ("s", [16, 16, 1, 1], np.int64), value=3),
+    ],
+)
 def test_damaged_weights_are_left_to_whoever_runs_them(proto: onnx.ModelProto) -> None:
     assert prepare(Model(proto)) == []
 
@@ -296,16 +424,31 @@ def test_weights_are_computed_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> 
 def test_computed_biases_and_parameters_become_constants_and_nothing_else_does(net: Net) -> None:
 
     def held(name: str, shape: tuple[int, ...]) -> str:
-        return str(net.op("Identity", f"{name}/i", net.const(name, net.rng.uniform(0.5, 1.5, shape))))
+        return str(
+            net.op("Identity", f"{name}/i", net.const(name, net.rng.uniform(0.5, 1.5, shape)))
+        )
 
     conv = net.op("Conv", "c", "x", held("w", (16, 16, 1, 1)), held("b", (16,)))
-    normed = net.op("BatchNormalization", "n", net.op("Relu", "r", conv), *(held(p, (16,)) for p in "gdmv"))
+    normed = net.op(
+        "BatchNormalization", "n", net.op("Relu", "r", conv), *(held(p, (16,)) for p in "gdmv")
+    )
     added = net.op("Add", "a", normed, held("k", (16, 1, 1)))
-    net.output(net.op("Conv", "c2", held("data", (1, 16, 8, 8)), "w/i.out"), added, net.conv("plain", "x"))
+    net.output(
+        net.op("Conv", "c2", held("data", (1, 16, 8, 8)), "w/i.out"), added, net.conv("plain", "x")
+    )
     before = net.model()
     after, notes = prepared(before)
     assert notes == [Remark.WEIGHTS_COMPUTED(count=7)]
-    assert {n.name for n in after.graph.node} == {"c", "r", "n", "k/i", "a", "data/i", "c2", "plain"}
+    assert {n.name for n in after.graph.node} == {
+        "c",
+        "r",
+        "n",
+        "k/i",
+        "a",
+        "data/i",
+        "c2",
+        "plain",
+    }
     same(before, after)
 
 
@@ -329,11 +472,19 @@ def test_opset_is_raised_and_everything_else_kept(net: Net, opset: int) -> None:
     same(before, after)
 
 
-@pytest.mark.parametrize(("have", "want", "ir", "noted"), [
-    (13, 13, 7, []), (14, 13, 8, []), (12, 13, 7, [Remark.OPSET_RAISED(before=12, after=13)]),
-    (18, 19, 9, ["opset raised from 18 to 19"]), (19, 19, 9, []),
-])  # fmt: skip
-def test_the_opset_is_raised_where_it_is_lower(net: Net, have: int, want: int, ir: int, noted: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("have", "want", "ir", "noted"),
+    [
+        (13, 13, 7, []),
+        (14, 13, 8, []),
+        (12, 13, 7, [Remark.OPSET_RAISED(before=12, after=13)]),
+        (18, 19, 9, ["opset raised from 18 to 19"]),
+        (19, 19, 9, []),
+    ],
+)
+def test_the_opset_is_raised_where_it_is_lower(
+    net: Net, have: int, want: int, ir: int, noted: list[str]
+) -> None:
     net.output(net.conv("c", "x"))
     model = net.model(have, ir=ir if have >= want else 6)
     assert prepare(Model(model), opset=want) == noted
@@ -354,17 +505,28 @@ def test_an_opset_entry_by_its_long_name_is_raised_too(net: Net) -> None:
 
 def test_names_are_kept_or_given(net: Net) -> None:
     halves = net.op("Split", "halves", net.conv("c", "x"), outputs=2, axis=1, split=[8, 8])
-    net.output(net.op("Upsample", "up", halves[1], net.const("s", [1, 1, 2, 2])), net.op("Relu", "r", halves[0]))
+    net.output(
+        net.op("Upsample", "up", halves[1], net.const("s", [1, 1, 2, 2])),
+        net.op("Relu", "r", halves[0]),
+    )
     before = net.model(9, ir=6)
     after, _ = prepared(before)
     named = {n.output[0]: (n.op_type, n.name) for n in after.graph.node if n.op_type != "Constant"}
-    assert named == {"c.out": ("Conv", "c"), "halves.out": ("Split", "halves"), "up.out": ("Resize", "up"),
-                     "r.out": ("Relu", "r")}  # fmt: skip
+    assert named == {
+        "c.out": ("Conv", "c"),
+        "halves.out": ("Split", "halves"),
+        "up.out": ("Resize", "up"),
+        "r.out": ("Relu", "r"),
+    }
     same(before, after)
-    nodes = [onnx.helper.make_node("Relu", ["x"], ["a"], "twice"), onnx.helper.make_node("Relu", ["x"], ["b"], "a"),
-             onnx.helper.make_node("Relu", ["x"], ["c"], "a_1"), onnx.helper.make_node("Relu", ["x"], ["e"]),
-             onnx.helper.make_node("Strange", ["x"], ["", "d"], "twice", domain="example"),
-             onnx.helper.make_node("Relu", ["x"], ["f"])]  # fmt: skip
+    nodes = [
+        onnx.helper.make_node("Relu", ["x"], ["a"], "twice"),
+        onnx.helper.make_node("Relu", ["x"], ["b"], "a"),
+        onnx.helper.make_node("Relu", ["x"], ["c"], "a_1"),
+        onnx.helper.make_node("Relu", ["x"], ["e"]),
+        onnx.helper.make_node("Strange", ["x"], ["", "d"], "twice", domain="example"),
+        onnx.helper.make_node("Relu", ["x"], ["f"]),
+    ]
     graph = onnx.helper.make_graph(nodes, "g", Net().inputs, [])
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
     notes = prepare(Model(model))
@@ -372,9 +534,13 @@ def test_names_are_kept_or_given(net: Net) -> None:
     assert [n.name for n in model.graph.node] == ["a_2", "a", "a_1", "", "d", ""]
 
 
-@pytest.mark.parametrize(("raised", "told"), [
-    (RuntimeError("\n first line\nsecond line\n"), "first line"), (RuntimeError(" \n "), "RuntimeError"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (RuntimeError("\n first line\nsecond line\n"), "first line"),
+        (RuntimeError(" \n "), "RuntimeError"),
+    ],
+)
 def test_what_the_converter_says_is_told_in_one_line(
     net: Net, raised: Exception, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -383,7 +549,9 @@ def test_what_the_converter_says_is_told_in_one_line(
 
     monkeypatch.setattr("qdqtool.insertion.prepare.convert_version", convert)
     net.output(net.conv("c", "x"))
-    refused(ModelError, f"raise_opset a.onnx: 11 13 ({told});", prepare, Model(net.model(11), "a.onnx"))
+    refused(
+        ModelError, f"raise_opset a.onnx: 11 13 ({told});", prepare, Model(net.model(11), "a.onnx")
+    )
 
 
 def test_functions_are_inlined(net: Net) -> None:
@@ -406,12 +574,21 @@ def test_functions_are_inlined(net: Net) -> None:
     same(model, after)
 
 
-@in_turn(("domain", "inputs", "op"), [
-    ("", 2, "Add"), ("ai.onnx", 2, "Add"), ("", 1, "Sum"), ("", 3, "Sum"), ("example", 2, "Sum"),
-])  # fmt: skip
+@in_turn(
+    ("domain", "inputs", "op"),
+    [
+        ("", 2, "Add"),
+        ("ai.onnx", 2, "Add"),
+        ("", 1, "Sum"),
+        ("", 3, "Sum"),
+        ("example", 2, "Sum"),
+    ],
+)
 def test_only_onnxs_own_sums_of_two_are_adds(domain: str, inputs: int, op: str) -> None:
-    nodes = [onnx.helper.make_node("Sum", ["x"] * inputs, ["y"], "s", domain=domain),
-             onnx.helper.make_node("Max", ["x", "x"], ["z"], "m")]  # fmt: skip
+    nodes = [
+        onnx.helper.make_node("Sum", ["x"] * inputs, ["y"], "s", domain=domain),
+        onnx.helper.make_node("Max", ["x", "x"], ["z"], "m"),
+    ]
     model = onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", Net().inputs, []))
     notes = prepare(Model(model))
     assert [n.op_type for n in model.graph.node] == [op, "Max"] and len(notes) == (op == "Add")

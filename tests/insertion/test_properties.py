@@ -26,8 +26,24 @@ from qdqtool.types import Severity
 from tests.insertion.nets import Net, check, detector, images, nodes_of, run
 from tests.slow import slow_after
 
-_STEPS = ["conv", "conv", "silu", "relu", "add", "concat", "split", "pool", "resize", "norm", "gap", "slice", "pad",
-          "linear", "hard_swish", "same"]
+_STEPS = [
+    "conv",
+    "conv",
+    "silu",
+    "relu",
+    "add",
+    "concat",
+    "split",
+    "pool",
+    "resize",
+    "norm",
+    "gap",
+    "slice",
+    "pad",
+    "linear",
+    "hard_swish",
+    "same",
+]
 
 
 @st.composite
@@ -38,10 +54,16 @@ def graphs(draw: st.DrawFn) -> onnx.ModelProto:
     count = draw(st.integers(2, 12))
     for i in range(count):
         step = draw(st.sampled_from(_STEPS)) if i else "conv"
-        name, channels, side = tensors[draw(st.integers(max(0, len(tensors) - 3), len(tensors) - 1))]
+        name, channels, side = tensors[
+            draw(st.integers(max(0, len(tensors) - 3), len(tensors) - 1))
+        ]
         label = f"/b.{i}/{step}"
         if step == "conv":
-            made = (net.conv(f"{label}/Conv", name, channels, 16, draw(st.sampled_from([1, 3]))), 16, side)
+            made = (
+                net.conv(f"{label}/Conv", name, channels, 16, draw(st.sampled_from([1, 3]))),
+                16,
+                side,
+            )
         elif step == "silu":
             made = (net.silu(label, name), channels, side)
         elif step == "relu":
@@ -49,7 +71,9 @@ def graphs(draw: st.DrawFn) -> onnx.ModelProto:
         elif step == "norm":
             made = (net.norm(label, name, channels), channels, side)
         elif step == "pool":
-            pooled = net.op("MaxPool", label, name, kernel_shape=[3, 3], pads=[1] * 4, strides=[1, 1])
+            pooled = net.op(
+                "MaxPool", label, name, kernel_shape=[3, 3], pads=[1] * 4, strides=[1, 1]
+            )
             made = (pooled, channels, side)
         elif step == "gap":
             pooled = net.op("GlobalAveragePool", label, name)
@@ -66,17 +90,28 @@ def graphs(draw: st.DrawFn) -> onnx.ModelProto:
             made = (net.op("Pad", label, name, pads, mode=mode), channels, side + 2)
         elif step == "hard_swish":
             three, six = net.const(f"{label}.3", 3.0), net.const(f"{label}.6", 6.0)
-            clipped = net.op("Clip", f"{label}/Clip", net.op("Add", f"{label}/Add", name, three), "", six)
-            made = (net.op("Div", f"{label}/Div", net.op("Mul", f"{label}/Mul", name, clipped), six), channels, side)
+            clipped = net.op(
+                "Clip", f"{label}/Clip", net.op("Add", f"{label}/Add", name, three), "", six
+            )
+            made = (
+                net.op("Div", f"{label}/Div", net.op("Mul", f"{label}/Mul", name, clipped), six),
+                channels,
+                side,
+            )
         elif step == "same":
-            op, attributes = draw(st.sampled_from([("Identity", {}), ("Dropout", {}), ("Cast", {"to": 1})]))
+            op, attributes = draw(
+                st.sampled_from([("Identity", {}), ("Dropout", {}), ("Cast", {"to": 1})])
+            )
             made = (net.op(op, label, name, **attributes), channels, side)
         elif step in ("split", "slice") and channels == 16:
             if step == "split":
                 sizes = net.const(f"{label}.sizes", [8, 8], np.int64)
                 half = net.op("Split", label, name, sizes, outputs=2, axis=1)[1]
             else:
-                bounds = [net.const(f"{label}.{k}", [v], np.int64) for k, v in (("from", 4), ("to", 12), ("axis", 1))]
+                bounds = [
+                    net.const(f"{label}.{k}", [v], np.int64)
+                    for k, v in (("from", 4), ("to", 12), ("axis", 1))
+                ]
                 half = net.op("Slice", label, name, *bounds)
             made = (half, 8, side)
         elif step in ("add", "concat"):
@@ -110,7 +145,9 @@ def _living(model: onnx.ModelProto) -> list[onnx.NodeProto]:
 
 
 @given(graphs(), st.sampled_from(["auto", "skip", "both", "none"]), st.booleans())
-def test_every_insertion_is_valid_and_runs(model: onnx.ModelProto, residual: str, unify: bool) -> None:
+def test_every_insertion_is_valid_and_runs(
+    model: onnx.ModelProto, residual: str, unify: bool
+) -> None:
     result = qdqtool.insert(model, images(2), residual=residual, unify=unify, include=["Conv"])
     check(result.model)
     assert result.prediction is not None, result.warnings
@@ -132,9 +169,13 @@ def test_every_insertion_is_valid_and_runs(model: onnx.ModelProto, residual: str
 
 
 @given(graphs(), st.sampled_from(METHODS), st.sampled_from(["auto", "skip", "both"]))
-def test_no_insertion_makes_two_scales_meet(model: onnx.ModelProto, method: str, residual: str) -> None:
+def test_no_insertion_makes_two_scales_meet(
+    model: onnx.ModelProto, method: str, residual: str
+) -> None:
     """Scales are chosen for what a Q passes, so that the simulator never finds two at one convolution."""
-    result = qdqtool.insert(model, images(2), method=method, residual=residual, include=["Conv"], predict=False)
+    result = qdqtool.insert(
+        model, images(2), method=method, residual=residual, include=["Conv"], predict=False
+    )
     prediction = simulate(Model(result.model), target_named("trt8.5"))
     assert [r for r in prediction.refusals if isinstance(r, OutputDifferentScales)] == []
 
@@ -157,7 +198,11 @@ def _to_int16(model: onnx.ModelProto) -> None:
     for entry in model.opset_import:
         entry.version = 21
     model.ir_version = 10
-    weights = {n.input[1] for n in model.graph.node if n.op_type == "QuantizeLinear" and "_weight_" in n.name}
+    weights = {
+        n.input[1]
+        for n in model.graph.node
+        if n.op_type == "QuantizeLinear" and "_weight_" in n.name
+    }
     for tensor in model.graph.initializer:
         value = onnx.numpy_helper.to_array(tensor)
         if value.dtype == np.int8:
@@ -182,15 +227,24 @@ ASKED = {
     ("weights", "int8"): {"WEIGHT-PREQUANT"},
 }
 OPTIONS = {
-    "high_precision": [None, "fp32"], "head": ["box", "float", "none"], "unify": [True, False],
-    "residual": ["auto", "skip", "both", "none"], "weights": ["float", "int8"],
+    "high_precision": [None, "fp32"],
+    "head": ["box", "float", "none"],
+    "unify": [True, False],
+    "residual": ["auto", "skip", "both", "none"],
+    "weights": ["float", "int8"],
 }
 TARGETS = ["trt8.0", "trt8.5", "trt8.6", "trt10", "trt11", "rtx1.7"]
 
 
 @settings(derandomize=True, phases=[Phase.generate])
-@given(graphs(), st.sampled_from(TARGETS), st.fixed_dictionaries({k: st.sampled_from(v) for k, v in OPTIONS.items()}))
-def test_nothing_warns_of_what_insertion_did(model: onnx.ModelProto, target: str, options: dict[str, object]) -> None:
+@given(
+    graphs(),
+    st.sampled_from(TARGETS),
+    st.fixed_dictionaries({k: st.sampled_from(v) for k, v in OPTIONS.items()}),
+)
+def test_nothing_warns_of_what_insertion_did(
+    model: onnx.ModelProto, target: str, options: dict[str, object]
+) -> None:
     living = _living(model)
     del model.graph.node[:]
     model.graph.node.extend(reversed(living))
@@ -207,7 +261,9 @@ def test_nothing_warns_of_what_insertion_did(model: onnx.ModelProto, target: str
     fixes = {f.code for f in made.prediction.findings if f.automatic}
     if options["residual"] in ("none", "both"):
         fixes -= ASKED["residual", "none"] | ASKED["residual", "both"]  # tried, and worth it or not
-    for code in sorted(fixes - ASKED["unify", False]):  # a shared scale costs what only a run can tell
+    for code in sorted(
+        fixes - ASKED["unify", False]
+    ):  # a shared scale costs what only a run can tell
         fixed = fix(made.model, target, [code], images(1)[0])
         assert code in {c.code for c in fixed.applied}, fixed.refused
 
@@ -219,7 +275,9 @@ def _attention(net: Net) -> str:
     flat = net.const("flat", [1, 16, 64], np.int64)
     q, k, v = (net.op("Reshape", f"flat{i}", part, flat) for i, part in enumerate(parts))
     scores = net.op("MatMul", "qk", net.op("Transpose", "qt", q, perm=[0, 2, 1]), k)
-    shares = net.op("Softmax", "soft", net.op("Mul", "scaled", scores, net.const("factor", 0.25)), axis=-1)
+    shares = net.op(
+        "Softmax", "soft", net.op("Mul", "scaled", scores, net.const("factor", 0.25)), axis=-1
+    )
     mixed = net.op("MatMul", "av", v, net.op("Transpose", "st", shares, perm=[0, 2, 1]))
     image = net.op("Reshape", "image", mixed, net.const("shape", [1, 16, 8, 8], np.int64))
     return net.op("Add", "sum", image, net.conv("pe", parts[2], group=16))
@@ -228,34 +286,49 @@ def _attention(net: Net) -> str:
 def _gated(net: Net) -> str:
     """A squeeze and excitation: the product reads as float what the average reads."""
     x = net.conv("stem", "x")
-    gate = net.op("Sigmoid", "gate", net.conv("squeeze", net.op("GlobalAveragePool", "gap", x), kernel=1))
+    gate = net.op(
+        "Sigmoid", "gate", net.conv("squeeze", net.op("GlobalAveragePool", "gap", x), kernel=1)
+    )
     return net.op("Mul", "gated", x, gate)
 
 
 def _upsampled(net: Net) -> str:
     weights = net.const("up.weight", net.rng.standard_normal((16, 16, 2, 2)) * 0.1)
-    up = net.op("ConvTranspose", "up", net.conv("stem", "x"), weights, strides=[2, 2], kernel_shape=[2, 2])
+    up = net.op(
+        "ConvTranspose", "up", net.conv("stem", "x"), weights, strides=[2, 2], kernel_shape=[2, 2]
+    )
     return net.op("Relu", "act", net.norm("bn", up))
 
 
 def _shifted(net: Net) -> str:
     """HardSwish behind SiLU: its Add of a constant is no residual."""
     x = net.silu("act", net.conv("stem", "x"))
-    clipped = net.op("Clip", "clip", net.op("Add", "plus", x, net.const("three", 3.0)), "", net.const("six", 6.0))
+    clipped = net.op(
+        "Clip", "clip", net.op("Add", "plus", x, net.const("three", 3.0)), "", net.const("six", 6.0)
+    )
     return net.op("Div", "div", net.op("Mul", "mul", x, clipped), net.const("by", 6.0))
 
 
 NETWORKS = {
-    "attention": _attention, "gated": _gated, "upsampled": _upsampled, "shifted": _shifted,
+    "attention": _attention,
+    "gated": _gated,
+    "upsampled": _upsampled,
+    "shifted": _shifted,
     "depthwise": lambda net: net.silu("act", net.conv("dw", net.conv("stem", "x"), group=16)),
-    "depthwise into an Add": lambda net: net.op("Add", "sum", net.conv("dw", "x", group=16), net.conv("stem", "x")),
+    "depthwise into an Add": lambda net: net.op(
+        "Add", "sum", net.conv("dw", "x", group=16), net.conv("stem", "x")
+    ),
     "grouped": lambda net: net.op("Relu", "act", net.conv("group", net.conv("stem", "x"), group=4)),
 }
 
 
-@pytest.mark.parametrize("target", slow_after(2, ["trt8.5", "rtx1.7", "trt10", "trt8.0", "trt8.6", "trt11"]))
+@pytest.mark.parametrize(
+    "target", slow_after(2, ["trt8.5", "rtx1.7", "trt10", "trt8.0", "trt8.6", "trt11"])
+)
 @pytest.mark.parametrize("name", NETWORKS)
-def test_nothing_warns_of_what_insertion_did_with_parts_of_known_networks(net: Net, name: str, target: str) -> None:
+def test_nothing_warns_of_what_insertion_did_with_parts_of_known_networks(
+    net: Net, name: str, target: str
+) -> None:
     net.output(net.conv("end", NETWORKS[name](net), kernel=1))
     made = insert(net.model(), images(1), method="max", target=target, losses=0)
     assert made.prediction is not None
@@ -270,7 +343,9 @@ def chains(draw: st.DrawFn) -> onnx.ModelProto:
     net = Net(seed=draw(st.integers(0, 9)))
     stem = net.conv("stem", "x")
     sides = [_chain(draw, net, "long", net.conv("b", net.op("Relu", "inner", net.conv("a", stem))))]
-    sides.append(_chain(draw, net, "short", net.conv("down", stem)) if draw(st.booleans()) else stem)
+    sides.append(
+        _chain(draw, net, "short", net.conv("down", stem)) if draw(st.booleans()) else stem
+    )
     out = net.op("Add", "add", *draw(st.permutations(sides)))
     net.output(net.conv("end", net.op("Relu", "last", out) if draw(st.booleans()) else out))
     return net.model()
@@ -286,9 +361,13 @@ def _chain(draw: st.DrawFn, net: Net, side: str, tensor: str) -> str:
         elif op == "SiLU":
             tensor = net.silu(name, tensor)
         elif op == "Clip":
-            tensor = net.op(op, name, tensor, net.const(f"{name}.low", 0.0), net.const(f"{name}.high", 6.0))
+            tensor = net.op(
+                op, name, tensor, net.const(f"{name}.low", 0.0), net.const(f"{name}.high", 6.0)
+            )
         else:
-            tensor = net.op(op, name, net.op("Abs", f"{name}.abs", tensor) if op == "Sqrt" else tensor)
+            tensor = net.op(
+                op, name, net.op("Abs", f"{name}.abs", tensor) if op == "Sqrt" else tensor
+            )
     return tensor
 
 
@@ -305,7 +384,12 @@ def test_no_chain_behind_a_convolution_gets_pairs_that_prediction_advises_agains
 def test_what_the_simulator_has_fused_and_what_is_advised(net: Net) -> None:
     """The simulator has it fused, so that the skip alone is quantized, as behind a bare convolution."""
     x = net.conv("a", "x")
-    net.output(net.conv("d", net.op("Add", "add", net.op("Mul", "mul", net.conv("b", x), net.const("k", 2.0)), x)))
+    net.output(
+        net.conv(
+            "d",
+            net.op("Add", "add", net.op("Mul", "mul", net.conv("b", x), net.const("k", 2.0)), x),
+        )
+    )
     made = insert(net.model(), images(1), method="max", target="trt10")
     assert made.prediction is not None
     outcome = made.prediction.convolution("b")
@@ -318,8 +402,9 @@ def test_what_the_simulator_has_fused_and_what_is_advised(net: Net) -> None:
     net.output(net.conv("end", net.conv("a", x)), net.conv("end2", beside))
     made = insert(net.model(), images(1), method="max", target="trt10", exclude=["left"])
     assert made.prediction is not None
-    assert [(f.code, f.node) for f in made.prediction.findings if f.severity == Severity.WARNING] == [
-        ("OUT-MIXED", "left")]
+    assert [
+        (f.code, f.node) for f in made.prediction.findings if f.severity == Severity.WARNING
+    ] == [("OUT-MIXED", "left")]
 
 
 def _bare(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -347,13 +432,28 @@ def _counted(prediction: qdqtool.Prediction) -> list[tuple[str, str, int]]:
 
 
 @pytest.mark.parametrize("target", slow_after(1, ["trt11", "rtx1.7"]))
-def test_a_detector_for_a_strongly_typed_target_is_fp16_and_nothing_advises_against_it(target: str) -> None:
-    made = insert(detector(), images(2, 3, 64, "images"), target=target, method="max", residual="both", losses=1)
+def test_a_detector_for_a_strongly_typed_target_is_fp16_and_nothing_advises_against_it(
+    target: str,
+) -> None:
+    made = insert(
+        detector(),
+        images(2, 3, 64, "images"),
+        target=target,
+        method="max",
+        residual="both",
+        losses=1,
+    )
     assert made.float_type == "fp16" and not made.float32
-    types = {v.type.tensor_type.elem_type for v in (*made.model.graph.input, *made.model.graph.output)}
+    types = {
+        v.type.tensor_type.elem_type for v in (*made.model.graph.input, *made.model.graph.output)
+    }
     assert types == {onnx.TensorProto.FLOAT}
     index = Model(made.model)
-    float_outputs = [n for n in nodes_of(made.model, "Conv") if index.elem_type(n.output[0]) == onnx.TensorProto.FLOAT]
+    float_outputs = [
+        n
+        for n in nodes_of(made.model, "Conv")
+        if index.elem_type(n.output[0]) == onnx.TensorProto.FLOAT
+    ]
     assert [n.name for n in float_outputs] == ["/model.22/dfl/conv/Conv"]
     assert made.agreement is not None and 0.0 < made.agreement.error < 0.2
     assert made.prediction is not None
@@ -362,8 +462,14 @@ def test_a_detector_for_a_strongly_typed_target_is_fp16_and_nothing_advises_agai
 
 
 def test_fp32_can_be_asked_for_and_the_fix_that_is_named_works() -> None:
-    made = insert(detector(), images(1, 3, 64, "images"), target="trt11", method="max", residual="both",
-                  high_precision="fp32")
+    made = insert(
+        detector(),
+        images(1, 3, 64, "images"),
+        target="trt11",
+        method="max",
+        residual="both",
+        high_precision="fp32",
+    )
     assert made.prediction is not None and made.float_type == "fp32" and made.agreement is None
     finding = next(f for f in made.prediction.findings if f.code == "FLOAT-FP32")
     assert finding.automatic
@@ -375,19 +481,35 @@ def test_fp32_can_be_asked_for_and_the_fix_that_is_named_works() -> None:
 
 
 @pytest.mark.parametrize(("largest", "kept"), [(60000.0, True), (33000.0, True), (20000.0, False)])
-def test_values_that_half_cannot_hold_stay_float32_and_are_named(net: Net, largest: float, kept: bool) -> None:
+def test_values_that_half_cannot_hold_stay_float32_and_are_named(
+    net: Net, largest: float, kept: bool
+) -> None:
     """A square inside, as LayerNorm in pieces has it: no Q says how large it is."""
     first = net.conv("a", "x", kernel=1)
-    wide = net.op("Mul", "wide", net.op("Clip", "clip", first, "", net.const("one", 1.0)), net.const("k", largest))
-    small = net.op("Mul", "small", net.op("Clip", "cut", wide, "", net.const("low", largest)), net.const("i", 1e-4))
+    wide = net.op(
+        "Mul",
+        "wide",
+        net.op("Clip", "clip", first, "", net.const("one", 1.0)),
+        net.const("k", largest),
+    )
+    small = net.op(
+        "Mul",
+        "small",
+        net.op("Clip", "cut", wide, "", net.const("low", largest)),
+        net.const("i", 1e-4),
+    )
     net.output(net.conv("b", small, kernel=1))
-    net.initializers[0].CopyFrom(onnx.numpy_helper.from_array(np.ones((16, 16, 1, 1), np.float32), "a.weight"))
+    net.initializers[0].CopyFrom(
+        onnx.numpy_helper.from_array(np.ones((16, 16, 1, 1), np.float32), "a.weight")
+    )
     made = insert(net.model(), images(2), target="trt11", method="max", losses=1)
     assert ("wide.out" in made.float32) == kept
     index = Model(made.model)
     assert (index.elem_type("wide.out") == onnx.TensorProto.FLOAT) == kept
     assert made.agreement is not None and math.isfinite(made.agreement.error)
-    assert made.prediction is not None and "FLOAT-FP32" not in {f.code for f in made.prediction.findings}
+    assert made.prediction is not None and "FLOAT-FP32" not in {
+        f.code for f in made.prediction.findings
+    }
 
 
 @pytest.mark.parametrize(("offset", "warned"), [(12000.0, True), (8.0, False)])
@@ -400,16 +522,25 @@ def test_an_error_that_fp16_makes_is_a_warning(net: Net, offset: float, warned: 
     assert (Remark.HALF_DIFFERS in remarks(made.warnings)) == warned
 
 
-@pytest.mark.parametrize(("mode", "refused"), [("half_pixel_symmetric", True), ("half_pixel", False)])
+@pytest.mark.parametrize(
+    ("mode", "refused"), [("half_pixel_symmetric", True), ("half_pixel", False)]
+)
 def test_what_ends_the_build_is_a_warning_of_insert(net: Net, mode: str, refused: bool) -> None:
     scales = net.const("s", np.asarray([1, 1, 2, 2]), np.float32)
-    net.output(net.op("Resize", "r", net.conv("a", "x"), "", scales, coordinate_transformation_mode=mode))
+    net.output(
+        net.op("Resize", "r", net.conv("a", "x"), "", scales, coordinate_transformation_mode=mode)
+    )
     made = insert(net.model(), images(2), target="rtx1.7", method="max")
-    assert made.prediction is not None and ("BUILD-FAILS" in made.prediction.findings_by_code()) is refused
+    assert (
+        made.prediction is not None
+        and ("BUILD-FAILS" in made.prediction.findings_by_code()) is refused
+    )
     assert bool(made.warnings) is refused
 
 
-def test_a_range_that_a_scale_says_keeps_a_whole_convolution_and_its_pairs_float32(net: Net) -> None:
+def test_a_range_that_a_scale_says_keeps_a_whole_convolution_and_its_pairs_float32(
+    net: Net,
+) -> None:
     big = net.op("Mul", "big", net.conv("a", "x"), net.const("k", 40000.0))
     net.output(net.conv("b", big), net.conv("c", "x"))
     made = insert(net.model(), images(2), target="trt11", method="max", head="none")
@@ -424,11 +555,17 @@ def test_a_range_that_a_scale_says_keeps_a_whole_convolution_and_its_pairs_float
 
 @pytest.mark.parametrize("factor", [1.0, 30000.0, 1e-7])
 @pytest.mark.parametrize("input_type", ["float", "int8"])
-def test_a_pair_has_one_scale_and_what_is_said_of_it_is_in_the_file(net: Net, factor: float, input_type: str) -> None:
+def test_a_pair_has_one_scale_and_what_is_said_of_it_is_in_the_file(
+    net: Net, factor: float, input_type: str
+) -> None:
     """A pair is FP32 where values are too large for FP16; scales below its least are raised, and that is said."""
     scaled = net.op("Mul", "scaled", net.conv("a", "x"), net.const("k", factor))
-    net.output(net.conv("b", net.op("Concat", "cat", scaled, scaled, axis=1), 32), net.conv("c", "x"))
-    made = insert(net.model(), images(2), target="trt11", method="max", head="none", input_type=input_type)
+    net.output(
+        net.conv("b", net.op("Concat", "cat", scaled, scaled, axis=1), 32), net.conv("c", "x")
+    )
+    made = insert(
+        net.model(), images(2), target="trt11", method="max", head="none", input_type=input_type
+    )
     index = Model(made.model)
     said = {q.node: q.scale for q in made.quantized}
     for q in (n for n in index.nodes if n.op == "QuantizeLinear"):
@@ -438,5 +575,8 @@ def test_a_pair_has_one_scale_and_what_is_said_of_it_is_in_the_file(net: Net, fa
             assert scale is not None and other is not None and np.array_equal(scale, other)
             assert not index.is_constant(q.input(0)) or scale.dtype == other.dtype
         assert scale is not None and np.array_equal(scale, np.asarray(said[q.name], scale.dtype))
-    assert all(g.scale == {q.scale for q in made.activations if q.group == i}.pop() for i, g in enumerate(made.groups))
+    assert all(
+        g.scale == {q.scale for q in made.activations if q.group == i}.pop()
+        for i, g in enumerate(made.groups)
+    )
     assert (Remark.SCALES_RAISED in remarks(made.notes)) is (factor < 1)

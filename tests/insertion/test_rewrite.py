@@ -1,11 +1,17 @@
-
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
 
 from qdqtool.insertion.placement import Rules, place
-from qdqtool.insertion.rewrite import ActivationScale, quantize, rewrite, round_up_to_half, rounded, rounded_name
+from qdqtool.insertion.rewrite import (
+    ActivationScale,
+    quantize,
+    rewrite,
+    round_up_to_half,
+    rounded,
+    rounded_name,
+)
 from qdqtool.model.graph import Model
 from qdqtool.prediction import predict
 from qdqtool.types import Precision, QuantizedTensor
@@ -14,12 +20,20 @@ from tests.tables import in_turn
 
 
 def inserted(
-    model: onnx.ModelProto, scale: float = 0.05, weights: str = "float", include: tuple[str, ...] = ()
+    model: onnx.ModelProto,
+    scale: float = 0.05,
+    weights: str = "float",
+    include: tuple[str, ...] = (),
 ) -> tuple[onnx.ModelProto, list[QuantizedTensor]]:
     copy = copied(model)
     index = Model(copy)
     placement = place(index, Rules(head="none", include=include))
-    quantized = rewrite(index, placement, {t: ActivationScale(scale, "max", None) for t in placement.readers}, weights)
+    quantized = rewrite(
+        index,
+        placement,
+        {t: ActivationScale(scale, "max", None) for t in placement.readers},
+        weights,
+    )
     check(copy)
     return copy, quantized
 
@@ -33,10 +47,17 @@ def two_layers() -> onnx.ModelProto:
 
 def test_names_and_what_the_model_says_of_itself() -> None:
     model, quantized = inserted(two_layers())
-    pairs = [f"conv/_{of}_quantizer/{op}Linear" for of in ("input", "weight") for op in ("Quantize", "Dequantize")]
+    pairs = [
+        f"conv/_{of}_quantizer/{op}Linear"
+        for of in ("input", "weight")
+        for op in ("Quantize", "Dequantize")
+    ]
     layer = [*pairs, "conv/Conv", "act/Relu"]
     assert [n.name for n in model.graph.node] == [f"/m.{i}/{n}" for i in "01" for n in layer]
-    assert (quantized[0].tensor, quantized[0].node) == ("x", "/m.0/conv/_input_quantizer/QuantizeLinear")
+    assert (quantized[0].tensor, quantized[0].node) == (
+        "x",
+        "/m.0/conv/_input_quantizer/QuantizeLinear",
+    )
     model = two_layers()
     model.metadata_props.add(key="names", value="{0: 'person'}")
     model.doc_string, model.producer_name, model.graph.doc_string = "doc", "pytorch", "graph doc"
@@ -45,7 +66,11 @@ def test_names_and_what_the_model_says_of_itself() -> None:
     infos = {v.name for v in model.graph.value_info}
     result, _ = inserted(model)
     assert result.metadata_props[0].value == "{0: 'person'}"
-    assert (result.doc_string, result.producer_name, result.graph.doc_string) == ("doc", "pytorch", "graph doc")
+    assert (result.doc_string, result.producer_name, result.graph.doc_string) == (
+        "doc",
+        "pytorch",
+        "graph doc",
+    )
     assert nodes_of(result, "Conv")[0].doc_string == "node doc"
     assert {(o.domain, o.version) for o in result.opset_import} == {("", 17), ("custom", 3)}
     assert infos <= {v.name for v in result.graph.value_info}
@@ -71,8 +96,10 @@ def test_scales_of_weights() -> None:
     assert (half > 0).all()
     exact = np.float32([2.0**-24, 0.5, 1.0, 1.0 + 2.0**-10, 32768.0])  # numbers that FP16 has stay
     np.testing.assert_array_equal(round_up_to_half(exact), exact.astype(np.float16))
-    np.testing.assert_array_equal(round_up_to_half(np.nextafter(exact[:4], np.float32(9))),
-                                  np.float16([2.0**-23, 0.5 + 2.0**-11, 1.0 + 2.0**-10, 1.0 + 2.0**-9]))
+    np.testing.assert_array_equal(
+        round_up_to_half(np.nextafter(exact[:4], np.float32(9))),
+        np.float16([2.0**-23, 0.5 + 2.0**-11, 1.0 + 2.0**-10, 1.0 + 2.0**-9]),
+    )
     assert half[3].astype(np.float32) / values[3] < 1.001
 
 
@@ -95,7 +122,9 @@ def test_numbers_of_pairs() -> None:
     feeds = images(1)[0]
     np.testing.assert_array_equal(run(as_float, feeds)[0], run(as_int8, feeds)[0])
     assert len(nodes_of(as_int8, "QuantizeLinear")) == 2
-    assert [t.data_type for t in as_int8.graph.initializer if t.name.endswith("_quantized")] == [TensorProto.INT8] * 2
+    assert [t.data_type for t in as_int8.graph.initializer if t.name.endswith("_quantized")] == [
+        TensorProto.INT8
+    ] * 2
     assert not any(t.name == "/m.0/conv/Conv.weight" for t in as_int8.graph.initializer)
     assert quantized[1].node == "/m.0/conv/_weight_quantizer/DequantizeLinear"
 
@@ -108,10 +137,15 @@ def test_codes_are_those_of_onnxruntime() -> None:
     scale[0] = 1.0
     node = helper.make_node("QuantizeLinear", ["v", "s", "z"], ["q"], axis=1)
     graph = helper.make_graph(
-        [node], "q", [helper.make_tensor_value_info("v", 1, value.shape), helper.make_tensor_value_info("s", 1, [5]),
-                      helper.make_tensor_value_info("z", 3, [5])],
+        [node],
+        "q",
+        [
+            helper.make_tensor_value_info("v", 1, value.shape),
+            helper.make_tensor_value_info("s", 1, [5]),
+            helper.make_tensor_value_info("z", 3, [5]),
+        ],
         [helper.make_tensor_value_info("q", 3, value.shape)],
-    )  # fmt: skip
+    )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
     model.ir_version = 8
     expected = run(model, {"v": value, "s": scale, "z": np.zeros(5, np.int8)})[0]
@@ -120,8 +154,16 @@ def test_codes_are_those_of_onnxruntime() -> None:
 
 def test_axes_of_every_operator(net: Net) -> None:
     relu = net.op("Relu", "r", net.conv("c", "x"))
-    up = net.op("ConvTranspose", "t", relu, net.const("tw", net.rng.standard_normal((16, 24, 2, 2))))
-    grouped = net.op("ConvTranspose", "tg", relu, net.const("tgw", net.rng.standard_normal((16, 8, 2, 2))), group=2)
+    up = net.op(
+        "ConvTranspose", "t", relu, net.const("tw", net.rng.standard_normal((16, 24, 2, 2)))
+    )
+    grouped = net.op(
+        "ConvTranspose",
+        "tg",
+        relu,
+        net.const("tgw", net.rng.standard_normal((16, 8, 2, 2))),
+        group=2,
+    )
     flat = net.op("Flatten", "f", net.op("GlobalAveragePool", "gap", relu))
     g0 = net.op("Gemm", "g0", flat, net.const("g0w", net.rng.standard_normal((16, 20))))
     g1 = net.op("Gemm", "g1", flat, net.const("g1w", net.rng.standard_normal((20, 16))), transB=1)
@@ -134,8 +176,13 @@ def test_axes_of_every_operator(net: Net) -> None:
             axis = [a.i for a in node.attribute if a.name == "axis"]
             found[node.input[0]] = (axis[0] if axis else None, value_of(model, node.input[1]).size)
     assert found == {
-        "c.weight": (0, 16), "tw": (None, 1), "tgw": (None, 1), "g0w": (1, 20), "g1w": (0, 20), "mw": (1, 20),
-    }  # fmt: skip
+        "c.weight": (0, 16),
+        "tw": (None, 1),
+        "tgw": (None, 1),
+        "g0w": (1, 20),
+        "g1w": (0, 20),
+        "mw": (1, 20),
+    }
     run(model, images(1)[0])
 
 
@@ -156,25 +203,45 @@ def test_missing_and_alike_names_still_give_unique_ones(net: Net, names: list[st
     net = Net()
     net.op("Relu", "other", "x")
     net.nodes[-1].output[0] = "c/_input_quantizer/QuantizeLinear_output_0"
-    net.output(net.conv("c", "x"), net.op("Relu", "r", "c/_input_quantizer/QuantizeLinear_output_0"))
+    net.output(
+        net.conv("c", "x"), net.op("Relu", "r", "c/_input_quantizer/QuantizeLinear_output_0")
+    )
     _, quantized = inserted(net.model())
     assert quantized[0].node == "c/_input_quantizer_0/QuantizeLinear"
 
 
-@in_turn(("name", "taken", "base"), [
-    ("/m/conv/Conv", (), "/m/conv/_input_quantizer"),
-    ("/m/conv/Conv_1", (), "/m/conv/_input_quantizer"),
-    ("m/Conv", (), "m/_input_quantizer"),
-    ("/m/conv/first", (), "/m/conv/first/_input_quantizer"),  # not called after its operator
-    ("/Conv", (), "/Conv/_input_quantizer"),  # no folder
-    ("Conv", (), "Conv/_input_quantizer"),
-    ("/m/conv/Conv", ("/m/conv/_input_quantizer/QuantizeLinear",), "/m/conv/Conv/_input_quantizer"),
-    ("/m/conv/Conv", ("/m/conv/_input_quantizer/scale", "/m/conv/Conv/_input_quantizer/zero_point"),
-     "/m/conv/Conv/_input_quantizer_0"),
-    ("Conv", ("Conv/_input_quantizer/DequantizeLinear_output_0", "Conv/_input_quantizer_0/QuantizeLinear_output_0"),
-     "Conv/_input_quantizer_1"),
-])  # fmt: skip
-def test_pairs_have_their_readers_name_or_one_that_is_free(name: str, taken: tuple[str, ...], base: str) -> None:
+@in_turn(
+    ("name", "taken", "base"),
+    [
+        ("/m/conv/Conv", (), "/m/conv/_input_quantizer"),
+        ("/m/conv/Conv_1", (), "/m/conv/_input_quantizer"),
+        ("m/Conv", (), "m/_input_quantizer"),
+        ("/m/conv/first", (), "/m/conv/first/_input_quantizer"),  # not called after its operator
+        ("/Conv", (), "/Conv/_input_quantizer"),  # no folder
+        ("Conv", (), "Conv/_input_quantizer"),
+        (
+            "/m/conv/Conv",
+            ("/m/conv/_input_quantizer/QuantizeLinear",),
+            "/m/conv/Conv/_input_quantizer",
+        ),
+        (
+            "/m/conv/Conv",
+            ("/m/conv/_input_quantizer/scale", "/m/conv/Conv/_input_quantizer/zero_point"),
+            "/m/conv/Conv/_input_quantizer_0",
+        ),
+        (
+            "Conv",
+            (
+                "Conv/_input_quantizer/DequantizeLinear_output_0",
+                "Conv/_input_quantizer_0/QuantizeLinear_output_0",
+            ),
+            "Conv/_input_quantizer_1",
+        ),
+    ],
+)
+def test_pairs_have_their_readers_name_or_one_that_is_free(
+    name: str, taken: tuple[str, ...], base: str
+) -> None:
     net = Net()
     net.output(net.conv("c", "x"), *(net.op("Relu", t, "x") for t in taken))
     model = net.model()
@@ -191,29 +258,47 @@ def test_sketched_weights_have_scales_of_one_of_the_right_shape(net: Net, dtype:
     net.output(net.op("ConvTranspose", "t", relu, net.const("tw", np.full((24, 8, 2, 2), 3.0))))
     model = net.model()
     for tensor in model.graph.initializer:
-        tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor).astype(dtype), tensor.name))
+        tensor.CopyFrom(
+            onnx.numpy_helper.from_array(
+                onnx.numpy_helper.to_array(tensor).astype(dtype), tensor.name
+            )
+        )
     index = Model(model)
     placement = place(index, Rules(head="none", include=["t"]))
-    rewrite(index, placement, {t: ActivationScale(1.0, "", None) for t in placement.readers}, "sketch")
-    found = {n.input[0]: value_of(model, n.input[1]) for n in nodes_of(model, "QuantizeLinear") if "weight" in n.name}
+    rewrite(
+        index, placement, {t: ActivationScale(1.0, "", None) for t in placement.readers}, "sketch"
+    )
+    found = {
+        n.input[0]: value_of(model, n.input[1])
+        for n in nodes_of(model, "QuantizeLinear")
+        if "weight" in n.name
+    }
     assert {t: (v.shape, v.dtype, set(v.ravel().tolist())) for t, v in found.items()} == {
-        "c.weight": ((24,), dtype, {1.0}), "tw": ((), dtype, {1.0}),
-    }  # fmt: skip
+        "c.weight": ((24,), dtype, {1.0}),
+        "tw": ((), dtype, {1.0}),
+    }
 
 
-def test_quantized_readers_share_a_pair_and_float_readers_and_outputs_keep_the_tensor_itself(net: Net) -> None:
+def test_quantized_readers_share_a_pair_and_float_readers_and_outputs_keep_the_tensor_itself(
+    net: Net,
+) -> None:
     relu = net.op("Relu", "r", net.conv("c", "x"))
     net.output(relu, net.conv("d", relu), net.op("Sigmoid", "s", relu), net.conv("e", relu))
     model, quantized = inserted(net.model())
     assert [q.tensor for q in quantized if q.method == "max"] == ["x", "r.out"]
     readers = {n.name: n.input[0] for n in nodes_of(model, "Conv", "Sigmoid")}
-    assert readers["d"] == readers["e"] == "d/_input_quantizer/DequantizeLinear_output_0" and readers["s"] == "r.out"
+    assert (
+        readers["d"] == readers["e"] == "d/_input_quantizer/DequantizeLinear_output_0"
+        and readers["s"] == "r.out"
+    )
     assert [v.name for v in model.graph.output] == ["r.out", "d.out", "s.out", "e.out"]
 
 
 @pytest.mark.parametrize("op", ["Gemm", "MatMul"])
 @pytest.mark.parametrize("target", ["trt8.5", "trt10", "trt11"])
-def test_matrix_products_that_share_a_tensor_have_a_dq_each_and_run_in_int8(net: Net, op: str, target: str) -> None:
+def test_matrix_products_that_share_a_tensor_have_a_dq_each_and_run_in_int8(
+    net: Net, op: str, target: str
+) -> None:
     rows = net.op("Flatten", "f", net.op("GlobalAveragePool", "g", net.conv("c", "x")))
     rng = np.random.default_rng(0)
     outputs = []
@@ -229,7 +314,9 @@ def test_matrix_products_that_share_a_tensor_have_a_dq_each_and_run_in_int8(net:
     assert len({n.name for n in fed}) == 3 and {n.input[0] for n in fed} == {shared[0].output[0]}
     assert fed[1].name == "two/_input_quantizer/DequantizeLinear"
     found = predict(model, target).convolutions
-    assert {c.name: c.precision for c in found} == dict.fromkeys(("c", "one", "two", "three"), Precision.INT8)
+    assert {c.name: c.precision for c in found} == dict.fromkeys(
+        ("c", "one", "two", "three"), Precision.INT8
+    )
 
 
 @pytest.mark.parametrize("size", [1e-40, 1e-3, 1.0, 1e30])

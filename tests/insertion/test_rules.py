@@ -35,7 +35,9 @@ def outcomes(model: Model, option: str) -> dict[bool, tuple[int, int]]:
     proto = rules.sketch(model, placement, scale_groups(model, placement.readers)).proto
     found = {}
     for fused in (False, True):
-        summary = simulate(Model(proto), replaced(TRT85, residual_through_activation=fused)).summary()
+        summary = simulate(
+            Model(proto), replaced(TRT85, residual_through_activation=fused)
+        ).summary()
         found[fused] = summary["int8_to_int8"], summary["conversions"]
     return found
 
@@ -74,12 +76,21 @@ def test_the_demo_network_gets_what_is_better_in_the_worse_case() -> None:
     assert after_activation(model) == max(rules.OPTIONS, key=lambda o: worst[o])
 
 
-@pytest.mark.parametrize(("worths", "option", "asked"), [
-    ([(3, 3, -2), (3, 3, -1), (3, 3, 0)], "skip", 3), ([(3, 3, -1), (3, 4, 0), (3, 3, 0)], "skip", 3),
-    ([(3, 3, -1), (3, 4, 0), (3, 3, -1)], "both", 3), ([(3, 3, -1), (3, 4, 0), (3, 3, -2)], "both", 3),
-    ([(3, 3, -1), (3, 3, -2)], "both", 2),  # given up at its first outcome that is no better
-    ([(1, 1, -9), (2, 2, -1)], "both", 3),  # the third cannot be simulated: what the evidence says
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("worths", "option", "asked"),
+    [
+        ([(3, 3, -2), (3, 3, -1), (3, 3, 0)], "skip", 3),
+        ([(3, 3, -1), (3, 4, 0), (3, 3, 0)], "skip", 3),
+        ([(3, 3, -1), (3, 4, 0), (3, 3, -1)], "both", 3),
+        ([(3, 3, -1), (3, 4, 0), (3, 3, -2)], "both", 3),
+        ([(3, 3, -1), (3, 3, -2)], "both", 2),  # given up at its first outcome that is no better
+        (
+            [(1, 1, -9), (2, 2, -1)],
+            "both",
+            3,
+        ),  # the third cannot be simulated: what the evidence says
+    ],
+)
 def test_the_skip_has_to_be_better_in_both_outcomes(
     worths: list[tuple[int, int, int]], option: str, asked: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,8 +121,13 @@ def test_a_sketch_needs_no_weights_and_ties_what_is_tied() -> None:
     assert model.proto.SerializeToString(deterministic=True) == before
     scales = {n.input[0]: value_of(proto, n.input[1]) for n in nodes_of(proto, "QuantizeLinear")}
     assert {t: float(s) for t, s in scales.items() if not s.ndim} == {
-        "x": 1.0, "stem/s/Mul.out": 2.0, "add.out": 3.0, "s/Mul.out": 4.0,
-    }  # fmt: skip
-    assert {t: s.shape for t, s in scales.items() if s.ndim} == {f"{c}.weight": (16,) for c in ("stem", "c", "next")}
+        "x": 1.0,
+        "stem/s/Mul.out": 2.0,
+        "add.out": 3.0,
+        "s/Mul.out": 4.0,
+    }
+    assert {t: s.shape for t, s in scales.items() if s.ndim} == {
+        f"{c}.weight": (16,) for c in ("stem", "c", "next")
+    }
     full = {t.name: len(t.raw_data) for t in model.proto.graph.initializer}
     assert all(not t.raw_data for t in proto.graph.initializer if full.get(t.name, 0) > 4096)

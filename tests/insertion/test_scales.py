@@ -37,7 +37,9 @@ NARROW = RNG.normal(0.0, 0.5, 40_000).astype(np.float32)
 
 
 def statistics(**tensors: object) -> Statistics:
-    return Statistics({k: TensorStatistics.of(np.asarray(v, np.float32)) for k, v in tensors.items()})
+    return Statistics(
+        {k: TensorStatistics.of(np.asarray(v, np.float32)) for k, v in tensors.items()}
+    )
 
 
 def group(*sources: str) -> ScaleGroup:
@@ -59,8 +61,12 @@ def test_ranges_of_groups() -> None:
     assert found.members[0].bits_lost == pytest.approx(0.0, abs=1e-6)
     assert found.members[1].bits_lost == pytest.approx(np.log2(ratio), abs=1e-4)
     assert said == []
-    found, _ = choose_scale(group("a", "b"), statistics(a=WIDE, b=NARROW), MethodChoice("percentile", percentile=99.0))
-    assert found.scale == pytest.approx(np.percentile(np.abs(np.concatenate([WIDE, NARROW])), 99.0) / 127, rel=0.01)
+    found, _ = choose_scale(
+        group("a", "b"), statistics(a=WIDE, b=NARROW), MethodChoice("percentile", percentile=99.0)
+    )
+    assert found.scale == pytest.approx(
+        np.percentile(np.abs(np.concatenate([WIDE, NARROW])), 99.0) / 127, rel=0.01
+    )
     found, _ = choose_scale(group("a", "b"), statistics(a=WIDE, b=NARROW), MethodChoice("mse"))
 
     def total(scale: float) -> float:
@@ -74,8 +80,14 @@ def test_ranges_of_groups() -> None:
 
 def test_the_power_of_a_group_is_told_and_its_range_has_the_least_error_to_it() -> None:
     silu = lambda x: x / (1 + np.exp(-x))  # noqa: E731
-    for spread, power in ((2.0, 3.0), (30.0, 2.0)):  # steps far below, and above, SiLU's negative side
-        values = {n: silu(RNG.normal(0.0, spread * k, 40_000)).astype(np.float32) for n, k in (("a", 1.0), ("b", 0.6))}
+    for spread, power in (
+        (2.0, 3.0),
+        (30.0, 2.0),
+    ):  # steps far below, and above, SiLU's negative side
+        values = {
+            n: silu(RNG.normal(0.0, spread * k, 40_000)).astype(np.float32)
+            for n, k in (("a", 1.0), ("b", 0.6))
+        }
         stats = statistics(**values)
         for name, array in values.items():
             stats[name].add_focus([array[:2000]])
@@ -91,8 +103,13 @@ def test_the_power_of_a_group_is_told_and_its_range_has_the_least_error_to_it() 
             return float(sum((a / b) ** (1 / power) for a, b in errors))  # noqa: B023
 
         own = [m.amax / 127 for m in found.members]
-        assert total(found.scale) <= min(total(s) for s in np.geomspace(min(own), max(own), 60)) * 1.02
-    assert choose_scale(group("a", "b"), statistics(a=WIDE, b=NARROW), MethodChoice("max"))[0].power is None
+        assert (
+            total(found.scale) <= min(total(s) for s in np.geomspace(min(own), max(own), 60)) * 1.02
+        )
+    assert (
+        choose_scale(group("a", "b"), statistics(a=WIDE, b=NARROW), MethodChoice("max"))[0].power
+        is None
+    )
 
 
 @in_turn("method", ["max", "mse", "percentile", "entropy"])
@@ -101,9 +118,13 @@ def test_an_always_zero_tensor_gets_a_positive_scale_and_a_warning(method: str) 
     assert found.scale > 0
     assert said == [Remark.ALWAYS_ZERO(tensor="a")]
     assert found.scale == np.float32(1 / 127) and found.power is None
-    both, said = choose_scale(group("a", "b"), statistics(a=np.zeros(100), b=NARROW), MethodChoice(method))
+    both, said = choose_scale(
+        group("a", "b"), statistics(a=np.zeros(100), b=NARROW), MethodChoice(method)
+    )
     assert [(m.tensor, m.bits_lost) for m in both.members] == [("a", 0.0), ("b", 0.0)]
-    assert both.members[0].amax == 0.0 and both.members[1].amax / 127 == pytest.approx(both.scale, rel=1e-6)
+    assert both.members[0].amax == 0.0 and both.members[1].amax / 127 == pytest.approx(
+        both.scale, rel=1e-6
+    )
     alone, _ = choose_scale(group("b"), statistics(b=NARROW), MethodChoice(method))
     assert both.scale == alone.scale
     assert len(said) == 1
@@ -129,9 +150,16 @@ def test_weights_and_overrides() -> None:
     assert choice.of(group("z")) == "mse"
     with raises(QdqtoolError, "MethodChoice.of a1 b1"):
         choice.of(group("a1", "b1"))
-    assert choice.of(group("a1", "z", "a2")) == choice.of(group("z", "a1")) == "max"  # what matches none follows
+    assert (
+        choice.of(group("a1", "z", "a2")) == choice.of(group("z", "a1")) == "max"
+    )  # what matches none follows
     for tensors, example in ((["z", "y", "x"], "'z'"), ([], "")):
-        refused(QdqtoolError, f"MethodChoice.check `method_for` ^a=max: {example}", choice.check, tensors)
+        refused(
+            QdqtoolError,
+            f"MethodChoice.check `method_for` ^a=max: {example}",
+            choice.check,
+            tensors,
+        )
     choice.check(["a", "b"])
     with pytest.raises(QdqtoolError, match="not a regular expression"):
         MethodChoice("mse", (("(", "max"),)).check(["z"])
@@ -140,12 +168,27 @@ def test_weights_and_overrides() -> None:
     with raises(QdqtoolError, "MethodChoice.check kl"):
         MethodChoice("max", (("z", "kl"),)).check(["z"])
     stats = statistics(a=[1.0, np.nan, 2.0])
-    refused(DataError, "choose_scale 'a': 1 3 NaN `exclude`", choose_scale, group("a"), stats, MethodChoice())
+    refused(
+        DataError,
+        "choose_scale 'a': 1 3 NaN `exclude`",
+        choose_scale,
+        group("a"),
+        stats,
+        MethodChoice(),
+    )
 
 
-@in_turn(("percentile", "right"), [
-    (0.9999, False), (49.99, False), (50.0, True), (99.99, True), (100.0, True), (100.01, False),
-])  # fmt: skip
+@in_turn(
+    ("percentile", "right"),
+    [
+        (0.9999, False),
+        (49.99, False),
+        (50.0, True),
+        (99.99, True),
+        (100.0, True),
+        (100.01, False),
+    ],
+)
 def test_percentiles_go_from_50_to_100(percentile: float, right: bool) -> None:
     assert MethodChoice().percentile == 99.99
     choice = MethodChoice("percentile", percentile=percentile)
@@ -198,7 +241,10 @@ def test_tables_of_scales(tmp_path: Path) -> None:
     path = table(tmp_path, a=0.25, b=0.5, joined=0.125, other=9.0)
     (found,) = scales_from_table(path, [GROUP])
     assert (found.scale, found.method, found.power) == (0.5, "table", None)
-    assert [(m.tensor, m.amax, m.bits_lost) for m in found.members] == [("a", 0.25 * 127, 0.0), ("b", 0.5 * 127, 0.0)]
+    assert [(m.tensor, m.amax, m.bits_lost) for m in found.members] == [
+        ("a", 0.25 * 127, 0.0),
+        ("b", 0.5 * 127, 0.0),
+    ]
     (one,) = scales_from_table(table(tmp_path, a=0.25), [GROUP])
     assert one.scale == 0.25 and [m.tensor for m in one.members] == ["a"]
     made = Net()
@@ -267,14 +313,25 @@ def test_groups_of_a_concat(net: Net) -> None:
     a, b = net.op("Relu", "a", net.conv("ca", "x")), net.op("Relu", "b", net.conv("cb", "x"))
     net.output(net.conv("c", net.op("Concat", "cat", a, b, axis=1), 32), net.conv("d", a))
     groups = scale_groups(net.index(), ["cat.out", "a.out"], unify=False)
-    assert [(g.quantized, g.sources) for g in groups] == [(("cat.out",), ("cat.out",)), (("a.out",), ("a.out",))]
+    assert [(g.quantized, g.sources) for g in groups] == [
+        (("cat.out",), ("cat.out",)),
+        (("a.out",), ("a.out",)),
+    ]
 
 
-@pytest.mark.parametrize(("fill", "op", "below"), [
-    (-np.inf, "MaxPool", True), (np.inf, "MaxPool", False), (-1e38, "MaxPool", True),
-    (-1e38, "AveragePool", False), (1.0, "MaxPool", False),
-])  # fmt: skip
-def test_what_a_pad_fills_in_below_all_has_no_part_in_a_range(net: Net, fill: float, op: str, below: bool) -> None:
+@pytest.mark.parametrize(
+    ("fill", "op", "below"),
+    [
+        (-np.inf, "MaxPool", True),
+        (np.inf, "MaxPool", False),
+        (-1e38, "MaxPool", True),
+        (-1e38, "AveragePool", False),
+        (1.0, "MaxPool", False),
+    ],
+)
+def test_what_a_pad_fills_in_below_all_has_no_part_in_a_range(
+    net: Net, fill: float, op: str, below: bool
+) -> None:
     a = net.op("Relu", "a", net.conv("ca", "x"))
     pads = net.const("pads", [0, 0, 0, 0, 0, 0, 1, 1], np.int64)
     padded = net.op("Pad", "p", a, pads, net.const("fill", fill))
@@ -284,7 +341,9 @@ def test_what_a_pad_fills_in_below_all_has_no_part_in_a_range(net: Net, fill: fl
 
 
 @pytest.mark.parametrize(*cases("insertion/scales-whatever-a-q-passes-ties"))
-def test_whatever_a_q_passes_ties(net: Net, op: str, inputs: list[str], attributes: dict[str, Any], ties: bool) -> None:
+def test_whatever_a_q_passes_ties(
+    net: Net, op: str, inputs: list[str], attributes: dict[str, Any], ties: bool
+) -> None:
     net.const("scales", [1, 1, 2, 2])
     net.const("pads", [0, 0, 1, 1, 0, 0, 1, 1], np.int64)
     net.const("flat", [1, 16, 64], np.int64)
@@ -303,23 +362,37 @@ def test_yolov8s_neck_is_two_groups_and_sppf_one() -> None:
     quantized = [n.input(0) for n in model.ordered if n.op == "Conv"]
     groups = {g.quantized[-1]: set(g.sources) for g in scale_groups(model, quantized) if g.tied}
     act = "act/Mul_output_0"
-    assert groups["/model.20/Concat_output_0"] == {f"/model.6/cv2/{act}", f"/model.9/cv2/{act}", f"/model.19/{act}"}
-    assert groups["/model.17/Concat_output_0"] == {f"/model.4/cv2/{act}", f"/model.12/cv2/{act}", f"/model.16/{act}"}
-    sppf = next(g for g in scale_groups(model, quantized) if "/model.9/Concat_output_0" in g.quantized)
+    assert groups["/model.20/Concat_output_0"] == {
+        f"/model.6/cv2/{act}",
+        f"/model.9/cv2/{act}",
+        f"/model.19/{act}",
+    }
+    assert groups["/model.17/Concat_output_0"] == {
+        f"/model.4/cv2/{act}",
+        f"/model.12/cv2/{act}",
+        f"/model.16/{act}",
+    }
+    sppf = next(
+        g for g in scale_groups(model, quantized) if "/model.9/Concat_output_0" in g.quantized
+    )
     assert sppf.sources == (f"/model.9/cv1/{act}",)
 
 
 @pytest.mark.parametrize("unify", [True, False])
 @pytest.mark.parametrize("method", ["percentile", "max"])
 @pytest.mark.parametrize("mode", ["constant", "reflect", "edge"])
-def test_a_pad_between_two_readers_leaves_one_scale(net: Net, mode: str, method: str, unify: bool) -> None:
+def test_a_pad_between_two_readers_leaves_one_scale(
+    net: Net, mode: str, method: str, unify: bool
+) -> None:
     """Without one scale for both, the simulator finds two at c0, which then writes float."""
     c0 = net.conv("c0", "x")
     pads = net.const("pads", [0, 0, 1, 1, 0, 0, 1, 1], np.int64)
     net.output(net.conv("c1", net.op("Pad", "pad", c0, pads, mode=mode)), net.conv("c2", c0))
     samples = images(2, seed=3)
     samples[0]["x"][..., 0] = 30.0  # at the border, which padding repeats
-    result = qdqtool.insert(net.model(), samples, method=method, percentile=90.0, head="none", unify=unify)
+    result = qdqtool.insert(
+        net.model(), samples, method=method, percentile=90.0, head="none", unify=unify
+    )
     assert result.prediction is not None
     (c0_outcome,) = [c for c in result.prediction.convolutions if c.name == "c0"]
     scales = {q.scale for q in result.activations if q.tensor in ("c0.out", "pad.out")}

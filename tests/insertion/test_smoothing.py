@@ -60,7 +60,9 @@ def error(model: onnx.ModelProto, **options: Any) -> float:
     return float(np.sqrt(np.mean([(a - b) ** 2 for a, b in pairs]) / floats.var()))
 
 
-@pytest.mark.parametrize(("pieces", "alpha"), [(False, 0.0), (False, 0.5), (True, 0.5), (True, 1.0)])
+@pytest.mark.parametrize(
+    ("pieces", "alpha"), [(False, 0.0), (False, 0.5), (True, 0.5), (True, 1.0)]
+)
 def test_a_transformer_computes_the_same(pieces: bool, alpha: float) -> None:
     """Each block: q, k and v share one s, the last projection of an attention (whose channels went through the heads,
     to what makes the values), fc1 and fc2 (behind a Relu) have one each; and the head behind its pooling."""
@@ -70,9 +72,17 @@ def test_a_transformer_computes_the_same(pieces: bool, alpha: float) -> None:
     assert [len(s.linears) for s in done] == [3, 1, 1, 1, 3, 1, 1, 1, 1]
     assert next(s for s in done if s.linears == ("b0.attn.out",)).makers == ("b0.attn.v",)
     before = {t.name: t for t in model.graph.initializer}
-    changed = {t.name for t in made.graph.initializer if t.name not in before or t != before[t.name]}
-    assert {"b0.ln1.gamma", "b0.attn.q.weight", "b0.fc1.weight", "b0.fc2.weight", "b0.attn.v.bias",
-            "b0.attn.out.weight"} <= changed
+    changed = {
+        t.name for t in made.graph.initializer if t.name not in before or t != before[t.name]
+    }
+    assert {
+        "b0.ln1.gamma",
+        "b0.attn.q.weight",
+        "b0.fc1.weight",
+        "b0.fc2.weight",
+        "b0.attn.v.bias",
+        "b0.attn.out.weight",
+    } <= changed
     assert not changed & {"embed.weight", "head.bias", "b0.attn.k.bias", "b0.attn.q.bias"}
     assert [n.name for n in made.graph.node] == [n.name for n in model.graph.node]
 
@@ -85,15 +95,22 @@ def test_s_is_that_of_the_paper() -> None:
     copy.graph.output.append(onnx.helper.make_empty_tensor_value_info("b0.ln1.out"))
     seen = np.max([np.abs(run(copy, s)[1]).max(axis=(0, 1)) for s in samples(model)], axis=0)
     weights = np.max([np.abs(values[f"b0.attn.{p}.weight"]).max(axis=1) for p in "qkv"], axis=0)
-    gamma = numpy_helper.to_array(next(t for t in made.graph.initializer if t.name == "b0.ln1.gamma"))
+    gamma = numpy_helper.to_array(
+        next(t for t in made.graph.initializer if t.name == "b0.ln1.gamma")
+    )
     np.testing.assert_allclose(values["b0.ln1.gamma"] / gamma, seen**0.7 / weights**0.3, rtol=1e-4)
-    assert first.before == pytest.approx(seen.max() / np.median(seen), rel=1e-3) and first.after < first.before / 10
+    assert (
+        first.before == pytest.approx(seen.max() / np.median(seen), rel=1e-3)
+        and first.after < first.before / 10
+    )
 
 
 def test_int8_loses_less_and_says_so() -> None:
     model = heavy(vit())
     assert error(model, smooth=0.5) < 0.1 * error(model)
-    assert error(vit(), smooth=0.5) < 1.3 * error(vit())  # where nothing sticks out it costs next to nothing
+    assert error(vit(), smooth=0.5) < 1.3 * error(
+        vit()
+    )  # where nothing sticks out it costs next to nothing
     result = qdqtool.insert(heavy(vit()), samples(vit()), smooth=0.5, predict=False)
     assert len(result.as_json()["smoothed"]) == len(result.smoothed) == 9
     assert smoothed_tensors(Model(result.model)) == {t for s in result.smoothed for t in s.tensors}
@@ -120,9 +137,16 @@ def gelu(net: Tokens, x: str) -> str:
 def windows(net: Tokens, x: str) -> str:
     """Swin's way from a normalization to its Linears: a shift and windows, which leave the channels alone."""
     x = net.layer_norm("ln", x)
-    bounds = [[net.const(f"{n}{i}", [v], np.int64) for n, v in (("from", a), ("to", b), ("axis", 1))]
-              for i, (a, b) in enumerate([(4, 16), (0, 4)])]
-    x = net.op("Concat", "roll", *(net.op("Slice", f"slice{i}", x, *b) for i, b in enumerate(bounds)), axis=1)
+    bounds = [
+        [net.const(f"{n}{i}", [v], np.int64) for n, v in (("from", a), ("to", b), ("axis", 1))]
+        for i, (a, b) in enumerate([(4, 16), (0, 4)])
+    ]
+    x = net.op(
+        "Concat",
+        "roll",
+        *(net.op("Slice", f"slice{i}", x, *b) for i, b in enumerate(bounds)),
+        axis=1,
+    )
     x = net.op("Reshape", "grid", x, net.const("grid.shape", [1, 2, 2, 4, WIDTH], np.int64))
     x = net.op("Transpose", "turn", x, perm=[0, 2, 1, 3, 4])
     return str(net.op("Reshape", "flat", x, net.const("flat.shape", [4, 4, WIDTH], np.int64)))
@@ -130,9 +154,21 @@ def windows(net: Tokens, x: str) -> str:
 
 def pooled(net: Tokens, x: str) -> str:
     """Swin's way to its classes: channels in front, an average over the grid."""
-    grid = net.op("Reshape", "grid", net.layer_norm("ln", x), net.const("grid.shape", [1, 4, 4, WIDTH], np.int64))
-    return str(net.op("Flatten", "flat", net.op("GlobalAveragePool", "pool",
-                                                net.op("Transpose", "turn", grid, perm=[0, 3, 1, 2]))))
+    grid = net.op(
+        "Reshape",
+        "grid",
+        net.layer_norm("ln", x),
+        net.const("grid.shape", [1, 4, 4, WIDTH], np.int64),
+    )
+    return str(
+        net.op(
+            "Flatten",
+            "flat",
+            net.op(
+                "GlobalAveragePool", "pool", net.op("Transpose", "turn", grid, perm=[0, 3, 1, 2])
+            ),
+        )
+    )
 
 
 def scaled(net: Tokens, x: str) -> str:
@@ -143,23 +179,42 @@ def scaled(net: Tokens, x: str) -> str:
 
 
 def summed(net: Tokens, x: str) -> str:
-    return str(net.op("Add", "sum", net.linear("one", x), net.linear("two", net.layer_norm("ln", x))))
+    return str(
+        net.op("Add", "sum", net.linear("one", x), net.linear("two", net.layer_norm("ln", x)))
+    )
 
 
 def together(net: Tokens, x: str) -> str:
     """Queries, keys and values of one Linear, as torch's MultiheadAttention is exported: parted by a Reshape whose
     shape is computed from another's, so that onnx knows no shape behind it, and a Gather for each."""
     w = net.const("qkv.weight", net.rng.standard_normal((WIDTH, 3 * WIDTH)) / 4)
-    x = net.op("Add", "qkv.add", net.op("MatMul", "qkv", x, w), net.const("qkv.bias", net.rng.uniform(1, 2, 3 * WIDTH)))
-    rows = net.op("Slice", "rows", net.op("Shape", "shape", x), net.const("zero", [0], np.int64),
-                  net.op("Mod", "mod", net.const("five", [5], np.int64), net.const("three", [3], np.int64)))
-    shape = net.op("Concat", "sizes", rows, net.const("parts", [3, 2, WIDTH // 2], np.int64), axis=0)
+    x = net.op(
+        "Add",
+        "qkv.add",
+        net.op("MatMul", "qkv", x, w),
+        net.const("qkv.bias", net.rng.uniform(1, 2, 3 * WIDTH)),
+    )
+    rows = net.op(
+        "Slice",
+        "rows",
+        net.op("Shape", "shape", x),
+        net.const("zero", [0], np.int64),
+        net.op("Mod", "mod", net.const("five", [5], np.int64), net.const("three", [3], np.int64)),
+    )
+    shape = net.op(
+        "Concat", "sizes", rows, net.const("parts", [3, 2, WIDTH // 2], np.int64), axis=0
+    )
     x = net.op("Transpose", "first", net.op("Reshape", "apart", x, shape), perm=[2, 0, 3, 1, 4])
-    q, k, v = (net.op("Gather", part, x, net.const(f"{part}.at", i, np.int64), axis=0) for i, part in enumerate("qkv"))
+    q, k, v = (
+        net.op("Gather", part, x, net.const(f"{part}.at", i, np.int64), axis=0)
+        for i, part in enumerate("qkv")
+    )
     scores = net.op("MatMul", "qk", q, net.op("Transpose", "turned", k, perm=[0, 1, 3, 2]))
     out = net.op("MatMul", "av", net.op("Softmax", "soft", scores, axis=-1), v)
     flat = net.const("flat", [1, 16, WIDTH], np.int64)
-    return str(net.op("Reshape", "joined", net.op("Transpose", "back", out, perm=[0, 2, 1, 3]), flat))
+    return str(
+        net.op("Reshape", "joined", net.op("Transpose", "back", out, perm=[0, 2, 1, 3]), flat)
+    )
 
 
 def test_values_and_constants_of_others() -> None:
@@ -168,7 +223,9 @@ def test_values_and_constants_of_others() -> None:
     made, done = smoothed(model)
     same(model, made)
     assert [s.makers for s in done if "last0" in s.linears] == [("qkv",)]
-    before, after = ({t.name: numpy_helper.to_array(t) for t in m.graph.initializer} for m in (model, made))
+    before, after = (
+        {t.name: numpy_helper.to_array(t) for t in m.graph.initializer} for m in (model, made)
+    )
     for name in ("qkv.weight", "qkv.bias"):
         ratio = before[name] / after[name]
         np.testing.assert_array_equal(ratio[..., : 2 * WIDTH], 1.0)
@@ -177,25 +234,42 @@ def test_values_and_constants_of_others() -> None:
     net = Tokens(3, 32)
     x = net.embed(8)
     first = net.layer_norm("ln", x)
-    other = net.op("LayerNormalization", "other", net.op("Tanh", "t", first), "ln.gamma", "ln.beta", axis=-1)
+    other = net.op(
+        "LayerNormalization", "other", net.op("Tanh", "t", first), "ln.gamma", "ln.beta", axis=-1
+    )
     net.output(net.linear("last0", other))
     model = net.model(17)
     made, (only,) = smoothed(model)
     same(model, made)
-    assert only.makers == ("other",) and {n.name: list(n.input) for n in made.graph.node}["ln"][1] == "ln.gamma"
+    assert (
+        only.makers == ("other",)
+        and {n.name: list(n.input) for n in made.graph.node}["ln"][1] == "ln.gamma"
+    )
 
 
-@pytest.mark.parametrize(("build", "makers"), [
-    (gelu, {"half"}),
-    (windows, {"ln"}),
-    (scaled, {"ln"}),
-    (summed, {"one", "two"}),
-    (lambda net, x: net.op("Sub", "sub", net.const("c", np.ones(WIDTH)), net.linear("first", x)), {"first"}),
-    (lambda net, x: net.op("Div", "div", net.op("Sigmoid", "s", x), net.const("c", np.full((1, 1, WIDTH), 2.0))),
-     {"div"}),
-    (lambda net, x: net.layer_norm("ln", x, pieces=True), {"ln.scale"}),
-    (pooled, {"ln"}),
-])
+@pytest.mark.parametrize(
+    ("build", "makers"),
+    [
+        (gelu, {"half"}),
+        (windows, {"ln"}),
+        (scaled, {"ln"}),
+        (summed, {"one", "two"}),
+        (
+            lambda net, x: net.op(
+                "Sub", "sub", net.const("c", np.ones(WIDTH)), net.linear("first", x)
+            ),
+            {"first"},
+        ),
+        (
+            lambda net, x: net.op(
+                "Div", "div", net.op("Sigmoid", "s", x), net.const("c", np.full((1, 1, WIDTH), 2.0))
+            ),
+            {"div"},
+        ),
+        (lambda net, x: net.layer_norm("ln", x, pieces=True), {"ln.scale"}),
+        (pooled, {"ln"}),
+    ],
+)
 def test_what_can_make_it(build: Callable[[Tokens, str], str], makers: set[str]) -> None:
     model = chain(build, 2)
     made, done = smoothed(model)
@@ -236,14 +310,22 @@ def twice(net: Tokens, x: str) -> str:
     return str(net.op("MatMul", "square", x, x))
 
 
-@in_turn("build", [
-    read_outside, read_by_norm, split_channels,
-    lambda net, x: net.op("Sigmoid", "s", net.linear("first", x)),
-    lambda net, x: net.op("Mul", "m", net.op("Tanh", "t", x), net.const("c", np.ones((16, 1)))),
-    lambda net, x: net.op("Transpose", "t", net.layer_norm("ln", x, width=WIDTH), perm=[0, 2, 1]),
-    lambda net, x: x,
-    mixed, twice,
-])
+@in_turn(
+    "build",
+    [
+        read_outside,
+        read_by_norm,
+        split_channels,
+        lambda net, x: net.op("Sigmoid", "s", net.linear("first", x)),
+        lambda net, x: net.op("Mul", "m", net.op("Tanh", "t", x), net.const("c", np.ones((16, 1)))),
+        lambda net, x: net.op(
+            "Transpose", "t", net.layer_norm("ln", x, width=WIDTH), perm=[0, 2, 1]
+        ),
+        lambda net, x: x,
+        mixed,
+        twice,
+    ],
+)
 def test_nothing_is_moved_where_something_would_change(build: Callable[[Tokens, str], str]) -> None:
     model = chain(build)
     made, done = smoothed(model)
@@ -267,19 +349,42 @@ def test_a_network_without_anything_to_smooth_is_told_so(kind: str, tmp_path: Pa
     assert result.model.SerializeToString() == plain.model.SerializeToString()
     onnx.save(model, tmp_path / "m.onnx")
     np.save(tmp_path / "x.npy", np.concatenate([next(iter(d.values())) for d in data]))
-    assert command(["insert", str(tmp_path / "m.onnx"), "--calib", str(tmp_path / "x.npy"), "--losses", "0", "--smooth",
-                    "0.5"]) == 0
+    assert (
+        command(
+            [
+                "insert",
+                str(tmp_path / "m.onnx"),
+                "--calib",
+                str(tmp_path / "x.npy"),
+                "--losses",
+                "0",
+                "--smooth",
+                "0.5",
+            ]
+        )
+        == 0
+    )
 
 
 def test_wrong_wishes_end_in_one_line(tmp_path: Any) -> None:
     model = vit()
-    for options, data in (({"smooth": 1.5}, samples(model)), ({"smooth": float("nan")}, samples(model)),
-                          ({"smooth": 0.5}, iter(samples(model))), ({"smooth": "yes"}, samples(model))):
+    for options, data in (
+        ({"smooth": 1.5}, samples(model)),
+        ({"smooth": float("nan")}, samples(model)),
+        ({"smooth": 0.5}, iter(samples(model))),
+        ({"smooth": "yes"}, samples(model)),
+    ):
         with pytest.raises(QdqtoolError, match="smooth"):
             qdqtool.insert(model, data, **options)
     onnx.save(model, tmp_path / "m.onnx")
     np.save(tmp_path / "x.npy", samples(model)[0]["x"])
-    arguments = [str(tmp_path / "m.onnx"), "--calib", str(tmp_path / "x.npy"), "-o", str(tmp_path / "q.onnx")]
+    arguments = [
+        str(tmp_path / "m.onnx"),
+        "--calib",
+        str(tmp_path / "x.npy"),
+        "-o",
+        str(tmp_path / "q.onnx"),
+    ]
     assert command(["insert", "--smooth", *arguments]) == 2 and not (tmp_path / "q.onnx").exists()
     assert command(["insert", *arguments, "--smooth", "--losses", "0"]) == 0
     assert (tmp_path / "q.onnx").exists()
@@ -290,5 +395,7 @@ def test_the_compiler_makes_the_same_of_it() -> None:
     from tests.fuzz.driver import Lab
 
     with Lab() as lab:
-        answer = lab.answer(qdqtool.insert(heavy(vit()), samples(vit()), smooth=0.5, target="rtx1.7").model)
+        answer = lab.answer(
+            qdqtool.insert(heavy(vit()), samples(vit()), smooth=0.5, target="rtx1.7").model
+        )
     assert (answer.convolutions, answer.wrong, answer.absent) == (14, [], 0)

@@ -28,8 +28,12 @@ from tests.insertion.transformers import HEADS, WIDTH, Tokens, detr, samples, vi
 from tests.slow import slow_after
 from tests.trt.builder import Graph
 
-FEW_FIRST = slow_after(3, sorted(TARGETS, key=("trt8.6", "trt10", "rtx1.7").__contains__, reverse=True))
-needs_compiler = pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed")
+FEW_FIRST = slow_after(
+    3, sorted(TARGETS, key=("trt8.6", "trt10", "rtx1.7").__contains__, reverse=True)
+)
+needs_compiler = pytest.mark.skipif(
+    not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed"
+)
 
 
 @functools.cache
@@ -38,7 +42,9 @@ def quantized(**choices: Any) -> qdqtool.Insertion:
 
 
 def taken(prediction: Prediction) -> TakenByMyelin:
-    (found,) = (c.refusal for f in prediction.findings if f.code == "MYELIN-REGION" for c in f.causes)
+    (found,) = (
+        c.refusal for f in prediction.findings if f.code == "MYELIN-REGION" for c in f.causes
+    )
     assert isinstance(found, TakenByMyelin)
     return found
 
@@ -51,35 +57,47 @@ def test_products_are_counted_alike_in_json_headline_and_findings(target: str) -
     assert (summary["convolutions"], summary["int8"]) == (14, 14)
     products = [summary[f"matrix_products{kind}"] for kind in ("", "_int8", "_float")]
     assert products == [17, 13, 4] and set(prediction.float_products) == {
-        f"b{i}.attn.{product}" for i in (0, 1) for product in ("qk", "av")}
+        f"b{i}.attn.{product}" for i in (0, 1) for product in ("qk", "av")
+    }
     assert verdict(prediction).startswith("1 convolution: 1 INT8")
     assert "17 matrix products: 13 INT8, 4 float" in verdict(prediction)
     region = taken(prediction)
     assert region.norms == 5 and region.softmaxes == 2
-    assert region.int8 == region.products - 4 and region.products in (16, 17)  # 8.x: the pooling cuts the head off
+    assert region.int8 == region.products - 4 and region.products in (
+        16,
+        17,
+    )  # 8.x: the pooling cuts the head off
 
 
 @pytest.mark.parametrize(("target", "counted"), [("trt8.6", "possible"), ("trt10", "uncertain")])
-def test_conversions_are_a_range_where_the_reach_of_myelin_is_not_known(target: str, counted: str) -> None:
+def test_conversions_are_a_range_where_the_reach_of_myelin_is_not_known(
+    target: str, counted: str
+) -> None:
     """8.x: those of its Qs may be in it; 10: those behind pointwise layers may be outside."""
     prediction = predict(quantized().model, target)
     region = taken(prediction)
     sure = prediction.conversions
     assert sure is not None and getattr(region, counted) > 0
-    low, high = (sure - region.possible, sure) if counted == "possible" else (sure, sure + region.uncertain)
+    low, high = (
+        (sure - region.possible, sure) if counted == "possible" else (sure, sure + region.uncertain)
+    )
     assert f"{low} to {high} conversions" in verdict(prediction)
     if counted == "possible":
         assert set(prediction.regions[0].possible) <= set(prediction.conversion_nodes)
 
 
 @pytest.mark.parametrize(("target", "kernels"), [("trt10", 1), ("trt8.6", 0)])
-def test_a_quantizer_that_is_a_kernel_of_myelin_is_counted_and_named(target: str, kernels: int) -> None:
+def test_a_quantizer_that_is_a_kernel_of_myelin_is_counted_and_named(
+    target: str, kernels: int
+) -> None:
     """In front of a plain Gemm (gemm-mlp-trt10): no conversion of the engine, but as much to do."""
     net = Net()
     net.inputs = [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [8, 16])]
     net.output(net.op("Gemm", "fc", "x", net.const("w", net.rng.standard_normal((16, 32)))))
     data = [{"x": net.rng.random((8, 16), np.float32)}]
-    prediction = predict(qdqtool.insert(net.model(), data, method="max", target=target, predict=False).model, target)
+    prediction = predict(
+        qdqtool.insert(net.model(), data, method="max", target=target, predict=False).model, target
+    )
     named = [name for region in prediction.regions for name in region.kernels]
     assert len(named) == kernels
     assert ("1 Q/DQ kernel of Myelin" in verdict(prediction)) is bool(kernels)
@@ -102,9 +120,13 @@ def test_networks_without_attention() -> None:
 
 def test_dead_and_constant_products_are_not_counted() -> None:
     model = copied(vit())
-    gone = onnx.helper.make_node("MatMul", ["b0.attn.q.add.out", "b0.attn.k.heads.out"], ["never"], "never")
+    gone = onnx.helper.make_node(
+        "MatMul", ["b0.attn.q.add.out", "b0.attn.k.heads.out"], ["never"], "never"
+    )
     model.graph.node.append(gone)
-    folded = onnx.helper.make_node("MatMul", ["b0.fc1.weight", "b0.fc2.weight"], ["folded"], "folded")
+    folded = onnx.helper.make_node(
+        "MatMul", ["b0.fc1.weight", "b0.fc2.weight"], ["folded"], "folded"
+    )
     model.graph.node.append(folded)
     for target in ("trt8.6", "trt10"):
         assert predict(model, target).summary()["matrix_products"] == 17
@@ -112,7 +134,6 @@ def test_dead_and_constant_products_are_not_counted() -> None:
 
 
 # Attention in INT8 ----------------------------------------------------------------------------------------------------
-
 
 
 def of_network(refusal: Refusal) -> bool:
@@ -126,7 +147,10 @@ PRODUCTS = {f"b{i}.attn.{product}" for i in (0, 1) for product in ("qk", "av")}
 def test_attention_is_a_choice() -> None:
     skipped = [s.refusal for s in quantized().skipped]
     assert {r.node for r in skipped} == PRODUCTS and not any(map(of_network, skipped))
-    assert quantized(attention="float").model.SerializeToString() == quantized().model.SerializeToString()
+    assert (
+        quantized(attention="float").model.SerializeToString()
+        == quantized().model.SerializeToString()
+    )
     result = quantized(attention="int8", exclude=(r"\.qk$",))
     assert {s.node for s in result.skipped} == {"b0.attn.qk", "b1.attn.qk"}
     one = quantized(include=(r"b1\.attn\.av$",))
@@ -140,9 +164,13 @@ def test_attention_in_int8(tmp_path: Any) -> None:
     """Both inputs of both products; the Softmax's scale is 1/127 whatever the data are, all others as without."""
     result = quantized(attention="int8")
     added, before = ({q.tensor: q for q in r.activations} for r in (result, quantized()))
-    assert {t: q.scale for t, q in added.items() if t in before} == {t: q.scale for t, q in before.items()}
+    assert {t: q.scale for t, q in added.items() if t in before} == {
+        t: q.scale for t, q in before.items()
+    }
     new = added.keys() - before.keys()
-    assert new == {f"b{i}.attn.{t}.out" for i in (0, 1) for t in ("q.heads", "k.heads", "v.heads", "soft")}
+    assert new == {
+        f"b{i}.attn.{t}.out" for i in (0, 1) for t in ("q.heads", "k.heads", "v.heads", "soft")
+    }
     for i in (0, 1):
         soft = added[f"b{i}.attn.soft.out"]
         assert soft.scale == float(np.float32(1 / 127)) and soft.method == "fixed"
@@ -156,7 +184,10 @@ def test_attention_in_int8(tmp_path: Any) -> None:
             file.writelines(f"b{i}.attn.{part}.heads.out: 3d010a14\n" for part in "qkv")
     result = qdqtool.insert(vit(), calib_table=path, attention="int8", predict=False)
     scales = {q.tensor: q.scale for q in result.activations}
-    assert scales["b0.attn.soft.out"] == float(np.float32(1 / 127)) and len(scales) == len(quantized().activations) + 8
+    assert (
+        scales["b0.attn.soft.out"] == float(np.float32(1 / 127))
+        and len(scales) == len(quantized().activations) + 8
+    )
 
 
 @pytest.mark.parametrize("target", FEW_FIRST)
@@ -174,8 +205,15 @@ def test_tensorrt_rtx_makes_one_kernel_of_each_attention(attention: str) -> None
 
     model = quantized(attention=attention, target="rtx1.7").model
     with Lab() as lab:
-        answer, built = lab.answer(model), {n.name: str(n.precision) for n in lab.build(model).nodes}
-    assert (answer.convolutions, answer.wrong, answer.absent) == (14 if attention == "float" else 18, [], 0)
+        answer, built = (
+            lab.answer(model),
+            {n.name: str(n.precision) for n in lab.build(model).nodes},
+        )
+    assert (answer.convolutions, answer.wrong, answer.absent) == (
+        14 if attention == "float" else 18,
+        [],
+        0,
+    )
     assert {built[p] for p in PRODUCTS} == ({"INT8"} if attention == "int8" else {"FP16"})
 
 
@@ -187,10 +225,13 @@ def test_tune_can_take_attention_back(attention: str) -> None:
     from qdqtool.tuning.configuration import Planner
     from qdqtool.tuning.sites import ATTENTION, find_sites
 
-    planner = Planner(Model(vit()), Rules(attention=attention), target_named("trt10"), MethodChoice())
+    planner = Planner(
+        Model(vit()), Rules(attention=attention), target_named("trt10"), MethodChoice()
+    )
     found = {s.name: s.nodes for s in find_sites(planner) if s.kind == ATTENTION}
     expected = {p: (p,) for p in PRODUCTS} | {
-        f"attention of b{i}.attn.soft": (f"b{i}.attn.qk", f"b{i}.attn.av") for i in (0, 1)}
+        f"attention of b{i}.attn.soft": (f"b{i}.attn.qk", f"b{i}.attn.av") for i in (0, 1)
+    }
     assert found == (expected if attention == "int8" else {})
 
 
@@ -204,12 +245,21 @@ def with_pairs(model: onnx.ModelProto, *readers: str) -> onnx.ModelProto:
     for node in copy.graph.node:
         for i, tensor in enumerate(node.input if node.name in readers else ()):
             base = f"{node.name}.{i}"
-            copy.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(0.05), f"{base}.scale"))
+            copy.graph.initializer.append(
+                onnx.numpy_helper.from_array(np.float32(0.05), f"{base}.scale")
+            )
             copy.graph.initializer.append(onnx.numpy_helper.from_array(np.int8(0), f"{base}.zero"))
             parameters = [f"{base}.scale", f"{base}.zero"]
-            nodes.append(onnx.helper.make_node("QuantizeLinear", [tensor, *parameters], [f"{base}.q"], f"{base}.Q"))
-            nodes.append(onnx.helper.make_node("DequantizeLinear", [f"{base}.q", *parameters], [f"{base}.dq"],
-                                               f"{base}.DQ"))
+            nodes.append(
+                onnx.helper.make_node(
+                    "QuantizeLinear", [tensor, *parameters], [f"{base}.q"], f"{base}.Q"
+                )
+            )
+            nodes.append(
+                onnx.helper.make_node(
+                    "DequantizeLinear", [f"{base}.q", *parameters], [f"{base}.dq"], f"{base}.DQ"
+                )
+            )
             node.input[i] = f"{base}.dq"
         nodes.append(node)
     del copy.graph.node[:]
@@ -219,7 +269,9 @@ def with_pairs(model: onnx.ModelProto, *readers: str) -> onnx.ModelProto:
 
 @functools.cache
 def _inserted(pieces: bool) -> onnx.ModelProto:
-    return qdqtool.insert(vit(pieces=pieces), samples(vit()), predict=False, method="max", losses=0).model
+    return qdqtool.insert(
+        vit(pieces=pieces), samples(vit()), predict=False, method="max", losses=0
+    ).model
 
 
 @pytest.mark.parametrize("pieces", [False, True])
@@ -227,7 +279,9 @@ def _inserted(pieces: bool) -> onnx.ModelProto:
 def test_pairs_in_the_residual_stream_are_warned_of(pieces: bool, target: str) -> None:
     """Each sum that a normalization reads; what insert places has none."""
     made = with_pairs(vit(pieces=pieces), "b0.res1", "b1.res2", "b0.fc1.add")
-    found = {f.node: f.severity for f in predict(made, target).findings if f.code == "RESIDUAL-STREAM"}
+    found = {
+        f.node: f.severity for f in predict(made, target).findings if f.code == "RESIDUAL-STREAM"
+    }
     assert found == {"b0.res1": "warning", "b1.res2": "warning"}
     assert "RESIDUAL-STREAM" not in predict(_inserted(pieces), target).findings_by_code()
 
@@ -236,12 +290,19 @@ def test_pairs_in_the_residual_stream_are_warned_of(pieces: bool, target: str) -
 def test_scales_by_channel_of_a_linears_input_are_refused_with_a_reason(target: str) -> None:
     """TensorRT takes one scale for a whole activation; along the channels that are summed up no target has INT8."""
     model = copied(quantized().model)
-    q = next(n for n in model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] == "b0.ln2.out")
+    q = next(
+        n for n in model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] == "b0.ln2.out"
+    )
     dq = next(n for n in model.graph.node if n.input and n.input[0] == q.output[0])
     for node in (q, dq):
-        for position, value in ((1, np.linspace(0.01, 0.1, 16, dtype=np.float32)), (2, np.zeros(16, np.int8))):
+        for position, value in (
+            (1, np.linspace(0.01, 0.1, 16, dtype=np.float32)),
+            (2, np.zeros(16, np.int8)),
+        ):
             node.input[position] = f"{node.name}.by_channel.{position}"
-            model.graph.initializer.append(onnx.numpy_helper.from_array(value, node.input[position]))
+            model.graph.initializer.append(
+                onnx.numpy_helper.from_array(value, node.input[position])
+            )
         node.attribute.append(onnx.helper.make_attribute("axis", 2))
     prediction = predict(model, target)
     assert not prediction.convolution("b0.fc1").is_int8
@@ -255,11 +316,14 @@ def test_tensorrt_rtx_takes_scales_along_the_rows_of_a_product(axis: int, precis
     """As the compiler does: those of tokens leave it INT8, without a finding; those of summed channels do not."""
     graph = Graph()
     x = graph.pair(graph.input(1, 8, 64), "in", np.linspace(0.01, 0.1, (1, 8, 64)[axis]), axis=axis)
-    w = graph.pair(graph.const("w", np.ones((64, 32), np.float32)), "weight", np.full(32, 0.01), axis=1)
+    w = graph.pair(
+        graph.const("w", np.ones((64, 32), np.float32)), "weight", np.full(32, 0.01), axis=1
+    )
     prediction = predict(graph.model(graph.op("MatMul", [x, w], "fc")), "rtx1.7")
     assert prediction.convolution("fc").precision == precision
     assert {f.code for f in prediction.findings} & {"ACT-PER-CHANNEL", "W-AXIS"} == (
-        set() if axis == 1 else {"ACT-PER-CHANNEL"})
+        set() if axis == 1 else {"ACT-PER-CHANNEL"}
+    )
 
 
 # Heads of DETRs -------------------------------------------------------------------------------------------------------
@@ -270,19 +334,31 @@ KINDS = ("rt-detr", "dab-detr", "rf-detr", "d-fine", "d-fine column")
 def expected_places(kind: str) -> set[str]:
     """What makes boxes and sampling points, the MLPs in front, and what reads reference points."""
     boxes = {f"{head}.{i}" for head in ("first", "d0.box", "d1.box") for i in range(3)}
-    project = {"d0.project", "d1.project"} if kind == "d-fine column" else set()  # a vector takes no Q/DQ
-    return boxes | project | {f"d{i}.{part}" for i in (0, 1) for part in ("cross.offsets", "place.0")}
+    project = (
+        {"d0.project", "d1.project"} if kind == "d-fine column" else set()
+    )  # a vector takes no Q/DQ
+    return (
+        boxes | project | {f"d{i}.{part}" for i in (0, 1) for part in ("cross.offsets", "place.0")}
+    )
 
 
 @functools.cache
 def inserted(kind: str, **choices: Any) -> qdqtool.Insertion:
-    return qdqtool.insert(detr(kind), samples(detr(kind), 1), predict=False, method="max", losses=0, **choices)
+    return qdqtool.insert(
+        detr(kind), samples(detr(kind), 1), predict=False, method="max", losses=0, **choices
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_makes_places_stays_float(kind: str) -> None:
-    vectors = {"d0.project", "d1.project"} if kind == "d-fine" else set()  # which take no Q/DQ anyway
-    expected = {"box": expected_places(kind), "none": set(), "float": expected_places(kind) | {"select", "classes"}}
+    vectors = (
+        {"d0.project", "d1.project"} if kind == "d-fine" else set()
+    )  # which take no Q/DQ anyway
+    expected = {
+        "box": expected_places(kind),
+        "none": set(),
+        "float": expected_places(kind) | {"select", "classes"},
+    }
     for head, nodes in expected.items():
         skipped = place(Model(detr(kind)), Rules(head=head)).skipped
         assert {s.node for s in skipped if of_network(s.refusal)} == nodes | vectors
@@ -291,19 +367,26 @@ def test_what_makes_places_stays_float(kind: str) -> None:
 def test_each_layer_at_places_is_of_one_kind() -> None:
     model = Model(detr("rt-detr"))
     found = find_coordinates(model, find_head(model).finals)
-    makers, mlps, readers, scores = ({model.nodes[i].name for i in kind}
-                                     for kind in (found.makers, found.mlps, found.readers, found.scores))
+    makers, mlps, readers, scores = (
+        {model.nodes[i].name for i in kind}
+        for kind in (found.makers, found.mlps, found.readers, found.scores)
+    )
     heads = ("first", "d0.box", "d1.box")
     assert makers == {*(f"{head}.2" for head in heads), "d0.cross.offsets", "d1.cross.offsets"}
     assert mlps == {f"{head}.{i}" for head in heads for i in (0, 1)}
     assert readers == {"d0.place.0", "d1.place.0"} and scores == {"select"}
 
 
-@pytest.mark.parametrize(("kind", "target"), slow_after(2, [
-    (kind, ("trt8.6", "trt10", "rtx1.7")[i % 3]) for i, kind in enumerate(KINDS)
-]))
+@pytest.mark.parametrize(
+    ("kind", "target"),
+    slow_after(2, [(kind, ("trt8.6", "trt10", "rtx1.7")[i % 3]) for i, kind in enumerate(KINDS)]),
+)
 def test_places_in_int8_are_warned_of(kind: str, target: str) -> None:
-    found = {f.node for f in predict(inserted(kind, head="none").model, target).findings if f.code == "HEAD-QUANT"}
+    found = {
+        f.node
+        for f in predict(inserted(kind, head="none").model, target).findings
+        if f.code == "HEAD-QUANT"
+    }
     assert found == expected_places(kind)
     assert "HEAD-QUANT" not in predict(inserted(kind).model, target).findings_by_code()
 
@@ -325,7 +408,12 @@ def test_ends_of_detectors_and_flows() -> None:
     net = Net(3, 16)
     x = net.op("Relu", "r0", net.conv("c0", "x", 3, 32))
     flow = net.conv("flow", net.op("Relu", "r1", net.conv("c1", x, 32, 32)), 32, 2)
-    grid = net.op("Add", "moved", net.op("Transpose", "last", flow, perm=[0, 2, 3, 1]), net.const("at", np.zeros(2)))
+    grid = net.op(
+        "Add",
+        "moved",
+        net.op("Transpose", "last", flow, perm=[0, 2, 3, 1]),
+        net.const("at", np.zeros(2)),
+    )
     net.output(net.conv("end", net.op("GridSample", "warped", x, grid), 32, 16))
     assert {s.node for s in place(net.index(), Rules()).skipped} == {"flow"}
 
@@ -344,19 +432,35 @@ def test_tensorrt_rtx_builds_a_detr_as_predicted(kind: str) -> None:
 # The patch embedding, and options that change nothing -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("patch", "target", "named"), [
-    (16, "trt10", True), (16, "trt8.6", True), (16, "rtx1.7", False), (8, "trt10", False),
-])  # fmt: skip
-def test_the_patch_embedding_stays_float_where_prediction_would_advise_it(patch: int, target: str, named: bool) -> None:
+@pytest.mark.parametrize(
+    ("patch", "target", "named"),
+    [
+        (16, "trt10", True),
+        (16, "trt8.6", True),
+        (16, "rtx1.7", False),
+        (8, "trt10", False),
+    ],
+)
+def test_the_patch_embedding_stays_float_where_prediction_would_advise_it(
+    patch: int, target: str, named: bool
+) -> None:
     model = vit(patch=patch)
     result = qdqtool.insert(model, samples(model, 1), target=target, method="max", losses=0)
     assert ("embed" in {s.node for s in result.skipped}) is named
-    assert result.prediction is not None and "KERNEL-LARGE" not in result.prediction.findings_by_code()
+    assert (
+        result.prediction is not None and "KERNEL-LARGE" not in result.prediction.findings_by_code()
+    )
     if named:
-        wanted = qdqtool.insert(model, samples(model, 1), target=target, include=("^embed$",), method="max", losses=0)
+        wanted = qdqtool.insert(
+            model, samples(model, 1), target=target, include=("^embed$",), method="max", losses=0
+        )
         assert "embed" not in {s.node for s in wanted.skipped}
-        assert wanted.prediction is not None and "KERNEL-LARGE" in wanted.prediction.findings_by_code()
-    twin = Model(best_placement(Model(model), target_named(target)).proto)  # the estimates place alike
+        assert (
+            wanted.prediction is not None and "KERNEL-LARGE" in wanted.prediction.findings_by_code()
+        )
+    twin = Model(
+        best_placement(Model(model), target_named(target)).proto
+    )  # the estimates place alike
     assert ({n.op for n in twin.readers("x")} == {"Conv"}) is named
 
 
@@ -366,7 +470,11 @@ def test_a_choice_of_residuals_that_changes_nothing_says_so(residual: str) -> No
     assert (Remark.NO_RESIDUAL(residual=residual) in notes) is (residual in ("both", "skip"))
 
 
-EINSUMS = {"b0.attn.qk": "...id,...dj->...ij", "b1.attn.av": "bhij,bhjd->bhid", "b1.fc1": "...j,jk->...k"}
+EINSUMS = {
+    "b0.attn.qk": "...id,...dj->...ij",
+    "b1.attn.av": "bhij,bhjd->bhid",
+    "b1.fc1": "...j,jk->...k",
+}
 
 
 def with_einsums(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -386,29 +494,51 @@ def test_products_in_einsums_are_counted_and_insert_writes_matmuls(target: str) 
     (expected,), (found,) = (run(m, samples(vit(), 1)[0]) for m in (int8, with_einsums(int8)))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
     rtx = target_named(target).is_rtx
-    for model, counts, warned in ((plain, (17, 13 - (not rtx), 4 + (not rtx)), {"b1.fc1"}),
-                                  (int8, (17, 17 - 3 * (not rtx), 3 * (not rtx)), set(EINSUMS))):
+    for model, counts, warned in (
+        (plain, (17, 13 - (not rtx), 4 + (not rtx)), {"b1.fc1"}),
+        (int8, (17, 17 - 3 * (not rtx), 3 * (not rtx)), set(EINSUMS)),
+    ):
         prediction = predict(with_einsums(model), target)
         summary = prediction.summary()
-        assert tuple(summary[f"matrix_products{kind}"] for kind in ("", "_int8", "_float")) == counts
+        assert (
+            tuple(summary[f"matrix_products{kind}"] for kind in ("", "_int8", "_float")) == counts
+        )
         assert f"17 matrix products: {counts[1]} INT8" in verdict(prediction)
         told = {f.node for f in prediction.findings if f.code == "EINSUM-FLOAT"}
         assert told == (set() if rtx else warned)
         assert taken(prediction).int8 == taken(prediction).products - counts[2]
-    again = qdqtool.insert(with_einsums(vit()), samples(vit()), attention="int8", target=target, predict=False,
-                           losses=0)
+    again = qdqtool.insert(
+        with_einsums(vit()),
+        samples(vit()),
+        attention="int8",
+        target=target,
+        predict=False,
+        losses=0,
+    )
     assert predict(again.model, target).summary()["matrix_products_int8"] == 17
 
 
 @pytest.mark.parametrize("target", FEW_FIRST)
 @pytest.mark.parametrize("attention", ["float", "int8"])
-def test_projections_with_weights_of_three_dimensions_are_quantized(target: str, attention: str) -> None:
+def test_projections_with_weights_of_three_dimensions_are_quantized(
+    target: str, attention: str
+) -> None:
     """As Keras and Flax write attention: heads are axes of the weights, and every product is an Einsum."""
     net = Tokens(3, 32)
     x, part = net.embed(8), WIDTH // HEADS
-    q, k, v = (net.op("Einsum", n, x, net.const(f"{n}.w", net.rng.standard_normal((WIDTH, HEADS, part)) / 4),
-                      equation="abc,cde->abde") for n in "qkv")
-    scores = net.op("Softmax", "soft", net.op("Einsum", "qk", k, q, equation="aecd,abcd->acbe"), axis=-1)
+    q, k, v = (
+        net.op(
+            "Einsum",
+            n,
+            x,
+            net.const(f"{n}.w", net.rng.standard_normal((WIDTH, HEADS, part)) / 4),
+            equation="abc,cde->abde",
+        )
+        for n in "qkv"
+    )
+    scores = net.op(
+        "Softmax", "soft", net.op("Einsum", "qk", k, q, equation="aecd,abcd->acbe"), axis=-1
+    )
     joined = net.op("Einsum", "av", scores, v, equation="acbe,aecd->abcd")
     weight = net.const("out.w", net.rng.standard_normal((HEADS, part, WIDTH)) / 4)
     net.output(net.op("Einsum", "out", joined, weight, equation="abcd,cde->abe"))

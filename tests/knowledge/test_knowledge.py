@@ -41,13 +41,24 @@ def test_codes_errors_and_meanings():
     for known in KNOWN:
         assert known.severity in (ERROR, WARNING, HARMLESS), known.id
         assert len(known.pattern) <= 300 and re.compile(known.pattern), known.id
-        assert not re.search(r"[+*}]\)[+*{]", known.pattern), f"{known.id}: a repetition of a repetition"
+        assert not re.search(r"[+*}]\)[+*{]", known.pattern), (
+            f"{known.id}: a repetition of a repetition"
+        )
         assert set(known.codes) <= set(CODES), known.id
     # TensorRT's own text of a code leads back to it, but for those that many causes have or that no log shows.
-    explained = {(c.code, targets): lookup(text) for c in CODES.values() for targets, text in c.error}
+    explained = {
+        (c.code, targets): lookup(text) for c in CODES.values() for targets, text in c.error
+    }
     assert {c for c, known in explained.items() if known is None or c[0] not in known.codes} == {
-        ("KERNEL-LARGE", "trt8.6"), ("DW-SILU", "trt8"), ("DW-ADD", "trt8"), ("QTYPE", ""), ("QOPERATOR", ""),
-        ("QOPERATOR", "rtx"), ("SCALE-RANK", "trt11"), ("ZP-VOLUME", "trt8"), ("BIAS-DQ", ""),
+        ("KERNEL-LARGE", "trt8.6"),
+        ("DW-SILU", "trt8"),
+        ("DW-ADD", "trt8"),
+        ("QTYPE", ""),
+        ("QOPERATOR", ""),
+        ("QOPERATOR", "rtx"),
+        ("SCALE-RANK", "trt11"),
+        ("ZP-VOLUME", "trt8"),
+        ("BIAS-DQ", ""),
     }
     operators = [word for kind in KINDS.values() for word in kind.operators.lower().split()]
     assert len(operators) == len(set(operators)) > 100
@@ -68,7 +79,10 @@ def test_entries_are_whole_and_no_better_than_their_targets():
     for code in (c for c in CODES.values() if c.passes):
         for holds in code.holds:
             for target in holds.targets:
-                assert holds.evidence.weaker(TARGETS[target].evidence) == holds.evidence, (code.code, target)
+                assert holds.evidence.weaker(TARGETS[target].evidence) == holds.evidence, (
+                    code.code,
+                    target,
+                )
     assert CODES["SKIP-FLOAT"].on("trt8.6").evidence == Evidence.SEEN
     assert CODES["SKIP-FLOAT"].on("trt10").evidence == Evidence.ASSUMED
 
@@ -78,16 +92,24 @@ def test_rows_and_words() -> None:
     for row in rows(HOME / "knowledge" / "builds.tsv"):
         assert {row["graph"], row["made_rules"]} <= {"yes", "no"}, row["name"]
         told = {name: value for name, value in row.items() if value or name != "gpu"}
-        entry(Build, {"gpu": "not stated", **told, "graph": row["graph"] == "yes", "made_rules": True}, row["name"])
+        entry(
+            Build,
+            {"gpu": "not stated", **told, "graph": row["graph"] == "yes", "made_rules": True},
+            row["name"],
+        )
     for command, examples in table("examples").items():
         assert cli.get_command(click.Context(cli), command) is not None
         for example in examples:
-            assert {"says", "run"} <= example.keys() <= {"says", "run", "needs"} and all(example.values()), command
+            assert {"says", "run"} <= example.keys() <= {"says", "run", "needs"} and all(
+                example.values()
+            ), command
             assert example["run"].partition("qdqtool ")[2].startswith(command), example["run"]
     for name, words in zip(Public._fields, contents(public()), strict=True):  # type: ignore[attr-defined]
         assert words and len(set(words)) == len(words), name
     numbers = [code["number"] for code in table("error_forms")["code"]]
-    assert numbers == sorted(set(numbers)) and sum(kind.id == "other" for kind in KINDS.values()) == 1
+    assert (
+        numbers == sorted(set(numbers)) and sum(kind.id == "other" for kind in KINDS.values()) == 1
+    )
 
 
 def test_nothing_is_said_twice() -> None:
@@ -106,15 +128,27 @@ def texts(value: object, where: str) -> Iterator[tuple[str, str]]:
     """Each text of a table, and where it stands."""
     if isinstance(value, str):
         yield where, value
-    for name, part in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+    for name, part in (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    ):
         yield from texts(part, f"{where}.{name}")
 
 
-@in_turn(("given", "wrong"), [
-    ({k: v for k, v in HOLDS.items() if k != "source"}, "entry source"), ({**HOLDS, "sauce": "x"}, "entry sauce"),
-    ({**HOLDS, "source": 3}, "_value .source: 3 str"), ({**HOLDS, "source": ""}, "_value .source: '' str"),
-    ({**HOLDS, "targets": [8]}, "_value .targets: [8] list str"), ({**HOLDS, "evidence": "heard"}, "_value 'heard'"),
-])
+@in_turn(
+    ("given", "wrong"),
+    [
+        ({k: v for k, v in HOLDS.items() if k != "source"}, "entry source"),
+        ({**HOLDS, "sauce": "x"}, "entry sauce"),
+        ({**HOLDS, "source": 3}, "_value .source: 3 str"),
+        ({**HOLDS, "source": ""}, "_value .source: '' str"),
+        ({**HOLDS, "targets": [8]}, "_value .targets: [8] list str"),
+        ({**HOLDS, "evidence": "heard"}, "_value 'heard'"),
+    ],
+)
 def test_an_entry_that_does_not_fit_is_refused(given, wrong):
     with raises(ValueError, wrong):
         entry(Holds, given, "X.holds")
@@ -122,10 +156,28 @@ def test_an_entry_that_does_not_fit_is_refused(given, wrong):
 
 def test_a_code_and_an_error_are_read():
     given = dict.fromkeys(("title", "cause", "tensorrt", "log", "fix"), "text")
-    code = _code("X", {**given, "severity": "error", "passes": True, "holds": [{**HOLDS, "targets": list(TARGETS)}]})
-    assert [str(h.evidence) for h in code.holds] == ["seen", "assumed"] and code.on("trt8.6").evidence == "seen"
-    fields = {"id": "x", "title": "t", "pattern": "two  spaces", "severity": "error", "cause": "c", "fix": "f",
-              "source": "s", "codes": ["ZP-NONZERO"]}
+    code = _code(
+        "X",
+        {
+            **given,
+            "severity": "error",
+            "passes": True,
+            "holds": [{**HOLDS, "targets": list(TARGETS)}],
+        },
+    )
+    assert [str(h.evidence) for h in code.holds] == ["seen", "assumed"] and code.on(
+        "trt8.6"
+    ).evidence == "seen"
+    fields = {
+        "id": "x",
+        "title": "t",
+        "pattern": "two  spaces",
+        "severity": "error",
+        "cause": "c",
+        "fix": "f",
+        "source": "s",
+        "codes": ["ZP-NONZERO"],
+    }
     known = entry(KnownError, fields, "x")
     assert known.pattern == "two  spaces" and known.codes == ("ZP-NONZERO",)
 
@@ -145,7 +197,7 @@ EXAMPLE = re.compile(r"```(?:toml|python|tsv)\n# (\S+)\n(.*?)```", re.DOTALL)
 # Where a line goes that is neither a whole file nor the end of one: behind this text.
 BEHIND = {
     "qdqtool/base/notes.py": "    # Images and ranges\n",
-    "qdqtool/trt/targets.py": "    for t in sorted((\n",
+    "qdqtool/trt/targets.py": "    for t in sorted(\n        (\n",
     "qdqtool/model/operators.py": "_TABLE: tuple[Operator, ...] = (\n",
     "qdqtool/trt/passes/slice_removal.py": "class SliceRemoval",
     "qdqtool/types.py": "FindingCode = Literal[\n",
@@ -154,7 +206,11 @@ BEHIND = {
     "tests/wording.py": '    """One small network for each kind that none of the others has."""\n',
 }
 # Statements, and how far they stand in; the others are entries of a list.
-INDENTED = {"qdqtool/base/notes.py": 4, "qdqtool/explain/lint/operators.py": 8, "tests/wording.py": 4}
+INDENTED = {
+    "qdqtool/base/notes.py": 4,
+    "qdqtool/explain/lint/operators.py": 8,
+    "tests/wording.py": 4,
+}
 
 # The tests that hold something of every entry, on the fewest recorded builds that show all there is to state.
 RUN = """
@@ -170,12 +226,21 @@ from tests import wording
 (shown,) = (predict(model, target) for label, model, target in wording.further() if label == "example")
 assert ExampleFault in {type(cause.refusal) for found in shown.findings for cause in found.causes}
 """
-HELD = ["tests/trt/test_cases.py", "tests/trt/passes/test_slice_removal.py", "tests/trt/test_targets.py",
-        "tests/explain/test_codes.py", "tests/knowledge",
-        *(f"tests/explain/test_producers.py::{name}" for name in (
+HELD = [
+    "tests/trt/test_cases.py",
+    "tests/trt/passes/test_slice_removal.py",
+    "tests/trt/test_targets.py",
+    "tests/explain/test_codes.py",
+    "tests/knowledge",
+    *(
+        f"tests/explain/test_producers.py::{name}"
+        for name in (
             "test_what_a_finding_reports_is_looked_for_in_one_place",
             "test_each_room_words_the_classes_it_is_asked_for",
-            "test_each_code_has_a_refusal_and_each_refusal_words"))]
+            "test_each_code_has_a_refusal_and_each_refusal_words",
+        )
+    ),
+]
 CHECKS = {
     "error": """
 from qdqtool.explain.errors import lookup
@@ -255,7 +320,11 @@ for case in ("SliceRemoval/strided", "ExamplePass/lonely", "ExampleMove/q-past-e
 def _changed(root: Path) -> Path:
     """A copy of the package and its tests with every example in it."""
     for name in ("qdqtool", "calibration", "tests"):  # and what is compiled of it
-        shutil.copytree(HOME.parent / name, root / name, ignore=lambda folder, _: ["data"] if folder == DATA else [])
+        shutil.copytree(
+            HOME.parent / name,
+            root / name,
+            ignore=lambda folder, _: ["data"] if folder == DATA else [],
+        )
     (root / "tests" / "data").symlink_to(Path(DATA) / "data")
     shutil.copy(HOME.parent / "pyproject.toml", root)
     for name, text in EXAMPLE.findall(PAGE.read_text("utf-8")):
@@ -269,7 +338,9 @@ def _changed(root: Path) -> Path:
             assert mark, name
             if name.endswith("removal.py"):  # in front of the class, and where the page says
                 new = f"{before}{text}\n\n{mark}{after}".replace("COPY)", "COPY, STRIDED)").replace(
-                    "LayerKind.SLICE):", "LayerKind.SLICE):\n            layer.rest_on(*[STRIDED] * layer.strided)")
+                    "LayerKind.SLICE):",
+                    "LayerKind.SLICE):\n            layer.rest_on(*[STRIDED] * layer.strided)",
+                )
             elif name in INDENTED:
                 new = f"{before}{mark}{textwrap.indent(text, ' ' * INDENTED[name])}{after}"
             else:
@@ -277,7 +348,9 @@ def _changed(root: Path) -> Path:
         elif name.endswith("meanings.toml"):
             new = old.replace("[passes]\n", text, 1)
         elif name.endswith("errors.toml"):
-            new = old.replace("[[error]]", f"{text}\n[[error]]", 1)  # the first that is found decides
+            new = old.replace(
+                "[[error]]", f"{text}\n[[error]]", 1
+            )  # the first that is found decides
         else:
             new = f"{old.rstrip()}\n{text}"
         path.write_text(new, "utf-8")
@@ -292,12 +365,26 @@ def _changed(root: Path) -> Path:
 def test_every_example_has_a_check() -> None:
     """And each file that a section counts one, but the builds of a case, and the place of a pass."""
     _, *sections = re.split(r"^## ", PAGE.read_text("utf-8"), flags=re.MULTILINE)
-    counted = {title[1]: (int(title[2]), len(EXAMPLE.findall(section))) for section in sections
-               if (title := re.match(r"(.*) \((\d+) files?\b", section))}
+    counted = {
+        title[1]: (int(title[2]), len(EXAMPLE.findall(section)))
+        for section in sections
+        if (title := re.match(r"(.*) \((\d+) files?\b", section))
+    }
     in_words = {"A case of a pass", "A pass"}
-    assert {title: files - shown for title, (files, shown) in counted.items()} == {t: t in in_words for t in counted}
+    assert {title: files - shown for title, (files, shown) in counted.items()} == {
+        t: t in in_words for t in counted
+    }
     assert {title.split()[-1] for title in counted} == {
-        "text", "code", "refusal", "note", "build", "GPU", "target", "operator", "pass"}
+        "text",
+        "code",
+        "refusal",
+        "note",
+        "build",
+        "GPU",
+        "target",
+        "operator",
+        "pass",
+    }
     assert len(counted) == len(CHECKS)
 
 
@@ -315,7 +402,12 @@ def test_what_is_held_of_every_entry_is_held_of_the_examples(tmp_path: Path) -> 
 def succeeds(changed: Path, code: str) -> None:
     paths = os.pathsep.join([str(changed), str(HOME.parent)])
     done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": paths}, cwd=changed, check=False,
-        capture_output=True, text=True, timeout=120,
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": paths},
+        cwd=changed,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, f"{done.stdout[-2000:]}{done.stderr[-2000:]}"

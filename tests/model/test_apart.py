@@ -52,8 +52,14 @@ def _changed(model, change):
 
 
 def _function(domain, name, op, *inputs):
-    return helper.make_function(domain, name, inputs, ["b"], [helper.make_node(op, inputs, ["b"])],
-                                [helper.make_opsetid("", 17)])
+    return helper.make_function(
+        domain,
+        name,
+        inputs,
+        ["b"],
+        [helper.make_node(op, inputs, ["b"])],
+        [helper.make_opsetid("", 17)],
+    )
 
 
 LARGE = np.ones((8, 8, 7, 7), np.float32)
@@ -62,61 +68,117 @@ CRASHES = {
     "Conv, stated": _cut(_node("Conv", "x w", kernel_shape=[7, 7]), w=LARGE),
     "ConvTranspose": _cut(_node("ConvTranspose", "x w", pads=[9] * 4), w=LARGE[:, :, :1, :1]),
     "MaxPool": _cut(_node("MaxPool", kernel_shape=[9, 9])),
-    "AveragePool, padded": _cut(_node("AveragePool", kernel_shape=[9, 2], pads=[0, 0, 0, 9], auto_pad="SAME_LOWER"),
-                                version=19),
+    "AveragePool, padded": _cut(
+        _node("AveragePool", kernel_shape=[9, 2], pads=[0, 0, 0, 9], auto_pad="SAME_LOWER"),
+        version=19,
+    ),
     "AveragePool": _cut(_node("AveragePool", kernel_shape=[9, 9])),
     "Pad": _cut(_node("Pad", "x p"), p=np.array([0, 0, -9, 0, 0, 0, 0, 0])),
     "Expand": _cut(_node("Expand", "x p"), dims=(1, 8, 1, 4), p=np.array([1, 1, -5, 1])),
     "Resize": _cut(_node("Resize", "x  s"), s=np.array([1, 1, -3, 1], np.float32)),
-    "Resize, large": _cut(_node("Resize", "x  s"), dims=(1, 1, 1 << 29, 4), s=np.array([1, 1, 1e15, 1], np.float32)),
+    "Resize, large": _cut(
+        _node("Resize", "x  s"), dims=(1, 1, 1 << 29, 4), s=np.array([1, 1, 1e15, 1], np.float32)
+    ),
     "Split": _cut(helper.make_node("Split", ["x", "p"], ["z", "v"], axis=2), p=np.array([-5, 9])),
     "TopK": _cut(helper.make_node("TopK", ["x", "p"], ["z", "v"], axis=2), p=np.array([-5])),
     "stated": _cut(_node("Relu"), dims=(1, 8, -4, 4)),
-    "GatherND": onnx.helper.make_model(helper.make_graph(
-        [_node("GatherND", "x i")], "g", [_value("x", [4, 4]), helper.make_tensor_value_info("i", 7, [-5])],
-        [_value("z", None)]), opset_imports=[helper.make_opsetid("", 17)]),
-    "EyeLike": onnx.helper.make_model(helper.make_graph(
-        [_node("EyeLike", "nowhere", dtype=1)], "g", [], [_value("z", None)]),
-        opset_imports=[helper.make_opsetid("", 17)]),
+    "GatherND": onnx.helper.make_model(
+        helper.make_graph(
+            [_node("GatherND", "x i")],
+            "g",
+            [_value("x", [4, 4]), helper.make_tensor_value_info("i", 7, [-5])],
+            [_value("z", None)],
+        ),
+        opset_imports=[helper.make_opsetid("", 17)],
+    ),
+    "EyeLike": onnx.helper.make_model(
+        helper.make_graph([_node("EyeLike", "nowhere", dtype=1)], "g", [], [_value("z", None)]),
+        opset_imports=[helper.make_opsetid("", 17)],
+    ),
     "Resize, old": _cut(_node("Resize", "x s"), version=10, s=np.array([1, 1, -3, 1], np.float32)),
-    "Split, equal": _cut(helper.make_node("Split", ["x"], [*map(str, range(7)), "z"], axis=2, num_outputs=8),
-                         dims=(1, 8, 9, 4),
-                         version=18),
-    "negative batch_dims": onnx.helper.make_model(helper.make_graph(
-        [_node("GatherND", "x i", batch_dims=-3)], "g",
-        [_value("x", [4, 4]), helper.make_tensor_value_info("i", 7, [3, 1])], [_value("z", None)]),
-        opset_imports=[helper.make_opsetid("", 17)]),
-    "a stored size": _changed(_cut(_node("Relu", "w"), axis=0, w=np.ones(1)),
-                              lambda m: m.graph.initializer[-1].dims.__setitem__(0, -5)),
-    "a function's name": _changed(onnx.helper.make_model(helper.make_graph(
-        [_node("EyeLike", "nowhere", dtype=1)], "g", [], [_value("z", None)]),
-        opset_imports=[helper.make_opsetid("", 17)]),
-        lambda m: m.functions.append(_function("", "EyeLike", "Relu", "a"))),
+    "Split, equal": _cut(
+        helper.make_node("Split", ["x"], [*map(str, range(7)), "z"], axis=2, num_outputs=8),
+        dims=(1, 8, 9, 4),
+        version=18,
+    ),
+    "negative batch_dims": onnx.helper.make_model(
+        helper.make_graph(
+            [_node("GatherND", "x i", batch_dims=-3)],
+            "g",
+            [_value("x", [4, 4]), helper.make_tensor_value_info("i", 7, [3, 1])],
+            [_value("z", None)],
+        ),
+        opset_imports=[helper.make_opsetid("", 17)],
+    ),
+    "a stored size": _changed(
+        _cut(_node("Relu", "w"), axis=0, w=np.ones(1)),
+        lambda m: m.graph.initializer[-1].dims.__setitem__(0, -5),
+    ),
+    "a function's name": _changed(
+        onnx.helper.make_model(
+            helper.make_graph([_node("EyeLike", "nowhere", dtype=1)], "g", [], [_value("z", None)]),
+            opset_imports=[helper.make_opsetid("", 17)],
+        ),
+        lambda m: m.functions.append(_function("", "EyeLike", "Relu", "a")),
+    ),
     "a name in a function": _changed(
-        _cut(helper.make_node("F", ["x", "q"], ["z"], domain="own"), p=np.zeros(8, int),
-             q=np.array([0, 0, -9, 0, 0, 0, 0, 0])), lambda m: (
-            m.functions.append(_function("own", "F", "Pad", "a", "p")), m.opset_import.add(domain="own", version=1))),
+        _cut(
+            helper.make_node("F", ["x", "q"], ["z"], domain="own"),
+            p=np.zeros(8, int),
+            q=np.array([0, 0, -9, 0, 0, 0, 0, 0]),
+        ),
+        lambda m: (
+            m.functions.append(_function("own", "F", "Pad", "a", "p")),
+            m.opset_import.add(domain="own", version=1),
+        ),
+    ),
     "other stated weights": _changed(
-        _cut(helper.make_node("DequantizeLinear", ["w", "s"], ["d"]), w=np.ones((8, 8, 1, 1), np.int8),
-             s=np.float32(1)),
-        lambda m: (m.graph.node.insert(1, _node("Conv", "x d")), m.graph.value_info.append(_value("d", [8, 8, 7, 7])),
-                   m.graph.node[-1].input.__setitem__(0, "z"))),
+        _cut(
+            helper.make_node("DequantizeLinear", ["w", "s"], ["d"]),
+            w=np.ones((8, 8, 1, 1), np.int8),
+            s=np.float32(1),
+        ),
+        lambda m: (
+            m.graph.node.insert(1, _node("Conv", "x d")),
+            m.graph.value_info.append(_value("d", [8, 8, 7, 7])),
+            m.graph.node[-1].input.__setitem__(0, "z"),
+        ),
+    ),
     "other stated weights behind a Q": _changed(
-        _cut(helper.make_node("DequantizeLinear", ["q", "s"], ["d"]), w=np.ones((8, 8, 1, 1), np.float32),
-             s=np.float32(1)),
-        lambda m: (m.graph.node.insert(0, helper.make_node("QuantizeLinear", ["w", "s"], ["q"])),
-                   m.graph.node.insert(2, _node("Conv", "x d")), m.graph.value_info.append(_value("q", [8, 8, 7, 7])),
-                   m.graph.node[-1].input.__setitem__(0, "z"))),
+        _cut(
+            helper.make_node("DequantizeLinear", ["q", "s"], ["d"]),
+            w=np.ones((8, 8, 1, 1), np.float32),
+            s=np.float32(1),
+        ),
+        lambda m: (
+            m.graph.node.insert(0, helper.make_node("QuantizeLinear", ["w", "s"], ["q"])),
+            m.graph.node.insert(2, _node("Conv", "x d")),
+            m.graph.value_info.append(_value("q", [8, 8, 7, 7])),
+            m.graph.node[-1].input.__setitem__(0, "z"),
+        ),
+    ),
     "another type of attribute": _changed(
         _cut(helper.make_node("Split", ["x"], ["z", "v"], axis=2, split=[-9, 13]), version=12),
-        lambda m: setattr(m.graph.node[0].attribute[-1], "type", onnx.AttributeProto.FLOATS)),
-    "batch_dims of another type": onnx.helper.make_model(helper.make_graph(
-        [_node("GatherND", "x i", batch_dims=[-3])], "g",
-        [_value("x", [4, 4]), helper.make_tensor_value_info("i", 7, [3, 1])], [_value("z", None)]),
-        opset_imports=[helper.make_opsetid("", 17)]),
-    "num_outputs": onnx.helper.make_model(helper.make_graph(
-        [helper.make_node("Split", ["x"], ["z", "v"], num_outputs=1, axis=0)], "g", [_value("x", [1])],
-        [_value("z", None)]), opset_imports=[helper.make_opsetid("", 18)]),
+        lambda m: setattr(m.graph.node[0].attribute[-1], "type", onnx.AttributeProto.FLOATS),
+    ),
+    "batch_dims of another type": onnx.helper.make_model(
+        helper.make_graph(
+            [_node("GatherND", "x i", batch_dims=[-3])],
+            "g",
+            [_value("x", [4, 4]), helper.make_tensor_value_info("i", 7, [3, 1])],
+            [_value("z", None)],
+        ),
+        opset_imports=[helper.make_opsetid("", 17)],
+    ),
+    "num_outputs": onnx.helper.make_model(
+        helper.make_graph(
+            [helper.make_node("Split", ["x"], ["z", "v"], num_outputs=1, axis=0)],
+            "g",
+            [_value("x", [1])],
+            [_value("z", None)],
+        ),
+        opset_imports=[helper.make_opsetid("", 18)],
+    ),
 }
 
 
@@ -132,13 +194,19 @@ def _strange(change):
 
 def _stated(attribute, change):
     """A GatherND whose attribute is changed after it was made."""
-    return _changed(_cut(_node("GatherND", "x p", batch_dims=attribute), p=np.zeros((1, 1), int)), change)
+    return _changed(
+        _cut(_node("GatherND", "x p", batch_dims=attribute), p=np.zeros((1, 1), int)), change
+    )
 
 
 def _in_loop():
     """Its constant has the name of what the body of a Loop is given."""
-    body = helper.make_graph([helper.make_node("Pad", ["x", "p"], ["v"])], "b", [_value(n, None) for n in "icp"],
-                             [_value("c", None), _value("p", None)])
+    body = helper.make_graph(
+        [helper.make_node("Pad", ["x", "p"], ["v"])],
+        "b",
+        [_value(n, None) for n in "icp"],
+        [_value("c", None), _value("p", None)],
+    )
     loop = helper.make_node("Loop", ["n", "", "p"], ["z"], body=body)
     return _cut(loop, p=np.array([0, 0, 1, 0, 0, 0, 1, 0]), n=np.array(3))
 
@@ -149,8 +217,10 @@ def _pool(**attributes):
 
 def _blocks(*sizes):
     names = ["x", *(f"d{i}" for i in range(len(sizes)))]
-    nodes = [helper.make_node("DepthToSpace", [a], [b], blocksize=n)
-             for a, b, n in zip(names, names[1:], sizes, strict=False)]
+    nodes = [
+        helper.make_node("DepthToSpace", [a], [b], blocksize=n)
+        for a, b, n in zip(names, names[1:], sizes, strict=False)
+    ]
     return _strange(lambda m: m.graph.node.extend(nodes))
 
 
@@ -160,42 +230,66 @@ def _wide(count):
     return _changed(_cut(node), lambda m: m.graph.node.extend([node] * (count - 1)))
 
 
-@in_turn(("model", "harmless"), [
-    (_blocks(1 << 10), True), (_blocks(1 << 17), False), (_blocks(1 << 10, 1 << 10), False), (_blocks(0), False),
-    (_cut(_node("Relu"), dims=(1, 8, 1 << 29, 4)), True), (_cut(_node("Relu"), dims=(1, 8, 1 << 31, 4)), False),
-    (_strange(lambda m: setattr(m.graph.node[0], "domain", "ai.onnx.ml")), False),
-    (_strange(lambda m: setattr(m.graph.node[0], "domain", "own")), True),
-    (_strange(lambda m: m.graph.output[0].CopyFrom(_value("y", [1, -4]))), False),
-    (_strange(lambda m: m.graph.sparse_initializer.add(dims=[-5])), False),
-    (_strange(lambda m: m.graph.sparse_initializer.add(dims=[5])), True),
-    (_in_loop(), False),
-    (_stated(0, lambda m: None), True), (_stated(-1, lambda m: None), False),
-    (_stated(-3, lambda m: setattr(m.graph.node[0].attribute[0], "type", onnx.AttributeProto.FLOAT)), False),
-    (_stated(0, lambda m: setattr(m.graph.node[0].attribute[0], "ref_attr_name", "n")), False),
-    (_cut(_node("TopK", "x p"), p=np.array([1])), True), (_cut(_node("TopK", "x p"), p=np.array([1 << 40])), False),
-    (_changed(_cut(_node("TopK", "x p"), p=np.array([1])),
-              lambda m: m.graph.initializer[-1].external_data.add(key="location", value="w")), False),
-    (_cut(_node("Expand", "x p"), p=np.array([2, 1, 1, 1])), True),
-    (_cut(_node("Tile", "x p"), p=np.array([1, 1, -1, 1])), False),
-    (_cut(_node("Tile", "x p"), p=np.array([1, 1, 1 << 20, 1])), True),
-    (_cut(_node("Pad", pads=[0, 0, -9, 0, 0, 0, 0, 0]), version=10), False),
-    (_cut(_node("Upsample", scales=[1.0, 1.0, -2.0, 1.0]), version=8), False),
-    (_pool(kernel_shape=[2, 2]), False), (_pool(kernel_shape=[2, 2], strides=[2, 2]), True),
-    (_pool(kernel_shape=[1, 1]), True), (_pool(kernel_shape=[0, 0]), False),
-    (_pool(kernel_shape=[1, 1], strides=[0, 0], pads=[1] * 4), False),
-    (_pool(kernel_shape=[9, 9], dilations=[0, 0]), False), (_pool(kernel_shape=[2, 2], dilations=[2, 2]), False),
-    (_pool(kernel_shape=[2, 2], strides=[2, 2], pads=[0, 0]), False),
-    (_pool(kernel_shape=[3, 3], strides=[3, 3], dilations=[2, 2]), True),
-    (_pool(kernel_shape=[3, 3], strides=[2, 2], dilations=[2, 2]), False),
-    (_cut(helper.make_node("Split", ["x"], ["z", "v"], num_outputs=1), version=18), False),
-    (_cut(helper.make_node("Split", ["x"], ["z", "v"], split=[-9, 13]), version=12), False),
-    (_wide(1), True), (_wide(2), False),
-    (_cut(_node("ConvTranspose", "x w", output_shape=[-1, -1]), w=LARGE), False),
-    (_cut(_node("ConvTranspose", "x w", output_padding=[-9, 0]), w=LARGE), False),
-    (_cut(_node("ConvTranspose", "x w", output_padding=[1]), w=LARGE), False),
-    (_cut(_node("ConvTranspose", "x w", strides=[8, 8]), w=LARGE), False),
-    (_cut(_node("ConvTranspose", "x w"), w=LARGE), True),
-])
+@in_turn(
+    ("model", "harmless"),
+    [
+        (_blocks(1 << 10), True),
+        (_blocks(1 << 17), False),
+        (_blocks(1 << 10, 1 << 10), False),
+        (_blocks(0), False),
+        (_cut(_node("Relu"), dims=(1, 8, 1 << 29, 4)), True),
+        (_cut(_node("Relu"), dims=(1, 8, 1 << 31, 4)), False),
+        (_strange(lambda m: setattr(m.graph.node[0], "domain", "ai.onnx.ml")), False),
+        (_strange(lambda m: setattr(m.graph.node[0], "domain", "own")), True),
+        (_strange(lambda m: m.graph.output[0].CopyFrom(_value("y", [1, -4]))), False),
+        (_strange(lambda m: m.graph.sparse_initializer.add(dims=[-5])), False),
+        (_strange(lambda m: m.graph.sparse_initializer.add(dims=[5])), True),
+        (_in_loop(), False),
+        (_stated(0, lambda m: None), True),
+        (_stated(-1, lambda m: None), False),
+        (
+            _stated(
+                -3,
+                lambda m: setattr(m.graph.node[0].attribute[0], "type", onnx.AttributeProto.FLOAT),
+            ),
+            False,
+        ),
+        (_stated(0, lambda m: setattr(m.graph.node[0].attribute[0], "ref_attr_name", "n")), False),
+        (_cut(_node("TopK", "x p"), p=np.array([1])), True),
+        (_cut(_node("TopK", "x p"), p=np.array([1 << 40])), False),
+        (
+            _changed(
+                _cut(_node("TopK", "x p"), p=np.array([1])),
+                lambda m: m.graph.initializer[-1].external_data.add(key="location", value="w"),
+            ),
+            False,
+        ),
+        (_cut(_node("Expand", "x p"), p=np.array([2, 1, 1, 1])), True),
+        (_cut(_node("Tile", "x p"), p=np.array([1, 1, -1, 1])), False),
+        (_cut(_node("Tile", "x p"), p=np.array([1, 1, 1 << 20, 1])), True),
+        (_cut(_node("Pad", pads=[0, 0, -9, 0, 0, 0, 0, 0]), version=10), False),
+        (_cut(_node("Upsample", scales=[1.0, 1.0, -2.0, 1.0]), version=8), False),
+        (_pool(kernel_shape=[2, 2]), False),
+        (_pool(kernel_shape=[2, 2], strides=[2, 2]), True),
+        (_pool(kernel_shape=[1, 1]), True),
+        (_pool(kernel_shape=[0, 0]), False),
+        (_pool(kernel_shape=[1, 1], strides=[0, 0], pads=[1] * 4), False),
+        (_pool(kernel_shape=[9, 9], dilations=[0, 0]), False),
+        (_pool(kernel_shape=[2, 2], dilations=[2, 2]), False),
+        (_pool(kernel_shape=[2, 2], strides=[2, 2], pads=[0, 0]), False),
+        (_pool(kernel_shape=[3, 3], strides=[3, 3], dilations=[2, 2]), True),
+        (_pool(kernel_shape=[3, 3], strides=[2, 2], dilations=[2, 2]), False),
+        (_cut(helper.make_node("Split", ["x"], ["z", "v"], num_outputs=1), version=18), False),
+        (_cut(helper.make_node("Split", ["x"], ["z", "v"], split=[-9, 13]), version=12), False),
+        (_wide(1), True),
+        (_wide(2), False),
+        (_cut(_node("ConvTranspose", "x w", output_shape=[-1, -1]), w=LARGE), False),
+        (_cut(_node("ConvTranspose", "x w", output_padding=[-9, 0]), w=LARGE), False),
+        (_cut(_node("ConvTranspose", "x w", output_padding=[1]), w=LARGE), False),
+        (_cut(_node("ConvTranspose", "x w", strides=[8, 8]), w=LARGE), False),
+        (_cut(_node("ConvTranspose", "x w"), w=LARGE), True),
+    ],
+)
 def test_what_is_harmless(model: onnx.ModelProto, harmless: bool) -> None:
     """At the bounds of each check, with a Slice behind."""
     assert apart._Look(model).harmless is harmless
@@ -203,10 +297,19 @@ def test_what_is_harmless(model: onnx.ModelProto, harmless: bool) -> None:
 
 def test_what_is_odd() -> None:
     """Attributes that are cut, and numbers of outputs."""
-    def odd(op: str, outputs: int = 1, function: onnx.FunctionProto | None = None, **attributes: int) -> bool:
-        return is_odd(helper.make_node(op, ["x"], [str(i) for i in range(outputs)], **attributes), function)
 
-    assert odd("Flatten", axis=1 << 31) and odd("Flatten", axis=-(1 << 31) - 1) and not odd("Flatten", axis=-(1 << 31))
+    def odd(
+        op: str, outputs: int = 1, function: onnx.FunctionProto | None = None, **attributes: int
+    ) -> bool:
+        return is_odd(
+            helper.make_node(op, ["x"], [str(i) for i in range(outputs)], **attributes), function
+        )
+
+    assert (
+        odd("Flatten", axis=1 << 31)
+        and odd("Flatten", axis=-(1 << 31) - 1)
+        and not odd("Flatten", axis=-(1 << 31))
+    )
     assert not odd("Constant", value_int=1 << 40)
     assert odd("Split", 2, num_outputs=3) and not odd("Split", 2, num_outputs=2)
     assert not odd("Squeeze", 2, num_outputs=3)
@@ -260,8 +363,10 @@ def test_a_crash_is_an_error_and_the_next_model_is_inferred() -> None:
     with pytest.raises(RuntimeError):
         apart.infer_shapes(CRASHES["Conv"])
     whole = _cut(_node("Conv", "x w"), dims=(1, 8, 9, 9), w=LARGE)
-    found = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim]
-             for v in apart.infer_shapes(whole).graph.value_info}
+    found = {
+        v.name: [d.dim_value for d in v.type.tensor_type.shape.dim]
+        for v in apart.infer_shapes(whole).graph.value_info
+    }
     assert found["z"] == [1, 8, 3, 3]
 
 
@@ -320,8 +425,13 @@ def test_a_model_of_which_the_converter_makes_gigabytes() -> None:
 def test_a_model_that_the_converter_computes_long_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budgets, "ONNX_SECONDS", 1)
     apart._CHILD._close()
-    nodes = [helper.make_node("Softmax", [f"x{i}" if i else "x"], [f"x{i + 1}"], axis=0) for i in range(8000)]
-    model = _changed(_cut(_node("Relu"), version=12), lambda m: m.graph.node.extend(nodes))  # squared
+    nodes = [
+        helper.make_node("Softmax", [f"x{i}" if i else "x"], [f"x{i + 1}"], axis=0)
+        for i in range(8000)
+    ]
+    model = _changed(
+        _cut(_node("Relu"), version=12), lambda m: m.graph.node.extend(nodes)
+    )  # squared
     with raises(ModelError, "raise_opset 12 13 1 s"):
         raise_opset(Model(model), 13)
     monkeypatch.undo()
@@ -333,14 +443,22 @@ def test_the_child_loads_nothing_but_onnx_itself() -> None:
     process = apart._CHILD._started()
     apart.convert_version(_cut(_node("Relu"), version=12), 13)
     maps = Path(f"/proc/{process.pid}/maps")
-    assert not maps.exists() or ("onnx_cpp2py_export" in (text := maps.read_text()) and "numpy" not in text)
+    assert not maps.exists() or (
+        "onnx_cpp2py_export" in (text := maps.read_text()) and "numpy" not in text
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [
-    "predict m.onnx", "predict m.onnx --gpu T4 --target 11", "fix m.onnx -o out.onnx",
-    "extract m.onnx --node far -o out.onnx", "report m.onnx -o out.html",
-])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "predict m.onnx",
+        "predict m.onnx --gpu T4 --target 11",
+        "fix m.onnx -o out.onnx",
+        "extract m.onnx --node far -o out.onnx",
+        "report m.onnx -o out.html",
+    ],
+)
 def test_commands(command, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     onnx.save(CRASHES["Conv"], "m.onnx")
@@ -353,15 +471,25 @@ def test_ordinary_networks_are_inferred_here(monkeypatch: pytest.MonkeyPatch) ->
         apart.infer_shapes(network(seed))
     for make in FAMILIES.values():
         apart.infer_shapes(make(30))
-    cases = (("Conv", "x w", {"kernel_shape": [3, 3], "pads": [1] * 4}), ("Conv", "x w", {"strides": [2, 2]}),
-             ("MaxPool", "x", {"kernel_shape": [5, 5], "pads": [2] * 4}), ("MaxPool", "x", {"kernel_shape": [2, 2],
-                                                                                         "strides": [2, 2]}),
-             ("ConvTranspose", "x w", {"kernel_shape": [2, 2], "strides": [2, 2]}),
-             ("Resize", "x  s", {}), ("Pad", "x p", {}))
+    cases = (
+        ("Conv", "x w", {"kernel_shape": [3, 3], "pads": [1] * 4}),
+        ("Conv", "x w", {"strides": [2, 2]}),
+        ("MaxPool", "x", {"kernel_shape": [5, 5], "pads": [2] * 4}),
+        ("MaxPool", "x", {"kernel_shape": [2, 2], "strides": [2, 2]}),
+        ("ConvTranspose", "x w", {"kernel_shape": [2, 2], "strides": [2, 2]}),
+        ("Resize", "x  s", {}),
+        ("Pad", "x p", {}),
+    )
     for op, inputs, attributes in cases:
         size = attributes.get("kernel_shape", [3, 3])
-        apart.infer_shapes(_cut(_node(op, inputs, **attributes), w=np.ones((8, 8, *size), np.float32),
-                                s=np.array([1, 1, 2, 2], np.float32), p=np.array([0, 0, 1, 1] * 2)))
+        apart.infer_shapes(
+            _cut(
+                _node(op, inputs, **attributes),
+                w=np.ones((8, 8, *size), np.float32),
+                s=np.array([1, 1, 2, 2], np.float32),
+                p=np.array([0, 0, 1, 1] * 2),
+            )
+        )
 
 
 def trial(seed: int, count: int) -> None:
@@ -379,7 +507,9 @@ def trial(seed: int, count: int) -> None:
             found = onnx.shape_inference.infer_shapes(model, data_prop=rng.random() < 0.5)
         except Exception:
             continue
-        assert all(d.dim_value >= 0 for v in found.graph.value_info for d in v.type.tensor_type.shape.dim), model
+        assert all(
+            d.dim_value >= 0 for v in found.graph.value_info for d in v.type.tensor_type.shape.dim
+        ), model
 
 
 def _anything(schema, version, rng):
@@ -388,17 +518,27 @@ def _anything(schema, version, rng):
     for name in names:
         choice = rng.random()
         if choice < 0.4:
-            values = np.array([rng.choice((0, 1, 2, 3, -1, -2, -10)) for _ in range(rng.choice((0, 1, 2, 4)))])
-            stored.append(numpy_helper.from_array(values.astype(rng.choice(("i8", "f4", "i4"))), name))
+            values = np.array(
+                [rng.choice((0, 1, 2, 3, -1, -2, -10)) for _ in range(rng.choice((0, 1, 2, 4)))]
+            )
+            stored.append(
+                numpy_helper.from_array(values.astype(rng.choice(("i8", "f4", "i4"))), name)
+            )
         elif choice < 0.9:
             dims = [rng.choice((0, 1, 2, 4, 8, None, "n")) for _ in range(rng.choice((0, 1, 2, 4)))]
             inputs.append(helper.make_tensor_value_info(name, rng.choice((1, 1, 7, 9)), dims))
     node = helper.make_node(schema.name, names, [f"o{i}" for i in range(rng.randint(1, 3))])
     for name, stated in schema.attributes.items():
-        values = {"INT": (0, 1, 2, -1, -4), "FLOAT": (0.0, 1.0, -1.0), "INTS": ([], [0], [-1, 2], [7, -2, 1, 1]),
-                  "STRING": ("", "a", "ab,bc->ac", "->a")}.get(stated.type.name)
+        values = {
+            "INT": (0, 1, 2, -1, -4),
+            "FLOAT": (0.0, 1.0, -1.0),
+            "INTS": ([], [0], [-1, 2], [7, -2, 1, 1]),
+            "STRING": ("", "a", "ab,bc->ac", "->a"),
+        }.get(stated.type.name)
         if values is not None and rng.random() < 0.6:
-            node.attribute.append(helper.make_attribute(name, rng.choice(values), attr_type=int(stated.type)))
+            node.attribute.append(
+                helper.make_attribute(name, rng.choice(values), attr_type=int(stated.type))
+            )
     graph = helper.make_graph([node], "g", inputs, [], stored)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", version)])
 

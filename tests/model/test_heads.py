@@ -22,9 +22,15 @@ def detector(form: str, op: str = "Conv") -> onnx.ModelProto:
     """A convolution of boxes in front of the DFL, and one of classes."""
     g = Graph()
     stem = g.op("Relu", g.conv(g.input(1, 16, 4, 4), "stem", 16), "r")
-    box, score = g.conv(stem, "box", 8, k=1, scale=None, weights="float"), g.conv(stem, "score", 4, k=1)
-    soft = g.op("Softmax", g.op("Transpose", box, "t", perm=[0, 2, 3, 1]), "soft", axis=3) if op == "MatMul" else (
-        g.op("Softmax", box, "soft", axis=1))
+    box, score = (
+        g.conv(stem, "box", 8, k=1, scale=None, weights="float"),
+        g.conv(stem, "score", 4, k=1),
+    )
+    soft = (
+        g.op("Softmax", g.op("Transpose", box, "t", perm=[0, 2, 3, 1]), "soft", axis=3)
+        if op == "MatMul"
+        else (g.op("Softmax", box, "soft", axis=1))
+    )
     bins = np.arange(8, dtype=np.float32).reshape((8, 1) if op == "MatMul" else (1, 8, 1, 1))
     if form == "moved":
         for i in range(12):
@@ -45,7 +51,9 @@ def detector(form: str, op: str = "Conv") -> onnx.ModelProto:
     return proto
 
 
-@in_turn(("op", "form"), [*(("Conv", form) for form in FORMS), ("MatMul", "read"), ("MatMul", "moved")])
+@in_turn(
+    ("op", "form"), [*(("Conv", form) for form in FORMS), ("MatMul", "read"), ("MatMul", "moved")]
+)
 def test_all_who_ask_find_the_same(op: str, form: str) -> None:
     model = Model(detector(form, op))
     view, head = View(model), find_head(model)
@@ -56,7 +64,11 @@ def test_all_who_ask_find_the_same(op: str, form: str) -> None:
     assert named(find_dfl(model)) == named(head.dfl) == {"dfl"} and "dfl" not in named(head.finals)
     network = importer.build(model)
     assert [layer.nodes[0] for layer in network.of_kind(*WEIGHTED) if layer.weights.dfl] == ["dfl"]
-    assert {n.name for n in view.weighted if n.index not in view.feeds_weighted} == {"box", "score", "dfl"}
+    assert {n.name for n in view.weighted if n.index not in view.feeds_weighted} == {
+        "box",
+        "score",
+        "dfl",
+    }
     assert {n.name for n in last_convolutions(view)} == {"box", "score"}
 
 
@@ -70,7 +82,15 @@ def test_nobody_has_a_test_of_his_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @in_turn(
-    ("shape", "step"), [((1, 8, 1, 1), 0), ((1, 8, 3, 3), 0), ((2, 8, 1, 1), 0), ((8, 1), 0), ((8, 1), 2), ((3, 1), 1)]
+    ("shape", "step"),
+    [
+        ((1, 8, 1, 1), 0),
+        ((1, 8, 3, 3), 0),
+        ((2, 8, 1, 1), 0),
+        ((8, 1), 0),
+        ((8, 1), 2),
+        ((3, 1), 1),
+    ],
 )
 def test_what_is_none(shape: tuple[int, ...], step: int) -> None:
     g = Graph()

@@ -21,13 +21,16 @@ from tests.trt.builder import Graph
 KB = 1024
 
 
-def model(nodes: list[tuple[str, list[str], str]], shape: tuple[object, ...] = (1, 4, 8, 8)) -> onnx.ModelProto:
+def model(
+    nodes: list[tuple[str, list[str], str]], shape: tuple[object, ...] = (1, 4, 8, 8)
+) -> onnx.ModelProto:
     graph = helper.make_graph(
-        [helper.make_node(op, inputs, [output]) for op, inputs, output in nodes], "g",
+        [helper.make_node(op, inputs, [output]) for op, inputs, output in nodes],
+        "g",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
         [numpy_helper.from_array(np.ones((1, 4, 8, 8), np.float32), "w")],
-    )  # fmt: skip
+    )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
 
 
@@ -45,13 +48,20 @@ CHAIN = [("Relu", ["x"], "a"), ("Relu", ["a"], "b"), ("Relu", ["b"], "c"), ("Rel
         ([("Relu", ["x"], "y"), ("Relu", ["y"], "a"), ("Relu", ["a"], "b")], 4),  # an output stays
     ],
 )
-def test_tensors_that_live_at_the_same_time(nodes: list[tuple[str, list[str], str]], tensors: int) -> None:
+def test_tensors_that_live_at_the_same_time(
+    nodes: list[tuple[str, list[str], str]], tensors: int
+) -> None:
     assert peak_bytes(model(nodes), {}) == tensors * KB
-    assert peak_bytes(model(nodes), {"x": (1, 4, 16, 8)}) == (tensors if nodes[0][0] == "Add" else 2 * tensors) * KB
+    assert (
+        peak_bytes(model(nodes), {"x": (1, 4, 16, 8)})
+        == (tensors if nodes[0][0] == "Add" else 2 * tensors) * KB
+    )
 
 
 @in_turn("shape", [("n", 4, "h", "w"), (0, 4, -1, -1), (1, 4, 2, 2), (1, 4, 8, 8)])
-def test_the_shapes_that_are_fed_count_and_not_what_the_file_says(shape: tuple[object, ...]) -> None:
+def test_the_shapes_that_are_fed_count_and_not_what_the_file_says(
+    shape: tuple[object, ...],
+) -> None:
     made = model(CHAIN, shape)
     made.graph.value_info.append(helper.make_tensor_value_info("b", TensorProto.FLOAT, [1, 1]))
     assert peak_bytes(made, {"x": (2, 4, 16, 16)}) == 3 * 8 * KB
@@ -59,23 +69,31 @@ def test_the_shapes_that_are_fed_count_and_not_what_the_file_says(shape: tuple[o
 
 def test_what_lives() -> None:
     assert peak_bytes(model(CHAIN, ("n", 4, 8, "w")), {}) == 3 * 4 * 4 * 8
-    assert peak_bytes(model(CHAIN, (-1, 4, 8, 0)), {}) == 3 * 4 * 4 * 8, "so some exporters write open ones"
-    assert peak_bytes(model([("Cast", ["x"], "a"), ("Cast", ["a"], "y")]), {}) == KB, "of no known type: no size"
+    assert peak_bytes(model(CHAIN, (-1, 4, 8, 0)), {}) == 3 * 4 * 4 * 8, (
+        "so some exporters write open ones"
+    )
+    assert peak_bytes(model([("Cast", ["x"], "a"), ("Cast", ["a"], "y")]), {}) == KB, (
+        "of no known type: no size"
+    )
     halves = model([("Relu", ["x"], "y")])
     for value in (*halves.graph.input, *halves.graph.output):
         value.type.tensor_type.elem_type = TensorProto.FLOAT16
     assert peak_bytes(halves, {}) == KB
     sequence = model([("Relu", ["x"], "y"), ("SequenceConstruct", ["y"], "s")])
-    sequence.graph.output.append(helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, None))
+    sequence.graph.output.append(
+        helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, None)
+    )
     assert peak_bytes(sequence, {}) == 2 * KB
     # `a` is read by the bodies of If alone, behind `c`
     bodies = {
         f"{which}_branch": helper.make_graph(
-            [helper.make_node("Identity", ["a"], ["out"])], which, [],
+            [helper.make_node("Identity", ["a"], ["out"])],
+            which,
+            [],
             [helper.make_tensor_value_info("out", TensorProto.FLOAT, [1, 4, 8, 8])],
         )
         for which in ("then", "else")
-    }  # fmt: skip
+    }
     made = model(CHAIN[:3])
     made.graph.input.append(helper.make_tensor_value_info("t", TensorProto.BOOL, []))
     made.graph.node.append(helper.make_node("If", ["t"], ["y"], **bodies))
@@ -99,19 +117,34 @@ def network(seed: int) -> onnx.ModelProto:
 
 def described(model: Model) -> dict[str, object]:
     """All that an index says, nodes by their place."""
-    tensors = sorted({t for n in model.nodes for t in (*n.inputs, *n.outputs) if t} | set(model.inputs))
+    tensors = sorted(
+        {t for n in model.nodes for t in (*n.inputs, *n.outputs) if t} | set(model.inputs)
+    )
     return {
-        "nodes": [(n.index, n.name, n.op, n.domain, n.inputs, n.outputs, n.captured, n.proto.SerializeToString(),
-                   sorted(n.attributes)) for n in model.nodes],
+        "nodes": [
+            (
+                n.index,
+                n.name,
+                n.op,
+                n.domain,
+                n.inputs,
+                n.outputs,
+                n.captured,
+                n.proto.SerializeToString(),
+                sorted(n.attributes),
+            )
+            for n in model.nodes
+        ],
         "ordered": [n.index for n in model.ordered],
         "producers": {t: n.index for t, n in model.producers.items()},
         "consumers": {t: [n.index for n in found] for t, found in model.consumers.items()},
         "by name": [model.node(n.name).index for n in model.nodes],
         "initializers": {t: p.SerializeToString() for t, p in model.initializers.items()},
-        "inputs": model.inputs, "outputs": model.outputs,
+        "inputs": model.inputs,
+        "outputs": model.outputs,
         "constants": {t: None if (v := model.constant(t)) is None else v.tolist() for t in tensors},
         "types": {t: (model.elem_type(t), model.shape(t)) for t in tensors},
-    }  # fmt: skip
+    }
 
 
 def edit(model: Model, draw: st.DrawFn) -> None:
@@ -123,27 +156,43 @@ def edit(model: Model, draw: st.DrawFn) -> None:
         return draw(st.sampled_from([n for n in model.nodes if not editor.is_removed(n)]))
 
     for _ in range(draw(st.integers(1, 4))):
-        kind = draw(st.sampled_from(("pair", "cast", "redirect", "bypass", "constant", "parameters", "relu", "rename")))
+        kind = draw(
+            st.sampled_from(
+                ("pair", "cast", "redirect", "bypass", "constant", "parameters", "relu", "rename")
+            )
+        )
         node = any_node()
         if kind == "pair" and node.inputs and not model.is_constant(node.input(0)):
-            constants = [editor.constant("new/scale", np.float32(0.5)), editor.constant("new/zero", np.int8(0))]
+            constants = [
+                editor.constant("new/scale", np.float32(0.5)),
+                editor.constant("new/zero", np.int8(0)),
+            ]
             q = editor.insert(node, "QuantizeLinear", "new/Q", [node.input(0), *constants])
-            editor.set_input(node, 0, editor.insert(node, "DequantizeLinear", "new/DQ", [q, *constants]))
+            editor.set_input(
+                node, 0, editor.insert(node, "DequantizeLinear", "new/DQ", [q, *constants])
+            )
         elif kind == "cast":
             name = editor.name(f"{node.output}_half")
             editor.cast(node.output, name, onnx.TensorProto.FLOAT16, node)
-            editor.set_input(node, 0, editor.insert(node, "Cast", "back", [node.input(0)], {"to": 1}))
+            editor.set_input(
+                node, 0, editor.insert(node, "Cast", "back", [node.input(0)], {"to": 1})
+            )
         elif kind == "redirect":
             editor.redirect(node.output, draw(st.sampled_from(tensors)))
         elif kind == "bypass" and is_q(node):
-            editor.bypass(node, [n for n in model.readers(node.output) if is_dq(n) and not editor.is_removed(n)])
+            editor.bypass(
+                node,
+                [n for n in model.readers(node.output) if is_dq(n) and not editor.is_removed(n)],
+            )
         elif kind == "constant" and model.initializers:
             name = draw(st.sampled_from(sorted(model.initializers)))
             value = model.constant(name)
             assert value is not None
             editor.set_constant(name, value[::-1] if value.ndim else value + value)
         elif kind == "parameters" and is_q(node):
-            editor.set_quantizer(node, np.array(0.25), np.zeros((), draw(st.sampled_from((np.int8, np.uint8)))))
+            editor.set_quantizer(
+                node, np.array(0.25), np.zeros((), draw(st.sampled_from((np.int8, np.uint8))))
+            )
         elif kind == "relu":
             editor.set_input(node, 0, editor.insert(node, "Relu", "same", [node.input(0)]))
         elif kind == "rename" and not model.is_output(node.output):
@@ -160,7 +209,9 @@ def test_the_index_is_that_of_the_message(data: st.DataObject, seed: int, asked:
             model.shape("end:0")  # types are known then, and have to be kept
         try:
             edit(model, data.draw)
-        except ModelError:  # a cycle, or two makers of one tensor: such a model is not used any more
+        except (
+            ModelError
+        ):  # a cycle, or two makers of one tensor: such a model is not used any more
             return
         assert described(model) == described(Model(model.proto))
 
@@ -183,7 +234,9 @@ def test_names_and_types_of_pairs(monkeypatch: pytest.MonkeyPatch, g) -> None:
     assert editor.bypass(model.node("a.Q"), [model.node("a.DQ")])
     proto = editor.finish().proto
     assert [o.name for o in proto.graph.output] == ["other:0", "a.DQ:0"]
-    assert list(proto.graph.node[0].output) == ["a.DQ:0"] and list(proto.graph.node[1].input) == ["a.DQ:0"]
+    assert list(proto.graph.node[0].output) == ["a.DQ:0"] and list(proto.graph.node[1].input) == [
+        "a.DQ:0"
+    ]
     onnx.checker.check_model(proto, full_check=True)
     g = Graph()
     model = Model(g.model(g.pair(g.input(1, 4), "a")))
@@ -242,7 +295,12 @@ def test_what_a_new_subgraph_reads_stays():
     editor, dq, source = Editor(model), model.node("a.DQ"), model.node("a.Q").input(0)
     ends = [onnx.ValueInfoProto(name="in")]
     inner = helper.make_graph([helper.make_node("Neg", [source], ["in"])], "inner", [], ends)
-    editor.rewrite(dq, "If", [editor.constant("yes", np.array(True))], {"then_branch": inner, "else_branch": inner})
+    editor.rewrite(
+        dq,
+        "If",
+        [editor.constant("yes", np.array(True))],
+        {"then_branch": inner, "else_branch": inner},
+    )
     made = editor.finish()
     assert [n.name for n in made.nodes] == ["r", "a.DQ", "b.Q", "b.DQ", "end"]
     assert "a.Q.scale" not in made.initializers and {n.op for n in made.readers(source)} == {"If"}
@@ -298,7 +356,13 @@ def test_inserted_nodes():
 
 @in_turn(
     ("values", "expected"),
-    [(range(16), True), (range(1, 17), False), (range(3), False), ([0, 1, 2, 4], False), (range(4), True)],
+    [
+        (range(16), True),
+        (range(1, 17), False),
+        (range(3), False),
+        ([0, 1, 2, 4], False),
+        (range(4), True),
+    ],
 )
 def test_counts_up(values: object, expected: bool) -> None:
     net = Net()

@@ -30,9 +30,13 @@ def typed() -> onnx.ModelProto:
     """Weights in fields of their types, with documentation and metadata on every level."""
     model = conv_net()
     graph = model.graph
-    graph.initializer.append(helper.make_tensor("floats", TensorProto.FLOAT, [300], np.arange(300.0)))
+    graph.initializer.append(
+        helper.make_tensor("floats", TensorProto.FLOAT, [300], np.arange(300.0))
+    )
     graph.initializer.append(helper.make_tensor("texts", TensorProto.STRING, [2], [b"a", b"\xff"]))
-    graph.initializer.append(TensorProto(name="empty", data_type=TensorProto.FLOAT, dims=[0], raw_data=b""))
+    graph.initializer.append(
+        TensorProto(name="empty", data_type=TensorProto.FLOAT, dims=[0], raw_data=b"")
+    )
     graph.initializer[0].doc_string = "behind the data"
     graph.initializer[0].metadata_props.add(key="k", value="v")
     graph.doc_string, model.doc_string, model.domain = "graph", "model", ""
@@ -46,7 +50,9 @@ def typed() -> onnx.ModelProto:
 def with_function() -> onnx.ModelProto:
     model = typed()
     body = [helper.make_node("Relu", ["a"], ["b"])]
-    model.functions.append(helper.make_function("f", "F", ["a"], ["b"], body, list(model.opset_import)))
+    model.functions.append(
+        helper.make_function("f", "F", ["a"], ["b"], body, list(model.opset_import))
+    )
     values = numpy_helper.from_array(np.ones(2, np.float32), "sparse")
     at = numpy_helper.from_array(np.array([0, 3]), "at")
     model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, at, [9]))
@@ -59,7 +65,9 @@ def from_the_future() -> onnx.ModelProto:
     weight = TensorProto.FromString(conv_net().graph.initializer[0].SerializeToString() + field)
     graph = onnx.GraphProto.FromString(conv_net().graph.SerializeToString() + field)
     graph.initializer.append(weight)
-    return onnx.ModelProto.FromString(onnx.ModelProto(ir_version=9, graph=graph).SerializeToString() + field)
+    return onnx.ModelProto.FromString(
+        onnx.ModelProto(ir_version=9, graph=graph).SerializeToString() + field
+    )
 
 
 def weight_from_the_future() -> onnx.ModelProto:
@@ -68,8 +76,11 @@ def weight_from_the_future() -> onnx.ModelProto:
     return model
 
 
-def documented_otherwise(field: bytes, part: Callable[[onnx.ModelProto], Any]) -> Callable[[], onnx.ModelProto]:
+def documented_otherwise(
+    field: bytes, part: Callable[[onnx.ModelProto], Any]
+) -> Callable[[], onnx.ModelProto]:
     """Makes a model of which a part has a documentation of two bytes that are not UTF-8."""
+
     def made() -> onnx.ModelProto:
         model = typed()
         part(model).MergeFromString(field + b"\x02\xff\xfe")
@@ -78,17 +89,31 @@ def documented_otherwise(field: bytes, part: Callable[[onnx.ModelProto], Any]) -
     return made
 
 
-OTHERWISE = [documented_otherwise(b"\x32", lambda m: m), documented_otherwise(b"\x52", lambda m: m.graph),
-             documented_otherwise(b"\x62", lambda m: m.graph.initializer[0])]
+OTHERWISE = [
+    documented_otherwise(b"\x32", lambda m: m),
+    documented_otherwise(b"\x52", lambda m: m.graph),
+    documented_otherwise(b"\x62", lambda m: m.graph.initializer[0]),
+]
 
 
 @pytest.mark.parametrize(
     "made",
-    [*OTHERWISE, conv_net, typed, with_function, from_the_future, weight_from_the_future, onnx.ModelProto,
-     lambda: yolov8n(64),  # a graph whose length takes four bytes
-     lambda: onnx.ModelProto(ir_version=8), lambda: onnx.ModelProto(graph=onnx.GraphProto())],
-)  # fmt: skip
-def test_parts_joined_are_the_message(made: Callable[[], onnx.ModelProto], monkeypatch: pytest.MonkeyPatch) -> None:
+    [
+        *OTHERWISE,
+        conv_net,
+        typed,
+        with_function,
+        from_the_future,
+        weight_from_the_future,
+        onnx.ModelProto,
+        lambda: yolov8n(64),  # a graph whose length takes four bytes
+        lambda: onnx.ModelProto(ir_version=8),
+        lambda: onnx.ModelProto(graph=onnx.GraphProto()),
+    ],
+)
+def test_parts_joined_are_the_message(
+    made: Callable[[], onnx.ModelProto], monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = made()
     wanted = model.SerializeToString(deterministic=True)
     for large in (external._COPIED, 0):
@@ -103,7 +128,10 @@ def test_a_message_is_known_by_its_hash_and_its_parts_are_small() -> None:
     weights = [len(t.raw_data) for t in model.graph.initializer]
     assert max(map(len, Parts(model))) < max(weights) + 200_000 < sum(weights) / 8
     model = typed()
-    assert Model(model).sha256 == hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
+    assert (
+        Model(model).sha256
+        == hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
+    )
 
 
 @pytest.fixture
@@ -115,12 +143,18 @@ def model(tmp_path: Path) -> Path:
 def test_what_is_public_and_how_it_shows(model: Path) -> None:
     assert dir(qdqtool) == sorted(qdqtool.__all__)
     assert all(getattr(qdqtool, name) is not None for name in qdqtool.__all__)
-    results = [qdqtool.predict(model), qdqtool.extract(model, finding="W-NO-DQ"), qdqtool.compare(model, model)]
+    results = [
+        qdqtool.predict(model),
+        qdqtool.extract(model, finding="W-NO-DQ"),
+        qdqtool.compare(model, model),
+    ]
     assert all(len(repr(r)) < 300 and repr(r).startswith("<") for r in results)
     assert not qdqtool.predict(model, "trt8.5").ok
     assert qdqtool.predict(network(weights="tensor"), "trt8.5").ok
     assert qdqtool.extract(model, finding="W-NO-DQ").ok
-    assert qdqtool.compare(float_network(), network()).ok and not qdqtool.compare(network(), model).ok
+    assert (
+        qdqtool.compare(float_network(), network()).ok and not qdqtool.compare(network(), model).ok
+    )
 
 
 def test_an_extraction_never_writes_over_its_model_or_weights(model: Path, tmp_path: Path) -> None:
@@ -131,8 +165,13 @@ def test_an_extraction_never_writes_over_its_model_or_weights(model: Path, tmp_p
     assert model.read_bytes() == before
     result.save(model.with_name("small.onnx"))
     assert onnx.load(model.with_name("small.onnx")) == result.proto
-    onnx.save(network(spoilt=[1]), tmp_path / "model.onnx", save_as_external_data=True, location="w.bin",
-              size_threshold=0)
+    onnx.save(
+        network(spoilt=[1]),
+        tmp_path / "model.onnx",
+        save_as_external_data=True,
+        location="w.bin",
+        size_threshold=0,
+    )
     result = qdqtool.extract(tmp_path / "model.onnx", finding="W-NO-DQ")
     before = (tmp_path / "w.bin").read_bytes()
     with pytest.raises(QdqtoolError):
@@ -141,15 +180,44 @@ def test_an_extraction_never_writes_over_its_model_or_weights(model: Path, tmp_p
 
 
 FUNCTIONS = {
-    **{n: getattr(qdqtool, n) for n in ("insert", "predict", "verify", "compare", "extract", "report", "tune")},
+    **{
+        n: getattr(qdqtool, n)
+        for n in ("insert", "predict", "verify", "compare", "extract", "report", "tune")
+    },
     "fix": fix,
 }
 WRONG: tuple[Any, ...] = (
-    object(), 5, 2.5, True, None, "no such thing", b"\x00\x01", [], [object()], {}, {1: 2}, (1, "a"), {3}, 1j, int,
-    np.zeros((2, 2)), np.float32(1), Path("no such file"), lambda: 0, float("nan"), [[1]], [None], "", -1,
+    object(),
+    5,
+    2.5,
+    True,
+    None,
+    "no such thing",
+    b"\x00\x01",
+    [],
+    [object()],
+    {},
+    {1: 2},
+    (1, "a"),
+    {3},
+    1j,
+    int,
+    np.zeros((2, 2)),
+    np.float32(1),
+    Path("no such file"),
+    lambda: 0,
+    float("nan"),
+    [[1]],
+    [None],
+    "",
+    -1,
 )
-CASES = [(f, p) for f, function in FUNCTIONS.items() for p in inspect.signature(function).parameters
-         if p not in ("say", "mapper")]
+CASES = [
+    (f, p)
+    for f, function in FUNCTIONS.items()
+    for p in inspect.signature(function).parameters
+    if p not in ("say", "mapper")
+]
 
 
 def relu_net() -> Any:
@@ -166,12 +234,19 @@ def test_no_wrong_type_comes_from_inside(
     function = FUNCTIONS[name]
     texts = {"data": "no such folder", "builds": "no such log"}
     network = relu_net()
-    needed = {p: texts.get(p, network) for p in ("model", "source", "a", "b", "data", "builds")
-              if p in inspect.signature(function).parameters}  # fmt: skip
+    needed = {
+        p: texts.get(p, network)
+        for p in ("model", "source", "a", "b", "data", "builds")
+        if p in inspect.signature(function).parameters
+    }
     default = inspect.signature(function).parameters[parameter].default
-    for value in (v for v in WRONG[number % 2::2] if v is not default):
+    for value in (v for v in WRONG[number % 2 :: 2] if v is not default):
         given = {**needed, parameter: value}
-        builds = [given.pop("builds")] if "builds" in given and (name == "verify" or parameter == "builds") else []
+        builds = (
+            [given.pop("builds")]
+            if "builds" in given and (name == "verify" or parameter == "builds")
+            else []
+        )
         given.pop("builds", None)
         first = [given.pop(p) for p in ("model", "source", "a") if p in given]
         message = ""
@@ -186,7 +261,9 @@ def test_no_wrong_type_comes_from_inside(
 def test_the_parameter_is_named(name: str, parameter: str, value: object) -> None:
     given: dict[str, Any] = {"data": "images"} if name in ("tune", "insert") else {}
     given = {**given, "a": relu_net()} if name == "compare" else given
-    first = [value] if parameter in ("model", "source") else [] if name == "compare" else [relu_net()]
+    first = (
+        [value] if parameter in ("model", "source") else [] if name == "compare" else [relu_net()]
+    )
     if parameter == "builds":
         first.append(value)
     elif parameter not in ("model", "source"):
@@ -196,16 +273,28 @@ def test_the_parameter_is_named(name: str, parameter: str, value: object) -> Non
 
 
 def test_what_is_right() -> None:
-    assert fits(np.int64(3), int) and fits(np.float32(3), float) and fits(3, float) and fits(np.int8(3), float)
+    assert (
+        fits(np.int64(3), int)
+        and fits(np.float32(3), float)
+        and fits(3, float)
+        and fits(np.int8(3), float)
+    )
     assert fits([320, 320], tuple[int, int]) and fits(np.array([320, 320]), tuple[int, int])
-    assert not fits(True, int) and not fits([1], tuple[int, int]) and not fits("ab", tuple[str, str])
-    assert not fits(iter(["a"]), Sequence[str]) and not fits(np.array(["a"]), Sequence[str])  # once only; no truth
+    assert (
+        not fits(True, int) and not fits([1], tuple[int, int]) and not fits("ab", tuple[str, str])
+    )
+    assert not fits(iter(["a"]), Sequence[str]) and not fits(
+        np.array(["a"]), Sequence[str]
+    )  # once only; no truth
     assert fits(Path("a"), os.PathLike[str])
     with pytest.raises(QdqtoolError, match="give a path"):
         require("path", next(os.scandir(b"/")), os.PathLike[str], __name__)  # a path of bytes
     for given, hint, plain in (
-        (np.float32(3), float, 3.0), (Fraction(1, 2), "float | None", 0.5), (np.int8(3), "int | float", 3),
-        (np.int8(3), float, 3.0), (np.array([32, 64]), "tuple[int, int] | None", (32, 64)),
+        (np.float32(3), float, 3.0),
+        (Fraction(1, 2), "float | None", 0.5),
+        (np.int8(3), "int | float", 3),
+        (np.int8(3), float, 3.0),
+        (np.array([32, 64]), "tuple[int, int] | None", (32, 64)),
     ):
         found = require("number", given, hint, __name__)
         assert found == plain and type(found) is type(plain)
@@ -217,7 +306,8 @@ def test_a_part_is_what_its_outputs_need() -> None:
     ends = [onnx.ValueInfoProto(name="in")]
     inner = helper.make_graph([helper.make_node("Add", ["a", "w"], ["in"])], "inner", [], ends)
     nodes = [
-        helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Neg", ["x"], ["unused"]),
+        helper.make_node("Relu", ["x"], ["a"]),
+        helper.make_node("Neg", ["x"], ["unused"]),
         helper.make_node("If", ["given"], ["b"], then_branch=inner, else_branch=inner),
         helper.make_node("Mul", ["b", "sparse"], ["c"]),
     ]
@@ -228,12 +318,20 @@ def test_a_part_is_what_its_outputs_need() -> None:
         graph.sparse_initializer.add(values=values, dims=[4])
     proto = helper.make_model(graph, producer_name="p", opset_imports=[helper.make_opsetid("", 17)])
     helper.set_model_props(proto, {"stride": "32"})
-    part, needed = part_of(proto, proto.graph.node, [onnx.ValueInfoProto(name="c")], proto.graph.initializer)
+    part, needed = part_of(
+        proto, proto.graph.node, [onnx.ValueInfoProto(name="c")], proto.graph.initializer
+    )
     assert [n.op_type for n in part.graph.node] == ["Relu", "If", "Mul"]
     assert needed == {"x", "w", "sparse", "a", "b", "c", "given"}
     assert [t.name for t in part.graph.initializer] == ["w"]
     assert [t.values.name for t in part.graph.sparse_initializer] == ["sparse"]
-    assert (part.producer_name, part.metadata_props[0].value, part.opset_import[0].version) == ("p", "32", 17)
-    part, needed = part_of(proto, proto.graph.node, [onnx.ValueInfoProto(name="c")], proto.graph.initializer, {"b"})
+    assert (part.producer_name, part.metadata_props[0].value, part.opset_import[0].version) == (
+        "p",
+        "32",
+        17,
+    )
+    part, needed = part_of(
+        proto, proto.graph.node, [onnx.ValueInfoProto(name="c")], proto.graph.initializer, {"b"}
+    )
     assert [n.op_type for n in part.graph.node] == ["Mul"] and needed == {"b", "sparse", "c"}
     assert not part.graph.initializer and len(proto.graph.node) == 4

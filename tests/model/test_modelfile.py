@@ -43,6 +43,7 @@ def test_sources_and_graphsurgeon_graphs(tmp_path: Path) -> None:
 
 def test_names_that_no_exporter_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is repeated in everything said of the model: 302 MB of names took 4 GB."""
+
     def named(*names: str) -> onnx.ModelProto:
         nodes = [helper.make_node("Relu", ["x"], [name]) for name in names]
         ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names]
@@ -72,7 +73,9 @@ def test_a_directory_in_the_place_of_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(*cases("model/modelfile-external-weights-that-are-not"))
-def test_external_weights_that_are_not_there_or_elsewhere(tmp_path: Path, entries: dict[str, str]) -> None:
+def test_external_weights_that_are_not_there_or_elsewhere(
+    tmp_path: Path, entries: dict[str, str]
+) -> None:
     (tmp_path / "in").mkdir()
     proto = conv_net()
     tensor = proto.graph.initializer[0]
@@ -86,12 +89,15 @@ def test_external_weights_that_are_not_there_or_elsewhere(tmp_path: Path, entrie
         load_full(tmp_path / "in" / "m.onnx")
 
 
-@pytest.mark.parametrize(("entries", "says"), [
-    ((("location", "w.bin"), ("length", "433")), "_length 433 432"),
-    ((("location", "w.bin"), ("location", "v.bin")), "_length location"),
-    ((("location", "w.bin"),), ""),
-    ((("location", "w.bin"), ("length", "432")), ""),
-])
+@pytest.mark.parametrize(
+    ("entries", "says"),
+    [
+        ((("location", "w.bin"), ("length", "433")), "_length 433 432"),
+        ((("location", "w.bin"), ("location", "v.bin")), "_length location"),
+        ((("location", "w.bin"),), ""),
+        ((("location", "w.bin"), ("length", "432")), ""),
+    ],
+)
 def test_of_a_file_a_tensor_takes_what_its_dimensions_need(
     tmp_path: Path, entries: tuple[tuple[str, str], ...], says: str
 ) -> None:
@@ -130,10 +136,13 @@ def test_dimensions_that_no_tensor_has(tmp_path: Path, rank: int) -> None:
     assert cli.run(["predict", str(path), "--gpu", "T4", "-o", str(tmp_path / "said")]) == 0
 
 
-@pytest.mark.parametrize("odd", [
-    helper.make_tensor("", onnx.TensorProto.STRING, [1, 1, 3, 3], [b"a"] * 9),
-    helper.make_tensor("", onnx.TensorProto.FLOAT, [0, 8, 3, 3], []),
-])
+@pytest.mark.parametrize(
+    "odd",
+    [
+        helper.make_tensor("", onnx.TensorProto.STRING, [1, 1, 3, 3], [b"a"] * 9),
+        helper.make_tensor("", onnx.TensorProto.FLOAT, [0, 8, 3, 3], []),
+    ],
+)
 def test_weights_that_are_no_numbers_or_none(odd: onnx.TensorProto) -> None:
     proto = residual()
     tensor = next(t for t in proto.graph.initializer if t.name == "c1.weight")
@@ -146,7 +155,11 @@ def test_weights_that_are_no_numbers_or_none(odd: onnx.TensorProto) -> None:
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [(b"", "_parse model"), (b"not a model", "_parse model"), (b"\x1f\x8b\x08broken", "unpack read")],
+    [
+        (b"", "_parse model"),
+        (b"not a model", "_parse model"),
+        (b"\x1f\x8b\x08broken", "unpack read"),
+    ],
 )
 def test_what_is_no_model(tmp_path: Path, content: bytes, says: str) -> None:
     path = tmp_path / "x.onnx"
@@ -192,7 +205,9 @@ def test_a_model_over_the_limit_is_saved_with_external_weights(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("made", OTHERWISE)
-def test_documentation_that_is_not_utf_8_hinders_no_saving(made: Callable[[], onnx.ModelProto], tmp_path: Path) -> None:
+def test_documentation_that_is_not_utf_8_hinders_no_saving(
+    made: Callable[[], onnx.ModelProto], tmp_path: Path
+) -> None:
     model = made()
     save(model, tmp_path / "m.onnx")
     assert (tmp_path / "m.onnx").read_bytes() == model.SerializeToString(deterministic=True)
@@ -206,15 +221,25 @@ def test_documentation_that_is_not_utf_8_hinders_no_saving(made: Callable[[], on
 
 def test_texts_and_half_bytes_stay_in_the_message(tmp_path: Path) -> None:
     model = conv_net()
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([b"word"] * 600, object), "texts"))
-    model.graph.initializer.append(onnx.helper.make_tensor("halves", onnx.TensorProto.INT4, [3000], [1, -2, 3] * 1000))
-    model.graph.initializer.append(onnx.helper.make_tensor("flags", onnx.TensorProto.BOOL, [3000], [1, 0, 1] * 1000))
+    model.graph.initializer.append(
+        onnx.numpy_helper.from_array(np.array([b"word"] * 600, object), "texts")
+    )
+    model.graph.initializer.append(
+        onnx.helper.make_tensor("halves", onnx.TensorProto.INT4, [3000], [1, -2, 3] * 1000)
+    )
+    model.graph.initializer.append(
+        onnx.helper.make_tensor("flags", onnx.TensorProto.BOOL, [3000], [1, 0, 1] * 1000)
+    )
     save_apart(model, tmp_path / "m.onnx")
     assert (tmp_path / "m.onnx.data").stat().st_size == 3000
     back = onnx.load(tmp_path / "m.onnx")
     for name in ("texts", "halves", "flags"):
-        found, wanted = (onnx.numpy_helper.to_array(t) for m in (back, model) for t in m.graph.initializer
-                         if t.name == name)
+        found, wanted = (
+            onnx.numpy_helper.to_array(t)
+            for m in (back, model)
+            for t in m.graph.initializer
+            if t.name == name
+        )
         assert (found == wanted).all(), name
 
 
@@ -235,7 +260,9 @@ def test_a_session_on_a_model_over_the_limit(monkeypatch: pytest.MonkeyPatch) ->
 
 def model() -> onnx.ModelProto:
     values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 3, 4, 4]) for n in ("x", "y")]
-    graph = helper.make_graph([helper.make_node("Elu", ["x"], ["y"], "n", alpha=1.0)], "g", values[:1], values[1:])
+    graph = helper.make_graph(
+        [helper.make_node("Elu", ["x"], ["y"], "n", alpha=1.0)], "g", values[:1], values[1:]
+    )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
 
 
@@ -247,20 +274,29 @@ def referring(proto: onnx.ModelProto) -> None:
 
 def referring_inside(proto: onnx.ModelProto) -> None:
     referring(proto)
-    inner = helper.make_graph(proto.graph.node, "b", [], [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
+    inner = helper.make_graph(
+        proto.graph.node, "b", [], [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    )
     del proto.graph.node[:]
-    proto.graph.node.append(helper.make_node("If", ["x"], ["y"], "outer", then_branch=inner, else_branch=inner))
+    proto.graph.node.append(
+        helper.make_node("If", ["x"], ["y"], "outer", then_branch=inner, else_branch=inner)
+    )
 
 
-@pytest.mark.parametrize(("damage", "said"), [
-    (lambda proto: proto.graph.input.add(), "check_form input"),
-    (lambda proto: proto.graph.output.add(), "check_form output"),
-    (lambda proto: proto.graph.input.add(name="x"), "check_form x"),
-    (lambda proto: proto.opset_import.add(version=1 << 40), "check_form 1099511627776"),
-    (referring, "check_form n alpha"),
-    (referring_inside, "check_form n alpha"),
-])
-def test_refused_by_every_way_in(damage, said, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda proto: proto.graph.input.add(), "check_form input"),
+        (lambda proto: proto.graph.output.add(), "check_form output"),
+        (lambda proto: proto.graph.input.add(name="x"), "check_form x"),
+        (lambda proto: proto.opset_import.add(version=1 << 40), "check_form 1099511627776"),
+        (referring, "check_form n alpha"),
+        (referring_inside, "check_form n alpha"),
+    ],
+)
+def test_refused_by_every_way_in(
+    damage, said, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     proto = model()
     load(proto)
     damage(proto)
@@ -275,16 +311,22 @@ def test_refused_by_every_way_in(damage, said, tmp_path: Path, capsys: pytest.Ca
 
 
 @in_turn("raw", [True, False])
-@in_turn("kind", ["float32", "float64", "float16", "int8", "uint8", "int32", "int64", "bool", "uint16"])
+@in_turn(
+    "kind", ["float32", "float64", "float16", "int8", "uint8", "int32", "int64", "bool", "uint16"]
+)
 def test_values_are_those_that_onnx_reads(kind: str, raw: bool) -> None:
     values = np.array([[0, 1, 3], [5, 7, 100]]).astype(kind)
     tensor = onnx.numpy_helper.from_array(values, "w")
     if not raw:
-        tensor = onnx.helper.make_tensor("w", tensor.data_type, values.shape, values.reshape(-1).tolist())
+        tensor = onnx.helper.make_tensor(
+            "w", tensor.data_type, values.shape, values.reshape(-1).tolist()
+        )
     found = external.array_of(tensor)
     assert found.dtype == values.dtype and np.array_equal(found, onnx.numpy_helper.to_array(tensor))
     for damage in ({"dims": [4, 2]}, {"dims": [2, 3], "raw_data": b"1"}):
-        broken = onnx.TensorProto(name="w", data_type=tensor.data_type, **{"raw_data": values.tobytes(), **damage})
+        broken = onnx.TensorProto(
+            name="w", data_type=tensor.data_type, **{"raw_data": values.tobytes(), **damage}
+        )
         with raises(ModelError, "array_of m.onnx w") as raised:
             external.array_of(broken, "m.onnx")
         assert raised.value.path == "m.onnx"

@@ -14,7 +14,9 @@ from tests.tables import in_turn
 MAP = "[1, 6, 8, 10]"
 
 
-def work(given: str, made: str, op: str, constants: str = "", opset: int = 24, domain: str = "") -> int:
+def work(
+    given: str, made: str, op: str, constants: str = "", opset: int = 24, domain: str = ""
+) -> int:
     """Of one operator between inputs and an output of stated shapes."""
     held = f" <{constants}>" if constants else ""
     opsets = f'["" : {opset}, "ai.onnx.ml" : 3]'
@@ -27,79 +29,204 @@ def work(given: str, made: str, op: str, constants: str = "", opset: int = 24, d
 X = f"float{MAP} x"
 
 
-@in_turn(("given", "made", "op", "wanted"), [
-    # Those that read more than they write, and those that read but a part
-    (X, "float[1,1] y", "ReduceMean <keepdims = 0> (x)", 480),
-    (X, "float[1,6,1,1] y", "GlobalAveragePool (x)", 480),
-    (X, "int64[1,8,10] y", "ArgMax <axis = 1, keepdims = 0> (x)", 480),
-    (f"{X}, float{MAP} z", f"float{MAP} y", "Sum (x, z, x)", 3 * 480),
-    (f"{X}, int64[1] i", "float[1,6,8,1] y", "Gather <axis = 3> (x, i)", 6 * 8), (X, "int64[4] y", "Shape (x)", 4),
-    # Those that sum products
-    (f"{X}, float[12,3,3,3] w", "float[1,12,6,8] y", "Conv <group = 2> (x, w)", 12 * 6 * 8 * 3 * 9),
-    (f"{X}, float[6,3,3,3] w", "float[1,6,10,12] y", "ConvTranspose <group = 2> (x, w)", 480 * 3 * 9),
-    ("uint8[1,6,8,10] x, float s, uint8 z, uint8[12,6,3,3] w", "uint8[1,12,6,8] y",
-     "QLinearConv (x, s, z, w, s, z, s, z)", 12 * 6 * 8 * 6 * 9),
-    ("uint8[5,7] x, float s, uint8 z, uint8[7,9] w", "uint8[5,9] y", "QLinearMatMul (x, s, z, w, s, z, s, z)",
-     5 * 7 * 9),
-    ("float[2,5,7] x, float[7,9] w", "float[2,5,9] y", "MatMul (x, w)", 2 * 5 * 7 * 9),
-    ("float[7,5] x, float[7,9] w", "float[5,9] y", "Gemm <transA = 1> (x, w)", 5 * 7 * 9),
-    ("float[2,5,7] x, float[2,7,9] w", "float[2,5,9] y", 'Einsum <equation = "bij,bjk->bik"> (x, w)', 2 * 5 * 7 * 9),
-    ("float[2,3,5,7] x, float[7,9] w", "float[2,3,5,9] y", 'Einsum <equation = "...j,jk -> ...k"> (x, w)',
-     2 * 3 * 5 * 7 * 9),
-    ("float[11] x, float[13] w", "float y", 'Einsum <equation = "i,j->"> (x, w)', 11 * 13),
-    ("float[5,7] x, float[7,9] w, float[9,4] v", "float[5,4] y", 'Einsum <equation = "ij,jk,kl->il"> (x, w, v)',
-     2 * 5 * 7 * 9 * 4),
-    ("float[20,2,8] x, float[2,64,8] w, float[2,64,16] r", "float[20,2,2,16] y", "LSTM <hidden_size = 16, direction = "
-     '"bidirectional"> (x, w, r)', 20 * 2 * 2 * 64 * (8 + 16)),
-    ("float[20,2,8] x, float[1,48,8] w, float[1,48,16] r", "float[20,1,2,16] y", "GRU <hidden_size = 16> (x, w, r)",
-     20 * 2 * 48 * (8 + 16)),
-    ("float[1,4,30,16] q, float[1,4,50,16] k, float[1,4,50,8] v", "float[1,4,30,8] y", "Attention (q, k, v)",
-     4 * 30 * 50 * (16 + 8)),
-    ("float[1,30,64] q, float[1,50,64] k, float[1,50,64] v", "float[1,30,64] y",
-     "Attention <q_num_heads = 4, kv_num_heads = 4> (q, k, v)", 30 * 50 * (64 + 64)),
-    ("float[6,8,8] x", "float[6] y", "Det (x)", 6 * 8**3),
-    # Windows, samples and regions
-    (X, "float[1,6,6,8] y", "MaxPool <kernel_shape = [3, 3]> (x)", max(480, 6 * 6 * 8 * 9)),
-    (X, "float[1,6,1,1] y", "AveragePool <kernel_shape = [8, 10]> (x)", 480),
-    (X, f"float{MAP} y", "AveragePool <kernel_shape = [7, 7], pads = [3, 3, 3, 3]> (x)", 480 * 49),
-    (X, f"float{MAP} y", "LpPool <kernel_shape = [5, 5], pads = [2, 2, 2, 2]> (x)", 480 * 25 * 32),
-    (X, f"float{MAP} y", "LRN <size = 5> (x)", 480 * (5 + 32)),
-    (f"{X}, float[1,4,5,2] t", "float[1,6,4,5] y", 'GridSample <mode = "cubic"> (x, t)', 6 * 4 * 5 * 64),
-    (f"{X}, float[3,4] r, int64[3] b", "float[3,6,2,2] y",
-     "RoiAlign <output_height = 2, output_width = 2, sampling_ratio = 9> (x, r, b)", 3 * 6 * 2 * 2 * 81 * 12),
-    (f"{X}, float[3,4] r, int64[3] b", "float[3,6,2,2] y", "RoiAlign <output_height = 2, output_width = 2> (x, r, b)",
-     3 * 6 * 80 * 12),
-    (f"{X}, float[3,5] r", "float[3,6,2,2] y", "MaxRoiPool <pooled_shape = [2, 2]> (x, r)", 3 * 6 * 80 * 12),
-    (f"{X}, float[12,6,3,3] w, float[1,18,6,8] o", "float[1,12,6,8] y", "DeformConv (x, w, o)",
-     6 * 8 * (12 * 6 * 9 + 6 * 9 * 12)),
-    # Several times over all, or by how many there are
-    (X, f"float{MAP} y", "Softmax (x)", 4 * 480), (X, f"float{MAP} y", "LpNormalization (x)", 4 * 480),
-    (X, "float[480] y", "Unique (x)", 480 * 9 * 32), (X, "int64[4,n] y", "NonZero (x)", 480 * 32),
-    ("float[1,256,1] x", "float[1,256,2] y", "DFT (x)", 512 * 10 * 64),
-])  # fmt: skip
+@in_turn(
+    ("given", "made", "op", "wanted"),
+    [
+        # Those that read more than they write, and those that read but a part
+        (X, "float[1,1] y", "ReduceMean <keepdims = 0> (x)", 480),
+        (X, "float[1,6,1,1] y", "GlobalAveragePool (x)", 480),
+        (X, "int64[1,8,10] y", "ArgMax <axis = 1, keepdims = 0> (x)", 480),
+        (f"{X}, float{MAP} z", f"float{MAP} y", "Sum (x, z, x)", 3 * 480),
+        (f"{X}, int64[1] i", "float[1,6,8,1] y", "Gather <axis = 3> (x, i)", 6 * 8),
+        (X, "int64[4] y", "Shape (x)", 4),
+        # Those that sum products
+        (
+            f"{X}, float[12,3,3,3] w",
+            "float[1,12,6,8] y",
+            "Conv <group = 2> (x, w)",
+            12 * 6 * 8 * 3 * 9,
+        ),
+        (
+            f"{X}, float[6,3,3,3] w",
+            "float[1,6,10,12] y",
+            "ConvTranspose <group = 2> (x, w)",
+            480 * 3 * 9,
+        ),
+        (
+            "uint8[1,6,8,10] x, float s, uint8 z, uint8[12,6,3,3] w",
+            "uint8[1,12,6,8] y",
+            "QLinearConv (x, s, z, w, s, z, s, z)",
+            12 * 6 * 8 * 6 * 9,
+        ),
+        (
+            "uint8[5,7] x, float s, uint8 z, uint8[7,9] w",
+            "uint8[5,9] y",
+            "QLinearMatMul (x, s, z, w, s, z, s, z)",
+            5 * 7 * 9,
+        ),
+        ("float[2,5,7] x, float[7,9] w", "float[2,5,9] y", "MatMul (x, w)", 2 * 5 * 7 * 9),
+        ("float[7,5] x, float[7,9] w", "float[5,9] y", "Gemm <transA = 1> (x, w)", 5 * 7 * 9),
+        (
+            "float[2,5,7] x, float[2,7,9] w",
+            "float[2,5,9] y",
+            'Einsum <equation = "bij,bjk->bik"> (x, w)',
+            2 * 5 * 7 * 9,
+        ),
+        (
+            "float[2,3,5,7] x, float[7,9] w",
+            "float[2,3,5,9] y",
+            'Einsum <equation = "...j,jk -> ...k"> (x, w)',
+            2 * 3 * 5 * 7 * 9,
+        ),
+        ("float[11] x, float[13] w", "float y", 'Einsum <equation = "i,j->"> (x, w)', 11 * 13),
+        (
+            "float[5,7] x, float[7,9] w, float[9,4] v",
+            "float[5,4] y",
+            'Einsum <equation = "ij,jk,kl->il"> (x, w, v)',
+            2 * 5 * 7 * 9 * 4,
+        ),
+        (
+            "float[20,2,8] x, float[2,64,8] w, float[2,64,16] r",
+            "float[20,2,2,16] y",
+            'LSTM <hidden_size = 16, direction = "bidirectional"> (x, w, r)',
+            20 * 2 * 2 * 64 * (8 + 16),
+        ),
+        (
+            "float[20,2,8] x, float[1,48,8] w, float[1,48,16] r",
+            "float[20,1,2,16] y",
+            "GRU <hidden_size = 16> (x, w, r)",
+            20 * 2 * 48 * (8 + 16),
+        ),
+        (
+            "float[1,4,30,16] q, float[1,4,50,16] k, float[1,4,50,8] v",
+            "float[1,4,30,8] y",
+            "Attention (q, k, v)",
+            4 * 30 * 50 * (16 + 8),
+        ),
+        (
+            "float[1,30,64] q, float[1,50,64] k, float[1,50,64] v",
+            "float[1,30,64] y",
+            "Attention <q_num_heads = 4, kv_num_heads = 4> (q, k, v)",
+            30 * 50 * (64 + 64),
+        ),
+        ("float[6,8,8] x", "float[6] y", "Det (x)", 6 * 8**3),
+        # Windows, samples and regions
+        (X, "float[1,6,6,8] y", "MaxPool <kernel_shape = [3, 3]> (x)", max(480, 6 * 6 * 8 * 9)),
+        (X, "float[1,6,1,1] y", "AveragePool <kernel_shape = [8, 10]> (x)", 480),
+        (
+            X,
+            f"float{MAP} y",
+            "AveragePool <kernel_shape = [7, 7], pads = [3, 3, 3, 3]> (x)",
+            480 * 49,
+        ),
+        (
+            X,
+            f"float{MAP} y",
+            "LpPool <kernel_shape = [5, 5], pads = [2, 2, 2, 2]> (x)",
+            480 * 25 * 32,
+        ),
+        (X, f"float{MAP} y", "LRN <size = 5> (x)", 480 * (5 + 32)),
+        (
+            f"{X}, float[1,4,5,2] t",
+            "float[1,6,4,5] y",
+            'GridSample <mode = "cubic"> (x, t)',
+            6 * 4 * 5 * 64,
+        ),
+        (
+            f"{X}, float[3,4] r, int64[3] b",
+            "float[3,6,2,2] y",
+            "RoiAlign <output_height = 2, output_width = 2, sampling_ratio = 9> (x, r, b)",
+            3 * 6 * 2 * 2 * 81 * 12,
+        ),
+        (
+            f"{X}, float[3,4] r, int64[3] b",
+            "float[3,6,2,2] y",
+            "RoiAlign <output_height = 2, output_width = 2> (x, r, b)",
+            3 * 6 * 80 * 12,
+        ),
+        (
+            f"{X}, float[3,5] r",
+            "float[3,6,2,2] y",
+            "MaxRoiPool <pooled_shape = [2, 2]> (x, r)",
+            3 * 6 * 80 * 12,
+        ),
+        (
+            f"{X}, float[12,6,3,3] w, float[1,18,6,8] o",
+            "float[1,12,6,8] y",
+            "DeformConv (x, w, o)",
+            6 * 8 * (12 * 6 * 9 + 6 * 9 * 12),
+        ),
+        # Several times over all, or by how many there are
+        (X, f"float{MAP} y", "Softmax (x)", 4 * 480),
+        (X, f"float{MAP} y", "LpNormalization (x)", 4 * 480),
+        (X, "float[480] y", "Unique (x)", 480 * 9 * 32),
+        (X, "int64[4,n] y", "NonZero (x)", 480 * 32),
+        ("float[1,256,1] x", "float[1,256,2] y", "DFT (x)", 512 * 10 * 64),
+    ],
+)
 def test_work_of_one_operator(given: str, made: str, op: str, wanted: int) -> None:
     assert work(given, made, op) == wanted
 
 
-@in_turn(("given", "made", "op", "constants", "wanted"), [
-    (X, "float[1,6,16,20] y", 'Resize <mode = "cubic"> (x, , s)', "float[4] s = {1, 1, 2, 2}", 4 * 480 * 64),
-    (X, "float[1,6,16,20] y", 'Resize <mode = "linear"> (x, , s)', "float[4] s = {1, 1, 2, 2}", 4 * 480 * 4),
-    (X, "float[1,6,16,20] y", "Resize (x, , s)", "float[4] s = {1, 1, 2, 2}", 4 * 480),
-    (X, "float[1,6,2,2] y", 'Resize <mode = "linear", antialias = 1> (x, , s)', "float[4] s = {1, 1, 0.25, 0.2}",
-     480 * 4),
-    ("float[4,100] x", "float[4,9] y", "TopK (x, k)", "int64[1] k = {9}", 400 * 9),
-    ("float[1,50,4] b, float[1,3,50] c", "int64[n,3] y", "NonMaxSuppression (b, c, m)", "int64[1] m = {7}", 150 * 7),
-    ("float[1,50,4] b, float[1,3,50] c", "int64[n,3] y", "NonMaxSuppression (b, c, m)", "int64[1] m = {99}",
-     150 * 50),
-    ("float[1,1024,1] x", "float[1,9,65,2] y", "STFT <onesided = 0> (x, t, , l)", "int64 t = {112}, int64 l = {128}",
-     2 * 9 * 128 * 2 * 12 * 64),
-])  # fmt: skip
-def test_work_that_goes_by_constants(given: str, made: str, op: str, constants: str, wanted: int) -> None:
+@in_turn(
+    ("given", "made", "op", "constants", "wanted"),
+    [
+        (
+            X,
+            "float[1,6,16,20] y",
+            'Resize <mode = "cubic"> (x, , s)',
+            "float[4] s = {1, 1, 2, 2}",
+            4 * 480 * 64,
+        ),
+        (
+            X,
+            "float[1,6,16,20] y",
+            'Resize <mode = "linear"> (x, , s)',
+            "float[4] s = {1, 1, 2, 2}",
+            4 * 480 * 4,
+        ),
+        (X, "float[1,6,16,20] y", "Resize (x, , s)", "float[4] s = {1, 1, 2, 2}", 4 * 480),
+        (
+            X,
+            "float[1,6,2,2] y",
+            'Resize <mode = "linear", antialias = 1> (x, , s)',
+            "float[4] s = {1, 1, 0.25, 0.2}",
+            480 * 4,
+        ),
+        ("float[4,100] x", "float[4,9] y", "TopK (x, k)", "int64[1] k = {9}", 400 * 9),
+        (
+            "float[1,50,4] b, float[1,3,50] c",
+            "int64[n,3] y",
+            "NonMaxSuppression (b, c, m)",
+            "int64[1] m = {7}",
+            150 * 7,
+        ),
+        (
+            "float[1,50,4] b, float[1,3,50] c",
+            "int64[n,3] y",
+            "NonMaxSuppression (b, c, m)",
+            "int64[1] m = {99}",
+            150 * 50,
+        ),
+        (
+            "float[1,1024,1] x",
+            "float[1,9,65,2] y",
+            "STFT <onesided = 0> (x, t, , l)",
+            "int64 t = {112}, int64 l = {128}",
+            2 * 9 * 128 * 2 * 12 * 64,
+        ),
+    ],
+)
+def test_work_that_goes_by_constants(
+    given: str, made: str, op: str, constants: str, wanted: int
+) -> None:
     read = work(given, made, op, constants)
     assert wanted <= read <= wanted * 1.1  # the constants are read as well
 
 
-def test_a_number_that_comes_from_large_weights_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_number_that_comes_from_large_weights_is_not_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Their data is not at hand where work is counted; what the model's constants are is worked out once."""
     model = onnx.parser.parse_model("""<ir_version: 11, opset_import: ["" : 24]>
         g (float[1,50,4] b, float[1,3,50] c) => (int64[n,3] y, int64[m,3] z) <float[8400,4] w, int64[1] first = {0}> {
@@ -108,7 +235,9 @@ def test_a_number_that_comes_from_large_weights_is_not_known(monkeypatch: pytest
             y = NonMaxSuppression (b, c, most)
             z = NonMaxSuppression (b, c, most)
         }""")
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((8400, 4), np.float32), "w"))
+    model.graph.initializer.append(
+        onnx.numpy_helper.from_array(np.ones((8400, 4), np.float32), "w")
+    )
     made: list[Constants] = []
     monkeypatch.setattr(live, "Constants", lambda model: made.append(Constants(model)) or made[-1])
     assert 2 * 150 * 50 <= load_of(model, {}).operations < 2 * 150 * 50 * 1.1 + 8400 * 4
@@ -116,18 +245,46 @@ def test_a_number_that_comes_from_large_weights_is_not_known(monkeypatch: pytest
 
 
 def test_what_is_damaged_is_counted_as_any_other() -> None:
-    for op in ('Einsum <equation = "ab,->...c,,"> (x, x)', 'MaxPool <kernel_shape = "text"> (x)', "LRN <size = -5> (x)",
-               "MaxPool <kernel_shape = [-3, 0]> (x)", "Conv (x)", "Einsum (x)", "Gemm (x, x)", "LSTM (x, x, x)",
-               "RoiAlign (x)", "Attention (x)", "NonMaxSuppression (x)", "Det (x)", "Resize (x)", "QLinearConv (x, x)"):
+    for op in (
+        'Einsum <equation = "ab,->...c,,"> (x, x)',
+        'MaxPool <kernel_shape = "text"> (x)',
+        "LRN <size = -5> (x)",
+        "MaxPool <kernel_shape = [-3, 0]> (x)",
+        "Conv (x)",
+        "Einsum (x)",
+        "Gemm (x, x)",
+        "LSTM (x, x, x)",
+        "RoiAlign (x)",
+        "Attention (x)",
+        "NonMaxSuppression (x)",
+        "Det (x)",
+        "Resize (x)",
+        "QLinearConv (x, x)",
+    ):
         assert 480 <= work(X, f"float{MAP} y", op, opset=17) < 480**3, op
-    assert work("float[30,4] x", "float[30,1] y", "TreeEnsembleRegressor <nodes_featureids = [0, 1, 2, 3, 0, 1]> (x)",
-                domain="ai.onnx.ml") == 30 * 6
+    assert (
+        work(
+            "float[30,4] x",
+            "float[30,1] y",
+            "TreeEnsembleRegressor <nodes_featureids = [0, 1, 2, 3, 0, 1]> (x)",
+            domain="ai.onnx.ml",
+        )
+        == 30 * 6
+    )
 
 
 def test_new_operators_with_such_attributes_are_counted() -> None:
     """What says how much is read for each element, or how often."""
-    telling = {"equation", "hidden_size", "kernel_shape", "max_gram_length", "pooled_shape", "q_num_heads",
-               "sampling_ratio", "size"}
+    telling = {
+        "equation",
+        "hidden_size",
+        "kernel_shape",
+        "max_gram_length",
+        "pooled_shape",
+        "q_num_heads",
+        "sampling_ratio",
+        "size",
+    }
     schemas = [s for s in onnx.defs.get_all_schemas() if s.domain == "" and not s.deprecated]
     named = {s.name for s in schemas if telling & {*s.attributes}}
     assert named > {"Conv", "MaxPool", "LSTM", "Einsum"}

@@ -47,7 +47,12 @@ def _plain(op: str, **attributes: Any) -> Recipe:
 def _with(op: str, constants: dict[str, Any], **attributes: Any) -> Recipe:
     """An operator whose further inputs are constants; an empty name leaves one out."""
     return lambda g, x: [
-        g.op(op, [x, *("" if v is None else g.const(f"op.{k}", v) for k, v in constants.items())], "op", **attributes)
+        g.op(
+            op,
+            [x, *("" if v is None else g.const(f"op.{k}", v) for k, v in constants.items())],
+            "op",
+            **attributes,
+        )
     ]
 
 
@@ -58,11 +63,15 @@ def _ints(*values: int) -> npt.NDArray[np.int64]:
 PADS = _ints(0, 0, 1, 1, 0, 0, 1, 1)
 RECIPES: dict[str, list[Recipe]] = {
     "Pad": [
-        _with("Pad", {"pads": PADS, "value": np.float32(0)}), _with("Pad", {"pads": PADS}, mode="reflect"),
-        _with("Pad", {"pads": PADS}, mode="edge"), _with("Pad", {"pads": PADS}, mode="wrap"),
+        _with("Pad", {"pads": PADS, "value": np.float32(0)}),
+        _with("Pad", {"pads": PADS}, mode="reflect"),
+        _with("Pad", {"pads": PADS}, mode="edge"),
+        _with("Pad", {"pads": PADS}, mode="wrap"),
     ],
     "Resize": [
-        _with("Resize", {"roi": None, "scales": np.array([1, 1, 2, 2], np.float32)}, mode="nearest"),
+        _with(
+            "Resize", {"roi": None, "scales": np.array([1, 1, 2, 2], np.float32)}, mode="nearest"
+        ),
         _with("Resize", {"roi": None, "scales": np.array([1, 1, 2, 2], np.float32)}, mode="linear"),
     ],
     "Upsample": [_with("Upsample", {"scales": np.array([1, 1, 2, 2], np.float32)}, mode="nearest")],
@@ -96,7 +105,12 @@ def recipes(operator: Operator) -> list[Recipe]:
 
 def forms(chosen: Callable[[Operator], object]) -> list[tuple[Operator, Recipe]]:
     """Each operator that is chosen, in each of its forms."""
-    return [(operator, recipe) for operator in OPERATORS.values() if chosen(operator) for recipe in recipes(operator)]
+    return [
+        (operator, recipe)
+        for operator in OPERATORS.values()
+        if chosen(operator)
+        for recipe in recipes(operator)
+    ]
 
 
 def quantized(recipe: Recipe, second: float = 0.1) -> tuple[Model, list[str]]:
@@ -104,15 +118,20 @@ def quantized(recipe: Recipe, second: float = 0.1) -> tuple[Model, list[str]]:
     g = Graph(opset=OPSET)
     before = g.conv(g.input(*SHAPE), "before")
     results = recipe(g, before)
-    outputs = [g.op("Neg", g.pair(t, f"q{i}", second if i else 0.1), f"end{i}") for i, t in enumerate(results)]
+    outputs = [
+        g.op("Neg", g.pair(t, f"q{i}", second if i else 0.1), f"end{i}")
+        for i, t in enumerate(results)
+    ]
     return Model(g.model(*outputs)), results
 
 
 def moved(prediction: Prediction) -> list[str]:
     """What a Q moved up past."""
     return [
-        e.subject for e in prediction.trace
-        if (e.pass_name, e.kind) in (("VanillaSwapWithFollowingQ", SWAPPING), ("SplitQAcrossPrecedingFanIn", RUNNING))
+        e.subject
+        for e in prediction.trace
+        if (e.pass_name, e.kind)
+        in (("VanillaSwapWithFollowingQ", SWAPPING), ("SplitQAcrossPrecedingFanIn", RUNNING))
     ]
 
 
@@ -120,7 +139,10 @@ def _one_input(operator: Operator) -> bool:
     """Whether one input makes the operator; the others are tested where their facts are."""
     two = ("PRelu", "BatchNormalization", "LayerNormalization")
     return (
-        operator.weights is None and not operator.operation and not operator.myelin and operator.name not in two
+        operator.weights is None
+        and not operator.operation
+        and not operator.myelin
+        and operator.name not in two
         and operator.kind not in (LayerKind.QUANTIZE, LayerKind.DEQUANTIZE, LayerKind.SHAPE)
     )
 
@@ -129,13 +151,17 @@ def _one_input(operator: Operator) -> bool:
 
 
 @in_turn(("operator", "recipe"), forms(lambda o: o.passage))
-def test_all_rooms_let_a_q_pass_and_fix_unifies_across_it(operator: Operator, recipe: Recipe) -> None:
+def test_all_rooms_let_a_q_pass_and_fix_unifies_across_it(
+    operator: Operator, recipe: Recipe
+) -> None:
     model, results = quantized(recipe)
     node = model.node("op")
     assert operators.passage(model, node) is not None
     assert operators.inputs_behind_q(model, node)
     prediction = simulate(model, TARGET)
-    gone = not any("op" in layer.nodes for layer in prediction.layers)  # an Identity is no layer at all
+    gone = not any(
+        "op" in layer.nodes for layer in prediction.layers
+    )  # an Identity is no layer at all
     assert "op" in moved(prediction) or gone, "the simulator does not move the Q"
     outcome = next(c for c in prediction.convolutions if c.name == "before")
     assert str(outcome.output) == "INT8"
@@ -145,7 +171,9 @@ def test_all_rooms_let_a_q_pass_and_fix_unifies_across_it(operator: Operator, re
     assert {u.kind for u in uses(view, "before:0")} == {"q"}
     g = Graph(opset=OPSET)
     before = g.relu(g.conv(g.input(*SHAPE), "before"), "relu")
-    ends = [g.op("Neg", g.pair(t, f"q{i}", 0.2), f"end{i}") for i, t in enumerate(recipe(g, before))]
+    ends = [
+        g.op("Neg", g.pair(t, f"q{i}", 0.2), f"end{i}") for i, t in enumerate(recipe(g, before))
+    ]
     model = Model(g.model(*ends, g.op("Neg", g.pair(before, "own", 0.1), "last")))
     (site,) = [s for s in sites(pairs.scales, model) if "quantizers" in s.what]
     assert "instead of" in site.what
@@ -173,7 +201,9 @@ def test_the_law_of_passing_holds_in_numbers(operator: Operator, recipe: Recipe)
     x = random.normal(0, 1.5, SHAPE).astype(np.float32)
     if not passage.exact:  # a mean of saturated values is not the saturated mean
         x = x.clip(-127 * scale, 127 * scale)
-    for behind, in_front in zip(run(proto, {"x": x}), run(proto, {"x": _fake(x, scale)}), strict=True):
+    for behind, in_front in zip(
+        run(proto, {"x": x}), run(proto, {"x": _fake(x, scale)}), strict=True
+    ):
         distance = np.abs(_fake(behind, scale) - _fake(in_front, scale)).max()
         assert distance <= (0 if passage.exact else scale)
         if passage.exact:
@@ -199,7 +229,9 @@ def test_what_joins_and_what_is_inexact() -> None:
         g = Graph(opset=OPSET)
         x = g.input(*SHAPE)
         a, b = g.conv(x, "a"), g.conv(x, "b")
-        model = Model(g.model(g.op("Neg", g.pair(g.op(operator.name, [a, b], "op", axis=1), "q"), "end")))
+        model = Model(
+            g.model(g.op("Neg", g.pair(g.op(operator.name, [a, b], "op", axis=1), "q"), "end"))
+        )
         assert operators.inputs_behind_q(model, model.node("op")) == (a, b)
         assert [str(c.output) for c in simulate(model, TARGET).convolutions] == ["INT8", "INT8"]
         (group,) = scale_groups(model, ["op:0"])
@@ -221,7 +253,9 @@ def test_what_cuts_gives_parts(operator: Operator, recipe: Recipe) -> None:
 # Activations ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("operator", [o for o in OPERATORS.values() if o.activation], ids=lambda o: o.name)
+@pytest.mark.parametrize(
+    "operator", [o for o in OPERATORS.values() if o.activation], ids=lambda o: o.name
+)
 def test_all_rooms_take_an_activation_for_one(operator: Operator) -> None:
     g = Graph(opset=OPSET)
     out = g.op(operator.name, g.conv(g.input(*SHAPE), "c"), "act")
@@ -234,8 +268,11 @@ def test_all_rooms_take_an_activation_for_one(operator: Operator) -> None:
     assert (layer.nodes, layer.out.source) == (["c", "act"], "act:0")
 
 
-@pytest.mark.parametrize("operator", [o for o in OPERATORS.values() if o.activation and o.activation.gate],
-                         ids=lambda o: o.name)
+@pytest.mark.parametrize(
+    "operator",
+    [o for o in OPERATORS.values() if o.activation and o.activation.gate],
+    ids=lambda o: o.name,
+)
 def test_x_times_its_gate_is_an_activation(operator: Operator) -> None:
     g = Graph(opset=OPSET)
     conv = g.conv(g.input(*SHAPE), "c")
@@ -250,15 +287,19 @@ def test_x_times_its_gate_is_an_activation(operator: Operator) -> None:
 def test_what_is_no_activation_is_none_anywhere(name: str) -> None:
     g = Graph(opset=OPSET)
     conv = g.conv(g.input(*SHAPE), "c")
-    inputs = [conv, g.const("slope", np.full((8, 1, 1), 0.1, np.float32))] if name == "PRelu" else [conv]
+    inputs = (
+        [conv, g.const("slope", np.full((8, 1, 1), 0.1, np.float32))] if name == "PRelu" else [conv]
+    )
     model = Model(g.model(g.op("Neg", g.pair(g.op(name, inputs, "act"), "q"), "end")))
     (found,) = simulate(model, TARGET).convolutions
     assert (found.output, found.fused) != ("INT8", ["act"])
     assert activation_input(model, model.node("act")) is None
 
 
-@in_turn(("operator", "recipe"), forms(
-    lambda o: o.kind in (LayerKind.ACTIVATION, LayerKind.UNARY) and is_standard(o)))
+@in_turn(
+    ("operator", "recipe"),
+    forms(lambda o: o.kind in (LayerKind.ACTIVATION, LayerKind.UNARY) and is_standard(o)),
+)
 def test_what_is_called_pointwise_is(operator: Operator, recipe: Recipe) -> None:
     """Each value depends on the value at its place alone: what is permuted in front comes out permuted."""
     g = Graph(opset=20)
@@ -296,13 +337,20 @@ def weighted(operator: Operator) -> tuple[onnx.ModelProto, int]:
     value = np.random.default_rng(0).normal(0, 1, shape).astype(np.float32)
     node = helper.make_node(operator.name, ["x", "w"], ["y"], "n")
     graph = helper.make_graph(
-        [node], "g", [helper.make_tensor_value_info("x", 1, data)], [helper.make_tensor_value_info("y", 1, None)],
+        [node],
+        "g",
+        [helper.make_tensor_value_info("x", 1, data)],
+        [helper.make_tensor_value_info("y", 1, None)],
         [onnx.numpy_helper.from_array(value, "w")],
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=9), len(shape)
+    return helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=9
+    ), len(shape)
 
 
-@pytest.mark.parametrize("operator", [o for o in OPERATORS.values() if o.weights], ids=lambda o: o.name)
+@pytest.mark.parametrize(
+    "operator", [o for o in OPERATORS.values() if o.weights], ids=lambda o: o.name
+)
 def test_the_axis_of_weights_is_that_of_the_outputs(operator: Operator) -> None:
     """A factor for each index along the axis comes out as a factor for each output channel."""
     proto, rank = weighted(operator)
@@ -311,13 +359,20 @@ def test_the_axis_of_weights_is_that_of_the_outputs(operator: Operator) -> None:
     axis = operators.output_axis(node, rank)
     assert axis is not None
     assert weight_scale_axis(node, rank, True) == axis
-    assert next(la for la in importer.build(model).layers.values() if la.name == "n").weights.axis == axis
+    assert (
+        next(la for la in importer.build(model).layers.values() if la.name == "n").weights.axis
+        == axis
+    )
     factor = np.array([1.0, 2.0, 4.0, 8.0], np.float32)
-    x = np.random.default_rng(1).normal(0, 1, [d.dim_value for d in proto.graph.input[0].type.tensor_type.shape.dim])
+    x = np.random.default_rng(1).normal(
+        0, 1, [d.dim_value for d in proto.graph.input[0].type.tensor_type.shape.dim]
+    )
     (plain,) = run(proto, {"x": x.astype(np.float32)})
     value = onnx.numpy_helper.to_array(proto.graph.initializer[0])
     scaled = value * factor.reshape([-1 if i == axis else 1 for i in range(rank)])
-    proto.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(scaled.astype(np.float32), "w"))
+    proto.graph.initializer[0].CopyFrom(
+        onnx.numpy_helper.from_array(scaled.astype(np.float32), "w")
+    )
     (outputs,) = run(proto, {"x": x.astype(np.float32)})
     channel = 1 if rank == 4 else outputs.ndim - 1
     expected = plain * factor.reshape([-1 if i == channel else 1 for i in range(outputs.ndim)])
@@ -325,7 +380,9 @@ def test_the_axis_of_weights_is_that_of_the_outputs(operator: Operator) -> None:
 
 
 def test_a_weight_quantizer_along_the_inputs_is_refused() -> None:
-    for operator in (o for o in OPERATORS.values() if o.weights and o.kind != LayerKind.MATRIX_MULTIPLY):
+    for operator in (
+        o for o in OPERATORS.values() if o.weights and o.kind != LayerKind.MATRIX_MULTIPLY
+    ):
         outcomes = []
         for axis in (0, 1):
             g = Graph(opset=OPSET)
@@ -346,16 +403,24 @@ def test_facts_and_names_of_operators() -> None:
         for case in operators.cases_of(operator):
             assert isinstance(case, Case) and case.says and (case.builds or case.source)
             assert id_of(case)
-    assert {o.name for o in OPERATORS.values() if o.kind in (LayerKind.QUANTIZE, LayerKind.DEQUANTIZE)} == {
-        qdq.Q, qdq.DQ
-    }
+    assert {
+        o.name for o in OPERATORS.values() if o.kind in (LayerKind.QUANTIZE, LayerKind.DEQUANTIZE)
+    } == {qdq.Q, qdq.DQ}
 
 
 @in_turn("name", sorted(OPERATORS))
 def test_of_asks_for_the_domain(name: str) -> None:
-    own = Model(helper.make_model(helper.make_graph([helper.make_node(name, ["x"], ["y"], "n")], "g", [], [])))
-    foreign = Model(helper.make_model(
-        helper.make_graph([helper.make_node(name, ["x"], ["y"], "n", domain="my.plugins")], "g", [], [])
-    ))
+    own = Model(
+        helper.make_model(
+            helper.make_graph([helper.make_node(name, ["x"], ["y"], "n")], "g", [], [])
+        )
+    )
+    foreign = Model(
+        helper.make_model(
+            helper.make_graph(
+                [helper.make_node(name, ["x"], ["y"], "n", domain="my.plugins")], "g", [], []
+            )
+        )
+    )
     assert operators.of(own.node("n")).name == name
     assert operators.of(foreign.node("n")).name == ""

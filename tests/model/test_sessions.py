@@ -33,15 +33,26 @@ def wide(dtype: type[np.floating[Any]] = np.float32) -> onnx.ModelProto:
         numpy_helper.from_array(rng.normal(0, 1, 256).astype(dtype), "bias"),
         numpy_helper.from_array(np.zeros((2, 0), dtype), "nothing"),
     ]
-    nodes = [helper.make_node("MatMul", ["x", "raw"], ["a"]), helper.make_node("MatMul", ["a", "typed"], ["b"]),
-             helper.make_node("Add", ["b", "bias"], ["c"]), helper.make_node("Concat", ["c", "nothing"], ["y"], axis=1)]
-    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", kind, [2, 256])],
-                              [helper.make_tensor_value_info("y", kind, [2, 256])], weights)
+    nodes = [
+        helper.make_node("MatMul", ["x", "raw"], ["a"]),
+        helper.make_node("MatMul", ["a", "typed"], ["b"]),
+        helper.make_node("Add", ["b", "bias"], ["c"]),
+        helper.make_node("Concat", ["c", "nothing"], ["y"], axis=1),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", kind, [2, 256])],
+        [helper.make_tensor_value_info("y", kind, [2, 256])],
+        weights,
+    )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
 def by_hand(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
-    raw, typed, bias = (numpy_helper.to_array(t).astype(np.float64) for t in model.graph.initializer[:3])
+    raw, typed, bias = (
+        numpy_helper.to_array(t).astype(np.float64) for t in model.graph.initializer[:3]
+    )
     return np.asarray(x.astype(np.float64) @ raw @ typed + bias)
 
 
@@ -49,7 +60,9 @@ def test_values_of_small_constants_alone_are_kept() -> None:
     model = Model(wide())
     assert model.constant("bias") is model.constant("bias")
     first, second = model.constant("raw"), model.constant("raw")
-    assert first is not None and second is not None and first is not second and (first == second).all()
+    assert (
+        first is not None and second is not None and first is not second and (first == second).all()
+    )
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -58,9 +71,9 @@ def test_large_weights_go_through_a_file_that_is_gone_afterwards(
 ) -> None:
     model = wide(dtype)
     slim = partial_model(Model(model), ["y"], weights=False)
-    assert {t.name for t in slim.graph.initializer if not external.has_data(t) and 0 not in t.dims} == {
-        "raw", "typed"
-    }
+    assert {
+        t.name for t in slim.graph.initializer if not external.has_data(t) and 0 not in t.dims
+    } == {"raw", "typed"}
     opened: list[object] = []
     real = sessions.open_session
 
@@ -71,7 +84,9 @@ def test_large_weights_go_through_a_file_that_is_gone_afterwards(
     monkeypatch.setattr(sessions, "open_session", watched)
     found = open_proto(slim, 1, weights=Model(model).initializers)
     x = np.random.default_rng(1).normal(0, 1, (2, 256)).astype(dtype)
-    np.testing.assert_allclose(found.run(None, {"x": x})[0], by_hand(model, x), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        found.run(None, {"x": x})[0], by_hand(model, x), rtol=1e-4, atol=1e-4
+    )
     assert isinstance(opened[0], Path) and not opened[0].parent.exists()
     assert model.SerializeToString() == wide(dtype).SerializeToString(), "the model is as it was"
 
@@ -84,14 +99,22 @@ def test_where_no_file_can_be_written_the_weights_go_into_the_message(
     x = np.random.default_rng(1).normal(0, 1, (2, 256)).astype(np.float32)
 
     def refused(*_: Any, **__: Any) -> None:
-        raise (OSError(28, "No space left on device") if fault == "no folder" else QdqtoolError("cannot be written"))
+        raise (
+            OSError(28, "No space left on device")
+            if fault == "no folder"
+            else QdqtoolError("cannot be written")
+        )
 
     if fault == "no folder":
         monkeypatch.setattr(tempfile, "TemporaryDirectory", refused)
     else:
         monkeypatch.setattr(sessions, "write_apart", refused)
-    found = open_proto(partial_model(Model(model), ["y"], weights=False), 1, weights=Model(model).initializers)
-    np.testing.assert_allclose(found.run(None, {"x": x})[0], by_hand(model, x), rtol=1e-4, atol=1e-4)
+    found = open_proto(
+        partial_model(Model(model), ["y"], weights=False), 1, weights=Model(model).initializers
+    )
+    np.testing.assert_allclose(
+        found.run(None, {"x": x})[0], by_hand(model, x), rtol=1e-4, atol=1e-4
+    )
 
 
 def test_what_is_refused_or_kept_apart() -> None:
@@ -100,7 +123,11 @@ def test_what_is_refused_or_kept_apart() -> None:
     said = []
     for weights in (True, False):
         with pytest.raises(Exception, match="Nonsense") as caught:
-            open_proto(partial_model(Model(model), ["y"], weights=weights), 1, weights=Model(model).initializers)
+            open_proto(
+                partial_model(Model(model), ["y"], weights=weights),
+                1,
+                weights=Model(model).initializers,
+            )
         said.append((caught.type, str(caught.value)))
     assert said[0] == said[1]
     small = numpy_helper.from_array(np.zeros(1 << 14, np.float32), "small")
@@ -143,18 +170,39 @@ def test_the_weights_are_held_in_the_model_and_by_onnxruntime_alone(tmp_path: Pa
     rng = np.random.default_rng(0)
     nodes, weights, tensor = [], [], "x"
     for i in range(8):
-        weights.append(numpy_helper.from_array(rng.normal(0, 0.04, (1024, 1024, 1, 1)).astype(np.float32), f"w{i}"))
-        nodes += [helper.make_node("Conv", [tensor, f"w{i}"], [f"c{i}"], f"conv{i}"),
-                  helper.make_node("Relu", [f"c{i}"], [f"r{i}"], f"relu{i}")]
+        weights.append(
+            numpy_helper.from_array(
+                rng.normal(0, 0.04, (1024, 1024, 1, 1)).astype(np.float32), f"w{i}"
+            )
+        )
+        nodes += [
+            helper.make_node("Conv", [tensor, f"w{i}"], [f"c{i}"], f"conv{i}"),
+            helper.make_node("Relu", [f"c{i}"], [f"r{i}"], f"relu{i}"),
+        ]
         tensor = f"r{i}"
     ends = [[helper.make_tensor_value_info(n, 1, [1, 1024, 2, 2])] for n in ("x", tensor)]
-    model = helper.make_model(helper.make_graph(nodes, "g", *ends, weights), ir_version=9,
-                              opset_imports=[helper.make_opsetid("", 17)])
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", *ends, weights),
+        ir_version=9,
+        opset_imports=[helper.make_opsetid("", 17)],
+    )
     onnx.save(model, tmp_path / "m.onnx")
-    for losses, bound in ((0, 3.9), (1, 5.8)):  # measured: 3.6, and 4.9 to 6.0 by the order of threads
-        command = [sys.executable, "-c", _INSERT, str(tmp_path / "m.onnx"), str(tmp_path / "out.onnx"), str(losses),
-                   str(_WEIGHTS)]  # fmt: skip
-        tries = (subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(5))
+    for losses, bound in (
+        (0, 3.9),
+        (1, 5.8),
+    ):  # measured: 3.6, and 4.9 to 6.0 by the order of threads
+        command = [
+            sys.executable,
+            "-c",
+            _INSERT,
+            str(tmp_path / "m.onnx"),
+            str(tmp_path / "out.onnx"),
+            str(losses),
+            str(_WEIGHTS),
+        ]
+        tries = (
+            subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(5)
+        )
         assert any(float(done.stdout) < bound for done in tries), losses
 
 
@@ -181,6 +229,7 @@ def test_work_that_fails_ends_all() -> None:
     with pytest.raises(ValueError, match="task 3"):
         list(crew.results([lambda: fails(crew)] * 2))
     assert crew.stopped and threading.active_count() == before
+
     def tasks() -> Iterator[int]:
         yield 1
         raise OSError("gone")
@@ -227,15 +276,19 @@ def doubling() -> onnx.ModelProto:
     value, bools, ints = helper.make_tensor_value_info, TensorProto.BOOL, TensorProto.INT64
     node = helper.make_node
     body = helper.make_graph(
-        [node("Identity", ["go"], ["goes"]), node("Concat", ["a", "a"], ["twice"], axis=0)], "body",
+        [node("Identity", ["go"], ["goes"]), node("Concat", ["a", "a"], ["twice"], axis=0)],
+        "body",
         [value("turn", ints, []), value("go", bools, []), value("a", TensorProto.FLOAT, None)],
         [value("goes", bools, []), value("twice", TensorProto.FLOAT, None)],
-    )  # fmt: skip
+    )
     nodes = [
-        node("ReduceMax", ["x"], ["most"], keepdims=0), node("Mul", ["most", "80"], ["many"]),
-        node("Cast", ["many"], ["turns"], to=ints), node("Loop", ["turns", "yes", "one"], ["long"], body=body),
-        node("ReduceMean", ["long"], ["mean"], keepdims=0), node("Add", ["x", "mean"], ["y"]),
-    ]  # fmt: skip
+        node("ReduceMax", ["x"], ["most"], keepdims=0),
+        node("Mul", ["most", "80"], ["many"]),
+        node("Cast", ["many"], ["turns"], to=ints),
+        node("Loop", ["turns", "yes", "one"], ["long"], body=body),
+        node("ReduceMean", ["long"], ["mean"], keepdims=0),
+        node("Add", ["x", "mean"], ["y"]),
+    ]
     constants = {"80": np.float32(80), "yes": np.array(True), "one": np.ones(1, np.float32)}
     x, y = (value(name, TensorProto.FLOAT, [1, 8]) for name in "xy")
     stored = [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()]
@@ -243,11 +296,15 @@ def doubling() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of a process is read from /proc")
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="the peak of a process is read from /proc"
+)
 def test_a_size_that_a_run_decides_does_not_take_the_machines_memory(tmp_path: Path) -> None:
     path = tmp_path / "doubling.onnx"
     onnx.save(doubling(), path)
-    ended = subprocess.run([sys.executable, "-c", _GROWING, str(path)], capture_output=True, text=True, check=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", _GROWING, str(path)], capture_output=True, text=True, check=True
+    )
     assert int(ended.stdout) < 600_000  # KB: the limit of 256 MB and the libraries
 
 
@@ -258,11 +315,21 @@ def test_a_failure_is_told_in_one_line() -> None:
 
 def test_what_a_run_decides() -> None:
     """A Resize by numbers of the model is as large as they say; by computed ones it may be anything."""
-    def resize(scales: str) -> onnx.ModelProto:
-        nodes = [helper.make_node("Constant", [], ["stated"], value_floats=[2.0, 2.0]),
-                 helper.make_node("Resize", ["x", "", scales], ["y"])]
-        return helper.make_model(helper.make_graph(nodes, "g", [], [], [
-            numpy_helper.from_array(np.ones(2, np.float32), "stored")]))
 
-    assert [sessions.sizes_by_run(resize(scales)) for scales in ("stated", "stored", "made")] == [False, False, True]
+    def resize(scales: str) -> onnx.ModelProto:
+        nodes = [
+            helper.make_node("Constant", [], ["stated"], value_floats=[2.0, 2.0]),
+            helper.make_node("Resize", ["x", "", scales], ["y"]),
+        ]
+        return helper.make_model(
+            helper.make_graph(
+                nodes, "g", [], [], [numpy_helper.from_array(np.ones(2, np.float32), "stored")]
+            )
+        )
+
+    assert [sessions.sizes_by_run(resize(scales)) for scales in ("stated", "stored", "made")] == [
+        False,
+        False,
+        True,
+    ]
     assert sessions.sizes_by_run(doubling())

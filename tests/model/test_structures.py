@@ -27,18 +27,28 @@ from tests.tables import in_turn
 
 # Attention and layer normalizations, found by structure.
 
+
 def test_attentions_and_what_is_told() -> None:
     model = Model(vit())
     found = attentions(model)
     assert [(a.scores.name, a.softmax.name, a.values.name, a.shares) for a in found] == [
-        (f"b{i}.attn.qk", f"b{i}.attn.soft", f"b{i}.attn.av", f"b{i}.attn.soft.out") for i in (0, 1)]
+        (f"b{i}.attn.qk", f"b{i}.attn.soft", f"b{i}.attn.av", f"b{i}.attn.soft.out") for i in (0, 1)
+    ]
     assert sum(is_computed_product(model, n) for n in model.nodes) == 4
     assert [t for t in (f"{n.name}.out" for n in model.nodes) if holds_shares(model, t)] == [
-        "b0.attn.soft.out", "b1.attn.soft.out"]
+        "b0.attn.soft.out",
+        "b1.attn.soft.out",
+    ]
     assert Numbers(np.array([0.5])).summary == 0.5
     told = Numbers(np.array([0.5, 0.125, 2.0])).summary
-    assert isinstance(told, PerChannel) and (told.count, told.least, told.greatest) == (3, 0.125, 2.0)
-    assert told == Numbers(np.array([0.5, 0.125, 2.0])).summary and scale_words(told) == "0.125 to 2"
+    assert isinstance(told, PerChannel) and (told.count, told.least, told.greatest) == (
+        3,
+        0.125,
+        2.0,
+    )
+    assert (
+        told == Numbers(np.array([0.5, 0.125, 2.0])).summary and scale_words(told) == "0.125 to 2"
+    )
     assert told != Numbers(np.array([0.125, 0.5, 2.0])).summary
     assert Numbers(np.full(2, 0.5)).summary != Numbers(np.full(3, 0.5)).summary
     assert scale_words(Numbers(np.array([])).summary) == "unknown"
@@ -47,13 +57,22 @@ def test_attentions_and_what_is_told() -> None:
 def test_past_masks_transposes_and_pairs() -> None:
     """As YOLO11 writes it: the Softmax's result is transposed, and the second operand."""
     net = Tokens(4, 4)
-    q, k, v = (net.op("Reshape", n, "x", net.const(f"{n}.shape", [1, 4, 16], np.int64)) for n in "qkv")
+    q, k, v = (
+        net.op("Reshape", n, "x", net.const(f"{n}.shape", [1, 4, 16], np.int64)) for n in "qkv"
+    )
     scores = net.op("MatMul", "qk", net.op("Transpose", "qt", q, perm=[0, 2, 1]), k)
-    masked = net.op("Add", "masked", net.op("Mul", "by", scores, net.const("s", 0.5)), net.const("m", np.zeros(16)))
+    masked = net.op(
+        "Add",
+        "masked",
+        net.op("Mul", "by", scores, net.const("s", 0.5)),
+        net.const("m", np.zeros(16)),
+    )
     soft = net.op("Softmax", "soft", masked, axis=-1)
     never = net.const("never", np.zeros((1, 16, 16), bool), bool)
     soft = net.op("Where", "where", never, net.const("zero", 0.0), soft)
-    pair = net.op("QuantizeLinear", "Q", soft, net.const("scale", 1 / 127), net.const("zp", 0, np.int8))
+    pair = net.op(
+        "QuantizeLinear", "Q", soft, net.const("scale", 1 / 127), net.const("zp", 0, np.int8)
+    )
     pair = net.op("DequantizeLinear", "DQ", pair, "scale", "zp")
     turned = net.op("Transpose", "turned", pair, perm=[0, 2, 1])
     net.output(net.op("MatMul", "av", v, turned))
@@ -63,12 +82,17 @@ def test_past_masks_transposes_and_pairs() -> None:
     assert holds_shares(model, "turned.out") and not holds_shares(model, "v.out")
 
 
-@pytest.mark.parametrize("kind", ["constant values", "no product above", "multiplied, not a product"])
+@pytest.mark.parametrize(
+    "kind", ["constant values", "no product above", "multiplied, not a product"]
+)
 def test_what_is_no_attention(kind: str) -> None:
     net = Tokens(4, 4)
     flat = net.op("Reshape", "flat", "x", net.const("shape", [1, 4, 16], np.int64))
-    above = net.op("Relu", "relu", flat) if kind == "no product above" else net.op(
-        "MatMul", "qk", flat, net.op("Transpose", "t", flat, perm=[0, 2, 1]))
+    above = (
+        net.op("Relu", "relu", flat)
+        if kind == "no product above"
+        else net.op("MatMul", "qk", flat, net.op("Transpose", "t", flat, perm=[0, 2, 1]))
+    )
     soft = net.op("Softmax", "soft", above, axis=-1)
     if kind == "constant values":
         wide = 16 if kind == "no product above" else 4
@@ -84,33 +108,56 @@ def test_what_is_no_attention(kind: str) -> None:
 def test_layer_norms_in_pieces(square: str) -> None:
     model = Model(vit(pieces=True, square=square))
     found = layer_norms(model)
-    assert [p.nodes[0].name for p in found] == ["b0.ln1.mean", "b0.ln2.mean", "b1.ln1.mean", "b1.ln2.mean", "ln.mean"]
+    assert [p.nodes[0].name for p in found] == [
+        "b0.ln1.mean",
+        "b0.ln2.mean",
+        "b1.ln1.mean",
+        "b1.ln2.mean",
+        "ln.mean",
+    ]
     first = found[0]
     assert (first.tensor, first.output, first.square.name, first.axes) == (
-        "embed.tokens.out", "b0.ln1.shift.out", "b0.ln1.square", (-1,))
-    assert first.epsilon == pytest.approx(1e-6) and (first.scale, first.bias) == ("b0.ln1.gamma", "b0.ln1.beta")
+        "embed.tokens.out",
+        "b0.ln1.shift.out",
+        "b0.ln1.square",
+        (-1,),
+    )
+    assert first.epsilon == pytest.approx(1e-6) and (first.scale, first.bias) == (
+        "b0.ln1.gamma",
+        "b0.ln1.beta",
+    )
     assert layer_norms(Model(vit())) == []
 
 
 @in_turn("root", ["variance", "standard deviation", "squares"])
 @in_turn("inverse", [True, False])
-def test_a_gain_in_front_of_the_division_is_seen_and_not_rewritten(root: str, inverse: bool) -> None:
+def test_a_gain_in_front_of_the_division_is_seen_and_not_rewritten(
+    root: str, inverse: bool
+) -> None:
     """As the Annotated Transformer and BERT-pytorch write it: gain * (x - mean) / (std + epsilon) + bias."""
     net = Tokens(4, 4)
     mean = net.op("ReduceMean", "mean", "x", axes=[-1])
     less = net.op("Sub", "less", "x", mean)
-    gain, epsilon = (net.const(name, np.full(size, value, np.float32)) for name, size, value in
-                     (("gain", 4, 2.0), ("epsilon", 1, 1e-6)))
+    gain, epsilon = (
+        net.const(name, np.full(size, value, np.float32))
+        for name, size, value in (("gain", 4, 2.0), ("epsilon", 1, 1e-6))
+    )
     if root == "squares":
         squares = net.op("ReduceMean", "m2", net.op("Mul", "x2", "x", "x"), axes=[-1])
         variance = net.op("Sub", "variance", squares, net.op("Mul", "2m", mean, mean))
     else:
         variance = net.op("ReduceMean", "variance", net.op("Mul", "square", less, less), axes=[-1])
-    below = net.op("Add", "eps", net.op("Sqrt", "root", variance), epsilon) if root == "standard deviation" else net.op(
-        "Sqrt", "root", net.op("Add", "eps", variance, epsilon))
+    below = (
+        net.op("Add", "eps", net.op("Sqrt", "root", variance), epsilon)
+        if root == "standard deviation"
+        else net.op("Sqrt", "root", net.op("Add", "eps", variance, epsilon))
+    )
     scaled = net.op("Mul", "scaled", gain, less)
-    net.output(net.op("Mul", "out", scaled, net.op("Reciprocal", "inverse", below)) if inverse else net.op(
-        "Div", "out", scaled, below))
+    net.output(
+        net.op("Mul", "out", scaled, net.op("Reciprocal", "inverse", below))
+        if inverse
+        else net.op("Div", "out", scaled, below)
+    )
     model = net.index()
     found = layer_norms(model)
     assert [p.square.name for p in found] == ["x2" if root == "squares" else "square"]
@@ -125,9 +172,13 @@ def test_what_is_no_layer_norm(change: str) -> None:
     nodes = {n.name: n for n in copy.graph.node}
     expected = 4
     if change == "cube":
-        next(t for t in copy.graph.initializer if t.name == "b0.ln1.two").raw_data = np.float32(3).tobytes()
+        next(t for t in copy.graph.initializer if t.name == "b0.ln1.two").raw_data = np.float32(
+            3
+        ).tobytes()
     elif change == "another mean":
-        nodes["b0.ln1.mean"].input[0] = "b0.attn.q.out" if "b0.attn.q.out" in nodes else "embed.shape"
+        nodes["b0.ln1.mean"].input[0] = (
+            "b0.attn.q.out" if "b0.attn.q.out" in nodes else "embed.shape"
+        )
         expected = 5  # one, of which the root mean square is normalized
     elif change == "other axes":
         nodes["b0.ln1.mean"].attribute[0].ints[:] = [1]
@@ -148,7 +199,9 @@ def test_damaged_graphs_have_nothing_in_them() -> None:
 
     for axes in (np.float32(-1), np.int64(-1), np.zeros((2, 2), np.int64)):
         net = Net()
-        net.output(net.conv("c", net.op("ReduceMean", "m", "x", net.const("axes", axes, axes.dtype))))
+        net.output(
+            net.conv("c", net.op("ReduceMean", "m", "x", net.const("axes", axes, axes.dtype)))
+        )
         place(Model(net.open_model(18)), Rules())
     net = Net(2, 4)
     grid = net.op("ConvTranspose", "up", "x", net.const("w", np.ones(3)))
@@ -159,11 +212,16 @@ def test_damaged_graphs_have_nothing_in_them() -> None:
 
 # An activation is a pointwise subgraph of one run-time tensor, however it is written.
 
+
 def gelu(net: Net, tensor: str) -> str:
     """Erf form, as torch exports it: Div, Erf, Add, Mul, Mul."""
     erf = net.op("Erf", "erf", net.op("Div", "div", tensor, net.const("root", np.sqrt(2.0))))
-    return net.op("Mul", "half", net.op("Mul", "mul", tensor, net.op("Add", "plus", erf, net.const("one", 1.0))),
-                  net.const("0.5", 0.5))
+    return net.op(
+        "Mul",
+        "half",
+        net.op("Mul", "mul", tensor, net.op("Add", "plus", erf, net.const("one", 1.0))),
+        net.const("0.5", 0.5),
+    )
 
 
 def hard_swish(net: Net, tensor: str) -> str:
@@ -173,11 +231,18 @@ def hard_swish(net: Net, tensor: str) -> str:
     return net.op("Div", "sixth", net.op("Mul", "gate", tensor, clipped), "six")
 
 
-@pytest.mark.parametrize(("form", "count"), [
-    (lambda net, t: net.op("Relu", "r", t), 1), (lambda net, t: net.silu("s", t), 2), (gelu, 5), (hard_swish, 4),
-    (lambda net, t: net.op("Mul", "m", net.op("Tanh", "t", net.op("Softplus", "sp", t)), t), 3),
-    (lambda net, t: net.op("Pow", "p", t, net.const("two", 2.0)), 1),
-], ids=["relu", "silu", "gelu", "hard_swish", "mish", "power"])
+@pytest.mark.parametrize(
+    ("form", "count"),
+    [
+        (lambda net, t: net.op("Relu", "r", t), 1),
+        (lambda net, t: net.silu("s", t), 2),
+        (gelu, 5),
+        (hard_swish, 4),
+        (lambda net, t: net.op("Mul", "m", net.op("Tanh", "t", net.op("Softplus", "sp", t)), t), 3),
+        (lambda net, t: net.op("Pow", "p", t, net.const("two", 2.0)), 1),
+    ],
+    ids=["relu", "silu", "gelu", "hard_swish", "mish", "power"],
+)
 def test_every_form_is_one_function_of_the_convolutions_result(
     form: Callable[[Net, str], str], count: int, net: Net
 ) -> None:
@@ -257,11 +322,19 @@ def pairs(count: int, scale: np.ndarray, zeros: bool = True) -> onnx.ModelProto:
     constants += [numpy_helper.from_array(np.zeros(scale.size, np.int8), "z")] if zeros else []
     nodes, tensor = [], "x"
     for k in range(count):
-        for op, source, result in (("QuantizeLinear", tensor, f"q{k}"), ("DequantizeLinear", f"q{k}", f"d{k}")):
-            nodes.append(helper.make_node(op, [source, "s"] + ["z"] * zeros, [result], f"{op[0]}{k}", axis=1))
+        for op, source, result in (
+            ("QuantizeLinear", tensor, f"q{k}"),
+            ("DequantizeLinear", f"q{k}", f"d{k}"),
+        ):
+            nodes.append(
+                helper.make_node(op, [source, "s"] + ["z"] * zeros, [result], f"{op[0]}{k}", axis=1)
+            )
         nodes.append(helper.make_node("Relu", [f"d{k}"], [f"r{k}"], f"R{k}"))
         tensor = f"r{k}"
-    values = [helper.make_tensor_value_info(t, TensorProto.FLOAT, [1, scale.size, 1, 1]) for t in ("x", tensor)]
+    values = [
+        helper.make_tensor_value_info(t, TensorProto.FLOAT, [1, scale.size, 1, 1])
+        for t in ("x", tensor)
+    ]
     graph = helper.make_graph(nodes, "g", values[:1], values[1:], constants)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
 
@@ -270,7 +343,9 @@ def params(*scales: float, zeros: tuple[int, ...] = (0,), axis: int | None = 1) 
     model = Model(pairs(1, np.array(scales)))
     found = read_params(model, model.node("Q0"))
     numbers = Numbers(np.array(zeros, np.int64))
-    return QuantParams(found.scales, found.scale_shape, 1, numbers, True, found.precision, axis, True)
+    return QuantParams(
+        found.scales, found.scale_shape, 1, numbers, True, found.precision, axis, True
+    )
 
 
 @pytest.mark.parametrize("zeros", [True, False])
@@ -286,10 +361,14 @@ def test_nodes_that_share_a_tensor_share_its_values(zeros: bool) -> None:
 def test_quantizers_alike_have_one_key_and_their_scales_are_held_once() -> None:
     base = params(0.5, 0.25)
     for other, same in [
-        (params(0.5, 0.25), True), (params(0.5, 0.25, zeros=(0, 0, 0)), True), (params(0.25, 0.5), False),
-        (params(0.5, 0.25, axis=0), False), (params(0.5, 0.25, zeros=(0, 1)), False),
-        (params(0.5, 0.25, zeros=(0, 1, 2)), False), (params(0.5), False),
-    ]:  # fmt: skip
+        (params(0.5, 0.25), True),
+        (params(0.5, 0.25, zeros=(0, 0, 0)), True),
+        (params(0.25, 0.5), False),
+        (params(0.5, 0.25, axis=0), False),
+        (params(0.5, 0.25, zeros=(0, 1)), False),
+        (params(0.5, 0.25, zeros=(0, 1, 2)), False),
+        (params(0.5), False),
+    ]:
         assert (base.key == other.key) is same
         assert base.same_as(other) is same
     assert params(0.5).key != params(0.5, 0.5).key
@@ -311,26 +390,40 @@ def test_quantizers_alike_have_one_key_and_their_scales_are_held_once() -> None:
 def test_depths_and_dependences() -> None:
     deep = helper.make_graph([], "deep", [], [])
     loop = helper.make_node("Loop", [], [], body=deep)
-    then, otherwise = helper.make_graph([loop], "then", [], []), helper.make_graph([], "else", [], [])
+    then, otherwise = (
+        helper.make_graph([loop], "then", [], []),
+        helper.make_graph([], "else", [], []),
+    )
     branch = helper.make_node("If", ["c"], ["y"], then_branch=then, else_branch=otherwise)
     several = helper.make_node("Own", [], [], domain="own", graphs=[deep, otherwise])
     nodes = [helper.make_node("Relu", ["x"], ["c"]), branch, several]
     names = [g.name for g in inner_graphs(nodes)]
-    assert sorted(names[:3]) == ["deep", "else", "then"] and names.index("then") + 1 == names.index("deep")
+    assert sorted(names[:3]) == ["deep", "else", "then"] and names.index("then") + 1 == names.index(
+        "deep"
+    )
     assert names[3:] == ["deep", "else"]
     # Calls of functions are counted over the same nodes, none of them twice.
-    counted = [n.op_type for n in with_inner([helper.make_node("Own", [], [], domain="own", graphs=[then])])]
+    counted = [
+        n.op_type
+        for n in with_inner([helper.make_node("Own", [], [], domain="own", graphs=[then])])
+    ]
     assert counted == ["Own", "Loop"]
     # Through subgraphs too; unset inputs and outputs connect nothing, and what is given needs no node
     inner = helper.make_graph([helper.make_node("Neg", ["b"], ["in"])], "g", [], [])
-    nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Abs", ["x"], ["b"]),
-             helper.make_node("If", ["a"], ["c"], then_branch=inner, else_branch=inner),
-             helper.make_node("Clip", ["c", "", "max"], ["d"]), helper.make_node("Dropout", ["x"], ["e", ""])]
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"]),
+        helper.make_node("Abs", ["x"], ["b"]),
+        helper.make_node("If", ["a"], ["c"], then_branch=inner, else_branch=inner),
+        helper.make_node("Clip", ["c", "", "max"], ["d"]),
+        helper.make_node("Dropout", ["x"], ["e", ""]),
+    ]
     assert leading_to(nodes, ["d"]) == (nodes[:4], {"d", "c", "", "max", "a", "b", "x"})
     assert leading_to(nodes, ["d", "b"], {"a", "b"})[0] == nodes[2:4]
 
 
-@in_turn("text", [b"name-1", b"Operat1", b"domai-1", b"reads-1", b"makes-1", b"given-1", b"inner-1"])
+@in_turn(
+    "text", [b"name-1", b"Operat1", b"domai-1", b"reads-1", b"makes-1", b"given-1", b"inner-1"]
+)
 def test_texts_of_nodes_are_utf_8(text: bytes) -> None:
     """Those of the main graph are looked at by the index, those of attributes before it."""
     inner = helper.make_graph([helper.make_node("Relu", ["reads-1"], ["inner-1"])], "g", [], [])

@@ -6,17 +6,23 @@ from pathlib import Path
 
 import pytest
 
-MISSING = [n for n in ("torch", "absl", "pytorch_quantization") if importlib.util.find_spec(n) is None]
+MISSING = [
+    n for n in ("torch", "absl", "pytorch_quantization") if importlib.util.find_spec(n) is None
+]
 
 
 class _SkippedModule(pytest.Module):
     """A test file that is not even imported."""
 
     def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
-        pytest.skip(f"needs {', '.join(MISSING)} (pip install 'qdqtool[qat]')", allow_module_level=True)
+        pytest.skip(
+            f"needs {', '.join(MISSING)} (pip install 'qdqtool[qat]')", allow_module_level=True
+        )
 
 
-def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+def pytest_pycollect_makemodule(
+    module_path: Path, parent: pytest.Collector
+) -> pytest.Module | None:
     if MISSING and module_path.name != "test_without_torch.py":
         return _SkippedModule.from_parent(parent, path=module_path)
     return None

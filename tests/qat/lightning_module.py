@@ -39,7 +39,10 @@ class Module(lightning.LightningModule):
 
     def on_train_end(self) -> None:
         if self.folder is not None:
-            torch.save(dict(self.net.named_parameters()) | _ranges(self.net), self.folder / f"{self.global_rank}.pt")
+            torch.save(
+                dict(self.net.named_parameters()) | _ranges(self.net),
+                self.folder / f"{self.global_rank}.pt",
+            )
 
 
 def _ranges(network: nn.Module) -> dict[str, torch.Tensor]:
@@ -48,6 +51,12 @@ def _ranges(network: nn.Module) -> dict[str, torch.Tensor]:
 
 def trainer_in(folder: Path, callback: QATCallback, epochs: int, **options: Any) -> Any:
     return lightning.Trainer(
-        max_epochs=epochs, callbacks=[callback], accelerator="cpu", logger=False, enable_progress_bar=False,
-        enable_model_summary=False, default_root_dir=folder, **options,
-    )  # fmt: skip
+        max_epochs=epochs,
+        callbacks=[callback],
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+        **options,
+    )

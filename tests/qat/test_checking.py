@@ -29,7 +29,10 @@ class Deep(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(
-            nn.Sequential(nets.conv(), nn.BatchNorm2d(16), nn.SiLU(), nets.conv(), nn.BatchNorm2d(16)) for _ in range(5)
+            nn.Sequential(
+                nets.conv(), nn.BatchNorm2d(16), nn.SiLU(), nets.conv(), nn.BatchNorm2d(16)
+            )
+            for _ in range(5)
         )
         self.last = nets.conv(16, 24)
 
@@ -61,14 +64,20 @@ def _initializer(graph: onnx.GraphProto, name: str) -> onnx.TensorProto:
 
 def _q(graph: onnx.GraphProto, weights: bool) -> list[onnx.NodeProto]:
     constants = {t.name for t in graph.initializer}
-    return [n for n in graph.node if n.op_type == "QuantizeLinear" and (n.input[0] in constants) == weights]
+    return [
+        n
+        for n in graph.node
+        if n.op_type == "QuantizeLinear" and (n.input[0] in constants) == weights
+    ]
 
 
 def _pair(graph: onnx.GraphProto, q: onnx.NodeProto) -> list[onnx.NodeProto]:
     return [n for n in graph.node if n.name == q.name or q.output[0] in n.input]
 
 
-def _give(graph: onnx.GraphProto, nodes: list[onnx.NodeProto], position: int, value: np.ndarray) -> None:
+def _give(
+    graph: onnx.GraphProto, nodes: list[onnx.NodeProto], position: int, value: np.ndarray
+) -> None:
     """Gives nodes a scale or zero point of their own."""
     graph.initializer.append(numpy_helper.from_array(value, "other"))
     for node in nodes:
@@ -76,7 +85,9 @@ def _give(graph: onnx.GraphProto, nodes: list[onnx.NodeProto], position: int, va
 
 
 def _scale(graph: onnx.GraphProto, q: onnx.NodeProto, factor: float) -> np.ndarray:
-    return (numpy_helper.to_array(_initializer(graph, q.input[1])) * np.float32(factor)).astype(np.float32)
+    return (numpy_helper.to_array(_initializer(graph, q.input[1])) * np.float32(factor)).astype(
+        np.float32
+    )
 
 
 def _activation_scale(graph: onnx.GraphProto) -> None:
@@ -136,14 +147,22 @@ def _swapped_weights(graph: onnx.GraphProto) -> None:
         (_one_of_two_scales, "/blocks.1.3/_input_quantizer/QuantizeLinear' scale"),
         (_weight_scale, "deviation"),
         (lambda graph: _drop(graph, _q(graph, False)[-1]), "'last._input_quantizer' missing"),
-        (lambda graph: _drop(graph, _q(graph, True)[2]), "deviation"), (_one_reader_without, "deviation"),
-        (_axis, "deviation"), (_swapped_weights, "deviation"),
-        (lambda graph: _give(graph, _pair(graph, _q(graph, False)[2]), 2, np.int8(1)),
-         "/blocks.1.0/_input_quantizer/QuantizeLinear' symmetric"),
+        (lambda graph: _drop(graph, _q(graph, True)[2]), "deviation"),
+        (_one_reader_without, "deviation"),
+        (_axis, "deviation"),
+        (_swapped_weights, "deviation"),
+        (
+            lambda graph: _give(graph, _pair(graph, _q(graph, False)[2]), 2, np.int8(1)),
+            "/blocks.1.0/_input_quantizer/QuantizeLinear' symmetric",
+        ),
     ],
 )
 def test_wrong_models_are_refused(
-    change: Callable[[onnx.GraphProto], None], named: str, ready: nn.Module, exported: Path, tmp_path: Path
+    change: Callable[[onnx.GraphProto], None],
+    named: str,
+    ready: nn.Module,
+    exported: Path,
+    tmp_path: Path,
 ) -> None:
     proto = onnx.load(exported)
     change(proto.graph)
@@ -159,7 +178,9 @@ def test_the_right_one_passes_also_on_a_sample_of_zeros(ready: nn.Module, export
         assert "pieces agree" in found.text() and "own noise is" in found.text()
 
 
-def test_a_network_that_cannot_run_in_double_precision_is_checked_piece_by_piece(tmp_path: Path) -> None:
+def test_a_network_that_cannot_run_in_double_precision_is_checked_piece_by_piece(
+    tmp_path: Path,
+) -> None:
     class Fixed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -202,7 +223,9 @@ def test_shaken_networks(tmp_path: Path) -> None:
     assert torch.equal(shaking(x), x)
     shaking.start(7)
     first = [shaking(x) - x for _ in range(3)]
-    for change, size in zip(first, (1e-2, 1e-4, 1e-6), strict=True):  # a call beyond those known: by rounding
+    for change, size in zip(
+        first, (1e-2, 1e-4, 1e-6), strict=True
+    ):  # a call beyond those known: by rounding
         assert float(change.double().std() / x.double().std()) == pytest.approx(size, rel=0.2)
     shaking.start(7)
     assert torch.equal(shaking(x) - x, first[0])
@@ -216,7 +239,12 @@ def test_shaken_networks(tmp_path: Path) -> None:
         for module in model:
             module.weight.copy_(torch.eye(16).reshape(16, 16, 1, 1))
             module.bias.zero_()
-    x = torch.tensor([0.5, 1.5, 2.5, 126.5]).repeat(64, 16, 1).permute(1, 0, 2).reshape(1, 16, 16, 16)
+    x = (
+        torch.tensor([0.5, 1.5, 2.5, 126.5])
+        .repeat(64, 16, 1)
+        .permute(1, 0, 2)
+        .reshape(1, 16, 16, 16)
+    )
     qat.prepare(model, x, report=None)
     for quantizer in (model[0]._input_quantizer, model[1]._input_quantizer):
         set_amax(quantizer, torch.tensor(127.0))
@@ -230,7 +258,9 @@ SMALL = torch.randn(2, 16, 8, 8, generator=torch.Generator().manual_seed(0))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_compiled_network_computes_trains_and_exports_as_without(backend: str, tmp_path: Path) -> None:
+def test_a_compiled_network_computes_trains_and_exports_as_without(
+    backend: str, tmp_path: Path
+) -> None:
     """Traced by torch's compiler, gradients included; the code it would make of that is not ours to test."""
     torch.manual_seed(0)
     model = nets.prepared(nets.randomise(nets.Skips()), SMALL, backend=backend)
@@ -244,7 +274,10 @@ def test_a_compiled_network_computes_trains_and_exports_as_without(backend: str,
     for one, other in zip(model.parameters(), plain.parameters(), strict=True):
         assert one.grad is not None and other.grad is not None
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-5)
-    summaries = [qat.export(n, tmp_path / f"{i}.onnx", SMALL).summary for i, n in enumerate((compiled, plain))]
+    summaries = [
+        qat.export(n, tmp_path / f"{i}.onnx", SMALL).summary
+        for i, n in enumerate((compiled, plain))
+    ]
     assert summaries[0] == summaries[1] and summaries[0]["int8"] == 5
     with raises(QdqtoolError, "refuse_wrapped compile"):
         qat.prepare(torch.compile(nets.Skips(), backend="aot_eager"), SMALL)

@@ -45,7 +45,11 @@ def test_the_plan_runs_in_int8_without_avoidable_conversions(
     model = nets.randomise(example["detector"].Detector(3, 96))
     sample = torch.rand(1, 3, 96, 96)
     plan = qat.prepare(model, sample, backend=backend, report=None)
-    assert {name for name, _ in plan.skipped} == {"detect.cv2.0.2", "detect.cv2.1.2", "detect.dfl.conv"}
+    assert {name for name, _ in plan.skipped} == {
+        "detect.cv2.0.2",
+        "detect.cv2.1.2",
+        "detect.dfl.conv",
+    }
     qat.calibrate(model, [sample])
     done = qat.export(model, tmp_path / "q.onnx", sample)
     assert done.summary["int8"] == len(plan.convolutions) == 37
@@ -53,7 +57,9 @@ def test_the_plan_runs_in_int8_without_avoidable_conversions(
 
 
 @pytest.mark.slow
-def test_the_naive_placement_costs_conversions(example: dict[str, ModuleType], tmp_path: Path) -> None:
+def test_the_naive_placement_costs_conversions(
+    example: dict[str, ModuleType], tmp_path: Path
+) -> None:
     model = nets.randomise(example["detector"].Detector(3, 96))
     sample = torch.rand(1, 3, 96, 96)
     example["naive"].prepare_naive(model)
@@ -70,7 +76,11 @@ def test_boxes_of_pictures_are_exact(example: dict[str, ModuleType]) -> None:
     assert np.array_equal(pictures, again)
     assert sum(map(len, objects)) > 30
     for found in objects:
-        assert np.all(found[:, 1:3] >= 0) and np.all(found[:, 3:] <= 96) and np.all(found[:, 3:] - found[:, 1:3] >= 6)
+        assert (
+            np.all(found[:, 1:3] >= 0)
+            and np.all(found[:, 3:] <= 96)
+            and np.all(found[:, 3:] - found[:, 1:3] >= 6)
+        )
     masks = example["shapes"]._mask
     ys, xs = np.mgrid[0:96, 0:96].astype(np.float32)
     square = masks(1, xs, ys, 10.0, 20.0, 12.0, 8.0, np.random.default_rng(0))
@@ -93,21 +103,27 @@ def test_mean_average_precision(example: dict[str, ModuleType]) -> None:
     assert measure(output(*right), truth, 2) == pytest.approx(100)
     assert measure(output(right[0]), truth, 2) == pytest.approx(50)
     # 16 of 20 pixels: IoU 0.8 exactly at one side cut by 4, so that seven of ten thresholds are met.
-    assert measure(output((10, 10, 30, 26.1, 0, 0.9), right[1]), truth, 2) == pytest.approx(50 + 50 * 0.7)
+    assert measure(output((10, 10, 30, 26.1, 0, 0.9), right[1]), truth, 2) == pytest.approx(
+        50 + 50 * 0.7
+    )
     # A wrong box with a higher score halves the precision everywhere.
     assert measure(output(*right, (70, 10, 90, 30, 0, 0.95)), truth, 2) == pytest.approx(50 + 25)
     # The same box twice: the second falls to suppression.
     assert measure(output(*right, (10, 10, 30, 30, 0, 0.95)), truth, 2) == pytest.approx(100)
 
 
-def test_the_loss_is_least_where_boxes_and_classes_are_right(example: dict[str, ModuleType]) -> None:
+def test_the_loss_is_least_where_boxes_and_classes_are_right(
+    example: dict[str, ModuleType],
+) -> None:
     training, detector = example["training"], example["detector"]
     points, strides = detector.cells(96)
     targets = training.as_targets([np.array([[1, 16, 24, 48, 56]], np.float32)])
     raw = torch.full((1, 4 * detector.BINS + 3, points.shape[2]), -4.0)
     raw[:, : 4 * detector.BINS] = 0
     base = float(training.loss_of(raw, targets, points, strides))
-    cell = int(((points[0, 0] * strides[0, 0] == 28) & (points[0, 1] * strides[0, 0] == 36)).nonzero()[0])
+    cell = int(
+        ((points[0, 0] * strides[0, 0] == 28) & (points[0, 1] * strides[0, 0] == 36)).nonzero()[0]
+    )
     better = raw.clone()
     box = torch.tensor([16.0, 24.0, 48.0, 56.0]) / 8
     sides = torch.cat((points[0, :, cell] - box[:2], box[2:] - points[0, :, cell]))
@@ -124,7 +140,9 @@ def test_the_loss_is_least_where_boxes_and_classes_are_right(example: dict[str, 
 
 
 def _network() -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4))
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4)
+    )
 
 
 def test_statistics_of_batches() -> None:
@@ -132,13 +150,19 @@ def test_statistics_of_batches() -> None:
     freeze(network)
     before = copy.deepcopy(network.state_dict())
     network(torch.randn(4, 3, 8, 8))
-    assert all(torch.equal(v, before[k]) for k, v in network.state_dict().items()) and network[0].training
+    assert (
+        all(torch.equal(v, before[k]) for k, v in network.state_dict().items())
+        and network[0].training
+    )
     network.train()(torch.randn(4, 3, 8, 8))
     assert not torch.equal(network[1].running_mean, before["1.running_mean"])
     network = _network()
     assert untrained(network)
     network.train()(torch.randn(4, 3, 8, 8))
-    for norm in (network[1], network[3]):  # as in a copy by moving averages, which leaves out integers
+    for norm in (
+        network[1],
+        network[3],
+    ):  # as in a copy by moving averages, which leaves out integers
         norm.num_batches_tracked.zero_()
     assert not untrained(network)
     assert not untrained(nn.Sequential(nn.Conv2d(3, 4, 3)))
@@ -159,11 +183,23 @@ def _range(model: nn.Module) -> float:
     return float(amax)
 
 
-@pytest.mark.parametrize("data", [
-    [IMAGES], [(IMAGES, LABELS)], [[IMAGES, LABELS]], [{"img": IMAGES, "cls": LABELS}],
-    [{"pixel_values": IMAGES, "labels": LABELS}], [IMAGES.numpy()], IMAGES, IMAGES.numpy(), IMAGES.split(4),
-    (b for b in IMAGES.split(8)), IMAGES.numpy()[:, :, :, ::-1], [IMAGES.numpy().astype(">f4")],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "data",
+    [
+        [IMAGES],
+        [(IMAGES, LABELS)],
+        [[IMAGES, LABELS]],
+        [{"img": IMAGES, "cls": LABELS}],
+        [{"pixel_values": IMAGES, "labels": LABELS}],
+        [IMAGES.numpy()],
+        IMAGES,
+        IMAGES.numpy(),
+        IMAGES.split(4),
+        (b for b in IMAGES.split(8)),
+        IMAGES.numpy()[:, :, :, ::-1],
+        [IMAGES.numpy().astype(">f4")],
+    ],
+)
 def test_what_loaders_give(data: object) -> None:
     model = _prepared()
     done = qat.calibrate(model, data, "max")  # type: ignore[arg-type]
@@ -197,7 +233,10 @@ def test_an_array_keeps_its_order_in_memory() -> None:
         return batch
 
     qat.calibrate(_prepared(), [values], fn=fn)
-    assert np.shares_memory(seen[0].numpy(), values) and seen[0].stride() == torch.from_numpy(values).stride()
+    assert (
+        np.shares_memory(seen[0].numpy(), values)
+        and seen[0].stride() == torch.from_numpy(values).stride()
+    )
 
 
 def test_a_loader_whose_length_raises() -> None:
@@ -238,7 +277,8 @@ def test_batches_of_other_kinds() -> None:
         (3, "require data=3"),
         ("images", "require data='images'"),
         (torch.rand(3), "batches_of 3"),
-        (np.array([None]), "batches_of 1"), ([np.array([None])], "_tensor_of object_"),
+        (np.array([None]), "batches_of 1"),
+        ([np.array([None])], "_tensor_of object_"),
         ([], "_look batch"),
     ],
 )

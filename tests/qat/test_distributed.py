@@ -24,7 +24,9 @@ def _network() -> nn.Module:
     model = nets.Skips()
     with torch.no_grad():
         for i, parameter in enumerate(model.parameters()):
-            parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(i)) * 0.1)
+            parameter.copy_(
+                torch.randn(parameter.shape, generator=torch.Generator().manual_seed(i)) * 0.1
+            )
     return nets.prepared(model, X[0])
 
 
@@ -44,7 +46,9 @@ def _steps(model: nn.Module, x: torch.Tensor) -> None:
 def _process(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     place = Path(folder)
-    distributed.init_process_group("gloo", init_method=f"file://{place}/meeting", rank=rank, world_size=2)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{place}/meeting", rank=rank, world_size=2
+    )
     found: dict[str, Any] = {}
     wrapped = nn.parallel.DistributedDataParallel(_network())
     done = qat.calibrate(wrapped, [X[rank]], "max")  # each has data of its own
@@ -62,6 +66,7 @@ def _process(rank: int, folder: str) -> None:
         qat.calibrate(wrapped, [X[0]] if rank == 0 else [{"nothing": 1}], "max")
     except DataError as error:
         found["failed"] = str(error)
+
     def own(batch: torch.Tensor) -> torch.Tensor:
         return batch if rank == 0 else {}["img"]
 
@@ -92,8 +97,14 @@ def test_two_processes(tmp_path: Path) -> None:
     qat.restore(restored, torch.load(tmp_path / "qat.pt", weights_only=True))
     assert _ranges(restored) == first["together"]
     # Found by each process alone they differ, until DistributedDataParallel hands out those of the first.
-    assert first["alone"] != second["alone"] and first["wrapped later"] == second["wrapped later"] == first["alone"]
+    assert (
+        first["alone"] != second["alone"]
+        and first["wrapped later"] == second["wrapped later"] == first["alone"]
+    )
     # What fails in one process is told by all instead of leaving the others waiting.
     assert first["failed"] == second["failed"]
     assert first["failed"].startswith("process 1: a batch is a dict with nothing")
-    assert second["own"] == "KeyError: 'img'" and first["own"] == "DataError: process 1: KeyError: 'img'"
+    assert (
+        second["own"] == "KeyError: 'img'"
+        and first["own"] == "DataError: process 1: KeyError: 'img'"
+    )

@@ -19,7 +19,14 @@ from qdqtool import qat
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.model.graph import Model
 from qdqtool.qat.modules import folded_later
-from qdqtool.qat.trace import Call, drop_marks, export_proto, fold_constants, merge_pairs, transpose_weights
+from qdqtool.qat.trace import (
+    Call,
+    drop_marks,
+    export_proto,
+    fold_constants,
+    merge_pairs,
+    transpose_weights,
+)
 from qdqtool.testing import assert_int8
 from tests.base.test_parameters import HALVES, NEVER_RIGHT, WRONG
 from tests.insertion.nets import run
@@ -82,7 +89,9 @@ def test_batch_normalization_is_folded_without_changing_an_integer(tmp_path: Pat
     weight = model[0]._parameters["weight"].detach().numpy()
     trained = np.round(weight / (np.abs(weight).max((1, 2, 3), keepdims=True) / 127))
     factor = model[1].weight.detach().numpy()
-    np.testing.assert_array_equal(np.round(folded / scale), trained * np.sign(factor).reshape(-1, 1, 1, 1))
+    np.testing.assert_array_equal(
+        np.round(folded / scale), trained * np.sign(factor).reshape(-1, 1, 1, 1)
+    )
     with torch.no_grad():
         wanted = model.eval()(X).numpy()
     np.testing.assert_allclose(_run(tmp_path / "q.onnx", X), wanted, atol=0.02 * wanted.std())
@@ -124,24 +133,36 @@ def test_transposed_convolutions(backend: str, groups: int, tmp_path: Path) -> N
     np.testing.assert_allclose(stored, folded, rtol=1e-5, atol=1e-7)
 
 
-def test_a_transposed_convolution_trains_with_the_integers_that_are_exported(tmp_path: Path) -> None:
+def test_a_transposed_convolution_trains_with_the_integers_that_are_exported(
+    tmp_path: Path,
+) -> None:
     model = _ready(nets.UpAndDown())
     with torch.no_grad():
-        model.bn.weight[:3] = torch.tensor([4.0, 0.0, -2.0])  # factors far apart, one of them nothing
+        model.bn.weight[:3] = torch.tensor(
+            [4.0, 0.0, -2.0]
+        )  # factors far apart, one of them nothing
     with torch.no_grad():
         given = torch.relu(model.eval().down(X))
         seen = model.up(given)
-    factor = (model.bn.weight / (model.bn.running_var + model.bn.eps).sqrt()).detach().reshape(1, -1, 1, 1)
+    factor = (
+        (model.bn.weight / (model.bn.running_var + model.bn.eps).sqrt())
+        .detach()
+        .reshape(1, -1, 1, 1)
+    )
     folded = model.up._parameters["weight"].detach() * factor
     scale = folded.abs().max() / 127
     quantized = (folded / scale).round() * scale
-    wanted = torch.nn.functional.conv_transpose2d(model.up._input_quantizer(given), quantized, stride=2)
+    wanted = torch.nn.functional.conv_transpose2d(
+        model.up._input_quantizer(given), quantized, stride=2
+    )
     torch.testing.assert_close(seen * factor, wanted, rtol=1e-4, atol=1e-4)
     model.train()
     model(X).square().mean().backward()
     assert model.up._parameters["weight"].grad is not None
     copied = copy.deepcopy(model)
-    copied.bn = nn.Identity()  # as if somebody had folded it: from here on the weights are quantized as they are
+    copied.bn = (
+        nn.Identity()
+    )  # as if somebody had folded it: from here on the weights are quantized as they are
     assert folded_later(copied.up) is None and folded_later(model.up) is not None
     assert copied.up.qdq_norm[0] is copied and set(copied.state_dict()) < set(model.state_dict())
 
@@ -160,37 +181,54 @@ def test_layers_that_run_twice_have_weights_of_their_own(target: str, tmp_path: 
     model = nets.ready(nets.Again(), X, target=target)
     found = qat.export(model, tmp_path / "q.onnx", X).prediction
     outcomes = [str(c.precision) for c in found.convolutions if c.weights != "computed"]
-    assert outcomes == ["INT8"] * len(outcomes) and len(outcomes) >= 7  # 1, 2 attentions of 2 or more, 2
+    assert (
+        outcomes == ["INT8"] * len(outcomes) and len(outcomes) >= 7
+    )  # 1, 2 attentions of 2 or more, 2
     assert not {"W-SHARED", "W-NO-DQ"} & {f.code for f in found.findings}
 
 
 @pytest.fixture(scope="module")
-def batches(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, dict[str, torch.Tensor], Path]:
+def batches(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[nn.Module, dict[str, torch.Tensor], Path]:
     """A network in training, its state before the export, and its file for any batch."""
     sample, path = torch.randn(1, 3, 64, 64), tmp_path_factory.mktemp("export") / "q.onnx"
     model = _ready(ResNet18(10, nets.WIDTH), sample).train()
     before = {k: v.clone() for k, v in model.state_dict().items()}
-    qat.export(model, path, sample, input_names=["images"], output_names=["scores"], dynamic_batch=True)
+    qat.export(
+        model, path, sample, input_names=["images"], output_names=["scores"], dynamic_batch=True
+    )
     return model, before, path
 
 
-def test_constants_pairs_and_names(batches: tuple[nn.Module, dict[str, torch.Tensor], Path]) -> None:
+def test_constants_pairs_and_names(
+    batches: tuple[nn.Module, dict[str, torch.Tensor], Path],
+) -> None:
     graph = onnx.load(batches[2]).graph
-    assert [i.name for i in graph.input] == ["images"] and [o.name for o in graph.output] == ["scores"]
+    assert [i.name for i in graph.input] == ["images"] and [o.name for o in graph.output] == [
+        "scores"
+    ]
     constants = {t.name for t in graph.initializer}
     pairs = [n for n in graph.node if n.op_type in ("QuantizeLinear", "DequantizeLinear")]
     assert all({n.input[1], n.input[2]} <= constants for n in pairs)
     assert not {"Constant", "Identity", "Cast"} & {n.op_type for n in graph.node}
     assert len({n.name for n in graph.node}) == len(graph.node)
     names = {n.name for n in graph.node}
-    assert {"/layer1/layer1.0/conv1/Conv", "/layer1/layer1.0/conv2/_input_quantizer/QuantizeLinear"} <= names
+    assert {
+        "/layer1/layer1.0/conv1/Conv",
+        "/layer1/layer1.0/conv2/_input_quantizer/QuantizeLinear",
+    } <= names
     # Three places read the input of layer2.0: one pair serves both convolutions; the skip is the downsample's result.
-    activations = [n for n in pairs if n.op_type == "QuantizeLinear" and n.input[0] not in constants]
+    activations = [
+        n for n in pairs if n.op_type == "QuantizeLinear" and n.input[0] not in constants
+    ]
     assert len(activations) == len({n.input[0] for n in activations})
     assert _run(batches[2], torch.randn(3, 3, 64, 64)).shape == (3, 10)
 
 
-def test_exports_of_the_same_network(batches: tuple[nn.Module, dict[str, torch.Tensor], Path]) -> None:
+def test_exports_of_the_same_network(
+    batches: tuple[nn.Module, dict[str, torch.Tensor], Path],
+) -> None:
     model, before, _ = batches
     assert model.training
     after = model.state_dict()
@@ -212,7 +250,9 @@ def test_refusals(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_results_that_are_not_the_networks_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_that_are_not_the_networks_are_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = _ready(nets.Shared())
     import qdqtool.qat.exporting as room
 
@@ -248,12 +288,16 @@ class Keeping(nn.Module):
 RNG = np.random.default_rng(0)
 
 
-def _model(nodes: list[onnx.NodeProto], constants: dict[str, np.ndarray], outputs: list[str]) -> onnx.ModelProto:
+def _model(
+    nodes: list[onnx.NodeProto], constants: dict[str, np.ndarray], outputs: list[str]
+) -> onnx.ModelProto:
     graph = helper.make_graph(
-        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 4])],
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 4])],
         [helper.make_tensor_value_info(o, TensorProto.FLOAT, [2, None]) for o in outputs],
         [numpy_helper.from_array(v, k) for k, v in constants.items()],
-    )  # fmt: skip
+    )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.checker.check_model(model)
     return model
@@ -263,10 +307,16 @@ def _run_cleanup(model: onnx.ModelProto) -> list[np.ndarray]:
     return run(model, {"x": np.random.default_rng(1).normal(size=(2, 4)).astype(np.float32)})
 
 
-def _pair(tensor: str, name: str, scale: str = "s", zero: str = "z", **axis: int) -> list[onnx.NodeProto]:
+def _pair(
+    tensor: str, name: str, scale: str = "s", zero: str = "z", **axis: int
+) -> list[onnx.NodeProto]:
     return [
-        helper.make_node("QuantizeLinear", [tensor, scale, zero], [f"{name}_q"], f"{name}/Q", **axis),
-        helper.make_node("DequantizeLinear", [f"{name}_q", scale, zero], [f"{name}_dq"], f"{name}/DQ", **axis),
+        helper.make_node(
+            "QuantizeLinear", [tensor, scale, zero], [f"{name}_q"], f"{name}/Q", **axis
+        ),
+        helper.make_node(
+            "DequantizeLinear", [f"{name}_q", scale, zero], [f"{name}_dq"], f"{name}/DQ", **axis
+        ),
     ]
 
 
@@ -289,7 +339,9 @@ def _tidied(model: onnx.ModelProto, tidy: Callable[[Model], Model]) -> onnx.Mode
 def test_graphs_are_cleaned() -> None:
     weight = RNG.normal(size=(3, 4)).astype(np.float32)
     nodes = [
-        helper.make_node("Constant", [], ["c"], "c", value=numpy_helper.from_array(np.zeros((), np.float32))),
+        helper.make_node(
+            "Constant", [], ["c"], "c", value=numpy_helper.from_array(np.zeros((), np.float32))
+        ),
         helper.make_node("Cast", ["c"], ["z"], "cast", to=TensorProto.INT8),
         helper.make_node("Identity", ["w"], ["w2"], "identity"),
         helper.make_node("Transpose", ["w2"], ["wt"], "transpose", perm=[1, 0]),
@@ -305,7 +357,11 @@ def test_graphs_are_cleaned() -> None:
         helper.make_node("MatMul", ["x", "wt"], ["y"], "product"),
     ]
     model = _model(nodes, {"w": weight, "ws": scales, "wz": np.zeros(3, np.int8)}, ["y"])
-    assert _ops(_tidied(model, transpose_weights)) == ["QuantizeLinear", "DequantizeLinear", "MatMul"]
+    assert _ops(_tidied(model, transpose_weights)) == [
+        "QuantizeLinear",
+        "DequantizeLinear",
+        "MatMul",
+    ]
     model = _model([*_pair("x", "a"), *_pair("x", "b")], CONSTANTS, ["a_dq", "b_dq"])
     assert _ops(_tidied(model, merge_pairs)).count("DequantizeLinear") == 2
 
@@ -313,9 +369,11 @@ def test_graphs_are_cleaned() -> None:
 @pytest.mark.parametrize(("second", "left"), [("s", 1), ("other", 2)])
 def test_pairs_merge_where_the_scale_is_the_same(second: str, left: int) -> None:
     nodes = [
-        *_pair("x", "a"), *_pair("x", "b", second),
-        helper.make_node("Relu", ["a_dq"], ["y"], "relu"), helper.make_node("Neg", ["b_dq"], ["v"], "neg"),
-    ]  # fmt: skip
+        *_pair("x", "a"),
+        *_pair("x", "b", second),
+        helper.make_node("Relu", ["a_dq"], ["y"], "relu"),
+        helper.make_node("Neg", ["b_dq"], ["v"], "neg"),
+    ]
     model = _model(nodes, {**CONSTANTS, "other": np.float32(0.1).reshape(())}, ["y", "v"])
     assert _ops(_tidied(model, merge_pairs)).count("QuantizeLinear") == left
 
@@ -324,11 +382,14 @@ def test_matrix_products_keep_a_dq_of_their_own() -> None:
     weight = RNG.normal(size=(4, 3)).astype(np.float32)
     nodes = [node for name in "abcd" for node in _pair("x", name)]
     nodes += [
-        helper.make_node("MatMul", ["a_dq", "w"], ["one"], "one"), helper.make_node("Relu", ["b_dq"], ["two"], "two"),
+        helper.make_node("MatMul", ["a_dq", "w"], ["one"], "one"),
+        helper.make_node("Relu", ["b_dq"], ["two"], "two"),
         helper.make_node("Gemm", ["c_dq", "w"], ["three"], "three"),
         helper.make_node("Neg", ["d_dq"], ["four"], "four"),
-    ]  # fmt: skip
-    merged = _tidied(_model(nodes, {**CONSTANTS, "w": weight}, ["one", "two", "three", "four"]), merge_pairs)
+    ]
+    merged = _tidied(
+        _model(nodes, {**CONSTANTS, "w": weight}, ["one", "two", "three", "four"]), merge_pairs
+    )
     assert _ops(merged).count("QuantizeLinear") == 1 and _ops(merged).count("DequantizeLinear") == 3
     fed = {n.name: n.input[0] for n in merged.graph.node}
     assert fed["two"] == fed["four"] and len({fed[n] for n in ("one", "two", "three")}) == 3
@@ -336,7 +397,9 @@ def test_matrix_products_keep_a_dq_of_their_own() -> None:
 
 def _branch(captured: str, name: str) -> onnx.GraphProto:
     nodes = [helper.make_node("Add", [captured, captured], [f"{name}_out"])]
-    return helper.make_graph(nodes, name, [], [helper.make_tensor_value_info(f"{name}_out", TensorProto.FLOAT, None)])
+    return helper.make_graph(
+        nodes, name, [], [helper.make_tensor_value_info(f"{name}_out", TensorProto.FLOAT, None)]
+    )
 
 
 def _if(captured: str) -> onnx.NodeProto:
@@ -347,12 +410,17 @@ def _if(captured: str) -> onnx.NodeProto:
 
 def test_subgraphs() -> None:
     nodes = [
-        helper.make_node("Constant", [], ["c"], "c", value=numpy_helper.from_array(np.float32([1, 2, 3, 4]))),
-        *_pair("x", "a"), *_pair("x", "b"), _if("c"), _if("b_dq"),
+        helper.make_node(
+            "Constant", [], ["c"], "c", value=numpy_helper.from_array(np.float32([1, 2, 3, 4]))
+        ),
+        *_pair("x", "a"),
+        *_pair("x", "b"),
+        _if("c"),
+        _if("b_dq"),
         helper.make_node("Add", ["a_dq", "c"], ["sum"], "sum"),
         helper.make_node("Add", ["sum", "if_c"], ["more"], "more"),
         helper.make_node("Add", ["more", "if_b_dq"], ["y"], "y"),
-    ]  # fmt: skip
+    ]
     model = _model(nodes, {**CONSTANTS, "yes": np.array(True)}, ["y"])
     for tidy in (fold_constants, merge_pairs, lambda m: merge_pairs(fold_constants(m))):
         _tidied(model, tidy)
@@ -384,27 +452,39 @@ def exported(placement: str, opset: int) -> onnx.ModelProto:
     return nets.raw_export(model, IMAGE, opset)
 
 
-@pytest.mark.parametrize(("placement", "opset"), slow_after(1, [("convolutions", 17), ("pool", 17), ("residual", 13)]))
+@pytest.mark.parametrize(
+    ("placement", "opset"), slow_after(1, [("convolutions", 17), ("pool", 17), ("residual", 13)])
+)
 def test_resnet18_is_predicted_as_the_published_engines(placement: str, opset: int) -> None:
     summary = qdqtool.predict(exported(placement, opset), target="trt8.5").summary()
     int8_to_int8, conversions = PUBLISHED[placement]
-    counted = [summary[key] for key in ("convolutions", "int8", "int8_to_int8", "float", "conversions")]
+    counted = [
+        summary[key] for key in ("convolutions", "int8", "int8_to_int8", "float", "conversions")
+    ]
     assert counted == [21, 21, int8_to_int8, 0, conversions]
 
 
 def test_modelopts_own_export_is_an_input_like_any_other() -> None:
-    quantization = pytest.importorskip("modelopt.torch.quantization", reason="nvidia-modelopt is not installed")
+    quantization = pytest.importorskip(
+        "modelopt.torch.quantization", reason="nvidia-modelopt is not installed"
+    )
     model = nets.randomise(resnet.ResNet18(10, nets.WIDTH))
-    quantization.quantize(model.eval(), quantization.INT8_DEFAULT_CFG, lambda network: network(IMAGE))
+    quantization.quantize(
+        model.eval(), quantization.INT8_DEFAULT_CFG, lambda network: network(IMAGE)
+    )
     proto = export_proto(model, Call((IMAGE,)), 17)
-    assert "BatchNormalization" in {n.op_type for n in proto.graph.node}  # unfolded, and scales are Constant nodes
+    assert "BatchNormalization" in {
+        n.op_type for n in proto.graph.node
+    }  # unfolded, and scales are Constant nodes
     prediction = qdqtool.predict(proto, "trt8.5")
     summary = prediction.summary()
     assert (summary["convolutions"], summary["int8"], summary["float"]) == (21, 21, 0)
     # Each block's first convolution, and the stem, whose MaxPool ModelOpt quantizes; the skips are float.
     outputs = {c.name: c.int8_in_int8_out for c in prediction.convolutions}
     assert {n for n, both in outputs.items() if both} == {"/conv1/Conv"} | {
-        f"/layer{stage}/layer{stage}.{block}/conv1/Conv" for stage in (1, 2, 3, 4) for block in (0, 1)
+        f"/layer{stage}/layer{stage}.{block}/conv1/Conv"
+        for stage in (1, 2, 3, 4)
+        for block in (0, 1)
     }
     with pytest.raises(AssertionError, match="SKIP-FLOAT"):
         assert_int8(proto, "trt8.5", max_conversions=1)
@@ -423,8 +503,12 @@ def test_assert_int8_names_the_skip_and_its_fix() -> None:
 # Arguments of other types -------------------------------------------------------------------------------------------
 
 FUNCTIONS = [n for n in qat.__all__ if inspect.isfunction(getattr(qat, n))]
-ARGUMENTS = [(n, p) for n in FUNCTIONS for p in inspect.signature(getattr(qat, n)).parameters
-             if p not in ("model", "sample", "data")]
+ARGUMENTS = [
+    (n, p)
+    for n in FUNCTIONS
+    for p in inspect.signature(getattr(qat, n)).parameters
+    if p not in ("model", "sample", "data")
+]
 
 
 class Strange:
@@ -432,10 +516,17 @@ class Strange:
 
 
 @pytest.mark.parametrize(("name", "parameter"), ARGUMENTS)
-def test_an_argument_of_another_type_is_refused_by_name(name: str, parameter: str, tmp_path: Path) -> None:
+def test_an_argument_of_another_type_is_refused_by_name(
+    name: str, parameter: str, tmp_path: Path
+) -> None:
     """Of every parameter of every public function; nothing is written."""
-    given: dict[str, object] = {"model": nn.Linear(3, 3), "sample": X, "data": [X], "path": tmp_path / "m.onnx",
-                                "saved": {}}
+    given: dict[str, object] = {
+        "model": nn.Linear(3, 3),
+        "sample": X,
+        "data": [X],
+        "path": tmp_path / "m.onnx",
+        "saved": {},
+    }
     function = getattr(qat, name)
     arguments = {n: v for n, v in given.items() if n in inspect.signature(function).parameters}
     arguments[parameter] = Strange()
@@ -446,12 +537,18 @@ def test_an_argument_of_another_type_is_refused_by_name(name: str, parameter: st
 
     with pytest.raises(QdqtoolError) as error:
         called()
-    assert f"`{parameter}=" in str(error.value) and "\n" not in str(error.value) and not list(tmp_path.iterdir())
+    assert (
+        f"`{parameter}=" in str(error.value)
+        and "\n" not in str(error.value)
+        and not list(tmp_path.iterdir())
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_nothing_comes_from_inside(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_comes_from_inside(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of each parameter, models, samples and data included; what a function of the user's raises is the user's."""
     monkeypatch.chdir(tmp_path)
     function, sample = getattr(qat, name), torch.rand(1, 3, 8, 8)
@@ -460,8 +557,16 @@ def test_nothing_comes_from_inside(name: str, tmp_path: Path, monkeypatch: pytes
     for parameter in inspect.signature(function).parameters:
         own = parameter in ("fn", "report", "metric")
         for value in (v for v in (*WRONG, *NEVER_RIGHT, *HALVES) if not (own and callable(v))):
-            given = {"model": copy.deepcopy(model), "sample": sample, "data": [sample], "path": "m.onnx", "saved": {}}
-            arguments = {n: v for n, v in given.items() if n in inspect.signature(function).parameters}
+            given = {
+                "model": copy.deepcopy(model),
+                "sample": sample,
+                "data": [sample],
+                "path": "m.onnx",
+                "saved": {},
+            }
+            arguments = {
+                n: v for n, v in given.items() if n in inspect.signature(function).parameters
+            }
             arguments[parameter] = value
             said = ""
             try:

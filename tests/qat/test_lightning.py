@@ -39,7 +39,9 @@ def test_fit_export_and_resume(own: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("frozen", [None, False, True])
-def test_batch_normalization_goes_on_unless_it_is_frozen(own: Any, frozen: bool | None, tmp_path: Path) -> None:
+def test_batch_normalization_goes_on_unless_it_is_frozen(
+    own: Any, frozen: bool | None, tmp_path: Path
+) -> None:
     chosen = {} if frozen is None else {"freeze_norms": frozen}
     module = own.Module()
     before = module.net[1].running_mean.clone()
@@ -50,15 +52,21 @@ def test_batch_normalization_goes_on_unless_it_is_frozen(own: Any, frozen: bool 
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not distributed.is_available(), reason="torch was built without torch.distributed")
+@pytest.mark.skipif(
+    not distributed.is_available(), reason="torch was built without torch.distributed"
+)
 def test_two_processes(own: Any, tmp_path: Path) -> None:
     """Lightning starts them; the same ranges (of everybody's data), weights and quantizers in both, one export."""
     callback = own.QATCallback(own.SAMPLE, network="net", method="max", path=tmp_path / "q.onnx")
     # Processes that are forked have torch and Lightning; one that has started CUDA cannot be.
     how = "ddp_spawn" if torch.cuda.is_initialized() else "ddp_fork"
-    own.trainer_in(tmp_path, callback, 2, devices=2, strategy=how).fit(own.Module(tmp_path), DataLoader(own.DATA, 8))
+    own.trainer_in(tmp_path, callback, 2, devices=2, strategy=how).fit(
+        own.Module(tmp_path), DataLoader(own.DATA, 8)
+    )
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
     assert first.keys() == second.keys()
     assert all(torch.equal(first[k], second[k]) for k in first)
-    assert float(first["0._input_quantizer._amax"]) == pytest.approx(float(own.DATA[:][0].abs().max()), rel=1e-5)
+    assert float(first["0._input_quantizer._amax"]) == pytest.approx(
+        float(own.DATA[:][0].abs().max()), rel=1e-5
+    )
     assert predict(tmp_path / "q.onnx", "trt8.5").summary()["int8"] == 2

@@ -76,14 +76,23 @@ def test_torchs_default_type_changes_no_count(default: torch.dtype) -> None:
     np.testing.assert_array_equal(mine.histogram.counts, other.histogram.counts)
 
 
-@pytest.mark.parametrize("shape", [(4, 48, 40, 40), (1, 64, 80, 80), (1, 96, 112, 112), (2, 96, 61, 32), (8, 49, 768)])
+@pytest.mark.parametrize(
+    "shape", [(4, 48, 40, 40), (1, 64, 80, 80), (1, 96, 112, 112), (2, 96, 61, 32), (8, 49, 768)]
+)
 @pytest.mark.parametrize("last", [False, True])
-def test_every_channel_and_position_has_its_share_of_a_sample(shape: tuple[int, ...], last: bool) -> None:
+def test_every_channel_and_position_has_its_share_of_a_sample(
+    shape: tuple[int, ...], last: bool
+) -> None:
     """Each value is one of as many magnitudes as an axis is long, so that the counts say what was taken."""
     for axis in range(1, len(shape)):
         length = shape[axis]
         along = [-1 if i == axis else 1 for i in range(len(shape))]
-        values = (2.0 ** -torch.arange(length).remainder(16).float()).reshape(along).expand(shape).contiguous()
+        values = (
+            (2.0 ** -torch.arange(length).remainder(16).float())
+            .reshape(along)
+            .expand(shape)
+            .contiguous()
+        )
         if last and len(shape) == 4:
             values = values.to(memory_format=torch.channels_last)
         mine = DeviceStatistics()
@@ -92,9 +101,12 @@ def test_every_channel_and_position_has_its_share_of_a_sample(shape: tuple[int, 
         histogram = mine.result.histogram
         present = np.bincount(np.arange(length) % 16, minlength=16) / length
         edges = histogram.edges[:-1], histogram.edges[1:]
-        taken = np.array([
-            histogram.counts[(edges[0] <= v) & (edges[1] > v)].sum() for v in 2.0 ** -np.arange(16)
-        ])
+        taken = np.array(
+            [
+                histogram.counts[(edges[0] <= v) & (edges[1] > v)].sum()
+                for v in 2.0 ** -np.arange(16)
+            ]
+        )
         np.testing.assert_allclose(taken / taken.sum(), present, rtol=0.1)
 
 
@@ -103,7 +115,9 @@ BATCHES = [torch.randn(2, 16, 16, 16, generator=GENERATOR) * scale for scale in 
 
 
 def _prepared(backend: str = "pytorch-quantization", model: nn.Module | None = None) -> nn.Module:
-    return nets.prepared(model or nn.Sequential(nets.conv(), nn.ReLU(), nets.conv()), BATCHES[0], backend=backend)
+    return nets.prepared(
+        model or nn.Sequential(nets.conv(), nn.ReLU(), nets.conv()), BATCHES[0], backend=backend
+    )
 
 
 def _amax(quantizer: nn.Module) -> float:
@@ -121,7 +135,9 @@ def test_ranges_are_those_of_the_values(backend: str, method: str) -> None:
     assert done.batches == 3 and not done.warnings
     inputs = np.concatenate([b.numpy() for b in BATCHES])
     with torch.no_grad():
-        hidden = np.concatenate([torch.relu(nn.Conv2d.forward(_plain(model[0]), b)).numpy() for b in BATCHES])
+        hidden = np.concatenate(
+            [torch.relu(nn.Conv2d.forward(_plain(model[0]), b)).numpy() for b in BATCHES]
+        )
     for index, values in ((0, inputs), (2, hidden)):
         found = _amax(model[index]._input_quantizer)
         if method == "max":
@@ -143,7 +159,9 @@ def test_groups_and_modes() -> None:
     assert {m.tensor for m in group.members} == {"down._input_quantizer", "last._input_quantizer"}
     own = {m.tensor: m.amax for m in group.members}
     assert _amax(model.down._input_quantizer) == pytest.approx(max(own.values()), rel=1e-6)
-    assert own["down._input_quantizer"] == pytest.approx(max(float(b.abs().max()) for b in BATCHES), rel=1e-6)
+    assert own["down._input_quantizer"] == pytest.approx(
+        max(float(b.abs().max()) for b in BATCHES), rel=1e-6
+    )
     model = _prepared()
     model.train()
     seen = []
@@ -152,7 +170,9 @@ def test_groups_and_modes() -> None:
     assert seen[0] > 256  # quantized values would be at most 256 different ones
     assert model.training and model[0].training
     model = _prepared()
-    done = qat.calibrate(model, [(BATCHES[0],), {"input": BATCHES[1]}], "max", method_for=[("^2", "percentile")])
+    done = qat.calibrate(
+        model, [(BATCHES[0],), {"input": BATCHES[1]}], "max", method_for=[("^2", "percentile")]
+    )
     assert [s.method for s in done.scales] == ["max", "percentile"]
     assert qat.calibrate(model, iter(BATCHES), max_batches=2).batches == 2
     with raises(QdqtoolError, "MethodChoice.check quantized"):
@@ -206,7 +226,9 @@ def test_calibrators_of_the_backends() -> None:
     wanted = max(float(b.abs().max()) for b in BATCHES)
     assert _amax(model[0]._input_quantizer) == pytest.approx(wanted, rel=1e-6)
     assert tuple(model[0]._weight_quantizer._amax.shape) == (16, 1, 1, 1)
-    quantization = pytest.importorskip("modelopt.torch.quantization", reason="nvidia-modelopt is not installed")
+    quantization = pytest.importorskip(
+        "modelopt.torch.quantization", reason="nvidia-modelopt is not installed"
+    )
     model = _prepared("modelopt")
 
     def loop(network: nn.Module) -> None:

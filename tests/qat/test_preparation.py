@@ -34,7 +34,9 @@ def test_classes_keys_and_names_stay(backend: str) -> None:
     assert isinstance(model.conv1, nn.Conv2d)
     new = [k for k in model.state_dict() if k not in keys]
     assert set(keys) <= set(model.state_dict())
-    assert len(new) == 30 and all(k.endswith("quantizer._amax") for k in new)  # 21 inputs, 8 skips, the pool
+    assert len(new) == 30 and all(
+        k.endswith("quantizer._amax") for k in new
+    )  # 21 inputs, 8 skips, the pool
     float_weights = _resnet().state_dict()
     assert not model.load_state_dict(float_weights, strict=False).unexpected_keys
     model = nets.prepared(nets.Shared(), X, backend=backend)
@@ -46,7 +48,10 @@ def test_classes_keys_and_names_stay(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_checkpoints_and_copies(backend: str) -> None:
-    model, other = nets.ready(nets.Shared(), X, backend=backend), nets.prepared(nets.Shared(), X, backend=backend)
+    model, other = (
+        nets.ready(nets.Shared(), X, backend=backend),
+        nets.prepared(nets.Shared(), X, backend=backend),
+    )
     other.load_state_dict(model.state_dict(), strict=True)
     with torch.no_grad():
         assert torch.equal(model.eval()(X), other.eval()(X))
@@ -107,14 +112,24 @@ def test_skips() -> None:
     model = nets.ready(_resnet(), sample)
     seen = {}
     block = model.layer1[0]
-    block._residual_quantizer.register_forward_hook(lambda m, args, out: seen.update(skip=args[0], quantized=out))
+    block._residual_quantizer.register_forward_hook(
+        lambda m, args, out: seen.update(skip=args[0], quantized=out)
+    )
     block.register_forward_pre_hook(lambda m, args: seen.update(x=args[0]))
     with torch.no_grad():
         model.eval()(sample)
-    assert torch.equal(seen["skip"], seen["x"])  # this block has no downsample: its skip is its input
+    assert torch.equal(
+        seen["skip"], seen["x"]
+    )  # this block has no downsample: its skip is its input
     assert not torch.equal(seen["quantized"], seen["x"])
     model = nets.prepared(nets.Skips(), X)
-    assert set(dict(model.named_children())) == {"a", "b", "last", "_residual_quantizer", "_residual_quantizer_1"}
+    assert set(dict(model.named_children())) == {
+        "a",
+        "b",
+        "last",
+        "_residual_quantizer",
+        "_residual_quantizer_1",
+    }
     assert len(model.a) == 4
     model(X)
 
@@ -149,7 +164,8 @@ def test_computed_weights_stay_float() -> None:
     nn.utils.parametrize.register_parametrization(model[2], "weight", Turned())
     plan = qat.plan(model, X)
     assert plan.convolutions == ["0"] and plan.skipped == [
-        ("2", SkippedNode(WeightsNotConstant(PLACEMENT, "2", "2.weight")).reason)]
+        ("2", SkippedNode(WeightsNotConstant(PLACEMENT, "2", "2.weight")).reason)
+    ]
     nn.utils.parametrize.remove_parametrizations(model[2], "weight")
     assert qat.plan(model, X).convolutions == ["0", "2"]
 
@@ -188,7 +204,9 @@ def test_without_a_range_weights_follow_their_maximum(backend: str) -> None:
 @pytest.mark.parametrize("name", ["pytorch-quantization", "modelopt"])
 def test_a_missing_backend_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     package = name.replace("-", "_")
-    monkeypatch.delitem(sys.modules, f"qdqtool.qat.quantizer_{package.partition('_')[0]}", raising=False)
+    monkeypatch.delitem(
+        sys.modules, f"qdqtool.qat.quantizer_{package.partition('_')[0]}", raising=False
+    )
     for module in [m for m in sys.modules if m.partition(".")[0] == package] or [package]:
         monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
     with raises(QdqtoolError, "backend_named qdqtool[qat]"):
@@ -242,7 +260,11 @@ def test_observers_see_activations_and_nothing_is_quantized() -> None:
 @pytest.mark.parametrize("axis", [None, 0, 1])
 def test_the_exported_quantizer_rounds_to_integers(axis: int | None) -> None:
     values = torch.tensor([[-3.0, -0.26, 0.0], [0.74, 1.3, 400.0]])
-    scale = torch.tensor(0.5) if axis is None else torch.tensor([0.5, 0.25, 0.125][: values.shape[axis]])
+    scale = (
+        torch.tensor(0.5)
+        if axis is None
+        else torch.tensor([0.5, 0.25, 0.125][: values.shape[axis]])
+    )
     along = scale if axis is None else scale.reshape([-1, 1] if axis == 0 else [1, -1])
     expected = (values / along).round().clamp(-128, 127) * along
     assert torch.equal(ExportQuantizer(scale, axis)(values), expected)

@@ -35,7 +35,9 @@ class Block(nn.Module):
 
     def __init__(self, inner: nn.Module | None = None) -> None:
         super().__init__()
-        self.branch = nn.Sequential(nets.conv(), nn.BatchNorm2d(16), nn.ReLU(), inner or nn.Identity(), nets.conv())
+        self.branch = nn.Sequential(
+            nets.conv(), nn.BatchNorm2d(16), nn.ReLU(), inner or nn.Identity(), nets.conv()
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(x + self.branch(x))
@@ -70,7 +72,9 @@ def _prepared() -> tuple[nn.Module, qat.Plan]:
     return model, qat.prepare(model, X, report=None)
 
 
-def _seen(model: nn.Module, counted: dict[str, list[str]] | None) -> tuple[list[tuple[str, str, Tensor]], int]:
+def _seen(
+    model: nn.Module, counted: dict[str, list[str]] | None
+) -> tuple[list[tuple[str, str, Tensor]], int]:
     """What observers see, and how many calls the watchers were shown."""
     found: list[tuple[str, str, Tensor]] = []
     names = {id(m): n for n, m in model.named_modules()}
@@ -84,8 +88,10 @@ def _seen(model: nn.Module, counted: dict[str, list[str]] | None) -> tuple[list[
 
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         patch.setattr(CallWatcher, "__torch_function__", counting)
-        with (observing(lambda module, name, value: found.append((names[id(module)], name, value))),
-              nullcontext() if counted is None else resting(model, counted)):
+        with (
+            observing(lambda module, name, value: found.append((names[id(module)], name, value))),
+            nullcontext() if counted is None else resting(model, counted),
+        ):
             model(X)
     return found, shown
 
@@ -114,7 +120,11 @@ def test_modes_of_the_user_go_on_and_errors_leave_nothing_behind() -> None:
         outside = Counting.calls
     assert outside > 20
     handle = model.features[2].branch[2].register_forward_pre_hook(_fail)
-    with pytest.raises(RuntimeError, match="on purpose"), observing(lambda *_: None), resting(model, plan.counted):
+    with (
+        pytest.raises(RuntimeError, match="on purpose"),
+        observing(lambda *_: None),
+        resting(model, plan.counted),
+    ):
         model(X)
     handle.remove()
     assert torch.overrides._get_current_function_mode() is None
@@ -135,7 +145,9 @@ def test_what_is_seen_and_left() -> None:
     modules = {s.module for s in traced.sites.values() if s.kind == "input"}
     assert modules == {n for n, m in model.named_modules() if isinstance(m, nn.Conv2d | nn.Linear)}
     for (node, position), site in traced.sites.items():
-        if site.kind == "add":  # the node's name holds the block's; the sides are those of "out += identity"
+        if (
+            site.kind == "add"
+        ):  # the node's name holds the block's; the sides are those of "out += identity"
             assert f"/{site.module}/" in node and site.position == position
     traced = trace(ResNet18(10, nets.WIDTH), torch.randn(1, 3, 64, 64))
     assert len(traced.norms) == 20
@@ -154,7 +166,9 @@ def test_the_graph_computes_what_the_network_does_and_has_no_marks() -> None:
     x = torch.randn(1, 3, 64, 64)
     proto = trace(model, x).proto
     assert {n.domain for n in proto.graph.node} == {""}
-    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        proto.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
     result = session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]
     with torch.no_grad():
         np.testing.assert_allclose(result, model.eval()(x).numpy(), rtol=1e-3, atol=1e-4)
@@ -170,7 +184,9 @@ def test_modules_that_run_twice_or_in_containers() -> None:
     assert found.convolutions == ["first", "both", "last"]
     found = plan(nets.UpAndDown(), ONE)
     group = {a.site.module: a.group for a in found.activations}
-    assert group["down"] == group["last"] != group["up"]  # "down" reads the network's input, which Concat takes as well
+    assert (
+        group["down"] == group["last"] != group["up"]
+    )  # "down" reads the network's input, which Concat takes as well
     loose = plan(nets.UpAndDown(), ONE, unify=False)
     assert len({a.group for a in loose.activations}) == 3
     assert loose.tied == [] and found.tied == [["down", "last"]]
@@ -222,7 +238,9 @@ def test_choices_of_sites() -> None:
     assert len(found.convolutions) == 21 - 5 - 1
     assert not any(a.site.module.startswith("layer4") for a in found.activations)
     assert ("fc", SkippedNode(Excluded(PLACEMENT, "fc", "exclude", "/fc/")).reason) in found.skipped
-    small = nn.Sequential(nets.conv(16, 16), nn.ReLU(), nets.conv(16, 5, 1), nn.ReLU(), nets.conv(5, 5, 3))
+    small = nn.Sequential(
+        nets.conv(16, 16), nn.ReLU(), nets.conv(16, 5, 1), nn.ReLU(), nets.conv(5, 5, 3)
+    )
     assert plan(small, ONE).convolutions == ["0", "2"]
     assert plan(small, ONE, include=["^4$"]).convolutions == ["0", "2", "4"]
     found = plan(nets.UpAndDown(), ONE, target="rtx1.7")
@@ -242,7 +260,9 @@ def test_patterns_have_to_match(option: str) -> None:
         plan(nets.Shared(), ONE, **{option: ["("]})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("options", [{"backend": "brevitas"}, {"head": "all"}, {"residual": "yes"}, {"target": "trt3"}])
+@pytest.mark.parametrize(
+    "options", [{"backend": "brevitas"}, {"head": "all"}, {"residual": "yes"}, {"target": "trt3"}]
+)
 def test_wrong_options(options: dict[str, str]) -> None:
     with pytest.raises(QdqtoolError):
         plan(nets.Shared(), ONE, **options)  # type: ignore[arg-type]
@@ -282,8 +302,11 @@ class Projected(nn.Module):
 
 
 @pytest.mark.parametrize("cross_first", [False, True])
-def test_one_attention_called_in_two_ways_is_refused_when_the_network_is_prepared(cross_first: bool) -> None:
+def test_one_attention_called_in_two_ways_is_refused_when_the_network_is_prepared(
+    cross_first: bool,
+) -> None:
     """By name; one for each way, and the module left float, are taken."""
+
     class Both(nn.Module):
         def __init__(self, apart: bool) -> None:
             super().__init__()
@@ -302,16 +325,23 @@ def test_one_attention_called_in_two_ways_is_refused_when_the_network_is_prepare
         with raises(QdqtoolError, "_refuse_varied MultiheadAttention 2 3 exclude=['^own$']"):
             call(Both(False))
     assert plan(Both(False), sample, exclude=["^own$"]).convolutions == ["up"]
-    assert plan(Both(True), sample).convolutions == (["up", "other", "own"] if cross_first else ["up", "own", "other"])
+    assert plan(Both(True), sample).convolutions == (
+        ["up", "other", "own"] if cross_first else ["up", "own", "other"]
+    )
 
 
 TOKENS = torch.randn(4, 6, 16, generator=torch.Generator().manual_seed(3))
 
 
-@pytest.mark.parametrize(("kind", "options", "projections"), [
-    ("self", {"batch_first": True}, 2), ("positions", {"batch_first": True}, 4), ("cross", {"bias": False}, 3),
-    ("self", {"kdim": 16, "vdim": 16, "add_bias_kv": True, "batch_first": True}, 2),
-])
+@pytest.mark.parametrize(
+    ("kind", "options", "projections"),
+    [
+        ("self", {"batch_first": True}, 2),
+        ("positions", {"batch_first": True}, 4),
+        ("cross", {"bias": False}, 3),
+        ("self", {"kdim": 16, "vdim": 16, "add_bias_kv": True, "batch_first": True}, 2),
+    ],
+)
 def test_projections_of_attention_are_quantized_as_insert_places_them(
     kind: str, options: dict[str, Any], projections: int, tmp_path: Path
 ) -> None:
@@ -320,7 +350,9 @@ def test_projections_of_attention_are_quantized_as_insert_places_them(
     model = Projected(kind, **options).eval()
     with torch.no_grad():
         wanted = model(TOKENS)
-    torch.onnx.export(model, (TOKENS,), tmp_path / "float.onnx", dynamo=False, opset_version=17, input_names=["x"])
+    torch.onnx.export(
+        model, (TOKENS,), tmp_path / "float.onnx", dynamo=False, opset_version=17, input_names=["x"]
+    )
     found = qat.prepare(model, TOKENS, report=None)
     assert len(found.weights) == projections + 2
     qat.calibrate(model, [TOKENS])
@@ -330,18 +362,27 @@ def test_projections_of_attention_are_quantized_as_insert_places_them(
             torch.testing.assert_close(model(TOKENS), wanted)
     assert 1e-4 < float((quantized - wanted).std() / wanted.std()) < 0.1
     model.train()(TOKENS).sum().backward()
-    assert model.attention.in_proj_weight.grad is not None and bool(model.attention.in_proj_weight.grad.any())
+    assert model.attention.in_proj_weight.grad is not None and bool(
+        model.attention.in_proj_weight.grad.any()
+    )
     other = Projected(kind, **options).eval()
     qat.restore(other, qat.checkpoint(model.eval()))
     with torch.no_grad():
         assert torch.equal(other(TOKENS), quantized)
     done = qat.export(model, tmp_path / "q.onnx", TOKENS)
-    inserted = qdqtool.insert(tmp_path / "float.onnx", [{"x": TOKENS.numpy()}], residual="none", losses=0)
+    inserted = qdqtool.insert(
+        tmp_path / "float.onnx", [{"x": TOKENS.numpy()}], residual="none", losses=0
+    )
     assert inserted.prediction is not None
-    assert done.summary["matrix_products_int8"] == inserted.prediction.summary()["matrix_products_int8"]
+    assert (
+        done.summary["matrix_products_int8"]
+        == inserted.prediction.summary()["matrix_products_int8"]
+    )
     assert done.summary["matrix_products_int8"] == projections + 2
-    weights = [sum(n.op_type == "QuantizeLinear" for n in m.graph.node)
-               for m in (onnx.load(tmp_path / "q.onnx"), inserted.model)]
+    weights = [
+        sum(n.op_type == "QuantizeLinear" for n in m.graph.node)
+        for m in (onnx.load(tmp_path / "q.onnx"), inserted.model)
+    ]
     assert weights[0] == weights[1]
 
 
@@ -369,7 +410,9 @@ def test_attention_and_integers(tmp_path: Path) -> None:
     with torch.no_grad():
         assert not torch.allclose(layer(TOKENS), wanted, atol=1e-5)
     tokens = torch.arange(10)[None]
-    model = nets.ready(nn.Sequential(nn.Embedding(10, 16), nn.Linear(16, 16), nn.Linear(16, 16)).eval(), tokens)
+    model = nets.ready(
+        nn.Sequential(nn.Embedding(10, 16), nn.Linear(16, 16), nn.Linear(16, 16)).eval(), tokens
+    )
     with raises(QdqtoolError, "as_call 1x10"):
         qat.export(model, tmp_path / "m.onnx", tokens.float())
     assert qat.export(model, tmp_path / "m.onnx", tokens).difference < 0.1
@@ -378,21 +421,36 @@ def test_attention_and_integers(tmp_path: Path) -> None:
 PLAIN = "as_call 1: 16x16x8x8 torch."  # tensor
 
 
-@pytest.mark.parametrize(("wrong", "told"), [
-    (lambda x: torch.zeros(1, 3, 8, 8), "reference Sequential: (1x3x8x8"),
-    (lambda x: (x, x), "reference Sequential: (16x16x8x8 2 3"), (lambda x: (), "reference Sequential: (no"),
-    (lambda x: {"image": x}, "reference Sequential: 'image'"), (lambda x: None, "sample_for sample=None"),
-    (lambda x: x.numpy(), "as_call ndarray"), (lambda x: "x", "as_call str"), (lambda x: 3.5, "as_call float"),
-    (lambda x: x.long(), "as_call 1: 16x16x8x8 integers 1x16x8x8 floats"),
-    (lambda x: x > 0, "as_call 1: booleans 1x16x8x8 floats"), (lambda x: x[0], "as_call 1: 16x8x8 1x16x8x8"),
-    (lambda x: x[0, 0, 0, 0], "as_call 1: number 1x16x8x8"), (lambda x: x[:0], "as_call 1: 0x16x8x8"),
-    (lambda x: x[:, :, :0], "as_call 1: 16x16x0x8"), (lambda x: x * torch.nan, "as_call 1: 16x16x8x8 numbers"),
-    (lambda x: x.to("meta"), f"{PLAIN}strided, meta"), (lambda x: x.to_sparse(), f"{PLAIN}sparse_coo, cpu"),
-    (lambda x: x.to(torch.complex64), f"{PLAIN}complex64"), (lambda x: x.to_mkldnn(), f"{PLAIN}_mkldnn"),
-    (lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8), f"{PLAIN}qint8"),
-    (lambda x: [x.to_sparse()], f"{PLAIN}sparse_coo"), (lambda x: {"input": x.to(torch.complex64)}, "as_call 'input'"),
-])  # fmt: skip
-def test_a_wrong_sample_ends_in_one_line(tmp_path: Path, wrong: Callable[[torch.Tensor], Any], told: str) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (lambda x: torch.zeros(1, 3, 8, 8), "reference Sequential: (1x3x8x8"),
+        (lambda x: (x, x), "reference Sequential: (16x16x8x8 2 3"),
+        (lambda x: (), "reference Sequential: (no"),
+        (lambda x: {"image": x}, "reference Sequential: 'image'"),
+        (lambda x: None, "sample_for sample=None"),
+        (lambda x: x.numpy(), "as_call ndarray"),
+        (lambda x: "x", "as_call str"),
+        (lambda x: 3.5, "as_call float"),
+        (lambda x: x.long(), "as_call 1: 16x16x8x8 integers 1x16x8x8 floats"),
+        (lambda x: x > 0, "as_call 1: booleans 1x16x8x8 floats"),
+        (lambda x: x[0], "as_call 1: 16x8x8 1x16x8x8"),
+        (lambda x: x[0, 0, 0, 0], "as_call 1: number 1x16x8x8"),
+        (lambda x: x[:0], "as_call 1: 0x16x8x8"),
+        (lambda x: x[:, :, :0], "as_call 1: 16x16x0x8"),
+        (lambda x: x * torch.nan, "as_call 1: 16x16x8x8 numbers"),
+        (lambda x: x.to("meta"), f"{PLAIN}strided, meta"),
+        (lambda x: x.to_sparse(), f"{PLAIN}sparse_coo, cpu"),
+        (lambda x: x.to(torch.complex64), f"{PLAIN}complex64"),
+        (lambda x: x.to_mkldnn(), f"{PLAIN}_mkldnn"),
+        (lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8), f"{PLAIN}qint8"),
+        (lambda x: [x.to_sparse()], f"{PLAIN}sparse_coo"),
+        (lambda x: {"input": x.to(torch.complex64)}, "as_call 'input'"),
+    ],
+)
+def test_a_wrong_sample_ends_in_one_line(
+    tmp_path: Path, wrong: Callable[[torch.Tensor], Any], told: str
+) -> None:
     model, _ = _ready()
     with raises(QdqtoolError, told) as caught:
         qat.export(model, tmp_path / "m.onnx", wrong(MANY))
@@ -449,5 +507,7 @@ def test_the_layer_that_costs_most_comes_first() -> None:
     with torch.no_grad(), qat.disabled(model, r"^(0|4)\."):
         by_hand = float(((model(MANY) - wanted) ** 2).mean().sqrt() / wanted.std())
     assert found[0].loss == pytest.approx(by_hand, rel=1e-4)
-    measured = qat.sensitivity(model, [], metric=lambda m: -float((m(MANY) - wanted).square().mean()))
+    measured = qat.sensitivity(
+        model, [], metric=lambda m: -float((m(MANY) - wanted).square().mean())
+    )
     assert measured[0].module == "2"

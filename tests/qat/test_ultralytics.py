@@ -37,11 +37,20 @@ os.environ.setdefault("YOLO_AUTOINSTALL", "false")
 SIZE = 64
 CONFIG = {
     "nc": 2,
-    "backbone": [[-1, 1, "Conv", [16, 3, 2]], [-1, 1, "Conv", [32, 3, 2]], [-1, 1, "C2f", [32, True]],
-                 [-1, 1, "Conv", [64, 3, 2]], [-1, 1, "SPPF", [64, 5]]],
-    "head": [[-1, 1, "nn.Upsample", [None, 2, "nearest"]], [[-1, 2], 1, "Concat", [1]], [-1, 1, "C2f", [32]],
-             [[7, 4], 1, "Detect", ["nc"]]],
-}  # fmt: skip
+    "backbone": [
+        [-1, 1, "Conv", [16, 3, 2]],
+        [-1, 1, "Conv", [32, 3, 2]],
+        [-1, 1, "C2f", [32, True]],
+        [-1, 1, "Conv", [64, 3, 2]],
+        [-1, 1, "SPPF", [64, 5]],
+    ],
+    "head": [
+        [-1, 1, "nn.Upsample", [None, 2, "nearest"]],
+        [[-1, 2], 1, "Concat", [1]],
+        [-1, 1, "C2f", [32]],
+        [[7, 4], 1, "Detect", ["nc"]],
+    ],
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -68,7 +77,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             Image.fromarray(picture).save(where / "images" / split / f"{i}.png")
             box = f"{i % 2} {(x + 12) / SIZE} {(y + 12) / SIZE} {24 / SIZE} {24 / SIZE}\n"
             (where / "labels" / split / f"{i}.txt").write_text(box)
-    data = {"path": str(where), "train": "images/train", "val": "images/val", "names": {0: "a", 1: "b"}}
+    data = {
+        "path": str(where),
+        "train": "images/train",
+        "val": "images/val",
+        "names": {0: "a", 1: "b"},
+    }
     (where / "data.yaml").write_text(yaml.safe_dump(data))
     (where / "tiny.yaml").write_text(yaml.safe_dump(CONFIG))
     yolo = YOLO(str(where / "tiny.yaml"), task="detect")
@@ -81,9 +95,19 @@ def _options(folder: Path, **changes: Any) -> dict[str, Any]:
     from qdqtool.qat.ultralytics import RECIPE
 
     return {
-        **RECIPE, "data": str(folder / "data.yaml"), "imgsz": SIZE, "batch": 2, "epochs": 2, "device": "cpu",
-        "workers": 0, "plots": False, "project": str(folder / "runs"), "exist_ok": True, "verbose": False, **changes,
-    }  # fmt: skip
+        **RECIPE,
+        "data": str(folder / "data.yaml"),
+        "imgsz": SIZE,
+        "batch": 2,
+        "epochs": 2,
+        "device": "cpu",
+        "workers": 0,
+        "plots": False,
+        "project": str(folder / "runs"),
+        "exist_ok": True,
+        "verbose": False,
+        **changes,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +120,9 @@ def trained(folder: Path) -> Path:
 
     def at_end(trainer: Any) -> None:
         seen.update(model=_count(trainer.model), ema=_count(trainer.ema.ema))
-        seen["frozen"] = sum(m.training for m in trainer.model.modules() if isinstance(m, nn.BatchNorm2d))
+        seen["frozen"] = sum(
+            m.training for m in trainer.model.modules() if isinstance(m, nn.BatchNorm2d)
+        )
 
     yolo.add_callback("on_train_batch_end", at_end)
     shapes: list[tuple[int, ...]] = []
@@ -110,7 +136,10 @@ def trained(folder: Path) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "_images", watching)
         with pytest.warns(UserWarning, match="calibrated with 6 images"):
-            yolo.train(trainer=Trainer.with_options(freeze_norms=True), **_options(folder, name="first", epochs=1))
+            yolo.train(
+                trainer=Trainer.with_options(freeze_norms=True),
+                **_options(folder, name="first", epochs=1),
+            )
     assert shapes == [(2, 3, SIZE, SIZE)] * 3  # squares of the size of training
     assert seen["model"] == seen["ema"] == _count(yolo.model) > 20 and seen["frozen"] == 0
     return folder / "runs" / "first" / "weights"
@@ -133,10 +162,16 @@ def test_checkpoints_keep_ranges_and_export_their_pairs(folder: Path, trained: P
     assert all(float(v) > 0 for k, v in state.items() if k.endswith("_amax"))
     assert not torch.equal(state["model.0.conv.weight"], before.state_dict()["model.0.conv.weight"])
     frozen = "model.0.bn.running_mean"
-    torch.testing.assert_close(state[frozen], before.state_dict()[frozen], rtol=2e-3, atol=2e-3)  # saved as float16
-    written = _yolo(trained / "last.pt").export(format="onnx", imgsz=SIZE, device="cpu", simplify=False)
+    torch.testing.assert_close(
+        state[frozen], before.state_dict()[frozen], rtol=2e-3, atol=2e-3
+    )  # saved as float16
+    written = _yolo(trained / "last.pt").export(
+        format="onnx", imgsz=SIZE, device="cpu", simplify=False
+    )
     summary = qdqtool.predict(written).summary()
-    assert summary["int8"] == len(qat.preparation.plan_of(_yolo(trained / "last.pt").model).convolutions)
+    assert summary["int8"] == len(
+        qat.preparation.plan_of(_yolo(trained / "last.pt").model).convolutions
+    )
 
 
 def test_resume_goes_on_with_the_quantizers(folder: Path, trained: Path) -> None:
@@ -153,7 +188,9 @@ def test_resume_goes_on_with_the_quantizers(folder: Path, trained: Path) -> None
         stopped.train(trainer=Trainer, **_options(folder, name="second"))
     path = folder / "runs" / "second" / "weights" / "last.pt"
     checkpoint = torch.load(path, map_location="cpu", weights_only=False)
-    ranges = {k: v for k, v in checkpoint["ema"].float().state_dict().items() if k.endswith("_amax")}
+    ranges = {
+        k: v for k, v in checkpoint["ema"].float().state_dict().items() if k.endswith("_amax")
+    }
     yolo = _yolo(path)
     yolo.train(trainer=Trainer, resume=True)
     assert yolo.trainer.start_epoch == checkpoint["epoch"] + 1 == 1
@@ -164,7 +201,9 @@ def test_resume_goes_on_with_the_quantizers(folder: Path, trained: Path) -> None
 @pytest.fixture(scope="module")
 def fresh(trained: Path) -> qat.Export:
     """The best checkpoint as a file."""
-    return qat.export(_yolo(trained / "best.pt"), trained / "fresh.onnx", torch.zeros(1, 3, SIZE, SIZE))
+    return qat.export(
+        _yolo(trained / "best.pt"), trained / "fresh.onnx", torch.zeros(1, 3, SIZE, SIZE)
+    )
 
 
 def test_val_and_predict_run_and_the_export_is_as_planned(
@@ -174,14 +213,25 @@ def test_val_and_predict_run_and_the_export_is_as_planned(
     plan = qat.preparation.plan_of(yolo.model)
     assert fresh.summary["int8"] == len(plan.convolutions) and fresh.summary["conversions"] == 1
     assert fresh.check.worst < 2e-3 and fresh.noise == fresh.noise
-    yolo.val(data=str(folder / "data.yaml"), imgsz=SIZE, device="cpu", plots=False, project=str(tmp_path), workers=0)
+    yolo.val(
+        data=str(folder / "data.yaml"),
+        imgsz=SIZE,
+        device="cpu",
+        plots=False,
+        project=str(tmp_path),
+        workers=0,
+    )
     yolo.predict(str(folder / "images" / "val" / "0.png"), imgsz=SIZE, device="cpu", verbose=False)
     yolo.fuse(verbose=False)
     assert yolo.model.is_fused() and _count(yolo.model) == 2 * len(plan.convolutions) + 2
-    fused = qat.export(yolo, tmp_path / "fused.onnx", torch.zeros(1, 3, SIZE, SIZE))  # folded by Ultralytics
+    fused = qat.export(
+        yolo, tmp_path / "fused.onnx", torch.zeros(1, 3, SIZE, SIZE)
+    )  # folded by Ultralytics
     assert fused.summary == fresh.summary
     ours = _yolo(trained / "fresh.onnx")  # reads names, stride and task from the model
-    result = ours.predict(str(folder / "images" / "val" / "0.png"), imgsz=SIZE, device="cpu", verbose=False)
+    result = ours.predict(
+        str(folder / "images" / "val" / "0.png"), imgsz=SIZE, device="cpu", verbose=False
+    )
     assert result[0].names == {0: "a", 1: "b"}
 
 
@@ -208,7 +258,9 @@ def test_quantizers_that_would_be_lost(folder: Path, trained: Path) -> None:
     yolo = _yolo(folder / "float.pt")
     plan = qat.prepare(yolo, torch.zeros(1, 3, SIZE, SIZE), exclude=[r"^model\.0\."], report=None)
     with pytest.warns(UserWarning, match="calibrated with"):
-        qat.calibrate(yolo, [{"img": torch.randint(0, 255, (2, 3, SIZE, SIZE), dtype=torch.uint8), "cls": []}])
+        qat.calibrate(
+            yolo, [{"img": torch.randint(0, 255, (2, 3, SIZE, SIZE), dtype=torch.uint8), "cls": []}]
+        )
     yolo.train(trainer=Trainer, **_options(folder, name="hand", epochs=1))
     kept = qat.preparation.plan_of(yolo.model)
     assert kept.convolutions == plan.convolutions and "model.0.conv" not in kept.convolutions
@@ -220,7 +272,11 @@ def test_options_and_tasks(folder: Path) -> None:
     from qdqtool.qat import ultralytics as room
 
     made = room.Trainer.with_options(target="trt10", exclude=["x"])
-    assert made.options.target == "trt10" and made.options.exclude == ("x",) and issubclass(made, room.Trainer)
+    assert (
+        made.options.target == "trt10"
+        and made.options.exclude == ("x",)
+        and issubclass(made, room.Trainer)
+    )
     with raises(QdqtoolError, "QuantizedTraining.with_options images_"):
         room.Trainer.with_options(images_=3)
     assert issubclass(room.trainer_for(_yolo(folder / "float.pt")), yolo.detect.DetectionTrainer)
@@ -228,7 +284,9 @@ def test_options_and_tasks(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_trainer_is_found_in_the_processes_of_other_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_trainer_is_found_in_the_processes_of_other_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Where nothing made it before, as in a module that is imported anew."""
     from ultralytics.models import yolo
 
@@ -250,7 +308,9 @@ def test_calibration_images_are_spread_over_the_data_set() -> None:
     from qdqtool.qat.ultralytics import spread
 
     assert spread(10, 4, 100) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    assert spread(1000, 16, 128) == [list(range(s, min(s + 16, 1000))) for s in (0, 144, 288, 432, 560, 704, 848, 992)]
+    assert spread(1000, 16, 128) == [
+        list(range(s, min(s + 16, 1000))) for s in (0, 144, 288, 432, 560, 704, 848, 992)
+    ]
     assert spread(3, 1, 1) == [[0]]
 
 
@@ -281,7 +341,9 @@ def test_branches_are_merged_first() -> None:
     from ultralytics.nn.modules import RepConv
     from ultralytics.nn.modules.block import RepVGGDW
 
-    model = nets.randomise(nn.Sequential(nn.Conv2d(3, 32, 3), RepConv(32, 32), RepVGGDW(32), nn.Conv2d(32, 32, 1)))
+    model = nets.randomise(
+        nn.Sequential(nn.Conv2d(3, 32, 3), RepConv(32, 32), RepVGGDW(32), nn.Conv2d(32, 32, 1))
+    )
     x = torch.rand(1, 3, 24, 24)
     with torch.no_grad():
         wanted = model.eval()(x)

@@ -24,13 +24,16 @@ assert not {"torch", "pytorch_quantization", "modelopt"} & set(sys.modules)
 
 
 def test_qdqtool_is_imported_without_torch_and_training_says_what_to_install() -> None:
-    code = _IMPORTS + """
+    code = (
+        _IMPORTS
+        + """
 from qdqtool.errors import QdqtoolError
 try:
     qdqtool.qat.prepare
 except QdqtoolError as error:
     print(error)
 """
+    )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert "pip install 'qdqtool[qat]'" in done.stdout
     assert done.stdout.count("\n") == 1
@@ -43,7 +46,10 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.filterwarnings("ignore")
 def test_the_short_examples_run(
-    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    backend: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     pytest.importorskip("modelopt.torch" if backend == "modelopt" else "pytorch_quantization")
     monkeypatch.chdir(tmp_path)

@@ -16,7 +16,9 @@ from tests.trt.builder import Graph
 
 TARGET = target_named("trt8.5")
 GPU = find("RTX 3060")
-SHARED = Path(__file__).parents[3] / "shared" / "evidence"  # published profiles, not in the repository
+SHARED = (
+    Path(__file__).parents[3] / "shared" / "evidence"
+)  # published profiles, not in the repository
 
 
 def chain(convolutions=3, channels=64, size=56, batch=1, quantized=True, dynamic=False):

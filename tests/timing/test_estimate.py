@@ -49,7 +49,9 @@ def test_work_and_totals_of_a_chain():
     (_, time), (_, graph) = timed(chain()), timed(chain(), graph=True)
     overhead = constants().overhead_us * 1e-3
     gap = constants().gap_us * 1e-3  # between kernels, where no CUDA graph is used
-    assert sum(k.ms - overhead + gap for k in time.kernels) == pytest.approx(time.total_ms, rel=1e-6)
+    assert sum(k.ms - overhead + gap for k in time.kernels) == pytest.approx(
+        time.total_ms, rel=1e-6
+    )
     assert graph.total_ms == pytest.approx(time.total_ms - gap * len(time.kernels), rel=1e-6)
     assert time.low_ms < time.total_ms < time.high_ms
     assert time.high_ms / time.total_ms == pytest.approx(constants().spreads["total"])
@@ -71,27 +73,50 @@ def test_float_models_and_twins():
 
 
 GPUS = ("RTX 2060", "Jetson Nano", "RTX 5090", "GTX 1080 Ti")
-TARGETS_TYPED = [(name, typed) for name in TARGETS for typed in (False, True)
-                 if not typed or TARGETS[name].strongly_typed or TARGETS[name].version >= (10, 0)]  # fmt: skip
+TARGETS_TYPED = [
+    (name, typed)
+    for name in TARGETS
+    for typed in (False, True)
+    if not typed or TARGETS[name].strongly_typed or TARGETS[name].version >= (10, 0)
+]
 
 
 # Each target with one GPU, with INT8 and without in turn; with another one in the slow ones.
-@pytest.mark.parametrize(("name", "typed", "gpu"), slow_after(len(TARGETS_TYPED), [
-    (*target, GPUS[(i + k) % len(GPUS)]) for k in (0, 1) for i, target in enumerate(TARGETS_TYPED)
-]))  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "typed", "gpu"),
+    slow_after(
+        len(TARGETS_TYPED),
+        [
+            (*target, GPUS[(i + k) % len(GPUS)])
+            for k in (0, 1)
+            for i, target in enumerate(TARGETS_TYPED)
+        ],
+    ),
+)
 def test_every_target_and_gpu(name, typed, gpu):
     """FP16 allowed never costs time; a strongly typed network has the types of its file whatever is allowed."""
     target = strongly_typed(TARGETS[name]) if typed else TARGETS[name]
     gpu = "T4" if target.is_rtx and float(find(gpu).cc) < 7.5 else gpu  # one that it builds for
     for quantized in (True, False):
-        found = [predict_on(load(chain(size=14, quantized=quantized)), target, Request(gpu=gpu, no_fp16=single))
-                 for single in (False, True)]  # fmt: skip
+        found = [
+            predict_on(
+                load(chain(size=14, quantized=quantized)), target, Request(gpu=gpu, no_fp16=single)
+            )
+            for single in (False, True)
+        ]
         half, single = (time for _, time in found)
-        assert half.total_ms <= single.total_ms and half.float_time.total_ms <= single.float_time.total_ms
+        assert (
+            half.total_ms <= single.total_ms
+            and half.float_time.total_ms <= single.float_time.total_ms
+        )
         assert not target.strongly_typed or half.as_json() == single.as_json()
         base = half.float_time
-        assert base.precision == half.gpu.plain or target.strongly_typed  # casts of a small FP16 file
-        assert (base.fp32_ms is not None) is (target.strongly_typed and base.precision == Precision.FP16)
+        assert (
+            base.precision == half.gpu.plain or target.strongly_typed
+        )  # casts of a small FP16 file
+        assert (base.fp32_ms is not None) is (
+            target.strongly_typed and base.precision == Precision.FP16
+        )
         assert base.fp32_ms is None or base.total_ms <= base.fp32_ms
         if half.gain_range is not None:
             assert half.gain_range.precision == base.precision
@@ -120,17 +145,24 @@ def test_small_networks_and_batches():
     small, large = timed(chain(size=7))[1], timed(chain(size=112, batch=32))[1]
     assert 2 * small.waiting_ms > small.total_ms and 10 * large.waiting_ms < large.total_ms
     prediction, slow = timed(chain(8, channels=16, size=20), find("RTX 4090"))
-    assert slow.gain < PAYS and "kernels take at least" in " ".join(whether_it_pays(slow, prediction, 200))
+    assert slow.gain < PAYS and "kernels take at least" in " ".join(
+        whether_it_pays(slow, prediction, 200)
+    )
     _, one = timed(chain(batch=1), batch=32)
     _, own = timed(chain(batch=32))
     assert one.total_ms == pytest.approx(own.total_ms, rel=1e-6)
     _, dynamic = timed(chain(dynamic=True), batch=32)
     assert dynamic.total_ms == pytest.approx(own.total_ms, rel=1e-6)
-    assert [n.values["shape"] for n in dynamic.notes if n.remark is Remark.INPUT_TAKEN] == [["32", "64", "56", "56"]]
+    assert [n.values["shape"] for n in dynamic.notes if n.remark is Remark.INPUT_TAKEN] == [
+        ["32", "64", "56", "56"]
+    ]
 
 
 def test_fixes_save_what_there_is():
-    for prediction, time in (on_a100("qat"), timed(evidence.model(CASES[1]), find("A100"), compare=False)):
+    for prediction, time in (
+        on_a100("qat"),
+        timed(evidence.model(CASES[1]), find("A100"), compare=False),
+    ):
         assert any(f.saves_ms for f in prediction.findings)
         for finding in prediction.findings:
             assert finding.saves_ms is None or 0 < finding.saves_ms < time.total_ms, finding
@@ -159,11 +191,19 @@ def test_measured_engines_lie_in_the_range(case, gpu, measured):
 
 def test_what_int8_gains():
     """It builds no Q/DQ model: the estimate is that of the network without them, and claims no gain."""
-    (_, time), (_, plain) = (timed(chain(quantized=quantized), find("P100")) for quantized in (True, False))
+    (_, time), (_, plain) = (
+        timed(chain(quantized=quantized), find("P100")) for quantized in (True, False)
+    )
     assert time.total_ms == pytest.approx(plain.total_ms)
     assert time.gain is None and plain.gain is None and plain.best is None
-    assert remarks(time.notes).count(Remark.WITHOUT_QDQ) == remarks(plain.notes).count(Remark.NO_INT8) == 1
-    assert Remark.NO_INT8 not in remarks(time.notes) and Remark.WITHOUT_QDQ not in remarks(plain.notes)
+    assert (
+        remarks(time.notes).count(Remark.WITHOUT_QDQ)
+        == remarks(plain.notes).count(Remark.NO_INT8)
+        == 1
+    )
+    assert Remark.NO_INT8 not in remarks(time.notes) and Remark.WITHOUT_QDQ not in remarks(
+        plain.notes
+    )
     # Its weights are large, so that settling the shapes leaves them out: they still count as weights
     _, one = timed(chain(quantized=False, dynamic=True))
     _, fixed = timed(chain(quantized=False))
@@ -185,12 +225,15 @@ def test_shapes_that_are_unknown_or_computed():
     _, time = timed(proto)
     assert time.float_time is None and time.best is None
     assert Remark.MOST_SHAPES_UNKNOWN in remarks(time.notes)
+
     def width_of(gpu):
         _, time = timed(chain(), gpu)
         return time.high_ms / time.total_ms, time.total_ms / time.low_ms, time.notes
 
-    known, unknown, few_watts, told = (width_of(g) for g in (
-        find("RTX 3060"), find("H100"), find("T4"), chosen("T4", clock=1100.0)))
+    known, unknown, few_watts, told = (
+        width_of(g)
+        for g in (find("RTX 3060"), find("H100"), find("T4"), chosen("T4", clock=1100.0))
+    )
     assert known[0] == pytest.approx(known[1]) and known[2] == []
     assert unknown[0] == pytest.approx(unknown[1]) and unknown[0] > 1.1 * known[0]
     assert unknown[2][0].remark is Remark.NOT_MEASURED
@@ -210,8 +253,10 @@ def chain_of(channels):
 def test_order_of_whole_networks(gpu, factor):
     """More clock or a smaller batch is never slower; INT8 is never slower than FP16 in large convolutions."""
     narrow, wide = (chain_of(channels) for channels in (64, 256))
-    base, faster, larger = (estimate(*narrow, one, TARGET, compare=False, batch=batch) for one, batch in (
-        (gpu, None), (replace(gpu, clock=gpu.clock * factor), None), (gpu, 8)))
+    base, faster, larger = (
+        estimate(*narrow, one, TARGET, compare=False, batch=batch)
+        for one, batch in ((gpu, None), (replace(gpu, clock=gpu.clock * factor), None), (gpu, 8))
+    )
     assert faster.total_ms <= base.total_ms <= larger.total_ms
     gain = estimate(*wide, gpu, TARGET).gain
     assert gain is not None and gain >= 1
@@ -223,14 +268,22 @@ def published(case, gpu):
 
 
 @settings(max_examples=settings().max_examples // 3)
-@given(st.sampled_from(CASES), st.integers(0, 10**6), st.sampled_from(["A100", "3060", "agx orin", "T4", "RTX 4090"]))
+@given(
+    st.sampled_from(CASES),
+    st.integers(0, 10**6),
+    st.sampled_from(["A100", "3060", "agx orin", "T4", "RTX 4090"]),
+)
 def test_a_conversion_more_is_never_faster(case, seed, gpu):
     """A Q/DQ pair of another scale behind one that is there: one conversion more, everything else as it was."""
     proto = onnx.ModelProto()
     proto.CopyFrom(evidence.graph(case).proto)
     graph = proto.graph
     stored = {t.name for t in graph.initializer}
-    of_data = {n.output[0] for n in graph.node if n.op_type == "QuantizeLinear" and n.input[0] not in stored}
+    of_data = {
+        n.output[0]
+        for n in graph.node
+        if n.op_type == "QuantizeLinear" and n.input[0] not in stored
+    }
     pairs = [n for n in graph.node if n.op_type == "DequantizeLinear" and n.input[0] in of_data]
     dq = pairs[seed % len(pairs)]
     extra = Graph()
@@ -263,11 +316,22 @@ def test_what_kernels_read_and_write():
     assert (stem.channels, stem.precision, stem.written_as) == (3, Precision.INT8, Precision.FP32)
     assert stem.written == pool.read == 4 * 32 * 64 * 112 * 112
     assert pool.written == 4 * 32 * 64 * 56 * 56
-    made = [e.work for e in found.extras if (e.work.precision, e.work.written_as) == (Precision.FP32, Precision.FP16)]
+    made = [
+        e.work
+        for e in found.extras
+        if (e.work.precision, e.work.written_as) == (Precision.FP32, Precision.FP16)
+    ]
     assert [(w.read, w.written) for w in made] == [(pool.written, pool.written / 2)]
     after = [w for w in found.layers if w.kind == work.CONVERSION][1]
-    assert (after.precision, after.written_as, after.read) == (Precision.FP16, Precision.INT8, pool.written / 2)
-    for other in ("resnet18-a100-qat-residual", "resnet18-qat-rtx2000-trt8510"):  # the pooling is fused, INT8 out
+    assert (after.precision, after.written_as, after.read) == (
+        Precision.FP16,
+        Precision.INT8,
+        pool.written / 2,
+    )
+    for other in (
+        "resnet18-a100-qat-residual",
+        "resnet18-qat-rtx2000-trt8510",
+    ):  # the pooling is fused, INT8 out
         stem = next(w for w in workload(evidence.graph(other)).layers if w.kind == work.CONV)
         assert stem.written_as == Precision.INT8
 
@@ -275,7 +339,11 @@ def test_what_kernels_read_and_write():
 def test_computed_shapes_need_no_weights(g):
     """A copy without large weights, as the best placement is tried on, behind a Slice whose bounds are computed."""
     x = g.input(1, 64, 32, 32)
-    two, zero, axis = g.const("two", np.int64(2)), g.const("zero", np.array([0])), g.const("axis", np.array([2]))
+    two, zero, axis = (
+        g.const("two", np.int64(2)),
+        g.const("zero", np.array([0])),
+        g.const("axis", np.array([2])),
+    )
     half = g.op("Div", [g.op("Gather", [g.op("Shape", [x], "shape"), two], "height"), two], "half")
     part = g.op("Slice", [x, zero, g.op("Unsqueeze", [half, zero], "end"), axis], "part")
     y = g.conv(part, "conv", 64, 1, scale=None, weights="float")

@@ -49,22 +49,39 @@ def test_every_name_finds_its_own_line_with_sane_figures():
         assert 20 <= gpu.bandwidth <= 9000 and 5 <= gpu.power <= 1000, gpu.name
     assert len({g.name for g in gpus.gpus()}) == len(gpus.gpus()) > 90
     assert {g.cc for g in gpus.gpus()} <= set(gpus.rates())
-    paths = {"P100": "none", "GTX 1080": "dp4a", "V100": "dp4a", "GTX 1660": "dp4a", "T4": "tensor", "TX2": "none"}
+    paths = {
+        "P100": "none",
+        "GTX 1080": "dp4a",
+        "V100": "dp4a",
+        "GTX 1660": "dp4a",
+        "T4": "tensor",
+        "TX2": "none",
+    }
     assert {name: gpus.find(name).rates.int8_path for name in paths} == paths
 
 
-@pytest.mark.parametrize(("typed", "boards"), [("Orin", 8), ("NVIDIA Tegra Orin (nvgpu)", 8), ("xavier", 2)])
+@pytest.mark.parametrize(
+    ("typed", "boards"), [("Orin", 8), ("NVIDIA Tegra Orin (nvgpu)", 8), ("xavier", 2)]
+)
 def test_a_name_that_boards_share_is_refused_with_their_names(typed, boards):
     with raises(QdqtoolError, f"find {boards} Jetson"):
         gpus.chosen(typed)
-    assert len(gpus.answering(typed)) == boards and all(gpus.find(g.name) is g for g in gpus.answering(typed))
+    assert len(gpus.answering(typed)) == boards and all(
+        gpus.find(g.name) is g for g in gpus.answering(typed)
+    )
 
 
-@in_turn(("typed", "taken", "others"), [
-    ("A100", "A100 40GB", {"A100 80GB PCIe", "A100 80GB SXM"}), ("Orin NX", "Jetson Orin NX 16GB",
-    {"Jetson Orin NX 8GB", "Jetson Orin NX 16GB Super"}), ("RTX 3060", "RTX 3060", set()), ("T4", "Tesla T4", set()),
-    ("RTX 4050", "RTX 4050 Laptop", set()), ("Jetson AGX Orin 64GB", "Jetson AGX Orin 64GB", set()),
-])  # fmt: skip
+@in_turn(
+    ("typed", "taken", "others"),
+    [
+        ("A100", "A100 40GB", {"A100 80GB PCIe", "A100 80GB SXM"}),
+        ("Orin NX", "Jetson Orin NX 16GB", {"Jetson Orin NX 8GB", "Jetson Orin NX 16GB Super"}),
+        ("RTX 3060", "RTX 3060", set()),
+        ("T4", "Tesla T4", set()),
+        ("RTX 4050", "RTX 4050 Laptop", set()),
+        ("Jetson AGX Orin 64GB", "Jetson AGX Orin 64GB", set()),
+    ],
+)
 def test_what_a_short_name_could_mean_besides_is_said(typed, taken, others):
     gpu = gpus.chosen(typed)
     assert gpu.name == taken and (Remark.TAKEN_AS in remarks(gpu.notes)) == bool(others)
@@ -72,11 +89,24 @@ def test_what_a_short_name_could_mean_besides_is_said(typed, taken, others):
 
 
 # Dense INT8 TOPS and FP16 TFLOPS as NVIDIA's data sheets and whitepapers print them (half of the sparse figure).
-@in_turn(("name", "int8", "fp16"), [
-    ("A100 40GB", 624, 312), ("T4", 130, 65), ("RTX 3080", 238, 119), ("RTX 4090", 660.6, 330.3), ("A30", 330, 165),
-    ("AGX Orin", 85, 42.5), ("Orin NX 16GB", 30, 15), ("H100 SXM", 1979, 989), ("RTX 2080 Ti", 215.2, 107.6),
-    ("AGX Xavier", 22, 11), ("L4", 242, 121), ("Tesla P4", 22, None), ("V100", 62.7, 125),
-])  # fmt: skip
+@in_turn(
+    ("name", "int8", "fp16"),
+    [
+        ("A100 40GB", 624, 312),
+        ("T4", 130, 65),
+        ("RTX 3080", 238, 119),
+        ("RTX 4090", 660.6, 330.3),
+        ("A30", 330, 165),
+        ("AGX Orin", 85, 42.5),
+        ("Orin NX 16GB", 30, 15),
+        ("H100 SXM", 1979, 989),
+        ("RTX 2080 Ti", 215.2, 107.6),
+        ("AGX Xavier", 22, 11),
+        ("L4", 242, 121),
+        ("Tesla P4", 22, None),
+        ("V100", 62.7, 125),
+    ],
+)
 def test_rates_agree_with_published_ones(name, int8, fp16):
     gpu = gpus.find(name)
     assert math.isclose(2e-12 * gpu.mac_rate(Precision.INT8), int8, rel_tol=0.1)
@@ -90,10 +120,18 @@ def test_unknown_names_are_refused_with_a_way_out(typed):
         gpus.find(typed)
 
 
-@pytest.mark.parametrize(("typed", "first", "never"), [
-    ("T1200", "T1000", "Thor"), ("RTX 3060 Super", "RTX 3060", "Super"), ("MX250", "MX350", "RTX"), ("jetson", "Jetson",
-    "RTX"), ("GB200", "B200", "RTX"), ("RX 7900", "", "RTX"), ("K80", "", "mean"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("typed", "first", "never"),
+    [
+        ("T1200", "T1000", "Thor"),
+        ("RTX 3060 Super", "RTX 3060", "Super"),
+        ("MX250", "MX350", "RTX"),
+        ("jetson", "Jetson", "RTX"),
+        ("GB200", "B200", "RTX"),
+        ("RX 7900", "", "RTX"),
+        ("K80", "", "mean"),
+    ],
+)
 def test_the_nearest_names_are_of_the_same_series_or_number(typed, first, never):
     near = gpus.near_names(typed)
     assert near[0].startswith(first) if first else not near
@@ -104,7 +142,9 @@ def test_the_nearest_names_are_of_the_same_series_or_number(typed, first, never)
 
 def test_gpus_that_are_unknown_or_described(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     gpu = gpus.chosen("NVIDIA GeForce RTX 2070 Super with Max-Q Design")
-    assert gpu.sms == gpus.find("RTX 2070 Super").sms and gpu.clock < gpus.find("RTX 2070 Super").clock
+    assert (
+        gpu.sms == gpus.find("RTX 2070 Super").sms and gpu.clock < gpus.find("RTX 2070 Super").clock
+    )
     assert remarks(gpu.notes) == [Remark.LAPTOP]
     onnx.save(network(), tmp_path / "m.onnx")
     assert run(["predict", str(tmp_path / "m.onnx"), "--sm", "GTX 1666"]) == 2
@@ -112,11 +152,21 @@ def test_gpus_that_are_unknown_or_described(tmp_path: Path, capsys: pytest.Captu
     assert told.out == "" and len(told.err.splitlines()) == 1 and "GTX 1660" in told.err
     gpu = gpus.chosen("sm=8.6,sms=28,clock=1777,bandwidth=360,l2=3")
     known = gpus.find("RTX 3060")
-    assert (gpu.per_second, gpu.bandwidth, gpu.rates) == (known.per_second, known.bandwidth, known.rates)
+    assert (gpu.per_second, gpu.bandwidth, gpu.rates) == (
+        known.per_second,
+        known.bandwidth,
+        known.rates,
+    )
     assert gpu.evidence == Evidence.ASSUMED
     (note,) = gpus.chosen("sm=9.9,sms=10,clock=1000,bandwidth=100").notes
     assert (note.remark, note.values["nearest"]) == (Remark.RATES_OF_NEAREST, "9.0")
-    times = {"5.3": 5.3, "5.3 ms": 5.3, "950us": pytest.approx(0.95), "0.8 s": 800, "profile.json": None}
+    times = {
+        "5.3": 5.3,
+        "5.3 ms": 5.3,
+        "950us": pytest.approx(0.95),
+        "0.8 s": 800,
+        "profile.json": None,
+    }
     assert {text: calibration.measured_time(text) for text in times} == times
 
 
@@ -129,20 +179,30 @@ def test_bad_descriptions(text):
 def test_clock_and_power():
     assert gpus.chosen("orin nx", clock=600).clock == 600
     low = gpus.chosen("orin nx", power="10W")
-    assert low.clock < gpus.chosen("orin nx", power="MAXN").clock == 918 and Remark.CLOCK_GUESSED in remarks(low.notes)
+    assert low.clock < gpus.chosen(
+        "orin nx", power="MAXN"
+    ).clock == 918 and Remark.CLOCK_GUESSED in remarks(low.notes)
     for bad in ({"clock": 0.0}, {"clock": 99999.0}, {"clock": float("nan")}, {"power": "lots"}):
         with pytest.raises(QdqtoolError):
             gpus.chosen("orin nx", **bad)
     low = {g.name for g in gpus.gpus() if g.sustained < 1}
     assert {"Tesla T4", "L4", "A10"} <= low <= {"Tesla T4", "L4", "A10", "MX450", "MX550"}
-    assert 0.6 < gpus.find("T4").sustained < 0.75  # YOLOv7 at batch 16 takes 1.54 times the estimate at the boost clock
+    assert (
+        0.6 < gpus.find("T4").sustained < 0.75
+    )  # YOLOv7 at batch 16 takes 1.54 times the estimate at the boost clock
     assert gpus.chosen("T4", clock=1590).sustained == 1
 
 
 def network(act: str = "Relu", groups: int = 1) -> onnx.ModelProto:
     g = Graph()
     x = g.conv(g.input(1, 32, 16, 16), "a", 32, groups=groups)
-    x = g.relu(x, "r") if act == "Relu" else g.silu(x, "s") if act == "SiLU" else g.op(act, x, "act")
+    x = (
+        g.relu(x, "r")
+        if act == "Relu"
+        else g.silu(x, "s")
+        if act == "SiLU"
+        else g.op(act, x, "act")
+    )
     return g.model(g.conv(x, "b", 32, scale=0.05))
 
 
@@ -151,20 +211,38 @@ def codes(proto: onnx.ModelProto, sm: str, target: str = "trt8.5") -> set[str]:
     return {f.code for f in prediction.findings if f.code.startswith("GPU-")}
 
 
-@in_turn(("sm", "told"), [
-    ("GTX 1660", {"GPU-DP4A", "GPU-FUSION"}), ("6.1", {"GPU-DP4A", "GPU-FUSION"}), ("7.0", {"GPU-DP4A", "GPU-FUSION"}),
-    ("7.5", set()), ("T4", set()), ("8.6", set()), ("6.0", {"GPU-NO-INT8"}), ("6.2", {"GPU-NO-INT8"}),
-    ("5.3", {"GPU-NO-INT8"}), ("AGX Orin", {"GPU-JETSON"}), ("8.7", set()),
-])
+@in_turn(
+    ("sm", "told"),
+    [
+        ("GTX 1660", {"GPU-DP4A", "GPU-FUSION"}),
+        ("6.1", {"GPU-DP4A", "GPU-FUSION"}),
+        ("7.0", {"GPU-DP4A", "GPU-FUSION"}),
+        ("7.5", set()),
+        ("T4", set()),
+        ("8.6", set()),
+        ("6.0", {"GPU-NO-INT8"}),
+        ("6.2", {"GPU-NO-INT8"}),
+        ("5.3", {"GPU-NO-INT8"}),
+        ("AGX Orin", {"GPU-JETSON"}),
+        ("8.7", set()),
+    ],
+)
 @in_turn("act", ["LeakyRelu", "SiLU"])
 def test_gpus(sm: str, told: set[str], act: str) -> None:
     assert codes(network(act), sm) - {"GPU-NO-FP16"} == told
 
 
-@in_turn(("request_", "int8"), [
-    (Request(sm="75"), 0), (Request(sm="7.5"), 0), (Request(gpu="T4"), 0), (Request(gpu="RTX 2060", sm="7.5"), 0),
-    (Request(sm="86"), 2), (Request(gpu="RTX 3060"), 2),
-])
+@in_turn(
+    ("request_", "int8"),
+    [
+        (Request(sm="75"), 0),
+        (Request(sm="7.5"), 0),
+        (Request(gpu="T4"), 0),
+        (Request(gpu="RTX 2060", sm="7.5"), 0),
+        (Request(sm="86"), 2),
+        (Request(gpu="RTX 3060"), 2),
+    ],
+)
 def test_tensorrt_rtx_has_no_int8_on_turing(request_: Request, int8: int) -> None:
     """One of its builds computes 163 patterns in float; classic TensorRT has INT8 there."""
     prediction, time = predict_on(network(), "rtx1.7", request_)
@@ -194,7 +272,8 @@ def test_everything_that_takes_a_gpu_refuses_one_that_tensorrt_rtx_is_not_for() 
     g, machine = Graph(), {"target": "rtx1.7", "gpu": "V100"}
     model = g.model(g.conv(g.input(1, 16, 8, 8), "a", 16))
     for call in (
-        lambda: qdqtool.report(model, **machine), lambda: qdqtool.compare(model, model, **machine),
+        lambda: qdqtool.report(model, **machine),
+        lambda: qdqtool.compare(model, model, **machine),
         lambda: qdqtool.verify(model, Build(layers=[BuiltLayer("a")]), **machine),
         lambda: qdqtool.tune(model, [], **machine),
     ):
@@ -215,37 +294,82 @@ def test_a_type_that_a_gpu_lacks_ends_the_build_for_it_alone(gpu: str, refused: 
 
 def test_findings_of_a_gpu(g: Graph) -> None:
     assert "GPU-FUSION" not in codes(network("Relu"), "6.1")
-    for groups, gpu, told in ((32, "GTX 1650", True), (32, "TITAN RTX", False), (1, "GTX 1650", False),
-                              (2, "GTX 1650", False)):
+    for groups, gpu, told in (
+        (32, "GTX 1650", True),
+        (32, "TITAN RTX", False),
+        (1, "GTX 1650", False),
+        (2, "GTX 1650", False),
+    ):
         assert ("GPU-KERNELS" in codes(network("Relu", groups), gpu)) == told
     proto = g.model(g.conv(g.input(1, 16, 8, 8), "a", 16, scale=None, weights="float"))
     assert not codes(proto, "6.0") and not codes(proto, "AGX Orin")
 
 
 # Device information as trtexec prints it (TensorRT 8.2 to 8.6): SMs, clock, memory, bus, memory clock.
-ORIN_NX = {"Compute Capability": "8.7", "SMs": "4", "Compute Clock Rate": "0.765 GHz",
-           "Device Global Memory": "7755 MiB", "Memory Bus Width": "256 bits (ECC disabled)",
-           "Memory Clock Rate": "0.612 GHz"}  # fmt: skip
-AGX = {"Compute Capability": "8.7", "SMs": "16", "Compute Clock Rate": "1.275 GHz",
-       "Device Global Memory": "28826 MiB", "Memory Bus Width": "128 bits (ECC disabled)",
-       "Memory Clock Rate": "1.275 GHz"}  # fmt: skip
-TI = {"Compute Capability": "8.6", "SMs": "80", "Device Global Memory": "12023 MiB",
-      "Memory Bus Width": "384 bits (ECC disabled)", "Application Compute Clock Rate": "1.695 GHz",
-      "Application Memory Clock Rate": "9.501 GHz"}  # fmt: skip
+ORIN_NX = {
+    "Compute Capability": "8.7",
+    "SMs": "4",
+    "Compute Clock Rate": "0.765 GHz",
+    "Device Global Memory": "7755 MiB",
+    "Memory Bus Width": "256 bits (ECC disabled)",
+    "Memory Clock Rate": "0.612 GHz",
+}
+AGX = {
+    "Compute Capability": "8.7",
+    "SMs": "16",
+    "Compute Clock Rate": "1.275 GHz",
+    "Device Global Memory": "28826 MiB",
+    "Memory Bus Width": "128 bits (ECC disabled)",
+    "Memory Clock Rate": "1.275 GHz",
+}
+TI = {
+    "Compute Capability": "8.6",
+    "SMs": "80",
+    "Device Global Memory": "12023 MiB",
+    "Memory Bus Width": "384 bits (ECC disabled)",
+    "Application Compute Clock Rate": "1.695 GHz",
+    "Application Memory Clock Rate": "9.501 GHz",
+}
 
 
-@in_turn(("name", "facts", "board", "sms", "clock", "bandwidth"), [
-    ("Orin", ORIN_NX, "Jetson Orin NX 8GB", 4, 612, 102.4),
-    ("Orin", AGX, "Jetson AGX Orin 64GB", 16, 1275, 204.8),
-    ("Orin", AGX | {"SMs": "14", "Compute Clock Rate": "930 MHz", "Memory Clock Rate": "0.93 GHz"},
-     "Jetson AGX Orin 32GB", 14, 930, 204.8),
-    ("NVIDIA GeForce RTX 3080 Ti", TI, "RTX 3080 Ti", 80, 1695, 384 / 8 * 9.501 * 2),
-    ("NVIDIA A100-PCIE-40GB", {"Compute Capability": "8.0", "SMs": "108", "Compute Clock Rate": "1.41 GHz",
-     "Memory Bus Width": "5120 bits (ECC enabled)", "Memory Clock Rate": "1.215 GHz"}, "A100 40GB", 108, 1410,
-     5120 / 8 * 1.215 * 2),
-    ("Xavier", {"Compute Capability": "7.2", "SMs": "6", "Compute Clock Rate": "1.109 GHz"}, "Jetson Xavier NX", 6,
-     1109, 51.2),
-])  # fmt: skip
+@in_turn(
+    ("name", "facts", "board", "sms", "clock", "bandwidth"),
+    [
+        ("Orin", ORIN_NX, "Jetson Orin NX 8GB", 4, 612, 102.4),
+        ("Orin", AGX, "Jetson AGX Orin 64GB", 16, 1275, 204.8),
+        (
+            "Orin",
+            AGX | {"SMs": "14", "Compute Clock Rate": "930 MHz", "Memory Clock Rate": "0.93 GHz"},
+            "Jetson AGX Orin 32GB",
+            14,
+            930,
+            204.8,
+        ),
+        ("NVIDIA GeForce RTX 3080 Ti", TI, "RTX 3080 Ti", 80, 1695, 384 / 8 * 9.501 * 2),
+        (
+            "NVIDIA A100-PCIE-40GB",
+            {
+                "Compute Capability": "8.0",
+                "SMs": "108",
+                "Compute Clock Rate": "1.41 GHz",
+                "Memory Bus Width": "5120 bits (ECC enabled)",
+                "Memory Clock Rate": "1.215 GHz",
+            },
+            "A100 40GB",
+            108,
+            1410,
+            5120 / 8 * 1.215 * 2,
+        ),
+        (
+            "Xavier",
+            {"Compute Capability": "7.2", "SMs": "6", "Compute Clock Rate": "1.109 GHz"},
+            "Jetson Xavier NX",
+            6,
+            1109,
+            51.2,
+        ),
+    ],
+)
 def test_the_log_decides(name, facts, board, sms, clock, bandwidth):
     gpu = gpu_of_device(of_facts(name, facts))
     assert (gpu.name, gpu.sms, gpu.clock) == (board, sms, clock)
@@ -258,22 +382,37 @@ def test_the_log_names_the_gpu():
     assert sms == Remark.SMS_OF_LOG(sms=4, board="Jetson Orin NX 8GB", own=8)
     assert clock.remark is Remark.CLOCK_OF_LOG and 612 in (round(v) for v in clock.values.values())
     assert gpu_of_device(of_facts("Orin", AGX)).notes == ()
-    facts = {"Compute Capability": "8.6", "SMs": "40", "Compute Clock Rate": "1.5 GHz",
-             "Memory Bus Width": "256 bits", "Memory Clock Rate": "7 GHz"}  # fmt: skip
+    facts = {
+        "Compute Capability": "8.6",
+        "SMs": "40",
+        "Compute Clock Rate": "1.5 GHz",
+        "Memory Bus Width": "256 bits",
+        "Memory Clock Rate": "7 GHz",
+    }
     gpu = gpu_of_device(of_facts("NVIDIA Future 9000", facts))
     assert (gpu.name, gpu.sms, gpu.clock, gpu.bandwidth) == ("NVIDIA Future 9000", 40, 1500, 448)
     assert gpu.rates is gpus.rates()["8.6"]
-    guessed = gpu_of_device(of_facts("NVIDIA Future 9000", {k: v for k, v in facts.items() if "emory" not in k}))
+    guessed = gpu_of_device(
+        of_facts("NVIDIA Future 9000", {k: v for k, v in facts.items() if "emory" not in k})
+    )
     assert remarks(guessed.notes) == [Remark.BANDWIDTH_GUESSED] and 300 < guessed.bandwidth < 600
-    odd = {"Compute Capability": "8.6", "SMs": "0", "Compute Clock Rate": "9999 GHz", "Memory Bus Width": "1 bits",
-           "Device Global Memory": "99999999999 MiB", "Memory Clock Rate": "1 GHz"}  # fmt: skip
+    odd = {
+        "Compute Capability": "8.6",
+        "SMs": "0",
+        "Compute Clock Rate": "9999 GHz",
+        "Memory Bus Width": "1 bits",
+        "Device Global Memory": "99999999999 MiB",
+        "Memory Clock Rate": "1 GHz",
+    }
     gpu, known = gpu_of_device(of_facts("RTX 3060", odd)), gpus.find("RTX 3060")
     assert (gpu.sms, gpu.clock, gpu.bandwidth) == (known.sms, known.clock, known.bandwidth)
     gpu = gpu_of_device(of_facts("Orin", ORIN_NX), 500)
     assert (gpu.clock, gpu.sms) == (500, 4)
 
 
-@pytest.mark.parametrize("facts", [{}, {"Compute Capability": "8.7"}, {"SMs": "lots", "Compute Clock Rate": "fast"}])
+@pytest.mark.parametrize(
+    "facts", [{}, {"Compute Capability": "8.7"}, {"SMs": "lots", "Compute Clock Rate": "fast"}]
+)
 def test_a_shared_name_alone_is_no_gpu(facts):
     with raises(QdqtoolError, "gpu_of_device 8 GPUs"):
         gpu_of_device(of_facts("Orin", facts))
@@ -289,6 +428,7 @@ def test_the_users_word_comes_first_and_the_logs_figures_count_where_they_can_be
 
 
 # One measured time, or a profile, that corrects the estimate.
+
 
 def test_one_measured_time_corrects_the_rest(tmp_path):
     _, plain = timed(chain(batch=8))
@@ -308,12 +448,16 @@ def test_one_measured_time_corrects_the_rest(tmp_path):
 def test_a_profile_gives_both_the_factor_and_its_own_overhead(tmp_path, more, kernel):
     """Layers that take 1.5 times the estimate and some us more: the profile's doing up to 7.5 us, then the kernels'."""
     raw = seconds(timed(chain(12, batch=8))[1].load.layers, GPU) * 1e3
-    file = profile_of(tmp_path, [(n, 1.5 * t + more * 1e-3) for n, t in zip(names(batch=8), raw, strict=True)])
+    file = profile_of(
+        tmp_path, [(n, 1.5 * t + more * 1e-3) for n, t in zip(names(batch=8), raw, strict=True)]
+    )
     _, time = timed(chain(12, batch=8), calibrate=file)
     assert time.calibration.factor == pytest.approx(1.5, rel=0.05)
     assert time.calibration.overhead_us == pytest.approx(more - kernel, abs=0.5)
     assert time.calibration.kernel_us == pytest.approx(kernel, abs=0.5)
-    assert time.high_ms - 1.05 * time.total_ms == pytest.approx(len(raw) * (more - kernel) * 1e-3, rel=0.3)
+    assert time.high_ms - 1.05 * time.total_ms == pytest.approx(
+        len(raw) * (more - kernel) * 1e-3, rel=0.3
+    )
 
 
 def names(**options):
@@ -323,16 +467,29 @@ def names(**options):
 def profile_of(folder, layers):
     """A profile as trtexec writes it: layers and their milliseconds."""
     file = folder / "profile.json"
-    file.write_text(json.dumps([{"count": 1}, *(
-        {"name": n, "timeMs": ms, "averageMs": ms, "medianMs": ms, "percentage": 1.0} for n, ms in layers)]))
+    file.write_text(
+        json.dumps(
+            [
+                {"count": 1},
+                *(
+                    {"name": n, "timeMs": ms, "averageMs": ms, "medianMs": ms, "percentage": 1.0}
+                    for n, ms in layers
+                ),
+            ]
+        )
+    )
     return str(file)
 
 
 # Engines that were timed with a profile and without: milliseconds of one execution without it.
-@pytest.mark.parametrize(("case", "gpu", "measured"), [
-    ("resnet18-a100-qat", "A100 80GB PCIe", 0.882), ("resnet18-a100-qat-residual", "A100 80GB PCIe", 0.546),
-    ("resnet18-a100-qat-residual-qgap", "A100 80GB PCIe", 0.500),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("case", "gpu", "measured"),
+    [
+        ("resnet18-a100-qat", "A100 80GB PCIe", 0.882),
+        ("resnet18-a100-qat-residual", "A100 80GB PCIe", 0.546),
+        ("resnet18-a100-qat-residual-qgap", "A100 80GB PCIe", 0.500),
+    ],
+)
 def test_a_real_profile_leads_to_the_time_without_it(case, gpu, measured):
     profile = SHARED / case / "profile.json"
     if not profile.exists():
@@ -343,7 +500,9 @@ def test_a_real_profile_leads_to_the_time_without_it(case, gpu, measured):
 
 
 def test_a_profile_of_another_engine_is_refused(tmp_path):
-    file = profile_of(tmp_path, [(n if i == 3 else f"other{i}", 1.0) for i, n in enumerate(names())])
+    file = profile_of(
+        tmp_path, [(n if i == 3 else f"other{i}", 1.0) for i, n in enumerate(names())]
+    )
     with raises(QdqtoolError, "_calibration 1"):
         timed(chain(12), calibrate=file)
 

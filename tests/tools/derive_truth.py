@@ -30,7 +30,9 @@ CASES = {
 SOURCES = {"log": "log.txt", "json": "graph.json", "tsv": "layers.tsv"}
 EXCERPTS = "yolov8-orin-trt8412-excerpts"
 WEIGHTED = re.compile(r"(?:^|/)(?:Conv|ConvTranspose|Gemm)(?:_\d+)?$")
-QUANTIZER = re.compile(r"(?:QuantizeLinear|DequantizeLinear)(?:_\d+)?(?:_quantize_scale_node)?(?:_clone_\d+)*$")
+QUANTIZER = re.compile(
+    r"(?:QuantizeLinear|DequantizeLinear)(?:_\d+)?(?:_quantize_scale_node)?(?:_clone_\d+)*$"
+)
 TAKEN = re.compile(r"(?:^|/)(?:Add|Relu|MaxPool|LeakyRelu|Clip)(?:_\d+)?$")
 ASIDE = ("TrainStation", "Constant", "Myelin", "DeviceToShapeHost", "ShapeHostToDevice")
 LINE = re.compile(r"^Layer\((\w+)\): (.*?), Tactic: -?\w+, (.*?) ?-> ?(.*)$")
@@ -52,7 +54,10 @@ def rows_of_log(path: Path) -> list[dict[str, Any]]:
     for line in path.read_text(errors="replace").splitlines():
         match = LINE.match(line.strip())
         if match:
-            ends = [[(n.strip(), precision(t)) for n, t in EDGE.findall(side)] for side in (match[3], match[4])]
+            ends = [
+                [(n.strip(), precision(t)) for n, t in EDGE.findall(side)]
+                for side in (match[3], match[4])
+            ]
             rows.append({"type": match[1], "name": match[2], "inputs": ends[0], "outputs": ends[1]})
     return rows
 
@@ -60,8 +65,18 @@ def rows_of_log(path: Path) -> list[dict[str, Any]]:
 def rows_of_json(path: Path) -> list[dict[str, Any]]:
     rows = []
     for layer in json.loads(path.read_text(errors="replace"), strict=False)["Layers"]:
-        ends = [[(t["Name"], precision(t["Format/Datatype"])) for t in layer[side]] for side in ("Inputs", "Outputs")]
-        rows.append({"type": layer["LayerType"], "name": layer["Name"], "inputs": ends[0], "outputs": ends[1]})
+        ends = [
+            [(t["Name"], precision(t["Format/Datatype"])) for t in layer[side]]
+            for side in ("Inputs", "Outputs")
+        ]
+        rows.append(
+            {
+                "type": layer["LayerType"],
+                "name": layer["Name"],
+                "inputs": ends[0],
+                "outputs": ends[1],
+            }
+        )
     return rows
 
 
@@ -70,9 +85,14 @@ def rows_of_table(path: Path) -> list[dict[str, Any]]:
     for line in path.read_text().splitlines()[1:]:
         name, kind, types, output, tensors, tensor = line.split("\t")
         inputs = list(zip(tensors.split(","), map(precision, types.split(",")), strict=False))
-        rows.append({
-            "type": kind.partition("/")[0], "name": name, "inputs": inputs, "outputs": [(tensor, precision(output))]
-        })
+        rows.append(
+            {
+                "type": kind.partition("/")[0],
+                "name": name,
+                "inputs": inputs,
+                "outputs": [(tensor, precision(output))],
+            }
+        )
     return rows
 
 
@@ -88,16 +108,23 @@ def tables(rows: list[dict[str, Any]]) -> dict[str, Any]:
         pieces = parts(name)
         found = [p for p in pieces if WEIGHTED.search(p)]
         if found and row["type"] not in ("Reformat", "Scale"):
-            convolutions.append({
-                "name": found[0],
-                "layer": name,
-                "inputs": [p for _, p in row["inputs"]],
-                "output": row["outputs"][0][1],
-                "fused": [p for p in pieces if TAKEN.search(p)],
-            })
+            convolutions.append(
+                {
+                    "name": found[0],
+                    "layer": name,
+                    "inputs": [p for _, p in row["inputs"]],
+                    "output": row["outputs"][0][1],
+                    "fused": [p for p in pieces if TAKEN.search(p)],
+                }
+            )
         elif len(pieces) == 1 and QUANTIZER.search(name):
             conversions.append(name)
-    return {"convolutions": convolutions, "conversions": conversions, "layers": layers, "types": types}
+    return {
+        "convolutions": convolutions,
+        "conversions": conversions,
+        "layers": layers,
+        "types": types,
+    }
 
 
 SENTENCES = (
@@ -109,12 +136,28 @@ SENTENCES = (
     (r"Eliminating (.+) which duplicates \(Q\) (.+)", "Eliminating", -1, 1, 2),
     (r"Swap the layer type of (.+) from (\w+ to \w+)", "Swap the layer type", -1, 1, 2),
     (r"Convert layer type of (.+) from (\w+ to \w+)", "Convert layer type", -1, 1, 2),
-    (r"-----------SqueezePushDown kSQUEEZE_JOIN case: (.+?) --> (.+)", "SqueezePushDown kSQUEEZE_JOIN", -1, 1, 2),
+    (
+        r"-----------SqueezePushDown kSQUEEZE_JOIN case: (.+?) --> (.+)",
+        "SqueezePushDown kSQUEEZE_JOIN",
+        -1,
+        1,
+        2,
+    ),
     (r"Eliminating concatenation (.+)", "Eliminating concatenation", 0, 1, 0),
-    (r"Generating copy for (.+) to (.+) because input does not support striding.",
-     "Generating copy because input does not support striding", 0, 1, 2),
-    (r"Generating copy for (.+) to (.+) because of stomping hazard.", "Generating copy because of stomping hazard",
-     0, 1, 2),
+    (
+        r"Generating copy for (.+) to (.+) because input does not support striding.",
+        "Generating copy because input does not support striding",
+        0,
+        1,
+        2,
+    ),
+    (
+        r"Generating copy for (.+) to (.+) because of stomping hazard.",
+        "Generating copy because of stomping hazard",
+        0,
+        1,
+        2,
+    ),
     (r"Retargeting (.+) to (.+)", "Retargeting", 0, 1, 2),
     (r"Eliminating slice (.+) by retargeting (.+)", "Eliminating slice", 0, 1, 2),
     (r"Replacing slice (.+) with copy from (.+)", "Replacing slice", 0, 1, 2),
@@ -164,7 +207,9 @@ def main(folder: Path) -> None:
     home = HOME / EXCERPTS
     home.mkdir(exist_ok=True)
     quoted = trace_of(folder / EXCERPTS / "log.txt", excerpts=True)
-    unique = [list(row) for row in dict.fromkeys(map(tuple, quoted))]  # the article quotes some lines twice
+    unique = [
+        list(row) for row in dict.fromkeys(map(tuple, quoted))
+    ]  # the article quotes some lines twice
     (home / "lines.json").write_text("[\n" + ",\n".join(map(json.dumps, unique)) + "\n]\n")
     print(EXCERPTS, len(unique))
 

@@ -17,7 +17,10 @@ import calibration
 import qdqtool
 
 PACKAGES = (qdqtool, calibration)
-_OPTIONS = ("qdqtool.base.options", "qdqtool.options")  # modules whose annotations a function takes over
+_OPTIONS = (
+    "qdqtool.base.options",
+    "qdqtool.options",
+)  # modules whose annotations a function takes over
 _HEAD = '"""The signatures that functions have at run time; ``python -m tests.tools.make_stub`` writes them."""'
 _WIDTH = 120
 
@@ -32,8 +35,11 @@ def defined(module: str) -> dict[str, str]:
         if isinstance(node, ast.ImportFrom):
             found |= {a.asname or a.name: f"from {node.module} import {a.name}" for a in node.names}
         elif isinstance(node, ast.Import):
-            found |= {a.asname or a.name: f"import {a.name}" + f" as {a.asname}" * (a.asname is not None)
-                      for a in node.names if a.asname or "." not in a.name}  # fmt: skip
+            found |= {
+                a.asname or a.name: f"import {a.name}" + f" as {a.asname}" * (a.asname is not None)
+                for a in node.names
+                if a.asname or "." not in a.name
+            }
         elif isinstance(node, ast.ClassDef):
             found[node.name] = f"from {module} import {node.name}"
         elif isinstance(node, ast.Assign | ast.AnnAssign):
@@ -44,7 +50,9 @@ def defined(module: str) -> dict[str, str]:
 
 
 def names(annotations: Iterator[str]) -> set[str]:
-    return {n.id for text in annotations for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
+    return {
+        n.id for text in annotations for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)
+    }
 
 
 def literal(value: object) -> str:
@@ -67,7 +75,9 @@ def function_text(name: str, signature: inspect.Signature) -> str:
     line = f"def {name}({', '.join(parts)}) -> {signature.return_annotation}: ..."
     if len(line) <= _WIDTH:
         return line
-    return "\n".join([f"def {name}(", *(f"    {p}," for p in parts), f") -> {signature.return_annotation}: ..."])
+    return "\n".join(
+        [f"def {name}(", *(f"    {p}," for p in parts), f") -> {signature.return_annotation}: ..."]
+    )
 
 
 def _object(line: str) -> object:
@@ -85,24 +95,44 @@ def path_of(package: ModuleType) -> Path:
 def stub(package: ModuleType) -> str:
     """The text of a package's stub."""
     public: dict[str, Any] = {name: getattr(package, name) for name in package.__all__}
-    classes = {n: f"from {v.__module__} import {n} as {n}" for n, v in public.items() if isinstance(v, type)}
+    classes = {
+        n: f"from {v.__module__} import {n} as {n}"
+        for n, v in public.items()
+        if isinstance(v, type)
+    }
     imported = defined(package.__name__)
-    classes |= {n: f"{imported[n]} as {n}" for n, v in public.items() if not isinstance(v, type | FunctionType | str)}
+    classes |= {
+        n: f"{imported[n]} as {n}"
+        for n, v in public.items()
+        if not isinstance(v, type | FunctionType | str)
+    }
     imports: dict[str, str] = {}
     functions = []
     for name, value in public.items():
         if isinstance(value, FunctionType):
-            known = {n: line for m in (value.__module__, *_OPTIONS) for n, line in defined(m).items()}
+            known = {
+                n: line for m in (value.__module__, *_OPTIONS) for n, line in defined(m).items()
+            }
             signature = inspect.signature(value)
-            texts = [p.annotation for p in signature.parameters.values()] + [signature.return_annotation]
-            assert all(isinstance(t, str) for t in texts), f"{value.__module__}: from __future__ import annotations"
+            texts = [p.annotation for p in signature.parameters.values()] + [
+                signature.return_annotation
+            ]
+            assert all(isinstance(t, str) for t in texts), (
+                f"{value.__module__}: from __future__ import annotations"
+            )
             for used in names(iter(texts)) & known.keys() - classes.keys():
-                assert _object(imports.setdefault(used, known[used])) is _object(known[used]), f"two classes {used}"
+                assert _object(imports.setdefault(used, known[used])) is _object(known[used]), (
+                    f"two classes {used}"
+                )
             functions.append(function_text(name, signature))
-    lines = sorted({*imports.values(), *classes.values()}, key=lambda line: (line.startswith("from"), line))
+    lines = sorted(
+        {*imports.values(), *classes.values()}, key=lambda line: (line.startswith("from"), line)
+    )
     exported = "".join(f'    "{name}",\n' for name in public)
     version = ["__version__: str", ""] if "__version__" in public else []
-    return "\n".join([_HEAD, "", *lines, "", f"__all__ = [\n{exported}]", "", *version, *functions, ""])
+    return "\n".join(
+        [_HEAD, "", *lines, "", f"__all__ = [\n{exported}]", "", *version, *functions, ""]
+    )
 
 
 if __name__ == "__main__":

@@ -14,7 +14,11 @@ from tests.render.reporting.browser import browser, missing
 from tests.tools.record_demo import quantized_demo
 
 PICTURE = Path(__file__).parents[2] / "docs" / "report.png"
-WIDTH, HEAD, HEIGHT = 1280, 326, 860  # pixels: of both parts, of the verdict, of the network with its details
+WIDTH, HEAD, HEIGHT = (
+    1280,
+    326,
+    860,
+)  # pixels: of both parts, of the verdict, of the network with its details
 NODE = "/model.22/cv3.1/cv3.1.1/conv/Conv"  # where INT8 and float meet
 
 
@@ -32,7 +36,9 @@ def main() -> None:
         for fragment, top, height in (("", 0, HEAD), (f"#node-{number}", HEAD, HEIGHT)):
             page.open(path, fragment)
             if fragment:
-                page.run("document.getElementById('network').scrollIntoView(); window.scrollBy(0, -8)")
+                page.run(
+                    "document.getElementById('network').scrollIntoView(); window.scrollBy(0, -8)"
+                )
             time.sleep(1.0)
             page.picture(shot)
             both.paste(Image.open(shot).crop((0, 0, WIDTH, height)), (0, top))

@@ -23,7 +23,9 @@ class Graph:
         half: Float tensors are float16.
     """
 
-    def __init__(self, opset: int = 13, constant_nodes: bool = False, seed: int = 0, half: bool = False) -> None:
+    def __init__(
+        self, opset: int = 13, constant_nodes: bool = False, seed: int = 0, half: bool = False
+    ) -> None:
         self.opset = opset
         self.constant_nodes = constant_nodes
         self.random = np.random.default_rng(seed)
@@ -41,9 +43,13 @@ class Graph:
 
     def const(self, name: str, value: npt.ArrayLike, dtype: Any = None) -> str:
         array = np.asarray(value, dtype=dtype)
-        tensor = numpy_helper.from_array(array.astype(self.dtype) if array.dtype == np.float64 else array, name)
+        tensor = numpy_helper.from_array(
+            array.astype(self.dtype) if array.dtype == np.float64 else array, name
+        )
         if self.constant_nodes:
-            self.nodes.append(helper.make_node("Constant", [], [name], f"{name}/Constant", value=tensor))
+            self.nodes.append(
+                helper.make_node("Constant", [], [name], f"{name}/Constant", value=tensor)
+            )
         else:
             self.initializers.append(tensor)
         return name
@@ -51,7 +57,9 @@ class Graph:
     def output_names(self, name: str, count: int) -> list[str]:
         return [f"{name}:{i}" for i in range(count)]
 
-    def ops(self, op: str, inputs: Sequence[str], name: str, count: int = 1, **attributes: Any) -> list[str]:
+    def ops(
+        self, op: str, inputs: Sequence[str], name: str, count: int = 1, **attributes: Any
+    ) -> list[str]:
         outputs = self.output_names(name, count)
         self.nodes.append(helper.make_node(op, list(inputs), outputs, name, **attributes))
         for output in outputs:
@@ -63,46 +71,95 @@ class Graph:
 
     # Quantizers -----------------------------------------------------------------------------------------------
 
-    def parameters(self, name: str, scale: npt.ArrayLike, zero: int | None, integer: Any) -> list[str]:
+    def parameters(
+        self, name: str, scale: npt.ArrayLike, zero: int | None, integer: Any
+    ) -> list[str]:
         values = np.asarray(scale, dtype=self.dtype)
         names = [self.const(f"{name}.scale", values)]
         if zero is not None:
             names.append(self.const(f"{name}.zero", np.full(values.shape, zero, dtype=integer)))
         return names
 
-    def q(self, x: str, name: str, scale: npt.ArrayLike = 0.1, axis: int | None = None, zero: int | None = 0,
-          integer: Any = np.int8) -> str:
+    def q(
+        self,
+        x: str,
+        name: str,
+        scale: npt.ArrayLike = 0.1,
+        axis: int | None = None,
+        zero: int | None = 0,
+        integer: Any = np.int8,
+    ) -> str:
         attributes = {} if axis is None else {"axis": axis}
-        return self.op("QuantizeLinear", [x, *self.parameters(name, scale, zero, integer)], name, **attributes)
+        return self.op(
+            "QuantizeLinear", [x, *self.parameters(name, scale, zero, integer)], name, **attributes
+        )
 
-    def dq(self, x: str, name: str, scale: npt.ArrayLike = 0.1, axis: int | None = None, zero: int | None = 0,
-           integer: Any = np.int8) -> str:
+    def dq(
+        self,
+        x: str,
+        name: str,
+        scale: npt.ArrayLike = 0.1,
+        axis: int | None = None,
+        zero: int | None = 0,
+        integer: Any = np.int8,
+    ) -> str:
         attributes = {} if axis is None else {"axis": axis}
-        return self.op("DequantizeLinear", [x, *self.parameters(name, scale, zero, integer)], name, **attributes)
+        return self.op(
+            "DequantizeLinear",
+            [x, *self.parameters(name, scale, zero, integer)],
+            name,
+            **attributes,
+        )
 
-    def pair(self, x: str, stem: str, scale: npt.ArrayLike = 0.1, axis: int | None = None, zero: int | None = 0,
-             integer: Any = np.int8) -> str:
+    def pair(
+        self,
+        x: str,
+        stem: str,
+        scale: npt.ArrayLike = 0.1,
+        axis: int | None = None,
+        zero: int | None = 0,
+        integer: Any = np.int8,
+    ) -> str:
         """Q and DQ, called ``<stem>.Q`` and ``<stem>.DQ``."""
         quantized = self.q(x, f"{stem}.Q", scale, axis, zero, integer)
         return self.dq(quantized, f"{stem}.DQ", scale, axis, zero, integer)
 
     # Layers ---------------------------------------------------------------------------------------------------
 
-    def weights(self, name: str, shape: Sequence[int], form: str, axis: int = 0, parameter: str = "weight") -> str:
+    def weights(
+        self, name: str, shape: Sequence[int], form: str, axis: int = 0, parameter: str = "weight"
+    ) -> str:
         """Weights of a layer: ``float``, ``qdq`` (per channel), ``tensor`` (one scale) or ``int8`` (DQ only)."""
         count = shape[axis]
         scales = self.random.uniform(0.01, 0.02, count)
         if form == "int8":
-            stored = self.const(f"{name}.{parameter}", self.random.integers(-127, 128, tuple(shape)).astype(np.int8))
+            stored = self.const(
+                f"{name}.{parameter}", self.random.integers(-127, 128, tuple(shape)).astype(np.int8)
+            )
             return self.dq(stored, f"{name}.w.DQ", scales, axis)
         plain = self.const(f"{name}.{parameter}", self.random.normal(0, 0.3, tuple(shape)))
         if form == "float":
             return plain
-        return self.pair(plain, f"{name}.w", scales, axis) if form == "qdq" else self.pair(plain, f"{name}.w", 0.01)
+        return (
+            self.pair(plain, f"{name}.w", scales, axis)
+            if form == "qdq"
+            else self.pair(plain, f"{name}.w", 0.01)
+        )
 
-    def conv(self, x: str, name: str, channels: int = 8, k: int = 3, stride: int = 1, groups: int = 1,
-             scale: float | None = 0.1, weights: str = "qdq", bias: bool = False, op: str = "Conv",
-             **attributes: Any) -> str:
+    def conv(
+        self,
+        x: str,
+        name: str,
+        channels: int = 8,
+        k: int = 3,
+        stride: int = 1,
+        groups: int = 1,
+        scale: float | None = 0.1,
+        weights: str = "qdq",
+        bias: bool = False,
+        op: str = "Conv",
+        **attributes: Any,
+    ) -> str:
         """A convolution of padding k // 2; ``scale`` is that of its input's pair, None for an input without pair."""
         data = x if scale is None else self.pair(x, f"{name}.in", scale)
         from_, to = self.channels.get(x, 1), channels // groups
@@ -111,15 +168,27 @@ class Graph:
         if bias:
             inputs.append(self.const(f"{name}.bias", self.random.normal(0, 1, channels)))
         pad = (k - stride) // 2 if op == "ConvTranspose" else k // 2
-        out = self.op(op, inputs, name, kernel_shape=[k, k], strides=[stride] * 2, pads=[pad] * 4, group=groups,
-                      **attributes)
+        out = self.op(
+            op,
+            inputs,
+            name,
+            kernel_shape=[k, k],
+            strides=[stride] * 2,
+            pads=[pad] * 4,
+            group=groups,
+            **attributes,
+        )
         self.channels[out] = channels
         return out
 
     def bn(self, x: str, name: str) -> str:
         count = self.channels[x]
-        values = (self.random.uniform(0.5, 2, count), self.random.normal(0, 1, count),
-                  self.random.normal(0, 1, count), self.random.uniform(0.5, 2, count))
+        values = (
+            self.random.uniform(0.5, 2, count),
+            self.random.normal(0, 1, count),
+            self.random.normal(0, 1, count),
+            self.random.uniform(0.5, 2, count),
+        )
         names = ("weight", "bias", "running_mean", "running_var")
         inputs = [self.const(f"{name}.{n}", v) for n, v in zip(names, values, strict=True)]
         return self.op("BatchNormalization", [x, *inputs], name)
@@ -153,8 +222,14 @@ class Graph:
 
     def resize(self, x: str, name: str, mode: str = "nearest", factor: float = 2.0) -> str:
         scales = self.const(f"{name}.scales", np.array([1, 1, factor, factor], np.float32))
-        return self.op("Resize", [x, "", scales], name, mode=mode, coordinate_transformation_mode="asymmetric",
-                       nearest_mode="floor")
+        return self.op(
+            "Resize",
+            [x, "", scales],
+            name,
+            mode=mode,
+            coordinate_transformation_mode="asymmetric",
+            nearest_mode="floor",
+        )
 
     def slice(self, x: str, name: str, start: int, end: int, axis: int = 1, step: int = 1) -> str:
         values = {"starts": start, "ends": end, "axes": axis, "steps": step}
@@ -167,8 +242,16 @@ class Graph:
     def reshape(self, x: str, name: str, *shape: int) -> str:
         return self.op("Reshape", [x, self.const(f"{name}.shape", np.array(shape, np.int64))], name)
 
-    def gemm(self, x: str, name: str, features: int, out: int = 4, scale: float | None = 0.1, weights: str = "qdq",
-             bias: bool = True) -> str:
+    def gemm(
+        self,
+        x: str,
+        name: str,
+        features: int,
+        out: int = 4,
+        scale: float | None = 0.1,
+        weights: str = "qdq",
+        bias: bool = True,
+    ) -> str:
         data = x if scale is None else self.pair(x, f"{name}.in", scale)
         inputs = [data, self.weights(name, (out, features), weights)]
         if bias:

@@ -20,8 +20,14 @@ from qdqtool.types import Event, Prediction
 
 HOME = Path(__file__).parents[1] / "data" / "evidence"
 CASES = sorted(p.parent.name for p in HOME.glob("*/truth.json"))
-LARGE = {"bevfusion-camera-rtx3080ti-trt8600", "bevfusion-camera-orin-trt8502", "centernet-resnet34-qat-trt80"}
-DIFFERENT = [c for c in sorted(CASES, key=LARGE.__contains__) if c != "bevfusion-camera-orin-trt8502"]
+LARGE = {
+    "bevfusion-camera-rtx3080ti-trt8600",
+    "bevfusion-camera-orin-trt8502",
+    "centernet-resnet34-qat-trt80",
+}
+DIFFERENT = [
+    c for c in sorted(CASES, key=LARGE.__contains__) if c != "bevfusion-camera-orin-trt8502"
+]
 """The large ones last, and one of two builds of the same network."""
 WITH_TRACE = sorted(p.parent.name for p in HOME.glob("*/trace.json.gz"))
 
@@ -55,9 +61,14 @@ Rests = tuple[set[str], set[tuple[str, str]]]
 def rests(network: Network, run: Run) -> Rests:
     """Cases of its lines and those of its layers."""
     ids = {event.case for event in run.trace}
-    unnamed = {(event.pass_name or event.case.partition("/")[0], event.kind) for event in run.trace
-               if trace.FORMATS[event.kind].scope != "printed"}
-    return ids | {pipeline.id_of(case) for layer in network.layers.values() for case in layer.cases}, unnamed
+    unnamed = {
+        (event.pass_name or event.case.partition("/")[0], event.kind)
+        for event in run.trace
+        if trace.FORMATS[event.kind].scope != "printed"
+    }
+    return ids | {
+        pipeline.id_of(case) for layer in network.layers.values() for case in layer.cases
+    }, unnamed
 
 
 @functools.cache

@@ -35,7 +35,11 @@ class Exporter:
     def _part(self, layer: Layer) -> int:
         """Which output of its node a layer writes."""
         node = self._nodes[layer.id]
-        return node.outputs.index(layer.out.name) if node is not None and layer.out.name in node.outputs else 0
+        return (
+            node.outputs.index(layer.out.name)
+            if node is not None and layer.out.name in node.outputs
+            else 0
+        )
 
     def _slots_of(self, layer: Layer) -> list[int]:
         """Which input of its node each input of a layer stands for."""
@@ -45,14 +49,18 @@ class Exporter:
         slots: list[int] = []
         for tensor in layer.inputs:
             named = [i for i, n in enumerate(node.inputs) if n == tensor.name and i not in slots]
-            slots.append(named[0] if named else next(i for i in range(len(node.inputs)) if i not in slots))
+            slots.append(
+                named[0] if named else next(i for i in range(len(node.inputs)) if i not in slots)
+            )
         return slots
 
     def export(self) -> onnx.ModelProto:
         """The network as it is now."""
         proto = self.model.proto
         self._names = {id(t): t.name for t in self.network.inputs}
-        self._names.update({id(t): n for t, n in zip(self.network.outputs, self.model.outputs, strict=True)})
+        self._names.update(
+            {id(t): n for t, n in zip(self.network.outputs, self.model.outputs, strict=True)}
+        )
         self.nodes: list[onnx.NodeProto] = []
         self.initializers = list(proto.graph.initializer)
         for node in proto.graph.node:
@@ -60,8 +68,12 @@ class Exporter:
                 self.nodes.append(node)
         for layer in self.network.in_order():
             self._layer(layer)
-        graph = helper.make_graph(self.nodes, "g", list(proto.graph.input), list(proto.graph.output), self.initializers)
-        return helper.make_model(graph, opset_imports=list(proto.opset_import), ir_version=proto.ir_version)
+        graph = helper.make_graph(
+            self.nodes, "g", list(proto.graph.input), list(proto.graph.output), self.initializers
+        )
+        return helper.make_model(
+            graph, opset_imports=list(proto.opset_import), ir_version=proto.ir_version
+        )
 
     def _name(self, tensor: Tensor) -> str:
         return self._names.setdefault(id(tensor), f"t{len(self._names)}")
@@ -75,7 +87,9 @@ class Exporter:
             self._quantizer(layer, inputs[0], outputs[0])
         elif self._nodes.get(layer.id) is None:
             # A layer of the parser's own: the sum of a Gemm, or a shuffle, which broadcasting makes unnecessary.
-            self.nodes.append(helper.make_node("Add" if len(inputs) == 2 else "Identity", inputs, outputs))
+            self.nodes.append(
+                helper.make_node("Add" if len(inputs) == 2 else "Identity", inputs, outputs)
+            )
         else:
             self._copy(layer, inputs, outputs)
 
@@ -91,7 +105,10 @@ class Exporter:
             del copy.input[2]
         if node.op == "Split":
             split = self._parts[layer.id]
-            copy.output[:] = [outputs[0] if i == split else f"{outputs[0]}:unused{i}" for i in range(len(copy.output))]
+            copy.output[:] = [
+                outputs[0] if i == split else f"{outputs[0]}:unused{i}"
+                for i in range(len(copy.output))
+            ]
         else:
             copy.output[:] = outputs
         self.nodes.append(copy)
@@ -102,12 +119,16 @@ class Exporter:
         stem = f"{target}:{layer.name}"
         shape = quant.scale_shape
         scale = quant.scale.astype(np.float32).reshape(shape if shape is not None else (-1,))
-        zero = np.broadcast_to(quant.zero_point, quant.scale.shape).astype(_INTEGERS[quant.precision])
+        zero = np.broadcast_to(quant.zero_point, quant.scale.shape).astype(
+            _INTEGERS[quant.precision]
+        )
         self.initializers.append(numpy_helper.from_array(scale, f"{stem}.s"))
         self.initializers.append(numpy_helper.from_array(zero.reshape(scale.shape), f"{stem}.z"))
         attributes: dict[str, Any] = {} if quant.axis is None else {"axis": quant.axis}
         op = "QuantizeLinear" if layer.kind == LayerKind.QUANTIZE else "DequantizeLinear"
-        self.nodes.append(helper.make_node(op, [source, f"{stem}.s", f"{stem}.z"], [target], **attributes))
+        self.nodes.append(
+            helper.make_node(op, [source, f"{stem}.s", f"{stem}.z"], [target], **attributes)
+        )
 
 
 def evaluate(model: onnx.ModelProto, seed: int = 0) -> list[npt.NDArray[Any]]:

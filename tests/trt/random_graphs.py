@@ -65,8 +65,15 @@ def _conv(s: Sketch, x: str, shape: Shape) -> None:
     channels = shape[1] if depthwise else s.one(4, 8)
     k, stride = s.one(1, 3), s.one(1, 1, 2)
     out = s.graph.conv(
-        x, s.name("conv"), channels, k, stride, shape[1] if depthwise else 1, s.one(*SCALES, None),
-        s.one(*WEIGHTS), bias=s.one(False, True),
+        x,
+        s.name("conv"),
+        channels,
+        k,
+        stride,
+        shape[1] if depthwise else 1,
+        s.one(*SCALES, None),
+        s.one(*WEIGHTS),
+        bias=s.one(False, True),
     )
     size = tuple((d + 2 * (k // 2) - k) // stride + 1 for d in shape[2:])
     s.make(out, (shape[0], channels, *size))
@@ -120,7 +127,9 @@ def _constant(s: Sketch, x: str, shape: Shape) -> None:
 
 
 def _concat(s: Sketch, a: str, shape: Shape) -> None:
-    fitting = [t for t, d in s.shapes.items() if len(d) == 4 and d[0] == shape[0] and d[2:] == shape[2:]]
+    fitting = [
+        t for t, d in s.shapes.items() if len(d) == 4 and d[0] == shape[0] and d[2:] == shape[2:]
+    ]
     parts = [a, *s.draw(st.lists(st.sampled_from(fitting), min_size=1, max_size=3))]
     total = sum(s.shapes[t][1] for t in parts)
     if total > 32:
@@ -131,7 +140,9 @@ def _concat(s: Sketch, a: str, shape: Shape) -> None:
 
 
 def _split(s: Sketch, x: str, shape: Shape) -> None:
-    for part in s.graph.ops("Split", [x], s.name("split"), count=2, axis=1) if shape[1] % 2 == 0 else ():
+    for part in (
+        s.graph.ops("Split", [x], s.name("split"), count=2, axis=1) if shape[1] % 2 == 0 else ()
+    ):
         s.make(part, (shape[0], shape[1] // 2, *shape[2:]))
 
 
@@ -182,7 +193,9 @@ def _padding(s: Sketch, x: str, shape: Shape) -> None:
 def _gemm(s: Sketch, x: str, shape: Shape) -> None:
     size = int(np.prod(shape[1:]))
     flat = s.graph.op("Flatten", x, s.name("flat"))
-    out = s.graph.gemm(flat, s.name("gemm"), size, 4, s.one(*SCALES, None), s.one(*WEIGHTS), s.one(False, True))
+    out = s.graph.gemm(
+        flat, s.name("gemm"), size, 4, s.one(*SCALES, None), s.one(*WEIGHTS), s.one(False, True)
+    )
     s.make(out, (shape[0], 4))
 
 
@@ -190,10 +203,25 @@ def _moved(s: Sketch, x: str) -> str:
     """A tensor behind one operator that a Q may or may not move up past."""
     shape = s.shapes[x]
     n, c, h, w = shape
-    kind = s.one("zero", "reflect", "MaxPool", "GlobalMaxPool", "Slice", "Split", "Dropout", "Transpose", "nearest",
-                 "linear", "AveragePool", "Concat")
+    kind = s.one(
+        "zero",
+        "reflect",
+        "MaxPool",
+        "GlobalMaxPool",
+        "Slice",
+        "Split",
+        "Dropout",
+        "Transpose",
+        "nearest",
+        "linear",
+        "AveragePool",
+        "Concat",
+    )
     if kind in ("zero", "reflect") and min(h, w) >= 2 and max(h, w) <= 8:
-        x, shape = s.graph.pad(x, s.name("pad"), "constant" if kind == "zero" else kind), (n, c, h + 2, w + 2)
+        x, shape = (
+            s.graph.pad(x, s.name("pad"), "constant" if kind == "zero" else kind),
+            (n, c, h + 2, w + 2),
+        )
     elif kind in ("MaxPool", "AveragePool") and min(h, w) >= 2:
         x, shape = s.graph.pool(x, s.name(kind), kind, 2, 2), (n, c, h // 2, w // 2)
     elif kind == "GlobalMaxPool":
@@ -201,7 +229,10 @@ def _moved(s: Sketch, x: str) -> str:
     elif kind == "Slice" and c >= 2:
         x, shape = s.graph.slice(x, s.name("slice"), 0, c // 2), (n, c // 2, h, w)
     elif kind == "Split" and c % 2 == 0:
-        x, shape = s.graph.ops("Split", [x], s.name("split"), count=2, axis=1)[s.one(0, 1)], (n, c // 2, h, w)
+        x, shape = (
+            s.graph.ops("Split", [x], s.name("split"), count=2, axis=1)[s.one(0, 1)],
+            (n, c // 2, h, w),
+        )
     elif kind == "Dropout":
         x = s.graph.op(kind, x, s.name(kind))
     elif kind == "Transpose":
@@ -232,8 +263,25 @@ def _fork(s: Sketch, x: str, shape: Shape) -> None:
         s.make(branch, (s.shapes[end][0], 4, *s.shapes[end][2:]))
 
 
-STEPS = (_conv, _conv, _conv, _activation, _pair, _lone_q, _add, _add, _constant, _concat, _split, _slice, _pool,
-         _resize, _shuffle, _padding, _gemm)
+STEPS = (
+    _conv,
+    _conv,
+    _conv,
+    _activation,
+    _pair,
+    _lone_q,
+    _add,
+    _add,
+    _constant,
+    _concat,
+    _split,
+    _slice,
+    _pool,
+    _resize,
+    _shuffle,
+    _padding,
+    _gemm,
+)
 
 
 FORKS = (_fork, _fork, _fork, *STEPS)

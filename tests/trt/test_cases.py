@@ -51,7 +51,9 @@ def _behind(op: str, *constants: tuple[str, list[int]], **attributes: object) ->
 
 def _product(g: Graph) -> list[str]:
     x = g.pair(g.input(1, 8), "in")
-    return [g.op("MatMul", [x, g.pair(g.const("w", np.ones((8, 4), np.float32)), "wq", 0.01)], "fc")]
+    return [
+        g.op("MatMul", [x, g.pair(g.const("w", np.ones((8, 4), np.float32)), "wq", 0.01)], "fc")
+    ]
 
 
 def _silu_add(g: Graph) -> list[str]:
@@ -144,7 +146,12 @@ def _shared_weights(g: Graph) -> list[str]:
     w = g.const("w", np.ones((8, 4, 3, 3)))
     x = _image(g)
     return [
-        g.op("Conv", [g.pair(x, f"in{i}"), g.pair(w, f"w{i}", 0.1 * (i + 1))], f"c{i}", kernel_shape=[3, 3])
+        g.op(
+            "Conv",
+            [g.pair(x, f"in{i}"), g.pair(w, f"w{i}", 0.1 * (i + 1))],
+            f"c{i}",
+            kernel_shape=[3, 3],
+        )
         for i in range(2)
     ]
 
@@ -212,17 +219,29 @@ GRAPHS: dict[str, Build] = {
     "ConstEltFusion/with-relu": lambda g: _gemm(g, "relu"),
     "ConstQDQInitializersFusion/computed": _computed_scale,
     "ConstWeightsQuantizeFusion/several-readers": _shared_weights,
-    "ConstantFoldDanglingQDQ/dequantized-weights": lambda g: g.conv(_image(g), "c", scale=None, weights="qdq"),
+    "ConstantFoldDanglingQDQ/dequantized-weights": lambda g: g.conv(
+        _image(g), "c", scale=None, weights="qdq"
+    ),
     "ConvActPoolFusion/stem-other": _stem,
-    "ConvScaleFusion/float": lambda g: g.bn(g.conv(_image(g), "c", scale=None, weights="float"), "bn"),
+    "ConvScaleFusion/float": lambda g: g.bn(
+        g.conv(_image(g), "c", scale=None, weights="float"), "bn"
+    ),
     "DeconvReluFusion/deconvolution": lambda g: g.relu(_transposed(g, "float", None), "r"),
     "DeconvScaleFusion/deconvolution": lambda g: g.bn(_transposed(g, "float", None), "bn"),
     "DepthToSpace/q-past-depthtospace": _behind("DepthToSpace", blocksize=2),
-    "DqQFusion/several-readers": lambda g: [g.conv(x := g.pair(_image(g), "a"), "c"), g.op("Neg", x, "n")],
-    "EltwiseAddToPwn/sum": lambda g: g.add(_image(g), g.op("Softmax", g.input(1, 4, 8, 8, name="y"), "s"), "Add"),
-    "GenericConvActFusion/activation-pointwise":
-        lambda g: g.op("Softmax", g.op("Tanh", g.conv(_image(g), "c"), "t"), "end"),
-    "GenericConvActFusion/deconvolution": lambda g: g.op("Tanh", _transposed(g, "float", None), "t"),
+    "DqQFusion/several-readers": lambda g: [
+        g.conv(x := g.pair(_image(g), "a"), "c"),
+        g.op("Neg", x, "n"),
+    ],
+    "EltwiseAddToPwn/sum": lambda g: g.add(
+        _image(g), g.op("Softmax", g.input(1, 4, 8, 8, name="y"), "s"), "Add"
+    ),
+    "GenericConvActFusion/activation-pointwise": lambda g: g.op(
+        "Softmax", g.op("Tanh", g.conv(_image(g), "c"), "t"), "end"
+    ),
+    "GenericConvActFusion/deconvolution": lambda g: g.op(
+        "Tanh", _transposed(g, "float", None), "t"
+    ),
     "GenericConvActFusion/depthwise": lambda g: g.silu(g.conv(_image(g, 8), "c", groups=8), "act"),
     "GenericConvActFusion/pointwise": lambda g: g.silu(g.conv(_image(g), "c"), "act"),
     "GenericConvActFusion/joined-with-add": _silu_add,
@@ -231,11 +250,18 @@ GRAPHS: dict[str, Build] = {
     "HorizontalMergeQNodes/unknown-scale": _unknown_scale,
     "MatMulToConvTransform/matmul": lambda g: _matmul(g),
     "MatMulToConvTransform/plain-gemm": lambda g: _gemm(g, "relu", "float"),
-    "MergeLayers/equal-convolutions": lambda g: [g.conv(x := _image(g), "a", scale=0.1), g.conv(x, "b", scale=0.1)],
+    "MergeLayers/equal-convolutions": lambda g: [
+        g.conv(x := _image(g), "a", scale=0.1),
+        g.conv(x, "b", scale=0.1),
+    ],
     "MyelinOptimization/constants": _anchors,
-    "Pad/q-past-copying-pad": lambda g: g.op("Softmax", g.pair(g.pad(_image(g), "pad", "reflect"), "p"), "end"),
+    "Pad/q-past-copying-pad": lambda g: g.op(
+        "Softmax", g.pair(g.pad(_image(g), "pad", "reflect"), "p"), "end"
+    ),
     "Pad/q-past-zero-pad": lambda g: g.op("Softmax", g.pair(g.pad(_image(g), "pad"), "p"), "end"),
-    "PadConvFusion/pad": lambda g: g.conv(g.pad(_image(g), "pad"), "c", scale=None, weights="float"),
+    "PadConvFusion/pad": lambda g: g.conv(
+        g.pad(_image(g), "pad"), "c", scale=None, weights="float"
+    ),
     "PointWiseFusion/constant-operand": _gelu,
     "PointWiseFusion/with-add": _silu_add,
     "QConvScaleFusion/convtranspose": lambda g: g.bn(_transposed(g, "qdq", 0.1), "bn"),
@@ -250,21 +276,28 @@ GRAPHS: dict[str, Build] = {
     "MyelinRegions/inside": lambda g: g.conv(_image(g), "c"),
     "MyelinRegions/pointwise": lambda g: g.conv(g.op("Tanh", _image(g), "t"), "c"),
     "MyelinRegions/product": _product,
-    "QuantizeDoubleInputNodes/pointwise-to-float": lambda g: g.op("Softmax", g.relu(g.pair(_image(g), "a"), "r"), "s"),
-    "QuantizeDoubleInputNodes/sum-to-float":
-        lambda g: g.add(g.pair(x := _image(g), "a"), g.pair(g.relu(x, "r"), "b"), "sum"),
-    "QuantizeDoubleInputNodes/prelu":
-        lambda g: g.op("PRelu", [g.conv(_image(g), "c"), g.const("slope", np.ones((8, 1, 1)))], "p"),
+    "QuantizeDoubleInputNodes/pointwise-to-float": lambda g: g.op(
+        "Softmax", g.relu(g.pair(_image(g), "a"), "r"), "s"
+    ),
+    "QuantizeDoubleInputNodes/sum-to-float": lambda g: g.add(
+        g.pair(x := _image(g), "a"), g.pair(g.relu(x, "r"), "b"), "sum"
+    ),
+    "QuantizeDoubleInputNodes/prelu": lambda g: g.op(
+        "PRelu", [g.conv(_image(g), "c"), g.const("slope", np.ones((8, 1, 1)))], "p"
+    ),
     "QuantizeDoubleInputNodes/sum": _silu_add_both,
-    "QuantizeSingleInputNodes/average-window":
-        lambda g: g.op("Softmax", g.pair(g.pool(g.pair(_image(g), "a"), "pool", "AveragePool"), "b"), "end"),
+    "QuantizeSingleInputNodes/average-window": lambda g: g.op(
+        "Softmax", g.pair(g.pool(g.pair(_image(g), "a"), "pool", "AveragePool"), "b"), "end"
+    ),
     "QDQToCopy/attention": _attention,
     "ReduceToPoolingFusion/global-max": _behind("GlobalMaxPool"),
     "ReduceToPoolingFusion/mean": lambda g: g.op("ReduceMean", _image(g), "mean", axes=[2, 3]),
     "ReduceToPoolingFusion/reduce-max": lambda g: g.op("ReduceMax", _image(g), "max", axes=[3]),
     "RequantizeFusion/conversion": lambda g: _requantized(g, True),
     "RequantizeFusion/into-convolution": lambda g: _requantized(g, False),
-    "Slice/q-past-slice": lambda g: g.op("Softmax", g.pair(g.slice(_image(g), "cut", 0, 2), "p"), "end"),
+    "Slice/q-past-slice": lambda g: g.op(
+        "Softmax", g.pair(g.slice(_image(g), "cut", 0, 2), "p"), "end"
+    ),
     "SpaceToDepth/q-past-spacetodepth": _behind("SpaceToDepth", blocksize=2),
     "Split/q-past-split": _behind("Split", axis=1),
     "SplitQAcrossPrecedingFanIn/nested": _nested_concat,
@@ -273,17 +306,27 @@ GRAPHS: dict[str, Build] = {
     "SqueezePushDownJoin/followed-by-q": lambda g: _gemm(g, "q"),
     "Transpose/q-past-transpose": _behind("Transpose", perm=[0, 2, 3, 1]),
     "Unsqueeze/q-past-unsqueeze": _behind("Unsqueeze", ("axes", [0])),
-    "VanillaSwapWithPreceedingDQ/copied":
-        lambda g: [g.conv(g.pool(x := g.pair(_image(g), "a"), "pool"), "c", scale=None), x],
-    "VanillaSwapWithPreceedingDQ/listed": lambda g: g.conv(g.pool(g.pair(_image(g), "a"), "pool"), "c", scale=None),
+    "VanillaSwapWithPreceedingDQ/copied": lambda g: [
+        g.conv(g.pool(x := g.pair(_image(g), "a"), "pool"), "c", scale=None),
+        x,
+    ],
+    "VanillaSwapWithPreceedingDQ/listed": lambda g: g.conv(
+        g.pool(g.pair(_image(g), "a"), "pool"), "c", scale=None
+    ),
     "VanillaSwapWithPreceedingDQ/per-channel": _carried_axis,
-    "VanillaSwapWithPreceedingDQ/several-readers":
-        lambda g: [g.conv(g.pool(x := g.pair(_image(g), "a"), "pool"), "c", scale=None), x],
+    "VanillaSwapWithPreceedingDQ/several-readers": lambda g: [
+        g.conv(g.pool(x := g.pair(_image(g), "a"), "pool"), "c", scale=None),
+        x,
+    ],
 }
 TARGETS = dict.fromkeys(GRAPHS, "trt8.5") | {
-    "MatMulToConvTransform/plain-gemm": "trt8.6", "QuantizeConvWithResidualAdd/activated": "trt11",
-    "QuantizeDoubleInputNodes/mixed-floats": "trt11", "VanillaSwapWithPreceedingDQ/copied": "trt11",
-    "MyelinRegions/edge": "trt10", "MyelinRegions/inside": "trt10", "MyelinRegions/pointwise": "trt10",
+    "MatMulToConvTransform/plain-gemm": "trt8.6",
+    "QuantizeConvWithResidualAdd/activated": "trt11",
+    "QuantizeDoubleInputNodes/mixed-floats": "trt11",
+    "VanillaSwapWithPreceedingDQ/copied": "trt11",
+    "MyelinRegions/edge": "trt10",
+    "MyelinRegions/inside": "trt10",
+    "MyelinRegions/pointwise": "trt10",
     "MyelinRegions/product": "trt10",
 }
 for _file in sorted(Path(__file__).with_name("passes").glob("test_*.py")):

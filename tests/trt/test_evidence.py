@@ -47,7 +47,11 @@ def test_convolutions_and_conversions(case: str) -> None:
     assert predicted.keys() == built.keys()
     for name, row in built.items():
         taken = sorted(n for n in row["fused"] if "Add" in n or "MaxPool" in n)
-        assert said(predicted[name]) == (tuple(map(width, row["inputs"])), width(row["output"]), taken), name
+        assert said(predicted[name]) == (
+            tuple(map(width, row["inputs"])),
+            width(row["output"]),
+            taken,
+        ), name
         assert set(row["fused"]) <= set(predicted[name].fused), name
     assert sorted(prediction(case).conversion_nodes) == sorted(
         n.removesuffix("_quantize_scale_node") for n in truth(case)["conversions"]
@@ -80,8 +84,10 @@ def test_layers_and_traces(case: str) -> None:
 # How many Q and DQ there are is in the list of passes of bevfusion-camera-orin-trt8502, their lines are not.
 COUNTED_ONLY = {"bevfusion-camera-orin-trt8502": ("ConstQDQInitializersFusion",)}
 ORDER = {  # the share of a log's lines that come out in its order, by longest common subsequence
-    "bevfusion-camera-orin-trt8502": 0.95, "bevfusion-camera-rtx3080ti-trt8600": 0.95,
-    "resnet18-qat-rtx2000-trt8510": 0.94, "yolo-resnet18-orin-trt8502": 0.9,
+    "bevfusion-camera-orin-trt8502": 0.95,
+    "bevfusion-camera-rtx3080ti-trt8600": 0.95,
+    "resnet18-qat-rtx2000-trt8510": 0.94,
+    "yolo-resnet18-orin-trt8502": 0.9,
 }
 
 
@@ -111,22 +117,42 @@ def test_types_of_every_layer(case: str) -> None:
     for name, (inputs, output) in truth(case)["types"].items():
         if name not in predicted:
             # Names with the parser's numbers, and those of TensorRT 8.0 for what stays of a Q.
-            assert any(part in name for part in ("NonMaxSuppression", "(Unnamed Layer* ", "_quantize_scale_node"))
+            assert any(
+                part in name
+                for part in ("NonMaxSuppression", "(Unnamed Layer* ", "_quantize_scale_node")
+            )
             continue
         layer = predicted[name]
-        assert [width(t.precision) for t in layer.inputs][: len(inputs)] == list(map(width, inputs)), name
+        assert [width(t.precision) for t in layer.inputs][: len(inputs)] == list(
+            map(width, inputs)
+        ), name
         assert width(layer.outputs[0].precision) == width(output), name
 
 
 ROOT = Path(__file__).parents[2]
 LOGS = Path(os.environ.get("QDQTOOL_SHARED", ROOT.parent / "shared")) / "evidence"
-BY_LINE = [(name, build) for name, case in pipeline.cases().items() for build in case.builds if ":" in build]
+BY_LINE = [
+    (name, build)
+    for name, case in pipeline.cases().items()
+    for build in case.builds
+    if ":" in build
+]
 # What the lines of rules say that are logged without their pass's name.
 WORDS = {
-    "MergeLayers": "Merging layers", "SliceRemoval": "slice", "ConcatRemoval": "concatenation|Retargeting|Generating",
-    "Shuffle": "VanillaSwapWithPreceedingDQ", "Concat": "SplitQAcrossPrecedingFanIn",
-    "Conv": "QuantizeDoubleInputNodes", "Gemm": "MatMulToConvTransform", "Relu": "Relu", "LeakyRelu": "LeakyRelu",
-    "Reshape": "Reshape", "Flatten": "Flatten", "Slice": "Slice", "MaxPool": "MaxPool", "Resize": "Resize",
+    "MergeLayers": "Merging layers",
+    "SliceRemoval": "slice",
+    "ConcatRemoval": "concatenation|Retargeting|Generating",
+    "Shuffle": "VanillaSwapWithPreceedingDQ",
+    "Concat": "SplitQAcrossPrecedingFanIn",
+    "Conv": "QuantizeDoubleInputNodes",
+    "Gemm": "MatMulToConvTransform",
+    "Relu": "Relu",
+    "LeakyRelu": "LeakyRelu",
+    "Reshape": "Reshape",
+    "Flatten": "Flatten",
+    "Slice": "Slice",
+    "MaxPool": "MaxPool",
+    "Resize": "Resize",
     "Upsample": "Resize",
 }
 

@@ -37,17 +37,25 @@ def inconsistencies(network: Network) -> list[str]:
     found = []
     layers = list(network.layers.values())
     for layer in layers:
-        found += [f"{t.name}: written by {layer.name}, says {t.producer}" for t in layer.outputs
-                  if t.producer is not layer]  # fmt: skip
+        found += [
+            f"{t.name}: written by {layer.name}, says {t.producer}"
+            for t in layer.outputs
+            if t.producer is not layer
+        ]
         for tensor in layer.inputs:
             if tensor.consumers.get(layer, 0) != sum(t is tensor for t in layer.inputs):
                 found.append(f"{tensor.name}: read by {layer.name}, says {tensor.consumers}")
     here = {id(layer) for layer in layers}
     for tensor in {id(t): t for layer in layers for t in (*layer.inputs, *layer.outputs)}.values():
-        found += [f"{tensor.name}: says that {c.name} reads it" for c in tensor.consumers
-                  if id(c) not in here or not any(t is tensor for t in c.inputs)]  # fmt: skip
+        found += [
+            f"{tensor.name}: says that {c.name} reads it"
+            for c in tensor.consumers
+            if id(c) not in here or not any(t is tensor for t in c.inputs)
+        ]
         if tensor.producer is not None and id(tensor.producer) not in here:
-            found.append(f"{tensor.name}: says that {tensor.producer.name} writes it, which is gone")
+            found.append(
+                f"{tensor.name}: says that {tensor.producer.name} writes it, which is gone"
+            )
     return found
 
 
@@ -58,10 +66,13 @@ def small() -> tuple[Network, dict[str, Layer], dict[str, Tensor]]:
     network.inputs, network.outputs = [tensors["x"]], [tensors["d"]]
     tensors["d"].is_output = True
     for name, kind, inputs, outputs in (
-        ("split", LayerKind.SLICE, "x", "ab"), ("add", LayerKind.ELEMENTWISE, "ab", "c"),
+        ("split", LayerKind.SLICE, "x", "ab"),
+        ("add", LayerKind.ELEMENTWISE, "ab", "c"),
         ("neg", LayerKind.UNARY, "c", "d"),
-    ):  # fmt: skip
-        layers[name] = network.add(Layer(kind, name), [tensors[t] for t in inputs], [tensors[t] for t in outputs])
+    ):
+        layers[name] = network.add(
+            Layer(kind, name), [tensors[t] for t in inputs], [tensors[t] for t in outputs]
+        )
     return network, layers, tensors
 
 
@@ -71,7 +82,11 @@ def test_what_stands_alone_and_in_order() -> None:
     new = Tensor("n")
     network.set_output(layers["split"], new)
     assert layers["split"].outputs == [new, tensors["b"]]
-    assert (new.producer, tensors["a"].producer, tensors["b"].producer) == (layers["split"], None, layers["split"])
+    assert (new.producer, tensors["a"].producer, tensors["b"].producer) == (
+        layers["split"],
+        None,
+        layers["split"],
+    )
     assert new in network.touched
     network.set_output(layers["neg"], tensors["a"])  # takes it over, as a swap of two layers does
     assert (tensors["a"].producer, tensors["d"].producer) == (layers["neg"], None)
@@ -91,21 +106,44 @@ def test_what_stands_alone_and_in_order() -> None:
     network = Network()
     t = {name: Tensor(name) for name in "xabcde"}
     for name, inputs in (("last", "bd"), ("d", "c"), ("c", "x"), ("b", "a"), ("a", "x")):
-        network.add(Layer(LayerKind.UNARY, name), [t[i] for i in inputs], [t["e" if name == "last" else name]])
+        network.add(
+            Layer(LayerKind.UNARY, name),
+            [t[i] for i in inputs],
+            [t["e" if name == "last" else name]],
+        )
     network.outputs = [t["e"]]
     assert [layer.name for layer in network.in_order()] == ["c", "a", "d", "b", "last"]
     assert [layer.name for layer in network.depth_first()] == ["c", "d", "a", "b", "last"]
     network.order()
-    assert [layer.name for layer in network.of_kind(LayerKind.UNARY)] == ["c", "a", "d", "b", "last"]
+    assert [layer.name for layer in network.of_kind(LayerKind.UNARY)] == [
+        "c",
+        "a",
+        "d",
+        "b",
+        "last",
+    ]
     network.focus = {t["d"]: None}
     assert [layer.name for layer in network.near(LayerKind.UNARY)] == ["d", "last"]
     assert network.near(LayerKind.SLICE) == []
-    network.touched = dict.fromkeys(Tensor(str(i)) for i in range(9))  # more tensors than layers: those are walked
+    network.touched = dict.fromkeys(
+        Tensor(str(i)) for i in range(9)
+    )  # more tensors than layers: those are walked
     assert [layer.name for layer in network.near(LayerKind.UNARY)] == ["d", "last"]
 
 
-@in_turn("edit", ["set_input", "drop_input", "add_input", "drop_reader", "retarget", "remove",
-                                  "absorb_reader", "insert_before"])  # fmt: skip
+@in_turn(
+    "edit",
+    [
+        "set_input",
+        "drop_input",
+        "add_input",
+        "drop_reader",
+        "retarget",
+        "remove",
+        "absorb_reader",
+        "insert_before",
+    ],
+)
 def test_what_an_edit_touches_is_seen_by_the_next_round(edit: str) -> None:
     """A loop's later rounds look at touched tensors alone; both sides of a tensor tell the same behind each edit."""
     network, layers, tensors = small()
@@ -129,7 +167,10 @@ def test_what_an_edit_touches_is_seen_by_the_next_round(edit: str) -> None:
         network.retarget(tensors["a"], tensors["b"])
         assert add.inputs == [tensors["b"]] * 2 and tensors["b"].consumers == {add: 2}
         network.retarget(tensors["d"], tensors["c"])
-        assert network.outputs == [tensors["c"]] and (tensors["c"].is_output, tensors["d"].is_output) == (True, False)
+        assert network.outputs == [tensors["c"]] and (
+            tensors["c"].is_output,
+            tensors["d"].is_output,
+        ) == (True, False)
     elif edit == "remove":
         network.remove(neg)
         assert not network.alive(neg) and network.of_kind(LayerKind.UNARY) == []
@@ -141,7 +182,9 @@ def test_what_an_edit_touches_is_seen_by_the_next_round(edit: str) -> None:
         assert tensors["c"].producer is None and tensors["d"].producer is add
     else:
         network.insert_before(add, 1, Layer(LayerKind.SHUFFLE, "between"), Tensor("m"))
-        assert [t.name for t in add.inputs] == ["a", "m"] and add.inputs[1].producer.inputs == [tensors["b"]]  # type: ignore[union-attr]
+        assert [t.name for t in add.inputs] == ["a", "m"] and add.inputs[1].producer.inputs == [
+            tensors["b"]
+        ]  # type: ignore[union-attr]
     assert inconsistencies(network) == []
 
 
@@ -177,22 +220,49 @@ def test_weights_that_two_matrix_products_read(g: Graph, target: str) -> None:
     weights = g.const("w", np.ones((16, 16), np.float32))
     for op in ("Gemm", "MatMul"):
         first = g.op(op, ["x", weights], f"{op}1")
-        run_checked(g.model(first, g.op(op, [g.op("Tanh", "x", f"t{op}"), weights], f"{op}2")), target)
+        run_checked(
+            g.model(first, g.op(op, [g.op("Tanh", "x", f"t{op}"), weights], f"{op}2")), target
+        )
 
 
 @in_turn(
     ("op", "attributes", "kind"),
-    [("LRN", {"size": 3}, "LRN"), ("GlobalMaxPool", {}, "Pooling"), ("MaxPool", {"kernel_shape": [2, 2]}, "Pooling"),
-     ("Softmax", {}, "Softmax")],
-)  # fmt: skip
-def test_a_layer_of_no_known_type_has_its_operators_name(op: str, attributes: dict[str, object], kind: str) -> None:
+    [
+        ("LRN", {"size": 3}, "LRN"),
+        ("GlobalMaxPool", {}, "Pooling"),
+        ("MaxPool", {"kernel_shape": [2, 2]}, "Pooling"),
+        ("Softmax", {}, "Softmax"),
+    ],
+)
+def test_a_layer_of_no_known_type_has_its_operators_name(
+    op: str, attributes: dict[str, object], kind: str
+) -> None:
     g = Graph()
     layers = predict(g.model(g.op(op, g.input(1, 8, 4, 4), "n", **attributes))).layers
     assert [layer.type for layer in layers if layer.nodes == ["n"]] == [kind]
 
 
-OPERATORS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Split", "Slice", "Concat", "Pad", "BatchNormalization", "Cast",
-             "Softmax", "MaxPool", "Resize", "Transpose", "Identity", "QuantizeLinear", "DequantizeLinear", "Add", "If")
+OPERATORS = (
+    "Conv",
+    "ConvTranspose",
+    "Gemm",
+    "MatMul",
+    "Split",
+    "Slice",
+    "Concat",
+    "Pad",
+    "BatchNormalization",
+    "Cast",
+    "Softmax",
+    "MaxPool",
+    "Resize",
+    "Transpose",
+    "Identity",
+    "QuantizeLinear",
+    "DequantizeLinear",
+    "Add",
+    "If",
+)
 
 
 def whole() -> onnx.ModelProto:
@@ -200,7 +270,9 @@ def whole() -> onnx.ModelProto:
     x = g.silu(g.bn(g.conv(g.input(1, 4, 8, 8), "a"), "bn"), "act")
     left, right = g.ops("Split", [x], "split", count=2, axis=1)
     y = g.add(g.pair(g.pool(x, "pool", k=3, stride=1), "skip"), g.conv(x, "b"), "add")
-    z = g.conv(g.concat([left, right, g.resize(g.pool(y, "down"), "up")], "cat"), "c", weights="int8")
+    z = g.conv(
+        g.concat([left, right, g.resize(g.pool(y, "down"), "up")], "cat"), "c", weights="int8"
+    )
     return g.model(g.gemm(g.op("Flatten", z, "flat"), "fc", 8 * 8 * 8))
 
 
@@ -215,7 +287,10 @@ def damage(model: onnx.ModelProto, dice: random.Random) -> None:
         node.output[dice.randrange(len(node.output))] = dice.choice(["", "elsewhere"])
     elif kind == 2 and node.attribute:
         attribute = dice.choice(node.attribute)
-        attribute.i, attribute.type = dice.choice([-1, 0, 99, 2**40]), dice.choice([0, 1, 2, 3, 4, 6, 7])
+        attribute.i, attribute.type = (
+            dice.choice([-1, 0, 99, 2**40]),
+            dice.choice([0, 1, 2, 3, 4, 6, 7]),
+        )
     elif kind == 3 and node.attribute:
         del node.attribute[dice.randrange(len(node.attribute))]
     elif kind == 4:
@@ -253,7 +328,9 @@ def test_no_other_exception(seed: int) -> None:
 @pytest.mark.parametrize("op", ["Custom", "GridSample", "Einsum"])
 def test_unknown_operators(g: Graph, op: str) -> None:
     conv = g.conv(g.input(1, 3, 8, 8), "c")
-    g.nodes.append(helper.make_node(op, [conv], ["u:0"], "u", domain="my.plugins" if op == "Custom" else ""))
+    g.nodes.append(
+        helper.make_node(op, [conv], ["u:0"], "u", domain="my.plugins" if op == "Custom" else "")
+    )
     g.channels["u:0"] = 8
     prediction = predict(g.model(g.op("Softmax", g.conv("u:0", "d"), "s")), "trt8.5", advice=False)
     assert outcomes(prediction) == {"c": ([INT8], FLOAT), "d": ([INT8], FLOAT)}
@@ -261,7 +338,8 @@ def test_unknown_operators(g: Graph, op: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "scale", [np.float32(0), np.float32(-1), np.float32("nan"), np.float32("inf"), np.zeros(0, np.float32)],
+    "scale",
+    [np.float32(0), np.float32(-1), np.float32("nan"), np.float32("inf"), np.zeros(0, np.float32)],
     ids=["0", "-1", "nan", "inf", "empty"],
 )
 def test_senseless_scales(g: Graph, scale: Any) -> None:
@@ -280,15 +358,22 @@ def test_senseless_scales(g: Graph, scale: Any) -> None:
 
 @pytest.mark.parametrize(
     ("op", "attribute", "value"),
-    [("Conv", "group", "two"), ("Conv", "group", [1, 2]), ("Conv", "strides", 1), ("MaxPool", "kernel_shape", 3.0),
-     ("Concat", "axis", "one")],
+    [
+        ("Conv", "group", "two"),
+        ("Conv", "group", [1, 2]),
+        ("Conv", "strides", 1),
+        ("MaxPool", "kernel_shape", 3.0),
+        ("Concat", "axis", "one"),
+    ],
 )
 def test_attribute_of_the_wrong_type(g: Graph, op: str, attribute: str, value: Any) -> None:
     """One line that names the node."""
     x = g.conv(g.input(1, 3, 8, 8), "c", scale=None)
     g.nodes.append(helper.make_node(op, [x, x], ["n:0"], "n", **{attribute: value}))
     model = helper.make_model(
-        helper.make_graph(g.nodes, "g", g.inputs, [helper.make_empty_tensor_value_info("n:0")], g.initializers),
+        helper.make_graph(
+            g.nodes, "g", g.inputs, [helper.make_empty_tensor_value_info("n:0")], g.initializers
+        ),
         opset_imports=[helper.make_opsetid("", 13)],
     )
     with pytest.raises(QdqtoolError, match=rf"^[^\n]*node 'n' \({op}\) is damaged[^\n]*$"):
@@ -302,7 +387,11 @@ def _small(name: str) -> onnx.ModelProto:
     if name == "per_channel_conv":
         y = g.conv(x, "c", 32)
     elif name == "symmetric_matmul":
-        y = g.op("MatMul", [g.pair(x, "a", 0.03), g.pair(g.const("w", np.ones((64, 64), np.float32)), "w", 0.01)], "m")
+        y = g.op(
+            "MatMul",
+            [g.pair(x, "a", 0.03), g.pair(g.const("w", np.ones((64, 64), np.float32)), "w", 0.01)],
+            "m",
+        )
     elif name == "residual_branches":
         branches = [g.conv(x, c, 32, scale=None, weights="float") for c in ("c1", "c2")]
         y = g.op("Add", [g.pair(b, f"b{i}", 0.02) for i, b in enumerate(branches)], "add")
@@ -317,8 +406,11 @@ def test_four_small_graphs_as_10_3_built_them(
 ) -> None:
     """Two of them are told layer by layer there: an INT8 convolution behind a Q, and an Add that reads two INT8."""
     found = predict(_small(name), "10.3")
-    told = [(x.type, [str(t.precision) for t in x.inputs], str(x.outputs[0].precision)) for x in found.layers
-            if x.type in ("Convolution", "PointWise", "MatrixMultiply", "NoOp", "kgen")]
+    told = [
+        (x.type, [str(t.precision) for t in x.inputs], str(x.outputs[0].precision))
+        for x in found.layers
+        if x.type in ("Convolution", "PointWise", "MatrixMultiply", "NoOp", "kgen")
+    ]
     assert (found.summary()["int8"], told, found.conversion_nodes) == (int8, computing, conversions)
 
 
@@ -330,11 +422,23 @@ def test_products_and_defaults(g: Graph) -> None:
         x = g.op("MatMul", [g.pair(x, f"q{i}"), weights], f"m{i}")
     found = predict(g.model(g.pair(x, "out")), "trt10", advice=False)
     told = [(x.type, *(str(t.precision) for t in (*x.inputs, *x.outputs))) for x in found.layers]
-    assert told == [("kgen", "FLOAT", "INT8"), *[("MatrixMultiply", "INT8", "INT8")] * 3, ("kgen", "INT8", "FLOAT")]
-    assert [b.inputs[0].tensor for b in found.layers[1:]] == [a.outputs[0].tensor for a in found.layers[:-1]]
+    assert told == [
+        ("kgen", "FLOAT", "INT8"),
+        *[("MatrixMultiply", "INT8", "INT8")] * 3,
+        ("kgen", "INT8", "FLOAT"),
+    ]
+    assert [b.inputs[0].tensor for b in found.layers[1:]] == [
+        a.outputs[0].tensor for a in found.layers[:-1]
+    ]
     # Kernel from the weights, strides and dilations 1, pads 0, one group, no automatic padding
-    spelled = {"kernel_shape": [3, 3], "strides": [1, 1], "dilations": [1, 1], "pads": [0] * 4, "group": 1,
-               "auto_pad": "NOTSET"}  # fmt: skip
+    spelled = {
+        "kernel_shape": [3, 3],
+        "strides": [1, 1],
+        "dilations": [1, 1],
+        "pads": [0] * 4,
+        "group": 1,
+        "auto_pad": "NOTSET",
+    }
     known, same = weights_of(bare(), "c"), weights_of(bare(**spelled), "c")
     for name in ("kernel", "strides", "pads", "dilations", "group", "auto_pad"):
         assert getattr(known, name) == getattr(same, name), name
@@ -344,6 +448,7 @@ def test_products_and_defaults(g: Graph) -> None:
 
 
 # What the importer reads out of a model: geometry with ONNX's defaults, and the parser's own decompositions.
+
 
 def imported(model: onnx.ModelProto) -> Network:
     return importer.build(load(model))
@@ -361,15 +466,24 @@ def bare(**attributes: object) -> onnx.ModelProto:
     return g.model(g.op("Conv", [g.input(1, 8, 8, 8), weights], "c", **attributes))
 
 
-@pytest.mark.parametrize(("key", "value"), [("strides", [2, 2]), ("dilations", [2, 2]), ("pads", [1] * 4)])
+@pytest.mark.parametrize(
+    ("key", "value"), [("strides", [2, 2]), ("dilations", [2, 2]), ("pads", [1] * 4)]
+)
 def test_what_is_given_is_read(key: str, value: list[int]) -> None:
     assert getattr(weights_of(bare(**{key: value}), "c"), key) == tuple(value)
 
 
-@pytest.mark.parametrize(("op", "attributes", "axis"), [
-    ("MatMul", {}, 1), ("Gemm", {}, 1), ("Gemm", {"transB": 1}, 0),
-])
-def test_outputs_of_a_matrix_product_lie_along_the_axis_of_its_weights(op: str, attributes: dict, axis: int) -> None:
+@pytest.mark.parametrize(
+    ("op", "attributes", "axis"),
+    [
+        ("MatMul", {}, 1),
+        ("Gemm", {}, 1),
+        ("Gemm", {"transB": 1}, 0),
+    ],
+)
+def test_outputs_of_a_matrix_product_lie_along_the_axis_of_its_weights(
+    op: str, attributes: dict, axis: int
+) -> None:
     g = Graph()
     g.input(2, 16)
     shape = (4, 16) if attributes else (16, 4)
@@ -383,7 +497,10 @@ def test_outputs_of_a_matrix_product_lie_along_the_axis_of_its_weights(op: str, 
 def test_a_batch_normalization_with_computed_parameters_is_taken_apart(g: Graph) -> None:
     """(x - mean) / sqrt(var + epsilon) * scale + bias; each parameter passes a shuffle, the bias is added last."""
     x = g.input(1, 4, 8, 8)
-    names = [g.op("Abs", g.const(n, np.ones(4, np.float32)), f"abs_{n}") for n in ("scale", "bias", "mean", "var")]
+    names = [
+        g.op("Abs", g.const(n, np.ones(4, np.float32)), f"abs_{n}")
+        for n in ("scale", "bias", "mean", "var")
+    ]
     network = imported(g.model(g.op("BatchNormalization", [x, *names], "bn")))
     last = next(layer for layer in network.layers.values() if layer.out.name == "bn:0")
 
@@ -392,22 +509,39 @@ def test_a_batch_normalization_with_computed_parameters_is_taken_apart(g: Graph)
         found = []
         for tensor in layer.inputs:
             maker = tensor.producer
-            found.append(maker.inputs[0].name if maker is not None and maker.kind == LayerKind.SHUFFLE else "computed")
+            found.append(
+                maker.inputs[0].name
+                if maker is not None and maker.kind == LayerKind.SHUFFLE
+                else "computed"
+            )
         return found
 
     assert last.operation == "SUM"
     assert sources(last) == ["computed", "abs_bias:0"]
     scaled = last.inputs[0].producer
-    assert scaled is not None and scaled.operation == "PROD" and sources(scaled) == ["abs_scale:0", "computed"]
+    assert (
+        scaled is not None
+        and scaled.operation == "PROD"
+        and sources(scaled) == ["abs_scale:0", "computed"]
+    )
     divided = scaled.inputs[1].producer
     assert divided is not None and divided.operation == "DIV"
     centred = divided.inputs[0].producer
-    assert centred is not None and centred.operation == "SUB" and sources(centred) == ["computed", "abs_mean:0"]
-    for layer in network.layers.values():  # the constant epsilon has no type of its own: what adds it has that of var
+    assert (
+        centred is not None
+        and centred.operation == "SUB"
+        and sources(centred) == ["computed", "abs_mean:0"]
+    )
+    for layer in (
+        network.layers.values()
+    ):  # the constant epsilon has no type of its own: what adds it has that of var
         if layer.kind in (LayerKind.ELEMENTWISE, LayerKind.UNARY):
             assert layer.out.elem_type == onnx.TensorProto.FLOAT, layer
     deviation = divided.inputs[1].producer
-    assert deviation is not None and (deviation.out.shape, centred.out.shape) == ((4,), (1, 4, 8, 8))
+    assert deviation is not None and (deviation.out.shape, centred.out.shape) == (
+        (4,),
+        (1, 4, 8, 8),
+    )
 
 
 @pytest.mark.parametrize("where", ["plain", "captured", "mixed"])
@@ -418,30 +552,62 @@ def test_shape_arithmetic_is_no_layer(g: Graph, where: str) -> None:
     size = g.op("Mul", [size, g.const("two", np.array([1], np.int64))], "times")
     if where == "captured":
         body = onnx.helper.make_graph(
-            [onnx.helper.make_node("Cast", ["captured"], ["inside"], "cast", to=onnx.TensorProto.INT64)], "body", [],
+            [
+                onnx.helper.make_node(
+                    "Cast", ["captured"], ["inside"], "cast", to=onnx.TensorProto.INT64
+                )
+            ],
+            "body",
+            [],
             [onnx.helper.make_tensor_value_info("inside", onnx.TensorProto.INT64, [1])],
-        )  # fmt: skip
+        )
         g.op("Softmax", g.reshape(x, "flat", 128), "s")
         g.slice("s:0", "captured", 0, 1, axis=0)
         g.nodes[-1].output[0] = "captured"
         flag = g.op("Cast", size, "flag", to=onnx.TensorProto.BOOL)
         size = g.op("If", flag, "mixed", then_branch=body, else_branch=body)
     elif where == "mixed":
-        size = g.op("Mul", [size, g.op("Cast", g.input(1, name="n"), "cast", to=onnx.TensorProto.INT64)], "mixed")
+        size = g.op(
+            "Mul",
+            [size, g.op("Cast", g.input(1, name="n"), "cast", to=onnx.TensorProto.INT64)],
+            "mixed",
+        )
     to = g.op("Concat", [size, g.const("rest", np.array([-1]))], "cat", axis=0)
-    network = imported(g.model(g.op("Reshape", [g.op("Exp", x, "e"), to], "r"), *([] if where == "plain" else [size])))
+    network = imported(
+        g.model(
+            g.op("Reshape", [g.op("Exp", x, "e"), to], "r"), *([] if where == "plain" else [size])
+        )
+    )
     names = {layer.name for layer in network.layers.values()}
     assert {"e", "r"} <= names and not names & {"shape", "gather", "times", "flag"}
     assert ("mixed" in names) is (where != "plain")
 
 
-@in_turn("op", ["Relu", "HardSwish", "Softmax", "Sigmoid", "GlobalAveragePool", "GlobalMaxPool", "Exp",
-                                "Identity", "Dropout", "Flatten", "Softplus", "Celu"])  # fmt: skip
+@in_turn(
+    "op",
+    [
+        "Relu",
+        "HardSwish",
+        "Softmax",
+        "Sigmoid",
+        "GlobalAveragePool",
+        "GlobalMaxPool",
+        "Exp",
+        "Identity",
+        "Dropout",
+        "Flatten",
+        "Softplus",
+        "Celu",
+    ],
+)
 def test_whatever_an_operator_becomes_reads_its_input(op: str) -> None:
     """Up from the output, layer by layer, one comes to the network's input."""
     g = Graph(opset=14)
     network = imported(g.model(g.op(op, g.input(1, 4, 8, 8), "n")))
-    seen, queue = set(), [next(layer.out for layer in network.layers.values() if layer.out.name == "n:0")]
+    seen, queue = (
+        set(),
+        [next(layer.out for layer in network.layers.values() if layer.out.name == "n:0")],
+    )
     for tensor in queue:
         seen.add(tensor.name)
         if tensor.producer is not None:
@@ -452,7 +618,9 @@ def test_whatever_an_operator_becomes_reads_its_input(op: str) -> None:
 def test_pairs_are_told_by_the_kind_of_the_reader() -> None:
     network, layers, _ = small()
     assert list(network.pairs(LayerKind.ELEMENTWISE)) == [(layers["add"], layers["neg"])]
-    assert list(network.pairs(LayerKind.ELEMENTWISE, read_by=layers["neg"].kind)) == [(layers["add"], layers["neg"])]
+    assert list(network.pairs(LayerKind.ELEMENTWISE, read_by=layers["neg"].kind)) == [
+        (layers["add"], layers["neg"])
+    ]
     network.add(Layer(LayerKind.SCALE, "scale"), [network.outputs[0]], [Tensor("e")])
     assert list(network.pairs(LayerKind.ELEMENTWISE, read_by=LayerKind.SCALE)) == []
     assert network.has(LayerKind.POOLING, LayerKind.SCALE)

@@ -28,7 +28,10 @@ from tests.trt.random_graphs import models
 
 CLASSIC = sorted(t for t in TARGETS if not t.startswith("rtx"))
 MOTION: tuple[type[Pass], ...] = (
-    VanillaSwapWithPreceedingDQ, VanillaSwapWithFollowingQ, HorizontalMergeQNodes, SplitQAcrossPrecedingFanIn,
+    VanillaSwapWithPreceedingDQ,
+    VanillaSwapWithFollowingQ,
+    HorizontalMergeQNodes,
+    SplitQAcrossPrecedingFanIn,
     DqQFusion,
 )
 
@@ -38,7 +41,11 @@ def outcome(prediction: Prediction, names: dict[str, str] | None = None) -> Any:
     known = names or {}
     rows = {
         known.get(c.name, c.name): (
-            c.precision, tuple(c.inputs), c.output, sorted(known.get(n, n) for n in c.fused), c.evidence,
+            c.precision,
+            tuple(c.inputs),
+            c.output,
+            sorted(known.get(n, n) for n in c.fused),
+            c.evidence,
         )
         for c in prediction.convolutions
     }
@@ -102,15 +109,21 @@ def test_prediction_ends_and_is_deterministic(model: onnx.ModelProto, target: st
     assert len(first.convolutions) <= len(operators)
     for conv in first.convolutions:
         inside = any(conv.name in region.nodes for region in first.regions)
-        assert conv.layer in {layer.name for layer in first.layers} or conv.layer == (None if inside else "")
+        assert conv.layer in {layer.name for layer in first.layers} or conv.layer == (
+            None if inside else ""
+        )
 
 
 @given(models(), st.integers(0, 99), st.sampled_from(CLASSIC))
 def test_order_and_names_do_not_matter(model: onnx.ModelProto, seed: int, target: str) -> None:
     other = reordered(model, seed)
-    assert outcome(predict(model, target, advice=False)) == outcome(predict(other, target, advice=False))
+    assert outcome(predict(model, target, advice=False)) == outcome(
+        predict(other, target, advice=False)
+    )
     other, back = renamed(model, seed)
-    assert outcome(predict(model, target, advice=False)) == outcome(predict(other, target, advice=False), back)
+    assert outcome(predict(model, target, advice=False)) == outcome(
+        predict(other, target, advice=False), back
+    )
 
 
 def moved(model: onnx.ModelProto) -> tuple[Exporter, set[str]]:
@@ -131,7 +144,9 @@ def test_motions_change_no_number(model: onnx.ModelProto) -> None:
     """What a Q passes by an exact rule commutes with Q and DQ exactly; a linear Resize does not."""
     index = load(model)
     passages = [p for p in (operators.passage(index, n) for n in index.nodes) if p is not None]
-    nearest = all(n.attributes.get("mode", "nearest") == "nearest" for n in index.nodes if n.op == "Resize")
+    nearest = all(
+        n.attributes.get("mode", "nearest") == "nearest" for n in index.nodes if n.op == "Resize"
+    )
     assume(nearest and all(p.exact or p is operators.OPERATORS["Resize"].passage for p in passages))
     # A Gemm is a product and a sum in the network, whose rounding differs: then the network itself is the measure.
     gemm = any(n.op_type == "Gemm" for n in model.graph.node)
@@ -207,7 +222,9 @@ def test_what_a_long_chain_takes_grows_with_its_length(op: str) -> None:
         texts = {*(e.subject for e in prediction.trace), *(e.object for e in prediction.trace)}
         texts.update(layer.name for layer in prediction.layers)
         sizes.append(sum(map(len, texts)))
-    assert sizes[1] < (16 if op == "Concat" else 6) * sizes[0]  # a nest of concatenations nests the suffixes of clones
+    assert (
+        sizes[1] < (16 if op == "Concat" else 6) * sizes[0]
+    )  # a nest of concatenations nests the suffixes of clones
 
 
 @pytest.mark.parametrize("depth", [1, 5, 40])
@@ -215,8 +232,12 @@ def test_a_q_moves_through_alternating_concatenations_and_pools(g: Graph, depth:
     """Every level leaves one clone on its other input, and the last one the innermost tensor's."""
     x = g.op("Softmax", g.input(1, 1, 8, 8), "before")
     for i in range(depth):
-        x = g.pool(g.concat([x, g.op("Softmax", "x", f"s{i}")], f"cat{i}"), f"pool{i}", k=3, stride=1)
+        x = g.pool(
+            g.concat([x, g.op("Softmax", "x", f"s{i}")], f"cat{i}"), f"pool{i}", k=3, stride=1
+        )
     prediction = predict(g.model(g.conv(x, "c")), "trt8.5", advice=False)
     assert prediction.conversions == depth + 1
     pools = [layer for layer in prediction.layers if layer.type == "Pooling"]
-    assert {str(t.precision) for layer in pools for t in (*layer.inputs, *layer.outputs)} == {"INT8"}
+    assert {str(t.precision) for layer in pools for t in (*layer.inputs, *layer.outputs)} == {
+        "INT8"
+    }

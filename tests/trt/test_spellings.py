@@ -67,7 +67,9 @@ def test_scale_shapes(g: Graph, shape: tuple[int, ...], zero: bool) -> None:
 
 def on_axis(axis: int) -> onnx.ModelProto:
     model = chain(Graph())
-    for attribute in (a for n in model.graph.node if n.op_type.endswith("quantizeLinear") for a in n.attribute):
+    for attribute in (
+        a for n in model.graph.node if n.op_type.endswith("quantizeLinear") for a in n.attribute
+    ):
         attribute.i = axis
     return model
 
@@ -75,7 +77,9 @@ def on_axis(axis: int) -> onnx.ModelProto:
 def of_microsoft() -> onnx.ModelProto:
     model = chain(Graph())
     for node in model.graph.node:
-        node.domain = "com.microsoft" if node.op_type in ("QuantizeLinear", "DequantizeLinear") else ""
+        node.domain = (
+            "com.microsoft" if node.op_type in ("QuantizeLinear", "DequantizeLinear") else ""
+        )
     model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
     return model
 
@@ -84,15 +88,24 @@ def of_ir_3() -> onnx.ModelProto:
     """Which lists every initializer among the inputs."""
     model = chain(Graph())
     for tensor in model.graph.initializer:
-        model.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+        model.graph.input.append(
+            helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+        )
     return model
 
 
-@in_turn("model", [
-    # Before opset 13 there is one scale for a tensor, and Split and Softmax read differently.
-    *(chain(Graph(opset=opset), "tensor" if opset < 13 else "qdq") for opset in range(10, 24)),
-    on_axis(0), on_axis(-4), of_microsoft(), of_ir_3(), chain(Graph(opset=19, half=True)),
-])
+@in_turn(
+    "model",
+    [
+        # Before opset 13 there is one scale for a tensor, and Split and Softmax read differently.
+        *(chain(Graph(opset=opset), "tensor" if opset < 13 else "qdq") for opset in range(10, 24)),
+        on_axis(0),
+        on_axis(-4),
+        of_microsoft(),
+        of_ir_3(),
+        chain(Graph(opset=19, half=True)),
+    ],
+)
 def test_one_network_in_many_spellings(model: onnx.ModelProto) -> None:
     assert outcomes(predict(model, "trt10", advice=False)) == EXPECTED
 
@@ -100,6 +113,7 @@ def test_one_network_in_many_spellings(model: onnx.ModelProto) -> None:
 @pytest.mark.parametrize("label", ["", "same"])
 def test_nodes_without_names_and_with_one_name(label: str) -> None:
     """A node without a name of its own goes by its first output."""
+
     def rename(node: onnx.NodeProto) -> None:
         node.name = label
 
@@ -112,6 +126,7 @@ def test_nodes_without_names_and_with_one_name(label: str) -> None:
 
 def test_names_and_biases_of_exporters(tmp_path: Path) -> None:
     """NVIDIA's parser: node_of_<output> (NVIDIA/TensorRT issue 3385)."""
+
     def rename(node: onnx.NodeProto) -> None:
         node.name = ""
 
@@ -122,7 +137,11 @@ def test_names_and_biases_of_exporters(tmp_path: Path) -> None:
     assert all(c.precision.is_float for c in prediction.convolutions)
     refused = {type(r) for r in prediction.refusals if r.pass_name == "QuantizeDoubleInputNodes"}
     assert refused == {NonzeroZeroPoint}
-    options = {"ActivationSymmetric": True, "QuantizeBias": False, "OpTypesToExcludeOutputQuantization": ["Conv"]}
+    options = {
+        "ActivationSymmetric": True,
+        "QuantizeBias": False,
+        "OpTypesToExcludeOutputQuantization": ["Conv"],
+    }
     prediction = predict(by_onnxruntime(tmp_path, extra_options=options), advice=False)
     assert [c.precision for c in prediction.convolutions] == [INT8, INT8]
 
@@ -132,8 +151,14 @@ def test_missing_external_data(tmp_path: Path, keep: str) -> None:
     model = chain(Graph())
     path = tmp_path / "model.onnx"
     limit = 1024 if keep == "scales" else 0
-    onnx.save_model(model, path, save_as_external_data=True, location="weights.bin", size_threshold=limit,
-                    convert_attribute=True)
+    onnx.save_model(
+        model,
+        path,
+        save_as_external_data=True,
+        location="weights.bin",
+        size_threshold=limit,
+        convert_attribute=True,
+    )
     (tmp_path / "weights.bin").unlink()
     assert outcomes(predict(path, advice=False)) == EXPECTED
 
@@ -156,7 +181,12 @@ class Reader:
 
 def by_onnxruntime(tmp_path: Path, **options: Any) -> onnx.ModelProto:
     """quantize_static on convolution, Relu, convolution with biases."""
-    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+    from onnxruntime.quantization import (
+        CalibrationDataReader,
+        QuantFormat,
+        QuantType,
+        quantize_static,
+    )
 
     CalibrationDataReader.register(Reader)
     g = Graph()
@@ -164,8 +194,13 @@ def by_onnxruntime(tmp_path: Path, **options: Any) -> onnx.ModelProto:
     model = g.model(g.conv(x, "b", scale=None, weights="float", bias=True))
     onnx.save(model, tmp_path / "float.onnx")
     quantize_static(
-        str(tmp_path / "float.onnx"), str(tmp_path / "q.onnx"), Reader(), quant_format=QuantFormat.QDQ,
-        activation_type=QuantType.QInt8, weight_type=QuantType.QInt8, **options,
+        str(tmp_path / "float.onnx"),
+        str(tmp_path / "q.onnx"),
+        Reader(),
+        quant_format=QuantFormat.QDQ,
+        activation_type=QuantType.QInt8,
+        weight_type=QuantType.QInt8,
+        **options,
     )
     return onnx.load(tmp_path / "q.onnx")
 
@@ -173,7 +208,9 @@ def by_onnxruntime(tmp_path: Path, **options: Any) -> onnx.ModelProto:
 @pytest.mark.parametrize("per_channel", [False, True])
 def test_onnxruntime_symmetric(tmp_path: Path, per_channel: bool) -> None:
     """Its int32 bias comes from a DQ, its weights are int8 and its output has a pair."""
-    model = by_onnxruntime(tmp_path, per_channel=per_channel, extra_options={"ActivationSymmetric": True})
+    model = by_onnxruntime(
+        tmp_path, per_channel=per_channel, extra_options={"ActivationSymmetric": True}
+    )
     assert any(n.op_type == "DequantizeLinear" and "bias" in n.input[0] for n in model.graph.node)
     prediction = predict(model, advice=False)
     assert outcomes(prediction) == {"a": ([INT8], INT8), "b": ([INT8], INT8)}
@@ -220,13 +257,18 @@ def by_modelopt() -> onnx.ModelProto:
 def test_modelopt_and_half_precision() -> None:
     found = {c.name: c for c in predict(by_modelopt(), advice=False).convolutions}
     assert outcomes(predict(by_modelopt(), advice=False)) == {
-        "stem": ([INT8], INT8), "a": ([INT8], INT8), "b": ([INT8, INT8], INT8), "c": ([INT8], FLOAT),
+        "stem": ([INT8], INT8),
+        "a": ([INT8], INT8),
+        "b": ([INT8, INT8], INT8),
+        "c": ([INT8], FLOAT),
     }
     assert found["b"].fused == ["Add", "rb"]
     # Exports of before opset 19: scales stay float32 and a Cast behind each DQ makes float16 of it
     g = Graph(opset=17)
     half = TensorProto.FLOAT16
-    x = g.op("Cast", g.op("Cast", g.input(1, 3, 8, 8), "to16", to=half), "to32", to=TensorProto.FLOAT)
+    x = g.op(
+        "Cast", g.op("Cast", g.input(1, 3, 8, 8), "to16", to=half), "to32", to=TensorProto.FLOAT
+    )
     data = g.op("Cast", g.pair(x, "in"), "data16", to=half)
     weights = g.op("Cast", g.weights("c", (8, 3, 3, 3), "qdq"), "weights16", to=half)
     out = g.op("Conv", [data, weights], "c")
@@ -234,7 +276,9 @@ def test_modelopt_and_half_precision() -> None:
     assert (conv.inputs, conv.output, conv.evidence) == ([INT8], FLOAT, Evidence.ASSUMED)
 
 
-@pytest.mark.skipif(not (FOLDER / "patterns.tar.xz").exists(), reason="the shared patterns are not here")
+@pytest.mark.skipif(
+    not (FOLDER / "patterns.tar.xz").exists(), reason="the shared patterns are not here"
+)
 @pytest.mark.parametrize("target", slow_after(1, ["trt8.5", "trt8.0", "trt11"]))
 def test_patterns_of_every_spelling(patterns: dict[str, bytes], target: str) -> None:  # noqa: F811
     """Small models of odd spellings and placements: an answer for each, whatever the target."""
@@ -244,7 +288,9 @@ def test_patterns_of_every_spelling(patterns: dict[str, bytes], target: str) -> 
         operators = [n.op_type for n in onnx.ModelProto.FromString(data).graph.node]
         weighted = sum(op in ("Conv", "ConvTranspose", "Gemm", "MatMul") for op in operators)
         assert len(prediction.convolutions) <= weighted, name
-        assert (prediction.conversions > 0) <= ("QuantizeLinear" in operators or "DequantizeLinear" in operators), name
+        assert (prediction.conversions > 0) <= (
+            "QuantizeLinear" in operators or "DequantizeLinear" in operators
+        ), name
 
 
 @pytest.mark.parametrize("weights", slow_after(1, ["float", "int8"]))
@@ -253,8 +299,14 @@ def test_our_own_insertion(weights: str) -> None:
     data = np.random.default_rng(0).uniform(0, 1, (1, 3, 64, 64)).astype(np.float32)
     inserted = insert(detector(), data, method="max", weights=weights, predict=False)
     prediction = predict(inserted.model, advice=False)
-    dequantizers = {o for n in inserted.model.graph.node if n.op_type == "DequantizeLinear" for o in n.output}
-    wanted = {n.name for n in inserted.model.graph.node if n.op_type == "Conv" and n.input[1] in dequantizers}
+    dequantizers = {
+        o for n in inserted.model.graph.node if n.op_type == "DequantizeLinear" for o in n.output
+    }
+    wanted = {
+        n.name
+        for n in inserted.model.graph.node
+        if n.op_type == "Conv" and n.input[1] in dequantizers
+    }
     assert len(wanted) == 27
     assert {c.name for c in prediction.convolutions if c.precision == INT8} == wanted
     assert {c.name for c in prediction.convolutions if c.precision == FLOAT} == {
@@ -275,7 +327,9 @@ def test_strange_graphs(g: Graph) -> None:
     g = Graph()
     g.const("k", [1.0])
     assert predict(g.model("k"), advice=False).convolutions == []
-    model = helper.make_model(helper.make_graph([], "g", [], []), opset_imports=[helper.make_opsetid("", 13)])
+    model = helper.make_model(
+        helper.make_graph([], "g", [], []), opset_imports=[helper.make_opsetid("", 13)]
+    )
     prediction = predict(model, advice=False)
     assert (prediction.convolutions, prediction.layers, prediction.conversions) == ([], [], 0)
     g = Graph()
@@ -296,21 +350,34 @@ def test_strange_graphs(g: Graph) -> None:
     # A tensor that a subgraph reads has a float reader: the Q behind the convolution cannot be absorbed
     conv = g.conv(g.input(1, 3, 8, 8), "c")
     condition = g.const("yes", np.asarray(True))
-    node = helper.make_node("If", [condition], ["if:0"], "If", then_branch=branch("then", conv, "Relu"),
-                            else_branch=branch("else", conv, "Neg"))
+    node = helper.make_node(
+        "If",
+        [condition],
+        ["if:0"],
+        "If",
+        then_branch=branch("then", conv, "Relu"),
+        else_branch=branch("else", conv, "Neg"),
+    )
     g.nodes.append(node)
     prediction = predict(g.model("if:0", g.op("Softmax", g.conv(conv, "d"), "s")), advice=False)
     assert outcomes(prediction) == {"c": ([INT8], FLOAT), "d": ([INT8], FLOAT)}
     g = Graph()
     conv = g.conv(g.input(1, 3, 8, 8), "c", 3)
     body = helper.make_graph(
-        [helper.make_node("Identity", ["go"], ["go_on"]), helper.make_node("Add", ["v", conv], ["w"])],
+        [
+            helper.make_node("Identity", ["go"], ["go_on"]),
+            helper.make_node("Add", ["v", conv], ["w"]),
+        ],
         "body",
-        [helper.make_tensor_value_info("n", TensorProto.INT64, []),
-         helper.make_tensor_value_info("go", TensorProto.BOOL, []),
-         helper.make_tensor_value_info("v", TensorProto.FLOAT, None)],
-        [helper.make_tensor_value_info("go_on", TensorProto.BOOL, []),
-         helper.make_tensor_value_info("w", TensorProto.FLOAT, None)],
+        [
+            helper.make_tensor_value_info("n", TensorProto.INT64, []),
+            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("v", TensorProto.FLOAT, None),
+        ],
+        [
+            helper.make_tensor_value_info("go_on", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("w", TensorProto.FLOAT, None),
+        ],
     )
     count = g.const("count", np.asarray(3, np.int64))
     g.nodes.append(helper.make_node("Loop", [count, "", "x"], ["loop:0"], "Loop", body=body))
@@ -319,4 +386,6 @@ def test_strange_graphs(g: Graph) -> None:
 
 def branch(name: str, outer: str, op: str) -> onnx.GraphProto:
     out = helper.make_tensor_value_info(f"{name}_out", TensorProto.FLOAT, None)
-    return helper.make_graph([helper.make_node(op, [outer], [f"{name}_out"], f"{name}_{op}")], name, [], [out])
+    return helper.make_graph(
+        [helper.make_node(op, [outer], [f"{name}_out"], f"{name}_{op}")], name, [], [out]
+    )

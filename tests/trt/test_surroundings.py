@@ -13,7 +13,14 @@ from qdqtool.trt import importer
 from qdqtool.trt.layers import Layer
 from qdqtool.trt.network import Network
 from qdqtool.trt.refusals import ReaderKind, Size
-from qdqtool.trt.surroundings import differ, elements, origin_of, readers_of, scale_of, weighted_behind
+from qdqtool.trt.surroundings import (
+    differ,
+    elements,
+    origin_of,
+    readers_of,
+    scale_of,
+    weighted_behind,
+)
 from tests.tables import cases, in_turn
 from tests.trt.builder import Graph
 
@@ -54,24 +61,38 @@ def test_readers_and_windows(g: Graph) -> None:
     joined = g.concat([g.op("Tanh", x, "t"), pooled], "cat")
     summed = g.add(pooled, g.op("Tanh", pooled, "u"), "sum")
     shifted = g.op("Add", [pooled, g.const("k", [[[[1.0]]]])], "shift")
-    network = network_of(g, g.op("Neg", g.pair(pooled, "p", 0.3), "n"), joined, summed, shifted, g.op("Neg", x, "m"))
+    network = network_of(
+        g, g.op("Neg", g.pair(pooled, "p", 0.3), "n"), joined, summed, shifted, g.op("Neg", x, "m")
+    )
     found = {r.node: r for r in readers_of(layer(network, "e").out)}
     assert {name: r.kind for name, r in found.items()} == {
-        "p.Q": ReaderKind.Q, "cat:0": ReaderKind.OUTPUT, "sum": ReaderKind.SUM, "shift": ReaderKind.OP,
-        "t": ReaderKind.OP, "u": ReaderKind.OP, "m": ReaderKind.OP,
-    }  # fmt: skip
+        "p.Q": ReaderKind.Q,
+        "cat:0": ReaderKind.OUTPUT,
+        "sum": ReaderKind.SUM,
+        "shift": ReaderKind.OP,
+        "t": ReaderKind.OP,
+        "u": ReaderKind.OP,
+        "m": ReaderKind.OP,
+    }
     assert [(s.node, s.part) for s in found["cat:0"].path] == [("pool", -1), ("cat", 1)]
-    assert ([s.node for s in found["p.Q"].path], found["p.Q"].scale) == (["pool"], float(np.float32(0.3)))
+    assert ([s.node for s in found["p.Q"].path], found["p.Q"].scale) == (
+        ["pool"],
+        float(np.float32(0.3)),
+    )
     direct = {r.node: r.kind for r in readers_of(layer(network, "e").out, through=False)}
     assert direct == {"t": ReaderKind.OP, "pool": ReaderKind.OP, "m": ReaderKind.OP}
     g = Graph()
-    y = g.op("Softmax", g.op("LRN", g.op("Exp", g.input(1, 4, 5, 5), "e"), "reader", size=3), "s", axis=1)
+    y = g.op(
+        "Softmax", g.op("LRN", g.op("Exp", g.input(1, 4, 5, 5), "e"), "reader", size=3), "s", axis=1
+    )
     network = network_of(g, g.conv(y, "c", 1, 3, scale=None, weights="float"))
     assert readers_of(layer(network, "e").out)[0].feeds_weighted is True
 
 
 @pytest.mark.parametrize("count", [20, 60, 120])
-def test_what_a_q_could_pass_is_no_reader_because_nobody_looked_behind_it(g: Graph, count: int) -> None:
+def test_what_a_q_could_pass_is_no_reader_because_nobody_looked_behind_it(
+    g: Graph, count: int
+) -> None:
     """Each Concat takes the one before, and a Q reads each: none of them reads float, however many there are."""
     last = g.op("Exp", g.input(1, 8, 4, 4), "e")
     outputs = []
@@ -89,7 +110,8 @@ def test_a_list_of_readers_says_that_it_is_cut(g: Graph) -> None:
     many = readers_of(layer(network, "e").out)
     assert (len(many), many.more) == (100, "e:0")
     assert readers_words(many) == (
-        "n0 (Neg), n1 (Neg), n2 (Neg) and 97 more read it as float (and others behind e:0, which were not looked at)")
+        "n0 (Neg), n1 (Neg), n2 (Neg) and 97 more read it as float (and others behind e:0, which were not looked at)"
+    )
     assert pickle.loads(pickle.dumps(many)).more == "e:0"
     g = Graph()
     x = g.op("Exp", g.input(1, 8, 4, 4), "e")
@@ -100,32 +122,52 @@ def test_a_list_of_readers_says_that_it_is_cut(g: Graph) -> None:
         x = last = g.op("Exp", g.input(1, 8, 4, 4), "e")
         for i in range(110):
             last = g.pool(last, f"pool{i}")
-        network = network_of(g, g.op("Neg", last, "far"), *(g.op("Neg", x, f"near{i}") for i in range(others)))
+        network = network_of(
+            g, g.op("Neg", last, "far"), *(g.op("Neg", x, f"near{i}") for i in range(others))
+        )
         found = readers_of(layer(network, "e").out)
         behind = found.more
-        assert behind.startswith("pool") and [r.node for r in found] == ["near0" if others else behind]
+        assert behind.startswith("pool") and [r.node for r in found] == [
+            "near0" if others else behind
+        ]
         assert readers_words(found) == (
-            f"near0 (Neg) reads it as float (and others behind {behind}, which were not looked at)" if others else
-            f"what reads it is behind {behind} and was not looked at")
+            f"near0 (Neg) reads it as float (and others behind {behind}, which were not looked at)"
+            if others
+            else f"what reads it is behind {behind} and was not looked at"
+        )
 
 
 @pytest.mark.parametrize(
     ("behind", "feeds"),
-    [("quantized", True), ("float", True), ("nothing", False), ("dfl", False), ("wide dfl", True), ("no softmax", True),
-     ("far dfl", False), ("computed between", True)],
-)  # fmt: skip
+    [
+        ("quantized", True),
+        ("float", True),
+        ("nothing", False),
+        ("dfl", False),
+        ("wide dfl", True),
+        ("no softmax", True),
+        ("far dfl", False),
+        ("computed between", True),
+    ],
+)
 def test_whether_a_convolution_lies_behind(g: Graph, behind: str, feeds: bool) -> None:
     """YOLO's distribution focal loss, a 1x1 convolution to one channel behind a Softmax, is none."""
     x = g.op("Exp", g.input(1, 4, 5, 5), "e")
     y = g.op("LRN", x, "reader", size=3)
     if behind in ("quantized", "float"):
-        y = g.conv(g.op("Tanh", y, "t"), "c", **({} if behind == "quantized" else {"scale": None, "weights": "float"}))
+        y = g.conv(
+            g.op("Tanh", y, "t"),
+            "c",
+            **({} if behind == "quantized" else {"scale": None, "weights": "float"}),
+        )
     elif behind != "nothing":
         y = y if behind == "no softmax" else g.op("Softmax", y, "s", axis=1)
         for i in range({"far dfl": 20}.get(behind, 0)):
             y = g.op("Transpose", y, f"l{i}", perm=[0, 1, 3, 2])
         y = g.op("LRN", y, "between", size=3) if behind == "computed between" else y
-        bins = np.tile(np.arange(4, dtype=np.float32), 2 if behind == "wide dfl" else 1).reshape(-1, 4, 1, 1)
+        bins = np.tile(np.arange(4, dtype=np.float32), 2 if behind == "wide dfl" else 1).reshape(
+            -1, 4, 1, 1
+        )
         y = g.op("Conv", [y, g.const("bins", bins)], "c")
     network = network_of(g, g.op("Neg", y, "end"))
     (reader,) = readers_of(layer(network, "e").out)
@@ -136,11 +178,17 @@ def test_origins_and_scales(g: Graph) -> None:
     """Exporters write equal weights once: a BatchNormalization without training has its bias as mean as well."""
     one, zero = (g.const(n, np.full(8, v, np.float32)) for n, v in (("weight", 1), ("bias", 0)))
     mean, variance = g.op("Identity", zero, "mean"), g.op("Identity", one, "variance")
-    y = g.op("BatchNormalization", [g.conv(g.input(1, 8, 4, 4), "c", k=1), one, zero, mean, variance], "bn")
+    y = g.op(
+        "BatchNormalization",
+        [g.conv(g.input(1, 8, 4, 4), "c", k=1), one, zero, mean, variance],
+        "bn",
+    )
     assert qdqtool.predict(g.model(g.silu(y, "act"))).summary()["int8"] == 1
     g = Graph()
     x = g.op("Exp", g.input(1, 8, 4, 4), "e")
-    network = network_of(g, *(g.op("Neg", g.pair(x, n, s), f"n{n}") for n, s in (("a", 0.1), ("b", 0.1), ("c", 0.2))))
+    network = network_of(
+        g, *(g.op("Neg", g.pair(x, n, s), f"n{n}") for n, s in (("a", 0.1), ("b", 0.1), ("c", 0.2)))
+    )
     a, b, c = readers_of(layer(network, "e").out)
     assert [differ(qs) for qs in ([a], [a, b], [a, c], [])] == [False, False, True, False]
     layer(network, "a.Q").computed_scale = True
@@ -150,7 +198,9 @@ def test_origins_and_scales(g: Graph) -> None:
 
 
 @in_turn(*cases("trt/surroundings-where-a-tensor-comes-from"))
-def test_where_a_tensor_comes_from(form: str, node: str, path: list[str], quantizer: str, convolution: str) -> None:
+def test_where_a_tensor_comes_from(
+    form: str, node: str, path: list[str], quantizer: str, convolution: str
+) -> None:
     """Looked for past what a Q passes, up to a Concat; a DQ is told by the Q in front of it."""
     g = Graph()
     y = x = g.input(1, 8, 4, 4)
@@ -174,7 +224,11 @@ def test_whose_data_a_tensor_is(g: Graph) -> None:
     """Through DQs and what a Q passes, not through weights and what computes."""
     x = g.op("Exp", g.input(1, 8, 4, 4), "e")
     pooled = g.pool(g.pair(x, "p"), "pool")
-    outputs = [g.conv(pooled, "a", scale=None), g.conv(g.op("Tanh", pooled, "t"), "b", scale=None), g.conv(x, "c")]
+    outputs = [
+        g.conv(pooled, "a", scale=None),
+        g.conv(g.op("Tanh", pooled, "t"), "b", scale=None),
+        g.conv(x, "c"),
+    ]
     network = network_of(g, *outputs)
     assert weighted_behind(layer(network, "p.Q").out) == ("a",)
     assert weighted_behind(layer(network, "e").out) == ()
@@ -184,5 +238,9 @@ def test_whose_data_a_tensor_is(g: Graph) -> None:
     network = network_of(g, g.op("Neg", g.pair(g.pair(x, "p", 0.5), "q", [0.5, 0.25], axis=1), "n"))
     told = scale_of(layer(network, "q.DQ"))
     assert scale_of(layer(network, "p.Q")) == 0.5
-    assert isinstance(told, PerChannel) and (told.count, told.least, told.greatest) == (2, 0.25, 0.5)
+    assert isinstance(told, PerChannel) and (told.count, told.least, told.greatest) == (
+        2,
+        0.25,
+        0.5,
+    )
     assert scale_of(layer(network, "e")) is scale_of(None) is None

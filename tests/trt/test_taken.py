@@ -48,7 +48,9 @@ def test_what_writes_the_input_of_an_add_is_the_same_on_all_targets(net: Net, fo
 
 
 def test_a_sum_that_is_a_function_of_one_tensor_is_an_activation(net: Net) -> None:
-    up = net.op("ConvTranspose", "up", "x", net.const("w", np.ones((16, 16, 1, 1))), kernel_shape=[1, 1])
+    up = net.op(
+        "ConvTranspose", "up", "x", net.const("w", np.ones((16, 16, 1, 1))), kernel_shape=[1, 1]
+    )
     own = net.op("Add", "own", up, net.op("Tanh", "tanh", up))
     net.output(net.op("Add", "add", own, "x"))
     assert taken(net.index()).summed.keys() == {"own.out"}
@@ -56,7 +58,9 @@ def test_a_sum_that_is_a_function_of_one_tensor_is_an_activation(net: Net) -> No
 
 @pytest.mark.parametrize("output", ["s/Sigmoid.out", "s/Mul.out", "c.out"])
 @pytest.mark.parametrize("op", ["", "Cos"])
-def test_what_is_read_elsewhere_on_the_way_is_not_written_for_the_add(net: Net, output: str, op: str) -> None:
+def test_what_is_read_elsewhere_on_the_way_is_not_written_for_the_add(
+    net: Net, output: str, op: str
+) -> None:
     add = net.op("Add", "add", net.silu("s", net.conv("c", "x")), "x")
     net.output(add, net.op(op, "other", output) if op else output)
     assert "s/Mul.out" not in taken(net.index()).summed
@@ -82,21 +86,35 @@ def told(net: Net) -> tuple[set[str], list[type], list[type]]:
     report = Report("trt8.6")
     lint(View(made), report, settled(made, target_named("trt8.6")).convolutions)
     forms = (DepthwiseSilu, DepthwiseAdd)
-    return (read, [type(s.refusal) for s in placement.skipped if isinstance(s.refusal, forms)],
-            [type(c.refusal) for f in report.findings for c in f.causes if isinstance(c.refusal, forms)])
+    return (
+        read,
+        [type(s.refusal) for s in placement.skipped if isinstance(s.refusal, forms)],
+        [
+            type(c.refusal)
+            for f in report.findings
+            for c in f.causes
+            if isinstance(c.refusal, forms)
+        ],
+    )
 
 
 def residual_and_depthwise(kind: str) -> Net:
     net = Net()
     stem = net.op("Relu", "stem", net.conv("c0", "x"))
     deep = net.silu("act", net.conv("dw", stem, group=16))
-    inner = {"silu": lambda x: net.silu("s", x), "neg": lambda x: net.op("Neg", "neg", x)}[kind](net.conv("c", deep))
+    inner = {"silu": lambda x: net.silu("s", x), "neg": lambda x: net.op("Neg", "neg", x)}[kind](
+        net.conv("c", deep)
+    )
     net.output(net.conv("end", net.op("Add", "add", inner, deep)))
     return net
 
 
 def test_what_no_pass_takes_nobody_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert told(residual_and_depthwise("silu")) == ({"s/Mul.out", "act/Mul.out"}, [DepthwiseSilu], [DepthwiseSilu])
+    assert told(residual_and_depthwise("silu")) == (
+        {"s/Mul.out", "act/Mul.out"},
+        [DepthwiseSilu],
+        [DepthwiseSilu],
+    )
     assert told(residual_and_depthwise("neg"))[0] == {"neg.out", "act/Mul.out"}  # a layer between
     monkeypatch.setattr(GenericConvActFusion, "apply", lambda self, network: None)
     assert told(residual_and_depthwise("silu")) == ({"s/Mul.out", "act/Mul.out"}, [], [])
@@ -109,17 +127,25 @@ def test_a_bias_in_front_of_an_add_is_no_sum_of_a_depthwise_convolution(net: Net
         net = Net()
         x = net.conv("dw", net.conv("c", "x"), group=16)
         for op in inner:
-            x = net.op("Add", "bias", x, net.const("k", np.ones((16, 1, 1)))) if op == "bias" else net.op(op, op, x)
+            x = (
+                net.op("Add", "bias", x, net.const("k", np.ones((16, 1, 1))))
+                if op == "bias"
+                else net.op(op, op, x)
+            )
         net.output(net.conv("end", net.op("Add", "add", x, "x")))
         return told(net)[2]
 
-    assert forms() == forms("bias") == [DepthwiseAdd] and forms("Relu") == forms("bias", "Relu") == []
+    assert (
+        forms() == forms("bias") == [DepthwiseAdd] and forms("Relu") == forms("bias", "Relu") == []
+    )
 
 
 def test_sums_along_a_chain_are_followed_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of the sums of a long chain would be followed to its front."""
     looked = []
-    monkeypatch.setattr(taken_module, "constant_of", lambda tensor: looked.append(tensor) or constant_of(tensor))
+    monkeypatch.setattr(
+        taken_module, "constant_of", lambda tensor: looked.append(tensor) or constant_of(tensor)
+    )
 
     def work(size: int) -> int:
         looked.clear()

@@ -48,11 +48,14 @@ def test_every_target_answers(target: str) -> None:
     assert general == f"{TARGETS[target].evidence}: {TARGETS[target].proof}"
     assert f"seen on {TARGETS[target].version[0]}.x" in used
     assert [(c.name, c.inputs, c.precision) for c in prediction.convolutions] == [
-        ("a", [INT8], INT8), ("b", [INT8], INT8),
+        ("a", [INT8], INT8),
+        ("b", [INT8], INT8),
     ]
     assert prediction.conversion_nodes == ["a.in.Q"]
     # And the bare one on 10, whose builds show it (small-graphs-orinnano-trt103); a stem with its pooling is not
-    expected = dict.fromkeys("ab", TARGETS[target].evidence) | ({"b": Evidence.SEEN} if target == "trt10" else {})
+    expected = dict.fromkeys("ab", TARGETS[target].evidence) | (
+        {"b": Evidence.SEEN} if target == "trt10" else {}
+    )
     assert {name: conv.evidence for name, conv in found(stem(), target).items()} == expected
 
 
@@ -60,7 +63,12 @@ def test_every_target_answers(target: str) -> None:
 def test_what_constants_alone_make_is_computed_while_building(target: str) -> None:
     """Such as the table of positions in Swin V2: TensorRT-RTX lists no layer for it."""
     net = Net(17)
-    table = net.op("MatMul", net.op("Relu", net.const(np.ones((16, 8)))), net.const(np.ones((8, 16))), name="table")
+    table = net.op(
+        "MatMul",
+        net.op("Relu", net.const(np.ones((16, 8)))),
+        net.const(np.ones((8, 16))),
+        name="table",
+    )
     x = net.conv(net.qdq(net.input((1, 8, 16, 16))), 8, name="c")
     prediction = predict(net.model(net.op("Add", x, table)), target)
     assert [c.name for c in prediction.convolutions] == ["c"]
@@ -78,7 +86,11 @@ def test_what_a_version_brought_stays(prop: str, since: str | None, on_rtx: bool
 
 @pytest.mark.parametrize(
     ("prop", "until"),
-    [("keeps_relu_name", "trt8.0"), ("deconvolution_seen", "trt8.0"), ("needs_zero_point", "trt8.6")],
+    [
+        ("keeps_relu_name", "trt8.0"),
+        ("deconvolution_seen", "trt8.0"),
+        ("needs_zero_point", "trt8.6"),
+    ],
 )
 def test_what_a_version_dropped_is_gone(prop: str, until: str) -> None:
     having = {t.name for t in CLASSIC if getattr(t, prop) is True}
@@ -87,14 +99,25 @@ def test_what_a_version_dropped_is_gone(prop: str, until: str) -> None:
 
 
 @pytest.mark.parametrize("evidence", [Evidence.SEEN, Evidence.ASSUMED])
-def test_outcomes_of_rtx_are_proven_as_its_rules_are(evidence: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(TARGETS, "rtx9.9", replaced(RTX, name="rtx9.9", version=(9, 9), evidence=evidence))
+def test_outcomes_of_rtx_are_proven_as_its_rules_are(
+    evidence: Evidence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(
+        TARGETS, "rtx9.9", replaced(RTX, name="rtx9.9", version=(9, 9), evidence=evidence)
+    )
     assert {conv.evidence for conv in found(stem(), "rtx9.9").values()} == {evidence}
 
 
-@in_turn(("name", "before"), [
-    ("trt8.0", None), ("trt8.4", "trt8.0"), ("trt11", "trt10"), ("rtx1.7", None), ("none", None),
-])
+@in_turn(
+    ("name", "before"),
+    [
+        ("trt8.0", None),
+        ("trt8.4", "trt8.0"),
+        ("trt11", "trt10"),
+        ("rtx1.7", None),
+        ("none", None),
+    ],
+)
 def test_the_target_before(name: str, before: str | None) -> None:
     found = target_before(name)
     assert (found and found.name) == before
@@ -146,7 +169,9 @@ def test_strongly_typed_remainder_has_the_onnx_type(half: bool, precision: Preci
         ("Clip", 8, Evidence.SEEN),
     ],
 )
-def test_weaker_rules_reach_the_outcome(g: Graph, activation: str, groups: int, evidence: Evidence) -> None:
+def test_weaker_rules_reach_the_outcome(
+    g: Graph, activation: str, groups: int, evidence: Evidence
+) -> None:
     x = g.conv(g.input(1, 8, 8, 8), "c", groups=groups)
     x = g.silu(x, "act") if activation == "silu" else g.op(activation, x, "act")
     g.op("Softmax", g.conv(x, "d"), "s")
@@ -180,41 +205,74 @@ def test_target_of_a_version(version: str, target: str | None) -> None:
         target_of_version(version)
 
 
-@in_turn(("version", "lists_layers", "flags"), [
-    ("8.0.3", False, True), ("8.2.1", True, True), ("10.13.3", True, True), ("11.0", True, False), ("11", True, False),
-])
+@in_turn(
+    ("version", "lists_layers", "flags"),
+    [
+        ("8.0.3", False, True),
+        ("8.2.1", True, True),
+        ("10.13.3", True, True),
+        ("11.0", True, False),
+        ("11", True, False),
+    ],
+)
 def test_what_trtexec_takes(version: str, lists_layers: bool, flags: bool) -> None:
     assert trtexec_of_version(version) == Trtexec(lists_layers, flags)
     assert trtexec_of_version("no version") is None
 
 
 @in_turn(*cases("trt/targets-the-printed-command-has-the"))
-def test_the_printed_command_has_the_flags_of_its_version(target: str, flags: set[str], said: str) -> None:
+def test_the_printed_command_has_the_flags_of_its_version(
+    target: str, flags: set[str], said: str
+) -> None:
     """Release notes of 10.12 deprecate weak typing, those of 11.0 remove it with all precision flags."""
-    command, remark = trtexec_command(target_named(target), "m.onnx"), trtexec_remark(target_named(target))
-    assert {w for w in command.split() if w in ("--int8", "--fp16", "--stronglyTyped", "--best")} == flags
+    command, remark = (
+        trtexec_command(target_named(target), "m.onnx"),
+        trtexec_remark(target_named(target)),
+    )
+    assert {
+        w for w in command.split() if w in ("--int8", "--fp16", "--stronglyTyped", "--best")
+    } == flags
     assert said in remark and bool(said) == bool(remark) and command.endswith("> build.log 2>&1")
 
 
-@in_turn(("given", "named"), [
-    ("10.7", "10.7"), ("10.7-strongly-typed", "10.7-strongly-typed"), ("trt10", "trt10"), ("trt10.3", "10.3"),
-    ("trt10-strongly-typed", "trt10-strongly-typed"), ("8.5", "trt8.5"),
-])
+@in_turn(
+    ("given", "named"),
+    [
+        ("10.7", "10.7"),
+        ("10.7-strongly-typed", "10.7-strongly-typed"),
+        ("trt10", "trt10"),
+        ("trt10.3", "10.3"),
+        ("trt10-strongly-typed", "trt10-strongly-typed"),
+        ("8.5", "trt8.5"),
+    ],
+)
 def test_a_target_is_named_as_it_was_given(given: str, named: str) -> None:
     assert target_named(given).given == named
     assert target_named(named) == target_named(given)
 
 
-@in_turn(("given", "name"), [
-    ("10.3", "trt10"), ("10.14.1", "trt10"), ("11.4", "trt11"), ("trt10.3", "trt10"), ("8.5.2", "trt8.5"),
-    ("9.3", "trt8.6"), ("8.2", "trt8.0"), ("19", CLASSIC[-1].name), ("v10.7", "trt10"), ("10.3-strongly-typed",
-                                                                             "trt10-strongly-typed"),
-])
+@in_turn(
+    ("given", "name"),
+    [
+        ("10.3", "trt10"),
+        ("10.14.1", "trt10"),
+        ("11.4", "trt11"),
+        ("trt10.3", "trt10"),
+        ("8.5.2", "trt8.5"),
+        ("9.3", "trt8.6"),
+        ("8.2", "trt8.0"),
+        ("19", CLASSIC[-1].name),
+        ("v10.7", "trt10"),
+        ("10.3-strongly-typed", "trt10-strongly-typed"),
+    ],
+)
 def test_a_version_is_answered_by_the_nearest_rules(given: str, name: str) -> None:
     found = target_named(given)
     assert found.name == name
     assert "nearest rules" in found.proof
-    assert found.strongly_typed is (name.endswith("-strongly-typed") or TARGETS[name].strongly_typed)
+    assert found.strongly_typed is (
+        name.endswith("-strongly-typed") or TARGETS[name].strongly_typed
+    )
 
 
 @in_turn("given", ["7", "trt7", "85", "ten", "8.5-strongly-typed", "10.x"])

@@ -26,11 +26,25 @@ def test_line_and_event(row: list[str]) -> None:
     assert trace.render(event) == line
 
 
-@in_turn("line", [
-    "", "Running: ", "Running: two words on x", "Removing ", "Swapping A", "Original: 730 layers",
-    "Retargeting A", "Eliminating A", "ConvReluFusion: Fusing A", "Tactic: 0x12 Time: 0.1", "Fusing A with B",
-    "Swap the layer type of A from B", "Generating copy for a to b", "&&&& RUNNING TensorRT.trtexec",
-])
+@in_turn(
+    "line",
+    [
+        "",
+        "Running: ",
+        "Running: two words on x",
+        "Removing ",
+        "Swapping A",
+        "Original: 730 layers",
+        "Retargeting A",
+        "Eliminating A",
+        "ConvReluFusion: Fusing A",
+        "Tactic: 0x12 Time: 0.1",
+        "Fusing A with B",
+        "Swap the layer type of A from B",
+        "Generating copy for a to b",
+        "&&&& RUNNING TensorRT.trtexec",
+    ],
+)
 def test_other_lines_say_nothing(line: str) -> None:
     assert trace.parse(line) is None
 
@@ -38,12 +52,15 @@ def test_other_lines_say_nothing(line: str) -> None:
 def test_lines_without_a_pass_belong_to_the_one_that_runs() -> None:
     lines = [
         "Running: QuantizeConvWithResidualAdd on Conv_34",
-        "QuantizeDoubleInputNodes: fusing QuantizeLinear_46 into Conv_34", "Removing QuantizeLinear_46",
+        "QuantizeDoubleInputNodes: fusing QuantizeLinear_46 into Conv_34",
+        "Removing QuantizeLinear_46",
         "Merging layers: A || B",
     ]
     assert [(e.pass_name, e.kind) for e in read(lines) if e] == [
-        ("QuantizeConvWithResidualAdd", "Running"), ("QuantizeDoubleInputNodes", "fusing"),
-        ("QuantizeConvWithResidualAdd", "Removing"), ("", "Merging layers"),
+        ("QuantizeConvWithResidualAdd", "Running"),
+        ("QuantizeDoubleInputNodes", "fusing"),
+        ("QuantizeConvWithResidualAdd", "Removing"),
+        ("", "Merging layers"),
     ]
     reader = trace.TraceReader()
     reader.read("Running: QDQToCopy on Q")
@@ -51,13 +68,33 @@ def test_lines_without_a_pass_belong_to_the_one_that_runs() -> None:
     assert reader.read("Removing A") == Event("", "Removing", "A")
 
 
-_PIECES = st.sampled_from([
-    "/model.0/conv/Conv", "a", " + ", " with ", " into ", " to ", " on ", " from ", " --> ", "PWN(x, y)",
-    "(Unnamed Layer* 3) [Shuffle]", " by retargeting ", " which duplicates (Q) ", "QuantizeLinear_7_clone_1",
-    "[0]", " || ", " because of stomping hazard.", "é", "::",
-])
+_PIECES = st.sampled_from(
+    [
+        "/model.0/conv/Conv",
+        "a",
+        " + ",
+        " with ",
+        " into ",
+        " to ",
+        " on ",
+        " from ",
+        " --> ",
+        "PWN(x, y)",
+        "(Unnamed Layer* 3) [Shuffle]",
+        " by retargeting ",
+        " which duplicates (Q) ",
+        "QuantizeLinear_7_clone_1",
+        "[0]",
+        " || ",
+        " because of stomping hazard.",
+        "é",
+        "::",
+    ]
+)
 _NAMES = st.lists(_PIECES, min_size=1, max_size=4).map("".join).map(str.strip).filter(bool)
-_PASSES = st.sampled_from(["ConvReluFusion", "QuantizeDoubleInputNodes", "VanillaSwapWithFollowingQ"])
+_PASSES = st.sampled_from(
+    ["ConvReluFusion", "QuantizeDoubleInputNodes", "VanillaSwapWithFollowingQ"]
+)
 
 
 @st.composite
@@ -65,7 +102,9 @@ def _steps(draw: st.DrawFn) -> list[Event]:
     """What one pass prints about one layer: the layer is the subject or the object of every two-name line."""
     owner, layer = draw(_PASSES), draw(_NAMES)
     events = [Event(owner, trace.RUNNING, layer)]
-    for kind in draw(st.lists(st.sampled_from(sorted(set(trace.FORMATS) - {trace.RUNNING})), max_size=5)):
+    for kind in draw(
+        st.lists(st.sampled_from(sorted(set(trace.FORMATS) - {trace.RUNNING})), max_size=5)
+    ):
         wording = trace.FORMATS[kind]
         scope = {"printed": draw(_PASSES), "running": owner, "none": ""}[wording.scope]
         if not wording.between:
@@ -101,6 +140,7 @@ def test_one_line_alone_reads_back(kind: str, owner: str, first: str, second: st
 
 def by_counting(text: str, joint: str) -> tuple[str, str]:
     """The first joint at which the brackets of both sides close, else the first: every joint counted anew."""
+
     def closed(name: str) -> bool:
         return name.count("(") == name.count(")") and name.count("[") == name.count("]")
 
@@ -109,7 +149,11 @@ def by_counting(text: str, joint: str) -> tuple[str, str]:
     return text[:at], text[at + len(joint) :]
 
 
-@given(st.lists(st.sampled_from(["a", "(", ")", "[", "]", " with "]), min_size=1, max_size=14).map("".join))
+@given(
+    st.lists(st.sampled_from(["a", "(", ")", "[", "]", " with "]), min_size=1, max_size=14).map(
+        "".join
+    )
+)
 def test_two_names_part_where_brackets_close(text: str) -> None:
     event = trace.parse(f"Swapping {text}")
     if " with " not in text:

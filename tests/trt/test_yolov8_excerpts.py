@@ -22,8 +22,12 @@ NETWORK = load(BUILD / "model.onnx.gz").proto
 Row = tuple[str, ...]
 # When TensorRT sees a stomping hazard between the inputs of a concatenation is not known; no Q/DQ pass asks.
 UNEXPLAINED = {
-    ("", "Generating copy because of stomping hazard", "/model/taskhead22/Div_1_output_0",
-     "/model/taskhead22/Concat_10_output_0"),
+    (
+        "",
+        "Generating copy because of stomping hazard",
+        "/model/taskhead22/Div_1_output_0",
+        "/model/taskhead22/Concat_10_output_0",
+    ),
 }
 
 
@@ -51,8 +55,16 @@ def test_quoted_lines_passes_and_layers_appear() -> None:
     assert quoted() - simulated() == UNEXPLAINED
     # The lines speak about the passes that move and absorb Q and DQ
     passes = {row[0] for row in quoted()}
-    assert {"SplitQAcrossPrecedingFanIn", "HorizontalMergeQNodes", "VanillaSwapWithFollowingQ", "QConvScaleFusion",
-            "QuantizeDoubleInputNodes", "ConstWeightsFusion", "QDQToCopy", "EltwiseAddToPwn"} <= passes
+    assert {
+        "SplitQAcrossPrecedingFanIn",
+        "HorizontalMergeQNodes",
+        "VanillaSwapWithFollowingQ",
+        "QConvScaleFusion",
+        "QuantizeDoubleInputNodes",
+        "ConstWeightsFusion",
+        "QDQToCopy",
+        "EltwiseAddToPwn",
+    } <= passes
     # Engine listing: COPY of the input Q, then backbone0/conv Int8 to Int8
     stem = next(c for c in prediction().convolutions if c.name == "/model/backbone0/conv/Conv")
     assert stem.inputs == [Precision.INT8]

@@ -29,7 +29,12 @@ def predicted_once() -> Iterator[None]:
     predictions: dict[Any, Prediction] = {}
     scales: dict[Any, tuple[GroupScale, list[Note]]] = {}
     counted: dict[Any, tuple[Statistics, Json]] = {}
-    real, predict, settle, choose = Planner._cost, prediction.predict, rules.settled, configuration.choose_scale
+    real, predict, settle, choose = (
+        Planner._cost,
+        prediction.predict,
+        rules.settled,
+        configuration.choose_scale,
+    )
     collect = api.collect_for
 
     def cost(self: Planner, recipe: Recipe) -> Cost:
@@ -66,13 +71,24 @@ def predicted_once() -> Iterator[None]:
             scales[key] = choose(group, statistics, choice)
         return scales[key]
 
-    def collected(model: Model, data: Dataset, groups: Sequence[ScaleGroup], **others: Any) -> tuple[Statistics, Json]:
+    def collected(
+        model: Model, data: Dataset, groups: Sequence[ScaleGroup], **others: Any
+    ) -> tuple[Statistics, Json]:
         """What one process counts on samples in memory."""
         whole = getattr(data.source, "whole", None)
-        if not isinstance(whole, MemorySource) or not whole.repeatable or others["workers"].cluster is not None:
+        if (
+            not isinstance(whole, MemorySource)
+            or not whole.repeatable
+            or others["workers"].cluster is not None
+        ):
             return collect(model, data, groups, **others)
         samples = tuple((n, v.tobytes()) for sample in data for n, v in sorted(sample.items()))
-        key = (model.proto.SerializeToString(deterministic=True), samples, tuple(groups), others["max_images"])
+        key = (
+            model.proto.SerializeToString(deterministic=True),
+            samples,
+            tuple(groups),
+            others["max_images"],
+        )
         if key not in counted:
             counted[key] = collect(model, data, groups, **others)
         return counted[key]

@@ -39,7 +39,9 @@ def branchy(seed: int = 0) -> onnx.ModelProto:
 def resnet(seed: int = 0, classes: int = 10) -> onnx.ModelProto:
     """Two basic blocks (one with a downsample), global average pooling and a fully connected layer."""
     net = Net(3, 16, seed=seed)
-    x = net.op("Relu", "stem/relu", net.norm("stem/bn", net.conv("stem/conv", "x", 3, 16, bias=False)))
+    x = net.op(
+        "Relu", "stem/relu", net.norm("stem/bn", net.conv("stem/conv", "x", 3, 16, bias=False))
+    )
     x = _block(net, "layer1", x, 16, 16, 1)
     x = _block(net, "layer2", x, 16, 32, 2)
     x = net.op("Flatten", "flatten", net.op("GlobalAveragePool", "avgpool", x), axis=1)
@@ -49,11 +51,17 @@ def resnet(seed: int = 0, classes: int = 10) -> onnx.ModelProto:
 
 
 def _block(net: Net, name: str, x: str, cin: int, cout: int, stride: int) -> str:
-    y = net.norm(f"{name}/bn1", net.conv(f"{name}/conv1", x, cin, cout, bias=False, stride=stride), cout)
+    y = net.norm(
+        f"{name}/bn1", net.conv(f"{name}/conv1", x, cin, cout, bias=False, stride=stride), cout
+    )
     y = net.op("Relu", f"{name}/relu", y)
     y = net.norm(f"{name}/bn2", net.conv(f"{name}/conv2", y, cout, cout, bias=False), cout)
     if stride > 1:
-        x = net.norm(f"{name}/down/bn", net.conv(f"{name}/down/conv", x, cin, cout, 1, bias=False, stride=2), cout)
+        x = net.norm(
+            f"{name}/down/bn",
+            net.conv(f"{name}/down/conv", x, cin, cout, 1, bias=False, stride=2),
+            cout,
+        )
     return str(net.op("Relu", f"{name}/relu_1", net.op("Add", f"{name}/add", y, x)))
 
 
@@ -64,11 +72,23 @@ def segmentation(seed: int = 0, classes: int = 5) -> onnx.ModelProto:
     x = net.op("Relu", "r1", net.conv("c1", x))
     x = net.conv("c2", x, 16, classes, 1)
     scales = net.const("scales", [1.0, 1.0, 2.0, 2.0])
-    net.output(net.op("Resize", "up", x, "", scales, mode="linear", coordinate_transformation_mode="half_pixel"))
+    net.output(
+        net.op(
+            "Resize",
+            "up",
+            x,
+            "",
+            scales,
+            mode="linear",
+            coordinate_transformation_mode="half_pixel",
+        )
+    )
     return net.model()
 
 
-def planner_of(proto: onnx.ModelProto, data: list[dict[str, Array]], residual: str = "skip") -> Planner:
+def planner_of(
+    proto: onnx.ModelProto, data: list[dict[str, Array]], residual: str = "skip"
+) -> Planner:
     """A planner with ranges from all of the data."""
     from qdqtool.insertion.inputs import collect_for
 
@@ -86,8 +106,13 @@ def dataset_of(model: Model, data: list[dict[str, Array]]) -> Dataset:
 
 def job_of(planner: Planner, data: list[dict[str, Array]]) -> Job:
     model = planner.model
-    return Job(model.proto.SerializeToString(), dataset_of(model, data), tuple(compared_tensors(model)), (),
-               metric_for(model, None))  # fmt: skip
+    return Job(
+        model.proto.SerializeToString(),
+        dataset_of(model, data),
+        tuple(compared_tensors(model)),
+        (),
+        metric_for(model, None),
+    )
 
 
 __all__ = ["branchy", "dataset_of", "images", "job_of", "planner_of", "resnet", "segmentation"]

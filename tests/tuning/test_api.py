@@ -55,9 +55,17 @@ def each_placement_runs_once_on_a_sample() -> Iterator[None]:
     """What is measured of it is the same in every tuning, which `test_measure.py` holds against whole networks."""
     kept: dict[Any, Row] = {}
 
-    def rows(self: Network, number: int, sample: Any, candidates: Sequence[Recipe], whole: bool) -> Iterator[Any]:
+    def rows(
+        self: Network, number: int, sample: Any, candidates: Sequence[Recipe], whole: bool
+    ) -> Iterator[Any]:
         job = self.job
-        network = (job.model, job.compared, job.scores, whole, *(sample[t].tobytes() for t in sorted(sample)))
+        network = (
+            job.model,
+            job.compared,
+            job.scores,
+            whole,
+            *(sample[t].tobytes() for t in sorted(sample)),
+        )
         if not isinstance(job.metric, OutputAgreement):
             yield from ROWS(self, number, sample, candidates, whole)
             return
@@ -83,7 +91,9 @@ def tune(data: Any = DATA, model: Any = None, **options: Any) -> Tuning:
 
 def inserted(floats: Iterable[str], **options: Any) -> Insertion:
     """What ``insert`` makes where these nodes are float."""
-    return qdqtool.insert(branchy(), CALIBRATION, method="mse", exclude=[f"^{n}$" for n in floats], **options)
+    return qdqtool.insert(
+        branchy(), CALIBRATION, method="mse", exclude=[f"^{n}$" for n in floats], **options
+    )
 
 
 def watched(look: Callable[[Job, Result], None], workers: int = 1) -> Mapper:
@@ -114,7 +124,9 @@ def agreement(model: onnx.ModelProto, samples: Sequence[dict[str, Any]]) -> floa
 @functools.cache
 def wanted_of(image: bytes) -> npt.NDArray[np.float64]:
     """The output of the float network."""
-    return run(branchy(), {"x": np.frombuffer(image, np.float32).reshape(DATA[0]["x"].shape)})[0].astype(np.float64)
+    return run(branchy(), {"x": np.frombuffer(image, np.float32).reshape(DATA[0]["x"].shape)})[
+        0
+    ].astype(np.float64)
 
 
 def test_the_model_does_what_is_said_of_it_and_the_front_rises(tuned: Tuning) -> None:
@@ -123,12 +135,19 @@ def test_the_model_does_what_is_said_of_it_and_the_front_rises(tuned: Tuning) ->
     assert agreement(tuned.model, JUDGED) == pytest.approx(tuned.chosen.metric, abs=1e-6)
     assert agreement(tuned.model, CHOSEN) == pytest.approx(tuned.chosen.chosen_on, abs=1e-6)
     prediction = qdqtool.predict(tuned.model).summary()
-    assert (prediction["int8"], prediction["conversions"]) == (tuned.chosen.cost.int8, tuned.chosen.cost.conversions)
+    assert (prediction["int8"], prediction["conversions"]) == (
+        tuned.chosen.cost.int8,
+        tuned.chosen.cost.conversions,
+    )
     for low, high in itertools.pairwise(tuned.front):
         assert low.cost.value < high.cost.value and low.chosen_on < high.chosen_on
     for other in tuned.others:
-        assert any(p.cost.value <= other.cost.value and p.chosen_on >= other.chosen_on for p in tuned.front)
-    assert {"1 worst by sensitivity", "2 worst by sensitivity"} <= {p.name for p in [*tuned.front, *tuned.others]}
+        assert any(
+            p.cost.value <= other.cost.value and p.chosen_on >= other.chosen_on for p in tuned.front
+        )
+    assert {"1 worst by sensitivity", "2 worst by sensitivity"} <= {
+        p.name for p in [*tuned.front, *tuned.others]
+    }
 
 
 @pytest.mark.slow
@@ -142,7 +161,9 @@ def test_no_set_of_convolutions_is_cheaper_and_good(
     """
     searched: dict[Any, Any] = {}
 
-    def once(group: ScaleGroup, statistics: Any, choice: MethodChoice) -> tuple[GroupScale, list[Any]]:
+    def once(
+        group: ScaleGroup, statistics: Any, choice: MethodChoice
+    ) -> tuple[GroupScale, list[Any]]:
         key = (choice.of(group), group.sources, group.largest)
         if key not in searched:
             searched[key] = choose_scale(group, statistics, choice)
@@ -150,12 +171,19 @@ def test_no_set_of_convolutions_is_cheaper_and_good(
         return replace(scale, group=group), notes
 
     monkeypatch.setattr("qdqtool.insertion.api.choose_scale", once)
-    quick: Any = {"method": "max", "calib_cache": tmp_path / "one.npz", "losses": 0, "predict": False}
+    quick: Any = {
+        "method": "max",
+        "calib_cache": tmp_path / "one.npz",
+        "losses": 0,
+        "predict": False,
+    }
     whole: Any = {"calib_cache": tmp_path / "all.npz", "losses": 0, "predict": False}
     cheaper = 0
     for count in range(4):
         for floats in itertools.combinations([f"c{i}" for i in range(7)], count):
-            made = qdqtool.insert(branchy(), CALIBRATION[:1], exclude=[f"^{n}$" for n in floats], **quick)
+            made = qdqtool.insert(
+                branchy(), CALIBRATION[:1], exclude=[f"^{n}$" for n in floats], **quick
+            )
             summary = prediction.predict(made.model, advice=False).summary()
             if summary["float"] + summary["conversions"] < tuned.chosen.cost.value:
                 cheaper += 1
@@ -169,18 +197,33 @@ def test_choices_points_and_json(tuned: Tuning) -> None:
         site = next(s for s in tuned.sites if s.site == one.site)
         made = inserted(tuned.chosen.configuration.floats - set(site.nodes))
         assert made.prediction is not None
-        assert one.metric == pytest.approx(tuned.chosen.chosen_on - agreement(made.model, CHOSEN), abs=1e-6)
+        assert one.metric == pytest.approx(
+            tuned.chosen.chosen_on - agreement(made.model, CHOSEN), abs=1e-6
+        )
         assert one.int8 == tuned.chosen.cost.int8 - made.prediction.summary()["int8"]
     data = tuned.as_json()
     assert data["schema"] == "qdqtool/tuning/1"
-    assert {"metric", "sites", "front", "chosen", "goal", "cost", "images", "effort", "model"} <= set(data)
+    assert {
+        "metric",
+        "sites",
+        "front",
+        "chosen",
+        "goal",
+        "cost",
+        "images",
+        "effort",
+        "model",
+    } <= set(data)
     assert data["front"][data["chosen"]["index"]]["nodes"] == data["chosen"]["nodes"]
     for site in data["sites"]:
         assert {"site", "nodes", "loss", "ms", "kind", "choice", "why"} <= set(site)
     for point in data["front"]:
         assert {"int8", "conversions", "ms", "metric", "low", "high", "float"} <= set(point)
         assert point["low"] <= point["metric"] <= point["high"]
-    assert data["images"]["calibration"] == 8 and data["images"]["chosen_on"] == data["images"]["judged_on"] == 4
+    assert (
+        data["images"]["calibration"] == 8
+        and data["images"]["chosen_on"] == data["images"]["judged_on"] == 4
+    )
     for point in tuned.front:
         assert qdqtool.predict(tuned.model_of(point)).summary()["int8"] == point.cost.int8
 
@@ -189,7 +232,11 @@ def test_what_cannot_pay_is_never_measured() -> None:
     asked: set[str] = set()
 
     def look(job: Job, result: Result) -> None:
-        asked.update(key for key, rows in result.rows.items() if all(r and r.evidence is None for r in rows.values()))
+        asked.update(
+            key
+            for key, rows in result.rows.items()
+            if all(r and r.evidence is None for r in rows.values())
+        )
 
     tuning = tune(keep=KEEP, mapper=watched(look))
     never = [c for s in tuning.sites for c in s.choices if c.why]
@@ -214,16 +261,24 @@ def test_what_a_choice_takes_away_is_the_error_of_its_nodes_alone() -> None:
 
     base, compared = squared(whole), Counter[int]()
     few = [0, len(chosen) - 1]
-    assert np.sqrt(base[few].mean()) > 1.1 * np.sqrt(base.mean())  # two sets are not the same to this test
+    assert np.sqrt(base[few].mean()) > 1.1 * np.sqrt(
+        base.mean()
+    )  # two sets are not the same to this test
     for site in tuning.sites:
         nodes = {planner.model.node(n).index for n in site.nodes}
         without = planner.plan(Configuration(floats=frozenset(site.nodes))).recipe
-        if site.loss is None or without.key != whole.only({*whole.reads} - nodes).key:  # others read something else too
+        if (
+            site.loss is None or without.key != whole.only({*whole.reads} - nodes).key
+        ):  # others read something else too
             continue
         alone = squared(whole.only(nodes))
-        wanted = {len(s): (math.sqrt(base[s].mean()), math.sqrt(base[s].mean() - alone[s].mean()))
-                  for s in (few, list(range(len(chosen))))}  # fmt: skip
-        (count,) = (n for n, w in wanted.items() if site.choices[0].error == pytest.approx(w[1], rel=1e-3))
+        wanted = {
+            len(s): (math.sqrt(base[s].mean()), math.sqrt(base[s].mean() - alone[s].mean()))
+            for s in (few, list(range(len(chosen))))
+        }
+        (count,) = (
+            n for n, w in wanted.items() if site.choices[0].error == pytest.approx(w[1], rel=1e-3)
+        )
         assert site.loss == pytest.approx(wanted[count][0] - wanted[count][1], rel=1e-3, abs=1e-6)
         compared[count] += 1
     assert compared[2] >= 2 and compared[4] >= 1
@@ -235,7 +290,9 @@ def test_what_is_not_quantized_is_fp16_where_the_types_of_the_file_decide() -> N
     model = Model(tuning.model)
     excluded = model.node("c3")
     assert {model.elem_type(t) for t in excluded.inputs} == {onnx.TensorProto.FLOAT16}
-    assert [o.type.tensor_type.elem_type for o in tuning.model.graph.output] == [onnx.TensorProto.FLOAT]
+    assert [o.type.tensor_type.elem_type for o in tuning.model.graph.output] == [
+        onnx.TensorProto.FLOAT
+    ]
     made = inserted({"c3", *tuning.chosen.configuration.floats}, target="trt11")
     assert tuning.model.graph.node == made.model.graph.node
     assert np.array_equal(run(tuning.model, DATA[0])[0], run(made.model, DATA[0])[0])
@@ -252,11 +309,15 @@ def test_what_is_not_quantized_is_fp16_where_the_types_of_the_file_decide() -> N
 def test_tensors_that_fp16_cannot_hold_and_fp32_on_request() -> None:
     net = branchy()
     tensor = next(t for t in net.graph.initializer if t.name == "c6.weight")
-    tensor.CopyFrom(onnx.numpy_helper.from_array(1.5e5 * onnx.numpy_helper.to_array(tensor), tensor.name))
+    tensor.CopyFrom(
+        onnx.numpy_helper.from_array(1.5e5 * onnx.numpy_helper.to_array(tensor), tensor.name)
+    )
     tuning = qdqtool.tune(net, DATA, keep=0.5, method="mse", target="trt11", exclude=["^c6$"])
     _, time_of = predict_on(tuning.model, "trt11", Request(gpu="RTX 3060"))
     assert time_of is not None and time_of.float_time is not None
-    assert time_of.float_time.precision == Precision.FP16  # the type of most of it, not of the one that stays FP32
+    assert (
+        time_of.float_time.precision == Precision.FP16
+    )  # the type of most of it, not of the one that stays FP32
     assert "c6.out" in tuning.float32 and np.isfinite(run(tuning.model, DATA[0])[0]).all()
     single = tune(keep=0.5, target="trt11", high_precision="fp32")
     assert single.float_type == "fp32" and not single.notes
@@ -266,11 +327,15 @@ def test_tensors_that_fp16_cannot_hold_and_fp32_on_request() -> None:
 
 
 @pytest.mark.parametrize("workers", slow_after(1, [3, 1]))
-def test_the_same_for_any_number_of_workers(tuned: Tuning, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_for_any_number_of_workers(
+    tuned: Tuning, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Network, "rows", ROWS)  # measured anew
     again = tune(keep=KEEP, workers=workers)
     assert told(again) == told(tuned)
-    assert again.model.SerializeToString(deterministic=True) == tuned.model.SerializeToString(deterministic=True)
+    assert again.model.SerializeToString(deterministic=True) == tuned.model.SerializeToString(
+        deterministic=True
+    )
 
 
 class Killed(BaseException):
@@ -296,9 +361,14 @@ def test_it_goes_on_where_it_was_killed(
     assert again.effort["resumed"] >= after
     third = tune(keep=0.979, state=state)
     assert third.effort["runs"] < tuned.effort["runs"] / 2
-    monkeypatch.setattr(api, "_calibrate", None)  # another state is refused before anything takes long
-    for given, what in (({"method": "max"}, "setting"), ({"data": DATA[1:]}, "set of images"),
-                        ({"model": branchy(1)}, "model")):  # fmt: skip
+    monkeypatch.setattr(
+        api, "_calibrate", None
+    )  # another state is refused before anything takes long
+    for given, what in (
+        ({"method": "max"}, "setting"),
+        ({"data": DATA[1:]}, "set of images"),
+        ({"model": branchy(1)}, "model"),
+    ):
         with pytest.raises(DataError, match=f"another {what}"):
             tune(keep=KEEP, state=state, **given)
     monkeypatch.setattr(measurements, "REVISION", measurements.REVISION + 1)
@@ -318,7 +388,9 @@ def test_activations_are_smoothed_first(tmp_path: Path) -> None:
         qdqtool.tune(model, data, keep=0.5, state=state)
 
 
-def test_a_metric_whose_source_changed_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_metric_whose_source_changed_is_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     source = tmp_path / "measures_of_mine.py"
     source.write_text("def same(reference, outputs, image):\n    return 1.0\n")
@@ -343,9 +415,14 @@ def test_fewer_images_for_single_sites(tuned: Tuning) -> None:
 
     fewer = tune(keep=KEEP, swept_on=2, mapper=watching)
     assert len(swept) == 2 and swept < {0, 1, 2, 3} < whole
-    assert fewer.images["swept_on"] == 2 and tuned.images["swept_on"] == tuned.images["chosen_on"] == 4
+    assert (
+        fewer.images["swept_on"] == 2 and tuned.images["swept_on"] == tuned.images["chosen_on"] == 4
+    )
     known = {p.name: p.chosen_on for p in [*tuned.front, *tuned.others]}
-    assert next(p.chosen_on for p in fewer.front if p.name == "everything INT8") == known["everything INT8"]
+    assert (
+        next(p.chosen_on for p in fewer.front if p.name == "everything INT8")
+        == known["everything INT8"]
+    )
 
 
 # Goals ------------------------------------------------------------------------------------------------------------
@@ -382,30 +459,45 @@ def test_a_budget_takes_the_most_accurate_that_fits() -> None:
     whole = tune(keep=0.995, **SLOW)
     times = [p.cost.ms for p in whole.front]
     assert all(t is not None for t in times) and whole.gpu is not None
-    found = [p for p in whole.front if p.name != "fewer choices"]  # those are looked for around a goal alone
+    found = [
+        p for p in whole.front if p.name != "fewer choices"
+    ]  # those are looked for around a goal alone
     assert len(found) > 2
     for point in found[1::2]:
         assert point.cost.ms is not None
         tuning = tune(budget_ms=point.cost.ms + 1e-9, **SLOW)
         assert tuning.reached and tuning.chosen.cost.ms is not None
-        assert tuning.chosen.cost.ms <= point.cost.ms + 1e-9 and tuning.chosen.chosen_on >= point.chosen_on
+        assert (
+            tuning.chosen.cost.ms <= point.cost.ms + 1e-9
+            and tuning.chosen.chosen_on >= point.chosen_on
+        )
     none = tune(budget_ms=1e-4, **SLOW, time_limit=60)
     assert not none.reached and none.chosen.cost.ms == min(p.cost.ms or 0 for p in none.front)
 
 
 def test_budgets_and_fast_models() -> None:
     tuning = tune(budget_ms=1000.0, **SLOW, swept_on=1)
-    (said,) = (n for n in tuning.notes if n.remark in (Remark.FLOAT_FITS, Remark.FLOAT_FITS_AND_WRITTEN))
+    (said,) = (
+        n for n in tuning.notes if n.remark in (Remark.FLOAT_FITS, Remark.FLOAT_FITS_AND_WRITTEN)
+    )
     model, target = Model(branchy()), target_named("trt8.5")
-    alone = estimate(model, qdqtool.predict(branchy()), gpus.chosen("T4", 300.0, None), target).total_ms
+    alone = estimate(
+        model, qdqtool.predict(branchy()), gpus.chosen("T4", 300.0, None), target
+    ).total_ms
     assert said.values["ms"] == pytest.approx(alone, rel=5e-4)
-    assert tuning.reached and tuning.chosen.cost.int8 == 0 and not tuning.quantized  # none is more accurate
+    assert (
+        tuning.reached and tuning.chosen.cost.int8 == 0 and not tuning.quantized
+    )  # none is more accurate
     # With the time of a GPU it is in the front; where nothing else is faster and good enough it is what is written
     tuning = tune(keep=1.0, **SLOW, whole_front=True, swept_on=1)
     floats = [p for p in [*tuning.front, *tuning.others] if not p.cost.int8]
-    assert len(floats) == 1 and floats[0].chosen_on == pytest.approx(tuning.metric["float"], abs=1e-6)
+    assert len(floats) == 1 and floats[0].chosen_on == pytest.approx(
+        tuning.metric["float"], abs=1e-6
+    )
     for point in tuning.front:
-        assert point is floats[0] or point.cost.value < floats[0].cost.value  # it is the most accurate
+        assert (
+            point is floats[0] or point.cost.value < floats[0].cost.value
+        )  # it is the most accurate
     if tuning.chosen is floats[0]:
         assert not any("Linear" in n.op_type for n in tuning.model.graph.node) and not tuning.bought
     without = tune(keep=0.9, swept_on=1)
@@ -413,7 +505,9 @@ def test_budgets_and_fast_models() -> None:
 
 
 @pytest.mark.parametrize("after", slow_after(1, [16, 60, 40]))
-def test_a_time_limit_ends_with_the_best_so_far(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+def test_a_time_limit_ends_with_the_best_so_far(
+    monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
     seen: list[Result] = []
     clock = types.SimpleNamespace(monotonic=lambda: 1e12 if len(seen) > after else time.monotonic())
     monkeypatch.setattr(measurements, "time", clock)
@@ -427,7 +521,7 @@ def test_a_time_limit_ends_with_the_best_so_far(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_the_better_choices_are_measured_on_all_samples_and_lead_to_the_same_placement(
-    monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     data = images(48, 16, 16)
     found = []
@@ -437,14 +531,21 @@ def test_the_better_choices_are_measured_on_all_samples_and_lead_to_the_same_pla
 
         def counting(job: Job, result: Result, rows: dict[str, set[int]] = rows) -> None:
             for key, measured in result.rows.items():
-                rows[key].update(n for n, row in measured.items() if row is not None and row.evidence is None)
+                rows[key].update(
+                    n for n, row in measured.items() if row is not None and row.evidence is None
+                )
 
         found.append(tune(data, keep=KEEP, mapper=watched(counting, 2)))
         rows = {key: measured for key, measured in rows.items() if measured}
         sizes = sorted(map(len, rows.values()))
-        assert set(sizes) == ({2, 4, 12} if first == 2 else {12})  # the quarter of four is one, on 8 and on all
+        assert set(sizes) == (
+            {2, 4, 12} if first == 2 else {12}
+        )  # the quarter of four is one, on 8 and on all
         assert first == 100 or sizes.count(2) > 2 * sizes.count(12) > 0
-    assert found[0].chosen.sites == found[1].chosen.sites and found[0].chosen.metric == found[1].chosen.metric
+    assert (
+        found[0].chosen.sites == found[1].chosen.sites
+        and found[0].chosen.metric == found[1].chosen.metric
+    )
     assert all(s.loss is None or isinstance(s.loss, float) for s in found[0].sites)
 
 
@@ -454,7 +555,9 @@ def test_a_limited_run_measures_the_obvious_first_and_ends_in_time(
 ) -> None:
     """Each run on a sample takes a second of a clock of its own, everything else none."""
     now = [0.0]
-    clock = types.SimpleNamespace(monotonic=lambda: now[0], process_time=time.process_time, time=time.time)
+    clock = types.SimpleNamespace(
+        monotonic=lambda: now[0], process_time=time.process_time, time=time.time
+    )
     for module in (api, expected, measurements, search_module):
         monkeypatch.setattr(module, "time", clock)
     sweeps: list[float] = []
@@ -466,7 +569,9 @@ def test_a_limited_run_measures_the_obvious_first_and_ends_in_time(
     def counting(job: Job, tasks: Sequence[Task]) -> Iterator[Result]:
         whole = any(t.whole for t in tasks)
         asked = [{n for n, _, _ in c.weights} for t in tasks for c in t.candidates if c.weights]
-        base.update(asked[0] if asked and not base else ())  # the first to be quantized is everything INT8
+        base.update(
+            asked[0] if asked and not base else ()
+        )  # the first to be quantized is everything INT8
         if not whole:
             swept.extend(asked)
         elif not swept:
@@ -475,7 +580,9 @@ def test_a_limited_run_measures_the_obvious_first_and_ends_in_time(
             took = sum(map(len, result.rows.values()))
             now[0] += took
             sweeps.extend([] if whole else [now[0]])
-            together[0] += took * (whole and all(n < 4 for rows in result.rows.values() for n in rows))
+            together[0] += took * (
+                whole and all(n < 4 for rows in result.rows.values() for n in rows)
+            )
             yield result
 
     tuning = tune(keep=0.9999, mapper=counting, workers=1, time_limit=limit)
@@ -483,7 +590,9 @@ def test_a_limited_run_measures_the_obvious_first_and_ends_in_time(
     points = [p.name for p in (*tuning.front, *tuning.others)]
     assert {f"{k} by their own error" for k in (1, 2, 4)} | {"everything INT8"} <= set(points)
     assert all(at <= 0.7 * limit for at in sweeps) or together[0] >= limit / 3
-    assert not swept or {1, 2, 4} <= {len(nodes) for nodes in before}  # these before any sensitivity,
+    assert not swept or {1, 2, 4} <= {
+        len(nodes) for nodes in before
+    }  # these before any sensitivity,
     assert not swept or swept[0] in before  # of which the largest error of its own comes first
     assert limit >= 90 or len({frozenset(nodes) for nodes in swept}) < len(tuning.sites)
     if limit >= 90:
@@ -502,7 +611,7 @@ def test_no_number_without_a_positive_metric() -> None:
         (branchy(), {"keep": 0.9, "metric": below_zero}, "_require_agreement :below_zero: 0"),
         (made, {}, "_copied Q/DQ"),
         (branchy(), {"exclude_op": ["Conv"]}, "_calibrate 7 `exclude_op` Conv"),
-    ):  # fmt: skip
+    ):
         with raises(QdqtoolError, told):
             qdqtool.tune(model, DATA, **options)
 
@@ -534,13 +643,18 @@ def test_broken_images_are_left_out_and_told(tmp_path: Path) -> None:
 
     rng = np.random.default_rng(0)
     for number in range(16):
-        Image.fromarray(rng.integers(0, 255, (16, 16, 3), np.uint8)).save(tmp_path / f"{number:02}.png")
+        Image.fromarray(rng.integers(0, 255, (16, 16, 3), np.uint8)).save(
+            tmp_path / f"{number:02}.png"
+        )
     whole = qdqtool.tune(segmentation(), tmp_path, keep=0.9)
     (tmp_path / "03.png").write_bytes(b"no picture")
     tuning = qdqtool.tune(segmentation(), tmp_path, keep=0.9)
     (unread,) = (w for w in tuning.warnings if w.remark is Remark.UNREAD_IMAGES)
     assert (unread.values["count"], unread.values["file"]) == (1, "03.png")
-    assert tuning.chosen.metric != whole.chosen.metric and tuning.chosen.chosen_on == whole.chosen.chosen_on
+    assert (
+        tuning.chosen.metric != whole.chosen.metric
+        and tuning.chosen.chosen_on == whole.chosen.chosen_on
+    )
 
 
 def test_nothing_that_was_read_is_overwritten_by_either_file(tmp_path: Path) -> None:
@@ -561,7 +675,9 @@ def test_nothing_that_was_read_is_overwritten_by_either_file(tmp_path: Path) -> 
 def test_networks_without_int8_and_more_convolutions() -> None:
     net = conv_net()
     next(n for n in net.graph.node if n.name == "conv2").name = "other"
-    samples = [{"images": np.random.default_rng(i).random((1, 3, 16, 16), np.float32)} for i in range(8)]
+    samples = [
+        {"images": np.random.default_rng(i).random((1, 3, 16, 16), np.float32)} for i in range(8)
+    ]
     for whole_front in (False, True):
         with raises(QdqtoolError, "Search.choose"):
             qdqtool.tune(net, samples, include=["conv"], whole_front=whole_front)

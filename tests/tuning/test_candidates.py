@@ -32,6 +32,7 @@ def float_at(name: str) -> Candidate:
 
 def costs(table: dict[str, tuple[int, int]]):
     """Costs of 10 convolutions by what is float (INT8 too with a +), as INT8 convolutions and conversions."""
+
     def cost(configuration: Configuration) -> Cost:
         key = "".join(sorted(configuration.floats)) + "+" * bool(configuration.quantized)
         int8, conversions = table[key]
@@ -47,9 +48,15 @@ def why(table: dict[str, tuple[int, int]], *found: Candidate) -> tuple[Configura
 
 def test_what_is_measured_and_what_is_chosen_at_once() -> None:
     assert why({"": (10, 1), "a": (9, 2)}, float_at("a")) == (Configuration(), [""])
-    free, reasons = why({"": (10, 3), "a": (9, 2), "b": (9, 4), "ab": (8, 5)}, float_at("a"), float_at("b"))
+    free, reasons = why(
+        {"": (10, 3), "a": (9, 2), "b": (9, 4), "ab": (8, 5)}, float_at("a"), float_at("b")
+    )
     assert free.floats == {"a"} and reasons[0] == FREE
-    for name, conversions, reason in (("b", 3, BETWEEN), ("b", 2, ""), ("a", 3, "")):  # `a` frees a tensor
+    for name, conversions, reason in (
+        ("b", 3, BETWEEN),
+        ("b", 2, ""),
+        ("a", 3, ""),
+    ):  # `a` frees a tensor
         assert why({"": (10, 1), name: (9, conversions)}, float_at(name))[1] == [reason]
     _, reasons = why({"": (10, 1), "a": (9, 4), "ab": (8, 3)}, float_at("a"), float_at("ab"))
     assert "ab" in reasons[0] and reasons[1] == ""
@@ -58,8 +65,10 @@ def test_what_is_measured_and_what_is_chosen_at_once() -> None:
         assert why({"": (10, 1), "+": (11, conversions)}, box)[1] == [reason]
 
 
-@pytest.mark.parametrize(("residual", "nothing", "never"), [("skip", {"add"}, {"add", "c1"}),
-                                                            ("both", set(), {"c1", "c3", "c4"})])  # fmt: skip
+@pytest.mark.parametrize(
+    ("residual", "nothing", "never"),
+    [("skip", {"add"}, {"add", "c1"}), ("both", set(), {"c1", "c3", "c4"})],
+)
 def test_the_reasons_hold_on_a_network(residual: str, nothing: set[str], never: set[str]) -> None:
     """The law, for what the prediction really says: whatever is left out is beaten, or frees no activation."""
     planner = planner_of(branchy(), images(2, 16, 16), residual)
@@ -75,8 +84,11 @@ def test_the_reasons_hold_on_a_network(residual: str, nothing: set[str], never: 
         if one.why_not == BETWEEN:
             assert not one.candidate.site.tensors and cost.conversions >= base.conversions + 2
         elif one.why_not and one.why_not != FREE:
-            assert any(nodes < o.candidate.configuration.floats and single[o.candidate.site.name].value <= cost.value
-                       for o in judged)  # fmt: skip
+            assert any(
+                nodes < o.candidate.configuration.floats
+                and single[o.candidate.site.name].value <= cost.value
+                for o in judged
+            )
 
 
 def test_sites_and_cuts() -> None:
@@ -97,7 +109,15 @@ def test_sites_and_cuts() -> None:
     assert cuts.crossing(len(names)) == ("c6.out",)
     assert cuts.behind(["cat.out", "a3/Mul.out"]) == names.index("cat") + 1
     parts = cuts.parts(names.index("cat") + 1)
-    ends = ["a0/Mul", "a1/Mul", "add", "a3/Mul", "cat", "a5/Mul", "c6"]  # behind cat are one cut and c5's, the same
+    ends = [
+        "a0/Mul",
+        "a1/Mul",
+        "add",
+        "a3/Mul",
+        "cat",
+        "a5/Mul",
+        "c6",
+    ]  # behind cat are one cut and c5's, the same
     position = {n.index: i for i, n in enumerate(model.ordered)}
     assert [names[max(position[i] for i in p.nodes)] for p in parts] == ends
     assert [p.after for p in parts] == [(), (0,), (1, 0), (2,), (2, 3), (4,), (5,)]
@@ -113,6 +133,7 @@ def floats(*names: str) -> Configuration:
 
 def additive(prices: dict[str, int], together: int = 0):
     """Costs that add up, less ``together`` where a and b are both float."""
+
     def cost(configuration: Configuration) -> Cost:
         saved = together if {"a", "b"} <= configuration.floats else 0
         return Cost(100, 100 - sum(prices[n] for n in configuration.floats) + saved, 0)
@@ -123,15 +144,30 @@ def additive(prices: dict[str, int], together: int = 0):
 def order(prices: dict[str, int], gains: dict[str, float], together: int = 0) -> list[list[str]]:
     found = [Gain(floats(n), g, prices[n]) for n, g in gains.items()]
     near = {"a": frozenset("b"), "b": frozenset("a")}
-    return [sorted(c.floats) for c in sites.chain(Configuration(), found, additive(prices, together), near)]
+    return [
+        sorted(c.floats)
+        for c in sites.chain(Configuration(), found, additive(prices, together), near)
+    ]
 
 
 def test_the_order_of_choices() -> None:
-    assert order({"a": 1, "b": 2, "c": 4}, {"a": 1.5, "b": 4.0, "c": 4.0}) == [["b"], ["a", "b"], ["a", "b", "c"]]
+    assert order({"a": 1, "b": 2, "c": 4}, {"a": 1.5, "b": 4.0, "c": 4.0}) == [
+        ["b"],
+        ["a", "b"],
+        ["a", "b", "c"],
+    ]
     # Alone b costs 4 for a gain of 2, c 3 for 2; next to a, b costs 1.
-    assert order({"a": 1, "b": 4, "c": 3}, {"a": 5.0, "b": 2.0, "c": 2.0}, 3) == [["a"], ["a", "b"], ["a", "b", "c"]]
+    assert order({"a": 1, "b": 4, "c": 3}, {"a": 5.0, "b": 2.0, "c": 2.0}, 3) == [
+        ["a"],
+        ["a", "b"],
+        ["a", "b", "c"],
+    ]
     assert order({"a": 1, "b": 4, "c": 3}, {"a": 5.0, "b": 2.0, "c": 2.0}, 0)[1] == ["a", "c"]
-    gains = [Gain(floats("a", "b"), 5.0, 2.0), Gain(floats("a"), 3.0, 1.0), Gain(floats("c"), 1.0, 1.0)]
+    gains = [
+        Gain(floats("a", "b"), 5.0, 2.0),
+        Gain(floats("a"), 3.0, 1.0),
+        Gain(floats("c"), 1.0, 1.0),
+    ]
     assert sites.estimated(gains, floats("a", "b")) == 5.0
     assert sites.estimated(gains, floats("a", "c")) == 4.0
     assert sites.estimated(gains, floats("b")) == 0.0
@@ -155,7 +191,9 @@ def test_parts_one_after_the_other_compute_what_the_whole_computes(make: object)
     quantized, _ = recipe.build(model)
     state = data[0]
     for part in parts:
-        given = [onnx.helper.make_tensor_value_info(t, model.elem_type(t), None) for t in part.given]
+        given = [
+            onnx.helper.make_tensor_value_info(t, model.elem_type(t), None) for t in part.given
+        ]
         piece = partial_model(part.of(recipe).build(model)[0], part.made, given)
         feeds = {i.name: state[i.name] for i in piece.graph.input}
         made = dict(zip(part.made, run(piece, feeds), strict=True))
@@ -165,7 +203,8 @@ def test_parts_one_after_the_other_compute_what_the_whole_computes(make: object)
     divided = [part.of(recipe) for part in parts]
     assert sorted(w for r in divided for w in r.weights) == sorted(recipe.weights)
     assert {(p.tensor, r) for d in divided for p in d.pairs for r in p.readers} == {
-        (p.tensor, r) for p in recipe.pairs for r in p.readers}
+        (p.tensor, r) for p in recipe.pairs for r in p.readers
+    }
 
 
 @pytest.mark.parametrize(*cases("tuning/candidates-sentence"))
@@ -183,4 +222,6 @@ def test_where_no_convolution_gains_by_int8_nothing_is_offered() -> None:
     said: list[str] = []
     with raises(QdqtoolError, "Search.choose"):
         qdqtool.tune(net.model(), images(4), say=said.append)
-    assert len(said) == 1, "what is to be measured; nothing was found that a limit of time could take"
+    assert len(said) == 1, (
+        "what is to be measured; nothing was found that a limit of time could take"
+    )

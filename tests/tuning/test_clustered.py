@@ -21,14 +21,19 @@ from tests.tuning.nets import branchy, job_of, planner_of, segmentation
 from tests.tuning.test_measure import rows_of
 
 #: Only looked for: reading all tests does not load it.
-pytestmark = pytest.mark.skipif(find_spec("distributed") is None, reason="the extra `cluster` is not installed")
+pytestmark = pytest.mark.skipif(
+    find_spec("distributed") is None, reason="the extra `cluster` is not installed"
+)
 
 DATA = images(6, 16, 16)
 
 
 def job_and_tasks() -> tuple[Job, list[Task]]:
     planner = planner_of(branchy(), DATA)
-    recipes = [planner.plan(Configuration(floats=frozenset(c))).recipe for c in ((), ("c6",), ("c0",), ("c3", "c4"))]
+    recipes = [
+        planner.plan(Configuration(floats=frozenset(c))).recipe
+        for c in ((), ("c6",), ("c0",), ("c3", "c4"))
+    ]
     tasks = [Task(f"t{k}", (k,), tuple(recipes)) for k in range(6)]
     return job_of(planner, DATA), tasks
 
@@ -81,7 +86,9 @@ def test_tune_on_a_cluster_says_the_same(client: Any, tmp_path: Path) -> None:
     for k in range(12):
         pixels = np.random.default_rng(k).integers(0, 256, (16, 16, 3)).astype(np.uint8)
         Image.fromarray(pixels).save(tmp_path / f"{k:02d}.png")
-    one, other = (tune(segmentation(), tmp_path, keep=0.9, whole_front=True, cluster=where).as_json()
-                  for where in (None, client))  # fmt: skip
+    one, other = (
+        tune(segmentation(), tmp_path, keep=0.9, whole_front=True, cluster=where).as_json()
+        for where in (None, client)
+    )
     assert {**other, "effort": None} == {**one, "effort": None}
     assert left_behind(client) == (0, 0, [])

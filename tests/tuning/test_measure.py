@@ -48,11 +48,16 @@ def recipes() -> list[Recipe]:
 
 _ROW = {"a": {0: Row(0.5)}}
 _NO_MAPPERS: dict[str, Callable[[list[Task]], Any]] = {
-    "called None": lambda tasks: None, "called int": lambda tasks: 5, "called KeyError": lambda tasks: {}["x"],
-    "wrong None": lambda tasks: [None], "wrong Result": lambda tasks: [Result("s", {"a": {0: 0.5}})],
-    "left 0 4": lambda tasks: iter(()), "left 1 4": lambda tasks: [Result("s", _ROW)],
+    "called None": lambda tasks: None,
+    "called int": lambda tasks: 5,
+    "called KeyError": lambda tasks: {}["x"],
+    "wrong None": lambda tasks: [None],
+    "wrong Result": lambda tasks: [Result("s", {"a": {0: 0.5}})],
+    "left 0 4": lambda tasks: iter(()),
+    "left 1 4": lambda tasks: [Result("s", _ROW)],
     "above t": lambda tasks: [Result("t", {"a": {0: Row(1e200)}})],
-    "twice 1 4": lambda tasks: [Result("s", _ROW)] * 2, "given t": lambda tasks: [Result("t", {"c": {0: None}})],
+    "twice 1 4": lambda tasks: [Result("s", _ROW)] * 2,
+    "given t": lambda tasks: [Result("t", {"c": {0: None}})],
     "read ZeroDivisionError": lambda tasks: (1 / 0 for _ in tasks),
 }
 
@@ -109,7 +114,9 @@ def test_sweeps_and_whole_runs(job: Job, recipes: list[Recipe]) -> None:
         for sample in (0, 1, 3):
             one, other = swept.rows[recipe.key][sample], whole.rows[recipe.key][sample]
             assert one is not None and other is not None
-            assert one.error == other.error == pytest.approx(by_hand(recipe, sample), rel=1e-3)  # other kernels
+            assert (
+                one.error == other.error == pytest.approx(by_hand(recipe, sample), rel=1e-3)
+            )  # other kernels
             assert other.evidence == pytest.approx(1.0 - other.error)
     assert "c0.weight" in job.network.weights  # they lie in memory once, for all sessions
     assert job.network.model.proto.ByteSize() < branchy().ByteSize() // 4
@@ -119,7 +126,9 @@ def test_outputs_that_nothing_computes() -> None:
     proto = branchy()
     value = onnx.numpy_helper.from_array(np.array([1.0, 2.0], np.float32))
     proto.graph.node.append(onnx.helper.make_node("Constant", [], ["k"], name="k", value=value))
-    proto.graph.output.extend(onnx.helper.make_tensor_value_info(t, 1, [n]) for t, n in (("c0.bias", 16), ("k", 2)))
+    proto.graph.output.extend(
+        onnx.helper.make_tensor_value_info(t, 1, [n]) for t, n in (("c0.bias", 16), ("k", 2))
+    )
     planner = planner_of(proto, DATA)
     job, recipe = job_of(planner, DATA), planner.plan(Configuration()).recipe
     row = run_task(job, Task("t", (0,), (recipe,), whole=True)).rows[recipe.key][0]
@@ -142,14 +151,20 @@ def rows_of(results: Iterable[Result]) -> dict[tuple[str, int], Any]:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
-def test_the_same_bits_for_any_number_of_workers(job: Job, recipes: list[Recipe], workers: int) -> None:
+def test_the_same_bits_for_any_number_of_workers(
+    job: Job, recipes: list[Recipe], workers: int
+) -> None:
     tasks = [Task(f"{i} {k}", (i,), tuple(recipes[k::2])) for i in range(5) for k in range(2)]
     wanted = rows_of([run_task(job, Task("all", tuple(range(5)), tuple(recipes)))])
     assert rows_of(local(workers)(job, tasks)) == wanted
 
 
-def test_modules_and_pickles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: Job, recipes: list[Recipe]) -> None:
-    (tmp_path / "only_here.py").write_text("def f(reference, outputs, image):\n    return 1.0\n", "utf-8")
+def test_modules_and_pickles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: Job, recipes: list[Recipe]
+) -> None:
+    (tmp_path / "only_here.py").write_text(
+        "def f(reference, outputs, image):\n    return 1.0\n", "utf-8"
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(tmp_path))])
     assert metric_for(Model(branchy()), "only_here:f").name == "only_here:f"
@@ -177,20 +192,28 @@ def test_metrics_that_fail_or_write(job: Job, recipes: list[Recipe]) -> None:
         return value
 
     metric = UserMetric("m:f", job.metric.tensors, rude)
-    one, other = (run_task(with_metric(job, metric), Task("t", (0,), candidates, whole=True))
-                  for candidates in (tuple(recipes), tuple(recipes[::-1])))  # fmt: skip
+    one, other = (
+        run_task(with_metric(job, metric), Task("t", (0,), candidates, whole=True))
+        for candidates in (tuple(recipes), tuple(recipes[::-1]))
+    )
     assert one.rows == other.rows
 
 
 def test_the_float_network_runs_once_for_each_sample(
     job: Job, recipes: list[Recipe], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tasks = [Task(f"{r.key} {i}", (i, i + 1), (r,), whole)
-             for r in recipes[:3] for i in (0, 2) for whole in (True, False)]  # fmt: skip
+    tasks = [
+        Task(f"{r.key} {i}", (i, i + 1), (r,), whole)
+        for r in recipes[:3]
+        for i in (0, 2)
+        for whole in (True, False)
+    ]
     found: list[list[Result]] = []
     asked: list[Any] = []
     kept = OutputAgreement.kept
-    monkeypatch.setattr(OutputAgreement, "kept", lambda self, outputs: asked.append(1) or kept(self, outputs))
+    monkeypatch.setattr(
+        OutputAgreement, "kept", lambda self, outputs: asked.append(1) or kept(self, outputs)
+    )
     for room, runs in ((budgets.TUNING_REFERENCES, 4), (0, 2 * len(tasks))):
         monkeypatch.setattr(budgets, "TUNING_REFERENCES", room)
         asked.clear()
@@ -208,8 +231,13 @@ def test_what_a_change_does_not_reach_runs_once(monkeypatch: pytest.MonkeyPatch)
     proto = net.model()
     proto.graph.output.append(onnx.helper.make_tensor_value_info(other, 1, None))
     planner = planner_of(proto, DATA)
-    recipes = tuple(planner.plan(Configuration(floats=frozenset(f))).recipe for f in ((), ("c1",), ("c2",), ("c0",)))
-    alone = {r.key: run_task(job_of(planner, DATA), Task("t", (0,), (r,))).rows[r.key] for r in recipes}
+    recipes = tuple(
+        planner.plan(Configuration(floats=frozenset(f))).recipe
+        for f in ((), ("c1",), ("c2",), ("c0",))
+    )
+    alone = {
+        r.key: run_task(job_of(planner, DATA), Task("t", (0,), (r,))).rows[r.key] for r in recipes
+    }
     runs: list[Any] = []
     real = Fetcher.run
     monkeypatch.setattr(Fetcher, "run", lambda self, sample: runs.append(1) or real(self, sample))
@@ -221,10 +249,15 @@ def test_what_a_change_does_not_reach_runs_once(monkeypatch: pytest.MonkeyPatch)
         assert (len(runs) == 3 * 5 + 2 + 2) if room else (len(runs) > 19)
 
 
-def test_open_sessions_have_a_bound(job: Job, recipes: list[Recipe], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_sessions_have_a_bound(
+    job: Job, recipes: list[Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
     task = Task("t", (0, 1), tuple(recipes))
     wanted = run_task(job, task)
-    room, most = 300_000, []  # two of these sessions take 128 KiB each beside their weights of up to 18 KB
+    room, most = (
+        300_000,
+        [],
+    )  # two of these sessions take 128 KiB each beside their weights of up to 18 KB
     monkeypatch.setattr(budgets, "TUNING_SESSIONS", room)
     again = with_metric(job, job.metric)
     sessions = again.network.sessions
@@ -237,12 +270,16 @@ def test_open_sessions_have_a_bound(job: Job, recipes: list[Recipe], monkeypatch
 def test_metrics_of_outputs() -> None:
     proto = yolov8n(64, classes=3)
     assert metric_for(Model(proto), None) == AgreementMap("output0", 3)
-    proto.graph.node.append(onnx.helper.make_node("Transpose", ["output0"], ["turned"], name="turn", perm=[0, 2, 1]))
+    proto.graph.node.append(
+        onnx.helper.make_node("Transpose", ["output0"], ["turned"], name="turn", perm=[0, 2, 1])
+    )
     proto.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("turned", 1, [1, 84, 7]))
     assert metric_for(Model(proto), None) == AgreementMap("turned", 3, True)
     proto = resnet()
     proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array([3], np.int64), "k"))
-    proto.graph.node.append(onnx.helper.make_node("TopK", ["fc.out", "k"], ["best", "which"], name="top"))
+    proto.graph.node.append(
+        onnx.helper.make_node("TopK", ["fc.out", "k"], ["best", "which"], name="top")
+    )
     del proto.graph.output[:]
     proto.graph.output.append(onnx.helper.make_tensor_value_info("best", 1, [1, 3]))
     found = metric_for(Model(proto), None)
@@ -267,14 +304,17 @@ def detections(*boxes: tuple[float, float, float, float, int, float]) -> dict[st
 FIRST, SECOND = (50, 50, 20, 20, 0, 0.9), (150, 50, 20, 20, 1, 0.8)
 
 
-@in_turn(("found", "value"), [
-    ([FIRST, SECOND, (200, 50, 9, 9, 1, 0.1)], 1.0),
-    # One of two found, exactly: precision 1 up to a recall of a half, which are 51 of 101 points at each overlap.
-    ([FIRST], 51 / 101),
-    # The other one moved by 2 of 20 pixels: it overlaps by 18 / 22 = 0.818, which counts at 7 of 10 thresholds.
-    ([FIRST, (152, 50, 20, 20, 1, 0.8)], (7 * 1.0 + 3 * 51 / 101) / 10),
-    ([FIRST, (150, 50, 20, 20, 0, 0.8)], 51 / 101),  # of another class
-])
+@in_turn(
+    ("found", "value"),
+    [
+        ([FIRST, SECOND, (200, 50, 9, 9, 1, 0.1)], 1.0),
+        # One of two found, exactly: precision 1 up to a recall of a half, which are 51 of 101 points at each overlap.
+        ([FIRST], 51 / 101),
+        # The other one moved by 2 of 20 pixels: it overlaps by 18 / 22 = 0.818, which counts at 7 of 10 thresholds.
+        ([FIRST, (152, 50, 20, 20, 1, 0.8)], (7 * 1.0 + 3 * 51 / 101) / 10),
+        ([FIRST, (150, 50, 20, 20, 0, 0.8)], 51 / 101),  # of another class
+    ],
+)
 def test_detections_by_hand(found: list[Any], value: float) -> None:
     metric = AgreementMap("o", 2)
     kept = metric.kept(detections(FIRST, SECOND, (200, 50, 9, 9, 1, 0.1)))
@@ -284,8 +324,13 @@ def test_detections_by_hand(found: list[Any], value: float) -> None:
 
 def test_values_by_hand() -> None:
     metric = OutputAgreement(("o",))
-    wanted, found = np.array([[1.0, 2.0, 3.0, 6.0]], np.float32), np.array([[1.0, 2.0, 4.0, 6.0]], np.float32)
-    assert metric.look(metric.kept({"o": wanted}), {"o": found}, "a") == pytest.approx(1.0 - 0.5 / np.std([1, 2, 3, 6]))
+    wanted, found = (
+        np.array([[1.0, 2.0, 3.0, 6.0]], np.float32),
+        np.array([[1.0, 2.0, 4.0, 6.0]], np.float32),
+    )
+    assert metric.look(metric.kept({"o": wanted}), {"o": found}, "a") == pytest.approx(
+        1.0 - 0.5 / np.std([1, 2, 3, 6])
+    )
     low, high = resampled(metric, [0.1, 0.2, 0.3], 50), resampled(metric, [0.2, 0.3, 0.4], 50)
     assert np.allclose(high - low, 0.1)
 
@@ -295,7 +340,10 @@ def test_evidence_survives_json_bit_by_bit() -> None:
     metric = AgreementMap("o", 2)
 
     def made() -> dict[str, np.ndarray]:
-        return {"o": rng.random((1, 6, 40), np.float32) * np.array([99, 99, 30, 30, 1, 1], np.float32)[None, :, None]}
+        return {
+            "o": rng.random((1, 6, 40), np.float32)
+            * np.array([99, 99, 30, 30, 1, 1], np.float32)[None, :, None]
+        }
 
     evidence = [metric.look(metric.kept(made()), made(), "a") for _ in range(4)]
     back = json.loads(json.dumps(evidence))
@@ -315,8 +363,9 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "def leaves(reference, outputs, image):\n    raise SystemExit(3)\n"
         "def nothing(reference, outputs, image):\n    return float('nan')\n"
         "def huge(reference, outputs, image):\n    return 1e200\n"
-        "number = 3\n", "utf-8",
-    )  # fmt: skip
+        "number = 3\n",
+        "utf-8",
+    )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "mymetrics", raising=False)
     return "mymetrics"
@@ -330,9 +379,13 @@ def test_functions_by_name(module: str) -> None:
 
 
 @pytest.mark.parametrize(*cases("tuning/measure-a-function-that-fails-is"))
-def test_a_function_that_fails_is_named_with_the_image(module: str, function: str, named: str) -> None:
+def test_a_function_that_fails_is_named_with_the_image(
+    module: str, function: str, named: str
+) -> None:
     with raises(QdqtoolError, f"UserMetric.look `metric` {module}:{function}: a.jpg {named}"):
-        UserMetric(f"{module}:{function}", ("o",)).look({"o": np.zeros(2)}, {"o": np.zeros(2)}, "a.jpg")
+        UserMetric(f"{module}:{function}", ("o",)).look(
+            {"o": np.zeros(2)}, {"o": np.zeros(2)}, "a.jpg"
+        )
 
 
 @in_turn(*cases("tuning/measure-a-name-that-is-none"))
@@ -372,7 +425,9 @@ def test_the_sets_share_nothing(count: int, chosen: int, judged: int) -> None:
 
 @given(st.integers(2, 200), st.integers(1, 40), st.integers(1, 70))
 def test_evaluation_data_is_halved(count: int, chosen: int, judged: int) -> None:
-    sets = open_sets(model(), numbered(5), numbered(count, 1000), chosen_on=chosen, judged_on=judged)
+    sets = open_sets(
+        model(), numbered(5), numbered(count, 1000), chosen_on=chosen, judged_on=judged
+    )
     assert calibrated(sets) == [0, 1, 2, 3, 4]
     one, other = values(sets, sets.chosen_on), values(sets, sets.judged_on)
     assert not set(one) & set(other) and min([*one, *other]) >= 1000
@@ -414,10 +469,14 @@ def test_sets_of_files_go_through_pickle_and_are_told_by_content(tmp_path: Path)
 
 @in_turn(
     ("data", "evaluation", "message"),
-    [(numbered(3), None, "open_sets 3"), (numbered(8), numbered(1), "open_sets 1"),
-     (iter(numbered(9)), None, "_open once"), (None, None, "_open images"),
-     (numbered(8), iter(numbered(9)), "_open once")],
-)  # fmt: skip
+    [
+        (numbered(3), None, "open_sets 3"),
+        (numbered(8), numbered(1), "open_sets 1"),
+        (iter(numbered(9)), None, "_open once"),
+        (None, None, "_open images"),
+        (numbered(8), iter(numbered(9)), "_open once"),
+    ],
+)
 def test_too_little(data: object, evaluation: object, message: str) -> None:
     with raises(DataError, message):
         open_sets(model(), data, evaluation)

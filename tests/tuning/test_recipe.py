@@ -33,16 +33,30 @@ def test_recipes() -> None:
     for floats in ((), ("c1", "c4"), ("add",), ("c0", "c6")):
         made, _ = planner.plan(Configuration(floats=frozenset(floats))).recipe.build(planner.model)
         proto = made.proto
-        inserted = qdqtool.insert(branchy(), data, method="mse", exclude=[f"^{n}$" for n in floats], residual="skip",
-                                  losses=0, predict=False)  # fmt: skip
+        inserted = qdqtool.insert(
+            branchy(),
+            data,
+            method="mse",
+            exclude=[f"^{n}$" for n in floats],
+            residual="skip",
+            losses=0,
+            predict=False,
+        )
         check(proto)
         assert [(n.op_type, n.name, *n.input) for n in proto.graph.node] == [
             (n.op_type, n.name, *n.input) for n in inserted.model.graph.node
         ]
         assert np.array_equal(run(proto, data[0])[0], run(inserted.model, data[0])[0])
     changed = planner.plan(Configuration(methods=frozenset({("add.out", "max")}))).recipe
-    inserted = qdqtool.insert(branchy(), data, method="mse", method_for=[("^add.out$", "max")], residual="skip",
-                              losses=0, predict=False)  # fmt: skip
+    inserted = qdqtool.insert(
+        branchy(),
+        data,
+        method="mse",
+        method_for=[("^add.out$", "max")],
+        residual="skip",
+        losses=0,
+        predict=False,
+    )
     wanted = {q.tensor: q.scale for q in inserted.activations}
     assert {p.tensor: p.scale for p in changed.pairs} == wanted
     apart = planner.plan(Configuration(apart=frozenset({"x"}))).recipe
@@ -89,13 +103,17 @@ def test_what_was_kept_comes_back_bit_by_bit(kept: Path, tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == [kept]
 
 
-@pytest.mark.parametrize(("name", "word"), [("model", "model"), ("images", "images"), ("settings", "setting")])
+@pytest.mark.parametrize(
+    ("name", "word"), [("model", "model"), ("images", "images"), ("settings", "setting")]
+)
 def test_of_another_tuning_is_refused(kept: Path, name: str, word: str) -> None:
     with raises(DataError, f"Store._read {word} `state`"):
         Store(kept, {**IDENTITY, name: "other"})
 
 
-def test_bombs_and_other_versions(kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bombs_and_other_versions(
+    kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = json.loads(gzip.decompress(kept.read_bytes()))
     kept.write_bytes(gzip.compress(json.dumps({**data, "tool": "0.0.1"}).encode()))
     with raises(DataError, "Store._read another"):
@@ -114,9 +132,16 @@ def _packed(data: bytes) -> bytes:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"hello", b"\x1f\x8b\x08broken", _packed(b"[]"), _packed(b'{"schema": 1}'), _packed(b"[" * 100_000),
-     _packed(b"\xff\xfe")],
-)  # fmt: skip
+    [
+        b"",
+        b"hello",
+        b"\x1f\x8b\x08broken",
+        _packed(b"[]"),
+        _packed(b'{"schema": 1}'),
+        _packed(b"[" * 100_000),
+        _packed(b"\xff\xfe"),
+    ],
+)
 def test_what_is_no_such_file_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "t"
     path.write_bytes(content)
@@ -125,9 +150,17 @@ def test_what_is_no_such_file_is_refused(tmp_path: Path, content: bytes) -> None
     assert path.read_bytes() == content
 
 
-@pytest.mark.parametrize("rows", [3, {"sweep": 1, "whole": {}}, {"sweep": {"a": {"x": [1, None]}}, "whole": {}},
-                                  {"sweep": {"a": {"0": ["1", None]}}, "whole": {}}, {"sweep": {}},
-                                  {"sweep": {}, "whole": {"a": {"0": [0.0, 1e308], "1": [0.0, 1e308]}}}])  # fmt: skip
+@pytest.mark.parametrize(
+    "rows",
+    [
+        3,
+        {"sweep": 1, "whole": {}},
+        {"sweep": {"a": {"x": [1, None]}}, "whole": {}},
+        {"sweep": {"a": {"0": ["1", None]}}, "whole": {}},
+        {"sweep": {}},
+        {"sweep": {}, "whole": {"a": {"0": [0.0, 1e308], "1": [0.0, 1e308]}}},
+    ],
+)
 def test_damaged_rows_are_refused(kept: Path, rows: object) -> None:
     data = json.loads(gzip.decompress(kept.read_bytes()))
     kept.write_bytes(gzip.compress(json.dumps({**data, "rows": rows}).encode()))
@@ -136,7 +169,9 @@ def test_damaged_rows_are_refused(kept: Path, rows: object) -> None:
 
 
 SLEEP = "import sys, time; time.sleep(2); open(sys.argv[1], 'w')"
-children = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="the system does not list threads' children")
+children = pytest.mark.skipif(
+    not Path("/proc/self/task").is_dir(), reason="the system does not list threads' children"
+)
 
 
 def starts(mark: Path) -> Callable[[Outputs, Outputs, str], float]:

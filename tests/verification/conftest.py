@@ -19,7 +19,11 @@ def published_once() -> Iterator[None]:
     read, told = functools.lru_cache(1)(load), functools.lru_cache(2)(predict)
 
     def loaded(source: Any) -> Any:
-        return read(source) if isinstance(source, Path) and source.is_relative_to(HOME) else load(source)
+        return (
+            read(source)
+            if isinstance(source, Path) and source.is_relative_to(HOME)
+            else load(source)
+        )
 
     def predicted(model: Any, target: Any, **options: Any) -> Any:
         return predict(model, target, **options) if options else told(model, target)

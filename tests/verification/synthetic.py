@@ -9,7 +9,9 @@ _TYPES = {"Convolution": "CaskConvolution", "Conversion": "Reformat", "ConvActPo
 
 def engine_line(layer: EngineLayer) -> str:
     def side(edges: list[tuple[str, Precision]]) -> str:
-        return ", ".join(f"{name} ({_WORDS.get(precision, 'Float')}[1,8,8,8])" for name, precision in edges)
+        return ", ".join(
+            f"{name} ({_WORDS.get(precision, 'Float')}[1,8,8,8])" for name, precision in edges
+        )
 
     inputs = side([(t.tensor, t.precision) for t in layer.inputs])
     outputs = side([(t.tensor, t.precision) for t in layer.outputs])
@@ -17,7 +19,9 @@ def engine_line(layer: EngineLayer) -> str:
     return f"Layer({kind}): {layer.name}, Tactic: 0x0000000000000001, {inputs} -> {outputs}"
 
 
-def log_of(prediction: Prediction, version: str = "8502", flags: str = "--int8 --fp16") -> list[str]:
+def log_of(
+    prediction: Prediction, version: str = "8502", flags: str = "--int8 --fp16"
+) -> list[str]:
     """The lines of a whole log."""
     stamp = "[11/21/2026-12:00:00] "
     head = [

@@ -58,7 +58,9 @@ def test_scales_are_all_equal_or_all_different(case: str) -> None:
 def test_stems_and_torn_sections() -> None:
     """ResNet-18 with a quantized skip: MaxPool is read by two Qs, INT8 reaches the stem only if they are equal."""
     model = proto("resnet18-qat-rtx2000-trt8510")
-    equal, different = (predict(Model(api._with_scales(model, same)), advice=False) for same in (True, False))
+    equal, different = (
+        predict(Model(api._with_scales(model, same)), advice=False) for same in (True, False)
+    )
     assert equal.convolution("Conv_9").output == "INT8"
     assert different.convolution("Conv_9").output == "FLOAT"
     assert "Conv_9" in api._differing(equal, different)
@@ -72,20 +74,32 @@ def test_stems_and_torn_sections() -> None:
         api.verify_from_log(build_of(lines[: hole[0]] + lines[hole[-1] :]))
 
 
-@pytest.mark.parametrize(("case", "total", "unknown"), [
-    ("yolo-resnet18-orin-trt8502", 43, 2), ("resnet18-qat-rtx2000-trt8510", 21, 8),
-])
+@pytest.mark.parametrize(
+    ("case", "total", "unknown"),
+    [
+        ("yolo-resnet18-orin-trt8502", 43, 2),
+        ("resnet18-qat-rtx2000-trt8510", 21, 8),
+    ],
+)
 def test_the_recorded_logs(case: str, total: int, unknown: int) -> None:
     result = api.verify_from_log(build_file(case))
     counts = result.convolutions
     assert (counts.total, counts.unknown, counts.agree) == (total, unknown, total - unknown)
     assert result.trace.agree == result.trace.built == result.trace.predicted
-    assert (result.mismatches, api.exit_code(result), api.exit_code(result, allow_partial=True)) == ([], 2, 0)
+    assert (
+        result.mismatches,
+        api.exit_code(result),
+        api.exit_code(result, allow_partial=True),
+    ) == ([], 2, 0)
 
 
 def test_a_log_that_contradicts_itself_is_a_mismatch_though_scales_are_unknown() -> None:
     lines = build_file("yolo-resnet18-orin-trt8502").read_text().splitlines()
-    at = next(i for i, x in enumerate(lines) if x.startswith("Layer(") and ": /backbone/maxpool/MaxPool," in x)
+    at = next(
+        i
+        for i, x in enumerate(lines)
+        if x.startswith("Layer(") and ": /backbone/maxpool/MaxPool," in x
+    )
     before, arrow, after = lines[at].rpartition(" -> ")
     assert "(Float[" in after
     lines[at] = before + arrow + after.replace("(Float[", "(Int8[")
@@ -98,14 +112,21 @@ def test_a_log_that_contradicts_itself_is_a_mismatch_though_scales_are_unknown()
 def test_scales_of_constants_and_of_initializers(nodes: bool) -> None:
     """However a graph stores them, and the weights' with as many as they have channels; nothing else is touched."""
     g = Graph(constant_nodes=nodes)
-    model = g.model(g.conv(g.pair(g.input(1, 8, 4, 4), "in", 0.3), "c", 8, 1, scale=None, bias=True))
+    model = g.model(
+        g.conv(g.pair(g.input(1, 8, 4, 4), "in", 0.3), "c", 8, 1, scale=None, bias=True)
+    )
     for same in (True, False):
         index = Model(api._with_scales(model, same))
         found = [read_params(index, q).scale for q in quantizers(index)]
-        assert [None if s is None else s.size for s in found] == [None if s is None else s.size for s in (
-            read_params(Model(model), q).scale for q in quantizers(Model(model)))]  # fmt: skip
+        assert [None if s is None else s.size for s in found] == [
+            None if s is None else s.size
+            for s in (read_params(Model(model), q).scale for q in quantizers(Model(model)))
+        ]
         firsts = {float(s[0]) for s in found if s is not None}
-        assert len(firsts) == (1 if same else len({q.input(1) for q in quantizers(index)})) and min(firsts) == 1 / 64
+        assert (
+            len(firsts) == (1 if same else len({q.input(1) for q in quantizers(index)}))
+            and min(firsts) == 1 / 64
+        )
         assert np.array_equal(index.constant("c.bias"), Model(model).constant("c.bias"))
 
 
@@ -142,17 +163,30 @@ def test_time_that_ran_out_is_an_error(model: Path, monkeypatch: pytest.MonkeyPa
         api.verify_with_builder(written(model, 0), "tensorrt-rtx")
 
 
-def test_refusals_that_were_and_were_not_predicted(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusals_that_were_and_were_not_predicted(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """There are no layers to compare then: nothing agrees, and nothing is unknown."""
-    answers(monkeypatch, BuildResult("tensorrt-rtx", "refused", "1.7.1", message="no asymmetric quantization"))
+    answers(
+        monkeypatch,
+        BuildResult("tensorrt-rtx", "refused", "1.7.1", message="no asymmetric quantization"),
+    )
     result = api.verify_with_builder(written(model, 3), "tensorrt-rtx")
-    assert result.notes == [Remark.BUILT_ALIKE(status="refused", message="no asymmetric quantization")]
+    assert result.notes == [
+        Remark.BUILT_ALIKE(status="refused", message="no asymmetric quantization")
+    ]
     counts = result.convolutions
-    assert (result.mismatches, counts.agree, counts.unknown, result.build.status) == ([], 0, 0, "refused")
+    assert (result.mismatches, counts.agree, counts.unknown, result.build.status) == (
+        [],
+        0,
+        0,
+        "refused",
+    )
     answers(monkeypatch, BuildResult("tensorrt-rtx", "refused", "1.7.1", message="because"))
     result = api.verify_with_builder(written(model, 0), "tensorrt-rtx")
     assert [(str(m.kind), m.built["status"], m.differs, m.values) for m in result.mismatches] == [
-        ("build", "refused", Difference.STATUS, ("built", "refused: because"))]
+        ("build", "refused", Difference.STATUS, ("built", "refused: because"))
+    ]
     assert api.exit_code(result) == 1
     answers(monkeypatch, BuildResult("tensorrt-rtx", "crashed", "1.7.1"))
     result = api.verify_with_builder(written(model, 0), "tensorrt-rtx")
@@ -170,7 +204,10 @@ def test_a_classic_build_is_verified_as_a_log_of_its_version(
     log = build_of(log_of(predict(proto, "trt8.5")))
     answers(monkeypatch, BuildResult("trtexec", "built", "8.5.2", build=log))
     result = api.verify_with_builder(model, "trtexec")
-    assert (result.prediction is not None and result.prediction.target, result.mismatches) == ("trt8.5", [])
+    assert (result.prediction is not None and result.prediction.target, result.mismatches) == (
+        "trt8.5",
+        [],
+    )
     assert result.convolutions.agree == result.convolutions.total == 1
     assert result.trace.built == result.trace.predicted > 0
     assert "licence" not in capsys.readouterr().err
@@ -179,11 +216,19 @@ def test_a_classic_build_is_verified_as_a_log_of_its_version(
     assert result.prediction is not None and result.prediction.target == RTX.name
     assert "licence" in capsys.readouterr().err
     assert result.complete, "every convolution of a build made here was looked at"
-    assert (result.convolutions.total, result.convolutions.agree, result.convolutions.unknown) == (1, 0, 1)
+    assert (result.convolutions.total, result.convolutions.agree, result.convolutions.unknown) == (
+        1,
+        0,
+        1,
+    )
 
 
-@pytest.mark.parametrize(("text", "given"), [(None, None), ("86", [86]), ("sm89", [89]), ("SM120", [120])])
-def test_compute_capability(model: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, given: Any) -> None:
+@pytest.mark.parametrize(
+    ("text", "given"), [(None, None), ("86", [86]), ("sm89", [89]), ("SM120", [120])]
+)
+def test_compute_capability(
+    model: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, given: Any
+) -> None:
     answers(monkeypatch, BuildResult("tensorrt-rtx", "refused"))
     api.verify_with_builder(written(model, 3), "tensorrt-rtx", sm=text)
     assert SM[-1] == given
@@ -205,17 +250,30 @@ def raw() -> Build:
 
 
 def test_raw_logs(raw: Build) -> None:
-    assert (raw.tensorrt, raw.device, raw.complete, raw.missing) == ("8.6.0", "NVIDIA GeForce RTX 3080 Ti", True, [])
+    assert (raw.tensorrt, raw.device, raw.complete, raw.missing) == (
+        "8.6.0",
+        "NVIDIA GeForce RTX 3080 Ti",
+        True,
+        [],
+    )
     assert raw.lines.unexplained == 0
     assert (raw.milestone("Original"), raw.milestone("After Myelin optimization")) == (860, 504)
-    assert (len(raw.parse.nodes), len(raw.layers), len(raw.trace)) == (443, 78, 1513)  # counted with grep
+    assert (len(raw.parse.nodes), len(raw.layers), len(raw.trace)) == (
+        443,
+        78,
+        1513,
+    )  # counted with grep
     assert sum(e.pass_name != CONSTANTS for e in raw.trace) == 868
     assert sum(layer.type == "NoOp" for layer in raw.layers) == 2
     assert sum(map(is_copy_line, raw.trace)) == 11
     assert [e.object for e in raw.trace if e.kind == "Replacing slice"] == ["1446 to 1451"]
     assert any(r.target == "Half(557568,2816,88,1)" for r in raw.reformats)  # long-strided
     # All files at once; the rules were made from this build, too
-    result = api.verify(build_file(RAW, "model_bevfusion.onnx.gz"), build_file(RAW), build_file(RAW, "layer_info.json"))
+    result = api.verify(
+        build_file(RAW, "model_bevfusion.onnx.gz"),
+        build_file(RAW),
+        build_file(RAW, "layer_info.json"),
+    )
     assert api.exit_code(result) == 0 and result.copies.in_order == 11
     assert_as_predicted(result)
 
@@ -228,11 +286,18 @@ def assert_as_predicted(result: Verification) -> None:
     assert result.copies.agree == result.copies.built == result.copies.predicted == 11
 
 
-@pytest.mark.parametrize(("words", "change", "differs"), [
-    ("Generating copy for Concat_712_1253", lambda _: None, Difference.NOT_LOGGED),
-    ("Replacing slice Slice_851", lambda line: line.replace("1446", "1447"), Difference.FIRST_LINE),
-    ("Eliminating concatenation", lambda line: f"{line}_x", Difference.FIRST_LINE),
-])
+@pytest.mark.parametrize(
+    ("words", "change", "differs"),
+    [
+        ("Generating copy for Concat_712_1253", lambda _: None, Difference.NOT_LOGGED),
+        (
+            "Replacing slice Slice_851",
+            lambda line: line.replace("1446", "1447"),
+            Difference.FIRST_LINE,
+        ),
+        ("Eliminating concatenation", lambda line: f"{line}_x", Difference.FIRST_LINE),
+    ],
+)
 def test_a_changed_copy_line_is_a_mismatch(
     words: str, change: Callable[[str], str | None], differs: Difference, model_bevfusion: Model
 ) -> None:
@@ -242,7 +307,10 @@ def test_a_changed_copy_line_is_a_mismatch(
     lines[at : at + 1] = [] if made is None else [made]
     result = api.verify(model_bevfusion, build_of(lines))
     assert api.exit_code(result) == 1 and {m.kind for m in result.mismatches} == {"copy"}
-    assert (result.mismatches[0].differs, result.mismatches[0].line) == (differs, None if made is None else at + 1)
+    assert (result.mismatches[0].differs, result.mismatches[0].line) == (
+        differs,
+        None if made is None else at + 1,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -257,7 +325,9 @@ def test_transcribed_builds(raw: Build, model_bevfusion: Model) -> None:
     assert (build.milestone("Original"), build.milestone("After Myelin optimization")) == (860, 504)
     layers = layers_of(build_file(TRANSCRIBED, "layers.tsv"))
     build = replace(build, layers=layers, listing=Listing.LAYER_JSON, gaps=[])
-    folded = tuple(e for e in prediction.trace if e.pass_name == CONSTANTS)  # counted in it, not written out
+    folded = tuple(
+        e for e in prediction.trace if e.pass_name == CONSTANTS
+    )  # counted in it, not written out
     result = api.compare(source, prediction, build, unsure_events=folded)
     assert_as_predicted(result)
     assert result.trace.agree == result.trace.built == result.trace.predicted
@@ -265,16 +335,23 @@ def test_transcribed_builds(raw: Build, model_bevfusion: Model) -> None:
     table = outcomes(build_file(TRANSCRIBED, "outcomes.json"))
     layers = layers_of(build_file(TRANSCRIBED, "layers.tsv"))
     assert sorted(layer.name for layer in layers if layer.is_qdq) == sorted(table["conversions"])
-    listed = {part: layer for layer in layers if layer.is_convolution for part in layer.fused().components}
+    listed = {
+        part: layer for layer in layers if layer.is_convolution for part in layer.fused().components
+    }
     assert len(table["convolutions"]) == 63
     for name, row in table["convolutions"].items():
         assert [str(t.precision) for t in listed[name].inputs] == row["inputs"], name
         assert str(listed[name].output_precision) == row["output"], name
+
     # All but the folding of constants, whose order is that of the parser's tables
     def others(events: list[Event]) -> list[Event]:
         return [e for e in events if e.pass_name != CONSTANTS]
 
-    found = agreement(others(predict(model_bevfusion, "trt8.6").trace), others([e.event for e in raw.trace]))
+    found = agreement(
+        others(predict(model_bevfusion, "trt8.6").trace), others([e.event for e in raw.trace])
+    )
     assert (found.predicted, found.built) == (868, 868)
-    assert found.agree is not None and found.agree >= 866  # two lines name an unnamed layer by its number
+    assert (
+        found.agree is not None and found.agree >= 866
+    )  # two lines name an unnamed layer by its number
     assert found.in_order is not None and found.in_order >= 0.95 * 868

@@ -21,7 +21,16 @@ from qdqtool.buildlog.agreement import (
 )
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.summary import listing_hole
-from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, Gap, Lack, LogEvent, Milestone, Section
+from qdqtool.buildlog.types import (
+    Build,
+    BuiltLayer,
+    BuiltTensor,
+    Gap,
+    Lack,
+    LogEvent,
+    Milestone,
+    Section,
+)
 from qdqtool.errors import BuildLogError
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load
@@ -49,7 +58,13 @@ from tests.verification.synthetic import log_of
 from tests.verification.test_api import layer
 
 pytestmark = pytest.mark.usefixtures("published_once")
-INT8, FP16, FP32, FLOAT, INT32 = Precision.INT8, Precision.FP16, Precision.FP32, Precision.FLOAT, Precision.INT32
+INT8, FP16, FP32, FLOAT, INT32 = (
+    Precision.INT8,
+    Precision.FP16,
+    Precision.FP32,
+    Precision.FLOAT,
+    Precision.INT32,
+)
 QDQ = [Event("QDQToCopy", trace.RUNNING, name) for name in ("q0", "q1", "q2")]
 COPIES = [Event("", trace.ELIMINATING_CONCAT, "cat"), Event("", trace.RETARGETING, "a", "b")]
 
@@ -69,10 +84,14 @@ def predicted(**changes: object) -> Prediction:
 
 def logged(*events: Event) -> list[LogEvent]:
     """Lines 11, 12, ... of a log."""
-    return [LogEvent(e.pass_name, e.kind, e.subject, e.object, line=11 + i) for i, e in enumerate(events)]
+    return [
+        LogEvent(e.pass_name, e.kind, e.subject, e.object, line=11 + i)
+        for i, e in enumerate(events)
+    ]
 
 
 # Lines ----------------------------------------------------------------------------------------------------------
+
 
 @in_turn(("events", "kind"), [(QDQ, MismatchKind.TRACE), (COPIES, MismatchKind.COPY)])
 @in_turn("ended", [True, False])
@@ -82,13 +101,21 @@ def test_lines_of_one_side(events: list[Event], kind: MismatchKind, ended: bool)
     more = compare(predicted(trace=events[:1]), Build(trace=logged(*events[:2], events[1])), ended)
     assert more.counts == TraceCounts(1, 3, 1, 1)
     assert [(m.kind, m.line, m.differs) for m in more.mismatches] == [
-        (kind, 12, Difference.FIRST_LINE), (kind, 13, Difference.LOGGED)]
+        (kind, 12, Difference.FIRST_LINE),
+        (kind, 13, Difference.LOGGED),
+    ]
     assert (more.mismatches[0].predicted, more.mismatches[0].name) == ({}, trace.render(events[1]))
-    less = compare(predicted(trace=[*events[:2], events[1]]), Build(trace=logged(*events[:1])), ended)
+    less = compare(
+        predicted(trace=[*events[:2], events[1]]), Build(trace=logged(*events[:1])), ended
+    )
     assert less.counts == TraceCounts(3, 1, 1, 1)
-    assert [(m.differs, m.line, m.built) for m in less.mismatches] == [(Difference.NOT_LOGGED, None, {})] * 2 * ended
+    assert [(m.differs, m.line, m.built) for m in less.mismatches] == [
+        (Difference.NOT_LOGGED, None, {})
+    ] * 2 * ended
     # a log without such lines says nothing
-    none = compare(predicted(trace=events), Build(trace=logged(*(COPIES if events is QDQ else QDQ))), True)
+    none = compare(
+        predicted(trace=events), Build(trace=logged(*(COPIES if events is QDQ else QDQ))), True
+    )
     assert (none.counts, none.mismatches) == (TraceCounts(len(events)), [])
 
 
@@ -97,7 +124,9 @@ def test_lines_that_do_not_count() -> None:
     assert found.counts == TraceCounts(1, 2, 1, 1)
     assert [m.name for m in found.mismatches] == [trace.render(QDQ[2])]
     other = Event("ConstShuffleFusion", trace.FUSING, "a", "b")
-    found = compare_trace(predicted(trace=[*QDQ, other]), Build(trace=logged(other, *QDQ, other)), True)
+    found = compare_trace(
+        predicted(trace=[*QDQ, other]), Build(trace=logged(other, *QDQ, other)), True
+    )
     assert found.counts == TraceCounts(3, 3, 3, 3) and found.mismatches == []
     # After concat removal: N shows that it ran, so that a predicted line is missing
     build = Build(milestones=[Milestone("After concat removal", 9, 5)])
@@ -109,32 +138,69 @@ def test_lines_that_do_not_count() -> None:
 def test_a_pass_is_compared_unless_it_says_that_it_is_not() -> None:
     """Not compared are those of constants and shuffles alone, and those that no log names."""
     assert {kind.__name__ for kind in passes()} - compared_passes() == {
-        "ConstCastFold", "ConstEltFusion", "ConstShuffleFusion", "ConstantFoldDanglingQDQ", "MyelinOptimization",
-        "MyelinRegions", "PadConvFusion", "RequantizeFusion", "ScaleScaleFusion", "ShuffleErasure",
-        "ShuffleShuffleFusion", "SqueezePushDownJoin",
+        "ConstCastFold",
+        "ConstEltFusion",
+        "ConstShuffleFusion",
+        "ConstantFoldDanglingQDQ",
+        "MyelinOptimization",
+        "MyelinRegions",
+        "PadConvFusion",
+        "RequantizeFusion",
+        "ScaleScaleFusion",
+        "ShuffleErasure",
+        "ShuffleShuffleFusion",
+        "SqueezePushDownJoin",
     }  # those that print lines without a name have none to compare
 
 
 # Conversions ----------------------------------------------------------------------------------------------------
 
+
 def q(name: str, line: int = 0) -> BuiltLayer:
     return layer(name, "Reformat", "FP32", "INT8", line=line)
 
 
-@in_turn(("build", "ended", "built"), [
-    (Build(layers=[q("q0_QuantizeLinear"), q("q1_QuantizeLinear")]), False, 2),
-    (Build(layers=[q("q0_QuantizeLinear")], trace=logged(*QDQ)), True, 1),  # the listing outranks the lines
-    (Build(layers=[q("q0_QuantizeLinear")], names_only=True, trace=logged(*QDQ)), True, 3),
-    (Build(layers=[q("q0_QuantizeLinear")], gaps=[Gap(Section.LISTING, Lack.CUT)], trace=logged(*QDQ)), True, 3),
-    (Build(layers=[q("q0_QuantizeLinear")], gaps=[Gap(Section.PROFILE)], trace=logged(*QDQ)), True, 1),
-    (Build(trace=logged(*QDQ)), True, 3),
-    (Build(trace=logged(*QDQ)), False, None),  # cut off: more may have stayed
-    (Build(trace=logged(Event("QDQToCopy", trace.SWAP_TYPE, "q0", "x"))), True, 0),  # one line for each counts
-    (Build(trace=logged(Event("ConstShuffleFusion", trace.FUSING, "a", "b"))), True, None),
-    (Build(), True, None),
-])  # fmt: skip
-def test_conversions_are_counted_where_the_build_tells(build: Build, ended: bool, built: int | None) -> None:
-    assert compare_conversions(predicted(), build, ended).counts == ConversionCounts(BASE.conversions, built)
+@in_turn(
+    ("build", "ended", "built"),
+    [
+        (Build(layers=[q("q0_QuantizeLinear"), q("q1_QuantizeLinear")]), False, 2),
+        (
+            Build(layers=[q("q0_QuantizeLinear")], trace=logged(*QDQ)),
+            True,
+            1,
+        ),  # the listing outranks the lines
+        (Build(layers=[q("q0_QuantizeLinear")], names_only=True, trace=logged(*QDQ)), True, 3),
+        (
+            Build(
+                layers=[q("q0_QuantizeLinear")],
+                gaps=[Gap(Section.LISTING, Lack.CUT)],
+                trace=logged(*QDQ),
+            ),
+            True,
+            3,
+        ),
+        (
+            Build(layers=[q("q0_QuantizeLinear")], gaps=[Gap(Section.PROFILE)], trace=logged(*QDQ)),
+            True,
+            1,
+        ),
+        (Build(trace=logged(*QDQ)), True, 3),
+        (Build(trace=logged(*QDQ)), False, None),  # cut off: more may have stayed
+        (
+            Build(trace=logged(Event("QDQToCopy", trace.SWAP_TYPE, "q0", "x"))),
+            True,
+            0,
+        ),  # one line for each counts
+        (Build(trace=logged(Event("ConstShuffleFusion", trace.FUSING, "a", "b"))), True, None),
+        (Build(), True, None),
+    ],
+)
+def test_conversions_are_counted_where_the_build_tells(
+    build: Build, ended: bool, built: int | None
+) -> None:
+    assert compare_conversions(predicted(), build, ended).counts == ConversionCounts(
+        BASE.conversions, built
+    )
 
 
 def test_conversions_and_layers_by_name() -> None:
@@ -144,31 +210,52 @@ def test_conversions_and_layers_by_name() -> None:
     found = compare_conversions(ours, build, True)
     assert found.counts == ConversionCounts(2, 2)
     assert [(m.name, m.line, m.differs) for m in found.mismatches] == [
-        ("b_QuantizeLinear", 8, Difference.STAYS), ("c", None, Difference.GONE)]
+        ("b_QuantizeLinear", 8, Difference.STAYS),
+        ("c", None, Difference.GONE),
+    ]
     unknown = compare_conversions(predicted(conversions=None), build, True)
     assert (unknown.counts, unknown.mismatches) == (ConversionCounts(None, 2), [])
-    prediction = predicted(layers=[mine("a", [INT8], [FLOAT]), mine("b", [INT8], [INT8]), mine("d", [INT8], [INT8])])
-    build = Build(layers=[layer("a", inputs="INT8", outputs="FP16"), layer("b", inputs="FP32", outputs="INT8", line=5),
-                          layer("c", inputs="INT8", outputs="INT8")])  # fmt: skip
+    prediction = predicted(
+        layers=[mine("a", [INT8], [FLOAT]), mine("b", [INT8], [INT8]), mine("d", [INT8], [INT8])]
+    )
+    build = Build(
+        layers=[
+            layer("a", inputs="INT8", outputs="FP16"),
+            layer("b", inputs="FP32", outputs="INT8", line=5),
+            layer("c", inputs="INT8", outputs="INT8"),
+        ]
+    )
     found = layers_of(prediction, build)
     assert found.counts == LayerCounts(3, 1)
     assert [(m.name, m.differs, m.values, m.line) for m in found.mismatches] == [
-        ("b", Difference.INPUT, (INT8, FP32), 5)]
+        ("b", Difference.INPUT, (INT8, FP32), 5)
+    ]
     told = layers_of(prediction, build, "b")
-    assert (told.counts, told.mismatches) == (LayerCounts(3, 1), []), "its convolution is a mismatch already"
+    assert (told.counts, told.mismatches) == (LayerCounts(3, 1), []), (
+        "its convolution is a mismatch already"
+    )
     # Layout reformats; and a layer without a type, but in a listing of names
-    names = [layer("a"), layer("Reformatting CopyNode for Input Tensor 0 to a", "Reformat"), layer("b", "")]
+    names = [
+        layer("a"),
+        layer("Reformatting CopyNode for Input Tensor 0 to a", "Reformat"),
+        layer("b", ""),
+    ]
     prediction = predicted(layers=[mine("a", [], []), mine("b", [], [])])
     assert layers_of(prediction, Build(layers=names)).counts == LayerCounts(1, 1)
     assert layers_of(prediction, Build(layers=names, names_only=True)).counts == LayerCounts(2, 2)
     assert layers_of(prediction, Build()).counts == LayerCounts(None)
-    assert layers_of(predicted(conversions=None), Build(layers=names)).counts == LayerCounts(1, None)
+    assert layers_of(predicted(conversions=None), Build(layers=names)).counts == LayerCounts(
+        1, None
+    )
 
 
 # Layers ---------------------------------------------------------------------------------------------------------
 
+
 def mine(name: str, inputs: list[Precision], outputs: list[Precision]) -> EngineLayer:
-    edges = ([TensorPrecision(f"t{i}", p) for i, p in enumerate(side)] for side in (inputs, outputs))
+    edges = (
+        [TensorPrecision(f"t{i}", p) for i, p in enumerate(side)] for side in (inputs, outputs)
+    )
     return EngineLayer(name, "Convolution", *edges, [])
 
 
@@ -176,32 +263,54 @@ def layers_of(prediction: Prediction, build: Build, *reported: str):  # type: ig
     return compare_layers(prediction, build, Mapper(MODEL, build.layers), reported)
 
 
-@in_turn(("first", "second", "same"), [
-    ("/NonMaxSuppression_246", "/NonMaxSuppression", True), ("/Conv_246", "/Conv", False),
-    ("/NonMaxSuppression_a", "/NonMaxSuppression", False), ("Q_1_quantize_scale_node", "Q_1", True), ("a", "b", False),
-    ("/NonMaxSuppression_1", "/NonMaxSuppression_2", True), ("Conv_1", "Conv_2", False),
-])  # fmt: skip
+@in_turn(
+    ("first", "second", "same"),
+    [
+        ("/NonMaxSuppression_246", "/NonMaxSuppression", True),
+        ("/Conv_246", "/Conv", False),
+        ("/NonMaxSuppression_a", "/NonMaxSuppression", False),
+        ("Q_1_quantize_scale_node", "Q_1", True),
+        ("a", "b", False),
+        ("/NonMaxSuppression_1", "/NonMaxSuppression_2", True),
+        ("Conv_1", "Conv_2", False),
+    ],
+)
 def test_names_that_mean_one_layer(first: str, second: str, same: bool) -> None:
     """The parser numbers some layers by itself; ONNX names with numbers are kept."""
     assert (_layer_key(first) == _layer_key(second)) is same
     assert not _layer_key(first).endswith("_") and _layer_key(first)
 
 
-@in_turn(("predicted_types", "built_types", "different"), [
-    ([INT8], [INT8], False), ([INT8], [FP16], True), ([FLOAT], [FP16], False), ([FLOAT], [INT8], True),
-    ([FP16], [FP32], True), ([INT8, INT8], [INT8], False), ([INT8, INT8], [INT8, FP32], True),
-    ([INT8], [Precision.UNKNOWN], False), ([INT32], [INT8], False), ([INT8], [INT32], False), ([], [INT8], False),
-])  # fmt: skip
+@in_turn(
+    ("predicted_types", "built_types", "different"),
+    [
+        ([INT8], [INT8], False),
+        ([INT8], [FP16], True),
+        ([FLOAT], [FP16], False),
+        ([FLOAT], [INT8], True),
+        ([FP16], [FP32], True),
+        ([INT8, INT8], [INT8], False),
+        ([INT8, INT8], [INT8, FP32], True),
+        ([INT8], [Precision.UNKNOWN], False),
+        ([INT32], [INT8], False),
+        ([INT8], [INT32], False),
+        ([], [INT8], False),
+    ],
+)
 def test_types_at_an_edge(
     predicted_types: list[Precision], built_types: list[Precision], different: bool
 ) -> None:
     """INT8 and floats are compared where both sides tell; shapes and indices are the builder's own matter."""
-    said = _edge_difference(Difference.OUTPUT, [TensorPrecision("t", p) for p in predicted_types],
-                            [BuiltTensor("t", p) for p in built_types])  # fmt: skip
+    said = _edge_difference(
+        Difference.OUTPUT,
+        [TensorPrecision("t", p) for p in predicted_types],
+        [BuiltTensor("t", p) for p in built_types],
+    )
     assert (said is not None) is different and (said is None or said[0] == Difference.OUTPUT)
 
 
 # Tensors --------------------------------------------------------------------------------------------------------
+
 
 def tensors(**types: Precision) -> list[BuiltTensor]:
     return [BuiltTensor(name, p) for name, p in types.items()]
@@ -213,23 +322,37 @@ def test_a_tensor_with_two_types() -> None:
     build = Build(layers=[first, BuiltLayer("b", "CaskConvolution", tensors(t=FP16), [], line=4)])
     found = inconsistent_tensors(MODEL, build)
     assert [(m.name, m.differs, m.values, m.line) for m in found] == [
-        ("t", Difference.TWO_TYPES, (INT8, 3, FP16, 4), 4)]
+        ("t", Difference.TWO_TYPES, (INT8, 3, FP16, 4), 4)
+    ]
     again = BuiltLayer("a", "CaskConvolution", tensors(s=FP32), tensors(t=INT8), line=9)
-    assert [m.name for m in inconsistent_tensors(MODEL, Build(layers=[first], second_layers=[again]))] == ["s"]
+    assert [
+        m.name for m in inconsistent_tensors(MODEL, Build(layers=[first], second_layers=[again]))
+    ] == ["s"]
     untold = BuiltLayer("b", "CaskConvolution", tensors(t=Precision.UNKNOWN), [], line=4)
     assert inconsistent_tensors(MODEL, Build(layers=[untold, first, untold])) == []
 
 
-@in_turn(("tensor", "precision", "bindings", "wrong"), [
-    ("x", FP32, [], False), ("x", FP16, [], False), ("x", INT8, [], True), ("c:0", INT8, [], True),
-    ("middle", INT8, [], False), ("renamed", INT8, ["renamed"], True), ("renamed", FP16, ["renamed"], False),
-    ("x", INT32, [], False),
-])  # fmt: skip
+@in_turn(
+    ("tensor", "precision", "bindings", "wrong"),
+    [
+        ("x", FP32, [], False),
+        ("x", FP16, [], False),
+        ("x", INT8, [], True),
+        ("c:0", INT8, [], True),
+        ("middle", INT8, [], False),
+        ("renamed", INT8, ["renamed"], True),
+        ("renamed", FP16, ["renamed"], False),
+        ("x", INT32, [], False),
+    ],
+)
 def test_the_networks_ends_cannot_be_int8(
     tensor: str, precision: Precision, bindings: list[str], wrong: bool
 ) -> None:
     """The model says what they are, under its name or the one that the build binds."""
-    build = Build(layers=[BuiltLayer("a", "Reformat", tensors(**{tensor: precision}), [], line=3)], bindings=bindings)
+    build = Build(
+        layers=[BuiltLayer("a", "Reformat", tensors(**{tensor: precision}), [], line=3)],
+        bindings=bindings,
+    )
     found = inconsistent_tensors(MODEL, build)
     assert [m.name for m in found] == [tensor] * wrong
     assert all(m.differs == Difference.END and m.values[-1] == INT8 and m.line == 3 for m in found)
@@ -243,7 +366,11 @@ LINES = log_of(prediction(CASE))
 
 
 def engine_line(conv: str) -> int:
-    return next(i for i, x in enumerate(LINES) if x.startswith("Layer(C") and f" {conv} " in x.replace(",", " "))
+    return next(
+        i
+        for i, x in enumerate(LINES)
+        if x.startswith("Layer(C") and f" {conv} " in x.replace(",", " ")
+    )
 
 
 def mismatches(changes: dict[int, str], lines: list[str] = LINES) -> dict[str, Mismatch]:
@@ -259,17 +386,33 @@ def test_contradictions_and_residuals() -> None:
     assert (found.differs, found.rule) == (Difference.LINE_AND_INPUT, "by QuantizeDoubleInputNodes")
     # The JSON of a mismatch: types as words, null where the build does not tell
     told = found.built
-    assert (told["precision"], told["inputs"], told["output"], told["fused"]) == ("FP32", ["FP32"], "INT8", [])
+    assert (told["precision"], told["inputs"], told["output"], told["fused"]) == (
+        "FP32",
+        ["FP32"],
+        "INT8",
+        [],
+    )
     assert " Conv_22" in str(told["layer"])
-    assert BuiltConv().as_json() == {"precision": None, "inputs": None, "output": None, "fused": None, "layer": ""}
+    assert BuiltConv().as_json() == {
+        "precision": None,
+        "inputs": None,
+        "output": None,
+        "fused": None,
+        "layer": "",
+    }
     names = [f"n{i}" for i in range(101)]
-    assert BuiltConv(fused=names).as_json()["fused"] == names[:100] and BuiltConv(fused=[]).as_json()["fused"] == []
+    assert (
+        BuiltConv(fused=names).as_json()["fused"] == names[:100]
+        and BuiltConv(fused=[]).as_json()["fused"] == []
+    )
     # It absorbed the Add and the Relu; neither the convolution itself nor its quantizers nor its constants
     other = engine_line("Conv_34")
     found = mismatches({other: LINES[other].replace("Int8", "Float", 1)})["Conv_34"]
     assert found.built["fused"] == ["Add_42", "Relu_43"]
     before, _, after = LINES[at].rpartition("Int8")
-    assert mismatches({at: f"{before}Float{after}"})["Conv_22"].differs == Difference.LINE_AND_OUTPUT
+    assert (
+        mismatches({at: f"{before}Float{after}"})["Conv_22"].differs == Difference.LINE_AND_OUTPUT
+    )
     without = [x for x in LINES if "fusing" not in x or "Conv_22" not in x]
     assert mismatches({}, without)["Conv_22"].differs == Difference.NO_LINE
     # The builder may let either convolution take the Add; a prediction of the other one is wrong about both
@@ -278,7 +421,9 @@ def test_contradictions_and_residuals() -> None:
     with_add = LINES[other].replace("+ Conv_107", "+ Conv_107 + Add_115 + Relu_116")
     with_add = with_add.replace(" -> ", ", 275 (Int8[1,8,8,8]) -> ")
     assert {name: m.differs for name, m in mismatches({taker: alone, other: with_add}).items()} == {
-        "Conv_96": Difference.TAKES_RESIDUAL, "Conv_107": Difference.TAKES_NONE}
+        "Conv_96": Difference.TAKES_RESIDUAL,
+        "Conv_107": Difference.TAKES_NONE,
+    }
     # Weights that the engine lists as an input, say
     at = engine_line("Conv_107")
     assert mismatches({at: LINES[at].replace(" -> ", ", weights (Float[64,64,1,1]) -> ")}) == {}
@@ -286,25 +431,41 @@ def test_contradictions_and_residuals() -> None:
 
 def test_cut_passes_and_lines_too_many() -> None:
     """Only behind the optimizer's epilogue does a missing line mean that a convolution stayed float."""
-    first = next(i for i, x in enumerate(LINES) if "QuantizeDoubleInputNodes: fusing" in x and x.endswith("Conv_22"))
+    first = next(
+        i
+        for i, x in enumerate(LINES)
+        if "QuantizeDoubleInputNodes: fusing" in x and x.endswith("Conv_22")
+    )
     result = verify(MODEL_EDGES, build_of(LINES[: first + 1]))
     counts = result.convolutions
-    assert result.mismatches == [] and counts.agree + counts.unknown == counts.total and counts.unknown > 10
+    assert (
+        result.mismatches == []
+        and counts.agree + counts.unknown == counts.total
+        and counts.unknown > 10
+    )
     # Lines are held against each other as often as they are said; every layer of a build that agrees is counted
     at = next(i for i, x in enumerate(LINES) if "QuantizeDoubleInputNodes: fusing" in x)
     for extra in (1, 50, 51, 70):
         result = verify(MODEL_EDGES, build_of([*LINES[:at], *[LINES[at]] * extra, *LINES[at:]]))
         assert [m.differs for m in result.mismatches] == [
-            Difference.FIRST_LINE, *[Difference.LOGGED] * (min(extra, 50) - 1)]
+            Difference.FIRST_LINE,
+            *[Difference.LOGGED] * (min(extra, 50) - 1),
+        ]
         assert {str(m.kind) for m in result.mismatches} == {"trace"}
-        assert result.layers.agree == result.layers.total == sum(x.startswith("Layer(") for x in LINES)
+        assert (
+            result.layers.agree == result.layers.total == sum(x.startswith("Layer(") for x in LINES)
+        )
         # The rest are counted in a note, kind by kind
         told = [note for note in result.notes if note.remark is Remark.MORE_MISMATCHES]
-        assert told == ([Remark.MORE_MISMATCHES(count=extra - 50, kind="trace")] if extra > 50 else [])
+        assert told == (
+            [Remark.MORE_MISMATCHES(count=extra - 50, kind="trace")] if extra > 50 else []
+        )
 
 
 @pytest.mark.parametrize("unsure", [("Conv_9",), ("Conv_9", "Conv_22")])
-def test_what_rests_on_unknown_scales_is_unknown_whatever_the_build_says(unsure: tuple[str, ...]) -> None:
+def test_what_rests_on_unknown_scales_is_unknown_whatever_the_build_says(
+    unsure: tuple[str, ...],
+) -> None:
     build = build_of(LINES)
     result = compare(load(MODEL_EDGES), prediction(CASE), build, unsure)
     assert result.convolutions == ConvolutionCounts(21, 21 - len(unsure), len(unsure), unsure)
@@ -321,34 +482,53 @@ def test_the_rule_behind_a_prediction() -> None:
     # Conv_9 is no part of Conv_96: without a line of its own it has the name of its layer for a rule
     whole = prediction(CASE)
     assert {"Conv_9", "Conv_96"} <= {c.name for c in whole.convolutions}
-    mute = replace(whole, trace=[e for e in whole.trace if "Conv_9" not in re.split(r" \+ | \|\| ", e.object)])
+    mute = replace(
+        whole, trace=[e for e in whole.trace if "Conv_9" not in re.split(r" \+ | \|\| ", e.object)]
+    )
     assert 0 < len(mute.trace) < len(whole.trace)
     at = engine_line("Conv_9")
     lines = [LINES[at].replace("Int8", "Float", 1) if i == at else x for i, x in enumerate(LINES)]
     build = build_of(lines)
-    for told, rule in ((whole, "QuantizeDoubleInputNodes"), (mute, f"as layer {whole.convolution('Conv_9').layer}")):
-        found = next(m for m in compare(load(MODEL_EDGES), told, build).mismatches if m.name == "Conv_9")
+    for told, rule in (
+        (whole, "QuantizeDoubleInputNodes"),
+        (mute, f"as layer {whole.convolution('Conv_9').layer}"),
+    ):
+        found = next(
+            m for m in compare(load(MODEL_EDGES), told, build).mismatches if m.name == "Conv_9"
+        )
         assert found.rule == (f"by {rule}" if told is whole else rule)
 
 
 def parse_section(proto: onnx.ModelProto) -> list[str]:
     """What the ONNX parser logs of a model, in TensorRT 8.5's wording."""
     graph = onnx.shape_inference.infer_shapes(proto).graph
-    shapes = {v.name: tuple(d.dim_value for d in v.type.tensor_type.shape.dim)
-              for v in (*graph.input, *graph.value_info, *graph.output)}  # fmt: skip
+    shapes = {
+        v.name: tuple(d.dim_value for d in v.type.tensor_type.shape.dim)
+        for v in (*graph.input, *graph.value_info, *graph.output)
+    }
     types = dict.fromkeys(shapes, "FLOAT")
     for tensor in graph.initializer:
-        shapes[tensor.name], types[tensor.name] = tuple(tensor.dims), onnx.TensorProto.DataType.Name(tensor.data_type)
+        shapes[tensor.name], types[tensor.name] = (
+            tuple(tensor.dims),
+            onnx.TensorProto.DataType.Name(tensor.data_type),
+        )
 
     def told(names: Iterable[str]) -> str:
         return "".join(f"[{n} -> ({', '.join(map(str, shapes[n]))})[{types[n]}]], " for n in names)
 
-    lines = [f"Adding network input: {v.name} with dtype: float32, dimensions: "
-             f"({', '.join(map(str, shapes[v.name]))})" for v in graph.input]  # fmt: skip
+    lines = [
+        f"Adding network input: {v.name} with dtype: float32, dimensions: "
+        f"({', '.join(map(str, shapes[v.name]))})"
+        for v in graph.input
+    ]
     lines += [f"Importing initializer: {t.name}" for t in graph.initializer]
     for node in graph.node:
         head = f"{node.name} [{node.op_type}]"
-        lines += [f"Parsing node: {head}", f"{head} inputs: {told(node.input)}", f"{head} outputs: {told(node.output)}"]
+        lines += [
+            f"Parsing node: {head}",
+            f"{head} inputs: {told(node.input)}",
+            f"{head} outputs: {told(node.output)}",
+        ]
     lines += [f"Marking {v.name} as output: {v.name}" for v in graph.output]
     return [f"[11/21/2026-12:00:00] [V] [TRT] {line}" for line in lines]
 
@@ -374,7 +554,8 @@ def test_a_log_alone(tmp_path: Path) -> None:
     assert from_file.as_json() == from_build.as_json()
     assert from_file.convolutions == ConvolutionCounts(2, 2)
     assert from_file.mismatches == [] and not (
-        {Remark.CONVERSIONS_BETWEEN, Remark.LINES_LEFT_OUT} & set(remarks(from_file.notes)))
+        {Remark.CONVERSIONS_BETWEEN, Remark.LINES_LEFT_OUT} & set(remarks(from_file.notes))
+    )
     with raises(BuildLogError, "verify_from_log TensorRT"):
         verify_from_log(path, target="rtx1.7")
     path.write_text(log_with_parse_section(chain(quantized=False)))
@@ -388,7 +569,9 @@ def test_a_graph_with_holes_is_refused(damage: str) -> None:
     lines = log_with_parse_section(chain()).splitlines()
     parse = [i for i, x in enumerate(lines) if "Parsing node: " in x]
     assert len(parse) > 8
-    first, last, why = (2, parse[4], "beginning") if damage == "the beginning" else (parse[5], parse[6], "r0:0")
+    first, last, why = (
+        (2, parse[4], "beginning") if damage == "the beginning" else (parse[5], parse[6], "r0:0")
+    )
     del lines[first:last]
     with raises(BuildLogError, f"_check_whole {why}"):
         verify_from_log(build_of(lines))
@@ -403,7 +586,10 @@ def test_a_hole_that_the_models_inputs_show(complete: bool) -> None:
     torn = replace(whole, layers=[*whole.layers[:5], *whole.layers[6:]], complete=complete, gaps=[])
     told = compare(load(MODEL_EDGES), prediction(CASE), torn).build
     hole = listing_hole(torn, load(MODEL_EDGES).inputs)
-    assert hole is not None and (told.complete, list(told.missing)) == (False, [str(hole)] * complete)
+    assert hole is not None and (told.complete, list(told.missing)) == (
+        False,
+        [str(hole)] * complete,
+    )
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -421,7 +607,9 @@ def test_a_build_is_known_by_its_nodes_or_by_what_they_write(named: bool) -> Non
     assert common_names(other, build)[1] == 3 and common_names(other, build)[0] <= 2
 
 
-@pytest.mark.parametrize(("files", "begins"), [(["a.log", "b.json"], "a.log, b.json: "), ([], "build: ")])
+@pytest.mark.parametrize(
+    ("files", "begins"), [(["a.log", "b.json"], "a.log, b.json: "), ([], "build: ")]
+)
 def test_a_build_from_a_calibration_table_is_named(
     files: list[str], begins: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from qdqtool.buildlog.agreement import TraceCounts
 from qdqtool.buildlog.names import parts
-from qdqtool.buildlog.types import Build, BuiltLayer, LogEvent, ParsedNode, ParsedTensor, ParseSection
+from qdqtool.buildlog.types import (
+    Build,
+    BuiltLayer,
+    LogEvent,
+    ParsedNode,
+    ParsedTensor,
+    ParseSection,
+)
 from qdqtool.model.graph import Model
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import TARGETS
@@ -19,7 +26,14 @@ from qdqtool.types import Precision
 from qdqtool.verification import convolutions
 from qdqtool.verification.api import exit_code, verify
 from qdqtool.verification.build_model import BuiltModel, compare, status_agrees
-from qdqtool.verification.convolutions import BuiltNode, Mapper, common_names, is_aside, product_rank, trt_name
+from qdqtool.verification.convolutions import (
+    BuiltNode,
+    Mapper,
+    common_names,
+    is_aside,
+    product_rank,
+    trt_name,
+)
 from qdqtool.verification.lines import agreement, in_order
 from tests.builders.models import two_convolutions
 from tests.buildlog.samples import build_of
@@ -31,20 +45,38 @@ from tests.verification.synthetic import log_of
 
 @in_turn(
     ("kind", "rank"),
-    [("correlation", 0), ("deconv", 1), ("gemm", 2), ("CaskConvolution", 5), ("CudnnGemm", 5), ("MatMul", 5),
-     ("MatrixMultiply", 5), ("PointWise", None), ("kgen", None), ("fusion", None)],
-)  # fmt: skip
+    [
+        ("correlation", 0),
+        ("deconv", 1),
+        ("gemm", 2),
+        ("CaskConvolution", 5),
+        ("CudnnGemm", 5),
+        ("MatMul", 5),
+        ("MatrixMultiply", 5),
+        ("PointWise", None),
+        ("kgen", None),
+        ("fusion", None),
+    ],
+)
 def test_how_telling_a_layer_is_of_a_product(kind: str, rank: int | None) -> None:
     assert product_rank(BuiltLayer(name="n", type=kind)) == rank
     told = product_rank(BuiltLayer(name="__myl_MulCorrAdd_myl0_1", type=kind))
-    assert told == {"kgen": 7, "fusion": 6}.get(kind, rank), "generated code tells its steps in its name"
+    assert told == {"kgen": 7, "fusion": 6}.get(kind, rank), (
+        "generated code tells its steps in its name"
+    )
 
 
 @in_turn(
     ("kind", "name", "aside"),
-    [("Constant", "c", True), ("Myelin", "{ForeignNode[a...b]}", True), ("Myelin", "a", False),
-     ("Convolution", "c", False), ("Myelin", "{ForeignNode[a", True), ("CaskConvolution", "{ForeignNode[a", False)],
-)  # fmt: skip
+    [
+        ("Constant", "c", True),
+        ("Myelin", "{ForeignNode[a...b]}", True),
+        ("Myelin", "a", False),
+        ("Convolution", "c", False),
+        ("Myelin", "{ForeignNode[a", True),
+        ("CaskConvolution", "{ForeignNode[a", False),
+    ],
+)
 def test_what_no_prediction_speaks_of(kind: str, name: str, aside: bool) -> None:
     assert is_aside(BuiltLayer(name=name, type=kind)) is aside
 
@@ -63,12 +95,20 @@ FIRST, SECOND = (n for n in MODEL.nodes if n.op == "Conv")
 RELU = next(n for n in MODEL.nodes if n.op == "Relu")
 
 
-@in_turn(("name", "node"), [
-    ("/m.0/cv", FIRST), ("/m_1/cv", SECOND), ("node_of_r:0", RELU),
-    ("/m_0/cv", FIRST),  # Myelin writes dots as underscores
-    ("/m.0/cv_clone_2", FIRST),  # a copy of it
-    ("/m.0", None), ("cv", None), ("", None), ("r:0", None),
-])  # fmt: skip
+@in_turn(
+    ("name", "node"),
+    [
+        ("/m.0/cv", FIRST),
+        ("/m_1/cv", SECOND),
+        ("node_of_r:0", RELU),
+        ("/m_0/cv", FIRST),  # Myelin writes dots as underscores
+        ("/m.0/cv_clone_2", FIRST),  # a copy of it
+        ("/m.0", None),
+        ("cv", None),
+        ("", None),
+        ("r:0", None),
+    ],
+)
 def test_the_node_behind_a_name(name: str, node: object) -> None:
     assert Mapper(MODEL, []).node(name) is node
 
@@ -82,7 +122,9 @@ def test_names_and_constants(g: Graph) -> None:
         assert found is not None and found.name == name
     g = Graph()
     # Weights of initializers and of Constant nodes settle where a fused name is cut; other tensors are none
-    assert {t for n in MODEL.nodes if n.op == "Constant" for t in n.outputs} <= Mapper(MODEL, []).known
+    assert {t for n in MODEL.nodes if n.op == "Constant" for t in n.outputs} <= Mapper(
+        MODEL, []
+    ).known
     assert not {FIRST.output, SECOND.output, "x"} & Mapper(MODEL, []).known
     plain = Model(g.model(g.conv(g.input(1, 8, 4, 4), "c", 8, 1)))
     assert set(plain.initializers) <= Mapper(plain, []).known
@@ -91,7 +133,9 @@ def test_names_and_constants(g: Graph) -> None:
 def test_names_of_a_layer_are_taken_apart_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of many convolutions in one layer asks for all nodes of it."""
     asked: list[str] = []
-    monkeypatch.setattr(convolutions, "parts", lambda name, *known: asked.append(name) or parts(name, *known))
+    monkeypatch.setattr(
+        convolutions, "parts", lambda name, *known: asked.append(name) or parts(name, *known)
+    )
     mapper = Mapper(MODEL, [layer("/m.0/cv || /m_1/cv")])
     assert [mapper.nodes(mapper.layers[0]) for _ in range(9)] == [[FIRST, SECOND]] * 9
     assert len(asked) == 2  # whether it is aside, and what it names
@@ -117,30 +161,62 @@ def layer(name: str, kind: str = "CaskConvolution", *nodes: str) -> BuiltLayer:
     return BuiltLayer(name, kind, onnx_names=list(nodes))
 
 
-@in_turn(("layers", "found"), [
-    ([layer("/m.0/cv")], 0), ([], None), ([layer("/m_1/cv")], None),
-    ([layer("k0", "kgen", "/m.0/cv"), layer("k1", "correlation", "/m.0/cv")], 1),  # the more telling one
-    ([layer("k1", "correlation", "/m.0/cv"), layer("k0", "kgen", "/m.0/cv")], 0),
-    ([layer("k0", "correlation", "/m.0/cv"), layer("k1", "correlation", "/m.0/cv")], None),  # either may be it
-    ([layer("k0", "kgen", "/m.0/cv"), layer("k1", "kgen", "/m.0/cv")], None),
-    ([layer("k0", "gemm", "/m.0/cv"), layer("k1", "correlation", "/m.0/cv"), layer("k2", "deconv", "/m.0/cv")], 1),
-    ([layer("k0", "PointWiseV2", "/m.0/cv")], 0),  # the only one
-    ([layer("Reformatting CopyNode for Input Tensor 0 to /m.0/cv", "Reformat"), layer("/m.0/cv")], 1),
-])  # fmt: skip
+@in_turn(
+    ("layers", "found"),
+    [
+        ([layer("/m.0/cv")], 0),
+        ([], None),
+        ([layer("/m_1/cv")], None),
+        (
+            [layer("k0", "kgen", "/m.0/cv"), layer("k1", "correlation", "/m.0/cv")],
+            1,
+        ),  # the more telling one
+        ([layer("k1", "correlation", "/m.0/cv"), layer("k0", "kgen", "/m.0/cv")], 0),
+        (
+            [layer("k0", "correlation", "/m.0/cv"), layer("k1", "correlation", "/m.0/cv")],
+            None,
+        ),  # either may be it
+        ([layer("k0", "kgen", "/m.0/cv"), layer("k1", "kgen", "/m.0/cv")], None),
+        (
+            [
+                layer("k0", "gemm", "/m.0/cv"),
+                layer("k1", "correlation", "/m.0/cv"),
+                layer("k2", "deconv", "/m.0/cv"),
+            ],
+            1,
+        ),
+        ([layer("k0", "PointWiseV2", "/m.0/cv")], 0),  # the only one
+        (
+            [
+                layer("Reformatting CopyNode for Input Tensor 0 to /m.0/cv", "Reformat"),
+                layer("/m.0/cv"),
+            ],
+            1,
+        ),
+    ],
+)
 def test_the_layer_of_a_convolution(layers: list[BuiltLayer], found: int | None) -> None:
     place = Mapper(MODEL, layers).layer_of(FIRST)
     assert (None if place is None else layers.index(place[0])) == found
 
 
-@in_turn(("build", "found"), [
-    (Build(), 0), (Build(layers=[layer("/m.0/cv")]), 1), (Build(layers=[layer("w + /m.0/cv || v + /m_1/cv")]), 2),
-    (Build(layers=[layer("k", "kgen", "/m.0/cv", "/m_1/cv")]), 2),
-    (Build(layers=[layer("/m_0/cv", "kgen")]), 0),  # dots as underscores: only Myelin
-    (Build(layers=[layer("/m_0/cv_myl0_1", "kgen")]), 1),
-    (Build(trace=[LogEvent("P", "Running", "/m.0/cv")]), 1),
-    (Build(parse=ParseSection([ParsedNode("/m.0/cv", "Conv"), ParsedNode("other", "Conv")])), 1),
-    (Build(trace=[LogEvent("P", "Fusing", "other", "w + /m_1/cv")]), 1),
-])  # fmt: skip
+@in_turn(
+    ("build", "found"),
+    [
+        (Build(), 0),
+        (Build(layers=[layer("/m.0/cv")]), 1),
+        (Build(layers=[layer("w + /m.0/cv || v + /m_1/cv")]), 2),
+        (Build(layers=[layer("k", "kgen", "/m.0/cv", "/m_1/cv")]), 2),
+        (Build(layers=[layer("/m_0/cv", "kgen")]), 0),  # dots as underscores: only Myelin
+        (Build(layers=[layer("/m_0/cv_myl0_1", "kgen")]), 1),
+        (Build(trace=[LogEvent("P", "Running", "/m.0/cv")]), 1),
+        (
+            Build(parse=ParseSection([ParsedNode("/m.0/cv", "Conv"), ParsedNode("other", "Conv")])),
+            1,
+        ),
+        (Build(trace=[LogEvent("P", "Fusing", "other", "w + /m_1/cv")]), 1),
+    ],
+)
 def test_how_many_convolutions_a_build_names(build: Build, found: int) -> None:
     assert common_names(MODEL, build) == (found, 2)
 
@@ -151,7 +227,9 @@ def test_a_model_without_convolutions_is_known_by_all_its_nodes(g: Graph) -> Non
     assert [trt_name(n) for n in model.nodes] == ["r", "n"]
     g = Graph()
     proto = g.model(g.conv(g.input(1, 8, 4, 4), "c", 8, 1))
-    written = ParsedTensor(next(n for n in proto.graph.node if n.op_type == "Conv").output[0], None, "FLOAT")
+    written = ParsedTensor(
+        next(n for n in proto.graph.node if n.op_type == "Conv").output[0], None, "FLOAT"
+    )
     for node in proto.graph.node:
         node.name = ""
     for name, found in (("", 1), ("another", 0)):
@@ -194,17 +272,27 @@ INT8, FP32, UNKNOWN = Precision.INT8, Precision.FP32, Precision.UNKNOWN
 
 def built(precision: Precision, output: Precision, status: str = "built") -> BuiltModel:
     """The second convolution built as predicted, the first as given."""
-    rows = [BuiltNode(ONE.index, "first", "Conv", precision, output=output),
-            BuiltNode(OTHER.index, "second", "Conv", OTHER.precision, output=OTHER.output)]  # fmt: skip
+    rows = [
+        BuiltNode(ONE.index, "first", "Conv", precision, output=output),
+        BuiltNode(OTHER.index, "second", "Conv", OTHER.precision, output=OTHER.output),
+    ]
     return BuiltModel("tensorrt-rtx", status, nodes=rows)
 
 
-@in_turn(("precision", "output", "same", "agrees"), [
-    (INT8, ONE.output, True, True), (INT8, UNKNOWN, True, True), (FP32, ONE.output, False, False),
-    (INT8, FP32 if ONE.output == INT8 else INT8, True, False), (FP32, UNKNOWN, False, False),
-    (UNKNOWN, ONE.output, None, None),
-])  # fmt: skip
-def test_a_pair(precision: Precision, output: Precision, same: bool | None, agrees: bool | None) -> None:
+@in_turn(
+    ("precision", "output", "same", "agrees"),
+    [
+        (INT8, ONE.output, True, True),
+        (INT8, UNKNOWN, True, True),
+        (FP32, ONE.output, False, False),
+        (INT8, FP32 if ONE.output == INT8 else INT8, True, False),
+        (FP32, UNKNOWN, False, False),
+        (UNKNOWN, ONE.output, None, None),
+    ],
+)
+def test_a_pair(
+    precision: Precision, output: Precision, same: bool | None, agrees: bool | None
+) -> None:
     """Both multiply in one type and write one; a row without a type is a convolution without a layer."""
     assert ONE.precision == INT8
     first, second = compare(PREDICTED, built(precision, output))
@@ -252,12 +340,19 @@ def chain_of_two() -> Model:
 
 def listing(*rows: tuple[str, str, str, str, str]) -> bytes:
     """Name, type, type of the first input, type of the output, and nodes of each layer."""
+
     def tensor(name: str, kind: str) -> dict[str, object]:
         return {"Name": name, "Dimensions": [1, 8, 16, 16], "Format/Datatype": kind}
 
     layers = [
-        {"Name": name, "LayerType": kind, "Inputs": [tensor(f"t{i}", data)], "Outputs": [tensor(f"t{i + 1}", written)],
-         "Constants": [tensor(f"w{i}", data)], "Metadata": "".join(f"[ONNX Layer: {n}]" for n in nodes.split())}
+        {
+            "Name": name,
+            "LayerType": kind,
+            "Inputs": [tensor(f"t{i}", data)],
+            "Outputs": [tensor(f"t{i + 1}", written)],
+            "Constants": [tensor(f"w{i}", data)],
+            "Metadata": "".join(f"[ONNX Layer: {n}]" for n in nodes.split()),
+        }
         for i, (name, kind, data, written, nodes) in enumerate(rows)
     ]
     return json.dumps({"Layers": layers, "Bindings": ["t0", f"t{len(rows)}"]}).encode()

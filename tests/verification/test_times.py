@@ -6,7 +6,14 @@ from dataclasses import replace
 import pytest
 
 from qdqtool.base.notes import Remark, remarks
-from qdqtool.buildlog.agreement import BuildFacts, Difference, LayerCounts, Mismatch, MismatchKind, TraceCounts
+from qdqtool.buildlog.agreement import (
+    BuildFacts,
+    Difference,
+    LayerCounts,
+    Mismatch,
+    MismatchKind,
+    TraceCounts,
+)
 from qdqtool.buildlog.types import Build, BuildSource, ProfileRow
 from qdqtool.errors import QdqtoolError
 from qdqtool.model.graph import Model
@@ -62,9 +69,13 @@ def compared(build: Build) -> dict[str, object]:
 def test_nothing_to_compare(g: Graph) -> None:
     """Rows or a median are enough, either alone; a GPU that nobody names is needed for both."""
     timed = {"GPU Compute Time": {"median": 1.0}}
-    for build, enough in ((Build(device=GPU), False), (Build(performance=timed), False),
-                          (Build(profile_rows=profile(1.0)), False), (Build(device=GPU, performance=timed), True),
-                          (Build(device=GPU, profile_rows=profile(1.0)), True)):
+    for build, enough in (
+        (Build(device=GPU), False),
+        (Build(performance=timed), False),
+        (Build(profile_rows=profile(1.0)), False),
+        (Build(device=GPU, performance=timed), True),
+        (Build(device=GPU, profile_rows=profile(1.0)), True),
+    ):
         assert (compare_times(MODEL, PREDICTED, build, TARGET) is not None) is enough
     named = compare_times(MODEL, PREDICTED, Build(performance=timed), TARGET, GPU, 1500.0)
     assert named is not None and named["clock_mhz"] == 1500
@@ -77,25 +88,51 @@ def test_nothing_to_compare(g: Graph) -> None:
     assert result.prediction is predicted and result.notes == [] and result.mismatches == []
 
 
-@in_turn(("told", "measured"), [
-    ({"median": 2.0, "mean": 3.0}, 2.0), ({"mean": 3.0}, 3.0), ({"percentile(99%)": 4.0}, None), ({}, None),
-])  # fmt: skip
-def test_what_is_taken_for_the_measured_time(told: dict[str, float], measured: float | None) -> None:
+@in_turn(
+    ("told", "measured"),
+    [
+        ({"median": 2.0, "mean": 3.0}, 2.0),
+        ({"mean": 3.0}, 3.0),
+        ({"percentile(99%)": 4.0}, None),
+        ({}, None),
+    ],
+)
+def test_what_is_taken_for_the_measured_time(
+    told: dict[str, float], measured: float | None
+) -> None:
     """The median, else the mean, else the profile's rows, each less what profiling adds and none below zero."""
     rows = [row("a", OVERHEAD + 0.5), row("b", OVERHEAD + 0.25), row("c", OVERHEAD / 2)]
-    found = compared(Build(device=GPU, performance={"GPU Compute Time": told} if told else {}, profile_rows=rows))
+    found = compared(
+        Build(device=GPU, performance={"GPU Compute Time": told} if told else {}, profile_rows=rows)
+    )
     assert found["built_ms"] == pytest.approx(0.75 if measured is None else measured)
-    assert str(found["built_from"]).startswith("sum of the profile less" if measured is None else "GPU compute time")
+    assert str(found["built_from"]).startswith(
+        "sum of the profile less" if measured is None else "GPU compute time"
+    )
 
 
-@in_turn(("measured", "within"), [
-    (TIME.low_ms, True), (TIME.high_ms, True), (TIME.low_ms * 0.999, False), (TIME.high_ms * 1.001, False),
-    (TIME.total_ms, True),
-])  # fmt: skip
+@in_turn(
+    ("measured", "within"),
+    [
+        (TIME.low_ms, True),
+        (TIME.high_ms, True),
+        (TIME.low_ms * 0.999, False),
+        (TIME.high_ms * 1.001, False),
+        (TIME.total_ms, True),
+    ],
+)
 def test_the_range_holds_its_ends(measured: float, within: bool) -> None:
     found = compared(Build(device=GPU, performance={"GPU Compute Time": {"median": measured}}))
-    assert (found["predicted_ms"], found["low_ms"], found["high_ms"]) == (TIME.total_ms, TIME.low_ms, TIME.high_ms)
-    assert (found["within"], found["layers"], found["slow"]) == (within, {"compared": 0, "median_error": None}, [])
+    assert (found["predicted_ms"], found["low_ms"], found["high_ms"]) == (
+        TIME.total_ms,
+        TIME.low_ms,
+        TIME.high_ms,
+    )
+    assert (found["within"], found["layers"], found["slow"]) == (
+        within,
+        {"compared": 0, "median_error": None},
+        [],
+    )
 
 
 def test_what_is_compared_layer_by_layer() -> None:
@@ -104,33 +141,55 @@ def test_what_is_compared_layer_by_layer() -> None:
     rows = [*profile(*factors), row("of no layer", 9.0)]
     found = compared(Build(device=GPU, profile_rows=rows))
     errors = [abs(1 / f - 1) for f in factors]
-    assert found["layers"] == {"compared": 4, "median_error": pytest.approx(statistics.median(errors))}
+    assert found["layers"] == {
+        "compared": 4,
+        "median_error": pytest.approx(statistics.median(errors)),
+    }
     unmeasured = [replace(rows[0], average_ms=0.0, median_ms=None), *rows[1:]]
     assert compared(Build(device=GPU, profile_rows=unmeasured))["layers"] == {
-        "compared": 3, "median_error": pytest.approx(statistics.median(errors[1:]))}  # fmt: skip
+        "compared": 3,
+        "median_error": pytest.approx(statistics.median(errors[1:])),
+    }
     # Those above one and a half times the estimate, at most five, those that lose most milliseconds first
     factors = (1.49, 1.0, 1.6, 3.0, 2.0, 5.0, 4.0, 7.0, 6.0)
     found = compared(Build(device=GPU, profile_rows=profile(*factors)))
-    lost = [(v * (f - 1), x.name) for x, v, f in zip(PREDICTED.layers, TIME.layers, factors, strict=False) if f > 1.5]
+    lost = [
+        (v * (f - 1), x.name)
+        for x, v, f in zip(PREDICTED.layers, TIME.layers, factors, strict=False)
+        if f > 1.5
+    ]
     assert len(lost) > 5
     told = found["slow"]
     assert isinstance(told, list)
-    assert [one["name"] for one in told] == [name for _, name in sorted(lost, key=lambda p: -p[0])[:5]]
+    assert [one["name"] for one in told] == [
+        name for _, name in sorted(lost, key=lambda p: -p[0])[:5]
+    ]
     by_name = {x.name: v for x, v in zip(PREDICTED.layers, TIME.layers, strict=False)}
     for one in told:
         assert one["predicted_ms"] == by_name[one["name"]] < one["built_ms"] / 1.5
     # One slow execution moves the average of a row alone
-    rows = [replace(r, average_ms=9.0 * r.average_ms, median_ms=r.average_ms) for r in profile(1.0, 1.0)]
+    rows = [
+        replace(r, average_ms=9.0 * r.average_ms, median_ms=r.average_ms) for r in profile(1.0, 1.0)
+    ]
     assert [r.ms for r in rows] == [r.average_ms for r in profile(1.0, 1.0)]
-    assert compared(Build(device=GPU, profile_rows=rows)) == compared(Build(device=GPU, profile_rows=profile(1.0, 1.0)))
+    assert compared(Build(device=GPU, profile_rows=rows)) == compared(
+        Build(device=GPU, profile_rows=profile(1.0, 1.0))
+    )
     assert measured_time(Build(profile_rows=rows))[0] == pytest.approx(sum(r.ms for r in rows))
 
 
-@in_turn(("flags", "plain"), [
-    ((), Precision.FP16), (("int8",), Precision.FP32), (("int8", "fp16"), Precision.FP16),
-    (("best",), Precision.FP16), (("bf16",), Precision.FP16), (("stronglyTyped",), Precision.FP16),
-    (("fp32", "int8"), Precision.FP32),
-])  # fmt: skip
+@in_turn(
+    ("flags", "plain"),
+    [
+        ((), Precision.FP16),
+        (("int8",), Precision.FP32),
+        (("int8", "fp16"), Precision.FP16),
+        (("best",), Precision.FP16),
+        (("bf16",), Precision.FP16),
+        (("stronglyTyped",), Precision.FP16),
+        (("fp32", "int8"), Precision.FP32),
+    ],
+)
 def test_what_floats_the_builder_may_use(flags: tuple[str, ...], plain: Precision) -> None:
     assert plain_in(Build(precision_flags=frozenset(flags))) == plain
 
@@ -140,9 +199,13 @@ def test_a_time_outside_the_range_is_said_first_and_last(factor: float) -> None:
     """In the verdict and in the last line; a time within is neither, and no time changes the exit code."""
     built = TIME.low_ms * factor if factor < 1 else TIME.high_ms * factor
     found = compared(Build(device=GPU, performance={"GPU Compute Time": {"median": built}}))
-    result = Verification(BuildFacts(BuildSource.TRTEXEC_LOG, (), "8.6.1", GPU, True, ()), times=found)
+    result = Verification(
+        BuildFacts(BuildSource.TRTEXEC_LOG, (), "8.6.1", GPU, True, ()), times=found
+    )
     text = render_verification(result, 200).rstrip().splitlines()
-    outside = f"{built:.3f} ms measured, outside the estimated {TIME.low_ms:.3f} to {TIME.high_ms:.3f}"
+    outside = (
+        f"{built:.3f} ms measured, outside the estimated {TIME.low_ms:.3f} to {TIME.high_ms:.3f}"
+    )
     assert (outside in verdict(result)) is (outside in text[-1]) is (factor != 1)
     assert text[0].startswith(verdict(result)[:40]) and exit_code(result) == 0
 
@@ -162,10 +225,15 @@ def test_notes_and_nothing_to_compare() -> None:
     assert not_compared(Build(profile_rows=[row("a", 0.25)]))[0].values["ms"] == 0.25
 
 
-@in_turn(("facts", "contradicts"), [
-    ({"Compute Capability": "8.7", "SMs": "16"}, True), ({"Compute Capability": "8.6", "SMs": "28"}, False),
-    ({"Compute Capability": "8.6", "SMs": "84"}, True), ({}, False),
-])  # fmt: skip
+@in_turn(
+    ("facts", "contradicts"),
+    [
+        ({"Compute Capability": "8.7", "SMs": "16"}, True),
+        ({"Compute Capability": "8.6", "SMs": "28"}, False),
+        ({"Compute Capability": "8.6", "SMs": "84"}, True),
+        ({}, False),
+    ],
+)
 def test_a_log_of_another_device_is_said(facts: dict[str, str], contradicts: bool) -> None:
     timed = Build(device="Orin", gpu=facts, performance={"GPU Compute Time": {"median": 1.0}})
     found = compare_times(MODEL, PREDICTED, timed, TARGET, "RTX 3060")
@@ -186,7 +254,10 @@ def skip_connection() -> Model:
 
 SKIP = skip_connection()
 OF_SKIP = predict(SKIP, OTHER_TARGET)
-LINES = {value: log_of(predict(SKIP, OTHER_TARGET, assume={"silu-add": value})) for value in ("apart", "fused")}
+LINES = {
+    value: log_of(predict(SKIP, OTHER_TARGET, assume={"silu-add": value}))
+    for value in ("apart", "fused")
+}
 
 
 def settled(build: Build) -> Verification:
@@ -195,22 +266,35 @@ def settled(build: Build) -> Verification:
 
 def test_which_of_two_outcomes_a_build_shows() -> None:
     result = settled(build_of(LINES["apart"]))
-    assert (result.mismatches, result.notes) == ([], [
-        Remark.SHOWN_AS_ASSUMED(name="silu-add", value="apart", target="trt8.5")])
+    assert (result.mismatches, result.notes) == (
+        [],
+        [Remark.SHOWN_AS_ASSUMED(name="silu-add", value="apart", target="trt8.5")],
+    )
     assert result.prediction is not None and result.prediction.summary() == OF_SKIP.summary()
     assert result.prediction.assumptions[0].why == OF_SKIP.assumptions[0].why
     # The prediction that is handed on is the one that the build shows, and says so
     result = settled(build_of(LINES["fused"]))
-    assert (result.mismatches, result.notes) == ([], [
-        Remark.SHOWN_OTHERWISE(name="silu-add", value="fused", assumed="apart", target="trt8.5")])
+    assert (result.mismatches, result.notes) == (
+        [],
+        [Remark.SHOWN_OTHERWISE(name="silu-add", value="fused", assumed="apart", target="trt8.5")],
+    )
     assert result.prediction is not None
-    assert result.prediction.convolution("c1").output == Precision.INT8 != OF_SKIP.convolution("c1").output
+    assert (
+        result.prediction.convolution("c1").output
+        == Precision.INT8
+        != OF_SKIP.convolution("c1").output
+    )
     (told,) = result.prediction.assumptions
     assert (told.value, told.why) == ("fused", Remark.SHOWN_BY_BUILD())
     # A log that ends before the passes fits both alike; the default is kept
     result = settled(replace(build_of(LINES["fused"]), layers=[], trace=[], headings=[]))
-    assert result.notes == [Remark.NOT_SHOWN_BY_BUILD(name="silu-add", values=["apart", "fused"], value="apart")]
-    assert result.prediction is not None and result.prediction.convolution("c1").output == Precision.FLOAT
+    assert result.notes == [
+        Remark.NOT_SHOWN_BY_BUILD(name="silu-add", values=["apart", "fused"], value="apart")
+    ]
+    assert (
+        result.prediction is not None
+        and result.prediction.convolution("c1").output == Precision.FLOAT
+    )
 
 
 @pytest.mark.parametrize("value", ["apart", "fused"])
@@ -225,23 +309,35 @@ def test_what_fits_nowhere_goes_to_the_nearest(value: str) -> None:
     assert (note.values["name"], note.values["value"]) == ("silu-add", value)
 
 
-@in_turn(("trace", "layers", "kinds", "wrong"), [
-    (TraceCounts(), LayerCounts(), "", (0, 0)),
-    (TraceCounts(9), LayerCounts(), "", (0, 0)),  # no pass lines in the build: nothing of them is wrong
-    (TraceCounts(9, 0, 0), LayerCounts(), "", (0, 0)),
-    (TraceCounts(9, 7, 6), LayerCounts(), "", (0, 3)),  # the longer side counts
-    (TraceCounts(7, 9, 6), LayerCounts(), "", (0, 3)),
-    (TraceCounts(None, 2, None), LayerCounts(), "", (0, 2)),
-    (TraceCounts(), LayerCounts(5, 3), "", (0, 2)),
-    (TraceCounts(), LayerCounts(5), "", (0, 5)),
-    (TraceCounts(), LayerCounts(), "cl", (1, 2)),
-    (TraceCounts(4, 4, 3), LayerCounts(5, 4), "ccl", (2, 5)),
-])  # fmt: skip
+@in_turn(
+    ("trace", "layers", "kinds", "wrong"),
+    [
+        (TraceCounts(), LayerCounts(), "", (0, 0)),
+        (
+            TraceCounts(9),
+            LayerCounts(),
+            "",
+            (0, 0),
+        ),  # no pass lines in the build: nothing of them is wrong
+        (TraceCounts(9, 0, 0), LayerCounts(), "", (0, 0)),
+        (TraceCounts(9, 7, 6), LayerCounts(), "", (0, 3)),  # the longer side counts
+        (TraceCounts(7, 9, 6), LayerCounts(), "", (0, 3)),
+        (TraceCounts(None, 2, None), LayerCounts(), "", (0, 2)),
+        (TraceCounts(), LayerCounts(5, 3), "", (0, 2)),
+        (TraceCounts(), LayerCounts(5), "", (0, 5)),
+        (TraceCounts(), LayerCounts(), "cl", (1, 2)),
+        (TraceCounts(4, 4, 3), LayerCounts(5, 4), "ccl", (2, 5)),
+    ],
+)
 def test_how_wrong_a_comparison_is(
     trace: TraceCounts, layers: LayerCounts, kinds: str, wrong: tuple[int, int]
 ) -> None:
     """Convolutions come first, then lines, layers and mismatches together."""
     names = {"c": MismatchKind.CONVOLUTION, "l": MismatchKind.LAYER}
-    found = Verification(Build().facts, trace=trace, layers=layers,
-                         mismatches=[Mismatch(names[k], "n", {}, {}, Difference.GONE) for k in kinds])  # fmt: skip
+    found = Verification(
+        Build().facts,
+        trace=trace,
+        layers=layers,
+        mismatches=[Mismatch(names[k], "n", {}, {}, Difference.GONE) for k in kinds],
+    )
     assert _wrong(found) == wrong

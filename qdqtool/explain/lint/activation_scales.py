@@ -32,21 +32,38 @@ _WASTED = 0.25  # of the steps: two bits are lost
 # What the quantizer in the middle may be off by: entropy calibration clips at half of the largest value in the median.
 _EVERYWHERE = 3.0
 _FEW = 1000  # values of a tensor that say nothing of its range: what pooling leaves of a few images
-_ALIKE = 1 / 3  # of the quantizers: so many with one scale share it by mistake, fewer because a Concat joins them
+_ALIKE = (
+    1 / 3
+)  # of the quantizers: so many with one scale share it by mistake, fewer because a Concat joins them
 _NAMED = 5
-_ONE, _MOST, _SEVERAL = 1.4, 0.8, 3  # other images move ranges by so much; share and number of quantizers that agree
+_ONE, _MOST, _SEVERAL = (
+    1.4,
+    0.8,
+    3,
+)  # other images move ranges by so much; share and number of quantizers that agree
 _OUTLIER = 100.0  # largest value held over the typical one; docs/scales.md says what networks have
-_REACH = 4.0  # standard deviations to each side, which a channel's range has on some thousand values
+_REACH = (
+    4.0  # standard deviations to each side, which a channel's range has on some thousand values
+)
 _ROWS = 100  # values of a channel that say what its range is
 _BY_GAINS = 25.0  # the same by gains alone, which at most 17 were that spread as trained ones do (docs/scales.md)
-_LOWER, _BELOW = 1 / 6, 0.967  # so many of a normal distribution are so many standard deviations below its middle
+_LOWER, _BELOW = (
+    1 / 6,
+    0.967,
+)  # so many of a normal distribution are so many standard deviations below its middle
 _TYPICAL = 2 / 3  # of the magnitudes stay below the typical one
 
 
 def quantized(view: View) -> list[Node]:
     """The Qs to look at: INT8, one known scale for the whole tensor."""
-    scales = ((q, params.scale) for q in view.activation_qs if (params := view.params(q)).precision == Precision.INT8)
-    return [q for q, s in scales if s is not None and s.size == 1 and s[0] > 0 and math.isfinite(s[0])]
+    scales = (
+        (q, params.scale)
+        for q in view.activation_qs
+        if (params := view.params(q)).precision == Precision.INT8
+    )
+    return [
+        q for q, s in scales if s is not None and s.size == 1 and s[0] > 0 and math.isfinite(s[0])
+    ]
 
 
 def run(view: View, report: Report, statistics: Statistics) -> None:
@@ -65,9 +82,20 @@ def run(view: View, report: Report, statistics: Statistics) -> None:
     by_gains(view, report, {name for name, *_ in found})
     bad = _bad(fits)
     if bad:
-        bad.sort(key=lambda f: max(f.clipped / _CLIPPED, f.lost / _LOST, _WASTED / f.used), reverse=True)
-        report.add(ActivationScales(CHECK, bad[0].quantizer, tuple(bad[:_NAMED]), len(bad), len(fits),
-                                                 statistics.images, one_factor(fits)))
+        bad.sort(
+            key=lambda f: max(f.clipped / _CLIPPED, f.lost / _LOST, _WASTED / f.used), reverse=True
+        )
+        report.add(
+            ActivationScales(
+                CHECK,
+                bad[0].quantizer,
+                tuple(bad[:_NAMED]),
+                len(bad),
+                len(fits),
+                statistics.images,
+                one_factor(fits),
+            )
+        )
 
 
 def by_gains(view: View, report: Report, judged: Collection[str] = ()) -> None:
@@ -84,12 +112,20 @@ def by_gains(view: View, report: Report, judged: Collection[str] = ()) -> None:
         scale, tensor = view.params(q).scale, q.input(0)
         if q.name in judged or tensor in apart:
             continue
-        gain = view.model.constant(constant_behind(view.model, gains.get(_normalized(view.model, tensor, gains), "")))
+        gain = view.model.constant(
+            constant_behind(view.model, gains.get(_normalized(view.model, tensor, gains), ""))
+        )
         sizes = np.abs(np.zeros(0) if gain is None else gain.astype(np.float64))
         if scale is not None and sizes.any() and np.isfinite(sizes).all():
             lower, middle = np.quantile(sizes[sizes > 0.0], [_LOWER, 0.5])
             above = math.log(middle / lower) / _BELOW * math.sqrt(2.0 * math.log(sizes.size))
-            spreads.append((q.name, float(scale[0]), _STEPS * float(scale[0]) / float(middle) * math.exp(-above)))
+            spreads.append(
+                (
+                    q.name,
+                    float(scale[0]),
+                    _STEPS * float(scale[0]) / float(middle) * math.exp(-above),
+                )
+            )
     _covering(report, view.model, spreads, 0)
 
 
@@ -106,7 +142,10 @@ def _normalized(model: Model, tensor: str, gains: Mapping[str, str]) -> str:
 
 
 def outliers(
-    report: Report, model: Model, found: Sequence[tuple[str, str, float, Sequence[TensorStatistics]]], samples: int,
+    report: Report,
+    model: Model,
+    found: Sequence[tuple[str, str, float, Sequence[TensorStatistics]]],
+    samples: int,
 ) -> None:
     """Adds one finding for the network where scales cover outliers, seen on so many samples.
 
@@ -123,19 +162,36 @@ def outliers(
     _covering(report, model, spreads, samples)
 
 
-def _covering(report: Report, model: Model, spreads: Sequence[tuple[str, float, float]], samples: int) -> None:
+def _covering(
+    report: Report, model: Model, spreads: Sequence[tuple[str, float, float]], samples: int
+) -> None:
     """Adds the finding for Qs, with their scales and how many times the typical value these hold."""
-    bad = sorted((s for s in spreads if s[2] > (_OUTLIER if samples else _BY_GAINS)), key=lambda s: -s[2])
+    bad = sorted(
+        (s for s in spreads if s[2] > (_OUTLIER if samples else _BY_GAINS)), key=lambda s: -s[2]
+    )
     if bad:
         linear = any(_read_by_product(model, name) for name, *_ in bad)
-        report.add(OutlierScales(CHECK, bad[0][0], tuple(bad[:_NAMED]), len(bad), len(spreads), samples,
-                                                linear and SMOOTHED not in model.metadata))
+        report.add(
+            OutlierScales(
+                CHECK,
+                bad[0][0],
+                tuple(bad[:_NAMED]),
+                len(bad),
+                len(spreads),
+                samples,
+                linear and SMOOTHED not in model.metadata,
+            )
+        )
 
 
 def _read_by_product(model: Model, quantizer: str) -> bool:
     """Whether a matrix product reads what a Q quantizes."""
     dqs = model.readers(model.node(quantizer).output)
-    return any(of(reader).kind == LayerKind.MATRIX_MULTIPLY for dq in dqs for reader in model.readers(dq.output))
+    return any(
+        of(reader).kind == LayerKind.MATRIX_MULTIPLY
+        for dq in dqs
+        for reader in model.readers(dq.output)
+    )
 
 
 def _spread(seen: TensorStatistics, scale: float, by_channel: bool) -> float:
@@ -166,11 +222,19 @@ def _bad(fits: list[ActivationFit]) -> list[ActivationFit]:
     for fit in fits:
         together[fit.scale].append(fit.used)
     used = {s: max(u) if len(u) <= max(2, _ALIKE * len(fits)) else 0.0 for s, u in together.items()}
-    bad = [f for f in fits if f.clipped > _CLIPPED or f.lost > _LOST or max(f.used, used[f.scale]) < _WASTED]
+    bad = [
+        f
+        for f in fits
+        if f.clipped > _CLIPPED or f.lost > _LOST or max(f.used, used[f.scale]) < _WASTED
+    ]
     middle = float(np.median([f.used for f in fits])) if fits else 1.0
     if 1 / _EVERYWHERE <= middle <= _EVERYWHERE:
         return bad
-    return [f for f in fits if f in bad or (f.used > _EVERYWHERE if middle > 1 else f.used < 1 / _EVERYWHERE)]
+    return [
+        f
+        for f in fits
+        if f in bad or (f.used > _EVERYWHERE if middle > 1 else f.used < 1 / _EVERYWHERE)
+    ]
 
 
 def one_factor(fits: list[ActivationFit]) -> float:

@@ -3,7 +3,15 @@
 from collections.abc import Iterable
 
 from qdqtool.explain.compiler import CODES
-from qdqtool.explain.lint import activation_scales, floats, heads, operators, quantizers, weight_scales, weights
+from qdqtool.explain.lint import (
+    activation_scales,
+    floats,
+    heads,
+    operators,
+    quantizers,
+    weight_scales,
+    weights,
+)
 from qdqtool.explain.report import Report
 from qdqtool.model.view import View
 from qdqtool.trt.targets import target_named

@@ -51,7 +51,9 @@ def _constants(view: View, report: Report) -> None:
     found: list[tuple[str, float]] = []
     held: list[tuple[str, float]] = []  # with fewer digits
     large = small = denormal = 0
-    arithmetic = {op for op, known in OPERATORS.items() if known.kind == LayerKind.ELEMENTWISE} | {"Where"}
+    arithmetic = {op for op, known in OPERATORS.items() if known.kind == LayerKind.ELEMENTWISE} | {
+        "Where"
+    }
     for node in (n for n in view.model.nodes if n.op in arithmetic):
         for tensor in _operands(node):
             value = view.model.constant(tensor)
@@ -61,13 +63,20 @@ def _constants(view: View, report: Report) -> None:
             above = 0 if of(node).operation in ("MIN", "MAX") else int((sizes > _LARGEST).any())
             below = tiny = 0
             if value.size == 1:  # an epsilon; in a vector, a bias, small values do no harm
-                below, tiny = int((sizes < _SMALLEST).any()), int(((sizes >= _SMALLEST) & (sizes < _NORMAL)).any())
+                below, tiny = (
+                    int((sizes < _SMALLEST).any()),
+                    int(((sizes >= _SMALLEST) & (sizes < _NORMAL)).any()),
+                )
             large, small, denormal = large + above, small + below, denormal + tiny
             if above or below or tiny:
-                (held if tiny else found).append((node.name, float(sizes.max() if above else sizes.min())))
+                (held if tiny else found).append(
+                    (node.name, float(sizes.max() if above else sizes.min()))
+                )
     values = found or held
     if values:
-        spoilt = faults.ConstantsInHalf(CHECK, values[0][0], tuple(values[:_NAMED]), large, small, denormal)
+        spoilt = faults.ConstantsInHalf(
+            CHECK, values[0][0], tuple(values[:_NAMED]), large, small, denormal
+        )
         report.add(spoilt, gains=bool(found))
 
 
@@ -94,7 +103,9 @@ def float_types(view: View, report: Report) -> None:
     float32 = [n for n in weighted if n.index in half and types[n.index] == onnx.TensorProto.FLOAT]
     if float32:
         products = sum(of(n).kind == LayerKind.MATRIX_MULTIPLY for n in weighted)
-        report.add(faults.FloatStays(CHECK, "", len(float32), len(weighted), float32[0].name, products))
+        report.add(
+            faults.FloatStays(CHECK, "", len(float32), len(weighted), float32[0].name, products)
+        )
 
 
 def _computes_in(view: View, conv: Node) -> int:

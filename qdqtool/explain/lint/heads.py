@@ -43,11 +43,17 @@ def _float_network(view: View) -> tuple[Head, Callable[[], set[int]]]:
         model = float_model(slim, weights=True, stored=placeholder)
 
         def here(nodes: Iterable[int]) -> set[int]:
-            return {maker.index for i in nodes if (maker := view.model.producer(model.nodes[i].output)) is not None}
+            return {
+                maker.index
+                for i in nodes
+                if (maker := view.model.producer(model.nodes[i].output)) is not None
+            }
 
         head = find_head(model)
-        known[""] = (Head(here(head.dfl), here(head.boxes), here(head.finals)),
-                     lambda: here(find_coordinates(model, head.finals).all))
+        known[""] = (
+            Head(here(head.dfl), here(head.boxes), here(head.finals)),
+            lambda: here(find_coordinates(model, head.finals).all),
+        )
     return known[""]
 
 
@@ -56,6 +62,7 @@ _WALK = 12  # nodes from a head's convolution to the Concat behind it; YOLOv8 ha
 
 def run(view: View, report: Report) -> None:
     """Adds findings about the last convolutions of a detector, and what makes its coordinates."""
+
     def add(conv: Node, branch: str) -> None:
         if conv.index in view.quantized:
             report.add(faults.HeadQuantized(CHECK, conv.name, branch), convolutions=[conv.name])
@@ -103,7 +110,13 @@ def streams(view: View, report: Report) -> None:
             add = view.model.producer(add.input(0))
         if add is None or not adds_computed(view, add):
             continue
-        pairs = [found[0].name for t in add.inputs if (found := qdq.source_of_dq(view.model, t)) is not None]
+        pairs = [
+            found[0].name
+            for t in add.inputs
+            if (found := qdq.source_of_dq(view.model, t)) is not None
+        ]
         if pairs:
-            report.add(faults.QuantizedStream(CHECK, add.name, tuple(pairs), norm),
-                       values=view.values(add.output))
+            report.add(
+                faults.QuantizedStream(CHECK, add.name, tuple(pairs), norm),
+                values=view.values(add.output),
+            )

@@ -20,7 +20,11 @@ from qdqtool.types import ConvOutcome, Precision
 
 _OTHER_TYPES = (Precision.FP8, Precision.INT4)
 _LARGE_KERNEL = 14  # the smallest usual patch of a vision transformer; detectors have 7 at most
-_TYPES_IN_NAMES = ("FP8", "FP4", "INT4")  # of quantizers that are operators of their own (ModelOpt's, domain trt)
+_TYPES_IN_NAMES = (
+    "FP8",
+    "FP4",
+    "INT4",
+)  # of quantizers that are operators of their own (ModelOpt's, domain trt)
 
 
 def run(view: View, report: Report) -> None:
@@ -47,15 +51,20 @@ def run(view: View, report: Report) -> None:
         elif of(node).name == "" and (node.domain not in DOMAINS or not onnx.defs.has(node.op)):
             unknown[node.op].append(node)
         elif _normalizes(node) and qdq.source_of_dq(view.model, node.input(0)) is not None:
-            report.add(faults.NormalizationFloat(CHECK, node.name, node.op),
-                       values=view.values(node.input(0)))
+            report.add(
+                faults.NormalizationFloat(CHECK, node.name, node.op),
+                values=view.values(node.input(0)),
+            )
         elif contraction(view.model, node) is not None and not target_named(report.target).is_rtx:
             _einsum(view, report, node)
     if outside:
         nodes = [n for same in outside.values() for n in same]
         kinds = tuple((kind, len(same)) for kind, same in outside.items())
-        report.add(faults.OtherTypes(CHECK, nodes[0].name, kinds), "",
-                   [c for n in nodes for c in view.convolutions_behind(n)])
+        report.add(
+            faults.OtherTypes(CHECK, nodes[0].name, kinds),
+            "",
+            [c for n in nodes for c in view.convolutions_behind(n)],
+        )
     for op, nodes in unknown.items():
         report.add(faults.UnknownOperator(CHECK, nodes[0].name, op, len(nodes) - 1))
     if not outside and not qdq.is_quantized(view.model):
@@ -66,8 +75,11 @@ def run(view: View, report: Report) -> None:
 
 def _is_plain(node: Node) -> bool:
     """Whether nothing is asked of the nodes of an operator, whatever they read, but the form of a convolution."""
-    return of(node).name != "" and node.op not in (qdq.Q, qdq.DQ, "Einsum") and not (
-        detect.computes_integers(node) or _normalizes(node))
+    return (
+        of(node).name != ""
+        and node.op not in (qdq.Q, qdq.DQ, "Einsum")
+        and not (detect.computes_integers(node) or _normalizes(node))
+    )
 
 
 def _einsum(view: View, report: Report, node: Node) -> None:
@@ -75,7 +87,9 @@ def _einsum(view: View, report: Report, node: Node) -> None:
     read = [qdq.source_of_dq(view.model, t) is not None for t in node.inputs]
     weights = any(t in view.constants for t in node.inputs)
     if any(read) or (weights and qdq.is_quantized(view.model)):
-        report.add(faults.EinsumFloat(CHECK, node.name, str(node.attributes["equation"]), all(read)))
+        report.add(
+            faults.EinsumFloat(CHECK, node.name, str(node.attributes["equation"]), all(read))
+        )
 
 
 def _normalizes(node: Node) -> bool:
@@ -92,8 +106,18 @@ def _other_type(node: Node) -> str:
 
 def _convolution(view: View, report: Report, conv: Node) -> None:
     """Quantized convolutions of forms that users' builds did not take, or left float."""
-    shape, stated, concerned = view.weight_shape(conv), conv.attributes.get("kernel_shape"), [conv.name]
-    kernel = tuple(shape[2:]) if shape is not None else tuple(stated) if isinstance(stated, (list, tuple)) else ()
+    shape, stated, concerned = (
+        view.weight_shape(conv),
+        conv.attributes.get("kernel_shape"),
+        [conv.name],
+    )
+    kernel = (
+        tuple(shape[2:])
+        if shape is not None
+        else tuple(stated)
+        if isinstance(stated, (list, tuple))
+        else ()
+    )
     if of(conv).kind == LayerKind.DECONVOLUTION:
         if (found := detect.deconvolution_3d(CHECK, conv.name, kernel)) is not None:
             report.add(found, convolutions=concerned)
@@ -109,7 +133,11 @@ def _convolution(view: View, report: Report, conv: Node) -> None:
 
 def large_kernel(looked: str, conv: Node, kernel: Sequence[int]) -> faults.LargeKernel | None:
     """A patch embedding; ``kernel`` is its extent, ``looked`` says who asks."""
-    return faults.LargeKernel(looked, conv.name, tuple(kernel)) if min(kernel, default=0) >= _LARGE_KERNEL else None
+    return (
+        faults.LargeKernel(looked, conv.name, tuple(kernel))
+        if min(kernel, default=0) >= _LARGE_KERNEL
+        else None
+    )
 
 
 def depthwise(
@@ -144,7 +172,9 @@ def _shape(view: View, report: Report, conv: Node, outcome: ConvOutcome | None) 
         for form in depthwise(CHECK, conv, outcome.activation if seen else "", readers, last):
             report.add(form, convolutions=[conv.name])
     elif 1 < groups != inputs:
-        report.add(faults.Grouped(CHECK, conv.name, groups, inputs // groups), convolutions=[conv.name])
+        report.add(
+            faults.Grouped(CHECK, conv.name, groups, inputs // groups), convolutions=[conv.name]
+        )
     stem = view.model.producer(conv.input(0)) is not None and _reads_network_input(view, conv)
     counted = (outputs,) if stem else (inputs, outputs)
     small, odd = min(counted) < 16, tuple(c for c in counted if c % 16)
@@ -159,4 +189,6 @@ def _reads_network_input(view: View, conv: Node) -> bool:
         return False
     tensor = (found[1] or found[0]).input(0)
     cast = view.model.producer(tensor)  # a model in FP16 whose input is FP32
-    return (cast.input(0) if cast is not None and cast.op == "Cast" else tensor) in view.model.inputs
+    return (
+        cast.input(0) if cast is not None and cast.op == "Cast" else tensor
+    ) in view.model.inputs

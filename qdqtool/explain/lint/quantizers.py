@@ -25,18 +25,31 @@ def run(view: View, report: Report) -> None:
     """Adds the findings about quantizers."""
     clean: set[tuple[str, ...] | None] = set()
     for node in view.quantizers:
-        if qdq.is_dq(node) and (_repeats(view, node) or (
-                view.is_weight(node) and view.model.elem_type(node.input(0)) == _INT32)):
+        if qdq.is_dq(node) and (
+            _repeats(view, node)
+            or (view.is_weight(node) and view.model.elem_type(node.input(0)) == _INT32)
+        ):
             continue  # a bias is judged with its convolution, the others with their Q
         params = view.params(node)
         # Of Qs with one scale and zero point, and without attributes, nothing is judged but these.
-        shared = node.inputs[1:] if qdq.is_q(node) and not (
-            params.per_channel or node.attributes) and params.has_zero_point else None
+        shared = (
+            node.inputs[1:]
+            if qdq.is_q(node)
+            and not (params.per_channel or node.attributes)
+            and params.has_zero_point
+            else None
+        )
         if shared in clean:
             continue
         faulty = False
-        for found in filter(None, (*_zero_point(view, node, params), *_scale(view, report.target, node, params),
-                                   *_axis(view, node, params))):
+        for found in filter(
+            None,
+            (
+                *_zero_point(view, node, params),
+                *_scale(view, report.target, node, params),
+                *_axis(view, node, params),
+            ),
+        ):
             faulty = True
             report.add(found, convolutions=view.convolutions_behind(node))
         if shared is not None and not faulty:
@@ -51,21 +64,27 @@ def _repeats(view: View, node: Node) -> bool:
     if q.inputs[1:] == node.inputs[1:]:
         return True
     first, params = view.params(q), view.params(node)
-    alike = first.has_zero_point == params.has_zero_point and first.scale_shape == params.scale_shape
+    alike = (
+        first.has_zero_point == params.has_zero_point and first.scale_shape == params.scale_shape
+    )
     return alike and first.same_as(params) is True
 
 
 def _zero_point(view: View, node: Node, params: QuantParams) -> Iterator[Refusal | None]:
     name = node.name
     kind = view.model.elem_type(node.input(2 if params.has_zero_point else 0))
-    known = params.precision in _KNOWN or (params.precision == Precision.UNKNOWN and not params.has_zero_point)
+    known = params.precision in _KNOWN or (
+        params.precision == Precision.UNKNOWN and not params.has_zero_point
+    )
     if not known or (params.has_zero_point and kind == _E5M2):
         named = "FP8 E5M2" if kind == _E5M2 else onnx.TensorProto.DataType.Name(kind).lower()
         yield faults.TypeUnknown(CHECK, name, named)
         return
     values, unsigned = params.zero_point, params.precision == Precision.UINT8
     maker = view.model.producer(node.input(0))
-    reads_q = maker is not None and qdq.is_q(maker)  # a DQ without zero point takes the type of what it reads
+    reads_q = maker is not None and qdq.is_q(
+        maker
+    )  # a DQ without zero point takes the type of what it reads
     nonzero = detect.nonzero_zero_point(CHECK, name, name, params.zero_points, unsigned)
     if nonzero is not None:
         yield nonzero
@@ -80,7 +99,9 @@ def _zero_point(view: View, node: Node, params: QuantParams) -> Iterator[Refusal
 def _scale(view: View, target: str, node: Node, params: QuantParams) -> Iterator[Refusal | None]:
     name = node.name
     made = [t for t in node.inputs[1:] if t and not view.model.is_constant(t)]
-    computed = detect.scale_computed(CHECK, name, name, bool(made), node.input(1) if node.input(1) in made else "")
+    computed = detect.scale_computed(
+        CHECK, name, name, bool(made), node.input(1) if node.input(1) in made else ""
+    )
     if computed is not None:
         yield computed
         return

@@ -33,7 +33,9 @@ _SHARE = 0.1  # of the channels (or layers, where there is one scale for each)
 _SAME = 0.01  # spread of a factor that is one and the same everywhere
 _ROUNDING = 0.006  # exporters divide by 127, 127.5 (which is .004 more) or what they take the largest code for
 _FEW = 3  # layers below which a share says nothing
-_EXACT = 0.8  # share of exact channels, as a mean over layers, from which on an exception is an error
+_EXACT = (
+    0.8  # share of exact channels, as a mean over layers, from which on an exception is an error
+)
 _EXCEPTION = 1.25  # ... and how far off it is; no tool measured leaves more than 1.001
 _LITTLE = 0.02  # weights smaller than this beside their layer's: quantizers have least scales for dead channels
 _LAYERS = 8  # layers from which on their medians show what is usual
@@ -74,6 +76,7 @@ class _Measured:
         """The largest distance from a perfect fit, rounding conventions apart; a factor."""
         return _off(self.ratios)
 
+
 @record
 class _Fit:
     """How the scales of one layer fit.
@@ -100,7 +103,11 @@ class _Fit:
 def run(view: View, report: Report) -> None:
     """Adds one finding for the network, with the likely cause."""
     fits = _fits(view)
-    found = (_crossed(fits) or _factor(fits) or _flat(fits) or _spread(fits)) if len(fits) >= _FEW else None
+    found = (
+        (_crossed(fits) or _factor(fits) or _flat(fits) or _spread(fits))
+        if len(fits) >= _FEW
+        else None
+    )
     found = found or _exceptions(fits) or _layers_off(fits)
     if found is not None:
         layers = set(found.layers)
@@ -136,8 +143,13 @@ def _factor(fits: list[_Fit]) -> WeightScales | None:
     factor = _median(np.array([f.measured.median for f in fits]))
     if abs(math.log(factor)) <= _ROUNDING:
         return None
-    alike = _where(fits, lambda one: abs(one.median / factor - 1) < _SAME / 10
-                   and float(np.mean(np.abs(one.ratios / factor - 1) < _SAME / 10)) > 0.95)
+    alike = _where(
+        fits,
+        lambda one: (
+            abs(one.median / factor - 1) < _SAME / 10
+            and float(np.mean(np.abs(one.ratios / factor - 1) < _SAME / 10)) > 0.95
+        ),
+    )
     if len(alike) < 0.8 * len(fits):
         return None
     return _finding(WeightScalesCause.FACTOR, alike, fits, factor)
@@ -151,14 +163,24 @@ def _spread(fits: list[_Fit]) -> WeightScales | None:
     bad = _where(fits, lambda one: bool(np.any(one.clipped) or np.any(one.ratios < _WASTED)))
     per_channel = any(f.ratios.size > 1 for f in bad)
     if clipped > _SHARE:
-        return _finding(WeightScalesCause.OTHER_WEIGHTS if per_channel else WeightScalesCause.TENSOR, bad, fits)
+        return _finding(
+            WeightScalesCause.OTHER_WEIGHTS if per_channel else WeightScalesCause.TENSOR, bad, fits
+        )
     return _finding(WeightScalesCause.TOO_LARGE, bad, fits)
 
 
 def _flat(fits: list[_Fit]) -> WeightScales | None:
     """One scale in every channel of weights whose channels differ, and smaller than the largest of them needs."""
-    bad = [f for f in fits if f.flat and float(f.ratios.max()) > max(1 + _SAME, _CLIPPED * float(f.ratios.min()))]
-    return _finding(WeightScalesCause.TENSOR, bad, fits) if len(bad) > max(_FEW, len(fits) / 2) else None
+    bad = [
+        f
+        for f in fits
+        if f.flat and float(f.ratios.max()) > max(1 + _SAME, _CLIPPED * float(f.ratios.min()))
+    ]
+    return (
+        _finding(WeightScalesCause.TENSOR, bad, fits)
+        if len(bad) > max(_FEW, len(fits) / 2)
+        else None
+    )
 
 
 def _exceptions(fits: list[_Fit]) -> WeightScales | None:
@@ -169,9 +191,14 @@ def _exceptions(fits: list[_Fit]) -> WeightScales | None:
     times = Counter(map(id, (f.measured for f in fits)))
     different = {id(f.measured): f.measured for f in fits}
     away = {key: np.abs(one.logs - usual) for key, one in different.items()}
-    if sum(times[key] * float(np.mean(x <= _ROUNDING)) for key, x in away.items()) < _EXACT * len(fits):
+    if sum(times[key] * float(np.mean(x <= _ROUNDING)) for key, x in away.items()) < _EXACT * len(
+        fits
+    ):
         return None
-    found = {key: int(np.sum((x > math.log(_EXCEPTION)) & ~different[key].little)) for key, x in away.items()}
+    found = {
+        key: int(np.sum((x > math.log(_EXCEPTION)) & ~different[key].little))
+        for key, x in away.items()
+    }
     off = [found[id(f.measured)] for f in fits]
     bad = [f for f, count in zip(fits, off, strict=True) if count]
     return _finding(WeightScalesCause.EXCEPTION, bad, fits, channels=sum(off)) if bad else None
@@ -185,28 +212,49 @@ def _layers_off(fits: list[_Fit]) -> WeightScales | None:
     away = np.abs(middle - _median(middle))
     limit = max(math.log(_LAYER_OFF), _LAYER_SPREAD * float(np.sort(away)[3 * len(away) // 4]))
     bad = [f for f, far in zip(fits, away.tolist(), strict=True) if far > limit]
-    return _finding(WeightScalesCause.EXCEPTION, bad, fits, channels=sum(f.ratios.size for f in bad)) if bad else None
+    return (
+        _finding(WeightScalesCause.EXCEPTION, bad, fits, channels=sum(f.ratios.size for f in bad))
+        if bad
+        else None
+    )
 
 
 def _shares(fits: list[_Fit]) -> tuple[float, float]:
     """Share of all channels that is clipped, and that wastes two bits or more."""
     ratios = np.concatenate([f.ratios for f in fits])
-    return float(np.mean(np.concatenate([f.measured.clipped for f in fits]))), float(np.mean(ratios < _WASTED))
+    return float(np.mean(np.concatenate([f.measured.clipped for f in fits]))), float(
+        np.mean(ratios < _WASTED)
+    )
 
 
 def _finding(
-    cause: WeightScalesCause, bad: list[_Fit], fits: list[_Fit], factor: float = 1.0, channels: int = 0
+    cause: WeightScalesCause,
+    bad: list[_Fit],
+    fits: list[_Fit],
+    factor: float = 1.0,
+    channels: int = 0,
 ) -> WeightScales:
     worst = max(bad, key=lambda f: f.measured.farthest)
     largest, smallest = float(worst.ratios.max()), float(worst.ratios.min())
     return WeightScales(
-        CHECK, worst.node.name, cause, tuple(f.node.name for f in bad), len(fits), *_shares(fits),
-        largest if largest > 1 / smallest else smallest, factor, channels,
+        CHECK,
+        worst.node.name,
+        cause,
+        tuple(f.node.name for f in bad),
+        len(fits),
+        *_shares(fits),
+        largest if largest > 1 / smallest else smallest,
+        factor,
+        channels,
     )
 
 
 def _fits(view: View) -> list[_Fit]:
-    weighted = [(n, s) for n in view.weighted if view.weights(n).dq is not None and (s := view.weight_shape(n))]
+    weighted = [
+        (n, s)
+        for n in view.weighted
+        if view.weights(n).dq is not None and (s := view.weight_shape(n))
+    ]
     total = sum(math.prod(s) for _, s in weighted)
     step = max(1, math.ceil(total / _VALUES))
     found = []
@@ -218,7 +266,9 @@ def _fits(view: View) -> list[_Fit]:
     return found
 
 
-def _fit(view: View, node: Node, shape: tuple[int, ...], known: dict[tuple[str, int, int], _Measured]) -> _Fit | None:
+def _fit(
+    view: View, node: Node, shape: tuple[int, ...], known: dict[tuple[str, int, int], _Measured]
+) -> _Fit | None:
     """How the scales of a layer fit; ``known`` holds what was measured of weights, scales and axes."""
     weights = view.weights(node)
     first = weights.first
@@ -226,7 +276,13 @@ def _fit(view: View, node: Node, shape: tuple[int, ...], known: dict[tuple[str, 
         return None
     params = view.params(first)
     scales, scale = params.scales, params.scale
-    if params.precision != Precision.INT8 or scales is None or scale is None or not scale.size or not scales.positive:
+    if (
+        params.precision != Precision.INT8
+        or scales is None
+        or scale is None
+        or not scale.size
+        or not scales.positive
+    ):
         return None
     proto = view.model.constant_proto(weights.source)
     if proto is None or proto.external_data:
@@ -239,7 +295,9 @@ def _fit(view: View, node: Node, shape: tuple[int, ...], known: dict[tuple[str, 
     def measured(axis: int | None) -> _Measured:
         key = (weights.source, id(scales), -1 if axis is None else axis)
         if key not in known:
-            known[key] = _measured(*((values.reshape(1, -1), 0) if axis is None else (values, axis)), scale, stored)
+            known[key] = _measured(
+                *((values.reshape(1, -1), 0) if axis is None else (values, axis)), scale, stored
+            )
         return known[key]
 
     axis = view.axis(first)
@@ -253,7 +311,9 @@ def _fit(view: View, node: Node, shape: tuple[int, ...], known: dict[tuple[str, 
     own, other = measured(axis), 1 - axis
     fits = axis in (0, 1) and output_axis(node, len(shape)) is not None and other < len(shape)
     across = fits and shape[other] == scale.size and not stored and own.off > _SAME
-    return _Fit(node, own, measured(other).ratios if across else np.empty(0), stored, flat=scales.alike)
+    return _Fit(
+        node, own, measured(other).ratios if across else np.empty(0), stored, flat=scales.alike
+    )
 
 
 def _measured(
@@ -263,11 +323,15 @@ def _measured(
     # In the weights' own type, whose least integer has no magnitude there; as numbers of 64 bits only what is left.
     values = values.reshape(len(values), -1) if axis == 0 else values
     others = tuple(i for i in range(values.ndim) if i != axis)
-    if values.dtype == np.float16:  # slow to compare; without their sign they are in the order of their bits
+    if (
+        values.dtype == np.float16
+    ):  # slow to compare; without their sign they are in the order of their bits
         bits = np.bitwise_and(values.view(np.uint16), 0x7FFF).max(axis=others)
         largest = bits.view(np.float16).astype(np.float64)
     else:
-        largest = np.maximum(values.max(axis=others).astype(np.float64), -values.min(axis=others).astype(np.float64))
+        largest = np.maximum(
+            values.max(axis=others).astype(np.float64), -values.min(axis=others).astype(np.float64)
+        )
     alive = (largest > 0) & np.isfinite(largest)
     scale = np.broadcast_to(scale, largest.shape)[alive]
     largest = largest[alive] * (scale if stored else 1.0)
@@ -277,4 +341,6 @@ def _measured(
     for i in np.flatnonzero(clipped):
         channel = values.take(np.flatnonzero(alive)[i], axis)
         clipped[i] = np.mean((channel > held[i]) | (channel < -held[i])) > _TAIL
-    return _Measured(ratios, clipped, largest < _LITTLE * (_median(largest) if largest.size else 0.0))
+    return _Measured(
+        ratios, clipped, largest < _LITTLE * (_median(largest) if largest.size else 0.0)
+    )

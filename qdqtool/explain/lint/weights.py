@@ -24,7 +24,9 @@ def run(view: View, report: Report) -> None:
             _quantized(view, report, conv, weights)
         elif weights.dq is not None and conv.op in CONVOLUTIONS:
             sparse = qdq.is_sparse(view.model, weights.source)
-            found = detect.weights_not_constant(CHECK, conv.name, weights.source, weights.folded, sparse)
+            found = detect.weights_not_constant(
+                CHECK, conv.name, weights.source, weights.folded, sparse
+            )
             _add(report, found, conv)
         elif weights.dq is not None and qdq.source_of_dq(view.model, conv.input(0)) is not None:
             report.add(faults.ProductOfActivations(CHECK, conv.name), convolutions=[conv.name])
@@ -47,7 +49,12 @@ def _others(view: View, conv: Node, weights: Weights) -> list[str]:
     dq = weights.dq
     if dq is None or weights.after:
         return []
-    return [n.name for tensor in (dq.input(0), dq.output) for n in view.model.readers(tensor) if n not in (dq, conv)]
+    return [
+        n.name
+        for tensor in (dq.input(0), dq.output)
+        for n in view.model.readers(tensor)
+        if n not in (dq, conv)
+    ]
 
 
 def _misread(view: View, report: Report) -> None:
@@ -66,7 +73,11 @@ def _floats(view: View, report: Report, conv: Node) -> None:
 
 def _float_type(view: View, tensor: str) -> Precision:
     dq = view.model.producer(tensor)
-    kind = view.params(dq).scale_type if dq is not None and qdq.is_dq(dq) else view.model.elem_type(tensor)
+    kind = (
+        view.params(dq).scale_type
+        if dq is not None and qdq.is_dq(dq)
+        else view.model.elem_type(tensor)
+    )
     return qdq.precision_of(kind)
 
 
@@ -75,9 +86,13 @@ def _quantized(view: View, report: Report, conv: Node, weights: Weights) -> None
     assert first is not None
     concerned = [conv.name]
     if weights.before:
-        steps = tuple(refusals.Step(n.name, n.op) for n in itertools.islice(weights.before, refusals.STEPS))
+        steps = tuple(
+            refusals.Step(n.name, n.op) for n in itertools.islice(weights.before, refusals.STEPS)
+        )
         further = len(weights.before) - len(steps)
-        found = faults.WeightsBehind(CHECK, conv.name, steps, first.name, weights.q is None, further)
+        found = faults.WeightsBehind(
+            CHECK, conv.name, steps, first.name, weights.q is None, further
+        )
         report.add(found, convolutions=concerned)
     if weights.q is None:
         stored = faults.WeightsStored(CHECK, first.name, conv.name, weights.source)
@@ -100,10 +115,18 @@ def _axis(view: View, report: Report, conv: Node, weights: Weights) -> None:
             continue
         params, axis = view.params(node), view.axis(node)
         count = params.scale.size if params.scale is not None and axis is not None else 0
-        if node is weights.first and detect.scale_count(CHECK, node.name, count, axis or 0, shape) is not None:
+        if (
+            node is weights.first
+            and detect.scale_count(CHECK, node.name, count, axis or 0, shape) is not None
+        ):
             return
-        _add(report, detect.weights_axis(CHECK, conv.name, node.name, params, axis, wanted, shape, transposed, proven),
-             conv)
+        _add(
+            report,
+            detect.weights_axis(
+                CHECK, conv.name, node.name, params, axis, wanted, shape, transposed, proven
+            ),
+            conv,
+        )
 
 
 def _bias(view: View, report: Report, conv: Node) -> None:
@@ -116,4 +139,8 @@ def _bias(view: View, report: Report, conv: Node) -> None:
         if found is None or not view.is_weight(found[0]):
             continue
         precision = view.params(found[0]).precision  # what is added to a product may be a residual
-        _add(report, detect.bias_quantized(CHECK, found[0].name, conv.name, precision, conv.op != "MatMul"), conv)
+        _add(
+            report,
+            detect.bias_quantized(CHECK, found[0].name, conv.name, precision, conv.op != "MatMul"),
+            conv,
+        )

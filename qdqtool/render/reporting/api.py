@@ -68,13 +68,19 @@ class Report:
     def as_json(self) -> Json:
         page = self.page
         return {
-            "schema": REPORT_SCHEMA, "tool": TOOL_VERSION, "output": self.output,
-            "bytes": len(self.html.encode()), "model": page.model.path,
-            "before": page.before.path if page.before else None, "target": page.model.rules,
+            "schema": REPORT_SCHEMA,
+            "tool": TOOL_VERSION,
+            "output": self.output,
+            "bytes": len(self.html.encode()),
+            "model": page.model.path,
+            "before": page.before.path if page.before else None,
+            "target": page.model.rules,
             "compute_capabilities": list(page.model.compute_capabilities),
-            "summary": page.model.counts, "verdict": page.model.verdict,
+            "summary": page.model.counts,
+            "verdict": page.model.verdict,
             "drawn": {"onnx": len(page.model.onnx.boxes), "engine": len(page.model.engine.boxes)},
-            "histograms": len(page.histograms), "tuning": page.tuning is not None,
+            "histograms": len(page.histograms),
+            "tuning": page.tuning is not None,
             "agreement": page.agreement.verdict if page.agreement else None,
             "gpu": page.model.time.gpu if page.model.time else None,
         }
@@ -172,8 +178,11 @@ def _require_same_network(before: Subject, after: Subject) -> None:
 
 
 def _weight_shapes(subject: Subject) -> Counter[tuple[int, ...]]:
-    shapes = (subject.model.constant_shape(subject.view.weights(n).source) for n in subject.model.nodes
-              if n.op in WEIGHTED)
+    shapes = (
+        subject.model.constant_shape(subject.view.weights(n).source)
+        for n in subject.model.nodes
+        if n.op in WEIGHTED
+    )
     return Counter(tuple(sorted(shape)) for shape in shapes if shape)
 
 

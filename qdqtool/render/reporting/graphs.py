@@ -40,27 +40,36 @@ def draw(collector: Collector) -> None:
     collector.model.modules = data.Drawing(*_modules(collector.model.nodes, boxes, edges))
     if collector.model.layers:
         found = _engine(collector)
-        collector.model.engine = _laid_out(*found) if found else data.Drawing(
-            why=f"The layers of the engine have more than {_MOST_EDGES:,} edges, too many for a picture. {_TABLES}")
-    else:
-        collector.model.engine.why = (
-            f"{collector.model.target} names no layers of its engine; the ONNX graph shows the outcome of each node."
+        collector.model.engine = (
+            _laid_out(*found)
+            if found
+            else data.Drawing(
+                why=f"The layers of the engine have more than {_MOST_EDGES:,} edges, too many for a picture. {_TABLES}"
+            )
         )
+    else:
+        collector.model.engine.why = f"{collector.model.target} names no layers of its engine; the ONNX graph shows the outcome of each node."
 
 
 # Layout -----------------------------------------------------------------------------------------------------------
+
 
 def _laid_out(boxes: list[data.Box], edges: list[data.Edge]) -> data.Drawing:
     """Gives boxes and edges their places; boxes are in an order in which makers come first."""
     fixed = {"input": END_HEIGHT, "output": END_HEIGHT, "layer": ENGINE_HEIGHT}
     for box in boxes:
         box.w = BOX_WIDTH
-        box.h = fixed.get(box.role) or sum(box.heights) + (HEADER + PADDING if box.role == "fused" else 0.0)
+        box.h = fixed.get(box.role) or sum(box.heights) + (
+            HEADER + PADDING if box.role == "fused" else 0.0
+        )
     width, height, why = drawing.lay_out(boxes, edges, COLUMN_GAP, ROW_GAP, MARGIN)
-    return data.Drawing(why=f"{why}. {_TABLES}") if why else data.Drawing(boxes, edges, width, height)
+    return (
+        data.Drawing(why=f"{why}. {_TABLES}") if why else data.Drawing(boxes, edges, width, height)
+    )
 
 
 # The ONNX graph ---------------------------------------------------------------------------------------------------
+
 
 class _Onnx:
     """Boxes are fused layers and single nodes; edges are the tensors between them.
@@ -95,7 +104,9 @@ class _Onnx:
         boxes: list[data.Box] = []
         number: dict[str | int, int] = {}  # of an input by its name, of a box by its first node
         for name in self.index.inputs:
-            if any(n.index in self.collector.place or qdq.is_qdq(n) for n in self.index.readers(name)):
+            if any(
+                n.index in self.collector.place or qdq.is_qdq(n) for n in self.index.readers(name)
+            ):
                 number[name] = len(boxes)
                 boxes.append(_end("input", name, self._type_of(name)))
         for key in order:
@@ -107,16 +118,26 @@ class _Onnx:
 
     def _order(self) -> list[int]:
         """Boxes, makers first; those on a circle are missing."""
-        links = [(self.home[maker], self.home[place]) for place, sources in self.sources.items()
-                 for _, maker, _ in sources if maker is not None]
+        links = [
+            (self.home[maker], self.home[place])
+            for place, sources in self.sources.items()
+            for _, maker, _ in sources
+            if maker is not None
+        ]
         return _in_order(dict.fromkeys(self.home.values(), 0), [(a, b) for a, b in links if a != b])
 
     def _sources(self, node: OnnxNode) -> list[tuple[str, int | None, list[data.Mark]]]:
         found: list[tuple[str, int | None, list[data.Mark]]] = []
         for name in dict.fromkeys(t for t in (*node.inputs, *node.captured) if t):
             tensor, maker, marks = self._origin(name)
-            if maker.index in self.collector.place if maker is not None else tensor in self.index.inputs:
-                found.append((tensor, None if maker is None else self.collector.place[maker.index], marks))
+            if (
+                maker.index in self.collector.place
+                if maker is not None
+                else tensor in self.index.inputs
+            ):
+                found.append(
+                    (tensor, None if maker is None else self.collector.place[maker.index], marks)
+                )
         return found
 
     def _origin(self, tensor: str) -> tuple[str, OnnxNode | None, list[data.Mark]]:
@@ -138,10 +159,14 @@ class _Onnx:
         decides = model.convs[main.conv] if main.conv >= 0 else layer
         alone = len(places) == 1
         return data.Box(
-            "node" if alone else "fused", short(plain(main.name, main.op), NAME_WIDTH), layer.type if layer else "",
-            paint_of(decides.precision) if decides is not None else data.OTHER, main.layer, places,
+            "node" if alone else "fused",
+            short(plain(main.name, main.op), NAME_WIDTH),
+            layer.type if layer else "",
+            paint_of(decides.precision) if decides is not None else data.OTHER,
+            main.layer,
+            places,
             heights=[WEIGHTED_ROW if alone or n.op in WEIGHTED else ROW for n in nodes],
-        )  # fmt: skip
+        )
 
     def _type_of(self, tensor: str) -> Precision:
         return qdq.precision_of(self.index.elem_type(tensor))
@@ -154,7 +179,9 @@ class _Onnx:
                 source = number.get(tensor if maker is None else self.home[maker])
                 if source is None or target is None or source >= target:
                     continue
-                edge = data.Edge(source, target, shown(tensor), "", "", marks, self.collector.shape(tensor))
+                edge = data.Edge(
+                    source, target, shown(tensor), "", "", marks, self.collector.shape(tensor)
+                )
                 known = edges.setdefault((source, target, tensor), edge)
                 if known is not edge and len(marks) > len(known.marks):
                     known.marks = marks
@@ -164,7 +191,8 @@ class _Onnx:
             source = number.get(self.home[made_at]) if made_at is not None else None
             if source is not None:
                 edges[source, len(boxes), name] = data.Edge(
-                    source, len(boxes), shown(tensor), "", "", marks, self.collector.shape(tensor))
+                    source, len(boxes), shown(tensor), "", "", marks, self.collector.shape(tensor)
+                )
                 boxes.append(_end("output", name, self._type_of(name)))
         return list(edges.values())
 
@@ -179,9 +207,15 @@ class _Onnx:
             for edge in into[number]:
                 edge.precision = written.get(edge.source, "UNKNOWN")
                 edge.paint = paint_of(edge.precision)
-            conv = next((model.convs[model.nodes[p].conv] for p in box.rows if model.nodes[p].conv >= 0), None)
-            kinds = [self._type_of(t) for p in box.rows[-1:]
-                     for t in self.index.nodes[model.nodes[p].index].outputs[:1]]
+            conv = next(
+                (model.convs[model.nodes[p].conv] for p in box.rows if model.nodes[p].conv >= 0),
+                None,
+            )
+            kinds = [
+                self._type_of(t)
+                for p in box.rows[-1:]
+                for t in self.index.nodes[model.nodes[p].index].outputs[:1]
+            ]
             if box.role == "input":
                 written[number] = box.note
             elif box.layer >= 0 and model.layers[box.layer].outputs:
@@ -203,6 +237,7 @@ def _end(role: str, tensor: str, precision: Precision) -> data.Box:
 
 # The overview -----------------------------------------------------------------------------------------------------
 
+
 def _modules(
     nodes: Sequence[data.Node], boxes: Sequence[data.Box], edges: Sequence[data.Edge]
 ) -> tuple[list[data.Box], list[data.Edge]]:
@@ -219,7 +254,9 @@ def _modules(
     made: list[data.Box] = []
     number: dict[int, int] = {}
     stretches = [("", [b]) for b in order if boxes[b].role == "input"]
-    stretches += _stretches({b: nodes[boxes[b].rows[0]].name.strip("/").split("/")[:-1] for b in inner}, most)
+    stretches += _stretches(
+        {b: nodes[boxes[b].rows[0]].name.strip("/").split("/")[:-1] for b in inner}, most
+    )
     stretches += [("", [b]) for b in order if boxes[b].role == "output"]
     several = Counter(title for title, _ in stretches)
     seen: Counter[str] = Counter()
@@ -231,12 +268,22 @@ def _modules(
         rows = [n for b in members for n in boxes[b].rows]
         seen[title] += 1
         if not title:
-            title = " to ".join(dict.fromkeys(short(nodes[n].name, 14) for n in (rows[0], rows[-1])))
+            title = " to ".join(
+                dict.fromkeys(short(nodes[n].name, 14) for n in (rows[0], rows[-1]))
+            )
         elif several[title] > 1:
             title = f"{title} ({seen[title]})"
         paints = {boxes[b].paint for b in members} - {data.OTHER}
-        made.append(data.Box("module", short(title, NAME_WIDTH), counted(len(rows), "node"),
-                             paints.pop() if len(paints) == 1 else data.OTHER, -1, rows))
+        made.append(
+            data.Box(
+                "module",
+                short(title, NAME_WIDTH),
+                counted(len(rows), "node"),
+                paints.pop() if len(paints) == 1 else data.OTHER,
+                -1,
+                rows,
+            )
+        )
     joined: dict[tuple[int, int], data.Edge] = {}
     for edge in edges:
         ends = number[edge.source], number[edge.target]
@@ -244,8 +291,13 @@ def _modules(
         if ends[0] == ends[1]:
             continue
         if known is None:
-            joined[ends] = dataclasses.replace(edge, source=ends[0], target=ends[1],
-                                               marks=[m for m in edge.marks if m.stays], points=[])
+            joined[ends] = dataclasses.replace(
+                edge,
+                source=ends[0],
+                target=ends[1],
+                marks=[m for m in edge.marks if m.stays],
+                points=[],
+            )
             continue
         known.marks = list(dict.fromkeys([*known.marks, *(m for m in edge.marks if m.stays)]))
         if known.tensor != edge.tensor and not known.tensor.endswith(" …"):
@@ -279,29 +331,32 @@ def _stretches(paths: dict[int, list[str]], most: int) -> list[tuple[str, list[i
     while True:
         groups: dict[tuple[str, ...], list[int]] = defaultdict(list)
         for box, path in paths.items():
-            groups[tuple(path[:depth[box]])].append(box)
-        large = [m for m in groups.values() if len(m) > most and any(len(paths[b]) > depth[b] for b in m)]
+            groups[tuple(path[: depth[box]])].append(box)
+        large = [
+            m for m in groups.values() if len(m) > most and any(len(paths[b]) > depth[b] for b in m)
+        ]
         if not large or len(groups) >= MOST_MODULES:
             break
         for box in max(large, key=len):
             depth[box] += 1
     found: list[tuple[str, list[int]]] = []
     for box, path in paths.items():
-        title = "/".join(path[:depth[box]])
+        title = "/".join(path[: depth[box]])
         if not found or found[-1][0] != title or (not title and len(found[-1][1]) >= most):
             found.append((title, []))
         found[-1][1].append(box)
     while len(found) > MOST_MODULES:  # the two neighbours that are smallest together become one
         at = min(range(len(found) - 1), key=lambda i: len(found[i][1]) + len(found[i + 1][1]))
-        names = [t for t, _ in found[at:at + 2] if t]
+        names = [t for t, _ in found[at : at + 2] if t]
         common = os.path.commonpath(names) if names else ""
         if not common and names:
             common = f"{names[0].partition(' to ')[0]} to {names[-1].rpartition(' to ')[2]}"
-        found[at:at + 2] = [(common, found[at][1] + found[at + 1][1])]
+        found[at : at + 2] = [(common, found[at][1] + found[at + 1][1])]
     return found
 
 
 # The engine -------------------------------------------------------------------------------------------------------
+
 
 def _engine(collector: Collector) -> tuple[list[data.Box], list[data.Edge]] | None:
     """Boxes are the layers; a conversion with one reader is a mark on the edge to it. None for too many edges.
@@ -330,27 +385,60 @@ def _engine(collector: Collector) -> tuple[list[data.Box], list[data.Edge]] | No
         count += sum(len(makers.get(t.tensor, ())) for t in layer.inputs)
         if count > _MOST_EDGES:
             return None
-        ways = [(t.tensor, way) for t in layer.inputs for way in sources(t.tensor, str(t.precision))]
+        ways = [
+            (t.tensor, way) for t in layer.inputs for way in sources(t.tensor, str(t.precision))
+        ]
         read.update(t.tensor for t in layer.inputs)
         if layer.type == "Conversion" and len(layer.inputs) == 1 and len(layer.outputs) == 1:
             out = layer.outputs[0]
-            mark = data.Mark(shown(layer.name), "Q" if out.precision in BYTES else "DQ",
-                             True)
+            mark = data.Mark(shown(layer.name), "Q" if out.precision in BYTES else "DQ", True)
             for _, (source, marks, _precision) in ways:
-                makers.setdefault(out.tensor, []).append((source, [*marks, mark][-_MOST_MARKS:], str(out.precision)))
+                makers.setdefault(out.tensor, []).append(
+                    (source, [*marks, mark][-_MOST_MARKS:], str(out.precision))
+                )
             continue
         place = len(boxes)
         row = model.layers[number]
-        boxes.append(data.Box("layer", short(row.title, NAME_WIDTH), row.type, paint_of(row.precision), number,
-                              row.nodes))
-        for tensor, source, passed, precision in dict.fromkeys((t, way[0], tuple(way[1]), way[2]) for t, way in ways):
-            edges.append(data.Edge(source, place, shown(tensor), precision, paint_of(precision), list(passed),
-                                   collector.shape(tensor)))
+        boxes.append(
+            data.Box(
+                "layer",
+                short(row.title, NAME_WIDTH),
+                row.type,
+                paint_of(row.precision),
+                number,
+                row.nodes,
+            )
+        )
+        for tensor, source, passed, precision in dict.fromkeys(
+            (t, way[0], tuple(way[1]), way[2]) for t, way in ways
+        ):
+            edges.append(
+                data.Edge(
+                    source,
+                    place,
+                    shown(tensor),
+                    precision,
+                    paint_of(precision),
+                    list(passed),
+                    collector.shape(tensor),
+                )
+            )
         for t in layer.outputs:
             makers.setdefault(t.tensor, []).append((place, [], str(t.precision)))
-    for name in dict.fromkeys([*(n for n in index.outputs if n in makers), *(t for t in makers if t not in read)]):
+    for name in dict.fromkeys(
+        [*(n for n in index.outputs if n in makers), *(t for t in makers if t not in read)]
+    ):
         boxes.append(_end("output", name, Precision(makers[name][-1][2])))
         for source, marks, precision in makers[name]:
-            edges.append(data.Edge(source, len(boxes) - 1, shown(name), precision, paint_of(precision), marks,
-                                   collector.shape(name)))
+            edges.append(
+                data.Edge(
+                    source,
+                    len(boxes) - 1,
+                    shown(name),
+                    precision,
+                    paint_of(precision),
+                    marks,
+                    collector.shape(name),
+                )
+            )
     return boxes, edges

@@ -41,7 +41,13 @@ MOST_LINES = 60  # of the optimizer's log, for one node
 MOST_SERVED = 400  # nodes that one Q or DQ serves; a network has a dozen
 MOST_PASSED = 64  # Q and DQ on the way to them
 MOST_ATTRIBUTES = 12  # of one node
-_LABELS = {"kernel_shape": "Kernel", "strides": "Stride", "group": "Groups", "pads": "Padding", "dilations": "Dilation"}
+_LABELS = {
+    "kernel_shape": "Kernel",
+    "strides": "Stride",
+    "group": "Groups",
+    "pads": "Padding",
+    "dilations": "Dilation",
+}
 
 
 def paint_of(precision: Precision | str) -> str:
@@ -65,9 +71,16 @@ class Collector:
         prediction = subject.prediction
         info = prediction.model
         self.model = data.Model(
-            label=label, path=shown(info.path), sha256=info.sha256, opset=info.opset, node_count=info.nodes,
-            target=subject.target.given, rules=prediction.target, proof=prediction.target_evidence,
-            verdict=verdict(prediction), counts=prediction.summary(),
+            label=label,
+            path=shown(info.path),
+            sha256=info.sha256,
+            opset=info.opset,
+            node_count=info.nodes,
+            target=subject.target.given,
+            rules=prediction.target,
+            proof=prediction.target_evidence,
+            verdict=verdict(prediction),
+            counts=prediction.summary(),
             remarks=[message(line) for line in remarks(prediction)],
             compute_capabilities=prediction.compute_capabilities,
         )
@@ -91,19 +104,28 @@ class Collector:
     def drawn(self) -> list[OnnxNode]:
         """The nodes that are drawn, in topological order."""
         constants = self.subject.view.constants
-        return [n for n in self.subject.model.ordered
-                if not is_qdq(n) and n.outputs and not all(not o or o in constants for o in n.outputs)]
+        return [
+            n
+            for n in self.subject.model.ordered
+            if not is_qdq(n) and n.outputs and not all(not o or o in constants for o in n.outputs)
+        ]
 
     def _nodes(self) -> None:
         index = self.subject.model
         for node in self.drawn():
             self.place[node.index] = len(self.model.nodes)
-            self.model.nodes.append(data.Node(
-                name=shown(node.name), op=shown(node.op, 60), index=node.index, shape=self.shape(node.output),
-                inputs=[shown(t) for t in node.inputs if t and not index.is_constant(t)],
-                outputs=[shown(t) for t in node.outputs if t], scales=self._scales(node),
-                attributes=self._attributes(node),
-            ))  # fmt: skip
+            self.model.nodes.append(
+                data.Node(
+                    name=shown(node.name),
+                    op=shown(node.op, 60),
+                    index=node.index,
+                    shape=self.shape(node.output),
+                    inputs=[shown(t) for t in node.inputs if t and not index.is_constant(t)],
+                    outputs=[shown(t) for t in node.outputs if t],
+                    scales=self._scales(node),
+                    attributes=self._attributes(node),
+                )
+            )
 
     def shape(self, tensor: str) -> str:
         """``1x64x80x80``; an empty string where it is not known."""
@@ -114,14 +136,25 @@ class Collector:
         """What a node carries; of a convolution also what ONNX leaves out where it is usual."""
         found: dict[str, Any] = {}
         if node.op in WEIGHTED:
-            weights = self.subject.model.constant_shape(self.subject.view.weights(node).source) or ()
+            weights = (
+                self.subject.model.constant_shape(self.subject.view.weights(node).source) or ()
+            )
             found["Weights shape"] = weights
             if "Conv" in node.op and len(weights) > 2:
-                found |= {"kernel_shape": weights[2:], "strides": [1] * (len(weights) - 2), "group": 1}
+                found |= {
+                    "kernel_shape": weights[2:],
+                    "strides": [1] * (len(weights) - 2),
+                    "group": 1,
+                }
         with contextlib.suppress(ValueError):  # an attribute of a type that ONNX does not know
             found |= node.attributes
-        texts = {_LABELS.get(n, n): _text_of(value, ", " if n == "pads" else "x") for n, value in found.items()}
-        return [[shown(name, 60), text] for name, text in list(texts.items())[:MOST_ATTRIBUTES] if text]
+        texts = {
+            _LABELS.get(n, n): _text_of(value, ", " if n == "pads" else "x")
+            for n, value in found.items()
+        }
+        return [
+            [shown(name, 60), text] for name, text in list(texts.items())[:MOST_ATTRIBUTES] if text
+        ]
 
     def _scales(self, node: OnnxNode) -> list[data.Scale]:
         view, index = self.subject.view, self.subject.model
@@ -136,7 +169,13 @@ class Collector:
             if maker is None or not is_dq(maker) or tensor in view.constants:
                 continue
             q = index.producer(maker.input(0))
-            where = "input" if position == 0 else "weights" if node.op in WEIGHTED and position == 1 else "other input"
+            where = (
+                "input"
+                if position == 0
+                else "weights"
+                if node.op in WEIGHTED and position == 1
+                else "other input"
+            )
             found.append(self._scale(where, q if q is not None and is_q(q) else maker))
         readers = (r for t in node.outputs if t for r in dict.fromkeys(index.readers(t)))
         return [*found, *(self._scale("output", r) for r in readers if is_q(r))]
@@ -144,13 +183,27 @@ class Collector:
     def _scale(self, where: str, quantizer: OnnxNode) -> data.Scale:
         params = self.subject.view.params(quantizer)
         scale, zero = params.scale, params.zero_point
-        zeros = "unknown" if zero is None else "0" if not zero.size else (
-            str(int(zero[0])) if (zero == zero[0]).all() else "several")
+        zeros = (
+            "unknown"
+            if zero is None
+            else "0"
+            if not zero.size
+            else (str(int(zero[0])) if (zero == zero[0]).all() else "several")
+        )
         least = most = None
         if scale is not None and scale.size and np.isfinite(scale).all():
             least, most = rounded(scale.min(), 6), rounded(scale.max(), 6)
-        return data.Scale(where, shown(quantizer.input(0)), shown(quantizer.name), str(params.precision), least, most,
-                          0 if scale is None else int(scale.size), zeros, self._stays(quantizer))
+        return data.Scale(
+            where,
+            shown(quantizer.input(0)),
+            shown(quantizer.name),
+            str(params.precision),
+            least,
+            most,
+            0 if scale is None else int(scale.size),
+            zeros,
+            self._stays(quantizer),
+        )
 
     def _own(self, name: str) -> str:
         """The ONNX name behind a name that TensorRT may have given to a copy."""
@@ -202,27 +255,45 @@ class Collector:
     def _layers(self) -> None:
         subject = self.subject
         layers = subject.prediction.layers
-        rows = in_profile(layers, subject.build.profile_rows) if subject.build else [None] * len(layers)
+        rows = (
+            in_profile(layers, subject.build.profile_rows)
+            if subject.build
+            else [None] * len(layers)
+        )
         for number, (layer, row) in enumerate(zip(layers, rows, strict=True)):
-            mine = [self.place[n.index] for n in map(self._by_name.get, layer.nodes)
-                    if n is not None and n.index in self.place]
+            mine = [
+                self.place[n.index]
+                for n in map(self._by_name.get, layer.nodes)
+                if n is not None and n.index in self.place
+            ]
             for place in mine:
                 if self.model.nodes[place].layer < 0:
                     self.model.nodes[place].layer = number
             work = subject.work[number] if subject.work else None
             work = None if work is None or work.kind in ("unknown", "nothing") else work
-            self.model.layers.append(data.Layer(
-                name=shown(layer.name), title=self._title(layer, mine), type=layer.type,
-                kind=kind_of(layer), precision=str(computes(layer)),
-                inputs=[[shown(t.tensor), str(t.precision)] for t in layer.inputs],
-                outputs=[[shown(t.tensor), str(t.precision)] for t in layer.outputs], nodes=mine, findings=[],
-                at=self._main(mine) if mine else self.first_of(layer.nodes), ms=layer.ms,
-                macs=None if work is None else round(work.macs), bytes=None if work is None else round(work.moved),
-                measured=None if row is None else round(row.ms, 5),
-            ))  # fmt: skip
+            self.model.layers.append(
+                data.Layer(
+                    name=shown(layer.name),
+                    title=self._title(layer, mine),
+                    type=layer.type,
+                    kind=kind_of(layer),
+                    precision=str(computes(layer)),
+                    inputs=[[shown(t.tensor), str(t.precision)] for t in layer.inputs],
+                    outputs=[[shown(t.tensor), str(t.precision)] for t in layer.outputs],
+                    nodes=mine,
+                    findings=[],
+                    at=self._main(mine) if mine else self.first_of(layer.nodes),
+                    ms=layer.ms,
+                    macs=None if work is None else round(work.macs),
+                    bytes=None if work is None else round(work.moved),
+                    measured=None if row is None else round(row.ms, 5),
+                )
+            )
 
         several = Counter(layer.title for layer in self.model.layers)
-        for made in self.model.layers:  # a convolution and the addition behind it, both of one module
+        for (
+            made
+        ) in self.model.layers:  # a convolution and the addition behind it, both of one module
             if several[made.title] > 1 and made.nodes:
                 made.title += f" ({self.model.nodes[self._main(made.nodes)].op})"
 
@@ -248,11 +319,22 @@ class Collector:
                 self.model.nodes[node].conv = len(self.model.convs)
                 if at >= 0:
                     self.model.nodes[node].layer = at
-            self.model.convs.append(data.Conv(
-                node, shown(conv.name), conv.op, conv.weights, str(conv.precision), [str(p) for p in conv.inputs],
-                str(conv.output), str(conv.evidence), at, [shown(n) for n in conv.fused], list(conv.findings),
-                [self._case(name) for name in conv.cases],
-            ))  # fmt: skip
+            self.model.convs.append(
+                data.Conv(
+                    node,
+                    shown(conv.name),
+                    conv.op,
+                    conv.weights,
+                    str(conv.precision),
+                    [str(p) for p in conv.inputs],
+                    str(conv.output),
+                    str(conv.evidence),
+                    at,
+                    [shown(n) for n in conv.fused],
+                    list(conv.findings),
+                    [self._case(name) for name in conv.cases],
+                )
+            )
             if conv.layer:  # a node that its layer lists under another name
                 for place in self.nodes_of(conv.fused):
                     if self.model.nodes[place].layer < 0:
@@ -262,14 +344,19 @@ class Collector:
         if name not in self._case_place:
             self._case_place[name] = len(self.model.cases)
             case = cases().get(name)
-            self.model.cases.append(data.Case(name, "assumed", "", [], "") if case is None else data.Case(
-                name, str(case.evidence), case.says, list(case.builds), case.source))
+            self.model.cases.append(
+                data.Case(name, "assumed", "", [], "")
+                if case is None
+                else data.Case(name, str(case.evidence), case.says, list(case.builds), case.source)
+            )
         return self._case_place[name]
 
     # Findings, conversions, lines -----------------------------------------------------------------------------
 
     def _findings(self) -> None:
-        by_conv = {c.name: self.place.get(c.index, -1) for c in self.subject.prediction.convolutions}
+        by_conv = {
+            c.name: self.place.get(c.index, -1) for c in self.subject.prediction.convolutions
+        }
         for finding in self.subject.prediction.findings:
             at = self.nodes_of([finding.node])
             concerned = [p for p in (by_conv.get(n, -1) for n in finding.convolutions) if p >= 0]
@@ -279,15 +366,33 @@ class Collector:
                 node.findings.append(finding.id)
                 if node.layer >= 0 and finding.id not in self.model.layers[node.layer].findings:
                     self.model.layers[node.layer].findings.append(finding.id)
-            self.model.findings.append(data.Finding(
-                finding.id, finding.code, title_of(finding.code), str(finding.severity), shown(finding.node),
-                message(finding.message), message(finding.fix), str(finding.evidence), nodes[0] if nodes else -1, nodes,
-                finding.values, finding.saves_ms, finding.automatic,
-            ))  # fmt: skip
+            self.model.findings.append(
+                data.Finding(
+                    finding.id,
+                    finding.code,
+                    title_of(finding.code),
+                    str(finding.severity),
+                    shown(finding.node),
+                    message(finding.message),
+                    message(finding.fix),
+                    str(finding.evidence),
+                    nodes[0] if nodes else -1,
+                    nodes,
+                    finding.values,
+                    finding.saves_ms,
+                    finding.automatic,
+                )
+            )
 
     def _conversions(self) -> None:
-        layers = [(i, one) for i, one in enumerate(self.subject.prediction.layers) if one.type == "Conversion"]
-        by_node = {name: i for i, one in layers for name in one.nodes} | {one.name: i for i, one in layers}  # clones
+        layers = [
+            (i, one)
+            for i, one in enumerate(self.subject.prediction.layers)
+            if one.type == "Conversion"
+        ]
+        by_node = {name: i for i, one in layers for name in one.nodes} | {
+            one.name: i for i, one in layers
+        }  # clones
         found: dict[str, list[int]] = {}
         for finding in self.subject.prediction.findings:
             found.setdefault(finding.node, []).append(finding.id)
@@ -295,12 +400,19 @@ class Collector:
             layer = by_node.get(name, -1)
             row = self.model.layers[layer] if layer >= 0 else None
             tensor, from_ = row.inputs[0] if row and row.inputs else ("", "")
-            self.model.conversions.append(data.Conversion(
-                shown(name), self.first_of([name]), layer, from_,
-                row.outputs[0][1] if row and row.outputs else "", tensor,
-                sorted(i for n in {name, self._own(name)} for i in found.get(n, ())),
-                row.ms if row else None, row.measured if row else None,
-            ))  # fmt: skip
+            self.model.conversions.append(
+                data.Conversion(
+                    shown(name),
+                    self.first_of([name]),
+                    layer,
+                    from_,
+                    row.outputs[0][1] if row and row.outputs else "",
+                    tensor,
+                    sorted(i for n in {name, self._own(name)} for i in found.get(n, ())),
+                    row.ms if row else None,
+                    row.measured if row else None,
+                )
+            )
 
     def _lines(self) -> None:
         """Each line of the log belongs to the nodes that it names; of a Q or DQ to those that it serves."""
@@ -315,7 +427,9 @@ class Collector:
             if event.kind == trace.RUNNING:
                 continue
             names = dict.fromkeys([*spoken.of(event.subject), *spoken.of(event.object)])
-            places = dict.fromkeys(p for n in names for p in (*owner.get(n, ()), *self.nodes_of([by_trt.get(n, n)])))
+            places = dict.fromkeys(
+                p for n in names for p in (*owner.get(n, ()), *self.nodes_of([by_trt.get(n, n)]))
+            )
             wanted = [p for p in places if len(self.model.nodes[p].lines) < MOST_LINES]
             if not wanted:
                 continue
@@ -324,7 +438,9 @@ class Collector:
             text = trace.render(event)
             if event.pass_name and not text.startswith(event.pass_name):
                 text = f"{event.pass_name}: {text}"
-            self.model.lines.append(data.Line(shown(text, 700), self._case(event.case) if event.case else -1))
+            self.model.lines.append(
+                data.Line(shown(text, 700), self._case(event.case) if event.case else -1)
+            )
 
 
 def _text_of(value: Any, joint: str) -> str:
@@ -354,6 +470,7 @@ def computes(layer: EngineLayer) -> Precision:
 
 
 # The model as it is looked at ---------------------------------------------------------------------------------------
+
 
 @dataclass(slots=True)
 class Subject:

@@ -32,15 +32,34 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.render.predict_text import ms as _ms
 from qdqtool.render.reporting import data
 
-SCRIPTS = ("dom.js", "tables.js", "scene.js", "graph.js", "search.js", "details.js", "plots.js", "plots_time.js",
-           "main.js")
+SCRIPTS = (
+    "dom.js",
+    "tables.js",
+    "scene.js",
+    "graph.js",
+    "search.js",
+    "details.js",
+    "plots.js",
+    "plots_time.js",
+    "main.js",
+)
 
 
 def lacking() -> str:
     """What the report needs that is not installed, as a sentence; an empty string where all is there."""
-    missing = [n for n, there in (("jinja2", importlib.util.find_spec("jinja2") is not None),
-                                  ("fast-sugiyama", drawing.installed())) if not there]
-    return f"the report needs {' and '.join(missing)}: pip install 'qdqtool[report]'" if missing else ""
+    missing = [
+        n
+        for n, there in (
+            ("jinja2", importlib.util.find_spec("jinja2") is not None),
+            ("fast-sugiyama", drawing.installed()),
+        )
+        if not there
+    ]
+    return (
+        f"the report needs {' and '.join(missing)}: pip install 'qdqtool[report]'"
+        if missing
+        else ""
+    )
 
 
 def require() -> None:
@@ -62,10 +81,18 @@ def render(page: data.Page) -> str:
     """
     require()
     style = _asset("style.css")
-    script = "(async () => {\n'use strict';\n" + "\n".join(_asset(name) for name in SCRIPTS) + "\n})();\n"
+    script = (
+        "(async () => {\n'use strict';\n"
+        + "\n".join(_asset(name) for name in SCRIPTS)
+        + "\n})();\n"
+    )
     html = _template().render(
-        page=page, style=_markup(style), script=_markup(script), data=_markup(embedded(page)),
-        style_hash=_hash(style), script_hash=_hash(script),
+        page=page,
+        style=_markup(style),
+        script=_markup(script),
+        data=_markup(embedded(page)),
+        style_hash=_hash(style),
+        script_hash=_hash(script),
     )
     return visible(html)
 
@@ -76,9 +103,12 @@ def _template() -> Any:
     import jinja2
 
     environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_asset), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
+        loader=jinja2.FunctionLoader(_asset),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
         lstrip_blocks=True,
-    )  # fmt: skip
+    )
     environment.filters.update(FILTERS)
     return environment.get_template("page.html")
 
@@ -142,7 +172,7 @@ def message(text: str) -> str:
 def short(name: str, width: int) -> str:
     """The end of a name, which distinguishes nodes, in at most ``width`` characters."""
     name = shown(name)
-    return name if len(name) <= width else f"…{name[-(width - 1):]}"
+    return name if len(name) <= width else f"…{name[-(width - 1) :]}"
 
 
 def plain(name: str, op: str) -> str:
@@ -170,7 +200,9 @@ NONE = "–"
 
 def _known(write: Callable[[float], str]) -> Callable[[float | None], str]:
     """Writes numbers; a dash for what is not known."""
-    return functools.wraps(write)(lambda value: NONE if value is None or not math.isfinite(value) else write(value))
+    return functools.wraps(write)(
+        lambda value: NONE if value is None or not math.isfinite(value) else write(value)
+    )
 
 
 @_known
@@ -205,5 +237,9 @@ def sort_key(value: float | None) -> str:
 
 
 FILTERS: dict[str, Callable[..., Any]] = {
-    "ms": ms, "amount": amount, "number": number, "sort_key": sort_key, "plural": counted,
+    "ms": ms,
+    "amount": amount,
+    "number": number,
+    "sort_key": sort_key,
+    "plural": counted,
 }

@@ -46,34 +46,64 @@ def agreement_of(collector: Collector) -> data.Agreement | None:
     if result is None:
         return None
     build = result.build
-    version = f"TensorRT {build.tensorrt}" if build.tensorrt else "a TensorRT that does not state its version"
+    version = (
+        f"TensorRT {build.tensorrt}"
+        if build.tensorrt
+        else "a TensorRT that does not state its version"
+    )
     where = f" on {build.device}" if build.device else ""
     files = ", ".join(shown(f, 120) for f in build.files)
     conv, layers, conversions = result.convolutions, result.layers, result.conversions
-    rows = [["convolutions", str(conv.agree), str(conv.total), f"{conv.unknown} not stated by the build" if conv.unknown
-             else "data types of inputs and output, and what each layer took in"]]
+    rows = [
+        [
+            "convolutions",
+            str(conv.agree),
+            str(conv.total),
+            f"{conv.unknown} not stated by the build"
+            if conv.unknown
+            else "data types of inputs and output, and what each layer took in",
+        ]
+    ]
     if layers.total:
         rows.append(["engine layers", str(layers.agree), str(layers.total), "name and data types"])
     if conversions.built is not None and conversions.predicted is not None:
-        rows.append(["conversions", str(min(conversions.built, conversions.predicted)),
-                     str(max(conversions.built, conversions.predicted)),
-                     f"{conversions.predicted} predicted, {conversions.built} built"])
-    rows += [[name, str(counts.agree), str(counts.built), f"{counts.predicted} predicted"] for name, counts in
-             (("pass lines", result.trace), ("slice and copy lines", result.copies)) if counts.built]
+        rows.append(
+            [
+                "conversions",
+                str(min(conversions.built, conversions.predicted)),
+                str(max(conversions.built, conversions.predicted)),
+                f"{conversions.predicted} predicted, {conversions.built} built",
+            ]
+        )
+    rows += [
+        [name, str(counts.agree), str(counts.built), f"{counts.predicted} predicted"]
+        for name, counts in (("pass lines", result.trace), ("slice and copy lines", result.copies))
+        if counts.built
+    ]
     mismatches, notes = result.mismatches[:MOST_SHOWN], [str(note) for note in result.notes]
     if left := len(result.mismatches) - len(mismatches):
         notes.append(f"{left} more mismatches (qdqtool verify --format json lists them all)")
     found = data.Agreement(
-        f"{version}{shown(where, 120)} ({files or build.source})", verdict(result), exit_code(result, True) == 0,
-        result.complete, [message(m) for m in build.missing], rows,
-        [[str(m.kind), shown(m.name), "" if m.line is None else str(m.line), message(m.why)] for m in mismatches],
-        [collector.first_of([m.name]) for m in mismatches], [message(n) for n in notes],
-    )  # fmt: skip
+        f"{version}{shown(where, 120)} ({files or build.source})",
+        verdict(result),
+        exit_code(result, True) == 0,
+        result.complete,
+        [message(m) for m in build.missing],
+        rows,
+        [
+            [str(m.kind), shown(m.name), "" if m.line is None else str(m.line), message(m.why)]
+            for m in mismatches
+        ],
+        [collector.first_of([m.name]) for m in mismatches],
+        [message(n) for n in notes],
+    )
     if result.times is not None:
         found.measured_ms = result.times["built_ms"]
         found.measured_from = result.times["built_from"]
         found.predicted_ms = result.times["predicted_ms"]
-    elif (timed := collector.subject.build) is not None and is_timed(timed):  # on which GPU is not known
+    elif (timed := collector.subject.build) is not None and is_timed(
+        timed
+    ):  # on which GPU is not known
         found.measured_ms, found.measured_from = measured_time(timed)
     return found
 
@@ -104,11 +134,15 @@ def tuning_of(path: str | os.PathLike[str], model: Model) -> data.Tuning:
         named = {str(n) for s in _list(found.get("sites")) for n in _list(_object(s).get("nodes"))}
         known = sum(node.name in named for node in model.nodes)
         if 2 * known < len(named):
-            raise DataError(f"{name}: {known} of the {len(named)} nodes that it names are in "
-                            f"{model.path or 'the model'}; it is the tuning of another network")
+            raise DataError(
+                f"{name}: {known} of the {len(named)} nodes that it names are in "
+                f"{model.path or 'the model'}; it is the tuning of another network"
+            )
         return _read(found)
     except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{name}: the tuning result is damaged ({str(error)[:80]}); run qdqtool tune again") from None
+        raise DataError(
+            f"{name}: the tuning result is damaged ({str(error)[:80]}); run qdqtool tune again"
+        ) from None
 
 
 def _read(found: dict[str, Any]) -> data.Tuning:
@@ -124,42 +158,82 @@ def _read(found: dict[str, Any]) -> data.Tuning:
     timed = all(_optional(p.get("ms")) is not None for p in front)
     with_cost = all(_optional(p.get("cost")) is not None for p in front)
     if timed:
-        axis = "estimated milliseconds" + (f" on {shown(str(found['gpu']), 60)}" if found.get("gpu") else "")
+        axis = "estimated milliseconds" + (
+            f" on {shown(str(found['gpu']), 60)}" if found.get("gpu") else ""
+        )
     else:
         axis = message(str(cost.get("sentence") or "convolutions left float, and conversions"))
     points = []
     for on_front, listed in ((True, front), (False, others)):
         for number, p in enumerate(listed):
-            x = (_number(p["ms"]) if timed and p.get("ms") is not None else _number(p["cost"]) if with_cost else
-                 _number(p.get("conversions", 0)) - _number(p.get("int8", 0)))
+            x = (
+                _number(p["ms"])
+                if timed and p.get("ms") is not None
+                else _number(p["cost"])
+                if with_cost
+                else _number(p.get("conversions", 0)) - _number(p.get("int8", 0))
+            )
             is_chosen = on_front and chosen.get("index", -1) == p.get("index", number)
-            points.append(data.Point(
-                shown(str(p.get("name") or f"{p.get('int8', '?')} INT8"), 120), x, _number(p["metric"]),
-                _optional(p.get("low")), _optional(p.get("high")), _count(p.get("int8")), _count(p.get("conversions")),
-                _optional(p.get("ms")), is_chosen, on_front,
-            ))  # fmt: skip
+            points.append(
+                data.Point(
+                    shown(str(p.get("name") or f"{p.get('int8', '?')} INT8"), 120),
+                    x,
+                    _number(p["metric"]),
+                    _optional(p.get("low")),
+                    _optional(p.get("high")),
+                    _count(p.get("int8")),
+                    _count(p.get("conversions")),
+                    _optional(p.get("ms")),
+                    is_chosen,
+                    on_front,
+                )
+            )
     if chosen and not any(p.chosen for p in points):
-        match = [p for p in points if (p.int8, p.conversions, p.metric) == (
-            _count(chosen.get("int8")), _count(chosen.get("conversions")), _optional(chosen.get("metric")))]
+        match = [
+            p
+            for p in points
+            if (p.int8, p.conversions, p.metric)
+            == (
+                _count(chosen.get("int8")),
+                _count(chosen.get("conversions")),
+                _optional(chosen.get("metric")),
+            )
+        ]
         for point in match[:1]:
             point.chosen = True
     float_metric = _optional(metric.get("float"))
     keep = _optional(goal.get("keep"))
     return data.Tuning(
-        shown(str(metric.get("name") or "metric"), 80), message(str(metric.get("sentence") or "")), axis, points,
-        float_metric, keep * float_metric if keep is not None and float_metric is not None else None,
-        _optional(goal.get("budget_ms")), goal.get("reached") if isinstance(goal.get("reached"), bool) else None,
+        shown(str(metric.get("name") or "metric"), 80),
+        message(str(metric.get("sentence") or "")),
+        axis,
+        points,
+        float_metric,
+        keep * float_metric if keep is not None and float_metric is not None else None,
+        _optional(goal.get("budget_ms")),
+        goal.get("reached") if isinstance(goal.get("reached"), bool) else None,
         [_site(_object(s)) for s in _list(found.get("sites"))[:MOST_SITES]],
-        [*([f"{unjudged} more were tried and not judged; they are not drawn"] if unjudged else []),
-         *(message(str(n)) for n in [*_list(found.get("notes")), *_list(found.get("warnings"))][:50])],
-    )  # fmt: skip
+        [
+            *(
+                [f"{unjudged} more were tried and not judged; they are not drawn"]
+                if unjudged
+                else []
+            ),
+            *(
+                message(str(n))
+                for n in [*_list(found.get("notes")), *_list(found.get("warnings"))][:50]
+            ),
+        ],
+    )
 
 
 def _site(site: dict[str, Any]) -> list[str]:
     loss, ms = _optional(site.get("loss")), _optional(site.get("ms"))
     return [
         *(shown(str(site.get(key, "")), 200) for key in ("site", "kind", "choice")),
-        "" if loss is None else f"{loss:.4g}", "" if ms is None else f"{ms:.4g}", message(str(site.get("why", ""))),
+        "" if loss is None else f"{loss:.4g}",
+        "" if ms is None else f"{ms:.4g}",
+        message(str(site.get("why", ""))),
     ]
 
 
@@ -198,7 +272,9 @@ BINS = 96
 _EQUAL = 0.01  # two ranges that differ by less are shown as one
 
 
-def histograms_of(path: str | os.PathLike[str], collector: Collector) -> tuple[list[data.Histogram], str]:
+def histograms_of(
+    path: str | os.PathLike[str], collector: Collector
+) -> tuple[list[data.Histogram], str]:
     """The histograms of the tensors that the model quantizes, in graph order, and a sentence about the data.
 
     Raises:
@@ -223,13 +299,21 @@ def histograms_of(path: str | os.PathLike[str], collector: Collector) -> tuple[l
             continue
         scale = view.params(q).scale
         chosen = float(scale[0]) * LEVELS if scale is not None and scale.size == 1 else None
-        found[tensor] = _histogram(statistics[tensor], tensor, q.name, collector.first_of([q.name]), chosen)
+        found[tensor] = _histogram(
+            statistics[tensor], tensor, q.name, collector.first_of([q.name]), chosen
+        )
     missing = len({t for _, t in wanted}) - len(found)
-    others = f"; {missing} quantized tensors take their range from others of their scale group" if missing > 0 else ""
+    others = (
+        f"; {missing} quantized tensors take their range from others of their scale group"
+        if missing > 0
+        else ""
+    )
     return list(found.values()), f"{len(found)} tensors over {statistics.images} images{others}"
 
 
-def _histogram(stats: TensorStatistics, tensor: str, quantizer: str, node: int, chosen: float | None) -> data.Histogram:
+def _histogram(
+    stats: TensorStatistics, tensor: str, quantizer: str, node: int, chosen: float | None
+) -> data.Histogram:
     from calibration.methods import METHODS, amax_of, clipped_fraction
 
     if chosen is not None and not (np.isfinite(chosen) and chosen > 0):
@@ -239,15 +323,30 @@ def _histogram(stats: TensorStatistics, tensor: str, quantizer: str, node: int, 
     methods = []
     for name in METHODS if stats.count else ():
         amax = amax_of(stats, name)
-        methods.append(data.Method(name, rounded(amax, 5), rounded(clipped_fraction(stats, amax), 5)))
-    nearest = [] if chosen is None else [m.name for m in methods if abs(m.amax - chosen) <= _EQUAL * chosen]
+        methods.append(
+            data.Method(name, rounded(amax, 5), rounded(clipped_fraction(stats, amax), 5))
+        )
+    nearest = (
+        []
+        if chosen is None
+        else [m.name for m in methods if abs(m.amax - chosen) <= _EQUAL * chosen]
+    )
     counts = stats.linear(BINS).counts if stats.count and stats.absmax > 0 else np.zeros(BINS)
     least, most = (stats.minimum, stats.maximum) if stats.count else (0.0, 0.0)
     return data.Histogram(
-        shown(tensor), shown(quantizer), node, rounded(stats.absmax, 5), rounded(least, 5), rounded(most, 5),
-        stats.count, [round(float(c)) for c in counts], None if chosen is None else rounded(chosen, 5),
-        None if chosen is None else rounded(clipped_fraction(stats, chosen), 5), nearest, methods,
-    )  # fmt: skip
+        shown(tensor),
+        shown(quantizer),
+        node,
+        rounded(stats.absmax, 5),
+        rounded(least, 5),
+        rounded(most, 5),
+        stats.count,
+        [round(float(c)) for c in counts],
+        None if chosen is None else rounded(chosen, 5),
+        None if chosen is None else rounded(clipped_fraction(stats, chosen), 5),
+        nearest,
+        methods,
+    )
 
 
 # Ranges of weights by output channel --------------------------------------------------------------------------------
@@ -259,7 +358,9 @@ MOST_VALUES = 300_000_000  # of one constant
 def add_weights(collector: Collector) -> None:
     """Writes the ranges of every convolution with quantized weights into the collector's model."""
     subject, model = collector.subject, collector.model
-    for node in (n for n in subject.model.ordered if n.op in WEIGHTED and n.index in collector.place):
+    for node in (
+        n for n in subject.model.ordered if n.op in WEIGHTED and n.index in collector.place
+    ):
         found = _ranges(subject.view, node)
         if found is None:
             continue
@@ -282,7 +383,12 @@ def _ranges(view: View, node: Node) -> tuple[npt.NDArray[Any], npt.NDArray[Any],
     if math.prod(shape) > MOST_VALUES or scale.size > MOST_CHANNELS:
         return None
     axis = output_axis(node, len(shape))
-    if weights.after or axis is None or not -len(shape) <= axis < len(shape) or shape[axis] > MOST_CHANNELS:
+    if (
+        weights.after
+        or axis is None
+        or not -len(shape) <= axis < len(shape)
+        or shape[axis] > MOST_CHANNELS
+    ):
         return None
     largest = np.zeros(0)
     try:
@@ -308,8 +414,14 @@ PARTS = {
     "conversion": ("Conversions", "Q and DQ that stay: a change of data type at run time"),
     "copy": ("Copies", "copies that Concats and Splits need: memory only"),
     "layout": ("Layout changes", "reformats that change the layout in memory and no data type"),
-    "region": ("Unlisted regions", "what the build compiles as one (ForeignNode) and the simulation does not list"),
-    "edge": ("Inputs and outputs", "reformats of inputs and outputs, and what belongs to no predicted layer"),
+    "region": (
+        "Unlisted regions",
+        "what the build compiles as one (ForeignNode) and the simulation does not list",
+    ),
+    "edge": (
+        "Inputs and outputs",
+        "reformats of inputs and outputs, and what belongs to no predicted layer",
+    ),
 }
 
 
@@ -319,8 +431,14 @@ def time_of(subject: Subject) -> data.Time | None:
     if time is None:
         return None
     return data.Time(
-        time.gpu.name, time.gpu.clock, time.total_ms, time.low_ms, time.high_ms, time.conversions_ms,
-        [as_options(note) for note in time.notes], decision(time),
+        time.gpu.name,
+        time.gpu.clock,
+        time.total_ms,
+        time.low_ms,
+        time.high_ms,
+        time.conversions_ms,
+        [as_options(note) for note in time.notes],
+        decision(time),
     )
 
 
@@ -330,8 +448,15 @@ def parts_of(subject: Subject, before: Subject | None) -> list[data.Part]:
     other = _sums(before) if before is not None else {}
     none = (0.0, 0)
     return [
-        data.Part(key, name, what, mine.get(key, (None,))[0], (timed.get(key) or mine.get(key, none))[1],
-                  other.get(key, none)[0] if other else None, timed.get(key, none)[0] if timed else None)
+        data.Part(
+            key,
+            name,
+            what,
+            mine.get(key, (None,))[0],
+            (timed.get(key) or mine.get(key, none))[1],
+            other.get(key, none)[0] if other else None,
+            timed.get(key, none)[0] if timed else None,
+        )
         for key, (name, what) in PARTS.items()
         if mine.get(key, none)[0] or other.get(key, none)[0] or timed.get(key, none)[0]
     ]
@@ -341,17 +466,25 @@ def parts_note(subject: Subject, parts: list[data.Part]) -> str:
     """Why the parts do not add up to the headline: a profile adds time to each layer, and takes the gaps away."""
     time = subject.time
     timed = [p.measured_ms for p in parts if p.measured_ms is not None]
-    text = f"Measured parts: {sum(timed):.3f} ms together, with what profiling added. " if timed else ""
+    text = (
+        f"Measured parts: {sum(timed):.3f} ms together, with what profiling added. "
+        if timed
+        else ""
+    )
     if time is None or not parts:
         return text.strip()
     together = sum(p.ms or 0.0 for p in parts)
-    return (f"{text}Estimated parts are as a profile shows them, {together:.3f} ms together; without a profiler, which "
-            f"adds a few us per layer, the estimate is {time.total_ms:.3f} ms.")  # fmt: skip
+    return (
+        f"{text}Estimated parts are as a profile shows them, {together:.3f} ms together; without a profiler, which "
+        f"adds a few us per layer, the estimate is {time.total_ms:.3f} ms."
+    )
 
 
 def unlisted_of(subject: Subject) -> list[data.Row]:
     """The rows of a profile that belong to no predicted layer, the slowest first."""
-    rest = sorted((row for layer, row in _rows(subject) if layer is None and row.ms > 0), key=lambda r: -r.ms)
+    rest = sorted(
+        (row for layer, row in _rows(subject) if layer is None and row.ms > 0), key=lambda r: -r.ms
+    )
     return [data.Row(shown(row.name), round(row.ms, 5)) for row in rest[:MOST_ROWS]]
 
 
@@ -359,7 +492,11 @@ def _rows(subject: Subject) -> list[tuple[EngineLayer | None, ProfileRow]]:
     """The rows of a profile: those of predicted layers with these, then the others."""
     rows = subject.build.profile_rows if subject.build is not None else []
     layers = subject.prediction.layers
-    found = [(layer, row) for layer, row in zip(layers, in_profile(layers, rows), strict=True) if row is not None]
+    found = [
+        (layer, row)
+        for layer, row in zip(layers, in_profile(layers, rows), strict=True)
+        if row is not None
+    ]
     matched = {id(row) for _, row in found}
     return [*found, *((None, row) for row in rows if id(row) not in matched)]
 
@@ -368,9 +505,15 @@ def _measured(subject: Subject) -> dict[str, tuple[float, int]]:
     """Milliseconds of a profile by kind of layer; rows of no predicted layer are reformats, regions, or the rest."""
     sums: dict[str, list[float]] = defaultdict(list)
     for layer, row in _rows(subject):
-        sums[kind_of(layer) if layer is not None else
-             "layout" if row.name.startswith("Reformatting CopyNode") else
-             "region" if "ForeignNode" in row.name else "edge"].append(row.ms)
+        sums[
+            kind_of(layer)
+            if layer is not None
+            else "layout"
+            if row.name.startswith("Reformatting CopyNode")
+            else "region"
+            if "ForeignNode" in row.name
+            else "edge"
+        ].append(row.ms)
     return {kind: (sum(values), len(values)) for kind, values in sums.items()}
 
 
@@ -385,7 +528,10 @@ def _sums(subject: Subject) -> dict[str, tuple[float, int]]:
         counts[kind_of(layer)] += ms > 0
     changes = sum(change["ms"] for layer in subject.prediction.layers for change in layer.layouts)
     if changes:
-        sums["layout"], counts["layout"] = changes, sum(len(x.layouts) for x in subject.prediction.layers)
+        sums["layout"], counts["layout"] = (
+            changes,
+            sum(len(x.layouts) for x in subject.prediction.layers),
+        )
     listed = {layer.name for layer in subject.prediction.layers}
     names = {node.name for node in subject.model.nodes}
     alone = [k for k in time.kernels if k.name not in listed and k.name in names]
@@ -394,7 +540,9 @@ def _sums(subject: Subject) -> dict[str, tuple[float, int]]:
     rest = sum(k.ms for k in time.kernels) - sum(time.layers) - changes - sums.get("region", 0.0)
     if rest > 1e-3:
         sums["edge"] = rest
-        counts["edge"] = max(0, len(time.kernels) - sum(ms > 0 for ms in time.layers) - counts["layout"] - len(alone))
+        counts["edge"] = max(
+            0, len(time.kernels) - sum(ms > 0 for ms in time.layers) - counts["layout"] - len(alone)
+        )
     return {key: (value, counts[key]) for key, value in sums.items()}
 
 
@@ -432,10 +580,21 @@ def groups_of(collector: Collector, before: Subject | None) -> list[data.ScaleGr
         params = [view.params(by_name[n]) for n in names]
         one = params[0].scale
         equal = all(params[0].same_as(p) for p in params[1:])
-        sharing = "alone" if len(tensors) == 1 else "equal scales" if not tied else (
-            "tied, one scale" if equal else "tied, but scales differ")
-        rows.append(data.ScaleGroup(
-            float(one[0]) if one is not None and one.size == 1 and equal else None, [shown(t) for t in tensors],
-            collector.nodes_of(names), len(names), sharing, int(one.size) if one is not None else 0,
-        ))  # fmt: skip
+        sharing = (
+            "alone"
+            if len(tensors) == 1
+            else "equal scales"
+            if not tied
+            else ("tied, one scale" if equal else "tied, but scales differ")
+        )
+        rows.append(
+            data.ScaleGroup(
+                float(one[0]) if one is not None and one.size == 1 and equal else None,
+                [shown(t) for t in tensors],
+                collector.nodes_of(names),
+                len(names),
+                sharing,
+                int(one.size) if one is not None else 0,
+            )
+        )
     return sorted(rows, key=lambda g: -len(g.tensors))

@@ -12,9 +12,31 @@ from qdqtool.trt.trace import FUSING, FUSING_INTO, REMOVING, RUNNING, SWAP_TYPE,
 from qdqtool.types import Event, Refusal
 
 __all__ = [  # what passes are written with
-    "assumed", "Case", "constant_of", "CONVOLVE", "documented", "dq_of", "FUSING", "FUSING_INTO", "is_relu",
-    "joined_name", "Layer", "LayerKind", "MAX_JOINED", "MAX_NAME", "Network", "node_name", "only_q", "Pass", "QDQ",
-    "ReluFusion", "REMOVING", "seen", "SWAPPING", "Tensor", "weakest",
+    "assumed",
+    "Case",
+    "constant_of",
+    "CONVOLVE",
+    "documented",
+    "dq_of",
+    "FUSING",
+    "FUSING_INTO",
+    "is_relu",
+    "joined_name",
+    "Layer",
+    "LayerKind",
+    "MAX_JOINED",
+    "MAX_NAME",
+    "Network",
+    "node_name",
+    "only_q",
+    "Pass",
+    "QDQ",
+    "ReluFusion",
+    "REMOVING",
+    "seen",
+    "SWAPPING",
+    "Tensor",
+    "weakest",
 ]
 MAX_JOINED = 64  # members of one chain; no log shows so long a one, and names grow with each
 MAX_NAME = 1000  # characters of a name that a pass goes on from; bounds what a hostile nest or chain can take
@@ -58,7 +80,16 @@ class Pass(ABC):
     def apply(self, network: Network) -> None:
         """Edits the network and reports through :meth:`fire` and :meth:`refuse`."""
 
-    def fire(self, case: Case, layer: Layer, kind: str, subject: str, obj: str = "", *, by: str | None = None) -> None:
+    def fire(
+        self,
+        case: Case,
+        layer: Layer,
+        kind: str,
+        subject: str,
+        obj: str = "",
+        *,
+        by: str | None = None,
+    ) -> None:
         """Emits one line of TensorRT's log and lets the layer rest on the case that shows it.
 
         Args:

@@ -4,26 +4,36 @@ from qdqtool.trt.passes._infra import Case, Layer, LayerKind, Network, Pass, Ten
 from qdqtool.trt.trace import COPY_STOMPING, COPY_STRIDING, ELIMINATING_CONCAT, RETARGETING
 
 DIRECT = seen(
-    "direct", "The inputs of a Concat are written straight into its output.",
-    "yolo-resnet18-orin-trt8502:5779", "yolov8-orin-trt8412-excerpts:240",
+    "direct",
+    "The inputs of a Concat are written straight into its output.",
+    "yolo-resnet18-orin-trt8502:5779",
+    "yolov8-orin-trt8412-excerpts:240",
 )
 RESIZE = seen(
-    "resize-copied", "What a Resize writes is copied into the Concat: it does not support striding.",
-    "yolo-resnet18-orin-trt8502:5780", "bevfusion-camera-orin-trt8502:889",
-    "bevfusion-camera-rtx3080ti-trt8600:5825", about=("Resize", COPY_STRIDING),
+    "resize-copied",
+    "What a Resize writes is copied into the Concat: it does not support striding.",
+    "yolo-resnet18-orin-trt8502:5780",
+    "bevfusion-camera-orin-trt8502:889",
+    "bevfusion-camera-rtx3080ti-trt8600:5825",
+    about=("Resize", COPY_STRIDING),
 )
 DECONVOLUTION = seen(
-    "deconvolution-copied", "What a deconvolution writes is copied into the Concat.",
-    "centerpoint-a100-trt823-fp16:1755", about=("ConvTranspose", COPY_STRIDING),
+    "deconvolution-copied",
+    "What a deconvolution writes is copied into the Concat.",
+    "centerpoint-a100-trt823-fp16:1755",
+    about=("ConvTranspose", COPY_STRIDING),
 )
 SHARED = assumed(
-    "shared-copied", "What a convolution writes is copied if something else reads it besides the Concat.",
+    "shared-copied",
+    "What a convolution writes is copied if something else reads it besides the Concat.",
     "bevfusion-camera-orin-trt8502:888 and bevfusion-camera-rtx3080ti-trt8600:5824: the four such inputs are copied, "
     "convolutions that the Concat alone reads are retargeted (lines 885 and 886). A Concat input that is retargeted "
-    "although a convolution reads it as well would refute it", about=("Conv", COPY_STRIDING),
+    "although a convolution reads it as well would refute it",
+    about=("Conv", COPY_STRIDING),
 )
 STOMPING = assumed(
-    "stomping", "An input that is a view of another tensor, is in a Concat twice, or is the network's input, with "
+    "stomping",
+    "An input that is a view of another tensor, is in a Concat twice, or is the network's input, with "
     "a Q or a reshape behind it at most, is copied.",
     "yolov8-orin-trt8412-excerpts:241 is one such line, and an 8.5.2 build copies what a network input is quantized "
     "to, while a convolution's output beside it is retargeted; that these are the conditions is assumed",
@@ -64,15 +74,24 @@ class ConcatRemoval(Pass):
         if tensor.maker(LayerKind.CONVOLUTION) and len(tensor.consumers) > 1:
             return COPY_STRIDING, SHARED
         producer = tensor.producer
-        if tensor in taken or _from_outside(producer) or (producer is not None and producer.eliminated):
+        if (
+            tensor in taken
+            or _from_outside(producer)
+            or (producer is not None and producer.eliminated)
+        ):
             return COPY_STOMPING, STOMPING
         return RETARGETING, DIRECT
 
 
 def _from_outside(producer: Layer | None) -> bool:
     """Whether a tensor is a network input or a constant, quantized or reshaped at most."""
-    while producer is not None and producer.inputs and (
-        producer.kind == LayerKind.COPY or (producer.kind == LayerKind.SHUFFLE and not producer.shuffling.moves)
+    while (
+        producer is not None
+        and producer.inputs
+        and (
+            producer.kind == LayerKind.COPY
+            or (producer.kind == LayerKind.SHUFFLE and not producer.shuffling.moves)
+        )
     ):
         producer = producer.data.producer
     return producer is None or producer.kind == LayerKind.CONSTANT

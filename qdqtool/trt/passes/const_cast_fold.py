@@ -1,14 +1,26 @@
 """ConstCastFold."""
 
-from qdqtool.trt.passes._infra import LayerKind, Network, Pass, assumed, constant_of, joined_name, seen
+from qdqtool.trt.passes._infra import (
+    LayerKind,
+    Network,
+    Pass,
+    assumed,
+    constant_of,
+    joined_name,
+    seen,
+)
 
 IDENTITY = seen(
-    "identity", "An Identity of a constant is folded into it; for each of several readers.",
-    "yolo-resnet18-orin-trt8502:4713", about=("Identity",),
+    "identity",
+    "An Identity of a constant is folded into it; for each of several readers.",
+    "yolo-resnet18-orin-trt8502:4713",
+    about=("Identity",),
 )
 CAST = assumed(
-    "cast", "A Cast of weights that their DQ moved past is folded (half-precision exports).",
-    "the parser makes an Identity layer of both; no log of such an export is available", about=("Cast",),
+    "cast",
+    "A Cast of weights that their DQ moved past is folded (half-precision exports).",
+    "the parser makes an Identity layer of both; no log of such an export is available",
+    about=("Cast",),
 )
 
 

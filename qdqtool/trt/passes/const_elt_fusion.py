@@ -2,16 +2,28 @@
 
 import math
 
-from qdqtool.trt.passes._infra import CONVOLVE, Layer, LayerKind, Network, Pass, assumed, constant_of, seen
+from qdqtool.trt.passes._infra import (
+    CONVOLVE,
+    Layer,
+    LayerKind,
+    Network,
+    Pass,
+    assumed,
+    constant_of,
+    seen,
+)
 
 PLAIN = seen(
-    "sum-or-product", "A sum or product with a constant becomes a scale, <constant> + <elementwise>.",
-    "yolo-resnet18-orin-trt8502:5194", "resnet18-qat-rtx2000-trt8510:2575",
+    "sum-or-product",
+    "A sum or product with a constant becomes a scale, <constant> + <elementwise>.",
+    "yolo-resnet18-orin-trt8502:5194",
+    "resnet18-qat-rtx2000-trt8510:2575",
     source="the last-listed constant where both operands are; differences and quotients are left",
     about=("Add", "Mul"),
 )
 WITH_RELU = assumed(
-    "with-relu", "Such a sum with its Relu right behind a convolution becomes a scale with Relu.",
+    "with-relu",
+    "Such a sum with its Relu right behind a convolution becomes a scale with Relu.",
     "otherwise no hidden fully connected layer could write INT8; an engine with one that writes float would refute it",
     about=("Add", "Relu"),
 )

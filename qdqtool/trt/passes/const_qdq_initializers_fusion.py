@@ -1,15 +1,28 @@
 """ConstQDQInitializersFusion."""
 
 from qdqtool.trt import detect
-from qdqtool.trt.passes._infra import QDQ, REMOVING, Network, Pass, assumed, constant_of, node_name, seen
+from qdqtool.trt.passes._infra import (
+    QDQ,
+    REMOVING,
+    Network,
+    Pass,
+    assumed,
+    constant_of,
+    node_name,
+    seen,
+)
 
 CONSTANT = seen(
-    "constant", "Scale and zero point go into each Q and DQ; a constant goes with its last reader.",
-    "yolo-resnet18-orin-trt8502:4719", "resnet18-qat-rtx2000-trt8510:2184", "yolov8-orin-trt8412-excerpts:129",
+    "constant",
+    "Scale and zero point go into each Q and DQ; a constant goes with its last reader.",
+    "yolo-resnet18-orin-trt8502:4719",
+    "resnet18-qat-rtx2000-trt8510:2184",
+    "yolov8-orin-trt8412-excerpts:129",
     "bevfusion-camera-rtx3080ti-trt8600:4303",
 )
 COMPUTED = assumed(
-    "computed", "A scale that is computed at run time stays, and nothing can take the Q or DQ in.",
+    "computed",
+    "A scale that is computed at run time stays, and nothing can take the Q or DQ in.",
     "the documentation asks for build-time constants; most builds fail",
 )
 
@@ -24,7 +37,9 @@ class ConstQDQInitializersFusion(Pass):
         for layer in network.of_kind(*QDQ):
             case = COMPUTED if layer.computed_scale else CONSTANT
             self.running(case, layer)
-            computed = detect.scale_computed(self.name, node_name(layer), node_name(layer), layer.computed_scale)
+            computed = detect.scale_computed(
+                self.name, node_name(layer), node_name(layer), layer.computed_scale
+            )
             if computed is not None:
                 self.refuse(computed)
             inputs = layer.inputs

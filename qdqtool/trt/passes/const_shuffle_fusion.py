@@ -3,8 +3,11 @@
 from qdqtool.trt.passes._infra import LayerKind, Network, Pass, constant_of, seen
 
 PLAIN = seen(
-    "single-reader", "A shuffle that alone reads a constant is folded into it, <constant> + <shuffle>.",
-    "yolo-resnet18-orin-trt8502:4648", "resnet18-qat-rtx2000-trt8510:2179", "yolov8-orin-trt8412-excerpts:124",
+    "single-reader",
+    "A shuffle that alone reads a constant is folded into it, <constant> + <shuffle>.",
+    "yolo-resnet18-orin-trt8502:4648",
+    "resnet18-qat-rtx2000-trt8510:2179",
+    "yolov8-orin-trt8412-excerpts:124",
 )
 
 

@@ -9,10 +9,15 @@ from qdqtool.trt.passes._infra import LayerKind, Network, Pass, node_name, seen
 from qdqtool.trt.refusals import STEPS
 
 PLAIN = seen(
-    "single-reader", "INT8 weights that one INT8 convolution reads go into it, <weights> + <Q> + <Conv>.",
-    "yolo-resnet18-orin-trt8502:5633", "resnet18-qat-rtx2000-trt8510:2626", "yolov8-orin-trt8412-excerpts:206",
-    "bevfusion-camera-orin-trt8502:335", "bevfusion-camera-rtx3080ti-trt8600:5271",
-    "yolov8n-modelopt-rtx2060-trt1014", source="10.14.1: all 64 convolutions have INT8 weights",
+    "single-reader",
+    "INT8 weights that one INT8 convolution reads go into it, <weights> + <Q> + <Conv>.",
+    "yolo-resnet18-orin-trt8502:5633",
+    "resnet18-qat-rtx2000-trt8510:2626",
+    "yolov8-orin-trt8412-excerpts:206",
+    "bevfusion-camera-orin-trt8502:335",
+    "bevfusion-camera-rtx3080ti-trt8600:5271",
+    "yolov8n-modelopt-rtx2060-trt1014",
+    source="10.14.1: all 64 convolutions have INT8 weights",
 )
 
 
@@ -31,9 +36,20 @@ class ConstWeightsFusion(Pass):
             if not readers:
                 continue
             consumers = constant.out.consumers
-            names, more = Shared(map(node_name, itertools.islice(consumers, STEPS))), max(len(consumers) - STEPS, 0)
-            shared = [found for r in readers if (found := detect.weights_shared(
-                self.name, node_name(r), constant.name, names, constant.out.is_output, more)) is not None]
+            names, more = (
+                Shared(map(node_name, itertools.islice(consumers, STEPS))),
+                max(len(consumers) - STEPS, 0),
+            )
+            shared = [
+                found
+                for r in readers
+                if (
+                    found := detect.weights_shared(
+                        self.name, node_name(r), constant.name, names, constant.out.is_output, more
+                    )
+                )
+                is not None
+            ]
             if shared:
                 self.refusals.extend(shared)
                 continue

@@ -3,14 +3,20 @@
 from qdqtool.trt.passes._infra import Layer, LayerKind, Network, Pass, assumed, seen
 
 PLAIN = seen(
-    "single-reader", "Constant weights with a Q are quantized when the engine is built, <weights> + <Q>.",
-    "yolo-resnet18-orin-trt8502:5108", "resnet18-qat-rtx2000-trt8510:2489", "yolov8-orin-trt8412-excerpts:155",
-    "bevfusion-camera-orin-trt8502:49", "bevfusion-camera-rtx3080ti-trt8600:4985", "centernet-resnet34-qat-trt80",
+    "single-reader",
+    "Constant weights with a Q are quantized when the engine is built, <weights> + <Q>.",
+    "yolo-resnet18-orin-trt8502:5108",
+    "resnet18-qat-rtx2000-trt8510:2489",
+    "yolov8-orin-trt8412-excerpts:155",
+    "bevfusion-camera-orin-trt8502:49",
+    "bevfusion-camera-rtx3080ti-trt8600:4985",
+    "centernet-resnet34-qat-trt80",
     "yolov8n-modelopt-rtx2060-trt1014",
     source="TensorRT 8.0 appends _quantize_scale_node to the Q's name",
 )
 SHARED = assumed(
-    "several-readers", "A constant that several Qs read is quantized for each of them.",
+    "several-readers",
+    "A constant that several Qs read is quantized for each of them.",
     "one Q is seen for each constant in every log; an error about shared weights would refute it",
 )
 
@@ -22,7 +28,11 @@ class ConstWeightsQuantizeFusion(Pass):
 
     def apply(self, network: Network) -> None:
         for constant in network.of_kind(LayerKind.CONSTANT):
-            readers = [r for r in constant.out.consumers if r.kind == LayerKind.QUANTIZE and r.data is constant.out]
+            readers = [
+                r
+                for r in constant.out.consumers
+                if r.kind == LayerKind.QUANTIZE and r.data is constant.out
+            ]
             for q in readers:
                 alone = constant.out.only_reader() is q
                 self.fusing(PLAIN if alone else SHARED, q, constant, q)
@@ -36,6 +46,11 @@ class ConstWeightsQuantizeFusion(Pass):
     def _separate(network: Network, constant: Layer, q: Layer, name: str) -> None:
         """A quantized constant of its own for one of several Qs on the same weights."""
         copy = Layer(LayerKind.CONSTANT, name)
-        copy.rank, copy.dims, copy.cases, copy.nodes = constant.rank, constant.dims, dict(q.cases), list(q.nodes)
+        copy.rank, copy.dims, copy.cases, copy.nodes = (
+            constant.rank,
+            constant.dims,
+            dict(q.cases),
+            list(q.nodes),
+        )
         network.remove(q)
         network.add(copy, [], q.outputs)

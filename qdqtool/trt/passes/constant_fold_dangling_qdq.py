@@ -3,7 +3,8 @@
 from qdqtool.trt.passes._infra import QDQ, LayerKind, Network, Pass, assumed, constant_of
 
 FOLDED = assumed(
-    "dequantized-weights", "Quantized weights of a layer that runs in float are dequantized when the engine is built.",
+    "dequantized-weights",
+    "Quantized weights of a layer that runs in float are dequantized when the engine is built.",
     "the log has a heading for it (QDQ graph optimizer constant fold dangling QDQ pass) and no available build a case "
     "under it; a Reformat layer with such a DQ's name would refute it",
 )

@@ -4,13 +4,18 @@ from qdqtool.trt.layers import Window
 from qdqtool.trt.passes._infra import Layer, LayerKind, Network, Pass, assumed, seen
 
 STEM = seen(
-    "stem-7x7", "The 7x7 stem of an image network takes the 3x3 MaxPool behind it, INT8 in and out.",
-    "resnet18-qat-rtx2000-trt8510:2804", "resnet18-a100-qat-residual", "resnet18-a100-qat-residual-qgap",
-    "bevfusion-camera-orin-trt8502:862", "bevfusion-camera-rtx3080ti-trt8600:5798",
+    "stem-7x7",
+    "The 7x7 stem of an image network takes the 3x3 MaxPool behind it, INT8 in and out.",
+    "resnet18-qat-rtx2000-trt8510:2804",
+    "resnet18-a100-qat-residual",
+    "resnet18-a100-qat-residual-qgap",
+    "bevfusion-camera-orin-trt8502:862",
+    "bevfusion-camera-rtx3080ti-trt8600:5798",
     source="TensorRT 8.0 keeps the pooling apart (centernet-resnet34-qat-trt80)",
 )
 OTHER_STEM = assumed(
-    "stem-other", "A stem with another kernel takes the MaxPool as well.",
+    "stem-other",
+    "A stem with another kernel takes the MaxPool as well.",
     "only ResNet's 7x7 stem was seen; an engine that keeps them apart would refute it",
 )
 
@@ -29,7 +34,9 @@ class ConvActPoolFusion(Pass):
             return
         for conv, pool in network.pairs(LayerKind.CONVOLUTION, read_by=LayerKind.POOLING):
             if conv.int8 and conv.int8_out and _is_stem(conv) and _is_stem_pool(pool.window):
-                self.join(network, STEM if conv.weights.kernel == (7, 7) else OTHER_STEM, conv, pool)
+                self.join(
+                    network, STEM if conv.weights.kernel == (7, 7) else OTHER_STEM, conv, pool
+                )
                 conv.fusion.pooled = True
 
 
@@ -38,8 +45,14 @@ def _is_stem(conv: Layer) -> bool:
     if len(known.dims) != 4 or conv.fusion.pointwise:
         return False
     channels = known.dims[1]
-    return isinstance(channels, int) and channels <= 4 and known.group == 1 and known.strides == (2, 2)
+    return (
+        isinstance(channels, int) and channels <= 4 and known.group == 1 and known.strides == (2, 2)
+    )
 
 
 def _is_stem_pool(window: Window | None) -> bool:
-    return window is not None and (window.type, window.kernel, window.strides) == ("MAX", (3, 3), (2, 2))
+    return window is not None and (window.type, window.kernel, window.strides) == (
+        "MAX",
+        (3, 3),
+        (2, 2),
+    )

@@ -1,20 +1,35 @@
 """ConvEltwiseSumFusion."""
 
 from qdqtool.trt.layers import weights_position
-from qdqtool.trt.passes._infra import Case, Layer, LayerKind, Network, Pass, constant_of, dq_of, seen
+from qdqtool.trt.passes._infra import (
+    Case,
+    Layer,
+    LayerKind,
+    Network,
+    Pass,
+    constant_of,
+    dq_of,
+    seen,
+)
 
 PLAIN = seen(
-    "float-residual", "A convolution that writes float takes the sum it feeds; INT8, FLOAT -> FLOAT.",
-    "yolo-resnet18-orin-trt8502:5719", "mobilenetv2-titanrtx-qat-residual",
+    "float-residual",
+    "A convolution that writes float takes the sum it feeds; INT8, FLOAT -> FLOAT.",
+    "yolo-resnet18-orin-trt8502:5719",
+    "mobilenetv2-titanrtx-qat-residual",
     source="the Q behind the sum stays a conversion even if it is its only reader",
 )
 BOTH = seen(
-    "two-convolutions", "Where convolutions feed both inputs of the sum, the later-listed one takes it.",
-    "resnet18-a100-qat", source="the downsample branches",
+    "two-convolutions",
+    "Where convolutions feed both inputs of the sum, the later-listed one takes it.",
+    "resnet18-a100-qat",
+    source="the downsample branches",
 )
 DEQUANTIZED = seen(
-    "dequantized-residual", "A quantized residual of a sum that is not quantized is taken as float, its DQ stays.",
-    "resnet18-a100-qat-residual", source="DequantizeLinear_291",
+    "dequantized-residual",
+    "A quantized residual of a sum that is not quantized is taken as float, its DQ stays.",
+    "resnet18-a100-qat-residual",
+    source="DequantizeLinear_291",
 )
 
 

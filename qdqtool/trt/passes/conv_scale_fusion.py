@@ -6,16 +6,20 @@ from qdqtool.trt.layers import weights_position
 from qdqtool.trt.passes._infra import Case, Layer, LayerKind, Network, Pass, assumed, dq_of, seen
 
 BIAS = seen(
-    "bias", "A quantized fully connected layer takes its bias, <Gemm> + <bias ...>.",
-    "resnet18-qat-rtx2000-trt8510:2577", about=("Gemm",),
+    "bias",
+    "A quantized fully connected layer takes its bias, <Gemm> + <bias ...>.",
+    "resnet18-qat-rtx2000-trt8510:2577",
+    about=("Gemm",),
 )
 FLOAT = assumed(
-    "float", "A float convolution takes a BatchNormalization.",
+    "float",
+    "A float convolution takes a BatchNormalization.",
     "a deconvolution does (centerpoint-a100-trt823-fp16:1666), with the same wording",
     about=("Conv", "BatchNormalization"),
 )
 DECONVOLUTION = seen(
-    "deconvolution", "A deconvolution takes a BatchNormalization; logged as DeconvScaleFusion.",
+    "deconvolution",
+    "A deconvolution takes a BatchNormalization; logged as DeconvScaleFusion.",
     "centerpoint-a100-trt823-fp16:1666",
 )
 

@@ -1,15 +1,27 @@
 """DqQFusion."""
 
-from qdqtool.trt.passes._infra import Layer, LayerKind, Network, Pass, assumed, node_name, only_q, seen
+from qdqtool.trt.passes._infra import (
+    Layer,
+    LayerKind,
+    Network,
+    Pass,
+    assumed,
+    node_name,
+    only_q,
+    seen,
+)
 from qdqtool.trt.surroundings import scales_differ
 
 EQUAL = seen(
-    "equal-scales", "A DQ and the Q behind it, of equal scales, go; the tensor keeps the name that the Q gave it.",
-    "bevfusion-camera-orin-trt8502:324", "bevfusion-camera-rtx3080ti-trt8600:5260",
+    "equal-scales",
+    "A DQ and the Q behind it, of equal scales, go; the tensor keeps the name that the Q gave it.",
+    "bevfusion-camera-orin-trt8502:324",
+    "bevfusion-camera-rtx3080ti-trt8600:5260",
     source="logged with one line; Conv_329 then writes Concat_779_1400_clone_0, the name of a Concat's clone",
 )
 SEVERAL = assumed(
-    "several-readers", "A DQ with other readers stays for them.",
+    "several-readers",
+    "A DQ with other readers stays for them.",
     "in both logs the Q is the DQ's only reader; a conversion from INT8 to INT8 in such a place would refute it",
 )
 
@@ -24,7 +36,9 @@ class DqQFusion(Pass):
 
     def apply(self, network: Network) -> None:
         for dq in network.near(LayerKind.DEQUANTIZE):
-            for q in [r for r in dq.out.consumers if r.kind == LayerKind.QUANTIZE and r.data is dq.out]:
+            for q in [
+                r for r in dq.out.consumers if r.kind == LayerKind.QUANTIZE and r.data is dq.out
+            ]:
                 self._cancel(network, dq, q)
 
     def _cancel(self, network: Network, dq: Layer, q: Layer) -> None:

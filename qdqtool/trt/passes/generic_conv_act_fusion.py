@@ -8,24 +8,34 @@ from qdqtool.trt.surroundings import elements, origin_of
 from qdqtool.types import Evidence
 
 POINTWISE = seen(
-    "pointwise", "A convolution takes several pointwise functions of its result as one (SiLU, GELU written out ...).",
+    "pointwise",
+    "A convolution takes several pointwise functions of its result as one (SiLU, GELU written out ...).",
     "yolov8n-modelopt-rtx2060-trt1014",
     source="39 convolutions with SiLU write INT8 on 10.14.1; the fused name: NVIDIA/TensorRT issue 3385 (8.5.2)",
     about=("Sigmoid", "Mul"),
 )
 DEPTHWISE = assumed(
-    "depthwise", "A depthwise or grouped convolution takes an activation other than Relu, Clip and LeakyRelu.",
+    "depthwise",
+    "A depthwise or grouped convolution takes an activation other than Relu, Clip and LeakyRelu.",
     "NVIDIA prefers its own depthwise kernel and may leave the pair apart (NVIDIA/TensorRT issue 3205)",
 )
 DECONVOLUTION = assumed(
-    "deconvolution", "A deconvolution takes a pointwise function of its result.",
-    "as a convolution; a Deconvolution and a PWN layer behind it would refute it", about=("ConvTranspose",),
+    "deconvolution",
+    "A deconvolution takes a pointwise function of its result.",
+    "as a convolution; a Deconvolution and a PWN layer behind it would refute it",
+    about=("ConvTranspose",),
 )
 WITH_ADD = documented(
-    "joined-with-add", "An activation that was joined with a residual Add is not taken: the convolution writes float.",
-    "NVIDIA/TensorRT issue 2204 (8.4.1): INT8 to float", about=("Add",),
+    "joined-with-add",
+    "An activation that was joined with a residual Add is not taken: the convolution writes float.",
+    "NVIDIA/TensorRT issue 2204 (8.4.1): INT8 to float",
+    about=("Add",),
 )
-_SINGLE = {op.name: op.activation.case for op in OPERATORS.values() if op.activation is not None and op.name != "Relu"}
+_SINGLE = {
+    op.name: op.activation.case
+    for op in OPERATORS.values()
+    if op.activation is not None and op.name != "Relu"
+}
 
 
 class GenericConvActFusion(Pass):
@@ -53,7 +63,11 @@ class GenericConvActFusion(Pass):
             self.refuse(ActivationJoined(self.name, node, tuple(pointwise.nodes), others, size))
             return
         activation, add = pointwise.joined
-        self.refuse(ActivationBeforeAdd(self.name, node, add, activation, others[0] if others else None, size))
+        self.refuse(
+            ActivationBeforeAdd(
+                self.name, node, add, activation, others[0] if others else None, size
+            )
+        )
         layer.rest_on(WITH_ADD)
 
 

@@ -2,29 +2,48 @@
 
 from collections import Counter
 
-from qdqtool.trt.passes._infra import Case, Layer, LayerKind, Network, Pass, Tensor, assumed, node_name, seen
+from qdqtool.trt.passes._infra import (
+    Case,
+    Layer,
+    LayerKind,
+    Network,
+    Pass,
+    Tensor,
+    assumed,
+    node_name,
+    seen,
+)
 from qdqtool.trt.surroundings import scales_differ
 from qdqtool.trt.trace import ELIMINATING, REMOVING
 
 EARLIER = seen(
-    "earlier-survives", "Of equal Qs on a tensor the earlier one survives.",
-    "resnet18-qat-rtx2000-trt8510:2541", "resnet18-a100-qat", "bevfusion-camera-orin-trt8502:267",
+    "earlier-survives",
+    "Of equal Qs on a tensor the earlier one survives.",
+    "resnet18-qat-rtx2000-trt8510:2541",
+    "resnet18-a100-qat",
+    "bevfusion-camera-orin-trt8502:267",
     "bevfusion-camera-rtx3080ti-trt8600:5203",
 )
 LATER = assumed(
-    "later-survives", "Where the network's tail goes to Myelin, the later one of equal Qs survives.",
+    "later-survives",
+    "Where the network's tail goes to Myelin, the later one of equal Qs survives.",
     "yolo-resnet18-orin-trt8502 (5 merges); that the new listing behind Myelin is the reason is assumed. It changes "
     "names only",
 )
 CLONE = seen(
-    "clone", "A Concat's clone is merged into the Q of the model.", "yolov8-orin-trt8412-excerpts:175",
+    "clone",
+    "A Concat's clone is merged into the Q of the model.",
+    "yolov8-orin-trt8412-excerpts:175",
     about=("Concat",),
 )
 OUTPUT = assumed(
-    "network-output", "A Q that writes a network output stays; others are merged into it.",
+    "network-output",
+    "A Q that writes a network output stays; others are merged into it.",
     "an output has a name and memory of its own",
 )
-UNKNOWN = assumed("unknown-scale", "A scale that is not known counts as different.", "its data is not available")
+UNKNOWN = assumed(
+    "unknown-scale", "A scale that is not known counts as different.", "its data is not available"
+)
 
 
 class HorizontalMergeQNodes(Pass):
@@ -37,7 +56,9 @@ class HorizontalMergeQNodes(Pass):
         qs = [q for q in network.near(LayerKind.QUANTIZE) if len(q.data.consumers) > 1]
         read = Counter(q.data for q in qs)
         by_tensor: dict[Tensor, list[Layer]] = {}
-        for q in sorted((q for q in qs if read[q.data] > 1), key=lambda q: _precedence(q, network.relisted)):
+        for q in sorted(
+            (q for q in qs if read[q.data] > 1), key=lambda q: _precedence(q, network.relisted)
+        ):
             by_tensor.setdefault(q.data, []).append(q)
         for tensor, group in by_tensor.items():
             self._merge(network, tensor, group)

@@ -4,20 +4,32 @@ import math
 from dataclasses import replace
 
 from qdqtool.model.operators import case_of
-from qdqtool.trt.layers import Dims, Layer, Tensor, constant_of, dq_of, inserted_shuffle, rank_before, rank_behind
+from qdqtool.trt.layers import (
+    Dims,
+    Layer,
+    Tensor,
+    constant_of,
+    dq_of,
+    inserted_shuffle,
+    rank_before,
+    rank_behind,
+)
 from qdqtool.trt.passes._infra import Case, LayerKind, Network, Pass, documented
 from qdqtool.trt.trace import CONVERT_TYPE
 
 GEMM = case_of("Gemm")
 MATMUL = documented(
-    "matmul", "A MatMul with constant quantized weights becomes one as well, whatever the rank of its data.",
+    "matmul",
+    "A MatMul with constant quantized weights becomes one as well, whatever the rank of its data.",
     "engines that users list: Layer(CaskConvolution): pfn_layers.0.linear.weight + pfe_QuantizeLinear_7 + "
     "pfe_MatMul_10, of Int8(1,10,8000,20) (NVIDIA/TensorRT#2627, 8.4.1), and a matrix (NVIDIA/TensorRT#3266). Data of "
     "four dimensions is turned to channels first: that excerpt has no shuffle for the model's own Transposes around. "
-    "Data of three becomes rows, as in float (NVIDIA/TensorRT#3679)", about=("MatMul",),
+    "Data of three becomes rows, as in float (NVIDIA/TensorRT#3679)",
+    about=("MatMul",),
 )
 PLAIN = documented(
-    "plain-gemm", "A Gemm with plain constant weights becomes one too, and takes bias and Relu.",
+    "plain-gemm",
+    "A Gemm with plain constant weights becomes one too, and takes bias and Relu.",
     "engine names of an 8.6.1 build: /classifier.2/Gemm + /classifier.3/Relu, and NoOp reshape_after_/last_layer/Gemm",
     about=("Gemm", "Relu"),
 )
@@ -40,7 +52,12 @@ class MatMulToConvTransform(Pass):
             self.fire(case, layer, CONVERT_TYPE, layer.name, "MATRIX_MULTIPLY to CONVOLUTION")
             network.set_kind(layer, LayerKind.CONVOLUTION)
             layer.weights = replace(
-                layer.weights, kernel=(1, 1), strides=(1, 1), pads=(0, 0, 0, 0), dilations=(1, 1), from_matmul=True,
+                layer.weights,
+                kernel=(1, 1),
+                strides=(1, 1),
+                pads=(0, 0, 0, 0),
+                dilations=(1, 1),
+                from_matmul=True,
                 inside=case is PLAIN,
             )
             if case is PLAIN:
@@ -54,9 +71,11 @@ class MatMulToConvTransform(Pass):
     def _surround(network: Network, layer: Layer) -> None:
         images = len(layer.data.shape or ()) == _IMAGE_RANK
         sides = ((1, "transpose_before"), (0, "reshape_before"))
-        for position, what in sides[2 - len(layer.inputs):]:
+        for position, what in sides[2 - len(layer.inputs) :]:
             turn = _turn_of(layer) if position == 1 else None
-            if turn is not None:  # it gives a convolution's order already: the listing of #2627 has no shuffle
+            if (
+                turn is not None
+            ):  # it gives a convolution's order already: the listing of #2627 has no shuffle
                 network.set_input(layer, 1, turn.data)
                 layer.nodes.extend(turn.nodes)
                 network.remove(turn)
@@ -102,7 +121,11 @@ def _case(layer: Layer) -> Case | None:
     if not layer.weights.constant or len(layer.inputs) != 2 or layer.in_myelin:
         return None
     if dq_of(layer.inputs[1]) is None and _turn_of(layer) is None:
-        plain = layer.op == "Gemm" and constant_of(layer.inputs[1]) is not None and dq_of(layer.data) is None
+        plain = (
+            layer.op == "Gemm"
+            and constant_of(layer.inputs[1]) is not None
+            and dq_of(layer.data) is None
+        )
         return PLAIN if plain else None
     if layer.op != "MatMul":
         return GEMM

@@ -6,8 +6,10 @@ from qdqtool.trt.passes._infra import Layer, LayerKind, Network, Pass, seen
 from qdqtool.trt.trace import MERGING
 
 EQUAL = seen(
-    "equal-convolutions", "Convolutions of equal shape and precision that read one tensor become one layer, A || B.",
-    "yolov8-orin-trt8412-excerpts:232", "centerpoint-a100-trt823-fp16:1747",
+    "equal-convolutions",
+    "Convolutions of equal shape and precision that read one tensor become one layer, A || B.",
+    "yolov8-orin-trt8412-excerpts:232",
+    "centerpoint-a100-trt823-fp16:1747",
     source="different kernels stay apart (yolo-resnet18-orin-trt8502), and so do a convolution with Relu and one "
     "without (bevfusion-camera-orin-trt8502: Conv_47 and Conv_79, also in INT8); TensorRT 8.0 does not merge quantized "
     "ones (centernet-resnet34-qat-trt80, NVIDIA/TensorRT issue 1602); one with a pointwise activation is left alone: "
@@ -28,7 +30,9 @@ class MergeLayers(Pass):
     def apply(self, network: Network) -> None:
         if not self.target.merges_parallel:
             return
-        alike = Counter(_key(conv) for conv in network.of_kind(LayerKind.CONVOLUTION) if _mergeable(conv))
+        alike = Counter(
+            _key(conv) for conv in network.of_kind(LayerKind.CONVOLUTION) if _mergeable(conv)
+        )
         if max(alike.values(), default=0) < 2:
             return
         groups: dict[tuple[object, ...], list[Layer]] = {}
@@ -46,14 +50,24 @@ class MergeLayers(Pass):
 
 def _mergeable(conv: Layer) -> bool:
     fusion, known = conv.fusion, conv.weights
-    return conv.residual is None and len(conv.inputs) == 1 and known.group == 1 and not (
-        fusion.pointwise or fusion.pooled or fusion.padded or known.from_matmul
-    ) and known.auto_pad in ("NOTSET", "VALID")
+    return (
+        conv.residual is None
+        and len(conv.inputs) == 1
+        and known.group == 1
+        and not (fusion.pointwise or fusion.pooled or fusion.padded or known.from_matmul)
+        and known.auto_pad in ("NOTSET", "VALID")
+    )
 
 
 def _key(conv: Layer) -> tuple[object, ...]:
     known = conv.weights
     return (
-        id(conv.data), known.kernel, known.strides, known.pads, known.dilations, conv.int8, conv.int8_out,
+        id(conv.data),
+        known.kernel,
+        known.strides,
+        known.pads,
+        known.dilations,
+        conv.int8,
+        conv.int8_out,
         conv.fusion.activated,
     )

@@ -3,18 +3,30 @@
 from collections.abc import Container
 
 from qdqtool.trt.layers import WEIGHTED, constant_of, needs_myelin, node_name, reached
-from qdqtool.trt.passes._infra import CONVOLVE, QDQ, Layer, LayerKind, Network, Pass, Tensor, assumed, dq_of
+from qdqtool.trt.passes._infra import (
+    CONVOLVE,
+    QDQ,
+    Layer,
+    LayerKind,
+    Network,
+    Pass,
+    Tensor,
+    assumed,
+    dq_of,
+)
 from qdqtool.trt.refusals import InMyelin
 from qdqtool.trt.surroundings import step_of
 
 TAIL = assumed(
-    "tail", "Post-processing behind the last convolution, Q and DQ goes to Myelin as one {ForeignNode[...]} if an "
+    "tail",
+    "Post-processing behind the last convolution, Q and DQ goes to Myelin as one {ForeignNode[...]} if an "
     "operator that only Myelin runs is in it.",
     "yolo-resnet18-orin-trt8502 (730 layers to 388); a head without such operators stays out "
     "(yolov8-orin-trt8412-excerpts). That this is the boundary in general is assumed; no INT8 outcome depends on it",
 )
 CONSTANTS = assumed(
-    "constants", "Such an operator among constants alone takes those constants only.",
+    "constants",
+    "Such an operator among constants alone takes those constants only.",
     "yolov8-orin-trt8412-excerpts: a {ForeignNode[...]} without inputs beside a tail that is not in it",
 )
 _OWN_LAYER = ("NonMaxSuppression",)  # TensorRT 8.5 has a layer of its own for it
@@ -38,7 +50,9 @@ class MyelinOptimization(Pass):
 
     def _take(self, network: Network) -> None:
         tail = self._tail(network)
-        varying = reached((r for t in network.inputs for r in t.consumers), lambda layer: layer.readers)
+        varying = reached(
+            (r for t in network.inputs for r in t.consumers), lambda layer: layer.readers
+        )
         left = set(tail)
         for layer in filter(needs_myelin, tail):
             if layer not in left:
@@ -55,7 +69,11 @@ class MyelinOptimization(Pass):
 
     def _refuse(self, trigger: Layer, member: Layer) -> None:
         quantized = [dq_of(t) is not None for t in member.inputs[:2]]
-        self.refuse(InMyelin(self.name, node_name(member), step_of(trigger), quantized[0], all(quantized[1:])))
+        self.refuse(
+            InMyelin(
+                self.name, node_name(member), step_of(trigger), quantized[0], all(quantized[1:])
+            )
+        )
 
     @staticmethod
     def _tail(network: Network) -> list[Layer]:
@@ -63,14 +81,19 @@ class MyelinOptimization(Pass):
         above = reached(network.of_kind(*CONVOLVE, *QDQ), lambda layer: layer.above)
         kept = above.keys() | _quantized_products(network)
         return [
-            layer for layer in network.layers.values()
+            layer
+            for layer in network.layers.values()
             if layer not in kept and layer.kind not in _KEPT_OUT and layer.op not in _OWN_LAYER
         ]
 
 
-def _connected(trigger: Layer, left: Container[Layer], apart: Container[Layer]) -> dict[Layer, None]:
+def _connected(
+    trigger: Layer, left: Container[Layer], apart: Container[Layer]
+) -> dict[Layer, None]:
     """The layers around one, of those that are left and not kept apart."""
-    return reached([trigger], lambda layer: (o for o in layer.beside if o in left and o not in apart))
+    return reached(
+        [trigger], lambda layer: (o for o in layer.beside if o in left and o not in apart)
+    )
 
 
 def _quantized_products(network: Network) -> set[Layer]:
@@ -81,7 +104,9 @@ def _quantized_products(network: Network) -> set[Layer]:
             continue
         found.add(layer)
         reader = layer.out.only_reader()
-        constants = {*filter(None, map(_constant_behind, reader.inputs))} if reader is not None else set()
+        constants = (
+            {*filter(None, map(_constant_behind, reader.inputs))} if reader is not None else set()
+        )
         if reader is not None and reader.kind == LayerKind.ELEMENTWISE and constants:
             found |= {reader, *constants}
             reader = reader.out.only_reader()

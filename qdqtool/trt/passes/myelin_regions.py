@@ -8,25 +8,39 @@ from qdqtool.trt.passes._infra import LayerKind, Network, Pass, assumed, seen
 from qdqtool.types import MyelinRegion
 
 PRODUCT = seen(
-    "product", "Matrix products, Softmax and normalizations run in Myelin on 10, with the pointwise layers and "
+    "product",
+    "Matrix products, Softmax and normalizations run in Myelin on 10, with the pointwise layers and "
     "shuffles between them.",
-    "gemm-mlp-trt10", "linear-orinnano-trt103",
+    "gemm-mlp-trt10",
+    "linear-orinnano-trt103",
 )
 EDGE = seen(
-    "edge", "A Q in front of such a region and a DQ behind it are kernels of the region, no conversions.",
-    "gemm-mlp-trt10", "linear-orinnano-trt103", source="kgen MulMinMaxRounCast, kgen CastMul",
+    "edge",
+    "A Q in front of such a region and a DQ behind it are kernels of the region, no conversions.",
+    "gemm-mlp-trt10",
+    "linear-orinnano-trt103",
+    source="kgen MulMinMaxRounCast, kgen CastMul",
 )
 INSIDE = seen(
-    "inside", "A Q behind a product, Softmax or normalization is fused into its kernel, a DQ into the kernel behind.",
-    "gemm-mlp-trt10", "yolov8n-modelopt-rtx2060-trt1014",
+    "inside",
+    "A Q behind a product, Softmax or normalization is fused into its kernel, a DQ into the kernel behind.",
+    "gemm-mlp-trt10",
+    "yolov8n-modelopt-rtx2060-trt1014",
     source="one conversion fewer than Q layers of a YOLOv8n: the one behind the Softmax of its DFL",
 )
 POINTWISE = assumed(
-    "pointwise", "A Q behind a pointwise layer of the region is fused alike.",
+    "pointwise",
+    "A Q behind a pointwise layer of the region is fused alike.",
     "how far such a region reaches into pointwise layers around it is not logged",
 )
 _OUTSIDE = (
-    *CONVOLVE, *QDQ, LayerKind.POOLING, LayerKind.RESIZE, LayerKind.CONSTANT, LayerKind.COPY, LayerKind.SHAPE,
+    *CONVOLVE,
+    *QDQ,
+    LayerKind.POOLING,
+    LayerKind.RESIZE,
+    LayerKind.CONSTANT,
+    LayerKind.COPY,
+    LayerKind.SHAPE,
 )
 
 
@@ -49,7 +63,9 @@ class MyelinRegions(Pass):
                 continue
             members = _connected(seed)
             done.update(members)
-            region = MyelinRegion(node_name(seed), seed.op, [node for layer in members for node in layer.nodes])
+            region = MyelinRegion(
+                node_name(seed), seed.op, [node for layer in members for node in layer.nodes]
+            )
             if takes:
                 self._take(region, members)
             else:
@@ -94,7 +110,9 @@ def _multiplies(layer: Layer) -> bool:
 def _is_transformer(layer: Layer) -> bool:
     """A product of two computed tensors, or a layer normalization."""
     return layer.op == "LayerNormalization" or (
-        layer.kind == LayerKind.MATRIX_MULTIPLY and layer.op == "MatMul" and not layer.weights.constant
+        layer.kind == LayerKind.MATRIX_MULTIPLY
+        and layer.op == "MatMul"
+        and not layer.weights.constant
     )
 
 
@@ -105,8 +123,11 @@ def _is_seed(layer: Layer) -> bool:
 
 def _connected(seed: Layer) -> Collection[Layer]:
     """The region around a seed: what is connected to it past Q and DQ, in the order of the search."""
+
     def further(layer: Layer) -> Iterator[Layer]:
-        past = reached([layer], lambda other: other.beside if other is layer or other.kind in QDQ else ())
+        past = reached(
+            [layer], lambda other: other.beside if other is layer or other.kind in QDQ else ()
+        )
         return (other for other in past if other.kind not in _OUTSIDE or _is_seed(other))
 
     return reached([seed], further)
@@ -114,5 +135,7 @@ def _connected(seed: Layer) -> Collection[Layer]:
 
 def _quantizers_around(members: Iterable[Layer]) -> list[Layer]:
     """The Q and DQ that a region's layers read or write, and those behind a Q or in front of a DQ of these."""
-    around = reached(members, lambda layer: (q for q in layer.beside if q.kind in QDQ and q.inputs and q.outputs))
+    around = reached(
+        members, lambda layer: (q for q in layer.beside if q.kind in QDQ and q.inputs and q.outputs)
+    )
     return sorted((q for q in around if q.kind in QDQ), key=lambda q: q.rank)

@@ -6,7 +6,8 @@ from qdqtool.trt.passes._infra import LayerKind, Network, Pass, documented
 from qdqtool.trt.refusals import BehindPad
 
 PLAIN = documented(
-    "pad", "A convolution takes the zero Pad in front of it, <Pad> + <weights> + <Q> + <Conv>.",
+    "pad",
+    "A convolution takes the zero Pad in front of it, <Pad> + <weights> + <Q> + <Conv>.",
     "engine names in NVIDIA/TensorRT issue 2527; issue 2592: a Q/DQ pair between them keeps the Pad apart",
 )
 
@@ -19,7 +20,11 @@ class PadConvFusion(Pass):
 
     def apply(self, network: Network) -> None:
         for pad, conv in network.pairs(LayerKind.PADDING):
-            if conv.kind != LayerKind.CONVOLUTION or conv.data is not pad.out or pad.passage is not ZERO_PAD:
+            if (
+                conv.kind != LayerKind.CONVOLUTION
+                or conv.data is not pad.out
+                or pad.passage is not ZERO_PAD
+            ):
                 continue
             if conv.int8 and not pad.dq_passed:
                 self.refuse(BehindPad(self.name, node_name(conv), node_name(pad)))

@@ -4,24 +4,44 @@ import math
 
 from qdqtool.model.operators import GATES
 from qdqtool.trt.layers import SILU, Layer, Tensor, constant_of, dq_of, is_relu, node_name
-from qdqtool.trt.passes._infra import CONVOLVE, MAX_JOINED, LayerKind, Network, Pass, documented, seen
+from qdqtool.trt.passes._infra import (
+    CONVOLVE,
+    MAX_JOINED,
+    LayerKind,
+    Network,
+    Pass,
+    documented,
+    seen,
+)
 from qdqtool.trt.refusals import InsideActivation
 from qdqtool.trt.surroundings import elements
 
 CHAIN = seen(
-    "chain", "Pointwise layers in a row, of which each is the next one's only input, become one, PWN(a, b).",
-    "yolo-resnet18-orin-trt8502:5233", "yolov8-orin-trt8412-excerpts:185", "yolov8n-modelopt-rtx2060-trt1014",
+    "chain",
+    "Pointwise layers in a row, of which each is the next one's only input, become one, PWN(a, b).",
+    "yolo-resnet18-orin-trt8502:5233",
+    "yolov8-orin-trt8412-excerpts:185",
+    "yolov8n-modelopt-rtx2060-trt1014",
     source="SiLU: PWN(<Sigmoid>, <Mul>) in NVIDIA/TensorRT issue 3385 (8.5.2 with Q/DQ); PWN(PWN(s), PWN(m)) in 10.x",
 )
 CONSTANT = documented(
-    "constant-operand", "An operand that is one constant number is taken in: it is not an input at run time.",
+    "constant-operand",
+    "An operand that is one constant number is taken in: it is not an input at run time.",
     "engine names of FP16 builds: PWN(PWN(...Constant_output_0 + (Unnamed Layer* 897) [Shuffle], ...Div), ...Erf) and "
     "PWN(Constant + [Shuffle], Pow); a constant of several numbers stays an input (yolo-resnet18-orin-trt8502)",
 )
 WITH_ADD = documented(
-    "with-add", "A residual Add behind an activation is joined with it.", "NVIDIA/TensorRT issue 2204, 8.4.1",
+    "with-add",
+    "A residual Add behind an activation is joined with it.",
+    "NVIDIA/TensorRT issue 2204, 8.4.1",
 )
-KINDS = (LayerKind.ACTIVATION, LayerKind.ELEMENTWISE, LayerKind.UNARY, LayerKind.SCALE, LayerKind.POINTWISE)
+KINDS = (
+    LayerKind.ACTIVATION,
+    LayerKind.ELEMENTWISE,
+    LayerKind.UNARY,
+    LayerKind.SCALE,
+    LayerKind.POINTWISE,
+)
 
 
 class PointWiseFusion(Pass):
@@ -45,7 +65,11 @@ class PointWiseFusion(Pass):
         for layer in network.of_kind(*KINDS):
             while network.alive(layer) and _fusable(layer):
                 reader = layer.out.sole_reader()
-                if reader is None or not _fusable(reader) or len(layer.nodes) + len(reader.nodes) > MAX_JOINED:
+                if (
+                    reader is None
+                    or not _fusable(reader)
+                    or len(layer.nodes) + len(reader.nodes) > MAX_JOINED
+                ):
                     break
                 if _quantized_residual(layer, reader):
                     network.residuals_behind_activation[node_name(reader)] = None
@@ -62,16 +86,46 @@ class PointWiseFusion(Pass):
             ends = _dequantized(q)
             gates = [r for r in ends if r.kind == LayerKind.ACTIVATION]
             muls = [r for r in ends if r.kind != LayerKind.ACTIVATION]
-            if gates and all(m.operation == "PROD" and any(_made_of(t) in gates for t in m.inputs) for m in muls):
-                inner = (n for g in gates if g.op in GATES for n in g.out.consumers
-                         if n.kind == LayerKind.QUANTIZE and any(m in muls for m in _dequantized(n)))
-                self.refuse(InsideActivation(
-                    self.name, node_name(q), node_name(conv), node_name(gates[0]), any(m.op == "Mul" for m in muls),
-                    False, node_name(next(inner, None)), elements(q.data)))
-        elif above is not None and above.op in GATES and (conv := _quantized_convolution(above.data)) is not None:
+            if gates and all(
+                m.operation == "PROD" and any(_made_of(t) in gates for t in m.inputs) for m in muls
+            ):
+                inner = (
+                    n
+                    for g in gates
+                    if g.op in GATES
+                    for n in g.out.consumers
+                    if n.kind == LayerKind.QUANTIZE and any(m in muls for m in _dequantized(n))
+                )
+                self.refuse(
+                    InsideActivation(
+                        self.name,
+                        node_name(q),
+                        node_name(conv),
+                        node_name(gates[0]),
+                        any(m.op == "Mul" for m in muls),
+                        False,
+                        node_name(next(inner, None)),
+                        elements(q.data),
+                    )
+                )
+        elif (
+            above is not None
+            and above.op in GATES
+            and (conv := _quantized_convolution(above.data)) is not None
+        ):
             if any(m.op == "Mul" and above.data in m.inputs for m in _dequantized(q)):
-                self.refuse(InsideActivation(
-                    self.name, node_name(q), node_name(conv), node_name(above), True, True, "", elements(above.data)))
+                self.refuse(
+                    InsideActivation(
+                        self.name,
+                        node_name(q),
+                        node_name(conv),
+                        node_name(above),
+                        True,
+                        True,
+                        "",
+                        elements(above.data),
+                    )
+                )
 
     def _take_constants(self, network: Network) -> None:
         for layer in network.of_kind(LayerKind.ELEMENTWISE, LayerKind.POINTWISE):
@@ -102,7 +156,12 @@ class PointWiseFusion(Pass):
         self.fusing(case, layer, layer, reader)
         name = f"PWN({self._member(layer)}, {self._member(reader)})"
         rank = reader.rank
-        if reader.operation == "SUM" and reader.nodes and layer.joined is None and _several(layer, reader):
+        if (
+            reader.operation == "SUM"
+            and reader.nodes
+            and layer.joined is None
+            and _several(layer, reader)
+        ):
             layer.joined = (layer.nodes[-1] if layer.nodes else layer.name, reader.nodes[0])
         layer.acts_as = SILU if _gates(layer, reader) else reader.acts_as or reader.op
         network.absorb_reader(layer, reader, name)
@@ -120,8 +179,21 @@ class PointWiseFusion(Pass):
 
 def _dequantized(q: Layer) -> list[Layer]:
     """What reads the results of a Q's DQs, past the reshape behind a matrix product that became a convolution."""
-    tensors = [q.out, *(r.out for r in q.out.consumers if r.kind == LayerKind.SHUFFLE and r.shuffling.after_matmul)]
-    return [r for t in tensors for dq in t.consumers if dq.kind == LayerKind.DEQUANTIZE for r in dq.out.consumers]
+    tensors = [
+        q.out,
+        *(
+            r.out
+            for r in q.out.consumers
+            if r.kind == LayerKind.SHUFFLE and r.shuffling.after_matmul
+        ),
+    ]
+    return [
+        r
+        for t in tensors
+        for dq in t.consumers
+        if dq.kind == LayerKind.DEQUANTIZE
+        for r in dq.out.consumers
+    ]
 
 
 def _made_of(tensor: Tensor) -> Layer | None:
@@ -140,7 +212,9 @@ def _quantized_convolution(tensor: Tensor) -> Layer | None:
     conv = (tensor if scale is None else scale.data).maker(*CONVOLVE)
     if conv is None or not dq_of(conv.data) or not any(map(dq_of, conv.inputs[1:])):
         return None
-    folded = scale is None or (conv.kind != LayerKind.DECONVOLUTION and scale.data.only_reader() is scale)
+    folded = scale is None or (
+        conv.kind != LayerKind.DECONVOLUTION and scale.data.only_reader() is scale
+    )
     return conv if folded else None
 
 
@@ -171,7 +245,12 @@ def _several(layer: Layer, reader: Layer) -> bool:
 
 def _gates(layer: Layer, reader: Layer) -> bool:
     """Whether two layers are x * gate(x): SiLU, or Hardswish written out."""
-    return layer.op in GATES and not layer.acts_as and reader.operation == "PROD" and layer.data in reader.inputs
+    return (
+        layer.op in GATES
+        and not layer.acts_as
+        and reader.operation == "PROD"
+        and layer.data in reader.inputs
+    )
 
 
 def _quantized_residual(layer: Layer, reader: Layer) -> bool:

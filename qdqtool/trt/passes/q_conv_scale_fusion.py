@@ -7,15 +7,20 @@ from qdqtool.trt.refusals import BatchNormNotConstant, ConvTransposeBatchNorm
 from qdqtool.trt.surroundings import elements
 
 FOLDED = seen(
-    "batchnorm", "A quantized convolution takes BatchNormalization and Relu; their names disappear.",
-    "yolo-resnet18-orin-trt8502:5251", "resnet18-qat-rtx2000-trt8510:2579", "yolov8-orin-trt8412-excerpts:187",
+    "batchnorm",
+    "A quantized convolution takes BatchNormalization and Relu; their names disappear.",
+    "yolo-resnet18-orin-trt8502:5251",
+    "resnet18-qat-rtx2000-trt8510:2579",
+    "yolov8-orin-trt8412-excerpts:187",
     source="TensorRT 8.0 keeps + Relu_11 (centernet-resnet34-qat-trt80)",
     about=("Conv", "BatchNormalization", "Relu"),
 )
 TRANSPOSED = documented(
-    "convtranspose", "A quantized ConvTranspose does not take the BatchNormalization behind it.",
+    "convtranspose",
+    "A quantized ConvTranspose does not take the BatchNormalization behind it.",
     "NVIDIA in NVIDIA/TensorRT issue 3412 (2023): no support for Q/DQ + convTranspose + BN fusion yet; nothing newer "
-    "says that a later version folds it", about=("ConvTranspose", "BatchNormalization"),
+    "says that a later version folds it",
+    about=("ConvTranspose", "BatchNormalization"),
 )
 
 
@@ -34,7 +39,11 @@ class QConvScaleFusion(Pass):
             if scale.kind != LayerKind.SCALE and scale.op != "BatchNormalization":
                 continue
             position = weights_position(layer)
-            if position is None or dq_of(layer.data) is None or dq_of(layer.inputs[position]) is None:
+            if (
+                position is None
+                or dq_of(layer.data) is None
+                or dq_of(layer.inputs[position]) is None
+            ):
                 continue
             refused = (self.name, node_name(layer), node_name(scale), elements(layer.out))
             if scale.kind != LayerKind.SCALE:
@@ -47,4 +56,6 @@ class QConvScaleFusion(Pass):
                 self.fire(FOLDED, layer, REMOVING, scale.name)
                 layer.fusion.activated = bool(scale.relu)
                 keep = scale.relu and self.target.keeps_relu_name
-                network.absorb_reader(layer, scale, f"{layer.name} + {scale.relu}" if keep else layer.name)
+                network.absorb_reader(
+                    layer, scale, f"{layer.name} + {scale.relu}" if keep else layer.name
+                )

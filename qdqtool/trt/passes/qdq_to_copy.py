@@ -3,26 +3,45 @@
 import functools
 from collections.abc import Callable
 
-from qdqtool.trt.passes._infra import QDQ, Layer, LayerKind, Network, Pass, Tensor, assumed, node_name, seen, weakest
+from qdqtool.trt.passes._infra import (
+    QDQ,
+    Layer,
+    LayerKind,
+    Network,
+    Pass,
+    Tensor,
+    assumed,
+    node_name,
+    seen,
+    weakest,
+)
 from qdqtool.trt.refusals import Reader, Stays
 from qdqtool.trt.surroundings import elements, origin_of, readers_of, scale_of, weighted_behind
 from qdqtool.trt.trace import SWAP_TYPE
 from qdqtool.types import Precision
 
 QUANTIZE = seen(
-    "quantize", "A Q that nothing absorbed becomes a conversion of the engine, Layer(Reformat): <Q>.",
-    "yolo-resnet18-orin-trt8502:5741", "resnet18-qat-rtx2000-trt8510:2812", "yolov8-orin-trt8412-excerpts:222",
-    "bevfusion-camera-orin-trt8502:870", "bevfusion-camera-rtx3080ti-trt8600:5806",
-    "yolov8n-modelopt-rtx2060-trt1014", "small-graphs-orinnano-trt103",
-    source="worded in 10.7 as in 8.5 (NVIDIA/TensorRT issue 4320)", about=("QuantizeLinear",),
+    "quantize",
+    "A Q that nothing absorbed becomes a conversion of the engine, Layer(Reformat): <Q>.",
+    "yolo-resnet18-orin-trt8502:5741",
+    "resnet18-qat-rtx2000-trt8510:2812",
+    "yolov8-orin-trt8412-excerpts:222",
+    "bevfusion-camera-orin-trt8502:870",
+    "bevfusion-camera-rtx3080ti-trt8600:5806",
+    "yolov8n-modelopt-rtx2060-trt1014",
+    "small-graphs-orinnano-trt103",
+    source="worded in 10.7 as in 8.5 (NVIDIA/TensorRT issue 4320)",
+    about=("QuantizeLinear",),
 )
 DEQUANTIZE = assumed(
-    "dequantize", "A DQ that nothing absorbed becomes one as well.",
+    "dequantize",
+    "A DQ that nothing absorbed becomes one as well.",
     "the engine line is seen (resnet18-a100-qat-residual, DequantizeLinear_291), the pass line is not",
     about=("DequantizeLinear",),
 )
 ATTENTION = assumed(
-    "attention", "A Q between the Softmax and the second MatMul of an attention becomes one alike.",
+    "attention",
+    "A Q between the Softmax and the second MatMul of an attention becomes one alike.",
     "no listing of an INT8 attention is available. Where TensorRT makes one kernel of the whole attention (developer "
     "guide, MHA fusion: Q/DQ in front of the first MatMul, behind the Softmax and behind the second), the Q is in it",
     about=("QuantizeLinear", "Softmax"),
@@ -58,10 +77,25 @@ class QDQToCopy(Pass):
         # DEQUANTIZE is assumed for its line in the log: the conversion is seen in an engine.
         cases = [*layer.cases, *layer.held, *[ATTENTION] * in_attention]
         return Stays(
-            self.name, layer.of or node_name(layer), layer.name, layer.kind == LayerKind.QUANTIZE, tensor.source,
-            scale_of(layer), origin_of(layer.data), readers(layer.data), readers(layer.out), layer.passed.steps(),
-            layer.blocked, elements(tensor), weighted_behind(layer.out), layer.pair, layer.first_scale,
-            layer.requantizes, _precision(layer), in_attention, weakest(cases, self.target),
+            self.name,
+            layer.of or node_name(layer),
+            layer.name,
+            layer.kind == LayerKind.QUANTIZE,
+            tensor.source,
+            scale_of(layer),
+            origin_of(layer.data),
+            readers(layer.data),
+            readers(layer.out),
+            layer.passed.steps(),
+            layer.blocked,
+            elements(tensor),
+            weighted_behind(layer.out),
+            layer.pair,
+            layer.first_scale,
+            layer.requantizes,
+            _precision(layer),
+            in_attention,
+            weakest(cases, self.target),
         )
 
 
@@ -71,8 +105,13 @@ def _in_attention(layer: Layer) -> bool:
     while above is not None and above.kind == LayerKind.SHUFFLE:
         above = above.data.producer
     return (
-        layer.kind in (LayerKind.QUANTIZE, LayerKind.COPY) and above is not None and above.kind == LayerKind.SOFTMAX
-        and any(r.kind == LayerKind.MATRIX_MULTIPLY and not r.weights.constant for r in layer.out.consumers)
+        layer.kind in (LayerKind.QUANTIZE, LayerKind.COPY)
+        and above is not None
+        and above.kind == LayerKind.SOFTMAX
+        and any(
+            r.kind == LayerKind.MATRIX_MULTIPLY and not r.weights.constant
+            for r in layer.out.consumers
+        )
     )
 
 

@@ -1,20 +1,51 @@
 """QuantizeConvWithResidualAdd."""
 
 from qdqtool.trt import refusals
-from qdqtool.trt.layers import Layer, Tensor, constant_of, dq_of, node_name, only_q, weights_position
-from qdqtool.trt.passes._infra import FUSING, FUSING_INTO, REMOVING, SWAPPING, LayerKind, Network, Pass, assumed, seen
+from qdqtool.trt.layers import (
+    Layer,
+    Tensor,
+    constant_of,
+    dq_of,
+    node_name,
+    only_q,
+    weights_position,
+)
+from qdqtool.trt.passes._infra import (
+    FUSING,
+    FUSING_INTO,
+    REMOVING,
+    SWAPPING,
+    LayerKind,
+    Network,
+    Pass,
+    assumed,
+    seen,
+)
 from qdqtool.trt.refusals import ReaderKind
-from qdqtool.trt.surroundings import different_scales, elements, is_sum, origin_of, readers_of, refusal_of, scale_of
+from qdqtool.trt.surroundings import (
+    different_scales,
+    elements,
+    is_sum,
+    origin_of,
+    readers_of,
+    refusal_of,
+    scale_of,
+)
 
 QUANTIZED = seen(
-    "quantized-residual", "A convolution takes the Add behind it, INT8, INT8 -> INT8, if the residual comes from a DQ "
+    "quantized-residual",
+    "A convolution takes the Add behind it, INT8, INT8 -> INT8, if the residual comes from a DQ "
     "and the sum goes to a Q alone.",
-    "resnet18-qat-rtx2000-trt8510:2619", "bevfusion-camera-orin-trt8502:328",
-    "bevfusion-camera-rtx3080ti-trt8600:5264", "resnet18-a100-qat-residual", "mobilenetv2-titanrtx-qat-residual",
+    "resnet18-qat-rtx2000-trt8510:2619",
+    "bevfusion-camera-orin-trt8502:328",
+    "bevfusion-camera-rtx3080ti-trt8600:5264",
+    "resnet18-a100-qat-residual",
+    "mobilenetv2-titanrtx-qat-residual",
     source="the residual's scale may differ from the output's",
 )
 ACTIVATED = assumed(
-    "activated", "What an activation between convolution and Add makes of the fusion.",
+    "activated",
+    "What an activation between convolution and Add makes of the fusion.",
     "reports conflict: NVIDIA/TensorRT issue 3861 sees them apart on 8.5 and 10.6, ModelOpt quantizes the residual "
     "branch only since 2025-10, so that convolution, activation and Add can fuse on 10.x",
 )
@@ -46,7 +77,11 @@ class QuantizeConvWithResidualAdd(Pass):
                 continue
             other = next(t for t in add.inputs if t is not conv.out)
             dq, q, by = dq_of(other), only_q(add.out), (self.name, node_name(conv))
-            if self._held_apart(network, conv, add, other) or len(add.inputs) != 2 or add.kind != LayerKind.ELEMENTWISE:
+            if (
+                self._held_apart(network, conv, add, other)
+                or len(add.inputs) != 2
+                or add.kind != LayerKind.ELEMENTWISE
+            ):
                 continue
             if refusal_of(conv, self.name, self.target) is not None:
                 continue
@@ -56,12 +91,24 @@ class QuantizeConvWithResidualAdd(Pass):
             size, readers = elements(conv.out), readers_of(add.out)
             if dq is None:
                 quantizers = tuple(r for r in readers_of(other) if r.kind == ReaderKind.Q)
-                self.refuse(refusals.ResidualFloat(
-                    *by, node_name(add), origin_of(other), readers, size, other.source, quantizers,
-                ))
+                self.refuse(
+                    refusals.ResidualFloat(
+                        *by,
+                        node_name(add),
+                        origin_of(other),
+                        readers,
+                        size,
+                        other.source,
+                        quantizers,
+                    )
+                )
             else:
-                self.refuse(different_scales(*by, add.out.source, readers, size) or refusals.AddOutputNotQuantized(
-                    *by, node_name(add), origin_of(other), readers, size))
+                self.refuse(
+                    different_scales(*by, add.out.source, readers, size)
+                    or refusals.AddOutputNotQuantized(
+                        *by, node_name(add), origin_of(other), readers, size
+                    )
+                )
 
     def _held_apart(self, network: Network, conv: Layer, add: Layer, other: Tensor) -> bool:
         """Whether an activation between them keeps a convolution and an Add apart on the target."""
@@ -69,10 +116,17 @@ class QuantizeConvWithResidualAdd(Pass):
             network.residuals_behind_activation[node_name(add)] = None
         apart = conv.fusion.activated and not self.target.residual_through_activation
         if apart:
-            self.refuse(refusals.ActivationBeforeAdd(
-                self.name, node_name(conv), node_name(add), conv.nodes[-1], origin_of(other), elements(conv.out),
-                readers_of(add.out),
-            ))
+            self.refuse(
+                refusals.ActivationBeforeAdd(
+                    self.name,
+                    node_name(conv),
+                    node_name(add),
+                    conv.nodes[-1],
+                    origin_of(other),
+                    elements(conv.out),
+                    readers_of(add.out),
+                )
+            )
             conv.rest_on(ACTIVATED)
         return apart
 
@@ -83,12 +137,20 @@ class QuantizeConvWithResidualAdd(Pass):
         add = dq.out.only_reader(LayerKind.ELEMENTWISE) if dq is not None else None
         if add is not None and all(map(dq_of, add.inputs)):
             other = next((d for d in map(dq_of, add.inputs) if d is not dq), dq)
-            self.refuse(refusals.ResidualBothQuantized(
-                self.name, node_name(conv), node_name(add), node_name(q), (scale_of(q), scale_of(other)),
-                elements(conv.out),
-            ))
+            self.refuse(
+                refusals.ResidualBothQuantized(
+                    self.name,
+                    node_name(conv),
+                    node_name(add),
+                    node_name(q),
+                    (scale_of(q), scale_of(other)),
+                    elements(conv.out),
+                )
+            )
 
-    def _fuse(self, network: Network, conv: Layer, position: int, add: Layer, dq: Layer, q: Layer) -> None:
+    def _fuse(
+        self, network: Network, conv: Layer, position: int, add: Layer, dq: Layer, q: Layer
+    ) -> None:
         case = ACTIVATED if conv.fusion.activated else QUANTIZED
         conv_dq, weight_dq = dq_of(conv.data), dq_of(conv.inputs[position])
         assert conv_dq is not None and weight_dq is not None

@@ -4,7 +4,13 @@ from qdqtool.model.operators import case_of
 from qdqtool.trt import detect
 from qdqtool.trt.layers import WEIGHTED, Layer, Tensor, can_absorb, dq_of, node_name, only_q
 from qdqtool.trt.passes._infra import Case, LayerKind, Network, Pass, assumed, documented, seen
-from qdqtool.trt.refusals import Deconvolution3D, FloatTypesDiffer, OutputDifferentScales, OutputScale, OutsideRules
+from qdqtool.trt.refusals import (
+    Deconvolution3D,
+    FloatTypesDiffer,
+    OutputDifferentScales,
+    OutputScale,
+    OutsideRules,
+)
 from qdqtool.trt.surroundings import elements, output_refusal, refusal_of
 from qdqtool.trt.trace import FUSING_INTO, REMOVING
 from qdqtool.types import Precision
@@ -13,7 +19,9 @@ CONVOLUTION = case_of("Conv")
 DECONVOLUTION_80 = case_of("ConvTranspose")
 MATRIX = case_of("MatMul")
 DECONVOLUTION = documented(
-    "deconvolution-later", "The same on TensorRT later than 8.0.", "developer guide: Deconvolution is quantizable",
+    "deconvolution-later",
+    "The same on TensorRT later than 8.0.",
+    "developer guide: Deconvolution is quantizable",
     about=("ConvTranspose",),
 )
 DECONVOLUTION_3D = documented(
@@ -25,34 +33,45 @@ DECONVOLUTION_3D = documented(
     about=("ConvTranspose",),
 )
 MIXED_FLOATS = assumed(
-    "mixed-floats", "Data and weights that are dequantized to different float types are not multiplied in INT8.",
+    "mixed-floats",
+    "Data and weights that are dequantized to different float types are not multiplied in INT8.",
     "ONNX wants one float type for both; TensorRT-RTX 1.7 refuses such a convolution (`input` and `kernel` must be of "
     "same type). What a weakly typed 10.x build makes of it is not known",
 )
 SUM = seen(
-    "sum", "A sum whose inputs all come from DQs and that only a Q reads runs in INT8.",
-    "yolov8-orin-trt8412-excerpts", "bev-blackwell-trt10", source="the engine; the pass line for it is assumed",
+    "sum",
+    "A sum whose inputs all come from DQs and that only a Q reads runs in INT8.",
+    "yolov8-orin-trt8412-excerpts",
+    "bev-blackwell-trt10",
+    source="the engine; the pass line for it is assumed",
     about=("Add",),
 )
 POINTWISE = assumed(
-    "pointwise", "Another elementwise or pointwise layer alike.",
+    "pointwise",
+    "Another elementwise or pointwise layer alike.",
     "as a sum; documented is only that such a layer takes INT8 if it gives INT8",
 )
 FLOAT_SUM = seen(
-    "sum-to-float", "A sum whose inputs all come from DQs reads INT8 whatever it writes: the DQs are inside it.",
-    "small-graphs-orinnano-trt103", source="PWN(Add) with two INT8 inputs and a float output, no layer for a DQ",
+    "sum-to-float",
+    "A sum whose inputs all come from DQs reads INT8 whatever it writes: the DQs are inside it.",
+    "small-graphs-orinnano-trt103",
+    source="PWN(Add) with two INT8 inputs and a float output, no layer for a DQ",
     about=("Add",),
 )
 FLOAT_POINTWISE = documented(
-    "pointwise-to-float", "Another pointwise layer alike, of one input or several.",
+    "pointwise-to-float",
+    "Another pointwise layer alike, of one input or several.",
     "NVIDIA/TensorRT issue 2204 (8.4): PWN, INT8 to float, under Q/DQ. Inputs of which some are float stay as they are",
 )
 DIFFERENT = assumed(
-    "different-scales", "A result that only Qs of different scales read is written as float.",
+    "different-scales",
+    "A result that only Qs of different scales read is written as float.",
     "in every log such a result has a float reader besides",
 )
 PRELU = assumed(
-    "prelu", "A PRelu behind a convolution stays a layer of its own.", "no build shows whether it fuses",
+    "prelu",
+    "A PRelu behind a convolution stays a layer of its own.",
+    "no build shows whether it fuses",
     about=("PRelu",),
 )
 _POINTWISE = (LayerKind.ELEMENTWISE, LayerKind.POINTWISE, LayerKind.ACTIVATION, LayerKind.UNARY)
@@ -68,8 +87,18 @@ class QuantizeDoubleInputNodes(Pass):
     """
 
     cases = (
-        CONVOLUTION, DECONVOLUTION_80, DECONVOLUTION, DECONVOLUTION_3D, MIXED_FLOATS, MATRIX, SUM, POINTWISE, FLOAT_SUM,
-        FLOAT_POINTWISE, DIFFERENT, PRELU,
+        CONVOLUTION,
+        DECONVOLUTION_80,
+        DECONVOLUTION,
+        DECONVOLUTION_3D,
+        MIXED_FLOATS,
+        MATRIX,
+        SUM,
+        POINTWISE,
+        FLOAT_SUM,
+        FLOAT_POINTWISE,
+        DIFFERENT,
+        PRELU,
     )
     unnamed = (REMOVING,)
 
@@ -100,12 +129,16 @@ class QuantizeDoubleInputNodes(Pass):
             layer.rest_on(PRELU)
 
     def _three_dimensions(self, layer: Layer) -> Deconvolution3D | None:
-        """Why a ConvTranspose of three spatial dimensions stays float; None for any other layer, and where it does not.
-        """
+        """Why a ConvTranspose of three spatial dimensions stays float; None for any other layer, and where it does not."""
         if layer.kind != LayerKind.DECONVOLUTION:
             return None
-        found = detect.deconvolution_3d(self.name, node_name(layer), layer.weights.kernel,
-                                        node_name(layer.data.producer), elements(layer.out))
+        found = detect.deconvolution_3d(
+            self.name,
+            node_name(layer),
+            layer.weights.kernel,
+            node_name(layer.data.producer),
+            elements(layer.out),
+        )
         if found is None:
             return None
         layer.rest_on(DECONVOLUTION_3D)
@@ -146,4 +179,6 @@ class QuantizeDoubleInputNodes(Pass):
         if dqs and dqs[0].quant is not None:
             layer.quantized_as = dqs[0].quant.precision
             if layer.quantized_as == Precision.FP8:
-                self.refuse(OutsideRules(self.name, node_name(layer), node_name(dqs[0]), layer.quantized_as))
+                self.refuse(
+                    OutsideRules(self.name, node_name(layer), node_name(dqs[0]), layer.quantized_as)
+                )

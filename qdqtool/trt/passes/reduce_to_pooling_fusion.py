@@ -5,19 +5,26 @@ from qdqtool.trt.passes._infra import LayerKind, Network, Pass, assumed, documen
 from qdqtool.trt.trace import SWAP_TYPE
 
 AVERAGE = seen(
-    "global-average", "A GlobalAveragePool becomes a pooling.", "resnet18-qat-rtx2000-trt8510:2487",
+    "global-average",
+    "A GlobalAveragePool becomes a pooling.",
+    "resnet18-qat-rtx2000-trt8510:2487",
     about=("GlobalAveragePool",),
 )
 MAXIMUM = assumed(
-    "global-max", "A GlobalMaxPool becomes a pooling.", "as GlobalAveragePool; a REDUCE layer would refute it",
+    "global-max",
+    "A GlobalMaxPool becomes a pooling.",
+    "as GlobalAveragePool; a REDUCE layer would refute it",
     about=("GlobalMaxPool",),
 )
 MEAN = assumed(
-    "mean", "A ReduceMean over height and width that keeps its dimensions becomes a pooling; any other is left.",
-    "developer guide, Reduce fusion; not seen with Q/DQ", about=("ReduceMean",),
+    "mean",
+    "A ReduceMean over height and width that keeps its dimensions becomes a pooling; any other is left.",
+    "developer guide, Reduce fusion; not seen with Q/DQ",
+    about=("ReduceMean",),
 )
 REDUCE_MAX = documented(
-    "reduce-max", "A ReduceMax over width, height or both that keeps its dimensions becomes a pooling.",
+    "reduce-max",
+    "A ReduceMax over width, height or both that keeps its dimensions becomes a pooling.",
     "the engine listed in NVIDIA/TensorRT issue 2627 (8.4.1): Layer(CudnnPooling): pfe_ReduceMax_15, over the width",
     about=("ReduceMax",),
 )

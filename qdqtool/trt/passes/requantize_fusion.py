@@ -1,14 +1,26 @@
 """A DQ followed by a Q of another scale."""
 
-from qdqtool.trt.passes._infra import CONVOLVE, Layer, LayerKind, Network, Pass, documented, dq_of, node_name
+from qdqtool.trt.passes._infra import (
+    CONVOLVE,
+    Layer,
+    LayerKind,
+    Network,
+    Pass,
+    documented,
+    dq_of,
+    node_name,
+)
 from qdqtool.trt.surroundings import scale_of
 
 INTO = documented(
-    "into-convolution", "An INT8 convolution takes the DQ and Q behind it, <Conv> + <DQ> + <Q>.",
-    "NVIDIA/TensorRT issue 2527, engine names of an 8.5 build", about=("Conv",),
+    "into-convolution",
+    "An INT8 convolution takes the DQ and Q behind it, <Conv> + <DQ> + <Q>.",
+    "NVIDIA/TensorRT issue 2527, engine names of an 8.5 build",
+    about=("Conv",),
 )
 CONVERSION = documented(
-    "conversion", "Elsewhere DQ and Q become one conversion from INT8 to INT8, a Scale layer.",
+    "conversion",
+    "Elsewhere DQ and Q become one conversion from INT8 to INT8, a Scale layer.",
     "NVIDIA/TensorRT issue 2527, one layer Int8 to Int8 in the listing of an 8.5 build",
 )
 
@@ -25,7 +37,12 @@ class RequantizeFusion(Pass):
             if dq is None or (q.quant is not None and q.quant.per_channel):
                 continue
             conv = dq.data.maker(*CONVOLVE)
-            if conv is not None and conv.int8_out and dq.data.only_reader() and dq.out.only_reader():
+            if (
+                conv is not None
+                and conv.int8_out
+                and dq.data.only_reader()
+                and dq.out.only_reader()
+            ):
                 self._into(network, conv, dq, q)
                 continue
             q.of = node_name(q)

@@ -3,9 +3,12 @@
 from qdqtool.trt.passes._infra import REMOVING, LayerKind, Network, Pass, seen
 
 NOTHING = seen(
-    "changes-nothing", "A pair of shuffles that gives back the shape it started from goes, and so does the shuffle "
+    "changes-nothing",
+    "A pair of shuffles that gives back the shape it started from goes, and so does the shuffle "
     "that the parser puts behind a Softmax.",
-    "resnet18-qat-rtx2000-trt8510:2569", "yolo-resnet18-orin-trt8502:4698", "bevfusion-camera-orin-trt8502:6",
+    "resnet18-qat-rtx2000-trt8510:2569",
+    "yolo-resnet18-orin-trt8502:4698",
+    "bevfusion-camera-orin-trt8502:6",
     "bevfusion-camera-rtx3080ti-trt8600:4298",
 )
 

@@ -3,8 +3,11 @@
 from qdqtool.trt.passes._infra import MAX_JOINED, Layer, LayerKind, Network, Pass, seen
 
 PLAIN = seen(
-    "single-reader", "Two shuffles in a row become one.",
-    "yolo-resnet18-orin-trt8502:4696", "resnet18-qat-rtx2000-trt8510:2567", "bevfusion-camera-orin-trt8502:4",
+    "single-reader",
+    "Two shuffles in a row become one.",
+    "yolo-resnet18-orin-trt8502:4696",
+    "resnet18-qat-rtx2000-trt8510:2567",
+    "bevfusion-camera-orin-trt8502:4",
     "bevfusion-camera-rtx3080ti-trt8600:4296",
 )
 
@@ -21,7 +24,10 @@ class ShuffleShuffleFusion(Pass):
                 reader = shuffle.out.only_reader(LayerKind.SHUFFLE)
                 if reader is None or reader.shuffling.after_matmul:
                     break
-                moves, perm = shuffle.shuffling.moves or reader.shuffling.moves, _one_after_other(shuffle, reader)
+                moves, perm = (
+                    shuffle.shuffling.moves or reader.shuffling.moves,
+                    _one_after_other(shuffle, reader),
+                )
                 self.join(network, PLAIN, shuffle, reader)
                 shuffle.shuffling.joined, shuffle.shuffling.perm = True, perm
                 shuffle.shuffling.moves = moves and perm != tuple(range(len(perm or ())))

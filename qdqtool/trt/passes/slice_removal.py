@@ -4,13 +4,17 @@ from qdqtool.trt.passes._infra import LayerKind, Network, Pass, assumed, seen
 from qdqtool.trt.trace import ELIMINATING_SLICE, REPLACING_SLICE
 
 VIEW = seen(
-    "view", "A Slice with steps of 1 becomes a view of the tensor that it is cut from.",
-    "yolov8-orin-trt8412-excerpts:237", "bevfusion-camera-orin-trt8502:882",
-    "bevfusion-camera-rtx3080ti-trt8600:5818", about=(ELIMINATING_SLICE,),
+    "view",
+    "A Slice with steps of 1 becomes a view of the tensor that it is cut from.",
+    "yolov8-orin-trt8412-excerpts:237",
+    "bevfusion-camera-orin-trt8502:882",
+    "bevfusion-camera-rtx3080ti-trt8600:5818",
+    about=(ELIMINATING_SLICE,),
 )
 
 COPY = assumed(
-    "copy", "A Slice that a Softmax reads is a copy.",
+    "copy",
+    "A Slice that a Softmax reads is a copy.",
     "bevfusion-camera-orin-trt8502:881 and bevfusion-camera-rtx3080ti-trt8600:5817: Slice_895 in front of a Softmax is "
     "copied, Slice_901 of the same tensor in front of a Transpose is a view. That the reader decides is the simplest "
     "law that fits; a Softmax that reads a view, or a copy in front of another reader, would refute it",
@@ -30,9 +34,18 @@ class SliceRemoval(Pass):
                 continue
             view = layer.out.name
             if any(r.kind == LayerKind.SOFTMAX for r in layer.out.consumers):
-                self.fire(COPY, layer, REPLACING_SLICE, layer.name, f"{layer.data.name} to {view}", by="")
+                self.fire(
+                    COPY, layer, REPLACING_SLICE, layer.name, f"{layer.data.name} to {view}", by=""
+                )
                 layer.copied = True
                 continue
-            self.fire(VIEW, layer, ELIMINATING_SLICE, layer.name, f"{view} from {view} to {layer.data.name}", by="")
+            self.fire(
+                VIEW,
+                layer,
+                ELIMINATING_SLICE,
+                layer.name,
+                f"{view} from {view} to {layer.data.name}",
+                by="",
+            )
             layer.eliminated = True
             layer.out.view_of = layer.data

@@ -12,7 +12,9 @@ from qdqtool.trt.surroundings import elements, readers_of, scale_of, step_of
 
 CONCAT = case_of("Concat")
 NESTED = documented(
-    "nested", "Concat behind Concat nests the suffix, _clone_1_clone_2.", "NVIDIA/TensorRT issue 2131 (8.4)",
+    "nested",
+    "Concat behind Concat nests the suffix, _clone_1_clone_2.",
+    "NVIDIA/TensorRT issue 2131 (8.4)",
 )
 
 
@@ -34,17 +36,23 @@ class SplitQAcrossPrecedingFanIn(Pass):
             if q is None or not can_absorb(q):
                 continue
             network.q_copies += len(concat.inputs)
-            limit = max(budgets.Q_COPIES, 4 * network.counts["Original"])  # an ordinary large network makes many
+            limit = max(
+                budgets.Q_COPIES, 4 * network.counts["Original"]
+            )  # an ordinary large network makes many
             if network.q_copies > limit:
-                raise ModelError(f"Concat '{node_name(concat)}': the Q behind it would be copied to more than "
-                                 f"{limit} tensors, the limit; a Concat of one tensor twice doubles them")
+                raise ModelError(
+                    f"Concat '{node_name(concat)}': the Q behind it would be copied to more than "
+                    f"{limit} tensors, the limit; a Concat of one tensor twice doubles them"
+                )
             case = NESTED if q.clone else CONCAT
             self.running(case, concat)
             for position in range(len(concat.inputs)):
                 self._clone(network, case, concat, q, position)
             network.remove(q)
             network.set_output(concat, q.out)
-            inner = dict.fromkeys(clone.data.maker(LayerKind.CONCATENATION) for clone in concat.above)
+            inner = dict.fromkeys(
+                clone.data.maker(LayerKind.CONCATENATION) for clone in concat.above
+            )
             todo.extend(c for c in inner if c is not None and only_q(c.out))
 
     def _refuse(self, concat: Layer) -> None:
@@ -66,7 +74,9 @@ class SplitQAcrossPrecedingFanIn(Pass):
         behind = scale_of(first)
         parts = tuple(behind if q is None else _part_scale(q) for q in moved)
         if any(p is not None and p != behind for p in parts):
-            self.refuse(ConcatScales(self.name, node_name(concat), parts, behind, elements(concat.out)))
+            self.refuse(
+                ConcatScales(self.name, node_name(concat), parts, behind, elements(concat.out))
+            )
 
     @staticmethod
     def _clone(network: Network, case: Case, concat: Layer, q: Layer, position: int) -> None:

@@ -1,19 +1,33 @@
 """SqueezePushDownJoin."""
 
-from qdqtool.trt.layers import Layer, Tensor, can_absorb, constant_of, inserted_shuffle, only_q, rank_behind
+from qdqtool.trt.layers import (
+    Layer,
+    Tensor,
+    can_absorb,
+    constant_of,
+    inserted_shuffle,
+    only_q,
+    rank_behind,
+)
 from qdqtool.trt.passes._infra import SWAPPING, LayerKind, Network, Pass, assumed, seen
 from qdqtool.trt.trace import SQUEEZE
 
 BIAS = seen(
-    "bias", "The reshape behind a Gemm turned convolution moves past the bias.", "resnet18-qat-rtx2000-trt8510:2571",
-    source="the constant gets unsqueeze_node_after_..., the result copied_squeeze_after_...", about=("Add",),
+    "bias",
+    "The reshape behind a Gemm turned convolution moves past the bias.",
+    "resnet18-qat-rtx2000-trt8510:2571",
+    source="the constant gets unsqueeze_node_after_..., the result copied_squeeze_after_...",
+    about=("Add",),
 )
 ACTIVATION = assumed(
-    "activation", "An activation in place of the bias: the reshape moves behind it, so that it can be fused.",
-    "otherwise no hidden fully connected layer could write INT8", about=("Relu",),
+    "activation",
+    "An activation in place of the bias: the reshape moves behind it, so that it can be fused.",
+    "otherwise no hidden fully connected layer could write INT8",
+    about=("Relu",),
 )
 FOLLOWED = assumed(
-    "followed-by-q", "A Q behind the pushed reshape moves up past it, so that the convolution can take it.",
+    "followed-by-q",
+    "A Q behind the pushed reshape moves up past it, so that the convolution can take it.",
     "the fully connected layers of all published engines are the last of their network",
 )
 
@@ -45,14 +59,18 @@ class SqueezePushDownJoin(Pass):
             q = only_q(after.out)
             if q is not None and can_absorb(q):
                 self.running(FOLLOWED, after, by="VanillaSwapWithFollowingQ")
-                self.fire(FOLLOWED, producer, SWAPPING, after.name, q.name, by="VanillaSwapWithFollowingQ")
+                self.fire(
+                    FOLLOWED, producer, SWAPPING, after.name, q.name, by="VanillaSwapWithFollowingQ"
+                )
                 network.swap(after, q)
 
     @staticmethod
     def _unsqueeze(network: Network, reader: Layer, position: int, constant: Layer) -> None:
         """Gives the constant the rank of what the convolution writes."""
         operand = reader.inputs[position]
-        unsqueeze = inserted_shuffle(f"unsqueeze_node_after_{constant.name}_{operand.name}", constant.rank)
+        unsqueeze = inserted_shuffle(
+            f"unsqueeze_node_after_{constant.name}_{operand.name}", constant.rank
+        )
         network.insert_before(reader, position, unsqueeze, Tensor(f"{unsqueeze.name}_out_tensor"))
 
     @staticmethod
@@ -64,5 +82,8 @@ class SqueezePushDownJoin(Pass):
         network.set_output(reader, wide)
         after = inserted_shuffle(f"copied_squeeze_after_{reader.name}", rank_behind(reader.rank))
         after.shuffling.after_matmul = after.shuffling.pushed = True
-        after.shuffling.moves, after.shuffling.perm = squeeze.shuffling.moves, squeeze.shuffling.perm
+        after.shuffling.moves, after.shuffling.perm = (
+            squeeze.shuffling.moves,
+            squeeze.shuffling.perm,
+        )
         return network.add(after, [wide], [out])

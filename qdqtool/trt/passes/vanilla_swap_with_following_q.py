@@ -2,15 +2,28 @@
 
 from collections import deque
 
-from qdqtool.trt.passes._infra import SWAPPING, Layer, LayerKind, Network, Pass, Tensor, node_name, seen
+from qdqtool.trt.passes._infra import (
+    SWAPPING,
+    Layer,
+    LayerKind,
+    Network,
+    Pass,
+    Tensor,
+    node_name,
+    seen,
+)
 from qdqtool.trt.refusals import ManyConsumers, NotCommuting, Reader
 from qdqtool.trt.surroundings import readers_of, step_of
 
 SINGLE = seen(
-    "single-reader", "A Q moves up past an operator of TensorRT's list that nothing else reads; the operator runs in "
+    "single-reader",
+    "A Q moves up past an operator of TensorRT's list that nothing else reads; the operator runs in "
     "INT8.",
-    "yolo-resnet18-orin-trt8502:5229", "resnet18-qat-rtx2000-trt8510:2539", "yolov8-orin-trt8412-excerpts:173",
-    "bevfusion-camera-orin-trt8502:259", "bevfusion-camera-rtx3080ti-trt8600:5195",
+    "yolo-resnet18-orin-trt8502:5229",
+    "resnet18-qat-rtx2000-trt8510:2539",
+    "yolov8-orin-trt8412-excerpts:173",
+    "bevfusion-camera-orin-trt8502:259",
+    "bevfusion-camera-rtx3080ti-trt8600:5195",
     "yolov8n-modelopt-rtx2060-trt1014",
     source="which operators: qdqtool.model.operators. Once equal Qs were merged: MaxPool_12 of "
     "resnet18-qat-rtx2000-trt8510 is swapped only then, "
@@ -34,7 +47,9 @@ class VanillaSwapWithFollowingQ(Pass):
     def apply(self, network: Network) -> None:
         todo = deque(network.near(LayerKind.QUANTIZE))
         refused: set[int] = set()
-        readers: dict[Tensor, tuple[Reader, ...]] = {}  # while nothing moves: of Qs side by side all are the same
+        readers: dict[
+            Tensor, tuple[Reader, ...]
+        ] = {}  # while nothing moves: of Qs side by side all are the same
         while todo:
             q = todo.popleft()
             source = q.data

@@ -10,24 +10,31 @@ from qdqtool.trt.refusals import ManyConsumers
 from qdqtool.trt.surroundings import readers_of, step_of
 
 INSERTED = seen(
-    "inserted-shuffle", "A DQ moves down past the shuffles inserted around a Gemm, on weights and data.",
-    "resnet18-qat-rtx2000-trt8510:2533", "resnet18-qat-rtx2000-trt8510:2535", about=("Gemm",),
+    "inserted-shuffle",
+    "A DQ moves down past the shuffles inserted around a Gemm, on weights and data.",
+    "resnet18-qat-rtx2000-trt8510:2533",
+    "resnet18-qat-rtx2000-trt8510:2535",
+    about=("Gemm",),
 )
 LISTED = documented(
-    "listed", "A DQ with one reader moves down past an operator that a Q passes.",
+    "listed",
+    "A DQ with one reader moves down past an operator that a Q passes.",
     "developer guide: DQ moves forward over commuting layers; not seen in a log",
 )
 PER_CHANNEL = assumed(
-    "per-channel", "A DQ with a scale for each channel moves past a Transpose, which says where the channels went.",
+    "per-channel",
+    "A DQ with a scale for each channel moves past a Transpose, which says where the channels went.",
     "TensorFlow's exports of weights; a convolution that stays float behind such a Transpose would refute it",
     about=("Transpose",),
 )
 COPIED = documented(
-    "copied", "A DQ with several readers is copied for each operator that it passes.",
+    "copied",
+    "A DQ with several readers is copied for each operator that it passes.",
     "an 11.1 build in which a DQ feeds a MaxPool and a network output runs the pooling in INT8",
 )
 SEVERAL = assumed(
-    "several-readers", "A DQ with several readers stays and is not copied for each.",
+    "several-readers",
+    "A DQ with several readers stays and is not copied for each.",
     "a log in which one DQ is swapped with several operators would refute it",
 )
 
@@ -78,7 +85,12 @@ class VanillaSwapWithPreceedingDQ(Pass):
             if per_channel or len(op.inputs) != 1:
                 continue
             copy = Layer(LayerKind.DEQUANTIZE, f"{dq.name}_clone_{number}", dq.op)
-            copy.quant, copy.computed_scale, copy.pair, copy.passed = dq.quant, dq.computed_scale, dq.pair, dq.passed
+            copy.quant, copy.computed_scale, copy.pair, copy.passed = (
+                dq.quant,
+                dq.computed_scale,
+                dq.pair,
+                dq.passed,
+            )
             copy.nodes, copy.rank = list(dq.nodes), next_rank(dq.rank)
             out = Tensor(f"{dq.out.name}_clone_{number}", dq.out.source, dq.out.elem_type)
             out.shape = dq.out.shape
@@ -95,7 +107,11 @@ class VanillaSwapWithPreceedingDQ(Pass):
         held = list(filter(_passes, dq.out.consumers))
         if not held:
             return
-        self.refuse(ManyConsumers(self.name, node_name(dq), dq.op, node_name(dq), readers_of(dq.out, through=False)))
+        self.refuse(
+            ManyConsumers(
+                self.name, node_name(dq), dq.op, node_name(dq), readers_of(dq.out, through=False)
+            )
+        )
         dq.held = (SEVERAL,)
         for op in held:
             for reader in (op, *op.out.consumers):

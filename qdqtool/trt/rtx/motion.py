@@ -20,14 +20,41 @@ from qdqtool.model.graph import Model, Node
 from qdqtool.trt.rtx.operands import NOTHING, WIDTH, Constants, Dequantized, Float, State, Why
 
 # A Q behind these is pulled up in front of them, whatever else reads them.
-_PULLED = frozenset({
-    "Transpose", "MaxPool", "Neg", "Abs", "Pad", "Tile", "Gather", "Concat", "Max", "Min", "Slice", "Split", "Expand",
-    "Identity", "Dropout", "GatherElements", "Where",
-})
+_PULLED = frozenset(
+    {
+        "Transpose",
+        "MaxPool",
+        "Neg",
+        "Abs",
+        "Pad",
+        "Tile",
+        "Gather",
+        "Concat",
+        "Max",
+        "Min",
+        "Slice",
+        "Split",
+        "Expand",
+        "Identity",
+        "Dropout",
+        "GatherElements",
+        "Where",
+    }
+)
 # The same, only where the Q is all that reads them.
-_PULLED_ALONE = frozenset({
-    "DepthToSpace", "SpaceToDepth", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Resize", "Mul", "Div",
-})
+_PULLED_ALONE = frozenset(
+    {
+        "DepthToSpace",
+        "SpaceToDepth",
+        "Reshape",
+        "Flatten",
+        "Squeeze",
+        "Unsqueeze",
+        "Resize",
+        "Mul",
+        "Div",
+    }
+)
 
 
 class Sharing:
@@ -92,7 +119,11 @@ class Sharing:
                 continue
             maker = self.model.producer(node.input(0))
             above = found.get(maker.index) if maker is not None and qdq.is_q(maker) else None
-            key = (node.op, self._numbers(node.input(1)) or node.input(1), node.input(0) if above is None else above)
+            key = (
+                node.op,
+                self._numbers(node.input(1)) or node.input(1),
+                node.input(0) if above is None else above,
+            )
             found[node.index] = numbers.setdefault(key, len(numbers))
         return found
 
@@ -123,7 +154,11 @@ class Sharing:
 
     def _all_like(self, node: Node, tensor: str, constant: str, free: frozenset[str]) -> bool:
         maker = self.model.producer(tensor)
-        equal = [n.output for n in self.merged(maker)] if maker is not None and qdq.is_dq(maker) else [tensor]
+        equal = (
+            [n.output for n in self.merged(maker)]
+            if maker is not None and qdq.is_dq(maker)
+            else [tensor]
+        )
         for same in equal:
             if self.model.is_output(same):
                 return False
@@ -132,7 +167,9 @@ class Sharing:
                     continue
                 if reader.op != node.op:
                     return False
-                if constant and not any(self.same_value(constant, t) for t in reader.inputs if t and t != same):
+                if constant and not any(
+                    self.same_value(constant, t) for t in reader.inputs if t and t != same
+                ):
                     return False
         return True
 
@@ -162,18 +199,45 @@ class Sharing:
             if factor not in self.constants.plain or self.constants.scalar(factor) is None:
                 return False
         output = node.output
-        return node.op in _PULLED_ALONE and not self.model.is_output(output) and len(self.readers(output)) == 1
+        return (
+            node.op in _PULLED_ALONE
+            and not self.model.is_output(output)
+            and len(self.readers(output)) == 1
+        )
 
 
 # What else reads a tensor --------------------------------------------------------------------------------------------
 
 
 # One data input, integers stay as they are (or are negated, or reordered), the scale stays.
-MOVES = frozenset({
-    "Identity", "Dropout", "MaxPool", "GlobalMaxPool", "ReduceMax", "ReduceMin", "Transpose", "Reshape", "Flatten",
-    "Squeeze", "Unsqueeze", "Expand", "Tile", "DepthToSpace", "SpaceToDepth", "Slice", "Split", "Gather", "GatherND",
-    "GatherElements", "TopK", "Neg", "Abs", "Reciprocal",
-})
+MOVES = frozenset(
+    {
+        "Identity",
+        "Dropout",
+        "MaxPool",
+        "GlobalMaxPool",
+        "ReduceMax",
+        "ReduceMin",
+        "Transpose",
+        "Reshape",
+        "Flatten",
+        "Squeeze",
+        "Unsqueeze",
+        "Expand",
+        "Tile",
+        "DepthToSpace",
+        "SpaceToDepth",
+        "Slice",
+        "Split",
+        "Gather",
+        "GatherND",
+        "GatherElements",
+        "TopK",
+        "Neg",
+        "Abs",
+        "Reciprocal",
+    }
+)
 # All data inputs need the same scale.
 JOINS = frozenset({"Concat", "Max", "Min", "Where"})
 # In front of these a DQ is copied and moved on, so that they do not hold a factor back.
@@ -188,7 +252,11 @@ class Motion:
         self.constants = constants
         self.sharing = Sharing(model, constants)
         self._rules: dict[str, Callable[[Node, Dequantized], State]] = {
-            "Cast": self._cast, "Mul": self._scaled, "Div": self._scaled, "Pad": self._pad, "MaxPool": self._max_pool,
+            "Cast": self._cast,
+            "Mul": self._scaled,
+            "Div": self._scaled,
+            "Pad": self._pad,
+            "MaxPool": self._max_pool,
             **dict.fromkeys(("Resize", "Upsample", "AveragePool", "Einsum"), self._float),
         }
 
@@ -215,9 +283,13 @@ class Motion:
         if node.op in self._rules:
             return self._rules[node.op](node, first)
         if node.op in MOVES and data[0] is first:
-            if node.op == "Reciprocal" and not self.sharing.is_alone(node, node.input(0), "", _FREE):
+            if node.op == "Reciprocal" and not self.sharing.is_alone(
+                node, node.input(0), "", _FREE
+            ):
                 return self._lost(Why.SHARED, node, first)
-            moved = replaced(first, inverted=not first.inverted) if node.op == "Reciprocal" else first
+            moved = (
+                replaced(first, inverted=not first.inverted) if node.op == "Reciprocal" else first
+            )
             return self._with_axes(node, moved)
         return self._lost(Why.OPERATOR, node, first)
 
@@ -308,7 +380,9 @@ class Motion:
             nothing = _is_single(node) and not any(node.attributes.get("pads", []))
         elif node.op == "Einsum":  # with one input that is only reordered
             terms = str(node.attributes.get("equation", "")).replace(" ", "").split("->")
-            nothing = len(node.inputs) == 1 and len(terms) == 2 and sorted(terms[0]) == sorted(terms[1])
+            nothing = (
+                len(node.inputs) == 1 and len(terms) == 2 and sorted(terms[0]) == sorted(terms[1])
+            )
             nothing = nothing and not state.axes
         return state if nothing else self._lost(Why.OPERATOR, node, state)
 
@@ -318,8 +392,10 @@ class Motion:
             return state
         maker = self.model.producer(node.input(0))
         # A Tile, Expand or Resize to the size that its input has is removed before anything moves.
-        while maker is not None and (maker.op in ("Identity", "Dropout", "Cast") or (
-                maker.op in ("Tile", "Expand", "Resize") and self._keeps_shape(maker))):
+        while maker is not None and (
+            maker.op in ("Identity", "Dropout", "Cast")
+            or (maker.op in ("Tile", "Expand", "Resize") and self._keeps_shape(maker))
+        ):
             maker = self.model.producer(maker.input(0))
         if qdq.is_dq(maker) and self.sharing.reaches_quantizer(node.output):
             return self._lost(Why.POOL, node, state)
@@ -334,13 +410,24 @@ class Motion:
         if not state.axes:
             return state
         before, after = self.model.shape(node.input(0)), self.model.shape(node.output)
-        axes = None if before is None or after is None else _moved_axes(node, state.axes, before, after)
-        return self._lost(Why.AXIS, node, state) if axes is None else replaced(state, axes=frozenset(axes))
+        axes = (
+            None
+            if before is None or after is None
+            else _moved_axes(node, state.axes, before, after)
+        )
+        return (
+            self._lost(Why.AXIS, node, state)
+            if axes is None
+            else replaced(state, axes=frozenset(axes))
+        )
 
 
 def _is_single(pool: Node) -> bool:
     """Whether a pool is 1x1 with stride 1."""
-    return all(v == 1 for v in (*pool.attributes.get("kernel_shape", [0]), *pool.attributes.get("strides", [1])))
+    return all(
+        v == 1
+        for v in (*pool.attributes.get("kernel_shape", [0]), *pool.attributes.get("strides", [1]))
+    )
 
 
 def _moved_axes(
@@ -348,7 +435,9 @@ def _moved_axes(
 ) -> set[int] | None:
     if node.op == "Transpose":
         perm = node.attributes.get("perm") or list(range(len(before) - 1, -1, -1))
-        if not isinstance(perm, list) or sorted(map(str, perm)) != sorted(map(str, range(len(before)))):
+        if not isinstance(perm, list) or sorted(map(str, perm)) != sorted(
+            map(str, range(len(before)))
+        ):
             return None
         return {perm.index(a) for a in axes}
     if node.op in ("Reshape", "Flatten", "Squeeze", "Unsqueeze"):
@@ -365,8 +454,14 @@ def _reshaped_axes(
     old, new = [d or 0 for d in before], [d or 0 for d in after]
     found: set[int] = set()
     for axis in axes:
-        place = next((i for i, d in enumerate(new)
-                      if d == old[axis] and math.prod(new[:i]) == math.prod(old[:axis])), None)
+        place = next(
+            (
+                i
+                for i, d in enumerate(new)
+                if d == old[axis] and math.prod(new[:i]) == math.prod(old[:axis])
+            ),
+            None,
+        )
         if place is None:
             return None
         found.add(place)

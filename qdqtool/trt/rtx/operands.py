@@ -120,7 +120,9 @@ class CompilerFault(Refusal):
 
 def ends_build(refusal: Refusal) -> bool:
     """Whether no engine comes out; else a layer runs in float."""
-    return not isinstance(refusal, IntegersLost | InputNotDequantized | WeightsNotDequantized | DeconvolutionFloat)
+    return not isinstance(
+        refusal, IntegersLost | InputNotDequantized | WeightsNotDequantized | DeconvolutionFloat
+    )
 
 
 WIDTH: dict[int, int] = {
@@ -203,7 +205,9 @@ def judge(model: Model, node: Node, left: State, right: State) -> Precision | Re
         return _side(node, left, right)
     if (deconvolution := deconvolution_float(COMPILER, node)) is not None:
         return deconvolution
-    refusal = _convolution(node, left, right) if node.op == "Conv" else _product(model, node, left, right)
+    refusal = (
+        _convolution(node, left, right) if node.op == "Conv" else _product(model, node, left, right)
+    )
     if refusal is not None:
         return refusal
     for state in (left, right):
@@ -215,7 +219,9 @@ def judge(model: Model, node: Node, left: State, right: State) -> Precision | Re
     return Precision.FP8 if both else lost(node, Why.TYPES, node, left.dq)
 
 
-def lost(node: Node, why: Why, at: Node | None, dq: Node | None, weights: bool = False) -> IntegersLost:
+def lost(
+    node: Node, why: Why, at: Node | None, dq: Node | None, weights: bool = False
+) -> IntegersLost:
     step = Step(at.name, at.op) if at is not None else None
     known = COMPILER, node.name, why, step, dq.name if dq is not None else "", weights
     return ScalesJoined(*known) if why is Why.JOIN_SCALE else IntegersLost(*known)
@@ -311,10 +317,14 @@ class Constants:
     def value(self, tensor: str) -> npt.NDArray[Any] | None:
         """The value of a small plain constant; None when it is large, not constant or cannot be computed."""
         if tensor not in self._values:
-            self._values[tensor] = None  # a tensor is never part of its own computation; this only ends odd graphs
+            self._values[tensor] = (
+                None  # a tensor is never part of its own computation; this only ends odd graphs
+            )
             try:
                 self._values[tensor] = self._compute(tensor)
-            except RecursionError:  # a chain of a thousand constant nodes: its value is not worth more
+            except (
+                RecursionError
+            ):  # a chain of a thousand constant nodes: its value is not worth more
                 return None
         return self._values[tensor]
 

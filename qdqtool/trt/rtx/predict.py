@@ -50,8 +50,12 @@ def predict_rtx(model: Model, target: Target = RTX) -> Prediction:
     walk = _Walk(model)
     walk.run()
     view = View(model)
-    prediction = Prediction(ModelInfo(model.path, model.sha256, model.opset, len(model.nodes)), target.name,
-                            target_evidence=f"{target.evidence}: {target.proof}", compute_capabilities=target.told)
+    prediction = Prediction(
+        ModelInfo(model.path, model.sha256, model.opset, len(model.nodes)),
+        target.name,
+        target_evidence=f"{target.evidence}: {target.proof}",
+        compute_capabilities=target.told,
+    )
     prediction.refusals = list(_refusals(walk, target.capabilities))
     for node in model.nodes:
         if node.op == "Conv":
@@ -72,18 +76,27 @@ def predict_rtx(model: Model, target: Target = RTX) -> Prediction:
 def _regions(view: View, prediction: Prediction) -> list[MyelinRegion]:
     """Myelin compiles the whole network; reported where that matters: with attention or a normalization in it."""
     model = view.model
-    norms = [n for n in model.ordered if n.op in NORMALIZES] + [p.square for p in layer_norms(model)]
+    norms = [n for n in model.ordered if n.op in NORMALIZES] + [
+        p.square for p in layer_norms(model)
+    ]
     softmaxes = [a.softmax for a in attentions(model)]
     if not norms and not softmaxes:
         return []
     nodes = [n for n in model.nodes if n.output in view.varying]
     s = prediction.summary()
     first = min([*norms, *softmaxes], key=lambda n: n.index)
-    return [MyelinRegion(
-        first.name, first.op, [n.name for n in nodes if not qdq.is_qdq(n)], [n.name for n in nodes if qdq.is_qdq(n)],
-        products=s["matrix_products"], int8_products=s["matrix_products_int8"], softmaxes=len(softmaxes),
-        norms=len(norms),
-    )]  # fmt: skip
+    return [
+        MyelinRegion(
+            first.name,
+            first.op,
+            [n.name for n in nodes if not qdq.is_qdq(n)],
+            [n.name for n in nodes if qdq.is_qdq(n)],
+            products=s["matrix_products"],
+            int8_products=s["matrix_products_int8"],
+            softmaxes=len(softmaxes),
+            norms=len(norms),
+        )
+    ]
 
 
 def status_of(prediction: Prediction) -> Literal["built", "refused", "crashed"]:
@@ -92,7 +105,11 @@ def status_of(prediction: Prediction) -> Literal["built", "refused", "crashed"]:
     if not ended:
         return "built"
     # The parser stops at the first fault; a crash needs a model that it took.
-    return "crashed" if all(isinstance(r, CompilerFault) and r.fault == Fault.SCALE for r in ended) else "refused"
+    return (
+        "crashed"
+        if all(isinstance(r, CompilerFault) and r.fault == Fault.SCALE for r in ended)
+        else "refused"
+    )
 
 
 class _Walk:
@@ -103,14 +120,18 @@ class _Walk:
         self.constants = Constants(model)
         self.motion = Motion(model, self.constants)
         self.states: dict[str, State] = {}
-        self.types: dict[str, int] = {name: model.elem_type(name) for name in (*model.inputs, *model.initializers)}
+        self.types: dict[str, int] = {
+            name: model.elem_type(name) for name in (*model.inputs, *model.initializers)
+        }
 
     def run(self) -> None:
         for node in self.model.ordered:
             self._type(node)
             if qdq.is_dq(node):
                 self.states[node.output] = self._dequantized(node)
-            elif not (qdq.is_q(node) or node.op == "Constant" or is_multiplication(self.model, node)):
+            elif not (
+                qdq.is_q(node) or node.op == "Constant" or is_multiplication(self.model, node)
+            ):
                 state = self.motion.through(node, [self.state(t) for t in node.inputs])
                 # All outputs of a Split carry the data, the first of others (indices, masks come second).
                 carrying = node.outputs if node.op == "Split" else node.outputs[:1]
@@ -128,7 +149,9 @@ class _Walk:
                 known = kind or node.integer("output_dtype", 0) or onnx.TensorProto.INT8
                 known = onnx.TensorProto.INT8 if known == onnx.TensorProto.INT32 else known
             elif qdq.is_dq(node):
-                known = self.model.elem_type(node.input(1)) or self.types.get(node.input(1), 0) or known
+                known = (
+                    self.model.elem_type(node.input(1)) or self.types.get(node.input(1), 0) or known
+                )
             elif node.op == "Cast":
                 known = node.integer("to", known)
             elif known in (0, *WIDTH) and node.op != "Constant":
@@ -153,7 +176,9 @@ class _Walk:
             axes = frozenset({axis % len(data) if data else axis})
         # Scales by block (of a MatMul's weights) do not hinder an INT8 gemm: the compiler takes them into the product.
         width = WIDTH.get(self.types.get(node.output, 0), 32)
-        return Dequantized(node, self._integer(node, params.precision), not shape, scale, width, width, axes=axes)
+        return Dequantized(
+            node, self._integer(node, params.precision), not shape, scale, width, width, axes=axes
+        )
 
     def scale_shape(self, node: Node) -> tuple[int, ...] | None:
         """The dimensions of a quantizer's scale; None where they are not known."""
@@ -164,13 +189,19 @@ class _Walk:
         """uint8 is imported as int8, and so is a Q to int32; an unknown type is taken for int8."""
         known = precision_of(self.types.get(node.input(0), 0))
         precision = found if found != Precision.UNKNOWN else known
-        return Precision.INT8 if precision in (Precision.UINT8, Precision.INT32, Precision.UNKNOWN) else precision
+        return (
+            Precision.INT8
+            if precision in (Precision.UINT8, Precision.INT32, Precision.UNKNOWN)
+            else precision
+        )
 
 
 def _outcome(walk: _Walk, node: Node, target: Target) -> tuple[ConvOutcome | None, Refusal | None]:
     left, right = walk.state(node.input(0)), walk.state(node.input(1))
     weights = walk.constants.with_quantizers
-    constant = node.input(1) in weights or (node.op in ("MatMul", "Einsum") and node.input(0) in weights)
+    constant = node.input(1) in weights or (
+        node.op in ("MatMul", "Einsum") and node.input(0) in weights
+    )
     touched = any(isinstance(s, Dequantized) or s.reason is not None for s in (left, right))
     if (node.op == "Einsum" or (node.op == "MatMul" and not constant)) and not touched:
         return None, None
@@ -185,10 +216,22 @@ def _outcome(walk: _Walk, node: Node, target: Target) -> tuple[ConvOutcome | Non
     # An INT8 convolution with scales by channel writes float32 even in a half model; one scale joins the product.
     by_channel = isinstance(right, Dequantized) and not right.scalar
     output = Precision.FP32 if multiplied and node.op == "Conv" and by_channel else floating
-    if multiplied == Precision.INT8 and node.op in ("Gemm", "MatMul", "Einsum") and not _axes(left) | _axes(right):
+    if (
+        multiplied == Precision.INT8
+        and node.op in ("Gemm", "MatMul", "Einsum")
+        and not _axes(left) | _axes(right)
+    ):
         output = Precision.INT8 if _writes_integers(walk, node) else output
-    outcome = ConvOutcome(node.index, node.name, node.op, "constant" if constant else "computed", precision,
-                          [precision], output, evidence=target.evidence)
+    outcome = ConvOutcome(
+        node.index,
+        node.name,
+        node.op,
+        "constant" if constant else "computed",
+        precision,
+        [precision],
+        output,
+        evidence=target.evidence,
+    )
     return outcome, None if isinstance(verdict, Precision) else verdict
 
 
@@ -220,65 +263,163 @@ def _writes_integers(walk: _Walk, node: Node) -> bool:
 
 # What OnnxParser.supports_operator() of 1.7.1 answers no to, of all operators in ONNX 1.23.
 # Operators without an importer stop at a check of their own, these where a plugin of their name is looked for.
-_PLUGINS = frozenset({
-    "BitCast", "CausalConvWithState", "CumProd", "DFT", "DeformConv", "LinearAttention", "NonZero", "RoiAlign",
-    "SwiGLU",
-})
-UNSUPPORTED = _PLUGINS | frozenset({
-    "AffineGrid", "Bernoulli", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "CenterCropPad",
-    "Col2Im", "Compress", "ConcatFromSequence", "ConvInteger", "Det", "DynamicQuantizeLinear", "ImageDecoder",
-    "MatMulInteger", "MaxRoiPool", "MaxUnpool", "MelWeightMatrix", "Multinomial", "NegativeLogLikelihoodLoss",
-    "Optional", "OptionalGetElement", "OptionalHasElement", "QLinearConv", "QLinearMatMul", "RegexFullMatch",
-    "SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceLength",
-    "SequenceMap", "SoftmaxCrossEntropyLoss", "SplitToSequence", "StringConcat", "StringNormalizer", "StringSplit",
-    "TfIdfVectorizer", "Unique",
-})
-_NO_INPUT = frozenset({
-    onnx.TensorProto.INT16, onnx.TensorProto.UINT16, onnx.TensorProto.UINT32, onnx.TensorProto.UINT64,
-    onnx.TensorProto.STRING, onnx.TensorProto.FLOAT8E4M3FNUZ, onnx.TensorProto.FLOAT8E5M2,
-    onnx.TensorProto.FLOAT8E5M2FNUZ,
-})
+_PLUGINS = frozenset(
+    {
+        "BitCast",
+        "CausalConvWithState",
+        "CumProd",
+        "DFT",
+        "DeformConv",
+        "LinearAttention",
+        "NonZero",
+        "RoiAlign",
+        "SwiGLU",
+    }
+)
+UNSUPPORTED = _PLUGINS | frozenset(
+    {
+        "AffineGrid",
+        "Bernoulli",
+        "BitShift",
+        "BitwiseAnd",
+        "BitwiseNot",
+        "BitwiseOr",
+        "BitwiseXor",
+        "CenterCropPad",
+        "Col2Im",
+        "Compress",
+        "ConcatFromSequence",
+        "ConvInteger",
+        "Det",
+        "DynamicQuantizeLinear",
+        "ImageDecoder",
+        "MatMulInteger",
+        "MaxRoiPool",
+        "MaxUnpool",
+        "MelWeightMatrix",
+        "Multinomial",
+        "NegativeLogLikelihoodLoss",
+        "Optional",
+        "OptionalGetElement",
+        "OptionalHasElement",
+        "QLinearConv",
+        "QLinearMatMul",
+        "RegexFullMatch",
+        "SequenceAt",
+        "SequenceConstruct",
+        "SequenceEmpty",
+        "SequenceErase",
+        "SequenceInsert",
+        "SequenceLength",
+        "SequenceMap",
+        "SoftmaxCrossEntropyLoss",
+        "SplitToSequence",
+        "StringConcat",
+        "StringNormalizer",
+        "StringSplit",
+        "TfIdfVectorizer",
+        "Unique",
+    }
+)
+_NO_INPUT = frozenset(
+    {
+        onnx.TensorProto.INT16,
+        onnx.TensorProto.UINT16,
+        onnx.TensorProto.UINT32,
+        onnx.TensorProto.UINT64,
+        onnx.TensorProto.STRING,
+        onnx.TensorProto.FLOAT8E4M3FNUZ,
+        onnx.TensorProto.FLOAT8E5M2,
+        onnx.TensorProto.FLOAT8E5M2FNUZ,
+    }
+)
 
 
 def _other(name: str, *taken: object) -> Callable[[Node, int], bool]:
     """Whether an attribute is there with other values than the parser takes."""
+
     def refused(node: Node, _: int) -> bool:
         value = node.attributes.get(name, taken[0])
         return any(v not in taken for v in (value if isinstance(value, list) else [value]))
+
     return refused
 
 
 # What the parser refuses of operators that it has: the operators, the test of a node and the type of its first input,
 # and what it is. Source: onnx's node tests and forms of these, built.
 _FORMS: tuple[tuple[tuple[str, ...], Callable[[Node, int], bool], Form], ...] = (
-    (("BatchNormalization", "LayerNormalization", "MaxPool"), lambda node, _: any(node.outputs[1:]), Form.OUTPUTS),
+    (
+        ("BatchNormalization", "LayerNormalization", "MaxPool"),
+        lambda node, _: any(node.outputs[1:]),
+        Form.OUTPUTS,
+    ),
     (("AveragePool", "LpPool", "MaxPool"), _other("dilations", 1), Form.DILATIONS),
     (("BatchNormalization",), _other("training_mode", 0), Form.TRAINING),
     (("LpPool",), _other("p", 2, 1), Form.NORM),
     (("Resize",), _other("antialias", 0), Form.ANTIALIASING),
     (("Resize",), _other("keep_aspect_ratio_policy", "stretch"), Form.ASPECT),
-    (("Resize",), _other("coordinate_transformation_mode", "half_pixel", "pytorch_half_pixel", "align_corners",
-                         "asymmetric", "tf_half_pixel_for_nn"), Form.COORDINATES),
+    (
+        ("Resize",),
+        _other(
+            "coordinate_transformation_mode",
+            "half_pixel",
+            "pytorch_half_pixel",
+            "align_corners",
+            "asymmetric",
+            "tf_half_pixel_for_nn",
+        ),
+        Form.COORDINATES,
+    ),
     (("ScatterND",), _other("reduction", "none"), Form.REDUCTION_ND),
     (("ScatterElements",), _other("reduction", "none"), Form.REDUCTION),
-    (("Einsum",), lambda node, _: any(c.isupper() for c in str(node.attributes.get("equation"))), Form.CAPITALS),
+    (
+        ("Einsum",),
+        lambda node, _: any(c.isupper() for c in str(node.attributes.get("equation"))),
+        Form.CAPITALS,
+    ),
     (("Cast",), lambda node, _: node.attributes.get("to") in _NO_INPUT, Form.CAST),
-    (("Mod",), lambda node, elem: not node.attributes.get("fmod", 0) and elem in WIDTH, Form.FLOATS),
-    (("Add", "Div", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Mul", "Sub"),
-     lambda _, elem: elem == onnx.TensorProto.UINT8, Form.UINT8),
+    (
+        ("Mod",),
+        lambda node, elem: not node.attributes.get("fmod", 0) and elem in WIDTH,
+        Form.FLOATS,
+    ),
+    (
+        (
+            "Add",
+            "Div",
+            "Greater",
+            "GreaterOrEqual",
+            "Less",
+            "LessOrEqual",
+            "Max",
+            "Min",
+            "Mul",
+            "Sub",
+        ),
+        lambda _, elem: elem == onnx.TensorProto.UINT8,
+        Form.UINT8,
+    ),
     (("Relu",), lambda _, elem: elem == onnx.TensorProto.INT32, Form.INT32),
     (("Celu",), lambda _, elem: elem in WIDTH and WIDTH[elem] == 16, Form.HALF),
 )
 _FORMS_OF = {op: [row for row in _FORMS if op in row[0]] for row in _FORMS for op in row[0]}
 # Types of constants that the parser's importInitializers() takes; the rest ends with "cannot be imported".
 _BAD_CONSTANTS: dict[int, str] = {
-    onnx.TensorProto.INT16: "int16", onnx.TensorProto.UINT16: "uint16", onnx.TensorProto.FLOAT8E5M2: "float8e5m2",
-    onnx.TensorProto.FLOAT8E4M3FNUZ: "float8e4m3fnuz", onnx.TensorProto.FLOAT8E5M2FNUZ: "float8e5m2fnuz",
+    onnx.TensorProto.INT16: "int16",
+    onnx.TensorProto.UINT16: "uint16",
+    onnx.TensorProto.FLOAT8E5M2: "float8e5m2",
+    onnx.TensorProto.FLOAT8E4M3FNUZ: "float8e4m3fnuz",
+    onnx.TensorProto.FLOAT8E5M2FNUZ: "float8e5m2fnuz",
 }
 _TYPE_NAMES: dict[int, str] = {
-    onnx.TensorProto.FLOAT: "Float", onnx.TensorProto.FLOAT16: "Half", onnx.TensorProto.BFLOAT16: "BFloat16",
-    onnx.TensorProto.INT8: "Int8", onnx.TensorProto.UINT8: "UInt8", onnx.TensorProto.DOUBLE: "Float",
-    onnx.TensorProto.INT32: "Int32", onnx.TensorProto.INT64: "Int64",
+    onnx.TensorProto.FLOAT: "Float",
+    onnx.TensorProto.FLOAT16: "Half",
+    onnx.TensorProto.BFLOAT16: "BFloat16",
+    onnx.TensorProto.INT8: "Int8",
+    onnx.TensorProto.UINT8: "UInt8",
+    onnx.TensorProto.DOUBLE: "Float",
+    onnx.TensorProto.INT32: "Int32",
+    onnx.TensorProto.INT64: "Int64",
 }
 
 
@@ -301,11 +442,16 @@ def _refusals(walk: _Walk, sm: tuple[int, ...]) -> Iterator[Refusal]:
         elif (integers := detect.integer_operator(COMPILER, node)) is not None:
             yield integers
         elif node.op in UNSUPPORTED and standard:
-            yield _fault(node, Fault.OPERATOR, Form.PLUGIN if node.op in _PLUGINS else Form.OPERATOR, node.op)
+            yield _fault(
+                node, Fault.OPERATOR, Form.PLUGIN if node.op in _PLUGINS else Form.OPERATOR, node.op
+            )
         elif node.op == "NonMaxSuppression":
             yield _fault(node, Fault.NMS)
-        elif node.op == "Cast" and node.attributes.get("to") == onnx.TensorProto.UINT8 and (
-                not model.is_output(node.output)):
+        elif (
+            node.op == "Cast"
+            and node.attributes.get("to") == onnx.TensorProto.UINT8
+            and (not model.is_output(node.output))
+        ):
             yield _fault(node, Fault.OPERATOR, Form.UINT8_BETWEEN, node.op)
         elif node.op == "InstanceNormalization" and _one_value(model, node):
             yield _fault(node, Fault.ONE_VALUE)
@@ -345,13 +491,19 @@ def _of_pair(walk: _Walk, node: Node) -> list[Refusal]:
     if q is None or not qdq.is_q(q):
         return found
     told = list(_quantizer(walk, q, q.name))
-    return [r for r, same in zip(found, filter(None, _quantizer(walk, node, q.name)), strict=True) if same not in told]
+    return [
+        r
+        for r, same in zip(found, filter(None, _quantizer(walk, node, q.name)), strict=True)
+        if same not in told
+    ]
 
 
 def _quantizer(walk: _Walk, node: Node, name: str) -> Iterator[Refusal | None]:
     """What is refused of a quantizer, told under a name."""
     source = walk.types.get(node.input(0), 0)
-    bias = detect.bias_quantized(COMPILER, name, "", precision_of(source)) if qdq.is_dq(node) else None
+    bias = (
+        detect.bias_quantized(COMPILER, name, "", precision_of(source)) if qdq.is_dq(node) else None
+    )
     if bias is not None:
         yield bias
         return
@@ -412,14 +564,22 @@ def _convolution(walk: _Walk, node: Node) -> Iterator[Refusal]:
     kind = "IConvolutionLayer" if node.op == "Conv" else "IDeconvolutionLayer"
     same = data == weights or {data, weights} == {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE}
     if data and weights and not same:
-        yield _fault(node, Fault.FLOAT_TYPES, kind, *(str(_TYPE_NAMES.get(t, t)) for t in (data, weights)))
+        yield _fault(
+            node, Fault.FLOAT_TYPES, kind, *(str(_TYPE_NAMES.get(t, t)) for t in (data, weights))
+        )
         return
     if data in _TYPE_NAMES and data not in WIDTH:
         yield _fault(node, Fault.INTEGERS, _TYPE_NAMES[data])
     left, right = walk.state(node.input(0)), walk.state(node.input(1))
-    if (node.op == "Conv" and isinstance(left, Dequantized) and isinstance(right, Dequantized)
-            and left.precision == Precision.INT8 and right.precision == Precision.INT4 and left.scalar
-            and not left.axes):
+    if (
+        node.op == "Conv"
+        and isinstance(left, Dequantized)
+        and isinstance(right, Dequantized)
+        and left.precision == Precision.INT8
+        and right.precision == Precision.INT4
+        and left.scalar
+        and not left.axes
+    ):
         yield _fault(node, Fault.INT4_WEIGHTS)
 
 
@@ -429,10 +589,19 @@ def _half_shape1(walk: _Walk, node: Node) -> Iterator[Refusal]:
     One scale for one output channel is fine, and so is float32.
     """
     left, right = walk.state(node.input(0)), walk.state(node.input(1))
-    if not isinstance(left, Dequantized) or not isinstance(right, Dequantized) or right.scalar or right.axes:
+    if (
+        not isinstance(left, Dequantized)
+        or not isinstance(right, Dequantized)
+        or right.scalar
+        or right.axes
+    ):
         return
     shape = walk.model.shape(node.input(1))
-    if walk.types.get(node.input(0)) == onnx.TensorProto.FLOAT16 and shape is not None and shape[0] != 1:
+    if (
+        walk.types.get(node.input(0)) == onnx.TensorProto.FLOAT16
+        and shape is not None
+        and shape[0] != 1
+    ):
         if judge(walk.model, node, left, right) == Precision.INT8:
             yield _fault(node, Fault.HALF_SHAPE1, right.dq.name)
 
@@ -441,8 +610,12 @@ def _hardware(model: Model, sm: tuple[int, ...]) -> Iterator[Refusal]:
     """Types that the compute capability lacks."""
     for node in qdq.quantizers(model):
         precision = qdq.read_params(model, node).precision
-        word, least = {Precision.FP8: ("fp8_e4m3", 89), Precision.INT4: ("int4", 80)}.get(precision, ("", 0))
+        word, least = {Precision.FP8: ("fp8_e4m3", 89), Precision.INT4: ("int4", 80)}.get(
+            precision, ("", 0)
+        )
         short = [s for s in sm if s < least]
         if short:
-            yield _fault(node, Fault.HARDWARE_TYPE, word, ", ".join(f"sm{n}" for n in short), str(least))
+            yield _fault(
+                node, Fault.HARDWARE_TYPE, word, ", ".join(f"sm{n}" for n in short), str(least)
+            )
             return

@@ -70,7 +70,9 @@ def compare(a: Side, b: Side, *, on: OnBuilds, machine: Gpu) -> Comparison:
     if isinstance(one, Model) and isinstance(two, Model):
         return _models(one, two, target, gpu)
     if gpu is not None:
-        raise QdqtoolError(said("{`gpu`} is for two models; a build has the times that were measured"))
+        raise QdqtoolError(
+            said("{`gpu`} is for two models; a build has the times that were measured")
+        )
     if isinstance(one, EngineReport) and isinstance(two, EngineReport):
         return _builds(one, two)
     return _model_and_build(one, two, target)
@@ -95,10 +97,13 @@ def _read(source: Side, name: str) -> Model | EngineReport:
 
 # Two models -------------------------------------------------------------------------------------------------------
 
+
 def _models(one: Model, two: Model, target: str | Target | None, gpu: str | None) -> Comparison:
     chosen = target_named(target if target is not None else DEFAULT_TARGET)
     names = distinct_names([one.path or "first model"], [two.path or "second model"])
-    first, second = (_asked(model, chosen, gpu, name) for model, name in zip((one, two), names, strict=True))
+    first, second = (
+        _asked(model, chosen, gpu, name) for model, name in zip((one, two), names, strict=True)
+    )
     matching = match(first.view, second.view)
     weighted = [n.index for n in first.view.weighted]
     common = any(i in matching.pairs for i in weighted)
@@ -106,14 +111,25 @@ def _models(one: Model, two: Model, target: str | Target | None, gpu: str | None
         for asked in (first, second):
             findings = asked.prediction.findings if asked.prediction is not None else []
             if any(isinstance(f.causes[0].refusal, IntegerOperator) for f in findings):
-                raise QdqtoolError(f"{asked.title} has {obstacles(findings)}; there are no layers to compare")
-        reason = f"only {matching.likeness:.0%} of the layers have their like" if common else "no layer in common"
-        raise QdqtoolError(f"{first.title} and {second.title} are models of different networks: {reason}")
+                raise QdqtoolError(
+                    f"{asked.title} has {obstacles(findings)}; there are no layers to compare"
+                )
+        reason = (
+            f"only {matching.likeness:.0%} of the layers have their like"
+            if common
+            else "no layer in common"
+        )
+        raise QdqtoolError(
+            f"{first.title} and {second.title} are models of different networks: {reason}"
+        )
     result = Comparison(models.side_of(first), models.side_of(second), matched_by=matching.by)
     if matching.likeness < _ONE_NETWORK:
         result.notes.append(Remark.FEW_ALIKE(likeness=matching.likeness))
     left, right = models.nodes_of(first), models.nodes_of(second)
-    for whole, nodes in ((result.a, left), (result.b, right)):  # what is quantized to UINT8 does not count
+    for whole, nodes in (
+        (result.a, left),
+        (result.b, right),
+    ):  # what is quantized to UINT8 does not count
         int8 = [n for n in nodes.values() if n.is_int8]
         whole.int8, whole.int8_to_int8 = len(int8), sum(n.output == Precision.INT8 for n in int8)
     reasons = _Reasons(second.prediction)
@@ -124,10 +140,14 @@ def _models(one: Model, two: Model, target: str | Target | None, gpu: str | None
             b = b or NodeSide(other.name, other.op, data=False)
             result.nodes.append(reasons.explained(compare_sides(a, b)))
     taken = {other.index for other in matching.pairs.values()}
-    result.nodes += [_alone(side, None) for index, side in left.items() if index not in matching.pairs]
+    result.nodes += [
+        _alone(side, None) for index, side in left.items() if index not in matching.pairs
+    ]
     result.nodes += [_alone(None, side) for index, side in right.items() if index not in taken]
     places = {node.name: node.index for node in one.nodes}
-    result.nodes.sort(key=lambda n: places.get(n.a.name, len(places)) if n.a is not None else len(places))
+    result.nodes.sort(
+        key=lambda n: places.get(n.a.name, len(places)) if n.a is not None else len(places)
+    )
     return result
 
 
@@ -148,12 +168,16 @@ def distinct_names(one: Sequence[str], two: Sequence[str]) -> tuple[str, str]:
 
     deepest = max((path.count(os.sep) + 1 for path in (*one, *two)), default=1)
     named_apart = ((named(one, parts), named(two, parts)) for parts in range(1, deepest + 1))
-    return next((pair for pair in named_apart if pair[0] != pair[1]), (named(one, 1), named(two, 1)))
+    return next(
+        (pair for pair in named_apart if pair[0] != pair[1]), (named(one, 1), named(two, 1))
+    )
 
 
 def _alone(a: NodeSide | None, b: NodeSide | None) -> NodeChange:
     """A node of one side: a convolution, or another one with Q/DQ."""
-    changes = (Change.ONLY_IN_A, Change.LOST_QDQ) if b is None else (Change.ONLY_IN_B, Change.GAINED_QDQ)
+    changes = (
+        (Change.ONLY_IN_A, Change.LOST_QDQ) if b is None else (Change.ONLY_IN_B, Change.GAINED_QDQ)
+    )
     is_convolution = any(side is not None and side.precision is not None for side in (a, b))
     node = NodeChange(a, b, (changes[0 if is_convolution else 1],))
     node.why = words.why(node)
@@ -167,7 +191,10 @@ class _Reasons:
     """
 
     def __init__(
-        self, prediction: Prediction | None, fallback: Lost | None = None, said: tuple[str, str] = ("wrote", "writes"),
+        self,
+        prediction: Prediction | None,
+        fallback: Lost | None = None,
+        said: tuple[str, str] = ("wrote", "writes"),
     ) -> None:
         self.fallback, self.said = fallback, said
         convolutions = prediction.convolutions if prediction is not None else ()
@@ -184,11 +211,17 @@ class _Reasons:
         """The node with the reason, and in words."""
         name, message = node.b.name if node.b is not None else "", ""
         lost = Change.LOST_INT8 in node.changes
-        if node.lost == Lost.UNKNOWN and self.fallback is not None and (
-                name in self.int8 or self.fallback == Lost.FLOAT_BUILD):
+        if (
+            node.lost == Lost.UNKNOWN
+            and self.fallback is not None
+            and (name in self.int8 or self.fallback == Lost.FLOAT_BUILD)
+        ):
             node.lost = self.fallback
         elif lost and node.b is not None and node.b.is_unsigned:
-            node.finding, node.lost = codes_of(UnsignedZeroPoint)[-1], Lost.FINDING  # what holds always
+            node.finding, node.lost = (
+                codes_of(UnsignedZeroPoint)[-1],
+                Lost.FINDING,
+            )  # what holds always
         elif (finding := self.findings.get(name)) is not None and (
             (lost and name not in self.int8)
             or (Change.LOST_INT8_OUTPUT in node.changes and name not in self.to_int8)
@@ -202,16 +235,22 @@ class _Reasons:
 
 # Builds -----------------------------------------------------------------------------------------------------------
 
+
 def _builds(one: EngineReport, two: EngineReport) -> Comparison:
-    profiles = [not report.build.layers and bool(report.build.profile_rows) for report in (one, two)]
+    profiles = [
+        not report.build.layers and bool(report.build.profile_rows) for report in (one, two)
+    ]
     if any(profiles):  # names and times are all that both have
         one, two = (analyze(builds.with_profile_rows(report.build)) for report in (one, two))
     for build in (one.build, two.build):
         if build.names_only and not build.profile_rows:
             raise BuildLogError(
-                f"{build.called}: layer names without precisions; build with --profilingVerbosity=detailed")
+                f"{build.called}: layer names without precisions; build with --profilingVerbosity=detailed"
+            )
         if not build.layers:
-            raise BuildLogError(f"{build.called}: no engine listing; give a layer JSON or a verbose build log")
+            raise BuildLogError(
+                f"{build.called}: no engine listing; give a layer JSON or a verbose build log"
+            )
     engines = compare_engines(one, two)
     names = distinct_names(one.build.files, two.build.files)
     first, second = (builds.side_of(r, name) for r, name in zip((one, two), names, strict=True))
@@ -222,7 +261,9 @@ def _builds(one: EngineReport, two: EngineReport) -> Comparison:
         node.why = words.why(node)
         result.nodes.append(node)
     if (result.nodes or any(profiles)) and not any(p.first and p.second for p in engines.pairs):
-        raise BuildLogError(f"{names[0]} and {names[1]} have no layer in common: they are builds of different networks")
+        raise BuildLogError(
+            f"{names[0]} and {names[1]} have no layer in common: they are builds of different networks"
+        )
     alone = [name for profile, name in zip(profiles, names, strict=True) if profile]
     if alone:
         result.notes.append(Remark.UNTYPED_TIMES(files=alone))
@@ -231,7 +272,9 @@ def _builds(one: EngineReport, two: EngineReport) -> Comparison:
     return result
 
 
-def _model_and_build(one: Model | EngineReport, two: Model | EngineReport, target: str | Target | None) -> Comparison:
+def _model_and_build(
+    one: Model | EngineReport, two: Model | EngineReport, target: str | Target | None
+) -> Comparison:
     """What the file asks for, and what the engine realized."""
     model = one if isinstance(one, Model) else two
     report = two if isinstance(one, Model) else one
@@ -245,8 +288,10 @@ def _model_and_build(one: Model | EngineReport, two: Model | EngineReport, targe
     requested = models.nodes_of(asked)
     realized, by = builds.nodes_of(asked.view, prediction, build)
     if not realized and prediction.convolutions:
-        raise BuildLogError(f"{names[1]}: shows no data type of any of the model's convolutions; "
-                            "build with --profilingVerbosity=detailed")
+        raise BuildLogError(
+            f"{names[1]}: shows no data type of any of the model's convolutions; "
+            "build with --profilingVerbosity=detailed"
+        )
     file, engine = models.side_of(asked), builds.side_of(report, names[1])
     if not build.layers:
         engine.gaps.append(NO_LISTING)
@@ -267,7 +312,9 @@ def _model_and_build(one: Model | EngineReport, two: Model | EngineReport, targe
     file.products = engine.products = sum(c.is_product for c in prediction.convolutions)
     file.plain = engine.plain = file.convolutions - file.products
     engine.int8 = sum(side.is_int8 for side in realized.values())
-    engine.int8_to_int8 = sum(side.is_int8 and side.output == Precision.INT8 for side in realized.values())
+    engine.int8_to_int8 = sum(
+        side.is_int8 and side.output == Precision.INT8 for side in realized.values()
+    )
     swapped = isinstance(one, EngineReport)
     sides = (engine, file) if swapped else (file, engine)
     result = Comparison(*sides, matched_by=by, notes=notes + said)
@@ -278,8 +325,13 @@ def _model_and_build(one: Model | EngineReport, two: Model | EngineReport, targe
     asks, shows = "is predicted to write", "writes"
     reasons = _Reasons(prediction, fallback, (shows, asks) if swapped else (asks, shows))
     for conv in weighted:
-        a, b = requested[conv.index], realized.get(conv.index) or NodeSide(conv.name, conv.op, Precision.UNKNOWN)
-        result.nodes.append(reasons.explained(compare_sides(*((b, a) if swapped else (a, b)), scales=False)))
+        a, b = (
+            requested[conv.index],
+            realized.get(conv.index) or NodeSide(conv.name, conv.op, Precision.UNKNOWN),
+        )
+        result.nodes.append(
+            reasons.explained(compare_sides(*((b, a) if swapped else (a, b)), scales=False))
+        )
     return result
 
 
@@ -292,14 +344,26 @@ def _conversions(prediction: Prediction, built: int | None) -> int | None:
 
 
 def _nearest(
-    model: Model, prediction: Prediction, target: Target, realized: dict[int, NodeSide], built: int | None,
+    model: Model,
+    prediction: Prediction,
+    target: Target,
+    realized: dict[int, NodeSide],
+    built: int | None,
 ) -> tuple[Prediction, list[Note]]:
     """The prediction under the assumption that the build contradicts least, and what to say of it."""
 
     def wrong(one: Prediction) -> int:
-        outputs = sum(c.output != r.output for c in one.convolutions
-                      if (r := realized.get(c.index)) is not None and c.is_int8 and r.is_int8 and r.output is not None)
-        return outputs + (abs(built - one.conversions) if built is not None and one.conversions is not None else 0)
+        outputs = sum(
+            c.output != r.output
+            for c in one.convolutions
+            if (r := realized.get(c.index)) is not None
+            and c.is_int8
+            and r.is_int8
+            and r.output is not None
+        )
+        return outputs + (
+            abs(built - one.conversions) if built is not None and one.conversions is not None else 0
+        )
 
     best, notes = prediction, []
     for assumption in prediction.assumptions:

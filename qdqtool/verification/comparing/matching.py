@@ -21,7 +21,9 @@ from qdqtool.model.view import View
 
 _ROUNDS = 24
 _DISTINCTIVE = 4  # rounds from which on a class of several nodes is paired in order
-_NEIGHBOURS = 32  # anchors remembered for each tensor: a Concat of a thousand needs no more to be recognised
+_NEIGHBOURS = (
+    32  # anchors remembered for each tensor: a Concat of a thousand needs no more to be recognised
+)
 _TRUSTED = 0.8  # share of equal names among pairs found by structure from which on names decide what is left
 _COMMON = 0.5  # the same where structure finds no pair at all: share of names that both have
 _SEQUENCE = 3000  # nodes left over that are still aligned in order
@@ -68,7 +70,9 @@ def skeleton_of(view: View) -> Skeleton:
     anchors = [n for n in view.weighted if n.input(1) and view.weights(n).folded]
     known = {n.index for n in anchors}
     above: dict[int, frozenset[int]] = {}
-    tensors: dict[str, frozenset[int]] = {name: frozenset({-1 - i}) for i, name in enumerate(model.inputs)}
+    tensors: dict[str, frozenset[int]] = {
+        name: frozenset({-1 - i}) for i, name in enumerate(model.inputs)
+    }
     for node in model.ordered:
         read = [t for t in _data_inputs(node, known) if t and t not in view.constants]
         above[node.index] = _union(tensors.get(t, frozenset()) for t in read)
@@ -86,7 +90,9 @@ def skeleton_of(view: View) -> Skeleton:
 
 
 def _data_inputs(node: Node, anchors: set[int]) -> Sequence[str]:
-    return node.inputs[:1] if node.index in anchors or is_qdq(node) else (*node.inputs, *node.captured)
+    return (
+        node.inputs[:1] if node.index in anchors or is_qdq(node) else (*node.inputs, *node.captured)
+    )
 
 
 def _union(sets: Iterable[frozenset[int]]) -> frozenset[int]:
@@ -115,7 +121,7 @@ def match(first: View, second: View) -> Matching:
     one, two = skeleton_of(first), skeleton_of(second)
     rounds = _rounds(one, two)
     pairs: dict[int, int] = {}
-    distinctive = rounds[:_DISTINCTIVE - 1 : -1]
+    distinctive = rounds[: _DISTINCTIVE - 1 : -1]
     for colors in distinctive:
         _pair_classes(one, two, *colors, pairs, alone=True)
     named = _names_agree(one, two, pairs)
@@ -139,8 +145,11 @@ def _likeness(one: Skeleton, two: Skeleton, pairs: Mapping[int, int]) -> float:
 
     def fits(i: int, j: int) -> bool:
         around = [(one.above[i], two.above[j]), (one.below[i], two.below[j])]
-        agree = sum(bool({pairs.get(x, x if x < 0 else None) for x in mine} & theirs) or not (mine or theirs)
-                    for mine, theirs in around)
+        agree = sum(
+            bool({pairs.get(x, x if x < 0 else None) for x in mine} & theirs)
+            or not (mine or theirs)
+            for mine, theirs in around
+        )
         return agree == len(around)
 
     fewer = min(len(one.anchors), len(two.anchors))
@@ -159,7 +168,7 @@ def _rounds(one: Skeleton, two: Skeleton) -> list[tuple[dict[int, int], dict[int
 
     def refine(graph: Skeleton, colors: Mapping[int, int]) -> dict[int, int]:
         def of(found: frozenset[int]) -> tuple[int, ...]:
-            return tuple(sorted(colors.get(i, i if i < 0 else -10**6) for i in found))
+            return tuple(sorted(colors.get(i, i if i < 0 else -(10**6)) for i in found))
 
         return {i: number((c, of(graph.above[i]), of(graph.below[i]))) for i, c in colors.items()}
 
@@ -177,8 +186,14 @@ def _rounds(one: Skeleton, two: Skeleton) -> list[tuple[dict[int, int], dict[int
 
 
 def _pair_classes(
-    one: Skeleton, two: Skeleton, first: Mapping[int, int], second: Mapping[int, int], pairs: dict[int, int], *,
-    alone: bool = False, named: bool = False,
+    one: Skeleton,
+    two: Skeleton,
+    first: Mapping[int, int],
+    second: Mapping[int, int],
+    pairs: dict[int, int],
+    *,
+    alone: bool = False,
+    named: bool = False,
 ) -> None:
     """Pairs what has the same color and is as often in both: if ``named`` same names first, then in order."""
     left: dict[int, list[int]] = defaultdict(list)
@@ -192,9 +207,17 @@ def _pair_classes(
         if len(members) != len(others) or (alone and len(members) != 1):
             continue
         names = {two.view.model.nodes[j].name: j for j in others} if named else {}
-        found = {i: j for i in members if (j := names.pop(one.view.model.nodes[i].name, None)) is not None}
+        found = {
+            i: j
+            for i in members
+            if (j := names.pop(one.view.model.nodes[i].name, None)) is not None
+        }
         used = set(found.values())
-        rest = zip((i for i in members if i not in found), (j for j in others if j not in used), strict=True)
+        rest = zip(
+            (i for i in members if i not in found),
+            (j for j in others if j not in used),
+            strict=True,
+        )
         pairs.update({**found, **dict(rest)})
 
 
@@ -202,7 +225,11 @@ def _names_agree(one: Skeleton, two: Skeleton, pairs: Mapping[int, int]) -> bool
     """Whether names say what structure says of the nodes that it distinguishes, or of themselves if there is none."""
     names = {n.name: n.index for n in two.anchors}
     if pairs:
-        asked = [j == names[name] for i, j in pairs.items() if (name := one.view.model.nodes[i].name) in names]
+        asked = [
+            j == names[name]
+            for i, j in pairs.items()
+            if (name := one.view.model.nodes[i].name) in names
+        ]
         return bool(asked) and sum(asked) >= _TRUSTED * len(asked)
     common = [n for n in one.anchors if n.name in names]
     alike = sum(one.signatures[n.index] == two.signatures[names[n.name]] for n in common)
@@ -212,14 +239,19 @@ def _names_agree(one: Skeleton, two: Skeleton, pairs: Mapping[int, int]) -> bool
 def _left(one: Skeleton, two: Skeleton, pairs: dict[int, int]) -> tuple[list[Node], list[Node]]:
     """The anchors of both that have no partner yet."""
     taken = set(pairs.values())
-    return [n for n in one.anchors if n.index not in pairs], [n for n in two.anchors if n.index not in taken]
+    return [n for n in one.anchors if n.index not in pairs], [
+        n for n in two.anchors if n.index not in taken
+    ]
 
 
 def _pair_names(one: Skeleton, two: Skeleton, pairs: dict[int, int]) -> None:
     left, right = _left(one, two, pairs)
     named = {n.name: n.index for n in right}
-    pairs |= {n.index: named[n.name] for n in left
-              if n.name in named and one.signatures[n.index] == two.signatures[named[n.name]]}
+    pairs |= {
+        n.index: named[n.name]
+        for n in left
+        if n.name in named and one.signatures[n.index] == two.signatures[named[n.name]]
+    }
 
 
 def _pair_in_order(one: Skeleton, two: Skeleton, pairs: dict[int, int]) -> None:
@@ -229,7 +261,9 @@ def _pair_in_order(one: Skeleton, two: Skeleton, pairs: dict[int, int]) -> None:
     keys: dict[Hashable, int] = {}
     first = [keys.setdefault(one.signatures[n.index], len(keys)) for n in left]
     second = [keys.setdefault(two.signatures[n.index], len(keys)) for n in right]
-    for a, b, size in difflib.SequenceMatcher(None, first, second, autojunk=False).get_matching_blocks():
+    for a, b, size in difflib.SequenceMatcher(
+        None, first, second, autojunk=False
+    ).get_matching_blocks():
         pairs.update((left[a + k].index, right[b + k].index) for k in range(size))
 
 
@@ -239,12 +273,22 @@ def _pair_others(one: Skeleton, two: Skeleton, result: Matching, named: bool) ->
     weighted = {n.index for n in one.anchors}, {n.index for n in two.anchors}
 
     def others(graph: Skeleton, own: set[int]) -> list[Node]:
-        return [n for n in graph.view.model.ordered
-                if n.index not in own and not is_qdq(n) and n.op != "Constant" and n.output not in graph.view.constants]
+        return [
+            n
+            for n in graph.view.model.ordered
+            if n.index not in own
+            and not is_qdq(n)
+            and n.op != "Constant"
+            and n.output not in graph.view.constants
+        ]
 
     def around(graph: Skeleton, node: Node, names: Mapping[int, int] | None) -> Hashable:
         def of(found: frozenset[int]) -> frozenset[int]:
-            return found if names is None else frozenset(names.get(i, i if i < 0 else -10**6) for i in found)
+            return (
+                found
+                if names is None
+                else frozenset(names.get(i, i if i < 0 else -(10**6)) for i in found)
+            )
 
         return node.op, of(graph.above[node.index]), of(graph.below[node.index])
 
@@ -265,4 +309,3 @@ def _pair_others(one: Skeleton, two: Skeleton, result: Matching, named: bool) ->
         if found is not None:
             result.pairs[node.index] = found
             taken.add(found.index)
-

@@ -35,8 +35,14 @@ class Asked:
 def nodes_of(asked: Asked) -> dict[int, NodeSide]:
     """Node index to what the file asks for there, and what is predicted; for nodes with weights or with Q/DQ."""
     model = asked.view.model
-    predicted = {c.index: c for c in asked.prediction.convolutions} if asked.prediction is not None else {}
-    ms = {layer.name: layer.ms for layer in asked.prediction.layers} if asked.prediction is not None else {}
+    predicted = (
+        {c.index: c for c in asked.prediction.convolutions} if asked.prediction is not None else {}
+    )
+    ms = (
+        {layer.name: layer.ms for layer in asked.prediction.layers}
+        if asked.prediction is not None
+        else {}
+    )
     ops = {n.name: n.op for n in model.nodes}
     weighted = {n.index for n in asked.view.weighted}
     found: dict[int, NodeSide] = {}
@@ -47,14 +53,20 @@ def nodes_of(asked: Asked) -> dict[int, NodeSide]:
         side = _asked_of(asked.view, node, node.index in weighted)
         outcome = predicted.get(node.index)
         if outcome is not None:
-            side.precision, side.inputs, side.output = outcome.precision, list(outcome.inputs), outcome.output
+            side.precision, side.inputs, side.output = (
+                outcome.precision,
+                list(outcome.inputs),
+                outcome.output,
+            )
             side.fused = [ops.get(name, name) for name in outcome.fused]
             side.layer = outcome.layer
             side.ms = ms.get(outcome.layer or outcome.name)
             if side.is_int8 and side.is_unsigned:
                 side.precision = Precision.FLOAT
         elif asked.prediction is None and node.index in weighted:
-            side.precision = Precision.INT8 if side.data and side.weights is not False else Precision.FLOAT
+            side.precision = (
+                Precision.INT8 if side.data and side.weights is not False else Precision.FLOAT
+            )
         found[node.index] = side
     return found
 
@@ -68,10 +80,17 @@ def _asked_of(view: View, node: Node, weighted: bool) -> NodeSide:
         weights = view.weights(node)
         side.weights = weights.dq is not None if weights.folded else None
         side.weights_scale = (
-            scales_of(view, weights.first, of(node).kind != LayerKind.MATRIX_MULTIPLY) if weights.folded else None)
+            scales_of(view, weights.first, of(node).kind != LayerKind.MATRIX_MULTIPLY)
+            if weights.folded
+            else None
+        )
     for position, tensor in enumerate(node.inputs):
         if position > 1 or (position == 1 and not (weighted and side.weights is not None)):
-            scales = scales_of(view, _dequantizer(view, tensor)) if tensor not in view.constants else None
+            scales = (
+                scales_of(view, _dequantizer(view, tensor))
+                if tensor not in view.constants
+                else None
+            )
             if scales is not None:
                 side.other_scales[position] = scales
     if not weighted:
@@ -101,7 +120,12 @@ def scales_of(view: View, node: Node | None, axis: bool = True) -> Scales | None
     channels = view.axis(node) if axis and params.scale.size > 1 else None
     if channels is not None and channels < 0:
         channels += len(view.shape(node.input(0)) or ())
-    return Scales(params.scale, channels, params.precision, tuple(np.ravel(zero).tolist()) if np.any(zero) else ())
+    return Scales(
+        params.scale,
+        channels,
+        params.precision,
+        tuple(np.ravel(zero).tolist()) if np.any(zero) else (),
+    )
 
 
 def side_of(asked: Asked) -> Side:

@@ -91,8 +91,15 @@ class Scales:
         return bool(np.all(np.isfinite(self.values) & (self.values > 0)))
 
     def as_json(self) -> Json:
-        least, greatest = (v if math.isfinite(v) else None for v in self.ends)  # JSON has no other numbers
-        return {"count": self.count, "least": least, "greatest": greatest, **published(self, "axis", "type", "valid")}
+        least, greatest = (
+            v if math.isfinite(v) else None for v in self.ends
+        )  # JSON has no other numbers
+        return {
+            "count": self.count,
+            "least": least,
+            "greatest": greatest,
+            **published(self, "axis", "type", "valid"),
+        }
 
 
 @dataclass(slots=True)
@@ -136,12 +143,15 @@ class NodeSide:
     @property
     def is_unsigned(self) -> bool:
         """Whether its data or weights are quantized to UINT8, which TensorRT does not compute in."""
-        return any(s is not None and s.type == Precision.UINT8 for s in (self.scale, self.weights_scale))
+        return any(
+            s is not None and s.type == Precision.UINT8 for s in (self.scale, self.weights_scale)
+        )
 
     def as_json(self) -> Json:
         return {
             **published(self, "name", "op", "precision", "inputs", "output"),
-            "quantized": published(self, "data", "weights"), **published(self, "scale", "weights_scale"),
+            "quantized": published(self, "data", "weights"),
+            **published(self, "scale", "weights_scale"),
             "other_scales": {str(i): s.as_json() for i, s in self.other_scales.items()},
             **published(self, "fused", "layer", "ms"),
         }
@@ -185,7 +195,9 @@ class NodeChange:
     @property
     def is_unknown(self) -> bool:
         """Whether one side does not show the type it computes in, and the other one does."""
-        known = [s.precision not in (None, Precision.UNKNOWN) for s in (self.a, self.b) if s is not None]
+        known = [
+            s.precision not in (None, Precision.UNKNOWN) for s in (self.a, self.b) if s is not None
+        ]
         return len(known) == 2 and not all(known) and any(known)
 
     @property
@@ -196,8 +208,12 @@ class NodeChange:
         return self.b.ms - self.a.ms
 
     def as_json(self) -> Json:
-        return {**published(self, "name", "a", "b", "changes", "lost", "finding", "why"), "scale_factor": self.factor,
-                "weights_scale_factor": self.weights_factor, "change_ms": self.change_ms}
+        return {
+            **published(self, "name", "a", "b", "changes", "lost", "finding", "why"),
+            "scale_factor": self.factor,
+            "weights_scale_factor": self.weights_factor,
+            "change_ms": self.change_ms,
+        }
 
 
 @dataclass(slots=True)
@@ -246,10 +262,26 @@ class Side:
         return [str(g) for g in self.gaps]
 
     def as_json(self) -> Json:
-        fields = published(self, "kind", "title", "quantized", "convolutions", "int8", "int8_to_int8", "conversions",
-                           "ms", "measured")
-        return {**fields, "target": self.target or None, "compute_capabilities": list(self.compute_capabilities),
-                "gpu": self.gpu or None, "matrix_products": self.products, "missing": self.missing}
+        fields = published(
+            self,
+            "kind",
+            "title",
+            "quantized",
+            "convolutions",
+            "int8",
+            "int8_to_int8",
+            "conversions",
+            "ms",
+            "measured",
+        )
+        return {
+            **fields,
+            "target": self.target or None,
+            "compute_capabilities": list(self.compute_capabilities),
+            "gpu": self.gpu or None,
+            "matrix_products": self.products,
+            "missing": self.missing,
+        }
 
 
 @dataclass(slots=True)
@@ -304,7 +336,11 @@ class Comparison(Saved):
     @property
     def open_outputs(self) -> int:
         """Of how many convolutions that are INT8 on both sides one side does not say what they write."""
-        both = [(n.a.output, n.b.output) for n in self.nodes if n.a and n.b and n.a.is_int8 and n.b.is_int8]
+        both = [
+            (n.a.output, n.b.output)
+            for n in self.nodes
+            if n.a and n.b and n.a.is_int8 and n.b.is_int8
+        ]
         return sum(bool({None, Precision.UNKNOWN} & set(types)) for types in both)
 
     @property
@@ -313,7 +349,13 @@ class Comparison(Saved):
         cut = [f"{side.title} is incomplete" for side in (self.a, self.b) if side.missing]
         if not cut and None in (self.a.int8, self.b.int8):
             return "data types are not known"
-        return cut[0] if cut else f"data types of {n} convolutions are not known" if (n := len(self.unknown)) else ""
+        return (
+            cut[0]
+            if cut
+            else f"data types of {n} convolutions are not known"
+            if (n := len(self.unknown))
+            else ""
+        )
 
     @property
     def ok(self) -> bool:
@@ -340,22 +382,33 @@ class Comparison(Saved):
     def summary(self) -> Json:
         counts = self._counts
         return {
-            "lost_int8": counts[Change.LOST_INT8], "gained_int8": counts[Change.GAINED_INT8],
+            "lost_int8": counts[Change.LOST_INT8],
+            "gained_int8": counts[Change.GAINED_INT8],
             "conversions": [self.a.conversions, self.b.conversions],
             "lost_int8_output": counts[Change.LOST_INT8_OUTPUT],
             "gained_int8_output": counts[Change.GAINED_INT8_OUTPUT],
-            "int8": [self.a.int8, self.b.int8], "int8_to_int8": [self.a.int8_to_int8, self.b.int8_to_int8],
-            "scales": counts[Change.SCALE], "weights_scales": counts[Change.WEIGHTS_SCALE],
-            "unknown": len(self.unknown), "only_in_a": counts[Change.ONLY_IN_A], "only_in_b": counts[Change.ONLY_IN_B],
-            "ms": [self.a.ms, self.b.ms], "times_as_long": self.times_as_long, "matched_by": self.matched_by,
+            "int8": [self.a.int8, self.b.int8],
+            "int8_to_int8": [self.a.int8_to_int8, self.b.int8_to_int8],
+            "scales": counts[Change.SCALE],
+            "weights_scales": counts[Change.WEIGHTS_SCALE],
+            "unknown": len(self.unknown),
+            "only_in_a": counts[Change.ONLY_IN_A],
+            "only_in_b": counts[Change.ONLY_IN_B],
+            "ms": [self.a.ms, self.b.ms],
+            "times_as_long": self.times_as_long,
+            "matched_by": self.matched_by,
         }
 
     def as_json(self) -> Json:
         """The fields of ``qdqtool/comparison/1``: nodes that differ, alone."""
         return {
-            "schema": COMPARISON_SCHEMA, "tool": TOOL_VERSION, **published(self, "a", "b"), "summary": self.summary(),
+            "schema": COMPARISON_SCHEMA,
+            "tool": TOOL_VERSION,
+            **published(self, "a", "b"),
+            "summary": self.summary(),
             "nodes": [n.as_json() for n in self.changed],
-            "layers": self.engines.as_json() if self.engines is not None else None, **published(self, "notes", "ok"),
+            "layers": self.engines.as_json() if self.engines is not None else None,
+            **published(self, "notes", "ok"),
         }
 
 
@@ -400,7 +453,10 @@ def compare_sides(a: NodeSide, b: NodeSide, scales: bool = True) -> NodeChange:
             changes.append(Change.GAINED_INT8)
         elif a.is_int8 and to_int8[0] != to_int8[1] and not set(unknown) & set(written):
             changes.append(Change.LOST_INT8_OUTPUT if to_int8[0] else Change.GAINED_INT8_OUTPUT)
-    first, second = (side.inputs[1] if len(side.inputs) > 1 and side.precision is not None else None for side in (a, b))
+    first, second = (
+        side.inputs[1] if len(side.inputs) > 1 and side.precision is not None else None
+        for side in (a, b)
+    )
     if first is not None and second is not None and not first.agrees(second):
         changes.append(Change.RESIDUAL)
     if scales:
@@ -409,12 +465,16 @@ def compare_sides(a: NodeSide, b: NodeSide, scales: bool = True) -> NodeChange:
         changes += [Change.LOST_QDQ] * any(x and y is False for x, y in asked)
         changes += [Change.GAINED_QDQ] * any(y and x is False for x, y in asked)
         both = bool(a.data and b.data)
-        compared = [(a.scale, b.scale) if both else (None, None),
-                    *((s, b.other_scales[i]) for i, s in a.other_scales.items() if i in b.other_scales)]
+        compared = [
+            (a.scale, b.scale) if both else (None, None),
+            *((s, b.other_scales[i]) for i, s in a.other_scales.items() if i in b.other_scales),
+        ]
         different = [pair for pair in compared if differ(*pair)]
         if different:
             # What has no factor is the worst.
-            found.scales = max(different, key=lambda pair: max(f, 1.0 / f) if (f := factor(*pair)) else math.inf)
+            found.scales = max(
+                different, key=lambda pair: max(f, 1.0 / f) if (f := factor(*pair)) else math.inf
+            )
             found.factor = factor(*found.scales)
             changes.append(Change.SCALE)
         if a.weights and b.weights and differ(a.weights_scale, b.weights_scale):
@@ -442,7 +502,11 @@ def differ(a: Scales | None, b: Scales | None) -> bool:
     if (a.count, a.axis, a.type, a.zero) != (b.count, b.axis, b.type, b.zero):
         return True
     apart = factor(a, b)
-    return not np.array_equal(a.values, b.values, equal_nan=True) if apart is None else abs(apart - 1.0) > _SAME
+    return (
+        not np.array_equal(a.values, b.values, equal_nan=True)
+        if apart is None
+        else abs(apart - 1.0) > _SAME
+    )
 
 
 def factor(a: Scales | None, b: Scales | None) -> float | None:

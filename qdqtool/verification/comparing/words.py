@@ -7,9 +7,22 @@ from collections.abc import Sequence
 
 from qdqtool.base.notes import Remark
 from qdqtool.base.text import counted, layers_counted
-from qdqtool.verification.comparing.result import NO_LISTING, Change, Comparison, Lost, NodeChange, Scales
+from qdqtool.verification.comparing.result import (
+    NO_LISTING,
+    Change,
+    Comparison,
+    Lost,
+    NodeChange,
+    Scales,
+)
 
-PRODUCTS = ("Gemm", "MatMul", "gemm", "fusion", "kgen")  # operators of a model, kinds of layers of a build
+PRODUCTS = (
+    "Gemm",
+    "MatMul",
+    "gemm",
+    "fusion",
+    "kgen",
+)  # operators of a model, kinds of layers of a build
 _LOST = {
     Lost.PAIRS: "{} Q/DQ are gone",
     Lost.WEIGHTS: "the Q/DQ of {} weights are gone",
@@ -19,8 +32,11 @@ _LOST = {
 }
 
 _HAPPENED = {
-    Change.GAINED_INT8: "gained INT8", Change.LOST_QDQ: "Q/DQ removed", Change.GAINED_QDQ: "Q/DQ added",
-    Change.ONLY_IN_A: "only in A", Change.ONLY_IN_B: "only in B",
+    Change.GAINED_INT8: "gained INT8",
+    Change.LOST_QDQ: "Q/DQ removed",
+    Change.GAINED_QDQ: "Q/DQ added",
+    Change.ONLY_IN_A: "only in A",
+    Change.ONLY_IN_B: "only in B",
 }
 _TENTH = 0.1
 _LITTLE = 1e-3  # what rounding scales to FP16 makes of them, and no choice of ranges
@@ -34,8 +50,13 @@ def answer(comparison: Comparison) -> str:
         if found := comparison.where(change):
             parts.append(f"{_layers(found)} only in {side}")
     if not parts:
-        parts.append(f"{len(comparison.changed)} nodes differ" if comparison.changed else
-                     "no difference" if comparison.nodes and not comparison.unknown else "data types are not known")
+        parts.append(
+            f"{len(comparison.changed)} nodes differ"
+            if comparison.changed
+            else "no difference"
+            if comparison.nodes and not comparison.unknown
+            else "data types are not known"
+        )
     parts += _times(comparison)
     return "; ".join(parts)
 
@@ -43,7 +64,11 @@ def answer(comparison: Comparison) -> str:
 def _partial(comparison: Comparison) -> list[str]:
     """What has to be known before anything else: a build that is cut off, a model that TensorRT does not take."""
     sides = (("A", comparison.a), ("B", comparison.b))
-    cut = [f"{label} is incomplete ({', '.join(side.missing)})" for label, side in sides if side.missing]
+    cut = [
+        f"{label} is incomplete ({', '.join(side.missing)})"
+        for label, side in sides
+        if side.missing
+    ]
     return cut + [f"{label} has {side.obstacle}" for label, side in sides if side.obstacle]
 
 
@@ -57,8 +82,10 @@ def _realized(comparison: Comparison) -> list[str]:
     run = sum((n.b if first else n.a).is_int8 for n in asked_for if n.a and n.b)
     open_ = sum(n.is_unknown for n in asked_for)
     alone = " by the optimizer's lines alone" if NO_LISTING in built.gaps + asked.gaps else ""
-    return [f"{run} of {_layers(asked_for)} that the model quantizes run in INT8{alone}"
-            + (f", {open_} unknown: the build does not show their data types" if open_ else "")]
+    return [
+        f"{run} of {_layers(asked_for)} that the model quantizes run in INT8{alone}"
+        + (f", {open_} unknown: the build does not show their data types" if open_ else "")
+    ]
 
 
 def _layers(nodes: Sequence[NodeChange]) -> str:
@@ -69,11 +96,15 @@ def _layers(nodes: Sequence[NodeChange]) -> str:
 def _lost(comparison: Comparison) -> list[str]:
     lost = comparison.where(Change.LOST_INT8)
     some = {(n.lost, n.finding): n for n in lost}
-    reasons = [(number, _reason(some[key], many=number > 1))
-               for key, number in Counter((n.lost, n.finding) for n in lost).most_common()]
+    reasons = [
+        (number, _reason(some[key], many=number > 1))
+        for key, number in Counter((n.lost, n.finding) for n in lost).most_common()
+    ]
     each = "; ".join(f"{number}: {reason or 'unknown'}" for number, reason in reasons)
     one = "".join(f": {reason}" for _, reason in reasons if reason)
-    return [f"{_layers(lost)} lost INT8{one if len(reasons) == 1 else f' ({each})'}"] if lost else []
+    return (
+        [f"{_layers(lost)} lost INT8{one if len(reasons) == 1 else f' ({each})'}"] if lost else []
+    )
 
 
 def _reason(node: NodeChange, *, many: bool) -> str:
@@ -94,27 +125,49 @@ def _outputs(comparison: Comparison) -> list[str]:
         if comparison.a.kind == "build":
             said.reverse()
     changes = (Change.LOST_INT8_OUTPUT, Change.GAINED_INT8_OUTPUT)
-    return [f"{_layers(found)} {what}" for change, what in zip(changes, said, strict=True)
-            if (found := comparison.where(change))]
+    return [
+        f"{_layers(found)} {what}"
+        for change, what in zip(changes, said, strict=True)
+        if (found := comparison.where(change))
+    ]
 
 
 def _conversions(comparison: Comparison) -> list[str]:
     more, kinds = comparison.more_conversions, (comparison.a.kind, comparison.b.kind)
     predicted = "" if kinds[0] == kinds[1] else " than predicted"
     is_more = (more or 0) < 0 if kinds == ("build", "model") else (more or 0) > 0
-    return [f"{counted(abs(more), 'conversion')} {'more' if is_more else 'fewer'}{predicted}"] if more else []
+    return (
+        [f"{counted(abs(more), 'conversion')} {'more' if is_more else 'fewer'}{predicted}"]
+        if more
+        else []
+    )
 
 
 def _scales(comparison: Comparison) -> list[str]:
     parts = []
     for change, what in ((Change.SCALE, "activations"), (Change.WEIGHTS_SCALE, "weights")):
-        factors = [n.factor if change == Change.SCALE else n.weights_factor for n in comparison.where(change)]
+        factors = [
+            n.factor if change == Change.SCALE else n.weights_factor
+            for n in comparison.where(change)
+        ]
         known = [f for f in factors if f is not None]
-        one = len(known) == len(factors) and bool(known) and max(known) - min(known) <= _LITTLE * max(known)
-        how = (f", by less than {_LITTLE:.1%}" if all(f is not None and abs(f - 1.0) < _LITTLE for f in factors) else
-               f", all by one factor ({_times_or_percent(known[0])})" if one and len(factors) > 1 else
-               f" ({_times_or_percent(known[0])})" if one else "")
-        parts += [f"scales of {what} differ at {counted(len(factors), 'node')}{how}"] if factors else []
+        one = (
+            len(known) == len(factors)
+            and bool(known)
+            and max(known) - min(known) <= _LITTLE * max(known)
+        )
+        how = (
+            f", by less than {_LITTLE:.1%}"
+            if all(f is not None and abs(f - 1.0) < _LITTLE for f in factors)
+            else f", all by one factor ({_times_or_percent(known[0])})"
+            if one and len(factors) > 1
+            else f" ({_times_or_percent(known[0])})"
+            if one
+            else ""
+        )
+        parts += (
+            [f"scales of {what} differ at {counted(len(factors), 'node')}{how}"] if factors else []
+        )
     return parts
 
 
@@ -139,7 +192,9 @@ def why(node: NodeChange, finding: str = "", said: tuple[str, str] = ("wrote", "
             reason = _reason(node, many=False) if node.lost in _LOST else finding
             parts.append(f"lost INT8: {reason}" if reason else "lost INT8")
         elif change == Change.LOST_INT8_OUTPUT:
-            parts.append(f"{said[0]} INT8, {said[1]} {b.output if b else ''}{f': {finding}' if finding else ''}")
+            parts.append(
+                f"{said[0]} INT8, {said[1]} {b.output if b else ''}{f': {finding}' if finding else ''}"
+            )
         elif change == Change.GAINED_INT8_OUTPUT:
             parts.append(f"{said[0]} {a.output if a else ''}, {said[1]} INT8")
         elif change == Change.RESIDUAL and a is not None and b is not None:
@@ -147,7 +202,9 @@ def why(node: NodeChange, finding: str = "", said: tuple[str, str] = ("wrote", "
         elif change == Change.SCALE and node.scales is not None:
             parts.append(_changed("scale", *node.scales, node.factor))
         elif change == Change.WEIGHTS_SCALE and a is not None and b is not None:
-            parts.append(_changed("weights' scale", a.weights_scale, b.weights_scale, node.weights_factor))
+            parts.append(
+                _changed("weights' scale", a.weights_scale, b.weights_scale, node.weights_factor)
+            )
         elif change == Change.FUSION and a is not None and b is not None:
             before, after = (", ".join(s.fused) or "nothing" for s in (a, b))
             again = "" if a.fused and b.fused else "fused "
@@ -159,16 +216,25 @@ def _changed(what: str, a: Scales | None, b: Scales | None, factor: float | None
     """``scale 0.1 -> 0.2 (times 2)``, and what else differs."""
     changes = [] if factor is None or factor == 1.0 else [_times_or_percent(factor)]
     if a is not None and b is not None:
-        changes += [f"{part} {getattr(a, part)} -> {getattr(b, part)}" for part in ("axis", "type")
-                 if a.count == b.count and getattr(a, part) != getattr(b, part)]
+        changes += [
+            f"{part} {getattr(a, part)} -> {getattr(b, part)}"
+            for part in ("axis", "type")
+            if a.count == b.count and getattr(a, part) != getattr(b, part)
+        ]
         changes += ["zero points differ"] * (a.zero != b.zero)
-    changes += [f"{side} is not a valid scale" for side, s in (("A", a), ("B", b)) if s is not None and not s.valid]
+    changes += [
+        f"{side} is not a valid scale"
+        for side, s in (("A", a), ("B", b))
+        if s is not None and not s.valid
+    ]
     return f"{what} {scale(a)} -> {scale(b)}" + (f" ({', '.join(changes)})" if changes else "")
 
 
 def _times_or_percent(factor: float) -> str:
     """``times 2``, and below a tenth ``+0.79%``, in which small factors are told apart."""
-    return f"times {factor:.3g}" if abs(factor - 1.0) >= _TENTH else f"{100.0 * (factor - 1.0):+.2g}%"
+    return (
+        f"times {factor:.3g}" if abs(factor - 1.0) >= _TENTH else f"{100.0 * (factor - 1.0):+.2g}%"
+    )
 
 
 def scale(scales: Scales | None) -> str:
@@ -176,4 +242,8 @@ def scale(scales: Scales | None) -> str:
     if scales is None:
         return "unknown"
     least, greatest = scales.ends
-    return f"{least:.4g}" if scales.count == 1 else f"{least:.4g} to {greatest:.4g} ({scales.count} channels)"
+    return (
+        f"{least:.4g}"
+        if scales.count == 1
+        else f"{least:.4g} to {greatest:.4g} ({scales.count} channels)"
+    )

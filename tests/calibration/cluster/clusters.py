@@ -15,8 +15,11 @@ import pytest
 from qdqtool.base.deferred import NO_TELEMETRY
 
 #: What Dask looks at by itself, up to a hundred times a second in each process, takes a tenth of the tests' time.
-_QUIET = {"distributed.worker.profile.enabled": False, "distributed.admin.tick.interval": "1s",
-          "distributed.admin.system-monitor.interval": "10s"}
+_QUIET = {
+    "distributed.worker.profile.enabled": False,
+    "distributed.admin.tick.interval": "1s",
+    "distributed.admin.system-monitor.interval": "10s",
+}
 
 
 @contextlib.contextmanager
@@ -29,12 +32,26 @@ def processes(folder: Path, count: int = 2) -> Iterator[Any]:
     quiet = dask.config.set({"distributed.worker.multiprocessing-method": "forkserver", **_QUIET})
     with pytest.MonkeyPatch.context() as patch, quiet:
         for name, value in NO_TELEMETRY.items():
-            patch.setenv(name, value)  # onnxruntime starts a thread for it, which no copy would have
-        get_mp_context().set_forkserver_preload(["distributed", "calibration.clustered", "calibration.cluster.worker",
-                                                 "onnxruntime", "qdqtool.tuning.measure"])
+            patch.setenv(
+                name, value
+            )  # onnxruntime starts a thread for it, which no copy would have
+        get_mp_context().set_forkserver_preload(
+            [
+                "distributed",
+                "calibration.clustered",
+                "calibration.cluster.worker",
+                "onnxruntime",
+                "qdqtool.tuning.measure",
+            ]
+        )
         cluster = LocalCluster(
-            n_workers=count, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address=None,
-            silence_logs=logging.CRITICAL, local_directory=str(folder),
+            n_workers=count,
+            threads_per_worker=1,
+            processes=True,
+            host="127.0.0.1",
+            dashboard_address=None,
+            silence_logs=logging.CRITICAL,
+            local_directory=str(folder),
         )
         client = Client(cluster, set_as_default=False)
         try:
@@ -59,7 +76,9 @@ def left_behind(client: Any) -> tuple[int, int, list[str]]:
     """Tasks on the scheduler, keys on workers, and plugins of ours."""
 
     def on_scheduler(dask_scheduler: Any) -> tuple[int, list[str]]:
-        return len(dask_scheduler.tasks), [n for n in dask_scheduler.worker_plugins if n.startswith("qdqtool")]
+        return len(dask_scheduler.tasks), [
+            n for n in dask_scheduler.worker_plugins if n.startswith("qdqtool")
+        ]
 
     deadline = time.monotonic() + 10
     while True:

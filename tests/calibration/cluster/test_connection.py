@@ -22,7 +22,9 @@ from tests.raising import raises
 from tests.tables import in_turn
 
 #: Only looked for: reading all tests does not load it.
-pytestmark = pytest.mark.skipif(find_spec("distributed") is None, reason="the extra `cluster` is not installed")
+pytestmark = pytest.mark.skipif(
+    find_spec("distributed") is None, reason="the extra `cluster` is not installed"
+)
 
 
 def closed_port() -> int:
@@ -37,18 +39,27 @@ def test_addresses(where: str) -> None:
     check_where(where)
 
 
-@in_turn(("where", "named"), [
-    *((where, "tcp://host:8786 local:N") for where in (
-        "", "host", "local:x", "local:", "tcp://", "a b:1", "/tmp/scheduler.json")),
-    ("local:0", "1 1024"), ("local:9999", "1 1024"), (3, "distributed.Client int"),
-])  # fmt: skip
+@in_turn(
+    ("where", "named"),
+    [
+        *(
+            (where, "tcp://host:8786 local:N")
+            for where in ("", "host", "local:x", "local:", "tcp://", "a b:1", "/tmp/scheduler.json")
+        ),
+        ("local:0", "1 1024"),
+        ("local:9999", "1 1024"),
+        (3, "distributed.Client int"),
+    ],
+)
 def test_what_is_no_address(where: object, named: str) -> None:
     with raises(ClusterError, f"check_where `cluster {named}"):
         check_where(where)
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "tls"])
-def test_nobody_listens(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], scheme: str) -> None:
+def test_nobody_listens(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], scheme: str
+) -> None:
     monkeypatch.setattr("calibration.cluster.mapping.CONNECT_SECONDS", 0.5)
     where = f"{scheme}://127.0.0.1:{closed_port()}"
     level = logging.getLogger("distributed").level
@@ -84,7 +95,7 @@ def listening(*pids: int) -> set[str]:
             fields = line.split()
             if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
                 words = bytes.fromhex(fields[1].partition(":")[0])
-                packed = b"".join(words[i:i + 4][::-1] for i in range(0, len(words), 4))
+                packed = b"".join(words[i : i + 4][::-1] for i in range(0, len(words), 4))
                 found.add(socket.inet_ntop(family, packed))
     return found
 
@@ -98,10 +109,12 @@ def test_workers_of_this_machine_leave_no_folder_and_refuse_other_users(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with connected("local:1") as client:
         facts = client.scheduler_info()
-        worker, = facts["workers"]
+        (worker,) = facts["workers"]
         assert client.submit(int, "7").result() == 7
         assert [p.name.startswith("qdqtool-") for p in tmp_path.iterdir()] == [True]
-        assert client.run(os.getenv, TOGETHER) == dict.fromkeys(facts["workers"], str(next(tmp_path.iterdir())))
+        assert client.run(os.getenv, TOGETHER) == dict.fromkeys(
+            facts["workers"], str(next(tmp_path.iterdir()))
+        )
         assert client.run(os.getenv, PROCESSES) == dict.fromkeys(facts["workers"], "1")
         assert TOGETHER not in os.environ and PROCESSES not in os.environ
         assert client.scheduler.address.startswith("tls://127.0.0.1:")
@@ -110,14 +123,23 @@ def test_workers_of_this_machine_leave_no_folder_and_refuse_other_users(
             for given in (address, address.replace("tls://", "tcp://")):
                 security = Security.temporary() if given.startswith("tls") else None
                 with collector_paused():
-                    with pytest.raises(OSError), Client(  # noqa: PT011 - a timeout, or a handshake's end
-                        given, timeout=2, set_as_default=False, security=security
+                    with (
+                        pytest.raises(OSError),  # noqa: PT011 - a timeout or the end of a handshake
+                        Client(given, timeout=2, set_as_default=False, security=security),
                     ):
                         raise AssertionError
-                    gc.collect(1)  # closes it, which waits for ever while another one starts; it is young
+                    # Close the young client: that would wait forever while another one starts.
+                    gc.collect(1)
         for services in (facts["services"], facts["workers"][worker]["services"]):
             for port in services.values():
-                for page in ("", "status", "info/main/workers.html", "metrics", "health", "json/counts.json"):
+                for page in (
+                    "",
+                    "status",
+                    "info/main/workers.html",
+                    "metrics",
+                    "health",
+                    "json/counts.json",
+                ):
                     with pytest.raises(urllib.error.HTTPError, match="404"):
                         urllib.request.urlopen(f"http://127.0.0.1:{port}/{page}", timeout=5)
         if Path("/proc/net/tcp").exists():
@@ -125,12 +147,17 @@ def test_workers_of_this_machine_leave_no_folder_and_refuse_other_users(
     assert not list(tmp_path.iterdir())
 
 
-@in_turn(("where", "setting", "told"), [
-    ("local:1", {"distributed.nanny.preload": ["no_such_module"]}, "_processes no_such_module"),
-    ("local:1", {"distributed.comm.tls.min-version": "none"}, "_processes none"),
-    ("tcp://127.0.0.1:1", {"distributed.client.heartbeat": "often"}, "connected often"),
-])
-def test_settings_of_dask_that_nothing_can_begin_with(where: str, setting: dict[str, object], told: str) -> None:
+@in_turn(
+    ("where", "setting", "told"),
+    [
+        ("local:1", {"distributed.nanny.preload": ["no_such_module"]}, "_processes no_such_module"),
+        ("local:1", {"distributed.comm.tls.min-version": "none"}, "_processes none"),
+        ("tcp://127.0.0.1:1", {"distributed.client.heartbeat": "often"}, "connected often"),
+    ],
+)
+def test_settings_of_dask_that_nothing_can_begin_with(
+    where: str, setting: dict[str, object], told: str
+) -> None:
     """At once: workers that end are not waited for."""
     import dask
 
@@ -142,9 +169,11 @@ def test_settings_of_dask_that_nothing_can_begin_with(where: str, setting: dict[
 def test_a_worker_that_ends_while_it_begins_is_not_waited_for() -> None:
     import dask
 
-    with dask.config.set({"distributed.worker.preload": ["no_such_module"]}), raises(
-        ClusterError, "_processes no_such_module"
-    ), connected("local:1"):
+    with (
+        dask.config.set({"distributed.worker.preload": ["no_such_module"]}),
+        raises(ClusterError, "_processes no_such_module"),
+        connected("local:1"),
+    ):
         raise AssertionError
 
 

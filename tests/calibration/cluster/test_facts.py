@@ -12,7 +12,9 @@ from onnx.reference import ReferenceEvaluator
 from qdqtool.model import sessions
 
 #: Only looked for: reading all tests does not load it.
-pytestmark = pytest.mark.skipif(find_spec("distributed") is None, reason="the extra `cluster` is not installed")
+pytestmark = pytest.mark.skipif(
+    find_spec("distributed") is None, reason="the extra `cluster` is not installed"
+)
 
 
 _ELSEWHERE = """
@@ -30,7 +32,9 @@ def test_the_probe() -> None:
     from calibration.cluster import worker as facts
 
     here = facts.facts()
-    out = subprocess.run([sys.executable, "-c", _ELSEWHERE], capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        [sys.executable, "-c", _ELSEWHERE], capture_output=True, text=True, check=True
+    ).stdout
     for there in json.loads(out):
         assert there == here
         assert facts.difference(there, here, mixed_cpus=False) == ""
@@ -39,7 +43,10 @@ def test_the_probe() -> None:
     assert -0.5 <= x.min() < -0.49 and 0.49 < x.max() <= 0.5 and abs(x.mean()) < 0.02
     ours = sessions.open_session(model.SerializeToString(), 1).run(None, {"x": x})
     for name, found, wanted in zip(
-        [o.name for o in model.graph.output], ours, ReferenceEvaluator(model).run(None, {"x": x}), strict=True
+        [o.name for o in model.graph.output],
+        ours,
+        ReferenceEvaluator(model).run(None, {"x": x}),
+        strict=True,
     ):
         assert np.ptp(found) > 0, name  # an output that is the same everywhere would tell nothing
         np.testing.assert_allclose(found, wanted, rtol=2e-3, atol=2e-4, err_msg=name)

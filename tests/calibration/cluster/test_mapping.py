@@ -13,7 +13,9 @@ from tests.calibration.cluster.clusters import left_behind
 from tests.raising import raises
 
 #: Only looked for: reading all tests does not load it.
-pytestmark = pytest.mark.skipif(find_spec("distributed") is None, reason="the extra `cluster` is not installed")
+pytestmark = pytest.mark.skipif(
+    find_spec("distributed") is None, reason="the extra `cluster` is not installed"
+)
 
 HOME = "tests.calibration.cluster.clusters"
 
@@ -28,7 +30,10 @@ def test_each_item_once_and_no_more_ahead_than_there_is_room_for(client: Any) ->
             assert len(taken) - len(given) <= AHEAD * 2
             yield item
 
-    with Cluster(client) as cluster, Job(cluster, f"{HOME}:shared_number", 7, f"{HOME}:slowly_times") as job:
+    with (
+        Cluster(client) as cluster,
+        Job(cluster, f"{HOME}:shared_number", 7, f"{HOME}:slowly_times") as job,
+    ):
         for item, result in job.results(items()):
             assert result == 7 * item
             given.append(item)
@@ -44,15 +49,25 @@ def test_each_item_once_and_no_more_ahead_than_there_is_room_for(client: Any) ->
 
 def test_work_ends_with_its_job_and_errors_are_one_line(client: Any) -> None:
     begin = time.monotonic()
-    with Cluster(client) as cluster, Job(cluster, f"{HOME}:shared_number", 7, f"{HOME}:slowly_times") as job:
+    with (
+        Cluster(client) as cluster,
+        Job(cluster, f"{HOME}:shared_number", 7, f"{HOME}:slowly_times") as job,
+    ):
         running = job.results([1, 1000, 1000])
         assert next(running) == (1, 7)
         running.close()
-    with Cluster(client) as cluster, Job(cluster, f"{HOME}:shared_number", 1, f"{HOME}:slowly_times") as job:
+    with (
+        Cluster(client) as cluster,
+        Job(cluster, f"{HOME}:shared_number", 1, f"{HOME}:slowly_times") as job,
+    ):
         assert sorted(job.results([1, 2, 3])) == [(1, 1), (2, 2), (3, 3)]
     assert time.monotonic() - begin < 29
     assert left_behind(client) == (0, 0, [])
     told = raises(ClusterError, "Job._fetched 3 ValueError")
-    with Cluster(client) as cluster, Job(cluster, f"{HOME}:shared_number", 7, f"{HOME}:failing") as job, told:
+    with (
+        Cluster(client) as cluster,
+        Job(cluster, f"{HOME}:shared_number", 7, f"{HOME}:failing") as job,
+        told,
+    ):
         list(job.results(range(6)))
     assert left_behind(client) == (0, 0, [])

@@ -49,7 +49,9 @@ def simple(**changes):
     g = Graph()
     x = g.relu(g.conv(g.input(1, 16, 8, 8), "c0", 16), "r")
     y = g.pair(x, "c1.in", **{"scale": 0.05, **changes})
-    return g.model(g.op("Conv", [y, g.weights("c1", (16, 16, 1, 1), "qdq")], "c1", kernel_shape=[1, 1]))
+    return g.model(
+        g.op("Conv", [y, g.weights("c1", (16, 16, 1, 1), "qdq")], "c1", kernel_shape=[1, 1])
+    )
 
 
 def test_scales_and_clean_models(g):
@@ -71,17 +73,20 @@ def test_scales_and_clean_models(g):
     assert "SCALE-DYNAMIC" in codes_of(GRAPHS["scale-computed"]())
 
 
-@in_turn(("changes", "code", "severity"), [
-    ({"zero": 3}, "ZP-NONZERO", Severity.ERROR),
-    ({"zero": 128, "integer": np.uint8}, "ZP-NONZERO", Severity.ERROR),
-    ({"zero": 0, "integer": np.uint8}, "ZP-UINT8", Severity.ERROR),
-    ({"zero": None}, "ZP-UINT8", Severity.ERROR),
-    ({"zero": None}, "DQ-3-INPUTS", Severity.ERROR),
-    ({"scale": 0.0}, "SCALE-NONPOS", Severity.ERROR),
-    ({"scale": -0.1}, "SCALE-NONPOS", Severity.ERROR),
-    ({"scale": float("nan")}, "SCALE-NONPOS", Severity.ERROR),
-    ({"scale": np.full(16, 0.1), "axis": 1}, "ACT-PER-CHANNEL", Severity.WARNING),
-])
+@in_turn(
+    ("changes", "code", "severity"),
+    [
+        ({"zero": 3}, "ZP-NONZERO", Severity.ERROR),
+        ({"zero": 128, "integer": np.uint8}, "ZP-NONZERO", Severity.ERROR),
+        ({"zero": 0, "integer": np.uint8}, "ZP-UINT8", Severity.ERROR),
+        ({"zero": None}, "ZP-UINT8", Severity.ERROR),
+        ({"zero": None}, "DQ-3-INPUTS", Severity.ERROR),
+        ({"scale": 0.0}, "SCALE-NONPOS", Severity.ERROR),
+        ({"scale": -0.1}, "SCALE-NONPOS", Severity.ERROR),
+        ({"scale": float("nan")}, "SCALE-NONPOS", Severity.ERROR),
+        ({"scale": np.full(16, 0.1), "axis": 1}, "ACT-PER-CHANNEL", Severity.WARNING),
+    ],
+)
 def test_quantizers(changes, code, severity):
     found = finding(simple(**changes), code)
     assert found.severity == severity
@@ -97,10 +102,12 @@ def test_quantizers_and_readers_that_are_told_once():
     assert (missing.node, missing.op) == ("c1.in.Q", "QuantizeLinear")
     for target in ("trt8.5", "trt10"):
         assert cause(finding(simple(zero=3), "ZP-NONZERO", target)).zero_points == (3, 3)
+
     def model(op, domain=""):
         g = Graph(opset=13)
         table = g.op(op, [g.const("table", np.ones((16,), np.int8))], "reader", domain=domain, to=1)
         return g.model(g.add(g.input(1, 16), table, "sum"))
+
     assert finding(model("Cast"), "WEIGHT-INDIRECT", "trt10").node == "reader"
     assert "WEIGHT-INDIRECT" not in codes_of(model("Cast", "plugins"), "trt10")
     unused = model("Cast")
@@ -144,7 +151,9 @@ def too_few_zero_points():
     return _raw(g, weighted(g, g.op("DequantizeLinear", [q, scale, zero], "wdq", axis=0)))
 
 
-@pytest.mark.parametrize(("opset", "axis", "expected"), [(12, None, True), (12, 0, True), (13, 0, False)])
+@pytest.mark.parametrize(
+    ("opset", "axis", "expected"), [(12, None, True), (12, 0, True), (13, 0, False)]
+)
 def test_per_channel_needs_opset_13(opset, axis, expected):
     g = Graph(opset=opset)
     found = codes_of(_raw(g, weighted(g, g.pair(ones(g), "w.q", np.full(16, 0.1), axis=axis))))
@@ -185,9 +194,15 @@ def test_weights_that_are_stored_or_are_outputs(g):
     assert cause(found) == WeightsNotConstant(CHECK, "c1", name, sparse=True)
 
 
-@pytest.mark.parametrize(("op", "axis", "code"), [
-    ("Conv", 1, "W-AXIS"), ("Conv", 0, None), ("ConvTranspose", 0, "CT-AXIS"), ("ConvTranspose", 1, "CT-AXIS"),
-])
+@pytest.mark.parametrize(
+    ("op", "axis", "code"),
+    [
+        ("Conv", 1, "W-AXIS"),
+        ("Conv", 0, None),
+        ("ConvTranspose", 0, "CT-AXIS"),
+        ("ConvTranspose", 1, "CT-AXIS"),
+    ],
+)
 def test_axis(g, op, axis, code):
     assert ({"W-AXIS", "CT-AXIS"} & codes_of(weights_model(op=op, axis=axis))) == ({code} - {None})
     out = weighted(g, g.pair(ones(g), "wq", np.full(16, 0.1)))
@@ -232,26 +247,40 @@ def stored(form, moved="", **attributes):
     return g.model(weighted(g, g.dq(w, "wdq", 0.1) if form == "int8" else g.pair(w, "wq")))
 
 
-@pytest.mark.parametrize(("op", "attributes"), [("Identity", {}), ("Transpose", {"perm": [1, 0, 2, 3]})])
+@pytest.mark.parametrize(
+    ("op", "attributes"), [("Identity", {}), ("Transpose", {"perm": [1, 0, 2, 3]})]
+)
 def test_stored_integers_behind_an_operator(op, attributes):
     found = finding(stored("int8", op, **attributes), "WEIGHT-INDIRECT", "trt10")
     assert found.severity == Severity.ERROR and found.convolutions == ["c"]
     assert cause(found).steps == (Step("between", op),) and cause(found).stored
-    refused = [f for f in predict(stored("int8", op, **attributes), "rtx1.7").findings if f.severity == Severity.ERROR]
+    refused = [
+        f
+        for f in predict(stored("int8", op, **attributes), "rtx1.7").findings
+        if f.severity == Severity.ERROR
+    ]
     assert [(f.code, f.node) for f in refused] == [("WEIGHT-INDIRECT", "between")]
 
 
 def quantized_bias():
     g = Graph()
     x = g.pair(g.input(1, 16, 8, 8), "in")
-    bias = g.dq(g.const("b", np.ones(16, np.int32)), "bdq", np.full(16, 1e-3), axis=0, integer=np.int32)
-    return g.model(g.op("Conv", [x, g.weights("w", (16, 16, 1, 1), "qdq"), bias], "c", kernel_shape=[1, 1]))
+    bias = g.dq(
+        g.const("b", np.ones(16, np.int32)), "bdq", np.full(16, 1e-3), axis=0, integer=np.int32
+    )
+    return g.model(
+        g.op("Conv", [x, g.weights("w", (16, 16, 1, 1), "qdq"), bias], "c", kernel_shape=[1, 1])
+    )
 
 
 @pytest.mark.parametrize("target", ["trt8.5", "rtx1.7"])
 def test_quantized_bias(target):
     (found,) = (f for f in predict(quantized_bias(), target).findings if f.code == "BIAS-DQ")
-    assert (found.node, found.convolutions, cause(found).precision) == ("bdq", ["c"], Precision.INT32)
+    assert (found.node, found.convolutions, cause(found).precision) == (
+        "bdq",
+        ["c"],
+        Precision.INT32,
+    )
 
 
 # Heads and shapes -------------------------------------------------------------------------------------------------
@@ -260,8 +289,17 @@ def test_quantized_bias(target):
 def head(quantized=True, join=False):
     g = Graph()
     stem = g.relu(g.conv(g.input(1, 16, 8, 8), "stem", 16), "r")
-    ends = [g.conv(stem, name, 16, k=1, scale=0.1 if quantized else None, weights="qdq" if quantized else "float")
-            for name in ("box", "score")]
+    ends = [
+        g.conv(
+            stem,
+            name,
+            16,
+            k=1,
+            scale=0.1 if quantized else None,
+            weights="qdq" if quantized else "float",
+        )
+        for name in ("box", "score")
+    ]
     if not join:
         return g.model(*ends)
     return g.model(g.pair(g.concat(ends, "all"), "behind"))
@@ -278,14 +316,27 @@ def test_heads_and_their_convolutions(g):
     score = g.conv(stem, "score", 16, k=1)
     box = g.conv(stem, "box", 16, k=1)
     bins = g.op("Softmax", box, "softmax", axis=1)
-    dfl = g.op("Conv", [bins, g.const("dflw", np.arange(16, dtype=np.float32).reshape(1, 16, 1, 1))], "dfl")
-    found = {f.node: f.code for f in check(Model(g.model(score, dfl)), "trt8.5") if f.code.startswith("HEAD")}
+    dfl = g.op(
+        "Conv", [bins, g.const("dflw", np.arange(16, dtype=np.float32).reshape(1, 16, 1, 1))], "dfl"
+    )
+    found = {
+        f.node: f.code
+        for f in check(Model(g.model(score, dfl)), "trt8.5")
+        if f.code.startswith("HEAD")
+    }
     assert found == {"box": "HEAD-QUANT", "score": "HEAD-SCORE"}
 
 
-@pytest.mark.parametrize(("channels", "groups", "code"), [
-    (24, 1, "CH-ALIGN"), (8, 1, "CH-SMALL"), (32, 4, "GROUP-SLOW"), (32, 1, None), (32, 32, None),
-])
+@pytest.mark.parametrize(
+    ("channels", "groups", "code"),
+    [
+        (24, 1, "CH-ALIGN"),
+        (8, 1, "CH-SMALL"),
+        (32, 4, "GROUP-SLOW"),
+        (32, 1, None),
+        (32, 32, None),
+    ],
+)
 def test_channels(g, channels, groups, code):
     proto = g.model(g.conv(g.relu(g.input(1, 32, 8, 8), "r"), "c", channels, groups=groups))
     assert {"CH-ALIGN", "CH-SMALL", "GROUP-SLOW"} & codes_of(proto) == {code} - {None}
@@ -309,7 +360,9 @@ def test_depthwise_with_silu_and_with_add(g):
     assert cause(finding(proto, "DW-SILU")).last
     normed = Graph()
     x = normed.conv(normed.relu(normed.input(1, 32, 8, 8), "r"), "dw", 32, groups=32)
-    assert finding(normed.model(normed.silu(normed.bn(x, "bn"), "s")), "DW-SILU").node == "dw", "its layer took that in"
+    assert finding(normed.model(normed.silu(normed.bn(x, "bn"), "s")), "DW-SILU").node == "dw", (
+        "its layer took that in"
+    )
     g = Graph()
     x = g.relu(g.input(1, 32, 8, 8), "r")
     proto = g.model(g.add(g.conv(x, "dw", 32, groups=32), x, "sum"))
@@ -318,7 +371,14 @@ def test_depthwise_with_silu_and_with_add(g):
 
 def test_external_data_may_be_missing(tmp_path):
     proto = simple()
-    onnx.save(proto, tmp_path / "m.onnx", save_as_external_data=True, all_tensors_to_one_file=True,
-              location="w.bin", size_threshold=0, convert_attribute=False)
+    onnx.save(
+        proto,
+        tmp_path / "m.onnx",
+        save_as_external_data=True,
+        all_tensors_to_one_file=True,
+        location="w.bin",
+        size_threshold=0,
+        convert_attribute=False,
+    )
     (tmp_path / "w.bin").unlink()
     assert {f.code for f in check(load(tmp_path / "m.onnx"), "trt8.5")} == {"FLAG-FP16"}

@@ -18,7 +18,13 @@ from qdqtool.explain.report import Report
 from qdqtool.model.graph import Model
 from qdqtool.model.view import View
 from qdqtool.prediction import check_activations
-from qdqtool.trt.faults import ActivationFit, ActivationScales, OutlierScales, WeightScales, WeightScalesCause
+from qdqtool.trt.faults import (
+    ActivationFit,
+    ActivationScales,
+    OutlierScales,
+    WeightScales,
+    WeightScalesCause,
+)
 from tests.insertion.nets import detector
 from tests.insertion.transformers import samples, vit
 from tests.slow import slow_after
@@ -43,7 +49,11 @@ def scaled(proto: onnx.ModelProto, name: str, factor: float) -> onnx.ModelProto:
     node = next(n for n in copy.graph.node if n.name == name)
     for tensor in copy.graph.initializer:
         if tensor.name == node.input[1]:
-            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * np.float32(factor), tensor.name))
+            tensor.CopyFrom(
+                numpy_helper.from_array(
+                    numpy_helper.to_array(tensor) * np.float32(factor), tensor.name
+                )
+            )
     return copy
 
 
@@ -63,7 +73,9 @@ def reported(proto: onnx.ModelProto) -> ActivationScales | None:
 def placed_by_max() -> tuple[onnx.ModelProto, str]:
     """The network with Q/DQ, and the Q of its input."""
     model = qdqtool.insert(float_network(), DATA, method="max", predict=False).model
-    return model, next(n.name for n in model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] == "x")
+    return model, next(
+        n.name for n in model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] == "x"
+    )
 
 
 @pytest.mark.parametrize("method", ["focus", "mse", "percentile", "entropy", "max"])
@@ -75,9 +87,15 @@ def test_what_insert_calibrates_fits(method: str) -> None:
 def test_shared_scales_and_clipping(g: Graph) -> None:
     x = g.input(1, 8, 16, 16)
     parts = [g.conv(x, f"c{i}", scale=None, weights="float") for i in range(2)]
-    joined = g.concat([parts[0], g.op("Mul", [parts[1], g.const("tenth", np.float32(0.1))], "small")], "cat")
-    model = qdqtool.insert(g.model(g.conv(joined, "last", scale=None, weights="float")), DATA, method="max",
-                           predict=False).model
+    joined = g.concat(
+        [parts[0], g.op("Mul", [parts[1], g.const("tenth", np.float32(0.1))], "small")], "cat"
+    )
+    model = qdqtool.insert(
+        g.model(g.conv(joined, "last", scale=None, weights="float")),
+        DATA,
+        method="max",
+        predict=False,
+    ).model
     assert reported(model) is None
     model, name = placed_by_max()
     small, large = reported(scaled(model, name, 0.25)), reported(scaled(model, name, 8.0))
@@ -89,14 +107,22 @@ def test_shared_scales_and_clipping(g: Graph) -> None:
     found = reported(scaled(model, name, 1 / 16))
     assert found is not None and [f.quantizer for f in found.worst] == [name]
     data = outlying(0.005, 300.0)
-    inserted = qdqtool.insert(float_network(), data, method="percentile", percentile=99.0, predict=False)
+    inserted = qdqtool.insert(
+        float_network(), data, method="percentile", percentile=99.0, predict=False
+    )
     assert not any(f.code == "ACT-OUTLIER" for f in inserted.findings)
 
 
-@in_turn(("used", "factor"), [
-    ([2.0, 1.9, 2.2, 2.0, 9.0], 2.0), ([0.25, 0.24, 0.26], 0.25),
-    ([1.0, 1.1, 0.9, 1.0], 0.0), ([2.0, 0.5, 1.0, 4.0], 0.0), ([2.0, 2.0], 0.0),
-])
+@in_turn(
+    ("used", "factor"),
+    [
+        ([2.0, 1.9, 2.2, 2.0, 9.0], 2.0),
+        ([0.25, 0.24, 0.26], 0.25),
+        ([1.0, 1.1, 0.9, 1.0], 0.0),
+        ([2.0, 0.5, 1.0, 4.0], 0.0),
+        ([2.0, 2.0], 0.0),
+    ],
+)
 def test_all_scales_off_by_one_factor(used: list[float], factor: float) -> None:
     assert one_factor([ActivationFit("q", 0.1, 0.0, 0.0, share) for share in used]) == factor
 
@@ -118,15 +144,25 @@ def outlying(share: float, factor: float, *, channels: int = 0) -> list[dict[str
         x = rng.normal(0, 1, (1, 8, 16, 16)).astype(np.float32)
         large = rng.random(x.shape) < share
         if channels:
-            large = np.resize(np.arange(channels) < round(share * channels), x.size).reshape(x.shape)
+            large = np.resize(np.arange(channels) < round(share * channels), x.size).reshape(
+                x.shape
+            )
         found.append({"x": np.where(large, x * np.float32(factor), x)})
     return found
 
 
-@pytest.mark.parametrize(("share", "factor", "named"), [
-    (0.005, 300.0, True), (0.02, 300.0, True), (0.1, 200.0, True), (0.3, 150.0, True), (0.005, 10.0, False),
-    (0.3, 10.0, False), (0.0, 1.0, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("share", "factor", "named"),
+    [
+        (0.005, 300.0, True),
+        (0.02, 300.0, True),
+        (0.1, 200.0, True),
+        (0.3, 150.0, True),
+        (0.005, 10.0, False),
+        (0.3, 10.0, False),
+        (0.0, 1.0, False),
+    ],
+)
 def test_outliers_that_a_scale_covers(share: float, factor: float, named: bool) -> None:
     """At insert and at predict alike; the ratio is that of the values, to the one that two thirds are below."""
     data = outlying(share, factor)
@@ -138,7 +174,11 @@ def test_outliers_that_a_scale_covers(share: float, factor: float, named: bool) 
         (found,) = refusals
         assert not found.linear
         ratios = {q: ratio for q, _, ratio in found.worst}
-        q = next(n.name for n in inserted.model.graph.node if n.op_type == "QuantizeLinear" and n.input[0] == "x")
+        q = next(
+            n.name
+            for n in inserted.model.graph.node
+            if n.op_type == "QuantizeLinear" and n.input[0] == "x"
+        )
         values = np.sort(np.abs(np.concatenate([d["x"].ravel() for d in data])))
         assert ratios[q] == pytest.approx(values[-1] / np.quantile(values, 2 / 3), rel=0.02)
 
@@ -159,10 +199,14 @@ def behind_norm(g: Graph, gains: np.ndarray, shift: np.ndarray) -> onnx.ModelPro
     x = g.op("Add", [g.input(1, 32, 64), g.const("shift", shift, np.float32)], "shifted")
     normal = g.op("LayerNormalization", [x, g.const("gains", gains, np.float32)], "norm", axis=-1)
     moved = g.op("Reshape", [normal, g.const("to", np.asarray([1, 4, 8, 64]))], "windows")
-    return g.model(g.op("MatMul", [moved, g.const("w", RNG.normal(0, 1, (64, 16)), np.float32)], "fc"))
+    return g.model(
+        g.op("MatMul", [moved, g.const("w", RNG.normal(0, 1, (64, 16)), np.float32)], "fc")
+    )
 
 
-def named_by(model: onnx.ModelProto, data: list[dict[str, np.ndarray]] | None = None) -> list[OutlierScales]:
+def named_by(
+    model: onnx.ModelProto, data: list[dict[str, np.ndarray]] | None = None
+) -> list[OutlierScales]:
     """What ``predict`` says of outliers, with data or without."""
     return told("ACT-OUTLIER", model, data)
 
@@ -195,19 +239,40 @@ def test_data_refute_what_gains_let_guess() -> None:
     data = [{"x": d["x"].reshape(1, 32, 64)} for d in outlying(0.0, 1.0)]
     inserted = qdqtool.insert(model, data, method="max", predict=False).model
     assert [r.samples for r in named_by(inserted)] == [0]
-    assert named_by(inserted, [{"x": d["x"] * np.where(large, 0.01, 1.0).astype(np.float32)} for d in data]) == []
-    assert [r.samples for r in named_by(inserted, [{"x": np.zeros((1, 32, 64), np.float32)}])] == [0]
+    assert (
+        named_by(
+            inserted, [{"x": d["x"] * np.where(large, 0.01, 1.0).astype(np.float32)} for d in data]
+        )
+        == []
+    )
+    assert [r.samples for r in named_by(inserted, [{"x": np.zeros((1, 32, 64), np.float32)}])] == [
+        0
+    ]
 
 
 @pytest.mark.parametrize("channels", [32, 768])
-@pytest.mark.parametrize(("spread", "factor", "named"), [
-    (0.0, 1.0, False), (0.5, 1.0, False), (1.0, 1.0, False), (0.0, 200.0, True), (0.3, 200.0, True),
-])
-def test_gains_that_spread_are_no_outliers(g: Graph, channels: int, spread: float, factor: float, named: bool) -> None:
+@pytest.mark.parametrize(
+    ("spread", "factor", "named"),
+    [
+        (0.0, 1.0, False),
+        (0.5, 1.0, False),
+        (1.0, 1.0, False),
+        (0.0, 200.0, True),
+        (0.3, 200.0, True),
+    ],
+)
+def test_gains_that_spread_are_no_outliers(
+    g: Graph, channels: int, spread: float, factor: float, named: bool
+) -> None:
     """The largest of many lognormal gains is many times the one in the middle: 17 times of 768."""
     gains = np.exp(spread * RNG.normal(0, 1, channels))
     gains[:2] *= factor
-    x = g.op("LayerNormalization", [g.input(1, 8, channels), g.const("gains", gains, np.float32)], "norm", axis=-1)
+    x = g.op(
+        "LayerNormalization",
+        [g.input(1, 8, channels), g.const("gains", gains, np.float32)],
+        "norm",
+        axis=-1,
+    )
     q = g.q(x, "q", float(4 * gains.max() / 127))
     weights = g.pair(g.const("w", RNG.normal(0, 1, (channels, 4)), np.float32), "wq")
     model = g.model(g.op("MatMul", [g.dq(q, "dq", float(4 * gains.max() / 127)), weights], "fc"))
@@ -218,7 +283,11 @@ def test_insert_and_predict_judge_the_same_tensors_alike() -> None:
     """Also where values are moved in front of a Linear, as those of attention are, shares left out."""
     model = vit()
     data = samples(model, 16)
-    for name, rows in (("b0.attn.v.weight", slice(0, 1)), ("b0.fc1.weight", slice(0, 2)), ("", slice(0))):
+    for name, rows in (
+        ("b0.attn.v.weight", slice(0, 1)),
+        ("b0.fc1.weight", slice(0, 2)),
+        ("", slice(0)),
+    ):
         changed = onnx.ModelProto()
         changed.CopyFrom(model)
         for tensor in changed.graph.initializer:
@@ -233,7 +302,9 @@ def test_insert_and_predict_judge_the_same_tensors_alike() -> None:
         for one, r in zip(said, found, strict=True):
             assert isinstance(one, OutlierScales) and (one.bad, one.total) == (r.bad, r.total)
             assert [q for q, _, _ in one.worst] == [q for q, _, _ in r.worst]
-            assert [ratio for *_, ratio in one.worst] == pytest.approx([ratio for *_, ratio in r.worst], rel=0.01)
+            assert [ratio for *_, ratio in one.worst] == pytest.approx(
+                [ratio for *_, ratio in r.worst], rel=0.01
+            )
 
 
 def test_smoothing_is_advised_where_a_matrix_product_reads_outliers(g: Graph) -> None:
@@ -273,7 +344,9 @@ def spoilt(proto: onnx.ModelProto, change: Callable[[Array, Array, int], Array])
     for number, (scale, weights) in enumerate(pairs):
         old = numpy_helper.to_array(scale).astype(np.float64)
         new = change(old, numpy_helper.to_array(weights).astype(np.float64), number)
-        scale.CopyFrom(numpy_helper.from_array(new.astype(np.float32).reshape(old.shape), scale.name))
+        scale.CopyFrom(
+            numpy_helper.from_array(new.astype(np.float32).reshape(old.shape), scale.name)
+        )
     assert len(pairs) > 20
     return copy
 
@@ -287,12 +360,17 @@ def reweighted(proto: onnx.ModelProto, change: Callable[[Array], Array]) -> onnx
     return copy
 
 
-def with_weights(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[tuple[onnx.TensorProto, onnx.TensorProto]]]:
+def with_weights(
+    proto: onnx.ModelProto,
+) -> tuple[onnx.ModelProto, list[tuple[onnx.TensorProto, onnx.TensorProto]]]:
     """A copy, and its scales of weights with these."""
     copy = onnx.ModelProto.FromString(proto.SerializeToString())
     tensors = {t.name: t for t in copy.graph.initializer}
-    return copy, [(tensors[q.input[1]], tensors[q.input[0]]) for q in copy.graph.node
-                  if q.op_type == "QuantizeLinear" and q.input[0] in tensors]
+    return copy, [
+        (tensors[q.input[1]], tensors[q.input[0]])
+        for q in copy.graph.node
+        if q.op_type == "QuantizeLinear" and q.input[0] in tensors
+    ]
 
 
 def test_scales_far_off_and_clipped_on_purpose(placed: onnx.ModelProto) -> None:
@@ -300,13 +378,22 @@ def test_scales_far_off_and_clipped_on_purpose(placed: onnx.ModelProto) -> None:
     assert found is not None and found.wasted > 0.5
     rng = np.random.default_rng(1)
     found = named(spoilt(placed, lambda s, w, n: s / np.exp(rng.normal(0.3, 0.9, s.shape))))
-    assert found is not None and found.cause == WeightScalesCause.OTHER_WEIGHTS and found.clipped > 0.2
+    assert (
+        found is not None and found.cause == WeightScalesCause.OTHER_WEIGHTS and found.clipped > 0.2
+    )
     # Half of the channels keep their largest weight, the others are clipped by up to a third
     rng = np.random.default_rng(3)
-    assert named(spoilt(placed, lambda s, w, n: s * np.minimum(1, rng.uniform(0.67, 1.33, s.shape)))) is None
+    assert (
+        named(spoilt(placed, lambda s, w, n: s * np.minimum(1, rng.uniform(0.67, 1.33, s.shape))))
+        is None
+    )
     assert named(placed) is None
+
     def clip(scale: Array, weights: Array, number: int) -> Array:
-        return np.maximum(np.quantile(np.abs(weights).reshape(len(weights), -1), 0.99, axis=1), 1e-9) / 127
+        return (
+            np.maximum(np.quantile(np.abs(weights).reshape(len(weights), -1), 0.99, axis=1), 1e-9)
+            / 127
+        )
 
     rng = np.random.default_rng(0)
     assert named(spoilt(reweighted(placed, lambda w: rng.standard_t(3, w.shape)), clip)) is None
@@ -320,7 +407,9 @@ def test_drift_of_training_is_not_reported(placed: onnx.ModelProto, seed: int) -
 
 @pytest.mark.parametrize("factor", [0.5, 0.7, 2.0])
 @pytest.mark.parametrize("channels", [1, 5, 1000])
-def test_a_few_channels_and_one_layer_amid_exact_scales(placed: onnx.ModelProto, channels: int, factor: float) -> None:
+def test_a_few_channels_and_one_layer_amid_exact_scales(
+    placed: onnx.ModelProto, channels: int, factor: float
+) -> None:
     rng = np.random.default_rng(channels)
 
     def change(scale: Array, weights: Array, number: int) -> Array:
@@ -330,15 +419,26 @@ def test_a_few_channels_and_one_layer_amid_exact_scales(placed: onnx.ModelProto,
         return scale
 
     found = named(spoilt(placed, change))
-    assert found is not None and (found.cause, len(found.layers)) == (WeightScalesCause.EXCEPTION, 1)
+    assert found is not None and (found.cause, len(found.layers)) == (
+        WeightScalesCause.EXCEPTION,
+        1,
+    )
     assert found.worst == pytest.approx(1 / factor, rel=1e-3) and 0 < found.channels <= channels
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_one_layer_amid_the_drift_of_training(placed: onnx.ModelProto, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    found = named(spoilt(placed, lambda s, w, n: s * np.exp(rng.normal(0, 0.05, s.shape)) * (0.5 if n == 7 else 1)))
-    assert found is not None and (found.cause, len(found.layers)) == (WeightScalesCause.EXCEPTION, 1)
+    found = named(
+        spoilt(
+            placed,
+            lambda s, w, n: s * np.exp(rng.normal(0, 0.05, s.shape)) * (0.5 if n == 7 else 1),
+        )
+    )
+    assert found is not None and (found.cause, len(found.layers)) == (
+        WeightScalesCause.EXCEPTION,
+        1,
+    )
 
 
 @pytest.mark.parametrize("per_channel", slow_after(1, [True, False]))
@@ -354,8 +454,12 @@ def test_onnxruntime_is_not_reported(per_channel: bool, tmp_path: Path) -> None:
             return self.left.pop() if self.left else None
 
     quantization.quantize_static(
-        tmp_path / "float.onnx", tmp_path / "q.onnx", Reader(), per_channel=per_channel,
-        weight_type=quantization.QuantType.QInt8, activation_type=quantization.QuantType.QInt8,
+        tmp_path / "float.onnx",
+        tmp_path / "q.onnx",
+        Reader(),
+        per_channel=per_channel,
+        weight_type=quantization.QuantType.QInt8,
+        activation_type=quantization.QuantType.QInt8,
         extra_options={"ActivationSymmetric": True, "WeightSymmetric": True},
     )
     assert named(onnx.load(tmp_path / "q.onnx")) is None
@@ -377,6 +481,7 @@ def test_scales_of_other_tensors_and_axes(placed: onnx.ModelProto) -> None:
 
     found = named(spoilt(placed, other))
     assert found is not None and found.layers
+
     def crossed(scale: Array, weights: Array, number: int) -> Array:
         if weights.shape[0] != weights.shape[1]:
             return scale
@@ -398,11 +503,15 @@ def test_one_scale_in_all_channels(placed: onnx.ModelProto) -> None:
     found = named(spoilt(uneven, lambda s, w, n: np.full_like(s, own(s, w, n).mean())))
     assert found is not None and found.cause == WeightScalesCause.TENSOR
     largest = named(spoilt(uneven, lambda s, w, n: np.full_like(s, own(s, w, n).max())))
-    assert largest is None or largest.cause != WeightScalesCause.TENSOR, "of the tensor: nothing is clipped"
+    assert largest is None or largest.cause != WeightScalesCause.TENSOR, (
+        "of the tensor: nothing is clipped"
+    )
 
 
 def test_dead_channels_and_contradictions(placed: onnx.ModelProto) -> None:
-    dead = reweighted(placed, lambda w: np.where(np.arange(len(w)).reshape(-1, *(1,) * (w.ndim - 1)) % 2, w, 0.0))
+    dead = reweighted(
+        placed, lambda w: np.where(np.arange(len(w)).reshape(-1, *(1,) * (w.ndim - 1)) % 2, w, 0.0)
+    )
     assert named(dead) is None
     copy, pairs = with_weights(placed)
     bad = (np.ones(0), np.ones(3), np.full(1, np.nan), np.zeros(4), np.full(16, np.inf))

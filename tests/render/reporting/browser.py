@@ -9,7 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-CHROMIUM = os.environ.get("QDQTOOL_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+CHROMIUM = (
+    os.environ.get("QDQTOOL_CHROMIUM")
+    or shutil.which("chromium")
+    or shutil.which("chromium-browser")
+)
 DRIVER = shutil.which("chromedriver")
 
 # Long tasks are counted from before the page's own script on.
@@ -56,7 +60,9 @@ def missing() -> str:
         return "selenium is not installed (pip install 'qdqtool[test]')"
     if CHROMIUM is None:
         return "no Chromium is installed (Debian: apt-get install chromium chromium-driver)"
-    return "" if DRIVER else "no chromedriver is installed (Debian: apt-get install chromium-driver)"
+    return (
+        "" if DRIVER else "no chromedriver is installed (Debian: apt-get install chromium-driver)"
+    )
 
 
 class Page:
@@ -73,24 +79,34 @@ class Page:
         """Milliseconds until the page answers: loaded, and no task left that blocks it."""
         self.driver.get("about:blank")
         self.driver.get(path.resolve().as_uri() + fragment)
-        return float(self.driver.execute_async_script("""
+        return float(
+            self.driver.execute_async_script("""
             const done = arguments[arguments.length - 1];
             const wait = () => document.readyState === 'complete'
               && document.documentElement.classList.contains('ready')
               ? requestAnimationFrame(() => requestAnimationFrame(() => done(performance.now())))
               : setTimeout(wait, 5);
-            wait();"""))
+            wait();""")
+        )
 
     def size(self, width: int, height: int = 900, dark: bool = False) -> None:
         """Sets the window and the colour scheme."""
-        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
-            "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500})
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {
-            "features": [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]})
+        self.driver.execute_cdp_cmd(
+            "Emulation.setDeviceMetricsOverride",
+            {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500},
+        )
+        self.driver.execute_cdp_cmd(
+            "Emulation.setEmulatedMedia",
+            {"features": [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]},
+        )
 
     def errors(self) -> list[str]:
         """Everything that the page complained about."""
-        logged = [e["message"] for e in self.driver.get_log("browser") if e["level"] in ("SEVERE", "WARNING")]
+        logged = [
+            e["message"]
+            for e in self.driver.get_log("browser")
+            if e["level"] in ("SEVERE", "WARNING")
+        ]
         return logged + list(self.run("return window.thrown"))
 
     def pan(self, frames: int = 60, speed: float = 9.0) -> dict[str, list[float]]:
@@ -111,8 +127,14 @@ def browser() -> Iterator[Page]:
 
     options = webdriver.ChromeOptions()
     options.binary_location = str(CHROMIUM)
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
-                     "--host-resolver-rules=MAP * ~NOTFOUND"):
+    for argument in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--hide-scrollbars",
+        "--host-resolver-rules=MAP * ~NOTFOUND",
+    ):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(DRIVER))

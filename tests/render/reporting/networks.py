@@ -22,15 +22,30 @@ class _Net(demo._Net):
 
     whole = False
 
-    def conv2d(self, name: str, tensor: str, cin: int, cout: int, kernel: int = 1, stride: int = 1, *,
-               gain: float = 0.8, bias: float = 0.0, spread: float = 0.6) -> str:
+    def conv2d(
+        self,
+        name: str,
+        tensor: str,
+        cin: int,
+        cout: int,
+        kernel: int = 1,
+        stride: int = 1,
+        *,
+        gain: float = 0.8,
+        bias: float = 0.0,
+        spread: float = 0.6,
+    ) -> str:
         if not self.whole:
-            return super().conv2d(name, tensor, cin, cout, kernel, stride, gain=gain, bias=bias, spread=spread)
+            return super().conv2d(
+                name, tensor, cin, cout, kernel, stride, gain=gain, bias=bias, spread=spread
+            )
         self.moments.setdefault(tensor, 1.0)
         made = super().conv2d(name, tensor, 1, 1, kernel, stride)
         bias_data, weight = self.initializers.pop(), self.initializers.pop()
-        self.initializers += [placeholder(weight.name, (cout, cin, kernel, kernel)),
-                              numpy_helper.from_array(np.zeros(cout, np.float32), bias_data.name)]
+        self.initializers += [
+            placeholder(weight.name, (cout, cin, kernel, kernel)),
+            numpy_helper.from_array(np.zeros(cout, np.float32), bias_data.name),
+        ]
         return made
 
 
@@ -62,8 +77,10 @@ def yolov8x_qdq(size: int = 640) -> onnx.ModelProto:
         if weights is None or len(weights.dims) < 4:
             continue
         channels = weights.dims[0]
-        for name, values in ((node.input(1), rng.uniform(0.001, 0.02, channels).astype(np.float32)),
-                             (node.input(2), np.zeros(channels, np.int8))):
+        for name, values in (
+            (node.input(1), rng.uniform(0.001, 0.02, channels).astype(np.float32)),
+            (node.input(2), np.zeros(channels, np.int8)),
+        ):
             if constants[name].dims != [channels]:
                 constants[name].CopyFrom(numpy_helper.from_array(values, name))
     del proto.graph.value_info[:]

@@ -28,7 +28,9 @@ def full(made: Made, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("full")
     tuning = write(folder, result())
     out = folder / "full.html"
-    qdqtool.report(made.model, before=made.float, gpu="T4", calib_cache=made.cache, tuning=tuning).save(out)
+    qdqtool.report(
+        made.model, before=made.float, gpu="T4", calib_cache=made.cache, tuning=tuning
+    ).save(out)
     return out
 
 
@@ -40,7 +42,9 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("case", FIRST[:2])
-def test_evidence_builds_open_without_a_complaint(chromium: Page, case: str, tmp_path: Path) -> None:
+def test_evidence_builds_open_without_a_complaint(
+    chromium: Page, case: str, tmp_path: Path
+) -> None:
     report = qdqtool.report(HOME / case / "model.onnx.gz", target=truth(case)["target"])
     report.save(tmp_path / "r.html")
     chromium.open(tmp_path / "r.html")
@@ -48,8 +52,9 @@ def test_evidence_builds_open_without_a_complaint(chromium: Page, case: str, tmp
     assert chromium.run(count) == len(report.page.model.onnx.boxes)
     chromium.run("document.querySelector('input[value=engine]').click()")
     assert chromium.run(count) == len(report.page.model.engine.boxes)
-    assert chromium.run("return document.querySelectorAll('#convolution-table tbody tr').length") == len(
-        truth(case)["convolutions"])
+    assert chromium.run(
+        "return document.querySelectorAll('#convolution-table tbody tr').length"
+    ) == len(truth(case)["convolutions"])
 
 
 def test_a_click_shows_the_node(chromium: Page, full: Path) -> None:
@@ -60,16 +65,26 @@ def test_a_click_shows_the_node(chromium: Page, full: Path) -> None:
     for words in ("first", "INT8", "Scales", "weights", "What decided it", "Estimated", "Evidence"):
         assert words in text, words
     assert chromium.run("return location.hash") == "#node-0"
-    assert chromium.run("return document.querySelectorAll('.stage[data-side=before] .box.selected').length") == 1
+    assert (
+        chromium.run(
+            "return document.querySelectorAll('.stage[data-side=before] .box.selected').length"
+        )
+        == 1
+    )
 
 
-def test_on_a_narrow_screen_a_click_brings_the_details_into_sight(chromium: Page, full: Path) -> None:
+def test_on_a_narrow_screen_a_click_brings_the_details_into_sight(
+    chromium: Page, full: Path
+) -> None:
     chromium.size(390, 844)
     chromium.open(full)
     chromium.run("""document.querySelector('.stage[data-side=after]').scrollIntoView({ block: 'end' });
         document.querySelector('.stage[data-side=before] .row.conv')
         .dispatchEvent(new MouseEvent('click', { bubbles: true }))""")
-    wait(chromium, "return document.getElementById('details').getBoundingClientRect().top < innerHeight - 90")
+    wait(
+        chromium,
+        "return document.getElementById('details').getBoundingClientRect().top < innerHeight - 90",
+    )
     assert "first" in details(chromium)
 
 
@@ -78,7 +93,9 @@ def test_what_is_chosen_stays_chosen_in_the_other_view(chromium: Page, full: Pat
     text = details(chromium)
     for view in ("engine", "onnx"):
         chromium.run("document.querySelector(`input[value=${arguments[0]}]`).click()", view)
-        marked = chromium.run("return document.querySelector('.stage[data-side=after] .box.selected').textContent")
+        marked = chromium.run(
+            "return document.querySelector('.stage[data-side=after] .box.selected').textContent"
+        )
         assert "first" in marked
         assert details(chromium) == text
 
@@ -89,7 +106,9 @@ def details(page: Page) -> str:
 
 def test_findings_and_nodes_link_to_each_other(chromium: Page, full: Path) -> None:
     chromium.open(full)
-    chromium.run("document.querySelectorAll('details.group').forEach((group) => { group.open = true; })")
+    chromium.run(
+        "document.querySelectorAll('details.group').forEach((group) => { group.open = true; })"
+    )
     chromium.run("document.querySelector('#findings a[href^=\"#node-\"]').click()")
     wait(chromium, "return document.querySelectorAll('#details article.finding').length > 0")
     assert chromium.run("return document.querySelectorAll('.box.selected').length") >= 1
@@ -108,7 +127,9 @@ def wait(page: Page, condition: str) -> None:
 def test_search_lights_and_goes(chromium: Page, large: Path) -> None:
     chromium.open(large)
     type_into(chromium, "search", "model.9/cv1 conv")
-    lit = chromium.run("return [...document.querySelectorAll('.box.match')].map((box) => box.textContent)")
+    lit = chromium.run(
+        "return [...document.querySelectorAll('.box.match')].map((box) => box.textContent)"
+    )
     assert len(lit) == 1 and "model.9/cv1/conv" in lit[0]
     press(chromium, "search", "Enter")
     assert "/model.9/cv1/conv/Conv" in details(chromium)
@@ -119,19 +140,30 @@ def test_search_lights_and_goes(chromium: Page, large: Path) -> None:
 
 
 def type_into(page: Page, name: str, text: str) -> None:
-    page.run("""const input = document.getElementById(arguments[0]); input.value = arguments[1];
-        input.dispatchEvent(new Event('input', { bubbles: true }));""", name, text)
+    page.run(
+        """const input = document.getElementById(arguments[0]); input.value = arguments[1];
+        input.dispatchEvent(new Event('input', { bubbles: true }));""",
+        name,
+        text,
+    )
 
 
 def press(page: Page, name: str, key: str) -> None:
-    page.run("""document.getElementById(arguments[0])
-        .dispatchEvent(new KeyboardEvent('keydown', { key: arguments[1], bubbles: true }));""", name, key)
+    page.run(
+        """document.getElementById(arguments[0])
+        .dispatchEvent(new KeyboardEvent('keydown', { key: arguments[1], bubbles: true }));""",
+        name,
+        key,
+    )
 
 
 def column(page: Page, table: str, number: int) -> list[Any]:
     found: list[Any] = page.run(
         "return [...document.querySelectorAll(`#${arguments[0]} tbody tr`)].filter((row) => !row.hidden)"
-        ".map((row) => row.cells[arguments[1]].dataset.v ?? row.cells[arguments[1]].textContent.trim())", table, number)
+        ".map((row) => row.cells[arguments[1]].dataset.v ?? row.cells[arguments[1]].textContent.trim())",
+        table,
+        number,
+    )
     return found
 
 
@@ -145,10 +177,14 @@ def test_all_shows_modules_and_a_click_opens_one(chromium: Page, large: Path) ->
     for _ in range(2):  # walking past modules opens none
         chromium.run("""document.querySelector('.graph').dispatchEvent(
             new KeyboardEvent('keydown', { key: 'ArrowDown', bubbles: true, cancelable: true }))""")
-    assert "model.1" in chromium.run("return document.querySelector('.box.module.selected').textContent")
+    assert "model.1" in chromium.run(
+        "return document.querySelector('.box.module.selected').textContent"
+    )
     chromium.run("""[...document.querySelectorAll('.box.module')].find((box) => box.textContent.includes('model.9'))
         .dispatchEvent(new MouseEvent('click', { bubbles: true }))""")
-    lit = chromium.run("return [...document.querySelectorAll('.box.match')].map((box) => box.textContent)")
+    lit = chromium.run(
+        "return [...document.querySelectorAll('.box.match')].map((box) => box.textContent)"
+    )
     assert len(lit) >= 5 and all("model.9" in text for text in lit)
     assert chromium.run("return document.querySelector('input[name=view]:checked').value") == "onnx"
     assert "/model.9/cv1/conv/Conv" in details(chromium) and "Convolutions" in details(chromium)
@@ -159,7 +195,10 @@ def test_the_wheel_zooms_and_time_colours(chromium: Page, large: Path) -> None:
     width = chromium.run("return document.querySelector('.world').getBoundingClientRect().width")
     chromium.run("""document.querySelector('.graph').dispatchEvent(
         new WheelEvent('wheel', { deltaY: -200, bubbles: true, cancelable: true, clientX: 300, clientY: 400 }))""")
-    wait(chromium, f"return document.querySelector('.world').getBoundingClientRect().width > 1.3 * {width}")
+    wait(
+        chromium,
+        f"return document.querySelector('.world').getBoundingClientRect().width > 1.3 * {width}",
+    )
     chromium.run("""const paint = document.getElementById('paint'); paint.value = 'time';
         paint.dispatchEvent(new Event('change'));""")
     fills = chromium.run("""return [...document.querySelectorAll('.world .box')].map((box) => [
@@ -178,12 +217,15 @@ def test_graphs_and_tables_are_saved(chromium: Page, full: Path) -> None:
     texts = chromium.driver.execute_async_script(
         "const done = arguments[0]; Promise.all(window.saved.map((blob) => blob.type === 'image/png'"
         "? blob.arrayBuffer().then((b) => String(new DataView(b).getUint32(0))) : blob.text()))"
-        ".then((all) => done([window.names, all]));")
+        ".then((all) => done([window.names, all]));"
+    )
     saved = dict(zip(*texts, strict=True))
     root = ElementTree.fromstring(saved["model_qdq-onnx.svg"])
     words = "".join(root.itertext())
     assert "first" in words and "1x16x16x16" in words and "INT8 → " in words
-    assert not any(a in ("class", "style") or "var(" in v for e in root.iter() for a, v in e.attrib.items())
+    assert not any(
+        a in ("class", "style") or "var(" in v for e in root.iter() for a, v in e.attrib.items()
+    )
     assert saved["model_qdq-onnx.png"] == str(0x89504E47)
     rows = list(csv.reader(io.StringIO(saved["model_qdq-convolutions.csv"])))
     assert [row[1] for row in rows] == ["Convolution", "first", "second", "third"]
@@ -206,9 +248,14 @@ return found;
 def test_no_text_stands_on_text(chromium: Page, full: Path, width: int) -> None:
     chromium.size(width)
     chromium.open(full)
-    chromium.run("document.querySelectorAll('main > section').forEach((one) => "
-                 "{ one.style.contentVisibility = 'visible'; })")
-    wait(chromium, "return document.querySelectorAll('#roofline .plot, #histogram .plot').length === 2")
+    chromium.run(
+        "document.querySelectorAll('main > section').forEach((one) => "
+        "{ one.style.contentVisibility = 'visible'; })"
+    )
+    wait(
+        chromium,
+        "return document.querySelectorAll('#roofline .plot, #histogram .plot').length === 2",
+    )
     assert chromium.run(_CLASHES) == []
     chromium.run("document.getElementById('zoom-fit').click()")
     assert chromium.run(_CLASHES) == []
@@ -232,7 +279,8 @@ def test_tables_sort_and_filter(chromium: Page, large: Path) -> None:
     shown = column(chromium, "convolution-table", 1)
     assert 0 < len(shown) < CONVOLUTIONS and all("model.22" in name for name in shown)
     assert f"of {CONVOLUTIONS} rows" in chromium.run(
-        "return document.querySelector('#convolution-table .count').textContent")
+        "return document.querySelector('#convolution-table .count').textContent"
+    )
 
 
 def test_the_keyboard_walks_through_the_network(chromium: Page, large: Path) -> None:
@@ -248,8 +296,11 @@ def test_the_keyboard_walks_through_the_network(chromium: Page, large: Path) -> 
     before = chromium.run("return document.querySelector('.world').getBoundingClientRect().width")
     for pressed, wider in (("+", True), ("0", False)):
         chromium.run(key, pressed)
-        wait(chromium, "return document.querySelector('.world').getBoundingClientRect().width "
-                       f"{'>' if wider else '<'} {before}")
+        wait(
+            chromium,
+            "return document.querySelector('.world').getBoundingClientRect().width "
+            f"{'>' if wider else '<'} {before}",
+        )
 
 
 def test_a_large_network_is_ready_soon_and_moves_smoothly(chromium: Page, large: Path) -> None:
@@ -271,8 +322,16 @@ def test_names_that_would_be_markup_stay_text(chromium: Page, tmp_path: Path) ->
         chromium.run("location.hash = `#node-${arguments[0]}`", node)
     type_into(chromium, "search", "<script>")
     press(chromium, "search", "Enter")
-    wait(chromium, "return document.getElementById('details').textContent.includes('<script>alert(1)')")
-    assert chromium.run("return document.querySelectorAll('#details script, #search-list script').length") == 0
+    wait(
+        chromium,
+        "return document.getElementById('details').textContent.includes('<script>alert(1)')",
+    )
+    assert (
+        chromium.run(
+            "return document.querySelectorAll('#details script, #search-list script').length"
+        )
+        == 0
+    )
     assert chromium.run("return document.querySelectorAll('script').length") == 2
 
 
@@ -283,8 +342,10 @@ def test_nothing_is_wider_than_the_window_and_all_text_can_be_read(
     chromium.size(width, dark=dark)
     chromium.open(full, "#node-0")
     chromium.run("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
-    chromium.run("document.querySelectorAll('main > section').forEach((one) => "
-                 "{ one.style.contentVisibility = 'visible'; })")
+    chromium.run(
+        "document.querySelectorAll('main > section').forEach((one) => "
+        "{ one.style.contentVisibility = 'visible'; })"
+    )
     wait(chromium, "return document.querySelectorAll('.plot').length >= 5")
     assert chromium.run("return document.documentElement.scrollWidth") <= width
     assert chromium.run(_CONTRAST) == []
@@ -345,9 +406,15 @@ def test_plots_follow_what_is_chosen(chromium: Page, full: Path) -> None:
         chromium.run("document.getElementById(arguments[0]).scrollIntoView()", section)
         wait(chromium, f"return document.querySelectorAll('#{section} .bin').length > 0")
         before = chromium.run("return document.getElementById(arguments[0]).textContent", section)
-        chromium.run("""const choice = document.getElementById(arguments[0]); choice.value = '1';
-            choice.dispatchEvent(new Event('change'));""", choice)
-        assert chromium.run("return document.getElementById(arguments[0]).textContent", section) != before
+        chromium.run(
+            """const choice = document.getElementById(arguments[0]); choice.value = '1';
+            choice.dispatchEvent(new Event('change'));""",
+            choice,
+        )
+        assert (
+            chromium.run("return document.getElementById(arguments[0]).textContent", section)
+            != before
+        )
     chromium.run("document.getElementById('time').scrollIntoView()")
     wait(chromium, "return document.querySelectorAll('#roofline circle.int8').length > 0")
     chromium.run("""document.querySelector('#roofline circle.int8')

@@ -23,8 +23,14 @@ from tests.render.reporting.conftest import Made
 from tests.tables import in_turn
 
 HOSTILE = (
-    "<script>alert(1)</script>", "</script><img src=x onerror=alert(1)>", "\"' onclick=alert(1) x=\"", "]]>-->{{7*7}}",
-    "n" * 2000, "\x1b]0;owned\x07\u202e\x9b31m", "a\nb\tc", "日本語 ❤ 🎉",
+    "<script>alert(1)</script>",
+    "</script><img src=x onerror=alert(1)>",
+    '"\' onclick=alert(1) x="',
+    "]]>-->{{7*7}}",
+    "n" * 2000,
+    "\x1b]0;owned\x07\u202e\x9b31m",
+    "a\nb\tc",
+    "日本語 ❤ 🎉",
 )
 
 
@@ -69,7 +75,9 @@ def test_loads_and_policies(made: Made) -> None:
         assert (attributes.get("href") or "#").startswith(("#", "data:,"))
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
     text = qdqtool.report(made.model).html
-    policy = next(a["content"] for t, a in tags_of(text) if a.get("http-equiv") == "Content-Security-Policy")
+    policy = next(
+        a["content"] for t, a in tags_of(text) if a.get("http-equiv") == "Content-Security-Policy"
+    )
     assert policy is not None and policy.startswith("default-src 'none'") and "unsafe" not in policy
     for kind in ("script", "style"):
         bodies = re.findall(rf"<{kind}>(.*?)</{kind}>", text, re.DOTALL)
@@ -88,7 +96,9 @@ def test_names_and_numbers(tmp_path: Path) -> None:
     assert "alert(1)</script>" not in report.html and "onerror=alert(1)>" not in report.html
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e]", report.html)
     assert "{{7*7}}" in html.unescape(report.html) and len(report.html) < 5_000_000
-    inner = re.search(r'<script type="application/octet-stream" id="page-data">([\w+/=]*)</script>', report.html)
+    inner = re.search(
+        r'<script type="application/octet-stream" id="page-data">([\w+/=]*)</script>', report.html
+    )
     assert inner is not None
     data = json.loads(zlib.decompress(base64.b64decode(inner[1])))
     assert any("<script>alert(1)</script>" in n["name"] for n in data["model"]["nodes"])
@@ -97,15 +107,26 @@ def test_names_and_numbers(tmp_path: Path) -> None:
     assert page.shown(one) != page.shown(two) and "…" in page.shown(one)
     assert page.shown("short") == "short"
     assert page.short("/model.2/cv1/conv/Conv", 10) == "…conv/Conv"
-    assert [page.amount(v) for v in (None, 0.5, 999, 1234, 2.5e9)] == ["–", "0.5", "999", "1.23 k", "2.5 G"]
+    assert [page.amount(v) for v in (None, 0.5, 999, 1234, 2.5e9)] == [
+        "–",
+        "0.5",
+        "999",
+        "1.23 k",
+        "2.5 G",
+    ]
     assert [page.sort_key(v) for v in (None, 2)] == ["", "2.0"]
     assert page.counted(1, "layer") == "1 layer" and page.counted(3, "layer") == "3 layers"
 
 
-@in_turn(("name", "op", "told"), [
-    ("/model.2/conv/Conv", "Conv", "model.2/conv"), ("Conv_3", "Conv", "Conv_3"), ("/Conv", "Conv", "Conv"),
-    ("a/b", "Conv", "a/b"),
-])  # fmt: skip
+@in_turn(
+    ("name", "op", "told"),
+    [
+        ("/model.2/conv/Conv", "Conv", "model.2/conv"),
+        ("Conv_3", "Conv", "Conv_3"),
+        ("/Conv", "Conv", "Conv"),
+        ("a/b", "Conv", "a/b"),
+    ],
+)
 def test_plain_names(name: str, op: str, told: str) -> None:
     assert page.plain(name, op) == told
 
@@ -116,7 +137,9 @@ def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch, made: Made
         qdqtool.report(made.model)
 
 
-def test_a_graph_too_large_to_draw_still_has_its_tables(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_too_large_to_draw_still_has_its_tables(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(budgets, "DRAWN_LAYERS", 2)
     report = qdqtool.report(made.model)
     assert "too many for a picture" in report.page.model.onnx.why and "third" in report.html
@@ -138,7 +161,10 @@ def test_saving_keeps_what_was_read(made: Made, tmp_path: Path) -> None:
     report.save(tmp_path / "r.html")
     assert (tmp_path / "r.html").read_text() == report.html
     told: dict[str, Any] = report.as_json()
-    assert told["bytes"] == (tmp_path / "r.html").stat().st_size and told["schema"] == "qdqtool/report/1"
+    assert (
+        told["bytes"] == (tmp_path / "r.html").stat().st_size
+        and told["schema"] == "qdqtool/report/1"
+    )
 
 
 def test_models_in_memory(made: Made) -> None:

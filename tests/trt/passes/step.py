@@ -65,7 +65,9 @@ def step(model: onnx.ModelProto, kind: type[Pass], target: str = "trt8.5", nth: 
                 again = again or (isinstance(stage, tuple) and bool(result.events))
                 if one is kind:
                     if nth == 0:
-                        return Step([row(e, kind.__name__) for e in result.events], result.refusals, network)
+                        return Step(
+                            [row(e, kind.__name__) for e in result.events], result.refusals, network
+                        )
                     nth -= 1
     raise AssertionError(f"{kind.__name__} has no such turn")
 
@@ -78,5 +80,3 @@ def evidence_of(layer: Layer) -> Evidence:
 def row(event: Event, owner: str) -> Row:
     kind = event.kind if event.pass_name in (owner, "") else f"{event.pass_name}: {event.kind}"
     return (kind, event.subject, event.object) if event.object else (kind, event.subject)
-
-

@@ -10,8 +10,13 @@ from tests.trt.passes.step import step
 
 @pytest.mark.parametrize("op", ["LeakyRelu", "Clip", "Sigmoid", "Tanh", "Elu"])
 def test_activations(g: Graph, op: str) -> None:
-    found = step(g.model(g.op(op, g.conv(g.input(1, 3, 8, 8), "c"), "act")), ActivationToPointwiseConversion)
-    assert found.rows == [("Running", "act"), ("Swap the layer type", "act", "ACTIVATION to POINTWISE")]
+    found = step(
+        g.model(g.op(op, g.conv(g.input(1, 3, 8, 8), "c"), "act")), ActivationToPointwiseConversion
+    )
+    assert found.rows == [
+        ("Running", "act"),
+        ("Swap the layer type", "act", "ACTIVATION to POINTWISE"),
+    ]
     assert found.layer("PWN(act)").kind == LayerKind.POINTWISE
 
 

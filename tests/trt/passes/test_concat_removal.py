@@ -15,7 +15,8 @@ def test_resizes_and_places(g: Graph) -> None:
     out = g.op("Elu", g.pair(g.concat([left, right], "Concat"), "p"), "e")
     found = step(g.model(out), ConcatRemoval)
     assert found.rows == [
-        ("Eliminating concatenation", "Concat"), (STRIDING, "Concat_Resize:0_clone_0", "p.Q:0"),
+        ("Eliminating concatenation", "Concat"),
+        (STRIDING, "Concat_Resize:0_clone_0", "p.Q:0"),
         ("Retargeting", "Concat_t:0_clone_1", "p.Q:0"),
     ]
     g = Graph()
@@ -36,16 +37,20 @@ def test_copies(g: Graph) -> None:
     out = g.op("Tanh", g.concat([alone, shared], "Concat"), "t")
     rows = step(g.model(out, g.op("Sigmoid", shared, "s")), ConcatRemoval).rows
     assert rows == [
-        ("Eliminating concatenation", "Concat"), ("Retargeting", "alone:0", "Concat:0"),
+        ("Eliminating concatenation", "Concat"),
+        ("Retargeting", "alone:0", "Concat:0"),
         (STRIDING, "shared:0", "Concat:0"),
-    ]  # fmt: skip
+    ]
     g = Graph()
     # An 8.5.2 build copies the input's member, the convolution's beside it is retargeted
     x = g.input(1, 8, 4, 4)
     inner = g.conv(g.input(1, 8, 4, 4, name="y"), "c", scale=None, weights="float")
     out = g.conv(g.concat([x, inner], "Concat"), "d", 8)
     rows = step(g.model(out), ConcatRemoval).rows
-    assert [(r[0], "clone_0" in r[1]) for r in rows[1:]] == [(STOMPING, True), ("Retargeting", False)]
+    assert [(r[0], "clone_0" in r[1]) for r in rows[1:]] == [
+        (STOMPING, True),
+        ("Retargeting", False),
+    ]
     g = Graph()
     part = g.op("Sigmoid", g.input(1, 8, 4, 4), "s")
     rows = step(g.model(g.op("Tanh", g.concat([part, part], "Twice"), "t")), ConcatRemoval).rows

@@ -18,7 +18,10 @@ def test_identities(g: Graph) -> None:
         x = g.op("Add", [x, g.op("Identity", bias, f"Identity_{i}")], f"add_{i}")
     found = step(g.model(x), ConstCastFold)
     assert sorted(found.rows) == [
-        ("Fusing", "b", "Identity_0"), ("Fusing", "b", "Identity_1"), ("Running", "b"), ("Running", "b"),
+        ("Fusing", "b", "Identity_0"),
+        ("Fusing", "b", "Identity_1"),
+        ("Running", "b"),
+        ("Running", "b"),
     ]
     assert found.has("b + Identity_0") and found.has("b + Identity_1") and found.has("b")
     g = Graph()

@@ -14,8 +14,12 @@ def test_own_constants(constant_nodes: bool) -> None:
     g = Graph(constant_nodes=constant_nodes)
     out = g.relu(g.pair(g.input(1, 3, 4, 4), "p"), "r")
     assert step(g.model(out), ConstQDQInitializersFusion).rows == [
-        ("Running", "p.Q"), ("Removing", "p.Q.scale"), ("Removing", "p.Q.zero"), ("Running", "p.DQ"),
-        ("Removing", "p.DQ.scale"), ("Removing", "p.DQ.zero"),
+        ("Running", "p.Q"),
+        ("Removing", "p.Q.scale"),
+        ("Removing", "p.Q.zero"),
+        ("Running", "p.DQ"),
+        ("Removing", "p.DQ.scale"),
+        ("Removing", "p.DQ.zero"),
     ]
 
 
@@ -26,7 +30,10 @@ def test_constants_that_are_shared_or_computed(g: Graph) -> None:
     quantized = g.op("QuantizeLinear", [x, *parameters], "Q")
     out = g.op("DequantizeLinear", [quantized, *parameters], "DQ")
     assert step(g.model(out), ConstQDQInitializersFusion).rows == [
-        ("Running", "Q"), ("Running", "DQ"), ("Removing", "scale"), ("Removing", "zero"),
+        ("Running", "Q"),
+        ("Running", "DQ"),
+        ("Removing", "scale"),
+        ("Removing", "zero"),
     ]
     g = Graph()
     x = g.input(1, 3, 4, 4)

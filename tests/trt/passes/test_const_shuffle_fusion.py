@@ -6,9 +6,13 @@ from tests.trt.passes.step import step
 
 
 def test_constants_behind_shuffles(g: Graph) -> None:
-    found = step(g.model(g.gemm(g.input(1, 8), "fc", 8, scale=None, weights="float")), ConstShuffleFusion)
+    found = step(
+        g.model(g.gemm(g.input(1, 8), "fc", 8, scale=None, weights="float")), ConstShuffleFusion
+    )
     assert [(r[0], r[1]) for r in found.rows] == [("Running", "fc.bias"), ("Fusing", "fc.bias")]
-    assert found.rows[1][2].startswith("(Unnamed Layer* ") and found.rows[1][2].endswith(") [Shuffle]")
+    assert found.rows[1][2].startswith("(Unnamed Layer* ") and found.rows[1][2].endswith(
+        ") [Shuffle]"
+    )
     g = Graph()
     # The third turn of the pass: the shuffle that MatMulToConvTransform put on the weights
     found = step(g.model(g.gemm(g.input(1, 8), "Gemm_311", 8)), ConstShuffleFusion, nth=2)

@@ -10,7 +10,10 @@ from tests.trt.passes.step import step
 
 @pytest.mark.parametrize(
     ("weights", "constant"),
-    [("qdq", "c.weight + c.w.Q"), ("int8", "c.weight")],  # TensorRT issue 3385: no Q in the name of int8 initializers
+    [
+        ("qdq", "c.weight + c.w.Q"),
+        ("int8", "c.weight"),
+    ],  # TensorRT issue 3385: no Q in the name of int8 initializers
 )
 def test_weights_of_one_convolution(g: Graph, weights: str, constant: str) -> None:
     found = step(g.model(g.conv(g.input(1, 8, 8, 8), "c", weights=weights)), ConstWeightsFusion)
@@ -21,7 +24,9 @@ def test_weights_of_one_convolution(g: Graph, weights: str, constant: str) -> No
 def test_weights_that_are_left(g: Graph) -> None:
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     weights = g.weights("w", (8, 8, 3, 3), "qdq")
-    first, second = (g.op("Conv", [g.pair(x, f"in{i}", s), weights], f"c{i}") for i, s in enumerate((0.1, 0.2)))
+    first, second = (
+        g.op("Conv", [g.pair(x, f"in{i}", s), weights], f"c{i}") for i, s in enumerate((0.1, 0.2))
+    )
     found = step(g.model(first, second), ConstWeightsFusion)
     assert found.rows == []
     assert sorted(found.reasons) == [("c0", "weights-shared"), ("c1", "weights-shared")]

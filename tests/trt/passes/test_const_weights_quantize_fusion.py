@@ -16,7 +16,9 @@ from tests.trt.passes.step import step
     ],
 )
 def test_float_weights_with_a_pair(g: Graph, target: str, name: str) -> None:
-    found = step(g.model(g.conv(g.input(1, 3, 8, 8), "c")), ConstWeightsQuantizeFusion, target=target)
+    found = step(
+        g.model(g.conv(g.input(1, 3, 8, 8), "c")), ConstWeightsQuantizeFusion, target=target
+    )
     assert found.rows == [("Running", "c.weight"), ("Fusing", "c.weight", "c.w.Q")]
     assert found.has(name)
 
@@ -24,7 +26,9 @@ def test_float_weights_with_a_pair(g: Graph, target: str, name: str) -> None:
 @pytest.mark.parametrize("weights", ["int8", "float"])
 def test_weights_without_q(g: Graph, weights: str) -> None:
     """NVIDIA/TensorRT issue 3385: int8 initializers with a DQ only have no Q in the name."""
-    found = step(g.model(g.conv(g.input(1, 3, 8, 8), "c", weights=weights)), ConstWeightsQuantizeFusion)
+    found = step(
+        g.model(g.conv(g.input(1, 3, 8, 8), "c", weights=weights)), ConstWeightsQuantizeFusion
+    )
     assert found.rows == []
 
 
@@ -34,7 +38,17 @@ def test_constant_of_two_qs(g: Graph) -> None:
     for i in range(2):
         x = g.op("Conv", [g.pair(x, f"in{i}"), g.pair(weights, f"w{i}")], f"c{i}", pads=[1] * 4)
     found = step(g.model(x), ConstWeightsQuantizeFusion)
-    assert sorted(found.rows) == [("Fusing", "w", "w0.Q"), ("Fusing", "w", "w1.Q"), ("Running", "w"), ("Running", "w")]
+    assert sorted(found.rows) == [
+        ("Fusing", "w", "w0.Q"),
+        ("Fusing", "w", "w1.Q"),
+        ("Running", "w"),
+        ("Running", "w"),
+    ]
     assert found.has("w + w0.Q") and found.has("w + w1.Q")
     g = Graph()
-    assert step(g.model(g.pair(g.relu(g.input(1, 3, 4, 4), "r"), "p")), ConstWeightsQuantizeFusion).rows == []
+    assert (
+        step(
+            g.model(g.pair(g.relu(g.input(1, 3, 4, 4), "r"), "p")), ConstWeightsQuantizeFusion
+        ).rows
+        == []
+    )

@@ -7,7 +7,9 @@ from tests.trt.builder import Graph
 from tests.trt.passes.step import step
 
 
-def stem(channels: int = 3, stride: int = 2, pool: int = 3, pool_stride: int = 2, quantized: bool = True) -> Graph:
+def stem(
+    channels: int = 3, stride: int = 2, pool: int = 3, pool_stride: int = 2, quantized: bool = True
+) -> Graph:
     g = Graph()
     x = g.relu(g.bn(g.conv(g.input(1, channels, 32, 32), "Conv_9", k=7, stride=stride), "bn"), "r")
     x = g.pool(x, "MaxPool_12", k=pool, stride=pool_stride)

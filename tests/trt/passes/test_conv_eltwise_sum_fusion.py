@@ -31,14 +31,20 @@ def test_which_convolution_takes_a_residual(g: Graph) -> None:
     g = Graph()
     # resnet18-a100-qat: ``layer2.0.downsample.0 ... + Add_97 + Relu_98``, conv2 writes FP16
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
-    out = g.relu(g.add(g.bn(g.conv(x, "conv2"), "bn2"), g.bn(g.conv(x, "down", k=1), "bnd"), "Add_97"), "Relu_98")
+    out = g.relu(
+        g.add(g.bn(g.conv(x, "conv2"), "bn2"), g.bn(g.conv(x, "down", k=1), "bnd"), "Add_97"),
+        "Relu_98",
+    )
     found = step(g.model(g.op("Tanh", out, "t")), ConvEltwiseSumFusion)
     assert found.rows == [
-        ("Running", "down.weight + down.w.Q + down"), ("Fusing", "down.weight + down.w.Q + down", "Add_97 + Relu_98"),
+        ("Running", "down.weight + down.w.Q + down"),
+        ("Fusing", "down.weight + down.w.Q + down", "Add_97 + Relu_98"),
     ]
 
 
-@pytest.mark.parametrize("case", ["second-reader", "constant", "broadcast", "relu-between", "product", "int8-output"])
+@pytest.mark.parametrize(
+    "case", ["second-reader", "constant", "broadcast", "relu-between", "product", "int8-output"]
+)
 def test_left_alone(g: Graph, case: str) -> None:
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     conv = g.conv(x, "Conv")
@@ -46,7 +52,13 @@ def test_left_alone(g: Graph, case: str) -> None:
         "constant": lambda: g.const("k", g.random.normal(0, 1, (1, 8, 8, 8))),
         "broadcast": lambda: g.op("Softmax", g.input(1, 8, 1, 1, name="y"), "small"),
     }.get(case, lambda: x)()
-    left = g.relu(conv, "r") if case == "relu-between" else g.pair(conv, "p") if case == "int8-output" else conv
+    left = (
+        g.relu(conv, "r")
+        if case == "relu-between"
+        else g.pair(conv, "p")
+        if case == "int8-output"
+        else conv
+    )
     out = g.op("Mul" if case == "product" else "Add", [left, other], "Add")
     outputs = [g.op("Tanh", out, "t"), *([conv] if case == "second-reader" else [])]
     assert step(g.model(*outputs), ConvEltwiseSumFusion).rows == []

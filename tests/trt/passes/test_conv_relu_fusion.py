@@ -7,7 +7,9 @@ from tests.trt.builder import Graph
 from tests.trt.passes.step import step
 
 
-@pytest.mark.parametrize(("scale", "weights"), [(None, "float"), (0.1, "qdq")], ids=["float", "quantized"])
+@pytest.mark.parametrize(
+    ("scale", "weights"), [(None, "float"), (0.1, "qdq")], ids=["float", "quantized"]
+)
 def test_relu_right_behind(g: Graph, scale: float | None, weights: str) -> None:
     out = g.relu(g.conv(g.input(1, 3, 8, 8), "Conv_617", scale=scale, weights=weights), "Relu_618")
     found = step(g.model(out), ConvReluFusion)
@@ -17,7 +19,12 @@ def test_relu_right_behind(g: Graph, scale: float | None, weights: str) -> None:
 
 def test_deconvolution_is_logged_under_another_name(g: Graph) -> None:
     """centerpoint-a100-trt823-fp16, line 1669."""
-    out = g.relu(g.conv(g.input(1, 8, 8, 8), "d", k=2, stride=2, op="ConvTranspose", weights="float", scale=None), "r")
+    out = g.relu(
+        g.conv(
+            g.input(1, 8, 8, 8), "d", k=2, stride=2, op="ConvTranspose", weights="float", scale=None
+        ),
+        "r",
+    )
     assert step(g.model(out), DeconvReluFusion).rows == [("Running", "d"), ("Fusing", "d", "r")]
     assert step(g.model(out), ConvReluFusion).rows == []
 

@@ -12,7 +12,9 @@ def test_equal_scales_and_what_stays(g: Graph) -> None:
     assert found.rows == [("Running", "a.DQ")]
     reader = found.layer("c.in.DQ")
     assert reader.data.producer is found.layer("a.Q")
-    assert reader.data.name == "c.in.Q:0"  # as Concat_779_1400_clone_0 of bevfusion-camera-orin-trt8502
+    assert (
+        reader.data.name == "c.in.Q:0"
+    )  # as Concat_779_1400_clone_0 of bevfusion-camera-orin-trt8502
     assert not found.has("a.DQ") and not found.has("c.in.Q")
     assert evidence_of(reader) == Evidence.SEEN
     g = Graph()

@@ -10,7 +10,10 @@ def test_sums(g: Graph) -> None:
     left, right = (g.op("Softmax", g.input(1, 8, name=n), f"s{n}") for n in "ab")
     out = g.relu(g.add(left, right, "Add"), "Relu")
     found = step(g.model(out), EltwiseAddToPwn)
-    assert found.rows == [("Running", "Add + Relu"), ("Swap the layer type", "Add + Relu", "ELEMENTWISE to POINTWISE")]
+    assert found.rows == [
+        ("Running", "Add + Relu"),
+        ("Swap the layer type", "Add + Relu", "ELEMENTWISE to POINTWISE"),
+    ]
     assert found.layer("Add + Relu").kind == LayerKind.POINTWISE
     g = Graph()
     x = g.input(1, 8, 8, 8)

@@ -34,7 +34,10 @@ def test_activations_and_their_readers(g: Graph) -> None:
 @pytest.mark.parametrize(
     ("groups", "evidence"),
     [(1, Evidence.SEEN), (8, Evidence.ASSUMED)],
-    ids=["silu", "depthwise-silu"],  # a YOLOv8n on 10.14.1; TensorRT issue 3205 (NVIDIA's own depthwise kernel)
+    ids=[
+        "silu",
+        "depthwise-silu",
+    ],  # a YOLOv8n on 10.14.1; TensorRT issue 3205 (NVIDIA's own depthwise kernel)
 )
 def test_silu(g: Graph, groups: int, evidence: Evidence) -> None:
     out = g.silu(g.conv(g.input(1, 8, 8, 8), "Conv", groups=groups), "act")
@@ -76,5 +79,7 @@ def test_what_the_activation_is_called(form: str, name: str) -> None:
     else:
         x = g.op({"leaky": "LeakyRelu", "hard": "HardSwish"}.get(form, form), x, "act")
     found = step(g.model(g.op("Softmax", x, "end")), GenericConvActFusion)
-    activations = [layer.fusion.activation for layer in found.network.of_kind(LayerKind.CONVOLUTION)]
+    activations = [
+        layer.fusion.activation for layer in found.network.of_kind(LayerKind.CONVOLUTION)
+    ]
     assert [a.op for a in activations if a is not None] == [name]

@@ -41,7 +41,9 @@ def test_scales_that_differ_or_are_equal() -> None:
     assert refusal.scales == (np.float32(0.1), np.float32(0.2))
     g = Graph()
     x = g.op("Sigmoid", g.input(1, 3, 4, 4), "s")
-    outputs = [g.op("Neg", g.pair(x, n, s), f"n{n}") for n, s in (("a", 0.1), ("b", 0.2), ("c", 0.1))]
+    outputs = [
+        g.op("Neg", g.pair(x, n, s), f"n{n}") for n, s in (("a", 0.1), ("b", 0.2), ("c", 0.1))
+    ]
     found = step(g.model(*outputs), HorizontalMergeQNodes)
     assert found.rows == [("Running", "a.Q"), ("Eliminating", "c.Q", "a.Q"), ("Removing", "c.Q")]
     assert found.reasons == [("a.Q", "scales-differ")]
@@ -50,7 +52,11 @@ def test_scales_that_differ_or_are_equal() -> None:
     inner = g.op("Neg", g.pair(x, "a"), "n")
     outputs = [g.q(x, "first"), g.q(x, "second")]
     found = step(g.model(inner, *outputs), HorizontalMergeQNodes)
-    assert found.rows == [("Running", "first"), ("Eliminating", "a.Q", "first"), ("Removing", "a.Q")]
+    assert found.rows == [
+        ("Running", "first"),
+        ("Eliminating", "a.Q", "first"),
+        ("Removing", "a.Q"),
+    ]
     assert found.reasons == []
     assert [t.name for t in found.network.outputs] == ["n:0", *outputs]
 
@@ -68,7 +74,9 @@ def test_clone_is_merged_into_the_original(g: Graph) -> None:
     SplitQAcrossPrecedingFanIn(target).run(first.network)
     events = HorizontalMergeQNodes(target).run(first.network).events
     assert [(e.kind, e.subject, e.object) for e in events] == [
-        ("Running", "cv1.Q", ""), ("Eliminating", "cv2.Q_clone_1", "cv1.Q"), ("Removing", "cv2.Q_clone_1", ""),
+        ("Running", "cv1.Q", ""),
+        ("Eliminating", "cv2.Q_clone_1", "cv1.Q"),
+        ("Removing", "cv2.Q_clone_1", ""),
     ]
 
 
@@ -95,7 +103,9 @@ def test_the_case_that_a_merge_rests_on(g: Graph) -> None:
     x = g.op("Sigmoid", g.input(1, 3, 4, 4), "s")
     first = g.op("Neg", g.pair(g.concat([x, g.op("Tanh", x, "t")], "cat1"), "cv1"), "n1")
     second = g.op("Neg", g.pair(g.concat([x, g.op("Cos", x, "c")], "cat2"), "cv2"), "n2")
-    assert fired(first, second, g=g) == {"earlier-survives"}  # of two clones none is the model's own
+    assert fired(first, second, g=g) == {
+        "earlier-survives"
+    }  # of two clones none is the model's own
     g = Graph()
     x = g.op("Sigmoid", g.input(1, 3, 4, 4), "s")
     assert fired(g.q(x, "out"), g.op("Neg", g.pair(x, "a"), "na"), g=g) == {"network-output"}

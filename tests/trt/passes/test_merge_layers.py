@@ -1,6 +1,5 @@
 """Merging layers: yolov8-orin-trt8412-excerpts (five lines), what it does not merge: yolo-resnet18, centernet."""
 
-
 from qdqtool.prediction import predict
 from qdqtool.trt.passes.merge_layers import MergeLayers
 from tests.trt.builder import Graph
@@ -25,7 +24,9 @@ FLOAT: dict[str, object] = {"scale": None, "weights": "float"}
 
 def test_what_is_merged_and_what_stays_apart(g: Graph) -> None:
     """A 3x3 stays beside a 1x1 (yolo-resnet18-orin-trt8502), cv3.1.0 in INT8 beside cv2.1.0 in float."""
-    assert heads({}, {"channels": 16}, {}) == ["a.weight + a.w.Q + a || b.weight + b.w.Q + b || c.weight + c.w.Q + c"]
+    assert heads({}, {"channels": 16}, {}) == [
+        "a.weight + a.w.Q + a || b.weight + b.w.Q + b || c.weight + c.w.Q + c"
+    ]
     assert heads(FLOAT, FLOAT, relu=True) == ["a + ar || b + br"]
     for other in ({"k": 1}, {"stride": 2}, {"scale": 0.2}, {"groups": 8}, FLOAT):
         assert heads({}, other) == [], other

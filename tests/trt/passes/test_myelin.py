@@ -36,7 +36,11 @@ def test_what_stays_outside_the_tail(g: Graph) -> None:
     g = Graph()
     # yolov8-orin-trt8412-excerpts: a ForeignNode without inputs, and a tail beside it whose layers are still fused
     x = g.op("Sigmoid", g.conv(g.input(1, 8, 4, 4), "c"), "sigmoid")
-    anchors = g.op("Gather", [g.const("table", np.ones((1, 8, 4, 4), np.float32)), g.const("i", np.array([0]))], "pick")
+    anchors = g.op(
+        "Gather",
+        [g.const("table", np.ones((1, 8, 4, 4), np.float32)), g.const("i", np.array([0]))],
+        "pick",
+    )
     found = step(g.model(g.add(x, anchors, "shift")), MyelinOptimization)
     inside = {layer.name for layer in found.network.layers.values() if layer.in_myelin}
     assert "pick" in inside
@@ -61,12 +65,18 @@ def test_a_quantized_product_keeps_its_bias_and_its_activation(
     found = step(g.model(x), MyelinOptimization)
     outside = {layer.name for layer in found.network.layers.values() if not layer.in_myelin}
     assert ("product" in outside, "bias" in outside, "behind" in outside, "end" in outside) == (
-        quantized, quantized and bias, quantized and kept, False)  # fmt: skip
+        quantized,
+        quantized and bias,
+        quantized and kept,
+        False,
+    )
 
 
 @pytest.mark.parametrize("shape", [False, True])
 @pytest.mark.parametrize("constant", [True, False])
-def test_only_a_sum_with_a_constant_belongs_to_a_quantized_product(g: Graph, constant: bool, shape: bool) -> None:
+def test_only_a_sum_with_a_constant_belongs_to_a_quantized_product(
+    g: Graph, constant: bool, shape: bool
+) -> None:
     """The constant, which others read, may stand behind a reshape (kept too); no tensor is one, reshaped or not."""
     x = g.op("Sigmoid", g.conv(g.input(1, 8, 4, 4), "c"), "before")
     weights = g.weights("product", (4, 4), "qdq", axis=1)
@@ -80,4 +90,5 @@ def test_only_a_sum_with_a_constant_belongs_to_a_quantized_product(g: Graph, con
     outside = {layer.name for layer in found.network.layers.values() if not layer.in_myelin}
     assert "product" in outside
     assert {name for name in ("bias", "reshaped") if name in outside} == (
-        {"bias", "reshaped"} if constant and shape else {"bias"} if constant else set())  # fmt: skip
+        {"bias", "reshaped"} if constant and shape else {"bias"} if constant else set()
+    )

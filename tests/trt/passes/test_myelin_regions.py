@@ -8,7 +8,16 @@ from qdqtool.types import Prediction
 from tests.trt.builder import Graph
 
 
-def _gemm(g: Graph, x: str, name: str, inputs: int, outputs: int, *, data: bool = True, weights: bool = True) -> str:
+def _gemm(
+    g: Graph,
+    x: str,
+    name: str,
+    inputs: int,
+    outputs: int,
+    *,
+    data: bool = True,
+    weights: bool = True,
+) -> str:
     x = g.pair(x, f"{name}.in", 0.05) if data else x
     w = g.const(f"{name}.w", np.ones((outputs, inputs), np.float32))
     w = g.pair(w, f"{name}.wq", np.full(outputs, 0.01), axis=0) if weights else w
@@ -84,9 +93,21 @@ def test_how_far_a_region_reaches(g: Graph) -> None:
     assert "shared" in found.conversion_nodes
     g = Graph()
     told = _of(g, _gemm(g, g.input(1, 16), "fc", 16, 32)).as_json()["regions"]
-    assert told == [{"trigger": "fc", "op": "Gemm", "nodes": ["fc"], "fused": [], "kernels": ["fc.in.Q"],
-                     "uncertain": 0, "possible": [], "matrix_products": 1, "matrix_products_int8": 1, "softmax": 0,
-                     "normalizations": 0}]
+    assert told == [
+        {
+            "trigger": "fc",
+            "op": "Gemm",
+            "nodes": ["fc"],
+            "fused": [],
+            "kernels": ["fc.in.Q"],
+            "uncertain": 0,
+            "possible": [],
+            "matrix_products": 1,
+            "matrix_products_int8": 1,
+            "softmax": 0,
+            "normalizations": 0,
+        }
+    ]
 
 
 @pytest.mark.parametrize("target", ["trt8.5", "trt8.6"])

@@ -18,13 +18,21 @@ from tests.trt.passes.step import step
 @pytest.mark.parametrize(
     ("target", "name"),
     [
-        ("trt8.5", "PWN(a.s, a.m)"),  # TensorRT issue 3385: PWN(node_of_swish.sigmoid, node_of_swish.mul)
+        (
+            "trt8.5",
+            "PWN(a.s, a.m)",
+        ),  # TensorRT issue 3385: PWN(node_of_swish.sigmoid, node_of_swish.mul)
         ("trt8.4", "PWN(a.s, a.m)"),
-        ("trt10", "PWN(PWN(a.s), PWN(a.m))"),  # PWN(PWN(/model.0/act/Sigmoid), PWN(/model.0/act/Mul))
+        (
+            "trt10",
+            "PWN(PWN(a.s), PWN(a.m))",
+        ),  # PWN(PWN(/model.0/act/Sigmoid), PWN(/model.0/act/Mul))
     ],
 )
 def test_silu(g: Graph, target: str, name: str) -> None:
-    found = step(g.model(g.silu(g.conv(g.input(1, 3, 8, 8), "c"), "a")), PointWiseFusion, target=target)
+    found = step(
+        g.model(g.silu(g.conv(g.input(1, 3, 8, 8), "c"), "a")), PointWiseFusion, target=target
+    )
     assert found.rows == [("Running", "a.s"), ("Fusing", "a.s", "a.m")]
     layer = found.layer(name)
     assert layer.kind == LayerKind.POINTWISE
@@ -33,7 +41,11 @@ def test_silu(g: Graph, target: str, name: str) -> None:
 
 def test_sums_products_and_squares(g: Graph) -> None:
     """yolov8-orin-trt8412-excerpts: Add_5 with Div_1."""
-    total = g.add(g.op("Softmax", g.input(1, 8), "s1"), g.op("Softmax", g.input(1, 8, name="y"), "s2"), "Add_5")
+    total = g.add(
+        g.op("Softmax", g.input(1, 8), "s1"),
+        g.op("Softmax", g.input(1, 8, name="y"), "s2"),
+        "Add_5",
+    )
     found = step(g.model(g.op("Div", [total, g.const("two", [[2.0]])], "Div_1")), PointWiseFusion)
     assert found.rows == [("Running", "Add_5"), ("Fusing", "Add_5", "Div_1")]
     assert found.has("PWN(Add_5, Div_1)")
@@ -64,7 +76,10 @@ def test_nesting_and_unknown_sizes(g: Graph) -> None:
     x = g.op("Neg", g.op("Exp", g.op("Abs", g.input(1, 8), "a"), "b"), "c")
     found = step(g.model(x), PointWiseFusion)
     assert found.rows == [
-        ("Running", "a"), ("Fusing", "a", "b"), ("Running", "PWN(a, b)"), ("Fusing", "PWN(a, b)", "c"),
+        ("Running", "a"),
+        ("Fusing", "a", "b"),
+        ("Running", "PWN(a, b)"),
+        ("Fusing", "PWN(a, b)", "c"),
     ]
     assert found.has("PWN(PWN(a, b), c)")
     g = Graph()
@@ -81,7 +96,9 @@ def test_nesting_and_unknown_sizes(g: Graph) -> None:
 
 @pytest.mark.parametrize("target", ["trt8.4", "trt8.5", "trt10"])
 @pytest.mark.parametrize(("shape", "taken"), [((1,), True), ((8, 1, 1), False)])
-def test_one_number_is_taken_in_with_what_shaped_it(g: Graph, shape: tuple[int, ...], taken: bool, target: str) -> None:
+def test_one_number_is_taken_in_with_what_shaped_it(
+    g: Graph, shape: tuple[int, ...], taken: bool, target: str
+) -> None:
     """Before the chains or behind them, as the target does it; one number for each channel stays a constant."""
     x = g.op("Sigmoid", g.input(1, 8, 4, 4), "s")
     to = np.array([1, *shape] if len(shape) > 1 else [1, 1, 1, 1])
@@ -99,7 +116,10 @@ def test_an_add_that_a_convolution_may_take_is_left_to_it(g: Graph, target: str)
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     out = g.add(g.silu(g.conv(x, "c"), "a"), g.pair(x, "skip", 0.07), "sum")
     rows = step(g.model(g.op("Neg", g.pair(out, "next"), "n")), PointWiseFusion, target).rows
-    assert any("sum" in part for row in rows for part in row) is not target_named(target).residual_through_activation
+    assert (
+        any("sum" in part for row in rows for part in row)
+        is not target_named(target).residual_through_activation
+    )
 
 
 @pytest.mark.parametrize("target", ["trt8.5", "trt10"])
@@ -108,15 +128,23 @@ def test_of_several_numbers_one_operand_stays_computed(g: Graph, target: str) ->
     x = g.op("Softmax", g.input(1, 8), "s")
     x = g.op("Max", [g.const("a", [[2.0]]), x], "m")
     found = step(g.model(g.op("Min", [x, g.const("b", [[3.0]])], "n")), PointWiseFusion, target)
-    layer = next(layer for layer in found.network.layers.values() if layer.kind == LayerKind.POINTWISE)
+    layer = next(
+        layer for layer in found.network.layers.values() if layer.kind == LayerKind.POINTWISE
+    )
     assert [t.source for t in layer.inputs] == ["s:0"]
     assert not any(layer.kind == LayerKind.CONSTANT for layer in found.network.layers.values())
     taken = [row[1:] for row in found.rows if row[0] == "Fusing"][:-1]
     assert taken == ([("a", "m"), ("b", "n")] if target_named(target).constants_first else [])
     assert "constant-operand" in [case.name for case in layer.cases]
     g = Graph()
-    found = step(g.model(g.op("Max", [g.const("a", [[2.0]]), g.const("b", [[3.0]])], "m")), PointWiseFusion, target)
-    assert found.rows == [] and len(found.network.layers) == 3, "nothing would be left to compute from"
+    found = step(
+        g.model(g.op("Max", [g.const("a", [[2.0]]), g.const("b", [[3.0]])], "m")),
+        PointWiseFusion,
+        target,
+    )
+    assert found.rows == [] and len(found.network.layers) == 3, (
+        "nothing would be left to compute from"
+    )
 
 
 @pytest.mark.parametrize("target", ["trt8.5", "trt10"])
@@ -146,10 +174,14 @@ def test_numbers_and_members_of_chains(g: Graph) -> None:
     other = g.op("Min", [g.op("Softmax", x, "t"), shaped], "n")
     found = step(g.model(out, g.op("Softmax", other, "u")), PointWiseFusion)
     kinds = [layer.kind for layer in found.network.layers.values()]
-    assert LayerKind.CONSTANT not in kinds and LayerKind.SHUFFLE not in kinds, "the last reader takes it along"
+    assert LayerKind.CONSTANT not in kinds and LayerKind.SHUFFLE not in kinds, (
+        "the last reader takes it along"
+    )
     g = Graph()
     x, two = g.op("Softmax", g.input(1, 8), "s"), g.const("two", [2.0])
-    shaped = g.op("Unsqueeze", [g.op("Identity", two, "i"), g.const("axes", np.array([0]))], "shape")
+    shaped = g.op(
+        "Unsqueeze", [g.op("Identity", two, "i"), g.const("axes", np.array([0]))], "shape"
+    )
     found = step(g.model(g.op("Max", [x, shaped], "m"), shaped), PointWiseFusion)
     left = found.network.of_kind(LayerKind.SHUFFLE, LayerKind.CONSTANT)
     assert any(layer.out.is_output for layer in left), "a network output is read as well"
@@ -159,13 +191,23 @@ def test_numbers_and_members_of_chains(g: Graph) -> None:
     for i in range(MAX_JOINED + 2):
         x = g.op("Neg", x, f"n{i}")
     found = step(g.model(x), PointWiseFusion)
-    sizes = [len(layer.nodes) for layer in found.network.layers.values() if layer.kind == LayerKind.POINTWISE]
+    sizes = [
+        len(layer.nodes)
+        for layer in found.network.layers.values()
+        if layer.kind == LayerKind.POINTWISE
+    ]
     assert sizes == [MAX_JOINED, 2]
 
 
 @pytest.mark.parametrize(
     ("case", "joined"),
-    [("per-channel", False), ("one-number", True), ("leaky", True), ("concat", False), ("relu-add", False)],
+    [
+        ("per-channel", False),
+        ("one-number", True),
+        ("leaky", True),
+        ("concat", False),
+        ("relu-add", False),
+    ],
 )
 def test_what_is_pointwise(g: Graph, case: str, joined: bool) -> None:
     """A scale of one number and every activation but Relu; not a scale for each channel, nor what moves data."""
@@ -185,7 +227,8 @@ def test_what_is_pointwise(g: Graph, case: str, joined: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "left"), [("bare", True), ("normalized", True), ("activated", False), ("read twice", False)]
+    ("form", "left"),
+    [("bare", True), ("normalized", True), ("activated", False), ("read twice", False)],
 )
 def test_which_sums_are_left_for_a_convolution(g: Graph, form: str, left: bool) -> None:
     """A sum with a convolution's own output, through a BatchNormalization that it alone reads; not an activation."""
@@ -202,15 +245,25 @@ def test_which_sums_are_left_for_a_convolution(g: Graph, form: str, left: bool) 
     assert any(row[0] == "Fusing" and "add" in "".join(row[1:]) for row in rows) is not left
 
 
-@pytest.mark.parametrize(("operand", "joined"), [("computed", ("a.m", "add")), ("itself", None), ("a product", None)])
-def test_an_add_behind_an_activation_is_noted(g: Graph, operand: str, joined: tuple[str, str] | None) -> None:
+@pytest.mark.parametrize(
+    ("operand", "joined"), [("computed", ("a.m", "add")), ("itself", None), ("a product", None)]
+)
+def test_an_add_behind_an_activation_is_noted(
+    g: Graph, operand: str, joined: tuple[str, str] | None
+) -> None:
     """The node in front of the Add and the Add, where it joins two computed tensors: findings name them."""
     x = g.op("Softmax", g.input(1, 8), "s")
     act = g.silu(x, "a")
-    other = {"computed": g.op("Softmax", x, "t"), "itself": act, "a product": g.op("Softmax", x, "u")}[operand]
+    other = {
+        "computed": g.op("Softmax", x, "t"),
+        "itself": act,
+        "a product": g.op("Softmax", x, "u"),
+    }[operand]
     out = g.op("Mul" if operand == "a product" else "Add", [act, other], "add")
     found = step(g.model(g.op("Softmax", g.op("Neg", out, "n"), "end")), PointWiseFusion)
-    layer = next(layer for layer in found.network.layers.values() if layer.kind == LayerKind.POINTWISE)
+    layer = next(
+        layer for layer in found.network.layers.values() if layer.kind == LayerKind.POINTWISE
+    )
     assert layer.joined == joined
     assert ("a.m" in layer.nodes, "add" in layer.nodes, "n" in layer.nodes) == (True, True, True)
 
@@ -230,16 +283,29 @@ def test_the_case_of_an_add_is_the_documented_one(g: Graph) -> None:
     assert [case.name for case in layer.cases] == ["chain"]
 
 
-@pytest.mark.parametrize(("place", "act", "refused"), [
-    ("inner", "Relu", ("p.Q", "act", False, False, "")), ("inner", "Clip", ("p.Q", "act", False, False, "")),
-    ("inner", "Sigmoid", ("p.Q", "act", True, False, "")), ("gate", "Sigmoid", ("gate.Q", "act", True, True, "")),
-    ("inner gate", "Sigmoid", ("p.Q", "act", True, False, "gate.Q")), ("behind", "Sigmoid", None),
-    ("behind", "Relu", None), ("inner", "Softmax", None), ("gate", "Tanh", None),
-])
+@pytest.mark.parametrize(
+    ("place", "act", "refused"),
+    [
+        ("inner", "Relu", ("p.Q", "act", False, False, "")),
+        ("inner", "Clip", ("p.Q", "act", False, False, "")),
+        ("inner", "Sigmoid", ("p.Q", "act", True, False, "")),
+        ("gate", "Sigmoid", ("gate.Q", "act", True, True, "")),
+        ("inner gate", "Sigmoid", ("p.Q", "act", True, False, "gate.Q")),
+        ("behind", "Sigmoid", None),
+        ("behind", "Relu", None),
+        ("inner", "Softmax", None),
+        ("gate", "Tanh", None),
+    ],
+)
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("weights", ["qdq", "float"])
 def test_a_pair_inside_an_activation_is_refused(
-    g: Graph, place: str, act: str, refused: tuple[object, ...] | None, norm: bool, weights: str,
+    g: Graph,
+    place: str,
+    act: str,
+    refused: tuple[object, ...] | None,
+    norm: bool,
+    weights: str,
 ) -> None:
     """In front of the activation or of a SiLU's Mul, also behind a BatchNormalization; of INT8 convolutions alone."""
     x = g.conv(g.input(1, 8, 4, 4), "c", weights=weights)
@@ -250,14 +316,20 @@ def test_a_pair_inside_an_activation_is_refused(
     y = g.op("Mul", [x, y], "mul") if act in ("Sigmoid", "Tanh") else y
     y = g.pair(y, "p", 0.1) if place == "behind" else y
     refusals = step(g.model(y), PointWiseFusion).refusals
-    found = [(r.node, r.activation, r.silu, r.gate, r.second) for r in refusals if isinstance(r, InsideActivation)]
+    found = [
+        (r.node, r.activation, r.silu, r.gate, r.second)
+        for r in refusals
+        if isinstance(r, InsideActivation)
+    ]
     assert found == ([refused] if refused is not None and weights == "qdq" else [])
     assert all(r.convolution == "c" for r in refusals if isinstance(r, InsideActivation))
 
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("place", ["inner", "gate"])
-def test_a_pair_inside_the_activation_of_a_matrix_product_is_reported(g: Graph, place: str, bias: bool) -> None:
+def test_a_pair_inside_the_activation_of_a_matrix_product_is_reported(
+    g: Graph, place: str, bias: bool
+) -> None:
     """Behind the reshape of a product that became a convolution."""
     weights = g.pair(g.const("w", np.ones((8, 8), np.float32)), "q", 0.1)
     x = g.op("MatMul", [g.pair(g.input(4, 8), "a", 0.1), weights], "c")
@@ -265,5 +337,7 @@ def test_a_pair_inside_the_activation_of_a_matrix_product_is_reported(g: Graph, 
     x = g.pair(x, "p", 0.1) if place == "inner" else x
     y = g.op("Sigmoid", x, "act")
     y = g.op("Mul", [x, g.pair(y, "gate", 0.01) if place == "gate" else y], "mul")
-    found = [f.node for f in predict(g.model(y), target="trt8.5").findings if f.code == "SILU-INNER-Q"]
+    found = [
+        f.node for f in predict(g.model(y), target="trt8.5").findings if f.code == "SILU-INNER-Q"
+    ]
     assert found == ["p.Q" if place == "inner" else "gate.Q"]

@@ -10,7 +10,11 @@ from tests.trt.passes.step import step
 
 @pytest.mark.parametrize(
     ("target", "name"),
-    [("trt8.5", "Conv_9"), ("trt8.4", "Conv_9"), ("trt8.0", "Conv_9 + Relu_11")],  # 8.0: centernet, ``+ Relu_11``
+    [
+        ("trt8.5", "Conv_9"),
+        ("trt8.4", "Conv_9"),
+        ("trt8.0", "Conv_9 + Relu_11"),
+    ],  # 8.0: centernet, ``+ Relu_11``
 )
 def test_batch_normalization_with_its_relu(g: Graph, target: str, name: str) -> None:
     out = g.relu(g.bn(g.conv(g.input(1, 3, 8, 8), "Conv_9"), "BatchNormalization_10"), "Relu_11")
@@ -36,7 +40,9 @@ def test_batch_normalization_alone(g: Graph) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scale", "weights"), [(None, "qdq"), (0.1, "float"), (None, "float")], ids=["no-input-pair", "no-weights", "float"]
+    ("scale", "weights"),
+    [(None, "qdq"), (0.1, "float"), (None, "float")],
+    ids=["no-input-pair", "no-weights", "float"],
 )
 def test_not_both_inputs_quantized(g: Graph, scale: float | None, weights: str) -> None:
     out = g.bn(g.conv(g.input(1, 3, 8, 8), "c", scale=scale, weights=weights), "bn")

@@ -11,7 +11,10 @@ from tests.trt.passes.step import step
 
 def test_what_stays_a_copy(g: Graph) -> None:
     found = step(g.model(g.conv(g.input(1, 3, 8, 8), "c")), QDQToCopy)
-    assert found.rows == [("Running", "c.in.Q"), ("Swap the layer type", "c.in.Q", "QUANTIZE to kQDQ")]
+    assert found.rows == [
+        ("Running", "c.in.Q"),
+        ("Swap the layer type", "c.in.Q", "QUANTIZE to kQDQ"),
+    ]
     assert found.layer("c.in.Q").kind == LayerKind.COPY
     assert found.reasons == [("c.in.Q", "stays")]
     assert found.refusals[0].tensor == "x"

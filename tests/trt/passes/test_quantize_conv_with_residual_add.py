@@ -10,18 +10,27 @@ from tests.trt.builder import Graph
 from tests.trt.passes.step import step
 
 EXPECTED = [
-    ("Running", "Conv_34"), ("Swapping", "Add_42 + Relu_43", "Next.Q"),
+    ("Running", "Conv_34"),
+    ("Swapping", "Add_42 + Relu_43", "Next.Q"),
     ("QuantizeDoubleInputNodes: fusing", "Next.Q", "Conv_34"),
-    ("QuantizeDoubleInputNodes: fusing", "(Conv_34.in.DQ and Conv_34.w.DQ)", "Conv_34"), ("Removing", "Next.Q"),
-    ("Removing", "Conv_34.in.DQ"), ("Removing", "Conv_34.w.DQ"),
+    ("QuantizeDoubleInputNodes: fusing", "(Conv_34.in.DQ and Conv_34.w.DQ)", "Conv_34"),
+    ("Removing", "Next.Q"),
+    ("Removing", "Conv_34.in.DQ"),
+    ("Removing", "Conv_34.w.DQ"),
     ("ConstWeightsFusion: Fusing", "Conv_34.weight + Conv_34.w.Q", "Conv_34"),
     ("ConvEltwiseSumFusion: Fusing", "Conv_34.weight + Conv_34.w.Q + Conv_34", "Add_42 + Relu_43"),
     ("Removing", "skip.DQ"),
 ]
 
 
-def block(skip_scale: float | None = 0.07, straight: float | None = None, next_pair: bool = True,
-          conv_first: bool = False, activation: str = "", weights: str = "qdq") -> Graph:
+def block(
+    skip_scale: float | None = 0.07,
+    straight: float | None = None,
+    next_pair: bool = True,
+    conv_first: bool = False,
+    activation: str = "",
+    weights: str = "qdq",
+) -> Graph:
     """A ResNet block from a float tensor; ``straight`` puts a pair on the convolution's side of the Add."""
     g = Graph()
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
@@ -31,16 +40,22 @@ def block(skip_scale: float | None = 0.07, straight: float | None = None, next_p
         conv = g.op(activation, conv, "act")
     if straight is not None:
         conv = g.pair(conv, "straight", straight)
-    out = g.relu(g.add(conv, other, "Add_42") if conv_first else g.add(other, conv, "Add_42"), "Relu_43")
+    out = g.relu(
+        g.add(conv, other, "Add_42") if conv_first else g.add(other, conv, "Add_42"), "Relu_43"
+    )
     g.op("Neg", g.pair(out, "Next", 0.05) if next_pair else out, "end")
     return g
 
 
 @pytest.mark.parametrize("conv_first", [False, True])
-@pytest.mark.parametrize("skip_scale", [0.07, 0.05, 0.1], ids=["own-scale", "output-scale", "input-scale"])
+@pytest.mark.parametrize(
+    "skip_scale", [0.07, 0.05, 0.1], ids=["own-scale", "output-scale", "input-scale"]
+)
 def test_quantized_skip(skip_scale: float, conv_first: bool) -> None:
     """The residual's scale may be any: its Q quantizes another tensor than the one behind the Add, or was merged."""
-    found = step(block(skip_scale, conv_first=conv_first).model("end:0"), QuantizeConvWithResidualAdd)
+    found = step(
+        block(skip_scale, conv_first=conv_first).model("end:0"), QuantizeConvWithResidualAdd
+    )
     assert found.rows == EXPECTED
     layer = found.layer("Conv_34.weight + Conv_34.w.Q + Conv_34 + Add_42 + Relu_43")
     assert layer.int8 and layer.int8_out
@@ -48,12 +63,24 @@ def test_quantized_skip(skip_scale: float, conv_first: bool) -> None:
     assert layer.out.name == "Next.Q:0"
 
 
-@in_turn(("given", "reason"), [
-    ({"skip_scale": None}, "residual-float"),  # yolo-resnet18-orin-trt8502 and resnet18-a100-qat have no such line
-    ({"next_pair": False}, "add-output-not-quantized"),  # last block of resnet18-a100-qat-residual
-    ({"straight": 0.06}, "residual-both-quantized"),  # yolov8-orin-trt8412-excerpts: the Add is a layer of its own
-    ({"weights": "float"}, None),
-])  # fmt: skip
+@in_turn(
+    ("given", "reason"),
+    [
+        (
+            {"skip_scale": None},
+            "residual-float",
+        ),  # yolo-resnet18-orin-trt8502 and resnet18-a100-qat have no such line
+        (
+            {"next_pair": False},
+            "add-output-not-quantized",
+        ),  # last block of resnet18-a100-qat-residual
+        (
+            {"straight": 0.06},
+            "residual-both-quantized",
+        ),  # yolov8-orin-trt8412-excerpts: the Add is a layer of its own
+        ({"weights": "float"}, None),
+    ],
+)
 def test_what_is_refused(given: dict[str, object], reason: str | None) -> None:
     found = step(block(**given).model("end:0"), QuantizeConvWithResidualAdd)  # type: ignore[arg-type]
     assert (found.rows, found.reasons) == ([], [("Conv_34", reason)] if reason else [])
@@ -65,13 +92,19 @@ def test_what_is_refused(given: dict[str, object], reason: str | None) -> None:
 
 @pytest.mark.parametrize("target", ["trt8.5", "trt10"])
 def test_activation_between_is_refused(target: str) -> None:
-    found = step(block(activation="LeakyRelu").model("end:0"), QuantizeConvWithResidualAdd, target=target)
+    found = step(
+        block(activation="LeakyRelu").model("end:0"), QuantizeConvWithResidualAdd, target=target
+    )
     assert found.rows == []
     assert ("Conv_34", "activation-before-add") in found.reasons
 
 
-@pytest.mark.parametrize(("activation", "evidence"), [("Relu", Evidence.ASSUMED), ("", Evidence.SEEN)])
-def test_an_activation_in_front_of_the_sum_rests_on_an_assumption(activation: str, evidence: Evidence) -> None:
+@pytest.mark.parametrize(
+    ("activation", "evidence"), [("Relu", Evidence.ASSUMED), ("", Evidence.SEEN)]
+)
+def test_an_activation_in_front_of_the_sum_rests_on_an_assumption(
+    activation: str, evidence: Evidence
+) -> None:
     """No log shows a quantized convolution with its own Relu in front of a residual Add."""
     g = Graph()
     x = g.relu(g.conv(g.input(1, 8, 8, 8), "c0"), "r0")
@@ -94,6 +127,8 @@ def test_only_a_sum_takes_a_residual(g: Graph, op: str) -> None:
     """A product, say, stays a layer of its own, however it is quantized; and nothing is said about a residual."""
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     joined = g.op(op, [g.conv(x, "c"), g.pair(x, "skip", 0.07)], "joined")
-    found = step(g.model(g.op("Neg", g.pair(joined, "Next", 0.05), "end")), QuantizeConvWithResidualAdd)
+    found = step(
+        g.model(g.op("Neg", g.pair(joined, "Next", 0.05), "end")), QuantizeConvWithResidualAdd
+    )
     assert found.rows == []
     assert not [r for r in found.reasons if r[0] == "c"]

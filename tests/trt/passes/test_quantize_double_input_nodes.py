@@ -11,10 +11,19 @@ from tests.tables import cases, in_turn
 from tests.trt.builder import Graph
 from tests.trt.passes.step import evidence_of, step
 
-FLOAT_OUT = [("Running", "c"), ("fusing", "(c.in.DQ and c.w.DQ)", "c"), ("Removing", "c.in.DQ"), ("Removing", "c.w.DQ")]
+FLOAT_OUT = [
+    ("Running", "c"),
+    ("fusing", "(c.in.DQ and c.w.DQ)", "c"),
+    ("Removing", "c.in.DQ"),
+    ("Removing", "c.w.DQ"),
+]
 INT8_OUT = [
-    ("Running", "c"), ("fusing", "p.Q", "c"), ("fusing", "(c.in.DQ and c.w.DQ)", "c"), ("Removing", "p.Q"),
-    ("Removing", "c.in.DQ"), ("Removing", "c.w.DQ"),
+    ("Running", "c"),
+    ("fusing", "p.Q", "c"),
+    ("fusing", "(c.in.DQ and c.w.DQ)", "c"),
+    ("Removing", "p.Q"),
+    ("Removing", "c.in.DQ"),
+    ("Removing", "c.w.DQ"),
 ]
 
 
@@ -47,7 +56,10 @@ def test_batch_normalization_relu_and_max_pool_are_passed() -> None:
 def test_readers_and_scales_that_keep_the_output_float() -> None:
     """yolo-resnet18-orin-trt8502: backbone/conv1, whose MaxPool an Add reads as well."""
     g, out = conv()
-    found = step(g.model(g.op("Softmax", g.pair(out, "p"), "s"), g.op("Tanh", out, "t")), QuantizeDoubleInputNodes)
+    found = step(
+        g.model(g.op("Softmax", g.pair(out, "p"), "s"), g.op("Tanh", out, "t")),
+        QuantizeDoubleInputNodes,
+    )
     assert (found.rows, found.reasons) == (FLOAT_OUT, [("c", "output-many-consumers")])
     assert [r.node for r in found.refusals[0].readers if r.kind == "q"] == ["p.Q"]
     assert [r.node for r in found.refusals[0].readers if r.kind != "q"] == ["t"]
@@ -67,8 +79,13 @@ def test_shared_input_dq_is_removed_with_its_last_reader(g: Graph) -> None:
     outputs = [g.op("Softmax", g.conv(x, n, scale=None), f"s{n}") for n in "ab"]
     found = step(g.model(*outputs), QuantizeDoubleInputNodes)
     assert found.rows == [
-        ("Running", "a"), ("fusing", "(in.DQ and a.w.DQ)", "a"), ("Removing", "a.w.DQ"), ("Running", "b"),
-        ("fusing", "(in.DQ and b.w.DQ)", "b"), ("Removing", "in.DQ"), ("Removing", "b.w.DQ"),
+        ("Running", "a"),
+        ("fusing", "(in.DQ and a.w.DQ)", "a"),
+        ("Removing", "a.w.DQ"),
+        ("Running", "b"),
+        ("fusing", "(in.DQ and b.w.DQ)", "b"),
+        ("Removing", "in.DQ"),
+        ("Removing", "b.w.DQ"),
     ]
 
 
@@ -101,8 +118,16 @@ def refused(case: str) -> tuple[Graph, str]:
 
 @in_turn(
     "case",
-    ["input-not-dequantized", "weights-not-dequantized", "activation-per-channel", "types", "zero-point",
-     "weights-axis", "scale-computed", "weights-not-constant"],
+    [
+        "input-not-dequantized",
+        "weights-not-dequantized",
+        "activation-per-channel",
+        "types",
+        "zero-point",
+        "weights-axis",
+        "scale-computed",
+        "weights-not-constant",
+    ],
 )
 def test_refused(case: str) -> None:
     g, out = refused(case)
@@ -113,12 +138,23 @@ def test_refused(case: str) -> None:
 def fp8_weights(data: str) -> Graph:
     g = Graph(opset=19)
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
-    stored = onnx.TensorProto(name="w", data_type=onnx.TensorProto.FLOAT8E4M3FN, dims=[8, 8, 1, 1], raw_data=bytes(64))
-    zero = onnx.TensorProto(name="z", data_type=onnx.TensorProto.FLOAT8E4M3FN, dims=[], raw_data=bytes(1))
+    stored = onnx.TensorProto(
+        name="w", data_type=onnx.TensorProto.FLOAT8E4M3FN, dims=[8, 8, 1, 1], raw_data=bytes(64)
+    )
+    zero = onnx.TensorProto(
+        name="z", data_type=onnx.TensorProto.FLOAT8E4M3FN, dims=[], raw_data=bytes(1)
+    )
     g.initializers.extend([stored, zero])
     scale = g.const("s", np.float32(1))
-    x = g.pair(x, "in") if data == "INT8" else g.op(
-        "DequantizeLinear", [g.op("QuantizeLinear", [x, scale, "z"], "in.Q"), scale, "z"], "in.DQ")  # fmt: skip
+    x = (
+        g.pair(x, "in")
+        if data == "INT8"
+        else g.op(
+            "DequantizeLinear",
+            [g.op("QuantizeLinear", [x, scale, "z"], "in.Q"), scale, "z"],
+            "in.DQ",
+        )
+    )
     g.op("Conv", [x, g.op("DequantizeLinear", ["w", scale, "z"], "w.DQ")], "c")
     return g
 
@@ -136,7 +172,10 @@ def test_fp8_and_what_stands_in_the_way() -> None:
     layer = found.layer("c")
     assert layer.int8 and layer.quantized_as == Precision.FP8
     outside, _ = found.refusals
-    assert isinstance(outside, OutsideRules) and (outside.node, outside.precision) == ("c", Precision.FP8)
+    assert isinstance(outside, OutsideRules) and (outside.node, outside.precision) == (
+        "c",
+        Precision.FP8,
+    )
     g, out = refused("input-not-dequantized")
     refusal = step(g.model(out), QuantizeDoubleInputNodes).refusals[0]
     assert (refusal.producer, refusal.op) == ("before", "Softmax")
@@ -178,7 +217,10 @@ def not_dequantized(between: str) -> InputNotDequantized:
     else:
         assert between == "nothing"
         y = x
-    found = step(g.model(g.op("Softmax", g.conv(y, "c", scale=None), "end"), *outputs), QuantizeDoubleInputNodes)
+    found = step(
+        g.model(g.op("Softmax", g.conv(y, "c", scale=None), "end"), *outputs),
+        QuantizeDoubleInputNodes,
+    )
     refusal = next(r for r in found.refusals if r.node == "c")
     assert isinstance(refusal, InputNotDequantized) and refusal.weights_quantized
     return refusal
@@ -199,8 +241,12 @@ def test_add_between_pairs(g: Graph) -> None:
     total = g.add(g.pair(x, "a"), g.pair(g.op("Tanh", x, "t"), "b"), "Add")
     found = step(g.model(g.op("Softmax", g.pair(total, "p"), "s")), QuantizeDoubleInputNodes)
     assert found.rows == [
-        ("Running", "Add"), ("fusing", "p.Q", "Add"), ("fusing", "(a.DQ and b.DQ)", "Add"), ("Removing", "p.Q"),
-        ("Removing", "a.DQ"), ("Removing", "b.DQ"),
+        ("Running", "Add"),
+        ("fusing", "p.Q", "Add"),
+        ("fusing", "(a.DQ and b.DQ)", "Add"),
+        ("Removing", "p.Q"),
+        ("Removing", "a.DQ"),
+        ("Removing", "b.DQ"),
     ]
     g = Graph()
     # TensorRT 10.3 on an Orin Nano: PWN(Add) with two INT8 inputs and a float output
@@ -208,13 +254,18 @@ def test_add_between_pairs(g: Graph) -> None:
     total = g.add(g.pair(x, "a"), g.pair(g.op("Tanh", x, "t"), "b"), "Add")
     found = step(g.model(g.op("Softmax", total, "s")), QuantizeDoubleInputNodes)
     assert found.rows == [
-        ("Running", "Add"), ("fusing", "(a.DQ and b.DQ)", "Add"), ("Removing", "a.DQ"), ("Removing", "b.DQ"),
+        ("Running", "Add"),
+        ("fusing", "(a.DQ and b.DQ)", "Add"),
+        ("Removing", "a.DQ"),
+        ("Removing", "b.DQ"),
     ]
     assert found.layer("Add").int8 and not found.layer("Add").int8_out
     assert found.reasons == [("Add", "output-not-quantized")]
     # centernet-resnet34-qat-trt80, 3 of 3: INT8 to INT8, weights per axis 1
     g, out = conv(k=2, stride=2, op="ConvTranspose")
-    found = step(g.model(g.op("Softmax", g.pair(out, "p"), "s")), QuantizeDoubleInputNodes, target="trt8.0")
+    found = step(
+        g.model(g.op("Softmax", g.pair(out, "p"), "s")), QuantizeDoubleInputNodes, target="trt8.0"
+    )
     assert found.rows == INT8_OUT
     assert evidence_of(found.layer("c")) == Evidence.SEEN
 
@@ -223,7 +274,10 @@ def test_add_between_pairs(g: Graph) -> None:
 @pytest.mark.parametrize("behind", [True, False])
 def test_a_pointwise_layer_alone_between_pairs(g: Graph, op: str, behind: bool) -> None:
     x = g.op(op, g.pair(g.op("Softmax", g.input(1, 8, 8, 8), "before"), "a"), "p")
-    found = step(g.model(g.op("Softmax", g.pair(x, "q", 0.2) if behind else x, "s")), QuantizeDoubleInputNodes)
+    found = step(
+        g.model(g.op("Softmax", g.pair(x, "q", 0.2) if behind else x, "s")),
+        QuantizeDoubleInputNodes,
+    )
     layer = next(layer for layer in found.network.layers.values() if "p" in layer.nodes)
     assert layer.int8 and layer.int8_out is behind
     assert not found.has("a.DQ") and found.has("q.Q") is False

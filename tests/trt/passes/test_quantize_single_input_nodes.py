@@ -29,12 +29,18 @@ def test_between_dq_and_q(op: str) -> None:
     ("before", "after", "reasons"),
     [
         (True, False, [("pool", "pooling-one-side", True)]),
-        (False, True, [("pool", "pooling-one-side", False)]),  # resnet18-a100-qat: a Reformat in front of fc
+        (
+            False,
+            True,
+            [("pool", "pooling-one-side", False)],
+        ),  # resnet18-a100-qat: a Reformat in front of fc
         (False, False, []),
     ],
 )
 def test_one_side_only(before: bool, after: bool, reasons: list[tuple[str, str, bool]]) -> None:
-    found = step(pooled("GlobalAveragePool", before, after).model("end:0"), QuantizeSingleInputNodes)
+    found = step(
+        pooled("GlobalAveragePool", before, after).model("end:0"), QuantizeSingleInputNodes
+    )
     assert found.rows == []
     assert [(r.node, r.reason, r.quantized_input) for r in found.refusals] == reasons
 

@@ -11,11 +11,16 @@ from tests.trt.builder import Graph
 from tests.trt.passes.step import step
 
 
-@pytest.mark.parametrize(("op", "pooling"), [("GlobalAveragePool", "AVERAGE"), ("GlobalMaxPool", "MAX")])
+@pytest.mark.parametrize(
+    ("op", "pooling"), [("GlobalAveragePool", "AVERAGE"), ("GlobalMaxPool", "MAX")]
+)
 def test_global_pooling(g: Graph, op: str, pooling: str) -> None:
-    found = step(g.model(g.op(op, g.input(1, 3, 4, 4), "GlobalAveragePool_300")), ReduceToPoolingFusion)
+    found = step(
+        g.model(g.op(op, g.input(1, 3, 4, 4), "GlobalAveragePool_300")), ReduceToPoolingFusion
+    )
     assert found.rows == [
-        ("Running", "GlobalAveragePool_300"), ("Swap the layer type", "GlobalAveragePool_300", "REDUCE to POOLING"),
+        ("Running", "GlobalAveragePool_300"),
+        ("Swap the layer type", "GlobalAveragePool_300", "REDUCE to POOLING"),
     ]
     layer = found.layer("GlobalAveragePool_300")
     assert layer.kind == LayerKind.POOLING
@@ -24,8 +29,15 @@ def test_global_pooling(g: Graph, op: str, pooling: str) -> None:
 
 @in_turn(
     ("axes", "keepdims", "opset", "pooled"),
-    [([2, 3], 1, 13, True), ([-1, -2], 1, 13, True), ([2, 3], 1, 18, True), ([2, 3], 0, 13, False),
-     ([1, 2], 1, 13, False), ([3], 1, 13, False), (None, 1, 13, False)],
+    [
+        ([2, 3], 1, 13, True),
+        ([-1, -2], 1, 13, True),
+        ([2, 3], 1, 18, True),
+        ([2, 3], 0, 13, False),
+        ([1, 2], 1, 13, False),
+        ([3], 1, 13, False),
+        (None, 1, 13, False),
+    ],
 )
 def test_reduce_mean(axes: list[int] | None, keepdims: int, opset: int, pooled: bool) -> None:
     """NVIDIA's guide: a Reduce becomes a Pooling if it averages over H and W and keeps its dimensions."""
@@ -44,12 +56,21 @@ def test_reduce_mean(axes: list[int] | None, keepdims: int, opset: int, pooled: 
 
 @pytest.mark.parametrize(
     ("axes", "keepdims", "pooled"),
-    [([3], 1, True), ([2], 1, True), ([-1, -2], 1, True), ([3], 0, False), ([1], 1, False), ([1, 3], 1, False)],
+    [
+        ([3], 1, True),
+        ([2], 1, True),
+        ([-1, -2], 1, True),
+        ([3], 0, False),
+        ([1], 1, False),
+        ([1, 3], 1, False),
+    ],
 )
 def test_reduce_max(g: Graph, axes: list[int], keepdims: int, pooled: bool) -> None:
     """As in the engine of NVIDIA/TensorRT issue 2627: over the width, a CudnnPooling in float, its Q behind it."""
     x = g.relu(g.conv(g.input(1, 16, 8, 8), "c", 16), "r")
-    proto = g.model(g.op("Softmax", g.pair(g.op("ReduceMax", x, "m", axes=axes, keepdims=keepdims), "q"), "end"))
+    proto = g.model(
+        g.op("Softmax", g.pair(g.op("ReduceMax", x, "m", axes=axes, keepdims=keepdims), "q"), "end")
+    )
     found = step(proto, ReduceToPoolingFusion)
     assert bool(found.rows) is pooled
     assert found.layer("m").kind == (LayerKind.POOLING if pooled else LayerKind.REDUCE)
@@ -61,5 +82,7 @@ def test_reduce_max(g: Graph, axes: list[int], keepdims: int, pooled: bool) -> N
 def test_quantized_reduce_mean(g: Graph) -> None:
     """DQ -> ReduceMean -> Flatten -> Q -> DQ -> Gemm: nothing but the input's Q stays, as with GlobalAveragePool."""
     x = g.conv(g.input(1, 3, 8, 8), "c", 8)
-    y = g.op("Flatten", g.op("ReduceMean", g.pair(x, "pool"), "mean", axes=[2, 3], keepdims=1), "flat")
+    y = g.op(
+        "Flatten", g.op("ReduceMean", g.pair(x, "pool"), "mean", axes=[2, 3], keepdims=1), "flat"
+    )
     assert predict(g.model(g.gemm(y, "fc", 8))).conversion_nodes == ["c.in.Q"]

@@ -44,10 +44,15 @@ def test_transpose_of_equal_dimensions_is_left(g: Graph, names: tuple[str, str])
     assert found.has(" + ".join(names))
 
 
-@pytest.mark.parametrize(("first", "second", "nothing"), [
-    ((0, 2, 3, 1), (0, 3, 1, 2), True), ((0, 2, 3, 1), (0, 2, 3, 1), False), ((1, 0, 2, 3), (1, 0, 2, 3), True),
-    ((0, 3, 1, 2), (1, 0, 2, 3), False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("first", "second", "nothing"),
+    [
+        ((0, 2, 3, 1), (0, 3, 1, 2), True),
+        ((0, 2, 3, 1), (0, 2, 3, 1), False),
+        ((1, 0, 2, 3), (1, 0, 2, 3), True),
+        ((0, 3, 1, 2), (1, 0, 2, 3), False),
+    ],
+)
 def test_transposes_that_undo_each_other(
     g: Graph, first: tuple[int, ...], second: tuple[int, ...], nothing: bool
 ) -> None:

@@ -14,7 +14,12 @@ def test_shuffles_in_a_row(g: Graph) -> None:
     x = g.reshape(g.input(1, 4, 4), "a", 1, 16)
     x = g.reshape(g.op("Transpose", x, "b", perm=[1, 0]), "c", 4, 4)
     found = step(g.model(x), ShuffleShuffleFusion)
-    assert found.rows == [("Running", "a"), ("Fusing", "a", "b"), ("Running", "a + b"), ("Fusing", "a + b", "c")]
+    assert found.rows == [
+        ("Running", "a"),
+        ("Fusing", "a", "b"),
+        ("Running", "a + b"),
+        ("Fusing", "a + b", "c"),
+    ]
     g = Graph()
     first = g.reshape(g.input(1, 4, 4), "a", 1, 16)
     out = g.reshape(first, "b", 4, 4)

@@ -17,12 +17,22 @@ def test_slices(g: Graph) -> None:
     x = g.op("Sigmoid", g.input(1, 8, 4, 4), "s")
     parts = g.ops("Split", [x], "Split", count=2, axis=1)
     found = step(g.model(*(g.op("Tanh", p, f"t{i}") for i, p in enumerate(parts))), SliceRemoval)
-    assert sorted(r[2] for r in found.rows) == ["Split:0 from Split:0 to s:0", "Split:1 from Split:1 to s:0"]
+    assert sorted(r[2] for r in found.rows) == [
+        "Split:0 from Split:0 to s:0",
+        "Split:1 from Split:1 to s:0",
+    ]
     g = Graph()
     x = g.op("Sigmoid", g.input(1, 8, 4, 4), "s")
-    assert step(g.model(g.op("Tanh", g.slice(x, "Slice", 0, 8, step=2), "t")), SliceRemoval).rows == []
+    assert (
+        step(g.model(g.op("Tanh", g.slice(x, "Slice", 0, 8, step=2), "t")), SliceRemoval).rows == []
+    )
     g = Graph()
-    assert step(g.model(g.op("Tanh", g.slice(g.input(1, 8, 4, 4), "Slice", 0, 4), "t")), SliceRemoval).rows == []
+    assert (
+        step(
+            g.model(g.op("Tanh", g.slice(g.input(1, 8, 4, 4), "Slice", 0, 4), "t")), SliceRemoval
+        ).rows
+        == []
+    )
 
 
 def test_tiles_and_views(g: Graph) -> None:
@@ -32,9 +42,11 @@ def test_tiles_and_views(g: Graph) -> None:
     proto = g.model(g.op("Softmax", g.pair(tile, "q"), "end"))
     assert step(proto, SliceRemoval).rows == []
     prediction = predict(proto, "trt8.5")
-    assert [(layer.type, str(layer.outputs[0].precision)) for layer in prediction.layers if "tile" in layer.nodes] == [
-        ("Slice", "FLOAT")
-    ]
+    assert [
+        (layer.type, str(layer.outputs[0].precision))
+        for layer in prediction.layers
+        if "tile" in layer.nodes
+    ] == [("Slice", "FLOAT")]
     assert prediction.conversion_nodes == ["c.in.Q", "q.Q", "q.DQ"]
     # What is eliminated is not listed; a slice with a step is
     for size, listed in ((1, []), (2, ["cut"])):

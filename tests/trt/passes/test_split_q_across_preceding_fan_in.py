@@ -44,7 +44,10 @@ def test_one_clone_for_each_input(g: Graph) -> None:
 
 def test_second_reader_is_refused(g: Graph) -> None:
     tensor = joined(g)
-    found = step(g.model(g.op("Neg", g.pair(tensor, "p"), "n"), g.op("Abs", tensor, "a")), SplitQAcrossPrecedingFanIn)
+    found = step(
+        g.model(g.op("Neg", g.pair(tensor, "p"), "n"), g.op("Abs", tensor, "a")),
+        SplitQAcrossPrecedingFanIn,
+    )
     assert (found.rows, found.reasons) == ([], [("Concat", "output-not-only-quantized")])
     assert ("a", "Abs") in [(r.node, r.op) for r in found.refusals[0].readers]
     g = Graph()
@@ -57,7 +60,10 @@ def test_second_reader_is_refused(g: Graph) -> None:
 @pytest.mark.parametrize("form", ["pair", "second q", "same scale", "plain", "float reader"])
 def test_parts_of_another_scale_are_told(g: Graph, form: str) -> None:
     """A part that comes from a DQ, or that another Q reads, has that one's scale besides; other readers have none."""
-    first, second = g.op("Sigmoid", g.input(1, 3, 4, 4), "s"), g.op("Tanh", g.input(1, 3, 4, 4, name="y"), "t")
+    first, second = (
+        g.op("Sigmoid", g.input(1, 3, 4, 4), "s"),
+        g.op("Tanh", g.input(1, 3, 4, 4, name="y"), "t"),
+    )
     outputs = []
     if form == "pair":
         first = g.pair(first, "a", 0.3)
@@ -71,5 +77,9 @@ def test_parts_of_another_scale_are_told(g: Graph, form: str) -> None:
     told = []
     for _ in range(2):  # the Q moves up, then its scale is compared with those that the parts have
         told += SplitQAcrossPrecedingFanIn(target_named("trt8.5")).run(network).refusals
-    scales = [[None if p is None else round(float(p), 6) for p in r.parts] for r in told if isinstance(r, ConcatScales)]
+    scales = [
+        [None if p is None else round(float(p), 6) for p in r.parts]
+        for r in told
+        if isinstance(r, ConcatScales)
+    ]
     assert scales == ([[0.3, None]] if form in ("pair", "second q") else [])

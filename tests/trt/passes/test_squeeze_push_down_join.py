@@ -16,9 +16,13 @@ def test_bias_of_a_gemm(g: Graph) -> None:
     assert found.rows[0] == ("Running", "reshape_after_Gemm_311")
     kind, subject, rest = found.rows[1]
     assert (kind, subject) == ("SqueezePushDown kSQUEEZE_JOIN", "Gemm_311")
-    assert rest.startswith("reshape_after_Gemm_311 --> (Unnamed Layer* ") and rest.endswith("[ElementWise]")
+    assert rest.startswith("reshape_after_Gemm_311 --> (Unnamed Layer* ") and rest.endswith(
+        "[ElementWise]"
+    )
     assert not found.has("reshape_after_Gemm_311")
-    assert any(layer.name.startswith("copied_squeeze_after_") for layer in found.network.layers.values())
+    assert any(
+        layer.name.startswith("copied_squeeze_after_") for layer in found.network.layers.values()
+    )
     g = Graph()
     found = step(g.model(g.gemm(g.input(1, 8), "fc", 8, bias=False)), SqueezePushDownJoin)
     assert found.rows == []
@@ -33,7 +37,10 @@ def test_bias_of_a_gemm(g: Graph) -> None:
     g = Graph()
     # The bias is then added by a second layer, which the shuffle must not pass
     out = g.gemm(g.input(1, 8), "fc", 8, bias=False)
-    found = step(g.model(g.op("Add", [out, g.const("b", [[1.0] * 4])], "add"), g.relu(out, "r")), SqueezePushDownJoin)
+    found = step(
+        g.model(g.op("Add", [out, g.const("b", [[1.0] * 4])], "add"), g.relu(out, "r")),
+        SqueezePushDownJoin,
+    )
     assert found.rows == []
 
 
@@ -41,26 +48,38 @@ def test_bias_of_a_gemm(g: Graph) -> None:
 def test_the_bias_may_be_either_operand(g: Graph, first: bool) -> None:
     """The other operand keeps its place and gets the rank of what the convolution writes."""
     out, bias = g.gemm(g.input(1, 8), "fc", 8, bias=False), g.const("b", [[1.0] * 4])
-    found = step(g.model(g.op("Add", [bias, out] if first else [out, bias], "add")),
-                 SqueezePushDownJoin)  # fmt: skip
-    assert found.rows == [("Running", "reshape_after_fc"),
-                          ("SqueezePushDown kSQUEEZE_JOIN", "fc", "reshape_after_fc --> add")]  # fmt: skip
+    found = step(
+        g.model(g.op("Add", [bias, out] if first else [out, bias], "add")), SqueezePushDownJoin
+    )
+    assert found.rows == [
+        ("Running", "reshape_after_fc"),
+        ("SqueezePushDown kSQUEEZE_JOIN", "fc", "reshape_after_fc --> add"),
+    ]
     operands = [t.producer.name for t in found.layer("add").inputs if t.producer is not None]
-    assert [name.partition("_after_")[0] for name in operands] == (["unsqueeze_node", "fc"] if first else
-                                                                    ["fc", "unsqueeze_node"])  # fmt: skip
+    assert [name.partition("_after_")[0] for name in operands] == (
+        ["unsqueeze_node", "fc"] if first else ["fc", "unsqueeze_node"]
+    )
     behind = found.layer("copied_squeeze_after_add")
     assert behind.data.producer is found.layer("add") and behind.out.source == "add:0"
     assert (behind.shuffling.after_matmul, behind.shuffling.pushed) == (True, True)
-    assert SqueezePushDownJoin(target_named("trt8.5")).run(found.network).events == [], "pushed once"
+    assert SqueezePushDownJoin(target_named("trt8.5")).run(found.network).events == [], (
+        "pushed once"
+    )
 
 
 @pytest.mark.parametrize(("scale", "moves"), [(0.1, True), ([0.1, 0.2, 0.3, 0.4], False)])
-def test_a_q_of_one_scale_behind_moves_up_past_the_reshape(g: Graph, scale: float | list[float], moves: bool) -> None:
+def test_a_q_of_one_scale_behind_moves_up_past_the_reshape(
+    g: Graph, scale: float | list[float], moves: bool
+) -> None:
     x = g.q(g.gemm(g.input(1, 8), "fc", 8), "q", scale, axis=None if moves else 1)
     found = step(g.model(g.dq(x, "dq", scale, axis=None if moves else 1)), SqueezePushDownJoin)
-    swapped = [row for row in found.rows if row[0].startswith("VanillaSwapWithFollowingQ: Swapping")]
+    swapped = [
+        row for row in found.rows if row[0].startswith("VanillaSwapWithFollowingQ: Swapping")
+    ]
     assert bool(swapped) is moves
-    squeeze = next(layer for layer in found.network.layers.values() if layer.name.startswith("copied_squeeze"))
+    squeeze = next(
+        layer for layer in found.network.layers.values() if layer.name.startswith("copied_squeeze")
+    )
     above = squeeze.data.producer
     assert above is not None and (above.name == "q") is moves
 

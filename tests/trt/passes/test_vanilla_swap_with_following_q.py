@@ -10,12 +10,15 @@ from tests.trt.passes.step import step
 
 def made(g: Graph, op: str, x: str) -> str:
     return {
-        "MaxPool": lambda: g.pool(x, "op"), "Resize": lambda: g.resize(x, "op"),
-        "Slice": lambda: g.slice(x, "op", 0, 2), "Flatten": lambda: g.op("Flatten", x, "op"),
+        "MaxPool": lambda: g.pool(x, "op"),
+        "Resize": lambda: g.resize(x, "op"),
+        "Slice": lambda: g.slice(x, "op", 0, 2),
+        "Flatten": lambda: g.op("Flatten", x, "op"),
         "Reshape": lambda: g.reshape(x, "op", 1, 48),
         "Transpose": lambda: g.op("Transpose", x, "op", perm=[0, 2, 3, 1]),
         "AveragePool": lambda: g.pool(x, "op", "AveragePool"),
-        "linear Resize": lambda: g.resize(x, "op", mode="linear"), "Relu": lambda: g.relu(x, "op"),
+        "linear Resize": lambda: g.resize(x, "op", mode="linear"),
+        "Relu": lambda: g.relu(x, "op"),
     }[op]()
 
 
@@ -35,7 +38,12 @@ def test_chains_and_linear_resizes(g: Graph) -> None:
     x = g.op("Sigmoid", g.input(1, 3, 4, 4), "before")
     out = g.op("Neg", g.pair(g.reshape(g.pool(x, "pool"), "r", 1, 12), "p"), "n")
     found = step(g.model(out), VanillaSwapWithFollowingQ)
-    assert found.rows == [("Running", "r"), ("Swapping", "r", "p.Q"), ("Running", "pool"), ("Swapping", "pool", "p.Q")]
+    assert found.rows == [
+        ("Running", "r"),
+        ("Swapping", "r", "p.Q"),
+        ("Running", "pool"),
+        ("Swapping", "pool", "p.Q"),
+    ]
     g = Graph()
     # Resize_724 of bevfusion-camera-orin-trt8502 is linear: TensorRT goes by the operator, not by exactness
     out = g.op("Neg", g.pair(made(g, "linear Resize", g.input(1, 3, 4, 4)), "p"), "n")
@@ -68,7 +76,8 @@ def test_operators_that_compute(g: Graph, op: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("from_", "swaps"), [(TensorProto.FLOAT16, True), (TensorProto.UINT8, False), (TensorProto.INT32, False)],
+    ("from_", "swaps"),
+    [(TensorProto.FLOAT16, True), (TensorProto.UINT8, False), (TensorProto.INT32, False)],
     ids=["float16", "uint8", "int32"],
 )
 def test_cast(g: Graph, from_: int, swaps: bool) -> None:

@@ -41,8 +41,14 @@ def moves() -> Iterator[tuple[str, Make]]:
     """DQ, an operator, a convolution: does the convolution inherit INT8?"""
     for name, step in OPERATORS.items():
         yield f"through {name}", behind(step)
-    movers = {"mul": ops.TWICE, "maxpool": ops.MAXPOOL, "transpose": ops.TRANSPOSE, "slice": ops.HALVES,
-              "identity": ops.IDENTITY, "neg": ops.NEG}
+    movers = {
+        "mul": ops.TWICE,
+        "maxpool": ops.MAXPOOL,
+        "transpose": ops.TRANSPOSE,
+        "slice": ops.HALVES,
+        "identity": ops.IDENTITY,
+        "neg": ops.NEG,
+    }
     for name, step in movers.items():
         for padding, first in (("pad", ops.PAD), ("pad-edge", ops.EDGE)):
             yield f"through {padding}, then {name}", behind(chain(first, step))
@@ -55,41 +61,90 @@ def moves() -> Iterator[tuple[str, Make]]:
     def pad_two(net: Net) -> Outputs:
         x = ops.PAD(net, quantized(net))
         return conv(net, x, "c0"), conv(net, x, "c1")
+
     yield "a pad that two convolutions read", pad_two
 
     def pad_shown(net: Net) -> Outputs:
         x = ops.PAD(net, quantized(net))
         return conv(net, x), x
+
     yield "a pad that is an output", pad_shown
-    yield "a pad in front of auto_pad", lambda net: net.op(
-        "Conv", ops.PAD(net, quantized(net)), net.weight((8, 8, 3, 3)), name="c", auto_pad="SAME_UPPER")
-    yield "a pad of one dimension", lambda net: net.conv(
-        net.op("Pad", net.qdq(net.input((1, 8, 16))), ints(net, 0, 0, 1, 0, 0, 1)), 8, name="c")
-    yield "a pad of three dimensions", lambda net: net.conv(
-        net.op("Pad", net.qdq(net.input((1, 4, 8, 8, 8))), ints(net, 0, 0, 1, 1, 1, 0, 0, 1, 1, 1)), 4, name="c")
+    yield (
+        "a pad in front of auto_pad",
+        lambda net: net.op(
+            "Conv",
+            ops.PAD(net, quantized(net)),
+            net.weight((8, 8, 3, 3)),
+            name="c",
+            auto_pad="SAME_UPPER",
+        ),
+    )
+    yield (
+        "a pad of one dimension",
+        lambda net: net.conv(
+            net.op("Pad", net.qdq(net.input((1, 8, 16))), ints(net, 0, 0, 1, 0, 0, 1)), 8, name="c"
+        ),
+    )
+    yield (
+        "a pad of three dimensions",
+        lambda net: net.conv(
+            net.op(
+                "Pad", net.qdq(net.input((1, 4, 8, 8, 8))), ints(net, 0, 0, 1, 1, 1, 0, 0, 1, 1, 1)
+            ),
+            4,
+            name="c",
+        ),
+    )
 
 
 def integers() -> Iterator[tuple[str, Make]]:
     """An operator between Q and DQ, on the integers themselves."""
-    for name in ("maxpool", "transpose", "reshape", "slice", "identity", "relu", "depthtospace", "resize-nearest",
-                 "split", "gather", "expand", "abs"):
-        yield f"between Q and DQ: {name}", lambda net, s=OPERATORS[name]: conv(
-            net, net.dq(s(net, net.q(net.input(SHAPE)))))
+    for name in (
+        "maxpool",
+        "transpose",
+        "reshape",
+        "slice",
+        "identity",
+        "relu",
+        "depthtospace",
+        "resize-nearest",
+        "split",
+        "gather",
+        "expand",
+        "abs",
+    ):
+        yield (
+            f"between Q and DQ: {name}",
+            lambda net, s=OPERATORS[name]: conv(net, net.dq(s(net, net.q(net.input(SHAPE))))),
+        )
 
 
 def stored() -> Iterator[tuple[str, Make]]:
     """Stored integers of weights that something else than a DQ reads."""
     steps: dict[str, Step] = {
-        "a DQ alone": chain(), "Identity": ops.unary("Identity"),
+        "a DQ alone": chain(),
+        "Identity": ops.unary("Identity"),
         "Transpose": ops.unary("Transpose", perm=[1, 0, 2, 3]),
-        "Cast": ops.unary("Cast", to=onnx.TensorProto.INT8), "Reshape": ops.with_ints("Reshape", 8, 8, 3, 3),
+        "Cast": ops.unary("Cast", to=onnx.TensorProto.INT8),
+        "Reshape": ops.with_ints("Reshape", 8, 8, 3, 3),
     }
     for name, step in steps.items():
-        yield f"stored integers: {name}", lambda net, s=step: net.op(
-            "Conv", quantized(net), net.dq(s(net, net.const(np.ones((8, 8, 3, 3)), np.int8))), name="c")
+        yield (
+            f"stored integers: {name}",
+            lambda net, s=step: net.op(
+                "Conv",
+                quantized(net),
+                net.dq(s(net, net.const(np.ones((8, 8, 3, 3)), np.int8))),
+                name="c",
+            ),
+        )
     yield "stored integers: a node that nothing needs", _unused
-    yield "stored integers: an Add", lambda net: net.op(
-        "Add", net.input((8, 8), onnx.TensorProto.INT8), net.const(np.ones((8, 8)), np.int8))
+    yield (
+        "stored integers: an Add",
+        lambda net: net.op(
+            "Add", net.input((8, 8), onnx.TensorProto.INT8), net.const(np.ones((8, 8)), np.int8)
+        ),
+    )
 
 
 def _unused(net: Net) -> str:
@@ -100,11 +155,20 @@ def _unused(net: Net) -> str:
 
 def joins() -> Iterator[tuple[str, Make]]:
     """Two quantized tensors, an operator of both, a convolution."""
-    def of(kind: str, left: float, right: float, a: Step | None = None, b: Step | None = None, **more: object) -> Make:
+
+    def of(
+        kind: str,
+        left: float,
+        right: float,
+        a: Step | None = None,
+        b: Step | None = None,
+        **more: object,
+    ) -> Make:
         def make(net: Net) -> Outputs:
             x, y = quantized(net, left), quantized(net, right)
             x, y = (a(net, x) if a else x), (b(net, y) if b else y)
             return conv(net, net.op(kind, x, y, **more))
+
         return make
 
     for kind in ("Max", "Min", "Add", "Sub", "Mul", "Div", "Sum", "Mean", "Pow"):
@@ -119,35 +183,93 @@ def joins() -> Iterator[tuple[str, Make]]:
     yield "Concat, both doubled", of("Concat", 0.05, 0.05, ops.TWICE, ops.TWICE, **one)
     yield "Concat, one doubled", of("Concat", 0.05, 0.05, ops.TWICE, **one)
     yield "Concat, doubled to the other's scale", of("Concat", 0.05, 0.1, ops.TWICE, **one)
-    yield "Concat, doubled and divided by a half", of("Concat", 0.05, 0.05, ops.TWICE, ops.binary("Div", 0.5), **one)
-    yield "Concat, by six and by two and three", of(
-        "Concat", 0.05, 0.05, ops.binary("Mul", 6.0), chain(ops.TWICE, ops.binary("Mul", 3.0)), **one)
+    yield (
+        "Concat, doubled and divided by a half",
+        of("Concat", 0.05, 0.05, ops.TWICE, ops.binary("Div", 0.5), **one),
+    )
+    yield (
+        "Concat, by six and by two and three",
+        of(
+            "Concat",
+            0.05,
+            0.05,
+            ops.binary("Mul", 6.0),
+            chain(ops.TWICE, ops.binary("Mul", 3.0)),
+            **one,
+        ),
+    )
     yield "Concat, one pooled", of("Concat", 0.05, 0.05, ops.MAXPOOL, **one)
     yield "Concat, one negated", of("Concat", 0.05, 0.05, ops.NEG, **one)
     yield "Concat, one behind a Relu", of("Concat", 0.05, 0.05, ops.RELU, **one)
     yield "Concat, both padded", of("Concat", 0.05, 0.05, ops.PAD, ops.PAD, **one)
-    yield "Concat, one quantized again", of("Concat", 0.05, 0.06, lambda net, x: net.qdq(x, 0.06), **one)
+    yield (
+        "Concat, one quantized again",
+        of("Concat", 0.05, 0.06, lambda net, x: net.qdq(x, 0.06), **one),
+    )
     yield "Concat, one reciprocal", of("Concat", 0.05, 0.05, ops.unary("Reciprocal"), **one)
-    yield "Concat with a float input", lambda net: conv(net, net.op("Concat", quantized(net), net.input(SHAPE), axis=1))
-    yield "Concat with a constant", lambda net: conv(
-        net, net.op("Concat", quantized(net), net.const(np.zeros((1, 4, 16, 16))), axis=1))
-    yield "Concat with a quantized constant", lambda net: conv(
-        net, net.op("Concat", quantized(net), net.qdq(net.const(np.ones((1, 4, 16, 16)))), axis=1))
-    yield "Concat of uint8 and int8", lambda net: conv(net, net.op(
-        "Concat", net.dq(net.q(net.input(SHAPE), integer=np.uint8), integer=np.uint8), quantized(net), axis=1))
-    yield "Where of equal scales", lambda net: conv(
-        net, net.op("Where", net.input(SHAPE, onnx.TensorProto.BOOL), quantized(net), quantized(net)))
-    yield "Where of unequal scales", lambda net: conv(
-        net, net.op("Where", net.input(SHAPE, onnx.TensorProto.BOOL), quantized(net), quantized(net, 0.1)))
+    yield (
+        "Concat with a float input",
+        lambda net: conv(net, net.op("Concat", quantized(net), net.input(SHAPE), axis=1)),
+    )
+    yield (
+        "Concat with a constant",
+        lambda net: conv(
+            net, net.op("Concat", quantized(net), net.const(np.zeros((1, 4, 16, 16))), axis=1)
+        ),
+    )
+    yield (
+        "Concat with a quantized constant",
+        lambda net: conv(
+            net,
+            net.op("Concat", quantized(net), net.qdq(net.const(np.ones((1, 4, 16, 16)))), axis=1),
+        ),
+    )
+    yield (
+        "Concat of uint8 and int8",
+        lambda net: conv(
+            net,
+            net.op(
+                "Concat",
+                net.dq(net.q(net.input(SHAPE), integer=np.uint8), integer=np.uint8),
+                quantized(net),
+                axis=1,
+            ),
+        ),
+    )
+    yield (
+        "Where of equal scales",
+        lambda net: conv(
+            net,
+            net.op(
+                "Where", net.input(SHAPE, onnx.TensorProto.BOOL), quantized(net), quantized(net)
+            ),
+        ),
+    )
+    yield (
+        "Where of unequal scales",
+        lambda net: conv(
+            net,
+            net.op(
+                "Where",
+                net.input(SHAPE, onnx.TensorProto.BOOL),
+                quantized(net),
+                quantized(net, 0.1),
+            ),
+        ),
+    )
 
 
 def sharing() -> Iterator[tuple[str, Make]]:
     """Two readers of one tensor: what the second one takes from the first."""
     readers: dict[str, Step] = {
-        "relu": ops.RELU, "output": lambda net, x: x, "conv": lambda net, x: conv(net, x, "c1"),
-        "q": lambda net, x: net.q(x, 0.07), "transpose and conv": lambda net, x: conv(net, ops.TRANSPOSE(net, x), "c1"),
+        "relu": ops.RELU,
+        "output": lambda net, x: x,
+        "conv": lambda net, x: conv(net, x, "c1"),
+        "q": lambda net, x: net.q(x, 0.07),
+        "transpose and conv": lambda net, x: conv(net, ops.TRANSPOSE(net, x), "c1"),
         "same factor": lambda net, x: conv(net, ops.TWICE(net, x), "c1"),
-        "other factor": lambda net, x: conv(net, ops.binary("Mul", 3.0)(net, x), "c1")}
+        "other factor": lambda net, x: conv(net, ops.binary("Mul", 3.0)(net, x), "c1"),
+    }
     for name, step in readers.items():
         for mover in ("mul-scalar", "maxpool", "transpose", "neg"):
             move = OPERATORS[mover]
@@ -159,8 +281,10 @@ def sharing() -> Iterator[tuple[str, Make]]:
             def after(net: Net, s: Step = step, m: Step = move) -> Outputs:
                 x = m(net, quantized(net))
                 return conv(net, x), s(net, x)
+
             yield f"{mover}, its input read by {name}", before
             yield f"{mover}, its result read by {name}", after
+
     def root_of_shape(net: Net, x: str) -> str:
         size = net.op("Gather", net.op("Shape", x), net.const(np.int64(1)))
         return net.op("Sqrt", net.op("Cast", size, to=onnx.TensorProto.FLOAT))
@@ -169,14 +293,51 @@ def sharing() -> Iterator[tuple[str, Make]]:
         "mul": lambda net, x: net.op("Mul", x, root_of_shape(net, x)),
         "pad": lambda net, x: net.op("Mul", ops.PAD(net, x), root_of_shape(net, ops.PAD(net, x))),
     }.items():
-        yield f"{mover}, by a root of the shape", lambda net, s=of_shape: conv(  # type: ignore[misc]
-            net, s(net, quantized(net)))
-    yield "pad that a Shape reads", lambda net: (
-        lambda x: (conv(net, x), net.op("Mul", net.input((1,)), root_of_shape(net, x))))(ops.PAD(net, quantized(net)))
-    for name in ("transpose", "maxpool", "neg", "abs", "pad-edge", "tile", "gather", "depthtospace", "spacetodepth",
-                 "reshape", "globalmaxpool", "reducemax", "slice", "slice-step", "split", "expand", "mul-scalar",
-                 "identity", "cast-same", "squeeze", "flatten", "gatherelements", "topk", "resize-nearest", "clip",
-                 "relu", "averagepool", "leakyrelu", "add-scalar", "batchnormalization", "maxpool-stride2"):
+        yield (
+            f"{mover}, by a root of the shape",
+            lambda net, s=of_shape: conv(  # type: ignore[misc]
+                net, s(net, quantized(net))
+            ),
+        )
+    yield (
+        "pad that a Shape reads",
+        lambda net: (
+            lambda x: (conv(net, x), net.op("Mul", net.input((1,)), root_of_shape(net, x)))
+        )(ops.PAD(net, quantized(net))),
+    )
+    for name in (
+        "transpose",
+        "maxpool",
+        "neg",
+        "abs",
+        "pad-edge",
+        "tile",
+        "gather",
+        "depthtospace",
+        "spacetodepth",
+        "reshape",
+        "globalmaxpool",
+        "reducemax",
+        "slice",
+        "slice-step",
+        "split",
+        "expand",
+        "mul-scalar",
+        "identity",
+        "cast-same",
+        "squeeze",
+        "flatten",
+        "gatherelements",
+        "topk",
+        "resize-nearest",
+        "clip",
+        "relu",
+        "averagepool",
+        "leakyrelu",
+        "add-scalar",
+        "batchnormalization",
+        "maxpool-stride2",
+    ):
         step = OPERATORS[name]
 
         def pulled(net: Net, s: Step = step) -> Outputs:
@@ -191,14 +352,20 @@ def sharing() -> Iterator[tuple[str, Make]]:
         def in_front(net: Net, s: Step = step) -> Outputs:
             x = ops.MAXPOOL(net, s(net, quantized(net)))
             return conv(net, x), net.q(x, 0.07)
+
         yield f"a pool whose Q stands behind {name}", pulled
         yield f"a pool whose Q stands behind {name}, read by another", pulled_with_other
         yield f"a pool with a Q, behind {name}", in_front
     for order in ("scalar first", "shape [1] first"):
+
         def merged(net: Net, scalar_first: bool = order == "scalar first") -> Outputs:
             x = net.input(SHAPE)
             first, second = ((), (1,)) if scalar_first else ((1,), ())
-            return tuple(conv(net, net.qdq(x, np.full(s, 0.05)), f"c{i}") for i, s in enumerate((first, second)))
+            return tuple(
+                conv(net, net.qdq(x, np.full(s, 0.05)), f"c{i}")
+                for i, s in enumerate((first, second))
+            )
+
         yield f"equal pairs on one tensor, {order}", merged
 
 
@@ -208,43 +375,93 @@ def forms() -> Iterator[tuple[str, Make]]:
     scales = np.asarray([1, 1, 2, 2], np.float32)
     steps: dict[str, Step] = {
         "NonZero": lambda net, x: net.op("Cast", net.op("NonZero", x), to=onnx.TensorProto.FLOAT),
-        "Det": ops.unary("Det"), "CumSum": lambda net, x: net.op("CumSum", x, net.const(np.int64(1))),
-        "RoiAlign": lambda net, x: net.op("RoiAlign", x, net.const(np.ones((2, 4))), ints(net, 0, 0)),
+        "Det": ops.unary("Det"),
+        "CumSum": lambda net, x: net.op("CumSum", x, net.const(np.int64(1))),
+        "RoiAlign": lambda net, x: net.op(
+            "RoiAlign", x, net.const(np.ones((2, 4))), ints(net, 0, 0)
+        ),
         "dilated MaxPool": ops.unary("MaxPool", kernel_shape=[3, 3], dilations=[2, 2]),
         "dilated AveragePool": ops.unary("AveragePool", kernel_shape=[3, 3], dilations=[2, 2]),
-        "AveragePool with dilations of 1": ops.unary("AveragePool", kernel_shape=[3, 3], dilations=[1, 1]),
-        "indices of MaxPool": lambda net, x: net.ops("MaxPool", x, outputs=2, kernel_shape=[2, 2])[0],
+        "AveragePool with dilations of 1": ops.unary(
+            "AveragePool", kernel_shape=[3, 3], dilations=[1, 1]
+        ),
+        "indices of MaxPool": lambda net, x: net.ops("MaxPool", x, outputs=2, kernel_shape=[2, 2])[
+            0
+        ],
         "LpPool of 2": ops.unary("LpPool", kernel_shape=[2, 2]),
         "LpPool of 3": ops.unary("LpPool", kernel_shape=[2, 2], p=3),
-        **{f"ScatterND {how}": lambda net, x, how=how: net.op(  # type: ignore[misc]
-            "ScatterND", x, net.const(index), net.const(update), reduction=how) for how in ("none", "add")},
-        **{f"Einsum {how}": ops.unary("Einsum", equation=how) for how in ("abcd->abdc", "aBcd->aBdc", "a b c d->adcb")},
-        **{f"Resize {how}": lambda net, x, how=how: net.op(  # type: ignore[misc]
-            "Resize", x, "", net.const(scales), coordinate_transformation_mode=how, mode="linear")
-           for how in ("half_pixel", "half_pixel_symmetric", "align_corners")},
+        **{
+            f"ScatterND {how}": lambda net, x, how=how: net.op(  # type: ignore[misc]
+                "ScatterND", x, net.const(index), net.const(update), reduction=how
+            )
+            for how in ("none", "add")
+        },
+        **{
+            f"Einsum {how}": ops.unary("Einsum", equation=how)
+            for how in ("abcd->abdc", "aBcd->aBdc", "a b c d->adcb")
+        },
+        **{
+            f"Resize {how}": lambda net, x, how=how: net.op(  # type: ignore[misc]
+                "Resize",
+                x,
+                "",
+                net.const(scales),
+                coordinate_transformation_mode=how,
+                mode="linear",
+            )
+            for how in ("half_pixel", "half_pixel_symmetric", "align_corners")
+        },
         "Resize with antialiasing": lambda net, x: net.op(
-            "Resize", x, "", net.const(scales), mode="linear", antialias=1),
-        **{f"Mod of floats, fmod {how}": lambda net, x, how=how: net.op(  # type: ignore[misc]
-            "Mod", x, net.const(2.0), fmod=how) for how in (0, 1)},
-        **{f"Cast to {kind.lower()}": chain(
-            ops.unary("Cast", to=getattr(onnx.TensorProto, kind)), ops.unary("Cast", to=onnx.TensorProto.FLOAT))
-           for kind in ("INT16", "INT64", "UINT8", "UINT16", "UINT64", "BOOL", "DOUBLE")},
+            "Resize", x, "", net.const(scales), mode="linear", antialias=1
+        ),
+        **{
+            f"Mod of floats, fmod {how}": lambda net, x, how=how: net.op(  # type: ignore[misc]
+                "Mod", x, net.const(2.0), fmod=how
+            )
+            for how in (0, 1)
+        },
+        **{
+            f"Cast to {kind.lower()}": chain(
+                ops.unary("Cast", to=getattr(onnx.TensorProto, kind)),
+                ops.unary("Cast", to=onnx.TensorProto.FLOAT),
+            )
+            for kind in ("INT16", "INT64", "UINT8", "UINT16", "UINT64", "BOOL", "DOUBLE")
+        },
     }
     for name, step in steps.items():
-        yield f"form: {name}", lambda net, s=step: (lambda x: (conv(net, net.qdq(x)), s(net, x)))(net.input(SHAPE))
+        yield (
+            f"form: {name}",
+            lambda net, s=step: (lambda x: (conv(net, net.qdq(x)), s(net, x)))(net.input(SHAPE)),
+        )
     for kind in ("INT16", "UINT16", "UINT32", "UINT64", "DOUBLE", "BOOL", "INT64"):
-        yield f"form: a network input of {kind.lower()}", lambda net, k=kind: (
-            conv(net, quantized(net)),
-            net.op("Cast", net.input((1, 4), getattr(onnx.TensorProto, k)), to=onnx.TensorProto.FLOAT))
+        yield (
+            f"form: a network input of {kind.lower()}",
+            lambda net, k=kind: (
+                conv(net, quantized(net)),
+                net.op(
+                    "Cast",
+                    net.input((1, 4), getattr(onnx.TensorProto, k)),
+                    to=onnx.TensorProto.FLOAT,
+                ),
+            ),
+        )
 
 
 def products() -> Iterator[tuple[str, Make]]:
     """Matrix products that an Einsum computes: INT8 where both operands are, and no scale varies along the sum."""
-    def of(equation: str, left: tuple[int, ...], right: tuple[int, ...], form: str = "", first: bool = True) -> Make:
+
+    def of(
+        equation: str,
+        left: tuple[int, ...],
+        right: tuple[int, ...],
+        form: str = "",
+        first: bool = True,
+    ) -> Make:
         def make(net: Net) -> Outputs:
             x = net.qdq(net.input(left)) if first else net.input(left)
             y = net.weight(right, form) if form else net.qdq(net.input(right))
             return net.op("Einsum", x, y, name="c", equation=equation)
+
         return make
 
     cube, heads = (2, 64, 64), (1, 4, 64, 64)
@@ -258,10 +475,15 @@ def products() -> Iterator[tuple[str, Make]]:
     for form in ("axis0", "axis1", "tensor"):
         yield f"Einsum bij,jk->bik, weights {form}", of("bij,jk->bik", cube, (64, 32), form)
     yield "Einsum bij,jk->bik, weights alone", of("bij,jk->bik", cube, (64, 32), "axis1", False)
-    yield "Einsum bchw,oc->bohw, weights axis0", of("bchw,oc->bohw", (1, 64, 16, 16), (32, 64), "axis0")
+    yield (
+        "Einsum bchw,oc->bohw, weights axis0",
+        of("bchw,oc->bohw", (1, 64, 16, 16), (32, 64), "axis0"),
+    )
     for form in ("axis0", "axis2"):
         yield f"Einsum bij,bjk->bik, weights {form}", of("bij,bjk->bik", cube, (2, 64, 32), form)
 
 
 FORMS = dict(forms())
-EXPERIMENTS: dict[str, Make] = dict([*moves(), *integers(), *stored(), *joins(), *sharing(), *products()])
+EXPERIMENTS: dict[str, Make] = dict(
+    [*moves(), *integers(), *stored(), *joins(), *sharing(), *products()]
+)

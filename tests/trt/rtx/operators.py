@@ -32,15 +32,20 @@ def pad(*pads: int, mode: str = "constant", value: float | None = None) -> Step:
     def step(net: Net, x: str) -> str:
         extra = [] if value is None else [net.const(value)]
         return net.op("Pad", x, ints(net, *pads), *extra, mode=mode)
+
     return step
 
 
 def cut(start: int, stop: int, axis: int, step: int = 1) -> Step:
-    return lambda net, x: net.op("Slice", x, ints(net, start), ints(net, stop), ints(net, axis), ints(net, step))
+    return lambda net, x: net.op(
+        "Slice", x, ints(net, start), ints(net, stop), ints(net, axis), ints(net, step)
+    )
 
 
 def resize(*scales: float, **attributes: object) -> Step:
-    return lambda net, x: net.op("Resize", x, "", net.const(np.array(scales), np.float32), **attributes)
+    return lambda net, x: net.op(
+        "Resize", x, "", net.const(np.array(scales), np.float32), **attributes
+    )
 
 
 def casts(*types: int) -> Step:
@@ -48,6 +53,7 @@ def casts(*types: int) -> Step:
         for kind in types:
             x = net.op("Cast", x, to=kind)
         return x
+
     return step
 
 
@@ -67,19 +73,59 @@ CHANNELS = np.linspace(0.5, 1.5, 8).reshape(1, 8, 1, 1)
 
 # One operator on a tensor [1, 8, 16, 16]. Experiments ask whether INT8 goes through it.
 OPERATORS: dict[str, Step] = {
-    **{k.lower(): unary(k) for k in (
-        "Relu", "Sigmoid", "Tanh", "Neg", "Abs", "Exp", "Sqrt", "Erf", "Softplus", "HardSwish", "HardSigmoid",
-        "LeakyRelu", "Elu", "Identity", "Dropout", "Floor", "Ceil", "Round", "Sin", "Softsign", "Selu", "Sign",
-        "Reciprocal", "ThresholdedRelu", "GlobalAveragePool", "GlobalMaxPool", "Log", "Trilu", "LpNormalization",
-        "Celu", "Shrink")},
+    **{
+        k.lower(): unary(k)
+        for k in (
+            "Relu",
+            "Sigmoid",
+            "Tanh",
+            "Neg",
+            "Abs",
+            "Exp",
+            "Sqrt",
+            "Erf",
+            "Softplus",
+            "HardSwish",
+            "HardSigmoid",
+            "LeakyRelu",
+            "Elu",
+            "Identity",
+            "Dropout",
+            "Floor",
+            "Ceil",
+            "Round",
+            "Sin",
+            "Softsign",
+            "Selu",
+            "Sign",
+            "Reciprocal",
+            "ThresholdedRelu",
+            "GlobalAveragePool",
+            "GlobalMaxPool",
+            "Log",
+            "Trilu",
+            "LpNormalization",
+            "Celu",
+            "Shrink",
+        )
+    },
     "softmax": unary("Softmax", axis=1),
     "logsoftmax": unary("LogSoftmax", axis=1),
     "clip": lambda net, x: net.op("Clip", x, net.const(0.0), net.const(6.0)),
     "clip-wide": lambda net, x: net.op("Clip", x, net.const(-1e9), net.const(1e9)),
     "prelu": lambda net, x: net.op("PRelu", x, net.const(np.full((8, 1, 1), 0.1))),
-    **{f"{k.lower()}-scalar": binary(k, 2.0) for k in ("Add", "Sub", "Mul", "Div", "Pow", "Min", "Max")},
-    **{f"{k.lower()}-of-scalar": binary(k, 2.0, swap=True) for k in ("Add", "Sub", "Mul", "Div", "Pow", "Min", "Max")},
-    **{f"{k.lower()}-channels": binary(k, CHANNELS) for k in ("Add", "Sub", "Mul", "Div", "Pow", "Min", "Max")},
+    **{
+        f"{k.lower()}-scalar": binary(k, 2.0)
+        for k in ("Add", "Sub", "Mul", "Div", "Pow", "Min", "Max")
+    },
+    **{
+        f"{k.lower()}-of-scalar": binary(k, 2.0, swap=True)
+        for k in ("Add", "Sub", "Mul", "Div", "Pow", "Min", "Max")
+    },
+    **{
+        f"{k.lower()}-channels": binary(k, CHANNELS)
+        for k in ("Add", "Sub", "Mul", "Div", "Pow", "Min", "Max")
+    },
     "mul-shape1": binary("Mul", [2.0]),
     "mul-shape1111": binary("Mul", np.full((1, 1, 1, 1), 2.0)),
     "mul-negative": binary("Mul", -2.0),
@@ -97,7 +143,10 @@ OPERATORS: dict[str, Step] = {
     "averagepool": unary("AveragePool", kernel_shape=[3, 3], pads=[1] * 4),
     "averagepool-1x1": unary("AveragePool", kernel_shape=[1, 1]),
     "averagepool-1x1-stride2": unary("AveragePool", kernel_shape=[1, 1], strides=[2, 2]),
-    **{k.lower(): unary(k, axes=[2, 3]) for k in ("ReduceMean", "ReduceMax", "ReduceMin", "ReduceL2", "ReduceProd")},
+    **{
+        k.lower(): unary(k, axes=[2, 3])
+        for k in ("ReduceMean", "ReduceMax", "ReduceMin", "ReduceL2", "ReduceProd")
+    },
     "reducemean-of-one": unary("ReduceMean", axes=[0]),
     "reducesum": with_ints("ReduceSum", 2, 3),
     "transpose": TRANSPOSE,
@@ -128,13 +177,23 @@ OPERATORS: dict[str, Step] = {
     "split-second": lambda net, x: net.ops("Split", x, ints(net, 4, 4), outputs=2, axis=1)[1],
     "gather": with_ints("Gather", 3, 1, 2, 0, axis=1),
     "gathernd": lambda net, x: net.op("GatherND", x, net.const(np.array([[0]], I64))),
-    "gatherelements": lambda net, x: net.op("GatherElements", x, net.const(np.zeros((1, 4, 16, 16), I64)), axis=1),
-    "scatternd": lambda net, x: net.op("ScatterND", x, net.const(np.array([[0]], I64)),
-                                       net.const(np.zeros((1, 8, 16, 16)))),
+    "gatherelements": lambda net, x: net.op(
+        "GatherElements", x, net.const(np.zeros((1, 4, 16, 16), I64)), axis=1
+    ),
+    "scatternd": lambda net, x: net.op(
+        "ScatterND", x, net.const(np.array([[0]], I64)), net.const(np.zeros((1, 8, 16, 16)))
+    ),
     "topk": lambda net, x: net.ops("TopK", x, ints(net, 4), outputs=2, axis=1)[0],
     "resize-nearest": resize(1, 1, 2, 2, mode="nearest"),
-    "resize-nearest-floor": resize(1, 1, 2, 2, mode="nearest", coordinate_transformation_mode="asymmetric",
-                                   nearest_mode="floor"),
+    "resize-nearest-floor": resize(
+        1,
+        1,
+        2,
+        2,
+        mode="nearest",
+        coordinate_transformation_mode="asymmetric",
+        nearest_mode="floor",
+    ),
     "resize-linear": resize(1, 1, 2, 2, mode="linear"),
     "resize-down": resize(1, 1, 0.5, 0.5, mode="nearest"),
     "resize-nothing": resize(1, 1, 1, 1, mode="nearest"),
@@ -144,10 +203,12 @@ OPERATORS: dict[str, Step] = {
     "cast-int-and-back": casts(6, 1),
     "where-zero": lambda net, x: net.op("Where", net.input((1, 8, 16, 16), 9), x, net.const(0.0)),
     "batchnormalization": _norm,
-    "instancenormalization": lambda net, x: net.op("InstanceNormalization", x, net.const(np.ones(8)),
-                                                   net.const(np.zeros(8))),
-    "layernormalization": lambda net, x: net.op("LayerNormalization", x, net.const(np.ones(16)),
-                                                net.const(np.zeros(16))),
+    "instancenormalization": lambda net, x: net.op(
+        "InstanceNormalization", x, net.const(np.ones(8)), net.const(np.zeros(8))
+    ),
+    "layernormalization": lambda net, x: net.op(
+        "LayerNormalization", x, net.const(np.ones(16)), net.const(np.zeros(16))
+    ),
     "lrn": unary("LRN", size=3),
     "cumsum": lambda net, x: net.op("CumSum", x, net.const(np.array(1, I64))),
     "einsum-transpose": unary("Einsum", equation="abcd->abdc"),

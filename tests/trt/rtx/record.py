@@ -22,7 +22,9 @@ def models() -> dict[str, onnx.ModelProto]:
     made = {name: finish(make) for name, make in {**EXPERIMENTS, **SCALES}.items()}
     for name, make in OLD.items():
         made[name] = finish(make, 13)
-        made[name].opset_import[0].version = 12  # where onnx takes no axis, and files have one all the same
+        made[name].opset_import[
+            0
+        ].version = 12  # where onnx takes no axis, and files have one all the same
     made.update({name: finish(make, 19) for name, make in FORMS.items()})
     made.update({name: finish(make, 21) for name, make in NEW.items()})
     made.update({name: finish(make, 19, True) for name, make in HALVES.items()})

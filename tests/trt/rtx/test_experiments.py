@@ -82,7 +82,11 @@ def test_what_is_seen_there_kept_a_build_or_a_convolution_from_int8() -> None:
             if was["status"] != "built" or any(kind not in (None, "INT8") for kind in types):
                 shown.add(found.code)
     held = ((code, entry.on("rtx1.7")) for code, entry in codes.CODES.items())
-    seen = {code for code, held_there in held if held_there is not None and held_there.evidence == Evidence.SEEN}
+    seen = {
+        code
+        for code, held_there in held
+        if held_there is not None and held_there.evidence == Evidence.SEEN
+    }
     assert seen - shown == SEEN_APART
 
 
@@ -103,7 +107,9 @@ def test_further_networks(seed: int) -> None:
 
 def test_records_hold_names_and_numbers_alone() -> None:
     """Their words are made last."""
-    faults = [r for m in all_models() for r in predicted(m).refusals if isinstance(r, CompilerFault)]
+    faults = [
+        r for m in all_models() for r in predicted(m).refusals if isinstance(r, CompilerFault)
+    ]
     assert any(r.fault == Fault.OPERATOR for r in faults)
     assert not [r for r in faults if any(" " in str(v) for v in r.values)]
 
@@ -111,21 +117,34 @@ def test_records_hold_names_and_numbers_alone() -> None:
 def integers() -> onnx.ModelProto:
     g = Graph()
     g.const("zero", np.uint8(0))
-    return g.model(g.op("DequantizeLinear", g.ops("DynamicQuantizeLinear", [g.input(1, 8)], "d", 3), "dq"))
+    return g.model(
+        g.op("DequantizeLinear", g.ops("DynamicQuantizeLinear", [g.input(1, 8)], "d", 3), "dq")
+    )
 
 
 def test_integer_operators_of_onnxruntime_end_the_build_there_too() -> None:
     """Those of its own domain are looked for as plugins."""
     scale, zero = ["s", "z"], onnx.numpy_helper.from_array(np.int8(0), "z")
-    for op, inputs in (("QLinearAdd", ["q", *scale, "q", *scale]), ("QLinearSigmoid", ["q", *scale]),
-                       ("QGemm", ["q", *scale, "w", *scale, "b"])):  # fmt: skip
-        made = [onnx.helper.make_node("QuantizeLinear", ["x", *scale], ["q"], "first"),
-                onnx.helper.make_node(op, [*inputs, *scale], ["r"], "own", domain="com.microsoft"),
-                onnx.helper.make_node("DequantizeLinear", ["r", *scale], ["y"], "last")]
-        ends = [[onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 8])] for name in "xy"]
-        constants = [onnx.numpy_helper.from_array(np.float32(0.1), "s"), zero,
-                     onnx.numpy_helper.from_array(np.ones((8, 8), np.int8), "w"),
-                     onnx.numpy_helper.from_array(np.zeros(8, np.int32), "b")]
+    for op, inputs in (
+        ("QLinearAdd", ["q", *scale, "q", *scale]),
+        ("QLinearSigmoid", ["q", *scale]),
+        ("QGemm", ["q", *scale, "w", *scale, "b"]),
+    ):
+        made = [
+            onnx.helper.make_node("QuantizeLinear", ["x", *scale], ["q"], "first"),
+            onnx.helper.make_node(op, [*inputs, *scale], ["r"], "own", domain="com.microsoft"),
+            onnx.helper.make_node("DequantizeLinear", ["r", *scale], ["y"], "last"),
+        ]
+        ends = [
+            [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 8])]
+            for name in "xy"
+        ]
+        constants = [
+            onnx.numpy_helper.from_array(np.float32(0.1), "s"),
+            zero,
+            onnx.numpy_helper.from_array(np.ones((8, 8), np.int8), "w"),
+            onnx.numpy_helper.from_array(np.zeros(8, np.int32), "b"),
+        ]
         opsets = [onnx.helper.make_opsetid(*of) for of in (("", 13), ("com.microsoft", 1))]
         graph = onnx.helper.make_graph(made, "g", *ends, constants)
         model = onnx.helper.make_model(graph, ir_version=8, opset_imports=opsets)
@@ -140,19 +159,28 @@ def test_integer_operators_of_onnxruntime_end_the_build_there_too() -> None:
 def on_rtx() -> Iterator[tuple[onnx.ModelProto, Prediction]]:
     yield from ((model, predicted(question)) for question, model in all_models().items())
     yield from zip(of_refusals_and_cases(), predictions("rtx1.7"), strict=True)
-    yield from ((model, predict(model, "rtx1.7")) for model in (integers(), of_shape_1("Conv", "Softmax")))
+    yield from (
+        (model, predict(model, "rtx1.7")) for model in (integers(), of_shape_1("Conv", "Softmax"))
+    )
 
 
 def test_what_holds_on_rtx_is_told_and_once_for_a_pair() -> None:
     told: set[str] = set()
     for model, prediction in on_rtx():
         made = {n.output[0]: n for n in model.graph.node if n.op_type == "QuantizeLinear"}
-        q_of = {n.name: made[n.input[0]].name for n in model.graph.node
-                if n.op_type == "DequantizeLinear" and n.input[0] in made}
+        q_of = {
+            n.name: made[n.input[0]].name
+            for n in model.graph.node
+            if n.op_type == "DequantizeLinear" and n.input[0] in made
+        }
         places = [(f.code, q_of.get(f.node, f.node)) for f in prediction.findings]
         assert len(places) == len(set(places)), places
         told |= {f.code for f in prediction.findings if f.severity == Severity.ERROR}
-    assert told == {c.code for c in codes.CODES.values() if c.on("rtx1.7") and c.severity_on("rtx1.7") == "error"}
+    assert told == {
+        c.code
+        for c in codes.CODES.values()
+        if c.on("rtx1.7") and c.severity_on("rtx1.7") == "error"
+    }
 
 
 @pytest.mark.skipif(not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed")

@@ -15,7 +15,9 @@ from qdqtool.trt.rtx.predict import predict_rtx, status_of
 
 SHARED = Path(os.environ.get("QDQTOOL_SHARED", Path(__file__).parents[4] / "shared"))
 FOLDER = SHARED / "rtx"
-pytestmark = pytest.mark.skipif(not (FOLDER / "outcomes.json").exists(), reason="the shared patterns are not here")
+pytestmark = pytest.mark.skipif(
+    not (FOLDER / "outcomes.json").exists(), reason="the shared patterns are not here"
+)
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,15 @@ from tests.trt.builder import Graph
 
 
 def network(
-    blocks: int = 3, *, scale: float | None = 0.1, weights: str = "qdq", residual: bool = True,
-    spoilt: Sequence[int] = (), spoilt_weights: str = "float", data: float | None = 0.1, names: str = "b",
+    blocks: int = 3,
+    *,
+    scale: float | None = 0.1,
+    weights: str = "qdq",
+    residual: bool = True,
+    spoilt: Sequence[int] = (),
+    spoilt_weights: str = "float",
+    data: float | None = 0.1,
+    names: str = "b",
     left_out: int | None = None,
 ) -> onnx.ModelProto:
     """A stem and residual blocks of two convolutions each.
@@ -27,12 +34,20 @@ def network(
         left_out: A block that is not there.
     """
     g = Graph()
-    x = g.relu(g.conv(g.input(1, 4, 16, 16), f"{names}.stem", scale=scale, weights=weights), f"{names}.stem.relu")
+    x = g.relu(
+        g.conv(g.input(1, 4, 16, 16), f"{names}.stem", scale=scale, weights=weights),
+        f"{names}.stem.relu",
+    )
     for i in range(blocks):
         if i == left_out:
             continue
         bad = i in spoilt
-        y = g.conv(x, f"{names}{i}.a", scale=data if bad else scale, weights=spoilt_weights if bad else weights)
+        y = g.conv(
+            x,
+            f"{names}{i}.a",
+            scale=data if bad else scale,
+            weights=spoilt_weights if bad else weights,
+        )
         y = g.conv(g.relu(y, f"{names}{i}.ra"), f"{names}{i}.b", k=1, scale=scale, weights=weights)
         skip = x if scale is None or not residual else g.pair(x, f"{names}{i}.skip", scale)
         x = g.relu(g.add(y, skip, f"{names}{i}.add"), f"{names}{i}.rb")
