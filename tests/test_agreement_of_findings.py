@@ -39,7 +39,6 @@ from qdqtool.types import (
     Severity,
 )
 from qdqtool.verification.lines import Verification
-from tests.tables import in_turn
 from tests.trt.builder import Graph
 from tests.trt.random_graphs import FORKS, models
 
@@ -282,7 +281,7 @@ def test_fields_by_name() -> None:
     assert (data["status"], data["message"]) == ("refused", "no")
 
 
-@in_turn("differs", Difference)
+@pytest.mark.parametrize("differs", Difference)
 def test_each_difference_is_said(differs: Difference) -> None:
     """The words, with all their values; they are published as ``why``."""
     values = tuple(f"v{i}" for i in range(differs.count("{}")))

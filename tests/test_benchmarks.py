@@ -13,7 +13,6 @@ import onnx
 import pytest
 
 from tests.calibration.nets import conv_net
-from tests.tables import in_turn
 
 HERE = Path(__file__).parents[1] / "benchmarks"
 RUN: dict[str, Any] = runpy.run_path(str(HERE / "run.py"))
@@ -43,7 +42,7 @@ def wants_arguments(tree: ast.Module) -> bool:
     return False
 
 
-@in_turn("name", NAMES)
+@pytest.mark.parametrize("name", NAMES)
 def test_what_a_script_needs_is_known(name: str) -> None:
     assert (name in RUN["DATA"]) == wants_arguments(
         ast.parse((HERE / f"{name}.py").read_text("utf-8"))
@@ -103,7 +102,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert missing("accuracy") == RUN["DATA"]["accuracy"]
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("ours", "low", "value", "high", "sure"),
     [
         ([3.0, 1.0, 2.0], 1.0, 2.0, 3.0, 0.75),

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from tests import contract
-from tests.tables import in_turn
 
 PROMISED: dict[str, Any] = json.loads(contract.DATA.read_text())
 _TEXTS = {"text", "path", "file"}
@@ -45,7 +44,7 @@ def python_api() -> dict[str, Any]:
     return contract.python_api()
 
 
-@in_turn("module", PROMISED["python"])
+@pytest.mark.parametrize("module", PROMISED["python"])
 def test_python_api(python_api: dict[str, Any], module: str) -> None:
     broken = broken_names(PROMISED["python"][module], python_api[module])
     broken = [text for text in broken if text not in MEANT]
@@ -126,7 +125,7 @@ def command_line() -> dict[str, Any]:
     return contract.command_line()
 
 
-@in_turn("command", PROMISED["commands"])
+@pytest.mark.parametrize("command", PROMISED["commands"])
 def test_command_line(command_line: dict[str, Any], command: str) -> None:
     assert command in command_line, f"the command {command} is gone"
     broken = broken_options(PROMISED["commands"][command], command_line[command])
@@ -203,7 +202,7 @@ def test_runs_files_and_fields_are_as_recorded(prepared: Path) -> None:
     ]
 
 
-@in_turn("run", PROMISED["runs"])
+@pytest.mark.parametrize("run", PROMISED["runs"])
 def test_exit_code_and_fields(runs: dict[str, Any], run: str) -> None:
     promised = PROMISED["runs"][run]
     assert runs[run]["exit"] == promised["exit"]

@@ -28,7 +28,6 @@ from tests.growth import Net
 from tests.raising import raises
 from tests.slow import slow_after
 from tests.sources import nodes_like
-from tests.tables import cases, in_turn
 from tests.verification.comparing.networks import network
 
 
@@ -47,7 +46,9 @@ def test_an_error_leaves_what_was_there(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["a.txt"]
 
 
-@in_turn("words", ["predict m.onnx -o", "build m.onnx -o", "demo -o", "log b.log --to-onnx"])
+@pytest.mark.parametrize(
+    "words", ["predict m.onnx -o", "build m.onnx -o", "demo -o", "log b.log --to-onnx"]
+)
 def test_a_dash_is_no_output(
     words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,7 +111,24 @@ def said(path: Path) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize(*cases("top/files-other-files"))
+@pytest.mark.parametrize(
+    ("name", "data", "expected"),
+    [
+        ("best.engine", b"ftrt\x00\x00\x00", "TensorRT engine"),
+        ("best.trt", b"abc", "TensorRT engine"),
+        ("best.pt", b"PK\x03\x04abc", "PyTorch"),
+        ("best.tflite", b"\x1c\x00\x00\x00TFL3", "TensorFlow Lite"),
+        ("best.xml", b'<?xml version="1.0"?>\n<net name="a">', "OpenVINO"),
+        ("model.onnx", b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+        ("model.onnx", b"<!DOCTYPE html><html>", "web page"),
+        ("model.onnx", b"", "empty"),
+        ("model.onnx", b"\x89PNG\r\n", "picture"),
+        ("model.safetensors", b"\x10\x00\x00\x00\x00\x00\x00\x00{}", "safetensors"),
+        ("layers.json", b'{"Layers": []}', "JSON"),
+        ("noise.bin", b"\x91\x07\xee\x12", "not an ONNX model, or damaged"),
+        ("model.onnx", b"not a model", "not an ONNX model"),
+    ],
+)
 def test_other_files(tmp_path: Path, name: str, data: bytes, expected: str) -> None:
     path = tmp_path / name
     path.write_bytes(data)

@@ -31,7 +31,6 @@ from qdqtool.types import Cause, Evidence, Finding, Severity
 from tests.explain.test_causes import residual
 from tests.fuzz_inputs.seeds import write_seeds
 from tests.insertion.nets import detector
-from tests.tables import cases, in_turn
 
 EXAMPLES = table("examples")
 
@@ -63,7 +62,7 @@ def test_examples_and_pipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ) == coloured_answer
 
 
-@in_turn("command", cli.COMMANDS)
+@pytest.mark.parametrize("command", cli.COMMANDS)
 def test_options_of_examples_exist(command: str) -> None:
     found = cli.cli.get_command(None, command)  # type: ignore[arg-type]
     assert found is not None
@@ -84,7 +83,31 @@ def test_help_fits_80_columns(command: str, capsys: pytest.CaptureFixture[str]) 
 _WHOLE = re.compile(r"build: |next: |^\s*\S+$|qdqtool: |wrote ")
 
 
-@pytest.mark.parametrize(*cases("top/looks-answers-fit-80-columns"))
+@pytest.mark.parametrize(
+    "command",
+    [
+        "predict qdq.onnx",
+        "predict qdq.onnx --all",
+        "predict qdq.onnx --gpu T4",
+        "predict float.onnx --target 8.6",
+        "insert float.onnx --calib samples.npz --include conv -o new.onnx --all",
+        "verify own.onnx own.log --allow-partial",
+        "compare float.onnx inserted.onnx",
+        "fix qdq.onnx -o fixed.onnx",
+        "extract qdq.onnx --finding OUT-FLOAT -o part.onnx",
+        "explain SKIP-FLOAT",
+        "explain --list",
+        "explain 'Missing scale and zero-point for tensor x'",
+        "explain 'ConstShuffleFusion: Fusing a with b'",
+        "explain --for deepstream",
+        "log own.log",
+        "log own.log --all",
+        "engine layers.json",
+        "gpus",
+        "gpus T4",
+        "gpus --sources",
+    ],
+)
 def test_answers_fit_80_columns(
     command: str, seeds: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -258,7 +281,20 @@ def test_an_answer_without_warnings_is_short(
     assert lengths[0] <= 25 < lengths[1] < lengths[2]
 
 
-@in_turn(*cases("top/looks-parameters-become-options"))
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("leave it float with {`exclude`}", "leave it float with --exclude"),
+        ("({`head`:'none'} quantizes it)", "(--head none quantizes it)"),
+        ("use one method, or {`unify`:False}", "use one method, or --no-unify"),
+        ("{`exclude_op`} Conv: no such", "--exclude-op Conv: no such"),
+        ("give images ({`data`})", "give images (--calib)"),
+        ("`head='a thing'` stays", "`head='a thing'` stays"),
+        ("run `pip install qdqtool`", "run `pip install qdqtool`"),
+        ("`Model` is a class", "`Model` is a class"),
+        ("nothing to say", "nothing to say"),
+    ],
+)
 def test_parameters_become_options(text: str, expected: str) -> None:
     assert as_options(said(text)) == expected
 

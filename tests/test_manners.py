@@ -34,7 +34,6 @@ from tests.fuzz.grammar import network
 from tests.fuzz_inputs.seeds import write_seeds
 from tests.raising import raises
 from tests.slow import slow_after
-from tests.tables import cases
 from tests.test_signals import until
 
 TOOL = f"{sys.executable} -m qdqtool"
@@ -349,7 +348,38 @@ def _broken_names(folder: Path) -> None:
     (folder / "layers.json").write_text(broken)
 
 
-@pytest.mark.parametrize(*cases("top/manners-a-name-never-begins-a"))
+@pytest.mark.parametrize(
+    ("args", "files"),
+    [
+        (["predict", "qdq.onnx", "--all", "--trace", "--layers"], []),
+        (["predict", "qdq.onnx", "--all", "--layers", "-o", "out.txt"], ["out.txt"]),
+        (["predict", "qdq.onnx", "--all", "--gpu", "T4"], []),
+        (["predict", "qdq.onnx", "--target", "rtx1.7", "--all"], []),
+        (["predict", "float.onnx", "--require", "."], []),
+        (["fix", "qdq.onnx", "-o", "fixed.onnx"], []),
+        (["insert", "float.onnx", "--calib", "samples.npz", "--include", ".", "--all"], []),
+        (
+            [
+                "insert",
+                "float.onnx",
+                "--calib",
+                "samples.npz",
+                "--include",
+                "conv",
+                "--losses",
+                "1",
+            ],
+            [],
+        ),
+        (["engine", "layers.json", "--all"], []),
+        (["engine", "layers.json", "--dot", "a.dot", "--svg", "a.svg"], ["a.dot", "a.svg"]),
+        (["log", "layers.json", "--all"], []),
+        (
+            ["extract", "qdq.onnx", "--node", "FIRST", "-o", "part.onnx", "--report", "part.md"],
+            ["part.md"],
+        ),
+    ],
+)
 def test_a_name_never_begins_a_line(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -22,7 +22,6 @@ from qdqtool.fixing.api import fix
 from qdqtool.verification.api import verify_from_log, verify_with_builder
 from tests.raising import raises
 from tests.sources import nodes_like, nodes_of
-from tests.tables import in_turn
 from tests.test_structure import sources
 
 GROUPS = {
@@ -59,7 +58,7 @@ def group_named(word: str) -> type:
     return found
 
 
-@in_turn("name", GROUPS)
+@pytest.mark.parametrize("name", GROUPS)
 def test_every_field_is_a_parameter_an_option_and_documented(name: str) -> None:
     function, groups = GROUPS[name]
     fields_are_parameters(name, function, groups)

@@ -12,7 +12,6 @@ import pytest
 from qdqtool.base.records import contents, record, replaced
 from qdqtool.base.text import reason_of
 from qdqtool.buildlog.names import base_name
-from tests.tables import in_turn
 
 # Records: a frozen dataclass's behaviour, compared with one.
 
@@ -37,7 +36,7 @@ class Known:
     last: tuple[int, ...] = ()
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("args", "named"),
     [
         (("a",), {}),
@@ -58,7 +57,7 @@ def test_a_record_holds_what_a_dataclass_holds(
     assert pickle.loads(pickle.dumps(ours)) == ours == copy.deepcopy(ours)
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("args", "named"),
     [
         ((), {}),

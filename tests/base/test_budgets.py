@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 
 from qdqtool.base import budgets
-from tests.tables import in_turn
 
 
-@in_turn(
-    "told, processes, expected",
+@pytest.mark.parametrize(
+    ("told", "processes", "expected"),
     [
         ([], "", 96),
         ([""], "", 96),

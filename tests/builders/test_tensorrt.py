@@ -26,7 +26,6 @@ from qdqtool.verification.build_model import build_model, compare, status_agrees
 from tests.builders.models import NASTY, saved, two_convolutions
 from tests.fuzz.net import Net
 from tests.raising import raises
-from tests.tables import cases, in_turn
 
 PACKAGE = """
 import enum, json, os
@@ -195,7 +194,20 @@ def test_dynamic_shapes(tmp_path: Path) -> None:
         assert result.status == status
 
 
-@pytest.mark.parametrize(*cases("builders/tensorrt-bad-requests"))
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"builder": "tvm"}, "build 'tvm' tensorrt-rtx"),
+        ({"sm": [87]}, "build SM87 SM86"),
+        ({"keep_engine": True}, "build folder"),
+        ({"timeout": 0}, "seconds `timeout 0"),
+        ({"timeout": 1e400}, "seconds `timeout inf"),
+        ({"builder": "trtexec", "output": "\0"}, "run_one '\\x00'"),
+        ({"model": "none.onnx"}, "build none.onnx"),
+        ({"builder": "trtexec", "sm": [86]}, "build trtexec"),
+        ({"builder": "trtexec"}, "build_with_trtexec PATH"),
+    ],
+)
 def test_bad_requests(
     options: dict[str, Any], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,7 +289,15 @@ def test_shapes_and_engine(tmp_path: Path) -> None:
     assert {"--maxShapes=images:2x3x64x64", f"--saveEngine={tmp_path / 'e.plan'}"} <= set(chosen)
 
 
-@in_turn(*cases("builders/tensorrt-version"))
+@pytest.mark.parametrize(
+    ("line", "version"),
+    [
+        ("&&&& RUNNING TensorRT.trtexec [TensorRT v8503] # trtexec", "8.5.3"),
+        ("&&&& RUNNING TensorRT.trtexec [TensorRT v8601] #", "8.6.1"),
+        ("&&&& RUNNING TensorRT.trtexec [TensorRT v101303] [b9] #", "10.13.3"),
+        ("nothing", ""),
+    ],
+)
 def test_version(line: str, version: str) -> None:
     assert runs.version_of(line.encode()) == version
 

@@ -18,13 +18,13 @@ from qdqtool.trt import trace
 from qdqtool.types import Precision
 from tests.buildlog import samples
 from tests.buildlog.evidence import build_file, folder
-from tests.tables import in_turn, rows
+from tests.tables import rows
 
 # As TensorRT 7 to 10, trtexec and programs that log for it print them; names and numbers are made up.
 LINES = rows("logs/lines.tsv")
 
 
-@in_turn(("said", "line"), LINES)
+@pytest.mark.parametrize(("said", "line"), LINES)
 def test_a_line_alone_is_read(line: str, said: str) -> None:
     build = read(line + "\n")
     assert said in "; ".join(what_was_read(build))
@@ -32,7 +32,7 @@ def test_a_line_alone_is_read(line: str, said: str) -> None:
     assert build.lines.unexplained == (1 if "nobody has seen" in line else 0)
 
 
-@in_turn(
+@pytest.mark.parametrize(
     "text",
     [
         "nothing of TensorRT\n",

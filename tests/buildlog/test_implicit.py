@@ -11,7 +11,6 @@ from qdqtool.verification.api import check_explicit
 from tests.buildlog.evidence import build_file
 from tests.buildlog.samples import build_of
 from tests.fuzz.net import Net
-from tests.tables import in_turn
 from tests.trt.evidence import HOME
 
 IMPLICIT = [("mobilenet-fpn-implicit-int8", "log.txt"), ("aeb-implicit-int8-layers", "graph.json")]
@@ -29,7 +28,7 @@ EXPLICIT = [
 CONV = "Layer(CaskConvolution): {}, Tactic: 0x1, x[{}(1,8,8,8)] -> y[{}(1,8,8,8)]\n"
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("text", "wanted"),
     [
         (CONV.format("Conv_0 + Relu_1", "Int8", "Int8"), True),

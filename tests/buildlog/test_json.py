@@ -12,7 +12,6 @@ from qdqtool.buildlog.layers import read_json
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import BuildLogError
 from tests.raising import raises
-from tests.tables import in_turn
 
 
 def read(content: Any) -> Build:
@@ -28,7 +27,7 @@ def row(name: str, **more: Any) -> dict[str, Any]:
 LAYER = {"Name": "a", "LayerType": "C"}
 
 
-@in_turn("key", ["Layers", "layers", "LayerInfo", "layerInfo"])
+@pytest.mark.parametrize("key", ["Layers", "layers", "LayerInfo", "layerInfo"])
 def test_the_list_of_layers_in_every_dialect(key: str) -> None:
     build = read({key: [LAYER, {"LayerType": "D"}, "just a name"]})
     assert [(x.name, x.type) for x in build.layers] == [("a", "C"), ("", "D"), ("just a name", "")]
@@ -42,7 +41,7 @@ def test_the_list_of_layers_in_every_dialect(key: str) -> None:
     ] == ["b"]
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("listed", "names"),
     [
         (["x", "y"], ["x", "y"]),
@@ -56,7 +55,7 @@ def test_bindings(listed: Any, names: list[str]) -> None:
         assert read({"Layers": [LAYER], key: listed}).bindings == names
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("fields", "version", "rtx"),
     [
         ({"builder": "tensorrt-rtx", "version": "1.7.1.116"}, "1.7.1.116", True),
@@ -73,7 +72,7 @@ def test_a_table_of_our_own_says_who_built(
     assert (build.tensorrt, build.is_rtx) == (version, rtx)
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("content", "told"),
     [
         ({"a": 1}, "read_json 'Layers'"),
@@ -89,7 +88,9 @@ def test_what_is_neither(content: Any, told: str) -> None:
         read(content)
 
 
-@in_turn("before", [[], [{"count": 4}], [{"count": 4}, {"x": 1}], [{"x": 1}, {"y": 2}]])
+@pytest.mark.parametrize(
+    "before", [[], [{"count": 4}], [{"count": 4}, {"x": 1}], [{"x": 1}, {"y": 2}]]
+)
 def test_a_profile_is_known_by_its_first_rows(before: list[Any]) -> None:
     build = read([*before, row("q"), row("r", medianMs=0.25)])
     assert build.source == BuildSource.PROFILE_JSON
@@ -114,7 +115,7 @@ def test_profiles_without_rows_or_percentages_and_several_of_them() -> None:
     assert ([r.name for r in build.profile_rows], build.iterations) == (["r"], 4)
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("count", "told"),
     [(1, 1), (10**12 - 1, 10**12 - 1), *((count, None) for count in (0, -3, "4", 2.0, 10**12))],
 )
@@ -122,7 +123,7 @@ def test_iterations(count: Any, told: int | None) -> None:
     assert read([{"count": count}, row("q")]).iterations == told
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("first", "fields", "average", "total"),
     [
         (

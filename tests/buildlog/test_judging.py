@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.read import merge
 from qdqtool.buildlog.summary import judge, listing_hole, rerun_commands
@@ -24,7 +26,6 @@ from qdqtool.buildlog.types import (
 from qdqtool.errors import BuildLogError
 from qdqtool.types import Precision
 from tests.raising import raises
-from tests.tables import cases, in_turn
 
 INT8, FP32 = Precision.INT8, Precision.FP32
 TENSOR = ParsedTensor("x", (1,), "FLOAT")
@@ -72,7 +73,7 @@ def judged(source: BuildSource = BuildSource.LOG, **changes: Any) -> Build:
     return build
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("changes", "gaps", "complete"),
     [
         ({}, [], True),
@@ -143,7 +144,7 @@ def test_what_a_log_lacks(changes: dict[str, Any], gaps: list[Gap], complete: bo
     assert (build.gaps, build.complete) == (gaps, complete)
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("source", "command", "passed", "told"),
     [
         (BuildSource.TRTEXEC_LOG, "trtexec", None, True),
@@ -160,7 +161,7 @@ def test_the_end_of_a_log(
     assert build.lacks(Section.END) is told and build.complete
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("gap", "words"),
     [
         (Gap(PARSE), "parse section"),
@@ -204,7 +205,7 @@ def test_commands_and_listings_alone() -> None:
 HOLE = [layer("a", "x", "t"), layer("c", "u", "y")]
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("layers", "bindings", "inputs", "changes", "hole"),
     [
         (HOLE, ["x", "y"], [], {}, Gap(LISTING, Lack.UNWRITTEN, name="c", tensor="u")),
@@ -275,7 +276,21 @@ def test_q_and_dq_of_the_users_own_names_are_marked() -> None:
     assert [x.origin for x in build.layers] == ["QDQ", "QDQ", "", "REFORMAT"]
 
 
-@in_turn(*cases("buildlog/judging-which-precisions-the-builder-may"))
+@pytest.mark.parametrize(
+    ("named", "flags", "command", "found"),
+    [
+        ("FP32+INT8", "", "", "fp32 int8"),
+        ("FP32+FP16+INT8", "int8 fp16", "trtexec", "fp32 fp16 int8"),
+        ("", "int8", "trtexec", "fp32 int8"),
+        ("", "int8", "", "int8"),
+        ("", "", "trtexec", ""),
+        ("Strongly Typed", "stronglyTyped", "trtexec", "stronglyTyped"),
+        ("Strongly Typed", "", "", "stronglyTyped"),
+        ("", "verbose best", "trtexec", "fp32 best"),
+        ("FP32+UNHEARD", "", "", "fp32"),
+        ("", "bf16", "t", "fp32 bf16"),
+    ],
+)
 def test_which_precisions_the_builder_may_use(
     named: str, flags: str, command: str, found: str
 ) -> None:
@@ -289,7 +304,7 @@ def spelled(vector: int = 1, layout: str = "", **more: Any) -> BuiltLayer:
     return BuiltLayer("a", "C", [BuiltTensor("t", INT8, vector=vector, format=layout)], [], **more)
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("layers", "listing", "hint"),
     [
         ([layer("QuantizeLinear_2_quantize_scale_node")], Listing.ENGINE_LINES, "8.0"),
@@ -319,7 +334,30 @@ def test_the_earliest_version_that_spells_so(
 # Building again -------------------------------------------------------------------------------------------------
 
 
-@in_turn(*cases("buildlog/judging-the-command-for-a-version"))
+@pytest.mark.parametrize(
+    ("version", "command", "begins", "typed", "listed", "apart"),
+    [
+        (
+            "8.5.2",
+            "trtexec --onnx=a.onnx --int8 --verbose --saveEngine=e",
+            "trtexec --onnx=a.onnx --int8 ",
+            True,
+            True,
+            True,
+        ),
+        ("8.5.2", "", "trtexec --onnx=model.onnx --int8 --fp16 ", True, True, True),
+        (
+            "10.3.0",
+            "trtexec --onnx=a.onnx --exportProfile=p",
+            "trtexec --onnx=a.onnx --verbose ",
+            False,
+            True,
+            True,
+        ),
+        ("11.1.0", "", "trtexec --onnx=model.onnx --verbose ", False, True, False),
+        ("8.0.3", "", "trtexec --onnx=model.onnx --int8 --fp16 --verbose ", True, False, False),
+    ],
+)
 def test_the_command_for_a_version(
     version: str, command: str, begins: str, typed: bool, listed: bool, apart: bool
 ) -> None:
@@ -347,7 +385,7 @@ def merged(first: Build, second: Build) -> Build:
     return first
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("first", "second", "source"),
     [
         (BuildSource.PROFILE_JSON, BuildSource.TRTEXEC_LOG, BuildSource.TRTEXEC_LOG),
@@ -410,7 +448,7 @@ def test_what_either_file_knows() -> None:
     assert build.layers[0].line == 9
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("first", "second", "kept"),
     [
         ([BuiltLayer("a")], [layer("a", "x", "y")], 1),
@@ -440,7 +478,7 @@ def test_the_richer_listing_counts_with_the_lines_of_both(
     assert build.layers[0].line == 40
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("first", "second", "same"),
     [
         ("a b c", "a b c", True),

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from string import ascii_letters, digits
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,10 +11,9 @@ from qdqtool.buildlog import layers
 from qdqtool.buildlog.names import Known, base_name, parts
 from qdqtool.buildlog.types import BuiltLayer
 from qdqtool.types import Precision
-from tests.tables import cases, in_turn
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("text", "precision", "vector"),
     [
         ("Thirty-two wide channel vectorized row major Int8 format", "INT8", 32),
@@ -232,7 +232,17 @@ def test_conversions_and_what_they_serve() -> None:
         )
 
 
-@in_turn(*cases("buildlog/layers-q-and-dq-that-stayed"))
+@pytest.mark.parametrize(
+    ("name", "kind", "is_qdq"),
+    [
+        ("QuantizeLinear_7", "Reformat", True),
+        ("DequantizeLinear_291", "Reformat", True),
+        ("QuantizeLinear_2_quantize_scale_node", "Scale", True),
+        ("w + QuantizeLinear_7 + Conv_9", "CaskConvolution", False),
+        ("Reformatting CopyNode for Input Tensor 0 to QuantizeLinear_7", "Reformat", False),
+        ("Scale_1", "Scale", False),
+    ],
+)
 def test_q_and_dq_that_stayed_are_known_by_their_names(name: str, kind: str, is_qdq: bool) -> None:
     assert layers.layer_from_fields({"Name": name, "LayerType": kind}).is_qdq is is_qdq
 
@@ -286,7 +296,7 @@ CASES = [
 ]
 
 
-@in_turn(("name", "kind", "alternatives"), CASES)
+@pytest.mark.parametrize(("name", "kind", "alternatives"), CASES)
 def test_parts(name: str, kind: str, alternatives: list[list[str]]) -> None:
     fused = parts(name)
     assert (fused.kind, fused.alternatives) == (kind, alternatives)
@@ -356,7 +366,7 @@ def test_known_names_are_looked_through_once_for_all_layers() -> None:
     assert Counted.looked <= 3  # joints
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("name", "components"),
     [
         ("w + f( + b + x + y", ["w", "f(", "b", "x + y"]),  # never closed: each of them is a name

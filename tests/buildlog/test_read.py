@@ -29,7 +29,6 @@ from tests.buildlog import samples
 from tests.buildlog.evidence import build_file
 from tests.raising import raises
 from tests.slow import slow_after
-from tests.tables import in_turn
 
 read = samples.build_of
 LOG = samples.trtexec_log()
@@ -158,7 +157,7 @@ SPELLINGS = {
 }
 
 
-@in_turn("spelling", SPELLINGS)
+@pytest.mark.parametrize("spelling", SPELLINGS)
 def test_every_spelling_reads_the_same(spelling: str) -> None:
     assert facts(read(SPELLINGS[spelling](LOG))) == facts(read(LOG))
 
@@ -244,7 +243,7 @@ def test_logs_without_stamps_failures_and_missing_files(tmp_path: Path) -> None:
         read_build(tmp_path)
 
 
-@in_turn(
+@pytest.mark.parametrize(
     "prefix",
     [
         "[TensorRT] VERBOSE: ",
@@ -393,7 +392,7 @@ def test_files_of_one_build_are_merged(tmp_path: Path) -> None:
     assert len(build.trace) == len(read(LOG).trace) and build.files == [str(profile), str(log)]
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("content", "told"),
     [
         (b"", "_read empty"),

@@ -19,7 +19,6 @@ from tests.buildlog import samples
 from tests.buildlog.evidence import build_file
 from tests.buildlog.rtx import build_log, c2f_split
 from tests.raising import raises
-from tests.tables import in_turn
 
 Topology = list[tuple[str, str, list[str], list[str]]]
 
@@ -151,7 +150,7 @@ def node(
     )
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("given", "made", "kernel", "stride", "pad"),
     [
         (224, 112, 7, 2, 3),

@@ -19,7 +19,6 @@ from qdqtool.buildlog.types import (
 )
 from qdqtool.types import Precision
 from tests.buildlog.samples import build_of, stamped
-from tests.tables import cases, in_turn
 
 
 def read(*lines: str) -> Build:
@@ -42,7 +41,27 @@ def parse(*lines: str) -> ParseSection:
 # Parse section --------------------------------------------------------------------------------------------------
 
 
-@in_turn(*cases("buildlog/rules-of-lines-details-belong-to-the-node"))
+@pytest.mark.parametrize(
+    ("line", "details"),
+    [
+        (
+            "Using kernel: (3, 3), strides: (2, 2), prepadding: (1, 1), postpadding: (0, 0), dilations: (1, 1), numOutputs: 16",
+            {
+                "kernel": [3, 3],
+                "strides": [2, 2],
+                "prepadding": [1, 1],
+                "postpadding": [0, 0],
+                "dilations": [1, 1],
+                "numOutputs": 16,
+            },
+        ),
+        ("Using Gather axis: -1", {"axis": -1}),
+        ("Using Gather axis: 2", {"axis": 2}),
+        ("Resize mode: nearest", {"mode": "nearest"}),
+        ("Pre-padding: (0, 1)", {"prepadding": [0, 1]}),
+        ("Transformation mode: asymmetric", {"coordinate_transformation_mode": "asymmetric"}),
+    ],
+)
 def test_details_belong_to_the_node_that_is_parsed(line: str, details: dict[str, Any]) -> None:
     section = parse(
         "Parsing node: a [Conv]", "Parsing node: b [Conv]", line, "Parsing node: c [Conv]"
@@ -51,7 +70,9 @@ def test_details_belong_to_the_node_that_is_parsed(line: str, details: dict[str,
     assert parse(line).nodes == []
 
 
-@in_turn(("text", "opset"), [("13", 13), ("99999", 99999), ("100000", 0), ("1x", 0), ("", 0)])
+@pytest.mark.parametrize(
+    ("text", "opset"), [("13", 13), ("99999", 99999), ("100000", 0), ("1x", 0), ("", 0)]
+)
 def test_the_opset(text: str, opset: int) -> None:
     assert parse(f"Opset version:    {text}").opset == opset
 
@@ -94,7 +115,7 @@ def test_what_a_parse_section_keeps() -> None:
     assert section == ParseSection()
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("dims", "shape"),
     [
         ("1, 3, 8", (1, 3, 8)),
@@ -138,7 +159,7 @@ def test_tensors_of_a_node() -> None:
     assert section.nodes == [ParsedNode("", "Relu", [x], [y], 1)]
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("line", "tensor"),
     [
         (
@@ -269,7 +290,7 @@ def test_blocks_devices_and_repetitions() -> None:
     assert not verbose("Number of aux streams is 0", "Original: 3 layers").is_rtx
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("title", "iterations"),
     [
         ("Profile (781 iterations )", 781),
@@ -311,7 +332,7 @@ def test_what_is_said_twice_counts_once() -> None:
 INFO = "Name: a, LayerType: C, Inputs: [], Outputs: []"
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("lines", "source"),
     [
         ((INFO,), "layer-info"),
@@ -325,7 +346,7 @@ def test_layer_information_alone_is_no_log(lines: tuple[str, ...], source: str) 
     assert read(*lines).source == source
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("digits", "version"),
     [
         ("8502", "8.5.2"),
@@ -342,7 +363,7 @@ def test_versions_in_banners(digits: str, version: str) -> None:
     assert version_of(digits) == version
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("text", "version"),
     [
         ("8.5.2", "8.5.2"),
@@ -360,7 +381,17 @@ def test_the_version_that_is_printed(text: str, version: str | None) -> None:
     )
 
 
-@in_turn(*cases("buildlog/rules-of-lines-added-reformats"))
+@pytest.mark.parametrize(
+    ("text", "reformat"),
+    [
+        ("n (t) from Float(1) to Int8(1)", ("n", "t", "Float(1)", "Int8(1)")),
+        ("a (b) (t) from Float(1) to Int8(1) long-strided", ("a (b)", "t", "Float(1)", "Int8(1)")),
+        ("n (t) from Float (1) to Int8(1)", None),
+        ("n (t) from Float(1)", None),
+        ("n t from Float(1) to Int8(1)", None),
+        ("n (t) from Float(1) to Int8 (1)", None),
+    ],
+)
 def test_added_reformats(text: str, reformat: tuple[str, ...] | None) -> None:
     found = [
         (r.name, r.tensor, r.source, r.target)
@@ -397,7 +428,7 @@ def test_messages_are_counted_and_cut() -> None:
 # Numbers, prefixes, shapes --------------------------------------------------------------------------------------
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("text", "value"),
     [
         ("1.5", 1.5),
@@ -410,7 +441,27 @@ def test_numbers(text: str, value: float | None) -> None:
     assert number(text) == value == number(text.encode())
 
 
-@in_turn(*cases("buildlog/rules-of-lines-memory"))
+@pytest.mark.parametrize(
+    ("line", "field", "value"),
+    [
+        ("Total Host Persistent Memory: 512 bytes", "host_persistent", 512),
+        ("Total Scratch Memory: 7", "scratch", 7),
+        ("Max Scratch Memory: 9 bytes", "scratch", 9),
+        ("Total Weights Memory: 11 bytes", "weights", 11),
+        ("Loaded engine size: 6 MiB", "engine_mib", 6),
+        (
+            "[MemUsageStats] Peak memory usage of TRT CPU/GPU memory allocators: CPU 3 MiB, GPU 4 MiB",
+            "peak_gpu_mib",
+            4,
+        ),
+        ("Layer: a b Host Persistent: 1 Device Persistent: 2 Scratch Memory: 3", "scratch", None),
+        (
+            "Layer: a Host Persistent: 1 bytes Device Persistent: 2 bytes Scratch Memory: 3 bytes",
+            "scratch",
+            None,
+        ),
+    ],
+)
 def test_memory(line: str, field: str, value: object) -> None:
     memory = Memory()
     assert read_memory(memory, line) and getattr(memory, field) == value
@@ -419,13 +470,41 @@ def test_memory(line: str, field: str, value: object) -> None:
     )
 
 
-@in_turn(*cases("buildlog/rules-of-lines-the-performance-summary"))
+@pytest.mark.parametrize(
+    ("line", "values"),
+    [
+        ("Throughput: 424.281 qps", {"Throughput": {"value": 424.281}}),
+        ("Throughput: nan qps", {}),
+        (
+            "Latency: min = 1 ms, max = 3 ms, mean = -nan ms, percentile(99%) = 2.5 ms",
+            {"Latency": {"min": 1.0, "max": 3.0, "percentile(99%)": 2.5}},
+        ),
+        (
+            "GPU Compute Time: min = 1 ms, median = 2 ms",
+            {"GPU Compute Time": {"min": 1.0, "median": 2.0}},
+        ),
+        ("Latency: 5", {}),
+    ],
+)
 def test_the_performance_summary(line: str, values: dict[str, dict[str, float]]) -> None:
     found: dict[str, dict[str, float]] = {}
     assert read_metric(found, line) is bool(values) and found == values
 
 
-@in_turn(*cases("buildlog/rules-of-lines-prefixes"))
+@pytest.mark.parametrize(
+    ("line", "level", "message"),
+    [
+        ("[10/31/2023-17:53:35] [W] [TRT] a", "W", "a"),
+        ("[11/04/2022-10:11:12] [TRT] [E] b", "E", "b"),
+        ("[TensorRT] INTERNAL_ERROR: c", "E", "c"),
+        ("[F] [TRT] d", "E", "d"),
+        ("DEBUG: [Torch-TensorRT] - e", "V", "e"),
+        ("[2022-12-30 12:38:57 WARNING] f", "W", "f"),
+        ("[TRT]    g", "V", "g"),
+        ("plain", "", "plain"),
+        ("41%[10/31/2023-17:53:35] [I] h", "I", "h"),
+    ],
+)
 def test_prefixes(line: str, level: str, message: str) -> None:
     found = split(line.encode())
     assert (found[0], found[2].decode()) == (level, message)
@@ -471,7 +550,7 @@ def test_dims_and_tensors() -> None:
     )
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("shape", "elements"),
     [
         ((2, 3), 6),

@@ -2,6 +2,8 @@
 
 from collections import Counter
 
+import pytest
+
 from qdqtool.buildlog.summary import (
     SLOWEST,
     lines_of_pass,
@@ -26,7 +28,6 @@ from qdqtool.buildlog.types import (
 from qdqtool.errors import BuildLogError
 from qdqtool.types import Precision
 from tests.raising import raises
-from tests.tables import in_turn
 
 INT8, FP16, FP32 = Precision.INT8, Precision.FP16, Precision.FP32
 
@@ -39,7 +40,7 @@ def layer(name: str, kind: str, inputs: str = "", outputs: str = "", **more: obj
     return BuiltLayer(name, kind, *sides, **more)  # type: ignore[arg-type]
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("inputs", "outputs", "told"),
     [
         ("INT8", "FP32", "INT8 -> FP32"),
@@ -117,7 +118,7 @@ def test_what_was_read_and_the_rest_of_the_page() -> None:
     assert summarize(Build())["profile"] is None and summarize(Build())["command"] is None
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("total", "blank", "unexplained", "marked", "told"),
     [
         (0, 0, 0, 0, []),
@@ -165,12 +166,12 @@ def test_passes() -> None:
     assert [line for line, _ in lines_of_pass(whole, "qdq")] == [11]
 
 
-@in_turn("name", ["QDQToCopy", "qdqtocopy", "qdq", "QDQT"])
+@pytest.mark.parametrize("name", ["QDQToCopy", "qdqtocopy", "qdq", "QDQT"])
 def test_a_pass_by_its_name_or_how_it_begins(name: str) -> None:
     assert [line for line, _ in lines_of_pass(Build(trace=TRACE), name)] == [3, 4, 6]
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("flags", "remainder"),
     [
         ("int8", True),

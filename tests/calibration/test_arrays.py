@@ -17,7 +17,6 @@ from qdqtool.base.archives import Archive
 from qdqtool.errors import DataError
 from tests.calibration.nets import refused
 from tests.raising import raises
-from tests.tables import in_turn
 
 SPEC = InputSpec("images", (1, 3, 4, 4))
 TWO = [SPEC, InputSpec("size", (1, 2), "int64")]
@@ -97,8 +96,10 @@ def failing(error: BaseException) -> Iterator[dict[str, npt.NDArray[Any]]]:
     raise error
 
 
-@in_turn("source", [Failing, failing])
-@in_turn("error", [IndexError("of theirs"), KeyError("k"), RuntimeError(), LookupError("a\nb")])
+@pytest.mark.parametrize("source", [Failing, failing])
+@pytest.mark.parametrize(
+    "error", [IndexError("of theirs"), KeyError("k"), RuntimeError(), LookupError("a\nb")]
+)
 def test_what_the_users_objects_raise_names_the_sample(source: Any, error: Exception) -> None:
     """An IndexError is not taken for the end of the data."""
     with raises(DataError, f"_users 2 {type(error).__name__}") as caught:
@@ -106,8 +107,8 @@ def test_what_the_users_objects_raise_names_the_sample(source: Any, error: Excep
     assert isinstance(caught.value.__cause__, type(error)) and "\n" not in str(caught.value)
 
 
-@in_turn("source", [Failing, failing])
-@in_turn("error", [KeyboardInterrupt, SystemExit, MemoryError])
+@pytest.mark.parametrize("source", [Failing, failing])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
 def test_what_ends_a_process_passes_through_calibration_data(
     source: Any, error: type[BaseException]
 ) -> None:

@@ -29,7 +29,6 @@ from qdqtool.base.notes import Remark
 from qdqtool.errors import DataError, QdqtoolError
 from tests.calibration.nets import conv_net, refused, state, write_pictures
 from tests.raising import raises
-from tests.tables import cases, in_turn
 
 NAMES = ["images", "c1", "r2"]
 
@@ -205,7 +204,19 @@ def test_files_that_are_no_cache(tmp_path: Path) -> None:
     refused(DataError, f"load_progress {path}: empty;", load_statistics, path)
 
 
-@pytest.mark.parametrize(*cases("calibration/cache-lines-that-no-table-has"))
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("nocolon", "'tensor: 8"),
+        ("x: 3f8000001", "'tensor: 8"),
+        ("x: 3f80000000", "'tensor: 8"),
+        ("x: 3g800000", "'tensor: 8"),
+        (": 3f800000", "1 ''"),
+        ("x: 7f800000", "inf 'x'"),
+        ("x: 7fc00000", "nan 'x'"),
+        ("x: 80000001", "-1.4013e-45 'x'"),
+    ],
+)
 def test_lines_that_no_table_has(tmp_path: Path, line: str, named: str) -> None:
     path = tmp_path / "t.cache"
     path.write_text(f"TRT-8601-MinMaxCalibration\ny: 3f800000\n{line}\n")
@@ -374,7 +385,7 @@ CHANGES = {
 }
 
 
-@in_turn("name", CHANGES)
+@pytest.mark.parametrize("name", CHANGES)
 def test_one_change(name: str, good: Path, tmp_path: Path) -> None:
     change, text = CHANGES[name]
     path = changed(good, tmp_path, change)
@@ -412,7 +423,7 @@ def test_limits_of_a_cache(good: Path, tmp_path: Path, monkeypatch: pytest.Monke
         load_progress(good)
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("numbers", "ranges"),
     [
         ([], []),
@@ -427,7 +438,9 @@ def test_numbers_are_kept_as_ranges(numbers: list[int], ranges: list[list[int]])
     assert cache._numbers_in(found) == set(numbers)
 
 
-@in_turn("ranges", [[(3, 3)], [(0, 2), (2, 4)], [(5, 6), (0, 1)], [(-2, 1)], [(0, 1 << 60)]])
+@pytest.mark.parametrize(
+    "ranges", [[(3, 3)], [(0, 2), (2, 4)], [(5, 6), (0, 1)], [(-2, 1)], [(0, 1 << 60)]]
+)
 def test_damaged_ranges(ranges: list[tuple[int, int]]) -> None:
     with raises(ValueError, "_numbers_in"):
         cache._numbers_in(np.array(ranges))

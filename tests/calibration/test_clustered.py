@@ -26,7 +26,6 @@ from tests.calibration.cluster.clusters import (
 from tests.calibration.nets import conv_net, state, write_pictures
 from tests.raising import raises
 from tests.slow import slow_after
-from tests.tables import cases
 
 #: Only looked for: reading all tests does not load it.
 pytestmark = pytest.mark.skipif(
@@ -226,7 +225,15 @@ def test_the_model_travels_once_to_each_worker(
     assert [len(a) for a in client.run(arrivals).values()] == [1, 1]
 
 
-@pytest.mark.parametrize(*cases("calibration/clustered-a-worker-that-differs-is"))
+@pytest.mark.parametrize(
+    ("facts", "told"),
+    [
+        ({"qdqtool": "0.0.9"}, "Job._hand_out tcp:// qdqtool 0.0.9"),
+        ({"onnxruntime": "1.0"}, "Job._hand_out tcp:// onnxruntime 1.0"),
+        ({"source": "x"}, "Job._hand_out tcp:// source"),
+        ({"probe": "x", "processor": "Other"}, "Job._hand_out tcp:// 'Other' `mixed_cpus`"),
+    ],
+)
 def test_a_worker_that_differs_is_refused(
     client: Any, pictures: Path, facts: dict[str, str], told: str
 ) -> None:

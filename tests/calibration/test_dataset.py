@@ -32,7 +32,6 @@ from qdqtool.base.notes import Remark
 from qdqtool.errors import DataError, QdqtoolError
 from tests.calibration.nets import refused, write_pictures
 from tests.raising import raises
-from tests.tables import cases, in_turn
 
 IMAGE = InputSpec("x", (1, 1, 1, 2))
 
@@ -108,7 +107,7 @@ def test_sources_and_rows() -> None:
     assert len(free["x"]) == 5
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("shape", "array", "found"),
     [
         ((1, 3, None), (1, 3, 5), (1, 3, 5)),
@@ -138,7 +137,24 @@ def test_what_fits_an_input(
     )
 
 
-@in_turn(*cases("calibration/dataset-types-that-can-be-taken"))
+@pytest.mark.parametrize(
+    ("have", "wanted", "fits"),
+    [
+        ("float64", "float32", True),
+        ("int64", "float32", True),
+        ("uint8", "float16", True),
+        ("bool", "float32", True),
+        ("int64", "int32", True),
+        ("bool", "uint8", True),
+        ("uint8", "bool", True),
+        ("complex64", "float32", False),
+        ("<U1", "float32", False),
+        ("float32", "int64", False),
+        ("float16", "uint8", False),
+        ("float32", "bool", False),
+        ("complex64", "int32", False),
+    ],
+)
 def test_types_that_can_be_taken(have: str, wanted: str, fits: bool) -> None:
     spec = InputSpec("x", (1,), wanted)
     array = np.ones(1, np.float32).astype(have)
@@ -165,7 +181,20 @@ def test_arrays_by_the_names_of_the_inputs() -> None:
         fit_all({"a": np.ones((1, 2))}, [one], "it")
 
 
-@in_turn(*cases("calibration/dataset-spread"))
+@pytest.mark.parametrize(
+    ("total", "wanted", "found"),
+    [
+        (0, 3, []),
+        (3, 3, [0, 1, 2]),
+        (3, 4, [0, 1, 2]),
+        (4, 3, [0, 2, 3]),
+        (10, 4, [0, 3, 6, 9]),
+        (11, 4, [0, 3, 7, 10]),
+        (9, 2, [0, 8]),
+        (9, 1, [0]),
+        (100, 5, [0, 25, 50, 74, 99]),
+    ],
+)
 def test_spread(total: int, wanted: int, found: list[int]) -> None:
     indices = spread(total, wanted)
     assert list(indices) == found and len(indices) == len(found)
@@ -420,7 +449,7 @@ def test_a_file_is_its_size_and_sixteen_blocks(tmp_path: Path, size: int) -> Non
     assert file_digest(path) == digest(str(size).encode(), *blocks)
 
 
-@in_turn("count", [0, 1, 31, 63, 64, 65, 200, 300])
+@pytest.mark.parametrize("count", [0, 1, 31, 63, 64, 65, 200, 300])
 def test_reading_ahead_keeps_the_order(count: int) -> None:
     indices = [3 * k for k in range(count)]
     assert list(read_ahead(lambda i: str(i).encode(), indices)) == [

@@ -20,7 +20,6 @@ from calibration.methods import (
 from qdqtool.base.notes import Note, Remark
 from qdqtool.errors import DataError
 from tests.calibration.nets import conv_net
-from tests.tables import in_turn
 
 RNG = np.random.default_rng(0)
 
@@ -38,7 +37,7 @@ def touched(mask: np.ndarray, height: int, width: int) -> np.ndarray:
     return np.asarray(rows.astype(int) @ mask @ columns > 0)
 
 
-@in_turn(("height", "width"), [(8, 8), (16, 24), (4, 2), (1, 1), (5, 7), (12, 3)])
+@pytest.mark.parametrize(("height", "width"), [(8, 8), (16, 24), (4, 2), (1, 1), (5, 7), (12, 3)])
 def test_resizing_sets_every_cell_that_is_touched(height: int, width: int) -> None:
     mask = RNG.random((8, 8)) > 0.85
     np.testing.assert_array_equal(resized(mask, height, width), touched(mask, height, width))
@@ -95,7 +94,9 @@ def test_the_range_is_that_of_least_weighted_error() -> None:
     )
 
 
-@in_turn(("rare", "power"), [(40, 3.0), (60, 3.0), (120, 2.5), (150, 2.25), (180, 2.0), (900, 2.0)])
+@pytest.mark.parametrize(
+    ("rare", "power"), [(40, 3.0), (60, 3.0), (120, 2.5), (150, 2.25), (180, 2.0), (900, 2.0)]
+)
 def test_power_falls_with_the_share_of_what_is_looked_at(rare: int, power: float) -> None:
     stats = TensorStatistics.of(np.ones(1000))
     stats.add_focus([np.ones(rare, np.float32)])
@@ -132,7 +133,7 @@ def test_where_the_step_hides_the_negative_side_the_error_is_squared(
     assert np.interp(found.amax, ranges, by_hand) <= by_hand.min() * 1.05
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("step", "power"),
     [(0.1, 3.0), (0.5, 3.0), (0.6, 2.8), (0.75, 2.5), (1.0, 2.0), (4.0, 2.0), (None, 3.0)],
 )
@@ -228,15 +229,15 @@ def test_warnings_by_what_was_counted() -> None:
     assert 1 / (1 + math.exp(-focus.threshold)) == pytest.approx(0.1) and focus.share == 0.001
 
 
-@in_turn("y", range(4))
-@in_turn("x", range(3))
+@pytest.mark.parametrize("y", range(4))
+@pytest.mark.parametrize("x", range(3))
 def test_neighbours(y: int, x: int) -> None:
     wanted = [[abs(i - y) <= 1 and abs(j - x) <= 1 for j in range(3)] for i in range(4)]
     mask = at(4, 3, (y, x))
     assert dilated(mask).tolist() == wanted and mask.sum() == 1
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("shape", "rows"),
     [
         ((2, 3, 4, 4), 2),
@@ -305,7 +306,9 @@ def looked_at(outputs: dict[str, npt.NDArray[np.float32]], threshold: float, sha
     return found.masks[0]
 
 
-@in_turn(("share", "positions"), [(0.0, 1), (0.0149, 1), (0.0151, 2), (0.0249, 2), (0.0251, 3)])
+@pytest.mark.parametrize(
+    ("share", "positions"), [(0.0, 1), (0.0149, 1), (0.0151, 2), (0.0249, 2), (0.0251, 3)]
+)
 def test_the_highest_share_of_all_maps_together(share: float, positions: int) -> None:
     mask = looked_at({"a": scores(4.0, 3.0, 2.0)}, 9.0, share)
     assert (mask == dilated(at(10, 10, *[(0, 3 * k) for k in range(positions)]))).all()
@@ -314,7 +317,7 @@ def test_the_highest_share_of_all_maps_together(share: float, positions: int) ->
     assert (mask == dilated(at(10, 10, *[(0, 3 * k) for k in range(positions)]))).all()
 
 
-@in_turn(
+@pytest.mark.parametrize(
     "output",
     [
         np.zeros((1, 4)),
@@ -336,7 +339,7 @@ def test_one_output_that_tells_nothing_is_enough(output: npt.NDArray[np.float64]
 MANY = 100
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("low", "high", "note"),
     [
         (0.0, 1.0, None),

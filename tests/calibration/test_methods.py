@@ -29,7 +29,6 @@ from calibration.methods import (
 )
 from calibration.statistics import MIN_TOP, Histogram, TensorStatistics, merge_all, rounding
 from tests.raising import raises
-from tests.tables import in_turn
 
 Floats32 = npt.NDArray[np.float32]
 
@@ -50,7 +49,7 @@ def samples() -> dict[str, Floats32]:
 
 
 SAMPLES = samples()
-each_sample = in_turn("name", SAMPLES)
+each_sample = pytest.mark.parametrize("name", SAMPLES)
 
 
 def quantization_error(values: Floats32, amax: float, levels: int = 127) -> float:
@@ -76,7 +75,7 @@ def test_max_is_exact_and_mse_finds_the_least_error(name: str) -> None:
 
 
 @each_sample
-@in_turn("percentile", [50.0, 99.0, 99.99, 100.0])
+@pytest.mark.parametrize("percentile", [50.0, 99.0, 99.99, 100.0])
 def test_percentile_is_within_a_bin(name: str, percentile: float) -> None:
     magnitudes = np.abs(SAMPLES[name].astype(np.float64))
     amax = amax_of(TensorStatistics.of(SAMPLES[name]), "percentile", percentile)
@@ -94,7 +93,7 @@ def test_percentile_is_within_a_bin(name: str, percentile: float) -> None:
 
 
 @each_sample
-@in_turn("fraction", [1.0, 0.7, 0.31, 0.1, 0.02])
+@pytest.mark.parametrize("fraction", [1.0, 0.7, 0.31, 0.1, 0.02])
 def test_squared_error_is_that_of_quantizing(name: str, fraction: float) -> None:
     values = SAMPLES[name]
     amax = float(np.abs(values).max()) * fraction
@@ -103,7 +102,7 @@ def test_squared_error_is_that_of_quantizing(name: str, fraction: float) -> None
 
 
 @each_sample
-@in_turn("power", [2.0, 2.6, 3.0])
+@pytest.mark.parametrize("power", [2.0, 2.6, 3.0])
 def test_a_search_that_ends_early_finds_what_trying_every_range_finds(
     name: str, power: float
 ) -> None:
@@ -163,15 +162,15 @@ def test_entropy() -> None:
     )
 
 
-@in_turn("method", METHODS)
+@pytest.mark.parametrize("method", METHODS)
 def test_an_all_zero_tensor_gets_a_positive_range(method: str) -> None:
     assert amax_of(TensorStatistics.of(np.zeros(100, np.float32)), method) > 0
     assert amax_of(TensorStatistics(2048), method) > 0
     assert amax_of(TensorStatistics.of(np.full(10, 1e-40, np.float32)), method) > 0
 
 
-@in_turn("method", METHODS)
-@in_turn("value", [3.0, -0.2, 1e-20, 1e30, 1.0])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("value", [3.0, -0.2, 1e-20, 1e30, 1.0])
 def test_a_constant_tensor_is_represented(method: str, value: float) -> None:
     values = np.full(100, value, np.float32)
     amax = amax_of(TensorStatistics.of(values), method)
@@ -218,7 +217,7 @@ EVEN = ((np.arange(1 << 16) + 0.5) / (1 << 16)).astype(np.float32)  # from 0 to 
 TWO = TensorStatistics.of(np.array([0.0, 0.75], np.float32))
 
 
-@in_turn("percentile", [-0.5, 0.0, 100.5, math.nan])
+@pytest.mark.parametrize("percentile", [-0.5, 0.0, 100.5, math.nan])
 def test_other_percentiles_are_refused_by_every_method(percentile: float) -> None:
     with raises(ValueError, f"range_of {percentile:g}"):
         amax_of(TWO, "max", percentile)
@@ -287,7 +286,7 @@ def test_values_spread_evenly_have_the_error_of_theory(levels: int | None) -> No
     assert clipped == pytest.approx(0.5 / 12 / 254**2 + 0.5 * (1 / 12 / 4 + 1 / 16), rel=1e-3)
 
 
-@in_turn("power", [1.0, 2.0, 2.5, 3.0])
+@pytest.mark.parametrize("power", [1.0, 2.0, 2.5, 3.0])
 def test_a_power_of_the_error(power: float) -> None:
     """The mean of |e|^p is (s/2)^p / (p + 1) where e is spread evenly over a step s."""
     whole, part = TensorStatistics.of(EVEN), TensorStatistics.of(EVEN)
@@ -412,8 +411,8 @@ def by_hand(counts: Floats) -> int:
     return 128 + int(direct.argmin())
 
 
-@in_turn("pile", [0, 1, 4000])
-@in_turn("bins", [129, 190])
+@pytest.mark.parametrize("pile", [0, 1, 4000])
+@pytest.mark.parametrize("bins", [129, 190])
 def test_the_least_divergence_with_a_pile_at_the_end(bins: int, pile: int) -> None:
     counts = (
         np.random.default_rng(bins).poisson(300 * np.exp(-np.arange(bins) / 25)).astype(np.float64)
@@ -427,7 +426,7 @@ def test_the_least_divergence_with_a_pile_at_the_end(bins: int, pile: int) -> No
     assert round(_least_divergence(counts, 1.0) * bins) == found
 
 
-@in_turn("method", METHODS)
+@pytest.mark.parametrize("method", METHODS)
 def test_seeing_everything_many_times_changes_no_range(method: str) -> None:
     """Ranges depend on shares, not on counts: few values, or each of them a thousand times."""
     values = np.random.default_rng(3).laplace(0, 1, 300).astype(np.float32)

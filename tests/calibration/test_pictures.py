@@ -24,7 +24,6 @@ from qdqtool.errors import DataError, QdqtoolError
 from tests.calibration.nets import refused, write_pictures
 from tests.fuzz_inputs.seeds import jpeg_in_scans
 from tests.raising import raises
-from tests.tables import cases, in_turn
 
 RAW = Preprocess(scale=1.0)
 
@@ -62,7 +61,23 @@ def test_a_number_that_python_does_not_write_is_refused() -> None:
         Preprocess(fill=-(10**5000))
 
 
-@in_turn(*cases("calibration/pictures-what-can-be-asked-for"))
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"resize": "crop"}, "Preprocess.__post_init__ 'crop'; letterbox stretch"),
+        ({"mean": (1, 2)}, "Preprocess.__post_init__ mean"),
+        ({"mean": (1, 2, 3, 4)}, "Preprocess.__post_init__ mean"),
+        ({"std": (1, 2)}, "Preprocess.__post_init__ std"),
+        ({"std": (1, 1, 0)}, "Preprocess.__post_init__ std (1, 1, 0);"),
+        ({"std": (-1, 1, 1)}, "Preprocess.__post_init__ std (-1, 1, 1);"),
+        ({"fill": -1}, "Preprocess.__post_init__ -1; 255"),
+        ({"fill": 256}, "Preprocess.__post_init__ 256; 255"),
+        ({"resize": "stretch"}, ""),
+        ({"fill": 0}, ""),
+        ({"fill": 255}, ""),
+        ({"std": (0.1, 0.5, 2)}, ""),
+    ],
+)
 def test_what_can_be_asked_for(arguments: dict[str, object], told: str) -> None:
     if not told:
         assert Preprocess(**arguments)  # type: ignore[arg-type]
@@ -70,7 +85,7 @@ def test_what_can_be_asked_for(arguments: dict[str, object], told: str) -> None:
     refused(DataError, told, Preprocess, **arguments)
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("size", "top", "left", "height", "width"),
     [
         ((10, 20), 5, 0, 10, 20),
@@ -91,9 +106,9 @@ def test_the_letterbox(size: tuple[int, int], top: int, left: int, height: int, 
     np.testing.assert_array_equal(found, wanted)
 
 
-@in_turn("mean", [(0, 0, 0), (5, 0, 0), (0, 0, 7), (1, 2, 3)])
-@in_turn("std", [(1, 1, 1), (2, 1, 1), (1, 1, 4)])
-@in_turn("bgr", [False, True])
+@pytest.mark.parametrize("mean", [(0, 0, 0), (5, 0, 0), (0, 0, 7), (1, 2, 3)])
+@pytest.mark.parametrize("std", [(1, 1, 1), (2, 1, 1), (1, 1, 4)])
+@pytest.mark.parametrize("bgr", [False, True])
 def test_each_channel_has_its_mean_and_deviation(
     mean: tuple[float, float, float], std: tuple[float, float, float], bgr: bool
 ) -> None:
@@ -144,8 +159,8 @@ def test_as_many_pixels_as_there_may_be(
         decode(path)
 
 
-@in_turn("orientation", range(1, 9))
-@in_turn("size", [(24, 40), (10, 12), (12, 10)])
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("size", [(24, 40), (10, 12), (12, 10)])
 def test_pictures_that_are_not_copied_give_the_same(
     tmp_path: Path, size: tuple[int, int], orientation: int
 ) -> None:
@@ -205,8 +220,8 @@ def test_the_high_byte_of_16_bits(
     assert pictures._as_rgb(wide)[..., 0].tolist() == [[0, 255, 2]]
 
 
-@in_turn("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK"])
-@in_turn("orientation", range(1, 9))
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK"])
+@pytest.mark.parametrize("orientation", range(1, 9))
 def test_strips_are_the_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, orientation: int
 ) -> None:
@@ -324,7 +339,7 @@ def test_sides_and_pixels_have_limits(tmp_path: Path) -> None:
     assert not waits(pixels, 100) and pixels._used == 0
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("scale", "each", "way"),
     [
         (2, 7 / 4, {}),
@@ -369,7 +384,7 @@ def test_a_jpeg_that_is_too_large_is_divided(
         decode(made)
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("kind", "place", "chunk"),
     [
         ("JPEG", 2, b""),
@@ -467,7 +482,7 @@ def source(
     return ImageSource([], Path("pictures"), [InputSpec("x", shape, dtype)], preprocess, size)
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("shape", "size", "found"),
     [
         ((1, 3, 16, 24), None, (False, 3, 16, 24)),
@@ -493,7 +508,7 @@ def test_layouts(
     assert (made.nhwc, made.channels, made.height, made.width) == found
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("shape", "size", "told"),
     [
         ((1, 3, 16), None, "[1, 3, 16] 4"),
@@ -516,7 +531,7 @@ def test_inputs_that_take_no_pictures(
     refused(DataError, f"_layout 'x' {told}", source, shape, size)
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("dtype", "scale", "used"),
     [
         ("uint8", None, 1.0),

@@ -37,7 +37,6 @@ from qdqtool.model import sessions
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load
 from tests.calibration.nets import conv_net, refused, run_all, write_pictures
-from tests.tables import in_turn
 
 FEED = {"images": np.random.default_rng(0).random((1, 3, 16, 16), np.float32)}
 
@@ -270,9 +269,9 @@ def test_snapshot_in_the_middle_and_at_the_end() -> None:
     assert done == set(range(50)) and end["x"].count == 50 * VALUES.size
 
 
-@in_turn("left", [0, 1, 7, 90, 5000])
-@in_turn("slots", [0, 1, 4, 64])
-@in_turn(
+@pytest.mark.parametrize("left", [0, 1, 7, 90, 5000])
+@pytest.mark.parametrize("slots", [0, 1, 4, 64])
+@pytest.mark.parametrize(
     ("counting", "merging"),
     [
         (10.0, 0.0),
@@ -325,7 +324,7 @@ def test_shapes_and_types_of_inputs() -> None:
     ]
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("given", "told"),
     [
         (value("in", TensorProto.STRING, [1]), "object"),
@@ -346,7 +345,7 @@ def test_inputs_that_cannot_be_fed(given: onnx.ValueInfoProto, told: str) -> Non
         )
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("text", "size"),
     [
         ("640", (640, 640)),
@@ -482,7 +481,7 @@ def test_the_folder_of_external_weights(tmp_path: Path) -> None:
     refused(ModelError, f"external_folder {path}: 'w.bin' 'w2'", external_folder, model)
 
 
-@in_turn(("given", "run"), [(3, 3), (8, 8), (10, 10), (11, 10), (14, 10)])
+@pytest.mark.parametrize(("given", "run"), [(3, 3), (8, 8), (10, 10), (11, 10), (14, 10)])
 def test_what_is_run_has_an_ir_version_that_every_onnxruntime_reads(given: int, run: int) -> None:
     model = conv_net()
     model.ir_version = given

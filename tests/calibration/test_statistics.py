@@ -29,7 +29,6 @@ from calibration.statistics import (
 from qdqtool.errors import DataError
 from tests.calibration.nets import conv_net, state
 from tests.raising import raises
-from tests.tables import in_turn
 from tests.trt.builder import Graph
 
 
@@ -66,7 +65,7 @@ def of(*values: float) -> TensorStatistics:
     return TensorStatistics.of(np.array(values, np.float32), 64)
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("values", "absmax", "nonnegative", "constant"),
     [
         ((), 0.0, False, False),
@@ -95,8 +94,10 @@ def test_a_value_that_is_not_finite_spoils_no_other(odd: float) -> None:
     assert np.array_equal(stats.counter.counts, of(0.5, -0.25).counter.counts)
 
 
-@in_turn("before", [[], [64.0], [1e-3]])
-@in_turn("values", [[], [0.0], [0.5, -3.0, 7.0], [1.0, math.nan], [math.inf], [1e-30, 1e30]])
+@pytest.mark.parametrize("before", [[], [64.0], [1e-3]])
+@pytest.mark.parametrize(
+    "values", [[], [0.0], [0.5, -3.0, 7.0], [1.0, math.nan], [math.inf], [1e-30, 1e30]]
+)
 def test_values_that_are_all_looked_at_are_the_same_as_given_twice(
     before: list[float], values: list[float]
 ) -> None:
@@ -118,8 +119,8 @@ def test_values_that_are_all_looked_at_are_the_same_as_given_twice(
     assert fresh.focus is not None and fresh.focus.count == 1
 
 
-@in_turn("partly", [[0.5], []])
-@in_turn("merged", [False, True])
+@pytest.mark.parametrize("partly", [[0.5], []])
+@pytest.mark.parametrize("merged", [False, True])
 def test_what_is_looked_at_in_part_parts_the_counts(partly: list[float], merged: bool) -> None:
     """As long as everything is looked at one counter does for both; it counts nothing for the other from then on."""
     every, some = np.array([0.25, -9.0], np.float32), np.array([0.5, 40.0], np.float32)
@@ -171,7 +172,7 @@ def test_every_so_manieth_value_stands_for_so_many(size: int, every: int, looked
             assert rest.min() >= 0 and rest.sum() == size - whole * every <= every + 1
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("shape", "samples", "expected"),
     [
         ((1, 16, 320, 320), 64, 23),
@@ -309,7 +310,7 @@ BLOCK = 65536
 Shape = tuple[int | None, ...]
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("inputs", "arrays", "samples"),
     [
         ({"x": (1, 2)}, {"x": (5, 2)}, 5),
@@ -415,7 +416,7 @@ def test_samples_that_are_no_dict_and_values_that_are_not_finite() -> None:
 RNG = np.random.default_rng(11)
 
 
-@in_turn(
+@pytest.mark.parametrize(
     "array",
     [
         np.zeros((1, 4), np.float32),
@@ -527,14 +528,14 @@ def test_they_are_kept_with_the_statistics(tmp_path: Path) -> None:
 PART = 0.6180339887498949
 
 
-@in_turn("samples", [0, 1, 15, 16, 17, 33, 100])
+@pytest.mark.parametrize("samples", [0, 1, 15, 16, 17, 33, 100])
 def test_sixteen_samples(samples: int) -> None:
     wanted = {k * samples // 16 for k in range(16)} if samples > 16 else set(range(16))
     assert spotted_samples(samples) == wanted and len(wanted) == 16
     assert spotted_samples(None) == set(range(16))
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("height", "width", "enough"), [(6, 8, True), (1, 48, True), (47, 1, False), (7, 6, False)]
 )
 def test_the_least_map_has_48_positions(height: int, width: int, enough: bool) -> None:
@@ -543,8 +544,8 @@ def test_the_least_map_has_48_positions(height: int, width: int, enough: bool) -
     assert taken(array[0], 0) is None and taken(array[None], 0) is None
 
 
-@in_turn("channels", [1, 47, 48, 49, 100])
-@in_turn("number", [0, 1, 777])
+@pytest.mark.parametrize("channels", [1, 47, 48, 49, 100])
+@pytest.mark.parametrize("number", [0, 1, 777])
 def test_positions_and_channels(channels: int, number: int) -> None:
     array = np.arange(2 * channels * 60, dtype=np.float32).reshape(2, channels, 6, 10)
     at = [int((k + number) * PART % 1.0 * 60) for k in range(48)]
@@ -554,7 +555,7 @@ def test_positions_and_channels(channels: int, number: int) -> None:
     assert found.tolist() == [[c * 60.0 + p for c in which] for p in at], "of the first image"
 
 
-@in_turn("count", [1, 7, 8, 9, 17])
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 17])
 def test_any_number_of_ranges(count: int) -> None:
     rng = np.random.default_rng(count)
     spots = [
@@ -614,7 +615,7 @@ def test_any_partition_in_any_order_is_the_whole(
     assert {n: state(p) for n, p in found.items()} == {n: state(p) for n, p in whole.items()}
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("count", "width"),
     [
         (1, 1),

@@ -19,7 +19,6 @@ from qdqtool.base import budgets
 from qdqtool.errors import DataError
 from tests.calibration.nets import conv_net, refused, stored, write_pictures
 from tests.raising import raises
-from tests.tables import cases, in_turn
 
 fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
 
@@ -58,7 +57,13 @@ def test_contents_of_urls(folder: Path) -> None:
     assert open_data(ROOT, [SPEC]).fingerprint != before
 
 
-@pytest.mark.parametrize(*cases("calibration/urls-what-cannot-be-had"))
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("memory://qdqtool-nothing", "url_source memory://qdqtool-nothing:"),
+        ("nosuch://bucket/images", "opened nosuch://bucket/images: nosuch"),
+    ],
+)
 def test_what_cannot_be_had(url: str, told: str) -> None:
     with raises(DataError, told) as caught:
         open_data(url, [SPEC])
@@ -86,7 +91,22 @@ def nested(tmp_path: Path) -> Iterator[Path]:
         yield found
 
 
-@in_turn(*cases("calibration/urls-parts-of-urls"))
+@pytest.mark.parametrize(
+    ("text", "url", "path"),
+    [
+        ("s3://b", True, "s3://b"),
+        ("S3://b", True, "S3://b"),
+        ("zip::a", True, "zip::a"),
+        ("a-b.c+d://", True, "a-b.c+d://"),
+        ("file:///a b", False, "/a b"),
+        ("FILE:///a", False, "/a"),
+        ("local://a", False, "a"),
+        ("/a://b", False, "/a://b"),
+        ("a:/b", False, "a:/b"),
+        ("x://b", False, "x://b"),
+        ("9p://b", False, "9p://b"),
+    ],
+)
 def test_parts_of_urls(text: str, url: bool, path: str) -> None:
     assert (is_url(text), local_path(text)) == (url, path)
 

@@ -5,7 +5,6 @@ import pytest
 from qdqtool.builders.child import is_installed
 from tests.builders.models import NASTY, saved, two_convolutions
 from tests.commands.conftest import Cli
-from tests.tables import cases
 
 needs_compiler = pytest.mark.skipif(
     not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed"
@@ -48,7 +47,21 @@ def test_what_was_built(tmp_path: Path, cli: Cli) -> None:
     assert (tmp_path / "out" / "build.log").exists()
 
 
-@pytest.mark.parametrize(*cases("commands/build-bad-usage-is-one-line"))
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--sm", "x"], "give a compute capability"),
+        (["--sm", "87"], "cannot build for SM87"),
+        (["--sm", "86", "--builder", "trtexec"], "--sm is for tensorrt-rtx"),
+        (["--shapes", "images"], "give INPUT:1x3x640x640"),
+        (["--shapes", "a:1x2,1x2"], "give INPUT:1x3x640x640"),
+        (["--timeout", "-1"], "--timeout"),
+        (["--timeout", "nan"], "--timeout"),
+        (["--timeout", "inf"], "--timeout inf"),
+        (["--builder", "tvm"], "Invalid value for '--builder'"),
+        (["--engine"], "needs a folder"),
+    ],
+)
 def test_bad_usage_is_one_line(arguments: list[str], said: str, tmp_path: Path, cli: Cli) -> None:
     cli("build", saved(two_convolutions(), tmp_path), *arguments, code=2)
     assert said in cli.err.splitlines()[-1]

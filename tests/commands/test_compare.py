@@ -7,7 +7,6 @@ import pytest
 
 from qdqtool.commands.cli import run
 from tests.commands.conftest import Cli
-from tests.tables import cases
 from tests.verification.comparing.networks import float_network, network
 from tests.verification.comparing.test_changes import listing
 
@@ -106,7 +105,17 @@ def test_what_cannot_be_checked_is_no_success(
         )
 
 
-@pytest.mark.parametrize(*cases("commands/compare-bad-input-is-one-line"))
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["good.onnx", "missing.onnx"], "missing.onnx"),
+        (["good.onnx", "best.pt"], "PyTorch"),
+        (["good.onnx", "bad.onnx", "--with-a", "bad.onnx"], "--with-a"),
+        (["good.onnx", "bad.onnx", "--target", "trt5"], "trt5"),
+        (["good.onnx", "bad.onnx", "--fail-on", "weather"], "weather"),
+        (["good.onnx", "bad.onnx", "-o", "good.onnx"], "good.onnx"),
+    ],
+)
 def test_bad_input_is_one_line(
     models: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
 ) -> None:

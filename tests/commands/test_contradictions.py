@@ -6,7 +6,6 @@ from onnx import TensorProto, helper
 
 from qdqtool.commands.cli import run
 from tests.growth import Net
-from tests.tables import in_turn
 
 
 def _state(model: onnx.ModelProto, **types: list[int]) -> onnx.ModelProto:
@@ -71,7 +70,7 @@ GRAPHS = {
 }
 
 
-@in_turn("graph", GRAPHS)
+@pytest.mark.parametrize("graph", GRAPHS)
 def test_contradictions(
     graph, tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

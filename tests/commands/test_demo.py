@@ -23,7 +23,6 @@ from qdqtool.verification.api import exit_code
 from qdqtool.verification.build_model import build_model
 from tests.commands.conftest import Cli
 from tests.insertion.nets import check, run
-from tests.tables import in_turn
 from tests.tools.record_demo import quantized_demo
 
 
@@ -155,7 +154,9 @@ def test_outputs_and_images(tmp_path: object) -> None:
         write_images("/no/such/folder", 1, 32)
 
 
-@in_turn("wrong", [{"size": 100}, {"size": 0}, {"classes": 0}, {"activation": "mish"}])
+@pytest.mark.parametrize(
+    "wrong", [{"size": 100}, {"size": 0}, {"classes": 0}, {"activation": "mish"}]
+)
 def test_wrong_arguments(wrong: dict[str, int]) -> None:
     with pytest.raises(ModelError, match="demo model"):
         yolov8n(**wrong)  # type: ignore[arg-type]

@@ -10,7 +10,6 @@ from google.protobuf.message import EncodeError
 import qdqtool
 from tests.commands.conftest import Cli
 from tests.extraction.networks import SECRET, residual, secretive
-from tests.tables import cases
 
 
 @pytest.fixture
@@ -113,7 +112,53 @@ def test_a_private_report_holds_nothing_of_the_original(tmp_path: Path, cli: Cli
     assert "| precision INT8 | precision FP16 |" in report.read_text()
 
 
-@pytest.mark.parametrize(*cases("commands/extract-bad-input-is-one-line"))
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--finding", "SKIP-FLOAT", "-o", "{m}"], "is one of the files read; choose another name"),
+        (
+            ["--finding", "SKIP-FLOAT", "-o", "{d}/s.onnx", "--report", "{m}"],
+            "is one of the files read",
+        ),
+        (
+            ["--finding", "SKIP-FLOAT", "-o", "{d}/s.onnx", "--report", "{d}/s.onnx"],
+            "is what -o names; choose another",
+        ),
+        (["--finding", "SKIP-FLOAT", "-o", "{d}/none/s.onnx"], "does not exist; create it first"),
+        (["--finding", "SKIP-FLOAT", "-o", "{d}"], "is a folder"),
+        (
+            ["--finding", "SKIP-FLOAT", "-o", "{d}/s.onnx", "--verification", "{m}"],
+            "is for --report",
+        ),
+        (
+            [
+                "--finding",
+                "SKIP-FLOAT",
+                "-o",
+                "{d}/s.onnx",
+                "--report",
+                "{d}/r",
+                "--verification",
+                "{m}",
+            ],
+            "be read as JSON",
+        ),
+        (
+            [
+                "--finding",
+                "SKIP-FLOAT",
+                "-o",
+                "{d}/s.onnx",
+                "--report",
+                "{d}/r",
+                "--verification",
+                "{d}/j",
+            ],
+            "is not what",
+        ),
+        (["--node", "b1.c1"], "Missing option"),
+    ],
+)
 def test_bad_input_is_one_line_and_leaves_nothing(
     model: str, tmp_path: Path, cli: Cli, arguments: list[str], said: str
 ) -> None:

@@ -9,7 +9,6 @@ from qdqtool.base.notes import Remark
 from tests.explain.graphs import GRAPHS
 from tests.explain.lint.test_api import simple
 from tests.explain.test_causes import residual
-from tests.tables import cases
 
 
 @pytest.fixture
@@ -65,7 +64,16 @@ def test_what_was_asked_for_and_left(model, tmp_path, cli):
     ]
 
 
-@pytest.mark.parametrize(*cases("commands/fix-bad-usage"))
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--only", "NOPE"], "no finding has the code 'NOPE'"),
+        (["--only", "CH-ALIGN"], "no automatic fix"),
+        (["--target", "trt7"], "unknown target"),
+        (["--inputs", "missing.npz"], "missing.npz: no such file"),
+        (["--inputs", "x.npz"], "not an npz file"),
+    ],
+)
 def test_bad_usage(model, tmp_path, monkeypatch, cli, arguments, said):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.npz").write_bytes(b"hello")

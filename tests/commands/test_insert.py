@@ -10,7 +10,6 @@ from PIL import Image
 from qdqtool.commands.demo_run import write_images
 from tests.commands.conftest import Cli
 from tests.insertion.nets import Net, check, detector
-from tests.tables import cases
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +155,26 @@ def test_options_reach_the_library(folder: Path, cli: Cli, tmp_path: Path) -> No
     )
 
 
-@pytest.mark.parametrize(*cases("commands/insert-errors-are-one-line-and"))
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["MODEL"], "give calibration images with --calib FOLDER"),
+        (["MODEL", "--calib", "nowhere"], "nowhere: no such file or folder"),
+        (["MODEL", "--calib", "EMPTY"], "no images"),
+        (["MODEL", "--calib", "BROKEN"], "none of the 1 images could be read"),
+        (["MODEL", "--calib", "IMAGES", "-o", "no/where/q.onnx"], "does not exist"),
+        (["MODEL", "--calib", "IMAGES", "-o", "EMPTY"], "is a folder"),
+        (["MODEL", "--calib", "IMAGES", "--method-for", "max"], "is not REGEX=METHOD"),
+        (["MODEL", "--calib", "IMAGES", "--size", "big"], "neither a number nor HEIGHTxWIDTH"),
+        (["MODEL", "--calib", "IMAGES", "--mean", "1,2"], "neither a number nor three"),
+        (["MODEL", "--calib", "IMAGES", "--std", "0"], "std"),
+        (["MODEL", "--calib", "IMAGES", "--percentile", "0.99"], "outside 50 to 100"),
+        (["MODEL", "--calib", "IMAGES", "--max-images", "0"], "--max-images"),
+        (["MODEL", "--calib", "IMAGES", "--calib-table", "T"], "exclude each other"),
+        (["MODEL", "--calib-table", "MODEL"], "TensorRT calibration table"),
+        (["TEXT", "--calib", "IMAGES"], "not an ONNX model"),
+    ],
+)
 def test_errors_are_one_line_and_leave_nothing(
     folder: Path,
     tmp_path: Path,

@@ -8,7 +8,7 @@ import pytest
 from tests.buildlog import samples
 from tests.buildlog.evidence import build_file
 from tests.commands.conftest import Cli
-from tests.tables import cases, rows
+from tests.tables import rows
 
 
 @pytest.fixture
@@ -95,7 +95,28 @@ def test_passes_and_numbers(log: Path, cli: Cli) -> None:
     assert facts["lines"]["unexplained"] == 0
 
 
-@pytest.mark.parametrize(*cases("commands/log-a-listing-of-names-is"))
+@pytest.mark.parametrize(
+    ("version", "wanted", "unwanted"),
+    [
+        (
+            None,
+            [
+                "TensorRT 8.2 to 10:\n  trtexec --onnx=model.onnx --int8 --fp16 --verbose",
+                "TensorRT 11:",
+            ],
+            [],
+        ),
+        (
+            "8502",
+            [
+                "trtexec --onnx=m.onnx --best --verbose --profilingVerbosity=detailed",
+                "--exportLayerInfo=layers.json",
+            ],
+            ["8.2 to 10", "names.json", "--saveEngine"],
+        ),
+        ("110000", ["trtexec --onnx=m.onnx --best"], ["--separateProfileRun"]),
+    ],
+)
 def test_a_listing_of_names_is_answered_with_the_command_to_run(
     version: str | None, wanted: list[str], unwanted: list[str], tmp_path: Path, cli: Cli
 ) -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from tests.explain.test_causes import residual
 from tests.growth import convolutions
-from tests.tables import cases
 
 
 @pytest.fixture
@@ -48,7 +47,20 @@ def test_answers(model, cli, tmp_path, g):
     assert "1 of 1 convolutions are not INT8 (c)" in cli.err
 
 
-@pytest.mark.parametrize(*cases("commands/predict-gates"))
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--require", "c[12]"], 0, ""),
+        (["--require", "c1", "--require", "nothing"], 2, "matches none of the convolutions"),
+        (["--require", "["], 2, "not a regular expression"),
+        (["--fail-on", "error"], 0, ""),
+        (["--fail-on", "warning"], 1, "SKIP-FLOAT at sum"),
+        (["--fail-on", "CONCAT-SCALE"], 0, ""),
+        (["--fail-on", "skip_float"], 1, "SKIP-FLOAT"),
+        (["--fail-on", "SKIP-FLAOT"], 2, "did you mean SKIP-FLOAT"),
+        (["--target", "trt7"], 2, "unknown target 'trt7'"),
+    ],
+)
 def test_gates(model, cli, arguments, code, said):
     cli("predict", model, *arguments, code=code)
     assert said in cli.err and cli.err.count("\n") == bool(said)

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.tables import cases
 from tests.timing.models import chain, saved
 
 
@@ -70,7 +69,20 @@ def test_calibrations_versions_and_gains(model, tmp_path, cli):
     assert "GPU-NO-INT8" not in {f["code"] for f in found}
 
 
-@pytest.mark.parametrize(*cases("commands/predict-time-mistakes-are-one-line-and"))
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--gpu", "rtx 9999"], "not in the table"),
+        (["--clock", "1000"], "need --gpu"),
+        (["--gpu", "T4", "--clock", "5"], "--clock"),
+        (["--gpu", "T4", "--calibrate", "nothing.json"], "nothing.json"),
+        (["--gpu", "T4", "--save-calibration", "x.json"], "give both"),
+        (["--sm", "banana"], "not in the table"),
+        (["--gpu", "T4", "--require-gain", "nan"], "--require-gain"),
+        (["--gpu", "T4", "--sm", "8.6"], "give one of the two"),
+        (["--gpu", "T4", "--power", "x"], "watts"),
+    ],
+)
 def test_mistakes_are_one_line_and_exit_2(model, cli, arguments, words):
     assert words in cli.refused("predict", model, *arguments)
 

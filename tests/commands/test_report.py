@@ -7,7 +7,6 @@ from tests import contract
 from tests.commands.conftest import Cli
 from tests.render.reporting.conftest import Made
 from tests.render.reporting.test_collect import result
-from tests.tables import cases
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +79,19 @@ def test_the_default_name(
     assert [p.name for p in tmp_path.iterdir()] == ["model_qdq_report.html"]
 
 
-@pytest.mark.parametrize(*cases("commands/report-bad-input-is-one-line"))
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["{m}", "{f}", "--float", "{f}"], "two models at most"),
+        (["{m}", "--clock", "1000"], "--clock needs --gpu"),
+        (["{m}", "--calib-cache", "{m}"], "is not a calibration cache"),
+        (["{m}", "--tuning", "{m}"], "is not JSON"),
+        (["{m}", "{garbage}"], "no line of TensorRT is in it"),
+        (["{m}", "-o", "{m}"], "is one of the files read"),
+        (["{m}", "-o", "no/such/folder/r.html"], "does not exist"),
+        (["{m}", "--assume", "silu"], "write name=value"),
+    ],
+)
 def test_bad_input_is_one_line(
     made: Made, tmp_path: Path, cli: Cli, args: list[str], words: str
 ) -> None:

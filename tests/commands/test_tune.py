@@ -10,7 +10,6 @@ import pytest
 
 from tests.commands.conftest import Cli
 from tests.insertion.nets import check, images
-from tests.tables import cases
 from tests.tuning.conftest import predicted_once
 from tests.tuning.nets import branchy
 
@@ -78,7 +77,38 @@ def test_goals(folder: Path, cli: Cli) -> None:
     assert "imported" in cli.err and "called" in cli.err
 
 
-@pytest.mark.parametrize(*cases("commands/tune-wrong-input-is-one-line"))
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--keep", "2"], "--keep 2: is a part of the float model's metric"),
+        (["--budget-ms", "3"], "need --gpu"),
+        (
+            ["--budget-ms", "3", "--gpu", "T4", "--keep", "0.9"],
+            "--keep and --budget-ms exclude each other",
+        ),
+        (["--gpu", "Jetson Nano"], "--gpu Jetson Nano: Jetson Nano has no INT8"),
+        (["--metric", "f"], "--metric f: is not package.module:function"),
+        (
+            ["--metric", "json:dumps", "--keep", "0.9"],
+            "--metric json:dumps: raised TypeError on x.npy[",
+        ),
+        (["--time-limit", "soon"], "'soon' is no time above 0"),
+        (
+            ["--eval", "one.npy"],
+            "--eval: 1 image is too few to choose on one half and judge on the other; give 2",
+        ),
+        (["--eval", "missing"], "missing: no such file or folder"),
+        (["--state", "x.npy"], "is one of the files read"),
+        (["-o", "m.onnx"], "is one of the files read"),
+        (["-o", "a", "--state", "a"], "is what -o names"),
+        (
+            ["--state", "junk"],
+            "junk: is no file of an earlier `qdqtool tune`; give another name with --state",
+        ),
+        (["--exclude", "nothing"], "--exclude 'nothing': matches no node"),
+        (["--exclude-op", "Conv"], "nothing to quantize"),
+    ],
+)
 def test_wrong_input_is_one_line(folder: Path, cli: Cli, args: list[str], message: str) -> None:
     Path("junk").write_bytes(b"junk")
     np.save("one.npy", np.load("x.npy")[:1])

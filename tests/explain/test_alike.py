@@ -34,7 +34,6 @@ from tests.explain.test_producers import prediction
 from tests.explain.test_refusals import TARGETS
 from tests.fuzz.grammar import network
 from tests.slow import slow_after
-from tests.tables import in_turn
 
 
 def made(refusal: Any, code: Any = "OUT-FLOAT", **more: Any) -> Finding:
@@ -98,7 +97,7 @@ def test_a_pooling_counts_by_what_it_reads_where_that_is_quantized_and_by_its_qu
     assert pooling(False, "m", one) != pooling(False, "m", two)
 
 
-@in_turn(
+@pytest.mark.parametrize(
     "changes",
     [
         {"node": "m"},

@@ -18,7 +18,6 @@ from qdqtool.trt.refusals import (
 )
 from qdqtool.types import Severity
 from tests.explain.graphs import GRAPHS, concat, outcome, split, transposed_3d
-from tests.tables import in_turn
 from tests.trt.builder import Graph
 
 
@@ -332,7 +331,7 @@ def attention(of="MatMul", between=None):
     return g.model(g.conv(data, "c", 16, scale=None))
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("of", "between", "assumed"),
     [
         ("MatMul", None, True),
@@ -352,7 +351,7 @@ def test_what_becomes_of_the_q_behind_an_attentions_softmax_is_assumed(of, betwe
     assert (str(product.evidence) == "assumed") is assumed
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("axes", "activated", "quantized", "int8"),
     [
         (3, False, False, False),
@@ -414,7 +413,7 @@ def test_a_cast_behind_a_dq_decides_over_the_type(weights, int8):
     assert prediction.convolution("c").is_int8 is int8 and ("FLOAT-MIXED" in codes) is not int8
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("data", "weights", "told"),
     [
         (np.float16, np.float32, True),

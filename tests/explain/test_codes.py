@@ -27,11 +27,10 @@ from qdqtool.types import Evidence, ModelInfo, MyelinRegion, Prediction, Severit
 from tests.explain.test_causes import residual
 from tests.raising import raises
 from tests.slow import slow_after
-from tests.tables import cases, in_turn
 from tests.trt.evidence import DIFFERENT, advised, truth
 
 
-@in_turn("entry", codes.CODES.values())
+@pytest.mark.parametrize("entry", codes.CODES.values())
 def test_every_entry_is_whole(entry):
     for text in (entry.title, entry.cause, entry.tensorrt, entry.log, entry.fix):
         assert text and "  " not in text
@@ -61,7 +60,7 @@ def test_what_is_seen_and_is_of_no_pass_names_a_build() -> None:
         assert set(held.targets) <= {target_of_version(version).name for version in versions}, code
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("reach", "target", "evidence"),
     [
         ({}, "trt10", Evidence.SEEN),
@@ -207,8 +206,8 @@ def answered(line: str) -> LineAnswer:
     return answer
 
 
-@in_turn("prefix", PREFIXES)
-@in_turn(("line", "owner"), LINES)
+@pytest.mark.parametrize("prefix", PREFIXES)
+@pytest.mark.parametrize(("line", "owner"), LINES)
 def test_line(line: str, owner: str, prefix: str) -> None:
     answer = answered(prefix + line)
     rule = answer.rules[0]
@@ -231,7 +230,7 @@ def test_lines_of_passes() -> None:
         assert (ROOT / f"tests/trt/passes/test_{kind.__module__.rpartition('.')[2]}.py").is_file()
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("line", "case"),
     [
         (
@@ -253,7 +252,7 @@ def test_the_case_that_fits_the_line_comes_first(line: str, case: str) -> None:
     assert line_text(answer, 80).count(" - ") == 1
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("line", "case"),
     [
         ("Generating copy for a to b because of stomping hazard.", "ConcatRemoval/stomping"),
@@ -281,7 +280,7 @@ def test_the_kind_of_line_and_its_operators_choose_the_case(line: str, case: str
     assert next(iter(answered(line).rules[0].cases)) == case
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("line", "owner"),
     [
         ("Swap the layer type of QuantizeLinear_2 from QUANTIZE to kQDQ", "QDQToCopy"),
@@ -304,12 +303,19 @@ def test_what_cases_are_about_is_an_operator_or_a_kind_of_line() -> None:
         assert set(case.about) <= known and len(set(case.about)) == len(case.about), name
 
 
-@in_turn("line", ["", "hello", "Error Code 2: Internal Error", "SKIP-FLOAT"])
+@pytest.mark.parametrize("line", ["", "hello", "Error Code 2: Internal Error", "SKIP-FLOAT"])
 def test_other_texts_are_left_to_others(line: str) -> None:
     assert explain_line(line) is None
 
 
-@pytest.mark.parametrize(*cases("explain/codes-passes-and-cases-are-answered"))
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("HorizontalMergeQNodes", "qdqtool/trt/passes/horizontal_merge_q_nodes.py"),
+        ("HorizontalMergeQNodes/clone", "qdqtool/trt/passes/horizontal_merge_q_nodes.py"),
+        ("MaxPool/q-past-maxpool", "qdqtool/model/operators.py"),
+    ],
+)
 def test_passes_and_cases_are_answered_by_name(name: str, file: str) -> None:
     (rule,) = answered(name).rules
     assert rule.file == file and (ROOT / rule.test).is_file()

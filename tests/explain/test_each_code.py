@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 import onnx
+import pytest
 
 from qdqtool.explain.codes import CODES
 from qdqtool.options import Request
@@ -15,7 +16,6 @@ from tests.explain.graphs import GRAPHS, ones, split, weighted
 from tests.explain.test_producers import on_a_wrong_axis, predictions
 from tests.insertion.test_transformers import with_pairs
 from tests.insertion.transformers import vit
-from tests.tables import in_turn
 from tests.timing.test_gpus import network as of_two
 from tests.trt.builder import Graph
 from tests.wording import DATA
@@ -124,12 +124,12 @@ ELSEWHERE: dict[str, Callable[[], Prediction]] = {
 }
 
 
-@in_turn(("code", "make"), NETWORKS.items())
+@pytest.mark.parametrize(("code", "make"), NETWORKS.items())
 def test_a_network_that_brings_it_about(code: str, make: Callable[[], onnx.ModelProto]) -> None:
     assert code in predict(make(), "trt8.5").findings_by_code()
 
 
-@in_turn(("code", "make"), ELSEWHERE.items())
+@pytest.mark.parametrize(("code", "make"), ELSEWHERE.items())
 def test_a_target_data_or_a_gpu_that_does(code: str, make: Callable[[], Prediction]) -> None:
     assert code in make().findings_by_code()
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqtool.explain.errors import KINDS, KNOWN, KnownError, lookup, named_node, parse_error, short
-from tests.tables import cases, in_turn, rows
+from tests.tables import rows
 
 
 def known(text: str) -> KnownError:
@@ -16,7 +16,7 @@ def known(text: str) -> KnownError:
     return found
 
 
-@in_turn(
+@pytest.mark.parametrize(
     "text", ["", "Conv_1", "Parsing node: conv [Conv]", "Engine built in 5 sec.", "x" * 100_000]
 )
 def test_other_texts_are_not_explained(text: str) -> None:
@@ -39,7 +39,31 @@ def test_entries_are_complete_and_found_by_their_own_words() -> None:
 NODE = "[optimizer.cpp::computeCosts] Error Code 10: Internal Error (Could not find any implementation for node {}.)"
 
 
-@in_turn(*cases("explain/errors-advice-is-for-the-kind"))
+@pytest.mark.parametrize(
+    ("node", "kind", "advice"),
+    [
+        ("/0/model.22/Range", "shape", "shape"),
+        ("/m/Shape_3", "shape", "shape"),
+        (
+            "{ForeignNode[a.weight...Transpose_259 + (Unnamed Layer* 379) [Shuffle]]}",
+            "region",
+            "region",
+        ),
+        (
+            "w + QuantizeLinear_222_quantize_scale_node + Conv_224 + Add_243 + Relu_244",
+            "convolution",
+            "",
+        ),
+        ("/c/Conv + PWN(/c/act/LeakyRelu)", "convolution", "convolution"),
+        ("002_convolutional", "convolution", "convolution"),
+        ("up.weight + QuantizeLinear_629 + ConvTranspose_631", "deconvolution", "deconvolution"),
+        ("/c/input_quantizer/QuantizeLinear_clone_0", "quantizer", "quantizer"),
+        ("/model.23/EfficientIdxNMS_TRT", "plugin", "plugin"),
+        ("/layers.0/LayerNormalization", "normalization", "normalization"),
+        ("(Unnamed Layer* 12) [ElementWise]", "pointwise", "plain"),
+        ("/pool/MaxPool", "pooling", "plain"),
+    ],
+)
 def test_advice_is_for_the_kind_of_node(node: str, kind: str, advice: str) -> None:
     """Of a quantized convolution it is the entry's own."""
     named, found = named_node(NODE.format(node)), known(NODE.format(node))
@@ -48,7 +72,46 @@ def test_advice_is_for_the_kind_of_node(node: str, kind: str, advice: str) -> No
     assert found.fix == (KINDS[advice].fix if advice else own.fix)
 
 
-@in_turn(*cases("explain/errors-an-unknown-error-is-told"))
+@pytest.mark.parametrize(
+    ("text", "part", "code", "function", "condition"),
+    [
+        (
+            "[E] Error[2]: [fooOpt.cpp::doThing::12] Error Code 2: Internal Error (Assertion mScaleVec.size() == n failed)",
+            "",
+            2,
+            "doThing",
+            "mScaleVec.size() == n",
+        ),
+        (
+            "../builder/Layers.cpp (3986) - Assertion Error in validate: 0 (nbResizeDim >= 0)",
+            "the network API",
+            None,
+            "validate",
+            "nbResizeDim >= 0",
+        ),
+        (
+            "ERROR: builtin_op_importers.cpp:2249 In function importFoo:\n[8] Assertion failed: weights.rank() > 2",
+            "the ONNX parser",
+            None,
+            "importFoo",
+            "weights.rank() > 2",
+        ),
+        (
+            "trtexec: /x/myelin/src/optimizer/kqv_gemm_split.cpp:658: void f(): Assertion `status == myelinSuccess' failed.",
+            "Myelin",
+            None,
+            "",
+            "status == myelinSuccess",
+        ),
+        (
+            "[TRT] [E] 1: [caskUtils.cpp::createHardwareInfo::852] Error Code 1: Cask (Failed)",
+            "the kernels of convolutions and matrix products",
+            1,
+            "createHardwareInfo",
+            "",
+        ),
+    ],
+)
 def test_an_unknown_error_is_told_by_its_form(
     text: str, part: str, code: int | None, function: str, condition: str
 ) -> None:
@@ -64,14 +127,26 @@ def test_an_unknown_error_is_told_by_its_form(
     assert part in found.title and condition in found.cause
 
 
-@in_turn(*cases("explain/errors-a-marked-line-is-never"))
+@pytest.mark.parametrize(
+    ("text", "severity"),
+    [
+        ("[11/21/2026-12:00:00] [W] [TRT] These words are new", "warning"),
+        ("[TRT] [E] These words are new", "error"),
+        ("[TensorRT] WARNING: These words are new", "warning"),
+        ("[2022-05-10 08:31:40   ERROR] These words are new", "error"),
+        (
+            "build started\n2022-12-30 [E:onnxruntime:, x.h:5] [2022-12-30 12:38:57   ERROR] These words are new",
+            "error",
+        ),
+    ],
+)
 def test_a_marked_line_is_never_passed_over_in_silence(text: str, severity: str) -> None:
     found = known(text)
     assert found.severity == severity and found.id == f"unknown-{severity}"
     assert "These words are new" in found.unknown
 
 
-@in_turn(
+@pytest.mark.parametrize(
     "text",
     [
         "[11/21/2026-12:00:00] [I] [TRT] These words are new",
@@ -121,7 +196,7 @@ def test_no_text_takes_long(word: str) -> None:
     assert time.process_time() - started < 3
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("rest", "name"),
     [
         (" /model.0/conv/Conv.\nnext line", "/model.0/conv/Conv"),

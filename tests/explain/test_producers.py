@@ -35,7 +35,6 @@ from qdqtool.types import Evidence, FindingCode, Prediction, Refusal
 from tests.explain.graphs import GRAPHS as OF_REFUSALS
 from tests.slow import slow_after
 from tests.sources import nodes_of, walked
-from tests.tables import in_turn
 from tests.trt.builder import Graph
 from tests.trt.test_cases import GRAPHS as OF_CASES
 from tests.trt.test_cases import model_of
@@ -291,8 +290,8 @@ ON_RTX = {
 }  # whose compiler folds constants and reads int8
 
 
-@in_turn("target", ["trt8.5", "rtx1.7"])
-@in_turn(("pair", "code"), PAIRS)
+@pytest.mark.parametrize("target", ["trt8.5", "rtx1.7"])
+@pytest.mark.parametrize(("pair", "code"), PAIRS)
 def test_a_fault_of_a_quantizer_is_told_once(
     pair: Callable[[Graph, str], str], code: str, target: str
 ) -> None:
@@ -329,7 +328,7 @@ def on_a_wrong_axis(code: str) -> onnx.ModelProto:
     return g.model(g.op("Conv", [g.pair(g.input(1, 16, 8, 8), "p"), w], "c", pads=[1] * 4))
 
 
-@in_turn(
+@pytest.mark.parametrize(
     "code", ["W-AXIS", "OPSET-AXIS", "SCALE-COUNT", "SCALE-RANK", "W-NONCONST", "WEIGHT-INDIRECT"]
 )
 def test_a_conversion_names_the_fault_that_keeps_its_convolution_float(code: str) -> None:

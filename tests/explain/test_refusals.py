@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 
+import pytest
+
 from qdqtool.base.records import contents
 from qdqtool.explain.coded import ScalesAround
 from qdqtool.prediction import predict
@@ -10,7 +12,6 @@ from qdqtool.trt.faults import OtherTypes, TypeUnknown
 from qdqtool.trt.refusals import Step
 from qdqtool.types import Precision, Refusal
 from tests.explain.graphs import GRAPHS
-from tests.tables import in_turn
 
 CLASSES = {
     kind.reason: kind
@@ -80,7 +81,7 @@ def test_every_class_has_a_graph_and_a_text() -> None:
         assert {"pass_name", "node"} < set(kind._fields)  # type: ignore[attr-defined]
 
 
-@in_turn("reason", GRAPHS)
+@pytest.mark.parametrize("reason", GRAPHS)
 def test_every_refusal_becomes_a_finding(reason: str) -> None:
     prediction = predict(GRAPHS[reason](), TARGETS.get(reason, "trt8.5"))
     assert reason in {r.reason for r in prediction.refusals}

@@ -13,7 +13,6 @@ from qdqtool.trt.refusals import ScalesDiffer
 from qdqtool.trt.rtx.operands import CompilerFault, Fault, Form
 from qdqtool.types import Cause, Evidence, Finding, Refusal, Severity
 from tests.extraction.networks import residual
-from tests.tables import in_turn
 from tests.wording import DATA, kinds_worded, of_findings, of_obstacles, of_skipped
 
 EXPECTED = json.loads(DATA.read_text("utf-8"))["findings"]
@@ -24,7 +23,7 @@ def found() -> dict[str, list[str]]:
     return of_findings()
 
 
-@in_turn("network", EXPECTED)
+@pytest.mark.parametrize("network", EXPECTED)
 def test_wording(found: dict[str, list[str]], network: str) -> None:
     assert found.keys() == EXPECTED.keys()
     assert found[network] == EXPECTED[network], "if it is meant so: python -m tests.wording"

@@ -30,7 +30,6 @@ from tests.growth import split_joined, wide_split
 from tests.insertion.nets import run
 from tests.raising import raises
 from tests.slow import slow_after
-from tests.tables import cases
 from tests.trt.builder import Graph
 from tests.trt.evidence import HOME
 
@@ -160,7 +159,33 @@ def test_what_is_not_cut_or_changed() -> None:
     assert {c.name for c in result.prediction.convolutions} == {"b0.c0", "b0.c1"}
 
 
-@pytest.mark.parametrize(*cases("extraction/api-bad-requests"))
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({}, "Job.select"),
+        ({"finding": "NOPE"}, "choose NOPE trt10"),
+        ({"finding": "SKIP-FLOAT:9"}, "choose SKIP-FLOAT:9 1"),
+        ({"finding": "SKIP-FLOAT:x"}, "choose SKIP-FLOAT:x 1"),
+        ({"finding": "SKIP-FLOAT:0"}, "choose SKIP-FLOAT:0 1"),
+        ({"node": "b1.c11"}, "Job._node 'b1.c11' b1.c1"),
+        ({"node": "b1."}, "Job._node 'b1.' 13"),
+        ({"inputs": ["b1.r1:0"], "outputs": ["b0.r1:0"]}, "Cutter.between 'b0.r1:0' 'b1.r1:0'"),
+        (
+            {"inputs": ["b0.skip.DQ:0"], "outputs": ["b0.r0:0"]},
+            "Cutter.between 'b0.r0:0' 'b0.skip.DQ:0'",
+        ),
+        ({"inputs": ["b1.c1"]}, "Cutter.between 'b1.c1'"),
+        ({"inputs": ["b1.r0:0"], "outputs": ["b1.r1:0"]}, "Cutter.between 'b1.r1:0' 'x' `inputs`"),
+        ({"inputs": ["x", "b1.r1:0"], "outputs": ["b0.r1:0"]}, "Cutter.between 'b1.r1:0' `inputs`"),
+        ({"outputs": ["x"]}, "Cutter.between nothing"),
+        ({"finding": "SKIP-FLOAT", "inputs": ["x"]}, "Job.select both"),
+        ({"finding": "SKIP-FLOAT", "hops": 2}, "Job.select hops"),
+        ({"finding": "SKIP-FLOAT", "builder": "trtexec", "check": "true"}, "extract both"),
+        ({"finding": ""}, "extract empty"),
+        ({"node": " "}, "extract empty"),
+        ({"finding": "SKIP-FLOAT", "limit": 0}, "extract limit 1"),
+    ],
+)
 def test_bad_requests(arguments: dict[str, object], told: str) -> None:
     with raises(QdqtoolError, told) as caught:
         qdqtool.extract(residual(), **arguments)  # type: ignore[arg-type]

@@ -24,7 +24,6 @@ from qdqtool.extraction.checks import CommandCheck
 from qdqtool.extraction.select import Shrinker
 from tests.extraction.networks import residual, with_constant_nodes
 from tests.raising import raises
-from tests.tables import in_turn
 from tests.trt.builder import Graph
 
 needs_compiler = pytest.mark.skipif(
@@ -151,7 +150,7 @@ def test_searches_that_end(monkeypatch: pytest.MonkeyPatch) -> None:
         qdqtool.extract(residual(), check="true", keep_interrupted=True)
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("command", "said"),
     [
         ("", "is empty"),

@@ -15,7 +15,6 @@ from qdqtool.model.graph import Model
 from qdqtool.model.live import check_loops, load_of
 from tests.explain.test_causes import residual
 from tests.raising import raises
-from tests.tables import in_turn
 from tests.trt.builder import Graph
 
 
@@ -134,7 +133,7 @@ def test_what_a_run_takes_follows_from_its_inputs_and_not_from_what_outputs_say(
         compare.Runs().run(model, {"x": np.zeros((1, 1, 1024, 1024), np.float32)})
 
 
-@in_turn("ir", [8, 10, 11, 14, 99])
+@pytest.mark.parametrize("ir", [8, 10, 11, 14, 99])
 def test_an_ir_version_newer_than_onnxruntime_is_no_reason_not_to_run(ir: int) -> None:
     model = pair_model()
     model.ir_version = ir
@@ -158,7 +157,7 @@ def convolution(side: int) -> onnx.ModelProto:
     return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
 
 
-@in_turn(
+@pytest.mark.parametrize(
     "kind",
     [
         "INT4",
@@ -244,7 +243,7 @@ SCAN = onnx.parser.parse_model("""
     }""")
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("model", "nodes"),
     [
         (loop(n=2**40), 2 * 2**40),

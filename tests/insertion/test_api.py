@@ -26,7 +26,6 @@ from tests.indexing import indexed
 from tests.insertion.nets import Net, check, copied, detector, images, run
 from tests.raising import raises
 from tests.slow import slow_after
-from tests.tables import in_turn
 
 SIZE = 64
 
@@ -296,7 +295,7 @@ def insertion() -> Insertion:
     )
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("target", "predict", "wanted"),
     [
         ("trt10", False, []),
@@ -389,8 +388,8 @@ def head(order: str, product: str = "Conv") -> Model:
     return net.index()
 
 
-@in_turn("order", ["box first", "class first"])
-@in_turn("product", ["Conv", "MatMul"])
+@pytest.mark.parametrize("order", ["box first", "class first"])
+@pytest.mark.parametrize("product", ["Conv", "MatMul"])
 def test_box_channels_are_followed_through_split_and_concat(order: str, product: str) -> None:
     model = head(order, product)
     assert set(names(model, float_nodes(model, "box"))) == {"box", "dfl"}

@@ -9,7 +9,6 @@ from onnx import helper, numpy_helper
 from qdqtool.insertion.prepare import fold_batch_normalization, fold_leading
 from qdqtool.model.graph import Model
 from tests.insertion.nets import Net, images, run
-from tests.tables import cases, in_turn
 
 
 def net(kernel: int) -> Net:
@@ -65,7 +64,7 @@ def leading(
 SAME = {"auto_pad": "SAME_UPPER"}
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("proto", "folds"),
     [
         (leading(16, weight=(24, 16, 1, 1)), True),
@@ -143,7 +142,7 @@ def changed(kind: str) -> onnx.ModelProto:
 COMPUTED = ["gamma", "beta", "mean", "var"]
 
 
-@in_turn(
+@pytest.mark.parametrize(
     "kind",
     [
         "training",
@@ -155,7 +154,7 @@ COMPUTED = ["gamma", "beta", "mean", "var"]
         *COMPUTED,
     ],
 )
-@in_turn("fold", [fold_batch_normalization, fold_leading])
+@pytest.mark.parametrize("fold", [fold_batch_normalization, fold_leading])
 def test_what_cannot_be_folded_stays_as_it_is(kind: str, fold: Callable[[Model], int]) -> None:
     proto = changed(kind)
     before = proto.SerializeToString()
@@ -176,7 +175,7 @@ def test_a_normalization_that_is_not_finite_goes_into_the_convolution_behind_whi
     assert not np.isfinite(folded["a.weight_folded_bias"]).any()
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("weight", "group", "channels"),
     [
         ((16, 16), 1, 16),  # no convolution has weights of two dimensions
@@ -201,7 +200,7 @@ def test_damaged_convolutions_behind_a_normalization_are_left_to_whoever_runs_th
     assert fold_leading(Model(made.open_model())) == 0
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("name", "value"),
     [
         ("n.gamma", np.ones(3, np.float32)),
@@ -271,7 +270,15 @@ def test_what_is_no_normalization_to_fold() -> None:
     assert fold_batch_normalization(Model(made.model())) == 0
 
 
-@in_turn(*cases("insertion/batchnorm-a-normalization-behind-is-folded"))
+@pytest.mark.parametrize(
+    ("cin", "weight", "attributes"),
+    [
+        (16, (24, 16, 3), {}),
+        (16, (16, 24, 2, 2), {"transposed": True}),
+        (16, (16, 6, 2, 2), {"transposed": True, "group": 4}),
+        (8, (8, 3, 2), {"transposed": True, "group": 2}),
+    ],
+)
 def test_a_normalization_behind_is_folded_along_the_outputs(
     cin: int, weight: tuple[int, ...], attributes: dict[str, Any]
 ) -> None:

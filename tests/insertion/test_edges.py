@@ -42,7 +42,6 @@ from tests.insertion.test_api import one_layer
 from tests.insertion.test_prepare import prepared, same
 from tests.raising import raises
 from tests.slow import slow_after
-from tests.tables import in_turn
 
 
 def test_constant_nodes_that_are_still_read_stay(net: Net) -> None:
@@ -370,7 +369,7 @@ def test_arrays_that_cannot_be_pixels_are_refused(low: float, high: float, good:
     assert qdqtool.insert(two_layers(), data, input_type="int8", predict=False)
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("options", "told"),
     [
         *(

@@ -20,7 +20,6 @@ from tests.insertion.nets import (
     value_of,
 )
 from tests.raising import raises
-from tests.tables import in_turn
 
 
 def small_net(opset: int = 19) -> onnx.ModelProto:
@@ -66,7 +65,7 @@ def test_constants_and_small_scales(net: Net) -> None:
     run(after, images(1)[0])
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("op", "opset", "outputs", "stay"),
     [
         ("Conv", 19, 1, set()),
@@ -102,7 +101,7 @@ def test_what_onnx_says_of_an_operators_types(
     assert form_of(op, opset, outputs) == (None if stay is None else frozenset(stay))
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("value", "count", "half"),
     [
         (65504.0, 1, True),
@@ -285,7 +284,9 @@ def half_images() -> list[dict[str, np.ndarray]]:
     return [{k: v.astype(np.float16) for k, v in s.items()} for s in images()]
 
 
-@in_turn("where", ["initializer", "input", "value_info", "Constant", "nowhere", "Identity"])
+@pytest.mark.parametrize(
+    "where", ["initializer", "input", "value_info", "Constant", "nowhere", "Identity"]
+)
 def test_where_half_is_found(where: str) -> None:
     half = onnx.numpy_helper.from_array(np.float16([1.0]), "h")
     wide = onnx.numpy_helper.from_array(np.float32([1.0]), "f")
@@ -345,7 +346,7 @@ def test_widening_reaches_bodies_attributes_and_what_is_input_and_output_at_once
         np.testing.assert_allclose(new, old, rtol=2e-3)
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("attribute", "before", "after"),
     [
         ("to", 10, 1),

@@ -13,7 +13,6 @@ from qdqtool.trt.faults import DeconvolutionFloat
 from qdqtool.trt.refusals import WeightsNotConstant
 from tests.calibration.nets import refused
 from tests.insertion.nets import Net, detector, with_constant_nodes
-from tests.tables import cases, in_turn
 
 
 def inputs(placement: Placement) -> set[tuple[str, str, str]]:
@@ -106,7 +105,17 @@ def test_skips_behind_bare_convolutions() -> None:
     assert reasons(result)["add"] == (left.ResultFloat, False)
 
 
-@in_turn(*cases("insertion/placement-behind-an-activation-the-choice"))
+@pytest.mark.parametrize(
+    ("residual", "target_choice", "expected"),
+    [
+        ("auto", "both", {"stem.out", "s/Mul.out"}),
+        ("auto", "skip", {"stem.out"}),
+        ("auto", "none", set()),
+        ("skip", "both", {"stem.out"}),
+        ("both", "skip", {"stem.out", "s/Mul.out"}),
+        ("none", "both", set()),
+    ],
+)
 def test_behind_an_activation_the_choice_decides(
     residual: str, target_choice: str, expected: set[str]
 ) -> None:
@@ -178,7 +187,7 @@ def test_poolings_and_their_neighbours(net: Net) -> None:
     assert [r.node.name for r in result.readers["p1.out"]] == ["p2", "b"]
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("cin", "cout", "kernel", "group", "first", "quantized"),
     [
         (16, 16, 3, 1, False, True),
@@ -239,7 +248,7 @@ def test_the_rule_for_small_convolutions_is_one_for_convolutions() -> None:
     assert reasons(result) == {"row": (left.SmallConvolution, 8, 8, (3,))}
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("rules", "told"),
     [
         (Rules(exclude=["nothing"]), "_matches `exclude` 'nothing': 'c0'"),
@@ -282,7 +291,24 @@ def test_what_holds_nothing_to_quantize_is_an_error(net: Net) -> None:
     )
 
 
-@pytest.mark.parametrize(*cases("insertion/placement-what-placement-decides-about"))
+@pytest.mark.parametrize(
+    ("op", "inputs", "attributes", "possible"),
+    [
+        ("Conv", ("w",), {}, True),
+        ("Add", ("x",), {}, True),
+        ("Sum", ("x",), {}, True),
+        ("Sum", ("x", "x"), {}, False),
+        ("Mul", ("x",), {}, False),
+        ("GlobalAveragePool", (), {}, True),
+        ("AveragePool", (), {"kernel_shape": [2, 2]}, True),
+        ("MaxPool", (), {"kernel_shape": [2, 2]}, False),
+        ("GlobalMaxPool", (), {}, False),
+        ("ReduceMean", (), {"axes": [2, 3]}, True),
+        ("ReduceMean", (), {"axes": [1]}, False),
+        ("ReduceMean", (), {"axes": [2, 3], "keepdims": 0}, False),
+        ("ReduceMax", (), {"axes": [2, 3]}, False),
+    ],
+)
 def test_what_placement_decides_about(
     net: Net, op: str, inputs: tuple[str, ...], attributes: dict[str, object], possible: bool
 ) -> None:
@@ -429,7 +455,7 @@ def test_bodies_of_if_are_left_float_and_told(net: Net) -> None:
 # Placement round the convolutions: which sums are residuals, and which poolings have quantized neighbours.
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("mine", "other", "residual"),
     [
         ([1, 16, 8, 8], [1, 16, 8, 8], True),
@@ -454,7 +480,7 @@ def test_a_sum_of_two_shapes_is_a_residual_where_no_dimension_is_known_to_differ
         assert (("y", "add", "residual") in inputs(placed(net))) is residual
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("between", "quantized"),
     [
         ("MaxPool", True),
@@ -596,8 +622,10 @@ def scored(net: Net, tensor: str) -> tuple[str, ...]:
     return class_outputs(net.index())
 
 
-@in_turn("moved", ["Reshape", "Transpose", "Concat", ""])
-@in_turn(("end", "found"), [("Mul", ()), ("Sqrt", ()), ("", ("c.out",)), ("TopK", ("c.out",))])
+@pytest.mark.parametrize("moved", ["Reshape", "Transpose", "Concat", ""])
+@pytest.mark.parametrize(
+    ("end", "found"), [("Mul", ()), ("Sqrt", ()), ("", ("c.out",)), ("TopK", ("c.out",))]
+)
 def test_scores_go_out_or_are_sorted_but_not_calculated_with(
     moved: str, end: str, found: tuple[str, ...]
 ) -> None:

@@ -10,7 +10,6 @@ from qdqtool.model.half import HALF_OPSET
 from tests.calibration.nets import refused
 from tests.insertion.nets import Net, check, copied, images, nodes_of, run, value_of
 from tests.raising import raises
-from tests.tables import in_turn
 
 
 def same(before: onnx.ModelProto, after: onnx.ModelProto, tolerance: float = 1e-4) -> None:
@@ -299,7 +298,7 @@ VALUE = onnx.helper.make_tensor("v", 1, [1], [0.5])
 TWO = onnx.helper.make_tensor("v", 1, [2], [0.5, 1.0])
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("proto", "expected"),
     [
         (
@@ -396,7 +395,7 @@ def test_standardized_weights_become_constants(net: Net) -> None:
     )
 
 
-@in_turn(
+@pytest.mark.parametrize(
     "proto",
     [
         computed("Reshape", ("w", RAMP, np.float32), ("s", [16, 16, 3, 3], np.int64)),
@@ -574,7 +573,7 @@ def test_functions_are_inlined(net: Net) -> None:
     same(model, after)
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("domain", "inputs", "op"),
     [
         ("", 2, "Add"),

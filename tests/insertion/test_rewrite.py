@@ -16,7 +16,6 @@ from qdqtool.model.graph import Model
 from qdqtool.prediction import predict
 from qdqtool.types import Precision, QuantizedTensor
 from tests.insertion.nets import Net, check, copied, images, nodes_of, run, value_of
-from tests.tables import in_turn
 
 
 def inserted(
@@ -210,7 +209,7 @@ def test_missing_and_alike_names_still_give_unique_ones(net: Net, names: list[st
     assert quantized[0].node == "c/_input_quantizer_0/QuantizeLinear"
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("name", "taken", "base"),
     [
         ("/m/conv/Conv", (), "/m/conv/_input_quantizer"),

@@ -29,7 +29,6 @@ from qdqtool.types import QuantizedTensor
 from tests.calibration.nets import refused
 from tests.insertion.nets import Net, images
 from tests.raising import raises
-from tests.tables import cases, in_turn
 
 RNG = np.random.default_rng(0)
 WIDE = RNG.laplace(0.0, 4.0, 40_000).astype(np.float32)
@@ -112,7 +111,7 @@ def test_the_power_of_a_group_is_told_and_its_range_has_the_least_error_to_it() 
     )
 
 
-@in_turn("method", ["max", "mse", "percentile", "entropy"])
+@pytest.mark.parametrize("method", ["max", "mse", "percentile", "entropy"])
 def test_an_always_zero_tensor_gets_a_positive_scale_and_a_warning(method: str) -> None:
     found, said = choose_scale(group("a"), statistics(a=np.zeros(100)), MethodChoice(method))
     assert found.scale > 0
@@ -178,7 +177,7 @@ def test_weights_and_overrides() -> None:
     )
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("percentile", "right"),
     [
         (0.9999, False),
@@ -340,7 +339,27 @@ def test_what_a_pad_fills_in_below_all_has_no_part_in_a_range(
     assert group.sources == ("a.out" if below else ("m.out" if op == "AveragePool" else "p.out"),)
 
 
-@pytest.mark.parametrize(*cases("insertion/scales-whatever-a-q-passes-ties"))
+@pytest.mark.parametrize(
+    ("op", "inputs", "attributes", "ties"),
+    [
+        ("Resize", ["", "scales"], {"mode": "linear"}, True),
+        ("Resize", ["", "scales"], {"mode": "nearest"}, True),
+        ("Pad", ["pads"], {}, True),
+        ("Pad", ["pads", "zero"], {"mode": "constant"}, True),
+        ("Pad", ["pads", "six"], {"mode": "constant"}, False),
+        ("Pad", ["pads"], {"mode": "reflect"}, True),
+        ("Pad", ["pads"], {"mode": "edge"}, True),
+        ("MaxPool", [], {"kernel_shape": [2, 2]}, True),
+        ("GlobalMaxPool", [], {}, True),
+        ("AveragePool", [], {"kernel_shape": [2, 2]}, False),
+        ("Clip", ["zero", "six"], {}, False),
+        ("Dropout", [], {}, True),
+        ("Cast", [], {"to": 1}, True),
+        ("Identity", [], {}, True),
+        ("Reshape", ["flat"], {}, True),
+        ("DepthToSpace", [], {"blocksize": 2}, True),
+    ],
+)
 def test_whatever_a_q_passes_ties(
     net: Net, op: str, inputs: list[str], attributes: dict[str, Any], ties: bool
 ) -> None:

@@ -20,7 +20,6 @@ from qdqtool.model.qdq import smoothed_tensors
 from tests.insertion.nets import Net, copied, images, run
 from tests.insertion.test_transformers import needs_compiler
 from tests.insertion.transformers import WIDTH, Tokens, samples, vit
-from tests.tables import in_turn
 
 OUT = 3  # the outlier channel
 
@@ -310,7 +309,7 @@ def twice(net: Tokens, x: str) -> str:
     return str(net.op("MatMul", "square", x, x))
 
 
-@in_turn(
+@pytest.mark.parametrize(
     "build",
     [
         read_outside,

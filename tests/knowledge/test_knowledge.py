@@ -29,7 +29,6 @@ from qdqtool.trt.pipeline import passes
 from qdqtool.trt.targets import TARGETS, Build
 from qdqtool.types import Evidence, FindingCode
 from tests.raising import raises
-from tests.tables import in_turn
 
 HOME = Path(qdqtool.__file__).parent
 HOLDS = {"targets": ["trt8.5"], "evidence": "seen", "source": "a log"}
@@ -138,7 +137,7 @@ def texts(value: object, where: str) -> Iterator[tuple[str, str]]:
         yield from texts(part, f"{where}.{name}")
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("given", "wrong"),
     [
         ({k: v for k, v in HOLDS.items() if k != "source"}, "entry source"),

@@ -24,7 +24,6 @@ from tests.forks import can_fork
 from tests.fuzz.grammar import network
 from tests.growth import FAMILIES
 from tests.raising import raises
-from tests.tables import in_turn
 
 FLOAT = TensorProto.FLOAT
 
@@ -182,7 +181,7 @@ CRASHES = {
 }
 
 
-@in_turn("case", CRASHES)
+@pytest.mark.parametrize("case", CRASHES)
 def test_what_onnx_crashes_on_is_not_inferred_here(case: str) -> None:
     model = CRASHES[case]
     assert not apart._Look(model).harmless or any(is_odd(n, None) for n in model.graph.node)
@@ -230,7 +229,7 @@ def _wide(count):
     return _changed(_cut(node), lambda m: m.graph.node.extend([node] * (count - 1)))
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("model", "harmless"),
     [
         (_blocks(1 << 10), True),
@@ -330,7 +329,7 @@ def test_all_is_converted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@in_turn("case", [*CRASHES][::4])
+@pytest.mark.parametrize("case", [*CRASHES][::4])
 def test_what_onnx_crashes_on_ends_nothing(case: str) -> None:
     model = CRASHES[case]
     kept = model.SerializeToString()
@@ -403,7 +402,9 @@ def test_a_fork_asks_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> No
     assert os.waitpid(fork, 0)[1] == 0
 
 
-@in_turn("node", [_node("MaxPool", kernel_shape=[9, 9]), _node("Split", split="a text")])
+@pytest.mark.parametrize(
+    "node", [_node("MaxPool", kernel_shape=[9, 9]), _node("Split", split="a text")]
+)
 def test_a_model_that_the_converter_crashes_on(node: onnx.NodeProto) -> None:
     with raises(ModelError, "raise_opset 12 13"):
         raise_opset(Model(_cut(node, version=12)), 13)

@@ -12,7 +12,6 @@ from qdqtool.model.heads import find_dfl, find_head
 from qdqtool.model.view import View
 from qdqtool.trt import importer
 from qdqtool.trt.layers import WEIGHTED
-from tests.tables import in_turn
 from tests.trt.builder import Graph
 
 FORMS = ("read", "unread", "pair", "stored", "moved", "joined")
@@ -51,7 +50,7 @@ def detector(form: str, op: str = "Conv") -> onnx.ModelProto:
     return proto
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("op", "form"), [*(("Conv", form) for form in FORMS), ("MatMul", "read"), ("MatMul", "moved")]
 )
 def test_all_who_ask_find_the_same(op: str, form: str) -> None:
@@ -81,7 +80,7 @@ def test_nobody_has_a_test_of_his_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {n.name for n in view.weighted if n.index not in view.feeds_weighted} == {"score", "dfl"}
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("shape", "step"),
     [
         ((1, 8, 1, 1), 0),

@@ -16,7 +16,6 @@ from qdqtool.model import apart
 from qdqtool.model.graph import Model
 from qdqtool.model.inference import FOLLOWED, Alike, grows, infer, shorten_names, stays_small
 from tests.growth import FAMILIES, branches
-from tests.tables import in_turn
 
 LONG = 1 << 40
 
@@ -650,7 +649,7 @@ def _of_one(op, dims, outputs, attributes):
     return _typed(_model([node], inputs, names, version=17 if op == "Split" else 18))
 
 
-@in_turn("op", sorted(_ALIKE))
+@pytest.mark.parametrize("op", sorted(_ALIKE))
 def test_the_types_of_nodes_that_are_alike_are_those_of_the_whole_model(op):
     dims, outputs, attributes = _ALIKE[op]
     proto = _of_one(op, dims, outputs, attributes)
@@ -691,7 +690,7 @@ def test_onnx_is_asked_once_for_nodes_that_are_alike(monkeypatch):
     assert asked == ["a", "c", "d"]
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("kind", "attributes"),
     [
         ((0, (2, 3)), {}),

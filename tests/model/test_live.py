@@ -15,7 +15,6 @@ from qdqtool.model.live import peak_bytes
 from qdqtool.model.qdq import is_dq, is_q
 from qdqtool.model.subgraphs import rename
 from tests.insertion.nets import Net
-from tests.tables import in_turn
 from tests.trt.builder import Graph
 
 KB = 1024
@@ -37,7 +36,7 @@ def model(
 CHAIN = [("Relu", ["x"], "a"), ("Relu", ["a"], "b"), ("Relu", ["b"], "c"), ("Relu", ["c"], "y")]
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("nodes", "tensors"),
     [
         ([("Relu", ["x"], "y")], 2),
@@ -58,7 +57,7 @@ def test_tensors_that_live_at_the_same_time(
     )
 
 
-@in_turn("shape", [("n", 4, "h", "w"), (0, 4, -1, -1), (1, 4, 2, 2), (1, 4, 8, 8)])
+@pytest.mark.parametrize("shape", [("n", 4, "h", "w"), (0, 4, -1, -1), (1, 4, 2, 2), (1, 4, 8, 8)])
 def test_the_shapes_that_are_fed_count_and_not_what_the_file_says(
     shape: tuple[object, ...],
 ) -> None:
@@ -354,7 +353,7 @@ def test_inserted_nodes():
     assert new.elem_type(name) == onnx.TensorProto.FLOAT16 and new.constant(name) == 0.5
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("values", "expected"),
     [
         (range(16), True),

@@ -21,7 +21,6 @@ from qdqtool.model.external import Parts
 from qdqtool.model.graph import Model
 from qdqtool.model.subgraphs import part_of
 from tests.calibration.nets import conv_net
-from tests.tables import cases, in_turn
 from tests.trt.builder import Graph
 from tests.verification.comparing.networks import float_network, network
 
@@ -225,7 +224,9 @@ def relu_net() -> Any:
     return g.model(g.relu(g.conv(g.input(1, 8, 8, 8), "c0"), "r0"))
 
 
-@in_turn(("number", "name", "parameter"), [(number, *case) for number, case in enumerate(CASES)])
+@pytest.mark.parametrize(
+    ("number", "name", "parameter"), [(number, *case) for number, case in enumerate(CASES)]
+)
 def test_no_wrong_type_comes_from_inside(
     number: int, name: str, parameter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,7 +258,26 @@ def test_no_wrong_type_comes_from_inside(
         assert "\n" not in message
 
 
-@in_turn(*cases("model/message-the-parameter-is-named"))
+@pytest.mark.parametrize(
+    ("name", "parameter", "value"),
+    [
+        ("predict", "model", 5),
+        ("predict", "target", 8.5),
+        ("predict", "assume", [1]),
+        ("verify", "builds", None),
+        ("compare", "b", 1),
+        ("extract", "hops", "2"),
+        ("extract", "check", ["ls"]),
+        ("report", "calib_cache", 3),
+        ("tune", "keep", "0.9"),
+        ("tune", "exclude", "conv"),
+        ("insert", "percentile", "high"),
+        ("insert", "size", 320),
+        ("insert", "calib_cache", 4),
+        ("fix", "only", "BIAS-DQ"),
+        ("fix", "source", []),
+    ],
+)
 def test_the_parameter_is_named(name: str, parameter: str, value: object) -> None:
     given: dict[str, Any] = {"data": "images"} if name in ("tune", "insert") else {}
     given = {**given, "a": relu_net()} if name == "compare" else given

@@ -21,7 +21,6 @@ from tests.calibration.nets import conv_net, run_all
 from tests.contract import residual
 from tests.model.test_message import OTHERWISE
 from tests.raising import raises
-from tests.tables import cases, in_turn
 from tests.trt.evidence import HOME
 
 CASE = HOME / "yolov8-orin-trt8412-excerpts" / "model.onnx.gz"
@@ -72,7 +71,19 @@ def test_a_directory_in_the_place_of_weights(tmp_path: Path) -> None:
         load_full(tmp_path / "m.onnx")
 
 
-@pytest.mark.parametrize(*cases("model/modelfile-external-weights-that-are-not"))
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"location": "m.onnx", "offset": "-5"},
+        {"location": "m.onnx", "offset": "x"},
+        {"location": "m.onnx", "length": "99999999999"},
+        {"location": "/etc/hostname"},
+        {"location": "../m.onnx"},
+        {"location": "none.bin"},
+        {"location": ""},
+        {},
+    ],
+)
 def test_external_weights_that_are_not_there_or_elsewhere(
     tmp_path: Path, entries: dict[str, str]
 ) -> None:
@@ -310,8 +321,8 @@ def test_refused_by_every_way_in(
         assert capsys.readouterr().err.count("\n") == 1
 
 
-@in_turn("raw", [True, False])
-@in_turn(
+@pytest.mark.parametrize("raw", [True, False])
+@pytest.mark.parametrize(
     "kind", ["float32", "float64", "float16", "int8", "uint8", "int32", "int64", "bool", "uint16"]
 )
 def test_values_are_those_that_onnx_reads(kind: str, raw: bool) -> None:

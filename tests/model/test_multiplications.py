@@ -9,7 +9,6 @@ from qdqtool.model import live
 from qdqtool.model.constants import Constants
 from qdqtool.model.live import load_of
 from qdqtool.model.multiplications import _COUNTED
-from tests.tables import in_turn
 
 MAP = "[1, 6, 8, 10]"
 
@@ -29,7 +28,7 @@ def work(
 X = f"float{MAP} x"
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("given", "made", "op", "wanted"),
     [
         # Those that read more than they write, and those that read but a part
@@ -168,7 +167,7 @@ def test_work_of_one_operator(given: str, made: str, op: str, wanted: int) -> No
     assert work(given, made, op) == wanted
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("given", "made", "op", "constants", "wanted"),
     [
         (

@@ -31,7 +31,6 @@ from qdqtool.trt.trace import RUNNING, SWAPPING
 from qdqtool.types import Prediction
 from tests.fixing.steps import sites
 from tests.insertion.nets import run
-from tests.tables import in_turn
 from tests.trt.builder import Graph
 
 Recipe = Callable[[Graph, str], list[str]]
@@ -150,7 +149,7 @@ def _one_input(operator: Operator) -> bool:
 # What a Q passes ------------------------------------------------------------------------------------------------
 
 
-@in_turn(("operator", "recipe"), forms(lambda o: o.passage))
+@pytest.mark.parametrize(("operator", "recipe"), forms(lambda o: o.passage))
 def test_all_rooms_let_a_q_pass_and_fix_unifies_across_it(
     operator: Operator, recipe: Recipe
 ) -> None:
@@ -179,7 +178,7 @@ def test_all_rooms_let_a_q_pass_and_fix_unifies_across_it(
     assert "instead of" in site.what
 
 
-@in_turn(("operator", "recipe"), forms(lambda o: not o.passage and _one_input(o)))
+@pytest.mark.parametrize(("operator", "recipe"), forms(lambda o: not o.passage and _one_input(o)))
 def test_no_room_lets_a_q_pass_what_is_not_listed(operator: Operator, recipe: Recipe) -> None:
     model, results = quantized(recipe)
     node = model.node("op")
@@ -188,7 +187,7 @@ def test_no_room_lets_a_q_pass_what_is_not_listed(operator: Operator, recipe: Re
     assert len(scale_groups(model, ["before:0", *results])) == 1 + len(results)
 
 
-@in_turn(("operator", "recipe"), forms(lambda o: o.passage and is_standard(o)))
+@pytest.mark.parametrize(("operator", "recipe"), forms(lambda o: o.passage and is_standard(o)))
 def test_the_law_of_passing_holds_in_numbers(operator: Operator, recipe: Recipe) -> None:
     """Q(op(x)) is op(Q(x)) where the passage is exact, and a step apart at most where it is not."""
     g = Graph(opset=OLD.get(operator.name, OPSET))
@@ -296,7 +295,7 @@ def test_what_is_no_activation_is_none_anywhere(name: str) -> None:
     assert activation_input(model, model.node("act")) is None
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("operator", "recipe"),
     forms(lambda o: o.kind in (LayerKind.ACTIVATION, LayerKind.UNARY) and is_standard(o)),
 )
@@ -408,7 +407,7 @@ def test_facts_and_names_of_operators() -> None:
     } == {qdq.Q, qdq.DQ}
 
 
-@in_turn("name", sorted(OPERATORS))
+@pytest.mark.parametrize("name", sorted(OPERATORS))
 def test_of_asks_for_the_domain(name: str) -> None:
     own = Model(
         helper.make_model(

@@ -23,7 +23,6 @@ from qdqtool.prediction import predict
 from tests.insertion.nets import Net
 from tests.insertion.transformers import Tokens, vit
 from tests.raising import raises
-from tests.tables import in_turn
 
 # Attention and layer normalizations, found by structure.
 
@@ -129,8 +128,8 @@ def test_layer_norms_in_pieces(square: str) -> None:
     assert layer_norms(Model(vit())) == []
 
 
-@in_turn("root", ["variance", "standard deviation", "squares"])
-@in_turn("inverse", [True, False])
+@pytest.mark.parametrize("root", ["variance", "standard deviation", "squares"])
+@pytest.mark.parametrize("inverse", [True, False])
 def test_a_gain_in_front_of_the_division_is_seen_and_not_rewritten(
     root: str, inverse: bool
 ) -> None:
@@ -164,7 +163,7 @@ def test_a_gain_in_front_of_the_division_is_seen_and_not_rewritten(
     assert as_one(model, found[0]) is None and {"root", "out"} <= {n.name for n in found[0].wide}
 
 
-@in_turn("change", ["cube", "another mean", "other axes", "no epsilon"])
+@pytest.mark.parametrize("change", ["cube", "another mean", "other axes", "no epsilon"])
 def test_what_is_no_layer_norm(change: str) -> None:
     proto = vit(pieces=True)
     copy = type(proto)()
@@ -421,7 +420,7 @@ def test_depths_and_dependences() -> None:
     assert leading_to(nodes, ["d", "b"], {"a", "b"})[0] == nodes[2:4]
 
 
-@in_turn(
+@pytest.mark.parametrize(
     "text", [b"name-1", b"Operat1", b"domai-1", b"reads-1", b"makes-1", b"given-1", b"inner-1"]
 )
 def test_texts_of_nodes_are_utf_8(text: bytes) -> None:

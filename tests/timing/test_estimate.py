@@ -28,7 +28,6 @@ from qdqtool.trt.targets import TARGETS, strongly_typed
 from qdqtool.types import Precision
 from tests.growth import convolutions
 from tests.slow import slow_after
-from tests.tables import cases
 from tests.timing.models import TARGET, chain, timed, workload
 from tests.trt import evidence
 from tests.trt.builder import Graph
@@ -182,7 +181,16 @@ def on_a100(case):
 
 
 # Measured milliseconds (GPU compute time without a profiler), published with the builds.
-@pytest.mark.parametrize(*cases("timing/estimate-measured-engines-lie-in-the"))
+@pytest.mark.parametrize(
+    ("case", "gpu", "measured"),
+    [
+        ("resnet18-a100-qat", "A100 80GB PCIe", 0.882),
+        ("resnet18-a100-qat-residual", "A100 80GB PCIe", 0.546),
+        ("resnet18-a100-qat-residual-qgap", "A100 80GB PCIe", 0.5),
+        ("mobilenetv2-titanrtx-qat-residual", "TITAN RTX", 0.264),
+        ("resnet18-qat-rtx2000-trt8510", "RTX 2000 Ada Laptop", 0.134),
+    ],
+)
 def test_measured_engines_lie_in_the_range(case, gpu, measured):
     _, time = timed(evidence.graph(case), find(gpu), advice=False, graph=True, compare=False)
     assert time.low_ms <= measured <= time.high_ms

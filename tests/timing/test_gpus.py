@@ -26,13 +26,42 @@ from qdqtool.trt.rtx.predict import status_of
 from qdqtool.trt.targets import RTX, TARGETS
 from qdqtool.types import Evidence, Precision
 from tests.raising import raises
-from tests.tables import cases, in_turn
 from tests.timing.models import GPU, SHARED, TARGET, chain, timed
 from tests.trt import evidence
 from tests.trt.builder import Graph
 
 
-@in_turn(*cases("timing/gpus-names"))
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ("RTX 3080 Ti", "RTX 3080 Ti"),
+        ("NVIDIA GeForce RTX 3080 Ti", "RTX 3080 Ti"),
+        ("rtx3080ti", "RTX 3080 Ti"),
+        ("Jetson Orin Nano", "Jetson Orin Nano 8GB"),
+        ("orin-nx", "Jetson Orin NX 16GB"),
+        ("AGX Orin", "Jetson AGX Orin 64GB"),
+        ("NVIDIA A100 80GB PCIe", "A100 80GB PCIe"),
+        ("A100-SXM4-40GB", "A100 40GB"),
+        ("T4", "Tesla T4"),
+        ("V100-SXM2-16GB", "Tesla V100"),
+        ("RTX 3060 (12GB)", "RTX 3060"),
+        ("RTX 4070 SUPER", "RTX 4070 Super"),
+        ("NVIDIA RTX 2000 Ada Generation Laptop GPU", "RTX 2000 Ada Laptop"),
+        ("NVIDIA H100 80GB HBM3", "H100 SXM"),
+        ("rtx 4070 ti super", "RTX 4070 Ti Super"),
+        ("3060", "RTX 3060"),
+        ("1660 super", "GTX 1660 Super"),
+        ("4070 ti super", "RTX 4070 Ti Super"),
+        ("T1000", "T1000"),
+        ("NVIDIA T1000 8GB", "T1000"),
+        ("MX450", "MX450"),
+        ("RTX 3050 6GB", "RTX 3050 6GB"),
+        ("RTX 4060 Ti 16GB", "RTX 4060 Ti"),
+        ("DGX Spark", "GB10"),
+        ("gtx_1660_ti", "GTX 1660 Ti"),
+        ("2080ti", "RTX 2080 Ti"),
+    ],
+)
 def test_names(typed, name):
     assert gpus.find(typed).name == name
 
@@ -71,7 +100,7 @@ def test_a_name_that_boards_share_is_refused_with_their_names(typed, boards):
     )
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("typed", "taken", "others"),
     [
         ("A100", "A100 40GB", {"A100 80GB PCIe", "A100 80GB SXM"}),
@@ -89,7 +118,7 @@ def test_what_a_short_name_could_mean_besides_is_said(typed, taken, others):
 
 
 # Dense INT8 TOPS and FP16 TFLOPS as NVIDIA's data sheets and whitepapers print them (half of the sparse figure).
-@in_turn(
+@pytest.mark.parametrize(
     ("name", "int8", "fp16"),
     [
         ("A100 40GB", 624, 312),
@@ -114,7 +143,7 @@ def test_rates_agree_with_published_ones(name, int8, fp16):
         assert math.isclose(2e-12 * gpu.mac_rate(Precision.FP16), fp16, rel_tol=0.1)
 
 
-@in_turn("typed", ["rtx 9999", "", "jetson", "x" * 1000, "banana"])
+@pytest.mark.parametrize("typed", ["rtx 9999", "", "jetson", "x" * 1000, "banana"])
 def test_unknown_names_are_refused_with_a_way_out(typed):
     with pytest.raises(QdqtoolError, match="qdqtool gpus"):
         gpus.find(typed)
@@ -170,7 +199,18 @@ def test_gpus_that_are_unknown_or_described(tmp_path: Path, capsys: pytest.Captu
     assert {text: calibration.measured_time(text) for text in times} == times
 
 
-@in_turn(*cases("timing/gpus-bad-descriptions"))
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sm=8.6",
+        "sm=8.6,sms=0,clock=1,bandwidth=1",
+        "sm=x,sms=1,clock=1000,bandwidth=10",
+        "foo=1",
+        "sm=4.0,sms=1,clock=1000,bandwidth=10",
+        "sm=8.6,sms=nan,clock=1000,bandwidth=10",
+        "sm=8.6,sms=1,clock=1000,bandwidth=inf",
+    ],
+)
 def test_bad_descriptions(text):
     with pytest.raises(QdqtoolError):
         gpus.chosen(text)
@@ -211,7 +251,7 @@ def codes(proto: onnx.ModelProto, sm: str, target: str = "trt8.5") -> set[str]:
     return {f.code for f in prediction.findings if f.code.startswith("GPU-")}
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("sm", "told"),
     [
         ("GTX 1660", {"GPU-DP4A", "GPU-FUSION"}),
@@ -227,12 +267,12 @@ def codes(proto: onnx.ModelProto, sm: str, target: str = "trt8.5") -> set[str]:
         ("8.7", set()),
     ],
 )
-@in_turn("act", ["LeakyRelu", "SiLU"])
+@pytest.mark.parametrize("act", ["LeakyRelu", "SiLU"])
 def test_gpus(sm: str, told: set[str], act: str) -> None:
     assert codes(network(act), sm) - {"GPU-NO-FP16"} == told
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("request_", "int8"),
     [
         (Request(sm="75"), 0),
@@ -253,7 +293,7 @@ def test_tensorrt_rtx_has_no_int8_on_turing(request_: Request, int8: int) -> Non
     assert predict_on(network(), "trt8.5", request_)[0].summary()["int8"] == 2
 
 
-@in_turn("gpu", gpus.gpus())
+@pytest.mark.parametrize("gpu", gpus.gpus())
 def test_tensorrt_rtx_is_predicted_for_gpus_that_it_builds_for(gpu: gpus.Gpu) -> None:
     """What ``ComputeCapability`` of its 1.7.1 names: Turing, Ampere, Ada and Blackwell of PCs."""
     g = Graph()
@@ -281,7 +321,7 @@ def test_everything_that_takes_a_gpu_refuses_one_that_tensorrt_rtx_is_not_for() 
             call()
 
 
-@in_turn(("gpu", "refused"), [("RTX 4090", False), ("RTX 3060", True)])
+@pytest.mark.parametrize(("gpu", "refused"), [("RTX 4090", False), ("RTX 3060", True)])
 def test_a_type_that_a_gpu_lacks_ends_the_build_for_it_alone(gpu: str, refused: bool) -> None:
     g = Graph(opset=19)
     scale, zero = g.const("scale", np.float32(0.1)), "zero"
@@ -332,7 +372,7 @@ TI = {
 }
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("name", "facts", "board", "sms", "clock", "bandwidth"),
     [
         ("Orin", ORIN_NX, "Jetson Orin NX 8GB", 4, 612, 102.4),
@@ -513,7 +553,17 @@ def test_bad_calibrations(text):
         timed(chain(), calibrate=text)
 
 
-@pytest.mark.parametrize(*cases("timing/gpus-damaged-calibration-files"))
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"schema": "qdqtool/time-calibration/1"}',
+        '{"schema": "qdqtool/time-calibration/1", "gpu": "RTX 3060", "factor": NaN, "kernel_us": 0}',
+        '{"schema": "qdqtool/time-calibration/1", "gpu": "RTX 3060", "factor": 1e9, "kernel_us": 0}',
+        "[",
+        "{}",
+        "",
+    ],
+)
 def test_damaged_calibration_files(tmp_path, content):
     file = tmp_path / "c.json"
     file.write_text(content)

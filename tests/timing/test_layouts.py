@@ -15,7 +15,6 @@ from qdqtool.timing.physics import NAMES, constants, factor_of, seconds
 from qdqtool.timing.work import Layout, Work, reformats_of, region_nodes, work_in_region
 from qdqtool.types import EngineLayer, Precision, TensorPrecision
 from tests.slow import slow_after
-from tests.tables import in_turn
 from tests.timing.models import GPU, workload
 from tests.trt import evidence
 from tests.trt.builder import Graph
@@ -49,7 +48,7 @@ TO_HALF = (layer("Convolution", "q", "h"), conv(I8, HALF))
 MAPS = Work(work.POINTWISE, HALF, HALF)
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("engine", "outputs", "expected"),
     [
         (
@@ -147,7 +146,7 @@ def test_residuals_and_older_architectures():
     assert {str(x) for x in Layout} == {"linear", "NC/2HW2", "NC/4HW4", "NC/32HW32", "NHWC8"}
 
 
-@in_turn("shape", [None, (1, 64), (1, 64, 1, 1), (1, 64, 400)])
+@pytest.mark.parametrize("shape", [None, (1, 64), (1, 64, 1, 1), (1, 64, 400)])
 def test_what_has_no_positions_has_no_layout(shape):
     assert changes(Q, TO_HALF, (layer("PointWise", "h", "p"), MAPS), shape=shape) == []
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import pytest
 
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load
 from qdqtool.trt import importer, pipeline
 from qdqtool.trt.targets import target_named
-from tests.tables import in_turn
 from tests.trt.builder import Graph
 from tests.trt.evidence import DIFFERENT, Rests, rests, simulated
 
@@ -345,7 +345,7 @@ def model_of(name: str) -> onnx.ModelProto:
 _simulated_graph = functools.cache(lambda name: _simulated(load(model_of(name)), TARGETS[name]))
 
 
-@in_turn("name", GRAPHS)
+@pytest.mark.parametrize("name", GRAPHS)
 def test_case_fires(name: str) -> None:
     assert name in _simulated_graph(name)[0]
 

@@ -3,13 +3,13 @@
 import math
 
 import numpy as np
+import pytest
 
 from qdqtool.model.qdq import Numbers
 from qdqtool.trt import detect
-from tests.tables import in_turn
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("count", "axis", "shape", "told"),
     [
         (16, 1, (8, 16), "neither"),
@@ -32,7 +32,7 @@ def test_no_scale_and_an_axis_that_is_not_there_count_where_it_is_strict(
     assert found == {"neither": [False, False], "strict": [False, True], "both": [True, True]}[told]
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("scales", "bad", "infinite"),
     [
         ([0.1, 2.0], [], []),

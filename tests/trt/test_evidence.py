@@ -12,7 +12,6 @@ from qdqtool.trt import pipeline
 from qdqtool.trt.targets import BUILDS
 from qdqtool.types import ConvOutcome, Event, Evidence, Precision
 from qdqtool.verification.lines import in_order
-from tests.tables import in_turn
 from tests.trt.evidence import CASES, WITH_TRACE, built_trace, prediction, truth
 
 # Names of these depend on how the parser numbers the layers of a post-processing tail; no Q/DQ pass is among them.
@@ -111,7 +110,7 @@ def test_folded_constants_of_the_transcribed_log() -> None:
     assert folded == {"Running": 292, "Removing": 353}
 
 
-@in_turn("case", [c for c in CASES if "types" in truth(c)])
+@pytest.mark.parametrize("case", [c for c in CASES if "types" in truth(c)])
 def test_types_of_every_layer(case: str) -> None:
     predicted = {layer.name: layer for layer in prediction(case).layers}
     for name, (inputs, output) in truth(case)["types"].items():
@@ -157,7 +156,7 @@ WORDS = {
 }
 
 
-@in_turn("name", pipeline.cases())
+@pytest.mark.parametrize("name", pipeline.cases())
 def test_case_says_what_it_rests_on(name: str) -> None:
     case = pipeline.cases()[name]
     assert case.says.endswith(".")
@@ -170,7 +169,7 @@ def test_case_says_what_it_rests_on(name: str) -> None:
 
 
 @pytest.mark.skipif(not LOGS.is_dir(), reason="the published logs are not available")
-@in_turn(("name", "build"), BY_LINE)
+@pytest.mark.parametrize(("name", "build"), BY_LINE)
 def test_the_line_says_so(name: str, build: str) -> None:
     folder, _, number = build.partition(":")
     source = next(p for p in (LOGS / folder / "log.txt", LOGS / folder / "lines.txt") if p.exists())

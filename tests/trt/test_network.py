@@ -22,7 +22,6 @@ from qdqtool.trt.passes._infra import Pass
 from qdqtool.trt.pipeline import PassError
 from qdqtool.trt.targets import TARGETS, target_named
 from tests.slow import slow_after
-from tests.tables import cases, in_turn
 from tests.trt.builder import Graph
 from tests.trt.evidence import DIFFERENT
 from tests.trt.evidence import graph as published
@@ -131,7 +130,7 @@ def test_what_stands_alone_and_in_order() -> None:
     assert [layer.name for layer in network.near(LayerKind.UNARY)] == ["d", "last"]
 
 
-@in_turn(
+@pytest.mark.parametrize(
     "edit",
     [
         "set_input",
@@ -225,7 +224,7 @@ def test_weights_that_two_matrix_products_read(g: Graph, target: str) -> None:
         )
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("op", "attributes", "kind"),
     [
         ("LRN", {"size": 3}, "LRN"),
@@ -400,7 +399,25 @@ def _small(name: str) -> onnx.ModelProto:
     return g.model(y)
 
 
-@in_turn(*cases("trt/network-four-small-graphs-as-10"))
+@pytest.mark.parametrize(
+    ("name", "int8", "computing", "conversions"),
+    [
+        ("per_channel_conv", 1, [("Convolution", ["INT8"], "FLOAT")], ["c.in.Q"]),
+        (
+            "symmetric_matmul",
+            1,
+            [("kgen", ["FLOAT"], "INT8"), ("MatrixMultiply", ["INT8"], "FLOAT")],
+            [],
+        ),
+        (
+            "residual_branches",
+            0,
+            [("Convolution", ["FLOAT"], "FLOAT"), ("PointWise", ["INT8", "INT8"], "FLOAT")],
+            ["b0.Q", "b1.Q"],
+        ),
+        ("conv_bn_relu", 0, [("Convolution", ["FLOAT"], "FLOAT")], []),
+    ],
+)
 def test_four_small_graphs_as_10_3_built_them(
     name: str, int8: int, computing: list[tuple[str, list[str], str]], conversions: list[str]
 ) -> None:
@@ -583,7 +600,7 @@ def test_shape_arithmetic_is_no_layer(g: Graph, where: str) -> None:
     assert ("mixed" in names) is (where != "plain")
 
 
-@in_turn(
+@pytest.mark.parametrize(
     "op",
     [
         "Relu",

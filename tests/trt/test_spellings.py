@@ -15,7 +15,6 @@ from qdqtool.trt.refusals import NonzeroZeroPoint
 from qdqtool.types import Evidence, Precision, Prediction
 from tests.insertion.nets import detector
 from tests.slow import slow_after
-from tests.tables import in_turn
 from tests.trt.builder import Graph
 from tests.trt.rtx.test_patterns import FOLDER, patterns  # noqa: F401
 
@@ -42,9 +41,9 @@ def changed(model: onnx.ModelProto, change: Callable[[onnx.NodeProto], None]) ->
     return model
 
 
-@in_turn("constant_nodes", [False, True])
-@in_turn("weights", ["qdq", "tensor", "int8"])
-@in_turn("target", ["trt8.0", "trt8.4", "trt8.5", "trt8.6", "trt10"])
+@pytest.mark.parametrize("constant_nodes", [False, True])
+@pytest.mark.parametrize("weights", ["qdq", "tensor", "int8"])
+@pytest.mark.parametrize("target", ["trt8.0", "trt8.4", "trt8.5", "trt8.6", "trt10"])
 def test_weights_and_constants(weights: str, constant_nodes: bool, target: str) -> None:
     prediction = predict(chain(Graph(constant_nodes=constant_nodes), weights), target, advice=False)
     assert outcomes(prediction) == EXPECTED
@@ -94,7 +93,7 @@ def of_ir_3() -> onnx.ModelProto:
     return model
 
 
-@in_turn(
+@pytest.mark.parametrize(
     "model",
     [
         # Before opset 13 there is one scale for a tensor, and Split and Softmax read differently.

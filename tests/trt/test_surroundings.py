@@ -21,7 +21,6 @@ from qdqtool.trt.surroundings import (
     scale_of,
     weighted_behind,
 )
-from tests.tables import cases, in_turn
 from tests.trt.builder import Graph
 
 
@@ -197,7 +196,17 @@ def test_origins_and_scales(g: Graph) -> None:
     assert (a.scale, differ([a]), differ([a, b]), differ([a, c])) == (None, False, True, True)
 
 
-@in_turn(*cases("trt/surroundings-where-a-tensor-comes-from"))
+@pytest.mark.parametrize(
+    ("form", "node", "path", "quantizer", "convolution"),
+    [
+        ("input", "", [], "", ""),
+        ("exp", "e", [], "", ""),
+        ("pool", "e", ["pool"], "", ""),
+        ("concat", "cat", [], "", ""),
+        ("pair", "p.DQ", ["pool"], "p.Q", ""),
+        ("conv", "c", ["pool"], "", "c"),
+    ],
+)
 def test_where_a_tensor_comes_from(
     form: str, node: str, path: list[str], quantizer: str, convolution: str
 ) -> None:

@@ -21,7 +21,6 @@ from qdqtool.trt.targets import (
 from qdqtool.types import ConvOutcome, Evidence, Precision
 from tests.fuzz.net import Net
 from tests.raising import raises
-from tests.tables import cases, in_turn
 from tests.trt.builder import Graph
 
 CLASSIC = [t for t in TARGETS.values() if not t.is_rtx]
@@ -59,7 +58,7 @@ def test_every_target_answers(target: str) -> None:
     assert {name: conv.evidence for name, conv in found(stem(), target).items()} == expected
 
 
-@in_turn("target", TARGETS)
+@pytest.mark.parametrize("target", TARGETS)
 def test_what_constants_alone_make_is_computed_while_building(target: str) -> None:
     """Such as the table of positions in Swin V2: TensorRT-RTX lists no layer for it."""
     net = Net(17)
@@ -77,7 +76,21 @@ def test_what_constants_alone_make_is_computed_while_building(target: str) -> No
 
 
 # Each property came, or went, with one version and stayed so; rtx1.7 is a compiler of its own.
-@in_turn(*cases("trt/targets-what-a-version-brought-stays"))
+@pytest.mark.parametrize(
+    ("prop", "since", "on_rtx"),
+    [
+        ("merges_parallel", "trt8.4", True),
+        ("fuses_stem_pool", "trt8.4", True),
+        ("int8_weights", "trt8.5", True),
+        ("multiply_in_pointwise_name", "trt10", False),
+        ("constants_first", "trt10", False),
+        ("float16_scales", "trt10", True),
+        ("strongly_typed", "trt11", True),
+        ("residual_through_activation", "trt11", False),
+        ("copies_dq", "trt11", False),
+        ("transposed_per_channel", None, False),
+    ],
+)
 def test_what_a_version_brought_stays(prop: str, since: str | None, on_rtx: bool) -> None:
     having = {t.name for t in CLASSIC if getattr(t, prop) is True}
     assert having == {t.name for t in CLASSIC if since and t.version >= TARGETS[since].version}
@@ -108,7 +121,7 @@ def test_outcomes_of_rtx_are_proven_as_its_rules_are(
     assert {conv.evidence for conv in found(stem(), "rtx9.9").values()} == {evidence}
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("name", "before"),
     [
         ("trt8.0", None),
@@ -139,8 +152,8 @@ def test_stems_and_default_targets(g: Graph) -> None:
     assert (conv.evidence, conv.cases[-1]) == (Evidence.ASSUMED, "ConvActPoolFusion/stem-other")
 
 
-@in_turn("target", [t.name for t in CLASSIC if not t.strongly_typed])
-@in_turn("half", [False, True])
+@pytest.mark.parametrize("target", [t.name for t in CLASSIC if not t.strongly_typed])
+@pytest.mark.parametrize("half", [False, True])
 def test_float_remainder_is_the_builders_choice(target: str, half: bool) -> None:
     assert found(stem(half), target)["b"].output == FLOAT
 
@@ -196,7 +209,23 @@ def test_unknown_scale_is_an_assumption(g: Graph) -> None:
     assert {c.name: c.evidence for c in prediction.convolutions}["c"] == Evidence.ASSUMED
 
 
-@in_turn(*cases("trt/targets-target-of-a-version"))
+@pytest.mark.parametrize(
+    ("version", "target"),
+    [
+        ("8.0.1", "trt8.0"),
+        ("8.2.3", "trt8.0"),
+        ("8.4.12", "trt8.4"),
+        ("8.5.2.2", "trt8.5"),
+        ("8.6", "trt8.6"),
+        ("9.3", "trt8.6"),
+        ("10.13.0", "trt10"),
+        ("11.4.1", "trt11"),
+        ("7.2.3", None),
+        ("", None),
+        ("unknown", None),
+        ("x.y", None),
+    ],
+)
 def test_target_of_a_version(version: str, target: str | None) -> None:
     if target is not None:
         assert target_of_version(version).name == target
@@ -205,7 +234,7 @@ def test_target_of_a_version(version: str, target: str | None) -> None:
         target_of_version(version)
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("version", "lists_layers", "flags"),
     [
         ("8.0.3", False, True),
@@ -220,7 +249,21 @@ def test_what_trtexec_takes(version: str, lists_layers: bool, flags: bool) -> No
     assert trtexec_of_version("no version") is None
 
 
-@in_turn(*cases("trt/targets-the-printed-command-has-the"))
+@pytest.mark.parametrize(
+    ("target", "flags", "said"),
+    [
+        ("trt8.0", {"--fp16", "--int8"}, ""),
+        ("8.6.1", {"--fp16", "--int8"}, ""),
+        ("trt10", {"--fp16", "--int8"}, "10.12 and later"),
+        ("10.3", {"--fp16", "--int8"}, "on a Jetson"),
+        ("10.11", {"--fp16", "--int8"}, ""),
+        ("10.12", {"--fp16", "--int8"}, "deprecated"),
+        ("10.15.1", {"--fp16", "--int8"}, "deprecated"),
+        ("10.15.1-strongly-typed", {"--stronglyTyped"}, ""),
+        ("trt11", set(), ""),
+        ("11.4", set(), ""),
+    ],
+)
 def test_the_printed_command_has_the_flags_of_its_version(
     target: str, flags: set[str], said: str
 ) -> None:
@@ -235,7 +278,7 @@ def test_the_printed_command_has_the_flags_of_its_version(
     assert said in remark and bool(said) == bool(remark) and command.endswith("> build.log 2>&1")
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("given", "named"),
     [
         ("10.7", "10.7"),
@@ -251,7 +294,7 @@ def test_a_target_is_named_as_it_was_given(given: str, named: str) -> None:
     assert target_named(named) == target_named(given)
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("given", "name"),
     [
         ("10.3", "trt10"),
@@ -275,7 +318,7 @@ def test_a_version_is_answered_by_the_nearest_rules(given: str, name: str) -> No
     )
 
 
-@in_turn("given", ["7", "trt7", "85", "ten", "8.5-strongly-typed", "10.x"])
+@pytest.mark.parametrize("given", ["7", "trt7", "85", "ten", "8.5-strongly-typed", "10.x"])
 def test_what_is_no_version(given: str) -> None:
     with pytest.raises(QdqtoolError):
         target_named(given)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from qdqtool.trt import trace
 from qdqtool.types import Event
-from tests.tables import in_turn, rows
+from tests.tables import rows
 
 # Lines of real logs (8.2 to 8.5), with the event each one says when nothing was read before it.
 LINES = rows("logs/trace.tsv")
@@ -26,7 +26,7 @@ def test_line_and_event(row: list[str]) -> None:
     assert trace.render(event) == line
 
 
-@in_turn(
+@pytest.mark.parametrize(
     "line",
     [
         "",

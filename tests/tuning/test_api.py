@@ -40,7 +40,6 @@ from tests.insertion.test_smoothing import heavy
 from tests.insertion.transformers import samples, vit
 from tests.raising import raises
 from tests.slow import slow_after
-from tests.tables import cases
 from tests.tuning.nets import branchy, planner_of, resnet, segmentation
 
 DATA = images(16, 16, 16)
@@ -599,7 +598,24 @@ def test_a_limited_run_measures_the_obvious_first_and_ends_in_time(
         assert sweeps and any("sensitivity" in p or "choice" in p for p in points)
 
 
-@pytest.mark.parametrize(*cases("tuning/api-wrong-options"))
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"keep": 1.5}, "_check `keep` 1.5"),
+        ({"keep": 0.9, "budget_ms": 1.0, "gpu": "T4"}, "_check `keep` `budget_ms`"),
+        ({"budget_ms": 1.0}, "_check `budget_ms` `gpu`"),
+        ({"gpu": "no such gpu"}, "find 'no such gpu'"),
+        ({"gpu": "Jetson Nano"}, "_gpu `gpu` Jetson"),
+        ({"gpu": "T4", "target": "rtx1.7"}, "_gpu `gpu` T4"),
+        ({"head": "x"}, "concern.<locals>.init `head='x'"),
+        ({"method": "kl"}, "concern.<locals>.init `method='kl'"),
+        ({"metric": "nowhere:f"}, "imported `metric` 'nowhere'"),
+        ({"workers": 0}, "_check `workers` 0"),
+        ({"time_limit": -1.0}, "_check `time_limit` -1"),
+        ({"exclude": ["("]}, "compile_pattern `exclude` '('"),
+        ({"method_for": [("nothing", "max")]}, "MethodChoice.check `method_for` nothing=max"),
+    ],
+)
 def test_wrong_options(options: dict[str, Any], told: str) -> None:
     with raises(QdqtoolError, told):
         qdqtool.tune(branchy(), DATA, **options)

@@ -15,7 +15,6 @@ from qdqtool.tuning.measure import Partition
 from qdqtool.tuning.sites import BETWEEN, CONVOLUTION, FREE, INT8, NO_GAIN, Candidate, Gain, Site
 from tests.insertion.nets import Net, images, run
 from tests.raising import raises
-from tests.tables import cases
 from tests.tuning.nets import branchy, planner_of, resnet, segmentation
 
 SITES = {
@@ -207,7 +206,14 @@ def test_parts_one_after_the_other_compute_what_the_whole_computes(make: object)
     }
 
 
-@pytest.mark.parametrize(*cases("tuning/candidates-sentence"))
+@pytest.mark.parametrize(
+    ("seconds", "workers", "end"),
+    [
+        (3.0, 1, "at most about a minute with 1 worker"),
+        (600.0, 2, "at most about 10 minutes with 2 workers"),
+        (None, 2, "what an earlier run measured is taken"),
+    ],
+)
 def test_sentence(seconds: float | None, workers: int, end: str) -> None:
     text = sentence(choices=70, never=20, images=8, seconds=seconds, workers=workers)
     begin = "70 choices to measure on 8 images (20 more cannot pay and are not measured), then combinations: "

@@ -28,7 +28,6 @@ from qdqtool.tuning.measurements import Measurements, Sets, open_sets
 from qdqtool.tuning.metrics import AgreementMap, OutputAgreement, UserMetric, metric_for, resampled
 from tests.insertion.nets import Net, images, run
 from tests.raising import raises
-from tests.tables import cases, in_turn
 from tests.tuning.nets import branchy, job_of, planner_of, resnet, segmentation
 
 DATA = images(5, 16, 16)
@@ -304,7 +303,7 @@ def detections(*boxes: tuple[float, float, float, float, int, float]) -> dict[st
 FIRST, SECOND = (50, 50, 20, 20, 0, 0.9), (150, 50, 20, 20, 1, 0.8)
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("found", "value"),
     [
         ([FIRST, SECOND, (200, 50, 9, 9, 1, 0.1)], 1.0),
@@ -378,7 +377,15 @@ def test_functions_by_name(module: str) -> None:
     assert values == [1.0, 0.0] and metric.value(values) == 0.5
 
 
-@pytest.mark.parametrize(*cases("tuning/measure-a-function-that-fails-is"))
+@pytest.mark.parametrize(
+    ("function", "named"),
+    [
+        ("broken", "KeyError 'labels"),
+        ("leaves", "SystemExit 3"),
+        ("nothing", "nan"),
+        ("huge", "1e+200"),
+    ],
+)
 def test_a_function_that_fails_is_named_with_the_image(
     module: str, function: str, named: str
 ) -> None:
@@ -388,7 +395,17 @@ def test_a_function_that_fails_is_named_with_the_image(
         )
 
 
-@in_turn(*cases("tuning/measure-a-name-that-is-none"))
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("top1", "package.module:function"),
+        (":top1", "package.module:function"),
+        ("mymetrics:", "package.module:function"),
+        ("nowhere.at.all:f", "ModuleNotFoundError"),
+        ("mymetrics:missing", "AttributeError 'missing'"),
+        ("mymetrics:number", "function"),
+    ],
+)
 def test_a_name_that_is_none(module: str, name: str, message: str) -> None:
     with raises(QdqtoolError, f"imported {name}: {message}"):
         metric_for(Model(branchy()), name)
@@ -467,7 +484,7 @@ def test_sets_of_files_go_through_pickle_and_are_told_by_content(tmp_path: Path)
     assert sets().fingerprint == one.fingerprint != sets(1).fingerprint
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("data", "evaluation", "message"),
     [
         (numbered(3), None, "open_sets 3"),

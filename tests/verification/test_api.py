@@ -52,7 +52,6 @@ from tests.buildlog.evidence import build_file
 from tests.buildlog.samples import build_of
 from tests.raising import raises
 from tests.slow import slow_after
-from tests.tables import cases, in_turn
 from tests.trt.builder import Graph
 from tests.trt.evidence import HOME, prediction
 from tests.trt.evidence import model as published
@@ -194,7 +193,16 @@ def test_the_recorded_logs(case: str, convolutions: int, lines: int) -> None:
     ) == (convolutions, lines, lines, lines, 0)
 
 
-@pytest.mark.parametrize(*cases("verification/api-the-recorded-listings"))
+@pytest.mark.parametrize(
+    ("case", "files", "convolutions"),
+    [
+        ("resnet18-a100-qat", ["graph.json", "profile.json"], 21),
+        ("resnet18-a100-qat-residual", ["graph.json"], 21),
+        ("resnet18-a100-qat-residual-qgap", ["graph.json"], 21),
+        ("mobilenetv2-titanrtx-qat-residual", ["graph.json"], 53),
+        ("centernet-resnet34-qat-trt80", ["log.txt"], 48),
+    ],
+)
 def test_the_recorded_listings(case: str, files: list[str], convolutions: int) -> None:
     built = [build_file(case, f) for f in files]
     result = verify(published(case), *built)
@@ -288,7 +296,7 @@ def model(count: int) -> Model:
     return Model(g.model(*(g.conv(x, f"c{i}", 8, 1) for i in range(count))))
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("build", "target", "chosen", "told"),
     [
         (Build(tensorrt="8.5.2"), None, "trt8.5", None),
@@ -324,7 +332,7 @@ def named(count: int) -> list[BuiltLayer]:
     return [layer(f"c{i}") for i in range(count)] + [layer("other", "PointWiseV2")]
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("total", "found", "same"),
     [
         (5, 1, True),
@@ -345,7 +353,7 @@ def test_a_fifth_of_the_names_makes_it_the_same_model(total: int, found: int, sa
         check_same_model(model(total), build)
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("build", "allowed"),
     [
         (Build(layers=[layer("a", "Myelin"), layer("b", "Myelin")]), True),
@@ -365,7 +373,7 @@ def test_an_engine_that_is_all_myelin_names_nothing(build: Build, allowed: bool)
         check_same_model(model(3), build)
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("flags", "layers", "told"),
     [
         ("int8", [layer("a", inputs="FP32", outputs="FP32")], True),
@@ -395,7 +403,7 @@ def test_fp32_is_a_matter_of_flags(flags: str, layers: list[BuiltLayer], told: b
     assert remarks(found) == [Remark.NO_FP16_FLAG] * told
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("complete", "unknown", "mismatch", "partial", "code"),
     [
         (True, 0, False, False, 0),

@@ -22,7 +22,6 @@ from qdqtool.verification.convolutions import (
     compare_convolutions,
 )
 from tests.builders.models import two_convolutions
-from tests.tables import in_turn
 from tests.trt.builder import Graph
 from tests.verification.test_api import layer
 
@@ -71,7 +70,7 @@ def said_of(outcome: ConvOutcome, *layers: BuiltLayer, **build: object) -> tuple
     return (found.mismatches[0].differs, *found.mismatches[0].values) if found.mismatches else ()
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("outcome", "name", "inputs", "outputs", "said"),
     [
         (PLAIN, "b", "INT8", "FP16", ()),
@@ -111,7 +110,7 @@ def test_a_layer(
     assert said_of(outcome, layer(name, inputs=inputs, outputs=outputs)) == said
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("place", "outputs", "said"),
     [
         (0, "FP16 INT8", ()),
@@ -129,7 +128,7 @@ def test_each_of_two_merged_convolutions_has_its_output(
     assert said_of(PLAIN, layer(name, inputs="INT8 FP16", outputs=outputs)) == said
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("inputs", "outputs"), [("", "INT8"), ("INT8", ""), ("UNKNOWN", "INT8"), ("INT8", "UNKNOWN")]
 )
 def test_a_layer_that_tells_no_types_is_unknown(inputs: str, outputs: str) -> None:
@@ -170,7 +169,7 @@ def test_what_tells_nothing() -> None:
 # Pass lines -----------------------------------------------------------------------------------------------------
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("events", "ended", "outcome", "agree", "wrong"),
     [
         ([line("(d and w)", 7)], True, PLAIN, 1, 0),
@@ -257,7 +256,7 @@ def test_what_is_told_of_a_line(g: Graph) -> None:
 # Both -----------------------------------------------------------------------------------------------------------
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("events", "ended", "inputs", "outputs", "contradiction"),
     [
         ([line("(d)", 7)], True, "INT8", "FP16", None),
@@ -286,7 +285,7 @@ def test_a_log_that_says_two_things(
 # Kernels of Myelin ----------------------------------------------------------------------------------------------
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("kind", "nodes", "inputs", "outputs", "agree"),
     [
         ("correlation", ["b"], "INT8 INT8", "FP16", 1),
@@ -342,7 +341,7 @@ def nodes_of(*layers: BuiltLayer) -> list[BuiltNode]:
     return built_nodes(model, layers, {n.index: n.name for n in model.nodes})
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("kind", "name", "inputs", "constants", "output", "expected"),
     [
         ("correlation", "first_myl0_1", "Int8", "Int8 Float Float", "Float", "INT8"),
@@ -481,7 +480,7 @@ def test_a_kernel_whose_name_leaves_steps_out_tells_by_its_floats(
     assert [str(r.precision) for r in nodes_of(one)] == [precision, "UNKNOWN"]
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("name", "inputs", "constants", "output", "precision"),
     [
         (
@@ -510,7 +509,7 @@ def test_products_with_casts_behind_and_products_written_out(
     assert nodes_of(one)[0].precision == precision
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("inputs", "precision"),
     [
         ("Int8 Int8 Int8", "INT8"),

@@ -51,7 +51,6 @@ from qdqtool.verification.lines import (
 )
 from tests.buildlog.samples import build_of
 from tests.raising import raises
-from tests.tables import in_turn
 from tests.trt.builder import Graph
 from tests.trt.evidence import HOME, prediction
 from tests.verification.synthetic import log_of
@@ -93,8 +92,10 @@ def logged(*events: Event) -> list[LogEvent]:
 # Lines ----------------------------------------------------------------------------------------------------------
 
 
-@in_turn(("events", "kind"), [(QDQ, MismatchKind.TRACE), (COPIES, MismatchKind.COPY)])
-@in_turn("ended", [True, False])
+@pytest.mark.parametrize(
+    ("events", "kind"), [(QDQ, MismatchKind.TRACE), (COPIES, MismatchKind.COPY)]
+)
+@pytest.mark.parametrize("ended", [True, False])
 def test_lines_of_one_side(events: list[Event], kind: MismatchKind, ended: bool) -> None:
     """One more in the log is always a mismatch; one less only where the log holds the passes to their end."""
     compare = functools.partial(compare_trace, kind=kind)
@@ -160,7 +161,7 @@ def q(name: str, line: int = 0) -> BuiltLayer:
     return layer(name, "Reformat", "FP32", "INT8", line=line)
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("build", "ended", "built"),
     [
         (Build(layers=[q("q0_QuantizeLinear"), q("q1_QuantizeLinear")]), False, 2),
@@ -263,7 +264,7 @@ def layers_of(prediction: Prediction, build: Build, *reported: str):  # type: ig
     return compare_layers(prediction, build, Mapper(MODEL, build.layers), reported)
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("first", "second", "same"),
     [
         ("/NonMaxSuppression_246", "/NonMaxSuppression", True),
@@ -281,7 +282,7 @@ def test_names_that_mean_one_layer(first: str, second: str, same: bool) -> None:
     assert not _layer_key(first).endswith("_") and _layer_key(first)
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("predicted_types", "built_types", "different"),
     [
         ([INT8], [INT8], False),
@@ -332,7 +333,7 @@ def test_a_tensor_with_two_types() -> None:
     assert inconsistent_tensors(MODEL, Build(layers=[untold, first, untold])) == []
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("tensor", "precision", "bindings", "wrong"),
     [
         ("x", FP32, [], False),

@@ -38,12 +38,11 @@ from qdqtool.verification.lines import agreement, in_order
 from tests.builders.models import two_convolutions
 from tests.buildlog.samples import build_of
 from tests.fuzz.net import Net
-from tests.tables import in_turn
 from tests.trt.builder import Graph
 from tests.verification.synthetic import log_of
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("kind", "rank"),
     [
         ("correlation", 0),
@@ -66,7 +65,7 @@ def test_how_telling_a_layer_is_of_a_product(kind: str, rank: int | None) -> Non
     )
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("kind", "name", "aside"),
     [
         ("Constant", "c", True),
@@ -95,7 +94,7 @@ FIRST, SECOND = (n for n in MODEL.nodes if n.op == "Conv")
 RELU = next(n for n in MODEL.nodes if n.op == "Relu")
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("name", "node"),
     [
         ("/m.0/cv", FIRST),
@@ -161,7 +160,7 @@ def layer(name: str, kind: str = "CaskConvolution", *nodes: str) -> BuiltLayer:
     return BuiltLayer(name, kind, onnx_names=list(nodes))
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("layers", "found"),
     [
         ([layer("/m.0/cv")], 0),
@@ -200,7 +199,7 @@ def test_the_layer_of_a_convolution(layers: list[BuiltLayer], found: int | None)
     assert (None if place is None else layers.index(place[0])) == found
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("build", "found"),
     [
         (Build(), 0),
@@ -279,7 +278,7 @@ def built(precision: Precision, output: Precision, status: str = "built") -> Bui
     return BuiltModel("tensorrt-rtx", status, nodes=rows)
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("precision", "output", "same", "agrees"),
     [
         (INT8, ONE.output, True, True),

@@ -29,7 +29,6 @@ from qdqtool.verification.api import _wrong, compare_assuming, exit_code, verify
 from qdqtool.verification.lines import Verification
 from qdqtool.verification.times import compare_times, measured_time, not_compared, plain_in
 from tests.buildlog.samples import build_of
-from tests.tables import in_turn
 from tests.trt.builder import Graph
 from tests.verification.synthetic import log_of
 
@@ -88,7 +87,7 @@ def test_nothing_to_compare(g: Graph) -> None:
     assert result.prediction is predicted and result.notes == [] and result.mismatches == []
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("told", "measured"),
     [
         ({"median": 2.0, "mean": 3.0}, 2.0),
@@ -111,7 +110,7 @@ def test_what_is_taken_for_the_measured_time(
     )
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("measured", "within"),
     [
         (TIME.low_ms, True),
@@ -178,7 +177,7 @@ def test_what_is_compared_layer_by_layer() -> None:
     assert measured_time(Build(profile_rows=rows))[0] == pytest.approx(sum(r.ms for r in rows))
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("flags", "plain"),
     [
         ((), Precision.FP16),
@@ -225,7 +224,7 @@ def test_notes_and_nothing_to_compare() -> None:
     assert not_compared(Build(profile_rows=[row("a", 0.25)]))[0].values["ms"] == 0.25
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("facts", "contradicts"),
     [
         ({"Compute Capability": "8.7", "SMs": "16"}, True),
@@ -309,7 +308,7 @@ def test_what_fits_nowhere_goes_to_the_nearest(value: str) -> None:
     assert (note.values["name"], note.values["value"]) == ("silu-add", value)
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("trace", "layers", "kinds", "wrong"),
     [
         (TraceCounts(), LayerCounts(), "", (0, 0)),

@@ -19,7 +19,6 @@ from qdqtool.base.process import collector_paused
 from qdqtool.commands import cli
 from qdqtool.errors import ClusterError
 from tests.raising import raises
-from tests.tables import in_turn
 
 #: Only looked for: reading all tests does not load it.
 pytestmark = pytest.mark.skipif(
@@ -34,12 +33,14 @@ def closed_port() -> int:
         return port
 
 
-@in_turn("where", ["local", "local:4", "tcp://host:8786", "tls://10.0.0.1:8786", "host:8786"])
+@pytest.mark.parametrize(
+    "where", ["local", "local:4", "tcp://host:8786", "tls://10.0.0.1:8786", "host:8786"]
+)
 def test_addresses(where: str) -> None:
     check_where(where)
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("where", "named"),
     [
         *(
@@ -147,7 +148,7 @@ def test_workers_of_this_machine_leave_no_folder_and_refuse_other_users(
     assert not list(tmp_path.iterdir())
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("where", "setting", "told"),
     [
         ("local:1", {"distributed.nanny.preload": ["no_such_module"]}, "_processes no_such_module"),

@@ -17,7 +17,6 @@ from qdqtool.trt.targets import target_named
 from qdqtool.types import Precision, Severity
 from tests.explain.graphs import GRAPHS, ones, weighted
 from tests.insertion.test_placement import with_sparse_weights
-from tests.tables import in_turn
 from tests.trt.builder import Graph
 
 
@@ -73,7 +72,7 @@ def test_scales_and_clean_models(g):
     assert "SCALE-DYNAMIC" in codes_of(GRAPHS["scale-computed"]())
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("changes", "code", "severity"),
     [
         ({"zero": 3}, "ZP-NONZERO", Severity.ERROR),

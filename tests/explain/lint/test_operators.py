@@ -20,7 +20,6 @@ from tests.explain.graphs import GRAPHS, ones
 from tests.insertion.nets import Net, check, images, in_half, run
 from tests.insertion.transformers import Tokens, samples, vit
 from tests.slow import slow_after
-from tests.tables import in_turn
 from tests.trt.builder import Graph
 
 
@@ -90,7 +89,7 @@ def test_plugins_rtx_and_biases(g, net: Net):
     assert "CONST-FP16" not in predict(model, "trt10").findings_by_code()
 
 
-@in_turn(("target", "plugin"), [("trt8.5", ["PLUGIN-OUTSIDE"]), ("rtx1.7", [])])
+@pytest.mark.parametrize(("target", "plugin"), [("trt8.5", ["PLUGIN-OUTSIDE"]), ("rtx1.7", [])])
 def test_a_plugin_that_is_called_as_an_integer_operator_is_none(
     target: str, plugin: list[str]
 ) -> None:
@@ -240,7 +239,7 @@ def normalized(form: str, eps: float) -> onnx.ModelProto:
     return net.model(opset)
 
 
-@in_turn("form", FORMS)
+@pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_a_norm_in_pieces_is_known(form: str) -> None:
     model = Model(normalized(form, 1e-5))
     (pieces,) = layer_norms(model)
@@ -435,7 +434,7 @@ def test_other_sums_of_squares_are_named_unless_fp16_is_known_to_hold_them(
     assert not norms(model, "trt11") and not fix(model, "trt10", ["NORM-PIECES"]).applied
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("op", "attributes", "held"),
     [
         ("Softmax", {}, True),
@@ -449,7 +448,7 @@ def test_other_sums_of_squares_are_named_unless_fp16_is_known_to_hold_them(
         ("Relu", {}, False),
     ],
 )
-@in_turn("between", [None, "Transpose", "Abs", "Add"])
+@pytest.mark.parametrize("between", [None, "Transpose", "Abs", "Add"])
 def test_squares_that_an_operator_in_front_bounds(
     op: str,
     attributes: dict[str, object] | tuple[float | None, float],
@@ -574,7 +573,9 @@ def test_fix_writes_layer_normalization(opset: int) -> None:
     assert not old.applied and old.proto.SerializeToString() == model.SerializeToString()
 
 
-@in_turn("form", ["as it is", "no bias", "nothing behind", "two axes", "one number as scale"])
+@pytest.mark.parametrize(
+    "form", ["as it is", "no bias", "nothing behind", "two axes", "one number as scale"]
+)
 def test_what_a_layer_normalization_computes_exactly(form: str) -> None:
     """Compared with numpy by hand."""
     rng = np.random.default_rng(1)
@@ -630,7 +631,7 @@ def test_what_a_layer_normalization_computes_exactly(form: str) -> None:
     np.testing.assert_allclose(run(made, {"x": value})[0], expected, atol=1e-5)
 
 
-@in_turn(
+@pytest.mark.parametrize(
     "change",
     [
         "read elsewhere",

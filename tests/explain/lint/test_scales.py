@@ -28,7 +28,6 @@ from qdqtool.trt.faults import (
 from tests.insertion.nets import detector
 from tests.insertion.transformers import samples, vit
 from tests.slow import slow_after
-from tests.tables import in_turn
 from tests.trt.builder import Graph
 
 RNG = np.random.default_rng(0)
@@ -113,7 +112,7 @@ def test_shared_scales_and_clipping(g: Graph) -> None:
     assert not any(f.code == "ACT-OUTLIER" for f in inserted.findings)
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("used", "factor"),
     [
         ([2.0, 1.9, 2.2, 2.0, 9.0], 2.0),

@@ -20,7 +20,6 @@ from qdqtool.render.reporting import page
 from tests.fuzz.grammar import network
 from tests.raising import raises
 from tests.render.reporting.conftest import Made
-from tests.tables import in_turn
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -118,7 +117,7 @@ def test_names_and_numbers(tmp_path: Path) -> None:
     assert page.counted(1, "layer") == "1 layer" and page.counted(3, "layer") == "3 layers"
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("name", "op", "told"),
     [
         ("/model.2/conv/Conv", "Conv", "model.2/conv"),

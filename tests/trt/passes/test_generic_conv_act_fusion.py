@@ -6,7 +6,6 @@ from qdqtool.model.operators import LayerKind
 from qdqtool.trt.passes.generic_conv_act_fusion import GenericConvActFusion
 from qdqtool.trt.refusals import ActivationBeforeAdd
 from qdqtool.types import Evidence
-from tests.tables import cases, in_turn
 from tests.trt.builder import Graph
 from tests.trt.passes.step import evidence_of, step
 
@@ -57,7 +56,21 @@ def test_silu_joined_with_a_residual_is_refused(g: Graph) -> None:
     assert (refusal.add, refusal.activation) == ("Add", "act.m")
 
 
-@in_turn(*cases("trt/generic-conv-act-fusion-what-the-activation-is-called"))
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [
+        ("silu", "SiLU"),
+        ("gate of another", "Mul"),
+        ("leaky", "LeakyRelu"),
+        ("two", "Exp"),
+        ("hard", "HardSwish"),
+        ("Swish", "SiLU"),
+        ("gate alone", "Sigmoid"),
+        ("gate and another", "Exp"),
+        ("gate and a number", "Mul"),
+        ("more", "Exp"),
+    ],
+)
 def test_what_the_activation_is_called(form: str, name: str) -> None:
     """x * gate(x), and nothing else that begins with a gate, is SiLU; the rest has its last operator's name."""
     g = Graph(opset=14)

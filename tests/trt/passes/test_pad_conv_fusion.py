@@ -5,7 +5,6 @@ import pytest
 from qdqtool.prediction import predict
 from qdqtool.trt.passes.pad_conv_fusion import PadConvFusion
 from qdqtool.types import Evidence, Precision
-from tests.tables import in_turn
 from tests.trt.builder import Graph
 from tests.trt.passes.step import evidence_of, step
 
@@ -53,8 +52,8 @@ def test_pads_in_front_of_a_convolution(g: Graph) -> None:
     assert evidence_of(found.layer("Pad_6 + c.weight + c.w.Q + c")) == Evidence.DOCUMENTED
 
 
-@in_turn("mode", ["reflect", "edge"])
-@in_turn("place", ["before", "between"])
+@pytest.mark.parametrize("mode", ["reflect", "edge"])
+@pytest.mark.parametrize("place", ["before", "between"])
 def test_a_pad_that_copies_runs_in_int8_and_stays_apart(mode: str, place: str) -> None:
     """A Q passes it, but it is no padding of a convolution."""
     names = engine(place, mode)

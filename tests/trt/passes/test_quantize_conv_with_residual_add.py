@@ -5,7 +5,6 @@ import pytest
 from qdqtool.prediction import predict
 from qdqtool.trt.passes.quantize_conv_with_residual_add import QuantizeConvWithResidualAdd
 from qdqtool.types import Evidence, Precision
-from tests.tables import in_turn
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step
 
@@ -63,7 +62,7 @@ def test_quantized_skip(skip_scale: float, conv_first: bool) -> None:
     assert layer.out.name == "Next.Q:0"
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("given", "reason"),
     [
         (

@@ -7,7 +7,6 @@ import pytest
 from qdqtool.trt.passes.quantize_double_input_nodes import QuantizeDoubleInputNodes
 from qdqtool.trt.refusals import InputNotDequantized, OutsideRules
 from qdqtool.types import Evidence, Precision
-from tests.tables import cases, in_turn
 from tests.trt.builder import Graph
 from tests.trt.passes.step import evidence_of, step
 
@@ -116,7 +115,7 @@ def refused(case: str) -> tuple[Graph, str]:
     return g, g.op("Conv", [g.pair(x, "in"), g.pair(moving, "w", 0.1)], "c")
 
 
-@in_turn(
+@pytest.mark.parametrize(
     "case",
     [
         "input-not-dequantized",
@@ -226,7 +225,24 @@ def not_dequantized(between: str) -> InputNotDequantized:
     return refusal
 
 
-@in_turn(*cases("trt/quantize-double-input-nodes-the-dq-that-does-not"))
+@pytest.mark.parametrize(
+    ("between", "dq", "blocker"),
+    [
+        ("1", "p.DQ", "s0"),
+        ("2", "p.DQ", "s1"),
+        ("two", "p.DQ", "near"),
+        ("shared", "p.DQ", "pool"),
+        ("concat", "p.DQ", "cat"),
+        ("constant", "p.DQ", "max"),
+        ("twice", "p.DQ", "max"),
+        ("per channel", "channels.DQ", "pool"),
+        ("passed", "p.DQ", "relu"),
+        ("convolution", "", None),
+        ("nothing", "", None),
+        ("39", "p.DQ", "s38"),
+        ("40", "", None),
+    ],
+)
 def test_the_dq_that_does_not_come_down(between: str, dq: str, blocker: str | None) -> None:
     """The nearest above and the first operator that keeps it: one that no DQ passes, a Concat, or any behind a DQ that
     others read or that has a scale for each channel. The search ends at a convolution (it is its Q that is missing) and

@@ -6,7 +6,6 @@ import pytest
 from qdqtool.model.operators import LayerKind
 from qdqtool.prediction import predict
 from qdqtool.trt.passes.reduce_to_pooling_fusion import ReduceToPoolingFusion
-from tests.tables import in_turn
 from tests.trt.builder import Graph
 from tests.trt.passes.step import step
 
@@ -27,7 +26,7 @@ def test_global_pooling(g: Graph, op: str, pooling: str) -> None:
     assert layer.window is not None and layer.window.type == pooling
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("axes", "keepdims", "opset", "pooled"),
     [
         ([2, 3], 1, 13, True),

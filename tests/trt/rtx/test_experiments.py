@@ -19,7 +19,6 @@ from tests.explain.test_producers import models as of_refusals_and_cases
 from tests.explain.test_producers import of_shape_1, predictions
 from tests.fuzz.driver import Lab
 from tests.fuzz.grammar import network
-from tests.tables import in_turn
 from tests.trt.builder import Graph
 from tests.trt.rtx.record import SEEDS, TABLE, answer, models
 
@@ -55,7 +54,7 @@ def check(prediction: Prediction, was: dict[str, Any]) -> None:
         assert all(f.message and f.fix for f in told)
 
 
-@in_turn("question", sorted(table()["experiments"]))
+@pytest.mark.parametrize("question", sorted(table()["experiments"]))
 def test_experiment(question: str) -> None:
     check(predicted(question), table()["experiments"][question])
 
@@ -94,13 +93,13 @@ def check_network(seed: int) -> None:
     check(predict(network(seed), "rtx1.7"), table()["networks"][str(seed)])
 
 
-@in_turn("seed", SEEDS[:40])
+@pytest.mark.parametrize("seed", SEEDS[:40])
 def test_network(seed: int) -> None:
     check_network(seed)
 
 
 @pytest.mark.slow
-@in_turn("seed", SEEDS[40:])
+@pytest.mark.parametrize("seed", SEEDS[40:])
 def test_further_networks(seed: int) -> None:
     check_network(seed)
 

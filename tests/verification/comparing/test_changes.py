@@ -27,7 +27,6 @@ from qdqtool.verification.comparing.result import (
 from qdqtool.verification.comparing.words import why
 from tests.buildlog.evidence import build_file
 from tests.raising import raises
-from tests.tables import in_turn
 from tests.verification.comparing.networks import network, numbered
 
 INT8, FP16, FP32, UNKNOWN = Precision.INT8, Precision.FP16, Precision.FP32, Precision.UNKNOWN
@@ -46,7 +45,7 @@ def side(
     )
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("a", "b", "changes", "lost"),
     [
         (side(), side(), (), None),
@@ -108,7 +107,7 @@ def test_changes(a: NodeSide, b: NodeSide, changes: tuple[Change, ...], lost: Lo
     assert unscaled == tuple(c for c in changes if c not in file_alone)
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("a", "b", "expected"),
     [
         (scales(0.5), scales(1.0), 2.0),
@@ -128,7 +127,7 @@ def test_factor(a: Scales | None, b: Scales | None, expected: float | None) -> N
 NAN, INF = math.nan, math.inf
 
 
-@in_turn(
+@pytest.mark.parametrize(
     ("a", "b", "expected"),
     [
         (scales(0.1, 0.2), scales(0.1, 0.2), False),
