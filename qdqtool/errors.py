@@ -38,21 +38,35 @@ def _ends(text: str, length: int) -> str:
 class QdqtoolError(Exception):
     """Bad input or an impossible request.
 
-    The message is one line that names the file, node or tensor and says what to do about it; of a value that is as long
-    as a page it has the beginning and the end.
+    The message is one line that names the file, node or tensor and says what to do about it. The
+    middle of a long message is left out.
 
     Attributes:
-        path: The file that it is about, which the message begins with; empty where ``reason`` is all of it.
-        reason: What is wrong with it.
+        code: Identifier of the cause, such as ``"unknown-gpu"``. It stays when the message is reworded.
+        path: File that the error is about. The message begins with it. Empty if there is none.
+        parameter: Parameter of the Python API that the error is about. Empty if there is none.
+        node: ONNX node or tensor that the error is about. Empty if there is none.
+        reason: Message without the path.
     """
 
-    def __init__(self, reason: str = "", path: str = "") -> None:
+    def __init__(
+        self,
+        reason: str = "",
+        path: str = "",
+        *,
+        code: str = "",
+        parameter: str = "",
+        node: str = "",
+    ) -> None:
         reason = brief(reason)
-        told = (
-            path if len(path) <= _PATH or len(path) + len(reason) <= LONGEST else _ends(path, _PATH)
-        )
-        super().__init__(f"{told}: {reason}" if path else reason)
-        self.path, self.reason = path, reason
+        fits = len(path) <= _PATH or len(path) + len(reason) <= LONGEST
+        prefix = path if fits else _ends(path, _PATH)
+        super().__init__(f"{prefix}: {reason}" if path else reason)
+        self.reason = reason
+        self.path = path
+        self.code = code
+        self.parameter = parameter
+        self.node = node
 
     def __str__(self) -> str:
         """One line that can be printed, whatever is in the names."""

@@ -23,6 +23,18 @@ def test_path_and_reason_are_apart_and_the_message_is_both() -> None:
     )
 
 
+def test_error_attributes_name_the_cause_and_the_place() -> None:
+    error = ModelError("has no weights", "m.onnx", code="no-weights", node="/c/Conv")
+    assert (error.code, error.path, error.node, error.parameter) == (
+        "no-weights",
+        "m.onnx",
+        "/c/Conv",
+        "",
+    )
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.code, again.node) == ("no-weights", "/c/Conv")
+
+
 def test_whatever_is_in_a_name_the_message_is_one_line_that_can_be_printed() -> None:
     error = ModelError("tensor '\x1b[31m\u2028\r' is damaged", "a\n\udcff é.onnx")
     assert str(error) == r"a\n\udcff é.onnx: tensor '\x1b[31m\u2028\r' is damaged"
