@@ -177,4 +177,6 @@ def _session(part: onnx.ModelProto, model: Model, threads: int) -> Any:
     try:
         return open_proto(part, threads, weights=model.initializers, fold_qdq=False, one_arena=True)
     except Exception as error:  # onnxruntime's exceptions have no common base but this
-        raise ModelError(f"onnxruntime cannot run the quantized model: {failure(error)}") from error
+        raise ModelError(
+            f"onnxruntime cannot run the quantized model: {failure(error)}", code="run-failed"
+        ) from error
