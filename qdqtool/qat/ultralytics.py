@@ -81,7 +81,11 @@ class QuantizedTraining:
             k: tuple(v) if isinstance(v, list) else v for k, v in changes.items()
         }
         for name in listed.keys() - {o.name for o in options_of(Options)}:
-            raise QdqtoolError(f"Trainer.with_options: got an unexpected keyword argument '{name}'")
+            raise QdqtoolError(
+                f"Trainer.with_options: got an unexpected keyword argument '{name}'",
+                code="unknown-choice",
+                parameter=name,
+            )
         options = replaced(cls.options, **listed)
         return type(cls.__name__, (cls,), {"options": options, "__module__": cls.__module__})
 
@@ -93,7 +97,8 @@ class QuantizedTraining:
         if self.args.task != "classify" and classes != self.data["nc"]:
             raise QdqtoolError(
                 f"the network has {classes} classes and the data {self.data['nc']}: train the float network on the new "
-                "classes first, then with quantizers"
+                "classes first, then with quantizers",
+                code="different-classes",
             )
         model = weights.float()
         for parameter in model.parameters():
@@ -105,7 +110,9 @@ class QuantizedTraining:
         super().set_model_attributes()  # type: ignore[misc]
         if getattr(self.args, "quantize", None) == 8:
             raise QdqtoolError(
-                "quantize=8 is Ultralytics' own quantization-aware training; leave it out here"
+                "quantize=8 is Ultralytics' own quantization-aware training; leave it out here",
+                code="option-conflict",
+                parameter="quantize",
             )
         network = unwrapped(getattr(self.model, "student_model", self.model))
         if not is_prepared(network):
