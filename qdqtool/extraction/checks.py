@@ -112,7 +112,9 @@ class BuilderCheck:
             raise
         if self.whole.status == "timeout":
             self.close()
-            raise BuilderError(f"the build of the whole model did not end within {TIMEOUT:g} s")
+            raise BuilderError(
+                f"the build of the whole model did not end within {TIMEOUT:g} s", code="timeout"
+            )
         self.words = self._words()
         self.shareable: Said = self.words
 
@@ -226,19 +228,25 @@ class CommandCheck:
                     "{`check`}: has {count} characters; the limit is {limit}",
                     count=len(command),
                     limit=budgets.COMMAND,
-                )
+                ),
+                code="too-long",
+                parameter="check",
             )
         try:
             self._words = shlex.split(command)
         except ValueError as error:
             raise QdqtoolError(
-                said("{`check`}: cannot be split into words: {error}", error=str(error))
+                said("{`check`}: cannot be split into words: {error}", error=str(error)),
+                code="wrong-format",
+                parameter="check",
             ) from None
         if not self._words:
             raise QdqtoolError(
                 said(
                     "{`check`}: is empty; give a command that exits otherwise when the fault is gone"
-                )
+                ),
+                code="empty",
+                parameter="check",
             )
         if not any("{}" in w for w in self._words):
             self._words.append("{}")
@@ -260,7 +268,9 @@ class CommandCheck:
                     "it more with {`check_timeout`}",
                     command=self._words[0],
                     timeout=timeout,
-                )
+                ),
+                code="timeout",
+                parameter="check",
             )
         if not self._said():
             self.close()
@@ -270,7 +280,9 @@ class CommandCheck:
                     "{code}); correct the text, or leave it out",
                     says=says,
                     code=code,
-                )
+                ),
+                code="text-not-printed",
+                parameter="says",
             )
         self.loose = code != 0 and not says
         self._code = code
@@ -299,7 +311,9 @@ class CommandCheck:
                     "{`check`}: {command!r} cannot be run: {reason}",
                     command=self._words[0],
                     reason=getattr(error, "strerror", None) or error,
-                )
+                ),
+                code="missing-program" if isinstance(error, FileNotFoundError) else "not-started",
+                parameter="check",
             ) from None
 
     def holds(self, proto: onnx.ModelProto) -> bool:

@@ -85,18 +85,23 @@ class Job:
         self.between = between = bool(inputs or outputs)
         if between and (findings or node or hops is not None):
             raise QdqtoolError(
-                said("give {`inputs`} and {`outputs`}, or a {`finding`} or {`node`}; not both")
+                said("give {`inputs`} and {`outputs`}, or a {`finding`} or {`node`}; not both"),
+                code="option-conflict",
+                parameter="inputs" if inputs else "outputs",
             )
         if hops is not None and (node is None or findings):
             raise QdqtoolError(
-                said("{`hops`}: are counted from a {`node`}: give one, and no {`finding`}")
+                said("{`hops`}: are counted from a {`node`}: give one, and no {`finding`}"),
+                code="option-conflict" if findings else "missing-argument",
+                parameter="hops" if findings else "node",
             )
         if not (between or findings or node or free):
             raise QdqtoolError(
                 said(
                     "say what to extract: a {`finding`}, a {`node`}, {`inputs`} and {`outputs`}, or a "
                     "{`builder`} or {`check`}"
-                )
+                ),
+                code="missing-argument",
             )
         if between:
             self._set(self.cutter.between(inputs, outputs))
@@ -142,7 +147,13 @@ class Job:
         hint = f"; did you mean {', '.join(near)}?" if near else ""
         if begun:
             hint = f"; {len(begun)} begin so: {listed(begun, 3)}; name one of them"
-        raise ModelError(f"{self.model.path or 'model'}: has no node '{name}'{hint}")
+        raise ModelError(
+            f"has no node '{name}'{hint}",
+            self.model.path or "model",
+            code="unknown-choice",
+            parameter="node",
+            node=name,
+        )
 
     def _named(self, names: Sequence[str]) -> list[Node]:
         """The nodes of these names; of a tensor's name, its maker. Constant nodes show nothing by themselves."""
@@ -271,11 +282,13 @@ class Job:
             if asked.whole.healthy and not (self.shown.findings or self.shown.convolutions):
                 raise QdqtoolError(
                     said(
-                        "{model}: builds with {builder} as predicted, so that there is nothing to "
+                        "builds with {builder} as predicted, so that there is nothing to "
                         "extract; give {`finding`} or {`node`} as well",
-                        model=self.model.path or "model",
                         builder=builder,
-                    )
+                    ),
+                    self.model.path or "model",
+                    code="builds-as-predicted",
+                    parameter="builder",
                 )
             self.check, self.built = asked, True
         elif command is not None:
@@ -320,7 +333,9 @@ class Job:
                     said(
                         "nothing is left: what is predicted there depends on no node; leave out "
                         "{`minimize`}"
-                    )
+                    ),
+                    code="nothing-left",
+                    parameter="minimize",
                 )
             raise QdqtoolError(
                 said(
@@ -328,7 +343,9 @@ class Job:
                     "give a check that comes out otherwise when the fault is gone, or a text that it "
                     "prints ({`says`})",
                     checked=self.checked,
-                )
+                ),
+                code="check-ignores-model",
+                parameter="builder" if self.built else "check",
             )
         if self.between:
             self.why = said("what counts of {why}", why=self.why)
@@ -348,6 +365,7 @@ class Job:
                     missing=lacking(missing),
                 ),
                 self.model.path or "model",
+                code="internal",
             )
         if private:
             proto, hidden = made_private(self.model, proto, prediction)
@@ -427,11 +445,19 @@ def extract(
     )
     node, hops, minimize = selection.node, selection.hops, shrinking.minimize
     if builder is not None and check is not None:
-        raise QdqtoolError(said("give a {`builder`} or a {`check`}, not both"))
+        raise QdqtoolError(
+            said("give a {`builder`} or a {`check`}, not both"),
+            code="option-conflict",
+            parameter="check",
+        )
     timeout = budgets.seconds(shrinking.check_timeout, "check_timeout")
     tries = limit if limit is not None else (BUILDS if builder or check else TRIES)
     if tries < 1 or (hops is not None and hops < 0):
-        raise QdqtoolError(said("{`limit`} is at least 1, {`hops`} at least 0"))
+        raise QdqtoolError(
+            said("{`limit`} is at least 1, {`hops`} at least 0"),
+            code="out-of-range",
+            parameter="limit" if tries < 1 else "hops",
+        )
     given = selection.finding
     findings = [given] if isinstance(given, str) else list(given or ())
     if not (findings or node or selection.inputs or selection.outputs):
@@ -445,14 +471,20 @@ def extract(
         "says": [says],
     }
     if says is not None and check is None:
-        raise QdqtoolError(said("{`says`} is what a {`check`} prints; give that as well"))
+        raise QdqtoolError(
+            said("{`says`} is what a {`check`} prints; give that as well"),
+            code="missing-argument",
+            parameter="check",
+        )
     for parameter, told in texts.items():
         if any(text is not None and not text.strip() for text in told):
             raise QdqtoolError(
                 said(
                     "{parameter}: is empty; leave it out, or say what it is",
                     parameter=Parameter(parameter),
-                )
+                ),
+                code="empty",
+                parameter=parameter,
             )
     name = target_named(on.target).name
     with watch() as guard:  # not over the whole: shrinking writes and reads files of its own

@@ -639,7 +639,8 @@ class Search:
         if not front:
             raise QdqtoolError(
                 "nothing to choose from: no convolution can run in INT8 and is predicted to gain by it; "
-                "deploy the float model, or see what insert and predict say of each"
+                "deploy the float model, or see what insert and predict say of each",
+                code="no-candidates",
             )
         if self.budget is not None:
             fits = [p for p in front if p.cost.value <= self.budget]
