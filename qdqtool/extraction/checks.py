@@ -32,7 +32,7 @@ from qdqtool.trt.targets import RTX
 from qdqtool.verification.build_model import BuiltModel, build_model, compare, mapped, status_agrees
 
 TIMEOUT = 600.0  # seconds for one build
-_PATIENCE, _SLOWER = (
+PATIENCE, SLOWER = (
     10.0,
     3.0,
 )  # seconds and times the whole model's that a command may be at work on a smaller one
@@ -256,7 +256,7 @@ class CommandCheck:
         try:
             whole = OwnTime()
             code = self.code(proto, whole)
-            self._most = _PATIENCE + _SLOWER * whole.seconds
+            self._most = PATIENCE + SLOWER * whole.seconds
         except BaseException:
             self.close()
             raise
@@ -300,7 +300,7 @@ class CommandCheck:
         try:
             if not self._says:
                 return exit_code(words, self._timeout, own=own)
-            with _kept(self._output) as output:
+            with _kept(self.output) as output:
                 return exit_code(words, self._timeout, output, own)
         except (
             OSError,
@@ -320,14 +320,14 @@ class CommandCheck:
         return self.code(proto, OwnTime(self._most)) == self._code and self._said()
 
     @property
-    def _output(self) -> Path:
+    def output(self) -> Path:
         return Path(self._folder.name) / "output"
 
     def _said(self) -> bool:
         """Whether the text is in what the last run printed."""
         if not self._says:
             return True
-        with self._output.open("rb") as output:
+        with self.output.open("rb") as output:
             end = b""
             while block := output.read(_BLOCK):
                 if self._says in end + block:

@@ -40,7 +40,7 @@ from qdqtool.model.modelfile import ModelSource, load, load_full
 from qdqtool.options import BUILDS, TRIES, On, Selection, Shrinking
 from qdqtool.prediction import of_part, predict
 from qdqtool.trt.targets import target_named
-from qdqtool.types import ConvOutcome, Prediction
+from qdqtool.types import ConvOutcome, Finding, Prediction
 
 if TYPE_CHECKING:
     from qdqtool.extraction.checks import Check
@@ -110,10 +110,7 @@ class Job:
         elif findings:
             chosen = [choose(self.whole, f, node) for f in dict.fromkeys(findings)]
             self.shown = of_findings(self.whole, chosen)
-            anchors = {
-                n.index: n for f in chosen for n in self._named([f.node, *f.convolutions, *f.nodes])
-            }
-            self._narrow(list(anchors.values()) or self.model.ordered[:1])
+            self._narrow(self.find_anchors(chosen))
             places = [(f.code, f.node or "the network") for f in chosen]
             self.why = said("what {places:first 4 %s at %s} depends on", places=places)
         elif node is not None:
@@ -134,6 +131,12 @@ class Job:
                 self.whole, ()
             )  # nothing; no builder is asked about what cannot be predicted
             self.why = said("what the build depends on")
+
+    def find_anchors(self, findings: Sequence[Finding]) -> list[Node]:
+        """Return the nodes that a part for these findings grows from; the first node if they name none."""
+        named = (self._named([f.node, *f.convolutions, *f.nodes]) for f in findings)
+        anchors = {node.index: node for nodes in named for node in nodes}
+        return list(anchors.values()) or list(self.model.ordered[:1])
 
     def _node(self, name: str) -> Node:
         found = self._find(name)
