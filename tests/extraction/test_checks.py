@@ -1,11 +1,9 @@
 """Compilers and commands that judge smaller models."""
 
 import os
-import random
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +22,11 @@ from qdqtool.extraction import checks
 from qdqtool.extraction.checks import CommandCheck
 from tests.errors import has
 from tests.extraction.networks import residual, with_constant_nodes
+from tests.extraction.processes import needs_proc, new_mark, sleeping, wait_until
 from tests.trt.builder import Graph
 
 needs_compiler = pytest.mark.skipif(
     not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed"
-)
-needs_proc = pytest.mark.skipif(
-    not Path("/proc/self/stat").exists(), reason="this system does not show its processes"
 )
 
 
@@ -281,27 +277,7 @@ def test_command_output_is_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def mark() -> str:
-    """Return seconds to sleep by which a test recognizes its processes."""
-    return f"{random.randrange(1000, 9999)}.{os.getpid()}"
-
-
-def sleeping(mark: str, state: str = "") -> list[Path]:
-    """Return the processes whose command line has `sleep` and the mark, in a state."""
-    return [path for path in processes(mark) if f") {state}".encode() in read(path / "stat")]
-
-
-def processes(mark: str) -> Iterator[Path]:
-    for path in Path("/proc").glob("[0-9]*"):
-        command = read(path / "cmdline")
-        if mark.encode() in command and b"sleep" in command:
-            yield path
-
-
-def read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
+    return new_mark()
 
 
 @needs_proc
@@ -358,13 +334,6 @@ def test_killed_process_leaves_nothing_stopped(mark: str) -> None:
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
     wait_until(lambda: not sleeping(mark))
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, "hangs"
-        time.sleep(0.05)
 
 
 def test_command_may_need_constant_nodes(tmp_path: Path) -> None:
