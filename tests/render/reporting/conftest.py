@@ -12,7 +12,7 @@ from tests.insertion.nets import Net
 from tests.render.reporting.browser import Page, browser, missing
 
 
-class SmallNetwork:
+class NetworkFiles:
     """Files of a small network: float model, quantized model, calibration cache and data."""
 
     def __init__(self, folder: Path) -> None:
@@ -34,12 +34,12 @@ class SmallNetwork:
         insert(self.float, self.data, calib_cache=self.cache).save(self.model)
 
 
-Made = SmallNetwork  # name by which tests/commands imports it
+Made = NetworkFiles  # name by which tests/commands imports it
 
 
 @pytest.fixture(scope="session")
-def network(tmp_path_factory: pytest.TempPathFactory) -> SmallNetwork:
-    return SmallNetwork(tmp_path_factory.mktemp("reporting"))
+def files(tmp_path_factory: pytest.TempPathFactory) -> NetworkFiles:
+    return NetworkFiles(tmp_path_factory.mktemp("reporting"))
 
 
 @pytest.fixture(scope="session")

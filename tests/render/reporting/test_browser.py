@@ -10,7 +10,7 @@ import pytest
 
 import qdqtool
 from tests.render.reporting.browser import Page
-from tests.render.reporting.conftest import SmallNetwork
+from tests.render.reporting.conftest import NetworkFiles
 from tests.render.reporting.networks import CONVOLUTIONS, narrow_yolov8x_qdq
 from tests.render.reporting.test_collect import FIRST, result, write
 from tests.render.reporting.test_page import hostile
@@ -20,13 +20,13 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def full(network: SmallNetwork, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def full(files: NetworkFiles, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page with every section."""
     folder = tmp_path_factory.mktemp("full")
     tuning = write(folder, result())
     out = folder / "full.html"
     qdqtool.report(
-        network.model, before=network.float, gpu="T4", calib_cache=network.cache, tuning=tuning
+        files.model, before=files.float, gpu="T4", calib_cache=files.cache, tuning=tuning
     ).save(out)
     return out
 

@@ -34,7 +34,7 @@ from qdqtool.timing.estimate import predict_on
 from qdqtool.trt.trace import render
 from tests.errors import has
 from tests.insertion.nets import Net
-from tests.render.reporting.conftest import SmallNetwork
+from tests.render.reporting.conftest import NetworkFiles
 from tests.render.reporting.networks import CONVOLUTIONS, narrow_yolov8x_qdq
 from tests.slow import slow_after
 from tests.trt.builder import Graph
@@ -182,10 +182,10 @@ def test_log_lines_name_their_nodes() -> None:
             assert all(model.cases[line.case].says for line in lines if line.case >= 0)
 
 
-def test_scales_are_those_of_the_quantizers(network: SmallNetwork) -> None:
-    index = load(network.model)
+def test_scales_are_those_of_the_quantizers(files: NetworkFiles) -> None:
+    index = load(files.model)
     nodes = {n.name: n for n in index.nodes}
-    scales = [scale for node in collect(network.model).model.nodes for scale in node.scales]
+    scales = [scale for node in collect(files.model).model.nodes for scale in node.scales]
     for scale in scales:
         values = read_params(index, nodes[scale.quantizer]).scale
         assert values is not None and scale.channels == values.size
@@ -194,10 +194,10 @@ def test_scales_are_those_of_the_quantizers(network: SmallNetwork) -> None:
     assert {s.where for s in scales} == {"input", "weights", "output"} and len(scales) >= 8
 
 
-def test_weights_show_largest_values_per_channel(network: SmallNetwork) -> None:
-    initializers = onnx.load(network.float).graph.initializer
+def test_weights_show_largest_values_per_channel(files: NetworkFiles) -> None:
+    initializers = onnx.load(files.float).graph.initializer
     values = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in initializers}
-    shown = collect(network.model).model.weights
+    shown = collect(files.model).model.weights
     assert {weights.name for weights in shown} == {"first", "second", "third"}
     for weights in shown:
         expected = np.abs(values[f"{weights.name}.weight"]).reshape(16, -1).max(axis=1)
@@ -205,9 +205,9 @@ def test_weights_show_largest_values_per_channel(network: SmallNetwork) -> None:
         np.testing.assert_allclose(weights.holds, expected, rtol=1e-3)
 
 
-def test_histograms_are_those_of_the_cache(network: SmallNetwork) -> None:
-    page = collect(network.model, calib_cache=network.cache)
-    statistics = load_statistics(network.cache)
+def test_histograms_are_those_of_the_cache(files: NetworkFiles) -> None:
+    page = collect(files.model, calib_cache=files.cache)
+    statistics = load_statistics(files.cache)
     assert page.histograms and "8 images" in page.calibration
     for histogram in page.histograms:
         expected = statistics[histogram.tensor]
@@ -216,34 +216,34 @@ def test_histograms_are_those_of_the_cache(network: SmallNetwork) -> None:
         assert {m.name for m in histogram.methods} == set(METHODS)
         for method in histogram.methods:
             assert method.amax == pytest.approx(amax_of(expected, method.name), rel=1e-4)
-    index = load(network.model)
+    index = load(files.model)
     scale = read_params(index, index.node(page.histograms[0].quantizer)).scale
     assert scale is not None
     assert page.histograms[0].chosen == pytest.approx(127 * scale[0], rel=1e-4)
 
 
-def test_embedded_data_is_the_page(network: SmallNetwork) -> None:
-    page = collect(network.model, calib_cache=network.cache)
+def test_embedded_data_is_the_page(files: NetworkFiles) -> None:
+    page = collect(files.model, calib_cache=files.cache)
     packed = json.loads(zlib.decompress(base64.b64decode(embedded(page))))
     assert packed == json.loads(json.dumps(dataclasses.asdict(page)))
 
 
-def test_groups_are_tied_if_the_float_model_is_there(network: SmallNetwork) -> None:
-    groups = collect(network.model, before=network.float).groups
+def test_groups_are_tied_if_the_float_model_is_there(files: NetworkFiles) -> None:
+    groups = collect(files.model, before=files.float).groups
     tied = next(g for g in groups if len(g.tensors) > 1)
     assert tied.tied == "tied, one scale" and tied.scale is not None
     assert {g.tied for g in groups} == {"tied, one scale", "alone"}
-    assert {g.tied for g in collect(network.model).groups} == {"equal scales", "alone"}
+    assert {g.tied for g in collect(files.model).groups} == {"equal scales", "alone"}
 
 
-def test_report_repr_is_short_and_ok_needs_info_only(network: SmallNetwork) -> None:
-    report = Report(collect(network.model), "<html>" * 1000, "page.html")
+def test_report_repr_is_short_and_ok_needs_info_only(files: NetworkFiles) -> None:
+    report = Report(collect(files.model), "<html>" * 1000, "page.html")
     assert len(repr(report)) < 60
     assert report.ok == all(f.severity == "info" for f in report.page.model.findings)
 
 
-def test_times_of_parts_add_up(network: SmallNetwork) -> None:
-    page = collect(network.model, gpu="T4", before=network.float)
+def test_times_of_parts_add_up(files: NetworkFiles) -> None:
+    page = collect(files.model, gpu="T4", before=files.float)
     assert page.model.time is not None and page.before is not None and page.before.time is not None
     layers = sum(layer.ms or 0.0 for layer in page.model.layers)
     others = sum(p.ms or 0.0 for p in page.parts if p.kind in ("region", "edge"))
@@ -281,10 +281,10 @@ def test_nodes_show_attributes_and_edges_shapes() -> None:
 
 @pytest.mark.parametrize("gpu", ["T4", None])
 def test_build_times_come_before_estimates(
-    network: SmallNetwork, tmp_path: Path, gpu: str | None
+    files: NetworkFiles, tmp_path: Path, gpu: str | None
 ) -> None:
     """Without the name of the GPU there is no estimate next to the measured times."""
-    own = {la.name: 0.25 * (i + 1) for i, la in enumerate(qdqtool.predict(network.model).layers)}
+    own = {la.name: 0.25 * (i + 1) for i, la in enumerate(qdqtool.predict(files.model).layers)}
     others = {
         "{ForeignNode[a...b]}": 7.0,
         "Reformatting CopyNode for Input Tensor 0 to a": 2.0,
@@ -298,7 +298,7 @@ def test_build_times_come_before_estimates(
     profile, layers = tmp_path / "profile.json", tmp_path / "layers.json"
     profile.write_text(json.dumps([{"count": 2}, *rows]))
     layers.write_text(json.dumps({"Layers": list(measured), "Bindings": ["x", "end"]}))
-    page = collect(network.model, layers, profile, gpu=gpu)
+    page = collect(files.model, layers, profile, gpu=gpu)
     assert [layer.measured for layer in page.model.layers] == list(own.values())
     assert {row.name: row.ms for row in page.unlisted} == others
     parts = {p.kind: p for p in page.parts}
@@ -309,7 +309,7 @@ def test_build_times_come_before_estimates(
     assert page.agreement is not None and (page.agreement.predicted_ms is None) == (gpu is None)
     assert page.agreement.measured_ms == pytest.approx(total, rel=0.1)
     if gpu is not None:  # verify and report subtract what profiling adds
-        times = qdqtool.verify(network.model, layers, profile, gpu=gpu).times
+        times = qdqtool.verify(files.model, layers, profile, gpu=gpu).times
         assert times is not None and times["built_ms"] == page.agreement.measured_ms < total
         assert page.model.time is not None and "INT8 as placed" in page.model.time.decision[0]
     html = render_page(page)
@@ -332,7 +332,7 @@ def test_build_times_come_before_estimates(
     ],
 )
 def test_before_refuses_another_network(
-    network: SmallNetwork, tmp_path: Path, cin: int, cout: int, count: int, fits: bool
+    files: NetworkFiles, tmp_path: Path, cin: int, cout: int, count: int, fits: bool
 ) -> None:
     """The model has weights of 16x16x3x3 twice and of 16x32x3x3 once."""
     net, tensor = Net(cin, 16), "x"
@@ -342,11 +342,11 @@ def test_before_refuses_another_network(
     other = tmp_path / "other.onnx"
     onnx.save(net.model(), other)
     if fits:
-        assert collect(network.model, before=other).before is not None
+        assert collect(files.model, before=other).before is not None
         return
     expected = has("different-models", path=str(other), parameter="before")
     with pytest.raises(DataError, check=expected):
-        collect(network.model, before=other)
+        collect(files.model, before=other)
 
 
 def relus(names: list[str]) -> onnx.ModelProto:
@@ -370,8 +370,8 @@ def test_modules_divide_long_chains() -> None:
     assert 5 <= len(boxes) <= 12 and boxes[1].title.startswith("r0 to r")
 
 
-def test_report_for_tensorrt_rtx_has_no_layers(network: SmallNetwork) -> None:
-    model = collect(network.model, target="rtx1.7").model
+def test_report_for_tensorrt_rtx_has_no_layers(files: NetworkFiles) -> None:
+    model = collect(files.model, target="rtx1.7").model
     assert not model.layers and "names no layers" in model.engine.why and model.onnx.boxes
 
 
@@ -559,14 +559,14 @@ def test_target_is_named_as_in_the_argument() -> None:
     assert names.count("10.3") > 3
 
 
-def test_tuning_of_tune_command_is_read(network: SmallNetwork, tmp_path: Path) -> None:
+def test_tuning_of_tune_command_is_read(files: NetworkFiles, tmp_path: Path) -> None:
     out = tmp_path / "tuned.json"
     options = ["--gpu", "T4", "--keep", "0.999", "--front", "--no-state"]
-    files = ["-o", str(tmp_path / "tuned.onnx"), "--result", str(out)]
-    arguments = [str(network.float), "--calib", str(network.data)]
-    assert run(["tune", *arguments, *options, *files]) in (0, 1)
+    results = ["-o", str(tmp_path / "tuned.onnx"), "--result", str(out)]
+    arguments = [str(files.float), "--calib", str(files.data)]
+    assert run(["tune", *arguments, *options, *results]) in (0, 1)
     written = json.loads(out.read_text())
-    tuning = tuning_of(out, load(network.model))
+    tuning = tuning_of(out, load(files.model))
     assert [(p.metric, p.x) for p in tuning.points if p.on_front] == [
         (p["metric"], p["ms"]) for p in written["front"]
     ]

@@ -17,8 +17,8 @@ from qdqtool.base import budgets
 from qdqtool.errors import QdqtoolError
 from qdqtool.render.reporting import page
 from tests.errors import has
-from tests.fuzz import grammar
-from tests.render.reporting.conftest import SmallNetwork
+from tests.fuzz.grammar import network
+from tests.render.reporting.conftest import NetworkFiles
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -34,7 +34,7 @@ HOSTILE = (
 
 def hostile(path: Path, seed: int = 11) -> Path:
     """Write a network whose nodes and tensors have hostile names."""
-    proto = grammar.network(seed)
+    proto = network(seed)
     renamed: dict[str, str] = {}
     for number, node in enumerate(proto.graph.node):
         node.name = f"{HOSTILE[number % len(HOSTILE)]}/{number}"
@@ -59,10 +59,8 @@ class TagParser(HTMLParser):
         self.tags.append((tag, dict(attrs)))
 
 
-def test_page_loads_nothing(network: SmallNetwork) -> None:
-    text = qdqtool.report(
-        network.model, before=network.float, gpu="T4", calib_cache=network.cache
-    ).html
+def test_page_loads_nothing(files: NetworkFiles) -> None:
+    text = qdqtool.report(files.model, before=files.float, gpu="T4", calib_cache=files.cache).html
     for tag, attributes in TagParser(text).tags:
         assert tag not in ("img", "iframe", "object", "embed", "base", "form"), tag
         assert "src" not in attributes and "style" not in attributes and "srcset" not in attributes
@@ -71,8 +69,8 @@ def test_page_loads_nothing(network: SmallNetwork) -> None:
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
 
 
-def test_page_policy_allows_only_its_own_script_and_style(network: SmallNetwork) -> None:
-    text = qdqtool.report(network.model).html
+def test_page_policy_allows_only_its_own_script_and_style(files: NetworkFiles) -> None:
+    text = qdqtool.report(files.model).html
     policy = next(
         attributes["content"]
         for _, attributes in TagParser(text).tags
@@ -141,33 +139,33 @@ def test_plain_drops_slash_and_operator(name: str, op: str, plain: str) -> None:
 
 
 def test_report_names_missing_packages(
-    network: SmallNetwork, monkeypatch: pytest.MonkeyPatch
+    files: NetworkFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(QdqtoolError, check=has("missing-package")) as caught:
-        qdqtool.report(network.model)
+        qdqtool.report(files.model)
     assert "jinja2" in str(caught.value) and "qdqtool[report]" in str(caught.value)
 
 
 def test_report_of_large_graph_has_tables_without_picture(
-    network: SmallNetwork, monkeypatch: pytest.MonkeyPatch
+    files: NetworkFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(budgets, "DRAWN_LAYERS", 2)
-    report = qdqtool.report(network.model)
+    report = qdqtool.report(files.model)
     assert "too many for a picture" in report.page.model.onnx.why and "third" in report.html
 
 
 def test_report_refuses_too_large_page(
-    network: SmallNetwork, monkeypatch: pytest.MonkeyPatch
+    files: NetworkFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(budgets, "REPORT", 1000)
     with pytest.raises(QdqtoolError, match="its report takes"):
-        qdqtool.report(network.model)
+        qdqtool.report(files.model)
 
 
-def test_save_never_replaces_an_input(network: SmallNetwork, tmp_path: Path) -> None:
-    report = qdqtool.report(network.model, before=network.float, calib_cache=network.cache)
-    for path in (network.model, network.float, network.cache):
+def test_save_never_replaces_an_input(files: NetworkFiles, tmp_path: Path) -> None:
+    report = qdqtool.report(files.model, before=files.float, calib_cache=files.cache)
+    for path in (files.model, files.float, files.cache):
         before = path.read_bytes()
         with pytest.raises(QdqtoolError, match=path.name):
             report.save(path)
@@ -179,5 +177,5 @@ def test_save_never_replaces_an_input(network: SmallNetwork, tmp_path: Path) -> 
     assert summary["bytes"] == out.stat().st_size and summary["schema"] == "qdqtool/report/1"
 
 
-def test_report_names_model_in_memory(network: SmallNetwork) -> None:
-    assert "a model in memory" in qdqtool.report(onnx.load(network.model)).html
+def test_report_names_model_in_memory(files: NetworkFiles) -> None:
+    assert "a model in memory" in qdqtool.report(onnx.load(files.model)).html
