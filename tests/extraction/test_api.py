@@ -623,7 +623,7 @@ exit 1
         private=True,
         limit=1,
     )
-    assert "shapes differ" in result.checked
+    assert "shapes differ" in result.checked.values["message"]
     assert "secret" not in json.dumps(result.as_json()) + str(result.proto)
 
 
