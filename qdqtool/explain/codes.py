@@ -100,7 +100,7 @@ class Code:
         )
 
 
-def _code(name: str, given: dict[str, Any]) -> Code:
+def read_code(name: str, given: dict[str, Any]) -> Code:
     """One entry.
 
     Raises:
@@ -115,7 +115,7 @@ def _code(name: str, given: dict[str, Any]) -> Code:
     return entry(Code, {**given, "code": name, "holds": tuple(holds), "error": error}, name)
 
 
-CODES: Mapping[str, Code] = Made(table("codes"), _code)
+CODES: Mapping[str, Code] = Made(table("codes"), read_code)
 
 
 @functools.cache

@@ -284,7 +284,9 @@ def nothing_to_quantize(
     ]
     none = "" if found else said(": no Conv, ConvTranspose, Gemm or MatMul in the main graph")
     error = NothingToQuantize(
-        said("nothing to quantize{none}{why:joined }", none=none, why=why), source
+        said("nothing to quantize{none}{why:joined }", none=none, why=why),
+        source,
+        code="nothing-to-quantize",
     )
     error.refusal, error.count = most[0] if most else (None, 0)
     return error

@@ -26,8 +26,8 @@ Wording = Callable[[Finding, Cause, Any], "Words | str"]
 F = TypeVar("F", bound=Callable[..., "Words | str"])
 R = TypeVar("R", bound=Refusal)
 
-_WORDINGS: dict[type[Refusal], Wording] = {}
-_ROOMS = {
+WORDINGS: dict[type[Refusal], Wording] = {}
+MODULES = {
     "qdqtool.trt.refusals": "qdqtool.explain.messages_passes",
     "qdqtool.trt.faults": "qdqtool.explain.messages_model",
     "qdqtool.trt.rtx.operands": "qdqtool.explain.messages_rtx",
@@ -40,9 +40,9 @@ def words(kind: type[Refusal]) -> Callable[[F], F]:
     """Registers a function as that which words a class."""
 
     def register(function: F) -> F:
-        if kind in _WORDINGS:
+        if kind in WORDINGS:
             raise ValueError(f"{kind.__name__} is worded twice")
-        _WORDINGS[kind] = function
+        WORDINGS[kind] = function
         return function
 
     return register
@@ -76,10 +76,10 @@ def worded(finding: Finding) -> Words:
 def _wording(kind: type[Refusal]) -> Wording:
     """That of a class, or of the nearest of its bases; its room is loaded where it has one."""
     for base in kind.__mro__:
-        if base not in _WORDINGS and base.__module__ in _ROOMS:
-            importlib.import_module(_ROOMS[base.__module__])
-        if base in _WORDINGS:
-            return _WORDINGS[base]
+        if base not in WORDINGS and base.__module__ in MODULES:
+            importlib.import_module(MODULES[base.__module__])
+        if base in WORDINGS:
+            return WORDINGS[base]
     raise KeyError(kind)
 
 

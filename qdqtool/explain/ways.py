@@ -83,7 +83,9 @@ def way_named(name: str) -> Way:
         near = difflib.get_close_matches(text, WAYS, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         raise QdqtoolError(
-            f"unknown way to build '{name[:40]}'; {hint}choose one of {', '.join(WAYS)}"
+            f"unknown way to build '{name[:40]}'; {hint}choose one of {', '.join(WAYS)}",
+            code="unknown-choice",
+            parameter="way",
         )
     return found
 

@@ -32,7 +32,7 @@ from qdqtool.trt.targets import RTX
 from qdqtool.verification.build_model import BuiltModel, build_model, compare, mapped, status_agrees
 
 TIMEOUT = 600.0  # seconds for one build
-_PATIENCE, _SLOWER = (
+PATIENCE, SLOWER = (
     10.0,
     3.0,
 )  # seconds and times the whole model's that a command may be at work on a smaller one
@@ -112,7 +112,9 @@ class BuilderCheck:
             raise
         if self.whole.status == "timeout":
             self.close()
-            raise BuilderError(f"the build of the whole model did not end within {TIMEOUT:g} s")
+            raise BuilderError(
+                f"the build of the whole model did not end within {TIMEOUT:g} s", code="timeout"
+            )
         self.words = self._words()
         self.shareable: Said = self.words
 
@@ -226,19 +228,25 @@ class CommandCheck:
                     "{`check`}: has {count} characters; the limit is {limit}",
                     count=len(command),
                     limit=budgets.COMMAND,
-                )
+                ),
+                code="too-long",
+                parameter="check",
             )
         try:
             self._words = shlex.split(command)
         except ValueError as error:
             raise QdqtoolError(
-                said("{`check`}: cannot be split into words: {error}", error=str(error))
+                said("{`check`}: cannot be split into words: {error}", error=str(error)),
+                code="wrong-format",
+                parameter="check",
             ) from None
         if not self._words:
             raise QdqtoolError(
                 said(
                     "{`check`}: is empty; give a command that exits otherwise when the fault is gone"
-                )
+                ),
+                code="empty",
+                parameter="check",
             )
         if not any("{}" in w for w in self._words):
             self._words.append("{}")
@@ -248,7 +256,7 @@ class CommandCheck:
         try:
             whole = OwnTime()
             code = self.code(proto, whole)
-            self._most = _PATIENCE + _SLOWER * whole.seconds
+            self._most = PATIENCE + SLOWER * whole.seconds
         except BaseException:
             self.close()
             raise
@@ -260,7 +268,9 @@ class CommandCheck:
                     "it more with {`check_timeout`}",
                     command=self._words[0],
                     timeout=timeout,
-                )
+                ),
+                code="timeout",
+                parameter="check",
             )
         if not self._said():
             self.close()
@@ -270,7 +280,9 @@ class CommandCheck:
                     "{code}); correct the text, or leave it out",
                     says=says,
                     code=code,
-                )
+                ),
+                code="text-not-printed",
+                parameter="says",
             )
         self.loose = code != 0 and not says
         self._code = code
@@ -288,7 +300,7 @@ class CommandCheck:
         try:
             if not self._says:
                 return exit_code(words, self._timeout, own=own)
-            with _kept(self._output) as output:
+            with _kept(self.output) as output:
                 return exit_code(words, self._timeout, output, own)
         except (
             OSError,
@@ -299,21 +311,23 @@ class CommandCheck:
                     "{`check`}: {command!r} cannot be run: {reason}",
                     command=self._words[0],
                     reason=getattr(error, "strerror", None) or error,
-                )
+                ),
+                code="missing-program" if isinstance(error, FileNotFoundError) else "not-started",
+                parameter="check",
             ) from None
 
     def holds(self, proto: onnx.ModelProto) -> bool:
         return self.code(proto, OwnTime(self._most)) == self._code and self._said()
 
     @property
-    def _output(self) -> Path:
+    def output(self) -> Path:
         return Path(self._folder.name) / "output"
 
     def _said(self) -> bool:
         """Whether the text is in what the last run printed."""
         if not self._says:
             return True
-        with self._output.open("rb") as output:
+        with self.output.open("rb") as output:
             end = b""
             while block := output.read(_BLOCK):
                 if self._says in end + block:

@@ -138,7 +138,11 @@ class Cutter:
         for tensor in (*given, *ends):
             if tensor not in model.producers and tensor not in model.inputs:
                 raise ModelError(
-                    f"{what}: has no tensor '{tensor}'; give the names of activations, not of nodes"
+                    f"has no tensor '{tensor}'; give the names of activations, not of nodes",
+                    what,
+                    code="unknown-choice",
+                    parameter="inputs" if tensor in given else "outputs",
+                    node=tensor,
                 )
         nodes = [n.proto for n in model.ordered]
         leading, needed = leading_to(nodes, ends, given)
@@ -151,7 +155,10 @@ class Cutter:
                     else "; give a tensor on the way to it"
                 )
                 raise ModelError(
-                    f"{what}: output '{ends[0]}' does not depend on '{next(iter(given))}'{way}"
+                    f"output '{ends[0]}' does not depend on '{next(iter(given))}'{way}",
+                    what,
+                    code="ends-exchanged" if turned else "ends-unconnected",
+                    node=ends[0],
                 )
             missing = next((t for t in model.inputs if t in needed and t not in given), None)
             if missing is not None:
@@ -162,25 +169,33 @@ class Cutter:
                 end = next(e for e in ends if e in depend)
                 raise ModelError(
                     said(
-                        "{what}: output '{end}' also depends on network input '{missing}'; name it "
+                        "output '{end}' also depends on network input '{missing}'; name it "
                         "in {`inputs`}, or a tensor in between",
-                        what=what,
                         end=end,
                         missing=missing,
-                    )
+                    ),
+                    what,
+                    code="missing-argument",
+                    parameter="inputs",
+                    node=missing,
                 )
             unused = next((t for t in given if t not in needed), None)
             if unused is not None:
                 raise ModelError(
                     said(
-                        "{what}: no output depends on '{unused}'; leave it out of {`inputs`}",
-                        what=what,
+                        "no output depends on '{unused}'; leave it out of {`inputs`}",
                         unused=unused,
-                    )
+                    ),
+                    what,
+                    code="option-without-effect",
+                    parameter="inputs",
+                    node=unused,
                 )
         inside = {model.producers[next(filter(None, n.output))].index for n in leading}
         if not inside:
-            raise ModelError(f"{what}: nothing lies between the inputs and outputs given")
+            raise ModelError(
+                "nothing lies between the inputs and outputs given", what, code="empty"
+            )
         made = {t for i in inside for t in model.nodes[i].outputs}
         read = {t for i in inside for t in (*model.nodes[i].inputs, *model.nodes[i].captured)}
         starts = list(given) or [t for t in model.inputs if t in read]
@@ -263,8 +278,11 @@ class Cutter:
         for tensor in part.inputs:
             if typed[tensor].type.WhichOneof("value") is None:
                 raise ModelError(
-                    f"{self.model.path or 'model'}: the type of tensor '{tensor}' is not known, so it cannot become a "
-                    "network input; run onnx's shape inference on the model, or cut elsewhere"
+                    f"the type of tensor '{tensor}' is not known, so it cannot become a network input; "
+                    "run onnx's shape inference on the model, or cut elsewhere",
+                    self.model.path or "model",
+                    code="unknown-type",
+                    node=tensor,
                 )
         # In the whole's order: TensorRT's passes go by it, and which of two equal Qs stays depends on it.
         inside = self._sorted(part.nodes)

@@ -40,7 +40,7 @@ from qdqtool.model.modelfile import ModelSource, load, load_full
 from qdqtool.options import BUILDS, TRIES, On, Selection, Shrinking
 from qdqtool.prediction import of_part, predict
 from qdqtool.trt.targets import target_named
-from qdqtool.types import ConvOutcome, Prediction
+from qdqtool.types import ConvOutcome, Finding, Prediction
 
 if TYPE_CHECKING:
     from qdqtool.extraction.checks import Check
@@ -85,18 +85,23 @@ class Job:
         self.between = between = bool(inputs or outputs)
         if between and (findings or node or hops is not None):
             raise QdqtoolError(
-                said("give {`inputs`} and {`outputs`}, or a {`finding`} or {`node`}; not both")
+                said("give {`inputs`} and {`outputs`}, or a {`finding`} or {`node`}; not both"),
+                code="option-conflict",
+                parameter="inputs" if inputs else "outputs",
             )
         if hops is not None and (node is None or findings):
             raise QdqtoolError(
-                said("{`hops`}: are counted from a {`node`}: give one, and no {`finding`}")
+                said("{`hops`}: are counted from a {`node`}: give one, and no {`finding`}"),
+                code="option-conflict" if findings else "missing-argument",
+                parameter="hops" if findings else "node",
             )
         if not (between or findings or node or free):
             raise QdqtoolError(
                 said(
                     "say what to extract: a {`finding`}, a {`node`}, {`inputs`} and {`outputs`}, or a "
                     "{`builder`} or {`check`}"
-                )
+                ),
+                code="missing-argument",
             )
         if between:
             self._set(self.cutter.between(inputs, outputs))
@@ -105,10 +110,7 @@ class Job:
         elif findings:
             chosen = [choose(self.whole, f, node) for f in dict.fromkeys(findings)]
             self.shown = of_findings(self.whole, chosen)
-            anchors = {
-                n.index: n for f in chosen for n in self._named([f.node, *f.convolutions, *f.nodes])
-            }
-            self._narrow(list(anchors.values()) or self.model.ordered[:1])
+            self._narrow(self.find_anchors(chosen))
             places = [(f.code, f.node or "the network") for f in chosen]
             self.why = said("what {places:first 4 %s at %s} depends on", places=places)
         elif node is not None:
@@ -130,6 +132,12 @@ class Job:
             )  # nothing; no builder is asked about what cannot be predicted
             self.why = said("what the build depends on")
 
+    def find_anchors(self, findings: Sequence[Finding]) -> list[Node]:
+        """Return the nodes that a part for these findings grows from; the first node if they name none."""
+        named = (self._named([f.node, *f.convolutions, *f.nodes]) for f in findings)
+        anchors = {node.index: node for nodes in named for node in nodes}
+        return list(anchors.values()) or list(self.model.ordered[:1])
+
     def _node(self, name: str) -> Node:
         found = self._find(name)
         if found is not None:
@@ -142,7 +150,13 @@ class Job:
         hint = f"; did you mean {', '.join(near)}?" if near else ""
         if begun:
             hint = f"; {len(begun)} begin so: {listed(begun, 3)}; name one of them"
-        raise ModelError(f"{self.model.path or 'model'}: has no node '{name}'{hint}")
+        raise ModelError(
+            f"has no node '{name}'{hint}",
+            self.model.path or "model",
+            code="unknown-choice",
+            parameter="node",
+            node=name,
+        )
 
     def _named(self, names: Sequence[str]) -> list[Node]:
         """The nodes of these names; of a tensor's name, its maker. Constant nodes show nothing by themselves."""
@@ -271,11 +285,13 @@ class Job:
             if asked.whole.healthy and not (self.shown.findings or self.shown.convolutions):
                 raise QdqtoolError(
                     said(
-                        "{model}: builds with {builder} as predicted, so that there is nothing to "
+                        "builds with {builder} as predicted, so that there is nothing to "
                         "extract; give {`finding`} or {`node`} as well",
-                        model=self.model.path or "model",
                         builder=builder,
-                    )
+                    ),
+                    self.model.path or "model",
+                    code="builds-as-predicted",
+                    parameter="builder",
                 )
             self.check, self.built = asked, True
         elif command is not None:
@@ -320,7 +336,9 @@ class Job:
                     said(
                         "nothing is left: what is predicted there depends on no node; leave out "
                         "{`minimize`}"
-                    )
+                    ),
+                    code="nothing-left",
+                    parameter="minimize",
                 )
             raise QdqtoolError(
                 said(
@@ -328,7 +346,9 @@ class Job:
                     "give a check that comes out otherwise when the fault is gone, or a text that it "
                     "prints ({`says`})",
                     checked=self.checked,
-                )
+                ),
+                code="check-ignores-model",
+                parameter="builder" if self.built else "check",
             )
         if self.between:
             self.why = said("what counts of {why}", why=self.why)
@@ -348,6 +368,7 @@ class Job:
                     missing=lacking(missing),
                 ),
                 self.model.path or "model",
+                code="internal",
             )
         if private:
             proto, hidden = made_private(self.model, proto, prediction)
@@ -427,11 +448,19 @@ def extract(
     )
     node, hops, minimize = selection.node, selection.hops, shrinking.minimize
     if builder is not None and check is not None:
-        raise QdqtoolError(said("give a {`builder`} or a {`check`}, not both"))
+        raise QdqtoolError(
+            said("give a {`builder`} or a {`check`}, not both"),
+            code="option-conflict",
+            parameter="check",
+        )
     timeout = budgets.seconds(shrinking.check_timeout, "check_timeout")
     tries = limit if limit is not None else (BUILDS if builder or check else TRIES)
     if tries < 1 or (hops is not None and hops < 0):
-        raise QdqtoolError(said("{`limit`} is at least 1, {`hops`} at least 0"))
+        raise QdqtoolError(
+            said("{`limit`} is at least 1, {`hops`} at least 0"),
+            code="out-of-range",
+            parameter="limit" if tries < 1 else "hops",
+        )
     given = selection.finding
     findings = [given] if isinstance(given, str) else list(given or ())
     if not (findings or node or selection.inputs or selection.outputs):
@@ -445,14 +474,20 @@ def extract(
         "says": [says],
     }
     if says is not None and check is None:
-        raise QdqtoolError(said("{`says`} is what a {`check`} prints; give that as well"))
+        raise QdqtoolError(
+            said("{`says`} is what a {`check`} prints; give that as well"),
+            code="missing-argument",
+            parameter="check",
+        )
     for parameter, told in texts.items():
         if any(text is not None and not text.strip() for text in told):
             raise QdqtoolError(
                 said(
                     "{parameter}: is empty; leave it out, or say what it is",
                     parameter=Parameter(parameter),
-                )
+                ),
+                code="empty",
+                parameter=parameter,
             )
     name = target_named(on.target).name
     with watch() as guard:  # not over the whole: shrinking writes and reads files of its own

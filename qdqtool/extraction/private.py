@@ -376,7 +376,8 @@ class Private:
             new = next((n for n in spellings if self._within(n, _SHORTEST) is None), None)
             if new is None:
                 raise ModelError(
-                    "the model's names leave none free for a private one; rename its tensors first"
+                    "the model's names leave none free for a private one; rename its tensors first",
+                    code="no-name-left",
                 )
             self.names[original] = new
         return self.names[original]
@@ -488,7 +489,9 @@ def made_private(
             leak = hidden.leaked(text)
             if leak is not None:
                 raise ModelError(
-                    f"{what}: '{leak}' would be left in the private model; this is a defect of qdqtool"
+                    f"'{leak}' would be left in the private model; this is a defect of qdqtool",
+                    what,
+                    code="internal",
                 )
         problem = _difference(prediction, predict(result, prediction.target), hidden)
         if not problem:
@@ -500,6 +503,8 @@ def made_private(
             problem=problem,
         ),
         what,
+        code="prediction-changes",
+        parameter="private",
     )
 
 

@@ -117,13 +117,21 @@ def read_verification(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         data = parse_json(read_input(path, budgets.VERIFICATION_FILE, error=DataError))
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: cannot be read as JSON: {error}") from None
+        raise DataError(
+            f"cannot be read as JSON: {error}", os.fspath(path), code="wrong-format"
+        ) from None
     if not isinstance(data, dict) or data.get("schema") != VERIFICATION_SCHEMA:
         raise DataError(
-            f"{path}: is not what 'qdqtool verify --format json' writes ({VERIFICATION_SCHEMA})"
+            f"is not what 'qdqtool verify --format json' writes ({VERIFICATION_SCHEMA})",
+            os.fspath(path),
+            code="wrong-format",
         )
     if not isinstance(data.get("mismatches", []), list):
-        raise DataError(f"{path}: its mismatches are not a list; run qdqtool verify again")
+        raise DataError(
+            "its mismatches are not a list; run qdqtool verify again",
+            os.fspath(path),
+            code="file-damaged",
+        )
     return data
 
 

@@ -113,7 +113,11 @@ def choose(prediction: Prediction, wanted: str, node: str | None) -> Finding:
         counts = prediction.findings_by_code()
         there = ", ".join(f"{c} ({n})" for c, n in counts.items()) or "none"
         raise ModelError(
-            f"{what}: has no finding {code}{place} on {prediction.target}; its findings: {there}"
+            f"has no finding {code}{place} on {prediction.target}; its findings: {there}",
+            what,
+            code="unknown-choice",
+            parameter="finding",
+            node=node or "",
         )
     if not colon:
         return found[0]
@@ -121,13 +125,16 @@ def choose(prediction: Prediction, wanted: str, node: str | None) -> Finding:
         count = said("there are {count}", count=len(found)) if len(found) > 1 else "there is 1"
         raise ModelError(
             said(
-                "{what}: {`finding`} {wanted}: {count} of {code}{place}, counted from 1",
-                what=what,
+                "{`finding`} {wanted}: {count} of {code}{place}, counted from 1",
                 wanted=wanted,
                 count=count,
                 code=code,
                 place=place,
-            )
+            ),
+            what,
+            code="out-of-range",
+            parameter="finding",
+            node=node or "",
         )
     return found[int(number) - 1]
 
@@ -380,7 +387,9 @@ class Shrinker:
                         "onnx cannot infer the model's shapes, so that nothing smaller can be looked "
                         "for ({reason}); leave out {`minimize`}",
                         reason=" ".join(str(error).split())[:200],
-                    )
+                    ),
+                    code="shapes-unknown",
+                    parameter="minimize",
                 ) from error
         self._holds = holds
         self._moves = moves
@@ -476,7 +485,7 @@ class Shrinker:
     def _typed(self, clean: onnx.ModelProto) -> onnx.ModelProto:
         shorten_names(clean)
         if grows(clean):
-            raise ModelError("its shapes need too much memory")
+            raise ModelError("its shapes need too much memory", code="shapes-too-large")
         return infer_shapes(clean, check_type=self._strict, strict_mode=self._strict)
 
     @staticmethod

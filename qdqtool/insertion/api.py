@@ -403,6 +403,7 @@ def _copied(
             "is quantized already (it has Q/DQ or integer operators); give the float model it was made "
             "from, or predict this one",
             loaded.path or "model",
+            code="already-quantized",
         )
     sparse = [s.values.name for s in loaded.proto.graph.sparse_initializer]
     known = (loaded.producers, loaded.initializers, loaded.inputs, sparse)
@@ -411,6 +412,8 @@ def _copied(
         raise ModelError(
             said("no node makes the output '{name}'; export the model again", name=loose),
             loaded.path or "model",
+            code="output-without-producer",
+            node=loose,
         )
     work = loaded if ours else loaded.copy()
     notes: list[Note] = []
@@ -422,7 +425,9 @@ def _copied(
                 "{`high_precision`:'fp16'}: {name} takes no FP16 scales and chooses FP16 itself; leave "
                 "it out and let the builder use INT8 and FP16",
                 name=target.name,
-            )
+            ),
+            code="option-conflict",
+            parameter="high_precision",
         )
     if half and not target.float16_scales:
         halfprecision.to_float(work)

@@ -68,7 +68,10 @@ def check_pixels(name: str, low: float, high: float, preprocess: Preprocess) -> 
                 name=name,
                 least=least,
                 most=most,
-            )
+            ),
+            code="out-of-range",
+            parameter="input_type",
+            node=name,
         )
 
 
@@ -83,7 +86,9 @@ def check_input_type(kind: str, target: Target) -> None:
             said(
                 "{`input_type`:'uint8'}: {name} has no UINT8 inputs (8.5 has); use int8 or float",
                 name=target.name,
-            )
+            ),
+            code="unsupported",
+            parameter="input_type",
         )
 
 
@@ -115,7 +120,9 @@ def change_inputs(model: Model, kind: str, preprocess: Preprocess) -> list[Note]
                 "{`input_type`:{kind!r}}: no float input of the model is quantized; leave the option "
                 "out",
                 kind=kind,
-            )
+            ),
+            code="option-without-effect",
+            parameter="input_type",
         )
     editor.finish()
     return notes
@@ -150,7 +157,10 @@ def _int8(
                 "{`input_type`:'int8'}: input '{name}': {reader}; use uint8 or float",
                 name=name,
                 reader=reader,
-            )
+            ),
+            code="needed-as-float",
+            parameter="input_type",
+            node=name,
         )
     for q in quantizers:
         editor.redirect(q.output, name)
@@ -171,7 +181,10 @@ def _uint8(editor: Editor, name: str, tensor: str, preprocess: Preprocess) -> No
             said(
                 "{`input_type`:'uint8'}: input '{name}' is an output as well; leave the option out",
                 name=name,
-            )
+            ),
+            code="input-is-output",
+            parameter="input_type",
+            node=name,
         )
     pixels, kind = tensor, model.elem_type(tensor)
     if tensor == name:  # else the Cast that there is makes float of pixels too
@@ -226,7 +239,10 @@ def _by_channel(model: Model, name: str, values: Sequence[float]) -> npt.NDArray
                 "{`std`}",
                 name=name,
                 count=len(values),
-            )
+            ),
+            code="wrong-shape",
+            parameter="input_type",
+            node=name,
         )
     return np.asarray(values, np.float64)
 
@@ -255,7 +271,9 @@ def collect_for(
             said(
                 "no calibration data; give a folder of images ({`data`}) or a TensorRT table "
                 "({`calib_table`})"
-            )
+            ),
+            code="missing-argument",
+            parameter="data",
         )
     images, kept, workers = images or Images(), kept or Kept(), workers or Workers()
     tensors = list(dict.fromkeys(t for g in groups for t in g.sources))
@@ -306,7 +324,13 @@ def scales_from_table(
             continue
         known = {t: table[t] for t in group.tensors if table.get(t, 0.0) > 0.0}
         if not known:
-            raise DataError(f"{path}: has no scale for tensor '{group.quantized[0]}'")
+            raise DataError(
+                f"has no scale for tensor '{group.quantized[0]}'",
+                os.fspath(path),
+                code="missing-scale",
+                parameter="calib_table",
+                node=group.quantized[0],
+            )
         scale = positive(max(known.values()))
         members = tuple(Member(t, s * LEVELS, 0.0) for t, s in known.items() if t in group.sources)
         result.append(GroupScale(group, scale, "table", members))

@@ -185,7 +185,8 @@ def measure(
             found = network.run(sample, everything)
             if not all(np.isfinite(array).all() for array in found.values()):
                 raise ModelError(
-                    "the network's outputs are NaN or infinite on the calibration data"
+                    "the network's outputs are NaN or infinite on the calibration data",
+                    code="not-finite",
                 )
             floats[number] = Compared(found, focus.find(found) if focus else None)
         return floats[number]

@@ -235,7 +235,9 @@ class _Choice:
         for op in rules.exclude_ops:
             if op.lower() not in present:
                 raise QdqtoolError(
-                    said("{`exclude_op`} {op}: the model has no such operator", op=op)
+                    said("{`exclude_op`} {op}: the model has no such operator", op=op),
+                    code="no-match",
+                    parameter="exclude_op",
                 )
             if op.lower() not in {n.op.lower() for n in candidates}:
                 kinds = ", ".join(sorted({n.op for n in candidates})) or "none"
@@ -244,7 +246,9 @@ class _Choice:
                         "{`exclude_op`} {op}: never quantized anyway; what could be is {kinds}",
                         op=op,
                         kinds=kinds,
-                    )
+                    ),
+                    code="never-quantized",
+                    parameter="exclude_op",
                 )
         self.excluded_ops = {op.lower() for op in rules.exclude_ops}
         self.varying = View(model).varying
@@ -277,7 +281,9 @@ def _matches(nodes: Iterable[Node], patterns: Sequence[str], parameter: str) -> 
                     "{given}: matches no node that could be quantized{example}",
                     given=given,
                     example=example,
-                )
+                ),
+                code="no-match",
+                parameter=parameter,
             )
         for node in found:
             result.setdefault(node.index, pattern)
@@ -317,6 +323,8 @@ def _place_weighted(
                 name=node.name,
             ),
             model.path or "model",
+            code="not-finite",
+            node=node.name,
         )
     placement.add(node.input(0), node, 0)
     axis = weight_scale_axis(node, value.ndim, chosen.rules.transposed_per_channel)

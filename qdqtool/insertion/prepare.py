@@ -511,7 +511,9 @@ def _inline(model: Model) -> None:
     except Exception as error:  # C++ again
         reason = " ".join(str(error).split())[:120]
         raise ModelError(
-            f"functions cannot be inlined ({reason}); export without them", model.path or "model"
+            f"functions cannot be inlined ({reason}); export without them",
+            model.path or "model",
+            code="functions-not-inlined",
         ) from error
     proto.graph.CopyFrom(inlined.graph)
     del proto.functions[:]
@@ -552,6 +554,7 @@ def raise_opset(model: Model, opset: int) -> None:
             f"opset {model.opset} cannot be raised to {opset} ({reason}); export with opset {opset} or "
             "newer",
             model.path or "model",
+            code="opset-too-old",
         ) from error
     known = {t.name for t in proto.graph.initializer}
     _restore_names(proto, converted)

@@ -186,7 +186,9 @@ def _sketched(model: Model, site: WeightSite) -> npt.NDArray[Any]:
         return np.ones((), _float_type(model, site.tensor))
     if site.axis >= len(shape) or not 0 <= shape[site.axis] <= _CHANNELS:
         raise ModelError(
-            f"weights '{site.tensor}' have an impossible shape {list(shape)}; the file is damaged"
+            f"weights '{site.tensor}' have an impossible shape {list(shape)}; the file is damaged",
+            code="wrong-shape",
+            node=site.tensor,
         )
     return np.ones(shape[site.axis], _float_type(model, site.tensor))
 

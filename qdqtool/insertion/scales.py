@@ -159,9 +159,17 @@ class MethodChoice:
         """
         for method in (self.default, *(m for _, m in self.overrides)):
             if method not in METHODS:
-                raise QdqtoolError(f"method '{method}' is unknown; use one of {', '.join(METHODS)}")
+                raise QdqtoolError(
+                    f"method '{method}' is unknown; use one of {', '.join(METHODS)}",
+                    code="unknown-choice",
+                    parameter="method",
+                )
         if not 50.0 <= self.percentile <= 100.0:
-            raise QdqtoolError(f"percentile {self.percentile:g} is outside 50 to 100")
+            raise QdqtoolError(
+                f"percentile {self.percentile:g} is outside 50 to 100",
+                code="out-of-range",
+                parameter="percentile",
+            )
         for pattern, method in self.overrides:
             given = said("{`method_for`} {pattern}={method}", pattern=pattern, method=method)
             compiled = compile_pattern(pattern, given)
@@ -172,7 +180,9 @@ class MethodChoice:
                         "{given}: matches no quantized tensor{example}",
                         given=given,
                         example=example,
-                    )
+                    ),
+                    code="no-match",
+                    parameter="method_for",
                 )
 
     def of(self, group: ScaleGroup) -> str:
@@ -197,7 +207,9 @@ class MethodChoice:
                     one=one,
                     second=second,
                     two=two,
-                )
+                ),
+                code="ambiguous",
+                parameter="method_for",
             )
         return next(iter(found), self.default)
 
@@ -271,7 +283,9 @@ def choose_scale(
                     tensor=tensor,
                     nonfinite=seen.nonfinite,
                     total=total,
-                )
+                ),
+                code="not-finite",
+                node=tensor,
             )
         if seen.absmax > 0.0:
             found = range_of(seen, method, percentile=choice.percentile)

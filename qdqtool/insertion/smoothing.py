@@ -277,21 +277,27 @@ def smooth(
             said(
                 "{`smooth`:{alpha:g}}: give 0 (all stays in the activations) to 1, mostly 0.5",
                 alpha=alpha,
-            )
+            ),
+            code="out-of-range",
+            parameter="smooth",
         )
     if data is None:
         raise QdqtoolError(
             said(
                 "{`smooth`} needs calibration images: ranges of a table are those of the network "
                 "as it was"
-            )
+            ),
+            code="option-conflict",
+            parameter="smooth",
         )
     if isinstance(data, Iterator):
         raise QdqtoolError(
             said(
                 "{`smooth`} reads the data before the calibration does; give a folder or a list "
                 "instead of an iterator"
-            )
+            ),
+            code="read-once",
+            parameter="data",
         )
     quantized = {site.node.index for site in placement.weights}
     sizes = Sizes(model, data, images)

@@ -34,8 +34,8 @@ Feeds = dict[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class _Stretch:
-    """The network from one cut to the next."""
+class Segment:
+    """Part of the network between two cuts."""
 
     fetcher: Fetcher
     behind: frozenset[str]  # what crosses the cut behind it, or is wanted
@@ -93,14 +93,14 @@ class SwitchedNetwork:
             t: max(n for n, (at, _) in enumerate(fed) if at <= begin) for t, begin in begins.items()
         }
         given = [helper.make_tensor_value_info(s, TensorProto.BOOL, []) for s in switches]
-        self._stretches = []
+        self.segments = []
         for (_, front), (_, behind) in itertools.pairwise(
             [*fed, (-1, tuple(dict.fromkeys(wanted)))]
         ):
             made = [t for t in behind if t not in front]
             known = [helper.make_tensor_value_info(t, model.elem_type(t), None) for t in front]
             session = _session(partial_model(network, made, [*known, *given]), model, threads)
-            self._stretches.append(_Stretch(Fetcher(session), frozenset(behind)))
+            self.segments.append(Segment(Fetcher(session), frozenset(behind)))
 
     def run(self, sample: Feeds, floats: Collection[str]) -> Feeds:
         """What is wanted with the named activations float.
@@ -118,7 +118,7 @@ class SwitchedNetwork:
         Raises:
             ModelError: onnxruntime fails.
         """
-        end = len(self._stretches)
+        end = len(self.segments)
         begins = {t: end if t is None else self._first.get(t, 0) for t in left_out}
         values: Feeds = {}
         given = self._given(sample, ())
@@ -129,12 +129,12 @@ class SwitchedNetwork:
                     floats = () if tensor is None else (tensor,)
                     yield tensor, self._run(sample, floats, number, values)
             if number < last:
-                values = self._stretches[number].run({**given, **values})
+                values = self.segments[number].run({**given, **values})
 
     def _run(self, sample: Feeds, floats: Collection[str], number: int, values: Feeds) -> Feeds:
         given = self._given(sample, floats)
-        for stretch in self._stretches[number:]:
-            values = stretch.run({**given, **values})
+        for segment in self.segments[number:]:
+            values = segment.run({**given, **values})
         return values
 
     def _given(self, sample: Feeds, floats: Collection[str]) -> Feeds:
@@ -177,4 +177,6 @@ def _session(part: onnx.ModelProto, model: Model, threads: int) -> Any:
     try:
         return open_proto(part, threads, weights=model.initializers, fold_qdq=False, one_arena=True)
     except Exception as error:  # onnxruntime's exceptions have no common base but this
-        raise ModelError(f"onnxruntime cannot run the quantized model: {failure(error)}") from error
+        raise ModelError(
+            f"onnxruntime cannot run the quantized model: {failure(error)}", code="run-failed"
+        ) from error

@@ -62,6 +62,8 @@ def __getattr__(name: str) -> Any:
     try:
         value = getattr(importlib.import_module(f"qdqtool.qat.{home}"), name)
     except ImportError as error:
-        raise QdqtoolError(f"training needs torch ({error}); pip install 'qdqtool[qat]'") from error
+        raise QdqtoolError(
+            f"training needs torch ({error}); pip install 'qdqtool[qat]'", code="missing-package"
+        ) from error
     globals()[name] = value
     return value

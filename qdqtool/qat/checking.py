@@ -127,7 +127,9 @@ def reference(twin: nn.Module, call: Call) -> Reference:
         reason = reason_of(error, first_line=True)
         raise ModelError(
             f"{type(twin).__name__}: cannot be called with the sample ({call}): {reason}; give what the "
-            "network was prepared with"
+            "network was prepared with",
+            code="wrong-call",
+            parameter="sample",
         ) from error
 
 
@@ -223,7 +225,9 @@ def check_pieces(
     if not worst <= PIECE:
         raise ModelError(
             f"what arrives at {worst_at} is {worst:.1e} of its standard deviation away from what the network computes "
-            f"there, more than {PIECE:g}: a Q/DQ pair, a scale, an axis or weights in front of it are not the network's"
+            f"there, more than {PIECE:g}: a Q/DQ pair, a scale, an axis or weights in front of it are not the network's",
+            code="different-results",
+            node=worst_at,
         )
     difference = _end_to_end(proto, call, wanted.outputs)
     return Check(difference, 0.0, len(results), worst, worst_at), Shaking(sizes)
@@ -240,12 +244,18 @@ def _pairs(
             continue
         found = numbers.get(q.name)
         if not found:
-            raise ModelError(f"'{q.name}' stands for no quantizer of the network")
+            raise ModelError(
+                f"'{q.name}' stands for no quantizer of the network",
+                code="unknown-quantizer",
+                node=q.name,
+            )
         name, scale, _, _ = wanted.calls[found[0]]
         for node in (q, *model.readers(q.output)):
             if node.op not in (qdq.Q, qdq.DQ):
                 raise ModelError(
-                    f"'{q.name}' is read by '{node.name}', which is not a DequantizeLinear"
+                    f"'{q.name}' is read by '{node.name}', which is not a DequantizeLinear",
+                    code="no-dequantizer",
+                    node=q.name,
                 )
             params = qdq.read_params(model, node)
             found_scale = (
@@ -257,13 +267,25 @@ def _pairs(
                 has = (
                     "no constant scale" if np.isnan(found_scale) else f"the scale {found_scale:.6g}"
                 )
-                raise ModelError(f"'{node.name}' has {has}, quantizer '{name}' {scale:.6g}")
+                raise ModelError(
+                    f"'{node.name}' has {has}, quantizer '{name}' {scale:.6g}",
+                    code="different-scale",
+                    node=node.name,
+                )
             if str(params.precision) != "INT8" or np.any(params.zero_point):
-                raise ModelError(f"'{node.name}' is not symmetric INT8, as quantizer '{name}' is")
+                raise ModelError(
+                    f"'{node.name}' is not symmetric INT8, as quantizer '{name}' is",
+                    code="not-symmetric-int8",
+                    node=node.name,
+                )
         pairs.append((q, found[0]))
         missing -= set(found)
     if missing:
-        raise ModelError(f"the Q/DQ pair of quantizer '{wanted.calls[min(missing)][0]}' is missing")
+        raise ModelError(
+            f"the Q/DQ pair of quantizer '{wanted.calls[min(missing)][0]}' is missing",
+            code="missing-pair",
+            node=wanted.calls[min(missing)][0],
+        )
     return pairs
 
 
@@ -294,7 +316,8 @@ def _end_to_end(proto: onnx.ModelProto, call: Call, wanted: Sequence[Tensor]) ->
         if result.shape != tuple(tensor.shape):
             shape = tuple(tensor.shape)
             raise ModelError(
-                f"an output has shape {result.shape} in onnxruntime and {shape} in the network"
+                f"an output has shape {result.shape} in onnxruntime and {shape} in the network",
+                code="wrong-shape",
             )
         worst = max(worst, _apart(result, tensor.numpy()))
     return worst
@@ -317,7 +340,8 @@ def _run(proto: onnx.ModelProto, names: list[str] | None, feeds: dict[str, Array
         ]
     except Exception as error:  # onnxruntime has its own exceptions for each of many reasons
         raise ModelError(
-            f"onnxruntime cannot run the exported model: {str(error).splitlines()[0]}"
+            f"onnxruntime cannot run the exported model: {str(error).splitlines()[0]}",
+            code="run-failed",
         ) from error
 
 

@@ -119,7 +119,11 @@ def export(
     model = unwrapped(model)
     plan = plan_of(model)
     if opset < 13:
-        raise QdqtoolError(f"opset={opset}: per-channel Q/DQ need 13 or newer")
+        raise QdqtoolError(
+            f"opset={opset}: per-channel Q/DQ need 13 or newer",
+            code="opset-too-old",
+            parameter="opset",
+        )
     if is_yolo(wrapper):
         from qdqtool.qat import ultralytics
 
@@ -135,14 +139,20 @@ def export(
             onnx.checker.check_model(proto)
         except onnx.checker.ValidationError as error:
             raise ModelError(
-                f"{os.fspath(path)}: the exported model is not valid: {_first_line(error)}"
+                f"the exported model is not valid: {_first_line(error)}",
+                os.fspath(path),
+                code="invalid-model",
             ) from error
         try:
             found = compared(proto, tolerance)
         except ModelError as error:
             if tolerance < ANYTHING:
                 raise ModelError(
-                    f"{os.fspath(path)}: {_first_line(error)}; nothing was written"
+                    f"{_first_line(error)}; nothing was written",
+                    os.fspath(path),
+                    code=error.code,
+                    parameter=error.parameter,
+                    node=error.node,
                 ) from error
             warnings.warn(
                 f"{os.fspath(path)}: {_first_line(error)}; written all the same",
@@ -185,12 +195,22 @@ def check(
         try:
             return compared(file.proto, tolerance)
         except ModelError as error:
-            raise ModelError(f"{os.fspath(path)}: {error}") from error
+            raise ModelError(
+                str(error),
+                os.fspath(path),
+                code=error.code,
+                parameter=error.parameter,
+                node=error.node,
+            ) from error
 
 
 def _refuse_tolerance(tolerance: float) -> None:
     if not tolerance >= 0.0:
-        raise QdqtoolError(said("{`tolerance`:{tolerance:g}}: give 0 or more", tolerance=tolerance))
+        raise QdqtoolError(
+            said("{`tolerance`:{tolerance:g}}: give 0 or more", tolerance=tolerance),
+            code="out-of-range",
+            parameter="tolerance",
+        )
 
 
 def _call_for(model: nn.Module, sample: Any) -> Call:
@@ -214,7 +234,9 @@ def _exported(
     with exporting_heads(twin):
         for name in uncalibrated(twin):
             raise QdqtoolError(
-                f"quantizer '{name}' has no range; call qdqtool.qat.calibrate before the export"
+                f"quantizer '{name}' has no range; call qdqtool.qat.calibrate before the export",
+                code="not-calibrated",
+                node=name,
             )
         shown = checking.lively(call)
         wanted = checking.reference(twin, shown)
@@ -232,7 +254,8 @@ def _exported(
                 raise ModelError(
                     f"onnxruntime's results are {found.difference:.3f} of their standard deviation away from the "
                     f"network's, more than {allowed:.3f} ({tolerance:g} and {NOISES:g} times the network's own noise "
-                    f"of {found.noise:.3f})"
+                    f"of {found.noise:.3f})",
+                    code="different-results",
                 )
             return found
 

@@ -29,7 +29,7 @@ except ImportError:
         from pytorch_lightning.callbacks import Callback
     except ImportError as error:
         raise QdqtoolError(
-            f"the callback needs Lightning ({error}); pip install lightning"
+            f"the callback needs Lightning ({error}); pip install lightning", code="missing-package"
         ) from error
 
 
@@ -76,7 +76,11 @@ class QATCallback(Callback):  # type: ignore[misc]
     def _of(self, module: Any) -> nn.Module:
         network = getattr(module, self.network, None) if self.network else module
         if not isinstance(network, nn.Module):
-            raise QdqtoolError(f"network='{self.network}': the LightningModule has no such module")
+            raise QdqtoolError(
+                f"network='{self.network}': the LightningModule has no such module",
+                code="unknown-choice",
+                parameter="network",
+            )
         return network
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:

@@ -131,7 +131,8 @@ class Quantizing:
             if counts[kind] != expected:
                 raise QdqtoolError(
                     f"{type(self).__name__}: {counts[kind]} calls of kind '{kind}' ran, {expected} when it was "
-                    "prepared, so that its quantizers would be at other places; exclude it, or make the number fixed"
+                    "prepared, so that its quantizers would be at other places; exclude it, or make the number fixed",
+                    code="calls-changed",
                 )
         return result
 

@@ -38,7 +38,9 @@ def unwrapped(model: Any) -> nn.Module:
             inner = model.model
             if not isinstance(inner, nn.Module):
                 raise QdqtoolError(
-                    f"{type(model).__name__}('{inner}'): is an exported model; give the .pt checkpoint"
+                    f"{type(model).__name__}('{inner}'): is an exported model; give the .pt checkpoint",
+                    code="exported-model",
+                    parameter="model",
                 )
             model = inner
         elif not isinstance(model, nn.Module) and isinstance(
@@ -49,7 +51,9 @@ def unwrapped(model: Any) -> nn.Module:
             return model
         else:
             raise QdqtoolError(
-                f"give a torch.nn.Module (or Ultralytics' YOLO), not {type(model).__name__}"
+                f"give a torch.nn.Module (or Ultralytics' YOLO), not {type(model).__name__}",
+                code="wrong-type",
+                parameter="model",
             )
 
 
@@ -62,13 +66,21 @@ def refuse_wrapped(model: Any) -> None:
     for kind in (nn.parallel.DataParallel, nn.parallel.DistributedDataParallel):
         if isinstance(model, kind):
             raise QdqtoolError(
-                f"prepare the network inside {kind.__name__} (its .module) and wrap it afterwards"
+                f"prepare the network inside {kind.__name__} (its .module) and wrap it afterwards",
+                code="wrapped-network",
+                parameter="model",
             )
     if isinstance(getattr(model, "_orig_mod", None), nn.Module):
-        raise QdqtoolError("prepare the network before torch.compile, and compile it afterwards")
+        raise QdqtoolError(
+            "prepare the network before torch.compile, and compile it afterwards",
+            code="wrapped-network",
+            parameter="model",
+        )
     if isinstance(model, torch.jit.ScriptModule):
         raise QdqtoolError(
-            "a TorchScript module has no layers to replace; prepare the network it came from"
+            "a TorchScript module has no layers to replace; prepare the network it came from",
+            code="torchscript-module",
+            parameter="model",
         )
 
 
@@ -239,7 +251,9 @@ def _check_load(network: Any, weights: Any = None, *args: Any, **kwargs: Any) ->
     if lost and not count_quantizers(network):
         raise QdqtoolError(
             f"Ultralytics builds a new network here, without the {lost} quantizers; train with "
-            "yolo.train(trainer=qdqtool.qat.ultralytics.Trainer, ...), which keeps them"
+            "yolo.train(trainer=qdqtool.qat.ultralytics.Trainer, ...), which keeps them",
+            code="quantizers-lost",
+            parameter="weights",
         )
 
 
@@ -248,7 +262,9 @@ def _check_export(exporter: Any, model: Any = None, *args: Any, **kwargs: Any) -
     if kind != "onnx" and count_quantizers(model):
         raise QdqtoolError(
             f"format='{kind}' loses or ignores the quantizers; write the Q/DQ model with "
-            "qdqtool.qat.export(yolo, 'model_qdq.onnx') and build that (trtexec --onnx=model_qdq.onnx --int8 --fp16)"
+            "qdqtool.qat.export(yolo, 'model_qdq.onnx') and build that (trtexec --onnx=model_qdq.onnx --int8 --fp16)",
+            code="quantizers-lost",
+            parameter="format",
         )
 
 

@@ -227,7 +227,9 @@ def _refuse_varied(decided: Plan, traced: Traced, model: nn.Module) -> None:
             raise QdqtoolError(
                 f"'{module or '(network)'}' ({type(found).__name__}) is called in several ways{why}: "
                 f"{' or '.join(map(str, counts))} calls of kind '{kind}' run inside, and quantizers cannot tell them "
-                f"apart. Give each way a module of its own, or leave this one float: exclude=['^{re.escape(module)}$']"
+                f"apart. Give each way a module of its own, or leave this one float: exclude=['^{re.escape(module)}$']",
+                code="calls-differ",
+                node=module,
             )
 
 
@@ -257,7 +259,9 @@ def sample_for(model: Any, sample: Any) -> Any:
         return sample
     if not is_yolo(model):
         raise QdqtoolError(
-            "sample=None: give what the network is called with, for example torch.zeros(1, 3, 640, 640)"
+            "sample=None: give what the network is called with, for example torch.zeros(1, 3, 640, 640)",
+            code="missing-argument",
+            parameter="sample",
         )
     network = unwrapped(model)
     size = (getattr(model, "overrides", None) or {}).get("imgsz") or 640
@@ -283,7 +287,9 @@ def _matches(names: dict[str, str], patterns: Sequence[str], option: str) -> dic
             example = next((m for m in names.values() if m), "")
             raise QdqtoolError(
                 f"{option} '{pattern}': matches no module that could be quantized; "
-                f"names look like '{example}'"
+                f"names look like '{example}'",
+                code="no-match",
+                parameter=option,
             )
         for node in hits:
             found.setdefault(node, Excluded(PLACEMENT, node, option, pattern))

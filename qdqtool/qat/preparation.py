@@ -56,7 +56,9 @@ def prepare(
     model = unwrapped(model)
     if is_prepared(model):
         raise QdqtoolError(
-            f"{type(model).__name__}: is prepared already; prepare the float network"
+            f"{type(model).__name__}: is prepared already; prepare the float network",
+            code="already-prepared",
+            parameter="model",
         )
     decided = plan(model, sample, trained=trained)
     backend_named(trained.backend)
@@ -82,7 +84,9 @@ def plan_of(model: nn.Module) -> Plan:
     found = getattr(model, PLAN, None)
     if not isinstance(found, Plan):
         raise QdqtoolError(
-            f"{type(model).__name__}: has no quantizers; call qdqtool.qat.prepare on it first"
+            f"{type(model).__name__}: has no quantizers; call qdqtool.qat.prepare on it first",
+            code="not-prepared",
+            parameter="model",
         )
     return found
 
@@ -165,7 +169,9 @@ def backend_named(name: str) -> Callable[[int | None], nn.Module]:
         return make
     except ImportError as error:
         raise QdqtoolError(
-            f"backend='{name}' cannot be imported ({str(error).splitlines()[0]}); pip install 'qdqtool[qat]'"
+            f"backend='{name}' cannot be imported ({str(error).splitlines()[0]}); pip install 'qdqtool[qat]'",
+            code="missing-package",
+            parameter="backend",
         ) from error
 
 
@@ -206,7 +212,8 @@ def restore(model: nn.Module | Any, saved: Mapping[str, Any]) -> Plan:
         if not is_prepared(model):
             raise QdqtoolError(
                 "a plain state dict says nothing of the plan; call qdqtool.qat.prepare first, or save "
-                "qdqtool.qat.checkpoint(model)"
+                "qdqtool.qat.checkpoint(model)",
+                code="checkpoint-without-plan",
             )
         _load(model, saved)
         return plan_of(model)
@@ -217,7 +224,8 @@ def restore(model: nn.Module | Any, saved: Mapping[str, Any]) -> Plan:
         if different:
             raise QdqtoolError(
                 f"the checkpoint's plan has other quantizers ({different[0]}: {len(theirs[different[0]])}, "
-                f"here {len(mine[different[0]])}); restore it into the float network"
+                f"here {len(mine[different[0]])}); restore it into the float network",
+                code="different-plans",
             )
     else:
         missing = [w.module for w in plan.weights if w.module not in dict(model.named_modules())]
@@ -225,7 +233,9 @@ def restore(model: nn.Module | Any, saved: Mapping[str, Any]) -> Plan:
         if merged != set(plan.merged) or (missing and not plan.merged):
             absent = [*missing, *plan.merged][0]
             raise QdqtoolError(
-                f"the checkpoint is of another network: '{absent}' is not in this one"
+                f"the checkpoint is of another network: '{absent}' is not in this one",
+                code="different-models",
+                node=absent,
             )
         insert(model, plan)
     _load(model, saved["state"])
@@ -237,7 +247,9 @@ def restore(model: nn.Module | Any, saved: Mapping[str, Any]) -> Plan:
             module.qdq_off = frozenset(off.pop(name, ()))
     if off:
         raise QdqtoolError(
-            f"the checkpoint is of another network: '{next(iter(off))}' is not in this one"
+            f"the checkpoint is of another network: '{next(iter(off))}' is not in this one",
+            code="different-models",
+            node=next(iter(off)),
         )
     return plan
 
@@ -260,7 +272,9 @@ def _load(model: nn.Module, state: Mapping[str, Any]) -> None:
         if found:
             more = f" and {len(found) - 1} more" if len(found) > 1 else ""
             raise QdqtoolError(
-                f"the checkpoint {what} '{found[0]}'{more}: it is of another network or plan"
+                f"the checkpoint {what} '{found[0]}'{more}: it is of another network or plan",
+                code="different-models",
+                node=found[0],
             )
     for key in ranges.difference(here):
         set_amax(modules[key.rpartition(".")[0]], loaded[key])
@@ -300,4 +314,6 @@ def plan_from(data: Mapping[str, Any]) -> Plan:
         ]
         return Plan(**known)
     except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise QdqtoolError(f"the checkpoint's plan cannot be read ({error})") from error
+        raise QdqtoolError(
+            f"the checkpoint's plan cannot be read ({error})", code="wrong-format"
+        ) from error

@@ -121,7 +121,9 @@ def calibrate(
         if q.name not in found:
             raise DataError(
                 f"quantizer '{q.name}' saw no data: its module was not called in evaluation mode (an expert or branch "
-                "that these batches do not reach); exclude it, or give batches that reach it"
+                "that these batches do not reach); exclude it, or give batches that reach it",
+                code="quantizer-without-data",
+                node=q.name,
             )
         groups.setdefault(id(q.itself), (q.itself, []))[1].append(q.name)
     result = Calibration([], batches, images)
@@ -171,13 +173,19 @@ def _look(
                 break
             call = call_for(batch, plan, model, fn)
             if not all(t.numel() for t in call.tensors):
-                raise DataError(f"batch {batches}: {call} hold no value; leave empty batches out")
+                raise DataError(
+                    f"batch {batches}: {call} hold no value; leave empty batches out",
+                    code="empty",
+                    parameter="data",
+                )
             now = int(call.tensors[0].shape[0]) if call.tensors[0].ndim else 1
             answer(model, call, device, batches)
             batches += 1
             images += now
     if not batches:
-        raise DataError("no calibration data: the iterable gave no batch")
+        raise DataError(
+            "no calibration data: the iterable gave no batch", code="no-batches", parameter="data"
+        )
     return {name: s.result for name, s in statistics.items()}, batches, images
 
 
@@ -193,7 +201,9 @@ def answer(model: nn.Module, call: Call, device: torch.device, number: int) -> A
         reason = reason_of(error, first_line=True)
         raise DataError(
             f"batch {number}: the network cannot be called with it ({reason}); say with fn= what of a "
-            "batch it is called with"
+            "batch it is called with",
+            code="wrong-call",
+            parameter="data",
         ) from error
 
 
@@ -226,11 +236,15 @@ def batches_of(data: Any, plan: Plan) -> Iterable[Any]:
         if data.ndim == plan.dimensions + 1:
             return list(data)
         raise DataError(
-            f"the data is a tensor of shape {tuple(data.shape)}; give batches like the sample"
+            f"the data is a tensor of shape {tuple(data.shape)}; give batches like the sample",
+            code="wrong-shape",
+            parameter="data",
         )
     if isinstance(data, dict | str | bytes) or not isinstance(data, Iterable):
         raise DataError(
-            f"the data is a {type(data).__name__}; give something that yields batches, like a loader"
+            f"the data is a {type(data).__name__}; give something that yields batches, like a loader",
+            code="wrong-type",
+            parameter="data",
         )
     return data
 
@@ -249,7 +263,9 @@ def _tensor_of(array: npt.NDArray[Any]) -> Tensor:
         return torch.from_numpy(array)
     except TypeError as error:
         raise DataError(
-            f"the data is an array that torch does not take: {reason_of(error)}"
+            f"the data is an array that torch does not take: {reason_of(error)}",
+            code="unsupported-array",
+            parameter="data",
         ) from error
 
 
@@ -260,7 +276,11 @@ def check_limit(max_batches: int | None) -> None:
         QdqtoolError: It is below 1.
     """
     if max_batches is not None and max_batches < 1:
-        raise QdqtoolError(said("{`max_batches`:{count}}: is below 1", count=max_batches))
+        raise QdqtoolError(
+            said("{`max_batches`:{count}}: is below 1", count=max_batches),
+            code="out-of-range",
+            parameter="max_batches",
+        )
 
 
 def length_of(data: Any) -> int | None:
@@ -294,9 +314,15 @@ def call_for(batch: Any, plan: Plan, model: nn.Module, fn: Callable[[Any], Any] 
     elif isinstance(batch, dict):
         call = _of_dict(batch, plan, model)
     else:
-        raise DataError(f"a batch is a {type(batch).__name__}; {_HELP}")
+        raise DataError(
+            f"a batch is a {type(batch).__name__}; {_HELP}", code="wrong-type", parameter="data"
+        )
     if not call.tensors:
-        raise DataError(f"a batch has no tensor for the network; {_HELP}")
+        raise DataError(
+            f"a batch has no tensor for the network; {_HELP}",
+            code="batch-without-tensor",
+            parameter="data",
+        )
     return call.mapped(_as_floats)
 
 
@@ -310,7 +336,11 @@ def _of_dict(batch: dict[str, Any], plan: Plan, model: nn.Module) -> Call:
         return Call((), dict(batch))
     if key is not None:
         return Call((batch[key],))
-    raise DataError(f"a batch is a dict with {', '.join(map(str, list(batch)[:6]))}; {_HELP}")
+    raise DataError(
+        f"a batch is a dict with {', '.join(map(str, list(batch)[:6]))}; {_HELP}",
+        code="unknown-keys",
+        parameter="data",
+    )
 
 
 def _as_floats(value: Any) -> Any:
@@ -459,7 +489,7 @@ def gathered(
         raise failed
     for rank, (_, _, wrong) in enumerate(everybody):
         if wrong:
-            raise DataError(f"process {rank}: {wrong}")
+            raise DataError(f"process {rank}: {wrong}", code="failed-elsewhere")
     names = list(dict.fromkeys(name for found, _, _ in everybody for name in found))
     merged = {n: merge_all([found[n] for found, _, _ in everybody if n in found]) for n in names}
     return merged, (sum(c[0] for _, c, _ in everybody), sum(c[1] for _, c, _ in everybody))

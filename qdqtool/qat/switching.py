@@ -79,7 +79,9 @@ def _switch(model: nn.Module, patterns: str | Sequence[str], off: bool) -> list[
         hits = [q for q in found if compiled.search(q.name)]
         if not hits:
             raise QdqtoolError(
-                f"'{pattern}': matches no quantizer; names look like '{found[0].name}'"
+                f"'{pattern}': matches no quantizer; names look like '{found[0].name}'",
+                code="no-match",
+                parameter="patterns",
             )
         chosen += hits
     for q in chosen:
@@ -136,7 +138,7 @@ def sensitivity(
     given = () if metric else itertools.islice(read("data", batches_of(data, plan)), most)
     calls = [call_for(batch, plan, model, fn) for batch in given]
     if not metric and not calls:
-        raise DataError("no data: the iterable gave no batch")
+        raise DataError("no data: the iterable gave no batch", code="no-batches", parameter="data")
     device = device_of(model)
 
     def outputs() -> list[Tensor]:

@@ -157,7 +157,9 @@ def as_call(sample: Any, wanted: Sequence[tuple[str, str, list[int]]] = ()) -> C
     else:
         raise QdqtoolError(
             f"sample: give a tensor, a tuple of the network's arguments or a dict of its keyword arguments, "
-            f"not {type(sample).__name__}"
+            f"not {type(sample).__name__}",
+            code="wrong-type",
+            parameter="sample",
         )
     known = {place: (kind, shape) for place, kind, shape in wanted}
     for (place, kind, shape), tensor in zip(call.described, call.tensors, strict=True):
@@ -170,17 +172,27 @@ def as_call(sample: Any, wanted: Sequence[tuple[str, str, list[int]]] = ()) -> C
         ):
             raise QdqtoolError(
                 f"{told} ({tensor.dtype}, {tensor.layout}, {tensor.device}): give a plain tensor, dense "
-                "and of real numbers, on the CPU or a GPU"
+                "and of real numbers, on the CPU or a GPU",
+                code="unsupported-tensor",
+                parameter="sample",
             )
         if not tensor.numel():
             raise QdqtoolError(
-                f"{told} hold no value: give at least one of each dimension, also in the batch"
+                f"{told} hold no value: give at least one of each dimension, also in the batch",
+                code="empty",
+                parameter="sample",
             )
         if bool(torch.isnan(tensor).any()):
-            raise QdqtoolError(f"{told} are not all numbers: give values as the network gets them")
+            raise QdqtoolError(
+                f"{told} are not all numbers: give values as the network gets them",
+                code="not-finite",
+                parameter="sample",
+            )
         if place in known and (kind, len(shape)) != (known[place][0], len(known[place][1])):
             raise QdqtoolError(
-                f"{told}: the network was prepared with {shown(*known[place])}; give such a tensor"
+                f"{told}: the network was prepared with {shown(*known[place])}; give such a tensor",
+                code="wrong-shape",
+                parameter="sample",
             )
     return call
 
@@ -232,7 +244,8 @@ def export_proto(model: nn.Module, call: Call, opset: int, **options: Any) -> on
     except Exception as error:  # torch raises what its passes and the network's own code raise
         reason = reason_of(error, first_line=True)
         raise ModelError(
-            f"{type(model).__name__}: torch cannot export it to ONNX with the sample ({call}): {reason}"
+            f"{type(model).__name__}: torch cannot export it to ONNX with the sample ({call}): {reason}",
+            code="export-failed",
         ) from error
     proto: onnx.ModelProto = onnx.load_model_from_string(file.getvalue())
     return proto
@@ -384,7 +397,9 @@ def drop_marks(proto: onnx.ModelProto, source: dict[str, str]) -> None:
     for output in graph.output:
         if output.name in source:
             raise ModelError(
-                f"output '{output.name}' is made by nothing; return a new tensor instead of an input"
+                f"output '{output.name}' is made by nothing; return a new tensor instead of an input",
+                code="output-without-producer",
+                node=output.name,
             )
     copies = [onnx.NodeProto.FromString(n.SerializeToString()) for n in kept]
     del graph.node[:]

@@ -81,7 +81,11 @@ class QuantizedTraining:
             k: tuple(v) if isinstance(v, list) else v for k, v in changes.items()
         }
         for name in listed.keys() - {o.name for o in options_of(Options)}:
-            raise QdqtoolError(f"Trainer.with_options: got an unexpected keyword argument '{name}'")
+            raise QdqtoolError(
+                f"Trainer.with_options: got an unexpected keyword argument '{name}'",
+                code="unknown-choice",
+                parameter=name,
+            )
         options = replaced(cls.options, **listed)
         return type(cls.__name__, (cls,), {"options": options, "__module__": cls.__module__})
 
@@ -93,7 +97,8 @@ class QuantizedTraining:
         if self.args.task != "classify" and classes != self.data["nc"]:
             raise QdqtoolError(
                 f"the network has {classes} classes and the data {self.data['nc']}: train the float network on the new "
-                "classes first, then with quantizers"
+                "classes first, then with quantizers",
+                code="different-classes",
             )
         model = weights.float()
         for parameter in model.parameters():
@@ -105,7 +110,9 @@ class QuantizedTraining:
         super().set_model_attributes()  # type: ignore[misc]
         if getattr(self.args, "quantize", None) == 8:
             raise QdqtoolError(
-                "quantize=8 is Ultralytics' own quantization-aware training; leave it out here"
+                "quantize=8 is Ultralytics' own quantization-aware training; leave it out here",
+                code="option-conflict",
+                parameter="quantize",
             )
         network = unwrapped(getattr(self.model, "student_model", self.model))
         if not is_prepared(network):
@@ -113,7 +120,9 @@ class QuantizedTraining:
         if uncalibrated(network):
             images = self.options.images
             LOGGER.info(f"qdqtool: calibrating on up to {images} training images")
-            done = calibrate(network, self._images(images), self.options.method, total=images)
+            done = calibrate(
+                network, self.calibration_batches(images), self.options.method, total=images
+            )
             for warning in done.warnings:
                 LOGGER.warning(f"qdqtool: {warning}")
 
@@ -135,7 +144,8 @@ class QuantizedTraining:
         height, width = (given, given) if isinstance(given, int) else (given[0], given[-1])
         return -(-height // stride) * stride, -(-width // stride) * stride
 
-    def _images(self, count: int) -> Iterator[Tensor]:
+    def calibration_batches(self, count: int) -> Iterator[Tensor]:
+        """Batches of up to ``count`` training images, of the size of training and without augmentation."""
         trainer: Any = self
         size = max(self._size(unwrapped(trainer.model)))
         stride = getattr(trainer, "stride", None)
@@ -181,7 +191,7 @@ def spread(images: int, per_batch: int, count: int) -> list[list[int]]:
     return [list(range(s, min(s + per_batch, images))) for s in starts]
 
 
-def _made(base: type) -> type[Any]:
+def quantized_trainer(base: type) -> type[Any]:
     """The quantized form of a trainer of Ultralytics', found again by pickles of this module."""
     name = f"Quantized{base.__name__}"
     if name not in globals():
@@ -196,7 +206,7 @@ def __getattr__(name: str) -> Any:
     if name.startswith("Quantized"):
         for base in _below(BaseTrainer):
             if f"Quantized{base.__name__}" == name and not issubclass(base, QuantizedTraining):
-                return _made(base)
+                return quantized_trainer(base)
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
 
 
@@ -231,7 +241,7 @@ class Trainer(QuantizedTraining, yolo.detect.DetectionTrainer):  # type: ignore[
             base = rtdetr.train.RTDETRTrainer
         if base is None or cls.__init__ is not yolo.detect.DetectionTrainer.__init__:
             return super().__new__(cls)
-        made = _made(base)
+        made = quantized_trainer(base)
         if cls.options != made.options:
             made = type(made.__name__, (made,), {"options": cls.options, "__module__": __name__})
         return made(cfg, overrides, _callbacks)
@@ -244,7 +254,7 @@ def trainer_for(model: Any, **options: Any) -> type[Any]:
         model: Ultralytics' wrapper.
         options: See :class:`Options`.
     """
-    made = _made(model._smart_load("trainer"))
+    made = quantized_trainer(model._smart_load("trainer"))
     return made.with_options(**options) if options else made
 
 

@@ -40,7 +40,9 @@ def emit(text: str, output: str | None) -> None:
         return
     commit()
     if sys.stdout is None:
-        raise QdqtoolError("standard output is closed: the answer cannot be printed")
+        raise QdqtoolError(
+            "standard output is closed: the answer cannot be printed", code="not-written"
+        )
     text = encodable(text, sys.stdout)
     try:
         if in_colour(sys.stdout) and not text.startswith(("{", "[")):  # JSON stays as it is

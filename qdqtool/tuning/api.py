@@ -267,7 +267,9 @@ def _run(search: Search, say: Callable[[str], None] | None) -> None:
         raise QdqtoolError(
             said(
                 "{`time_limit`}: over before everything INT8 was measured once; give more time or fewer images"
-            )
+            ),
+            code="timeout",
+            parameter="time_limit",
         ) from None
     search.run()
     search.bench.deadline = None  # what is left is needed to judge what was found
@@ -283,7 +285,9 @@ def _require_agreement(search: Search, samples: Sequence[int]) -> None:
                 "that, which has to be above 0 (higher is better)",
                 name=search.bench.job.metric.name,
                 own=own,
-            )
+            ),
+            code="metric-not-positive",
+            parameter="metric",
         )
 
 
@@ -292,7 +296,9 @@ def _serialized(model: Model) -> bytes:
         return bytes(model.proto.SerializeToString())
     except (ValueError, EncodeError):
         raise ModelError(
-            f"{model.path or 'model'}: over 2 GB with its weights, which cannot be tuned"
+            "over 2 GB with its weights, which cannot be tuned",
+            model.path or "model",
+            code="file-too-large",
         ) from None
 
 
@@ -311,14 +317,18 @@ def _check(aim: Aim, gpu: str | None, effort: Effort) -> None:
             said(
                 "{`keep`} and {`budget_ms`} exclude each other: one is the goal, the other what is "
                 "made small"
-            )
+            ),
+            code="option-conflict",
+            parameter="keep",
         )
     if keep is not None and not 0.0 < keep <= 1.0:
         raise QdqtoolError(
             said(
                 "{`keep`} {keep:g}: is a part of the float model's metric, above 0 and at most 1",
                 keep=keep,
-            )
+            ),
+            code="out-of-range",
+            parameter="keep",
         )
     if budget_ms is not None and (
         gpu is None or not budget_ms > 0.0 or not math.isfinite(budget_ms)
@@ -327,7 +337,9 @@ def _check(aim: Aim, gpu: str | None, effort: Effort) -> None:
             said(
                 "{`budget_ms`} {budget_ms:g}: milliseconds above 0 on a GPU; name it with {`gpu`}",
                 budget_ms=budget_ms,
-            )
+            ),
+            code="missing-argument" if gpu is None else "out-of-range",
+            parameter="gpu" if gpu is None else "budget_ms",
         )
     for parameter in ("time_limit", "workers", "chosen_on", "judged_on", "swept_on"):
         number = getattr(effort, parameter)
@@ -337,7 +349,9 @@ def _check(aim: Aim, gpu: str | None, effort: Effort) -> None:
                     "{parameter} {number}: has to be above 0",
                     parameter=Parameter(parameter),
                     number=shown(number),
-                )
+                ),
+                code="out-of-range",
+                parameter=parameter,
             )
     if effort.time_limit is not None:
         budgets.seconds(effort.time_limit, "time_limit")
@@ -357,7 +371,9 @@ def _gpu(machine: Powered, target: Target) -> gpus.Gpu | None:
                 name=name,
                 gpu=found.name,
                 target=target.given,
-            )
+            ),
+            code="no-int8",
+            parameter="gpu",
         )
     return found
 

@@ -309,12 +309,12 @@ class Planner:
                 placement, [GroupScale(g, 0.01 * (n + 1), "", ()) for n, g in enumerate(groups)]
             )
             if recipe.key not in self._costs:
-                self._costs[recipe.key] = self._cost(recipe)
+                self._costs[recipe.key] = self.predict_cost(recipe)
             self._known[configuration] = self._costs[recipe.key]
         return self._known[configuration]
 
-    def _cost(self, recipe: Recipe) -> Cost:
-        index = self._slim.copy() if not recipe.pairs else recipe.build(self._slim, "sketch")[0]
+    def predict_cost(self, recipe: Recipe) -> Cost:
+        index = self.slim.copy() if not recipe.pairs else recipe.build(self.slim, "sketch")[0]
         if self.half:
             halfprecision.to_half(index, self.wide)
         predicted = prediction.predict(index, self.target, advice=False)
@@ -326,7 +326,7 @@ class Planner:
         return cost_of(predicted, ms)
 
     @functools.cached_property
-    def _slim(self) -> Model:
+    def slim(self) -> Model:
         """The network without its large weights; all other constants stay, shapes may depend on them."""
         weights = {n.input(1) for n in self.model.nodes if n.op in WEIGHTED}
         return Model(light(self.model, weights), self.model.path, EDITED, types=self.model)

@@ -539,7 +539,7 @@ def looked_at(mapper: Mapper) -> Mapper:
     Calling it raises QdqtoolError where they are not.
     """
 
-    def wrong(what: str, **values: Any) -> QdqtoolError:
+    def wrong(code: str, what: str, **values: Any) -> QdqtoolError:
         return QdqtoolError(
             said(
                 "{`mapper`}: "
@@ -547,7 +547,9 @@ def looked_at(mapper: Mapper) -> Mapper:
                 + "; it has to give a Result with each candidate and sample of "
                 "its tasks",
                 **values,
-            )
+            ),
+            code=code,
+            parameter="mapper",
         )
 
     def run(job: Job, tasks: Sequence[Task]) -> Iterator[Result]:
@@ -560,6 +562,7 @@ def looked_at(mapper: Mapper) -> Mapper:
             raise
         except Exception as error:
             raise wrong(
+                "function-raised",
                 "raises {kind} when it is called: {reason}",
                 kind=type(error).__name__,
                 reason=reason_of(error),
@@ -571,13 +574,14 @@ def looked_at(mapper: Mapper) -> Mapper:
                 if not isinstance(result, Result) or not parameters.fits(
                     result.rows, dict[str, dict[int, Row | None]]
                 ):
-                    raise wrong("gives {found}", found=parameters.shown(result))
+                    raise wrong("wrong-type", "gives {found}", found=parameters.shown(result))
                 if any(
                     row and abs(row.error) > LARGEST
                     for rows in result.rows.values()
                     for row in rows.values()
                 ):
                     raise wrong(
+                        "out-of-range",
                         "gives an error above {most:g} as the result of {task}",
                         most=LARGEST,
                         task=parameters.shown(result.key),
@@ -585,6 +589,7 @@ def looked_at(mapper: Mapper) -> Mapper:
                 given = [(key, n) for key, rows in result.rows.items() for n in rows]
                 if not asked.issuperset(given):
                     raise wrong(
+                        "result-not-requested",
                         "gives what was not asked for as the result of {task}",
                         task=parameters.shown(result.key),
                     )
@@ -592,6 +597,7 @@ def looked_at(mapper: Mapper) -> Mapper:
                 yield result
             if left:
                 raise wrong(
+                    "result-missing",
                     "ends with {done} of {asked} measured",
                     done=len(asked) - len(left),
                     asked=len(asked),

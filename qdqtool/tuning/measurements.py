@@ -103,12 +103,17 @@ class Store:
         self._changed = False
 
     def _read(self, path: Path) -> None:
-        what = said("{path}: is no file of an earlier `qdqtool tune`", path=path)
+        what = "is no file of an earlier `qdqtool tune`"
         remedy = "give another name with {`state`}, or remove it"
         with open_input(path, error=DataError, note=False) as file:
             head = file.read(HEAD)
             if not kind_of(head):
-                raise DataError(said("{what}; give another name with {`state`}", what=what))
+                raise DataError(
+                    said(what + "; give another name with {`state`}"),
+                    str(path),
+                    code="wrong-format",
+                    parameter="state",
+                )
             limit = budgets.TUNING_STATE
             blocks = unpack(
                 head, lambda: file.read(BLOCK), str(path), limit, whole=True, error=DataError
@@ -116,15 +121,21 @@ class Store:
             try:
                 data = parse_json(b"".join(blocks))
             except (ValueError, RecursionError):
-                raise DataError(said("{what}, or damaged; " + remedy, what=what)) from None
+                raise DataError(
+                    said(what + ", or damaged; " + remedy),
+                    str(path),
+                    code="wrong-format",
+                    parameter="state",
+                ) from None
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-            raise DataError(said("{what}; " + remedy, what=what))
+            raise DataError(
+                said(what + "; " + remedy), str(path), code="wrong-format", parameter="state"
+            )
         for name, value in self.identity.items():
             if data.get(name) != value:
-                other = said(
-                    "was measured with another {name}; " + remedy, name=_WORDS.get(name, name)
-                )
-                raise DataError(other, str(path))
+                code, word = _IDENTITY[name]
+                other = said("was measured with another {name}; " + remedy, name=word)
+                raise DataError(other, str(path), code=code, parameter="state")
         try:
             self.ranged_on = operator.index(data.get("ranged_on", 0))
             for kind in self.rows:
@@ -132,14 +143,21 @@ class Store:
                     self.rows[kind][candidate] = {int(n): _row(r) for n, r in found.items()}
                     self.resumed += len(found)
         except (KeyError, TypeError, ValueError, AttributeError):
-            raise DataError(said("is damaged; " + remedy), str(path)) from None
+            raise DataError(
+                said("is damaged; " + remedy), str(path), code="file-damaged", parameter="state"
+            ) from None
 
 
-_WORDS = {
-    "images": "set of images",
-    "settings": "setting (target, method, metric or its source, head ...)",
-    "tool": "version of qdqtool",
-    "measurement": "way of measuring (of another commit)",
+# Code of the error and words for it where a value of the identity differs.
+_IDENTITY = {
+    "model": ("different-models", "model"),
+    "images": ("different-images", "set of images"),
+    "settings": (
+        "different-settings",
+        "setting (target, method, metric or its source, head ...)",
+    ),
+    "tool": ("wrong-version", "version of qdqtool"),
+    "measurement": ("different-methods", "way of measuring (of another commit)"),
 }
 
 
@@ -245,19 +263,26 @@ class Measurements:
 
     def _asked(self, evidence: list[Evidence]) -> float:
         if not evidence:
-            raise DataError("none of the images to measure on could be read")
+            raise DataError("none of the images to measure on could be read", code="no-images")
         try:
             value = float(self.job.metric.value(evidence))
         except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
             if self.store.resumed:
-                raise DataError(f"{self.store.path}: is damaged; remove it") from error
+                raise DataError(
+                    "is damaged; remove it",
+                    str(self.store.path),
+                    code="file-damaged",
+                    parameter="state",
+                ) from error
             raise
         if math.isnan(value):
             raise DataError(
                 said(
                     "the float model finds nothing on these images, so that there is nothing to agree "
                     "with; give images that show what it was made for, or your own {`metric`}"
-                )
+                ),
+                code="nothing-detected",
+                parameter="data",
             )
         return value
 
@@ -384,7 +409,9 @@ def open_sets(
                     "more, or others to judge on with {`evaluation`}",
                     images=_images(len(whole.indices)),
                     least=_FEWEST * whole.batch,
-                )
+                ),
+                code="too-few-images",
+                parameter="data",
             )
         rest, chosen, judged = _three(whole.indices, whole.batch, chosen_on, judged_on)
         return _divided(whole, _part(whole, rest), chosen, judged, swept_on)
@@ -395,7 +422,9 @@ def open_sets(
                 "{`evaluation`} {path}: is what {`data`} names, so that nothing would be left to judge "
                 "on; leave it out, and a part is held out",
                 path=os.fspath(paths[1]),
-            )
+            ),
+            code="option-conflict",
+            parameter="evaluation",
         )
     other = _open(model, evaluation, images, max(max_images, chosen_on + judged_on), "evaluation")
     assert other.indices is not None
@@ -406,7 +435,9 @@ def open_sets(
                 "{least} or more",
                 images=_images(len(other.indices)),
                 least=2 * other.batch,
-            )
+            ),
+            code="too-few-images",
+            parameter="evaluation",
         )
     return _divided(
         other, whole, *_halves(other.indices, other.batch, chosen_on, judged_on), swept_on
@@ -419,13 +450,19 @@ def _images(count: int) -> str:
 
 def _open(model: Model, data: object, images: Images, limit: int, what: str) -> Dataset:
     if data is None:
-        raise DataError(said("{data}: no images; give a folder of images", data=Parameter(what)))
+        raise DataError(
+            said("{data}: no images; give a folder of images", data=Parameter(what)),
+            code="missing-argument",
+            parameter=what,
+        )
     if isinstance(data, Iterator):
         raise DataError(
             said(
                 "{data}: an iterator can be gone through once only; give a list",
                 data=Parameter(what),
-            )
+            ),
+            code="read-once",
+            parameter=what,
         )
     dataset = open_data(
         data,
@@ -436,7 +473,9 @@ def _open(model: Model, data: object, images: Images, limit: int, what: str) -> 
     )
     if dataset.indices is None:
         raise DataError(
-            said("{data}: its length is not known; give a folder or a list", data=Parameter(what))
+            said("{data}: its length is not known; give a folder or a list", data=Parameter(what)),
+            code="read-once",
+            parameter=what,
         )
     return dataset
 

@@ -393,7 +393,9 @@ class UserMetric:
                     name=self.name,
                     seconds=self.seconds,
                     image=image,
-                )
+                ),
+                code="timeout",
+                parameter="metric",
             ) from None
         except (Exception, SystemExit) as error:  # whatever a user's function raises
             reason = " ".join(str(error).split())[:200]
@@ -404,7 +406,9 @@ class UserMetric:
                     kind=type(error).__name__,
                     image=image,
                     reason=reason,
-                )
+                ),
+                code="function-raised",
+                parameter="metric",
             ) from error
         if not abs(value) <= LARGEST:
             raise QdqtoolError(
@@ -415,7 +419,9 @@ class UserMetric:
                     value=value,
                     image=image,
                     most=LARGEST,
-                )
+                ),
+                code="out-of-range",
+                parameter="metric",
             )
         return value
 
@@ -435,7 +441,11 @@ def imported(name: str) -> Callable[[Outputs, Outputs, str], float]:
     """
     module, colon, attribute = name.partition(":")
     if not colon or not module or not attribute:
-        raise QdqtoolError(said("{`metric`} {name}: is not package.module:function", name=name))
+        raise QdqtoolError(
+            said("{`metric`} {name}: is not package.module:function", name=name),
+            code="wrong-format",
+            parameter="metric",
+        )
     interrupt_loading(module)
     try:
         found: Any = _module(module)
@@ -449,10 +459,16 @@ def imported(name: str) -> Callable[[Outputs, Outputs, str], float]:
                 name=name,
                 kind=type(error).__name__,
                 reason=reason,
-            )
+            ),
+            code="import-failed",
+            parameter="metric",
         ) from error
     if not callable(found):
-        raise QdqtoolError(said("{`metric`} {name}: is no function", name=name))
+        raise QdqtoolError(
+            said("{`metric`} {name}: is no function", name=name),
+            code="wrong-type",
+            parameter="metric",
+        )
     function: Callable[[Outputs, Outputs, str], float] = found
     return function
 

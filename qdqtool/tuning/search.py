@@ -180,12 +180,12 @@ class Search:
             False where the time for it was over before all were measured.
         """
         images = next(self.ever_more())
-        tried = self.swept() if self._until is None else self._promising(self._until, images)
+        tried = self.swept() if self.sweep_end is None else self._promising(self.sweep_end, images)
         measured = self._raced([j.candidate for j in tried], "Sensitivity", -math.inf)
         return measured and len(tried) == len(self.swept())
 
     @property
-    def _until(self) -> float | None:
+    def sweep_end(self) -> float | None:
         """When single choices have to be measured where time is limited: a third of it is left for combinations, or
         two of what is left."""
         end = self.bench.deadline
@@ -198,7 +198,7 @@ class Search:
         Returns:
             False where the time for it was over first.
         """
-        until = self._until
+        until = self.sweep_end
         for images in self.ever_more():
             self._raced_on |= {
                 c: images for c in tried if len(images) > len(self._raced_on.get(c, ()))
@@ -639,7 +639,8 @@ class Search:
         if not front:
             raise QdqtoolError(
                 "nothing to choose from: no convolution can run in INT8 and is predicted to gain by it; "
-                "deploy the float model, or see what insert and predict say of each"
+                "deploy the float model, or see what insert and predict say of each",
+                code="no-candidates",
             )
         if self.budget is not None:
             fits = [p for p in front if p.cost.value <= self.budget]

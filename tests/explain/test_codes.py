@@ -1,7 +1,6 @@
-"""The table of codes is complete, and says for every target where it comes from."""
+"""Finding codes with their evidence, and the answers to lines of a build log."""
 
 import re
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,54 +13,49 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.explain import codes
 from qdqtool.explain.api import name_regions
 from qdqtool.explain.codes import ALL_TARGETS
-from qdqtool.explain.errors import KNOWN
-from qdqtool.explain.lines import HEADINGS, MEANINGS, LineAnswer, explain_line
+from qdqtool.explain.lines import HEADINGS, LineAnswer, explain_line
 from qdqtool.explain.report import Report
-from qdqtool.explain.ways import WAYS, way_named
+from qdqtool.explain.ways import WAYS, Way, way_named
 from qdqtool.render.log_text import line_text
 from qdqtool.trt.pipeline import cases as all_cases
 from qdqtool.trt.pipeline import passes
 from qdqtool.trt.targets import BUILDS, TARGETS, target_of_version
 from qdqtool.trt.trace import FORMATS
 from qdqtool.types import Evidence, ModelInfo, MyelinRegion, Prediction, Severity
+from tests.errors import has
 from tests.explain.test_causes import residual
-from tests.raising import raises
 from tests.slow import slow_after
 from tests.trt.evidence import DIFFERENT, advised, truth
 
 
-@pytest.mark.parametrize("entry", codes.CODES.values())
-def test_every_entry_is_whole(entry):
-    for text in (entry.title, entry.cause, entry.tensorrt, entry.log, entry.fix):
-        assert text and "  " not in text
-    assert entry.holds
-    named = [t for h in entry.holds for t in h.targets]
-    assert len(named) == len(set(named)), "a target has two entries"
-    assert set(named) <= set(ALL_TARGETS)
-    assert all(h.source for h in entry.holds)
+@pytest.mark.parametrize("entry", codes.CODES.values(), ids=lambda entry: entry.code)
+def test_code_has_texts_and_sources(entry: codes.Code) -> None:
+    assert all((entry.title, entry.cause, entry.tensorrt, entry.log, entry.fix))
+    targets = [target for holds in entry.holds for target in holds.targets]
+    assert targets and len(targets) == len(set(targets)) and set(targets) <= set(ALL_TARGETS)
+    assert all(holds.source for holds in entry.holds)
 
 
-def test_what_is_seen_and_is_of_no_pass_names_a_build() -> None:
-    """A code of the passes is proven as well as these are; what is seen on TensorRT-RTX is in its record."""
+def test_seen_codes_that_no_pass_shows_name_a_build() -> None:
+    """TensorRT-RTX's are in its record of builds."""
     seen = [
-        (code, held)
+        (code, holds)
         for code, entry in codes.CODES.items()
-        for held in entry.holds
+        for holds in entry.holds
         if not entry.passes
-        and held.evidence == Evidence.SEEN
-        and not all(TARGETS[t].is_rtx for t in held.targets)
+        and holds.evidence == Evidence.SEEN
+        and not all(TARGETS[t].is_rtx for t in holds.targets)
     ]
     assert {code for code, _ in seen} == {"MYELIN-REGION", "GPU-JETSON"}
-    for code, held in seen:
-        named = [
-            b for name, b in BUILDS.items() if re.search(rf"(?<![\w-]){name}(?![\w-])", held.source)
-        ]
-        versions = [version for b in named for version in re.findall(r"\d+(?:\.\d+)*", b.tensorrt)]
-        assert set(held.targets) <= {target_of_version(version).name for version in versions}, code
+    for code, holds in seen:
+        names = set(re.findall(r"[\w.-]+", holds.source))
+        builds = [build for name, build in BUILDS.items() if name in names]
+        versions = [v for build in builds for v in re.findall(r"\d+(?:\.\d+)*", build.tensorrt)]
+        assert set(holds.targets) <= {target_of_version(v).name for v in versions}, code
 
 
 @pytest.mark.parametrize(
-    ("reach", "target", "evidence"),
+    ("fields", "target", "evidence"),
     [
         ({}, "trt10", Evidence.SEEN),
         ({"uncertain": 1}, "trt10", Evidence.ASSUMED),
@@ -69,108 +63,127 @@ def test_what_is_seen_and_is_of_no_pass_names_a_build() -> None:
         ({}, "trt8.6", Evidence.ASSUMED),
     ],
 )
-def test_a_region_is_seen_where_its_reach_is_known(
-    reach: dict[str, Any], target: str, evidence: Evidence
+def test_region_evidence_depends_on_its_certainty(
+    fields: dict[str, Any], target: str, evidence: Evidence
 ) -> None:
-    region = MyelinRegion("norm", "LayerNormalization", ["norm", "fc"], norms=1, **reach)
+    region = MyelinRegion("norm", "LayerNormalization", ["norm", "fc"], norms=1, **fields)
     report = Report(target)
     name_regions(Prediction(ModelInfo("", "", 17, 2), target, regions=[region]), report)
-    assert [(f.code, f.node, f.evidence) for f in report.findings] == [
-        ("MYELIN-REGION", "norm", evidence)
-    ]
+    (finding,) = report.findings
+    assert (finding.code, finding.node) == ("MYELIN-REGION", "norm")
+    assert finding.evidence == evidence
 
 
-def test_codes_and_lines():
-    for known in KNOWN:
-        for code in known.codes:
-            assert code in codes.CODES, (known.id, code)
+def test_similar_codes() -> None:
     assert codes.similar("SKIP-FLAOT")[0] == "SKIP-FLOAT"
     assert "CONCAT-SCALE" in codes.similar("concat")
     assert codes.similar("%%%") == []
+
+
+def test_code_severity_depends_on_target() -> None:
     entry = codes.get("WEIGHT-PREQUANT")
     assert entry.severity_on("trt8.4") == Severity.ERROR
     assert entry.severity_on("trt8.5") == Severity.WARNING
     assert entry.on("trt10") is None
-    entry = codes.get("ZP-NONZERO")
-    for target, said in (
-        ("trt8.5", "zeroPt must be all"),
-        ("trt11", "kENABLE_UINT8"),
-        ("rtx1.7", "kENABLE_UINT8"),
-    ):
-        assert said in entry.error_text(target)
 
 
 @pytest.mark.parametrize(
-    ("typed", "code"),
+    ("target", "text"),
+    [
+        ("trt8.5", "zeroPt must be all"),
+        ("trt11", "kENABLE_UINT8"),
+        ("rtx1.7", "kENABLE_UINT8"),
+    ],
+)
+def test_code_error_text_depends_on_target(target: str, text: str) -> None:
+    assert text in codes.get("ZP-NONZERO").error_text(target)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
     [("skip-float", "SKIP-FLOAT"), ("SKIP_FLOAT", "SKIP-FLOAT"), (" zp nonzero ", "ZP-NONZERO")],
 )
-def test_codes_are_found_however_they_are_typed(typed, code):
-    found = codes.find(typed)
-    assert found is not None and found.code == code
+def test_find_ignores_case_and_separators(text: str, code: str) -> None:
+    entry = codes.find(text)
+    assert entry is not None and entry.code == code
 
 
 @pytest.mark.parametrize("case", slow_after(2, DIFFERENT))
-def test_everything_is_explained(case):
+def test_recorded_builds_are_explained(case: str) -> None:
     prediction = advised(case, truth(case)["target"])
     for conv in prediction.convolutions:
         assert conv.int8_in_int8_out or conv.findings, conv.name
-    told = {f.node for f in prediction.findings if f.code in ("CONVERSION", "INPUT-CONVERSION")}
-    assert told == set(prediction.conversion_nodes)
+    conversions = ("CONVERSION", "INPUT-CONVERSION")
+    nodes = {f.node for f in prediction.findings if f.code in conversions}
+    assert nodes == set(prediction.conversion_nodes)
     for finding in prediction.findings:
         assert finding.message and finding.fix and finding.causes
 
 
-def test_engines_and_ways_to_build():
-    """The log has eight Adds fused with a float residual, a MaxPool with two readers, three unfolded norms."""
+def test_findings_of_recorded_yolo() -> None:
+    """The log has eight Adds fused with a float residual, a MaxPool with two consumers, three unfolded norms."""
     prediction = advised("yolo-resnet18-orin-trt8502", "trt8.5")
-    found = Counter(f.code for f in prediction.findings)
-    assert found["SKIP-FLOAT"] == 8 and found["POOL-MIXED"] == 1 and found["BN-UNFOLDED"] == 3
-    pool = next(f for f in prediction.findings if f.code == "POOL-MIXED")
-    assert pool.node == "/backbone/maxpool/MaxPool" and pool.convolutions == [
-        "/backbone/conv1/Conv"
-    ]
-    assert found["CONVERSION"] == 11 and found["INPUT-CONVERSION"] == 1
-    # Its residual DQ stays as a layer of its own, and the last convolution reads and writes float
+    counts = prediction.findings_by_code()
+    assert (counts["SKIP-FLOAT"], counts["POOL-MIXED"], counts["BN-UNFOLDED"]) == (8, 1, 3)
+    assert (counts["CONVERSION"], counts["INPUT-CONVERSION"]) == (11, 1)
+    (pool,) = (f for f in prediction.findings if f.code == "POOL-MIXED")
+    assert pool.node == "/backbone/maxpool/MaxPool"
+    assert pool.convolutions == ["/backbone/conv1/Conv"]
+
+
+def test_findings_of_recorded_resnet() -> None:
+    """The residual DQ remains as a layer, and the last convolution reads and writes float."""
     prediction = advised("resnet18-a100-qat-residual", "trt8.5")
-    found = next(f for f in prediction.findings if f.code == "ADD-OUT-FLOAT")
-    assert (
-        found.node == "Add_292"
-        and found.convolutions == ["Conv_284"]
-        and "DequantizeLinear_291" in found.nodes
-    )
-    for way in WAYS.values():
-        assert "--int8" not in way.flags("trt11").partition(":")[0]
-        assert way.source and way.log
-    assert (
-        "FLAG-FP16"
-        not in qdqtool.predict(residual("own"), "trt11", way="python").findings_by_code()
-    )
-    assert "trt_int8_calibration_table_name" in WAYS["onnxruntime"].care
-    with raises(QdqtoolError, "way_named"):
-        way_named("onnxruntim")
-    assert way_named("ORT").name == "onnxruntime"
-    with raises(QdqtoolError, "way_named qqqq"):
-        way_named("qqqq")
+    add = next(f for f in prediction.findings if f.code == "ADD-OUT-FLOAT")
+    assert add.node == "Add_292" and add.convolutions == ["Conv_284"]
+    assert "DequantizeLinear_291" in add.nodes
 
 
 @pytest.mark.parametrize(
     "case", ["resnet18-qat-rtx2000-trt8510", "resnet18-a100-qat-residual-qgap"]
 )
-def test_well_placed_models_have_no_warning(case):
-    prediction = advised(case, "trt8.5")
-    assert not [f for f in prediction.findings if f.severity != "info"]
+def test_well_placed_models_have_no_warning(case: str) -> None:
+    assert {f.severity for f in advised(case, "trt8.5").findings} == {Severity.INFO}
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_the_flag_finding_speaks_the_words_of_the_way(way: str) -> None:
-    prediction = qdqtool.predict(residual("own"), way=way)
+# Build methods -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_build_method_has_source_and_no_int8_flag_if_strongly_typed(way: Way) -> None:
+    assert way.source and way.log and "--int8" not in way.flags("trt11").partition(":")[0]
+
+
+def test_build_method_names_what_to_take_care_of() -> None:
+    assert "trt_int8_calibration_table_name" in WAYS["onnxruntime"].care
+
+
+def test_strongly_typed_build_has_no_flag_finding() -> None:
+    findings = qdqtool.predict(residual("own"), "trt11", way="python").findings_by_code()
+    assert "FLAG-FP16" not in findings
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_flag_finding_has_the_words_of_the_build_method(name: str) -> None:
+    prediction = qdqtool.predict(residual("own"), way=name)
     (flag,) = (f for f in prediction.findings if f.code == "FLAG-FP16")
-    assert flag.way == way and {name for name, known in WAYS.items() if known.weak in flag.fix} == {
-        way
-    }
+    assert flag.way == name and [n for n in WAYS if WAYS[n].weak in flag.fix] == [name]
 
 
-# A line of a log leads to its pass, the cases behind it and their test.
+@pytest.mark.parametrize(
+    ("name", "hint"), [("onnxruntim", "did you mean onnxruntime?"), ("qqqq", "'qqqq'; choose")]
+)
+def test_unknown_build_method_is_an_error(name: str, hint: str) -> None:
+    with pytest.raises(QdqtoolError, check=has("unknown-choice", parameter="way")) as caught:
+        way_named(name)
+    assert hint in str(caught.value)
+
+
+def test_build_method_has_other_names() -> None:
+    assert way_named("ORT").name == "onnxruntime"
+
+
+# Lines of a log -----------------------------------------------------------------------------------------------------
 
 ROOT = Path(__file__).parents[2]
 PREFIXES = (
@@ -200,34 +213,42 @@ LINES = [
 ]
 
 
-def answered(line: str) -> LineAnswer:
+def explain(line: str) -> LineAnswer:
     answer = explain_line(line)
     assert answer is not None
     return answer
 
 
 @pytest.mark.parametrize("prefix", PREFIXES)
-@pytest.mark.parametrize(("line", "owner"), LINES)
-def test_line(line: str, owner: str, prefix: str) -> None:
-    answer = answered(prefix + line)
+@pytest.mark.parametrize(("line", "pass_name"), LINES)
+def test_line_leads_to_pass_cases_and_test(line: str, pass_name: str, prefix: str) -> None:
+    answer = explain(prefix + line)
     rule = answer.rules[0]
-    assert (
-        (answer.line, rule.pass_name) == (line, owner) and rule.does and rule.means and rule.cases
-    )
+    assert (answer.line, rule.pass_name) == (line, pass_name)
+    assert rule.does and rule.means and rule.cases
     assert (ROOT / rule.file).is_file() and (ROOT / rule.test).is_file()
     assert any((c.evidence == Evidence.SEEN and c.builds) or c.source for c in rule.cases.values())
 
 
-def test_lines_of_passes() -> None:
-    answer = answered("Removing QuantizeLinear_46")
+def test_line_of_several_passes() -> None:
+    answer = explain("Removing QuantizeLinear_46")
     assert len(answer.rules) > 1 and answer.note == Remark.PASSES_SHARE_LINE()
-    answer = answered("Running: SomethingNew on Conv_1")
+
+
+def test_line_of_unknown_pass() -> None:
+    answer = explain("Running: SomethingNew on Conv_1")
     assert answer.rules == () and answer.note == Remark.PASS_UNKNOWN(name="SomethingNew")
-    answer = answered("[V] [TRT] After Myelin optimization: 504 layers")
+
+
+def test_line_that_counts_layers() -> None:
+    answer = explain("[V] [TRT] After Myelin optimization: 504 layers")
     assert answer.counted == 504 and answer.note == HEADINGS["After Myelin optimization"]
-    for kind in passes():
-        assert kind.__name__ in MEANINGS
-        assert (ROOT / f"tests/trt/passes/test_{kind.__module__.rpartition('.')[2]}.py").is_file()
+
+
+@pytest.mark.parametrize("kind", passes())
+def test_pass_has_a_test(kind: type) -> None:
+    module = kind.__module__.rpartition(".")[2]
+    assert (ROOT / f"tests/trt/passes/test_{module}.py").is_file()
 
 
 @pytest.mark.parametrize(
@@ -245,8 +266,8 @@ def test_lines_of_passes() -> None:
         ),  # no operator
     ],
 )
-def test_the_case_that_fits_the_line_comes_first(line: str, case: str) -> None:
-    answer = answered(line)
+def test_line_shows_fitting_case_first(line: str, case: str) -> None:
+    answer = explain(line)
     rule = answer.rules[0]
     assert next(iter(rule.cases)) == f"{rule.pass_name}/{case}" and len(rule.cases) == 12
     assert line_text(answer, 80).count(" - ") == 1
@@ -276,12 +297,12 @@ def test_the_case_that_fits_the_line_comes_first(line: str, case: str) -> None:
         ),
     ],
 )
-def test_the_kind_of_line_and_its_operators_choose_the_case(line: str, case: str) -> None:
-    assert next(iter(answered(line).rules[0].cases)) == case
+def test_line_kind_and_operators_choose_the_case(line: str, case: str) -> None:
+    assert next(iter(explain(line).rules[0].cases)) == case
 
 
 @pytest.mark.parametrize(
-    ("line", "owner"),
+    ("line", "pass_name"),
     [
         ("Swap the layer type of QuantizeLinear_2 from QUANTIZE to kQDQ", "QDQToCopy"),
         ("Swap the layer type of Add_1 from ELEMENTWISE to POINTWISE", "EltwiseAddToPwn"),
@@ -292,19 +313,19 @@ def test_the_kind_of_line_and_its_operators_choose_the_case(line: str, case: str
         ("Swap the layer type of ReduceMean_1 from REDUCE to POOLING", "ReduceToPoolingFusion"),
     ],
 )
-def test_a_line_about_types_is_of_one_pass(line: str, owner: str) -> None:
-    found = answered(line)
-    assert [rule.pass_name for rule in found.rules] == [owner] and not found.note
+def test_line_about_types_is_of_one_pass(line: str, pass_name: str) -> None:
+    answer = explain(line)
+    assert [rule.pass_name for rule in answer.rules] == [pass_name] and not answer.note
 
 
-def test_what_cases_are_about_is_an_operator_or_a_kind_of_line() -> None:
-    known = {schema.name for schema in onnx.defs.get_all_schemas()} | FORMATS.keys()
+def test_cases_are_about_operators_or_kinds_of_lines() -> None:
+    subjects = {schema.name for schema in onnx.defs.get_all_schemas()} | FORMATS.keys()
     for name, case in all_cases().items():
-        assert set(case.about) <= known and len(set(case.about)) == len(case.about), name
+        assert set(case.about) <= subjects and len(set(case.about)) == len(case.about), name
 
 
 @pytest.mark.parametrize("line", ["", "hello", "Error Code 2: Internal Error", "SKIP-FLOAT"])
-def test_other_texts_are_left_to_others(line: str) -> None:
+def test_explain_line_ignores_other_texts(line: str) -> None:
     assert explain_line(line) is None
 
 
@@ -316,7 +337,7 @@ def test_other_texts_are_left_to_others(line: str) -> None:
         ("MaxPool/q-past-maxpool", "qdqtool/model/operators.py"),
     ],
 )
-def test_passes_and_cases_are_answered_by_name(name: str, file: str) -> None:
-    (rule,) = answered(name).rules
+def test_name_of_pass_or_case_is_explained(name: str, file: str) -> None:
+    (rule,) = explain(name).rules
     assert rule.file == file and (ROOT / rule.test).is_file()
     assert "/" not in name or list(rule.cases) == [name]

@@ -1,4 +1,4 @@
-"""Each finding code comes out of a network."""
+"""Each finding code is reported for some network."""
 
 import json
 from collections.abc import Callable
@@ -21,13 +21,13 @@ from tests.trt.builder import Graph
 from tests.wording import DATA
 
 
-def behind_a_pair(make: Callable[[Graph, str], str], opset: int = 17) -> onnx.ModelProto:
+def after_pair(make: Callable[[Graph, str], str], opset: int = 17) -> onnx.ModelProto:
     g = Graph(opset=opset)
     return g.model(make(g, g.pair(g.input(1, 16, 16, 16), "p")))
 
 
-def behind_a_convolution(make: Callable[[Graph, str], str]) -> onnx.ModelProto:
-    """What is made of a quantized convolution's result, then another one."""
+def after_convolution(make: Callable[[Graph, str], str]) -> onnx.ModelProto:
+    """Return a quantized convolution, what `make` adds after it, and another convolution."""
     g = Graph()
     return g.model(
         g.conv(make(g, g.conv(g.input(1, 16, 16, 16), "c0", 16)), "next", 16, scale=0.05)
@@ -41,15 +41,15 @@ def large_kernel() -> onnx.ModelProto:
     return g.model(g.op("Conv", [x, w], "c", kernel_shape=[32, 32], strides=[32, 32]))
 
 
-def pool_of_two_readers() -> onnx.ModelProto:
+def pool_with_two_consumers() -> onnx.ModelProto:
     g = Graph()
     x = g.pool(g.relu(g.conv(g.input(1, 16, 16, 16), "c0", 16), "r0"), "pool")
     y = g.add(g.conv(x, "c1", 16, scale=0.03), x, "sum")
     return g.model(g.conv(y, "next", 16, scale=0.05))
 
 
-def scored() -> onnx.ModelProto:
-    """A head of a YOLO: scores, and boxes as an expected value over bins."""
+def yolo_head() -> onnx.ModelProto:
+    """Return a YOLO head: scores, and boxes as an expected value over bins."""
     g = Graph()
     stem = g.relu(g.conv(g.input(1, 16, 8, 8), "stem", 16), "r")
     bins = g.op("Softmax", g.conv(stem, "box", 16, k=1), "softmax", axis=1)
@@ -57,14 +57,14 @@ def scored() -> onnx.ModelProto:
     return g.model(g.conv(stem, "score", 16, k=1), g.op("Conv", [bins, weights], "dfl"))
 
 
-def shown_weights() -> onnx.ModelProto:
+def output_weights() -> onnx.ModelProto:
     g = Graph()
     w = g.pair(ones(g), "wq")
     return g.model(weighted(g, w), w)
 
 
 def with_data(scale: float, largest: float) -> Prediction:
-    """A pair with a scale, and normal values up to the largest."""
+    """Predict a pair with a scale, checked with normal values up to the largest."""
     g = Graph()
     model = g.model(g.conv(g.input(1, 16, 8, 8), "c", 16, scale=scale))
     values = np.random.default_rng(0).standard_normal((1, 16, 8, 8)).astype(np.float32)
@@ -75,7 +75,7 @@ def with_data(scale: float, largest: float) -> Prediction:
 
 
 def on_gpu(sm: str) -> Prediction:
-    """A depthwise convolution in INT8, a SiLU, and a convolution in float."""
+    """Predict a depthwise convolution in INT8, a SiLU and a float convolution on a GPU."""
     g = Graph()
     x = g.silu(g.conv(g.input(1, 32, 16, 16), "a", 32, groups=32), "s")
     return predict_on(
@@ -84,32 +84,32 @@ def on_gpu(sm: str) -> Prediction:
 
 
 NETWORKS: dict[str, Callable[[], onnx.ModelProto]] = {
-    "ACT-INNER-Q": lambda: behind_a_convolution(lambda g, x: g.relu(g.pair(x, "inner"), "r")),
-    "CONST-FP16": lambda: behind_a_convolution(
+    "ACT-INNER-Q": lambda: after_convolution(lambda g, x: g.relu(g.pair(x, "inner"), "r")),
+    "CONST-FP16": lambda: after_convolution(
         lambda g, x: g.op("Add", [x, g.const("k", np.float32(-1e9))], "add")
     ),
-    "EINSUM-FLOAT": lambda: behind_a_pair(
+    "EINSUM-FLOAT": lambda: after_pair(
         lambda g, x: g.op(
             "Einsum", [x, g.pair(ones(g, 16, 16), "wq")], "e", equation="bchw,wv->bchv"
         )
     ),
-    "HEAD-SCORE": scored,
+    "HEAD-SCORE": yolo_head,
     "KERNEL-LARGE": large_kernel,
-    "POOL-MIXED": pool_of_two_readers,
+    "POOL-MIXED": pool_with_two_consumers,
     "NORM-PIECES": lambda: with_pairs(vit(pieces=True), "b0.res1"),
     "RESIDUAL-STREAM": lambda: with_pairs(vit(pieces=True), "b0.res1"),
     "OPSET-AXIS": lambda: on_a_wrong_axis("OPSET-AXIS"),
     "SCALE-RANK": lambda: on_a_wrong_axis("SCALE-RANK"),
-    "QOPERATOR": lambda: behind_a_pair(
+    "QOPERATOR": lambda: after_pair(
         lambda g, x: g.op("DequantizeLinear", g.ops("DynamicQuantizeLinear", [x], "d", 3), "dq")
     ),
-    "SILU-NO-Q-AFTER": lambda: behind_a_convolution(
+    "SILU-NO-Q-AFTER": lambda: after_convolution(
         lambda g, x: g.op("Softmax", g.silu(x, "s"), "soft", axis=1)
     ),
     "SPLIT-SCALE": lambda: split(0.02, 0.05),
-    "W-Q-OUTPUT": shown_weights,
+    "W-Q-OUTPUT": output_weights,
 }
-ELSEWHERE: dict[str, Callable[[], Prediction]] = {
+PREDICTIONS: dict[str, Callable[[], Prediction]] = {
     "FLOAT-MIXED": lambda: predict(GRAPHS["float-types"](), "trt11"),
     "FLOAT-SM75": lambda: predict_on(of_two(), "rtx1.7", Request(sm="75"))[0],
     "ACT-SCALE": lambda: with_data(1.0, 3.0),
@@ -125,18 +125,18 @@ ELSEWHERE: dict[str, Callable[[], Prediction]] = {
 
 
 @pytest.mark.parametrize(("code", "make"), NETWORKS.items())
-def test_a_network_that_brings_it_about(code: str, make: Callable[[], onnx.ModelProto]) -> None:
+def test_network_has_finding(code: str, make: Callable[[], onnx.ModelProto]) -> None:
     assert code in predict(make(), "trt8.5").findings_by_code()
 
 
-@pytest.mark.parametrize(("code", "make"), ELSEWHERE.items())
-def test_a_target_data_or_a_gpu_that_does(code: str, make: Callable[[], Prediction]) -> None:
+@pytest.mark.parametrize(("code", "make"), PREDICTIONS.items())
+def test_target_data_or_gpu_has_finding(code: str, make: Callable[[], Prediction]) -> None:
     assert code in make().findings_by_code()
 
 
-def test_each_code_comes_out_of_a_network() -> None:
-    """Of those above, the graphs of refusals and cases, and the networks whose words are held (test_wording)."""
-    worded = json.loads(DATA.read_text(encoding="utf-8"))["findings"]
-    found = {text.partition(":")[0] for texts in worded.values() for text in texts}
-    found |= {f.code for prediction in predictions("trt8.5") for f in prediction.findings}
-    assert found | NETWORKS.keys() | ELSEWHERE.keys() == CODES.keys()
+def test_each_code_is_reported() -> None:
+    """By the networks above, the graphs of refusals and cases, or the networks of test_wording."""
+    texts = json.loads(DATA.read_text(encoding="utf-8"))["findings"].values()
+    codes = {text.partition(":")[0] for finding in texts for text in finding}
+    codes |= {f.code for prediction in predictions("trt8.5") for f in prediction.findings}
+    assert codes | NETWORKS.keys() | PREDICTIONS.keys() == CODES.keys()

@@ -1,4 +1,4 @@
-"""Every class of refusal: some graph produces it, and a finding tells its nodes and values."""
+"""Every class of refusal has a graph, and a finding that holds its nodes and values."""
 
 from collections.abc import Iterator
 
@@ -19,8 +19,8 @@ CLASSES = {
     if isinstance(kind, type) and issubclass(kind, Refusal) and kind is not Refusal
 }
 
-# The finding that each class becomes, and values that its causes have to hold.
-TOLD: dict[str, tuple[str, set[object]]] = {
+# Finding that each class becomes, and values in its causes.
+FINDINGS: dict[str, tuple[str, set[object]]] = {
     "input-not-dequantized": ("IN-BLOCKED", {"c", "p.DQ", Step("soft", "Softmax")}),
     "weights-not-dequantized": ("W-NO-DQ", {"c", "c.weight"}),
     "weights-not-constant": ("W-NONCONST", {"c", "w"}),
@@ -60,36 +60,36 @@ TOLD: dict[str, tuple[str, set[object]]] = {
     "stays": ("CONVERSION", {"end.in.Q", 0.05, ("SKIP-FLOAT", "sum")}),
 }
 
-# Those that another record tells: a check of the model, or the conversion that comes of it.
+# Classes that another record reports: a check of the model, or the conversion that results.
 OTHERS = {"types": TypeUnknown, "outside-rules": OtherTypes, "scales-differ": ScalesAround}
 
-TARGETS = {"float-types": "trt11"}  # where the reason does not exist on 8.5
+TARGETS = {"float-types": "trt11"}  # reasons that do not exist on 8.5
 
 
 def values(item: object) -> Iterator[object]:
-    """A record or tuple, what it holds, and what that does; scales with as many digits as were written."""
+    """Yield a record or tuple and all values in it; floats rounded to what was written."""
     yield round(item, 6) if isinstance(item, float) else item
-    for inner in (
-        item if isinstance(item, tuple) else contents(item) if hasattr(item, "_fields") else ()
-    ):
-        yield from values(inner)
+    is_record = hasattr(item, "__match_args__") and not isinstance(item, tuple)
+    for part in contents(item) if is_record else item if isinstance(item, tuple) else ():
+        yield from values(part)
 
 
-def test_every_class_has_a_graph_and_a_text() -> None:
-    assert set(CLASSES) == set(GRAPHS) == set(TOLD)
+def test_refusal_classes_have_graph_finding_and_node() -> None:
+    assert set(CLASSES) == set(GRAPHS) == set(FINDINGS)
     for kind in CLASSES.values():
-        assert {"pass_name", "node"} < set(kind._fields)  # type: ignore[attr-defined]
+        assert {"pass_name", "node"} < set(kind.__match_args__)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("reason", GRAPHS)
-def test_every_refusal_becomes_a_finding(reason: str) -> None:
+def test_refusal_becomes_finding_with_its_values(reason: str) -> None:
     prediction = predict(GRAPHS[reason](), TARGETS.get(reason, "trt8.5"))
     assert reason in {r.reason for r in prediction.refusals}
-    code, wanted = TOLD[reason]
+    code, expected = FINDINGS[reason]
     kind = OTHERS.get(reason, CLASSES[reason])
-    held = [list(values(f.causes)) for f in prediction.findings if f.code == code]
-    assert any(wanted <= set(found) and kind in map(type, found) for found in held), held
+    causes = [list(values(f.causes)) for f in prediction.findings if f.code == code]
+    assert any(expected <= set(c) and kind in map(type, c) for c in causes), causes
     for conv in prediction.convolutions:
         assert conv.int8_in_int8_out or conv.findings, conv.name
-    told = {f.node for f in prediction.findings if f.code in ("CONVERSION", "INPUT-CONVERSION")}
-    assert told == set(prediction.conversion_nodes)
+    conversions = ("CONVERSION", "INPUT-CONVERSION")
+    nodes = {f.node for f in prediction.findings if f.code in conversions}
+    assert nodes == set(prediction.conversion_nodes)

@@ -1,125 +1,218 @@
 """Making a part smaller while it shows the same."""
 
 from collections import Counter
+from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import qdqtool
 from qdqtool.base import budgets
-from qdqtool.extraction import job, moves
-from qdqtool.extraction.select import Shrinker, put_back
+from qdqtool.errors import BuilderError
+from qdqtool.extraction import moves
+from qdqtool.extraction.job import Job
+from qdqtool.extraction.select import Shrinker, choose, put_apart, put_back
 from qdqtool.model.external import has_data
 from qdqtool.model.graph import Model
-from tests.explain.graphs import GRAPHS as OF_REFUSALS
+from tests.explain.graphs import GRAPHS as REFUSAL_GRAPHS
 from tests.explain.test_producers import models, prediction
 from tests.extraction.networks import residual
 
 
-def test_a_part_is_grown_from_the_nodes_that_a_finding_names(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Its node, its convolutions and those of its refusals: no others, and none of its words."""
-    alone = Counter[int]()
-    for place, proto in enumerate(models()[: len(OF_REFUSALS)]):
+def test_part_grows_from_nodes_that_the_finding_names() -> None:
+    """The node of the finding, its convolutions and the nodes of its refusals name nodes."""
+    decisive = Counter[int]()
+    for place, proto in enumerate(models()[: len(REFUSAL_GRAPHS)]):
         model, whole = Model(proto), prediction(place, "trt8.5")
-        monkeypatch.setattr(job, "predict", lambda *_, whole=whole: whole)
-        cut, seen = job.Job(model, "trt8.5"), list[str]()
-        monkeypatch.setattr(
-            cut, "_narrow", lambda anchors, seen=seen: seen.extend(n.name for n in anchors)
-        )
-        told = Counter[str]()
+        job = Job(model, "trt8.5")
+        constant = {model.nodes[index].name for index in job.cutter.constant}
         for finding in whole.findings:
-            told[finding.code] += 1
-            seen.clear()
-            cut.select([f"{finding.code}:{told[finding.code]}"], None, None, [], [], free=False)
-            parts = {finding.node}, set(finding.convolutions), set(finding.nodes)
-            named = set[str]().union(*parts)
-            here = {n.name: named.intersection([n.name, *n.outputs]) for n in model.ordered}
-            constant = {n.name for n in model.ordered if n.index in cut.cutter.constant}
+            fields = {finding.node}, set(finding.convolutions), set(finding.nodes)
+            names = set[str]().union(*fields)
+            by_node = {n.name: names.intersection([n.name, *n.outputs]) for n in model.ordered}
             expected = [
-                n for n, by in here.items() if by and (n not in constant or finding.node in by)
+                node
+                for node, by in by_node.items()
+                if by and (node not in constant or finding.node in by)
             ]
-            assert sorted(seen) == sorted(expected or [model.ordered[0].name]), finding
-            alone.update(
-                i
-                for i, part in enumerate(parts)
-                if named - set[str]().union(*parts[:i], *parts[i + 1 :])
-            )
-    assert min(alone[i] for i in range(3)) > 0, "each names what the others do not"
+            anchors = sorted(node.name for node in job.find_anchors([finding]))
+            assert anchors == sorted(expected or [model.ordered[0].name]), finding
+            for i, field in enumerate(fields):
+                decisive[i] += bool(field.difference(*fields[:i], *fields[i + 1 :]))
+    assert min(decisive[i] for i in range(3)) > 0
 
 
-def test_a_vector_of_many_sizes_stays_with_what_is_tried() -> None:
-    """Above 512 parts it has more bytes than weights that are put apart: the part was no model any more."""
+def test_choose_counts_findings_of_a_code() -> None:
+    for place in range(len(REFUSAL_GRAPHS)):
+        whole = prediction(place, "trt8.5")
+        count = Counter[str]()
+        for finding in whole.findings:
+            count[finding.code] += 1
+            assert choose(whole, f"{finding.code}:{count[finding.code]}", None) is finding
+
+
+def one_output_model(
+    nodes: list[onnx.NodeProto],
+    shapes: dict[str, list[Any] | None],
+    constants: dict[str, npt.NDArray[Any]],
+) -> onnx.ModelProto:
+    """Return a model whose input and output are the two tensors of `shapes`."""
+    start, end = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in shapes.items()
+    )
+    tensors = [numpy_helper.from_array(array, name) for name, array in constants.items()]
+    graph = helper.make_graph(nodes, "g", [start], [end], tensors)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def test_minimize_keeps_values_of_a_long_vector_of_sizes() -> None:
+    """Above 512 parts, the sizes of a Split have more bytes than weights that are put apart."""
     parts = 600
-    sizes = np.full(parts, 2, np.int64)
-    names = [f"s{i}" for i in range(parts)]
     nodes = [
         helper.make_node("Conv", ["x", "w"], ["a"], "wide"),
-        helper.make_node("Split", ["a", "sizes"], names, "split", axis=1),
+        helper.make_node("Split", ["a", "sizes"], [f"s{i}" for i in range(parts)], "split", axis=1),
         helper.make_node("Conv", ["s0", "k"], ["z"], "narrow"),
     ]
-    weights = [
-        numpy_helper.from_array(np.ones(shape, np.float32), name)
-        for name, shape in (("w", (2 * parts, 4, 1, 1)), ("k", (4, 2, 1, 1)))
-    ]
-    ends = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-        for name, shape in (("x", [1, 4, 8, 8]), ("z", [1, 4, 8, 8]))
-    ]
-    graph = helper.make_graph(
-        nodes, "g", ends[:1], ends[1:], [*weights, numpy_helper.from_array(sizes, "sizes")]
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    found = qdqtool.extract(model, outputs=["z"], minimize=True, target="trt8.6").proto
-    onnx.shape_inference.infer_shapes(found, check_type=True, strict_mode=True)
-    assert found.graph.initializer[0].dims[0] < 2 * parts
+    constants = {
+        "w": np.ones((2 * parts, 4, 1, 1), np.float32),
+        "k": np.ones((4, 2, 1, 1), np.float32),
+        "sizes": np.full(parts, 2, np.int64),
+    }
+    model = one_output_model(nodes, {"x": [1, 4, 8, 8], "z": [1, 4, 8, 8]}, constants)
+    proto = qdqtool.extract(model, outputs=["z"], minimize=True, target="trt8.6").proto
+    onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True)
+    assert proto.graph.initializer[0].dims[0] < 2 * parts
 
 
-def test_candidates_that_are_no_models_use_up_the_bytes_too(
-    monkeypatch: pytest.MonkeyPatch,
+def break_relu(proto: onnx.ModelProto) -> Iterator[onnx.ModelProto]:
+    """Yield candidates that ONNX refuses and that copy no weights."""
+    for _ in range(100):
+        candidate = moves.copied(proto)
+        candidate.graph.node[1].op_type = "Relu"  # has two inputs
+        yield candidate
+
+
+@pytest.mark.parametrize(("move", "exhausted"), [(moves.channels, True), (break_relu, False)])
+def test_refused_candidates_count_the_bytes_that_they_copy(
+    move: moves.Move, exhausted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each copies the weights that it changes: 300 of 60 MB, of which none could be tried, took a minute."""
-    model = residual(1)
-    monkeypatch.setattr(budgets, "MINIMIZED_BYTES", model.ByteSize() // 2)
-    for move, ends in (
-        (moves.channels, True),
-        (moves.skips, False),
-    ):  # these are made without the weights
-        shrinker = Shrinker(model, lambda proto: False, (move,), bounded=True)
-        monkeypatch.setattr(shrinker, "_typed", lambda proto: 1 / 0)
-        shrinker.run()
-        assert shrinker.tried == 0 and shrinker.exhausted is ends
-
-
-def test_only_weights_that_change_are_copied() -> None:
-    """Each of hundreds of candidates copied all 60 MB, whatever it changed: most of a minute."""
-    width = (8, 24, 20, 12)
-    arrays = [
-        np.arange(o * i * 49, dtype=np.float32).reshape(o, i, 7, 7) for i, o in pairwise(width)
-    ]
+    """The product at the end accepts no other number of channels, so no candidate is tried."""
     nodes = [
-        helper.make_node("Conv", [f"x{n}", f"w{n}"], [f"x{n + 1}"], f"c{n}", pads=[3] * 4)
-        for n in range(3)
+        helper.make_node("Conv", ["x", "w"], ["a"], "conv"),
+        helper.make_node("Reshape", ["a", "shape"], ["b"], "reshape"),
+        helper.make_node("MatMul", ["b", "v"], ["y"], "product"),
     ]
-    ends = [
-        helper.make_tensor_value_info(f"x{n}", TensorProto.FLOAT, [1, width[n], 8, 8])
-        for n in (0, 3)
+    constants = {
+        "w": np.ones((400, 1, 3, 3), np.float32),
+        "shape": np.array([1, 1, 1, -1]),
+        "v": np.ones((1, 1, 1600, 7), np.float32),
+    }
+    model = one_output_model(nodes, {"x": [1, 1, 4, 4], "y": [1, 1, 1, 7]}, constants)
+    monkeypatch.setattr(budgets, "MINIMIZED_BYTES", constants["w"].nbytes)
+    shrinker = Shrinker(model, lambda proto: False, (move,), bounded=True)
+    shrinker.run()
+    assert shrinker.tried == 0 and shrinker.exhausted is exhausted
+
+
+@pytest.mark.parametrize("move", [moves.weights, moves.channels])
+def test_moves_copy_only_weights_that_change(move: moves.Move) -> None:
+    width = (8, 24, 20, 12)
+    arrays = {
+        f"w{i}": np.arange(out * channels * 49, dtype=np.float32).reshape(out, channels, 7, 7)
+        for i, (channels, out) in enumerate(pairwise(width))
+    }
+    nodes = [
+        helper.make_node("Conv", [f"x{i}", f"w{i}"], [f"x{i + 1}"], f"c{i}", pads=[3] * 4)
+        for i in range(3)
     ]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        ends[:1],
-        ends[1:],
-        [numpy_helper.from_array(a, f"w{n}") for n, a in enumerate(arrays)],
+    model = one_output_model(nodes, {"x0": [1, 8, 8, 8], "x3": [1, 12, 8, 8]}, arrays)
+    apart: dict[str, TensorProto] = {}
+    light = put_apart(model, apart)
+    candidates = list(move(light, lambda tensor: apart.get(tensor.doc_string, tensor)))
+    assert [put_back(candidate, apart) for candidate in candidates] == list(
+        move(put_back(light, apart))
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    shrinker = Shrinker(model, lambda proto: False)
-    for move in (moves.weights, moves.channels):
-        made = list(move(shrinker._light, shrinker._whole))
-        assert [put_back(one, shrinker._apart) for one in made] == list(move(shrinker.proto))
-        copied = [sum(has_data(t) for t in one.graph.initializer) for one in made]
-        assert (min(copied), max(copied)) == (1, 3)
+    copies = [sum(map(has_data, candidate.graph.initializer)) for candidate in candidates]
+    assert (min(copies), max(copies)) == (1, 3)
+
+
+def has_add(model: onnx.ModelProto) -> bool:
+    return any(node.op_type == "Add" for node in model.graph.node)
+
+
+def count_convolutions(model: onnx.ModelProto) -> int:
+    return [node.op_type for node in model.graph.node].count("Conv")
+
+
+def test_shrinker_goes_to_the_last_node() -> None:
+    small = Shrinker(residual(), has_add).run()
+    onnx.checker.check_model(small, full_check=True)
+    assert [n.op_type for n in small.graph.node] == ["Add"]
+    for value in small.graph.input:
+        assert {d.dim_value for d in value.type.tensor_type.shape.dim} == {1}
+
+
+def test_shrinker_model_holds_after_each_step() -> None:
+    def holds(model: onnx.ModelProto) -> bool:
+        onnx.checker.check_model(model, full_check=True)
+        return count_convolutions(model) >= 2
+
+    shrinker = Shrinker(residual(), holds)
+    for answer in shrinker.steps():
+        assert isinstance(answer, bool) and holds(shrinker.proto)
+    assert count_convolutions(shrinker.proto) == 2
+
+
+def test_shrinker_tries_each_model_once_and_up_to_the_limit() -> None:
+    tried: list[bytes] = []
+
+    def holds(model: onnx.ModelProto) -> bool:
+        tried.append(model.SerializeToString(deterministic=True))
+        return has_add(model)
+
+    Shrinker(residual(), holds, moves.ALL, limit=40).run()
+    assert len(tried) == len(set(tried)) <= 40
+
+
+def test_shrinker_keeps_model_if_the_check_fails() -> None:
+    def fail(model: onnx.ModelProto) -> bool:
+        raise ValueError("no")
+
+    small = Shrinker(residual(), fail, limit=5).run()
+    assert len(small.graph.node) == len(residual().graph.node)
+
+
+def test_shrinker_ends_if_the_builder_is_gone() -> None:
+    def lose_builder(model: onnx.ModelProto) -> bool:
+        raise BuilderError("gone", code="crashed")
+
+    with pytest.raises(BuilderError, match="gone"):
+        Shrinker(residual(), lose_builder).run()
+
+
+def test_shrinker_copies_no_long_dimension_name() -> None:
+    """Shape inference of ONNX gives every tensor after the input a copy of the name."""
+    nodes = [helper.make_node("Relu", [f"x{i}"], [f"x{i + 1}"], f"r{i}") for i in range(100)]
+    model = one_output_model(nodes, {"x0": ["n" * 100_000, 4], "x100": None}, {})
+    shrinker = Shrinker(
+        model, lambda proto: proto.ByteSize() < 100_000 and len(proto.graph.node) > 1
+    )
+    assert shrinker.proto.ByteSize() < 100_000 and len(shrinker.proto.graph.node) == 100
+    assert len(shrinker.run().graph.node) == 2
+
+
+def inferred_shapes(model: onnx.ModelProto) -> list[list[int]]:
+    typed = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
+    ends = (*typed.graph.input, *typed.graph.output)
+    return [[d.dim_value for d in value.type.tensor_type.shape.dim] for value in ends]
+
+
+def test_moves_begin_with_the_boldest_sizes() -> None:
+    assert inferred_shapes(next(moves.channels(residual()))) == [[1, 1, 16, 16], [1, 1, 16, 16]]
+    assert inferred_shapes(next(moves.spatial(residual())))[-1] == [1, 8, 1, 1]

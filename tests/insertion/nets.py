@@ -1,8 +1,8 @@
 """Small float graphs for the tests of insertion."""
 
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -11,13 +11,15 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqtool.commands import demo_run
+from qdqtool.insertion.result import Insertion
 from qdqtool.model.graph import Model
+from qdqtool.types import ConvOutcome, ModelInfo, Precision, Prediction
 
 Array = npt.NDArray[Any]
 
 
 class Net:
-    """Collects nodes; every method returns the tensor it makes. Weights are random but deterministic."""
+    """Network under construction. Methods that add nodes return the output tensor; weights are seeded."""
 
     def __init__(
         self, channels: int = 16, side: int = 8, *, batch: int | str = 1, seed: int = 0
@@ -35,9 +37,9 @@ class Net:
         return name
 
     def op(self, op: str, name: str, *inputs: str, outputs: int = 1, **attributes: Any) -> Any:
-        made = [f"{name}.out{i}" if i else f"{name}.out" for i in range(outputs)]
-        self.nodes.append(helper.make_node(op, list(inputs), made, name=name, **attributes))
-        return made if outputs > 1 else made[0]
+        tensors = [f"{name}.out{i}" if i else f"{name}.out" for i in range(outputs)]
+        self.nodes.append(helper.make_node(op, list(inputs), tensors, name=name, **attributes))
+        return tensors if outputs > 1 else tensors[0]
 
     def conv(
         self,
@@ -69,6 +71,16 @@ class Net:
             strides=[stride] * 2,
         )
 
+    def reshape(self, name: str, tensor: str, *shape: int) -> str:
+        """Add a Reshape to a constant shape."""
+        return self.op("Reshape", name, tensor, self.const(f"{name}.shape", shape, np.int64))
+
+    def choice(self, name: str, branch: Callable[[str], onnx.GraphProto]) -> str:
+        """Add an If whose branches are called ``then`` and ``else``."""
+        condition = self.const(f"{name}.condition", True, np.bool_)
+        branches = {f"{side}_branch": branch(side) for side in ("then", "else")}
+        return self.op("If", name, condition, **branches)
+
     def silu(self, name: str, tensor: str) -> str:
         return self.op("Mul", f"{name}/Mul", tensor, self.op("Sigmoid", f"{name}/Sigmoid", tensor))
 
@@ -85,11 +97,13 @@ class Net:
             epsilon=1e-3,
         )
 
-    def output(self, *tensors: str, dtype: int = TensorProto.FLOAT) -> None:
+    def output(self, *tensors: str, dtype: int = TensorProto.FLOAT) -> Self:
+        """Add graph outputs and return the network itself."""
         for tensor in tensors:
             value = helper.make_empty_tensor_value_info(tensor)
             value.type.tensor_type.elem_type = dtype
             self.outputs.append(value)
+        return self
 
     def model(self, opset: int = 17, ir: int = 8) -> onnx.ModelProto:
         graph = helper.make_graph(self.nodes, "net", self.inputs, self.outputs, self.initializers)
@@ -101,7 +115,7 @@ class Net:
         return inferred
 
     def open_model(self, opset: int = 17) -> onnx.ModelProto:
-        """With outputs of unknown shape, and maybe operators of the domain ``example``."""
+        """Return the model with outputs of unknown shape and the operator domain ``example``."""
         graph = helper.make_graph(self.nodes, "net", self.inputs, self.outputs, self.initializers)
         domains = [helper.make_opsetid("", opset), helper.make_opsetid("example", 1)]
         return onnx.shape_inference.infer_shapes(
@@ -114,9 +128,10 @@ class Net:
 
 @functools.cache
 def detector(classes: int = 2) -> onnx.ModelProto:
-    """The kinds of nodes of a YOLOv8 and its whole head, in half of its convolutions; ``images`` [1, 3, 64, 64].
+    """Return a small YOLOv8 with its whole head and 31 convolutions; input ``images`` [1, 3, 64, 64].
 
-    27 of its 31 convolutions become INT8: not the last ones of the boxes and the DFL. Nobody changes it.
+    Insertion quantizes 27 convolutions: all but the last of each box branch and the DFL. The model is
+    shared between tests, which must not change it.
     """
     net = demo_run._Net(0, "silu")
     x = net.conv("/model.1", net.conv("/model.0", "images", 3, 8, 3, 2), 8, 16, 3, 2)
@@ -137,13 +152,13 @@ def copied(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def with_constant_nodes(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The same model with Constant nodes instead of initializers."""
+    """Return a copy with Constant nodes instead of initializers."""
     copy = copied(model)
-    constants = copy.graph.initializer
-    made = [
-        helper.make_node("Constant", [], [t.name], f"{t.name}/Constant", value=t) for t in constants
+    constants = [
+        helper.make_node("Constant", [], [t.name], f"{t.name}/Constant", value=t)
+        for t in copy.graph.initializer
     ]
-    nodes = [*made, *copy.graph.node]
+    nodes = [*constants, *copy.graph.node]
     del copy.graph.initializer[:]
     del copy.graph.node[:]
     copy.graph.node.extend(nodes)
@@ -153,7 +168,7 @@ def with_constant_nodes(model: onnx.ModelProto) -> onnx.ModelProto:
 def images(
     count: int = 4, channels: int = 16, side: int = 8, name: str = "x", seed: int = 1
 ) -> list[dict[str, Array]]:
-    """Samples with values of about 0 to 1."""
+    """Return random samples with values from 0 to 1."""
     rng = np.random.default_rng(seed)
     return [{name: rng.random((1, channels, side, side), np.float32)} for _ in range(count)]
 
@@ -161,16 +176,28 @@ def images(
 def run(
     model: onnx.ModelProto, feeds: dict[str, Array], outputs: list[str] | None = None
 ) -> list[Array]:
-    """Outputs of a model on the CPU, with onnxruntime's own Q/DQ rewriting switched off."""
-    return list(_session(model.SerializeToString()).run(outputs, feeds))
+    """Return the outputs of a model on the CPU, without onnxruntime's own Q/DQ rewriting."""
+    return list(open_session(model.SerializeToString()).run(outputs, feeds))
 
 
-@functools.lru_cache(4)  # most are run with several samples, in turn with another
-def _session(model: bytes) -> onnxruntime.InferenceSession:
+def assert_same_outputs(
+    before: onnx.ModelProto,
+    after: onnx.ModelProto,
+    feeds: dict[str, Array],
+    *,
+    rtol: float = 1e-7,
+    atol: float = 0.0,
+) -> None:
+    """Require outputs of the same types and, within tolerances, the same values."""
+    for old, new in zip(run(before, feeds), run(after, feeds), strict=True):
+        assert old.dtype == new.dtype
+        np.testing.assert_allclose(new, old, rtol=rtol, atol=atol)
+
+
+@functools.lru_cache(4)  # a test runs several samples, often through two models in turn
+def open_session(model: bytes) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = (
-        1  # more wait busily for each other, three times as long as a small network takes
-    )
+    options.intra_op_num_threads = 1  # more threads spend most of their time waiting for each other
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 3
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
@@ -181,12 +208,11 @@ def check(model: onnx.ModelProto) -> None:
 
 
 def in_half(model: onnx.ModelProto, keep: Sequence[str] = ()) -> onnx.ModelProto:
-    """The same in float16 altogether, inputs and outputs included, but for the initializers to keep."""
+    """Return a copy in float16, inputs and outputs included, except for the initializers in ``keep``."""
     result = copied(model)
     for tensor in result.graph.initializer:
         if tensor.data_type == TensorProto.FLOAT and tensor.name not in keep:
-            half = numpy_helper.to_array(tensor).astype(np.float16)
-            tensor.CopyFrom(numpy_helper.from_array(half, tensor.name))
+            set_value(result, tensor.name, numpy_helper.to_array(tensor).astype(np.float16))
     for attribute in (a for n in result.graph.node if n.op_type == "Cast" for a in n.attribute):
         attribute.i = TensorProto.FLOAT16
     for value in (*result.graph.input, *result.graph.output, *result.graph.value_info):
@@ -199,5 +225,51 @@ def nodes_of(model: onnx.ModelProto, *ops: str) -> list[onnx.NodeProto]:
     return [n for n in model.graph.node if n.op_type in ops]
 
 
+def initializer(model: onnx.ModelProto, name: str) -> onnx.TensorProto:
+    return next(t for t in model.graph.initializer if t.name == name)
+
+
 def value_of(model: onnx.ModelProto, name: str) -> Array:
-    return numpy_helper.to_array(next(t for t in model.graph.initializer if t.name == name))
+    return numpy_helper.to_array(initializer(model, name))
+
+
+def set_value(model: onnx.ModelProto, name: str, value: Array) -> None:
+    """Replace the value of an initializer."""
+    initializer(model, name).CopyFrom(numpy_helper.from_array(value, name))
+
+
+def one_layer(channels: int = 16, **options: Any) -> onnx.ModelProto:
+    """Return a convolution ``c`` and a ReLU after the input ``x``."""
+    net = Net(channels, **options)
+    return net.output(net.op("Relu", "r", net.conv("c", "x", channels))).model()
+
+
+def two_layers(opset: int = 17) -> onnx.ModelProto:
+    """Return the convolutions ``a`` and ``b`` with the ReLU ``relu`` between them."""
+    net = Net()
+    return net.output(net.conv("b", net.op("Relu", "relu", net.conv("a", "x")))).model(opset)
+
+
+def require_prediction(insertion: Insertion) -> Prediction:
+    """Return the prediction of an insertion, which must have one."""
+    assert insertion.prediction is not None, insertion.warnings
+    return insertion.prediction
+
+
+def chain() -> onnx.ModelProto:
+    """Return the convolutions ``a`` to ``d`` in a row, with a ReLU ``a/relu`` after each but the last."""
+    net = Net()
+    tensor = "x"
+    for name in "abc":
+        tensor = net.op("Relu", f"{name}/relu", net.conv(name, tensor))
+    return net.output(net.conv("d", tensor)).model()
+
+
+def prediction(int8: int, int8_to_int8: int, conversions: int | None) -> Prediction:
+    """Return a prediction with so many INT8 convolutions, some of them with INT8 output."""
+    outputs = [Precision.INT8] * int8_to_int8 + [Precision.FLOAT] * (int8 - int8_to_int8)
+    convolutions = [
+        ConvOutcome(i, f"c{i}", "Conv", "INT8", Precision.INT8, [], output)
+        for i, output in enumerate(outputs)
+    ]
+    return Prediction(ModelInfo("", "", 17, 0), "trt8.5", convolutions, conversions=conversions)

@@ -23,8 +23,18 @@ from qdqtool.model.graph import Model
 from qdqtool.model.heads import find_head
 from qdqtool.types import ModelInfo, Prediction, QuantizedTensor
 from tests.indexing import indexed
-from tests.insertion.nets import Net, check, copied, detector, images, run
-from tests.raising import raises
+from tests.insertion.nets import (
+    Net,
+    assert_same_outputs,
+    check,
+    copied,
+    detector,
+    images,
+    one_layer,
+    require_prediction,
+    run,
+    set_value,
+)
 from tests.slow import slow_after
 
 SIZE = 64
@@ -38,28 +48,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def small() -> onnx.ModelProto:
-    """Two convolutions behind an image of three channels."""
+    """Return two convolutions that read an image of three channels."""
     net = Net(3, SIZE)
-    net.output(net.op("Softmax", "end", net.conv("b", net.op("Relu", "r", net.conv("a", "x", 3)))))
-    return net.model()
+    last = net.conv("b", net.op("Relu", "r", net.conv("a", "x", 3)))
+    return net.output(net.op("Softmax", "end", last)).model()
 
 
-def one_layer(**attributes: object) -> onnx.ModelProto:
-    net = Net(**attributes)  # type: ignore[arg-type]
-    net.output(net.op("Relu", "r", net.conv("c", "x")))
-    return net.model()
-
-
-def test_yolov8_end_to_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A whole one; the others are of :func:`detector`, the half of it.
-
-    It is indexed when it is read; no edit indexes it again, nor does a prediction of it. The rest are copies without
-    weights: one for each way to place, and one without quantizers, to find the head.
-    """
+def test_insert_yolov8_end_to_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     yolo = yolov8n(SIZE, classes=8)
-    made = indexed(monkeypatch)
+    indexings = indexed(monkeypatch)
     inserted = qdqtool.insert(yolo, folder)
-    assert made == {"_load": 1, "sketch": 2, "_float_network": 1}
+    # The model once, and copies without weights: one for each of two placements, one without quantizers.
+    assert indexings.total() == 4
     check(inserted.model)
     assert len(inserted.weights) == 60
     assert {s.node for s in inserted.skipped} == {
@@ -72,31 +72,37 @@ def test_yolov8_end_to_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     before, after = run(yolo, sample)[0], run(inserted.model, sample)[0]
     assert np.abs(after - before)[:, :4].mean() < 1.5  # pixels, of 64
     assert np.corrcoef(after[:, 4:].ravel(), before[:, 4:].ravel())[0, 1] > 0.98
-    assert inserted.prediction is not None
-    summary = inserted.prediction.summary()
+    prediction = require_prediction(inserted)
+    summary = prediction.summary()
     assert (summary["int8"], summary["int8_to_int8"]) == (60, 54)
-    assert inserted.prediction.conversion_nodes == ["/model.0/conv/_input_quantizer/QuantizeLinear"]
+    assert prediction.conversion_nodes == ["/model.0/conv/_input_quantizer/QuantizeLinear"]
 
 
 @pytest.mark.parametrize(
     "target", slow_after(1, ["trt8.4", "trt8.0", "trt11", "trt8.6", "trt10", "rtx1.7"])
 )
-def test_every_target_runs_all_but_the_head_in_int8(target: str) -> None:
+def test_insert_quantizes_all_but_box_outputs_for_every_target(target: str) -> None:
     result = qdqtool.insert(detector(), images(1, 3, SIZE, "images"), target=target, method="max")
-    assert result.prediction is not None
-    assert result.prediction.target == target
-    assert result.prediction.summary()["int8"] == 27
+    prediction = require_prediction(result)
+    assert (prediction.target, prediction.summary()["int8"]) == (target, 27)
 
 
-def test_what_is_given_is_not_changed_and_gives_the_same(folder: Path) -> None:
-    given = residual_chain(True)
-    before = given.SerializeToString(deterministic=True)
-    qdqtool.insert(given, images(1), method="max", predict=False, weights="int8")
-    qdqtool.insert(Model(given), images(1), method="max", predict=False)
-    assert given.SerializeToString(deterministic=True) == before
-    model = small()
-    one, two = (qdqtool.insert(model, folder, predict=False).model for _ in range(2))
-    assert one.SerializeToString(deterministic=True) == two.SerializeToString(deterministic=True)
+def test_insert_leaves_input_model_unchanged() -> None:
+    model = residual_chain(True)
+    before = model.SerializeToString(deterministic=True)
+    qdqtool.insert(model, images(1), method="max", predict=False, weights="int8")
+    qdqtool.insert(Model(model), images(1), method="max", predict=False)
+    assert model.SerializeToString(deterministic=True) == before
+
+
+def test_insert_is_deterministic(folder: Path) -> None:
+    first, second = (qdqtool.insert(small(), folder, predict=False).model for _ in range(2))
+    assert first.SerializeToString(deterministic=True) == second.SerializeToString(
+        deterministic=True
+    )
+
+
+def test_method_for_overrides_method(folder: Path) -> None:
     result = qdqtool.insert(
         small(), folder, method="percentile", method_for=[("^x$", "max")], predict=False
     )
@@ -104,15 +110,16 @@ def test_what_is_given_is_not_changed_and_gives_the_same(folder: Path) -> None:
     assert methods.pop("x") == "max"
     assert set(methods.values()) == {"percentile"}
     assert result.calibration["methods"] == {"max": 1, "percentile": len(methods)}
+
+
+def test_images_of_incomplete_batch_are_counted() -> None:
     result = qdqtool.insert(one_layer(batch=4), images(6), predict=False)
     assert result.calibration["images"] == 6
 
 
 @pytest.mark.parametrize("targets", [("trt10", "trt11"), ("trt11", "trt10"), ("trt8.5", "trt11")])
-def test_a_cache_is_reused_for_another_target_whatever_was_prepared(
-    targets: tuple[str, str], tmp_path: Path
-) -> None:
-    """Weights computed from constants and a Sum are rewritten for each of them, and that changes no tensor."""
+def test_cache_is_reused_for_another_target(targets: tuple[str, str], tmp_path: Path) -> None:
+    """Preparation rewrites computed weights and a Sum for both targets without changing a tensor."""
     net = Net()
     x = net.op("Sum", "sum", net.conv("a", "x"), "x")
     turned = net.op(
@@ -122,18 +129,17 @@ def test_a_cache_is_reused_for_another_target_whatever_was_prepared(
     path, cache = tmp_path / "model.onnx", tmp_path / "cache.npz"
     onnx.save(net.model(opset=13), path)
     for target in targets:
-        found = qdqtool.insert(path, images(2), target=target, calib_cache=cache, predict=False)
-        assert {Remark.SUMS_AS_ADDS(count=1), Remark.WEIGHTS_COMPUTED(count=1)} <= set(found.notes)
-    assert Remark.REUSED in remarks(found.calibration["notes"])
-    net.initializers[-1].CopyFrom(
-        onnx.numpy_helper.from_array(np.full((16, 16, 1, 1), 0.75, np.float32), "w")
-    )
-    onnx.save(net.model(opset=13), path)
-    with raises(QdqtoolError, "_Job._from_cache overwrite_cache"):
+        result = qdqtool.insert(path, images(2), target=target, calib_cache=cache, predict=False)
+        assert {Remark.SUMS_AS_ADDS(count=1), Remark.WEIGHTS_COMPUTED(count=1)} <= set(result.notes)
+    assert Remark.REUSED in remarks(result.calibration["notes"])
+    changed = net.model(opset=13)
+    set_value(changed, "w", np.full((16, 16, 1, 1), 0.75, np.float32))
+    onnx.save(changed, path)
+    with pytest.raises(QdqtoolError, match="overwrite_cache"):
         qdqtool.insert(path, images(2), target=targets[0], calib_cache=cache, predict=False)
 
 
-def test_a_cache_is_reused_for_another_method(folder: Path, tmp_path: Path) -> None:
+def test_cache_is_reused_for_another_method_only(folder: Path, tmp_path: Path) -> None:
     cache, path = tmp_path / "cache.npz", tmp_path / "model.onnx"
     onnx.save(small(), path)
     plain = qdqtool.insert(path, folder, method="percentile", predict=False)
@@ -141,7 +147,7 @@ def test_a_cache_is_reused_for_another_method(folder: Path, tmp_path: Path) -> N
     again = qdqtool.insert(path, folder, method="percentile", calib_cache=cache, predict=False)
     assert remarks(again.calibration["notes"]) == [Remark.REUSED]
     assert [q.scale for q in again.quantized] == [q.scale for q in plain.quantized]
-    # Another model must not take these ranges, not even one that differs in a prepared weight alone.
+    # A model that differs in one weight must not take these ranges.
     other = small()
     other.graph.initializer[0].raw_data = bytes(len(other.graph.initializer[0].raw_data))
     onnx.save(other, path)
@@ -151,7 +157,7 @@ def test_a_cache_is_reused_for_another_method(folder: Path, tmp_path: Path) -> N
     assert changed.calibration["notes"] == [Remark.NOT_USED(cache=cache, why=Mismatch.MODEL)]
 
 
-def test_a_tensorrt_table_replaces_calibration(folder: Path, tmp_path: Path) -> None:
+def test_insert_takes_scales_from_tensorrt_table(folder: Path, tmp_path: Path) -> None:
     table = tmp_path / "calib.table"
     first = qdqtool.insert(small(), folder, predict=False)
     write_table(first, table)
@@ -160,16 +166,13 @@ def test_a_tensorrt_table_replaces_calibration(folder: Path, tmp_path: Path) -> 
     assert [q.scale for q in second.activations] == [q.scale for q in first.activations]
 
 
-def test_dynamic_batch_and_size(folder: Path) -> None:
+def test_insert_keeps_dynamic_batch_and_size(folder: Path) -> None:
     model = copied(detector())
-    dims = model.graph.input[0].type.tensor_type.shape.dim
+    dims = model.graph.input[0].type.tensor_type.shape.dim  # the metadata imgsz says 64
     dims[0].dim_param, dims[2].dim_param, dims[3].dim_param = "batch", "height", "width"
     del model.graph.value_info[:]
-    del model.graph.output[0].type.tensor_type.shape.dim[:]
-    output = model.graph.output[0].type.tensor_type.shape
-    for name in ("batch", "channels", "anchors"):
-        output.dim.add(dim_param=name)
-    # Its imgsz metadata say 64
+    sizes = ["batch", "channels", "anchors"]
+    model.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("output0", 1, sizes))
     result = qdqtool.insert(model, folder, method="max", residual="both", losses=0, predict=False)
     kept = result.model.graph.input[0].type.tensor_type.shape.dim
     assert [d.dim_param for d in kept] == ["batch", "", "height", "width"]
@@ -177,52 +180,49 @@ def test_dynamic_batch_and_size(folder: Path) -> None:
     run(result.model, images(1, 3, 64, "images")[0])
 
 
-def test_external_weights(tmp_path: Path) -> None:
+def test_insert_reads_external_weights(tmp_path: Path) -> None:
     path = tmp_path / "in" / "model.onnx"
     path.parent.mkdir()
     model = one_layer()
-    onnx.save(one_layer(), path, save_as_external_data=True, location="w.bin", size_threshold=16)
+    onnx.save(copied(model), path, save_as_external_data=True, location="w.bin", size_threshold=16)
     result = qdqtool.insert(path, images(), predict=False)
-    out = tmp_path / "q.onnx"
-    result.save(out)
-    np.testing.assert_allclose(
-        run(onnx.load(out), images(1)[0])[0], run(model, images(1)[0])[0], atol=0.05
-    )
+    result.save(tmp_path / "q.onnx")
+    assert_same_outputs(model, onnx.load(tmp_path / "q.onnx"), images(1)[0], atol=0.05)
     (path.parent / "w.bin").unlink()
-    with pytest.raises(ModelError, match="missing"):
+    with pytest.raises(ModelError, match="missing") as caught:
         qdqtool.insert(path, images())
+    assert caught.value.path == str(path)
 
 
 def residual_chain(activation: bool) -> onnx.ModelProto:
+    """Return three residual blocks, with SiLU before each Add or ReLU after it."""
     net = Net()
     tensor = net.op("Relu", "stem", net.conv("c0", "x"))
     for i in range(3):
         inner = net.conv(f"b{i}", net.op("Relu", f"r{i}", net.conv(f"a{i}", tensor)))
-        if activation:
-            inner = net.silu(f"s{i}", inner)
+        inner = net.silu(f"s{i}", inner) if activation else inner
         tensor = net.op("Add", f"add{i}", inner, tensor)
-        if not activation:
-            tensor = net.op("Relu", f"ra{i}", tensor)
-    net.output(net.conv("last", tensor))
-    return net.model()
+        tensor = tensor if activation else net.op("Relu", f"ra{i}", tensor)
+    return net.output(net.conv("last", tensor)).model()
 
 
-def test_residuals() -> None:
-    counts = {}
-    for choice in ("auto", "skip", "both", "none"):
-        prediction = qdqtool.insert(residual_chain(True), images(2), residual=choice).prediction
-        assert prediction is not None
-        counts[choice] = prediction.conversions or 0
+def test_residual_auto_leaves_fewest_conversions() -> None:
+    model = residual_chain(True)
+    counts = {
+        choice: require_prediction(qdqtool.insert(model, images(2), residual=choice)).conversions
+        for choice in ("auto", "skip", "both", "none")
+    }
     assert counts["auto"] == min(counts.values())
     assert counts["auto"] < counts["none"]
-    prediction = qdqtool.insert(residual_chain(False), images(2)).prediction
-    assert prediction is not None
-    summary = prediction.summary()
-    assert (summary["int8"], summary["int8_to_int8"]) == (8, 7)
-    assert prediction.conversions == 1
 
 
-def test_a_prediction_that_fails_costs_nobody_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_residual_add_of_bare_convolution_needs_no_conversion() -> None:
+    result = qdqtool.insert(residual_chain(False), images(2))
+    summary = require_prediction(result).summary()
+    assert [summary[k] for k in ("int8", "int8_to_int8", "conversions")] == [8, 7, 1]
+
+
+def test_insert_returns_model_when_prediction_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*args: object, **kwargs: object) -> None:
         raise QdqtoolError("pass Nonsense failed")
 
@@ -233,7 +233,7 @@ def test_a_prediction_that_fails_costs_nobody_the_model(monkeypatch: pytest.Monk
     check(result.model)
 
 
-def test_saving(tmp_path: Path) -> None:
+def test_save_refuses_input_and_missing_folder(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     onnx.save(one_layer(), path)
     before = path.read_bytes()
@@ -243,12 +243,15 @@ def test_saving(tmp_path: Path) -> None:
     assert path.read_bytes() == before
     with pytest.raises(QdqtoolError, match="does not exist"):
         result.save(tmp_path / "no" / "q.onnx")
-    made = insertion()
-    made.save(tmp_path / "a.onnx")
-    assert made.output == str(tmp_path / "a.onnx") and onnx.load(made.output) == made.model
-    made.prediction = Prediction(ModelInfo("", "", 17, 1), "trt8.5")
-    made.save(tmp_path / "b.onnx")
-    assert made.prediction.model.path == made.output == str(tmp_path / "b.onnx")
+
+
+def test_save_sets_output_and_path_of_prediction(tmp_path: Path) -> None:
+    result = insertion()
+    result.save(tmp_path / "a.onnx")
+    assert result.output == str(tmp_path / "a.onnx") and onnx.load(result.output) == result.model
+    result.prediction = Prediction(ModelInfo("", "", 17, 1), "trt8.5")
+    result.save(tmp_path / "b.onnx")
+    assert result.prediction.model.path == result.output == str(tmp_path / "b.onnx")
 
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "quantize_yolov8.py"
@@ -261,7 +264,7 @@ def run_example(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> object:
     return caught.value.code
 
 
-def test_the_example_quantizes_a_yolov8(
+def test_example_quantizes_yolov8(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     onnx.save(detector(), tmp_path / "m.onnx")
@@ -277,8 +280,7 @@ def test_the_example_quantizes_a_yolov8(
 
 
 def insertion() -> Insertion:
-    net = Net()
-    net.output(net.conv("c", "x"))
+    """Return an insertion that was neither measured nor predicted."""
     quantized = [
         QuantizedTensor("x", 0.5, "max", 0, "q"),
         QuantizedTensor("w", [0.5, 1.0], "weights-max", None, "p"),
@@ -287,7 +289,7 @@ def insertion() -> Insertion:
         ScaleGroup(("x",), ("x", "y"), ("y",)), 0.5, "max", (Member("y", 63.5, -0.25),)
     )
     return Insertion(
-        net.model(),
+        one_layer(),
         quantized,
         [SkippedNode(FloatForAccuracy(PLACEMENT, "n"))],
         {"images": 2},
@@ -296,30 +298,25 @@ def insertion() -> Insertion:
 
 
 @pytest.mark.parametrize(
-    ("target", "predict", "wanted"),
+    ("target", "predict", "capabilities"),
     [
         ("trt10", False, []),
         ("rtx1.7", False, ["8.6"]),
         ("rtx1.7", True, ["8.6"]),
     ],
 )
-def test_the_gpus_are_the_same_whether_it_is_predicted_or_not(
-    target: str, predict: bool, wanted: list[str]
+def test_json_compute_capabilities_do_not_need_prediction(
+    target: str, predict: bool, capabilities: list[str]
 ) -> None:
-    net = Net()
-    net.output(net.conv("c", "x"))
-    made = qdqtool.insert(
-        net.model(), images(1), target=target, predict=predict, method="max", losses=0
+    result = qdqtool.insert(
+        one_layer(), images(1), target=target, predict=predict, method="max", losses=0
     )
-    assert (
-        made.as_json()["compute_capabilities"] == wanted
-        and (made.prediction is not None) is predict
-    )
+    assert result.as_json()["compute_capabilities"] == capabilities
+    assert (result.prediction is not None) is predict
 
 
-def test_json_of_what_was_not_predicted_or_measured_and_of_what_was() -> None:
-    made = insertion()
-    data = made.as_json()
+def test_json_without_losses_and_prediction() -> None:
+    data = insertion().as_json()
     assert (data["losses"], data["prediction"], data["output"], data["notes"]) == (
         None,
         None,
@@ -335,16 +332,15 @@ def test_json_of_what_was_not_predicted_or_measured_and_of_what_was() -> None:
             "members": [{"tensor": "y", "amax": 63.5, "bits_lost": -0.25}],
         }
     ]
-    made.losses, made.prediction = (
-        Losses(0.5, [], 1, 2),
-        Prediction(ModelInfo("", "", 17, 1), "trt8.5"),
-    )
-    data = made.as_json()
+
+
+def test_json_with_losses_and_prediction() -> None:
+    result = insertion()
+    result.losses = Losses(0.5, [], 1, 2)
+    result.prediction = Prediction(ModelInfo("", "", 17, 1), "trt8.5")
+    data = result.as_json()
     assert data["losses"] == {"error": 0.5, "samples": 1, "tried": 2, "tensors": []}
-    assert data["prediction"] == made.prediction.summary()
-    assert [q.tensor for q in made.activations] == ["x"] and [q.tensor for q in made.weights] == [
-        "w"
-    ]
+    assert data["prediction"] == result.prediction.summary()
 
 
 BOXES = {f"/model.22/cv2.{i}/cv2.{i}.2/Conv" for i in range(3)}
@@ -360,13 +356,13 @@ def names(model: Model, indices: object) -> set[str]:
     ("choice", "expected"),
     [("none", set()), ("box", BOXES | DFL), ("float", BOXES | DFL | CLASSES)],
 )
-def test_choices(choice: str, expected: set[str]) -> None:
+def test_float_nodes_of_yolov8_head(choice: str, expected: set[str]) -> None:
     model = Model(detector())
     assert names(model, float_nodes(model, choice)) == expected
 
 
 def head(order: str, product: str = "Conv") -> Model:
-    """One level of a head, box branch first or class branch first."""
+    """Return one level of a detection head, box branch first or class branch first."""
     net = Net()
     box, cls = net.conv("box", "x", 16, 32, 1), net.conv("cls", "x", 16, 4, 1)
     parts = [box, cls] if order == "box first" else [cls, box]
@@ -376,52 +372,42 @@ def head(order: str, product: str = "Conv") -> Model:
     halves = net.op("Split", "split", flat, sizes, outputs=2, axis=1)
     boxes, scores = halves if order == "box first" else halves[::-1]
     bins = net.op("Reshape", "bins", boxes, net.const("bins_shape", [1, 4, 8, 64], np.int64))
-    if product == "Conv":
-        soft = net.op("Softmax", "soft", net.op("Transpose", "t", bins, perm=[0, 2, 1, 3]), axis=1)
-        mean = net.op(
-            "Conv", "dfl", soft, net.const("dfl.weight", np.arange(8).reshape(1, 8, 1, 1))
-        )
-    else:
-        soft = net.op("Softmax", "soft", net.op("Transpose", "t", bins, perm=[0, 1, 3, 2]), axis=3)
-        mean = net.op("MatMul", "dfl", soft, net.const("dfl.weight", np.arange(8).reshape(8, 1)))
-    net.output(mean, net.op("Sigmoid", "sig", scores))
-    return net.index()
+    perm, axis, shape = (
+        ([0, 2, 1, 3], 1, (1, 8, 1, 1)) if product == "Conv" else ([0, 1, 3, 2], 3, (8, 1))
+    )
+    soft = net.op("Softmax", "soft", net.op("Transpose", "t", bins, perm=perm), axis=axis)
+    mean = net.op(product, "dfl", soft, net.const("dfl.weight", np.arange(8).reshape(shape)))
+    return net.output(mean, net.op("Sigmoid", "sig", scores)).index()
 
 
 @pytest.mark.parametrize("order", ["box first", "class first"])
 @pytest.mark.parametrize("product", ["Conv", "MatMul"])
-def test_box_channels_are_followed_through_split_and_concat(order: str, product: str) -> None:
+def test_float_nodes_follow_box_channels_through_split_and_concat(order: str, product: str) -> None:
     model = head(order, product)
-    assert set(names(model, float_nodes(model, "box"))) == {"box", "dfl"}
-    assert set(names(model, float_nodes(model, "float"))) == {"box", "cls", "dfl"}
+    assert names(model, float_nodes(model, "box")) == {"box", "dfl"}
+    assert names(model, float_nodes(model, "float")) == {"box", "cls", "dfl"}
 
 
-def test_what_is_no_dfl_and_no_detector(net: Net) -> None:
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_float_nodes_of_classifier(net: Net, outputs: int) -> None:
     flat = net.op("Flatten", "flat", net.op("GlobalAveragePool", "gap", net.conv("c", "x")))
-    fc = net.op("Gemm", "fc", flat, net.const("w", np.ones((16, 10))))
-    net.output(net.op("Softmax", "soft", fc))
+    for i in range(outputs):
+        scores = net.op("Gemm", f"fc{i}", flat, net.const(f"w{i}", np.ones((16, 10))))
+        net.output(net.op("Softmax", f"soft{i}", scores))
     model = net.index()
     assert float_nodes(model, "box") == {}
-    assert set(names(model, float_nodes(model, "float"))) == {"fc"}
-    net = Net()
-    flat = net.op("Flatten", "flat", net.op("GlobalAveragePool", "gap", net.conv("c", "x")))
-    net.output(
-        *(net.op("Gemm", f"fc{i}", flat, net.const(f"w{i}", np.ones((16, 10)))) for i in range(2))
-    )
-    assert float_nodes(net.index(), "box") == {}
-    net = Net()
-    net.output(net.op("Relu", "r", net.conv("c", "x")))
-    assert find_head(net.index()).finals == set()
+    assert names(model, float_nodes(model, "float")) == {f"fc{i}" for i in range(outputs)}
+
+
+def test_find_head_of_network_without_head() -> None:
+    assert find_head(Model(one_layer())).finals == set()
 
 
 @pytest.mark.parametrize(
     ("ends", "expected"), [(1, set()), (2, {"end0", "end1"}), (3, {"end0", "end1", "end2"})]
 )
-def test_other_detectors_keep_their_last_convolutions_float(
-    net: Net, ends: int, expected: set[str]
-) -> None:
+def test_float_nodes_of_detector_without_dfl(net: Net, ends: int, expected: set[str]) -> None:
     stem = net.op("Relu", "r", net.conv("stem", "x"))
-    net.output(*(net.conv(f"end{i}", stem, kernel=1) for i in range(ends)))
-    model = net.index()
+    model = net.output(*(net.conv(f"end{i}", stem, kernel=1) for i in range(ends))).index()
     assert names(model, float_nodes(model, "box")) == expected
     assert float_nodes(model, "none") == {}

@@ -4,61 +4,65 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from qdqtool.insertion.prepare import fold_batch_normalization, fold_leading
 from qdqtool.model.graph import Model
-from tests.insertion.nets import Net, images, run
+from tests.insertion.nets import Net, assert_same_outputs, copied, set_value, value_of
 
 
-def net(kernel: int) -> Net:
-    made = Net()
-    made.output(made.conv("c0", made.norm("norm", "x"), kernel=kernel))
-    return made
+def fold_and_compare(proto: onnx.ModelProto, fold: Callable[[Model], int]) -> int:
+    """Fold in place, require the same outputs and return the number of folded nodes."""
+    dims = [d.dim_value for d in proto.graph.input[0].type.tensor_type.shape.dim]
+    feeds = {"x": np.random.default_rng(1).standard_normal(dims).astype(np.float32)}
+    before = copied(proto)
+    count = fold(Model(proto))
+    assert_same_outputs(before, proto, feeds, rtol=0, atol=5e-5)
+    return count
 
 
-def test_normalizations_in_front() -> None:
-    proto = net(3).model()
-    assert fold_leading(Model(proto)) == 0 and len(proto.graph.node) == 2
-    made = net(1)
-    made.output(made.op("Relu", "relu", "norm.out"))
-    proto = made.model()
-    assert fold_leading(Model(proto)) == 0
-    made = net(1)
-    made.output("norm.out")
-    assert fold_leading(Model(made.model())) == 0
-    made = Net()
-    made.output(
-        made.conv("c0", made.norm("n0", "x"), kernel=1),
-        made.conv("c1", made.norm("n1", "x"), kernel=1, weight="c0.weight"),
-    )
-    proto = made.model()
-    before = run(proto, images(1)[0])
-    assert fold_leading(Model(proto)) == 2 and [n.op_type for n in proto.graph.node] == [
-        "Conv",
-        "Conv",
-    ]
-    for old, new in zip(before, run(proto, images(1)[0]), strict=True):
-        np.testing.assert_allclose(new, old, rtol=0, atol=5e-5)
+def ops(proto: onnx.ModelProto) -> list[str]:
+    return [n.op_type for n in proto.graph.node]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "outputs"),
+    [
+        (3, ["c0.out"]),
+        (1, ["c0.out", "norm.out"]),
+        (1, ["c0.out", "relu.out"]),
+    ],
+    ids=["padded", "output of the network", "another consumer"],
+)
+def test_fold_leading_leaves_normalization(net: Net, kernel: int, outputs: list[str]) -> None:
+    net.conv("c0", net.norm("norm", "x"), kernel=kernel)
+    if "relu.out" in outputs:
+        net.op("Relu", "relu", "norm.out")
+    proto = net.output(*outputs).model()
+    assert fold_leading(Model(proto)) == 0 and ops(proto)[0] == "BatchNormalization"
+
+
+def test_fold_leading_with_shared_weights(net: Net) -> None:
+    proto = net.output(
+        net.conv("c0", net.norm("n0", "x"), kernel=1),
+        net.conv("c1", net.norm("n1", "x"), kernel=1, weight="c0.weight"),
+    ).model()
+    assert fold_and_compare(proto, fold_leading) == 2 and ops(proto) == ["Conv", "Conv"]
 
 
 def leading(
     cin: int, *, weight: tuple[int, ...], shift: bool = True, **attributes: Any
 ) -> onnx.ModelProto:
-    """A normalization and a convolution with these weights and no more attributes than given."""
-    made = Net(channels=cin)
-    normed = made.norm("n", "x", cin)
-    if not shift:
-        for tensor in made.initializers:
-            if tensor.name in ("n.beta", "n.mean"):
-                tensor.raw_data = bytes(len(tensor.raw_data))
-    data = normed
+    """Return a normalization and a convolution; ``shift`` is whether the normalization moves zero."""
+    net = Net(channels=cin)
     if len(weight) == 3:
-        made.inputs[0] = helper.make_tensor_value_info("x", 1, [1, cin, 64])
-    made.output(
-        made.op("Conv", "c", data, made.const("w", made.rng.standard_normal(weight)), **attributes)
-    )
-    return made.model()
+        net.inputs[0] = helper.make_tensor_value_info("x", 1, [1, cin, 64])
+    normed = net.norm("n", "x", cin)
+    weights = net.const("w", net.rng.standard_normal(weight))
+    model = net.output(net.op("Conv", "c", normed, weights, **attributes)).model()
+    for name in () if shift else ("n.beta", "n.mean"):
+        set_value(model, name, np.zeros(cin, np.float32))
+    return model
 
 
 SAME = {"auto_pad": "SAME_UPPER"}
@@ -81,98 +85,82 @@ SAME = {"auto_pad": "SAME_UPPER"}
         (leading(16, weight=(24, 16, 3, 3), **SAME, shift=False), True),
     ],
 )
-def test_a_normalization_in_front_is_folded_where_nothing_is_padded_or_nothing_shifted(
-    proto: onnx.ModelProto, folds: bool
-) -> None:
-    dims = [d.dim_value for d in proto.graph.input[0].type.tensor_type.shape.dim]
-    x = np.random.default_rng(1).standard_normal(dims).astype(np.float32)
-    before = run(proto, {"x": x})[0]
-    assert fold_leading(Model(proto)) == folds
-    assert (
-        [n.op_type for n in proto.graph.node] == ["Conv"]
-        if folds
-        else ["BatchNormalization", "Conv"]
-    )
-    np.testing.assert_allclose(run(proto, {"x": x})[0], before, rtol=0, atol=5e-5)
+def test_fold_leading_needs_no_padding_or_no_shift(proto: onnx.ModelProto, folds: bool) -> None:
+    assert fold_and_compare(proto, fold_leading) == folds
+    assert ops(proto) == ["BatchNormalization"] * (not folds) + ["Conv"]
 
 
-def changed(kind: str) -> onnx.ModelProto:
-    """A normalization between two convolutions, with something about it that forbids to fold it into either."""
-    made = Net()
-    normed = made.norm("n", made.conv("a", "x", kernel=1, bias=False))
-    made.output(made.conv("b", normed, kernel=1))
-    proto = made.model()
-    first, norm, second = proto.graph.node
-    values = {t.name: t for t in proto.graph.initializer}
-
-    def compute(node: onnx.NodeProto, position: int) -> None:
-        made = helper.make_node("Cos", [node.input[position]], ["computed"], "cos")
-        node.input[position] = "computed"
-        proto.graph.node.insert(0, made)
-
-    if kind == "training":
-        norm.attribute.append(helper.make_attribute("training_mode", 1))
-    elif kind == "second output":
-        norm.output.append("running_mean")
-    elif kind == "other domain":
-        first.domain = second.domain = "example"
-    elif kind == "not a number":
-        values["n.var"].CopyFrom(numpy_helper.from_array(np.full(16, -1.0, np.float32), "n.var"))
-    elif kind == "infinite":
-        values["n.beta"].CopyFrom(
-            numpy_helper.from_array(np.full(16, np.inf, np.float32), "n.beta")
-        )
-    elif kind == "is an output":
-        proto.graph.output.extend(
-            [helper.make_empty_tensor_value_info(t) for t in (norm.output[0], first.output[0])]
-        )
-    elif kind == "read elsewhere":
-        proto.graph.node.extend(
-            helper.make_node("Cos", [n.output[0]], [f"{n.name}.cos"], f"{n.name}/cos")
-            for n in (first, norm)
-        )
-        proto.graph.output.extend([helper.make_empty_tensor_value_info(f"{n}.cos") for n in "an"])
-    elif kind == "parameters missing":
-        del norm.input[4]
-    else:
-        compute(norm, ["gamma", "beta", "mean", "var"].index(kind) + 1)
-    return proto
+def compute_input(proto: onnx.ModelProto, node: onnx.NodeProto, position: int) -> None:
+    """Replace a constant input of a node by the output of a Cos."""
+    cos = helper.make_node("Cos", [node.input[position]], ["computed"], "cos")
+    node.input[position] = "computed"
+    proto.graph.node.insert(0, cos)
 
 
-COMPUTED = ["gamma", "beta", "mean", "var"]
+def between(bias: bool = True) -> onnx.ModelProto:
+    """Return the normalization ``n`` between the convolutions ``a`` and ``b``."""
+    net = Net()
+    normed = net.norm("n", net.conv("a", "x", kernel=1, bias=bias))
+    return net.output(net.conv("b", normed, kernel=1)).model()
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "training",
-        "second output",
-        "other domain",
-        "is an output",
-        "read elsewhere",
-        "parameters missing",
-        *COMPUTED,
-    ],
-)
+def move_to_other_domain(proto: onnx.ModelProto) -> None:
+    for node in proto.graph.node:
+        if node.op_type == "Conv":
+            node.domain = "example"
+
+
+def add_consumers(proto: onnx.ModelProto) -> None:
+    for name in "an":
+        cos = helper.make_node("Cos", [f"{name}.out"], [f"{name}.cos"], f"{name}/cos")
+        proto.graph.node.append(cos)
+        proto.graph.output.append(helper.make_empty_tensor_value_info(f"{name}.cos"))
+
+
+def add_outputs(proto: onnx.ModelProto) -> None:
+    proto.graph.output.extend(helper.make_empty_tensor_value_info(f"{name}.out") for name in "an")
+
+
+# Changes of :func:`between` that prevent folding; its nodes are a, n and b.
+UNSUITABLE: dict[str, Callable[[onnx.ModelProto], object]] = {
+    "training": lambda proto: proto.graph.node[1].attribute.append(
+        helper.make_attribute("training_mode", 1)
+    ),
+    "second output": lambda proto: proto.graph.node[1].output.append("running_mean"),
+    "other domain": move_to_other_domain,
+    "is an output": add_outputs,
+    "other consumers": add_consumers,
+    "parameter missing": lambda proto: proto.graph.node[1].input.pop(),
+    "computed gamma": lambda proto: compute_input(proto, proto.graph.node[1], 1),
+    "computed beta": lambda proto: compute_input(proto, proto.graph.node[1], 2),
+    "computed mean": lambda proto: compute_input(proto, proto.graph.node[1], 3),
+    "computed variance": lambda proto: compute_input(proto, proto.graph.node[1], 4),
+}
+
+
+@pytest.mark.parametrize("change", UNSUITABLE.values(), ids=UNSUITABLE)
 @pytest.mark.parametrize("fold", [fold_batch_normalization, fold_leading])
-def test_what_cannot_be_folded_stays_as_it_is(kind: str, fold: Callable[[Model], int]) -> None:
-    proto = changed(kind)
+def test_unsuitable_normalization_is_not_folded(
+    change: Callable[[onnx.ModelProto], object], fold: Callable[[Model], int]
+) -> None:
+    proto = between(bias=False)
+    change(proto)
     before = proto.SerializeToString()
     assert fold(Model(proto)) == 0
     assert proto.SerializeToString() == before
 
 
-@pytest.mark.parametrize("kind", ["not a number", "infinite"])
-def test_a_normalization_that_is_not_finite_goes_into_the_convolution_behind_which_it_is_found(
-    kind: str,
+@pytest.mark.parametrize(("name", "value"), [("n.var", -1.0), ("n.beta", np.inf)])
+def test_normalization_that_is_not_finite_is_folded_into_convolution_before_it(
+    name: str, value: float
 ) -> None:
-    """The weights or the bias are named with it when they are quantized; in front of a convolution it stays."""
-    assert fold_leading(Model(changed(kind))) == 0
-    proto = changed(kind)
+    """Quantization then names the weights or the bias; before a convolution the normalization stays."""
+    proto = between(bias=False)
+    set_value(proto, name, np.full(16, value, np.float32))
+    assert fold_leading(Model(copied(proto))) == 0
     assert fold_batch_normalization(Model(proto)) == 1
-    folded = {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer}
-    assert np.isnan(folded["a.weight_folded"]).all() == (kind == "not a number")
-    assert not np.isfinite(folded["a.weight_folded_bias"]).any()
+    assert np.isnan(value_of(proto, "a.weight_folded")).all() == (name == "n.var")
+    assert not np.isfinite(value_of(proto, "a.weight_folded_bias")).any()
 
 
 @pytest.mark.parametrize(
@@ -181,23 +169,16 @@ def test_a_normalization_that_is_not_finite_goes_into_the_convolution_behind_whi
         ((16, 16), 1, 16),  # no convolution has weights of two dimensions
         ((16, 16, 1, 1), 1, 8),  # a factor for half of the channels
         ((16, 8, 1, 1), 1, 16),
-        ((15, 4, 1, 1), 4, 16),  # outputs that the groups cannot share
+        ((15, 4, 1, 1), 4, 16),  # the groups cannot share the outputs
     ],
 )
-def test_damaged_convolutions_behind_a_normalization_are_left_to_whoever_runs_them(
+def test_fold_leading_leaves_damaged_convolutions(
     weight: tuple[int, ...], group: int, channels: int
 ) -> None:
-    made = Net()
-    made.output(
-        made.op(
-            "Conv",
-            "c",
-            made.norm("n", "x", channels),
-            made.const("w", np.ones(weight)),
-            group=group,
-        )
-    )
-    assert fold_leading(Model(made.open_model())) == 0
+    net = Net()
+    normed, weights = net.norm("n", "x", channels), net.const("w", np.ones(weight))
+    model = net.output(net.op("Conv", "c", normed, weights, group=group)).open_model()
+    assert fold_leading(Model(model)) == 0
 
 
 @pytest.mark.parametrize(
@@ -212,87 +193,68 @@ def test_damaged_convolutions_behind_a_normalization_are_left_to_whoever_runs_th
         ("a.weight", np.array([b"a"], object).reshape(1, 1, 1, 1)),
     ],
 )
-def test_parameters_that_do_not_fit_a_convolution_are_left_to_whoever_runs_them(
-    name: str, value: np.ndarray
-) -> None:
-    made = Net()
-    made.output(made.norm("n", made.conv("a", "x", kernel=1)))
-    proto = made.model()
-    next(t for t in proto.graph.initializer if t.name == name).CopyFrom(
-        numpy_helper.from_array(value, name)
-    )
+def test_fold_leaves_parameters_that_do_not_fit(net: Net, name: str, value: np.ndarray) -> None:
+    proto = net.output(net.norm("n", net.conv("a", "x", kernel=1))).model()
+    set_value(proto, name, value)
     before = proto.SerializeToString()
     assert fold_batch_normalization(Model(proto)) == 0 and proto.SerializeToString() == before
 
 
 @pytest.mark.parametrize(("group", "channels"), [(0, 16), (-2, 16), (3, 48)])
-def test_groups_that_transposed_weights_cannot_have(group: int, channels: int) -> None:
-    made = Net()
-    weight = made.const("w", np.ones((16, 16, 1, 1)))
-    made.output(made.norm("n", made.op("ConvTranspose", "a", "x", weight, group=group), channels))
-    assert fold_batch_normalization(Model(made.open_model())) == 0
+def test_fold_leaves_impossible_groups_of_transposed_weights(group: int, channels: int) -> None:
+    net = Net()
+    weight = net.const("w", np.ones((16, 16, 1, 1)))
+    transposed = net.op("ConvTranspose", "a", "x", weight, group=group)
+    model = net.output(net.norm("n", transposed, channels)).open_model()
+    assert fold_batch_normalization(Model(model)) == 0
 
 
-def test_computed_weights_and_biases_stay() -> None:
-    for position in (1, 2):
-        for fold, at in ((fold_batch_normalization, 0), (fold_leading, 2)):
-            made = Net()
-            made.output(made.conv("b", made.norm("n", made.conv("a", "x", kernel=1)), kernel=1))
-            proto = made.model()
-            conv = proto.graph.node[at]
-            proto.graph.node.insert(
-                0, helper.make_node("Cos", [conv.input[position]], ["computed"], "cos")
-            )
-            proto.graph.node[at + 1].input[position] = "computed"
-            assert fold(Model(proto)) == 0
+@pytest.mark.parametrize("position", [1, 2], ids=["weights", "bias"])
+@pytest.mark.parametrize(("fold", "node"), [(fold_batch_normalization, "a"), (fold_leading, "b")])
+def test_fold_leaves_computed_weights_and_biases(
+    position: int, fold: Callable[[Model], int], node: str
+) -> None:
+    proto = between()
+    compute_input(proto, next(n for n in proto.graph.node if n.name == node), position)
+    assert fold(Model(proto)) == 0
 
 
-def test_what_is_no_normalization_to_fold() -> None:
-    made = Net()
-    made.output(made.op("Relu", "r", made.norm("n", "x")), made.conv("c", "x"))
-    made.norm("dead", "c.out")
-    made.norm("dead2", "x")
-    proto = made.model()
-    assert fold_leading(Model(proto)) == 0
-    assert len(proto.graph.node) == 5
-    assert (
-        fold_batch_normalization(Model(proto)) == 0
-    )  # the convolution's result leaves the network as well
-    made = Net(channels=1)
-    bounds = [
-        made.const(n, [v], np.int64)
-        for n, v in (("starts", 1), ("ends", 8), ("axes", 3), ("steps", 2))
-    ]
-    made.output(
-        made.op("Slice", "s", made.conv("c", made.op("Slice", "t", "x", *bounds), 1, 4, 1), *bounds)
-    )
-    assert fold_leading(Model(made.model())) == 0
-    assert fold_batch_normalization(Model(made.model())) == 0
+@pytest.mark.parametrize("fold", [fold_batch_normalization, fold_leading])
+def test_fold_leaves_normalization_without_convolution_next_to_it(
+    net: Net, fold: Callable[[Model], int]
+) -> None:
+    """One stands before a ReLU, one after the input, and one after a convolution that is an output as well."""
+    net.output(net.op("Relu", "r", net.norm("n", "x")), net.conv("c", "x"))
+    net.norm("dead", "c.out")
+    net.norm("dead2", "x")
+    proto = net.model()
+    assert fold(Model(proto)) == 0 and len(proto.graph.node) == 5
+
+
+@pytest.mark.parametrize("fold", [fold_batch_normalization, fold_leading])
+def test_fold_leaves_network_without_normalization(fold: Callable[[Model], int]) -> None:
+    net = Net(channels=1)
+    values = {"starts": 1, "ends": 8, "axes": 3, "steps": 2}
+    bounds = [net.const(name, [value], np.int64) for name, value in values.items()]
+    cut = net.conv("c", net.op("Slice", "t", "x", *bounds), 1, 4, 1)
+    assert fold(Model(net.output(net.op("Slice", "s", cut, *bounds)).model())) == 0
 
 
 @pytest.mark.parametrize(
-    ("cin", "weight", "attributes"),
+    ("op", "cin", "weight", "group", "outputs"),
     [
-        (16, (24, 16, 3), {}),
-        (16, (16, 24, 2, 2), {"transposed": True}),
-        (16, (16, 6, 2, 2), {"transposed": True, "group": 4}),
-        (8, (8, 3, 2), {"transposed": True, "group": 2}),
+        ("Conv", 16, (24, 16, 3), 1, 24),
+        ("ConvTranspose", 16, (16, 24, 2, 2), 1, 24),
+        ("ConvTranspose", 16, (16, 6, 2, 2), 4, 24),
+        ("ConvTranspose", 8, (8, 3, 2), 2, 6),
     ],
 )
-def test_a_normalization_behind_is_folded_along_the_outputs(
-    cin: int, weight: tuple[int, ...], attributes: dict[str, Any]
+def test_fold_along_output_channels(
+    op: str, cin: int, weight: tuple[int, ...], group: int, outputs: int
 ) -> None:
-    made = Net(channels=cin)
+    net = Net(channels=cin)
     if len(weight) == 3:
-        made.inputs[0] = helper.make_tensor_value_info("x", 1, [1, cin, 64])
-    transposed = attributes.pop("transposed", False)
-    outputs = weight[1] * attributes.get("group", 1) if transposed else weight[0]
-    data = made.const("w", made.rng.standard_normal(weight))
-    conv = made.op("ConvTranspose" if transposed else "Conv", "c", "x", data, **attributes)
-    made.output(made.norm("n", conv, outputs))
-    proto = made.model()
-    dims = [d.dim_value for d in proto.graph.input[0].type.tensor_type.shape.dim]
-    x = np.random.default_rng(1).standard_normal(dims).astype(np.float32)
-    before = run(proto, {"x": x})[0]
-    assert fold_batch_normalization(Model(proto)) == 1 and len(proto.graph.node) == 1
-    np.testing.assert_allclose(run(proto, {"x": x})[0], before, rtol=0, atol=5e-5)
+        net.inputs[0] = helper.make_tensor_value_info("x", 1, [1, cin, 64])
+    weights = net.const("w", net.rng.standard_normal(weight))
+    proto = net.output(net.norm("n", net.op(op, "c", "x", weights, group=group), outputs)).model()
+    assert fold_and_compare(proto, fold_batch_normalization) == 1 and ops(proto) == [op]

@@ -8,8 +8,10 @@ from qdqtool.insertion.api import insert
 from qdqtool.insertion.halfprecision import has_half, to_float, to_half
 from qdqtool.model.graph import Model
 from qdqtool.model.half import form_of
+from tests.errors import has
 from tests.insertion.nets import (
     Net,
+    assert_same_outputs,
     check,
     copied,
     detector,
@@ -17,17 +19,16 @@ from tests.insertion.nets import (
     in_half,
     nodes_of,
     run,
+    two_layers,
     value_of,
 )
-from tests.raising import raises
 
 
 def small_net(opset: int = 19) -> onnx.ModelProto:
     net = Net()
     relu = net.op("Relu", "r", net.conv("c", "x"))
     up = net.op("Resize", "up", relu, "", net.const("scales", [1, 1, 2, 2]), mode="nearest")
-    net.output(net.op("Sigmoid", "s", net.conv("d", up)))
-    return net.model(opset, ir=9)
+    return net.output(net.op("Sigmoid", "s", net.conv("d", up))).model(opset, ir=9)
 
 
 def as_half(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -37,27 +38,29 @@ def as_half(model: onnx.ModelProto) -> onnx.ModelProto:
     return copy
 
 
-def test_constants_and_small_scales(net: Net) -> None:
+def test_constants_outside_half_keep_consumers_float(net: Net) -> None:
     big = net.op("Add", "big", net.conv("c", "x"), net.const("huge", 1e9))
     tiny = net.op("Div", "tiny", net.conv("d", big), net.const("eps", 1e-12))
     fine = net.op("Mul", "fine", tiny, net.const("k", 1e-12))
-    net.output(net.conv("e", fine))
-    index = Model(as_half(net.model(19, ir=9)))
+    index = Model(as_half(net.output(net.conv("e", fine)).model(19, ir=9)))
     types = {n: index.elem_type(index.node(n).output) for n in ("c", "big", "tiny", "fine", "e")}
     assert types["big"] == types["tiny"] == types["fine"] == TensorProto.FLOAT
     assert types["c"] == TensorProto.FLOAT16
-    net = Net()
+
+
+def test_scales_below_half_are_raised(net: Net) -> None:
     scale, zero = net.const("s", 1e-9), net.const("z", 0, np.int8)
     code = net.op("QuantizeLinear", "q", "x", scale, zero)
     net.output(net.conv("c", net.op("DequantizeLinear", "dq", code, scale, zero)))
     after = as_half(net.model(19, ir=9))
     assert value_of(after, "s") == np.float16(2.0**-24) and value_of(after, "s").dtype == np.float16
     assert Model(after).elem_type("dq.out") == TensorProto.FLOAT16
-    net = Net()
+
+
+def test_constant_with_float_and_half_consumers_is_copied(net: Net) -> None:
     k = net.const("k", 2.0)
     half = net.op("Mul", "m", net.conv("c", "x"), k)
-    net.output(net.op("Add", "tail", net.conv("d", half), k))
-    after = as_half(net.model(19, ir=9))
+    after = as_half(net.output(net.op("Add", "tail", net.conv("d", half), k)).model(19, ir=9))
     assert {t.name: t.data_type for t in after.graph.initializer if t.name.startswith("k")} == {
         "k": TensorProto.FLOAT,
         "k_fp16": TensorProto.FLOAT16,
@@ -85,19 +88,12 @@ def test_constants_and_small_scales(net: Net) -> None:
         ("TopK", 19, 2, set()),
         ("DynamicQuantizeLinear", 19, 1, None),
         ("LayerNormalization", 19, 1, set()),
-        (
-            "LayerNormalization",
-            19,
-            2,
-            None,
-        ),  # its second output, the mean, may be float32 whatever the input is
+        ("LayerNormalization", 19, 2, None),  # the mean may be float32 whatever the input is
         ("StringNormalizer", 19, 1, set()),
         ("NoSuchOperator", 19, 1, None),
     ],
 )
-def test_what_onnx_says_of_an_operators_types(
-    op: str, opset: int, outputs: int, stay: set[int] | None
-) -> None:
+def test_form_of_operator(op: str, opset: int, outputs: int, stay: set[int] | None) -> None:
     assert form_of(op, opset, outputs) == (None if stay is None else frozenset(stay))
 
 
@@ -117,9 +113,10 @@ def test_what_onnx_says_of_an_operators_types(
         (2.0**-25, 17, True),
     ],
 )
-def test_constants_that_half_holds_and_those_that_matter(
+def test_constant_that_half_cannot_hold_keeps_consumer_float(
     value: float, count: int, half: bool
 ) -> None:
+    """Values too small for half matter only if they are at least a sixteenth of the constant."""
     net = Net(channels=count)
     constant = net.const("k", np.r_[np.ones(count - 1), value].reshape(-1, 1, 1))
     net.output(net.conv("c", net.op("Add", "a", "x", constant), count, 4, 1))
@@ -129,14 +126,14 @@ def test_constants_that_half_holds_and_those_that_matter(
     )
 
 
-def test_casts_inside_and_at_the_ends(net: Net) -> None:
+def test_half_casts_inputs_outputs_and_tail(net: Net) -> None:
     net.inputs += [
         onnx.helper.make_tensor_value_info(n, t, [1, 16, 8, 8])
         for n, t in (("f", 1), ("i", 6), ("h", 10))
     ]
     net.output(
-        net.op("Sigmoid", "s", net.op("Add", "add", net.conv("c", "x"), "f"))
-    )  # the tail reads f
+        net.op("Sigmoid", "s", net.op("Add", "add", net.conv("c", "x"), "f"))  # the tail reads f
+    )
     net.output(net.conv("d", net.op("Cast", "cast", "i", to=1)))
     net.output(net.op("Neg", "neg", "h"), dtype=TensorProto.FLOAT16)
     after = as_half(net.model(19, ir=9))
@@ -147,8 +144,9 @@ def test_casts_inside_and_at_the_ends(net: Net) -> None:
         ("c.out_fp16", "c.out"),
         ("d.out_fp16", "d.out"),
     }
-    net = Net()
-    # Not those of integers, of other domains, or with a tensor of unknown type: these read what they read before
+
+
+def test_half_leaves_integers_other_domains_and_unknown_types(net: Net) -> None:
     inner = net.conv("a", "x")
     shape = net.op(
         "Concat", "sizes", net.op("Shape", "shape", inner), net.const("four", [4], np.int64), axis=0
@@ -157,8 +155,7 @@ def test_casts_inside_and_at_the_ends(net: Net) -> None:
     mixed = net.op("Mul", "mixed", inner, strange)
     late = net.op("Relu", "late", mixed)
     net.output(net.conv("b", net.op("Relu", "r", inner)), net.conv("c", late))
-    net.output(net.op("Identity", "end", shape), dtype=TensorProto.INT64)
-    proto = net.open_model(19)
+    proto = net.output(net.op("Identity", "end", shape), dtype=TensorProto.INT64).open_model(19)
     assert to_half(Model(proto)) == 5  # a, r, b, late and c
     index = Model(proto)
     assert {index.node(n).inputs[0] for n in ("strange", "mixed", "shape")} == {"a.out"}
@@ -166,24 +163,16 @@ def test_casts_inside_and_at_the_ends(net: Net) -> None:
     assert index.node("r").inputs[0] == "a.out_fp16"
 
 
-def test_what_is_both_read_inside_a_body_and_made_in_half_is_cast_for_it(net: Net) -> None:
+def test_half_tensor_is_cast_for_subgraph(net: Net) -> None:
     inner = net.conv("a", "x")
 
-    def body(name: str) -> onnx.GraphProto:
+    def branch(name: str) -> onnx.GraphProto:
         node = onnx.helper.make_node("Relu", [inner], [f"{name}.out"], name=name)
-        return onnx.helper.make_graph(
-            [node], name, [], [onnx.helper.make_tensor_value_info(f"{name}.out", 1, None)]
-        )
+        output = onnx.helper.make_tensor_value_info(f"{name}.out", 1, None)
+        return onnx.helper.make_graph([node], name, [], [output])
 
-    chosen = net.op(
-        "If",
-        "if",
-        net.const("yes", True, np.bool_),
-        then_branch=body("one"),
-        else_branch=body("two"),
-    )
-    net.output(net.conv("b", net.op("Add", "add", inner, chosen)))
-    before = net.model(19, ir=9)
+    chosen = net.choice("if", branch)
+    before = net.output(net.conv("b", net.op("Add", "add", inner, chosen))).model(19, ir=9)
     after = as_half(before)
     index = Model(after)
     assert (
@@ -191,15 +180,13 @@ def test_what_is_both_read_inside_a_body_and_made_in_half_is_cast_for_it(net: Ne
         == index.elem_type(index.node("add").output)
         == TensorProto.FLOAT16
     )
-    np.testing.assert_allclose(run(after, images(1)[0])[0], run(before, images(1)[0])[0], atol=5e-3)
+    assert_same_outputs(before, after, images(1)[0], atol=5e-3)
 
 
-def test_the_tail_stays_float(net: Net) -> None:
+def test_half_keeps_tail_float(net: Net) -> None:
     k = net.const("k", np.full((16, 1, 1), 2.0))
     inner = net.op("Mul", "m", net.conv("a", "x"), k)
-    moved = net.op(
-        "Reshape", "flat", net.conv("b", inner), net.const("shape", [1, 16, 64], np.int64)
-    )
+    moved = net.reshape("flat", net.conv("b", inner), 1, 16, 64)
     net.output(inner, moved, net.op("Sigmoid", "s", moved))
     net.outputs.append(onnx.helper.make_tensor_value_info(k, TensorProto.FLOAT, [16, 1, 1]))
     before = net.model(19, ir=9)
@@ -211,38 +198,22 @@ def test_the_tail_stays_float(net: Net) -> None:
         for n in index.nodes
         if n.op != "Cast" and index.elem_type(n.output) == TensorProto.FLOAT16
     }
-    assert half == {
-        "a",
-        "m",
-        "b",
-        "flat",
-    }  # what moves the last result is no tail yet, what computes with it is
-    for old, new in zip(run(before, images(1)[0]), run(after, images(1)[0]), strict=True):
-        np.testing.assert_allclose(new, old, atol=5e-3)
-    net = Net()
-    flat = net.op(
-        "Reshape",
-        "flat",
-        net.op("Sigmoid", "s", net.conv("a", "x")),
-        net.const("k", [1, 1024], np.int64),
-    )
-    net.output(net.op("Concat", "cat", flat, flat, axis=1))
-    index = Model(as_half(net.model(19, ir=9)))
+    # Nodes that move the last result are no tail yet; nodes that compute with it are.
+    assert half == {"a", "m", "b", "flat"}
+    assert_same_outputs(before, after, images(1)[0], atol=5e-3)
+
+
+def test_half_keeps_tail_after_reshape_float(net: Net) -> None:
+    flat = net.reshape("flat", net.op("Sigmoid", "s", net.conv("a", "x")), 1, 1024)
+    index = Model(as_half(net.output(net.op("Concat", "cat", flat, flat, axis=1)).model(19, ir=9)))
     half = {n.name for n in index.nodes if index.elem_type(n.inputs[0]) == TensorProto.FLOAT16}
     assert half == {"a", "a.out/Cast_to_fp32"}
 
 
-def test_yolov8_in_half_differs_little_and_decodes_boxes_in_float32() -> None:
-    model = detector()
-    data = images(2, 3, 64, "images")
-    choices = {
-        "target": "trt11",
-        "method": "max",
-        "residual": "both",
-        "losses": 0,
-        "predict": False,
-    }
-    single, half = (insert(model, data, high_precision=kind, **choices) for kind in (None, "fp16"))
+def test_half_yolov8_decodes_boxes_in_float32() -> None:
+    model, data = detector(), images(2, 3, 64, "images")
+    options = {"target": "trt11", "method": "max", "residual": "both", "predict": False}
+    single, half = (insert(model, data, high_precision=kind, **options) for kind in (None, "fp16"))
     check(half.model)
     index = Model(half.model)
     assert index.opset == 19
@@ -256,15 +227,19 @@ def test_yolov8_in_half_differs_little_and_decodes_boxes_in_float32() -> None:
     for q in nodes_of(half.model, "QuantizeLinear", "DequantizeLinear"):
         assert index.elem_type(q.input[1]) == TensorProto.FLOAT16
         assert (index.constant(q.input[1]) > 0).all()  # type: ignore[operator]
-    feeds = data[0]
-    float_out, one, two = (run(m, feeds)[0] for m in (model, single.model, half.model))
-    # Rounding to FP16 moves values over INT8 steps, so that INT8's error comes out otherwise, but no larger.
-    assert np.abs(two - float_out).mean() < 1.25 * np.abs(one - float_out).mean()
+    models = model, single.model, half.model
+    float_out, single_out, half_out = (run(m, data[0])[0] for m in models)
+    # Rounding to FP16 moves values across INT8 steps: the error differs from INT8's, but is no larger.
+    assert np.abs(half_out - float_out).mean() < 1.25 * np.abs(single_out - float_out).mean()
 
 
-def test_float16_models_for_tensorrt_8() -> None:
-    with raises(QdqtoolError, "_copied trt8.5"):
+def test_high_precision_fp16_is_refused_for_tensorrt_8() -> None:
+    refused = has("option-conflict", parameter="high_precision")
+    with pytest.raises(QdqtoolError, check=refused, match=r"trt8\.5"):
         insert(small_net(), images(), high_precision="fp16", target="trt8.5")
+
+
+def test_float16_model_is_widened_for_tensorrt_8() -> None:
     model = in_half(small_net(17), keep=["scales"])
     assert has_half(Model(model))
     result = insert(model, half_images(), target="trt8.5", method="max", predict=False)
@@ -276,8 +251,7 @@ def test_float16_models_for_tensorrt_8() -> None:
     }
     ends = (*result.model.graph.input, *result.model.graph.output)
     assert [v.type.tensor_type.elem_type for v in ends] == [10, 10]
-    feeds = half_images()[0]
-    np.testing.assert_allclose(run(result.model, feeds)[0], run(model, feeds)[0], atol=0.05)
+    assert_same_outputs(model, result.model, half_images()[0], atol=0.05)
 
 
 def half_images() -> list[dict[str, np.ndarray]]:
@@ -287,13 +261,15 @@ def half_images() -> list[dict[str, np.ndarray]]:
 @pytest.mark.parametrize(
     "where", ["initializer", "input", "value_info", "Constant", "nowhere", "Identity"]
 )
-def test_where_half_is_found(where: str) -> None:
+def test_has_half(where: str) -> None:
     half = onnx.numpy_helper.from_array(np.float16([1.0]), "h")
     wide = onnx.numpy_helper.from_array(np.float32([1.0]), "f")
     value = onnx.helper.make_tensor_value_info("v", TensorProto.FLOAT16, [1])
-    held = onnx.helper.make_node("Constant", [], ["c"], value=half if where == "Constant" else wide)
+    constant = onnx.helper.make_node(
+        "Constant", [], ["c"], value=half if where == "Constant" else wide
+    )
     graph = onnx.helper.make_graph(
-        [held, onnx.helper.make_node("Identity", ["c"], ["y"])],
+        [constant, onnx.helper.make_node("Identity", ["c"], ["y"])],
         "g",
         [value] if where == "input" else [],
         [onnx.helper.make_tensor_value_info("y", 1, [1])],
@@ -306,8 +282,8 @@ def test_where_half_is_found(where: str) -> None:
     assert has_half(model) is (where in ("initializer", "input", "value_info", "Constant"))
 
 
-def test_widening_reaches_bodies_attributes_and_what_is_input_and_output_at_once(net: Net) -> None:
-    def body(name: str) -> onnx.GraphProto:
+def test_to_float_widens_subgraphs_attributes_and_inputs(net: Net) -> None:
+    def branch(name: str) -> onnx.GraphProto:
         weight = onnx.numpy_helper.from_array(np.full((16, 1, 1), 0.5, np.float16), f"{name}.w")
         two = onnx.numpy_helper.from_array(np.float16(2.0))
         nodes = [
@@ -315,35 +291,26 @@ def test_widening_reaches_bodies_attributes_and_what_is_input_and_output_at_once
             onnx.helper.make_node("Mul", ["x", f"{name}.w"], [f"{name}.m"]),
             onnx.helper.make_node("Mul", [f"{name}.m", f"{name}.c"], [f"{name}.out"]),
         ]
-        ends = [
-            onnx.helper.make_tensor_value_info(f"{name}.out", TensorProto.FLOAT16, [1, 16, 8, 8])
-        ]
-        return onnx.helper.make_graph(nodes, name, [], ends, [weight])
+        output = onnx.helper.make_tensor_value_info(
+            f"{name}.out", TensorProto.FLOAT16, [1, 16, 8, 8]
+        )
+        return onnx.helper.make_graph(nodes, name, [], [output], [weight])
 
     net.inputs.append(onnx.helper.make_tensor_value_info("i", TensorProto.INT32, [1]))
-    chosen = net.op(
-        "If",
-        "if",
-        net.const("yes", True, np.bool_),
-        then_branch=body("one"),
-        else_branch=body("two"),
-    )
     cast = net.op("Cast", "cast", "i", to=TensorProto.FLOAT16)
     kept = net.op("Cast", "kept", "i", to=TensorProto.DOUBLE)
-    net.output(net.op("Mul", "mul", chosen, cast), dtype=TensorProto.FLOAT16)
+    net.output(net.op("Mul", "mul", net.choice("if", branch), cast), dtype=TensorProto.FLOAT16)
     net.output(kept, dtype=TensorProto.DOUBLE)
     net.outputs.append(onnx.helper.make_tensor_value_info("x", TensorProto.FLOAT16, [1, 16, 8, 8]))
     net.inputs[0].type.tensor_type.elem_type = TensorProto.FLOAT16
     model = net.model()
     feeds = {**half_images()[0], "i": np.int32([3])}
-    before = run(model, feeds)
+    before = copied(model)
     to_float(Model(model))
     check(model)
     assert Model(model).node("cast").attributes == {"to": TensorProto.FLOAT}
     assert [v.type.tensor_type.elem_type for v in model.graph.output] == [10, 11, 10]
-    for old, new in zip(before, run(model, feeds), strict=True):
-        assert old.dtype == new.dtype
-        np.testing.assert_allclose(new, old, rtol=2e-3)
+    assert_same_outputs(before, model, feeds, rtol=2e-3)
 
 
 @pytest.mark.parametrize(
@@ -357,12 +324,9 @@ def test_widening_reaches_bodies_attributes_and_what_is_input_and_output_at_once
         ("dtype", 6, 6),
     ],
 )
-def test_widening_changes_attributes_that_state_half(
-    attribute: str, before: int, after: int
-) -> None:
-    node = onnx.helper.make_node("Any", ["x"], ["y"], "n", **{attribute: before})
-    graph = onnx.helper.make_graph([node], "g", Net().inputs, [])
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
+def test_to_float_widens_type_attributes(net: Net, attribute: str, before: int, after: int) -> None:
+    net.op("Any", "n", "x", **{attribute: before})
+    model = net.open_model()
     to_float(Model(model))
     assert model.graph.node[0].attribute[0].i == after
 
@@ -370,12 +334,8 @@ def test_widening_changes_attributes_that_state_half(
 @pytest.mark.parametrize(
     ("kept", "listed", "ir"), [(True, False, 9), (False, True, 9), (False, True, 3)]
 )
-def test_weights_of_a_half_model_that_are_outputs_or_listed_as_inputs(
-    kept: bool, listed: bool, ir: int
-) -> None:
-    net = Net()
-    net.output(net.conv("b", net.op("Relu", "r", net.conv("a", "x"))))
-    model = in_half(net.model(13))
+def test_half_weights_that_are_outputs_or_inputs(kept: bool, listed: bool, ir: int) -> None:
+    model = in_half(two_layers(13))
     model.ir_version = ir
     graph = model.graph
     weights = [t for t in graph.initializer if t.data_type == TensorProto.FLOAT16]
@@ -386,27 +346,23 @@ def test_weights_of_a_half_model_that_are_outputs_or_listed_as_inputs(
         graph.output.append(next(i for i in infos if i.name == weights[0].name))
     if listed:
         graph.input.extend(infos)
-    onnx.checker.check_model(model, full_check=True)
+    check(model)
     feeds = {"x": images(1)[0]["x"].astype(np.float16)}
-    made = insert(model, [feeds], predict=False, include=["."])
-    assert len(made.activations) == 2
-    onnx.checker.check_model(made.model, full_check=True)
-    for old, new in zip(run(model, feeds), run(made.model, feeds), strict=True):
-        assert old.dtype == new.dtype == np.float16
-        np.testing.assert_allclose(new, old, atol=0.1)
+    result = insert(model, [feeds], predict=False, include=["."])
+    assert len(result.activations) == 2
+    check(result.model)
+    assert_same_outputs(model, result.model, feeds, atol=0.1)
 
 
 @pytest.mark.parametrize("ir", [3, 9])
-def test_weights_that_are_listed_as_inputs_become_half_there_too(net: Net, ir: int) -> None:
-    net.output(net.conv("b", net.op("Relu", "r", net.conv("a", "x"))))
-    model = net.model(13)
+def test_half_weights_that_are_inputs(ir: int) -> None:
+    model = two_layers(13)
     model.ir_version = ir
     model.graph.input.extend(
         onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims)
         for t in model.graph.initializer
     )
-    made = insert(model, images(1), target="trt10", high_precision="fp16", predict=False)
-    check(made.model)
-    assert TensorProto.FLOAT16 in {v.type.tensor_type.elem_type for v in made.model.graph.input}
-    old, new = (run(m, images(1)[0])[0] for m in (model, made.model))
-    np.testing.assert_allclose(new, old, atol=0.1)
+    result = insert(model, images(1), target="trt10", high_precision="fp16", predict=False)
+    check(result.model)
+    assert TensorProto.FLOAT16 in {v.type.tensor_type.elem_type for v in result.model.graph.input}
+    assert_same_outputs(model, result.model, images(1)[0], atol=0.1)

@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import numpy as np
 import onnx
 import pytest
@@ -11,17 +13,17 @@ from qdqtool.insertion.structure import longest_path, weight_scale_axis
 from qdqtool.model.graph import Model
 from qdqtool.trt.faults import DeconvolutionFloat
 from qdqtool.trt.refusals import WeightsNotConstant
-from tests.calibration.nets import refused
-from tests.insertion.nets import Net, detector, with_constant_nodes
+from tests.errors import has
+from tests.insertion.nets import Net, detector, initializer, with_constant_nodes
 
 
 def inputs(placement: Placement) -> set[tuple[str, str, str]]:
-    """What was placed, as (tensor, reader, role)."""
+    """Return the quantized inputs as (tensor, consumer, role)."""
     return {(t, r.node.name, r.role) for t, readers in placement.readers.items() for r in readers}
 
 
 def reasons(placement: Placement) -> dict[str, tuple[object, ...]]:
-    """Why each node is left float: the kind of record and its values."""
+    """Return why each node is left float: the class of the record and its values."""
     return {s.node: (type(s.refusal), *contents(s.refusal)[2:]) for s in placement.skipped}
 
 
@@ -29,14 +31,20 @@ def placed(net: Net, rules: Rules | None = None) -> Placement:
     return place(net.index(), rules or Rules(head="none"))
 
 
-def test_convolutions_and_chains_of_residuals(net: Net) -> None:
+def quantized_inputs(placement: Placement, node: str) -> set[str]:
+    """Return the quantized inputs of a node."""
+    return {t for t, name, _ in inputs(placement) if name == node}
+
+
+def test_convolution_is_quantized_per_output_channel(net: Net) -> None:
     net.output(net.silu("s", net.norm("n", net.conv("c", "x"))))
     result = placed(net)
     assert inputs(result) == {("x", "c", "input")}
     assert [(w.tensor, w.axis) for w in result.weights] == [("c.weight", 0)]
     assert not result.skipped
-    net = Net()
-    # The first Add's result is read by the second Add alone, which is quantized for the convolution behind it
+
+
+def test_residual_that_only_a_residual_reads_is_quantized(net: Net) -> None:
     stem = net.op("Relu", "stem", net.conv("c0", "x"))
     first = net.op("Add", "add1", net.conv("c1", stem), stem)
     second = net.op("Add", "add2", net.conv("c2", stem), first)
@@ -44,21 +52,22 @@ def test_convolutions_and_chains_of_residuals(net: Net) -> None:
     result = placed(net)
     skips = {(t, n) for t, n, role in inputs(result) if role == "residual"}
     assert skips == {("stem.out", "add1"), ("add1.out", "add2")}
-    net = Net()
+
+
+def test_broadcast_add_is_no_residual(net: Net) -> None:
     gap = net.op("GlobalAveragePool", "gap", "x")
     net.output(net.conv("c3", net.op("Add", "add", net.conv("c", "x"), gap)))
-    assert not any(node == "add" for _, node, _ in inputs(placed(net)))
+    assert not quantized_inputs(placed(net), "add")
 
 
-def test_weights_that_are_stored_sparse_are_called_so(net: Net) -> None:
-    net.output(net.conv("c", "x"))
-    model = with_sparse_weights(net.open_model(), "c.weight")
+def test_sparse_weights_are_left_float(net: Net) -> None:
+    model = with_sparse_weights(net.output(net.conv("c", "x")).open_model(), "c.weight")
     (skipped,) = place(Model(model), Rules(head="none")).skipped
     assert skipped.refusal == WeightsNotConstant(skipped.refusal.pass_name, "c", "c.weight", True)
 
 
 def with_sparse_weights(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
-    """The model with an initializer as a sparse one, with all its values."""
+    """Store an initializer as a sparse one that holds every value."""
     graph = model.graph
     (full,) = (t for t in graph.initializer if t.name == name)
     array = onnx.numpy_helper.to_array(full)
@@ -70,7 +79,7 @@ def with_sparse_weights(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
 
 
 def residual_net(activation: str = "", after: str = "conv", relu: bool = True) -> Net:
-    """Conv, then (activation and) an Add with its own input, then what ``after`` says."""
+    """Return a residual block, optionally with an activation before its Add; ``after`` follows it."""
     net = Net()
     stem = net.op("Relu", "stem", net.conv("c0", "x"))
     inner = net.conv("c2", net.op("Relu", "r1", net.conv("c1", stem)))
@@ -79,11 +88,10 @@ def residual_net(activation: str = "", after: str = "conv", relu: bool = True) -
     out = net.op("Add", "add", inner, stem)
     if relu:
         out = net.op("Relu", "ra", out)
-    net.output(net.conv("c3", out) if after == "conv" else net.op("Sigmoid", "end", out))
-    return net
+    return net.output(net.conv("c3", out) if after == "conv" else net.op("Sigmoid", "end", out))
 
 
-def test_skips_behind_bare_convolutions() -> None:
+def test_residual_of_bare_convolution_quantizes_skip() -> None:
     result = placed(residual_net())
     assert ("stem.out", "add", "residual") in inputs(result)
     assert [(r.node.name, r.position) for r in result.readers["stem.out"]] == [
@@ -92,21 +100,28 @@ def test_skips_behind_bare_convolutions() -> None:
     ]
     assert ("c2.out", "add", "residual") not in inputs(result)
     result = placed(residual_net(), Rules(residual_after_activation="both"))
-    assert {t for t, node, _ in inputs(result) if node == "add"} == {"stem.out"}
-    result = placed(residual_net(), Rules(residual_after_activation="none"))
-    assert not any(node == "add" for _, node, _ in inputs(result))
-    assert reasons(result)["add"] == (left.ResidualLeft, False)
-    assert reasons(placed(residual_net(), Rules(residual="none")))["add"] == (
-        left.ResidualLeft,
-        True,
-    )
-    result = placed(residual_net(after="end"))
-    assert not any(node == "add" for _, node, _ in inputs(result))
-    assert reasons(result)["add"] == (left.ResultFloat, False)
+    assert quantized_inputs(result, "add") == {"stem.out"}
 
 
 @pytest.mark.parametrize(
-    ("residual", "target_choice", "expected"),
+    ("after", "rules", "reason"),
+    [
+        ("conv", Rules(residual_after_activation="none"), (left.ResidualLeft, False)),
+        ("conv", Rules(residual="none"), (left.ResidualLeft, True)),
+        ("end", Rules(head="none"), (left.ResultFloat, False)),
+    ],
+    ids=["target", "user", "float consumer"],
+)
+def test_residual_is_left_float_with_reason(
+    after: str, rules: Rules, reason: tuple[object, ...]
+) -> None:
+    result = placed(residual_net(after=after), rules)
+    assert not quantized_inputs(result, "add")
+    assert reasons(result)["add"] == reason
+
+
+@pytest.mark.parametrize(
+    ("residual", "after_activation", "expected"),
     [
         ("auto", "both", {"stem.out", "s/Mul.out"}),
         ("auto", "skip", {"stem.out"}),
@@ -116,74 +131,78 @@ def test_skips_behind_bare_convolutions() -> None:
         ("none", "both", set()),
     ],
 )
-def test_behind_an_activation_the_choice_decides(
-    residual: str, target_choice: str, expected: set[str]
+def test_residual_after_activation(
+    residual: str, after_activation: str, expected: set[str]
 ) -> None:
-    rules = Rules(residual=residual, residual_after_activation=target_choice)
+    rules = Rules(residual=residual, residual_after_activation=after_activation)
     result = placed(residual_net("silu"), rules)
-    assert {t for t, node, _ in inputs(result) if node == "add"} == expected
+    assert quantized_inputs(result, "add") == expected
     assert ("add" in reasons(result)) is (not expected)
 
 
-def test_sides_of_a_residual(net: Net) -> None:
-    for swapped in (False, True):
-        net = Net()
-        stem = net.op("Relu", "stem", net.conv("c0", "x"))
-        block = net.conv("c2", net.op("Relu", "r1", net.conv("c1", stem)))
-        down = net.conv("down", stem, kernel=1)
-        pair = (down, block) if swapped else (block, down)
-        net.output(net.conv("c3", net.op("Relu", "ra", net.op("Add", "add", *pair))))
-        result = placed(net)
-        assert {t for t, node, _ in inputs(result) if node == "add"} == {"down.out"}
-    net = Net()
+@pytest.mark.parametrize("swapped", [False, True])
+def test_residual_of_two_convolutions_quantizes_shorter_side(net: Net, swapped: bool) -> None:
+    stem = net.op("Relu", "stem", net.conv("c0", "x"))
+    block = net.conv("c2", net.op("Relu", "r1", net.conv("c1", stem)))
+    down = net.conv("down", stem, kernel=1)
+    pair = (down, block) if swapped else (block, down)
+    net.output(net.conv("c3", net.op("Relu", "ra", net.op("Add", "add", *pair))))
+    assert quantized_inputs(placed(net), "add") == {"down.out"}
+
+
+@pytest.mark.parametrize(
+    ("exclude", "expected"),
+    [([], {"a.out"}), (["^b$"], {"b.out"})],
+    ids=["equal sides", "float side"],
+)
+def test_residual_of_equal_convolutions(net: Net, exclude: list[str], expected: set[str]) -> None:
+    """A convolution that stays float does not fuse the Add, so its side is quantized."""
     net.output(net.conv("c", net.op("Add", "add", net.conv("a", "x"), net.conv("b", "x"))))
-    assert {t for t, node, _ in inputs(placed(net)) if node == "add"} == {"a.out"}
-    alone = placed(
-        net, Rules(head="none", exclude=["^b$"])
-    )  # a convolution that stays float is no side
-    assert {t for t, node, _ in inputs(alone) if node == "add"} == {"b.out"}
-    for other in ("constant", "itself"):
-        net = Net()
-        inner = net.conv("c", "x")
-        right = inner if other == "itself" else net.const("k", np.ones((1, 16, 8, 8)))
-        net.output(net.conv("d", net.op("Relu", "r", net.op("Add", "add", inner, right))))
-        result = placed(net)
-        assert (
-            inputs(result) == {("x", "c", "input"), ("r.out", "d", "input")} and not result.skipped
-        )
+    result = placed(net, Rules(head="none", exclude=exclude))
+    assert quantized_inputs(result, "add") == expected
 
 
-def classifier(float_reader: bool) -> Net:
+@pytest.mark.parametrize("other", ["constant", "itself"])
+def test_add_of_constant_or_itself_is_no_residual(net: Net, other: str) -> None:
+    inner = net.conv("c", "x")
+    right = inner if other == "itself" else net.const("k", np.ones((1, 16, 8, 8)))
+    net.output(net.conv("d", net.op("Relu", "r", net.op("Add", "add", inner, right))))
+    result = placed(net)
+    assert inputs(result) == {("x", "c", "input"), ("r.out", "d", "input")}
+    assert not result.skipped
+
+
+def classifier(float_consumer: bool) -> Net:
     net = Net()
     relu = net.op("Relu", "r", net.conv("c", "x"))
     flat = net.op("Flatten", "flat", net.op("GlobalAveragePool", "gap", relu))
     outputs = [
         net.op("Gemm", "fc", flat, net.const("w", net.rng.standard_normal((10, 16))), transB=1)
     ]
-    if float_reader:
+    if float_consumer:
         outputs.append(net.op("Sigmoid", "other", relu))
-    net.output(*outputs)
-    return net
+    return net.output(*outputs)
 
 
-def test_poolings_and_their_neighbours(net: Net) -> None:
+def test_pooling_of_classifier_is_quantized() -> None:
     assert ("r.out", "gap", "input") in inputs(placed(classifier(False)))
+
+
+def test_pooling_next_to_float_consumer_is_left_float() -> None:
     result = placed(classifier(True))
-    assert not any(node == "gap" for _, node, _ in inputs(result))
+    assert not quantized_inputs(result, "gap")
     assert reasons(result)["gap"] == (left.InputFloat,)
+
+
+def test_poolings_in_a_row_are_quantized(net: Net) -> None:
     first = net.op(
         "AveragePool", "p1", net.op("Relu", "r", net.conv("a", "x")), kernel_shape=[1, 1]
     )
     second = net.op("AveragePool", "p2", first, kernel_shape=[1, 1])
     net.output(net.conv("b", first), net.conv("c", second))
     result = placed(net)
-    assert {node for _, node, _ in inputs(result)} == {
-        "a",
-        "p1",
-        "b",
-        "p2",
-        "c",
-    } and not result.skipped
+    assert {node for _, node, _ in inputs(result)} == {"a", "p1", "b", "p2", "c"}
+    assert not result.skipped
     assert [r.node.name for r in result.readers["p1.out"]] == ["p2", "b"]
 
 
@@ -192,16 +211,16 @@ def test_poolings_and_their_neighbours(net: Net) -> None:
     [
         (16, 16, 3, 1, False, True),
         (8, 8, 3, 1, False, False),  # neither side has 16 channels
-        (8, 8, 3, 1, True, True),  # but the first layer may
+        (8, 8, 3, 1, True, True),  # except in the first layer
         (3, 16, 3, 1, True, True),  # the stem of YOLOv8n
         (16, 4, 1, 1, False, True),  # 16 in, a multiple of 8
         (20, 10, 3, 1, False, False),  # neither side a multiple of 8
         (16, 16, 3, 16, False, True),  # depthwise
         (16, 16, 1, 16, False, False),  # depthwise 1x1
         (12, 12, 3, 12, False, False),  # 12 is not a multiple of 8
-        (16, 16, [3, 1], 1, False, True),  # 16 of both are not small, whatever the kernel
+        (16, 16, [3, 1], 1, False, True),  # 16 of both are not small, with any kernel
         (15, 16, 3, 1, False, True),
-        (15, 16, [3, 1], 1, False, False),  # 15 are, and want a square kernel
+        (15, 16, [3, 1], 1, False, False),  # 15 are small, and need a square kernel
         (16, 15, [3, 1], 1, False, False),
         (15, 15, 3, 1, True, False),
         (8, 15, 3, 1, True, True),
@@ -215,9 +234,10 @@ def test_poolings_and_their_neighbours(net: Net) -> None:
         (24, 12, 3, 2, False, False),
     ],
 )
-def test_small_convolutions_by_modelopts_rule(
+def test_small_convolution_is_left_float(
     cin: int, cout: int, kernel: int | list[int], group: int, first: bool, quantized: bool
 ) -> None:
+    """The rule is ModelOpt's."""
     net = Net(channels=cin)
     tensor = "x" if first else net.op("Relu", "r", "x")
     sides = [kernel] * 2 if isinstance(kernel, int) else kernel
@@ -233,8 +253,8 @@ def test_small_convolutions_by_modelopts_rule(
         assert [w.node.name for w in placed(net, rules).weights] == ["c"]
 
 
-def test_the_rule_for_small_convolutions_is_one_for_convolutions() -> None:
-    """Neither for products nor for transposed ones; for those along one axis too."""
+def test_small_products_and_deconvolutions_are_quantized() -> None:
+    """The rule covers convolutions along one axis as well."""
     net = Net(channels=8)
     flat = net.op("Flatten", "flat", net.op("Relu", "r", "x"))
     rows = net.op("Reshape", "rows", "r.out", net.const("shape", [1, 8, 64], np.int64))
@@ -248,47 +268,58 @@ def test_the_rule_for_small_convolutions_is_one_for_convolutions() -> None:
     assert reasons(result) == {"row": (left.SmallConvolution, 8, 8, (3,))}
 
 
+def relu_net() -> Net:
+    net = Net()
+    return net.output(net.op("Relu", "r", "x"))
+
+
 @pytest.mark.parametrize(
-    ("rules", "told"),
+    ("net", "rules", "code", "parameter", "value"),
     [
-        (Rules(exclude=["nothing"]), "_matches `exclude` 'nothing': 'c0'"),
-        (Rules(include=["nothing"]), "_matches `include` 'nothing': 'c0'"),
-        (Rules(include=["add"]), "_matches `include` 'add': 'c0'"),
-        (Rules(exclude=["("]), "compile_pattern `exclude` '('"),
-        (Rules(exclude_ops=["Gemm"]), "_Choice.__init__ Gemm"),
-        (Rules(exclude_ops=["Relu"]), "_Choice.__init__ Relu: Add, Conv"),
+        (residual_net(), Rules(exclude=["nothing"]), "no-match", "exclude", r"'nothing'.*'c0'"),
+        (residual_net(), Rules(include=["nothing"]), "no-match", "include", r"'nothing'.*'c0'"),
+        (residual_net(), Rules(include=["add"]), "no-match", "include", r"'add'.*'c0'"),
+        (residual_net(), Rules(exclude_ops=["Gemm"]), "no-match", "exclude_op", "Gemm"),
+        (
+            residual_net(),
+            Rules(exclude_ops=["Relu"]),
+            "never-quantized",
+            "exclude_op",
+            r"Relu.*Add, Conv",
+        ),
+        (relu_net(), Rules(include=["r"]), "no-match", "include", "'r'"),
+        (relu_net(), Rules(exclude_ops=["Relu"]), "never-quantized", "exclude_op", "none"),
     ],
 )
-def test_a_pattern_that_matches_nothing_is_an_error(rules: Rules, told: str) -> None:
-    refused(QdqtoolError, told, placed, residual_net(), rules)
+def test_option_that_fits_no_node_is_refused(
+    net: Net, rules: Rules, code: str, parameter: str, value: str
+) -> None:
+    with pytest.raises(QdqtoolError, check=has(code, parameter=parameter), match=value):
+        placed(net, rules)
 
 
-def test_what_holds_nothing_to_quantize_is_an_error(net: Net) -> None:
-    w = net.const("w", np.full((16, 16, 1, 1), np.nan))
-    net.output(net.conv("c", "x", weight=w, kernel=1))
-    for path, name in (("", "model"), ("a.onnx", "a.onnx")):
-        model = Model(net.model(), path)
-        refused(
-            ModelError,
-            f"_place_weighted {name}: 'w' 'c' NaN `exclude`",
-            place,
-            model,
-            Rules(head="none"),
-        )
-    net = Net()
-    net.output(net.op("Relu", "r", "x"))
-    for path, name in (("", "model"), ("a.onnx", "a.onnx")):
-        with pytest.raises(left.NothingToQuantize) as error:
-            place(Model(net.model(), path), Rules())
-        assert (error.value.path, error.value.refusal) == (name, None)
-    refused(QdqtoolError, "_matches `include` 'r'", placed, net, Rules(include=["r"]))
-    refused(
-        QdqtoolError,
-        "_Choice.__init__ `exclude_op` Relu: none",
-        placed,
-        net,
-        Rules(exclude_ops=["Relu"]),
-    )
+def test_pattern_that_is_no_regular_expression_is_refused() -> None:
+    with pytest.raises(QdqtoolError, match=r"`exclude` '\('.*not a regular expression"):
+        placed(residual_net(), Rules(exclude=["("]))
+
+
+FILES = pytest.mark.parametrize(("path", "label"), [("", "model"), ("a.onnx", "a.onnx")])
+
+
+@FILES
+def test_weights_that_are_not_finite_are_refused(net: Net, path: str, label: str) -> None:
+    weights = net.const("w", np.full((16, 16, 1, 1), np.nan))
+    model = net.output(net.conv("c", "x", weight=weights, kernel=1)).model()
+    refused = has("not-finite", path=label, node="c")
+    with pytest.raises(ModelError, check=refused, match=r"'w'.*`exclude`"):
+        place(Model(model, path), Rules(head="none"))
+
+
+@FILES
+def test_network_without_weighted_node_is_refused(path: str, label: str) -> None:
+    with pytest.raises(left.NothingToQuantize) as caught:
+        place(Model(relu_net().model(), path), Rules())
+    assert (caught.value.path, caught.value.refusal) == (label, None)
 
 
 @pytest.mark.parametrize(
@@ -309,82 +340,100 @@ def test_what_holds_nothing_to_quantize_is_an_error(net: Net) -> None:
         ("ReduceMax", (), {"axes": [2, 3]}, False),
     ],
 )
-def test_what_placement_decides_about(
+def test_can_be_quantized(
     net: Net, op: str, inputs: tuple[str, ...], attributes: dict[str, object], possible: bool
 ) -> None:
     net.const("w", np.ones((16, 16, 1, 1)))
-    net.output(net.op(op, "n", "x", *inputs, **attributes))
-    model = net.index()
+    model = net.output(net.op(op, "n", "x", *inputs, **attributes)).index()
     assert can_be_quantized(model, model.node("n")) is possible
 
 
-def test_transposed_and_excluded_convolutions(net: Net) -> None:
-    result = placed(residual_net(), Rules(exclude=["^c1$", "add"]))
-    assert not any(node in ("c1", "add") for _, node, _ in inputs(result))
-    assert reasons(result) == {
-        "c1": (left.Excluded, "exclude", "^c1$"),
-        "add": (left.Excluded, "exclude", "add"),
-    }
-    by_op = placed(residual_net(), Rules(exclude_ops=["add"]))
-    assert reasons(by_op) == {"add": (left.Excluded, "exclude_op", "Add")}
-    by_name = placed(residual_net(), Rules(floats=["c1", "add", "no such"], include=["c1"]))
-    assert reasons(by_name) == {"c1": (left.FloatForAccuracy,), "add": (left.FloatForAccuracy,)}
-    first = placed(residual_net(), Rules(exclude=["c", "c1"]))
-    assert (
-        set(reasons(first).values()) == {(left.Excluded, "exclude", "c")}
-        and len(first.skipped) == 4
+@pytest.mark.parametrize(
+    ("rules", "expected"),
+    [
+        (
+            Rules(exclude=["^c1$", "add"]),
+            {
+                "c1": (left.Excluded, "exclude", "^c1$"),
+                "add": (left.Excluded, "exclude", "add"),
+            },
+        ),
+        (Rules(exclude_ops=["add"]), {"add": (left.Excluded, "exclude_op", "Add")}),
+        (
+            Rules(floats=["c1", "add", "no such"], include=["c1"]),
+            {"c1": (left.FloatForAccuracy,), "add": (left.FloatForAccuracy,)},
+        ),
+    ],
+    ids=["exclude", "exclude_op", "floats"],
+)
+def test_excluded_nodes_are_left_float(
+    rules: Rules, expected: dict[str, tuple[object, ...]]
+) -> None:
+    result = placed(residual_net(), rules)
+    assert reasons(result) == expected
+    assert not any(node in expected for _, node, _ in inputs(result))
+
+
+def test_exclusion_names_first_pattern_that_matches() -> None:
+    result = placed(residual_net(), Rules(exclude=["c", "c1"]))
+    assert set(reasons(result).values()) == {(left.Excluded, "exclude", "c")}
+    assert len(result.skipped) == 4 and not result.readers
+
+
+def transposed_net() -> Net:
+    """Return a convolution ``c`` and a transposed convolution ``t``."""
+    net = Net()
+    weights = net.const("w", np.ones((16, 16, 2, 2)))
+    return net.output(
+        net.op("ConvTranspose", "t", net.op("Relu", "r", net.conv("c", "x")), weights)
     )
-    assert not first.readers
-    w = net.const("w", np.ones((16, 16, 2, 2)))
-    net.output(net.op("ConvTranspose", "t", net.op("Relu", "r", net.conv("c", "x")), w))
-    assert {w.node.name for w in placed(net).weights} == {"c", "t"}
-    rtx = placed(net, Rules(transposed=False))
+
+
+def test_transposed_convolution_is_left_float_for_rtx() -> None:
+    rtx = placed(transposed_net(), Rules(transposed=False))
     assert {w.node.name for w in rtx.weights} == {"c"}
     assert reasons(rtx) == {"t": (DeconvolutionFloat,)}
-    assert [w.axis for w in placed(net).weights] == [0, None]
-    assert [w.axis for w in placed(net, Rules(transposed_per_channel=True)).weights] == [0, 1]
 
 
-def test_what_stays_float_with_its_reason(net: Net) -> None:
+@pytest.mark.parametrize(("per_channel", "axis"), [(False, None), (True, 1)])
+def test_axis_of_transposed_convolution(per_channel: bool, axis: int | None) -> None:
+    result = placed(transposed_net(), Rules(transposed_per_channel=per_channel))
+    assert {w.node.name: w.axis for w in result.weights} == {"c": 0, "t": axis}
+
+
+def test_unsuitable_weights_are_left_float_with_reason(net: Net) -> None:
     computed = net.conv("k", "x", kernel=1)
     kernel = net.op("Reshape", "kr", computed, net.const("ks", [16, 16, 2, 2], np.int64))
-    w = net.const("w64", np.ones((16, 16, 1, 1)), np.float64)
+    double = net.const("w64", np.ones((16, 16, 1, 1)), np.float64)
     wide = net.op("Cast", "cast", "x", to=11)
     right = net.op("MatMul", "m3", "x", net.const("w3", np.ones((1, 8, 8))))
     net.output(net.op("Conv", "c", "x", kernel), right)
-    net.output(net.op("Conv", "d", wide, w), dtype=11)
+    net.output(net.op("Conv", "d", wide, double), dtype=11)
     assert reasons(placed(net, Rules(include=["k"]))) == {
         "c": (WeightsNotConstant, "kr.out", False),
         "d": (left.WeightsType, "double"),
         "m3": (left.WeightsRank, 3),
     }
-    net = Net()
-    # A user who includes it all the same gets no other answer
+
+
+def test_unsuitable_inputs_are_left_float_even_if_included(net: Net) -> None:
     constant = net.const("k", np.ones((1, 16, 8, 8)))
-    net.output(net.op("Conv", "constant", constant, net.const("w1", np.ones((16, 16, 1, 1)))))
+    flat = net.op("Flatten", "f", "x")
+    square = [net.const(f"w{i}", np.ones((16, 16, 1, 1))) for i in range(4)]
     net.output(
-        net.op(
-            "Conv",
-            "computed",
-            net.op("Relu", "r", constant),
-            net.const("w0", np.ones((16, 16, 1, 1))),
-        )
+        net.op("Conv", "constant", constant, square[0]),
+        net.op("Conv", "computed", net.op("Relu", "r", constant), square[1]),
+        net.op("Gemm", "ta", flat, net.const("row", np.ones((1, 16))), transA=1),
+        net.op("Gemm", "right", flat, net.const("rows", np.ones((1024, 16))), transA=0),
+        net.op("Conv", "other", "x", square[2], domain="example"),
+        net.op("Conv", "empty", "x", net.const("nothing", np.ones((0, 16, 1, 1)))),
+        net.op("Conv", "missing", "x", square[3]),
     )
-    net.output(
-        net.op(
-            "Gemm", "ta", net.op("Flatten", "f", "x"), net.const("w2", np.ones((1, 16))), transA=1
-        )
-    )
-    net.output(net.op("Gemm", "right", "f.out", net.const("w3", np.ones((1024, 16))), transA=0))
-    net.output(
-        net.op("Conv", "other", "x", net.const("w4", np.ones((16, 16, 1, 1))), domain="example")
-    )
-    net.output(net.op("Conv", "empty", "x", net.const("w5", np.ones((0, 16, 1, 1)))))
-    net.output(net.op("Conv", "missing", "x", net.const("w6", np.ones((16, 16, 1, 1)))))
     proto = net.open_model()
-    proto.graph.initializer[-1].data_location = onnx.TensorProto.EXTERNAL
-    proto.graph.initializer[-1].ClearField("raw_data")
-    proto.graph.initializer[-1].external_data.add(key="location", value="gone.bin")
+    weights = initializer(proto, square[3])
+    weights.data_location = onnx.TensorProto.EXTERNAL
+    weights.ClearField("raw_data")
+    weights.external_data.add(key="location", value="gone.bin")
     result = place(Model(proto), Rules(head="none", include=["."]))
     assert [w.node.name for w in result.weights] == ["right"]
     assert reasons(result) == {
@@ -406,147 +455,134 @@ def test_what_stays_float_with_its_reason(net: Net) -> None:
         ("bnc,chd->bnhd", (["b", "n", 16], [16, "h", "d"]), left.Unwritten.SIZES),
     ],
 )
-def test_products_that_stay_in_an_einsum_are_told(
+def test_einsum_products_are_left_float_with_reason(
     net: Net,
     equation: str,
     shapes: tuple[list[int | str] | None, list[int | str]],
     why: left.Unwritten,
 ) -> None:
-    """Those of constants alone are not, as they are computed while building."""
+    """A product of constants has no reason, because it is computed while building."""
     net.inputs += [
         helper.make_tensor_value_info(n, 1, shape) for n, shape in zip("ab", shapes, strict=True)
     ]
     weight = net.const("w", np.ones((16, 16)))
     net.output(net.op("Einsum", "f", weight, weight, equation="ij,ij"))
     net.output(net.op("Einsum", "e", "a", "b", equation=equation))
-    with pytest.raises(left.NothingToQuantize) as error:
+    with pytest.raises(left.NothingToQuantize) as caught:
         place(Model(net.open_model()), Rules())
-    assert (error.value.refusal, error.value.count) == (
-        left.ProductInEinsum(left.PLACEMENT, "", why),
-        1,
-    )
+    assert caught.value.refusal == left.ProductInEinsum(left.PLACEMENT, "", why)
+    assert caught.value.count == 1
     net.output(net.conv("c", "x"))
     assert reasons(place(Model(net.open_model()), Rules())) == {"e": (left.ProductInEinsum, why)}
 
 
-def test_bodies_of_if_are_left_float_and_told(net: Net) -> None:
-    def branch(name: str) -> object:
-        node = helper.make_node("Conv", ["x", "inner.weight"], [f"{name}.out"], name=f"{name}/conv")
-        out = helper.make_tensor_value_info(f"{name}.out", 1, None)
-        graph = helper.make_graph([node], name, [], [out])
-        if name == "then":
-            return graph
-        inside = helper.make_node(
-            "If", ["condition"], ["else.if"], then_branch=branch("then"), else_branch=graph
-        )
-        return helper.make_graph(
-            [inside], "outer", [], [helper.make_tensor_value_info("else.if", 1, None)]
-        )
+def test_subgraphs_are_left_float_with_reason(net: Net) -> None:
+    """The branch ``else`` holds another If with the branch ``then`` and itself: three convolutions."""
 
-    net.const("inner.weight", np.ones((16, 16, 1, 1)))
-    condition = net.const("condition", True, np.bool_)
-    chosen = net.op("If", "if", condition, then_branch=branch("then"), else_branch=branch("else"))
-    net.output(net.conv("c", net.op("Relu", "r", chosen)))
+    def graph(name: str, node: onnx.NodeProto) -> onnx.GraphProto:
+        output = helper.make_tensor_value_info(node.output[0], 1, None)
+        return helper.make_graph([node], name, [], [output])
+
+    def branch(name: str) -> onnx.GraphProto:
+        conv = helper.make_node("Conv", ["x", "w"], [f"{name}.out"], f"{name}/conv")
+        if name == "then":
+            return graph(name, conv)
+        branches = {"then_branch": branch("then"), "else_branch": graph("inner", conv)}
+        return graph(name, helper.make_node("If", ["if.condition"], ["else.if"], **branches))
+
+    net.const("w", np.ones((16, 16, 1, 1)))
+    net.output(net.conv("c", net.op("Relu", "r", net.choice("if", branch))))
     result = placed(net)
     assert [w.node.name for w in result.weights] == ["c"]
     assert reasons(result) == {"if": (left.InBody, 3)}
 
 
-# Placement round the convolutions: which sums are residuals, and which poolings have quantized neighbours.
+# Residual sums and poolings --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize(
     ("mine", "other", "residual"),
     [
         ([1, 16, 8, 8], [1, 16, 8, 8], True),
-        (["n", 16, 8, 8], [1, 16, 8, 8], True),  # one may well be n
+        (["n", 16, 8, 8], [1, 16, 8, 8], True),  # n may be 1
         (["n", 16, 8, 8], ["n", 16, 8, "w"], True),
         ([1, 16, 8, 8], [1, 16, 8, 1], False),
         (["n", 16, 8, 8], ["n", 1, 8, 8], False),
         ([1, 16, 8, 8], [16, 8, 8], False),
     ],
 )
-def test_a_sum_of_two_shapes_is_a_residual_where_no_dimension_is_known_to_differ(
-    mine: list[object], other: list[object], residual: bool
+def test_sum_is_residual_unless_a_dimension_differs(
+    net: Net, mine: list[object], other: list[object], residual: bool, swapped: bool
 ) -> None:
-    for swapped in (False, True):
-        net = Net()
-        net.inputs = [
-            helper.make_tensor_value_info("x", 1, mine),
-            helper.make_tensor_value_info("y", 1, other),
-        ]
-        pair = [net.conv("c", "x"), "y"]
-        net.output(net.conv("d", net.op("Add", "add", *(pair[::-1] if swapped else pair))))
-        assert (("y", "add", "residual") in inputs(placed(net))) is residual
+    net.inputs = [
+        helper.make_tensor_value_info("x", 1, mine),
+        helper.make_tensor_value_info("y", 1, other),
+    ]
+    pair = [net.conv("c", "x"), "y"]
+    net.output(net.conv("d", net.op("Add", "add", *(pair[::-1] if swapped else pair))))
+    assert (("y", "add", "residual") in inputs(placed(net))) is residual
 
 
 @pytest.mark.parametrize(
-    ("between", "quantized"),
+    ("op", "others", "attributes", "quantized"),
     [
-        ("MaxPool", True),
-        ("Concat", True),
-        ("Transpose", True),
-        ("Softmax", False),
-        ("Tanh", True),
-        ("Mul", False),
+        ("MaxPool", (), {"kernel_shape": [1, 1]}, True),
+        ("Concat", ("x",), {"axis": 1}, True),
+        ("Transpose", (), {"perm": [0, 1, 3, 2]}, True),
+        ("Tanh", (), {}, True),
+        ("Softmax", (), {}, False),
+        ("Mul", ("x",), {}, False),
     ],
 )
-def test_a_residual_is_quantized_for_whoever_reads_its_values_quantized(
-    between: str, quantized: bool
+def test_residual_is_quantized_for_quantized_consumer(
+    net: Net, op: str, others: tuple[str, ...], attributes: dict[str, object], quantized: bool
 ) -> None:
-    net = Net()
-    out = net.op("Add", "add", net.conv("a", "x"), "x")
-    if between == "Concat":
-        out = net.op("Concat", "between", "x", out, axis=1)
-    elif between == "Mul":
-        out = net.op("Mul", "between", "x", out)
-    else:
-        attributes = {"MaxPool": {"kernel_shape": [1, 1]}, "Transpose": {"perm": [0, 1, 3, 2]}}
-        out = net.op(between, "between", out, **attributes.get(between, {}))
-    net.output(net.conv("c", out, 32 if between == "Concat" else 16))
+    residual = net.op("Add", "add", net.conv("a", "x"), "x")
+    between = net.op(op, "between", *others, residual, **attributes)
+    net.output(net.conv("c", between, 32 if op == "Concat" else 16))
     assert (("x", "add", "residual") in inputs(placed(net))) is quantized
 
 
-def test_a_pooling_wants_quantized_neighbours_on_both_sides_and_no_float_reader() -> None:
-    def net(front: str = "Relu", back: str = "c", output: bool = False) -> Net:
-        made = Net()
-        tensor = made.conv("a", "x")
-        tensor = (
-            made.op("Add", "sum", tensor, made.op("Relu", "other", "x"))
-            if front == "Add"
-            else tensor
-        )
-        tensor = made.op("Relu", "r", tensor)
-        tensor = (
-            made.op("AveragePool", "before", tensor, kernel_shape=[1, 1])
-            if front == "AveragePool"
-            else tensor
-        )
-        tensor = made.op("Softmax", "soft", tensor) if front == "Softmax" else tensor
-        pooled = made.op("AveragePool", "pool", tensor, kernel_shape=[1, 1])
-        made.output(made.conv("c", pooled) if back == "c" else made.op("Softmax", "end", pooled))
-        if output:
-            made.output(tensor)
-        return made
-
-    def told(made: Net, **rules: object) -> object:
-        result = placed(made, Rules(head="none", **rules))  # type: ignore[arg-type]
-        return (
-            "quantized"
-            if any(node == "pool" for _, node, _ in inputs(result))
-            else reasons(result).get("pool")
-        )
-
-    apart = (left.NoNeighbour,)
-    assert told(net()) == told(net("Add")) == told(net("Softmax")) == "quantized"
-    assert told(net(), exclude=["^a$"]) == apart  # the convolution in front is float
-    assert told(net("AveragePool")) == apart  # nor does one look past a pooling that is float
-    assert told(net(), exclude=["pool"]) == (left.Excluded, "exclude", "pool")
-    assert told(net(back="end")) is None
-    assert told(net(output=True)) == (left.InputFloat,)
+def pooling_net(before: str = "Relu", after: str = "Conv", output: bool = False) -> Net:
+    """Return a pooling ``pool`` after the convolution ``a`` and one operator more, before ``after``."""
+    net = Net()
+    tensor = net.conv("a", "x")
+    if before == "Add":
+        tensor = net.op("Add", "sum", tensor, net.op("Relu", "other", "x"))
+    tensor = net.op("Relu", "r", tensor)
+    if before in ("AveragePool", "Softmax"):
+        attributes = {"kernel_shape": [1, 1]} if before == "AveragePool" else {}
+        tensor = net.op(before, "before", tensor, **attributes)
+    pooled = net.op("AveragePool", "pool", tensor, kernel_shape=[1, 1])
+    net.output(net.conv("c", pooled) if after == "Conv" else net.op("Softmax", "end", pooled))
+    return net.output(tensor) if output else net
 
 
-def test_longest_paths(net: Net) -> None:
+@pytest.mark.parametrize("before", ["Relu", "Add", "Softmax"])
+def test_pooling_between_quantized_nodes_is_quantized(before: str) -> None:
+    assert quantized_inputs(placed(pooling_net(before)), "pool")
+
+
+@pytest.mark.parametrize(
+    ("net", "exclude", "reason"),
+    [
+        pytest.param(pooling_net(), ["^a$"], (left.NoNeighbour,), id="float before"),
+        pytest.param(pooling_net("AveragePool"), [], (left.NoNeighbour,), id="pooling before"),
+        pytest.param(pooling_net(), ["pool"], (left.Excluded, "exclude", "pool"), id="excluded"),
+        pytest.param(pooling_net(after="Softmax"), [], None, id="float after"),
+        pytest.param(pooling_net(output=True), [], (left.InputFloat,), id="float consumer"),
+    ],
+)
+def test_pooling_next_to_float_is_left_float(
+    net: Net, exclude: list[str], reason: tuple[object, ...] | None
+) -> None:
+    result = placed(net, Rules(head="none", exclude=exclude))
+    assert not quantized_inputs(result, "pool")
+    assert reasons(result).get("pool") == reason
+
+
+def test_longest_path_of_random_and_clipped_input(net: Net) -> None:
     low = net.op("RandomNormal", "made", shape=[1, 16, 8, 8])
     clipped = net.op("Clip", "clip", net.op("Relu", "r", "x"), "", net.const("six", 6.0))
     net.output(net.op("Add", "add", low, clipped))
@@ -554,8 +590,7 @@ def test_longest_paths(net: Net) -> None:
 
 
 @pytest.mark.parametrize("constant_nodes", [False, True])
-def test_longest_path_tells_the_block_from_its_downsample(net: Net, constant_nodes: bool) -> None:
-    """Nodes that only hold constants are no part of a way."""
+def test_longest_path_ignores_constant_nodes(net: Net, constant_nodes: bool) -> None:
     stem = net.op("Relu", "stem", net.conv("c0", "x"))
     block = net.conv("c2", net.op("Relu", "r1", net.conv("c1", stem)))
     shortcut = net.conv("down", stem, kernel=1)
@@ -564,85 +599,97 @@ def test_longest_path_tells_the_block_from_its_downsample(net: Net, constant_nod
     assert longest_path(Model(model), block, shortcut) == (3, 1)
 
 
-def test_weight_axes(net: Net) -> None:
-    net.conv("c", "x")
-    w = net.const("w", np.zeros((16, 8, 2, 2)))
-    net.op("ConvTranspose", "t", "x", w)
-    g = net.const("g", np.zeros((16, 8, 2, 2)))
-    net.op("ConvTranspose", "tg", "x", g, group=2)
-    f = net.const("f", np.zeros((16, 16)))
-    flat = net.op("Flatten", "flat", net.op("GlobalAveragePool", "gap", "x"))
-    net.op("Gemm", "g0", flat, f)
-    net.op("Gemm", "g1", flat, f, transB=1)
-    net.output(net.op("MatMul", "m", flat, f))
-    model = net.index()
-    names = ("c", "t", "tg", "g0", "g1", "m")
-    ranks = {"g0": 2, "g1": 2, "m": 2}
-    axes = {n: weight_scale_axis(model.node(n), ranks.get(n, 4), True) for n in names}
-    assert axes == {"c": 0, "t": 1, "tg": None, "g0": 1, "g1": 0, "m": 1}
-    safe = {n: weight_scale_axis(model.node(n), ranks.get(n, 4), False) for n in names}
-    assert safe == {**axes, "t": None}
+@pytest.mark.parametrize(
+    ("op", "shape", "attributes", "axis"),
+    [
+        ("Conv", (16, 16, 3, 3), {}, 0),
+        ("ConvTranspose", (16, 8, 2, 2), {}, 1),
+        ("ConvTranspose", (16, 8, 2, 2), {"group": 2}, None),
+        ("Gemm", (16, 16), {}, 1),
+        ("Gemm", (16, 16), {"transB": 1}, 0),
+        ("MatMul", (16, 16), {}, 1),
+    ],
+)
+def test_weight_scale_axis(
+    net: Net, op: str, shape: tuple[int, ...], attributes: dict[str, int], axis: int | None
+) -> None:
+    weights = net.const("w", np.zeros(shape))
+    node = Model(net.output(net.op(op, "n", "x", weights, **attributes)).open_model()).node("n")
+    assert weight_scale_axis(node, len(shape), True) == axis
+    assert weight_scale_axis(node, len(shape), False) == (None if op == "ConvTranspose" else axis)
 
 
 # Class scores ---------------------------------------------------------------------------------------------------------
 
 
-def test_class_scores() -> None:
+def test_class_outputs_of_yolov8() -> None:
     model = Model(detector(classes=3))
-    found = class_outputs(model)
-    assert len(found) == 3
-    assert [model.shape(t) for t in found] == [(1, 3, 8, 8), (1, 3, 4, 4), (1, 3, 2, 2)]
-    made = Net()
-    body = made.op("Relu", "relu", made.conv("body", "x"))
-    made.output(
-        made.op("Sigmoid", "sigmoid", made.conv("heat", body, cout=3)),
-        made.conv("size", body, cout=2),
-    )
-    assert class_outputs(made.index()) == ("heat.out",)
-    # A point in [n, classes, h, w] is a place in the picture; in a row of numbers or a sound it is none
-    made = Net()
-    assert scored(made, made.conv("c", "x")) == ("c.out",)
-    made = Net()
-    row = made.op("Reshape", "row", "x", made.const("shape", [1, 16, 64], np.int64))
-    assert scored(made, made.op("Conv", "c", row, made.const("w", np.ones((3, 16, 1))))) == ()
-    made = Net()
-    assert scored(made, made.op("MatMul", "m", "x", made.const("w", np.ones((8, 3))))) == ()
-    made = Net()
-    made.output(
-        made.op(
-            "Sigmoid", "sigmoid", made.conv("c", made.op("Strange", "any", "x", domain="example"))
-        )
-    )
-    assert class_outputs(Model(made.open_model())) == ()
+    shapes = [model.shape(t) for t in class_outputs(model)]
+    assert shapes == [(1, 3, 8, 8), (1, 3, 4, 4), (1, 3, 2, 2)]
 
 
-def scored(net: Net, tensor: str) -> tuple[str, ...]:
-    """The class outputs of a network whose scores are the Sigmoid of a tensor."""
-    net.output(net.op("Sigmoid", "sigmoid", tensor))
-    return class_outputs(net.index())
+def test_class_outputs_of_heat_map(net: Net) -> None:
+    body = net.op("Relu", "relu", net.conv("body", "x"))
+    heat = net.op("Sigmoid", "sigmoid", net.conv("heat", body, cout=3))
+    assert class_outputs(net.output(heat, net.conv("size", body, cout=2)).index()) == ("heat.out",)
 
 
-@pytest.mark.parametrize("moved", ["Reshape", "Transpose", "Concat", ""])
 @pytest.mark.parametrize(
-    ("end", "found"), [("Mul", ()), ("Sqrt", ()), ("", ("c.out",)), ("TopK", ("c.out",))]
+    ("scores", "expected"),
+    [
+        (lambda net: net.conv("c", "x"), ("c.out",)),
+        (
+            lambda net: net.op(
+                "Conv",
+                "c",
+                net.op("Reshape", "row", "x", net.const("shape", [1, 16, 64], np.int64)),
+                net.const("w", np.ones((3, 16, 1))),
+            ),
+            (),
+        ),
+        (lambda net: net.op("MatMul", "m", "x", net.const("w", np.ones((8, 3)))), ()),
+        (lambda net: net.conv("c", net.op("Strange", "any", "x", domain="example")), ()),
+    ],
+    ids=["map", "row", "matrix product", "unknown shape"],
 )
-def test_scores_go_out_or_are_sorted_but_not_calculated_with(
-    moved: str, end: str, found: tuple[str, ...]
+def test_class_outputs_are_maps(
+    net: Net, scores: Callable[[Net], str], expected: tuple[str, ...]
 ) -> None:
-    made = Net()
-    scores = made.op("Sigmoid", "sigmoid", made.conv("c", "x"))
-    if moved == "Reshape":
-        scores = made.op("Reshape", "moved", scores, made.const("shape", [1, 16, 64], np.int64))
-    elif moved == "Transpose":
-        scores = made.op("Transpose", "moved", scores, perm=[0, 2, 3, 1])
-    elif moved == "Concat":
-        scores = made.op("Concat", "moved", scores, "x", axis=1)
-    if end == "Mul":
-        scores = made.op("Mul", "end", made.const("two", 2.0), scores)
-    elif end == "Sqrt":
-        scores = made.op("Sqrt", "end", scores)
-    elif end == "TopK":  # what is done with the best of them is no matter
-        best = made.op("TopK", "top", scores, made.const("k", [1], np.int64), outputs=2, axis=1)
-        scores = made.op("Mul", "end", best[0], made.const("two", 2.0))
-    made.output(scores)
-    assert class_outputs(made.index()) == found
+    """A point of a map [n, classes, h, w] is a place in the image."""
+    model = net.output(net.op("Sigmoid", "sigmoid", scores(net))).open_model()
+    assert class_outputs(Model(model)) == expected
+
+
+MOVES = {
+    "": lambda net, x: x,
+    "Reshape": lambda net, x: net.op(
+        "Reshape", "moved", x, net.const("shape", [1, 16, 64], np.int64)
+    ),
+    "Transpose": lambda net, x: net.op("Transpose", "moved", x, perm=[0, 2, 3, 1]),
+    "Concat": lambda net, x: net.op("Concat", "moved", x, "x", axis=1),
+}
+
+
+def best_scores(net: Net, x: str) -> str:
+    """Add a TopK and a multiplication of the selected scores."""
+    values, _ = net.op("TopK", "top", x, net.const("k", [1], np.int64), outputs=2, axis=1)
+    return str(net.op("Mul", "end", values, net.const("two", 2.0)))
+
+
+@pytest.mark.parametrize("move", MOVES)
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        (lambda net, x: net.op("Mul", "end", net.const("two", 2.0), x), ()),
+        (lambda net, x: net.op("Sqrt", "end", x), ()),
+        (lambda net, x: x, ("c.out",)),
+        (best_scores, ("c.out",)),
+    ],
+    ids=["Mul", "Sqrt", "output", "TopK"],
+)
+def test_class_outputs_after_operators(
+    net: Net, move: str, end: Callable[[Net, str], str], expected: tuple[str, ...]
+) -> None:
+    """Scores may be moved or sorted, but not computed with; nodes after a selection do not count."""
+    scores = net.op("Sigmoid", "sigmoid", net.conv("c", "x"))
+    assert class_outputs(net.output(end(net, MOVES[move](net, scores))).index()) == expected

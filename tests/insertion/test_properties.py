@@ -1,6 +1,7 @@
-"""Random small graphs: what must hold of every insertion."""
+"""Properties of every insertion, on small random graphs."""
 
 import math
+from collections import Counter
 
 import numpy as np
 import onnx
@@ -12,7 +13,6 @@ import qdqtool
 from qdqtool.base.notes import Remark, remarks
 from qdqtool.explain.left_float import NothingToQuantize
 from qdqtool.fixing.api import fix
-from qdqtool.insertion.api import insert
 from qdqtool.insertion.placement import Rules, place
 from qdqtool.insertion.rewrite import ActivationScale, rewrite
 from qdqtool.insertion.scales import METHODS
@@ -23,156 +23,132 @@ from qdqtool.trt.outcome import simulate
 from qdqtool.trt.refusals import OutputDifferentScales
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Severity
-from tests.insertion.nets import Net, check, detector, images, nodes_of, run
+from tests.insertion.nets import (
+    Net,
+    check,
+    detector,
+    images,
+    nodes_of,
+    require_prediction,
+    run,
+    set_value,
+)
 from tests.slow import slow_after
 
-_STEPS = [
-    "conv",
-    "conv",
-    "silu",
-    "relu",
-    "add",
-    "concat",
-    "split",
-    "pool",
-    "resize",
-    "norm",
-    "gap",
-    "slice",
-    "pad",
-    "linear",
-    "hard_swish",
-    "same",
+Tensor = tuple[str, int, int]  # name, channels, side
+
+# Nodes that keep channels and side.
+SIMPLE = {
+    "silu": lambda net, name, x: net.silu(name, x),
+    "relu": lambda net, name, x: net.op("Relu", name, x),
+    "pool": lambda net, name, x: net.op("MaxPool", name, x, kernel_shape=[3, 3], pads=[1] * 4),
+    "hard_swish": lambda net, name, x: hard_swish(net, name, x),
+    "identity": lambda net, name, x: net.op("Identity", name, x),
+    "dropout": lambda net, name, x: net.op("Dropout", name, x),
+    "cast": lambda net, name, x: net.op("Cast", name, x, to=1),
+}
+STEPS = [
+    *("conv", "conv", *SIMPLE, "add", "concat", "split", "nearest", "norm"),
+    *("gap", "slice", "pad", "linear"),
 ]
+
+
+def add_step(
+    draw: st.DrawFn, net: Net, step: str, label: str, tensors: list[Tensor]
+) -> Tensor | None:
+    """Add a step after one of the last three tensors; None if the step does not fit."""
+    name, channels, side = tensors[draw(st.integers(max(0, len(tensors) - 3), len(tensors) - 1))]
+    others = [t for t, *shape in tensors if shape == [channels, side] and t != name]
+    if step in SIMPLE:
+        return SIMPLE[step](net, label, name), channels, side
+    if step == "norm":
+        return net.norm(label, name, channels), channels, side
+    if step == "conv":
+        kernel = draw(st.sampled_from([1, 3]))
+        return net.conv(f"{label}/Conv", name, channels, 16, kernel), 16, side
+    if step == "gap":
+        pooled = net.op("GlobalAveragePool", label, name)
+        return net.conv(f"{label}/Conv", pooled, channels, 16, 1), 16, 1
+    if step in ("nearest", "linear") and side <= 8:
+        scales = net.const(f"{label}.scales", [1, 1, 2, 2])
+        return net.op("Resize", label, name, "", scales, mode=step), channels, 2 * side
+    if step == "pad" and 2 < side <= 8:
+        pads = net.const(f"{label}.pads", [0, 0, 1, 1, 0, 0, 1, 1], np.int64)
+        mode = draw(st.sampled_from(["constant", "reflect", "edge"]))
+        return net.op("Pad", label, name, pads, mode=mode), channels, side + 2
+    if step == "split" and channels == 16:
+        sizes = net.const(f"{label}.sizes", [8, 8], np.int64)
+        return net.op("Split", label, name, sizes, outputs=2, axis=1)[1], 8, side
+    if step == "slice" and channels == 16:
+        bounds = {"from": 4, "to": 12, "axis": 1}
+        inputs = [net.const(f"{label}.{k}", [v], np.int64) for k, v in bounds.items()]
+        return net.op("Slice", label, name, *inputs), 8, side
+    if step == "add" and others:
+        return net.op("Add", label, name, draw(st.sampled_from(others))), channels, side
+    if step == "concat" and others:
+        joined = net.op("Concat", label, name, draw(st.sampled_from(others)), axis=1)
+        return net.conv(f"{label}/Conv", joined, 2 * channels, 16, 1), 16, side
+    return None
+
+
+def hard_swish(net: Net, name: str, x: str) -> str:
+    """Add HardSwish of simple operators; its Add of a constant is no residual."""
+    three, six = net.const(f"{name}.3", 3.0), net.const(f"{name}.6", 6.0)
+    clipped = net.op("Clip", f"{name}/Clip", net.op("Add", f"{name}/Add", x, three), "", six)
+    return str(net.op("Div", f"{name}/Div", net.op("Mul", f"{name}/Mul", x, clipped), six))
 
 
 @st.composite
 def graphs(draw: st.DrawFn) -> onnx.ModelProto:
-    """A graph of up to a dozen steps; each reads tensors made before it."""
+    """Draw a graph of up to a dozen steps."""
     net = Net(seed=draw(st.integers(0, 99)))
-    tensors = [("x", 16, 8)]  # name, channels, side
-    count = draw(st.integers(2, 12))
-    for i in range(count):
-        step = draw(st.sampled_from(_STEPS)) if i else "conv"
-        name, channels, side = tensors[
-            draw(st.integers(max(0, len(tensors) - 3), len(tensors) - 1))
-        ]
-        label = f"/b.{i}/{step}"
-        if step == "conv":
-            made = (
-                net.conv(f"{label}/Conv", name, channels, 16, draw(st.sampled_from([1, 3]))),
-                16,
-                side,
-            )
-        elif step == "silu":
-            made = (net.silu(label, name), channels, side)
-        elif step == "relu":
-            made = (net.op("Relu", label, name), channels, side)
-        elif step == "norm":
-            made = (net.norm(label, name, channels), channels, side)
-        elif step == "pool":
-            pooled = net.op(
-                "MaxPool", label, name, kernel_shape=[3, 3], pads=[1] * 4, strides=[1, 1]
-            )
-            made = (pooled, channels, side)
-        elif step == "gap":
-            pooled = net.op("GlobalAveragePool", label, name)
-            made = (net.conv(f"{label}/Conv", pooled, channels, 16, 1), 16, 1)
-        elif step == "resize" and side <= 8:
-            scales = net.const(f"{label}.scales", [1, 1, 2, 2])
-            made = (net.op("Resize", label, name, "", scales, mode="nearest"), channels, 2 * side)
-        elif step == "linear" and side <= 8:
-            scales = net.const(f"{label}.scales", [1, 1, 2, 2])
-            made = (net.op("Resize", label, name, "", scales, mode="linear"), channels, 2 * side)
-        elif step == "pad" and 2 < side <= 8:
-            pads = net.const(f"{label}.pads", [0, 0, 1, 1, 0, 0, 1, 1], np.int64)
-            mode = draw(st.sampled_from(["constant", "reflect", "edge"]))
-            made = (net.op("Pad", label, name, pads, mode=mode), channels, side + 2)
-        elif step == "hard_swish":
-            three, six = net.const(f"{label}.3", 3.0), net.const(f"{label}.6", 6.0)
-            clipped = net.op(
-                "Clip", f"{label}/Clip", net.op("Add", f"{label}/Add", name, three), "", six
-            )
-            made = (
-                net.op("Div", f"{label}/Div", net.op("Mul", f"{label}/Mul", name, clipped), six),
-                channels,
-                side,
-            )
-        elif step == "same":
-            op, attributes = draw(
-                st.sampled_from([("Identity", {}), ("Dropout", {}), ("Cast", {"to": 1})])
-            )
-            made = (net.op(op, label, name, **attributes), channels, side)
-        elif step in ("split", "slice") and channels == 16:
-            if step == "split":
-                sizes = net.const(f"{label}.sizes", [8, 8], np.int64)
-                half = net.op("Split", label, name, sizes, outputs=2, axis=1)[1]
-            else:
-                bounds = [
-                    net.const(f"{label}.{k}", [v], np.int64)
-                    for k, v in (("from", 4), ("to", 12), ("axis", 1))
-                ]
-                half = net.op("Slice", label, name, *bounds)
-            made = (half, 8, side)
-        elif step in ("add", "concat"):
-            others = [t for t in tensors if t[1:] == (channels, side) and t[0] != name]
-            if not others:
-                continue
-            other = draw(st.sampled_from(others))[0]
-            if step == "add":
-                made = (net.op("Add", label, name, other), channels, side)
-            else:
-                joined = net.op("Concat", label, name, other, axis=1)
-                made = (net.conv(f"{label}/Conv", joined, 2 * channels, 16, 1), 16, side)
-        else:
-            continue
-        tensors.append(made)
-    net.output(*dict.fromkeys(t[0] for t in tensors[-2:] if t[0] != "x"))
-    model = net.model()
-    assume(any(n.op_type == "Conv" for n in _living(model)))  # what `include` names below
+    tensors: list[Tensor] = [("x", 16, 8)]
+    for i in range(draw(st.integers(2, 12))):
+        step = draw(st.sampled_from(STEPS)) if i else "conv"
+        tensor = add_step(draw, net, step, f"/b.{i}/{step}", tensors)
+        if tensor is not None:
+            tensors.append(tensor)
+    model = net.output(*dict.fromkeys(t[0] for t in tensors[-2:] if t[0] != "x")).model()
+    assume(any(n.op_type == "Conv" for n in living_nodes(model)))  # the tests include "Conv"
     return model
 
 
-def _living(model: onnx.ModelProto) -> list[onnx.NodeProto]:
-    """The nodes that an output depends on: insertion drops the others."""
+def living_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    """Return the nodes that an output depends on, last first; insertion removes the others."""
     needed = {o.name for o in model.graph.output}
-    found = []
+    nodes = []
     for node in reversed(model.graph.node):
         if needed.intersection(node.output):
-            found.append(node)
+            nodes.append(node)
             needed.update(node.input)
-    return found
+    return nodes
 
 
 @given(graphs(), st.sampled_from(["auto", "skip", "both", "none"]), st.booleans())
-def test_every_insertion_is_valid_and_runs(
+def test_inserted_model_is_valid_and_runs(
     model: onnx.ModelProto, residual: str, unify: bool
 ) -> None:
     result = qdqtool.insert(model, images(2), residual=residual, unify=unify, include=["Conv"])
     check(result.model)
-    assert result.prediction is not None, result.warnings
+    require_prediction(result)
     outputs = run(result.model, images(1)[0])
     assert all(np.isfinite(o).all() for o in outputs)
     index = Model(result.model)
-    for node in index.nodes:
-        if is_q(node):
-            params = read_params(index, node)
-            assert params.scale is not None
-            assert (params.scale > 0).all()
-            assert params.zero_point is not None
-            assert not params.zero_point.any()
-            assert params.per_channel == ("_weight_quantizer" in node.name)
-    if unify:
-        for group in result.groups:
-            scales = [q.scale for q in result.activations if q.tensor in group.group.quantized]
-            assert set(scales) == {group.scale}
+    for node in filter(is_q, index.nodes):
+        params = read_params(index, node)
+        assert params.scale is not None and (params.scale > 0).all()
+        assert params.zero_point is not None and not params.zero_point.any()
+        assert params.per_channel == ("_weight_quantizer" in node.name)
+    for group in result.groups if unify else ():
+        scales = {q.scale for q in result.activations if q.tensor in group.group.quantized}
+        assert scales == {group.scale}
 
 
 @given(graphs(), st.sampled_from(METHODS), st.sampled_from(["auto", "skip", "both"]))
-def test_no_insertion_makes_two_scales_meet(
+def test_insert_gives_each_convolution_one_output_scale(
     model: onnx.ModelProto, method: str, residual: str
 ) -> None:
-    """Scales are chosen for what a Q passes, so that the simulator never finds two at one convolution."""
+    """Tensors that a Q can pass share a scale."""
     result = qdqtool.insert(
         model, images(2), method=method, residual=residual, include=["Conv"], predict=False
     )
@@ -181,20 +157,19 @@ def test_no_insertion_makes_two_scales_meet(
 
 
 @given(graphs())
-def test_insertion_keeps_the_function(model: onnx.ModelProto) -> None:
-    """With INT8 swapped for INT16 and steps 256 times finer, only rounding of a hundred-thousandth is left."""
+def test_rewrite_keeps_the_function(model: onnx.ModelProto) -> None:
+    """With INT16 and steps 256 times as fine, only a rounding error of a hundred-thousandth remains."""
     index = Model(onnx.ModelProto.FromString(model.SerializeToString()))
     placement = place(index, Rules(residual="both", include=["Conv"]))
     rewrite(index, placement, {t: ActivationScale(2.0**-8, "max", None) for t in placement.readers})
-    fine = index.proto
-    _to_int16(fine)
+    to_int16(index.proto)
     for feeds in images(2):
-        for one, two in zip(run(model, feeds), run(fine, feeds), strict=True):
-            assert np.abs(two - one).max() <= 2e-2 * max(1.0, float(np.abs(one).max()))
+        for old, new in zip(run(model, feeds), run(index.proto, feeds), strict=True):
+            assert np.abs(new - old).max() <= 2e-2 * max(1.0, float(np.abs(old).max()))
 
 
-def _to_int16(model: onnx.ModelProto) -> None:
-    """Opset 21 has INT16 Q/DQ; the operators used here are the same in 17 and 21."""
+def to_int16(model: onnx.ModelProto) -> None:
+    """Raise the opset to 21, which has INT16 Q/DQ; the other operators are those of 17."""
     for entry in model.opset_import:
         entry.version = 21
     model.ir_version = 10
@@ -214,10 +189,10 @@ def _to_int16(model: onnx.ModelProto) -> None:
             value_info.type.tensor_type.elem_type = onnx.TensorProto.INT16
 
 
-# What insertion does, prediction does not advise against, and a fix that is named is one that can be applied.
+# Prediction does not advise against insertion, and every automatic fix can be applied -----------------------------------
 
-# What a user asks for against the defaults, and is warned of.
-ASKED = {
+# Options that differ from the defaults, and the findings that they may have.
+REQUESTED = {
     ("high_precision", "fp32"): {"FLOAT-FP32"},
     ("head", "none"): {"HEAD-QUANT"},
     ("unify", False): {"CONCAT-SCALE", "SPLIT-SCALE", "POOL-SCALE", "DOUBLE-QDQ"},
@@ -242,34 +217,32 @@ TARGETS = ["trt8.0", "trt8.5", "trt8.6", "trt10", "trt11", "rtx1.7"]
     st.sampled_from(TARGETS),
     st.fixed_dictionaries({k: st.sampled_from(v) for k, v in OPTIONS.items()}),
 )
-def test_nothing_warns_of_what_insertion_did(
+def test_prediction_does_not_warn_of_insertion(
     model: onnx.ModelProto, target: str, options: dict[str, object]
 ) -> None:
-    living = _living(model)
+    living = living_nodes(model)
     del model.graph.node[:]
     model.graph.node.extend(reversed(living))
     try:
-        made = insert(model, images(2), method="max", target=target, **options)  # type: ignore[arg-type]
+        result = qdqtool.insert(model, images(2), method="max", target=target, **options)  # type: ignore[arg-type]
     except NothingToQuantize:
         return
-    assert made.prediction is not None, made.warnings
-    allowed = set().union(*(ASKED.get(item, set()) for item in options.items()))
-    told = {f.code for f in made.prediction.findings if f.severity != Severity.INFO}
-    assert told <= allowed
-    bare = _bare(made.model)
-    assert _counted(qdqtool.predict(bare, target)) == _counted(made.prediction)
-    fixes = {f.code for f in made.prediction.findings if f.automatic}
-    if options["residual"] in ("none", "both"):
-        fixes -= ASKED["residual", "none"] | ASKED["residual", "both"]  # tried, and worth it or not
-    for code in sorted(
-        fixes - ASKED["unify", False]
-    ):  # a shared scale costs what only a run can tell
-        fixed = fix(made.model, target, [code], images(1)[0])
+    prediction = require_prediction(result)
+    allowed = set().union(*(REQUESTED.get(item, set()) for item in options.items()))
+    assert set(warned_codes(result)) <= allowed
+    other = qdqtool.predict(renamed(result.model), target)
+    assert count_findings(other) == count_findings(prediction)
+    fixes = {f.code for f in prediction.findings if f.automatic}
+    fixes -= REQUESTED["unify", False]  # only a run tells the cost of a shared scale
+    if options["residual"] in ("none", "both"):  # fixes of residuals are tried, and need not help
+        fixes -= REQUESTED["residual", "none"] | REQUESTED["residual", "both"]
+    for code in sorted(fixes):
+        fixed = fix(result.model, target, [code], images(1)[0])
         assert code in {c.code for c in fixed.applied}, fixed.refused
 
 
-def _attention(net: Net) -> str:
-    """Attention with a depthwise position encoding of its values, as in YOLO11."""
+def attention(net: Net) -> str:
+    """Add YOLO11's attention, with a depthwise position encoding of its values."""
     qkv = net.conv("qkv", net.silu("act", net.conv("stem", "x")), 16, 48, 1)
     parts = net.op("Split", "split", qkv, net.const("sizes", [16] * 3, np.int64), outputs=3, axis=1)
     flat = net.const("flat", [1, 16, 64], np.int64)
@@ -283,8 +256,8 @@ def _attention(net: Net) -> str:
     return net.op("Add", "sum", image, net.conv("pe", parts[2], group=16))
 
 
-def _gated(net: Net) -> str:
-    """A squeeze and excitation: the product reads as float what the average reads."""
+def gated(net: Net) -> str:
+    """Add a squeeze and excitation; its product has a float input that the pooling consumes as well."""
     x = net.conv("stem", "x")
     gate = net.op(
         "Sigmoid", "gate", net.conv("squeeze", net.op("GlobalAveragePool", "gap", x), kernel=1)
@@ -292,7 +265,7 @@ def _gated(net: Net) -> str:
     return net.op("Mul", "gated", x, gate)
 
 
-def _upsampled(net: Net) -> str:
+def upsampled(net: Net) -> str:
     weights = net.const("up.weight", net.rng.standard_normal((16, 16, 2, 2)) * 0.1)
     up = net.op(
         "ConvTranspose", "up", net.conv("stem", "x"), weights, strides=[2, 2], kernel_shape=[2, 2]
@@ -300,20 +273,11 @@ def _upsampled(net: Net) -> str:
     return net.op("Relu", "act", net.norm("bn", up))
 
 
-def _shifted(net: Net) -> str:
-    """HardSwish behind SiLU: its Add of a constant is no residual."""
-    x = net.silu("act", net.conv("stem", "x"))
-    clipped = net.op(
-        "Clip", "clip", net.op("Add", "plus", x, net.const("three", 3.0)), "", net.const("six", 6.0)
-    )
-    return net.op("Div", "div", net.op("Mul", "mul", x, clipped), net.const("by", 6.0))
-
-
 NETWORKS = {
-    "attention": _attention,
-    "gated": _gated,
-    "upsampled": _upsampled,
-    "shifted": _shifted,
+    "attention": attention,
+    "gated": gated,
+    "upsampled": upsampled,
+    "hard swish": lambda net: hard_swish(net, "hs", net.silu("act", net.conv("stem", "x"))),
     "depthwise": lambda net: net.silu("act", net.conv("dw", net.conv("stem", "x"), group=16)),
     "depthwise into an Add": lambda net: net.op(
         "Add", "sum", net.conv("dw", "x", group=16), net.conv("stem", "x")
@@ -326,32 +290,36 @@ NETWORKS = {
     "target", slow_after(2, ["trt8.5", "rtx1.7", "trt10", "trt8.0", "trt8.6", "trt11"])
 )
 @pytest.mark.parametrize("name", NETWORKS)
-def test_nothing_warns_of_what_insertion_did_with_parts_of_known_networks(
+def test_prediction_does_not_warn_of_insertion_into_network_parts(
     net: Net, name: str, target: str
 ) -> None:
-    net.output(net.conv("end", NETWORKS[name](net), kernel=1))
-    made = insert(net.model(), images(1), method="max", target=target, losses=0)
-    assert made.prediction is not None
-    assert not [f.code for f in made.prediction.findings if f.severity != Severity.INFO]
+    model = net.output(net.conv("end", NETWORKS[name](net), kernel=1)).model()
+    result = qdqtool.insert(model, images(1), method="max", target=target, losses=0)
+    assert warned_codes(result) == []
     if name == "depthwise":  # builds of 8.5 and 8.6 failed on it
-        assert ("dw" in {s.node for s in made.skipped}) == target.startswith("trt8")
+        assert ("dw" in {s.node for s in result.skipped}) == target.startswith("trt8")
+
+
+def warned_codes(result: qdqtool.Insertion) -> list[str]:
+    """Return the codes of findings that are more than information."""
+    return [f.code for f in require_prediction(result).findings if f.severity != Severity.INFO]
 
 
 @st.composite
 def chains(draw: st.DrawFn) -> onnx.ModelProto:
-    """Residual Adds of which one side or both are convolutions with a chain of elementwise nodes behind them."""
+    """Draw a residual Add with elementwise nodes between it and the convolutions of one side or both."""
     net = Net(seed=draw(st.integers(0, 9)))
     stem = net.conv("stem", "x")
-    sides = [_chain(draw, net, "long", net.conv("b", net.op("Relu", "inner", net.conv("a", stem))))]
-    sides.append(
-        _chain(draw, net, "short", net.conv("down", stem)) if draw(st.booleans()) else stem
-    )
-    out = net.op("Add", "add", *draw(st.permutations(sides)))
-    net.output(net.conv("end", net.op("Relu", "last", out) if draw(st.booleans()) else out))
-    return net.model()
+    inner = net.conv("b", net.op("Relu", "inner", net.conv("a", stem)))
+    long = add_elementwise(draw, net, "long", inner)
+    down = draw(st.booleans())
+    short = add_elementwise(draw, net, "short", net.conv("down", stem)) if down else stem
+    out = net.op("Add", "add", *draw(st.permutations([long, short])))
+    last = net.op("Relu", "last", out) if draw(st.booleans()) else out
+    return net.output(net.conv("end", last)).model()
 
 
-def _chain(draw: st.DrawFn, net: Net, side: str, tensor: str) -> str:
+def add_elementwise(draw: st.DrawFn, net: Net, side: str, tensor: str) -> str:
     ops = ["Mul", "Div", "Sub", "Add", "Neg", "Abs", "Sqrt", "Clip", "HardSwish", "Relu", "SiLU"]
     for i, op in enumerate(draw(st.lists(st.sampled_from(ops), max_size=3))):
         name = f"{side}{i}"
@@ -365,50 +333,45 @@ def _chain(draw: st.DrawFn, net: Net, side: str, tensor: str) -> str:
                 op, name, tensor, net.const(f"{name}.low", 0.0), net.const(f"{name}.high", 6.0)
             )
         else:
-            tensor = net.op(
-                op, name, net.op("Abs", f"{name}.abs", tensor) if op == "Sqrt" else tensor
-            )
+            tensor = net.op("Abs", f"{name}.abs", tensor) if op == "Sqrt" else tensor
+            tensor = net.op(op, name, tensor)
     return tensor
 
 
 @given(chains(), st.sampled_from(["trt8.5", "trt10", "trt11"]))
-def test_no_chain_behind_a_convolution_gets_pairs_that_prediction_advises_against(
+def test_prediction_does_not_advise_against_pairs_of_residuals(
     model: onnx.ModelProto, target: str
 ) -> None:
-    made = insert(model, images(1), method="max", target=target)
-    told = {f.code for f in qdqtool.predict(made.model, target).findings}
-    assert not told & {"ADD-BOTH", "SKIP-FLOAT"}
-    assert not [c.code for c in fix(made.model, target).applied if c.code.startswith("ADD")]
+    quantized = qdqtool.insert(model, images(1), method="max", target=target).model
+    codes = {f.code for f in qdqtool.predict(quantized, target).findings}
+    assert not codes & {"ADD-BOTH", "SKIP-FLOAT"}
+    assert not [c.code for c in fix(quantized, target).applied if c.code.startswith("ADD")]
 
 
-def test_what_the_simulator_has_fused_and_what_is_advised(net: Net) -> None:
-    """The simulator has it fused, so that the skip alone is quantized, as behind a bare convolution."""
+def test_residual_of_fused_multiplication_quantizes_skip(net: Net) -> None:
+    """The simulator fuses the Mul, so that only the skip is quantized, as after a bare convolution."""
     x = net.conv("a", "x")
-    net.output(
-        net.conv(
-            "d",
-            net.op("Add", "add", net.op("Mul", "mul", net.conv("b", x), net.const("k", 2.0)), x),
-        )
-    )
-    made = insert(net.model(), images(1), method="max", target="trt10")
-    assert made.prediction is not None
-    outcome = made.prediction.convolution("b")
-    assert outcome is not None and outcome.fused == ["mul", "add"] and outcome.int8_in_int8_out
-    assert [q.tensor for q in made.activations if q.tensor == "mul.out"] == []
-    net = Net()
-    # A convolution left float by the user, beside one in INT8: INT8 for both lets what they read be written so
+    scaled = net.op("Mul", "mul", net.conv("b", x), net.const("k", 2.0))
+    model = net.output(net.conv("d", net.op("Add", "add", scaled, x))).model()
+    result = qdqtool.insert(model, images(1), method="max", target="trt10")
+    outcome = require_prediction(result).convolution("b")
+    assert outcome.fused == ["mul", "add"] and outcome.int8_in_int8_out
+    assert "mul.out" not in [q.tensor for q in result.activations]
+
+
+def test_excluded_convolution_next_to_int8_is_warned_of(net: Net) -> None:
+    """INT8 for both would let their input be INT8."""
     x = net.conv("stem", "x")
-    beside = net.op("Exp", "exp", net.conv("left", x))
-    net.output(net.conv("end", net.conv("a", x)), net.conv("end2", beside))
-    made = insert(net.model(), images(1), method="max", target="trt10", exclude=["left"])
-    assert made.prediction is not None
-    assert [
-        (f.code, f.node) for f in made.prediction.findings if f.severity == Severity.WARNING
-    ] == [("OUT-MIXED", "left")]
+    float_branch = net.conv("end2", net.op("Exp", "exp", net.conv("left", x)))
+    model = net.output(net.conv("end", net.conv("a", x)), float_branch).model()
+    result = qdqtool.insert(model, images(1), method="max", target="trt10", exclude=["left"])
+    findings = require_prediction(result).findings
+    warnings = [(f.code, f.node) for f in findings if f.severity == Severity.WARNING]
+    assert warnings == [("OUT-MIXED", "left")]
 
 
-def _bare(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The same graph under other names and without metadata."""
+def renamed(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the same graph with other names and without metadata."""
     copy = onnx.ModelProto.FromString(model.SerializeToString())
     del copy.metadata_props[:]
     copy.producer_name = copy.doc_string = ""
@@ -419,164 +382,120 @@ def _bare(model: onnx.ModelProto) -> onnx.ModelProto:
     for number, node in enumerate(graph.node):
         node.name, node.doc_string = f"n{number}", ""
         for tensors in (node.input, node.output):
-            for i, name in enumerate(tensors):
-                tensors[i] = names.setdefault(name, f"t{len(names)}")
+            tensors[:] = [names.setdefault(t, f"t{len(names)}") for t in tensors]
     for value in (*graph.output, *graph.value_info):
         value.name = names.get(value.name, value.name)
     return copy
 
 
-def _counted(prediction: qdqtool.Prediction) -> list[tuple[str, str, int]]:
-    found = [(f.code, str(f.severity)) for f in prediction.findings]
-    return sorted((*key, found.count(key)) for key in set(found))
+def count_findings(prediction: qdqtool.Prediction) -> Counter[tuple[str, str]]:
+    return Counter((f.code, str(f.severity)) for f in prediction.findings)
 
 
 @pytest.mark.parametrize("target", slow_after(1, ["trt11", "rtx1.7"]))
-def test_a_detector_for_a_strongly_typed_target_is_fp16_and_nothing_advises_against_it(
+def test_detector_for_strongly_typed_target_is_fp16(
     target: str,
 ) -> None:
-    made = insert(
-        detector(),
-        images(2, 3, 64, "images"),
-        target=target,
-        method="max",
-        residual="both",
-        losses=1,
-    )
-    assert made.float_type == "fp16" and not made.float32
-    types = {
-        v.type.tensor_type.elem_type for v in (*made.model.graph.input, *made.model.graph.output)
-    }
+    options = {"target": target, "method": "max", "residual": "both", "losses": 1}
+    result = qdqtool.insert(detector(), images(2, 3, 64, "images"), **options)
+    assert result.float_type == "fp16" and not result.float32
+    graph = result.model.graph
+    types = {v.type.tensor_type.elem_type for v in (*graph.input, *graph.output)}
     assert types == {onnx.TensorProto.FLOAT}
-    index = Model(made.model)
-    float_outputs = [
-        n
-        for n in nodes_of(made.model, "Conv")
-        if index.elem_type(n.output[0]) == onnx.TensorProto.FLOAT
-    ]
-    assert [n.name for n in float_outputs] == ["/model.22/dfl/conv/Conv"]
-    assert made.agreement is not None and 0.0 < made.agreement.error < 0.2
-    assert made.prediction is not None
-    told = {f.code for f in made.prediction.findings}
-    assert not told & {"FLOAT-FP32", "ADD-BOTH", "HEAD-QUANT"}
+    index = Model(result.model)
+    convolutions = {n.name: index.elem_type(n.output[0]) for n in nodes_of(result.model, "Conv")}
+    float_outputs = [n for n, kind in convolutions.items() if kind == onnx.TensorProto.FLOAT]
+    assert float_outputs == ["/model.22/dfl/conv/Conv"]
+    assert result.agreement is not None and 0.0 < result.agreement.error < 0.2
+    codes = require_prediction(result).findings_by_code().keys()
+    assert not codes & {"FLOAT-FP32", "ADD-BOTH", "HEAD-QUANT"}
 
 
-def test_fp32_can_be_asked_for_and_the_fix_that_is_named_works() -> None:
-    made = insert(
-        detector(),
-        images(1, 3, 64, "images"),
-        target="trt11",
-        method="max",
-        residual="both",
-        high_precision="fp32",
-    )
-    assert made.prediction is not None and made.float_type == "fp32" and made.agreement is None
-    finding = next(f for f in made.prediction.findings if f.code == "FLOAT-FP32")
-    assert finding.automatic
+def test_high_precision_fp32_can_be_fixed() -> None:
+    options = {"target": "trt11", "method": "max", "residual": "both", "high_precision": "fp32"}
+    result = qdqtool.insert(detector(), images(1, 3, 64, "images"), **options)
+    assert result.float_type == "fp32" and result.agreement is None
+    finding = next(f for f in require_prediction(result).findings if f.code == "FLOAT-FP32")
     stays = finding.causes[0].refusal
     assert isinstance(stays, FloatStays) and (stays.convolutions, stays.total) == (30, 31)
-    fixed = fix(made.model, "trt11", ["FLOAT-FP32"])
+    assert finding.automatic
+    fixed = fix(result.model, "trt11", ["FLOAT-FP32"])
     assert [c.code for c in fixed.applied] == ["FLOAT-FP32"]
-    assert not [f for f in fixed.after.findings if f.code == "FLOAT-FP32"]
+    assert "FLOAT-FP32" not in fixed.after.findings_by_code()
 
 
 @pytest.mark.parametrize(("largest", "kept"), [(60000.0, True), (33000.0, True), (20000.0, False)])
-def test_values_that_half_cannot_hold_stay_float32_and_are_named(
-    net: Net, largest: float, kept: bool
-) -> None:
-    """A square inside, as LayerNorm in pieces has it: no Q says how large it is."""
-    first = net.conv("a", "x", kernel=1)
-    wide = net.op(
-        "Mul",
-        "wide",
-        net.op("Clip", "clip", first, "", net.const("one", 1.0)),
-        net.const("k", largest),
-    )
-    small = net.op(
-        "Mul",
-        "small",
-        net.op("Clip", "cut", wide, "", net.const("low", largest)),
-        net.const("i", 1e-4),
-    )
-    net.output(net.conv("b", small, kernel=1))
-    net.initializers[0].CopyFrom(
-        onnx.numpy_helper.from_array(np.ones((16, 16, 1, 1), np.float32), "a.weight")
-    )
-    made = insert(net.model(), images(2), target="trt11", method="max", losses=1)
-    assert ("wide.out" in made.float32) == kept
-    index = Model(made.model)
-    assert (index.elem_type("wide.out") == onnx.TensorProto.FLOAT) == kept
-    assert made.agreement is not None and math.isfinite(made.agreement.error)
-    assert made.prediction is not None and "FLOAT-FP32" not in {
-        f.code for f in made.prediction.findings
-    }
+def test_values_too_large_for_half_stay_float32(net: Net, largest: float, kept: bool) -> None:
+    """A decomposed LayerNorm has such a square, whose size no Q states."""
+    clipped = net.op("Clip", "clip", net.conv("a", "x", kernel=1), "", net.const("one", 1.0))
+    wide = net.op("Mul", "wide", clipped, net.const("k", largest))
+    cut = net.op("Clip", "cut", wide, "", net.const("low", largest))
+    small = net.op("Mul", "small", cut, net.const("i", 1e-4))
+    model = net.output(net.conv("b", small, kernel=1)).model()
+    set_value(model, "a.weight", np.ones((16, 16, 1, 1), np.float32))
+    result = qdqtool.insert(model, images(2), target="trt11", method="max", losses=1)
+    assert ("wide.out" in result.float32) == kept
+    kind = Model(result.model).elem_type("wide.out")
+    assert (kind == onnx.TensorProto.FLOAT) == kept
+    assert result.agreement is not None and math.isfinite(result.agreement.error)
+    assert "FLOAT-FP32" not in require_prediction(result).findings_by_code()
 
 
-@pytest.mark.parametrize(("offset", "warned"), [(12000.0, True), (8.0, False)])
-def test_an_error_that_fp16_makes_is_a_warning(net: Net, offset: float, warned: bool) -> None:
-    """FP16 holds nothing between 12000 and 12008, so that both constants become one."""
+@pytest.mark.parametrize(("offset", "is_warned"), [(12000.0, True), (8.0, False)])
+def test_error_of_fp16_is_a_warning(net: Net, offset: float, is_warned: bool) -> None:
+    """FP16 has no value between 12000 and 12008, so that both constants become one."""
     moved = net.op("Add", "away", net.conv("a", "x", kernel=1), net.const("o", offset + 3))
-    net.output(net.conv("b", net.op("Sub", "back", moved, net.const("p", offset - 3)), kernel=1))
-    made = insert(net.model(), images(2), target="rtx1.7", method="max", losses=1)
-    assert made.losses is not None and made.losses.error < 0.1
-    assert (Remark.HALF_DIFFERS in remarks(made.warnings)) == warned
+    back = net.op("Sub", "back", moved, net.const("p", offset - 3))
+    model = net.output(net.conv("b", back, kernel=1)).model()
+    result = qdqtool.insert(model, images(2), target="rtx1.7", method="max", losses=1)
+    assert result.losses is not None and result.losses.error < 0.1
+    assert (Remark.HALF_DIFFERS in remarks(result.warnings)) == is_warned
 
 
-@pytest.mark.parametrize(
-    ("mode", "refused"), [("half_pixel_symmetric", True), ("half_pixel", False)]
-)
-def test_what_ends_the_build_is_a_warning_of_insert(net: Net, mode: str, refused: bool) -> None:
+@pytest.mark.parametrize(("mode", "fails"), [("half_pixel_symmetric", True), ("half_pixel", False)])
+def test_failing_build_is_a_warning(net: Net, mode: str, fails: bool) -> None:
     scales = net.const("s", np.asarray([1, 1, 2, 2]), np.float32)
-    net.output(
-        net.op("Resize", "r", net.conv("a", "x"), "", scales, coordinate_transformation_mode=mode)
-    )
-    made = insert(net.model(), images(2), target="rtx1.7", method="max")
-    assert (
-        made.prediction is not None
-        and ("BUILD-FAILS" in made.prediction.findings_by_code()) is refused
-    )
-    assert bool(made.warnings) is refused
+    attributes = {"coordinate_transformation_mode": mode}
+    net.output(net.op("Resize", "r", net.conv("a", "x"), "", scales, **attributes))
+    result = qdqtool.insert(net.model(), images(2), target="rtx1.7", method="max")
+    assert ("BUILD-FAILS" in require_prediction(result).findings_by_code()) is fails
+    assert bool(result.warnings) is fails
 
 
-def test_a_range_that_a_scale_says_keeps_a_whole_convolution_and_its_pairs_float32(
-    net: Net,
-) -> None:
+def test_large_scale_keeps_convolution_and_pairs_float32(net: Net) -> None:
     big = net.op("Mul", "big", net.conv("a", "x"), net.const("k", 40000.0))
-    net.output(net.conv("b", big), net.conv("c", "x"))
-    made = insert(net.model(), images(2), target="trt11", method="max", head="none")
-    index = Model(made.model)
-    for name, wanted in (("b", onnx.TensorProto.FLOAT), ("c", onnx.TensorProto.FLOAT16)):
+    model = net.output(net.conv("b", big), net.conv("c", "x")).model()
+    result = qdqtool.insert(model, images(2), target="trt11", method="max", head="none")
+    index = Model(result.model)
+    for name, kind in (("b", onnx.TensorProto.FLOAT), ("c", onnx.TensorProto.FLOAT16)):
         conv = index.node(name)
-        assert {index.elem_type(t) for t in conv.inputs} == {wanted}
+        assert {index.elem_type(t) for t in conv.inputs} == {kind}
         assert all(index.producers[t].op == "DequantizeLinear" for t in conv.inputs[:2])
-    assert made.prediction is not None and all(c.is_int8 for c in made.prediction.convolutions)
-    assert "big.out" in made.float32
+    assert all(c.is_int8 for c in require_prediction(result).convolutions)
+    assert "big.out" in result.float32
 
 
 @pytest.mark.parametrize("factor", [1.0, 30000.0, 1e-7])
 @pytest.mark.parametrize("input_type", ["float", "int8"])
-def test_a_pair_has_one_scale_and_what_is_said_of_it_is_in_the_file(
-    net: Net, factor: float, input_type: str
-) -> None:
-    """A pair is FP32 where values are too large for FP16; scales below its least are raised, and that is said."""
+def test_reported_scales_are_those_of_the_file(net: Net, factor: float, input_type: str) -> None:
+    """Pairs of values too large for FP16 stay FP32; scales below its least value are raised with a note."""
     scaled = net.op("Mul", "scaled", net.conv("a", "x"), net.const("k", factor))
-    net.output(
-        net.conv("b", net.op("Concat", "cat", scaled, scaled, axis=1), 32), net.conv("c", "x")
-    )
-    made = insert(
-        net.model(), images(2), target="trt11", method="max", head="none", input_type=input_type
-    )
-    index = Model(made.model)
-    said = {q.node: q.scale for q in made.quantized}
+    joined = net.op("Concat", "cat", scaled, scaled, axis=1)
+    model = net.output(net.conv("b", joined, 32), net.conv("c", "x")).model()
+    options = {"target": "trt11", "method": "max", "head": "none", "input_type": input_type}
+    result = qdqtool.insert(model, images(2), **options)
+    index = Model(result.model)
+    reported = {q.node: q.scale for q in result.quantized}
     for q in (n for n in index.nodes if n.op == "QuantizeLinear"):
         scale = index.constant(q.input(1))
+        assert scale is not None
+        np.testing.assert_array_equal(scale, np.asarray(reported[q.name], scale.dtype))
         for dq in index.readers(q.output):
             other = index.constant(dq.input(1))
-            assert scale is not None and other is not None and np.array_equal(scale, other)
+            assert other is not None and np.array_equal(scale, other)
             assert not index.is_constant(q.input(0)) or scale.dtype == other.dtype
-        assert scale is not None and np.array_equal(scale, np.asarray(said[q.name], scale.dtype))
-    assert all(
-        g.scale == {q.scale for q in made.activations if q.group == i}.pop()
-        for i, g in enumerate(made.groups)
-    )
-    assert (Remark.SCALES_RAISED in remarks(made.notes)) is (factor < 1)
+    grouped = [
+        {q.scale for q in result.activations if q.group == i} for i in range(len(result.groups))
+    ]
+    assert grouped == [{g.scale} for g in result.groups]
+    assert (Remark.SCALES_RAISED in remarks(result.notes)) is (factor < 1)

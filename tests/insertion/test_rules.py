@@ -1,5 +1,6 @@
-"""The residual inputs behind an activation: the worse of two outcomes decides."""
+"""Residual inputs after an activation: the placement with the better worst case is chosen."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -7,117 +8,157 @@ import pytest
 from qdqtool.base.records import replaced
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion import rules
-from qdqtool.insertion.placement import Placement, Rules, place
+from qdqtool.insertion.placement import Rules, place
 from qdqtool.insertion.prepare import prepare
 from qdqtool.insertion.scales import scale_groups
 from qdqtool.model.graph import Model
 from qdqtool.trt.outcome import settled, simulate
 from qdqtool.trt.targets import TARGETS, Target, target_named
-from tests.insertion.nets import Net, copied, detector, nodes_of, value_of
+from qdqtool.types import Prediction
+from tests.insertion.nets import Net, copied, detector, nodes_of, prediction, value_of
 
 TRT85 = target_named("trt8.5")
 
 
 def bottleneck(activation: str, bare: bool = False) -> Model:
-    """Conv, activation and an Add with what the block reads, then another convolution; and a bare one in front."""
+    """Return a residual block with or without SiLU; ``bare`` adds a residual without activation before it."""
     net = Net()
     stem = net.silu("stem/s", net.conv("stem", "x"))
     stem = net.op("Relu", "r", net.op("Add", "bare", net.conv("b", stem), stem)) if bare else stem
     inner = net.conv("c", stem)
     inner = net.silu("s", inner) if activation else inner
-    net.output(net.op("Relu", "end", net.conv("next", net.op("Add", "add", inner, stem))))
-    return net.index()
+    return net.output(
+        net.op("Relu", "end", net.conv("next", net.op("Add", "add", inner, stem)))
+    ).index()
+
+
+def sketch(model: Model, **options: Any) -> Model:
+    """Return the Q/DQ model that is simulated to compare placements."""
+    placement = place(model, Rules(**options))
+    return rules.sketch(model, placement, scale_groups(model, placement.readers))
 
 
 def outcomes(model: Model, option: str) -> dict[bool, tuple[int, int]]:
-    """INT8 convolutions with INT8 output and conversions, where Conv + SiLU + Add stay apart and where they fuse."""
-    placement = place(model, Rules(residual_after_activation=option))
-    proto = rules.sketch(model, placement, scale_groups(model, placement.readers)).proto
-    found = {}
+    """Return INT8 convolutions with INT8 output and conversions, if Conv, SiLU and Add fuse and if not."""
+    proto = sketch(model, residual_after_activation=option).proto
+    result = {}
     for fused in (False, True):
-        summary = simulate(
-            Model(proto), replaced(TRT85, residual_through_activation=fused)
-        ).summary()
-        found[fused] = summary["int8_to_int8"], summary["conversions"]
-    return found
+        target = replaced(TRT85, residual_through_activation=fused)
+        summary = simulate(Model(proto), target).summary()
+        result[fused] = summary["int8_to_int8"], summary["conversions"]
+    return result
 
 
-def after_activation(model: Model, target: Target = TRT85) -> str:
+def choose_option(model: Model, target: Target = TRT85) -> str:
+    """Return the option for the inputs after an activation; the placement has to be that of the option."""
     option, placement = rules.after_activation(model, Rules(), target, True)
-    wanted = place(model, Rules(residual_after_activation=option))
-    assert placement is None or placement == wanted
+    assert placement in (None, place(model, Rules(residual_after_activation=option)))
     return option
 
 
-def test_what_both_inputs_are_worth() -> None:
+def test_both_inputs_do_not_depend_on_fusion() -> None:
     model = bottleneck("silu")
     both, skip = outcomes(model, "both"), outcomes(model, "skip")
     assert both[False] == both[True]
     assert skip[False] < both[False]
-    assert after_activation(model) == "both"
-    # By hand: of three the last writes float; without it the Add stays float, and with it all that is written
-    model = bottleneck("silu")
-
-    def worth(**given: Any) -> tuple[int, int, int]:
-        placement = place(model, Rules(**given))
-        proto = rules.sketch(model, placement, scale_groups(model, placement.readers)).proto
-        return rules._worth(settled(Model(proto), TRT85))
-
-    assert worth(residual="both") == (3, 2, -1)
-    assert worth(residual="both", exclude=["^next$"]) == (2, 0, -2)
-    assert after_activation(bottleneck("silu"), target=TARGETS["rtx1.7"]) == "none"
+    assert choose_option(model) == "both"
 
 
-def test_the_demo_network_gets_what_is_better_in_the_worse_case() -> None:
+@pytest.mark.parametrize(
+    ("exclude", "expected"),
+    [
+        ([], {"int8": 3, "int8_to_int8": 2, "conversions": 1}),  # the last of three writes float
+        (["^next$"], {"int8": 2, "int8_to_int8": 0, "conversions": 2}),  # the Add stays float
+    ],
+)
+def test_sketch_is_predicted_as_counted_by_hand(
+    exclude: list[str], expected: dict[str, int]
+) -> None:
+    model = sketch(bottleneck("silu"), residual="both", exclude=exclude)
+    summary = settled(model, TRT85).summary()
+    assert {key: summary[key] for key in expected} == expected
+
+
+def test_no_residual_is_quantized_for_rtx() -> None:
+    assert choose_option(bottleneck("silu"), target=TARGETS["rtx1.7"]) == "none"
+
+
+def test_yolov8_gets_placement_with_better_worst_case() -> None:
     proto = copied(detector())
     prepare(Model(proto))
     model = Model(proto)
     worst = {o: min((i, -c) for i, c in outcomes(model, o).values()) for o in rules.OPTIONS}
-    assert after_activation(model) == max(rules.OPTIONS, key=lambda o: worst[o])
+    assert choose_option(model) == max(rules.OPTIONS, key=lambda o: worst[o])
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[bool]]:
+    """Return a function that sets the predictions of the simulations to come.
+
+    It returns a list that tells of each simulation whether Conv, SiLU and Add fuse.
+    """
+
+    def set_predictions(*counts: tuple[int, int, int]) -> list[bool]:
+        fused: list[bool] = []
+
+        def settled(_: object, target: Target) -> Prediction:
+            fused.append(target.residual_through_activation)
+            if len(fused) > len(counts):
+                raise QdqtoolError("the graph cannot be simulated")
+            return prediction(*counts[len(fused) - 1])
+
+        monkeypatch.setattr(rules, "settled", settled)
+        return fused
+
+    return set_predictions
 
 
 @pytest.mark.parametrize(
-    ("worths", "option", "asked"),
+    ("counts", "option", "fused"),
     [
-        ([(3, 3, -2), (3, 3, -1), (3, 3, 0)], "skip", 3),
-        ([(3, 3, -1), (3, 4, 0), (3, 3, 0)], "skip", 3),
-        ([(3, 3, -1), (3, 4, 0), (3, 3, -1)], "both", 3),
-        ([(3, 3, -1), (3, 4, 0), (3, 3, -2)], "both", 3),
-        ([(3, 3, -1), (3, 3, -2)], "both", 2),  # given up at its first outcome that is no better
-        (
-            [(1, 1, -9), (2, 2, -1)],
-            "both",
-            3,
-        ),  # the third cannot be simulated: what the evidence says
+        ([(3, 3, 2), (3, 3, 1), (3, 3, 0)], "skip", [False, False, True]),
+        ([(3, 2, 1), (3, 3, 0), (3, 2, 0)], "skip", [False, False, True]),
+        ([(3, 2, 1), (3, 3, 0), (3, 2, 1)], "both", [False, False, True]),
+        ([(3, 2, 1), (3, 3, 0), (3, 2, 2)], "both", [False, False, True]),
+        ([(3, 3, 1), (3, 3, 2)], "both", [False, False]),  # the first outcome is no better
+        ([(1, 1, 9), (2, 2, 1)], "both", [False, False, True]),  # the third simulation fails
     ],
 )
-def test_the_skip_has_to_be_better_in_both_outcomes(
-    worths: list[tuple[int, int, int]], option: str, asked: int, monkeypatch: pytest.MonkeyPatch
+def test_skip_has_to_be_better_in_both_outcomes(
+    simulated: Callable[..., list[bool]],
+    counts: list[tuple[int, int, int]],
+    option: str,
+    fused: list[bool],
 ) -> None:
-    """With both quantized nothing depends on whether they fuse: one outcome of that, two of the skip."""
-    fused: list[bool] = []
+    """With both inputs quantized nothing depends on fusion: one simulation for both, two for the skip.
 
-    def worth(_: object, target: Target) -> tuple[int, int, int]:
-        fused.append(target.residual_through_activation)
-        if len(fused) > len(worths):
-            raise QdqtoolError("no pass can take this")
-        return worths[len(fused) - 1]
-
-    monkeypatch.setattr(rules, "settled", worth)
-    monkeypatch.setattr(rules, "_worth", lambda found: found)
-    assert after_activation(bottleneck("silu")) == option
-    assert fused == [False, False, True][:asked]
-    fused.clear()
-    assert after_activation(bottleneck("silu", bare=True)) and fused  # one such Add is enough
-    fused.clear()
-    assert after_activation(bottleneck("")) == "both" and not fused
+    Counts are INT8 convolutions, those with INT8 output, and conversions.
+    """
+    simulations = simulated(*counts)
+    assert choose_option(bottleneck("silu")) == option
+    assert simulations == fused
 
 
-def test_a_sketch_needs_no_weights_and_ties_what_is_tied() -> None:
+def test_placements_are_simulated_if_one_residual_has_activation(
+    simulated: Callable[..., list[bool]],
+) -> None:
+    simulations = simulated()
+    choose_option(bottleneck("silu", bare=True))
+    assert simulations
+
+
+def test_placements_are_not_simulated_without_activation(
+    simulated: Callable[..., list[bool]],
+) -> None:
+    simulations = simulated()
+    assert choose_option(bottleneck("")) == "both"
+    assert not simulations
+
+
+def test_sketch_has_no_large_weights_and_numbers_groups() -> None:
     model = bottleneck("silu")
-    placement: Placement = place(model, Rules())
     before = model.proto.SerializeToString(deterministic=True)
-    proto = rules.sketch(model, placement, scale_groups(model, placement.readers)).proto
+    proto = sketch(model).proto
     assert model.proto.SerializeToString(deterministic=True) == before
     scales = {n.input[0]: value_of(proto, n.input[1]) for n in nodes_of(proto, "QuantizeLinear")}
     assert {t: float(s) for t, s in scales.items() if not s.ndim} == {

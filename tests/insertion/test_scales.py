@@ -8,12 +8,11 @@ import pytest
 import qdqtool
 from calibration.cache import Statistics
 from calibration.methods import range_of
-from calibration.statistics import TensorStatistics
+from calibration.statistics import Histogram, TensorStatistics
 from qdqtool.base.notes import Remark
 from qdqtool.base.options import Kept
 from qdqtool.commands.demo_run import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
-from qdqtool.insertion import scales
 from qdqtool.insertion.inputs import collect_for, scales_from_table, write_table
 from qdqtool.insertion.scales import (
     METHODS,
@@ -26,9 +25,8 @@ from qdqtool.insertion.scales import (
 )
 from qdqtool.model.graph import Model
 from qdqtool.types import QuantizedTensor
-from tests.calibration.nets import refused
-from tests.insertion.nets import Net, images
-from tests.raising import raises
+from tests.errors import has
+from tests.insertion.nets import Net, images, one_layer, require_prediction
 
 RNG = np.random.default_rng(0)
 WIDE = RNG.laplace(0.0, 4.0, 40_000).astype(np.float32)
@@ -46,187 +44,218 @@ def group(*sources: str) -> ScaleGroup:
 
 
 def relative_error(values: np.ndarray, scale: float) -> float:
-    """By hand: quantize with that scale, root of squared error over power."""
+    """Return the root of the squared error of quantization over the sum of squares."""
     wide = values.astype(np.float64)
     restored = np.clip(np.rint(wide / scale), -127, 127) * scale
     return float(np.sqrt(((wide - restored) ** 2).mean() / (wide**2).mean()))
 
 
-def test_ranges_of_groups() -> None:
-    found, said = choose_scale(group("a", "b"), statistics(a=WIDE, b=NARROW), MethodChoice("max"))
-    assert found.scale == pytest.approx(float(np.abs(WIDE).max()) / 127, rel=1e-6)
-    assert [m.tensor for m in found.members] == ["a", "b"]
+PAIR = statistics(a=WIDE, b=NARROW)
+
+
+def test_max_range_of_group_is_largest() -> None:
+    chosen, warnings = choose_scale(group("a", "b"), PAIR, MethodChoice("max"))
+    assert chosen.scale == pytest.approx(float(np.abs(WIDE).max()) / 127, rel=1e-6)
+    assert [m.tensor for m in chosen.members] == ["a", "b"]
     ratio = np.abs(WIDE).max() / np.abs(NARROW).max()
-    assert found.members[0].bits_lost == pytest.approx(0.0, abs=1e-6)
-    assert found.members[1].bits_lost == pytest.approx(np.log2(ratio), abs=1e-4)
-    assert said == []
-    found, _ = choose_scale(
-        group("a", "b"), statistics(a=WIDE, b=NARROW), MethodChoice("percentile", percentile=99.0)
-    )
-    assert found.scale == pytest.approx(
-        np.percentile(np.abs(np.concatenate([WIDE, NARROW])), 99.0) / 127, rel=0.01
-    )
-    found, _ = choose_scale(group("a", "b"), statistics(a=WIDE, b=NARROW), MethodChoice("mse"))
+    lost = [m.bits_lost for m in chosen.members]
+    assert lost == pytest.approx([0.0, np.log2(ratio)], abs=1e-4)
+    assert (chosen.power, warnings) == (None, [])
+
+
+def test_percentile_of_group_is_that_of_all_values() -> None:
+    choice = MethodChoice("percentile", percentile=99.0)
+    chosen, _ = choose_scale(group("a", "b"), PAIR, choice)
+    expected = np.percentile(np.abs(np.concatenate([WIDE, NARROW])), 99.0) / 127
+    assert chosen.scale == pytest.approx(expected, rel=0.01)
+
+
+def test_mse_range_of_group_has_least_summed_error() -> None:
+    chosen, _ = choose_scale(group("a", "b"), PAIR, MethodChoice("mse"))
 
     def total(scale: float) -> float:
         return relative_error(WIDE, scale) + relative_error(NARROW, scale)
 
-    best = min(total(s) for s in np.geomspace(0.2, 2.0, 200) * found.scale)
-    assert total(found.scale) <= best * 1.02
-    assert total(found.scale) < total(float(np.abs(WIDE).max()) / 127) * 0.9
-    assert found.power == 2.0
+    best = min(total(s) for s in np.geomspace(0.2, 2.0, 200) * chosen.scale)
+    assert total(chosen.scale) <= best * 1.02
+    assert total(chosen.scale) < total(float(np.abs(WIDE).max()) / 127) * 0.9
+    assert chosen.power == 2.0
 
 
-def test_the_power_of_a_group_is_told_and_its_range_has_the_least_error_to_it() -> None:
-    silu = lambda x: x / (1 + np.exp(-x))  # noqa: E731
-    for spread, power in (
-        (2.0, 3.0),
-        (30.0, 2.0),
-    ):  # steps far below, and above, SiLU's negative side
-        values = {
-            n: silu(RNG.normal(0.0, spread * k, 40_000)).astype(np.float32)
-            for n, k in (("a", 1.0), ("b", 0.6))
-        }
-        stats = statistics(**values)
-        for name, array in values.items():
-            stats[name].add_focus([array[:2000]])
-        found, _ = choose_scale(group("a", "b"), stats, MethodChoice("focus"))
-        assert found.power == power
+# Steps far below, and above, the depth of SiLU's negative side.
+@pytest.mark.parametrize(("spread", "power"), [(2.0, 3.0), (30.0, 2.0)])
+def test_focus_range_of_group_has_least_error(spread: float, power: float) -> None:
+    rng = np.random.default_rng(4)
+    inputs = {n: rng.normal(0.0, spread * k, 40_000) for n, k in (("a", 1.0), ("b", 0.6))}
+    values = {n: (x / (1 + np.exp(-x))).astype(np.float32) for n, x in inputs.items()}
+    stats = statistics(**values)
+    for name, array in values.items():
+        stats[name].add_focus([array[:2000]])
+    chosen, _ = choose_scale(group("a", "b"), stats, MethodChoice("focus"))
+    assert chosen.power == power
 
-        def total(scale: float) -> float:
-            errors = []
-            for array in values.values():  # noqa: B023
-                restored = np.clip(np.rint(array / scale), -127, 127) * scale
-                wrong, size = np.abs(array - restored) ** power, np.abs(array) ** power  # noqa: B023
-                errors.append([0.1 * e.mean() + 0.9 * e[:2000].mean() for e in (wrong, size)])
-            return float(sum((a / b) ** (1 / power) for a, b in errors))  # noqa: B023
+    def total(scale: float) -> float:
+        errors = []
+        for array in values.values():
+            restored = np.clip(np.rint(array / scale), -127, 127) * scale
+            powers = np.abs(array - restored) ** power, np.abs(array) ** power
+            errors.append([0.1 * p.mean() + 0.9 * p[:2000].mean() for p in powers])
+        return float(sum((error / size) ** (1 / power) for error, size in errors))
 
-        own = [m.amax / 127 for m in found.members]
-        assert (
-            total(found.scale) <= min(total(s) for s in np.geomspace(min(own), max(own), 60)) * 1.02
-        )
-    assert (
-        choose_scale(group("a", "b"), statistics(a=WIDE, b=NARROW), MethodChoice("max"))[0].power
-        is None
-    )
+    own = [m.amax / 127 for m in chosen.members]
+    best = min(total(s) for s in np.geomspace(min(own), max(own), 60))
+    assert total(chosen.scale) <= best * 1.02
 
 
 @pytest.mark.parametrize("method", ["max", "mse", "percentile", "entropy"])
-def test_an_always_zero_tensor_gets_a_positive_scale_and_a_warning(method: str) -> None:
-    found, said = choose_scale(group("a"), statistics(a=np.zeros(100)), MethodChoice(method))
-    assert found.scale > 0
-    assert said == [Remark.ALWAYS_ZERO(tensor="a")]
-    assert found.scale == np.float32(1 / 127) and found.power is None
-    both, said = choose_scale(
-        group("a", "b"), statistics(a=np.zeros(100), b=NARROW), MethodChoice(method)
-    )
+def test_zero_tensor_gets_positive_scale_and_warning(method: str) -> None:
+    chosen, warnings = choose_scale(group("a"), statistics(a=np.zeros(100)), MethodChoice(method))
+    assert warnings == [Remark.ALWAYS_ZERO(tensor="a")]
+    assert chosen.scale == np.float32(1 / 127) and chosen.power is None
+
+
+@pytest.mark.parametrize("method", ["max", "mse", "percentile", "entropy"])
+def test_zero_tensor_does_not_change_scale_of_group(method: str) -> None:
+    stats = statistics(a=np.zeros(100), b=NARROW)
+    both, warnings = choose_scale(group("a", "b"), stats, MethodChoice(method))
+    alone, _ = choose_scale(group("b"), stats, MethodChoice(method))
+    assert both.scale == alone.scale and len(warnings) == 1
     assert [(m.tensor, m.bits_lost) for m in both.members] == [("a", 0.0), ("b", 0.0)]
-    assert both.members[0].amax == 0.0 and both.members[1].amax / 127 == pytest.approx(
-        both.scale, rel=1e-6
-    )
-    alone, _ = choose_scale(group("b"), statistics(b=NARROW), MethodChoice(method))
-    assert both.scale == alone.scale
-    assert len(said) == 1
+    assert [m.amax for m in both.members] == pytest.approx([0.0, 127 * both.scale], rel=1e-6)
 
 
+class CountedStatistics(TensorStatistics):
+    """Statistics that count how often their histogram is read."""
+
+    reads = 0
+
+    @property
+    def histogram(self) -> Histogram:
+        self.reads += 1
+        return super().histogram
+
+    def coarse(self, bits: int) -> Histogram:
+        self.reads += 1
+        return super().coarse(bits)
+
+
+@pytest.mark.parametrize("sources", [("a",), ("a", "z"), ("z", "a")])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_tensor_alone_is_searched_once(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its scale is that of its own range; nothing is merged or searched again for one tensor, nor for none."""
-    monkeypatch.setattr(scales, "_least_error", None)
-    monkeypatch.setattr("calibration.statistics.merge_all", None)
-    stats = statistics(a=WIDE, z=np.zeros(9))
-    for sources in (("a",), ("a", "z"), ("z", "a")):
-        found, _ = choose_scale(group(*sources), stats, MethodChoice(method))
-        assert found.scale == pytest.approx(range_of(stats["a"], method).amax / 127, rel=1e-6)
-        assert found.power == range_of(stats["a"], method).power
-    assert choose_scale(group("z"), stats, MethodChoice(method))[0].scale == np.float32(1 / 127)
+def test_single_tensor_is_searched_once(method: str, sources: tuple[str, ...]) -> None:
+    """Its own range is that of the group, also next to a tensor of zeros."""
+    alone, grouped = CountedStatistics(), CountedStatistics()
+    for counted in (alone, grouped):
+        counted.add(WIDE)
+    own = range_of(alone, method)
+    stats = Statistics({"a": grouped, "z": TensorStatistics.of(np.zeros(9, np.float32))})
+    chosen, _ = choose_scale(group(*sources), stats, MethodChoice(method))
+    assert (chosen.scale, chosen.power) == (float(np.float32(own.amax / 127)), own.power)
+    assert grouped.reads == alone.reads
 
 
-def test_weights_and_overrides() -> None:
-    choice = MethodChoice("mse", (("^a", "max"), ("b", "percentile")))
-    assert choice.of(group("abc")) == "max"  # the first pattern that matches
-    assert choice.of(group("cb")) == "percentile"
-    assert choice.of(group("z")) == "mse"
-    with raises(QdqtoolError, "MethodChoice.of a1 b1"):
-        choice.of(group("a1", "b1"))
-    assert (
-        choice.of(group("a1", "z", "a2")) == choice.of(group("z", "a1")) == "max"
-    )  # what matches none follows
-    for tensors, example in ((["z", "y", "x"], "'z'"), ([], "")):
-        refused(
-            QdqtoolError,
-            f"MethodChoice.check `method_for` ^a=max: {example}",
-            choice.check,
-            tensors,
-        )
-    choice.check(["a", "b"])
-    with pytest.raises(QdqtoolError, match="not a regular expression"):
-        MethodChoice("mse", (("(", "max"),)).check(["z"])
-    with raises(QdqtoolError, "MethodChoice.check kl"):
-        MethodChoice("kl").check([])
-    with raises(QdqtoolError, "MethodChoice.check kl"):
-        MethodChoice("max", (("z", "kl"),)).check(["z"])
-    stats = statistics(a=[1.0, np.nan, 2.0])
-    refused(
-        DataError,
-        "choose_scale 'a': 1 3 NaN `exclude`",
-        choose_scale,
-        group("a"),
-        stats,
-        MethodChoice(),
-    )
+CHOICE = MethodChoice("mse", (("^a", "max"), ("b", "percentile")))
 
 
 @pytest.mark.parametrize(
-    ("percentile", "right"),
+    ("tensors", "method"),
     [
-        (0.9999, False),
-        (49.99, False),
-        (50.0, True),
-        (99.99, True),
-        (100.0, True),
-        (100.01, False),
+        (["abc"], "max"),  # the first pattern that matches
+        (["cb"], "percentile"),
+        (["z"], "mse"),
+        (["a1", "z", "a2"], "max"),  # a tensor without match follows the others
+        (["z", "a1"], "max"),
     ],
 )
-def test_percentiles_go_from_50_to_100(percentile: float, right: bool) -> None:
-    assert MethodChoice().percentile == 99.99
-    choice = MethodChoice("percentile", percentile=percentile)
-    if right:
-        choice.check([])
-        return
-    with raises(QdqtoolError, f"MethodChoice.check {percentile:g}"):
-        choice.check([])
+def test_method_of_group(tensors: list[str], method: str) -> None:
+    assert CHOICE.of(group(*tensors)) == method
 
 
-def test_weight_scales_are_per_channel_and_positive() -> None:
+def test_group_with_two_methods_is_refused() -> None:
+    refused = has("ambiguous", parameter="method_for")
+    with pytest.raises(QdqtoolError, check=refused, match=r"'a1'.*'b1'"):
+        CHOICE.of(group("a1", "b1"))
+
+
+@pytest.mark.parametrize(
+    ("choice", "tensors", "code", "parameter", "value"),
+    [
+        (CHOICE, ["z", "y", "x"], "no-match", "method_for", r"`method_for` \^a=max.*'z'"),
+        (CHOICE, [], "no-match", "method_for", r"`method_for` \^a=max"),
+        (MethodChoice("kl"), [], "unknown-choice", "method", "'kl'"),
+        (MethodChoice("max", (("z", "kl"),)), ["z"], "unknown-choice", "method", "'kl'"),
+        *(
+            (MethodChoice(percentile=p), [], "out-of-range", "percentile", f"{p:g}")
+            for p in (0.9999, 49.99, 100.01)
+        ),
+    ],
+)
+def test_choice_of_methods_is_refused(
+    choice: MethodChoice, tensors: list[str], code: str, parameter: str, value: str
+) -> None:
+    with pytest.raises(QdqtoolError, check=has(code, parameter=parameter), match=value):
+        choice.check(tensors)
+
+
+def test_method_for_that_is_no_regular_expression_is_refused() -> None:
+    with pytest.raises(QdqtoolError, match="not a regular expression"):
+        MethodChoice("mse", (("(", "max"),)).check(["z"])
+
+
+@pytest.mark.parametrize(
+    ("choice", "tensors"),
+    [(CHOICE, ["a", "b"]), *((MethodChoice(percentile=p), []) for p in (50.0, 99.99, 100.0))],
+)
+def test_choice_of_methods_passes(choice: MethodChoice, tensors: list[str]) -> None:
+    choice.check(tensors)
+
+
+def test_values_that_are_not_finite_are_refused() -> None:
+    stats = statistics(a=[1.0, np.nan, 2.0])
+    with pytest.raises(DataError, check=has("not-finite", node="a")) as caught:
+        choose_scale(group("a"), stats, MethodChoice())
+    assert "1 of 3 values" in str(caught.value) and "`exclude`" in str(caught.value)
+
+
+def test_weight_scale_per_channel() -> None:
     weight = RNG.normal(0, 1, (4, 3, 3, 3)).astype(np.float32)
-    weight[2] = 0.0
-    weight[3] *= 1e-40
-    expected = np.abs(weight).reshape(4, -1).max(axis=1) / 127
-    found = weight_scale(weight, 0)
-    assert found.shape == (4,)
-    assert found.dtype == np.float32
-    assert found[:2] == pytest.approx(expected[:2], rel=1e-6)
-    assert found[2] == found[3] == expected[:2].max().astype(np.float32)
+    scale = weight_scale(weight, 0)
+    assert (scale.shape, scale.dtype) == ((4,), np.float32)
+    assert scale == pytest.approx(np.abs(weight).max(axis=(1, 2, 3)) / 127, rel=1e-6)
     across = weight_scale(weight, 1)
     assert across == pytest.approx(np.abs(weight).max(axis=(0, 2, 3)) / 127, rel=1e-6)
     single = weight_scale(weight, None)
     assert single.shape == ()
     assert single == pytest.approx(np.abs(weight).max() / 127, rel=1e-6)
-    small = weight_scale(np.float32([[0.25, -0.5]]), None)
-    assert small == np.float32(0.5 / 127) and weight_scale(np.float32([[0.25, -0.5]]), 0) == [small]
-    assert weight_scale(np.zeros((2, 2), np.float32), 0).tolist() == [1.0, 1.0]
-    assert weight_scale(np.zeros((2, 0), np.float32), 0).tolist() == [1.0, 1.0]
-    assert weight_scale(np.zeros((2, 0), np.float32), None).tolist() == 1.0
-    tiny = float(np.finfo(np.float32).tiny)
-    weight = np.array([[127.0 * tiny], [126.0 * tiny], [127.0]])
-    assert weight_scale(weight, 0).tolist() == [tiny, 1.0, 1.0]
-    assert positive(0.0) == float(np.finfo(np.float32).tiny)
-    assert positive(1e-45) > 0
-    assert positive(0.1) == float(np.float32(0.1))
+
+
+TINY = float(np.finfo(np.float32).tiny)
+
+
+@pytest.mark.parametrize(
+    ("weight", "axis", "expected"),
+    [
+        ([[0.25, -0.5]], None, float(np.float32(0.5 / 127))),
+        ([[0.25, -0.5]], 0, [float(np.float32(0.5 / 127))]),
+        ([[127.0], [0.0], [1e-40]], 0, [1.0, 1.0, 1.0]),  # zeros get the largest scale
+        ([[127 * TINY], [126 * TINY], [127.0]], 0, [TINY, 1.0, 1.0]),
+        (np.zeros((2, 2)), 0, [1.0, 1.0]),
+        (np.zeros((2, 0)), 0, [1.0, 1.0]),
+        (np.zeros((2, 0)), None, 1.0),
+    ],
+)
+def test_weight_scale_is_positive(weight: object, axis: int | None, expected: object) -> None:
+    assert weight_scale(np.asarray(weight, np.float32), axis).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("scale", "expected"), [(0.0, TINY), (1e-45, TINY), (0.1, float(np.float32(0.1)))]
+)
+def test_positive(scale: float, expected: float) -> None:
+    assert positive(scale) == expected
 
 
 def table(folder: Path, **scales: float) -> Path:
+    """Write a TensorRT calibration table."""
     path = folder / "calib.table"
     rows = [f"{name}: {struct.pack('!f', scale).hex()}" for name, scale in scales.items()]
     path.write_text("\n".join(["TRT-8502-EntropyCalibration2", *rows]) + "\n")
@@ -236,19 +265,24 @@ def table(folder: Path, **scales: float) -> Path:
 GROUP = ScaleGroup(("joined",), ("joined", "a", "b"), ("a", "b"))
 
 
-def test_tables_of_scales(tmp_path: Path) -> None:
-    path = table(tmp_path, a=0.25, b=0.5, joined=0.125, other=9.0)
-    (found,) = scales_from_table(path, [GROUP])
-    assert (found.scale, found.method, found.power) == (0.5, "table", None)
-    assert [(m.tensor, m.amax, m.bits_lost) for m in found.members] == [
-        ("a", 0.25 * 127, 0.0),
-        ("b", 0.5 * 127, 0.0),
-    ]
-    (one,) = scales_from_table(table(tmp_path, a=0.25), [GROUP])
-    assert one.scale == 0.25 and [m.tensor for m in one.members] == ["a"]
-    made = Net()
-    made.output(made.conv("c", "x"))
-    result = qdqtool.insert(made.model(), images(), predict=False, head="none", method="max")
+@pytest.mark.parametrize(
+    ("scales", "expected"),
+    [
+        ({"a": 0.25, "b": 0.5, "joined": 0.125, "other": 9.0}, {"a": 0.25, "b": 0.5}),
+        ({"a": 0.25}, {"a": 0.25}),
+    ],
+)
+def test_scale_from_table_is_largest_of_group(
+    scales: dict[str, float], expected: dict[str, float], tmp_path: Path
+) -> None:
+    (chosen,) = scales_from_table(table(tmp_path, **scales), [GROUP])
+    assert (chosen.scale, chosen.method, chosen.power) == (max(expected.values()), "table", None)
+    members = [(m.tensor, m.amax, m.bits_lost) for m in chosen.members]
+    assert members == [(tensor, scale * 127, 0.0) for tensor, scale in expected.items()]
+
+
+def test_table_holds_scales_of_activations(tmp_path: Path) -> None:
+    result = qdqtool.insert(one_layer(), images(), predict=False, head="none", method="max")
     result.quantized.append(QuantizedTensor("by channel", [0.5, 0.25], "other", None, "q"))
     write_table(result, tmp_path / "out.table")
     rows = (tmp_path / "out.table").read_text().splitlines()[1:]
@@ -256,66 +290,86 @@ def test_tables_of_scales(tmp_path: Path) -> None:
     assert rows == [f"x: {struct.pack('!f', largest / 127).hex()}"]
 
 
-@pytest.mark.parametrize("scale", [0.0, None])
-def test_what_the_table_has_no_range_for_is_named(scale: float | None, tmp_path: Path) -> None:
-    path = table(tmp_path, other=1.0) if scale is None else table(tmp_path, a=scale, other=1.0)
-    refused(DataError, f"scales_from_table {path}: 'joined'", scales_from_table, path, [GROUP])
-    small = scales_from_table(table(tmp_path, a=1e-45), [GROUP])[0].scale
-    assert small == float(np.finfo(np.float32).tiny)  # as small as a scale can be
+@pytest.mark.parametrize("scales", [{}, {"a": 0.0}], ids=["missing", "zero"])
+def test_table_without_scale_is_refused(scales: dict[str, float], tmp_path: Path) -> None:
+    path = table(tmp_path, **scales, other=1.0)
+    refused = has("missing-scale", path=str(path), parameter="calib_table", node="joined")
+    with pytest.raises(DataError, check=refused):
+        scales_from_table(path, [GROUP])
 
 
-def test_what_is_reported_of_calibration(tmp_path: Path) -> None:
-    made = Net()
-    body = made.op("Relu", "r", made.conv("c", "x"))
-    made.output(made.op("Sigmoid", "s", made.conv("heat", body, cout=3)))
-    model = made.index()
+def test_scale_from_table_is_positive(tmp_path: Path) -> None:
+    (chosen,) = scales_from_table(table(tmp_path, a=1e-45), [GROUP])
+    assert chosen.scale == TINY
+
+
+def report_calibration(data: object, cache: Path | None = None) -> dict[str, Any]:
+    """Calibrate a heat map on at most three samples and return the report."""
+    net = Net()
+    body = net.op("Relu", "r", net.conv("c", "x"))
+    model = net.output(net.op("Sigmoid", "s", net.conv("heat", body, cout=3))).index()
     groups = [ScaleGroup(("x",), ("x",), ("x",)), ScaleGroup((body,), (body,), (body, "x"))]
+    kept = Kept(calib_cache=cache)
+    _, report = collect_for(model, data, groups, max_images=3, kept=kept)
+    return report
 
-    def report(data: object, cache: Path | None = None) -> dict[str, object]:
-        _, told = collect_for(model, data, groups, max_images=3, kept=Kept(calib_cache=cache))
-        return told
 
-    told = report(images())
-    assert (told["images"], told["tensors"], told["focus"]) == (3, 2, ["heat.out"])
-    assert told["cache"] is None and told["data"] == ""
-    assert told["skipped"] == told["notes"] == [] and told["fingerprint"]
+def test_calibration_report_of_arrays() -> None:
+    report = report_calibration(images())
+    assert report.pop("fingerprint")
+    assert report == report | {"images": 3, "tensors": 2, "focus": ["heat.out"]}
+    assert report == report | {"cache": None, "data": "", "skipped": [], "notes": []}
+
+
+def test_calibration_report_of_files(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.concatenate([i["x"] for i in images()]))
-    told = report(tmp_path / "x.npy", tmp_path / "cache.npz")
-    assert told["data"] == str(tmp_path / "x.npy") and told["cache"] == str(tmp_path / "cache.npz")
-    refused(DataError, "collect_for (`data`) (`calib_table`)", report, None)
+    report = report_calibration(tmp_path / "x.npy", tmp_path / "cache.npz")
+    assert report["data"] == str(tmp_path / "x.npy")
+    assert report["cache"] == str(tmp_path / "cache.npz")
+
+
+def test_calibration_without_data_is_refused() -> None:
+    with pytest.raises(DataError, check=has("missing-argument", parameter="data")) as caught:
+        report_calibration(None)
+    assert "`calib_table`" in str(caught.value)
 
 
 def tied(groups: list[ScaleGroup]) -> list[tuple[str, ...]]:
     return [g.quantized for g in groups]
 
 
-def test_groups_of_a_concat(net: Net) -> None:
+@pytest.fixture
+def concat(net: Net) -> Net:
+    """Return the Concat ``cat`` of two activations ``a`` and ``b``, and convolutions of all three."""
     a, b = net.op("Relu", "a", net.conv("ca", "x")), net.op("Relu", "b", net.conv("cb", "x"))
     joined = net.op("Concat", "cat", a, b, axis=1)
-    net.output(net.conv("c", joined, 32), net.conv("d", a))
-    groups = scale_groups(net.index(), ["x", "cat.out", "a.out"])
+    return net.output(net.conv("c", joined, 32), net.conv("d", a), net.conv("e", b))
+
+
+def test_concat_ties_its_inputs(concat: Net) -> None:
+    groups = scale_groups(concat.index(), ["x", "cat.out", "a.out"])
     assert tied(groups) == [("x",), ("cat.out", "a.out")]
     assert set(groups[1].sources) == {"a.out", "b.out"}
     assert set(groups[1].tensors) == {"a.out", "b.out", "cat.out"}
     assert [g.tied for g in groups] == [False, True]
-    net = Net()
+
+
+def test_concat_that_is_not_quantized_ties_nothing(concat: Net) -> None:
+    groups = scale_groups(concat.index(), ["a.out", "b.out"])
+    assert tied(groups) == [("a.out",), ("b.out",)]
+
+
+def test_scale_groups_without_unify_have_one_tensor(concat: Net) -> None:
+    groups = scale_groups(concat.index(), ["cat.out", "a.out"], unify=False)
+    single = [("cat.out",), ("a.out",)]
+    assert tied(groups) == [g.sources for g in groups] == single
+
+
+def test_concat_with_constant_is_source_itself(net: Net) -> None:
     a = net.op("Relu", "a", net.conv("ca", "x"))
     joined = net.op("Concat", "cat", a, net.const("k", np.full((1, 16, 8, 8), 99.0)), axis=1)
-    net.output(net.conv("d", joined, 32))
-    (group,) = scale_groups(net.index(), ["cat.out"])
+    (group,) = scale_groups(net.output(net.conv("d", joined, 32)).index(), ["cat.out"])
     assert set(group.sources) == {"a.out", "cat.out"}
-    net = Net()
-    a, b = net.op("Relu", "a", net.conv("ca", "x")), net.op("Relu", "b", net.conv("cb", "x"))
-    net.output(net.op("Concat", "cat", a, b, axis=1), net.conv("d", a), net.conv("e", b))
-    assert tied(scale_groups(net.index(), ["a.out", "b.out"])) == [("a.out",), ("b.out",)]
-    net = Net()
-    a, b = net.op("Relu", "a", net.conv("ca", "x")), net.op("Relu", "b", net.conv("cb", "x"))
-    net.output(net.conv("c", net.op("Concat", "cat", a, b, axis=1), 32), net.conv("d", a))
-    groups = scale_groups(net.index(), ["cat.out", "a.out"], unify=False)
-    assert [(g.quantized, g.sources) for g in groups] == [
-        (("cat.out",), ("cat.out",)),
-        (("a.out",), ("a.out",)),
-    ]
 
 
 @pytest.mark.parametrize(
@@ -328,7 +382,7 @@ def test_groups_of_a_concat(net: Net) -> None:
         (1.0, "MaxPool", False),
     ],
 )
-def test_what_a_pad_fills_in_below_all_has_no_part_in_a_range(
+def test_fill_of_pad_before_maxpool_has_no_part_in_range(
     net: Net, fill: float, op: str, below: bool
 ) -> None:
     a = net.op("Relu", "a", net.conv("ca", "x"))
@@ -360,7 +414,7 @@ def test_what_a_pad_fills_in_below_all_has_no_part_in_a_range(
         ("DepthToSpace", [], {"blocksize": 2}, True),
     ],
 )
-def test_whatever_a_q_passes_ties(
+def test_scale_groups_tie_operators_that_q_passes(
     net: Net, op: str, inputs: list[str], attributes: dict[str, Any], ties: bool
 ) -> None:
     net.const("scales", [1, 1, 2, 2])
@@ -375,8 +429,8 @@ def test_whatever_a_q_passes_ties(
     assert groups[0].sources == ("a.out",) and not groups[0].tied
 
 
-def test_yolov8s_neck_is_two_groups_and_sppf_one() -> None:
-    """By hand from the architecture: layers 11 and 20 meet in layer 9's output, layers 14 and 17 in layer 12's."""
+def test_scale_groups_of_yolov8() -> None:
+    """Layers 11 and 20 of the architecture share layer 9's output, layers 14 and 17 layer 12's; SPPF is a group."""
     model = Model(yolov8n(64, classes=2))
     quantized = [n.input(0) for n in model.ordered if n.op == "Conv"]
     groups = {g.quantized[-1]: set(g.sources) for g in scale_groups(model, quantized) if g.tied}
@@ -400,10 +454,10 @@ def test_yolov8s_neck_is_two_groups_and_sppf_one() -> None:
 @pytest.mark.parametrize("unify", [True, False])
 @pytest.mark.parametrize("method", ["percentile", "max"])
 @pytest.mark.parametrize("mode", ["constant", "reflect", "edge"])
-def test_a_pad_between_two_readers_leaves_one_scale(
+def test_pad_between_two_consumers_keeps_one_scale(
     net: Net, mode: str, method: str, unify: bool
 ) -> None:
-    """Without one scale for both, the simulator finds two at c0, which then writes float."""
+    """With two scales at its output, ``c0`` would write float."""
     c0 = net.conv("c0", "x")
     pads = net.const("pads", [0, 0, 1, 1, 0, 0, 1, 1], np.int64)
     net.output(net.conv("c1", net.op("Pad", "pad", c0, pads, mode=mode)), net.conv("c2", c0))
@@ -412,8 +466,7 @@ def test_a_pad_between_two_readers_leaves_one_scale(
     result = qdqtool.insert(
         net.model(), samples, method=method, percentile=90.0, head="none", unify=unify
     )
-    assert result.prediction is not None
-    (c0_outcome,) = [c for c in result.prediction.convolutions if c.name == "c0"]
+    outcome = require_prediction(result).convolution("c0")
     scales = {q.scale for q in result.activations if q.tensor in ("c0.out", "pad.out")}
     assert len(scales) == 1 or not unify
-    assert str(c0_outcome.output) == ("INT8" if len(scales) == 1 else "FLOAT")
+    assert str(outcome.output) == ("INT8" if len(scales) == 1 else "FLOAT")

@@ -1,4 +1,4 @@
-"""SmoothQuant: the same network in float, with activations whose channels are alike."""
+"""SmoothQuant: the float network stays the same, and its activations have channels of similar size."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,63 +17,64 @@ from qdqtool.insertion.placement import Rules, place
 from qdqtool.insertion.smoothing import Smoothed, smooth
 from qdqtool.model.graph import Model
 from qdqtool.model.qdq import smoothed_tensors
-from tests.insertion.nets import Net, copied, images, run
-from tests.insertion.test_transformers import needs_compiler
+from tests.errors import has
+from tests.insertion.nets import (
+    assert_same_outputs,
+    copied,
+    images,
+    one_layer,
+    run,
+    value_of,
+)
+from tests.insertion.test_transformers import build, needs_compiler
 from tests.insertion.transformers import WIDTH, Tokens, samples, vit
 
 OUT = 3  # the outlier channel
 
 
 def heavy(model: onnx.ModelProto, factor: float = 200.0) -> onnx.ModelProto:
-    """One channel of what each LayerNormalization writes is large, and those that read it have small weights there."""
-    made = copied(model)
-    for tensor in made.graph.initializer:
+    """Make one channel of each LayerNormalization large and the weights that consume it small."""
+    result = copied(model)
+    for tensor in result.graph.initializer:
         value = numpy_helper.to_array(tensor).copy()
         if tensor.name.endswith((".gamma", ".beta")) and tensor.name.startswith("b"):
             value[OUT] *= factor
         elif tensor.name.endswith((".q.weight", ".k.weight", ".v.weight", ".fc1.weight")):
             value[OUT] /= factor
         tensor.CopyFrom(numpy_helper.from_array(value, tensor.name))
-    return made
+    return result
 
 
 def smoothed(model: onnx.ModelProto, alpha: float = 0.5) -> tuple[onnx.ModelProto, list[Smoothed]]:
-    """The model in float after smoothing."""
+    """Return the float model after smoothing, and the smoothed places."""
     work = Model(model).copy()
-    done, _ = smooth(work, place(work, Rules()), alpha, samples(model))
-    return work.proto, done
-
-
-def same(one: onnx.ModelProto, two: onnx.ModelProto) -> None:
-    """Both compute the same, up to rounding."""
-    for sample in samples(one):
-        for a, b in zip(run(one, sample), run(two, sample), strict=True):
-            np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-5 * float(np.abs(a).max()))
+    places, _ = smooth(work, place(work, Rules()), alpha, samples(model))
+    for sample in samples(model):
+        assert_same_outputs(model, work.proto, sample, rtol=1e-5, atol=2e-5)
+    return work.proto, places
 
 
 def error(model: onnx.ModelProto, **options: Any) -> float:
-    """What INT8 moves the outputs by, as a part of their spread."""
-    made = qdqtool.insert(model, samples(model), predict=False, **options).model
-    pairs = [(run(model, s)[0], run(made, s)[0]) for s in samples(model)]
-    floats = np.concatenate([a.ravel() for a, _ in pairs])
-    return float(np.sqrt(np.mean([(a - b) ** 2 for a, b in pairs]) / floats.var()))
+    """Return the output error of INT8, as a part of the outputs' standard deviation."""
+    quantized = qdqtool.insert(model, samples(model), predict=False, **options).model
+    floats, integers = (np.stack([run(m, s)[0] for s in samples(m)]) for m in (model, quantized))
+    return float(np.sqrt(((floats - integers) ** 2).mean() / floats.var()))
 
 
 @pytest.mark.parametrize(
     ("pieces", "alpha"), [(False, 0.0), (False, 0.5), (True, 0.5), (True, 1.0)]
 )
-def test_a_transformer_computes_the_same(pieces: bool, alpha: float) -> None:
-    """Each block: q, k and v share one s, the last projection of an attention (whose channels went through the heads,
-    to what makes the values), fc1 and fc2 (behind a Relu) have one each; and the head behind its pooling."""
+def test_smoothed_transformer_computes_the_same(pieces: bool, alpha: float) -> None:
+    """In each block, q, k and v share one factor s per channel; the last projection, fc1 and fc2 have their own.
+
+    The channels of the last projection pass the heads to the values' projection. The head's pass its pooling.
+    """
     model = heavy(vit(pieces=pieces))
-    made, done = smoothed(model, alpha)
-    same(model, made)
-    assert [len(s.linears) for s in done] == [3, 1, 1, 1, 3, 1, 1, 1, 1]
-    assert next(s for s in done if s.linears == ("b0.attn.out",)).makers == ("b0.attn.v",)
+    after, places = smoothed(model, alpha)
+    assert [len(p.linears) for p in places] == [3, 1, 1, 1, 3, 1, 1, 1, 1]
+    assert next(p for p in places if p.linears == ("b0.attn.out",)).makers == ("b0.attn.v",)
     before = {t.name: t for t in model.graph.initializer}
-    changed = {
-        t.name for t in made.graph.initializer if t.name not in before or t != before[t.name]
-    }
+    changed = {t.name for t in after.graph.initializer if t != before.get(t.name)}
     assert {
         "b0.ln1.gamma",
         "b0.attn.q.weight",
@@ -83,47 +84,44 @@ def test_a_transformer_computes_the_same(pieces: bool, alpha: float) -> None:
         "b0.attn.out.weight",
     } <= changed
     assert not changed & {"embed.weight", "head.bias", "b0.attn.k.bias", "b0.attn.q.bias"}
-    assert [n.name for n in made.graph.node] == [n.name for n in model.graph.node]
+    assert [n.name for n in after.graph.node] == [n.name for n in model.graph.node]
 
 
-def test_s_is_that_of_the_paper() -> None:
+def test_smoothing_factors_equal_those_of_the_paper() -> None:
     model = heavy(vit())
-    made, (first, *_) = smoothed(model, 0.7)
-    values = {t.name: numpy_helper.to_array(t).astype(np.float64) for t in model.graph.initializer}
+    after, (first, *_) = smoothed(model, 0.7)
     copy = copied(model)
     copy.graph.output.append(onnx.helper.make_empty_tensor_value_info("b0.ln1.out"))
-    seen = np.max([np.abs(run(copy, s)[1]).max(axis=(0, 1)) for s in samples(model)], axis=0)
-    weights = np.max([np.abs(values[f"b0.attn.{p}.weight"]).max(axis=1) for p in "qkv"], axis=0)
-    gamma = numpy_helper.to_array(
-        next(t for t in made.graph.initializer if t.name == "b0.ln1.gamma")
-    )
-    np.testing.assert_allclose(values["b0.ln1.gamma"] / gamma, seen**0.7 / weights**0.3, rtol=1e-4)
-    assert (
-        first.before == pytest.approx(seen.max() / np.median(seen), rel=1e-3)
-        and first.after < first.before / 10
-    )
+    sizes = np.max([np.abs(run(copy, s)[1]).max(axis=(0, 1)) for s in samples(model)], axis=0)
+    projections = [value_of(model, f"b0.attn.{part}.weight") for part in "qkv"]
+    weights = np.max([np.abs(w).max(axis=1) for w in projections], axis=0)
+    factors = value_of(model, "b0.ln1.gamma") / value_of(after, "b0.ln1.gamma")
+    np.testing.assert_allclose(factors, sizes**0.7 / weights**0.3, rtol=1e-4)
+    assert first.before == pytest.approx(sizes.max() / np.median(sizes), rel=1e-3)
+    assert first.after < first.before / 10
 
 
-def test_int8_loses_less_and_says_so() -> None:
-    model = heavy(vit())
-    assert error(model, smooth=0.5) < 0.1 * error(model)
-    assert error(vit(), smooth=0.5) < 1.3 * error(
-        vit()
-    )  # where nothing sticks out it costs next to nothing
-    result = qdqtool.insert(heavy(vit()), samples(vit()), smooth=0.5, predict=False)
-    assert len(result.as_json()["smoothed"]) == len(result.smoothed) == 9
+@pytest.mark.parametrize(
+    ("model", "most"), [(heavy(vit()), 0.1), (vit(), 1.3)], ids=["outliers", "no outliers"]
+)
+def test_smoothing_changes_int8_error(model: onnx.ModelProto, most: float) -> None:
+    assert error(model, smooth=0.5) < most * error(model)
+
+
+@pytest.mark.parametrize(
+    ("options", "count"), [({"smooth": 0.5}, 9), ({}, 0)], ids=["smoothed", "not smoothed"]
+)
+def test_insertion_names_smoothed_tensors(options: dict[str, Any], count: int) -> None:
+    result = qdqtool.insert(heavy(vit()), samples(vit()), predict=False, **options)
+    assert len(result.as_json()["smoothed"]) == len(result.smoothed) == count
     assert smoothed_tensors(Model(result.model)) == {t for s in result.smoothed for t in s.tensors}
-    plain = qdqtool.insert(vit(), samples(vit()), predict=False)
-    assert plain.as_json()["smoothed"] == [] and not smoothed_tensors(Model(plain.model))
 
 
-def chain(build: Callable[[Tokens, str], str], readers: int = 1) -> onnx.ModelProto:
-    """Tokens of an embedding, what ``build`` makes of them, Linears on it and an output of each."""
+def chain(build: Callable[[Tokens, str], str], consumers: int = 1) -> onnx.ModelProto:
+    """Return tokens of an embedding, the nodes of ``build`` and Linears ``last0`` ... on their output."""
     net = Tokens(3, 32)
     x = build(net, net.embed(8))
-    for i in range(readers):
-        net.output(net.linear(f"last{i}", x))
-    return net.model(17)
+    return net.output(*(net.linear(f"last{i}", x) for i in range(consumers))).model(17)
 
 
 def gelu(net: Tokens, x: str) -> str:
@@ -134,7 +132,7 @@ def gelu(net: Tokens, x: str) -> str:
 
 
 def windows(net: Tokens, x: str) -> str:
-    """Swin's way from a normalization to its Linears: a shift and windows, which leave the channels alone."""
+    """Add Swin's shift and windows between a normalization and its Linears; channels stay in place."""
     x = net.layer_norm("ln", x)
     bounds = [
         [net.const(f"{n}{i}", [v], np.int64) for n, v in (("from", a), ("to", b), ("axis", 1))]
@@ -152,7 +150,7 @@ def windows(net: Tokens, x: str) -> str:
 
 
 def pooled(net: Tokens, x: str) -> str:
-    """Swin's way to its classes: channels in front, an average over the grid."""
+    """Add Swin's pooling before its classes: channels first, then an average over the grid."""
     grid = net.op(
         "Reshape",
         "grid",
@@ -171,7 +169,7 @@ def pooled(net: Tokens, x: str) -> str:
 
 
 def scaled(net: Tokens, x: str) -> str:
-    """A Linear and a Mul behind a normalization, the Mul's result an output: it takes s in, as a Linear does."""
+    """Add a normalization whose output a Mul consumes as well; the Mul absorbs s as a Linear does."""
     x = net.layer_norm("ln", x)
     net.output(net.op("Mul", "mul", x, net.const("factor", net.rng.uniform(1, 2, WIDTH))))
     return x
@@ -184,8 +182,10 @@ def summed(net: Tokens, x: str) -> str:
 
 
 def together(net: Tokens, x: str) -> str:
-    """Queries, keys and values of one Linear, as torch's MultiheadAttention is exported: parted by a Reshape whose
-    shape is computed from another's, so that onnx knows no shape behind it, and a Gather for each."""
+    """Add an attention as torch exports MultiheadAttention, with one Linear for queries, keys and values.
+
+    A Reshape to a computed shape, after which onnx infers no shapes, and three Gathers separate them.
+    """
     w = net.const("qkv.weight", net.rng.standard_normal((WIDTH, 3 * WIDTH)) / 4)
     x = net.op(
         "Add",
@@ -216,34 +216,24 @@ def together(net: Tokens, x: str) -> str:
     )
 
 
-def test_values_and_constants_of_others() -> None:
-    """s goes into the last third of the one Linear's weights and bias; queries and keys stay as they are."""
+def test_smoothing_changes_values_of_shared_projection() -> None:
+    """Only the last third of the Linear for queries, keys and values changes."""
     model = chain(together)
-    made, done = smoothed(model)
-    same(model, made)
-    assert [s.makers for s in done if "last0" in s.linears] == [("qkv",)]
-    before, after = (
-        {t.name: numpy_helper.to_array(t) for t in m.graph.initializer} for m in (model, made)
-    )
+    after, places = smoothed(model)
+    assert [p.makers for p in places if "last0" in p.linears] == [("qkv",)]
     for name in ("qkv.weight", "qkv.bias"):
-        ratio = before[name] / after[name]
+        ratio = value_of(model, name) / value_of(after, name)
         np.testing.assert_array_equal(ratio[..., : 2 * WIDTH], 1.0)
         assert np.ptp(ratio[..., 2 * WIDTH :]) > 0.1
-    # ``last0`` reads the third normalization, whose scale and bias the first and second have too
+
+
+def test_smoothing_copies_shared_scale_of_normalization() -> None:
     net = Tokens(3, 32)
-    x = net.embed(8)
-    first = net.layer_norm("ln", x)
-    other = net.op(
-        "LayerNormalization", "other", net.op("Tanh", "t", first), "ln.gamma", "ln.beta", axis=-1
-    )
-    net.output(net.linear("last0", other))
-    model = net.model(17)
-    made, (only,) = smoothed(model)
-    same(model, made)
-    assert (
-        only.makers == ("other",)
-        and {n.name: list(n.input) for n in made.graph.node}["ln"][1] == "ln.gamma"
-    )
+    first = net.op("Tanh", "t", net.layer_norm("ln", net.embed(8)))
+    other = net.op("LayerNormalization", "other", first, "ln.gamma", "ln.beta", axis=-1)
+    after, (smoothed_place,) = smoothed(net.output(net.linear("last0", other)).model(17))
+    assert smoothed_place.makers == ("other",)
+    assert next(n for n in after.graph.node if n.name == "ln").input[1] == "ln.gamma"
 
 
 @pytest.mark.parametrize(
@@ -269,22 +259,20 @@ def test_values_and_constants_of_others() -> None:
         (pooled, {"ln"}),
     ],
 )
-def test_what_can_make_it(build: Callable[[Tokens, str], str], makers: set[str]) -> None:
-    model = chain(build, 2)
-    made, done = smoothed(model)
-    same(model, made)
-    found = next(s for s in done if "last0" in s.linears)
-    assert set(found.makers) == makers and set(found.linears) >= {"last0", "last1"}
+def test_smoothing_changes_producer(build: Callable[[Tokens, str], str], makers: set[str]) -> None:
+    _, places = smoothed(chain(build, 2))
+    last = next(p for p in places if "last0" in p.linears)
+    assert set(last.makers) == makers and set(last.linears) >= {"last0", "last1"}
 
 
-def read_outside(net: Tokens, x: str) -> str:
+def graph_output(net: Tokens, x: str) -> str:
     x = net.layer_norm("ln", x)
     net.output(x)
     return x
 
 
-def read_by_norm(net: Tokens, x: str) -> str:
-    """As in a network that normalizes behind its sums: the stream itself goes on."""
+def normalized_stream(net: Tokens, x: str) -> str:
+    """Add a normalization after a sum, so that the stream itself goes on."""
     x = net.layer_norm("ln", x)
     net.output(net.layer_norm("next", net.op("Add", "sum", x, net.linear("branch", x))))
     return x
@@ -297,14 +285,14 @@ def split_channels(net: Tokens, x: str) -> str:
 
 
 def mixed(net: Tokens, x: str) -> str:
-    """A product that sums over the channels, as queries and keys do."""
+    """Add a product that sums over the channels, as queries and keys do."""
     x = net.linear("first", x)
     turned = net.op("Transpose", "turned", net.linear("other", x), perm=[0, 2, 1])
     return str(net.op("MatMul", "qk", x, turned))
 
 
 def twice(net: Tokens, x: str) -> str:
-    """Both operands of a product come from one Linear: dividing it by s would divide the result by its square."""
+    """Add a product of a Linear with itself, which s would divide twice."""
     x = net.linear("first", x)
     return str(net.op("MatMul", "square", x, x))
 
@@ -312,8 +300,8 @@ def twice(net: Tokens, x: str) -> str:
 @pytest.mark.parametrize(
     "build",
     [
-        read_outside,
-        read_by_norm,
+        graph_output,
+        normalized_stream,
         split_channels,
         lambda net, x: net.op("Sigmoid", "s", net.linear("first", x)),
         lambda net, x: net.op("Mul", "m", net.op("Tanh", "t", x), net.const("c", np.ones((16, 1)))),
@@ -325,76 +313,59 @@ def twice(net: Tokens, x: str) -> str:
         twice,
     ],
 )
-def test_nothing_is_moved_where_something_would_change(build: Callable[[Tokens, str], str]) -> None:
-    model = chain(build)
-    made, done = smoothed(model)
-    same(model, made)
-    assert "last0" not in {n for s in done for n in s.linears}
+def test_smoothing_leaves_unsuitable_producer(build: Callable[[Tokens, str], str]) -> None:
+    _, places = smoothed(chain(build))
+    assert "last0" not in {n for p in places for n in p.linears}
 
 
-@pytest.mark.parametrize("kind", ["the input", "no Linear"])
-def test_a_network_without_anything_to_smooth_is_told_so(kind: str, tmp_path: Path) -> None:
-    """As the other options say it that change nothing: a note, and the same model."""
-    model = chain(lambda net, x: x)
-    if kind == "no Linear":
-        net = Net()
-        net.output(net.conv("c", "x"))
-        model = net.model()
-    data = images(2) if kind == "no Linear" else samples(model)
+def run_insert(folder: Path, model: onnx.ModelProto, data: list[Any], *options: str) -> int:
+    """Run ``qdqtool insert`` in a folder and return its exit code; ``{}`` in an option is the model."""
+    onnx.save(model, folder / "m.onnx")
+    np.save(folder / "x.npy", np.concatenate([next(iter(d.values())) for d in data]))
+    arguments = ["--calib", str(folder / "x.npy"), "-o", str(folder / "q.onnx"), "--losses", "0"]
+    return command(["insert", *(o.format(folder / "m.onnx") for o in options), *arguments])
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "remark"),
+    [
+        (chain(lambda net, x: x), samples(vit()), Remark.NONE_SMOOTHED),
+        (one_layer(), images(2), Remark.NO_LINEAR),
+    ],
+    ids=["Linear of the input", "no Linear"],
+)
+def test_smooth_without_effect_is_a_note(
+    model: onnx.ModelProto, data: list[Any], remark: Remark, tmp_path: Path
+) -> None:
     result = qdqtool.insert(model, data, smooth=0.5, losses=0, predict=False)
-    expected = Remark.NO_LINEAR if kind == "no Linear" else Remark.NONE_SMOOTHED
-    assert remarks(result.notes).count(expected) == 1 and not result.smoothed
+    assert remarks(result.notes).count(remark) == 1 and not result.smoothed
     plain = qdqtool.insert(model, data, losses=0, predict=False)
     assert result.model.SerializeToString() == plain.model.SerializeToString()
-    onnx.save(model, tmp_path / "m.onnx")
-    np.save(tmp_path / "x.npy", np.concatenate([next(iter(d.values())) for d in data]))
-    assert (
-        command(
-            [
-                "insert",
-                str(tmp_path / "m.onnx"),
-                "--calib",
-                str(tmp_path / "x.npy"),
-                "--losses",
-                "0",
-                "--smooth",
-                "0.5",
-            ]
-        )
-        == 0
-    )
+    assert run_insert(tmp_path, model, data, "{}", "--smooth", "0.5") == 0
 
 
-def test_wrong_wishes_end_in_one_line(tmp_path: Any) -> None:
-    model = vit()
-    for options, data in (
-        ({"smooth": 1.5}, samples(model)),
-        ({"smooth": float("nan")}, samples(model)),
-        ({"smooth": 0.5}, iter(samples(model))),
-        ({"smooth": "yes"}, samples(model)),
-    ):
-        with pytest.raises(QdqtoolError, match="smooth"):
-            qdqtool.insert(model, data, **options)
-    onnx.save(model, tmp_path / "m.onnx")
-    np.save(tmp_path / "x.npy", samples(model)[0]["x"])
-    arguments = [
-        str(tmp_path / "m.onnx"),
-        "--calib",
-        str(tmp_path / "x.npy"),
-        "-o",
-        str(tmp_path / "q.onnx"),
-    ]
-    assert command(["insert", "--smooth", *arguments]) == 2 and not (tmp_path / "q.onnx").exists()
-    assert command(["insert", *arguments, "--smooth", "--losses", "0"]) == 0
-    assert (tmp_path / "q.onnx").exists()
+@pytest.mark.parametrize("alpha", [1.5, float("nan"), "yes"])
+def test_smooth_outside_0_to_1_is_refused(alpha: object) -> None:
+    with pytest.raises(QdqtoolError, match=f"`smooth='?{alpha}'?`"):
+        qdqtool.insert(vit(), samples(vit()), smooth=alpha)
+
+
+def test_smooth_refuses_iterator() -> None:
+    with pytest.raises(QdqtoolError, check=has("read-once", parameter="data"), match="`smooth`"):
+        qdqtool.insert(vit(), iter(samples(vit())), smooth=0.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "code"), [(("--smooth", "{}"), 2), (("{}", "--smooth"), 0)], ids=["before", "after"]
+)
+def test_smooth_without_value_goes_after_model(
+    options: tuple[str, ...], code: int, tmp_path: Path
+) -> None:
+    assert run_insert(tmp_path, vit(), samples(vit(), 1), *options) == code
+    assert (tmp_path / "q.onnx").exists() is (code == 0)
 
 
 @needs_compiler
-def test_the_compiler_makes_the_same_of_it() -> None:
-    from tests.fuzz.driver import Lab
-
-    with Lab() as lab:
-        answer = lab.answer(
-            qdqtool.insert(heavy(vit()), samples(vit()), smooth=0.5, target="rtx1.7").model
-        )
+def test_tensorrt_rtx_builds_smoothed_model_as_predicted() -> None:
+    answer = build(qdqtool.insert(heavy(vit()), samples(vit()), smooth=0.5, target="rtx1.7").model)
     assert (answer.convolutions, answer.wrong, answer.absent) == (14, [], 0)

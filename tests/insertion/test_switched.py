@@ -1,143 +1,142 @@
-"""Every run is compared with onnxruntime's of a model from which the pairs are taken out, by hand."""
+"""Runs with float activations, compared with onnxruntime on models without these Q/DQ pairs."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import helper
 
 import qdqtool
 from qdqtool.errors import ModelError
-from qdqtool.insertion import switched
 from qdqtool.insertion.losses import without_pair
 from qdqtool.insertion.result import Insertion
-from qdqtool.insertion.switched import SwitchedNetwork
+from qdqtool.insertion.switched import Segment, SwitchedNetwork
 from qdqtool.model.graph import Model
-from tests.insertion.nets import Array, Net, detector, images, run
-from tests.raising import raises
+from qdqtool.types import QuantizedTensor
+from tests.insertion.nets import Array, Net, chain, detector, images, run
 
 
-def test_a_network_that_onnxruntime_cannot_run_is_told_in_one_line(
+def test_error_of_onnxruntime_is_one_line(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    network = SwitchedNetwork(Model(mismatched()), [], [], ["y"], 1)
-    with raises(ModelError, "Fetcher.run"):
+    network = SwitchedNetwork(Model(mismatched()), [], [], ["c.out"], 1)
+    with pytest.raises(ModelError) as caught:
         network.run({"x": np.zeros((1, 3, 8, 8), np.float32)}, [])
-    said = capfd.readouterr()
-    assert said.out == said.err == ""  # nothing of onnxruntime's own
+    assert str(caught.value).isprintable()
+    assert capfd.readouterr() == ("", "")  # onnxruntime prints nothing itself
 
 
 def mismatched() -> onnx.ModelProto:
-    """A convolution of four channels on an input that turns out to have three."""
-    weights = numpy_helper.from_array(np.ones((4, 4, 1, 1), np.float32), "w")
-    open_ = helper.make_tensor_value_info("x", 1, [1, "channels", 8, 8])
-    graph = helper.make_graph(
-        [helper.make_node("Conv", ["x", "w"], ["y"])],
-        "g",
-        [open_],
-        [helper.make_tensor_value_info("y", 1, None)],
-        [weights],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-
-
-def branched() -> Net:
-    """A residual block, a branch that is read again behind it, and a sequence that crosses what is switched there."""
+    """Return a convolution of four channels with an input of any number of channels."""
     net = Net()
-    first = net.op("Relu", "r0", net.conv("c0", "x"))
-    pieces = net.op(
-        "SplitToSequence", "pieces", first, net.const("eights", [8, 8], np.int64), axis=1
-    )
-    second = net.op("Relu", "r1", net.conv("c1", first))
-    net.output(net.op("Sigmoid", "early", second))
-    third = net.op("Relu", "r2", net.conv("c2", net.op("Add", "sum", second, first)))
-    again = net.op("ConcatFromSequence", "again", pieces, axis=1)
-    net.output(net.conv("c3", net.op("Concat", "both", third, again, axis=1), 32))
-    return net
+    net.inputs[0] = helper.make_tensor_value_info("x", 1, [1, "channels", 8, 8])
+    return net.output(net.conv("c", "x", 4, 4)).open_model()
 
 
 def detecting() -> tuple[Insertion, list[dict[str, Array]]]:
     data = images(2, 3, 64, "images")
-    return qdqtool.insert(
-        detector(), data, method="max", residual="both", losses=0, predict=False
-    ), data
+    options = {"method": "max", "residual": "both", "losses": 0, "predict": False}
+    return qdqtool.insert(detector(), data, **options), data
 
 
 def branching() -> tuple[Insertion, list[dict[str, Array]]]:
-    data = images(2)
-    return qdqtool.insert(branched().open_model(), data, predict=False), data
+    """Return a residual block whose input is used again after it, and a sequence that crosses it."""
+    net, data = Net(), images(2)
+    first = net.op("Relu", "r0", net.conv("c0", "x"))
+    sizes = net.const("eights", [8, 8], np.int64)
+    pieces = net.op("SplitToSequence", "pieces", first, sizes, axis=1)
+    second = net.op("Relu", "r1", net.conv("c1", first))
+    third = net.op("Relu", "r2", net.conv("c2", net.op("Add", "sum", second, first)))
+    again = net.op("ConcatFromSequence", "again", pieces, axis=1)
+    last = net.conv("c3", net.op("Concat", "both", third, again, axis=1), 32)
+    model = net.output(net.op("Sigmoid", "early", second), last).open_model()
+    return qdqtool.insert(model, data, predict=False), data
 
 
-def opened(
-    made: Insertion, alone: list[str], monkeypatch: pytest.MonkeyPatch
+@dataclass(frozen=True)
+class RecordedSegment(Segment):
+    """Segment that notes its number when it runs."""
+
+    number: int
+    log: list[int]
+
+    def run(self, values: dict[str, Array]) -> dict[str, Array]:
+        self.log.append(self.number)
+        return super().run(values)
+
+
+def recorded_network(
+    result: Insertion, float_tensors: list[str]
 ) -> tuple[SwitchedNetwork, list[int]]:
-    """With every stretch that is run noted by its number."""
-    model = Model(made.model)
-    entries = [a for a in made.activations if a.tensor in alone]
-    network = SwitchedNetwork(model, made.activations, entries, model.outputs, 1)
-    ran: list[int] = []
-    plain = switched._Stretch.run
-    numbers = {id(stretch): number for number, stretch in enumerate(network._stretches)}
-
-    def noted(stretch: switched._Stretch, values: dict[str, Array]) -> dict[str, Array]:
-        ran.append(numbers[id(stretch)])
-        return plain(stretch, values)
-
-    monkeypatch.setattr(switched._Stretch, "run", noted)
-    return network, ran
+    """Return a network with switches, and the numbers of the segments that it runs."""
+    model = Model(result.model)
+    entries = [a for a in result.activations if a.tensor in float_tensors]
+    network = SwitchedNetwork(model, result.activations, entries, model.outputs, 1)
+    log: list[int] = []
+    network.segments = [
+        RecordedSegment(segment.fetcher, segment.behind, number, log)
+        for number, segment in enumerate(network.segments)
+    ]
+    return network, log
 
 
-def near(found: Array, wanted: Array) -> bool:
-    """A value on the edge between two steps may be rounded the other way."""
-    return bool(np.abs(found - wanted).mean() <= 1e-3 * max(float(wanted.std()), 1e-6))
+def without(model: onnx.ModelProto, *entries: QuantizedTensor) -> onnx.ModelProto:
+    """Return the model without the Q/DQ pairs of some activations."""
+    for entry in entries:
+        model = without_pair(Model(model), entry).proto
+    return model
 
 
-# Of the four activations of the first two lie where the sequence crosses; every third of the second is a cut.
-@pytest.mark.parametrize(("make", "expected"), [(branching, 2), (detecting, 8)])
-def test_what_is_left_out_is_what_the_model_without_it_computes(
+def near(actual: Array, expected: Array) -> bool:
+    """Compare means, since a value between two integer steps may be rounded either way."""
+    return bool(np.abs(actual - expected).mean() <= 1e-3 * max(float(expected.std()), 1e-6))
+
+
+def all_near(outputs: dict[str, Array], expected: list[Array]) -> bool:
+    return all(near(o, e) for o, e in zip(outputs.values(), expected, strict=True))
+
+
+@pytest.mark.parametrize("make", [branching, detecting])
+def test_run_with_all_activations_float(
     make: Callable[[], tuple[Insertion, list[dict[str, Array]]]],
-    expected: int,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made, data = make()
-    alone = [a.tensor for a in made.activations][:: len(made.activations) // 8 or 1]
-    network, ran = opened(made, alone, monkeypatch)
-    stretches = len(network._stretches)
-    assert stretches == expected
-    sample, names = data[1], [v.name for v in made.model.graph.output]
-    floats = made.model
-    for entry in made.activations:
-        floats = without_pair(Model(floats), entry).proto
-    found = network.run(sample, [a.tensor for a in made.activations])
-    assert list(found) == names and ran == list(range(stretches))
-    assert all(near(found[t], w) for t, w in zip(names, run(floats, sample), strict=True))
-    ran.clear()
-    by_tensor = dict(network.runs(sample, [None, *alone]))
-    begun = [n for n, before in zip(ran, [-1, *ran], strict=False) if n != before + 1]
-    assert sorted(by_tensor, key=str) == sorted([None, *alone], key=str)
-    assert len(ran) < (len(alone) + 1) * stretches and set(begun) >= set(range(1, stretches))
-    whole = run(made.model, sample)
-    moved = 0
-    for tensor, outputs in by_tensor.items():
-        entry = next((a for a in made.activations if a.tensor == tensor), None)
-        wanted = (
-            whole if entry is None else run(without_pair(Model(made.model), entry).proto, sample)
-        )
-        assert all(near(outputs[t], w) for t, w in zip(names, wanted, strict=True)), tensor
-        moved += any(not near(v, w) for v, w in zip(wanted, whole, strict=True))
-    assert moved > len(alone) // 3, "leaving one out makes a difference"
+    result, (sample, *_) = make()
+    tensors = [a.tensor for a in result.activations]
+    network, log = recorded_network(result, tensors)
+    outputs = network.run(sample, tensors)
+    assert list(outputs) == [v.name for v in result.model.graph.output]
+    assert all_near(outputs, run(without(result.model, *result.activations), sample))
+    assert log == list(range(len(network.segments)))
 
 
-def test_a_run_begins_where_the_activation_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last of four convolutions in a row: what is in front of it is run once, for all quantized."""
-    net = Net()
-    tensor = "x"
-    for name in "abc":
-        tensor = net.op("Relu", f"{name}/relu", net.conv(name, tensor))
-    net.output(net.conv("d", tensor))
-    made = qdqtool.insert(net.model(), images(1), predict=False)
-    for left_out, wanted in (
+# Two of the four activations of the first network lie where the sequence crosses and are no cuts; of the second
+# network every third activation is a cut.
+@pytest.mark.parametrize(("make", "segments"), [(branching, 2), (detecting, 8)])
+def test_run_without_activation_equals_model_without_pair(
+    make: Callable[[], tuple[Insertion, list[dict[str, Array]]]], segments: int
+) -> None:
+    result, (_, sample) = make()
+    entries = result.activations[:: len(result.activations) // 8 or 1]
+    network, log = recorded_network(result, [entry.tensor for entry in entries])
+    assert len(network.segments) == segments
+    outputs = dict(network.runs(sample, [None, *(entry.tensor for entry in entries)]))
+    assert len(log) < (len(entries) + 1) * segments
+    begins = {n for n, previous in zip(log, [-1, *log], strict=False) if n != previous + 1}
+    assert begins >= set(range(1, segments))
+    whole = run(result.model, sample)
+    assert all_near(outputs.pop(None), whole)
+    expected = {entry.tensor: run(without(result.model, entry), sample) for entry in entries}
+    assert outputs.keys() == expected.keys()
+    assert [t for t in expected if not all_near(outputs[t], expected[t])] == []
+    moved = [t for t in expected if not all_near(outputs[t], whole)]
+    assert len(moved) > len(entries) // 3, "leaving one out makes a difference"
+
+
+@pytest.mark.parametrize(
+    ("left_out", "expected"),
+    [
         (["c/relu.out", None], [0, 1, 1]),
         (["c/relu.out"], [0, 1]),
         (["x", None], [0, 0]),
@@ -145,8 +144,13 @@ def test_a_run_begins_where_the_activation_is_read(monkeypatch: pytest.MonkeyPat
         ([], []),
         (["a/relu.out", "c/relu.out", None], [0, 1, 2, 1, 2, 2]),
         (["a/relu.out", "c/relu.out"], [0, 1, 2, 1, 2]),
-    ):
-        network, ran = opened(made, [t for t in left_out if t], monkeypatch)
-        assert [t for t, _ in network.runs(images(1)[0], left_out)] == left_out
-        assert ran == wanted
-        monkeypatch.undo()
+    ],
+)
+def test_run_begins_at_segment_of_activation(
+    left_out: list[str | None], expected: list[int]
+) -> None:
+    """Segments before the activation run once, with all activations quantized."""
+    result = qdqtool.insert(chain(), images(1), predict=False)
+    network, log = recorded_network(result, [t for t in left_out if t])
+    assert [t for t, _ in network.runs(images(1)[0], left_out)] == left_out
+    assert log == expected

@@ -13,10 +13,10 @@ WIDTH, HEADS = 16, 2
 
 
 class Tokens(Net):
-    """Layers on tokens [1, n, channels]."""
+    """Network of layers on tokens [1, n, channels]."""
 
     def linear(self, name: str, x: str, cin: int = WIDTH, cout: int = WIDTH) -> str:
-        """MatMul and Add, as exporters write a Linear on three dimensions."""
+        """Add MatMul and Add, as exporters write a Linear on three dimensions."""
         w = self.const(f"{name}.weight", self.rng.standard_normal((cin, cout)) / np.sqrt(cin))
         out = self.op("MatMul", name, x, w)
         return self.op(
@@ -53,13 +53,11 @@ class Tokens(Net):
         )
 
     def split_heads(self, name: str, x: str, perm: list[int]) -> str:
-        shape = self.const(f"{name}.shape", [0, -1, HEADS, WIDTH // HEADS], np.int64)
-        return self.op(
-            "Transpose", f"{name}.heads", self.op("Reshape", f"{name}.split", x, shape), perm=perm
-        )
+        split = self.reshape(f"{name}.split", x, 0, -1, HEADS, WIDTH // HEADS)
+        return self.op("Transpose", f"{name}.heads", split, perm=perm)
 
     def attention(self, name: str, x: str, *, masked: bool = False) -> str:
-        """Queries times keys, scaled (and masked), Softmax, times values, projected."""
+        """Add attention: queries times keys, scaled, optionally masked, Softmax, times values, projected."""
         q, k, v = (self.linear(f"{name}.{part}", x) for part in "qkv")
         q, v = (
             self.split_heads(f"{name}.{part}", t, [0, 2, 1, 3]) for part, t in (("q", q), ("v", v))
@@ -77,11 +75,10 @@ class Tokens(Net):
             "MatMul", f"{name}.av", self.op("Softmax", f"{name}.soft", scores, axis=-1), v
         )
         out = self.op("Transpose", f"{name}.back", out, perm=[0, 2, 1, 3])
-        shape = self.const(f"{name}.join_shape", [0, -1, WIDTH], np.int64)
-        return self.linear(f"{name}.out", self.op("Reshape", f"{name}.join", out, shape))
+        return self.linear(f"{name}.out", self.reshape(f"{name}.join", out, 0, -1, WIDTH))
 
     def block(self, name: str, x: str, **norm: Any) -> str:
-        """A pre-norm block; its two sums are the residual stream."""
+        """Add a pre-norm block; its two sums are the residual stream."""
         x = self.op(
             "Add",
             f"{name}.res1",
@@ -93,22 +90,23 @@ class Tokens(Net):
         return self.op("Add", f"{name}.res2", x, y)
 
     def embed(self, patch: int) -> str:
-        """Patches as tokens."""
+        """Add the patch embedding of the input."""
         weight = self.const(
             "embed.weight", self.rng.standard_normal((WIDTH, 3, patch, patch)) / (patch * 3)
         )
         x = self.op("Conv", "embed", "x", weight, kernel_shape=[patch] * 2, strides=[patch] * 2)
-        shape = self.const("embed.shape", [0, WIDTH, -1], np.int64)
-        return self.op(
-            "Transpose", "embed.tokens", self.op("Reshape", "embed.flat", x, shape), perm=[0, 2, 1]
-        )
+        flat = self.reshape("embed.flat", x, 0, WIDTH, -1)
+        return self.op("Transpose", "embed.tokens", flat, perm=[0, 2, 1])
 
 
 @functools.cache
 def vit(
     blocks: int = 2, patch: int = 8, pieces: bool = False, square: str = "Pow", opset: int = 17
 ) -> onnx.ModelProto:
-    """7 products a block (4 projections, 2 of the attention ... 2 of the MLP), a class head; input x [1, 3, 32, 32]."""
+    """Return a vision transformer with a class head; input ``x`` [1, 3, 32, 32].
+
+    A block has 4 projections, 2 products of the attention and 2 Linears of the MLP.
+    """
     net = Tokens(3, 32)
     x = net.embed(patch)
     for i in range(blocks):
@@ -116,14 +114,12 @@ def vit(
     x = net.layer_norm("ln", x, pieces=pieces, square=square)
     pooled = net.op("ReduceMean", "pool", x, axes=[1], keepdims=0)
     weight = net.const("head.weight", net.rng.standard_normal((10, WIDTH)))
-    net.output(
-        net.op("Gemm", "head", pooled, weight, net.const("head.bias", np.zeros(10)), transB=1)
-    )
-    return net.model(opset)
+    bias = net.const("head.bias", np.zeros(10))
+    return net.output(net.op("Gemm", "head", pooled, weight, bias, transB=1)).model(opset)
 
 
 def samples(model: onnx.ModelProto, count: int = 4) -> list[dict[str, npt.NDArray[Any]]]:
-    """Random inputs for a model with one input."""
+    """Return random inputs for a model with one input."""
     (value,) = model.graph.input
     shape = [d.dim_value for d in value.type.tensor_type.shape.dim]
     rng = np.random.default_rng(3)
@@ -131,7 +127,7 @@ def samples(model: onnx.ModelProto, count: int = 4) -> list[dict[str, npt.NDArra
 
 
 class Detr(Tokens):
-    """A detector with queries and deformable attention by GridSample, on a map of 8 x 8."""
+    """Detector with queries and deformable attention by GridSample, on a map of 8 x 8."""
 
     QUERIES, POINTS, SIDE = 6, 4, 8
 
@@ -159,31 +155,22 @@ class Detr(Tokens):
         )
 
     def sampled(self, name: str, x: str, points: str, memory: str) -> str:
-        """Values at the reference points and offsets from them, weighted and projected."""
+        """Add deformable attention: values at offsets from reference points, weighted and projected."""
         n, each = self.QUERIES, WIDTH // HEADS
-
-        def shaped(what: str, tensor: str, *dims: int) -> str:
-            return self.op(
-                "Reshape",
-                f"{name}.{what}",
-                tensor,
-                self.const(f"{name}.{what}.shape", dims, np.int64),
-            )
-
         value = self.op(
             "Transpose", f"{name}.turned", self.linear(f"{name}.value", memory), perm=[0, 2, 1]
         )
-        value = shaped("map", value, HEADS, each, self.SIDE, self.SIDE)
-        offsets = shaped(
-            "split",
+        value = self.reshape(f"{name}.map", value, HEADS, each, self.SIDE, self.SIDE)
+        offsets = self.reshape(
+            f"{name}.split",
             self.linear(f"{name}.offsets", x, WIDTH, HEADS * self.POINTS * 2),
             n,
             HEADS,
             self.POINTS,
             2,
         )
-        center = shaped("center", self.part(f"{name}.xy", points, 0, 2), n, 1, 1, 2)
-        extent = shaped("extent", self.part(f"{name}.wh", points, 2, 4), n, 1, 1, 2)
+        center = self.reshape(f"{name}.center", self.part(f"{name}.xy", points, 0, 2), n, 1, 1, 2)
+        extent = self.reshape(f"{name}.extent", self.part(f"{name}.wh", points, 2, 4), n, 1, 1, 2)
         places = self.op(
             "Add", f"{name}.places", center, self.op("Mul", f"{name}.scaled", offsets, extent)
         )
@@ -194,9 +181,9 @@ class Detr(Tokens):
             self.const(f"{name}.one", 1.0),
         )
         grid = self.op("Transpose", f"{name}.by_head", grid, perm=[1, 0, 2, 3])
-        found = self.op("GridSample", f"{name}.sample", value, grid, align_corners=0)
-        weights = shaped(
-            "weights.split",
+        samples = self.op("GridSample", f"{name}.sample", value, grid, align_corners=0)
+        weights = self.reshape(
+            f"{name}.weights.split",
             self.linear(f"{name}.weights", x, WIDTH, HEADS * self.POINTS),
             n,
             HEADS,
@@ -208,21 +195,24 @@ class Detr(Tokens):
             self.op("Softmax", f"{name}.soft", weights, axis=-1),
             perm=[1, 0, 2],
         )
-        weights = shaped("weights.map", weights, HEADS, 1, n, self.POINTS)
+        weights = self.reshape(f"{name}.weights.map", weights, HEADS, 1, n, self.POINTS)
         total = self.op(
             "ReduceSum",
             f"{name}.sum",
-            self.op("Mul", f"{name}.weighted", found, weights),
+            self.op("Mul", f"{name}.weighted", samples, weights),
             self.const(f"{name}.axes", [-1], np.int64),
             keepdims=0,
         )
         total = self.op(
-            "Transpose", f"{name}.back", shaped("joined", total, 1, WIDTH, n), perm=[0, 2, 1]
+            "Transpose",
+            f"{name}.back",
+            self.reshape(f"{name}.joined", total, 1, WIDTH, n),
+            perm=[0, 2, 1],
         )
         return self.linear(f"{name}.out", total)
 
     def refined(self, name: str, kind: str, x: str, points: str) -> str:
-        """New boxes: RT-DETR adds in front of the sigmoid, DAB-DETR in place, RF-DETR scales, D-FINE takes means."""
+        """Add new boxes: RT-DETR adds before the sigmoid, DAB-DETR in place, RF-DETR scales, D-FINE averages."""
         if kind == "rt-detr":
             delta = self.op(
                 "Add",
@@ -251,23 +241,13 @@ class Detr(Tokens):
             )
         delta = self.mlp(f"{name}.box", x, 4 if kind == "rf-detr" else 4 * 9)
         if kind.startswith("d-fine"):
-            bins = self.op(
-                "Reshape",
-                f"{name}.bins",
-                delta,
-                self.const(f"{name}.bins.shape", [1, -1, 4, 9], np.int64),
-            )
+            bins = self.reshape(f"{name}.bins", delta, 1, -1, 4, 9)
             column = np.linspace(-1, 1, 9).reshape((9, 1) if kind == "d-fine column" else 9)
             w = self.const(f"{name}.project.weight", column**3)
             mean = self.op(
                 "MatMul", f"{name}.project", self.op("Softmax", f"{name}.softmax", bins, axis=-1), w
             )
-            delta = self.op(
-                "Reshape",
-                f"{name}.means",
-                mean,
-                self.const(f"{name}.means.shape", [1, -1, 4], np.int64),
-            )
+            delta = self.reshape(f"{name}.means", mean, 1, -1, 4)
         size = self.part(f"{name}.size", points, 2, 4)
         moved = self.op("Mul", f"{name}.step", self.part(f"{name}.delta", delta, 0, 2), size)
         middle = self.op("Add", f"{name}.middle", moved, self.part(f"{name}.place", points, 0, 2))
@@ -282,7 +262,10 @@ class Detr(Tokens):
 
 @functools.cache
 def detr(kind: str, layers: int = 2, classes: int = 5) -> onnx.ModelProto:
-    """An RT-DETR, RF-DETR or D-FINE in small: query selection, decoder layers, boxes and scores; x [1, 3, 32, 32]."""
+    """Return a small RT-DETR, DAB-DETR, RF-DETR or D-FINE; input ``x`` [1, 3, 32, 32].
+
+    It has a query selection, decoder layers, boxes and scores.
+    """
     net = Detr(3, 32)
     memory = net.embed(4)
     scores = net.linear("select", memory, WIDTH, classes)
@@ -290,7 +273,7 @@ def detr(kind: str, layers: int = 2, classes: int = 5) -> onnx.ModelProto:
     _, chosen = net.op(
         "TopK", "top", best, net.const("k", [net.QUERIES], np.int64), outputs=2, axis=1
     )
-    index = net.op("Reshape", "index", chosen, net.const("index.shape", [net.QUERIES], np.int64))
+    index = net.reshape("index", chosen, net.QUERIES)
     anchors = net.const("anchors", net.rng.standard_normal((1, net.SIDE**2, 4)))
     first = net.op("Add", "anchored", net.mlp("first", memory, 4), anchors)
     points = net.op("Sigmoid", "points", net.op("Gather", "picked", first, index, axis=1))
@@ -311,5 +294,4 @@ def detr(kind: str, layers: int = 2, classes: int = 5) -> onnx.ModelProto:
         )
         points = net.refined(f"d{i}", kind, x, points)
     scored = net.op("Sigmoid", "probabilities", net.linear("classes", x, WIDTH, classes))
-    net.output(net.op("Concat", "detections", points, scored, axis=-1))
-    return net.model()
+    return net.output(net.op("Concat", "detections", points, scored, axis=-1)).model()

@@ -1,4 +1,4 @@
-"""The tables of knowledge have the fields of their records, and name what exists."""
+"""The tables of `qdqtool.knowledge` have the fields of their records and name what exists."""
 
 import os
 import re
@@ -9,7 +9,7 @@ import textwrap
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import click
 import pytest
@@ -18,183 +18,180 @@ import qdqtool
 from qdqtool import knowledge
 from qdqtool.base.records import contents
 from qdqtool.commands.cli import cli
-from qdqtool.explain.codes import CODES, Holds, _code
+from qdqtool.explain.codes import CODES, Holds, read_code
 from qdqtool.explain.errors import ERROR, HARMLESS, KINDS, KNOWN, WARNING, KnownError, lookup
 from qdqtool.explain.lines import HEADINGS, MEANINGS
 from qdqtool.explain.ways import WAYS
-from qdqtool.extraction.private import Public, public
+from qdqtool.extraction.private import public
 from qdqtool.knowledge import entry, table
 from qdqtool.knowledge.tables import paragraph, rows
 from qdqtool.trt.pipeline import passes
 from qdqtool.trt.targets import TARGETS, Build
 from qdqtool.types import Evidence, FindingCode
-from tests.raising import raises
 
 HOME = Path(qdqtool.__file__).parent
 HOLDS = {"targets": ["trt8.5"], "evidence": "seen", "source": "a log"}
 
+# Codes whose text of TensorRT does not lead back to them: many causes have the text, or no log shows it.
+TEXTS_OF_SEVERAL_CAUSES = {
+    ("KERNEL-LARGE", "trt8.6"),
+    ("DW-SILU", "trt8"),
+    ("DW-ADD", "trt8"),
+    ("QTYPE", ""),
+    ("QOPERATOR", ""),
+    ("QOPERATOR", "rtx"),
+    ("SCALE-RANK", "trt11"),
+    ("ZP-VOLUME", "trt8"),
+    ("BIAS-DQ", ""),
+}
 
-def test_codes_errors_and_meanings():
+
+def test_codes_are_the_finding_codes() -> None:
     assert set(CODES) == set(get_args(FindingCode))
-    assert len({k.id for k in KNOWN}) == len(KNOWN)
-    for known in KNOWN:
-        assert known.severity in (ERROR, WARNING, HARMLESS), known.id
-        assert len(known.pattern) <= 300 and re.compile(known.pattern), known.id
-        assert not re.search(r"[+*}]\)[+*{]", known.pattern), (
-            f"{known.id}: a repetition of a repetition"
-        )
-        assert set(known.codes) <= set(CODES), known.id
-    # TensorRT's own text of a code leads back to it, but for those that many causes have or that no log shows.
-    explained = {
-        (c.code, targets): lookup(text) for c in CODES.values() for targets, text in c.error
-    }
-    assert {c for c, known in explained.items() if known is None or c[0] not in known.codes} == {
-        ("KERNEL-LARGE", "trt8.6"),
-        ("DW-SILU", "trt8"),
-        ("DW-ADD", "trt8"),
-        ("QTYPE", ""),
-        ("QOPERATOR", ""),
-        ("QOPERATOR", "rtx"),
-        ("SCALE-RANK", "trt11"),
-        ("ZP-VOLUME", "trt8"),
-        ("BIAS-DQ", ""),
-    }
+
+
+def test_codes_error_text_leads_back_to_the_code() -> None:
+    texts = {(c.code, targets): lookup(text) for c in CODES.values() for targets, text in c.error}
+    others = {key for key, error in texts.items() if error is None or key[0] not in error.codes}
+    assert others == TEXTS_OF_SEVERAL_CAUSES
+
+
+def test_codes_evidence_is_at_most_that_of_the_target() -> None:
+    for code in (c for c in CODES.values() if c.passes):
+        for holds in code.holds:
+            for target in holds.targets:
+                limited = holds.evidence.weaker(TARGETS[target].evidence)
+                assert limited == holds.evidence, (code.code, target)
+    assert CODES["SKIP-FLOAT"].on("trt8.6").evidence == Evidence.SEEN
+    assert CODES["SKIP-FLOAT"].on("trt10").evidence == Evidence.ASSUMED
+
+
+def test_known_errors_have_bounded_patterns_and_codes() -> None:
+    assert len({error.id for error in KNOWN}) == len(KNOWN)
+    for error in KNOWN:
+        assert error.severity in (ERROR, WARNING, HARMLESS), error.id
+        assert len(error.pattern) <= 300 and re.compile(error.pattern), error.id
+        assert not re.search(r"[+*}]\)[+*{]", error.pattern), f"{error.id}: nested repetition"
+        assert set(error.codes) <= set(CODES), error.id
+
+
+def test_error_kinds_share_no_operator_and_are_complete() -> None:
     operators = [word for kind in KINDS.values() for word in kind.operators.lower().split()]
     assert len(operators) == len(set(operators)) > 100
     for kind in KINDS.values():
         assert bool(kind.cause) == bool(kind.fix) == bool(kind.source), kind.id
         assert kind.cause.format(name="", kind="", ends="") or not kind.cause
+    assert [kind.id for kind in KINDS.values()].count("other") == 1
+
+
+def test_error_form_codes_are_sorted_and_unique() -> None:
+    numbers = [code["number"] for code in table("error_forms")["code"]]
+    assert numbers == sorted(set(numbers))
+
+
+def test_meanings_exist_for_every_pass() -> None:
     assert set(MEANINGS) >= {kind.__name__ for kind in passes()}
     assert HEADINGS and WAYS["trtexec"].also == ()
 
 
-def test_entries_are_whole_and_no_better_than_their_targets():
+def test_entries_are_single_lines() -> None:
     entries = [*CODES.values(), *KNOWN, *KINDS.values(), *WAYS.values()]  # made by the schema
     assert len(entries) > 150
-    texts = [getattr(e, name) for e in entries for name in e._fields if name != "pattern"]
-    for text in (*(t for t in texts if isinstance(t, str)), *MEANINGS.values(), *HEADINGS.values()):
+    fields = [getattr(e, name) for e in entries for name in e.__match_args__ if name != "pattern"]
+    texts = [field for field in fields if isinstance(field, str)]
+    for text in (*texts, *MEANINGS.values(), *HEADINGS.values()):
         assert text == " ".join(text.split())
-    # The complete 8.6 log counts; nothing that the passes show is more than assumed where no log was seen
-    for code in (c for c in CODES.values() if c.passes):
-        for holds in code.holds:
-            for target in holds.targets:
-                assert holds.evidence.weaker(TARGETS[target].evidence) == holds.evidence, (
-                    code.code,
-                    target,
-                )
-    assert CODES["SKIP-FLOAT"].on("trt8.6").evidence == Evidence.SEEN
-    assert CODES["SKIP-FLOAT"].on("trt10").evidence == Evidence.ASSUMED
 
 
-def test_rows_and_words() -> None:
-    """Tables that code reads as they are: every field, none empty, and what they name exists."""
+def test_builds_have_every_field() -> None:
     for row in rows(HOME / "knowledge" / "builds.tsv"):
         assert {row["graph"], row["made_rules"]} <= {"yes", "no"}, row["name"]
-        told = {name: value for name, value in row.items() if value or name != "gpu"}
-        entry(
-            Build,
-            {"gpu": "not stated", **told, "graph": row["graph"] == "yes", "made_rules": True},
-            row["name"],
-        )
+        fields = {name: value for name, value in row.items() if value or name != "gpu"}
+        fields |= {"graph": row["graph"] == "yes", "made_rules": True}
+        entry(Build, {"gpu": "not stated", **fields}, row["name"])
+
+
+def test_examples_name_their_command() -> None:
     for command, examples in table("examples").items():
         assert cli.get_command(click.Context(cli), command) is not None
         for example in examples:
-            assert {"says", "run"} <= example.keys() <= {"says", "run", "needs"} and all(
-                example.values()
-            ), command
+            assert {"says", "run"} <= example.keys() <= {"says", "run", "needs"}, command
+            assert all(example.values()), command
             assert example["run"].partition("qdqtool ")[2].startswith(command), example["run"]
-    for name, words in zip(Public._fields, contents(public()), strict=True):  # type: ignore[attr-defined]
-        assert words and len(set(words)) == len(words), name
-    numbers = [code["number"] for code in table("error_forms")["code"]]
-    assert (
-        numbers == sorted(set(numbers)) and sum(kind.id == "other" for kind in KINDS.values()) == 1
-    )
 
 
-def test_nothing_is_said_twice() -> None:
-    """No sentence of a table stands in it or another again; a text of TensorRT stands where its codes are told."""
-    said: dict[str, list[str]] = {}
+def test_public_words_are_unique() -> None:
+    for words in contents(public()):
+        assert words and len(set(words)) == len(words), words
+
+
+def test_tables_repeat_no_sentence() -> None:
+    """A text of TensorRT is repeated at each of its codes."""
+    places: dict[str, list[str]] = {}
     for path in (HOME / "knowledge").glob("*.toml"):
-        for where, text in texts(tomllib.loads(path.read_text("utf-8")), path.stem):
+        for place, text in texts(tomllib.loads(path.read_text("utf-8")), path.stem):
             for sentence in re.split(r"(?<=[.;:])\s+", paragraph(text)):
                 if len(sentence) >= 60:
-                    said.setdefault(sentence, []).append(where)
-    again = {sentence: where for sentence, where in said.items() if len(where) > 1}
-    assert not [s for s, where in again.items() if not all(".error." in w for w in where)], again
+                    places.setdefault(sentence, []).append(place)
+    for sentence, repeated in places.items():
+        assert len(repeated) == 1 or all(".error." in p for p in repeated), (sentence, repeated)
 
 
-def texts(value: object, where: str) -> Iterator[tuple[str, str]]:
-    """Each text of a table, and where it stands."""
+def texts(value: object, place: str) -> Iterator[tuple[str, str]]:
+    """Yield each text of a table and its place."""
     if isinstance(value, str):
-        yield where, value
-    for name, part in (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, list)
-        else ()
-    ):
-        yield from texts(part, f"{where}.{name}")
+        yield place, value
+    elif isinstance(value, dict | list):
+        for name, part in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from texts(part, f"{place}.{name}")
 
 
 @pytest.mark.parametrize(
-    ("given", "wrong"),
+    ("fields", "message"),
     [
-        ({k: v for k, v in HOLDS.items() if k != "source"}, "entry source"),
-        ({**HOLDS, "sauce": "x"}, "entry sauce"),
-        ({**HOLDS, "source": 3}, "_value .source: 3 str"),
-        ({**HOLDS, "source": ""}, "_value .source: '' str"),
-        ({**HOLDS, "targets": [8]}, "_value .targets: [8] list str"),
-        ({**HOLDS, "evidence": "heard"}, "_value 'heard'"),
+        pytest.param({"targets": [], "evidence": "seen"}, "no source", id="field-missing"),
+        pytest.param({**HOLDS, "sauce": "x"}, "unknown sauce", id="field-unknown"),
+        pytest.param({**HOLDS, "source": 3}, "source: 3 is not a str", id="number-for-text"),
+        pytest.param({**HOLDS, "source": ""}, "source: '' is not a str", id="text-empty"),
+        pytest.param(
+            {**HOLDS, "targets": [8]}, r"\[8\] is not a list of str", id="list-of-numbers"
+        ),
+        pytest.param({**HOLDS, "evidence": "heard"}, "'heard'", id="choice-unknown"),
     ],
 )
-def test_an_entry_that_does_not_fit_is_refused(given, wrong):
-    with raises(ValueError, wrong):
-        entry(Holds, given, "X.holds")
+def test_entry_refuses_field(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        entry(Holds, fields, "X.holds")
 
 
-def test_a_code_and_an_error_are_read():
-    given = dict.fromkeys(("title", "cause", "tensorrt", "log", "fix"), "text")
-    code = _code(
-        "X",
-        {
-            **given,
-            "severity": "error",
-            "passes": True,
-            "holds": [{**HOLDS, "targets": list(TARGETS)}],
-        },
-    )
-    assert [str(h.evidence) for h in code.holds] == ["seen", "assumed"] and code.on(
-        "trt8.6"
-    ).evidence == "seen"
-    fields = {
-        "id": "x",
-        "title": "t",
-        "pattern": "two  spaces",
-        "severity": "error",
-        "cause": "c",
-        "fix": "f",
-        "source": "s",
-        "codes": ["ZP-NONZERO"],
-    }
-    known = entry(KnownError, fields, "x")
-    assert known.pattern == "two  spaces" and known.codes == ("ZP-NONZERO",)
+def test_code_evidence_depends_on_target() -> None:
+    texts = dict.fromkeys(("title", "cause", "tensorrt", "log", "fix"), "text")
+    holds = [{**HOLDS, "targets": list(TARGETS)}]
+    code = read_code("X", {**texts, "severity": "error", "passes": True, "holds": holds})
+    assert [str(h.evidence) for h in code.holds] == ["seen", "assumed"]
+    assert code.on("trt8.6").evidence == "seen"
+
+
+def test_error_pattern_keeps_its_spaces() -> None:
+    fields = dict.fromkeys(("id", "title", "severity", "cause", "fix", "source"), "text")
+    error = entry(KnownError, {**fields, "pattern": "two  spaces", "codes": ["ZP-NONZERO"]}, "x")
+    assert error.pattern == "two  spaces" and error.codes == ("ZP-NONZERO",)
 
 
 @pytest.mark.parametrize("name", ["codes", "ways", "meanings", "errors"])
-def test_sections_read_one_by_one_are_what_the_whole_file_says(name: str) -> None:
+def test_table_sections_equal_the_whole_file(name: str) -> None:
     whole = tomllib.loads(Path(knowledge.__file__).with_name(f"{name}.toml").read_text("utf-8"))
     assert dict(table(name)) == whole
 
 
-# The examples of docs/contributing.md, applied to a copy of the package: each works with the files that it names.
+# The examples of docs/contributing.md, applied to a copy of the package.
 
 PAGE = HOME.parent / "docs" / "contributing.md"
 DATA = str(HOME.parent / "tests")
 EXAMPLE = re.compile(r"```(?:toml|python|tsv)\n# (\S+)\n(.*?)```", re.DOTALL)
 
-# Where a line goes that is neither a whole file nor the end of one: behind this text.
-BEHIND = {
+# Text after which an example is inserted. Examples of other files are whole files or go to the end.
+AFTER = {
     "qdqtool/base/notes.py": "    # Images and ranges\n",
     "qdqtool/trt/targets.py": "    for t in sorted(\n        (\n",
     "qdqtool/model/operators.py": "_TABLE: tuple[Operator, ...] = (\n",
@@ -204,47 +201,37 @@ BEHIND = {
     "qdqtool/explain/lint/operators.py": "    for node in view.model.nodes:\n",
     "tests/wording.py": '    """One small network for each kind that none of the others has."""\n',
 }
-# Statements, and how far they stand in; the others are entries of a list.
+# Indentation of the examples that are statements. The others are entries of a list.
 INDENTED = {
     "qdqtool/base/notes.py": 4,
     "qdqtool/explain/lint/operators.py": 8,
     "tests/wording.py": 4,
 }
 
-# The tests that hold something of every entry, on the fewest recorded builds that show all there is to state.
-RUN = """
+# Tests that check every entry.
+RUN_TESTS = """
 import pytest
-from tests.trt import evidence
-evidence.DIFFERENT = [case for case in evidence.DIFFERENT if case.startswith(("bevfusion-camera", "mobilenetv2"))]
-networks = "everything_is_explained or engines_and or well_placed or every_case"  # which take their time
-chosen = f"not (test_example or every_example or {networks})"
-assert pytest.main([*HELD, "-n", "0", "-p", "no:hypothesispytest", "-k", chosen]) == 0  # which reads all sources
+selection = "not contributing_page"
+assert pytest.main([*TESTS, "-n", "0", "-p", "no:hypothesispytest", "-k", selection]) == 0
 from qdqtool import predict
 from qdqtool.trt.faults import ExampleFault
 from tests import wording
-(shown,) = (predict(model, target) for label, model, target in wording.further() if label == "example")
-assert ExampleFault in {type(cause.refusal) for found in shown.findings for cause in found.causes}
+(prediction,) = (predict(model, target) for label, model, target in wording.further() if label == "example")
+assert ExampleFault in {type(cause.refusal) for finding in prediction.findings for cause in finding.causes}
 """
-HELD = [
+TESTS = [
     "tests/trt/test_cases.py",
     "tests/trt/passes/test_slice_removal.py",
     "tests/trt/test_targets.py",
     "tests/explain/test_codes.py",
     "tests/knowledge",
-    *(
-        f"tests/explain/test_producers.py::{name}"
-        for name in (
-            "test_what_a_finding_reports_is_looked_for_in_one_place",
-            "test_each_room_words_the_classes_it_is_asked_for",
-            "test_each_code_has_a_refusal_and_each_refusal_words",
-        )
-    ),
+    "tests/explain/test_producers.py",
 ]
 CHECKS = {
     "error": """
 from qdqtool.explain.errors import lookup
-known = lookup("[E] tensor images was lost by the example")
-assert known is not None and known.id == "example-lost-tensor" and known.codes == ("ZP-NONZERO",)
+error = lookup("[E] tensor images was lost by the example")
+assert error is not None and error.id == "example-lost-tensor" and error.codes == ("ZP-NONZERO",)
 """,
     "code": """
 from qdqtool.explain.codes import find
@@ -256,9 +243,9 @@ from qdqtool import predict
 from tests.trt.builder import Graph
 g = Graph()
 model = g.model(g.op("Celu", g.input(1, 8), "n"))
-(found,) = (f for f in predict(model, "trt8.6").findings if f.code == "EXAMPLE-CODE")
-assert (found.node, found.message, found.fix) == ("n", "n is an example of 2.", "What to change."), found
-assert type(found.causes[0].refusal).__name__ == "ExampleFault" and found.causes[0].refusal.size == 2
+(finding,) = (f for f in predict(model, "trt8.6").findings if f.code == "EXAMPLE-CODE")
+assert (finding.node, finding.message, finding.fix) == ("n", "n is an example of 2.", "What to change.")
+assert type(finding.causes[0].refusal).__name__ == "ExampleFault" and finding.causes[0].refusal.size == 2
 assert "EXAMPLE-CODE" not in predict(model, "trt10").findings_by_code()
 """,
     "note": """
@@ -316,9 +303,9 @@ for case in ("SliceRemoval/strided", "ExamplePass/lonely", "ExampleMove/q-past-e
 }
 
 
-def _changed(root: Path) -> Path:
-    """A copy of the package and its tests with every example in it."""
-    for name in ("qdqtool", "calibration", "tests"):  # and what is compiled of it
+def copy_with_examples(root: Path) -> Path:
+    """Copy the package and its tests, and apply every example."""
+    for name in ("qdqtool", "calibration", "tests"):  # with compiled files, which saves time
         shutil.copytree(
             HOME.parent / name,
             root / name,
@@ -332,24 +319,22 @@ def _changed(root: Path) -> Path:
             path.write_text(text, "utf-8")
             continue
         old = path.read_text("utf-8")
-        if name in BEHIND:
-            before, mark, after = old.partition(BEHIND[name])
+        if name in AFTER:
+            before, mark, rest = old.partition(AFTER[name])
             assert mark, name
-            if name.endswith("removal.py"):  # in front of the class, and where the page says
-                new = f"{before}{text}\n\n{mark}{after}".replace("COPY)", "COPY, STRIDED)").replace(
+            if name.endswith("removal.py"):  # before the class, and where the page says
+                new = f"{before}{text}\n\n{mark}{rest}".replace("COPY)", "COPY, STRIDED)").replace(
                     "LayerKind.SLICE):",
                     "LayerKind.SLICE):\n            layer.rest_on(*[STRIDED] * layer.strided)",
                 )
             elif name in INDENTED:
-                new = f"{before}{mark}{textwrap.indent(text, ' ' * INDENTED[name])}{after}"
+                new = f"{before}{mark}{textwrap.indent(text, ' ' * INDENTED[name])}{rest}"
             else:
-                new = f"{before}{mark}{text.rstrip().rstrip(',')},\n{after}"
+                new = f"{before}{mark}{text.rstrip().rstrip(',')},\n{rest}"
         elif name.endswith("meanings.toml"):
             new = old.replace("[passes]\n", text, 1)
         elif name.endswith("errors.toml"):
-            new = old.replace(
-                "[[error]]", f"{text}\n[[error]]", 1
-            )  # the first that is found decides
+            new = old.replace("[[error]]", f"{text}\n[[error]]", 1)  # the first match decides
         else:
             new = f"{old.rstrip()}\n{text}"
         path.write_text(new, "utf-8")
@@ -361,52 +346,39 @@ def _changed(root: Path) -> Path:
     return root
 
 
-def test_every_example_has_a_check() -> None:
-    """And each file that a section counts one, but the builds of a case, and the place of a pass."""
+def test_contributing_page_has_the_files_that_it_counts() -> None:
+    """The builds of a case and the place of a pass are described in words."""
     _, *sections = re.split(r"^## ", PAGE.read_text("utf-8"), flags=re.MULTILINE)
-    counted = {
-        title[1]: (int(title[2]), len(EXAMPLE.findall(section)))
+    missing = {
+        title[1]: int(title[2]) - len(EXAMPLE.findall(section))
         for section in sections
         if (title := re.match(r"(.*) \((\d+) files?\b", section))
     }
     in_words = {"A case of a pass", "A pass"}
-    assert {title: files - shown for title, (files, shown) in counted.items()} == {
-        t: t in in_words for t in counted
-    }
-    assert {title.split()[-1] for title in counted} == {
-        "text",
-        "code",
-        "refusal",
-        "note",
-        "build",
-        "GPU",
-        "target",
-        "operator",
-        "pass",
-    }
-    assert len(counted) == len(CHECKS)
+    assert missing == {title: title in in_words for title in missing}
+    topics = "text code refusal note build GPU target operator pass"
+    assert {title.split()[-1] for title in missing} == set(topics.split())
+    assert len(missing) == len(CHECKS)
 
 
-def test_examples(tmp_path: Path) -> None:
-    """All of them in one process."""
-    succeeds(_changed(tmp_path), "".join(CHECKS.values()))
+def test_contributing_page_examples_work(tmp_path: Path) -> None:
+    run_python(copy_with_examples(tmp_path), "".join(CHECKS.values()))
 
 
 @pytest.mark.slow
-def test_what_is_held_of_every_entry_is_held_of_the_examples(tmp_path: Path) -> None:
-    """Of the words of each kind only that the network of the page shows that of the page."""
-    succeeds(_changed(tmp_path), f"HELD = {HELD}{RUN}")
+def test_contributing_page_examples_pass_the_tests_of_entries(tmp_path: Path) -> None:
+    run_python(copy_with_examples(tmp_path), f"TESTS = {TESTS}{RUN_TESTS}")
 
 
-def succeeds(changed: Path, code: str) -> None:
-    paths = os.pathsep.join([str(changed), str(HOME.parent)])
-    done = subprocess.run(
+def run_python(folder: Path, code: str) -> None:
+    paths = os.pathsep.join([str(folder), str(HOME.parent)])
+    result = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": paths},
-        cwd=changed,
+        cwd=folder,
         check=False,
         capture_output=True,
         text=True,
         timeout=120,
     )
-    assert done.returncode == 0, f"{done.stdout[-2000:]}{done.stderr[-2000:]}"
+    assert result.returncode == 0, f"{result.stdout[-2000:]}{result.stderr[-2000:]}"

@@ -2,6 +2,7 @@
 
 import inspect
 import types
+from typing import Any
 
 import onnx
 import torch
@@ -13,16 +14,17 @@ from torch import Tensor, nn
 
 from examples import resnet
 from qdqtool import qat
+from qdqtool.qat.modules import amax_of
 from qdqtool.qat.trace import Call, export_proto
 
-# It asks for its caller's name by the whole stack with its source lines: a tenth of a second for each of its modules.
+# It inspects the whole stack with source lines for the name of its caller: 0.1 s for each module.
 _utils.inspect = types.SimpleNamespace(stack=lambda: inspect.stack(0)[1:])
 
 WIDTH = 16  # of the first stage; the placement does not depend on it, the time does
 
 
 class ResidualBlock(resnet.BasicBlock):
-    """The block as people quantize it by hand, after NVIDIA's example: a quantizer on the skip."""
+    """Block with a quantizer on the skip, as in NVIDIA's example."""
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
         super().__init__(inputs, outputs, stride)
@@ -37,7 +39,7 @@ class ResidualBlock(resnet.BasicBlock):
 
 
 def handmade(placement: str) -> nn.Module:
-    """ResNet-18 with pytorch-quantization's own modules: ``convolutions``, ``residual`` or ``pool``."""
+    """Return a ResNet-18 with pytorch-quantization's own modules: ``convolutions``, ``residual`` or ``pool``."""
     quant_modules.initialize()
     try:
         block = resnet.BasicBlock if placement == "convolutions" else ResidualBlock
@@ -50,7 +52,7 @@ def handmade(placement: str) -> nn.Module:
 
 
 def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
-    """The network with statistics of BatchNormalization as after training, so that no two of them are equal."""
+    """Give BatchNormalization the statistics and parameters of a trained network, no two of them equal."""
     torch.manual_seed(seed)
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -62,19 +64,42 @@ def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
 
 
 def prepared(model: nn.Module, sample: object, **options: object) -> nn.Module:
-    """The network with quantizers."""
+    """Insert quantizers and return the network."""
     qat.prepare(model, sample, report=None, **options)  # type: ignore[arg-type]
     return model
 
 
 def ready(model: nn.Module, sample: object, **options: object) -> nn.Module:
-    """The network with quantizers that have ranges."""
+    """Insert quantizers, calibrate them on the sample and return the network."""
     qat.calibrate(prepared(model, sample, **options), [sample])
     return model
 
 
+def evaluate(model: nn.Module, *arguments: object) -> Any:
+    """Return the outputs of a network in evaluation mode, without gradients."""
+    with torch.no_grad():
+        return model.eval()(*arguments)
+
+
+def quantizer(model: nn.Module, name: str) -> nn.Module:
+    """Return a quantizer by its name in the state dict, such as ``0._input_quantizer``."""
+    return model.get_submodule(name)
+
+
+def range_of(model: nn.Module, name: str) -> float:
+    """Return the largest magnitude that a quantizer represents."""
+    amax = amax_of(quantizer(model, name))
+    assert amax is not None
+    return float(amax)
+
+
+def float_weights(convolution: nn.Module) -> Tensor:
+    """Return the weights before their quantizer, as the optimizer has them."""
+    return dict(convolution.named_parameters(recurse=False))["weight"].detach()
+
+
 def max_calibrate(model: nn.Module, *batches: Tensor) -> None:
-    """The maximum of every quantizer, the way of pytorch-quantization's own guide."""
+    """Set every quantizer to the maximum of its values, as pytorch-quantization's guide does."""
     quantizers = [m for m in model.modules() if isinstance(m, quant_nn.TensorQuantizer)]
     for q in quantizers:
         q._calibrator = calib.MaxCalibrator(8, q.axis, False)
@@ -90,7 +115,7 @@ def max_calibrate(model: nn.Module, *batches: Tensor) -> None:
 
 
 def raw_export(model: nn.Module, sample: Tensor, opset: int = 13) -> onnx.ModelProto:
-    """torch's own export, nothing added."""
+    """Return torch's own export of the network."""
     quant_nn.TensorQuantizer.use_fb_fake_quant = True
     try:
         return export_proto(model, Call((sample,)), opset)
@@ -103,7 +128,7 @@ def conv(inputs: int = 16, outputs: int = 16, kernel: int = 3, **options: object
 
 
 class Shared(nn.Module):
-    """One convolution that runs twice, at two places."""
+    """Network with a convolution that runs twice, at two places."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,7 +141,7 @@ class Shared(nn.Module):
 
 
 class Again(nn.Module):
-    """A Linear on vectors, a Gemm in ONNX, and an attention, each called twice with the same weights."""
+    """Network with a Linear on vectors and an attention, each called twice with the same weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,7 +159,7 @@ class Again(nn.Module):
 
 
 class Tokens(nn.Module):
-    """Linear layers on [N, T, C], which ONNX writes as MatMul and Add."""
+    """Network of Linear layers on [N, T, C], which ONNX writes as MatMul and Add."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,7 +170,7 @@ class Tokens(nn.Module):
 
 
 class Heads(nn.Module):
-    """Linear layers that read one tensor, as those for classes and boxes of Faster R-CNN."""
+    """Network with two Linear layers that read one tensor, as in Faster R-CNN."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -157,14 +182,14 @@ class Heads(nn.Module):
 
 
 class SkipSequential(nn.Sequential):
-    """A skip written in a container, whose children run in its own loop."""
+    """Container with a skip around its children."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(super().forward(x) + x)
 
 
 class Skips(nn.Module):
-    """Containers with skips."""
+    """Network of containers with skips."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -177,7 +202,7 @@ class Skips(nn.Module):
 
 
 class UpAndDown(nn.Module):
-    """A transposed convolution with BatchNormalization, plain and grouped, and a Concat."""
+    """Network with a transposed convolution, plain or grouped, BatchNormalization and a Concat."""
 
     def __init__(self, groups: int = 1) -> None:
         super().__init__()
@@ -192,7 +217,7 @@ class UpAndDown(nn.Module):
 
 
 class Odd(nn.Module):
-    """Convolutions that no quantizer can reach from a module, beside one that it can."""
+    """Network with convolutions that no quantizer can reach from a module, and one that it can."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -209,7 +234,7 @@ class Odd(nn.Module):
 
 
 class Moody(nn.Module):
-    """In training it adds once more than in evaluation."""
+    """Network that adds once more in training than in evaluation."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""The whole way through a real Ultralytics: train, checkpoints, resume, val, predict, export, and a compiler's build.
+"""Training, resuming, validation, prediction and export with Ultralytics, and a build of the result.
 
-Ultralytics is under the AGPL-3.0 and only a dependency of these tests and of benchmarks; where it is not installed they
-skip and say so. The network is a small one of their blocks, the pictures are made here.
+Ultralytics is under the AGPL-3.0 and a dependency of these tests and of benchmarks only; the tests skip without it. The
+network is a small one of their blocks; the images are generated here.
 """
 
 import copy
@@ -26,10 +26,10 @@ from qdqtool import qat
 from qdqtool.errors import BuilderError, QdqtoolError
 from qdqtool.qat.modules import quantizers_of
 from qdqtool.qat.networks import exporting_heads, merge_branches, mergeable
+from tests.errors import has
 from tests.qat import nets
 from tests.qat.backends import BACKENDS
 from tests.qat.torchvision_ops import usable_torchvision
-from tests.raising import raises
 
 os.environ.setdefault("YOLO_CONFIG_DIR", tempfile.mkdtemp(prefix="ultralytics"))
 os.environ.setdefault("YOLO_OFFLINE", "True")
@@ -54,15 +54,16 @@ CONFIG = {
 
 
 @pytest.fixture(scope="module", autouse=True)
-def installed() -> None:
-    """Importing torchvision takes as long as torch: not where these tests are only collected."""
+def training() -> Any:
+    """Import `qdqtool.qat.ultralytics`; torchvision takes too long to import it during collection."""
     if importlib.util.find_spec("ultralytics") is None or not usable_torchvision():
         pytest.skip("needs ultralytics and torchvision (pip install ultralytics)")
+    return importlib.import_module("qdqtool.qat.ultralytics")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pictures with one bright square each, their labels, and a checkpoint of a network that has seen data."""
+    """Write images with one bright square each, labels, and a checkpoint of a network with statistics."""
     from ultralytics import YOLO
 
     where = tmp_path_factory.mktemp("ultralytics")
@@ -91,7 +92,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return where
 
 
-def _options(folder: Path, **changes: Any) -> dict[str, Any]:
+def training_options(folder: Path, **changes: Any) -> dict[str, Any]:
+    """Return arguments of ``YOLO.train``."""
     from qdqtool.qat.ultralytics import RECIPE
 
     return {
@@ -111,73 +113,66 @@ def _options(folder: Path, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def trained(folder: Path) -> Path:
-    """The folder of the checkpoints of an epoch."""
-    from qdqtool.qat.ultralytics import Trainer
+def trained(training: Any, folder: Path) -> Path:
+    """Return the folder of the checkpoints of one epoch."""
+    yolo = open_yolo(folder / "float.pt")
+    counts: dict[str, int] = {}
+    shapes: list[tuple[int, ...]] = []
 
-    yolo = _yolo(folder / "float.pt")
-    seen: dict[str, int] = {}
+    class Watched(training.Trainer):  # type: ignore[misc, valid-type]
+        def calibration_batches(self, count: int) -> Iterator[torch.Tensor]:
+            for images in super().calibration_batches(count):
+                shapes.append(tuple(images.shape))
+                yield images
 
-    def at_end(trainer: Any) -> None:
-        seen.update(model=_count(trainer.model), ema=_count(trainer.ema.ema))
-        seen["frozen"] = sum(
-            m.training for m in trainer.model.modules() if isinstance(m, nn.BatchNorm2d)
+    def count(trainer: Any) -> None:
+        norms = [m for m in trainer.model.modules() if isinstance(m, nn.BatchNorm2d)]
+        counts.update(model=count_quantizers(trainer.model))
+        counts.update(
+            ema=count_quantizers(trainer.ema.ema), learning=sum(m.training for m in norms)
         )
 
-    yolo.add_callback("on_train_batch_end", at_end)
-    shapes: list[tuple[int, ...]] = []
-    watched = Trainer._images
-
-    def watching(trainer: Any, count: int) -> Iterator[torch.Tensor]:
-        for images in watched(trainer, count):
-            shapes.append(tuple(images.shape))
-            yield images
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Trainer, "_images", watching)
-        with pytest.warns(UserWarning, match="calibrated with 6 images"):
-            yolo.train(
-                trainer=Trainer.with_options(freeze_norms=True),
-                **_options(folder, name="first", epochs=1),
-            )
+    yolo.add_callback("on_train_batch_end", count)
+    with pytest.warns(UserWarning, match="calibrated with 6 images"):
+        yolo.train(
+            trainer=Watched.with_options(freeze_norms=True),
+            **training_options(folder, name="first", epochs=1),
+        )
     assert shapes == [(2, 3, SIZE, SIZE)] * 3  # squares of the size of training
-    assert seen["model"] == seen["ema"] == _count(yolo.model) > 20 and seen["frozen"] == 0
+    assert counts["model"] == counts["ema"] == count_quantizers(yolo.model) > 20
+    assert counts["learning"] == 0
     return folder / "runs" / "first" / "weights"
 
 
-def _count(model: nn.Module) -> int:
+def count_quantizers(model: nn.Module) -> int:
     return len(list(quantizers_of(model)))
 
 
-def _yolo(path: Path) -> Any:
+def open_yolo(path: Path) -> Any:
     from ultralytics import YOLO
 
     return YOLO(str(path))
 
 
-def test_checkpoints_keep_ranges_and_export_their_pairs(folder: Path, trained: Path) -> None:
-    before, after = _yolo(folder / "float.pt").model, _yolo(trained / "last.pt").model
-    assert _count(before) == 0 and _count(after) > 20
-    state = after.state_dict()
-    assert all(float(v) > 0 for k, v in state.items() if k.endswith("_amax"))
-    assert not torch.equal(state["model.0.conv.weight"], before.state_dict()["model.0.conv.weight"])
-    frozen = "model.0.bn.running_mean"
-    torch.testing.assert_close(
-        state[frozen], before.state_dict()[frozen], rtol=2e-3, atol=2e-3
-    )  # saved as float16
-    written = _yolo(trained / "last.pt").export(
-        format="onnx", imgsz=SIZE, device="cpu", simplify=False
-    )
-    summary = qdqtool.predict(written).summary()
-    assert summary["int8"] == len(
-        qat.preparation.plan_of(_yolo(trained / "last.pt").model).convolutions
-    )
+def test_checkpoint_keeps_ranges(folder: Path, trained: Path) -> None:
+    before, after = (open_yolo(path).model for path in (folder / "float.pt", trained / "last.pt"))
+    assert count_quantizers(before) == 0 and count_quantizers(after) > 20
+    old, new = before.state_dict(), after.state_dict()
+    assert all(float(v) > 0 for k, v in new.items() if k.endswith("_amax"))
+    assert not torch.equal(new["model.0.conv.weight"], old["model.0.conv.weight"])
+    frozen = "model.0.bn.running_mean"  # saved as float16
+    torch.testing.assert_close(new[frozen], old[frozen], rtol=2e-3, atol=2e-3)
 
 
-def test_resume_goes_on_with_the_quantizers(folder: Path, trained: Path) -> None:
-    from qdqtool.qat.ultralytics import Trainer
+def test_export_of_ultralytics_keeps_pairs(trained: Path) -> None:
+    options = {"format": "onnx", "imgsz": SIZE, "device": "cpu", "simplify": False}
+    summary = qdqtool.predict(open_yolo(trained / "last.pt").export(**options)).summary()
+    plan = qat.preparation.plan_of(open_yolo(trained / "last.pt").model)
+    assert summary["int8"] == len(plan.convolutions)
 
-    stopped = _yolo(folder / "float.pt")
+
+def test_resume_keeps_ranges(training: Any, folder: Path) -> None:
+    stopped = open_yolo(folder / "float.pt")
 
     def stop(trainer: Any) -> None:
         if trainer.epoch == 1:
@@ -185,14 +180,14 @@ def test_resume_goes_on_with_the_quantizers(folder: Path, trained: Path) -> None
 
     stopped.add_callback("on_train_epoch_start", stop)
     with pytest.raises(InterruptedError), pytest.warns(UserWarning, match="calibrated with"):
-        stopped.train(trainer=Trainer, **_options(folder, name="second"))
+        stopped.train(trainer=training.Trainer, **training_options(folder, name="second"))
     path = folder / "runs" / "second" / "weights" / "last.pt"
     checkpoint = torch.load(path, map_location="cpu", weights_only=False)
     ranges = {
         k: v for k, v in checkpoint["ema"].float().state_dict().items() if k.endswith("_amax")
     }
-    yolo = _yolo(path)
-    yolo.train(trainer=Trainer, resume=True)
+    yolo = open_yolo(path)
+    yolo.train(trainer=training.Trainer, resume=True)
     assert yolo.trainer.start_epoch == checkpoint["epoch"] + 1 == 1
     resumed = yolo.trainer.ema.ema.float().state_dict()
     assert ranges and all(torch.equal(resumed[k], v) for k, v in ranges.items())
@@ -200,113 +195,133 @@ def test_resume_goes_on_with_the_quantizers(folder: Path, trained: Path) -> None
 
 @pytest.fixture(scope="module")
 def fresh(trained: Path) -> qat.Export:
-    """The best checkpoint as a file."""
+    """Export the best checkpoint."""
     return qat.export(
-        _yolo(trained / "best.pt"), trained / "fresh.onnx", torch.zeros(1, 3, SIZE, SIZE)
+        open_yolo(trained / "best.pt"), trained / "fresh.onnx", torch.zeros(1, 3, SIZE, SIZE)
     )
 
 
-def test_val_and_predict_run_and_the_export_is_as_planned(
-    folder: Path, trained: Path, fresh: qat.Export, tmp_path: Path
-) -> None:
-    yolo = _yolo(trained / "best.pt")
-    plan = qat.preparation.plan_of(yolo.model)
+def predict_image(yolo: Any, folder: Path) -> Any:
+    path = str(folder / "images" / "val" / "0.png")
+    return yolo.predict(path, imgsz=SIZE, device="cpu", verbose=False)
+
+
+def test_export_is_as_planned(trained: Path, fresh: qat.Export) -> None:
+    plan = qat.preparation.plan_of(open_yolo(trained / "best.pt").model)
     assert fresh.summary["int8"] == len(plan.convolutions) and fresh.summary["conversions"] == 1
-    assert fresh.check.worst < 2e-3 and fresh.noise == fresh.noise
-    yolo.val(
-        data=str(folder / "data.yaml"),
-        imgsz=SIZE,
-        device="cpu",
-        plots=False,
-        project=str(tmp_path),
-        workers=0,
-    )
-    yolo.predict(str(folder / "images" / "val" / "0.png"), imgsz=SIZE, device="cpu", verbose=False)
+    assert fresh.check.worst < 2e-3 and np.isfinite(fresh.noise)
+
+
+def test_val_and_predict_run_with_quantizers(folder: Path, trained: Path, tmp_path: Path) -> None:
+    yolo = open_yolo(trained / "best.pt")
+    options = training_options(folder, project=str(tmp_path))
+    yolo.val(**{k: options[k] for k in ("data", "imgsz", "device", "plots", "project", "workers")})
+    predict_image(yolo, folder)
+
+
+def test_fused_network_is_exported_the_same(
+    trained: Path, fresh: qat.Export, tmp_path: Path
+) -> None:
+    """Ultralytics folds BatchNormalization itself."""
+    yolo = open_yolo(trained / "best.pt")
     yolo.fuse(verbose=False)
-    assert yolo.model.is_fused() and _count(yolo.model) == 2 * len(plan.convolutions) + 2
-    fused = qat.export(
-        yolo, tmp_path / "fused.onnx", torch.zeros(1, 3, SIZE, SIZE)
-    )  # folded by Ultralytics
+    convolutions = len(qat.preparation.plan_of(yolo.model).convolutions)
+    assert yolo.model.is_fused() and count_quantizers(yolo.model) == 2 * convolutions + 2
+    fused = qat.export(yolo, tmp_path / "fused.onnx", torch.zeros(1, 3, SIZE, SIZE))
     assert fused.summary == fresh.summary
-    ours = _yolo(trained / "fresh.onnx")  # reads names, stride and task from the model
-    result = ours.predict(
-        str(folder / "images" / "val" / "0.png"), imgsz=SIZE, device="cpu", verbose=False
-    )
-    assert result[0].names == {0: "a", 1: "b"}
 
 
-def test_the_compiler_builds_it_as_predicted(fresh: qat.Export) -> None:
+def test_ultralytics_reads_metadata_of_export(folder: Path, fresh: qat.Export) -> None:
+    (result,) = predict_image(open_yolo(Path(fresh.path)), folder)
+    assert result.names == {0: "a", 1: "b"}
+
+
+def test_tensorrt_rtx_builds_export_as_predicted(fresh: qat.Export) -> None:
     from qdqtool.verification.api import verify_with_builder
 
     try:
-        found = verify_with_builder(fresh.path, "tensorrt-rtx")
+        verification = verify_with_builder(fresh.path, "tensorrt-rtx")
     except BuilderError as error:
         pytest.skip(f"TensorRT-RTX is not installed: {error}")
-    assert found.convolutions["agree"] == found.convolutions["total"] > 10
+    assert verification.convolutions["agree"] == verification.convolutions["total"] > 10
 
 
-def test_quantizers_that_would_be_lost(folder: Path, trained: Path) -> None:
-    with raises(QdqtoolError, "_check_load"):
-        _yolo(trained / "last.pt").train(**_options(folder, name="lost", epochs=1))
-    with raises(QdqtoolError, "_check_export format='torchscript"):
-        _yolo(trained / "last.pt").export(format="torchscript", imgsz=SIZE, device="cpu")
-    prepared = nets.prepared(_yolo(folder / "float.pt"), torch.zeros(1, 3, SIZE, SIZE))
-    with raises(QdqtoolError, "_check_load"):
-        prepared.train(**_options(folder, name="lost", epochs=1))
-    from qdqtool.qat.ultralytics import Trainer
+@pytest.mark.parametrize("trained_before", [True, False])
+def test_plain_training_of_quantized_network_is_refused(
+    trained_before: bool, folder: Path, trained: Path
+) -> None:
+    yolo = open_yolo(trained / "last.pt" if trained_before else folder / "float.pt")
+    if not trained_before:
+        nets.prepared(yolo, torch.zeros(1, 3, SIZE, SIZE))
+    with pytest.raises(QdqtoolError, check=has("quantizers-lost", parameter="weights")):
+        yolo.train(**training_options(folder, name="lost", epochs=1))
 
-    yolo = _yolo(folder / "float.pt")
+
+def test_export_to_torchscript_is_refused(trained: Path) -> None:
+    refused = has("quantizers-lost", parameter="format")
+    with pytest.raises(QdqtoolError, check=refused, match="format='torchscript'"):
+        open_yolo(trained / "last.pt").export(format="torchscript", imgsz=SIZE, device="cpu")
+
+
+def test_trainer_keeps_plan_of_prepared_network(training: Any, folder: Path) -> None:
+    yolo = open_yolo(folder / "float.pt")
     plan = qat.prepare(yolo, torch.zeros(1, 3, SIZE, SIZE), exclude=[r"^model\.0\."], report=None)
+    images = torch.randint(0, 255, (2, 3, SIZE, SIZE), dtype=torch.uint8)
     with pytest.warns(UserWarning, match="calibrated with"):
-        qat.calibrate(
-            yolo, [{"img": torch.randint(0, 255, (2, 3, SIZE, SIZE), dtype=torch.uint8), "cls": []}]
-        )
-    yolo.train(trainer=Trainer, **_options(folder, name="hand", epochs=1))
+        qat.calibrate(yolo, [{"img": images, "cls": []}])
+    yolo.train(trainer=training.Trainer, **training_options(folder, name="hand", epochs=1))
     kept = qat.preparation.plan_of(yolo.model)
     assert kept.convolutions == plan.convolutions and "model.0.conv" not in kept.convolutions
 
 
-def test_options_and_tasks(folder: Path) -> None:
+def test_with_options_makes_trainer(training: Any) -> None:
+    trainer = training.Trainer.with_options(target="trt10", exclude=["x"])
+    assert (trainer.options.target, trainer.options.exclude) == ("trt10", ("x",))
+    assert issubclass(trainer, training.Trainer)
+
+
+def test_unknown_option_of_trainer_is_refused(training: Any) -> None:
+    with pytest.raises(QdqtoolError, check=has("unknown-choice", parameter="images_")):
+        training.Trainer.with_options(images_=3)
+
+
+def test_trainers_of_tasks(training: Any, folder: Path) -> None:
     from ultralytics.models import rtdetr, yolo
 
-    from qdqtool.qat import ultralytics as room
-
-    made = room.Trainer.with_options(target="trt10", exclude=["x"])
-    assert (
-        made.options.target == "trt10"
-        and made.options.exclude == ("x",)
-        and issubclass(made, room.Trainer)
-    )
-    with raises(QdqtoolError, "QuantizedTraining.with_options images_"):
-        room.Trainer.with_options(images_=3)
-    assert issubclass(room.trainer_for(_yolo(folder / "float.pt")), yolo.detect.DetectionTrainer)
-    assert issubclass(room._made(rtdetr.train.RTDETRTrainer), room.QuantizedTraining)
+    trainer = training.trainer_for(open_yolo(folder / "float.pt"))
+    assert issubclass(trainer, yolo.detect.DetectionTrainer)
+    quantized = training.quantized_trainer(rtdetr.train.RTDETRTrainer)
+    assert issubclass(quantized, training.QuantizedTraining)
 
 
 @pytest.mark.slow
-def test_the_trainer_is_found_in_the_processes_of_other_gpus(
-    monkeypatch: pytest.MonkeyPatch,
+def test_pickled_trainer_is_found_in_new_process(
+    training: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where nothing made it before, as in a module that is imported anew."""
+    """A process for another GPU imports the module anew."""
     from ultralytics.models import yolo
 
-    from qdqtool.qat import ultralytics as room
+    quantized = [
+        training.quantized_trainer(yolo.segment.SegmentationTrainer),
+        training.Trainer,
+    ]
+    pickled = pickle.dumps(quantized)
+    monkeypatch.setattr(qat, "ultralytics", training)  # restored after the new import
+    monkeypatch.delitem(sys.modules, training.__name__)
+    loaded = pickle.loads(pickled)
+    assert [t.__name__ for t in loaded] == [t.__name__ for t in quantized]
+    base = sys.modules[training.__name__].QuantizedTraining
+    assert all(issubclass(t, base) for t in loaded)
+    assert not set(loaded) & set(quantized)
 
-    made = [room._made(yolo.segment.SegmentationTrainer), room.Trainer]
-    written = pickle.dumps(made)
-    monkeypatch.setattr(qat, "ultralytics", room)  # what the import below replaces, it gets back
-    monkeypatch.delitem(sys.modules, room.__name__)
-    found = pickle.loads(written)
-    assert [t.__name__ for t in found] == [t.__name__ for t in made]
-    assert all(issubclass(t, sys.modules[room.__name__].QuantizedTraining) for t in found)
-    assert not set(found) & set(made)
+
+def test_unknown_trainer_is_no_attribute(training: Any) -> None:
     with pytest.raises(AttributeError, match="QuantizedNothing"):
-        room.QuantizedNothing  # noqa: B018
+        training.QuantizedNothing  # noqa: B018
 
 
-def test_calibration_images_are_spread_over_the_data_set() -> None:
-    from qdqtool.qat.ultralytics import spread
-
+def test_spread_covers_data_set(training: Any) -> None:
+    spread = training.spread
     assert spread(10, 4, 100) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert spread(1000, 16, 128) == [
         list(range(s, min(s + 16, 1000))) for s in (0, 144, 288, 432, 560, 704, 848, 992)
@@ -315,29 +330,28 @@ def test_calibration_images_are_spread_over_the_data_set() -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_names_of_modelopt_are_left_alone(backend: str, folder: Path) -> None:
+def test_ultralytics_does_not_mistake_quantizers_for_modelopt(backend: str, folder: Path) -> None:
     from ultralytics.utils.torch_utils import is_qat
 
     image = torch.rand(1, 3, SIZE, SIZE)
     with pytest.warns(UserWarning, match="calibrated with"):
-        yolo = nets.ready(_yolo(folder / "float.pt"), image, backend=backend)
+        yolo = nets.ready(open_yolo(folder / "float.pt"), image, backend=backend)
     assert not is_qat(yolo.model)
-    with torch.no_grad(), exporting_heads(yolo.model):
-        wanted = yolo.model.eval()(image)
-        fused = copy.deepcopy(yolo.model).fuse(verbose=False)(image)
-    assert float((wanted - fused).abs().mean()) < 0.05 * float(wanted.std())
+    with exporting_heads(yolo.model):
+        before = nets.evaluate(yolo.model, image)
+        after = nets.evaluate(copy.deepcopy(yolo.model).fuse(verbose=False), image)
+    assert float((before - after).abs().mean()) < 0.05 * float(before.std())
 
 
-def test_anchors_fit_after_the_head_was_switched(folder: Path) -> None:
-    yolo = _yolo(folder / "float.pt")
-    with torch.no_grad():
-        wanted = yolo.model.eval()(large := torch.rand(1, 3, 2 * SIZE, 2 * SIZE))[0]
-        with exporting_heads(yolo.model):
-            yolo.model(torch.rand(1, 3, SIZE, SIZE))
-        assert torch.equal(yolo.model(large)[0], wanted)
+def test_exporting_heads_restores_anchors(folder: Path) -> None:
+    model, large = open_yolo(folder / "float.pt").model, torch.rand(1, 3, 2 * SIZE, 2 * SIZE)
+    expected = nets.evaluate(model, large)[0]
+    with exporting_heads(model):
+        nets.evaluate(model, torch.rand(1, 3, SIZE, SIZE))
+    assert torch.equal(nets.evaluate(model, large)[0], expected)
 
 
-def test_branches_are_merged_first() -> None:
+def test_branches_are_merged_before_quantization() -> None:
     from ultralytics.nn.modules import RepConv
     from ultralytics.nn.modules.block import RepVGGDW
 
@@ -345,11 +359,10 @@ def test_branches_are_merged_first() -> None:
         nn.Sequential(nn.Conv2d(3, 32, 3), RepConv(32, 32), RepVGGDW(32), nn.Conv2d(32, 32, 1))
     )
     x = torch.rand(1, 3, 24, 24)
-    with torch.no_grad():
-        wanted = model.eval()(x)
-        plan = qat.prepare(copied := copy.deepcopy(model), x, report=None)
-        assert plan.merged == ["1", "2"] and len(plan.convolutions) == 4
-        assert _count(model) == 0 and merge_branches(copied) == [] and mergeable(model)
-        with qat.disabled(copied):
-            torch.testing.assert_close(copied.eval()(x), wanted, rtol=1e-3, atol=1e-4)
-    assert all(p.requires_grad for p in copied.parameters())
+    before, merged = nets.evaluate(model, x), copy.deepcopy(model)
+    plan = qat.prepare(merged, x, report=None)
+    assert plan.merged == ["1", "2"] and len(plan.convolutions) == 4
+    assert count_quantizers(model) == 0 and merge_branches(merged) == [] and mergeable(model)
+    with qat.disabled(merged):
+        torch.testing.assert_close(nets.evaluate(merged, x), before, rtol=1e-3, atol=1e-4)
+    assert all(p.requires_grad for p in merged.parameters())

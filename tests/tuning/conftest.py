@@ -1,8 +1,9 @@
-"""What tests of tuning share."""
+"""Caches and clocks that tests of tuning share."""
 
 import contextlib
 import copy
 import pickle
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -17,99 +18,105 @@ from qdqtool.insertion import rules
 from qdqtool.insertion.scales import GroupScale, MethodChoice, ScaleGroup
 from qdqtool.model.graph import Model
 from qdqtool.trt.targets import Target
-from qdqtool.tuning import api, configuration
+from qdqtool.tuning import api, configuration, expected, measurements, search
 from qdqtool.tuning.configuration import Cost, Planner, Recipe
 from qdqtool.types import Json, Prediction
 
 
 @contextlib.contextmanager
 def predicted_once() -> Iterator[None]:
-    """Most tests tune one and the same network, which takes as long as all predictions of its placements."""
-    kept: dict[Any, Cost] = {}
+    """Cache predictions, costs, scales and statistics: most tests tune the same network."""
+    costs: dict[Any, Cost] = {}
     predictions: dict[Any, Prediction] = {}
     scales: dict[Any, tuple[GroupScale, list[Note]]] = {}
-    counted: dict[Any, tuple[Statistics, Json]] = {}
-    real, predict, settle, choose = (
-        Planner._cost,
-        prediction.predict,
-        rules.settled,
-        configuration.choose_scale,
-    )
-    collect = api.collect_for
+    collections: dict[Any, tuple[Statistics, Json]] = {}
+    predict_cost, predict = Planner.predict_cost, prediction.predict
+    settled, choose_scale = rules.settled, configuration.choose_scale
+    collect_for = api.collect_for
 
-    def cost(self: Planner, recipe: Recipe) -> Cost:
-        model = self._slim.proto.SerializeToString(deterministic=True)
+    def cached_cost(self: Planner, recipe: Recipe) -> Cost:
+        model = self.slim.proto.SerializeToString(deterministic=True)
         key = (model, self.target, self.gpu, self.half, tuple(self.wide.items()), recipe.key)
-        if key not in kept:
-            kept[key] = real(self, recipe)
-        return kept[key]
+        if key not in costs:
+            costs[key] = predict_cost(self, recipe)
+        return costs[key]
 
-    def predicted(index: Model, target: Target, advice: bool) -> Prediction:
-        """Whatever the GPU."""
+    def cached_prediction(index: Model, target: Target, advice: bool) -> Prediction:
         key = (index.proto.SerializeToString(deterministic=True), target, advice)
         if key not in predictions:
             predictions[key] = predict(index, target, advice=advice)
         return predictions[key]
 
-    def told(made: Model, target: Target) -> Prediction:
-        """Of what was chosen, with findings: a copy, for what it is written to changes it."""
-        return copy.deepcopy(predicted(made, target, True))
+    def copied_prediction(index: Model, target: Target) -> Prediction:
+        """Return a copy with findings, which `tune` changes."""
+        return copy.deepcopy(cached_prediction(index, target, True))
 
-    def settled(index: Model, target: Target) -> Prediction:
-        """What the rules for residual Adds are chosen by."""
+    def cached_settled(index: Model, target: Target) -> Prediction:
         key = (index.proto.SerializeToString(deterministic=True), target)
         if key not in predictions:
-            predictions[key] = settle(index, target)
+            predictions[key] = settled(index, target)
         return predictions[key]
 
-    def chosen(
+    def cached_scale(
         group: ScaleGroup, statistics: Mapping[str, TensorStatistics], choice: MethodChoice
     ) -> tuple[GroupScale, list[Note]]:
-        """Of the same values the scale is the same."""
         key = (group, choice, *(pickle.dumps(statistics[t]) for t in group.sources))
         if key not in scales:
-            scales[key] = choose(group, statistics, choice)
+            scales[key] = choose_scale(group, statistics, choice)
         return scales[key]
 
-    def collected(
-        model: Model, data: Dataset, groups: Sequence[ScaleGroup], **others: Any
+    def cached_statistics(
+        model: Model, data: Dataset, groups: Sequence[ScaleGroup], **options: Any
     ) -> tuple[Statistics, Json]:
-        """What one process counts on samples in memory."""
         whole = getattr(data.source, "whole", None)
-        if (
-            not isinstance(whole, MemorySource)
-            or not whole.repeatable
-            or others["workers"].cluster is not None
-        ):
-            return collect(model, data, groups, **others)
+        in_memory = isinstance(whole, MemorySource) and whole.repeatable
+        if not in_memory or options["workers"].cluster is not None:
+            return collect_for(model, data, groups, **options)
         samples = tuple((n, v.tobytes()) for sample in data for n, v in sorted(sample.items()))
-        key = (
-            model.proto.SerializeToString(deterministic=True),
-            samples,
-            tuple(groups),
-            others["max_images"],
-        )
-        if key not in counted:
-            counted[key] = collect(model, data, groups, **others)
-        return counted[key]
+        proto = model.proto.SerializeToString(deterministic=True)
+        key = (proto, samples, tuple(groups), options["max_images"])
+        if key not in collections:
+            collections[key] = collect_for(model, data, groups, **options)
+        return collections[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(api, "collect_for", collected)
-        patch.setattr(Planner, "_cost", cost)
-        patch.setattr(configuration, "choose_scale", chosen)
-        patch.setattr(rules, "settled", settled)
-        patch.setattr(configuration, "prediction", SimpleNamespace(predict=predicted))
-        patch.setattr(api, "prediction", SimpleNamespace(predict=told))
+        patch.setattr(api, "collect_for", cached_statistics)
+        patch.setattr(Planner, "predict_cost", cached_cost)
+        patch.setattr(configuration, "choose_scale", cached_scale)
+        patch.setattr(rules, "settled", cached_settled)
+        patch.setattr(configuration, "prediction", SimpleNamespace(predict=cached_prediction))
+        patch.setattr(api, "prediction", SimpleNamespace(predict=copied_prediction))
         yield
 
 
 @pytest.fixture(scope="package", autouse=True)
-def each_placement_is_predicted_once() -> Iterator[None]:
+def cached_predictions() -> Iterator[None]:
     with predicted_once():
         yield
 
 
 @pytest.fixture
-def costs_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests of which no placement's cost decides anything: predicting them takes most of the time."""
-    monkeypatch.setattr(Planner, "_cost", lambda self, recipe: Cost(99, len(recipe.weights), 0))
+def constant_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Predict no placement, for tests whose result depends on no cost."""
+    cost = lambda self, recipe: Cost(99, len(recipe.weights), 0)  # noqa: E731
+    monkeypatch.setattr(Planner, "predict_cost", cost)
+
+
+class Clock:
+    """A clock that only tests move."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.time, self.process_time = time.time, time.process_time
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Return the clock that time limits of tuning use."""
+    clock = Clock()
+    for module in (api, expected, measurements, search):
+        monkeypatch.setattr(module, "time", clock)
+    return clock

@@ -1,4 +1,4 @@
-"""Small networks to tune: a branchy one, a classifier and a segmentation network as torchvision builds them."""
+"""Small networks to tune: branches, a classifier and a segmentation network like torchvision's."""
 
 from typing import Any
 
@@ -9,22 +9,23 @@ import onnx
 from calibration.arrays import open_data
 from calibration.dataset import Dataset
 from calibration.session import input_specs
+from qdqtool.insertion.inputs import collect_for
 from qdqtool.insertion.losses import compared_tensors
 from qdqtool.insertion.placement import Rules
 from qdqtool.insertion.prepare import prepare
 from qdqtool.insertion.scales import MethodChoice
 from qdqtool.model.graph import Model
 from qdqtool.trt.targets import target_named
-from qdqtool.tuning.configuration import Planner
+from qdqtool.tuning.configuration import Configuration, Planner
 from qdqtool.tuning.measure import Job
 from qdqtool.tuning.metrics import metric_for
-from tests.insertion.nets import Net, images
+from tests.insertion.nets import Net
 
 Array = npt.NDArray[Any]
 
 
 def branchy(seed: int = 0) -> onnx.ModelProto:
-    """Seven convolutions: a residual behind SiLU, two branches of one tensor, a Concat, and a bare last one."""
+    """Seven convolutions: a residual after SiLU, two branches of one tensor, a Concat, a bare last one."""
     net = Net(16, 16, seed=seed)
     x = net.silu("a0", net.conv("c0", "x"))
     y = net.silu("a1", net.conv("c1", x))
@@ -42,15 +43,15 @@ def resnet(seed: int = 0, classes: int = 10) -> onnx.ModelProto:
     x = net.op(
         "Relu", "stem/relu", net.norm("stem/bn", net.conv("stem/conv", "x", 3, 16, bias=False))
     )
-    x = _block(net, "layer1", x, 16, 16, 1)
-    x = _block(net, "layer2", x, 16, 32, 2)
+    x = block(net, "layer1", x, 16, 16, 1)
+    x = block(net, "layer2", x, 16, 32, 2)
     x = net.op("Flatten", "flatten", net.op("GlobalAveragePool", "avgpool", x), axis=1)
     weight = net.const("fc.weight", net.rng.standard_normal((classes, 32)) * 0.3)
     net.output(net.op("Gemm", "fc", x, weight, net.const("fc.bias", np.zeros(classes)), transB=1))
     return net.model()
 
 
-def _block(net: Net, name: str, x: str, cin: int, cout: int, stride: int) -> str:
+def block(net: Net, name: str, x: str, cin: int, cout: int, stride: int) -> str:
     y = net.norm(
         f"{name}/bn1", net.conv(f"{name}/conv1", x, cin, cout, bias=False, stride=stride), cout
     )
@@ -89,15 +90,18 @@ def segmentation(seed: int = 0, classes: int = 5) -> onnx.ModelProto:
 def planner_of(
     proto: onnx.ModelProto, data: list[dict[str, Array]], residual: str = "skip"
 ) -> Planner:
-    """A planner with ranges from all of the data."""
-    from qdqtool.insertion.inputs import collect_for
-
+    """Return a planner with ranges from all of the data."""
     model = Model(proto).copy()
     prepare(model)
     planner = Planner(model, Rules(residual=residual), target_named("trt8.5"), MethodChoice("mse"))
-    found, _ = collect_for(model, data, planner.possible_groups(), max_images=99)
-    planner.statistics = found.tensors
+    statistics, _ = collect_for(model, data, planner.possible_groups(), max_images=99)
+    planner.statistics = statistics.tensors
     return planner
+
+
+def floats(*names: str) -> Configuration:
+    """Return the configuration in which these nodes are float."""
+    return Configuration(floats=frozenset(names))
 
 
 def dataset_of(model: Model, data: list[dict[str, Array]]) -> Dataset:
@@ -113,6 +117,3 @@ def job_of(planner: Planner, data: list[dict[str, Array]]) -> Job:
         (),
         metric_for(model, None),
     )
-
-
-__all__ = ["branchy", "dataset_of", "images", "job_of", "planner_of", "resnet", "segmentation"]

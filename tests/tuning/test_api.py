@@ -1,10 +1,8 @@
-"""``qdqtool.tune`` as a whole, on networks small enough to try everything."""
+"""`qdqtool.tune` as a whole, on networks small enough to try everything."""
 
 import functools
 import itertools
 import math
-import time
-import types
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -15,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import pytest
+from PIL import Image
 
 import qdqtool
 from qdqtool import prediction
@@ -27,51 +26,47 @@ from qdqtool.options import Request
 from qdqtool.timing import gpus
 from qdqtool.timing.estimate import estimate, predict_on
 from qdqtool.trt.targets import target_named
-from qdqtool.tuning import api, expected, measurements
-from qdqtool.tuning import search as search_module
+from qdqtool.tuning import api, measurements, search
 from qdqtool.tuning.configuration import Configuration, Recipe
 from qdqtool.tuning.measure import Job, Mapper, Network, Result, Row, Task, local
 from qdqtool.tuning.metrics import OutputAgreement
-from qdqtool.tuning.result import Tuning
+from qdqtool.tuning.result import Point, Tuning
 from qdqtool.types import Precision
 from tests.calibration.nets import conv_net
+from tests.errors import has
 from tests.insertion.nets import check, images, run
 from tests.insertion.test_smoothing import heavy
 from tests.insertion.transformers import samples, vit
-from tests.raising import raises
 from tests.slow import slow_after
-from tests.tuning.nets import branchy, planner_of, resnet, segmentation
+from tests.tuning.conftest import Clock
+from tests.tuning.nets import branchy, floats, planner_of, resnet, segmentation
 
 DATA = images(16, 16, 16)
-# Blocks of four: of each the first two for ranges, one to choose on, one to judge on.
+# Blocks of four samples: two for ranges, one to choose on, one to judge on.
 CALIBRATION, CHOSEN, JUDGED = [d for i, d in enumerate(DATA) if i % 4 < 2], DATA[2::4], DATA[3::4]
 KEEP = 0.984
 ROWS = Network.rows
 
 
 @pytest.fixture(scope="module", autouse=True)
-def each_placement_runs_once_on_a_sample() -> Iterator[None]:
-    """What is measured of it is the same in every tuning, which `test_measure.py` holds against whole networks."""
-    kept: dict[Any, Row] = {}
+def cached_rows() -> Iterator[None]:
+    """Measure each placement once on a sample; `test_measure.py` compares rows with whole networks."""
+    cache: dict[Any, Row] = {}
 
     def rows(
         self: Network, number: int, sample: Any, candidates: Sequence[Recipe], whole: bool
     ) -> Iterator[Any]:
-        job = self.job
-        network = (
-            job.model,
-            job.compared,
-            job.scores,
-            whole,
-            *(sample[t].tobytes() for t in sorted(sample)),
-        )
+        job, arrays = self.job, [sample[name].tobytes() for name in sorted(sample)]
         if not isinstance(job.metric, OutputAgreement):
             yield from ROWS(self, number, sample, candidates, whole)
             return
-        yield from ((r.key, kept[*network, r.key]) for r in candidates if (*network, r.key) in kept)
-        left = [r for r in candidates if (*network, r.key) not in kept]
-        for key, row in ROWS(self, number, sample, left, whole) if left else ():
-            kept[*network, key] = row
+        keys = {
+            r.key: (job.model, job.compared, job.scores, whole, *arrays, r.key) for r in candidates
+        }
+        new = [r for r in candidates if keys[r.key] not in cache]
+        yield from ((key, cache[full]) for key, full in keys.items() if full in cache)
+        for key, row in ROWS(self, number, sample, new, whole) if new else ():
+            cache[keys[key]] = row
             yield key, row
 
     with pytest.MonkeyPatch.context() as patch:
@@ -88,253 +83,233 @@ def tune(data: Any = DATA, model: Any = None, **options: Any) -> Tuning:
     return qdqtool.tune(model or branchy(), data, **{"method": "mse", **options})
 
 
-def inserted(floats: Iterable[str], **options: Any) -> Insertion:
-    """What ``insert`` makes where these nodes are float."""
-    return qdqtool.insert(
-        branchy(), CALIBRATION, method="mse", exclude=[f"^{n}$" for n in floats], **options
-    )
+def insert(floats: Iterable[str], **options: Any) -> Insertion:
+    """Insert Q/DQ with these nodes in float."""
+    exclude = [f"^{name}$" for name in floats]
+    return qdqtool.insert(branchy(), CALIBRATION, method="mse", exclude=exclude, **options)
 
 
-def watched(look: Callable[[Job, Result], None], workers: int = 1) -> Mapper:
-    """A mapper that shows each result before it is given back."""
+def observed(observe: Callable[[Job, Result], None], workers: int = 1) -> Mapper:
+    """Return a mapper that passes each result to a function first."""
 
     def run(job: Job, tasks: Sequence[Task]) -> Iterator[Result]:
         for result in local(workers)(job, tasks):
-            look(job, result)
+            observe(job, result)
             yield result
 
     return run
 
 
-def told(tuning: Tuning) -> dict[str, Any]:
-    """The JSON without what depends on the clock."""
+def without_effort(tuning: Tuning) -> dict[str, Any]:
+    """Return the JSON without the fields that depend on the clock."""
     return {k: v for k, v in tuning.as_json().items() if k != "effort"}
 
 
+def points_of(tuning: Tuning) -> dict[str, Point]:
+    return {point.name: point for point in [*tuning.front, *tuning.others]}
+
+
 def agreement(model: onnx.ModelProto, samples: Sequence[dict[str, Any]]) -> float:
-    """One minus the relative error of the output, by onnxruntime and numpy alone."""
+    """Return one minus the relative error of the output, by onnxruntime and numpy alone."""
     values = []
     for sample in samples:
-        wanted, found = wanted_of(sample["x"].tobytes()), run(model, sample)[0].astype(np.float64)
-        values.append(1.0 - np.sqrt(np.mean((wanted - found) ** 2)) / wanted.std())
+        expected = float_output(sample["x"].tobytes())
+        actual = run(model, sample)[0].astype(np.float64)
+        values.append(1.0 - np.sqrt(np.mean((expected - actual) ** 2)) / expected.std())
     return float(np.mean(values))
 
 
 @functools.cache
-def wanted_of(image: bytes) -> npt.NDArray[np.float64]:
-    """The output of the float network."""
-    return run(branchy(), {"x": np.frombuffer(image, np.float32).reshape(DATA[0]["x"].shape)})[
-        0
-    ].astype(np.float64)
+def float_output(image: bytes) -> npt.NDArray[np.float64]:
+    sample = {"x": np.frombuffer(image, np.float32).reshape(DATA[0]["x"].shape)}
+    return run(branchy(), sample)[0].astype(np.float64)
 
 
-def test_the_model_does_what_is_said_of_it_and_the_front_rises(tuned: Tuning) -> None:
+def test_tune_reaches_the_goal_that_it_reports(tuned: Tuning) -> None:
     check(tuned.model)
     assert tuned.reached and tuned.chosen.metric is not None and tuned.chosen.metric >= KEEP
     assert agreement(tuned.model, JUDGED) == pytest.approx(tuned.chosen.metric, abs=1e-6)
     assert agreement(tuned.model, CHOSEN) == pytest.approx(tuned.chosen.chosen_on, abs=1e-6)
-    prediction = qdqtool.predict(tuned.model).summary()
-    assert (prediction["int8"], prediction["conversions"]) == (
-        tuned.chosen.cost.int8,
-        tuned.chosen.cost.conversions,
-    )
+    summary, cost = qdqtool.predict(tuned.model).summary(), tuned.chosen.cost
+    assert (summary["int8"], summary["conversions"]) == (cost.int8, cost.conversions)
+
+
+def test_tune_front_rises_and_others_lie_below(tuned: Tuning) -> None:
     for low, high in itertools.pairwise(tuned.front):
         assert low.cost.value < high.cost.value and low.chosen_on < high.chosen_on
     for other in tuned.others:
         assert any(
             p.cost.value <= other.cost.value and p.chosen_on >= other.chosen_on for p in tuned.front
         )
-    assert {"1 worst by sensitivity", "2 worst by sensitivity"} <= {
-        p.name for p in [*tuned.front, *tuned.others]
-    }
+    assert {"1 worst by sensitivity", "2 worst by sensitivity"} <= points_of(tuned).keys()
 
 
 @pytest.mark.slow
-def test_no_set_of_convolutions_is_cheaper_and_good(
+def test_tune_result_is_the_cheapest_of_all_sets(
     tuned: Tuning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All 64 sets of at most three float convolutions, placed by ``insert``: none that is good costs less.
+    """Of the 64 sets of at most three float convolutions, none is cheaper and reaches the goal.
 
-    What one costs has nothing to do with the ranges: quick ones tell which sets are cheaper than the chosen one. The
-    scale of the same tensors is the same in every set, and is searched once.
+    Costs do not depend on ranges: quick ones find the sets that are cheaper than the chosen one. The scale of the
+    same tensors is the same in every set, and is searched once.
     """
-    searched: dict[Any, Any] = {}
+    scales: dict[Any, Any] = {}
 
-    def once(
+    def cached_scale(
         group: ScaleGroup, statistics: Any, choice: MethodChoice
     ) -> tuple[GroupScale, list[Any]]:
         key = (choice.of(group), group.sources, group.largest)
-        if key not in searched:
-            searched[key] = choose_scale(group, statistics, choice)
-        scale, notes = searched[key]
+        if key not in scales:
+            scales[key] = choose_scale(group, statistics, choice)
+        scale, notes = scales[key]
         return replace(scale, group=group), notes
 
-    monkeypatch.setattr("qdqtool.insertion.api.choose_scale", once)
-    quick: Any = {
-        "method": "max",
-        "calib_cache": tmp_path / "one.npz",
-        "losses": 0,
-        "predict": False,
-    }
-    whole: Any = {"calib_cache": tmp_path / "all.npz", "losses": 0, "predict": False}
+    monkeypatch.setattr("qdqtool.insertion.api.choose_scale", cached_scale)
+    options: Any = {"losses": 0, "predict": False}
+    quick: Any = {"method": "max", "calib_cache": tmp_path / "one.npz", **options}
     cheaper = 0
     for count in range(4):
-        for floats in itertools.combinations([f"c{i}" for i in range(7)], count):
-            made = qdqtool.insert(
-                branchy(), CALIBRATION[:1], exclude=[f"^{n}$" for n in floats], **quick
-            )
-            summary = prediction.predict(made.model, advice=False).summary()
+        for names in itertools.combinations([f"c{i}" for i in range(7)], count):
+            exclude = [f"^{name}$" for name in names]
+            model = qdqtool.insert(branchy(), CALIBRATION[:1], exclude=exclude, **quick).model
+            summary = prediction.predict(model, advice=False).summary()
             if summary["float"] + summary["conversions"] < tuned.chosen.cost.value:
                 cheaper += 1
-                assert agreement(inserted(floats, **whole).model, CHOSEN) < KEEP, floats
+                model = insert(names, calib_cache=tmp_path / "all.npz", **options).model
+                assert agreement(model, CHOSEN) < KEEP, names
     assert cheaper > 10
 
 
-def test_choices_points_and_json(tuned: Tuning) -> None:
+def test_bought_choices_are_measured_without_each(tuned: Tuning) -> None:
     assert tuned.bought
-    for one in tuned.bought:
-        site = next(s for s in tuned.sites if s.site == one.site)
-        made = inserted(tuned.chosen.configuration.floats - set(site.nodes))
-        assert made.prediction is not None
-        assert one.metric == pytest.approx(
-            tuned.chosen.chosen_on - agreement(made.model, CHOSEN), abs=1e-6
-        )
-        assert one.int8 == tuned.chosen.cost.int8 - made.prediction.summary()["int8"]
+    for choice in tuned.bought:
+        site = next(s for s in tuned.sites if s.site == choice.site)
+        without = insert(tuned.chosen.configuration.floats - set(site.nodes))
+        assert without.prediction is not None
+        loss = tuned.chosen.chosen_on - agreement(without.model, CHOSEN)
+        assert choice.metric == pytest.approx(loss, abs=1e-6)
+        assert choice.int8 == tuned.chosen.cost.int8 - without.prediction.summary()["int8"]
+
+
+def test_tuning_json_has_all_fields(tuned: Tuning) -> None:
     data = tuned.as_json()
     assert data["schema"] == "qdqtool/tuning/1"
-    assert {
-        "metric",
-        "sites",
-        "front",
-        "chosen",
-        "goal",
-        "cost",
-        "images",
-        "effort",
-        "model",
-    } <= set(data)
+    fields = "metric sites front chosen goal cost images effort model"
+    assert data.keys() >= set(fields.split())
     assert data["front"][data["chosen"]["index"]]["nodes"] == data["chosen"]["nodes"]
     for site in data["sites"]:
-        assert {"site", "nodes", "loss", "ms", "kind", "choice", "why"} <= set(site)
+        assert {"site", "nodes", "loss", "ms", "kind", "choice", "why"} <= site.keys()
     for point in data["front"]:
-        assert {"int8", "conversions", "ms", "metric", "low", "high", "float"} <= set(point)
+        assert {"int8", "conversions", "ms", "metric", "low", "high", "float"} <= point.keys()
         assert point["low"] <= point["metric"] <= point["high"]
-    assert (
-        data["images"]["calibration"] == 8
-        and data["images"]["chosen_on"] == data["images"]["judged_on"] == 4
-    )
+    counts = [data["images"][name] for name in ("calibration", "chosen_on", "judged_on")]
+    assert counts == [8, 4, 4]
+
+
+def test_model_of_point_has_its_cost(tuned: Tuning) -> None:
     for point in tuned.front:
         assert qdqtool.predict(tuned.model_of(point)).summary()["int8"] == point.cost.int8
 
 
-def test_what_cannot_pay_is_never_measured() -> None:
-    asked: set[str] = set()
+def test_tune_measures_no_choice_that_cannot_pay() -> None:
+    swept: set[str] = set()
 
-    def look(job: Job, result: Result) -> None:
-        asked.update(
-            key
-            for key, rows in result.rows.items()
-            if all(r and r.evidence is None for r in rows.values())
-        )
+    def observe(job: Job, result: Result) -> None:
+        for key, rows in result.rows.items():
+            if all(row and row.evidence is None for row in rows.values()):
+                swept.add(key)
 
-    tuning = tune(keep=KEEP, mapper=watched(look))
-    never = [c for s in tuning.sites for c in s.choices if c.why]
+    tuning = tune(keep=KEEP, mapper=observed(observe))
+    choices = [choice for site in tuning.sites for choice in site.choices]
+    never = [c for c in choices if c.why]
     assert never and all(c.error is None for c in never)
-    measured = [c for s in tuning.sites for c in s.choices if not c.why]
-    floats = sum(c.choice == "float" for c in measured)
-    assert len(asked) <= floats + 2 * (len(measured) - floats)  # other scales: without and with
     assert tuning.effort["never_measured"] == len(never)
+    # Other scales are measured without and with the choice.
+    assert len(swept) <= sum(1 if c.choice == "float" else 2 for c in choices if not c.why)
 
 
-def test_what_a_choice_takes_away_is_the_error_of_its_nodes_alone() -> None:
-    """On the samples that it was measured on, of which one is unlike the others: all or the first two."""
+def test_site_loss_is_the_error_of_its_nodes_alone() -> None:
+    """It is measured on all samples or on the first two; one sample is unlike the others."""
     data = [{n: 2 * v for n, v in d.items()} if d is CHOSEN[0] else d for d in DATA]
     chosen = data[2::4]
     tuning = tune(data, keep=KEEP, whole_front=True)
     planner = planner_of(branchy(), CALIBRATION, "auto")
     whole = planner.plan(Configuration()).recipe
 
-    def squared(recipe: Recipe) -> npt.NDArray[np.float64]:
+    def squared_errors(recipe: Recipe) -> npt.NDArray[np.float64]:
         model = recipe.build(planner.model)[0].proto
         return np.asarray([(1.0 - agreement(model, [sample])) ** 2 for sample in chosen])
 
-    base, compared = squared(whole), Counter[int]()
-    few = [0, len(chosen) - 1]
-    assert np.sqrt(base[few].mean()) > 1.1 * np.sqrt(
-        base.mean()
-    )  # two sets are not the same to this test
+    base, sizes = squared_errors(whole), Counter[int]()
+    subsets = [0, len(chosen) - 1], list(range(len(chosen)))
+    assert np.sqrt(base[subsets[0]].mean()) > 1.1 * np.sqrt(base.mean())
     for site in tuning.sites:
         nodes = {planner.model.node(n).index for n in site.nodes}
-        without = planner.plan(Configuration(floats=frozenset(site.nodes))).recipe
-        if (
-            site.loss is None or without.key != whole.only({*whole.reads} - nodes).key
-        ):  # others read something else too
+        without = planner.plan(floats(*site.nodes)).recipe
+        others_unchanged = without.key == whole.only({*whole.reads} - nodes).key
+        if site.loss is None or not others_unchanged:
             continue
-        alone = squared(whole.only(nodes))
-        wanted = {
+        alone = squared_errors(whole.only(nodes))
+        errors = {
             len(s): (math.sqrt(base[s].mean()), math.sqrt(base[s].mean() - alone[s].mean()))
-            for s in (few, list(range(len(chosen))))
+            for s in subsets
         }
-        (count,) = (
-            n for n, w in wanted.items() if site.choices[0].error == pytest.approx(w[1], rel=1e-3)
-        )
-        assert site.loss == pytest.approx(wanted[count][0] - wanted[count][1], rel=1e-3, abs=1e-6)
-        compared[count] += 1
-    assert compared[2] >= 2 and compared[4] >= 1
+        error = site.choices[0].error
+        (size,) = (n for n, e in errors.items() if error == pytest.approx(e[1], rel=1e-3))
+        before, after = errors[size]
+        assert site.loss == pytest.approx(before - after, rel=1e-3, abs=1e-6)
+        sizes[size] += 1
+    assert sizes[2] >= 2 and sizes[4] >= 1
 
 
-def test_what_is_not_quantized_is_fp16_where_the_types_of_the_file_decide() -> None:
+def test_tune_for_strongly_typed_target_is_fp16() -> None:
     tuning = tune(keep=KEEP, target="trt11", exclude=["^c3$"])
     check(tuning.model)
     model = Model(tuning.model)
-    excluded = model.node("c3")
-    assert {model.elem_type(t) for t in excluded.inputs} == {onnx.TensorProto.FLOAT16}
-    assert [o.type.tensor_type.elem_type for o in tuning.model.graph.output] == [
-        onnx.TensorProto.FLOAT
-    ]
-    made = inserted({"c3", *tuning.chosen.configuration.floats}, target="trt11")
-    assert tuning.model.graph.node == made.model.graph.node
-    assert np.array_equal(run(tuning.model, DATA[0])[0], run(made.model, DATA[0])[0])
-    assert set(made.notes) <= set(tuning.notes) and tuning.as_json()["float_type"] == "fp16"
+    types = {model.elem_type(t) for t in model.node("c3").inputs}
+    assert types == {onnx.TensorProto.FLOAT16} and tuning.as_json()["float_type"] == "fp16"
+    ends = [o.type.tensor_type.elem_type for o in tuning.model.graph.output]
+    assert ends == [onnx.TensorProto.FLOAT]
+    inserted = insert({"c3", *tuning.chosen.configuration.floats}, target="trt11")
+    assert tuning.model.graph.node == inserted.model.graph.node
+    assert np.array_equal(run(tuning.model, DATA[0])[0], run(inserted.model, DATA[0])[0])
+    assert set(inserted.notes) <= set(tuning.notes)
     predicted = qdqtool.predict(tuning.model, "trt11")
     assert predicted.summary()["int8"] == tuning.chosen.cost.int8
-    assert "FLOAT-FP32" not in {f.code for f in predicted.findings}
-    (error,) = (n for n in tuning.notes if n.remark is Remark.MEASURED_IN_FP32)
-    judged = [1.0 - agreement(tuning.model, [d]) for d in CALIBRATION]
-    assert error.values["after"] == pytest.approx(np.mean(judged), abs=5e-5)
+    assert "FLOAT-FP32" not in predicted.findings_by_code()
+    (note,) = (n for n in tuning.notes if n.remark is Remark.MEASURED_IN_FP32)
+    errors = [1.0 - agreement(tuning.model, [d]) for d in CALIBRATION]
+    assert note.values["after"] == pytest.approx(np.mean(errors), abs=5e-5)
 
 
-@pytest.mark.usefixtures("costs_take_no_time")
-def test_tensors_that_fp16_cannot_hold_and_fp32_on_request() -> None:
-    net = branchy()
-    tensor = next(t for t in net.graph.initializer if t.name == "c6.weight")
-    tensor.CopyFrom(
-        onnx.numpy_helper.from_array(1.5e5 * onnx.numpy_helper.to_array(tensor), tensor.name)
-    )
-    tuning = qdqtool.tune(net, DATA, keep=0.5, method="mse", target="trt11", exclude=["^c6$"])
-    _, time_of = predict_on(tuning.model, "trt11", Request(gpu="RTX 3060"))
-    assert time_of is not None and time_of.float_time is not None
-    assert (
-        time_of.float_time.precision == Precision.FP16
-    )  # the type of most of it, not of the one that stays FP32
+@pytest.mark.usefixtures("constant_costs")
+def test_tensor_too_large_for_fp16_stays_fp32() -> None:
+    proto = branchy()
+    tensor = next(t for t in proto.graph.initializer if t.name == "c6.weight")
+    array = 1.5e5 * onnx.numpy_helper.to_array(tensor)
+    tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+    tuning = tune(model=proto, keep=0.5, target="trt11", exclude=["^c6$"])
+    _, time = predict_on(tuning.model, "trt11", Request(gpu="RTX 3060"))
+    assert time is not None and time.float_time is not None
+    assert time.float_time.precision == Precision.FP16  # the type of most of the model
     assert "c6.out" in tuning.float32 and np.isfinite(run(tuning.model, DATA[0])[0]).all()
-    single = tune(keep=0.5, target="trt11", high_precision="fp32")
-    assert single.float_type == "fp32" and not single.notes
-    assert all(t.data_type != onnx.TensorProto.FLOAT16 for t in single.model.graph.initializer)
-    with raises(QdqtoolError, "_copied trt8.5"):
-        qdqtool.tune(branchy(), DATA, target="trt8.5", high_precision="fp16")
+
+
+@pytest.mark.usefixtures("constant_costs")
+def test_high_precision_fp32_writes_no_fp16() -> None:
+    tuning = tune(keep=0.5, target="trt11", high_precision="fp32")
+    assert tuning.float_type == "fp32" and not tuning.notes
+    assert onnx.TensorProto.FLOAT16 not in {t.data_type for t in tuning.model.graph.initializer}
 
 
 @pytest.mark.parametrize("workers", slow_after(1, [3, 1]))
-def test_the_same_for_any_number_of_workers(
+def test_tune_result_does_not_depend_on_workers(
     tuned: Tuning, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Network, "rows", ROWS)  # measured anew
+    monkeypatch.setattr(Network, "rows", ROWS)  # without the cache
     again = tune(keep=KEEP, workers=workers)
-    assert told(again) == told(tuned)
-    assert again.model.SerializeToString(deterministic=True) == tuned.model.SerializeToString(
-        deterministic=True
-    )
+    first, second = (t.model.SerializeToString(deterministic=True) for t in (tuned, again))
+    assert without_effort(again) == without_effort(tuned) and first == second
 
 
 class Killed(BaseException):
@@ -342,366 +317,381 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("after", slow_after(1, [40, 1]))
-def test_it_goes_on_where_it_was_killed(
-    tuned: Tuning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
-) -> None:
+def test_tune_continues_from_state(tuned: Tuning, tmp_path: Path, after: int) -> None:
     state = tmp_path / "t.tuning"
-    seen: list[Result] = []
+    results: list[Result] = []
 
     def kill(job: Job, result: Result) -> None:
-        if len(seen) == after:
+        if len(results) == after:
             raise Killed
-        seen.append(result)
+        results.append(result)
 
     with pytest.raises(Killed):
-        tune(keep=KEEP, state=state, mapper=watched(kill))
+        tune(keep=KEEP, state=state, mapper=observed(kill))
     again = tune(keep=KEEP, state=state)
-    assert told(again) == told(tuned)
+    assert without_effort(again) == without_effort(tuned)
     assert again.effort["resumed"] >= after
-    third = tune(keep=0.979, state=state)
-    assert third.effort["runs"] < tuned.effort["runs"] / 2
-    monkeypatch.setattr(
-        api, "_calibrate", None
-    )  # another state is refused before anything takes long
-    for given, what in (
-        ({"method": "max"}, "setting"),
-        ({"data": DATA[1:]}, "set of images"),
-        ({"model": branchy(1)}, "model"),
-    ):
-        with pytest.raises(DataError, match=f"another {what}"):
-            tune(keep=KEEP, state=state, **given)
-    monkeypatch.setattr(measurements, "REVISION", measurements.REVISION + 1)
-    with raises(DataError, "Store._read another"):
-        tune(keep=KEEP, state=state)
+    assert tune(keep=0.979, state=state).effort["runs"] < tuned.effort["runs"] / 2
 
 
-@pytest.mark.usefixtures("costs_take_no_time")
-def test_activations_are_smoothed_first(tmp_path: Path) -> None:
-    """What is written is the smoothed network, as a state of it is no state of the other."""
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("state") / "t.tuning"
+    tune(keep=0.9, state=path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("options", "newer", "code"),
+    [
+        pytest.param({"method": "max"}, 0, "different-settings", id="method"),
+        pytest.param({"data": DATA[1:]}, 0, "different-images", id="data"),
+        pytest.param({"model": branchy(1)}, 0, "different-models", id="model"),
+        pytest.param({}, 1, "different-methods", id="revision"),
+    ],
+)
+def test_tune_refuses_another_state_before_it_collects_ranges(
+    state: Path, options: dict[str, Any], newer: int, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measurements, "REVISION", measurements.REVISION + newer)
+    monkeypatch.setattr(api, "collect_for", None)
+    with pytest.raises(DataError, check=has(code, path=str(state), parameter="state")):
+        tune(keep=KEEP, state=state, **options)
+
+
+@pytest.mark.usefixtures("constant_costs")
+def test_tune_smooths_activations_and_keeps_their_state_apart(tmp_path: Path) -> None:
     model, data, state = heavy(vit(1)), samples(vit(1), 16), tmp_path / "t.tuning"
     tuning = qdqtool.tune(model, data, keep=0.5, smooth=0.5, state=state)
     assert any(n.remark is Remark.SMOOTHED and n.values["alpha"] == 0.5 for n in tuning.notes)
     before, after = ({t.name: t for t in m.graph.initializer} for m in (model, tuning.model))
     assert before["b0.ln1.gamma"] != after["b0.ln1.gamma"]
-    with pytest.raises(DataError, match="another setting"):
+    with pytest.raises(DataError, check=has("different-settings", parameter="state")):
         qdqtool.tune(model, data, keep=0.5, state=state)
 
 
-def test_a_metric_whose_source_changed_is_another_one(
+def test_tune_refuses_state_of_an_edited_metric(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
-    source = tmp_path / "measures_of_mine.py"
+    source = tmp_path / "edited_metric.py"
     source.write_text("def same(reference, outputs, image):\n    return 1.0\n")
-    state = tmp_path / "t.tuning"
-
-    again: dict[str, Any] = {"metric": "measures_of_mine:same", "state": state}
-    tune(**again)
-    assert tune(**again).effort["runs"] == 0
+    options: Any = {"metric": "edited_metric:same", "state": tmp_path / "t.tuning"}
+    tune(**options)
+    assert tune(**options).effort["runs"] == 0
     source.write_text("def same(reference, outputs, image):\n    return 2.0\n")
-    with raises(DataError, "Store._read another"):
-        tune(**again)
+    with pytest.raises(DataError, check=has("different-settings", parameter="state")):
+        tune(**options)
 
 
-def test_fewer_images_for_single_sites(tuned: Tuning) -> None:
+def test_swept_on_limits_images_for_single_choices(tuned: Tuning) -> None:
     swept: set[int] = set()
     whole: set[int] = set()
 
-    def watching(job: Job, tasks: Sequence[Task]) -> Iterator[Result]:
+    def mapper(job: Job, tasks: Sequence[Task]) -> Iterator[Result]:
         for task in tasks:
             (whole if task.whole else swept).update(task.images)
         return local(1)(job, tasks)
 
-    fewer = tune(keep=KEEP, swept_on=2, mapper=watching)
+    fewer = tune(keep=KEEP, swept_on=2, mapper=mapper)
     assert len(swept) == 2 and swept < {0, 1, 2, 3} < whole
-    assert (
-        fewer.images["swept_on"] == 2 and tuned.images["swept_on"] == tuned.images["chosen_on"] == 4
-    )
-    known = {p.name: p.chosen_on for p in [*tuned.front, *tuned.others]}
-    assert (
-        next(p.chosen_on for p in fewer.front if p.name == "everything INT8")
-        == known["everything INT8"]
-    )
+    assert fewer.images["swept_on"] == 2
+    assert tuned.images["swept_on"] == tuned.images["chosen_on"] == 4
+    first, second = (points_of(t)["everything INT8"].chosen_on for t in (fewer, tuned))
+    assert first == second
 
 
 # Goals ------------------------------------------------------------------------------------------------------------
 
 
-def test_fronts_and_goals() -> None:
+def test_tune_takes_everything_int8_if_it_is_good_enough() -> None:
     tuning = tune(keep=0.9)
     assert tuning.reached and tuning.chosen.name == "everything INT8" and not tuning.chosen.sites
     assert all(s.loss is None for s in tuning.sites)
     assert len(tune(keep=0.9, whole_front=True).front) > 2
+
+
+def test_tune_takes_the_best_if_the_goal_is_not_reached() -> None:
     tuning = tune(keep=1.0, metric=always_worse)
-    assert not tuning.reached
+    assert not tuning.reached and Remark.GOAL_NOT_REACHED in remarks(tuning.notes)
     best = max(p.chosen_on for p in tuning.front)
-    assert tuning.chosen.chosen_on == best < 1.0
-    assert tuning.chosen.cost.int8 > 0 and Remark.GOAL_NOT_REACHED in remarks(tuning.notes)
-    # Beside what one would try without a search, also where that costs more than the goal needs
+    assert tuning.chosen.chosen_on == best < 1.0 and tuning.chosen.cost.int8 > 0
+
+
+def test_tune_front_is_better_than_the_worst_by_sensitivity() -> None:
+    """The obvious placement costs more than the goal needs. Both are compared on unseen images."""
     tuning = tune(keep=0.978, whole_front=True)
-    worst = next(p for p in tuning.others if p.name == "4 worst by sensitivity")
-    assert worst.cost.value > tuning.chosen.cost.value
-    beside = [p for p in tuning.front if p.cost.value <= worst.cost.value][-1]
-    one, other = (agreement(tuning.model_of(p), JUDGED) for p in (beside, worst))
-    assert beside.name == "5 choices" and one > other  # on images that nothing was chosen by
+    obvious = points_of(tuning)["4 worst by sensitivity"]
+    assert obvious in tuning.others and obvious.cost.value > tuning.chosen.cost.value
+    point = [p for p in tuning.front if p.cost.value <= obvious.cost.value][-1]
+    first, second = (agreement(tuning.model_of(p), JUDGED) for p in (point, obvious))
+    assert point.name == "5 choices" and first > second
 
 
 def always_worse(reference: Any, outputs: Any, image: str) -> float:
-    (wanted,), (found,) = reference.values(), outputs.values()
-    return 1.0 if np.array_equal(wanted, found) else 0.5 - float(np.abs(wanted - found).mean())
+    (expected,), (actual,) = reference.values(), outputs.values()
+    difference = float(np.abs(expected - actual).mean())
+    return 0.5 - difference if difference else 1.0
 
 
-SLOW: Any = {"gpu": "T4", "clock": 300.0}  # where INT8 is faster even in a network of this size
+SLOW: Any = {"gpu": "T4", "clock": 300.0}  # INT8 is faster even in a network of this size
 
 
-def test_a_budget_takes_the_most_accurate_that_fits() -> None:
+def test_budget_takes_the_most_accurate_that_fits() -> None:
     whole = tune(keep=0.995, **SLOW)
-    times = [p.cost.ms for p in whole.front]
-    assert all(t is not None for t in times) and whole.gpu is not None
-    found = [
-        p for p in whole.front if p.name != "fewer choices"
-    ]  # those are looked for around a goal alone
-    assert len(found) > 2
-    for point in found[1::2]:
+    assert whole.gpu is not None
+    # A search with a budget looks for "fewer choices" elsewhere.
+    points = [p for p in whole.front if p.name != "fewer choices"]
+    assert len(points) > 2
+    for point in points[1::2]:
         assert point.cost.ms is not None
-        tuning = tune(budget_ms=point.cost.ms + 1e-9, **SLOW)
+        budget = point.cost.ms + 1e-9
+        tuning = tune(budget_ms=budget, **SLOW)
         assert tuning.reached and tuning.chosen.cost.ms is not None
-        assert (
-            tuning.chosen.cost.ms <= point.cost.ms + 1e-9
-            and tuning.chosen.chosen_on >= point.chosen_on
-        )
-    none = tune(budget_ms=1e-4, **SLOW, time_limit=60)
-    assert not none.reached and none.chosen.cost.ms == min(p.cost.ms or 0 for p in none.front)
+        assert tuning.chosen.cost.ms <= budget and tuning.chosen.chosen_on >= point.chosen_on
 
 
-def test_budgets_and_fast_models() -> None:
+@pytest.mark.usefixtures("clock")
+def test_budget_that_nothing_fits_takes_the_fastest() -> None:
+    tuning = tune(budget_ms=1e-4, **SLOW, time_limit=60)
+    assert not tuning.reached
+    assert tuning.chosen.cost.ms == min(p.cost.ms or 0 for p in tuning.front)
+
+
+def test_budget_that_the_float_model_fits_takes_it() -> None:
     tuning = tune(budget_ms=1000.0, **SLOW, swept_on=1)
-    (said,) = (
-        n for n in tuning.notes if n.remark in (Remark.FLOAT_FITS, Remark.FLOAT_FITS_AND_WRITTEN)
-    )
-    model, target = Model(branchy()), target_named("trt8.5")
-    alone = estimate(
-        model, qdqtool.predict(branchy()), gpus.chosen("T4", 300.0, None), target
-    ).total_ms
-    assert said.values["ms"] == pytest.approx(alone, rel=5e-4)
-    assert (
-        tuning.reached and tuning.chosen.cost.int8 == 0 and not tuning.quantized
-    )  # none is more accurate
-    # With the time of a GPU it is in the front; where nothing else is faster and good enough it is what is written
+    fits = (Remark.FLOAT_FITS, Remark.FLOAT_FITS_AND_WRITTEN)
+    (note,) = (n for n in tuning.notes if n.remark in fits)
+    gpu, target = gpus.chosen("T4", 300.0, None), target_named("trt8.5")
+    time = estimate(Model(branchy()), qdqtool.predict(branchy()), gpu, target)
+    assert note.values["ms"] == pytest.approx(time.total_ms, rel=5e-4)
+    assert tuning.reached and tuning.chosen.cost.int8 == 0 and not tuning.quantized
+
+
+def test_front_has_the_float_model_if_its_time_is_known() -> None:
     tuning = tune(keep=1.0, **SLOW, whole_front=True, swept_on=1)
-    floats = [p for p in [*tuning.front, *tuning.others] if not p.cost.int8]
-    assert len(floats) == 1 and floats[0].chosen_on == pytest.approx(
-        tuning.metric["float"], abs=1e-6
-    )
-    for point in tuning.front:
-        assert (
-            point is floats[0] or point.cost.value < floats[0].cost.value
-        )  # it is the most accurate
-    if tuning.chosen is floats[0]:
+    (float_point,) = (p for p in points_of(tuning).values() if not p.cost.int8)
+    assert float_point.chosen_on == pytest.approx(tuning.metric["float"], abs=1e-6)
+    for point in tuning.front:  # the float model is the most accurate
+        assert point is float_point or point.cost.value < float_point.cost.value
+    if tuning.chosen is float_point:
         assert not any("Linear" in n.op_type for n in tuning.model.graph.node) and not tuning.bought
-    without = tune(keep=0.9, swept_on=1)
-    assert all(p.cost.int8 for p in [*without.front, *without.others])
+
+
+def test_front_has_no_float_model_without_gpu() -> None:
+    assert all(p.cost.int8 for p in points_of(tune(keep=0.9, swept_on=1)).values())
 
 
 @pytest.mark.parametrize("after", slow_after(1, [16, 60, 40]))
-def test_a_time_limit_ends_with_the_best_so_far(
-    monkeypatch: pytest.MonkeyPatch, after: int
-) -> None:
-    seen: list[Result] = []
-    clock = types.SimpleNamespace(monotonic=lambda: 1e12 if len(seen) > after else time.monotonic())
-    monkeypatch.setattr(measurements, "time", clock)
-    counting = watched(lambda job, result: seen.append(result))
-    tuning = tune(keep=0.99, mapper=counting, time_limit=600)
+def test_time_limit_ends_with_the_best_so_far(clock: Clock, after: int) -> None:
+    results: list[Result] = []
+
+    def observe(job: Job, result: Result) -> None:
+        results.append(result)
+        if len(results) > after:
+            clock.now = 1e6
+
+    tuning = tune(keep=0.99, mapper=observed(observe), time_limit=600)
     assert tuning.effort["stopped"] == "time limit"
     assert tuning.front and tuning.chosen.metric is not None
     assert agreement(tuning.model, JUDGED) == pytest.approx(tuning.chosen.metric, abs=1e-6)
-    with raises(QdqtoolError, "_run time_limit"):
-        qdqtool.tune(branchy(), DATA, keep=0.99, mapper=counting, time_limit=1e-9)
 
 
-def test_the_better_choices_are_measured_on_all_samples_and_lead_to_the_same_placement(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_time_limit_before_everything_int8_is_an_error() -> None:
+    with pytest.raises(QdqtoolError, check=has("timeout", parameter="time_limit")):
+        tune(keep=0.99, time_limit=1e-9)
+
+
+def test_better_choices_are_measured_on_more_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The result is that of a search that measures all choices on all samples."""
     data = images(48, 16, 16)
-    found = []
+    tunings = []
     for first in (2, 100):
-        monkeypatch.setattr(search_module, "FIRST_SAMPLES", first)
-        rows: dict[str, set[int]] = defaultdict(set)
+        monkeypatch.setattr(search, "FIRST_SAMPLES", first)
+        images_of: dict[str, set[int]] = defaultdict(set)
 
-        def counting(job: Job, result: Result, rows: dict[str, set[int]] = rows) -> None:
-            for key, measured in result.rows.items():
-                rows[key].update(
-                    n for n, row in measured.items() if row is not None and row.evidence is None
-                )
+        def observe(job: Job, result: Result, images_of: Any = images_of) -> None:
+            for key, rows in result.rows.items():
+                swept = [n for n, row in rows.items() if row is not None and row.evidence is None]
+                images_of[key].update(swept)
 
-        found.append(tune(data, keep=KEEP, mapper=watched(counting, 2)))
-        rows = {key: measured for key, measured in rows.items() if measured}
-        sizes = sorted(map(len, rows.values()))
-        assert set(sizes) == (
-            {2, 4, 12} if first == 2 else {12}
-        )  # the quarter of four is one, on 8 and on all
-        assert first == 100 or sizes.count(2) > 2 * sizes.count(12) > 0
-    assert (
-        found[0].chosen.sites == found[1].chosen.sites
-        and found[0].chosen.metric == found[1].chosen.metric
-    )
-    assert all(s.loss is None or isinstance(s.loss, float) for s in found[0].sites)
+        tunings.append(tune(data, keep=KEEP, mapper=observed(observe, 2)))
+        sizes = Counter(len(numbers) for numbers in images_of.values() if numbers)
+        # A quarter of four choices, one, goes on to 4 samples, then to all 12.
+        assert sizes.keys() == ({2, 4, 12} if first == 2 else {12})
+        assert first == 100 or sizes[2] > 2 * sizes[12]
+    chosen, expected = (tuning.chosen for tuning in tunings)
+    assert chosen.sites == expected.sites and chosen.metric == expected.metric
 
 
 @pytest.mark.parametrize("limit", slow_after(2, [60.0, 150.0, 40.0, 90.0]))
-def test_a_limited_run_measures_the_obvious_first_and_ends_in_time(
-    monkeypatch: pytest.MonkeyPatch, limit: float
-) -> None:
-    """Each run on a sample takes a second of a clock of its own, everything else none."""
-    now = [0.0]
-    clock = types.SimpleNamespace(
-        monotonic=lambda: now[0], process_time=time.process_time, time=time.time
-    )
-    for module in (api, expected, measurements, search_module):
-        monkeypatch.setattr(module, "time", clock)
-    sweeps: list[float] = []
-    together = [0.0]  # seconds that combinations took on the images to choose on, the first four
+def test_time_limit_measures_the_obvious_first_and_ends_in_time(clock: Clock, limit: float) -> None:
+    """Each run on a sample takes a second, everything else takes no time."""
+    sweep_ends: list[float] = []
+    combining = 0.0  # seconds for combinations on the images to choose on, the first four
     swept: list[set[int]] = []  # convolutions that a sweep quantizes
-    before: list[set[int]] = []  # those that are float in what was measured as a whole before that
-    base: set[int] = set()
+    before: list[set[int]] = []  # float convolutions of combinations before the first sweep
+    everything: set[int] = set()  # convolutions of everything INT8, which is measured first
 
-    def counting(job: Job, tasks: Sequence[Task]) -> Iterator[Result]:
+    def mapper(job: Job, tasks: Sequence[Task]) -> Iterator[Result]:
+        nonlocal combining
         whole = any(t.whole for t in tasks)
-        asked = [{n for n, _, _ in c.weights} for t in tasks for c in t.candidates if c.weights]
-        base.update(
-            asked[0] if asked and not base else ()
-        )  # the first to be quantized is everything INT8
+        new = [{n for n, _, _ in c.weights} for t in tasks for c in t.candidates if c.weights]
+        everything.update(() if everything else next(iter(new), ()))
         if not whole:
-            swept.extend(asked)
+            swept.extend(new)
         elif not swept:
-            before.extend(base - nodes for nodes in asked)
+            before.extend(everything - nodes for nodes in new)
         for result in local(1)(job, tasks):
-            took = sum(map(len, result.rows.values()))
-            now[0] += took
-            sweeps.extend([] if whole else [now[0]])
-            together[0] += took * (
-                whole and all(n < 4 for rows in result.rows.values() for n in rows)
-            )
+            seconds = sum(map(len, result.rows.values()))
+            clock.now += seconds
+            if not whole:
+                sweep_ends.append(clock.now)
+            elif all(n < 4 for rows in result.rows.values() for n in rows):
+                combining += seconds
             yield result
 
-    tuning = tune(keep=0.9999, mapper=counting, workers=1, time_limit=limit)
-    assert now[0] <= 1.1 * limit and tuning.chosen.metric is not None
-    points = [p.name for p in (*tuning.front, *tuning.others)]
-    assert {f"{k} by their own error" for k in (1, 2, 4)} | {"everything INT8"} <= set(points)
-    assert all(at <= 0.7 * limit for at in sweeps) or together[0] >= limit / 3
-    assert not swept or {1, 2, 4} <= {
-        len(nodes) for nodes in before
-    }  # these before any sensitivity,
-    assert not swept or swept[0] in before  # of which the largest error of its own comes first
-    assert limit >= 90 or len({frozenset(nodes) for nodes in swept}) < len(tuning.sites)
-    if limit >= 90:
-        assert sweeps and any("sensitivity" in p or "choice" in p for p in points)
+    tuning = tune(keep=0.9999, mapper=mapper, workers=1, time_limit=limit)
+    assert clock.now <= 1.1 * limit and tuning.chosen.metric is not None
+    names = points_of(tuning).keys()
+    assert {f"{k} by their own error" for k in (1, 2, 4)} | {"everything INT8"} <= names
+    assert max(sweep_ends, default=0.0) <= 0.7 * limit or combining >= limit / 3
+    if swept:  # after one, two and four nodes by their own error, of which the largest comes first
+        assert {1, 2, 4} <= {len(nodes) for nodes in before} and swept[0] in before
+    if limit < 90:
+        assert len({frozenset(nodes) for nodes in swept}) < len(tuning.sites)
+    else:
+        assert sweep_ends and any("sensitivity" in name or "choice" in name for name in names)
+
+
+def negative(reference: Any, outputs: Any, image: str) -> float:
+    (expected,), (actual,) = reference.values(), outputs.values()
+    return -float(np.abs(expected - actual).mean())
+
+
+T4: Any = {"gpu": "T4"}
+BAD_OPTIONS: dict[str, tuple[dict[str, Any], str, str, str]] = {
+    "keep": ({"keep": 1.5}, "out-of-range", "keep", "1.5"),
+    "keep-and-budget": (
+        {"keep": 0.9, "budget_ms": 1.0, **T4},
+        "option-conflict",
+        "keep",
+        "`budget_ms`",
+    ),
+    "budget-without-gpu": ({"budget_ms": 1.0}, "missing-argument", "gpu", "`budget_ms`"),
+    "budget-of-zero": ({"budget_ms": 0.0, **T4}, "out-of-range", "budget_ms", "0"),
+    "gpu-without-int8": ({"gpu": "Jetson Nano"}, "no-int8", "gpu", "Jetson Nano"),
+    "gpu-without-int8-on-rtx": ({**T4, "target": "rtx1.7"}, "no-int8", "gpu", "T4"),
+    "metric": ({"metric": "nowhere:f"}, "import-failed", "metric", "nowhere"),
+    "metric-negative": (
+        {"keep": 0.9, "metric": negative},
+        "metric-not-positive",
+        "metric",
+        ":negative: ",
+    ),
+    "workers": ({"workers": 0}, "out-of-range", "workers", "0"),
+    "time-limit": ({"time_limit": -1.0}, "out-of-range", "time_limit", "-1"),
+    "nothing-left": ({"exclude_op": ["Conv"]}, "nothing-to-quantize", "", "7 `exclude_op` Conv"),
+}
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"keep": 1.5}, "_check `keep` 1.5"),
-        ({"keep": 0.9, "budget_ms": 1.0, "gpu": "T4"}, "_check `keep` `budget_ms`"),
-        ({"budget_ms": 1.0}, "_check `budget_ms` `gpu`"),
-        ({"gpu": "no such gpu"}, "find 'no such gpu'"),
-        ({"gpu": "Jetson Nano"}, "_gpu `gpu` Jetson"),
-        ({"gpu": "T4", "target": "rtx1.7"}, "_gpu `gpu` T4"),
-        ({"head": "x"}, "concern.<locals>.init `head='x'"),
-        ({"method": "kl"}, "concern.<locals>.init `method='kl'"),
-        ({"metric": "nowhere:f"}, "imported `metric` 'nowhere'"),
-        ({"workers": 0}, "_check `workers` 0"),
-        ({"time_limit": -1.0}, "_check `time_limit` -1"),
-        ({"exclude": ["("]}, "compile_pattern `exclude` '('"),
-        ({"method_for": [("nothing", "max")]}, "MethodChoice.check `method_for` nothing=max"),
-    ],
+    ("options", "code", "parameter", "values"), BAD_OPTIONS.values(), ids=BAD_OPTIONS
 )
-def test_wrong_options(options: dict[str, Any], told: str) -> None:
-    with raises(QdqtoolError, told):
+def test_tune_refuses_options(
+    options: dict[str, Any], code: str, parameter: str, values: str
+) -> None:
+    with pytest.raises(QdqtoolError, check=has(code, parameter=parameter)) as caught:
         qdqtool.tune(branchy(), DATA, **options)
+    assert all(value in str(caught.value) for value in values.split())
 
 
-def test_no_number_without_a_positive_metric() -> None:
-    made = qdqtool.insert(branchy(), DATA, predict=False).model
-    for model, options, told in (
-        (branchy(), {"keep": 0.9, "metric": below_zero}, "_require_agreement :below_zero: 0"),
-        (made, {}, "_copied Q/DQ"),
-        (branchy(), {"exclude_op": ["Conv"]}, "_calibrate 7 `exclude_op` Conv"),
-    ):
-        with raises(QdqtoolError, told):
-            qdqtool.tune(model, DATA, **options)
+@pytest.mark.parametrize(
+    ("options", "values"),
+    [
+        ({"gpu": "no such gpu"}, "no such gpu"),
+        ({"head": "x"}, "`head='x'"),
+        ({"method": "kl"}, "`method='kl'"),
+        ({"time_limit": 1e308}, "time_limit=1e+308"),
+        ({"exclude": ["("]}, "`exclude` '('"),
+        ({"method_for": [("nothing", "max")]}, "`method_for` nothing=max"),
+        ({"target": "trt8.5", "high_precision": "fp16"}, "trt8.5"),
+    ],
+    ids=str,
+)
+def test_tune_checks_options_of_other_commands(options: dict[str, Any], values: str) -> None:
+    with pytest.raises(QdqtoolError) as caught:
+        qdqtool.tune(branchy(), DATA, **options)
+    assert all(value in str(caught.value) for value in values.split())
+
+
+def test_tune_refuses_quantized_model() -> None:
+    model = qdqtool.insert(branchy(), DATA, predict=False).model
+    with pytest.raises(QdqtoolError, match="Q/DQ"):
+        qdqtool.tune(model, DATA)
 
 
 # Other networks ---------------------------------------------------------------------------------------------------
 
 
 def top1(reference: Any, outputs: Any, image: str) -> float:
-    (wanted,), (found,) = reference.values(), outputs.values()
-    return float((wanted.argmax(axis=1) == found.argmax(axis=1)).mean())
+    (expected,), (actual,) = reference.values(), outputs.values()
+    return float((expected.argmax(axis=1) == actual.argmax(axis=1)).mean())
 
 
-@pytest.mark.parametrize("make", [resnet, segmentation])
+@pytest.mark.parametrize("build", [resnet, segmentation])
 @pytest.mark.parametrize("metric", [None, top1])
-def test_classifiers_and_segmentation(make: Any, metric: Any) -> None:
-    tuning = qdqtool.tune(make(), images(12, 3, 16), keep=0.98, metric=metric)
+def test_tune_classifier_and_segmentation(build: Any, metric: Any) -> None:
+    tuning = qdqtool.tune(build(), images(12, 3, 16), keep=0.98, metric=metric)
     assert tuning.reached and tuning.chosen.metric is not None and tuning.chosen.metric >= 0.98
     assert tuning.metric["name"] == ("output-agreement" if metric is None else f"{__name__}:top1")
     check(tuning.model)
 
 
-def below_zero(reference: Any, outputs: Any, image: str) -> float:
-    (wanted,), (found,) = reference.values(), outputs.values()
-    return -float(np.abs(wanted - found).mean())
-
-
-def test_broken_images_are_left_out_and_told(tmp_path: Path) -> None:
-    from PIL import Image
-
+def test_tune_leaves_broken_images_out(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for number in range(16):
-        Image.fromarray(rng.integers(0, 255, (16, 16, 3), np.uint8)).save(
-            tmp_path / f"{number:02}.png"
-        )
+        pixels = rng.integers(0, 255, (16, 16, 3), np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{number:02}.png")
     whole = qdqtool.tune(segmentation(), tmp_path, keep=0.9)
-    (tmp_path / "03.png").write_bytes(b"no picture")
+    (tmp_path / "03.png").write_bytes(b"no image")
     tuning = qdqtool.tune(segmentation(), tmp_path, keep=0.9)
     (unread,) = (w for w in tuning.warnings if w.remark is Remark.UNREAD_IMAGES)
     assert (unread.values["count"], unread.values["file"]) == (1, "03.png")
-    assert (
-        tuning.chosen.metric != whole.chosen.metric
-        and tuning.chosen.chosen_on == whole.chosen.chosen_on
-    )
+    assert tuning.chosen.metric != whole.chosen.metric
+    assert tuning.chosen.chosen_on == whole.chosen.chosen_on
 
 
-def test_nothing_that_was_read_is_overwritten_by_either_file(tmp_path: Path) -> None:
+def test_save_never_replaces_an_input(tmp_path: Path) -> None:
     model, data = tmp_path / "m.onnx", tmp_path / "x.npy"
     onnx.save(branchy(), model)
     np.save(data, np.concatenate([next(iter(d.values())) for d in DATA]))
     tuning = qdqtool.tune(model, data, keep=0.9, method="mse")
     before = model.read_bytes(), data.read_bytes()
-    for save in (tuning.save, tuning.save_result):
-        for path in (model, data):
-            with raises(QdqtoolError, "Guard.check|save"):
-                save(path)
+    for save, path in itertools.product((tuning.save, tuning.save_result), (model, data)):
+        with pytest.raises(QdqtoolError, match=path.name):
+            save(path)
     assert (model.read_bytes(), data.read_bytes()) == before
     tuning.save_result(tmp_path / "t.json")
     assert (tmp_path / "t.json").read_bytes().startswith(b"{")
 
 
-def test_networks_without_int8_and_more_convolutions() -> None:
-    net = conv_net()
-    next(n for n in net.graph.node if n.name == "conv2").name = "other"
-    samples = [
-        {"images": np.random.default_rng(i).random((1, 3, 16, 16), np.float32)} for i in range(8)
-    ]
-    for whole_front in (False, True):
-        with raises(QdqtoolError, "Search.choose"):
-            qdqtool.tune(net, samples, include=["conv"], whole_front=whole_front)
-    with raises(QdqtoolError, "seconds time_limit=1e+308"):
-        qdqtool.tune(net, samples, time_limit=1e308)
-    # A pattern leaves a convolution out; making another one float may still put a Q on what it reads
-    model = conv_net()
-    model.graph.node[-1].name = "last"
-    samples = np.random.default_rng(0).random((8, 3, 16, 16), np.float32)
-    found = qdqtool.tune(model, samples, keep=0.999, include=["conv"], whole_front=True)
-    assert found.chosen.cost.int8 <= 3 and found.front
+def random_images() -> list[dict[str, Any]]:
+    rng = np.random.default_rng(0)
+    return [{"images": rng.random((1, 3, 16, 16), np.float32)} for _ in range(8)]
+
+
+@pytest.mark.parametrize("whole_front", [False, True])
+def test_tune_without_gain_by_int8_is_an_error(whole_front: bool) -> None:
+    proto = conv_net()
+    next(n for n in proto.graph.node if n.name == "conv2").name = "other"
+    with pytest.raises(QdqtoolError, check=has("no-candidates")):
+        qdqtool.tune(proto, random_images(), include=["conv"], whole_front=whole_front)
+
+
+def test_tune_leaves_excluded_convolution_float() -> None:
+    """A float convolution may still put a Q on the tensor that an excluded one reads."""
+    proto = conv_net()
+    proto.graph.node[-1].name = "last"
+    tuning = qdqtool.tune(proto, random_images(), keep=0.999, include=["conv"], whole_front=True)
+    assert tuning.chosen.cost.int8 <= 3 and tuning.front

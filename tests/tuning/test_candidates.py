@@ -1,4 +1,6 @@
-"""What is never measured, and that it is not."""
+"""Choices that are not measured, and the order of those that are."""
+
+from collections.abc import Callable
 
 import numpy as np
 import onnx
@@ -13,9 +15,9 @@ from qdqtool.tuning.configuration import FLOAT, Configuration, Cost
 from qdqtool.tuning.expected import sentence
 from qdqtool.tuning.measure import Partition
 from qdqtool.tuning.sites import BETWEEN, CONVOLUTION, FREE, INT8, NO_GAIN, Candidate, Gain, Site
+from tests.errors import has
 from tests.insertion.nets import Net, images, run
-from tests.raising import raises
-from tests.tuning.nets import branchy, planner_of, resnet, segmentation
+from tests.tuning.nets import branchy, floats, planner_of, resnet, segmentation
 
 SITES = {
     "a": Site("a", CONVOLUTION, ("a",), ("t",)),
@@ -23,185 +25,166 @@ SITES = {
     "ab": Site("ab", "group", ("a", "b"), ("t",)),
     "box": Site("box", "head", ("box",), (), FLOAT),
 }
+CANDIDATES = {name: Candidate(site, FLOAT, site.as_float()) for name, site in SITES.items()}
+CANDIDATES["box"] = Candidate(SITES["box"], INT8, Configuration(quantized=frozenset({"box"})))
+
+Costs = dict[str, tuple[int, int]]
+"""INT8 convolutions and conversions by what is float, or `box` for an INT8 head."""
 
 
-def float_at(name: str) -> Candidate:
-    return Candidate(SITES[name], FLOAT, SITES[name].as_float())
-
-
-def costs(table: dict[str, tuple[int, int]]):
-    """Costs of 10 convolutions by what is float (INT8 too with a +), as INT8 convolutions and conversions."""
-
+def judge(costs: Costs, *names: str) -> tuple[Configuration, list[str]]:
     def cost(configuration: Configuration) -> Cost:
-        key = "".join(sorted(configuration.floats)) + "+" * bool(configuration.quantized)
-        int8, conversions = table[key]
-        return Cost(10, int8, conversions)
+        return Cost(10, *costs["".join(sorted(configuration.floats | configuration.quantized))])
 
-    return cost
-
-
-def why(table: dict[str, tuple[int, int]], *found: Candidate) -> tuple[Configuration, list[str]]:
-    free, judged = sites.judge(found, costs(table))
+    free, judged = sites.judge([CANDIDATES[name] for name in names], cost)
     return free, [j.why_not for j in judged]
 
 
-def test_what_is_measured_and_what_is_chosen_at_once() -> None:
-    assert why({"": (10, 1), "a": (9, 2)}, float_at("a")) == (Configuration(), [""])
-    free, reasons = why(
-        {"": (10, 3), "a": (9, 2), "b": (9, 4), "ab": (8, 5)}, float_at("a"), float_at("b")
-    )
-    assert free.floats == {"a"} and reasons[0] == FREE
-    for name, conversions, reason in (
-        ("b", 3, BETWEEN),
-        ("b", 2, ""),
-        ("a", 3, ""),
-    ):  # `a` frees a tensor
-        assert why({"": (10, 1), name: (9, conversions)}, float_at(name))[1] == [reason]
-    _, reasons = why({"": (10, 1), "a": (9, 4), "ab": (8, 3)}, float_at("a"), float_at("ab"))
+@pytest.mark.parametrize(
+    ("costs", "name", "reason"),
+    [
+        pytest.param({"": (10, 1), "a": (9, 2)}, "a", "", id="measured"),
+        pytest.param({"": (10, 1), "a": (9, 3)}, "a", "", id="frees-a-tensor"),
+        pytest.param({"": (10, 1), "b": (9, 3)}, "b", BETWEEN, id="between-int8"),
+        pytest.param({"": (10, 1), "b": (9, 2)}, "b", "", id="one-conversion-more"),
+        pytest.param({"": (10, 1), "box": (11, 2)}, "box", NO_GAIN, id="head-without-gain"),
+        pytest.param({"": (10, 1), "box": (11, 1)}, "box", "", id="head-with-gain"),
+    ],
+)
+def test_judge_gives_reasons_not_to_measure(costs: Costs, name: str, reason: str) -> None:
+    assert judge(costs, name) == (Configuration(), [reason])
+
+
+def test_judge_takes_choices_that_cost_nothing() -> None:
+    free, reasons = judge({"": (10, 3), "a": (9, 2), "b": (9, 4), "ab": (8, 5)}, "a", "b")
+    assert free == floats("a") and reasons[0] == FREE
+
+
+def test_judge_names_a_larger_choice_that_costs_less() -> None:
+    _, reasons = judge({"": (10, 1), "a": (9, 4), "ab": (8, 3)}, "a", "ab")
     assert "ab" in reasons[0] and reasons[1] == ""
-    box = Candidate(SITES["box"], INT8, Configuration(quantized=frozenset({"box"})))
-    for conversions, reason in ((2, NO_GAIN), (1, "")):
-        assert why({"": (10, 1), "+": (11, conversions)}, box)[1] == [reason]
 
 
 @pytest.mark.parametrize(
-    ("residual", "nothing", "never"),
+    ("residual", "free_nodes", "never"),
     [("skip", {"add"}, {"add", "c1"}), ("both", set(), {"c1", "c3", "c4"})],
 )
-def test_the_reasons_hold_on_a_network(residual: str, nothing: set[str], never: set[str]) -> None:
-    """The law, for what the prediction really says: whatever is left out is beaten, or frees no activation."""
+def test_judge_agrees_with_predictions(
+    residual: str, free_nodes: set[str], never: set[str]
+) -> None:
+    """A choice that is not measured is free, frees no activation, or a larger one costs less."""
     planner = planner_of(branchy(), images(2, 16, 16), residual)
-    found = sites.candidates(sites.find_sites(planner))
-    free, judged = sites.judge(found, planner.cost)
+    free, judged = sites.judge(sites.candidates(sites.find_sites(planner)), planner.cost)
     base = planner.cost(Configuration())
-    assert free.floats == nothing and planner.cost(free).value <= base.value
+    assert free.floats == free_nodes and planner.cost(free).value <= base.value
     assert {j.candidate.site.name for j in judged if j.why_not} == never
-    single = {j.candidate.site.name: planner.cost(j.candidate.configuration) for j in judged}
-    for one in judged:
-        cost, nodes = single[one.candidate.site.name], one.candidate.configuration.floats
-        assert (one.why_not == FREE) == (nodes <= free.floats)
-        if one.why_not == BETWEEN:
-            assert not one.candidate.site.tensors and cost.conversions >= base.conversions + 2
-        elif one.why_not and one.why_not != FREE:
-            assert any(
-                nodes < o.candidate.configuration.floats
-                and single[o.candidate.site.name].value <= cost.value
-                for o in judged
-            )
+    costs = [
+        (j.candidate.configuration.floats, planner.cost(j.candidate.configuration)) for j in judged
+    ]
+    for (nodes, cost), choice in zip(costs, judged, strict=True):
+        assert (choice.why_not == FREE) == (nodes <= free.floats)
+        if choice.why_not == BETWEEN:
+            assert not choice.candidate.site.tensors and cost.conversions >= base.conversions + 2
+        elif choice.why_not and choice.why_not != FREE:
+            assert any(nodes < larger and less.value <= cost.value for larger, less in costs)
 
 
-def test_sites_and_cuts() -> None:
+def test_sites_name_nodes_and_tensors_once() -> None:
     planner = planner_of(branchy(), images(2, 16, 16))
     kinds = {s.name: (s.kind, s.nodes, s.tensors) for s in sites.find_sites(planner)}
     assert kinds["c5"] == ("convolution", ("c5",), ("cat.out",))
     assert kinds["add"][0] == "residual"
     assert kinds["add.out"] == ("group", ("c3", "c4"), ("add.out",))
     assert kinds["c3"][2] == ()  # c4 reads the same tensor
-    names = [frozenset(s[1]) for s in kinds.values()]
-    assert len(names) == len(set(names))
+    nodes = [frozenset(kind[1]) for kind in kinds.values()]
+    assert len(nodes) == len(set(nodes))
+
+
+def test_partition_divides_where_few_tensors_cross() -> None:
     model = Model(branchy())
     cuts = Partition(model, model.outputs)
     names = [n.name for n in model.ordered]
-    assert cuts.crossing(0) == ("x",)
-    assert set(cuts.crossing(names.index("c4"))) == {"add.out", "a3/Mul.out"}
-    assert set(cuts.crossing(names.index("c5"))) == {"cat.out"}
+    tensors = {"c0": "x", "c4": "add.out a3/Mul.out", "c5": "cat.out"}
+    for name, crossing in tensors.items():
+        assert set(cuts.crossing(names.index(name))) == set(crossing.split())
     assert cuts.crossing(len(names)) == ("c6.out",)
     assert cuts.behind(["cat.out", "a3/Mul.out"]) == names.index("cat") + 1
     parts = cuts.parts(names.index("cat") + 1)
-    ends = [
-        "a0/Mul",
-        "a1/Mul",
-        "add",
-        "a3/Mul",
-        "cat",
-        "a5/Mul",
-        "c6",
-    ]  # behind cat are one cut and c5's, the same
     position = {n.index: i for i, n in enumerate(model.ordered)}
-    assert [names[max(position[i] for i in p.nodes)] for p in parts] == ends
+    ends = [names[max(position[i] for i in part.nodes)] for part in parts]
+    # The cut after cat is also the one before c5.
+    assert ends == ["a0/Mul", "a1/Mul", "add", "a3/Mul", "cat", "a5/Mul", "c6"]
     assert [p.after for p in parts] == [(), (0,), (1, 0), (2,), (2, 3), (4,), (5,)]
+
+
+def test_partition_keeps_network_outputs() -> None:
     proto = branchy()
     proto.graph.output.append(onnx.helper.make_tensor_value_info("a0/Mul.out", 1, [1, 16, 16, 16]))
     model = Model(proto)
     assert "a0/Mul.out" in Partition(model, model.outputs).crossing(len(model.ordered) - 1)
 
 
-def floats(*names: str) -> Configuration:
-    return Configuration(floats=frozenset(names))
-
-
-def additive(prices: dict[str, int], together: int = 0):
-    """Costs that add up, less ``together`` where a and b are both float."""
+@pytest.mark.parametrize(
+    ("prices", "gains", "together", "order"),
+    [
+        pytest.param((1, 2, 4), (1.5, 4.0, 4.0), 0, "b ab abc", id="gain-per-price"),
+        pytest.param((1, 4, 3), (5.0, 2.0, 2.0), 3, "a ab abc", id="b-is-cheaper-next-to-a"),
+        pytest.param((1, 4, 3), (5.0, 2.0, 2.0), 0, "a ac abc", id="b-is-dearer-alone"),
+    ],
+)
+def test_chain_takes_the_best_choice_first(
+    prices: tuple[int, ...], gains: tuple[float, ...], together: int, order: str
+) -> None:
+    """Float a and b cost `together` less than the sum."""
+    price = dict(zip("abc", prices, strict=True))
 
     def cost(configuration: Configuration) -> Cost:
         saved = together if {"a", "b"} <= configuration.floats else 0
-        return Cost(100, 100 - sum(prices[n] for n in configuration.floats) + saved, 0)
+        return Cost(100, 100 - sum(price[n] for n in configuration.floats) + saved, 0)
 
-    return cost
-
-
-def order(prices: dict[str, int], gains: dict[str, float], together: int = 0) -> list[list[str]]:
-    found = [Gain(floats(n), g, prices[n]) for n, g in gains.items()]
+    choices = [Gain(floats(n), g, price[n]) for n, g in zip("abc", gains, strict=True)]
     near = {"a": frozenset("b"), "b": frozenset("a")}
-    return [
-        sorted(c.floats)
-        for c in sites.chain(Configuration(), found, additive(prices, together), near)
-    ]
+    chain = sites.chain(Configuration(), choices, cost, near)
+    assert ["".join(sorted(step.floats)) for step in chain] == order.split()
 
 
-def test_the_order_of_choices() -> None:
-    assert order({"a": 1, "b": 2, "c": 4}, {"a": 1.5, "b": 4.0, "c": 4.0}) == [
-        ["b"],
-        ["a", "b"],
-        ["a", "b", "c"],
-    ]
-    # Alone b costs 4 for a gain of 2, c 3 for 2; next to a, b costs 1.
-    assert order({"a": 1, "b": 4, "c": 3}, {"a": 5.0, "b": 2.0, "c": 2.0}, 3) == [
-        ["a"],
-        ["a", "b"],
-        ["a", "b", "c"],
-    ]
-    assert order({"a": 1, "b": 4, "c": 3}, {"a": 5.0, "b": 2.0, "c": 2.0}, 0)[1] == ["a", "c"]
-    gains = [
-        Gain(floats("a", "b"), 5.0, 2.0),
-        Gain(floats("a"), 3.0, 1.0),
-        Gain(floats("c"), 1.0, 1.0),
-    ]
-    assert sites.estimated(gains, floats("a", "b")) == 5.0
-    assert sites.estimated(gains, floats("a", "c")) == 4.0
-    assert sites.estimated(gains, floats("b")) == 0.0
+@pytest.mark.parametrize(("names", "gain"), [("ab", 5.0), ("ac", 4.0), ("b", 0.0)])
+def test_estimated_gain_adds_up_choices_within(names: str, gain: float) -> None:
+    choices = [(floats("a", "b"), 5.0, 2.0), (floats("a"), 3.0, 1.0), (floats("c"), 1.0, 1.0)]
+    assert sites.estimated([Gain(*choice) for choice in choices], floats(*names)) == gain
+
+
+def test_neighbours_are_mutual_and_pass_the_residual() -> None:
     near = sites.neighbours(Model(branchy()))
-    assert near["c0"] == {"c1", "c3", "c4"}  # the last two through the residual
-    assert near["c6"] == {"c5"}
+    assert near["c0"] == {"c1", "c3", "c4"} and near["c6"] == {"c5"}
     assert all(n in near[m] for n, others in near.items() for m in others)
 
 
-@pytest.mark.parametrize("make", [branchy, resnet, segmentation])
-def test_parts_one_after_the_other_compute_what_the_whole_computes(make: object) -> None:
-    proto: onnx.ModelProto = make()  # type: ignore[operator]
+@pytest.mark.parametrize("build", [branchy, resnet, segmentation])
+def test_partition_parts_compute_what_the_whole_computes(
+    build: Callable[[], onnx.ModelProto],
+) -> None:
+    proto = build()
     channels = proto.graph.input[0].type.tensor_type.shape.dim[1].dim_value
     data = images(2, channels, 16)
     planner = planner_of(proto, data)
     model = planner.model
-    cuts = Partition(model, model.outputs)
-    parts = cuts.parts(len(model.ordered))
+    parts = Partition(model, model.outputs).parts(len(model.ordered))
     assert sorted(i for p in parts for i in p.nodes) == sorted(n.index for n in model.nodes)
     recipe = planner.plan(Configuration()).recipe
-    quantized, _ = recipe.build(model)
-    state = data[0]
+    state = dict(data[0])
     for part in parts:
-        given = [
+        inputs = [
             onnx.helper.make_tensor_value_info(t, model.elem_type(t), None) for t in part.given
         ]
-        piece = partial_model(part.of(recipe).build(model)[0], part.made, given)
+        piece = partial_model(part.of(recipe).build(model)[0], part.made, inputs)
         feeds = {i.name: state[i.name] for i in piece.graph.input}
-        made = dict(zip(part.made, run(piece, feeds), strict=True))
-        state = {**state, **made}
-    (wanted,) = run(quantized.proto, data[0])
-    assert np.allclose(state[model.outputs[0]], wanted, rtol=1e-4, atol=1e-6)
-    divided = [part.of(recipe) for part in parts]
-    assert sorted(w for r in divided for w in r.weights) == sorted(recipe.weights)
-    assert {(p.tensor, r) for d in divided for p in d.pairs for r in p.readers} == {
+        state |= zip(part.made, run(piece, feeds), strict=True)
+    (expected,) = run(recipe.build(model)[0].proto, data[0])
+    assert np.allclose(state[model.outputs[0]], expected, rtol=1e-4, atol=1e-6)
+    recipes = [part.of(recipe) for part in parts]
+    assert sorted(w for r in recipes for w in r.weights) == sorted(recipe.weights)
+    assert {(p.tensor, r) for d in recipes for p in d.pairs for r in p.readers} == {
         (p.tensor, r) for p in recipe.pairs for r in p.readers
     }
 
@@ -214,20 +197,18 @@ def test_parts_one_after_the_other_compute_what_the_whole_computes(make: object)
         (None, 2, "what an earlier run measured is taken"),
     ],
 )
-def test_sentence(seconds: float | None, workers: int, end: str) -> None:
+def test_sentence_names_choices_and_time(seconds: float | None, workers: int, end: str) -> None:
     text = sentence(choices=70, never=20, images=8, seconds=seconds, workers=workers)
     begin = "70 choices to measure on 8 images (20 more cannot pay and are not measured), then combinations: "
     assert text == begin + end
 
 
-def test_where_no_convolution_gains_by_int8_nothing_is_offered() -> None:
-    """A lone one, whose pair is a conversion more; the other's weights are computed."""
+def test_tune_without_int8_candidates_is_an_error() -> None:
+    """One convolution has no neighbor, so its pair is one more conversion. The other's weights are computed."""
     net = Net()
     first = net.conv("c1", "x")
     net.output(net.op("Conv", "c2", first, net.op("Relu", "r", first)))
-    said: list[str] = []
-    with raises(QdqtoolError, "Search.choose"):
-        qdqtool.tune(net.model(), images(4), say=said.append)
-    assert len(said) == 1, (
-        "what is to be measured; nothing was found that a limit of time could take"
-    )
+    lines: list[str] = []
+    with pytest.raises(QdqtoolError, check=has("no-candidates")):
+        qdqtool.tune(net.model(), images(4), say=lines.append)
+    assert len(lines) == 1  # what is to be measured

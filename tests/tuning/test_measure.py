@@ -1,6 +1,7 @@
-"""What is measured, against whole networks run by onnxruntime and errors worked out with numpy."""
+"""Measurements, compared with whole networks run by onnxruntime and errors computed with numpy."""
 
 import functools
+import itertools
 import json
 import math
 import pickle
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 import pytest
 from hypothesis import given
@@ -26,11 +28,12 @@ from qdqtool.tuning.configuration import Configuration, Recipe
 from qdqtool.tuning.measure import Job, Result, Row, Task, local, looked_at, run_task
 from qdqtool.tuning.measurements import Measurements, Sets, open_sets
 from qdqtool.tuning.metrics import AgreementMap, OutputAgreement, UserMetric, metric_for, resampled
+from tests.errors import has
 from tests.insertion.nets import Net, images, run
-from tests.raising import raises
-from tests.tuning.nets import branchy, job_of, planner_of, resnet, segmentation
+from tests.tuning.nets import branchy, floats, job_of, planner_of, resnet, segmentation
 
 DATA = images(5, 16, 16)
+Arrays = dict[str, npt.NDArray[Any]]
 
 
 @pytest.fixture(scope="module")
@@ -39,89 +42,104 @@ def job() -> Job:
 
 
 @pytest.fixture(scope="module")
-def recipes() -> list[Recipe]:
+def recipes() -> tuple[Recipe, ...]:
     planner = planner_of(branchy(), DATA)
-    choices = [(), ("c6",), ("c0",), ("c3", "c4"), ("add",), ("c5",), ("c2",)]
-    return [planner.plan(Configuration(floats=frozenset(c))).recipe for c in choices]
+    choices = ((), ("c6",), ("c0",), ("c3", "c4"), ("add",), ("c5",), ("c2",))
+    return tuple(planner.plan(floats(*names)).recipe for names in choices)
 
 
-_ROW = {"a": {0: Row(0.5)}}
-_NO_MAPPERS: dict[str, Callable[[list[Task]], Any]] = {
-    "called None": lambda tasks: None,
-    "called int": lambda tasks: 5,
-    "called KeyError": lambda tasks: {}["x"],
-    "wrong None": lambda tasks: [None],
-    "wrong Result": lambda tasks: [Result("s", {"a": {0: 0.5}})],
-    "left 0 4": lambda tasks: iter(()),
-    "left 1 4": lambda tasks: [Result("s", _ROW)],
-    "above t": lambda tasks: [Result("t", {"a": {0: Row(1e200)}})],
-    "twice 1 4": lambda tasks: [Result("s", _ROW)] * 2,
-    "given t": lambda tasks: [Result("t", {"c": {0: None}})],
-    "read ZeroDivisionError": lambda tasks: (1 / 0 for _ in tasks),
+HALF = Result("s", {"a": {0: Row(0.5)}})
+WRONG_MAPPERS: dict[str, tuple[Callable[[list[Task]], Any], str, str]] = {
+    "returns-none": (lambda tasks: None, "function-raised", "None"),
+    "returns-int": (lambda tasks: 5, "function-raised", "int"),
+    "raises": (lambda tasks: {}["x"], "function-raised", "KeyError"),
+    "yields-none": (lambda tasks: [None], "wrong-type", "None"),
+    "yields-number": (lambda tasks: [Result("s", {"a": {0: 0.5}})], "wrong-type", "Result"),  # type: ignore[dict-item]
+    "yields-nothing": (lambda tasks: iter(()), "result-missing", "0 of 4"),
+    "yields-one": (lambda tasks: [HALF], "result-missing", "1 of 4"),
+    "yields-twice": (lambda tasks: [HALF] * 2, "result-missing", "1 of 4"),
+    "error-large": (lambda tasks: [Result("t", {"a": {0: Row(1e200)}})], "out-of-range", "'t'"),
+    "not-requested": (
+        lambda tasks: [Result("t", {"c": {0: None}})],
+        "result-not-requested",
+        "'t'",
+    ),
+    "raises-later": (lambda tasks: (1 / 0 for _ in tasks), "", "ZeroDivisionError"),
 }
+TASKS = [Task("s", (0, 1), (SimpleNamespace(key="a"), SimpleNamespace(key="b")))]  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("case", _NO_MAPPERS)
-def test_what_a_mapper_gives_is_looked_at(case: str) -> None:
-    tasks = [Task("s", (0, 1), tuple(SimpleNamespace(key=k) for k in "ab"))]  # type: ignore[misc]
-    closed: list[str] = []
+@pytest.mark.parametrize(("results", "code", "value"), WRONG_MAPPERS.values(), ids=WRONG_MAPPERS)
+def test_mapper_with_wrong_results_is_an_error(
+    results: Callable[[list[Task]], Any], code: str, value: str
+) -> None:
+    with pytest.raises(QdqtoolError, match=r"^`mapper") as caught:
+        list(looked_at(lambda job, tasks: results(tasks))(None, TASKS))  # type: ignore[arg-type]
+    assert caught.value.code == code or not code
+    assert value in str(caught.value)
 
-    def closing() -> Iterator[Any]:
+
+@pytest.mark.parametrize("results", [case[0] for case in WRONG_MAPPERS.values()], ids=WRONG_MAPPERS)
+def test_mapper_with_wrong_results_is_closed(results: Callable[[list[Task]], Any]) -> None:
+    closed: list[bool] = []
+
+    def mapper(job: Job, tasks: list[Task]) -> Iterator[Any]:
         try:
-            yield from _NO_MAPPERS[case](tasks)
+            yield from results(tasks)
         finally:
-            closed.append(case)
+            closed.append(True)
 
-    word = case.split()[-1]
-    for mapper in (lambda job, given: _NO_MAPPERS[case](tasks), lambda job, given: closing()):
-        with pytest.raises(QdqtoolError, match=rf"^`mapper.*{word}"):
-            list(looked_at(mapper)(None, tasks))  # type: ignore[arg-type]
+    with pytest.raises(QdqtoolError, match=r"^`mapper"):
+        list(looked_at(mapper)(None, TASKS))  # type: ignore[arg-type]
     assert closed
 
 
-def test_what_a_mapper_gives_again_or_in_the_end_is_no_fault() -> None:
-    """As one does that tries a task twice."""
-    tasks = [Task("s", (0, 1), tuple(SimpleNamespace(key=k) for k in "ab"))]  # type: ignore[misc]
-    given = [Result("s", {k: {0: None, 1: None}}) for k in "aab"]
+def test_mapper_may_repeat_results_and_yield_more_at_the_end() -> None:
+    """A mapper may try a task twice."""
+    results = [Result("s", {key: {0: None, 1: None}}) for key in "aab"]
     ended: list[bool] = []
 
     def mapper(job: Job, tasks: list[Task]) -> Iterator[Any]:
-        yield from given
+        yield from results
         ended.append(True)
         yield None
 
-    assert list(looked_at(mapper)(None, tasks)) == given and ended  # type: ignore[arg-type]
+    assert list(looked_at(mapper)(None, TASKS)) == results and ended  # type: ignore[arg-type]
 
 
 @functools.cache
 def output(recipe: Recipe | None, sample: int) -> Any:
-    """What the last convolution of the network, or of what a recipe makes of it, gives."""
+    """Return the output of the float network, or of the model that a recipe makes."""
     proto = branchy() if recipe is None else recipe.build(Model(branchy()))[0].proto
     return run(proto, DATA[sample])[0].astype(np.float64)
 
 
-def by_hand(recipe: Recipe, sample: int) -> float:
-    """Root mean square difference of the last convolution's output, over the float output's standard deviation."""
-    wanted, found = output(None, sample), output(recipe, sample)
-    return float(np.sqrt(np.mean((wanted - found) ** 2)) / wanted.std())
+def relative_error(recipe: Recipe, sample: int) -> float:
+    """Return the RMS difference of the output, over the standard deviation of the float output."""
+    expected, actual = output(None, sample), output(recipe, sample)
+    return float(np.sqrt(np.mean((expected - actual) ** 2)) / expected.std())
 
 
-def test_sweeps_and_whole_runs(job: Job, recipes: list[Recipe]) -> None:
-    swept = run_task(job, Task("s", (0, 1, 3), tuple(recipes)))
-    whole = run_task(job, Task("w", (0, 1, 3), tuple(recipes), whole=True))
-    for recipe in recipes:
-        for sample in (0, 1, 3):
-            one, other = swept.rows[recipe.key][sample], whole.rows[recipe.key][sample]
-            assert one is not None and other is not None
-            assert (
-                one.error == other.error == pytest.approx(by_hand(recipe, sample), rel=1e-3)
-            )  # other kernels
-            assert other.evidence == pytest.approx(1.0 - other.error)
-    assert "c0.weight" in job.network.weights  # they lie in memory once, for all sessions
+def test_sweep_and_whole_run_measure_the_output_error(
+    job: Job, recipes: tuple[Recipe, ...]
+) -> None:
+    swept = run_task(job, Task("s", (0, 1, 3), recipes))
+    whole = run_task(job, Task("w", (0, 1, 3), recipes, whole=True))
+    for recipe, sample in itertools.product(recipes, (0, 1, 3)):
+        row, whole_row = (r.rows[recipe.key][sample] for r in (swept, whole))
+        assert row is not None and whole_row is not None
+        # onnxruntime takes other kernels for parts of a network.
+        expected = pytest.approx(relative_error(recipe, sample), rel=1e-3)
+        assert row.error == whole_row.error == expected
+        assert whole_row.evidence == pytest.approx(1.0 - whole_row.error)
+
+
+def test_sessions_share_weights(job: Job) -> None:
+    assert "c0.weight" in job.network.weights
     assert job.network.model.proto.ByteSize() < branchy().ByteSize() // 4
 
 
-def test_outputs_that_nothing_computes() -> None:
+def test_constant_outputs_agree() -> None:
     proto = branchy()
     value = onnx.numpy_helper.from_array(np.array([1.0, 2.0], np.float32))
     proto.graph.node.append(onnx.helper.make_node("Constant", [], ["k"], name="k", value=value))
@@ -132,7 +150,7 @@ def test_outputs_that_nothing_computes() -> None:
     job, recipe = job_of(planner, DATA), planner.plan(Configuration()).recipe
     row = run_task(job, Task("t", (0,), (recipe,), whole=True)).rows[recipe.key][0]
     assert job.metric.tensors == ("c6.out", "c0.bias", "k") and row is not None
-    assert row.evidence == pytest.approx(1.0 - by_hand(recipe, 0) / 3, rel=1e-3)  # constants agree
+    assert row.evidence == pytest.approx(1.0 - relative_error(recipe, 0) / 3, rel=1e-3)
 
 
 def with_metric(job: Job, metric: Any) -> Job:
@@ -140,133 +158,125 @@ def with_metric(job: Job, metric: Any) -> Job:
 
 
 def rows_of(results: Iterable[Result]) -> dict[tuple[str, int], Any]:
-    """By candidate and sample; each once."""
-    found: dict[tuple[str, int], Any] = {}
+    """Return rows by candidate and sample, and check that each comes once."""
+    rows: dict[tuple[str, int], Any] = {}
     for result in results:
-        rows = {(key, number): row for key, by in result.rows.items() for number, row in by.items()}
-        assert not found.keys() & rows.keys()
-        found |= rows
-    return found
+        new = {(key, number): row for key, by in result.rows.items() for number, row in by.items()}
+        assert not rows.keys() & new.keys()
+        rows |= new
+    return rows
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
-def test_the_same_bits_for_any_number_of_workers(
-    job: Job, recipes: list[Recipe], workers: int
-) -> None:
-    tasks = [Task(f"{i} {k}", (i,), tuple(recipes[k::2])) for i in range(5) for k in range(2)]
-    wanted = rows_of([run_task(job, Task("all", tuple(range(5)), tuple(recipes)))])
-    assert rows_of(local(workers)(job, tasks)) == wanted
+def test_workers_give_the_same_bits(job: Job, recipes: tuple[Recipe, ...], workers: int) -> None:
+    tasks = [Task(f"{i} {k}", (i,), recipes[k::2]) for i in range(5) for k in range(2)]
+    expected = rows_of([run_task(job, Task("all", tuple(range(5)), recipes))])
+    assert rows_of(local(workers)(job, tasks)) == expected
 
 
-def test_modules_and_pickles(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: Job, recipes: list[Recipe]
+def test_metric_of_current_folder_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "only_here.py").write_text(
-        "def f(reference, outputs, image):\n    return 1.0\n", "utf-8"
-    )
+    (tmp_path / "only_here.py").write_text("def f(*arguments):\n    return 1.0\n", "utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(tmp_path))])
     assert metric_for(Model(branchy()), "only_here:f").name == "only_here:f"
-    task = Task("t", (1,), tuple(recipes[:3]), whole=True)
-    job.network  # noqa: B018 - what is kept for one process stays there
-    back: Job = pickle.loads(pickle.dumps(job))
-    again: Task = pickle.loads(pickle.dumps(task))
-    result: Result = pickle.loads(pickle.dumps(run_task(back, again)))
-    assert result == run_task(job, task)
 
 
-def test_metrics_that_fail_or_write(job: Job, recipes: list[Recipe]) -> None:
-    def broken(reference: object, outputs: object, image: str) -> float:
+def test_job_and_task_survive_pickle(job: Job, recipes: tuple[Recipe, ...]) -> None:
+    task = Task("t", (1,), recipes[:3], whole=True)
+    expected = run_task(job, task)  # the sessions of this process are not pickled
+    result = run_task(pickle.loads(pickle.dumps(job)), pickle.loads(pickle.dumps(task)))
+    assert pickle.loads(pickle.dumps(result)) == expected
+
+
+def test_metric_that_raises_is_an_error(job: Job, recipes: tuple[Recipe, ...]) -> None:
+    def fail(reference: object, outputs: object, image: str) -> float:
         raise RuntimeError("no labels")
 
-    failing = with_metric(job, UserMetric("m:f", job.metric.tensors, broken))
-    tasks = [Task(f"{i}", (i,), tuple(recipes), whole=True) for i in range(5)]
-    with raises(QdqtoolError, "UserMetric.look metric m:f RuntimeError"):
+    failing = with_metric(job, UserMetric("m:f", job.metric.tensors, fail))
+    tasks = [Task(f"{i}", (i,), recipes, whole=True) for i in range(5)]
+    with pytest.raises(QdqtoolError, check=has("function-raised", parameter="metric")) as caught:
         list(local(2)(failing, tasks))
+    assert "m:f" in str(caught.value) and "RuntimeError" in str(caught.value)
 
-    def rude(reference: dict[str, np.ndarray], outputs: dict[str, np.ndarray], image: str) -> float:
-        (wanted,), (found,) = reference.values(), outputs.values()
-        value = float(np.abs(wanted - found).mean())
-        wanted[:] = found[:] = 0.0
+
+def test_metric_that_writes_into_outputs_changes_nothing(
+    job: Job, recipes: tuple[Recipe, ...]
+) -> None:
+    def overwrite(reference: Arrays, outputs: Arrays, image: str) -> float:
+        (expected,), (actual,) = reference.values(), outputs.values()
+        value = float(np.abs(expected - actual).mean())
+        expected[:] = actual[:] = 0.0
         return value
 
-    metric = UserMetric("m:f", job.metric.tensors, rude)
-    one, other = (
-        run_task(with_metric(job, metric), Task("t", (0,), candidates, whole=True))
-        for candidates in (tuple(recipes), tuple(recipes[::-1]))
-    )
-    assert one.rows == other.rows
+    writing = with_metric(job, UserMetric("m:f", job.metric.tensors, overwrite))
+    orders = recipes, recipes[::-1]
+    first, second = (run_task(writing, Task("t", (0,), r, whole=True)) for r in orders)
+    assert first.rows == second.rows
 
 
-def test_the_float_network_runs_once_for_each_sample(
-    job: Job, recipes: list[Recipe], monkeypatch: pytest.MonkeyPatch
+def test_float_network_runs_once_per_sample(
+    job: Job, recipes: tuple[Recipe, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tasks = [
         Task(f"{r.key} {i}", (i, i + 1), (r,), whole)
-        for r in recipes[:3]
-        for i in (0, 2)
-        for whole in (True, False)
+        for r, i, whole in itertools.product(recipes[:3], (0, 2), (True, False))
     ]
-    found: list[list[Result]] = []
-    asked: list[Any] = []
+    results: list[list[Result]] = []
+    calls: list[Any] = []
     kept = OutputAgreement.kept
-    monkeypatch.setattr(
-        OutputAgreement, "kept", lambda self, outputs: asked.append(1) or kept(self, outputs)
-    )
+    count = lambda self, outputs: calls.append(1) or kept(self, outputs)  # noqa: E731
+    monkeypatch.setattr(OutputAgreement, "kept", count)
     for room, runs in ((budgets.TUNING_REFERENCES, 4), (0, 2 * len(tasks))):
         monkeypatch.setattr(budgets, "TUNING_REFERENCES", room)
-        asked.clear()
-        one = with_metric(job, job.metric)
-        found.append([run_task(one, task) for task in tasks])
-        assert len(asked) == runs
-    assert found[0] == found[1]
+        calls.clear()
+        new = with_metric(job, job.metric)
+        results.append([run_task(new, task) for task in tasks])
+        assert len(calls) == runs
+    assert results[0] == results[1]
 
 
-def test_what_a_change_does_not_reach_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_that_a_change_does_not_reach_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
     net = Net(16, 16)
     x = net.silu("a0", net.conv("c0", "x"))
-    one, other = (net.conv(f"e{n}", net.silu(f"a{n}", net.conv(f"c{n}", x)), 16, 8) for n in (1, 2))
-    net.output(one)
+    ends = [net.conv(f"e{n}", net.silu(f"a{n}", net.conv(f"c{n}", x)), 16, 8) for n in (1, 2)]
+    net.output(ends[0])
     proto = net.model()
-    proto.graph.output.append(onnx.helper.make_tensor_value_info(other, 1, None))
+    proto.graph.output.append(onnx.helper.make_tensor_value_info(ends[1], 1, None))
     planner = planner_of(proto, DATA)
-    recipes = tuple(
-        planner.plan(Configuration(floats=frozenset(f))).recipe
-        for f in ((), ("c1",), ("c2",), ("c0",))
-    )
+    choices = floats(), floats("c1"), floats("c2"), floats("c0")
+    recipes = tuple(planner.plan(choice).recipe for choice in choices)
     alone = {
         r.key: run_task(job_of(planner, DATA), Task("t", (0,), (r,))).rows[r.key] for r in recipes
     }
     runs: list[Any] = []
-    real = Fetcher.run
-    monkeypatch.setattr(Fetcher, "run", lambda self, sample: runs.append(1) or real(self, sample))
+    fetch = Fetcher.run
+    monkeypatch.setattr(Fetcher, "run", lambda self, sample: runs.append(1) or fetch(self, sample))
     for room in (budgets.TUNING_HELD, 0):
         monkeypatch.setattr(budgets, "TUNING_HELD", room)
         runs.clear()
         assert run_task(job_of(planner, DATA), Task("t", (0,), recipes)).rows == alone
-        # All five parts in float, INT8 and with c0 float; c1 and c2 each with what is behind it.
+        # Five parts in float, in INT8 and with c0 float; c1 and c2 each with the part after it.
         assert (len(runs) == 3 * 5 + 2 + 2) if room else (len(runs) > 19)
 
 
-def test_open_sessions_have_a_bound(
-    job: Job, recipes: list[Recipe], monkeypatch: pytest.MonkeyPatch
+def test_open_sessions_are_limited(
+    job: Job, recipes: tuple[Recipe, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = Task("t", (0, 1), tuple(recipes))
-    wanted = run_task(job, task)
-    room, most = (
-        300_000,
-        [],
-    )  # two of these sessions take 128 KiB each beside their weights of up to 18 KB
-    monkeypatch.setattr(budgets, "TUNING_SESSIONS", room)
-    again = with_metric(job, job.metric)
-    sessions = again.network.sessions
-    real = sessions.get
-    monkeypatch.setattr(sessions, "get", lambda *a: (real(*a), most.append(sessions.count))[0])
-    assert run_task(again, task) == wanted
-    assert max(most) == 2 < job.network.sessions.count
+    """Each session takes 128 KiB, and up to 18 KB of weights."""
+    task = Task("t", (0, 1), recipes)
+    expected = run_task(job, task)
+    monkeypatch.setattr(budgets, "TUNING_SESSIONS", 300_000)
+    new = with_metric(job, job.metric)
+    sessions, counts = new.network.sessions, list[int]()
+    get = sessions.get
+    monkeypatch.setattr(sessions, "get", lambda *a: (get(*a), counts.append(sessions.count))[0])
+    assert run_task(new, task) == expected
+    assert max(counts) == 2 < job.network.sessions.count
 
 
-def test_metrics_of_outputs() -> None:
+def test_metric_for_a_detector_is_agreement_map() -> None:
     proto = yolov8n(64, classes=3)
     assert metric_for(Model(proto), None) == AgreementMap("output0", 3)
     proto.graph.node.append(
@@ -274,25 +284,33 @@ def test_metrics_of_outputs() -> None:
     )
     proto.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("turned", 1, [1, 84, 7]))
     assert metric_for(Model(proto), None) == AgreementMap("turned", 3, True)
+
+
+def test_metric_for_topk_compares_another_tensor() -> None:
     proto = resnet()
     proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array([3], np.int64), "k"))
     proto.graph.node.append(
         onnx.helper.make_node("TopK", ["fc.out", "k"], ["best", "which"], name="top")
     )
-    del proto.graph.output[:]
-    proto.graph.output.append(onnx.helper.make_tensor_value_info("best", 1, [1, 3]))
-    found = metric_for(Model(proto), None)
-    assert isinstance(found, OutputAgreement) and found.tensors != ("best",)
+    proto.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("best", 1, [1, 3]))
+    metric = metric_for(Model(proto), None)
+    assert isinstance(metric, OutputAgreement) and metric.tensors != ("best",)
 
 
-@pytest.mark.parametrize("make", [branchy, resnet, segmentation])
-def test_other_networks_get_output_agreement(make: object) -> None:
-    model = Model(make())  # type: ignore[operator]
+@pytest.mark.parametrize("build", [branchy, resnet, segmentation])
+def test_metric_for_other_networks_is_output_agreement(
+    build: Callable[[], onnx.ModelProto],
+) -> None:
+    model = Model(build())
     assert metric_for(model, None) == OutputAgreement(tuple(model.outputs))
 
 
-def detections(*boxes: tuple[float, float, float, float, int, float]) -> dict[str, np.ndarray]:
-    """An output [1, 4 + 2, n] of boxes given as centre, size, class and score."""
+Box = tuple[float, float, float, float, int, float]
+"""Center, size, class and score."""
+
+
+def detections(*boxes: Box) -> Arrays:
+    """Return an output [1, 4 + 2, n]."""
     rows = np.zeros((1, 6, max(len(boxes), 8)), np.float32)
     for i, (x, y, w, h, label, score) in enumerate(boxes):
         rows[0, :4, i] = x, y, w, h
@@ -301,53 +319,54 @@ def detections(*boxes: tuple[float, float, float, float, int, float]) -> dict[st
 
 
 FIRST, SECOND = (50, 50, 20, 20, 0, 0.9), (150, 50, 20, 20, 1, 0.8)
+UNSURE = (200, 50, 9, 9, 1, 0.1)
 
 
 @pytest.mark.parametrize(
-    ("found", "value"),
+    ("boxes", "value"),
     [
-        ([FIRST, SECOND, (200, 50, 9, 9, 1, 0.1)], 1.0),
-        # One of two found, exactly: precision 1 up to a recall of a half, which are 51 of 101 points at each overlap.
-        ([FIRST], 51 / 101),
-        # The other one moved by 2 of 20 pixels: it overlaps by 18 / 22 = 0.818, which counts at 7 of 10 thresholds.
-        ([FIRST, (152, 50, 20, 20, 1, 0.8)], (7 * 1.0 + 3 * 51 / 101) / 10),
-        ([FIRST, (150, 50, 20, 20, 0, 0.8)], 51 / 101),  # of another class
+        pytest.param([FIRST, SECOND, UNSURE], 1.0, id="equal"),
+        # Precision is 1 up to a recall of a half, which are 51 of 101 points at each overlap.
+        pytest.param([FIRST], 51 / 101, id="one-missing"),
+        # A shift by 2 of 20 pixels overlaps by 18 / 22 = 0.818, which counts at 7 of 10 thresholds.
+        pytest.param(
+            [FIRST, (152, 50, 20, 20, 1, 0.8)], (7 * 1.0 + 3 * 51 / 101) / 10, id="one-shifted"
+        ),
+        pytest.param([FIRST, (150, 50, 20, 20, 0, 0.8)], 51 / 101, id="another-class"),
     ],
 )
-def test_detections_by_hand(found: list[Any], value: float) -> None:
+def test_agreement_map_values(boxes: list[Box], value: float) -> None:
     metric = AgreementMap("o", 2)
-    kept = metric.kept(detections(FIRST, SECOND, (200, 50, 9, 9, 1, 0.1)))
-    assert metric.value([metric.look(kept, detections(*found), "a")]) == pytest.approx(value)
+    kept = metric.kept(detections(FIRST, SECOND, UNSURE))
+    assert metric.value([metric.look(kept, detections(*boxes), "a")]) == pytest.approx(value)
+
+
+def test_agreement_map_without_detections_is_nan() -> None:
+    metric = AgreementMap("o", 2)
     assert math.isnan(metric.value([metric.look(metric.kept(detections()), detections(), "a")]))
 
 
-def test_values_by_hand() -> None:
+def test_output_agreement_is_one_minus_the_relative_error() -> None:
     metric = OutputAgreement(("o",))
-    wanted, found = (
-        np.array([[1.0, 2.0, 3.0, 6.0]], np.float32),
-        np.array([[1.0, 2.0, 4.0, 6.0]], np.float32),
-    )
-    assert metric.look(metric.kept({"o": wanted}), {"o": found}, "a") == pytest.approx(
-        1.0 - 0.5 / np.std([1, 2, 3, 6])
-    )
+    expected, actual = ({"o": np.array([[1.0, 2.0, x, 6.0]], np.float32)} for x in (3.0, 4.0))
+    agreement = 1.0 - 0.5 / np.std([1, 2, 3, 6])
+    assert metric.look(metric.kept(expected), actual, "a") == pytest.approx(agreement)
     low, high = resampled(metric, [0.1, 0.2, 0.3], 50), resampled(metric, [0.2, 0.3, 0.4], 50)
     assert np.allclose(high - low, 0.1)
 
 
 def test_evidence_survives_json_bit_by_bit() -> None:
     rng = np.random.default_rng(0)
+    scale = np.array([99, 99, 30, 30, 1, 1], np.float32)[None, :, None]
+    outputs = [{"o": rng.random((1, 6, 40), np.float32) * scale} for _ in range(8)]
     metric = AgreementMap("o", 2)
-
-    def made() -> dict[str, np.ndarray]:
-        return {
-            "o": rng.random((1, 6, 40), np.float32)
-            * np.array([99, 99, 30, 30, 1, 1], np.float32)[None, :, None]
-        }
-
-    evidence = [metric.look(metric.kept(made()), made(), "a") for _ in range(4)]
-    back = json.loads(json.dumps(evidence))
-    assert metric.value(back) == metric.value(evidence)
-    assert (resampled(metric, back, 20) == resampled(metric, evidence, 20)).all()
+    evidence = [
+        metric.look(metric.kept(a), b, "a")
+        for a, b in zip(outputs[::2], outputs[1::2], strict=True)
+    ]
+    copy = json.loads(json.dumps(evidence))
+    assert metric.value(copy) == metric.value(evidence)
+    assert (resampled(metric, copy, 20) == resampled(metric, evidence, 20)).all()
 
 
 # The user's own ---------------------------------------------------------------------------------------------------
@@ -370,7 +389,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "mymetrics"
 
 
-def test_functions_by_name(module: str) -> None:
+def test_user_metric_is_found_by_name(module: str) -> None:
     metric = UserMetric(f"{module}:top1", ("o",))
     kept = metric.kept({"o": np.array([0.1, 0.9])})
     values = [metric.look(kept, {"o": np.array(o)}, "a") for o in ([0.2, 0.8], [0.8, 0.2])]
@@ -378,37 +397,39 @@ def test_functions_by_name(module: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "named"),
+    ("function", "code", "value"),
     [
-        ("broken", "KeyError 'labels"),
-        ("leaves", "SystemExit 3"),
-        ("nothing", "nan"),
-        ("huge", "1e+200"),
+        ("broken", "function-raised", "KeyError on a.jpg: 'labels of a.jpg'"),
+        ("leaves", "function-raised", "SystemExit on a.jpg: 3"),
+        ("nothing", "out-of-range", "nan on a.jpg"),
+        ("huge", "out-of-range", "1e+200 on a.jpg"),
     ],
 )
-def test_a_function_that_fails_is_named_with_the_image(
-    module: str, function: str, named: str
+def test_user_metric_that_fails_is_named_with_the_image(
+    module: str, function: str, code: str, value: str
 ) -> None:
-    with raises(QdqtoolError, f"UserMetric.look `metric` {module}:{function}: a.jpg {named}"):
-        UserMetric(f"{module}:{function}", ("o",)).look(
-            {"o": np.zeros(2)}, {"o": np.zeros(2)}, "a.jpg"
-        )
+    metric, outputs = UserMetric(f"{module}:{function}", ("o",)), {"o": np.zeros(2)}
+    with pytest.raises(QdqtoolError, check=has(code, parameter="metric")) as caught:
+        metric.look(outputs, outputs, "a.jpg")
+    assert f"{module}:{function}: " in str(caught.value) and value in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "code", "value"),
     [
-        ("top1", "package.module:function"),
-        (":top1", "package.module:function"),
-        ("mymetrics:", "package.module:function"),
-        ("nowhere.at.all:f", "ModuleNotFoundError"),
-        ("mymetrics:missing", "AttributeError 'missing'"),
-        ("mymetrics:number", "function"),
+        ("top1", "wrong-format", "package.module:function"),
+        (":top1", "wrong-format", "package.module:function"),
+        ("mymetrics:", "wrong-format", "package.module:function"),
+        ("nowhere.at.all:f", "import-failed", "ModuleNotFoundError"),
+        ("mymetrics:missing", "import-failed", "'missing'"),
+        ("mymetrics:number", "wrong-type", "function"),
     ],
 )
-def test_a_name_that_is_none(module: str, name: str, message: str) -> None:
-    with raises(QdqtoolError, f"imported {name}: {message}"):
+@pytest.mark.usefixtures("module")
+def test_user_metric_name_that_cannot_be_used_is_an_error(name: str, code: str, value: str) -> None:
+    with pytest.raises(QdqtoolError, check=has(code, parameter="metric")) as caught:
         metric_for(Model(branchy()), name)
+    assert f"{name}: " in str(caught.value) and value in str(caught.value)
 
 
 def model(batch: int = 1) -> Model:
@@ -417,7 +438,7 @@ def model(batch: int = 1) -> Model:
     return Model(net.model())
 
 
-def numbered(count: int, first: int = 0) -> list[dict[str, np.ndarray]]:
+def numbered(count: int, first: int = 0) -> list[Arrays]:
     return [{"x": np.full((1, 1, 2, 2), first + i, np.float32)} for i in range(count)]
 
 
@@ -431,74 +452,90 @@ def calibrated(sets: Sets) -> list[int]:
 
 
 @given(st.integers(4, 300), st.integers(1, 40), st.integers(1, 70))
-def test_the_sets_share_nothing(count: int, chosen: int, judged: int) -> None:
+def test_sets_share_no_sample(count: int, chosen: int, judged: int) -> None:
     sets = open_sets(model(), numbered(count), chosen_on=chosen, judged_on=judged)
     parts = [calibrated(sets), values(sets, sets.chosen_on), values(sets, sets.judged_on)]
-    everything = [v for part in parts for v in part]
-    assert len(everything) == len(set(everything)) == count
+    samples = [sample for part in parts for sample in part]
+    assert len(samples) == len(set(samples)) == count
     assert 1 <= len(parts[1]) <= min(chosen, max(1, count // 4))
     assert 1 <= len(parts[2]) <= min(judged, max(1, count // 4))
 
 
 @given(st.integers(2, 200), st.integers(1, 40), st.integers(1, 70))
-def test_evaluation_data_is_halved(count: int, chosen: int, judged: int) -> None:
+def test_sets_halve_evaluation_data(count: int, chosen: int, judged: int) -> None:
     sets = open_sets(
         model(), numbered(5), numbered(count, 1000), chosen_on=chosen, judged_on=judged
     )
     assert calibrated(sets) == [0, 1, 2, 3, 4]
-    one, other = values(sets, sets.chosen_on), values(sets, sets.judged_on)
-    assert not set(one) & set(other) and min([*one, *other]) >= 1000
-    assert 1 <= len(one) <= max(chosen, 4) and 1 <= len(other) <= max(judged, 4)
+    to_choose, to_judge = values(sets, sets.chosen_on), values(sets, sets.judged_on)
+    assert not set(to_choose) & set(to_judge) and min([*to_choose, *to_judge]) >= 1000
+    assert 1 <= len(to_choose) <= max(chosen, 4) and 1 <= len(to_judge) <= max(judged, 4)
 
 
-def test_sets_of_samples(tmp_path: Path) -> None:
-    """Of 64 frames of a video all but those at the edges of blocks have both neighbours in the same set."""
+def test_sets_are_blocks_of_neighbors() -> None:
+    """Of 64 frames of a video, only those at the edges of blocks have a neighbor in another set."""
     sets = open_sets(model(), numbered(5), numbered(64, 1000))
-    one = set(values(sets, sets.chosen_on))
-    assert len(one) == 32
-    edges = [v for v in range(1000, 1063) if (v in one) != (v + 1 in one)]
-    assert len(edges) == 7
+    chosen = set(values(sets, sets.chosen_on))
+    edges = [v for v in range(1000, 1063) if (v in chosen) != (v + 1 in chosen)]
+    assert len(chosen) == 32 and len(edges) == 7
+
+
+def test_sets_count_batches() -> None:
     rows = np.arange(64, dtype=np.float32).reshape(16, 4, 1, 1, 1).repeat(2, 3).repeat(2, 4)
-    sets = open_sets(model(4), [{"x": r} for r in rows])
+    sets = open_sets(model(4), [{"x": row} for row in rows])
     assert len(sets.chosen_on) == 4 and len(values(sets, sets.chosen_on)) == 16
-    np.save(tmp_path / "x.npy", np.zeros((9, 1, 2, 2), np.float32))
-    (tmp_path / "link.npy").symlink_to(tmp_path / "x.npy")
-    with raises(DataError, "open_sets link.npy data"):
-        open_sets(model(), tmp_path / "x.npy", str(tmp_path / "link.npy"))
 
 
-def test_sets_of_files_go_through_pickle_and_are_told_by_content(tmp_path: Path) -> None:
-    def sets(bright: int = 0) -> Sets:
-        rows = np.arange(40, dtype=np.float32).reshape(10, 1, 2, 2)
-        rows[-1] += bright
-        np.save(tmp_path / "x.npy", rows)
-        np.save(tmp_path / "c.npy", rows[:4])
-        return open_sets(model(), tmp_path / "c.npy", tmp_path / "x.npy")
+def test_evaluation_data_must_differ_from_calibration_data(tmp_path: Path) -> None:
+    path, link = tmp_path / "x.npy", tmp_path / "link.npy"
+    np.save(path, np.zeros((9, 1, 2, 2), np.float32))
+    link.symlink_to(path)
+    with pytest.raises(DataError, check=has("option-conflict", parameter="evaluation")) as caught:
+        open_sets(model(), path, str(link))
+    assert str(link) in str(caught.value) and "`data`" in str(caught.value)
 
-    one = sets()
-    again: Dataset = pickle.loads(pickle.dumps(one.measured))
-    assert [again.name(i) for i in range(4)] == [one.measured.name(i) for i in range(4)]
-    assert again.name(0) == "x.npy[0]"
-    mine, theirs = one.measured.load(3), again.load(3)
-    assert mine is not None and theirs is not None and np.array_equal(mine["x"], theirs["x"])
-    assert sets().fingerprint == one.fingerprint != sets(1).fingerprint
+
+def sets_of_files(folder: Path, offset: int = 0) -> Sets:
+    rows = np.arange(40, dtype=np.float32).reshape(10, 1, 2, 2)
+    rows[-1] += offset
+    np.save(folder / "x.npy", rows)
+    np.save(folder / "c.npy", rows[:4])
+    return open_sets(model(), folder / "c.npy", folder / "x.npy")
+
+
+def test_sets_of_files_survive_pickle(tmp_path: Path) -> None:
+    measured = sets_of_files(tmp_path).measured
+    copy: Dataset = pickle.loads(pickle.dumps(measured))
+    assert [copy.name(i) for i in range(4)] == [measured.name(i) for i in range(4)]
+    assert copy.name(0) == "x.npy[0]"
+    before, after = measured.load(3), copy.load(3)
+    assert before is not None and after is not None and np.array_equal(before["x"], after["x"])
+
+
+def test_sets_fingerprint_is_that_of_the_content(tmp_path: Path) -> None:
+    prints = [sets_of_files(tmp_path, offset).fingerprint for offset in (0, 0, 1)]
+    assert prints[0] == prints[1] != prints[2]
 
 
 @pytest.mark.parametrize(
-    ("data", "evaluation", "message"),
+    ("data", "evaluation", "code", "parameter"),
     [
-        (numbered(3), None, "open_sets 3"),
-        (numbered(8), numbered(1), "open_sets 1"),
-        (iter(numbered(9)), None, "_open once"),
-        (None, None, "_open images"),
-        (numbered(8), iter(numbered(9)), "_open once"),
+        (numbered(3), None, "too-few-images", "data"),
+        (numbered(8), numbered(1), "too-few-images", "evaluation"),
+        (iter(numbered(9)), None, "read-once", "data"),
+        (None, None, "missing-argument", "data"),
+        (numbered(8), iter(numbered(9)), "read-once", "evaluation"),
     ],
+    ids=["3-images", "1-evaluation-image", "iterator", "none", "evaluation-iterator"],
 )
-def test_too_little(data: object, evaluation: object, message: str) -> None:
-    with raises(DataError, message):
+def test_sets_refuse_data(data: object, evaluation: object, code: str, parameter: str) -> None:
+    with pytest.raises(DataError, check=has(code, parameter=parameter)) as caught:
         open_sets(model(), data, evaluation)
+    counts = [len(d) for d in (data, evaluation) if isinstance(d, list)]
+    assert code != "too-few-images" or f"{counts[-1]} image" in str(caught.value)
 
 
-def test_it_is_late_behind_the_deadline_alone() -> None:
-    found = [Measurements.is_late.fget(SimpleNamespace(deadline=d)) for d in (None, 0.0, 1e12)]  # type: ignore[attr-defined]
-    assert found == [False, True, False]
+@pytest.mark.parametrize(("deadline", "late"), [(None, False), (0.0, True), (1e12, False)])
+def test_measurements_are_late_after_the_deadline(deadline: float | None, late: bool) -> None:
+    measurements = Measurements(None, None, None, None, 1, deadline)  # type: ignore[arg-type]
+    assert measurements.is_late is late

@@ -1,12 +1,10 @@
-"""A recipe makes the model that ``qdqtool.insert`` makes of the same choices."""
+"""Recipes make the model that `qdqtool.insert` makes, a state keeps rows, and a metric is stopped in time."""
 
 import gzip
 import json
 import pickle
 import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,70 +15,72 @@ import qdqtool
 from qdqtool.base import budgets
 from qdqtool.base.process import Crew
 from qdqtool.errors import DataError, QdqtoolError
-from qdqtool.tuning import metrics as limited
+from qdqtool.insertion.result import Insertion
 from qdqtool.tuning.configuration import Configuration, Recipe, first_change
 from qdqtool.tuning.measure import Row
 from qdqtool.tuning.measurements import SWEEP, WHOLE, Store
-from qdqtool.tuning.metrics import Outputs, UserMetric
+from qdqtool.tuning.metrics import Outputs, Over, UserMetric, end, within
+from tests.errors import has
+from tests.extraction.processes import needs_proc, new_mark, sleeping, wait_until
 from tests.insertion.nets import check, images, run
-from tests.raising import raises
-from tests.tuning.nets import branchy, planner_of
+from tests.tuning.nets import branchy, floats, planner_of
+
+DATA = images(4, 16, 16)
 
 
-def test_recipes() -> None:
-    data = images(4, 16, 16)
-    planner = planner_of(branchy(), data)
-    for floats in ((), ("c1", "c4"), ("add",), ("c0", "c6")):
-        made, _ = planner.plan(Configuration(floats=frozenset(floats))).recipe.build(planner.model)
-        proto = made.proto
-        inserted = qdqtool.insert(
-            branchy(),
-            data,
-            method="mse",
-            exclude=[f"^{n}$" for n in floats],
-            residual="skip",
-            losses=0,
-            predict=False,
-        )
-        check(proto)
-        assert [(n.op_type, n.name, *n.input) for n in proto.graph.node] == [
-            (n.op_type, n.name, *n.input) for n in inserted.model.graph.node
-        ]
-        assert np.array_equal(run(proto, data[0])[0], run(inserted.model, data[0])[0])
-    changed = planner.plan(Configuration(methods=frozenset({("add.out", "max")}))).recipe
-    inserted = qdqtool.insert(
-        branchy(),
-        data,
-        method="mse",
-        method_for=[("^add.out$", "max")],
-        residual="skip",
-        losses=0,
-        predict=False,
-    )
-    wanted = {q.tensor: q.scale for q in inserted.activations}
-    assert {p.tensor: p.scale for p in changed.pairs} == wanted
-    apart = planner.plan(Configuration(apart=frozenset({"x"}))).recipe
-    assert {p.group for p in apart.pairs if p.tensor == "x"} == {None}
+def insert(**options: object) -> Insertion:
+    fixed = {"method": "mse", "residual": "skip", "losses": 0, "predict": False}
+    return qdqtool.insert(branchy(), DATA, **fixed, **options)  # type: ignore[arg-type]
 
 
-def test_keys_and_first_changes() -> None:
-    planner = planner_of(branchy(), images(2, 16, 16))
-    base, other = (planner.plan(Configuration(floats=frozenset(f))).recipe for f in ((), ("c3",)))
-    back: Recipe = pickle.loads(pickle.dumps(base))
-    assert back == base and back.key == base.key != other.key
-    names = [n.name for n in planner.model.ordered]
-    for node in ("c0", "c2", "add", "c6"):
-        other = planner.plan(Configuration(floats=frozenset({node}))).recipe
-        assert names[first_change(planner.model, base, other)] == node
-    assert first_change(planner.model, base, base) == len(names)
+@pytest.mark.parametrize("names", [(), ("c1", "c4"), ("add",), ("c0", "c6")])
+def test_recipe_makes_the_model_of_insert(names: tuple[str, ...]) -> None:
+    planner = planner_of(branchy(), DATA)
+    proto = planner.plan(floats(*names)).recipe.build(planner.model)[0].proto
+    inserted = insert(exclude=[f"^{name}$" for name in names]).model
+    check(proto)
+    assert [(n.op_type, n.name, *n.input) for n in proto.graph.node] == [
+        (n.op_type, n.name, *n.input) for n in inserted.graph.node
+    ]
+    assert np.array_equal(run(proto, DATA[0])[0], run(inserted, DATA[0])[0])
 
+
+def test_recipe_takes_methods_of_tensors() -> None:
+    planner = planner_of(branchy(), DATA)
+    recipe = planner.plan(Configuration(methods=frozenset({("add.out", "max")}))).recipe
+    scales = {q.tensor: q.scale for q in insert(method_for=[("^add.out$", "max")]).activations}
+    assert {p.tensor: p.scale for p in recipe.pairs} == scales
+
+
+def test_recipe_takes_tensors_out_of_their_group() -> None:
+    recipe = planner_of(branchy(), DATA).plan(Configuration(apart=frozenset({"x"}))).recipe
+    assert {p.group for p in recipe.pairs if p.tensor == "x"} == {None}
+
+
+def test_recipe_key_survives_pickle() -> None:
+    planner = planner_of(branchy(), DATA)
+    base, other = planner.plan(floats()).recipe, planner.plan(floats("c3")).recipe
+    copy: Recipe = pickle.loads(pickle.dumps(base))
+    assert copy == base and copy.key == base.key != other.key
+
+
+@pytest.mark.parametrize("node", ["c0", "c2", "add", "c6", None])
+def test_first_change_is_the_first_node_that_differs(node: str | None) -> None:
+    planner = planner_of(branchy(), DATA)
+    base = planner.plan(floats()).recipe
+    other = planner.plan(floats(*filter(None, [node]))).recipe
+    names = [*(n.name for n in planner.model.ordered), None]
+    assert names[first_change(planner.model, base, other)] == node
+
+
+# State ---------------------------------------------------------------------------------------------------------------
 
 IDENTITY = {"model": "m", "images": "i", "settings": "s"}
 ROWS = {"a": {0: Row(0.1), 3: None}, "b": {1: Row(1 / 3, [{"scores": [0.25]}])}}
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Path:
+def state(tmp_path: Path) -> Path:
     store = Store(tmp_path / "t.tuning", IDENTITY)
     store.add(WHOLE, ROWS)
     store.add(SWEEP, {"c": {0: Row(5e-324)}})
@@ -88,61 +88,75 @@ def kept(tmp_path: Path) -> Path:
     return tmp_path / "t.tuning"
 
 
-def test_what_was_kept_comes_back_bit_by_bit(kept: Path, tmp_path: Path) -> None:
-    store = Store(kept, IDENTITY)
-    assert store.rows[WHOLE] == ROWS
-    assert store.known(SWEEP, "c")[0] == Row(5e-324)
-    assert store.known(SWEEP, "a") == {}
-    assert store.resumed == 4
-    before = kept.stat().st_mtime_ns
-    Store(kept, IDENTITY).save()
-    assert kept.stat().st_mtime_ns == before
+def pack(data: bytes) -> bytes:
+    """Compress without the time of day: pytest-xdist needs the same test ids in every process."""
+    return gzip.compress(data, mtime=0)
+
+
+def change_state(path: Path, **fields: object) -> None:
+    data = json.loads(gzip.decompress(path.read_bytes()))
+    path.write_bytes(pack(json.dumps({**data, **fields}).encode()))
+
+
+def test_store_reads_rows_bit_by_bit(state: Path) -> None:
+    store = Store(state, IDENTITY)
+    assert store.rows[WHOLE] == ROWS and store.resumed == 4
+    assert store.known(SWEEP, "c")[0] == Row(5e-324) and store.known(SWEEP, "a") == {}
+
+
+def test_store_without_changes_writes_nothing(state: Path) -> None:
+    before = state.stat().st_mtime_ns
+    Store(state, IDENTITY).save()
+    assert state.stat().st_mtime_ns == before
+
+
+def test_store_without_path_writes_nothing(tmp_path: Path) -> None:
     store = Store(None, IDENTITY)
     store.add(WHOLE, ROWS)
     store.save()
-    assert list(tmp_path.iterdir()) == [kept]
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
-    ("name", "word"), [("model", "model"), ("images", "images"), ("settings", "setting")]
+    ("field", "code"),
+    [
+        ("model", "different-models"),
+        ("images", "different-images"),
+        ("settings", "different-settings"),
+        ("tool", "wrong-version"),
+        ("measurement", "different-methods"),
+    ],
 )
-def test_of_another_tuning_is_refused(kept: Path, name: str, word: str) -> None:
-    with raises(DataError, f"Store._read {word} `state`"):
-        Store(kept, {**IDENTITY, name: "other"})
+def test_store_refuses_state_of_another_tuning(state: Path, field: str, code: str) -> None:
+    change_state(state, **{field: "other"})
+    with pytest.raises(DataError, check=has(code, path=str(state), parameter="state")) as caught:
+        Store(state, IDENTITY)
+    assert "`state`" in str(caught.value)
 
 
-def test_bombs_and_other_versions(
-    kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_store_refuses_state_that_unpacks_to_too_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = json.loads(gzip.decompress(kept.read_bytes()))
-    kept.write_bytes(gzip.compress(json.dumps({**data, "tool": "0.0.1"}).encode()))
-    with raises(DataError, "Store._read another"):
-        Store(kept, IDENTITY)
     monkeypatch.setattr(budgets, "TUNING_STATE", 1000)
     path = tmp_path / "t"
-    path.write_bytes(gzip.compress(bytes(100_000)))
+    path.write_bytes(pack(bytes(100_000)))
     with pytest.raises(DataError, match="the limit"):
         Store(path, IDENTITY)
-
-
-def _packed(data: bytes) -> bytes:
-    """Without the time of day: every process of a test run has to collect the same names."""
-    return gzip.compress(data, mtime=0)
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        b"",
-        b"hello",
-        b"\x1f\x8b\x08broken",
-        _packed(b"[]"),
-        _packed(b'{"schema": 1}'),
-        _packed(b"[" * 100_000),
-        _packed(b"\xff\xfe"),
+        pytest.param(b"", id="empty"),
+        pytest.param(b"hello", id="text"),
+        pytest.param(b"\x1f\x8b\x08broken", id="gzip-broken"),
+        pytest.param(pack(b"[]"), id="list"),
+        pytest.param(pack(b'{"schema": 1}'), id="schema"),
+        pytest.param(pack(b"[" * 100_000), id="nested-deeply"),
+        pytest.param(pack(b"\xff\xfe"), id="not-utf8"),
     ],
 )
-def test_what_is_no_such_file_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_store_refuses_and_keeps_another_file(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "t"
     path.write_bytes(content)
     with pytest.raises(DataError, match=str(path)):
@@ -160,77 +174,72 @@ def test_what_is_no_such_file_is_refused(tmp_path: Path, content: bytes) -> None
         {"sweep": {}},
         {"sweep": {}, "whole": {"a": {"0": [0.0, 1e308], "1": [0.0, 1e308]}}},
     ],
+    ids=str,
 )
-def test_damaged_rows_are_refused(kept: Path, rows: object) -> None:
-    data = json.loads(gzip.decompress(kept.read_bytes()))
-    kept.write_bytes(gzip.compress(json.dumps({**data, "rows": rows}).encode()))
-    with pytest.raises(DataError, match="is damaged"):
-        Store(kept, IDENTITY)
+def test_store_refuses_damaged_rows(state: Path, rows: object) -> None:
+    change_state(state, rows=rows)
+    with pytest.raises(DataError, check=has("file-damaged", path=str(state), parameter="state")):
+        Store(state, IDENTITY)
 
 
-SLEEP = "import sys, time; time.sleep(2); open(sys.argv[1], 'w')"
-children = pytest.mark.skipif(
-    not Path("/proc/self/task").is_dir(), reason="the system does not list threads' children"
-)
+# Metrics with a time limit -------------------------------------------------------------------------------------------
 
 
-def starts(mark: Path) -> Callable[[Outputs, Outputs, str], float]:
-    """A metric that waits for a process."""
+def sleep_metric(mark: str) -> Callable[[Outputs, Outputs, str], float]:
+    """Return a metric that waits for a process."""
 
     def metric(reference: Outputs, outputs: Outputs, image: str) -> float:
-        subprocess.run([sys.executable, "-c", SLEEP, str(mark)], check=False)
+        subprocess.run(["sleep", mark], check=False)
         return 1.0
 
     return metric
 
 
-def test_results_and_errors_pass() -> None:
-    assert limited.within(5.0, lambda a, b: a + b, 1, 2) == 3
+def test_within_returns_results_and_raises_errors() -> None:
+    assert within(60.0, lambda a, b: a + b, 1, 2) == 3
     with pytest.raises(ZeroDivisionError):
-        limited.within(5.0, lambda: 1 / 0)
+        within(60.0, lambda: 1 / 0)
 
 
-@children
-def test_a_slow_metric_is_one_line_and_its_process_ends(tmp_path: Path) -> None:
-    metric = UserMetric("m:f", ("o",), starts(tmp_path / "mark"), 0.5)
-    with raises(QdqtoolError, "UserMetric.look metric m:f 0.5 a.jpg"):
+@needs_proc
+def test_slow_metric_is_an_error_and_its_process_ends() -> None:
+    mark = new_mark()
+    metric = UserMetric("m:f", ("o",), sleep_metric(mark), 0.5)
+    with pytest.raises(QdqtoolError, check=has("timeout", parameter="metric")) as caught:
         metric.look({"o": np.zeros(2)}, {"o": np.zeros(2)}, "a.jpg")
-    time.sleep(2.5)
-    assert not (tmp_path / "mark").exists()
+    assert all(text in str(caught.value) for text in ("m:f", "0.5 s", "a.jpg"))
+    wait_until(lambda: not sleeping(mark))
 
 
-def test_a_metric_that_computes_for_ever_is_stopped() -> None:
-    turns = [0]
+def test_within_stops_a_function_that_computes_forever() -> None:
+    threads = []
 
     def spin() -> None:
+        threads.append(threading.current_thread())
         while True:
-            turns[0] += 1
+            pass
 
-    with pytest.raises(limited.Over):
-        limited.within(0.05, spin)
-    time.sleep(0.2)
-    seen = turns[0]
-    time.sleep(0.1)
-    assert turns[0] == seen
+    with pytest.raises(Over):
+        within(0.05, spin)
+    threads[0].join(60)
+    assert not threads[0].is_alive()
 
 
-@children
-def test_what_is_not_wanted_any_more_is_not_waited_for(tmp_path: Path) -> None:
-    """As on Ctrl-C: the thread that reads the results stops."""
-    metric, crew = starts(tmp_path / "mark"), Crew[int, None]([1], limited.end)
-    at_work = threading.Event()
+@needs_proc
+def test_closed_results_do_not_wait_for_a_metric() -> None:
+    """Ctrl-C stops the thread that reads the results."""
+    mark = new_mark()
+    crew = Crew[int, None]([1], end)
 
     def work() -> None:
         crew.put(None)
-        at_work.set()
-        limited.within(60.0, metric, {}, {}, "a.jpg")
+        within(600.0, sleep_metric(mark), {}, {}, "a.jpg")
 
     results = crew.results([work])
     next(results)
-    assert at_work.wait(5)
-    time.sleep(0.3)  # the process has started
-    began = time.monotonic()
-    results.close()
-    assert time.monotonic() - began < 1.5
-    time.sleep(2.5)
-    assert not (tmp_path / "mark").exists()
+    wait_until(lambda: bool(sleeping(mark)))
+    closing = threading.Thread(target=results.close, daemon=True)
+    closing.start()
+    closing.join(60)
+    assert not closing.is_alive()
+    wait_until(lambda: not sleeping(mark))

@@ -1,9 +1,8 @@
-"""What a limit on time leaves time for."""
+"""What a time limit leaves time for."""
 
-import time
-import types
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,48 +11,48 @@ import pytest
 import qdqtool
 from qdqtool.base.notes import Remark, remarks
 from qdqtool.insertion.losses import FEW
-from qdqtool.tuning import api, expected, measurements
-from qdqtool.tuning import search as search_module
+from qdqtool.model.graph import Model
+from qdqtool.trt.targets import target_named
+from qdqtool.tuning import api
 from qdqtool.tuning.configuration import Configuration, Recipe
+from qdqtool.tuning.expected import leave_time
+from qdqtool.tuning.measure import local
+from qdqtool.tuning.measurements import Measurements, OutOfTime, Store, open_sets
 from qdqtool.tuning.search import Search
 from tests.insertion.nets import detector, images
-from tests.tuning.nets import branchy, planner_of
+from tests.tuning.conftest import Clock
+from tests.tuning.nets import branchy, job_of, planner_of
 
 DATA = images(4, 16, 16)
 
-pytestmark = pytest.mark.usefixtures("costs_take_no_time")
+pytestmark = pytest.mark.usefixtures("constant_costs")
 
 
-def test_ranges_take_a_quarter_of_the_time_at_most(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def search_with(bench: Any, planner: Any = None, limit: float = 0.0) -> Search:
+    return Search(planner or planner_of(branchy(), DATA), bench, 0.9, None, False, print, limit)
+
+
+def test_ranges_take_a_quarter_of_the_time(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A sample takes a second of a clock of its own then, everything else none."""
-    now = [0.0]
-    clock = types.SimpleNamespace(
-        monotonic=lambda: now[0], process_time=time.process_time, time=time.time
-    )
-    for module in (api, expected, measurements, search_module):
-        monkeypatch.setattr(module, "time", clock)
-    collect = api.collect_for
+    """Each sample takes a second for ranges, everything else takes no time."""
+    collect_for = api.collect_for
 
-    def collecting(model: Any, data: Any, *given: Any, **how: Any) -> Any:
-        now[0] += len(data)
-        return collect(model, data, *given, **how)
+    def collect_slowly(model: Any, data: Any, *arguments: Any, **options: Any) -> Any:
+        clock.now += len(data)
+        return collect_for(model, data, *arguments, **options)
 
-    monkeypatch.setattr(api, "collect_for", collecting)
-    data = images(48, 16, 16)
-    found = []
+    monkeypatch.setattr(api, "collect_for", collect_slowly)
+    data, options = images(48, 16, 16), {"method": "mse", "state": tmp_path / "state"}
+    results = []
     for limit in (40.0, 20.0, None, 40.0):
-        began = now[0]
-        tuning = qdqtool.tune(
-            branchy(), data, method="mse", keep=0.9, time_limit=limit, state=tmp_path / "state"
-        )
-        said = [n.values["room"] for n in tuning.notes if n.remark is Remark.RANGES_ON]
-        found.append(
-            (now[0] - began, tuning.images["calibration"], said, tuning.effort["runs"] > 0)
-        )
-    # The second goes on with the ranges of the first, the third begins anew, and the last goes on with those.
-    assert found == [
+        clock.now = 0.0
+        tuning = qdqtool.tune(branchy(), data, keep=0.9, time_limit=limit, **options)
+        rooms = [n.values["room"] for n in tuning.notes if n.remark is Remark.RANGES_ON]
+        used = tuning.images["calibration"]
+        results.append((clock.now, used, rooms, tuning.effort["runs"] > 0))
+    # The second run uses the ranges of the first one, the last one those of the third one.
+    assert results == [
         (14.0, 10, [10], True),
         (10.0, 10, [10], False),
         (24.0, 24, [], True),
@@ -61,139 +60,155 @@ def test_ranges_take_a_quarter_of_the_time_at_most(
     ]
 
 
-def test_predictions_end_with_the_time() -> None:
-    bench = measurements.Measurements(None, None, None, None, 1)  # type: ignore[arg-type]
-    search = Search(planner_of(branchy(), DATA), bench, 0.9, None, False, print)
+def test_predictions_end_at_the_deadline() -> None:
+    bench = Measurements(None, None, None, None, 1)  # type: ignore[arg-type]
+    search = search_with(bench)
     search.prepare()
     assert search.judged
     bench.deadline = 0.0
-    with pytest.raises(measurements.OutOfTime):
+    with pytest.raises(OutOfTime):
         search.prepare()
 
 
-def test_what_time_is_left_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 90 seconds a third for combinations; at the end so many as predicting and writing take twice, and judging two
-    placements on as many samples as a fifth is enough for. Ten are measured on what a third is enough for. With FP16
-    beside INT8 a twentieth goes into running three models on some samples more, four at least."""
-    now = [0.0]
-    clock = types.SimpleNamespace(monotonic=lambda: now[0])
-    for module in (expected, search_module):
-        monkeypatch.setattr(module, "time", clock)
-    monkeypatch.setattr(expected, "_write_once", lambda search: 4.0)
-    sets = types.SimpleNamespace(
+@pytest.fixture
+def limited(clock: Clock) -> Search:
+    """Return a search of 90 s, in which building a model takes 4 s."""
+
+    def build(plan: object, weights: str) -> tuple[Model, list[object]]:
+        clock.now += 4.0
+        return Model(branchy()), []
+
+    planner = SimpleNamespace(
+        half=False, target=target_named("trt8.5"), plan=lambda configuration: None, build=build
+    )
+    sets = SimpleNamespace(
         chosen_on=tuple(range(32)), swept_on=tuple(range(8)), judged_on=tuple(range(36))
     )
-    bench = types.SimpleNamespace(deadline=90.0, sets=sets)
-    planner = types.SimpleNamespace(half=False)
-    search = Search(planner, bench, 0.9, None, False, print, 90.0)  # type: ignore[arg-type]
-    expected.leave_time(search, 0.5)
-    assert (len(sets.chosen_on), len(sets.judged_on)) == (6, 18) and sets.swept_on == sets.chosen_on
-    assert max(sets.chosen_on) > 24 and remarks(search.notes) == [
-        Remark.CHOSEN_ON,
-        Remark.JUDGED_ON,
-    ]
-    assert (search.ends, search.last_judged, bench.deadline) == (82.0, 68.5, 64.0)
-    assert search._until == 34.0
-    now[0] = 55.0
-    assert search._until == 58.0  # of 9 that are left, two thirds
-    assert search.moved_on == FEW
-    planner.half, now[0] = True, 0.0
-    for each, samples, ends in ((0.5, 4, 76.0), (0.25, 6, 77.5), (0.01, FEW, 81.76)):
-        bench.deadline = 90.0
-        expected.leave_time(search, each)
-        assert search.moved_on == samples and search.ends == pytest.approx(ends)
+    return search_with(SimpleNamespace(deadline=90.0, sets=sets), planner, 90.0)
 
 
-def test_fp16_is_compared_on_as_many_samples_as_there_is_time_for(
+def test_leave_time_keeps_time_to_judge_and_write(limited: Search, clock: Clock) -> None:
+    """Writing takes twice as long as building once, and judging two placements takes a fifth of the time at most.
+
+    Ten placements are measured in a third of the time, and a third is left for combinations.
+    """
+    leave_time(limited, 0.5)
+    sets = limited.bench.sets
+    assert (len(sets.chosen_on), len(sets.judged_on)) == (6, 18)
+    assert sets.swept_on == sets.chosen_on and max(sets.chosen_on) > 24
+    assert remarks(limited.notes) == [Remark.CHOSEN_ON, Remark.JUDGED_ON]
+    assert (limited.ends, limited.last_judged, limited.bench.deadline) == (82.0, 68.5, 64.0)
+    assert limited.moved_on == FEW
+    clock.now = 0.0
+    assert limited.sweep_end == 34.0
+    clock.now = 55.0
+    assert limited.sweep_end == 58.0  # two thirds of the 9 s that are left
+
+
+@pytest.mark.parametrize(
+    ("each", "samples", "end"), [(0.5, 4, 76.0), (0.25, 6, 77.5), (0.01, FEW, 81.76)]
+)
+def test_leave_time_keeps_time_to_compare_fp16(
+    limited: Search, each: float, samples: int, end: float
+) -> None:
+    """Running three models may take a twentieth of the time, and takes four samples at least."""
+    limited.planner.half = True
+    leave_time(limited, each)
+    assert limited.moved_on == samples and limited.ends == pytest.approx(end)
+
+
+def test_fp16_is_compared_on_samples_that_there_is_time_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked = []
+    calls = []
+
+    def compare(floats: Any, models: Any, data: Any, *, samples: int) -> list[Any]:
+        calls.append((len(models), len(data), samples))
+        return []
+
     monkeypatch.setattr(api, "leave_time", lambda search, each: setattr(search, "moved_on", 5))
-    monkeypatch.setattr(
-        api.losses,
-        "compare",
-        lambda floats, made, data, *, samples: asked.append((len(made), len(data), samples)) or [],
-    )
-    tuning = qdqtool.tune(
-        branchy(), images(16, 16, 16), method="mse", keep=0.1, target="trt11", say=lambda line: None
-    )
-    assert asked == [(2, 5, 5)] and Remark.MEASURED_IN_FP32 in remarks(tuning.notes)
+    monkeypatch.setattr(api.losses, "compare", compare)
+    options: Any = {"method": "mse", "keep": 0.1, "target": "trt11", "say": lambda line: None}
+    tuning = qdqtool.tune(branchy(), images(16, 16, 16), **options)
+    assert calls == [(2, 5, 5)] and Remark.MEASURED_IN_FP32 in remarks(tuning.notes)
 
 
-def test_what_was_measured_before_the_time_was_over_counts() -> None:
-    measured: list[Recipe] = []
+def test_placements_measured_before_the_deadline_are_kept() -> None:
+    recipes: list[Recipe] = []
 
-    def whole(recipes: Sequence[Recipe], samples: Sequence[int], what: str) -> None:
-        measured.extend(recipes)
-        if len(measured) > 1:
-            raise measurements.OutOfTime
+    def whole(new: Sequence[Recipe], samples: Sequence[int], what: str) -> None:
+        recipes.extend(new)
+        if len(recipes) > 1:
+            raise OutOfTime
 
-    bench = types.SimpleNamespace(
+    bench = SimpleNamespace(
         deadline=1e12,
         require_time=lambda: None,
         whole=whole,
         value=lambda *_: 0.5,
-        sets=types.SimpleNamespace(chosen_on=(0,)),
+        sets=SimpleNamespace(chosen_on=(0,)),
     )
-    search = Search(planner_of(branchy(), DATA), bench, 0.9, None, False, print)  # type: ignore[arg-type]
+    search = search_with(bench)
     search.prepare()
-    less = next(
-        j.candidate.configuration for j in search.swept() if j.candidate.configuration.floats
-    )
-    with pytest.raises(measurements.OutOfTime):
-        search.measure([("everything INT8", search.start), ("less", search.start.joined(less))])
+    configurations = [j.candidate.configuration for j in search.swept()]
+    choice = search.start.joined(next(c for c in configurations if c.floats))
+    with pytest.raises(OutOfTime):
+        search.measure([("everything INT8", search.start), ("less", choice)])
     assert [p.name for p in search.pool.values()] == ["everything INT8"]
 
 
-def test_time_that_combinations_leave_goes_back_to_single_choices(
-    monkeypatch: pytest.MonkeyPatch,
+class EndingMeasurements(Measurements):
+    """Measurements whose first sweeps of single choices end early, after some runs."""
+
+    def __init__(self, runs: Sequence[int]) -> None:
+        planner = planner_of(branchy(), DATA)
+        sets = open_sets(planner.model, images(16, 16, 16))
+        super().__init__(job_of(planner, images(16, 16, 16)), sets, local(1), Store(None, {}), 1)
+        self.early = iter(runs)
+        self.sweeps: list[str] = []
+
+    def sweep(self, recipes: Any, what: str, until: Any = None, images: Any = None) -> bool:
+        self.sweeps.append(what)
+        for runs in self.early if what == "Sensitivity" else ():
+            self.runs += runs
+            return False
+        return super().sweep(recipes, what, until, images)
+
+
+@pytest.mark.parametrize(("runs", "rounds"), [((3, 2), 3), ((3, 0, 1), 2)])
+def test_search_goes_back_to_single_choices_as_long_as_it_measures(
+    runs: tuple[int, ...], rounds: int
 ) -> None:
-    """Until all are measured, or none more is."""
-    for swept, rounds in (
-        ([(False, 3), (False, 2), (True, 1)], 3),
-        ([(False, 3), (False, 0), (True, 1)], 2),
-    ):
-        bench = types.SimpleNamespace(
-            deadline=None, runs=0, value=lambda *_: 0.5, sets=types.SimpleNamespace(chosen_on=())
-        )
-        search = Search(planner_of(branchy(), DATA), bench, 0.9, None, False, print)  # type: ignore[arg-type]
-        left, combined = iter(swept), []
-
-        def sweep(self: Search, left: Any = left) -> bool:
-            done, runs = next(left)
-            self.bench.runs += runs
-            return bool(done)
-
-        for name in ("_everything_int8", "_float_model", "_is_enough"):
-            monkeypatch.setattr(Search, name, lambda self: False)
-        monkeypatch.setattr(Search, "_sweep", sweep)
-        monkeypatch.setattr(Search, "_ranges", lambda self: "other")
-        monkeypatch.setattr(
-            Search, "_combinations", lambda self, ranges, found=combined: found.append(ranges)
-        )
-        search.run()
-        assert len(combined) == rounds and (combined[-1] == "other") is (rounds == 3)
+    bench = EndingMeasurements(runs)
+    lines: list[str] = []
+    search = Search(planner_of(branchy(), DATA), bench, 1.0, None, True, lines.append)
+    search.prepare()
+    search.run()
+    assert lines.count("putting choices together") == rounds
+    assert ("Other ranges" in bench.sweeps) is (rounds == 3)  # once all choices are measured
 
 
 @pytest.mark.slow
-def test_a_limited_run_knows_heads_and_own_errors_before_any_sensitivity(
+def test_limited_search_measures_heads_and_own_errors_before_sensitivity(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[str] = []
+    names: list[str] = []
     measure = Search.measure
 
-    def watching(self: Search, named: Sequence[tuple[str, Configuration]]) -> None:
-        asked.extend(name for name, _ in named)
+    def record(self: Search, named: Sequence[tuple[str, Configuration]]) -> None:
+        names.extend(name for name, _ in named)
         measure(self, named)
 
-    monkeypatch.setattr(Search, "measure", watching)
-    monkeypatch.setattr(
-        Search, "_sweep", lambda self: asked.append("sensitivity")
-    )  # the time for it is over
+    def end(self: Measurements, *arguments: object) -> bool:
+        names.append("sensitivity")
+        return False
+
+    monkeypatch.setattr(Search, "measure", record)
+    monkeypatch.setattr(Measurements, "sweep", end)
     tuning = qdqtool.tune(
-        detector(), images(8, 3, 64, name="images"), keep=1.0, metric=agrees, time_limit=3600
+        detector(), images(8, 3, 64, name="images"), keep=1.0, metric=correlate, time_limit=3600
     )
-    first = asked[: asked.index("sensitivity")]
+    first = names[: names.index("sensitivity")]
     worst = [f"{k} by their own error" for k in (1, 2, 4, 8, 16)]
     assert first[-7:] == ["last convolutions float", "whole head float", *worst]
     assert set(first[:-7]) == {"everything INT8"}
@@ -202,7 +217,6 @@ def test_a_limited_run_knows_heads_and_own_errors_before_any_sensitivity(
     assert tuning.chosen.chosen_on == max(p.chosen_on for p in points.values())
 
 
-def agrees(reference: Any, outputs: Any, image: str) -> float:
-    return float(
-        np.mean([np.corrcoef(reference[n].ravel(), outputs[n].ravel())[0, 1] for n in reference])
-    )
+def correlate(reference: Any, outputs: Any, image: str) -> float:
+    pairs = [(reference[n].ravel(), outputs[n].ravel()) for n in reference]
+    return float(np.mean([np.corrcoef(*pair)[0, 1] for pair in pairs]))

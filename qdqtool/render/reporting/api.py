@@ -131,7 +131,9 @@ def collect(
     """What the page shows; arguments and errors as for :func:`report`."""
     before = beside.before
     if machine.clock is not None and machine.gpu is None and not builds:
-        raise QdqtoolError(said("{`clock`} needs {`gpu`}"))
+        raise QdqtoolError(
+            said("{`clock`} needs {`gpu`}"), code="missing-argument", parameter="gpu"
+        )
     build = build_of(builds) if builds else None
     chosen = gpu_for(build, machine)
     subject = look_at(model, on.target, chosen, build, machine, assumed)
@@ -172,8 +174,11 @@ def _require_same_network(before: Subject, after: Subject) -> None:
     common, larger = (mine & other).total(), max(mine.total(), other.total())
     if 2 * common < larger:
         raise DataError(
-            f"{before.model.path or 'the model before'}: it is another network: {common} of {larger} convolutions have "
-            f"weights of a shape that is also in {after.model.path or 'the model'}; give the model before Q/DQ"
+            f"it is another network: {common} of {larger} convolutions have weights of a shape that is "
+            f"also in {after.model.path or 'the model'}; give the model before Q/DQ",
+            before.model.path or "the model before",
+            code="different-models",
+            parameter="before",
         )
 
 

@@ -70,7 +70,7 @@ def require() -> None:
     """
     missing = lacking()
     if missing:
-        raise QdqtoolError(missing)
+        raise QdqtoolError(missing, code="missing-package")
 
 
 def render(page: data.Page) -> str:

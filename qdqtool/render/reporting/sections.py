@@ -127,21 +127,34 @@ def tuning_of(path: str | os.PathLike[str], model: Model) -> data.Tuning:
     try:
         found = parse_json(read_input(path, budgets.JSON_FILE, error=DataError))
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{name}: is not JSON ({str(error)[:80]}); {_GIVE}") from None
+        raise DataError(
+            f"is not JSON ({str(error)[:80]}); {_GIVE}",
+            name,
+            code="wrong-format",
+            parameter="tuning",
+        ) from None
     if not isinstance(found, dict) or found.get("schema") != SCHEMA:
-        raise DataError(f"{name}: its schema is not {SCHEMA}; {_GIVE}")
+        raise DataError(
+            f"its schema is not {SCHEMA}; {_GIVE}", name, code="wrong-format", parameter="tuning"
+        )
     try:
         named = {str(n) for s in _list(found.get("sites")) for n in _list(_object(s).get("nodes"))}
         known = sum(node.name in named for node in model.nodes)
         if 2 * known < len(named):
             raise DataError(
-                f"{name}: {known} of the {len(named)} nodes that it names are in "
-                f"{model.path or 'the model'}; it is the tuning of another network"
+                f"{known} of the {len(named)} nodes that it names are in "
+                f"{model.path or 'the model'}; it is the tuning of another network",
+                name,
+                code="different-models",
+                parameter="tuning",
             )
         return _read(found)
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(
-            f"{name}: the tuning result is damaged ({str(error)[:80]}); run qdqtool tune again"
+            f"the tuning result is damaged ({str(error)[:80]}); run qdqtool tune again",
+            name,
+            code="file-damaged",
+            parameter="tuning",
         ) from None
 
 
@@ -290,8 +303,11 @@ def histograms_of(
     there = sum(t in view.model.producers or t in view.model.inputs for t in statistics)
     if not known or 2 * there < len(statistics):
         raise DataError(
-            f"{os.fspath(path)}: {there} of its {len(statistics)} tensors are in the model, which quantizes "
-            f"{len(known)} of them; it is the cache of another model ('qdqtool insert --calib-cache' writes it)"
+            f"{there} of its {len(statistics)} tensors are in the model, which quantizes "
+            f"{len(known)} of them; it is the cache of another model ('qdqtool insert --calib-cache' writes it)",
+            os.fspath(path),
+            code="different-models",
+            parameter="calib_cache",
         )
     found: dict[str, data.Histogram] = {}
     for q, tensor in track(known, "Ranges of each method"):

@@ -1,6 +1,7 @@
-"""Operators of which the rules say nothing, or little: each on a graph that has one and on one that has not."""
+"""Operators that need care: each on a graph with one and on one without."""
 
 import functools
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from qdqtool.model.layernorm import as_one, layer_norms
 from qdqtool.prediction import predict
 from qdqtool.render.predict_text import render
 from qdqtool.trt.faults import ConstantsInHalf, NormInPieces
+from qdqtool.types import Finding, Severity
 from tests.explain.graphs import GRAPHS, ones
 from tests.insertion.nets import Net, check, images, in_half, run
 from tests.insertion.transformers import Tokens, samples, vit
@@ -23,56 +25,62 @@ from tests.slow import slow_after
 from tests.trt.builder import Graph
 
 
-def told(model, code, target="trt8.5"):
+def findings_of(model: onnx.ModelProto, code: str, target: str = "trt8.5") -> list[Finding]:
     return [f for f in predict(model, target).findings if f.code == code]
 
 
-def conv3d(quantized=True):
+def nodes_of(model: onnx.ModelProto, code: str, target: str = "trt8.5") -> list[str]:
+    return [f.node for f in findings_of(model, code, target)]
+
+
+def conv3d(quantized: bool = True) -> onnx.ModelProto:
     g = Graph()
     x, w = g.input(1, 4, 8, 8, 8), ones(g, 4, 4, 1, 1, 1)
     x, w = (g.pair(x, "in"), g.pair(w, "wq")) if quantized else (x, w)
     return g.model(g.op("Conv", [x, w], "c", kernel_shape=[1, 1, 1]))
 
 
-def test_3d_convolutions_where_builds_failed():
-    found = told(conv3d(), "CONV3D-INT8", "trt8.0")
-    assert [(f.node, f.convolutions) for f in found] == [("c", ["c"])]
-    assert not told(conv3d(), "CONV3D-INT8", "trt8.5") and not told(
-        conv3d(False), "CONV3D-INT8", "trt8.0"
-    )
+@pytest.mark.parametrize(
+    ("quantized", "target", "convolutions"),
+    [(True, "trt8.0", [["c"]]), (True, "trt8.5", []), (False, "trt8.0", [])],
+)
+def test_3d_convolution_is_reported_where_builds_fail(
+    quantized: bool, target: str, convolutions: list[list[str]]
+) -> None:
+    findings = findings_of(conv3d(quantized), "CONV3D-INT8", target)
+    assert [f.convolutions for f in findings] == convolutions
 
 
 @pytest.mark.parametrize(
-    ("op", "axes", "expected"),
+    ("op", "axes", "nodes"),
     [
         ("ConvTranspose", 3, ["c"]),
         ("ConvTranspose", 2, []),
         ("Conv", 3, []),
     ],
 )
-def test_quantized_3d_transposed_convolutions(g, op, axes, expected):
+def test_3d_conv_transpose_is_reported(g: Graph, op: str, axes: int, nodes: list[str]) -> None:
     x = g.pair(g.input(1, 4, *[8] * axes), "in")
-    model = g.model(
-        g.op(op, [x, g.pair(ones(g, 4, 4, *[2] * axes), "wq")], "c", kernel_shape=[2] * axes)
-    )
-    assert [f.node for f in told(model, "CT3D-FLOAT", "trt10")] == expected
+    w = g.pair(ones(g, 4, 4, *[2] * axes), "wq")
+    model = g.model(g.op(op, [x, w], "c", kernel_shape=[2] * axes))
+    assert nodes_of(model, "CT3D-FLOAT", "trt10") == nodes
 
 
-@pytest.mark.parametrize(("size", "expected"), [(32, ["c"]), (14, ["c"]), (7, [])])
-def test_a_patch_embedding_is_named(g, size, expected):
+@pytest.mark.parametrize(("size", "nodes"), [(32, ["c"]), (14, ["c"]), (7, [])])
+def test_patch_embedding_is_reported(g: Graph, size: int, nodes: list[str]) -> None:
     x = g.pair(g.input(1, 3, 64, 64), "in")
     w = g.weights("w", (16, 3, size, size), "qdq")
     model = g.model(g.op("Conv", [x, w], "c", kernel_shape=[size, size], strides=[size, size]))
-    assert [f.node for f in told(model, "KERNEL-LARGE")] == expected
+    assert nodes_of(model, "KERNEL-LARGE") == nodes
 
 
-@pytest.mark.parametrize(("op", "expected"), [("Softmax", ["n"]), ("Relu", [])])
-def test_normalizations_behind_a_pair(g, op, expected):
+@pytest.mark.parametrize(("op", "nodes"), [("Softmax", ["n"]), ("Relu", [])])
+def test_softmax_after_a_pair_is_reported(g: Graph, op: str, nodes: list[str]) -> None:
     model = g.model(g.op(op, g.pair(g.conv(g.input(1, 16, 8, 8), "c", 16), "p"), "n"))
-    assert [f.node for f in told(model, "NORM-FLOAT")] == expected
+    assert nodes_of(model, "NORM-FLOAT") == nodes
 
 
-def test_plugins_rtx_and_biases(g, net: Net):
+def test_plugin_is_reported_and_layers_have_the_types_of_outcomes(g: Graph) -> None:
     q = g.q(g.relu(g.conv(g.input(1, 16, 8, 8), "c0", 16), "r"), "q")
     y = g.dq(g.op("Special", q, "plug", domain="trt"), "dq")
     prediction = predict(g.model(g.conv(y, "c1", 16, scale=None)), "trt8.5")
@@ -81,37 +89,49 @@ def test_plugins_rtx_and_biases(g, net: Net):
         layer = next(layer for layer in prediction.layers if conv.name in layer.nodes)
         assert [t.precision for t in layer.inputs][:1] == conv.inputs[:1]
         assert [t.precision for t in layer.outputs] == [conv.output]
-    g = Graph()
+
+
+def test_fp32_remainder_is_reported_on_rtx(g: Graph) -> None:
     x = g.relu(g.conv(g.input(1, 16, 8, 8), "c0", 16), "r")
-    assert told(g.model(g.conv(x, "c1", 24)), "FLOAT-FP32", "rtx1.7")
+    assert findings_of(g.model(g.conv(x, "c1", 24)), "FLOAT-FP32", "rtx1.7")
+
+
+def test_small_bias_that_a_convolution_absorbs_is_not_reported(net: Net) -> None:
     net.output(net.op("Add", "sum", net.conv("c", "x"), net.const("b", np.full((16, 1, 1), 1e-9))))
     model = qdqtool.insert(net.model(), images(1), predict=False).model
-    assert "CONST-FP16" not in predict(model, "trt10").findings_by_code()
+    assert not findings_of(model, "CONST-FP16", "trt10")
 
 
-@pytest.mark.parametrize(("target", "plugin"), [("trt8.5", ["PLUGIN-OUTSIDE"]), ("rtx1.7", [])])
-def test_a_plugin_that_is_called_as_an_integer_operator_is_none(
-    target: str, plugin: list[str]
+@pytest.mark.parametrize("op", ["QLinearAdd", "DynamicQuantizeMatMul", "RoundToInteger", "QGemm"])
+@pytest.mark.parametrize(
+    ("domain", "target", "codes"),
+    [
+        *(
+            (domain, target, ["QOPERATOR"])
+            for domain in ("", "com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc")
+            for target in ("trt8.5", "rtx1.7")
+        ),
+        ("acme", "trt8.5", ["PLUGIN-OUTSIDE"]),
+        ("acme", "rtx1.7", []),
+    ],
+)
+def test_integer_operator_is_reported_unless_it_is_a_plugin(
+    g: Graph, op: str, domain: str, target: str, codes: list[str]
 ) -> None:
-    ours = ("", "com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc")
-    for domain, codes in (*((o, ["QOPERATOR"]) for o in ours), ("acme", plugin)):
-        for op in ("QLinearAdd", "DynamicQuantizeMatMul", "RoundToInteger", "QGemm"):
-            g = Graph()
-            y = g.op(op, g.pair(g.input(1, 16, 8, 8), "in"), "plug", domain=domain)
-            found = predict(g.model(g.conv(y, "c", 16)), target).findings
-            assert [f.code for f in found if f.node == "plug"] == codes, (domain, op)
+    y = g.op(op, g.pair(g.input(1, 16, 8, 8), "in"), "plug", domain=domain)
+    findings = predict(g.model(g.conv(y, "c", 16)), target).findings
+    assert [f.code for f in findings if f.node == "plug"] == codes
 
 
 @pytest.mark.parametrize("target", ["trt8.5", "trt10", "trt11"])
-def test_fp8_is_named_first_and_not_explained_with_int8(target):
+def test_fp8_is_reported_first_and_not_explained_with_int8(target: str) -> None:
     prediction = predict(GRAPHS["outside-rules"](), target)
-    first = render(prediction).splitlines()[0]
-    assert first.startswith("FP8 Q/DQ is outside the rules")
-    about = [f.code for f in prediction.findings if "c" in f.convolutions]
-    assert set(about) <= {"FP8-OUTSIDE", "INPUT-CONVERSION"} and "FP8-OUTSIDE" in about
+    assert render(prediction).startswith("FP8 Q/DQ is outside the rules")
+    codes = {f.code for f in prediction.findings if "c" in f.convolutions}
+    assert "FP8-OUTSIDE" in codes and codes <= {"FP8-OUTSIDE", "INPUT-CONVERSION"}
 
 
-# What FP16 would spoil: layer normalizations in pieces, and constants out of its range.
+# Decomposed LayerNorms and constants that FP16 cannot hold.
 
 
 def quantized(model: onnx.ModelProto, **choices: object) -> onnx.ModelProto:
@@ -125,16 +145,11 @@ def quantized_vit(**choices: Any) -> onnx.ModelProto:
 
 
 def norms(model: onnx.ModelProto, target: str) -> list[NormInPieces]:
-    found = [
-        c.refusal
-        for f in predict(model, target).findings
-        if f.code == "NORM-PIECES"
-        for c in f.causes
-    ]
-    return [r for r in found if isinstance(r, NormInPieces)]
+    causes = [c.refusal for f in findings_of(model, "NORM-PIECES", target) for c in f.causes]
+    return [refusal for refusal in causes if isinstance(refusal, NormInPieces)]
 
 
-# How a normalization is written in pieces, and which of them a LayerNormalization computes.
+# Forms of decomposed LayerNorms; a LayerNormalization computes the first ones exactly.
 EXACT = (
     "Pow",
     "Mul",
@@ -162,13 +177,13 @@ FORMS = (
 
 
 def normalized(form: str, eps: float) -> onnx.ModelProto:
-    """A Linear, a normalization in pieces (opset 18, or 17 with axes as attributes) and a Linear; x [1, 3, 8, 8]."""
+    """Return a Linear, a decomposed LayerNorm and a Linear; the axes are an input in opset 18."""
     net = Tokens(3, 8)
     opset = 18 if form == "axes as an input" else 17
     types = {"to": int(TensorProto.FLOAT)}
 
-    def cast(name: str, x: str, wanted: str) -> str:
-        return net.op("Cast", name, x, **types) if form == wanted else x
+    def cast(name: str, x: str, casting_form: str) -> str:
+        return net.op("Cast", name, x, **types) if form == casting_form else x
 
     def mean(name: str, x: str) -> str:
         axes = [2] if form == "other axes" else [-1]
@@ -240,7 +255,7 @@ def normalized(form: str, eps: float) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_of_a_norm_in_pieces_is_known(form: str) -> None:
+def test_decomposed_norm_of_each_form_is_found(form: str) -> None:
     model = Model(normalized(form, 1e-5))
     (pieces,) = layer_norms(model)
     assert (pieces.tensor, pieces.square.name) == ("first.add.out", "square")
@@ -262,18 +277,18 @@ def test_every_form_of_a_norm_in_pieces_is_known(form: str) -> None:
     ],
 )
 @pytest.mark.parametrize("square", ["Pow", "Mul"])
-def test_norms_in_pieces_are_named_where_the_builder_may_use_fp16(
+def test_decomposed_norm_is_reported_if_the_builder_may_use_fp16(
     target: str, exact: bool, square: str
 ) -> None:
-    """The parser takes LayerNormalization from 8.6 on."""
-    found = norms(quantized_vit(blocks=1, pieces=True, square=square), target)
-    assert {r.node for r in found} == {f"{n}.square" for n in ("b0.ln1", "b0.ln2", "ln")}
-    assert {r.exact for r in found} == {exact}
+    """The parser accepts LayerNormalization from TensorRT 8.6 on."""
+    pieces = norms(quantized_vit(blocks=1, pieces=True, square=square), target)
+    assert {r.node for r in pieces} == {f"{n}.square" for n in ("b0.ln1", "b0.ln2", "ln")}
+    assert {r.exact for r in pieces} == {exact}
     assert norms(quantized_vit(blocks=1), target) == []
 
 
 @pytest.mark.parametrize("target", ["trt11", "rtx1.7"])
-def test_where_the_file_decides_fp32_squares_are_no_matter(target: str) -> None:
+def test_decomposed_norm_in_fp32_is_not_reported_if_strongly_typed(target: str) -> None:
     floats = vit(blocks=1, pieces=True)
     assert norms(quantized(floats, target=target, high_precision="fp32"), target) == []
     assert len(norms(quantized(in_half(floats), target=target, high_precision="fp32"), target)) == 3
@@ -292,9 +307,9 @@ EPSILONS = (1e-12, 1e-5, 1e-6)
             for i, form in list(enumerate(FORMS))[:: 1 + 2 * k]
         ],
     ),
-)  # each form with a target, and a third of them with the other; each epsilon in turn
-def test_insert_leaves_no_squares_in_fp16(target: str, eps: float, form: str) -> None:
-    """Whatever the epsilon is: a LayerNormalization where it computes the same, else FP32; Myelin's are counted."""
+)  # each form with one target, a third of them with the other; epsilons in turn
+def test_insert_writes_no_squares_in_fp16(target: str, eps: float, form: str) -> None:
+    """It writes a LayerNormalization if that computes the same, else it keeps FP32."""
     floats = normalized(form, eps)
     result = qdqtool.insert(floats, samples(floats, 1), target=target, method="max", losses=0)
     index = Model(result.model)
@@ -304,21 +319,20 @@ def test_insert_leaves_no_squares_in_fp16(target: str, eps: float, form: str) ->
     assert ops.count("LayerNormalization") == exact and bool(squares) is not exact
     assert all(index.elem_type(n.output) == TensorProto.FLOAT for n in squares)
     assert {Remark.NORMS_WRITTEN, Remark.NORMS_STAY_FP32} & set(remarks(result.notes))
-    assert not any(f.code == "NORM-PIECES" for f in result.findings)
-    assert (
-        result.prediction is not None and "NORM-PIECES" not in result.prediction.findings_by_code()
-    )
+    assert "NORM-PIECES" not in {f.code for f in result.findings}
+    assert result.prediction is not None
+    assert "NORM-PIECES" not in result.prediction.findings_by_code()
     if target == "rtx1.7":
         (region,) = result.prediction.regions
         assert region.norms == 1
     feeds = samples(floats, 1)[0]
-    given, found = run(floats, feeds)[0], run(result.model, feeds)[0]
-    assert np.sqrt(np.mean((found - given) ** 2)) < 0.1 * given.std()
+    expected, actual = run(floats, feeds)[0], run(result.model, feeds)[0]
+    assert np.sqrt(np.mean((actual - expected) ** 2)) < 0.1 * expected.std()
 
 
 @pytest.mark.parametrize("form", ["Pow", "root mean square"])
-def test_a_file_in_fp16_gets_what_is_possible(form: str) -> None:
-    """A LayerNormalization, or the warning: nothing is said to be FP32 that is not."""
+def test_insert_into_fp16_file_writes_layer_norm_or_reports_it(form: str) -> None:
+    """Nothing is said to stay FP32 that is FP16 in the file."""
     floats = in_half(normalized(form, 1e-3))
     result = qdqtool.insert(floats, samples(floats), target="trt11", losses=0, predict=False)
     assert (Remark.NORMS_WRITTEN in remarks(result.notes)) is (form == "Pow")
@@ -338,8 +352,8 @@ def test_a_file_in_fp16_gets_what_is_possible(form: str) -> None:
         ],
     ),
 )
-def test_insert_warns_of_squares_in_fp16(target: str, form: str) -> None:
-    """Where the builder may choose FP16, or the file has it; with the command, where a LayerNormalization is exact."""
+def test_insert_reports_squares_that_may_become_fp16(target: str, form: str) -> None:
+    """With the command that fixes it, if a LayerNormalization is exact."""
     floats = normalized(form, 1e-5)
     result = qdqtool.insert(
         in_half(floats) if target == "trt11" else floats,
@@ -351,20 +365,18 @@ def test_insert_warns_of_squares_in_fp16(target: str, form: str) -> None:
         predict=False,
     )
     (finding,) = {f.code: f for f in result.findings if f.code == "NORM-PIECES"}.values()
-    assert [
-        w.values["code"] for w in result.warnings if w.remark is Remark.OF_FINDING_TO_FIX
-    ].count("NORM-PIECES") == 1
+    warnings = [w for w in result.warnings if w.remark is Remark.OF_FINDING_TO_FIX]
+    assert [w.values["code"] for w in warnings].count("NORM-PIECES") == 1
     assert finding.automatic is (form in EXACT and target != "trt8.5")
     if target != "trt8.5":
         fixed = fix(result.model, target, ["NORM-PIECES"])
-        assert [c.code for c in (fixed.applied if form in EXACT else fixed.refused)] == [
-            "NORM-PIECES"
-        ]
-        assert not (fixed.refused if form in EXACT else fixed.applied)
+        done, other = fixed.applied, fixed.refused
+        done, other = (done, other) if form in EXACT else (other, done)
+        assert [c.code for c in done] == ["NORM-PIECES"] and not other
         assert (norms(fixed.proto, target) == []) is (form in EXACT)
 
 
-# Other sums of squares: how they are written, and whether what is in front proves that FP16 holds them.
+# Other sums of squares, by how they are written.
 SQUARES = {
     "ReduceL2": ("ReduceL2",),
     "ReduceSumSquare": ("ReduceSumSquare",),
@@ -397,7 +409,7 @@ def sum_of_squares(g: Graph, x: str, how: str) -> str:
 
 
 def summed(how: str, scale: float = 0.0, gain: float = 0.0) -> onnx.ModelProto:
-    """A Linear, a pair with a scale or a normalization with a gain where they are given, and a sum of squares."""
+    """Return a Linear, a pair with the scale or a normalization with the gain, and a sum of squares."""
     g = Graph(17)
     x = linear(g)
     if scale:
@@ -409,7 +421,7 @@ def summed(how: str, scale: float = 0.0, gain: float = 0.0) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("how", SQUARES)
 @pytest.mark.parametrize(
-    ("scale", "gain", "held"),
+    ("scale", "gain", "bounded"),
     [
         (0.0, 0.0, False),
         (0.1, 0.0, True),
@@ -419,23 +431,22 @@ def summed(how: str, scale: float = 0.0, gain: float = 0.0) -> onnx.ModelProto:
         (0.0, 100.0, False),
     ],
 )
-def test_other_sums_of_squares_are_named_unless_fp16_is_known_to_hold_them(
-    how: str, scale: float, gain: float, held: bool
+def test_sum_of_squares_is_reported_unless_fp16_holds_it(
+    how: str, scale: float, gain: float, bounded: bool
 ) -> None:
     """16 squares of up to 128 steps each have to stay below 65504, and that of one step above FP16's smallest."""
     model = summed(how, scale, gain)
-    findings = told(model, "NORM-PIECES", "trt10")
-    found = [c.refusal for f in findings for c in f.causes if isinstance(c.refusal, NormInPieces)]
-    proven = held and how != "LpNormalization"  # whose axis is not that of a reduction
-    assert [(r.node, r.alone) for r in found] == (
-        [("square", SQUARES[how][0])] if SQUARES[how] and not proven else []
-    )
+    findings = findings_of(model, "NORM-PIECES", "trt10")
+    sums = [(r.node, r.alone) for r in norms(model, "trt10")]
+    proven = bounded and how != "LpNormalization"  # whose axis is not that of a reduction
+    reported = SQUARES[how] and not proven
+    assert sums == ([("square", SQUARES[how][0])] if reported else [])
     assert not any(f.automatic for f in findings)
     assert not norms(model, "trt11") and not fix(model, "trt10", ["NORM-PIECES"]).applied
 
 
 @pytest.mark.parametrize(
-    ("op", "attributes", "held"),
+    ("op", "attributes", "bounded"),
     [
         ("Softmax", {}, True),
         ("Tanh", {}, True),
@@ -449,10 +460,10 @@ def test_other_sums_of_squares_are_named_unless_fp16_is_known_to_hold_them(
     ],
 )
 @pytest.mark.parametrize("between", [None, "Transpose", "Abs", "Add"])
-def test_squares_that_an_operator_in_front_bounds(
+def test_sum_of_squares_is_not_reported_after_an_operator_with_bounds(
     op: str,
     attributes: dict[str, object] | tuple[float | None, float],
-    held: bool,
+    bounded: bool,
     between: str | None,
 ) -> None:
     """FP16 ends at 65504: 16 squares of 4 are far below it, those of 300 not. A sum may be beyond the bound."""
@@ -473,20 +484,20 @@ def test_squares_that_an_operator_in_front_bounds(
             "between",
             **({"perm": [0, 2, 1]} if between == "Transpose" else {}),
         )
-    found = norms(g.model(g.op("ReduceL2", x, "square", axes=[-1])), "trt10")
-    assert [r.node for r in found] == ([] if held and between != "Add" else ["square"])
+    sums = norms(g.model(g.op("ReduceL2", x, "square", axes=[-1])), "trt10")
+    assert [r.node for r in sums] == ([] if bounded and between != "Add" else ["square"])
 
 
 @pytest.mark.parametrize("bias", [0.0, 100.0])
-def test_a_bias_counts_for_what_a_normalization_makes(bias: float) -> None:
+def test_sum_of_squares_after_a_normalization_depends_on_its_bias(bias: float) -> None:
     g = Graph(17)
-    given = [linear(g), g.const("gain", np.ones(16)), g.const("bias", np.full(16, bias))]
-    x = g.op("LayerNormalization", given, "norm", axis=-1)
+    inputs = [linear(g), g.const("gain", np.ones(16)), g.const("bias", np.full(16, bias))]
+    x = g.op("LayerNormalization", inputs, "norm", axis=-1)
     assert len(norms(g.model(sum_of_squares(g, x, "ReduceSumSquare")), "trt10")) == (bias > 0.0)
 
 
 @pytest.mark.parametrize(
-    ("form", "named"),
+    ("form", "reported"),
     [
         ("bnd,bnd->bn", True),
         ("...d,...d->...", True),
@@ -496,38 +507,34 @@ def test_a_bias_counts_for_what_a_normalization_makes(bias: float) -> None:
         ("all with all", False),
     ],
 )
-def test_products_of_vectors_with_themselves_are_sums_of_squares(form: str, named: bool) -> None:
-    """And what takes their root is FP32 with them, past what only moves the sums."""
+def test_product_of_a_vector_with_itself_is_a_sum_of_squares(form: str, reported: bool) -> None:
+    """Its root is FP32 too, also after operators that only move values."""
     g = Graph(17)
     x = g.op("MatMul", [g.input(1, 4, 16), g.const("w", 20 * np.eye(16, dtype=np.float32))], "fc")
     if form in ("row by column", "all with all"):
         axes = [g.const(f"axis{i}", np.asarray([i])) for i in (2, 3)]
-        left = g.op("Unsqueeze", [x, axes[0]], "row") if named else x
+        left = g.op("Unsqueeze", [x, axes[0]], "row") if reported else x
         right = (
             g.op("Unsqueeze", [x, axes[1]], "column")
-            if named
+            if reported
             else g.op("Transpose", x, "t", perm=[0, 2, 1])
         )
         y = g.op("MatMul", [left, right], "square")
-        y = g.op("Squeeze", [y, axes[1]], "flat") if named else y
+        y = g.op("Squeeze", [y, axes[1]], "flat") if reported else y
     else:
         other = g.op("Relu", x, "other") if form == "two tensors" else x
-        y = g.op(
-            "Einsum",
-            [x, other],
-            "square",
-            equation="bnd,bnd->bn" if form == "two tensors" else form,
-        )
+        equation = "bnd,bnd->bn" if form == "two tensors" else form
+        y = g.op("Einsum", [x, other], "square", equation=equation)
     floats = g.model(g.op("Relu", g.op("Sqrt", y, "root"), "last"))
     data = [{"x": np.full((1, 4, 16), 30.0, np.float32)}]
     quantized = qdqtool.insert(floats, data, losses=0, predict=False).model
-    found = [f for f in predict(quantized, "trt10").findings if f.code == "NORM-PIECES"]
-    assert [(f.node, f.automatic) for f in found] == ([("square", False)] if named else [])
-    if named:
+    sums = [(f.node, f.automatic) for f in findings_of(quantized, "NORM-PIECES", "trt10")]
+    assert sums == ([("square", False)] if reported else [])
+    if reported:
         result = qdqtool.insert(floats, data, target="trt11", losses=0, predict=False)
-        (given,), (got,) = run(floats, data[0]), run(result.model, data[0])
-        assert np.isfinite(got).all()
-        np.testing.assert_allclose(got, given, rtol=0.02)
+        (expected,), (actual,) = run(floats, data[0]), run(result.model, data[0])
+        assert np.isfinite(actual).all()
+        np.testing.assert_allclose(actual, expected, rtol=0.02)
 
 
 @pytest.mark.parametrize("how", ["ReduceL2", "Pow"])
@@ -537,21 +544,22 @@ def test_insert_keeps_other_sums_of_squares_fp32(how: str) -> None:
     floats = g.model(g.op("Relu", sum_of_squares(g, x, how), "last"))
     data = [{"x": np.full((1, 4, 16), 30.0, np.float32)}]
     result = qdqtool.insert(floats, data, target="trt11", losses=0, predict=False)
-    assert "square" in [
-        n.values["first"] for n in result.notes if n.remark is Remark.SQUARES_STAY_FP32
-    ]
-    (given,), (found,) = run(floats, data[0]), run(result.model, data[0])
-    np.testing.assert_allclose(found, given, rtol=0.02)
+    notes = [n for n in result.notes if n.remark is Remark.SQUARES_STAY_FP32]
+    assert "square" in [n.values["first"] for n in notes]
+    (expected,), (actual,) = run(floats, data[0]), run(result.model, data[0])
+    np.testing.assert_allclose(actual, expected, rtol=0.02)
     assert norms(result.model, "trt11") == []
-    inside = in_half(floats)
-    assert [r.node for r in norms(quantized_file(inside, data), "trt11")] == ["square"]
 
 
-def quantized_file(model: onnx.ModelProto, data: list[dict[str, np.ndarray]]) -> onnx.ModelProto:
-    halves = [{n: v.astype(np.float16) for n, v in d.items()} for d in data]
-    return qdqtool.insert(
-        model, halves, target="trt11", losses=0, predict=False, high_precision="fp32"
-    ).model
+@pytest.mark.parametrize("how", ["ReduceL2", "Pow"])
+def test_sum_of_squares_of_fp16_file_is_reported(how: str) -> None:
+    g = Graph(17)
+    x = g.op("MatMul", [g.input(1, 4, 16), ones(g, 16, 16)], "fc")
+    model = in_half(g.model(g.op("Relu", sum_of_squares(g, x, how), "last")))
+    data = [{"x": np.full((1, 4, 16), 30.0, np.float16)}]
+    options: Any = {"target": "trt11", "losses": 0, "predict": False, "high_precision": "fp32"}
+    quantized = qdqtool.insert(model, data, **options).model
+    assert [r.node for r in norms(quantized, "trt11")] == ["square"]
 
 
 @pytest.mark.parametrize("opset", [13, 16, 17])
@@ -561,23 +569,26 @@ def test_fix_writes_layer_normalization(opset: int) -> None:
     assert [c.code for c in fixed.applied] == ["NORM-PIECES"] and not fixed.refused
     check(fixed.proto)
     assert fixed.proto.opset_import[0].version == 17
-    ops = [n.op_type for n in fixed.proto.graph.node]
-    assert (
-        ops.count("LayerNormalization") == 3 and "Sqrt" not in ops and ops.count("ReduceMean") == 1
-    )  # the pooling
+    ops = Counter(n.op_type for n in fixed.proto.graph.node)
+    # One ReduceMean is the pooling.
+    assert (ops["LayerNormalization"], ops["Sqrt"], ops["ReduceMean"]) == (3, 0, 1)
     assert norms(fixed.proto, "trt8.6") == []
     assert render(predict(model, "trt8.6")).count("fix --only NORM-PIECES") == 1
     feeds = samples(model, 1)[0]
     np.testing.assert_allclose(run(fixed.proto, feeds)[0], run(model, feeds)[0], rtol=0, atol=0.05)
-    old = fix(model, "trt8.5", ["NORM-PIECES"])
-    assert not old.applied and old.proto.SerializeToString() == model.SerializeToString()
+
+
+def test_fix_writes_no_layer_normalization_before_trt8_6() -> None:
+    model = quantized_vit(blocks=1, pieces=True)
+    fixed = fix(model, "trt8.5", ["NORM-PIECES"])
+    assert not fixed.applied and fixed.proto.SerializeToString() == model.SerializeToString()
 
 
 @pytest.mark.parametrize(
     "form", ["as it is", "no bias", "nothing behind", "two axes", "one number as scale"]
 )
-def test_what_a_layer_normalization_computes_exactly(form: str) -> None:
-    """Compared with numpy by hand."""
+def test_layer_norm_of_the_pieces_computes_the_same(form: str) -> None:
+    """The expected values come from numpy."""
     rng = np.random.default_rng(1)
     axes = [-2, -1] if form == "two axes" else [-1]
     sizes = (6, 8) if form == "two axes" else (8,)
@@ -595,40 +606,24 @@ def test_what_a_layer_normalization_computes_exactly(form: str) -> None:
     net.output(out)
     model = net.index()
     (pieces,) = layer_norms(model)
-    found = as_one(model, pieces)
-    assert found is not None and pieces.epsilon is not None
-    assert found[0] == "flat.out"
-    found = found[1:]
-    made = helper.make_model(
-        helper.make_graph(
-            [
-                helper.make_node(
-                    "LayerNormalization",
-                    ["x", "s", *(["b"] if found[1] is not None else [])],
-                    ["y"],
-                    axis=-len(axes),
-                    epsilon=pieces.epsilon,
-                )
-            ],
-            "one",
-            [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 6, 8])],
-            [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-            [
-                numpy_helper.from_array(v, n)
-                for n, v in (("s", found[0]), ("b", found[1]))
-                if v is not None
-            ],
-        ),
-        opset_imports=[helper.make_opsetid("", 17)],
-        ir_version=8,
-    )
+    norm = as_one(model, pieces)
+    assert norm is not None and norm[0] == "flat.out" and pieces.epsilon is not None
+    arrays = {name: v for name, v in zip("sb", norm[1:], strict=True) if v is not None}
+    attributes: Any = {"axis": -len(axes), "epsilon": pieces.epsilon}
+    node = helper.make_node("LayerNormalization", ["x", *arrays], ["y"], **attributes)
+    ends = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("x", [1, 3, 6, 8]), ("y", None))
+    ]
+    tensors = [numpy_helper.from_array(v, n) for n, v in arrays.items()]
+    graph = helper.make_graph([node], "one", ends[:1], ends[1:], tensors)
+    one_node = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     value = rng.normal(0, 2, (1, 3, 6, 8)).astype(np.float32)
-    along = tuple(axes)
-    mean = value.mean(along, keepdims=True)
-    expected = (value - mean) / np.sqrt(value.var(along, keepdims=True) + 1e-3)
+    mean, variance = (f(value, axis=tuple(axes), keepdims=True) for f in (np.mean, np.var))
+    expected = (value - mean) / np.sqrt(variance + 1e-3)
     if form != "nothing behind":
         expected = expected * gamma + (0 if form == "no bias" else beta)
-    np.testing.assert_allclose(run(made, {"x": value})[0], expected, atol=1e-5)
+    np.testing.assert_allclose(run(one_node, {"x": value})[0], expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -644,7 +639,7 @@ def test_what_a_layer_normalization_computes_exactly(form: str) -> None:
         "more axes",
     ],
 )
-def test_what_no_layer_normalization_computes(change: str) -> None:
+def test_pieces_that_no_layer_norm_computes(change: str) -> None:
     net = Tokens(4, 6)
     x = net.op("Reshape", "flat", "x", net.const("shape", [1, 18, 8], np.int64))
     axes = [1] if change == "another axis" else [-1]
@@ -688,10 +683,10 @@ def test_what_no_layer_normalization_computes(change: str) -> None:
         ("Mul", 0.0, None),
     ],
 )
-def test_constants_that_fp16_cannot_hold(
+def test_constant_that_fp16_cannot_hold_is_reported(
     net: Net, op: str, value: float, counts: tuple[int, int] | None
 ) -> None:
-    """Bounds and infinities are what they are in FP16 too; denormal ones alone are worth a note."""
+    """Bounds and infinities keep their meaning in FP16; denormal numbers are a note."""
     x = net.conv("c", "x")
     constant = net.const("k", value)
     inputs = [x, constant]
@@ -700,15 +695,10 @@ def test_constants_that_fp16_cannot_hold(
     net.output(net.op("Relu", "end", net.op(op, "arithmetic", *inputs)))
     model = qdqtool.insert(net.model(), images(1), predict=False).model
     for target in ("trt8.5", "trt10"):
-        found = [
-            (f.severity, c.refusal)
-            for f in predict(model, target).findings
-            if f.code == "CONST-FP16"
-            for c in f.causes
-        ]
-        told = [(r.large, r.small) for _, r in found if isinstance(r, ConstantsInHalf)]
-        assert told == ([] if counts is None else [counts])
-        assert all(
-            severity == ("warning" if any(counts or ()) else "info") for severity, _ in found
-        )
-    assert "CONST-FP16" not in predict(model, "trt11").findings_by_code()
+        findings = findings_of(model, "CONST-FP16", target)
+        refusals = [c.refusal for f in findings for c in f.causes]
+        pairs = [(r.large, r.small) for r in refusals if isinstance(r, ConstantsInHalf)]
+        assert pairs == ([] if counts is None else [counts])
+        severity = Severity.WARNING if any(counts or ()) else Severity.INFO
+        assert {f.severity for f in findings} <= {severity}
+    assert not findings_of(model, "CONST-FP16", "trt11")

@@ -1,4 +1,4 @@
-"""Headless Chromium for tests and for docs/report.png: opens a report, measures, takes pictures."""
+"""Headless Chromium that opens reports, for tests and for docs/report.png."""
 
 import base64
 import importlib.util
@@ -16,11 +16,8 @@ CHROMIUM = (
 )
 DRIVER = shutil.which("chromedriver")
 
-# Long tasks are counted from before the page's own script on.
+# Added before the page's own script.
 _WATCH = """
-window.longTasks = [];
-new PerformanceObserver((list) => list.getEntries().forEach((e) => window.longTasks.push(e.duration)))
-  .observe({ entryTypes: ['longtask'] });
 window.thrown = [];
 window.addEventListener('error', (e) => window.thrown.push(String(e.message)));
 window.addEventListener('securitypolicyviolation', (e) => window.thrown.push('CSP ' + e.violatedDirective));
@@ -33,21 +30,19 @@ const [x, y] = [box.left + box.width / 2, box.top + box.height / 2];
 const send = (type, dx, dy) => canvas.dispatchEvent(new PointerEvent(type, {
   bubbles: true, pointerId: 1, button: 0, buttons: 1, clientX: x + dx, clientY: y + dy }));
 canvas.setPointerCapture = () => {};
-window.longTasks.length = 0;
+const changed = new Set();
+new MutationObserver((records) => records.forEach((record) => changed.add(record.target)))
+  .observe(document, { subtree: true, childList: true, attributes: true, characterData: true });
 let frame = 0;
-const times = [];
-let last = performance.now();
 send('pointerdown', 0, 0);
-const step = (now) => {
-  times.push(now - last);
-  last = now;
+const step = () => {
   frame += 1;
   if (frame > arguments[0]) {
     send('pointerup', 0, 0);
-    setTimeout(() => done({ frames: times.slice(1), long: window.longTasks.slice() }), 120);
+    setTimeout(() => done(changed.size), 120);
     return;
   }
-  send('pointermove', 40 * Math.sin(frame / 9), -arguments[1] * frame);
+  send('pointermove', 40 * Math.sin(frame / 9), -9 * frame);
   requestAnimationFrame(step);
 };
 requestAnimationFrame(step);
@@ -55,7 +50,7 @@ requestAnimationFrame(step);
 
 
 def missing() -> str:
-    """Why there is no browser here; an empty string where there is one."""
+    """Return why no browser can be started, or an empty string."""
     if importlib.util.find_spec("selenium") is None:
         return "selenium is not installed (pip install 'qdqtool[test]')"
     if CHROMIUM is None:
@@ -72,25 +67,29 @@ class Page:
         self.driver = driver
 
     def run(self, script: str, *arguments: Any) -> Any:
-        """What a script returns."""
+        """Run a script and return its result."""
         return self.driver.execute_script(script, *arguments)
 
-    def open(self, path: Path, fragment: str = "") -> float:
-        """Milliseconds until the page answers: loaded, and no task left that blocks it."""
+    def open(self, path: Path, fragment: str = "") -> None:
+        """Open a file and wait until the page has been drawn."""
         self.driver.get("about:blank")
         self.driver.get(path.resolve().as_uri() + fragment)
-        return float(
-            self.driver.execute_async_script("""
+        self.driver.execute_async_script("""
             const done = arguments[arguments.length - 1];
             const wait = () => document.readyState === 'complete'
               && document.documentElement.classList.contains('ready')
-              ? requestAnimationFrame(() => requestAnimationFrame(() => done(performance.now())))
-              : setTimeout(wait, 5);
+              ? requestAnimationFrame(() => requestAnimationFrame(done)) : setTimeout(wait, 5);
             wait();""")
+
+    def wait(self, condition: str) -> None:
+        """Wait until a script returns true."""
+        self.driver.execute_async_script(
+            "const done = arguments[0]; const look = () => "
+            f"(() => {{ {condition} }})() ? done() : setTimeout(look, 20); look();"
         )
 
     def size(self, width: int, height: int = 900, dark: bool = False) -> None:
-        """Sets the window and the colour scheme."""
+        """Set the size of the window and the color scheme."""
         self.driver.execute_cdp_cmd(
             "Emulation.setDeviceMetricsOverride",
             {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500},
@@ -101,7 +100,7 @@ class Page:
         )
 
     def errors(self) -> list[str]:
-        """Everything that the page complained about."""
+        """Return the errors and warnings of the page."""
         logged = [
             e["message"]
             for e in self.driver.get_log("browser")
@@ -109,19 +108,23 @@ class Page:
         ]
         return logged + list(self.run("return window.thrown"))
 
-    def pan(self, frames: int = 60, speed: float = 9.0) -> dict[str, list[float]]:
-        """Drags the network for some frames: milliseconds of each frame, and of each long task."""
-        found: dict[str, list[float]] = self.driver.execute_async_script(_PAN, frames, speed)
-        return found
+    def layouts(self) -> int:
+        """Return how often the page has been laid out since it was opened."""
+        metrics = self.driver.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
+        return int(next(m["value"] for m in metrics if m["name"] == "LayoutCount"))
+
+    def pan(self, frames: int) -> int:
+        """Drag the graph for some frames and return how many elements that changes."""
+        return int(self.driver.execute_async_script(_PAN, frames))
 
     def picture(self, path: Path) -> None:
-        """A PNG of the window."""
+        """Write a PNG of the window."""
         path.write_bytes(base64.b64decode(self.driver.get_screenshot_as_base64()))
 
 
 @contextmanager
 def browser() -> Iterator[Page]:
-    """A browser without network; :func:`missing` says why there may be none."""
+    """Start a browser without network; see :func:`missing`."""
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 
@@ -140,6 +143,7 @@ def browser() -> Iterator[Page]:
     driver = webdriver.Chrome(options=options, service=Service(DRIVER))
     try:
         driver.set_script_timeout(60)
+        driver.execute_cdp_cmd("Performance.enable", {})
         driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": _WATCH})
         page = Page(driver)
         page.size(1280)

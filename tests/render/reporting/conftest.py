@@ -1,4 +1,4 @@
-"""Networks and pages that several tests look at."""
+"""Networks and pages that several tests share."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +12,8 @@ from tests.insertion.nets import Net
 from tests.render.reporting.browser import Page, browser, missing
 
 
-class Made:
-    """A small network: the float model, the quantized one, and the cache that its ranges come from."""
+class NetworkFiles:
+    """Files of a small network: float model, quantized model, calibration cache and data."""
 
     def __init__(self, folder: Path) -> None:
         net = Net(16, 16)
@@ -23,23 +23,27 @@ class Made:
         joined = net.op("Concat", "join", act, second, axis=1)
         third = net.conv("third", joined, cin=32)
         net.output(net.op("Sigmoid", "end", third))
-        self.folder = folder
         self.float = folder / "float.onnx"
         self.cache = folder / "cache.npz"
         self.model = folder / "model_qdq.onnx"
         onnx.save(net.model(), self.float)
-        data = folder / "data.npz"
-        np.savez(data, x=np.random.default_rng(1).normal(size=(8, 16, 16, 16)).astype(np.float32))
-        insert(self.float, data, calib_cache=self.cache).save(self.model)
+        self.data = folder / "data.npz"
+        np.savez(
+            self.data, x=np.random.default_rng(1).normal(size=(8, 16, 16, 16)).astype(np.float32)
+        )
+        insert(self.float, self.data, calib_cache=self.cache).save(self.model)
+
+
+Made = NetworkFiles  # name by which tests/commands imports it
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    return Made(tmp_path_factory.mktemp("reporting"))
+def files(tmp_path_factory: pytest.TempPathFactory) -> NetworkFiles:
+    return NetworkFiles(tmp_path_factory.mktemp("reporting"))
 
 
 @pytest.fixture(scope="session")
-def started() -> Iterator[Page]:
+def browser_page() -> Iterator[Page]:
     reason = missing()
     if reason:
         pytest.skip(reason)
@@ -48,8 +52,8 @@ def started() -> Iterator[Page]:
 
 
 @pytest.fixture
-def chromium(started: Page) -> Iterator[Page]:
-    """A browser of the usual width, in which no page complains."""
-    yield started
-    started.size(1280)
-    assert started.errors() == []
+def chromium(browser_page: Page) -> Iterator[Page]:
+    """Return a browser of usual width, and check that no page logs an error."""
+    yield browser_page
+    browser_page.size(1280)
+    assert browser_page.errors() == []

@@ -1,7 +1,4 @@
-"""Reports in a real browser: no complaint, and what one clicks, types and presses does what it says.
-
-Bounds on time are generous here, for a busy machine; docs/report.md has what was measured.
-"""
+"""Reports in a real browser: clicks, keys and input have their effect, and the page logs no error."""
 
 import csv
 import io
@@ -13,8 +10,8 @@ import pytest
 
 import qdqtool
 from tests.render.reporting.browser import Page
-from tests.render.reporting.conftest import Made
-from tests.render.reporting.networks import CONVOLUTIONS, yolov8x_qdq
+from tests.render.reporting.conftest import NetworkFiles
+from tests.render.reporting.networks import CONVOLUTIONS, narrow_yolov8x_qdq
 from tests.render.reporting.test_collect import FIRST, result, write
 from tests.render.reporting.test_page import hostile
 from tests.trt.evidence import HOME, truth
@@ -23,13 +20,13 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def full(made: Made, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def full(files: NetworkFiles, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page with every section."""
     folder = tmp_path_factory.mktemp("full")
     tuning = write(folder, result())
     out = folder / "full.html"
     qdqtool.report(
-        made.model, before=made.float, gpu="T4", calib_cache=made.cache, tuning=tuning
+        files.model, before=files.float, gpu="T4", calib_cache=files.cache, tuning=tuning
     ).save(out)
     return out
 
@@ -37,14 +34,12 @@ def full(made: Made, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("large") / "yolov8x.html"
-    qdqtool.report(yolov8x_qdq(), gpu="T4").save(out)
+    qdqtool.report(narrow_yolov8x_qdq(), gpu="T4").save(out)
     return out
 
 
 @pytest.mark.parametrize("case", FIRST[:2])
-def test_evidence_builds_open_without_a_complaint(
-    chromium: Page, case: str, tmp_path: Path
-) -> None:
+def test_recorded_build_draws_every_layer(chromium: Page, case: str, tmp_path: Path) -> None:
     report = qdqtool.report(HOME / case / "model.onnx.gz", target=truth(case)["target"])
     report.save(tmp_path / "r.html")
     chromium.open(tmp_path / "r.html")
@@ -57,7 +52,7 @@ def test_evidence_builds_open_without_a_complaint(
     ) == len(truth(case)["convolutions"])
 
 
-def test_a_click_shows_the_node(chromium: Page, full: Path) -> None:
+def test_click_shows_node_details(chromium: Page, full: Path) -> None:
     chromium.open(full)
     chromium.run("""document.querySelector('.stage[data-side=after] .row.conv')
         .dispatchEvent(new MouseEvent('click', { bubbles: true }))""")
@@ -73,22 +68,19 @@ def test_a_click_shows_the_node(chromium: Page, full: Path) -> None:
     )
 
 
-def test_on_a_narrow_screen_a_click_brings_the_details_into_sight(
-    chromium: Page, full: Path
-) -> None:
+def test_click_on_narrow_screen_scrolls_to_details(chromium: Page, full: Path) -> None:
     chromium.size(390, 844)
     chromium.open(full)
     chromium.run("""document.querySelector('.stage[data-side=after]').scrollIntoView({ block: 'end' });
         document.querySelector('.stage[data-side=before] .row.conv')
         .dispatchEvent(new MouseEvent('click', { bubbles: true }))""")
-    wait(
-        chromium,
+    chromium.wait(
         "return document.getElementById('details').getBoundingClientRect().top < innerHeight - 90",
     )
     assert "first" in details(chromium)
 
 
-def test_what_is_chosen_stays_chosen_in_the_other_view(chromium: Page, full: Path) -> None:
+def test_selection_survives_change_of_view(chromium: Page, full: Path) -> None:
     chromium.open(full, "#node-0")
     text = details(chromium)
     for view in ("engine", "onnx"):
@@ -110,27 +102,19 @@ def test_findings_and_nodes_link_to_each_other(chromium: Page, full: Path) -> No
         "document.querySelectorAll('details.group').forEach((group) => { group.open = true; })"
     )
     chromium.run("document.querySelector('#findings a[href^=\"#node-\"]').click()")
-    wait(chromium, "return document.querySelectorAll('#details article.finding').length > 0")
+    chromium.wait("return document.querySelectorAll('#details article.finding').length > 0")
     assert chromium.run("return document.querySelectorAll('.box.selected').length") >= 1
     chromium.run("document.querySelector('#details a[href^=\"#finding-\"]').click()")
-    wait(chromium, "return document.querySelector('.flash') !== null")
+    chromium.wait("return document.querySelector('.flash') !== null")
 
 
-def wait(page: Page, condition: str) -> None:
-    page.driver.set_script_timeout(20)
-    page.driver.execute_async_script(
-        f"const done = arguments[0]; const look = () => (() => {{ {condition} }})() ? done() : setTimeout(look, 20);"
-        "look();"
-    )
-
-
-def test_search_lights_and_goes(chromium: Page, large: Path) -> None:
+def test_search_highlights_and_selects_matches(chromium: Page, large: Path) -> None:
     chromium.open(large)
     type_into(chromium, "search", "model.9/cv1 conv")
-    lit = chromium.run(
+    matches = chromium.run(
         "return [...document.querySelectorAll('.box.match')].map((box) => box.textContent)"
     )
-    assert len(lit) == 1 and "model.9/cv1/conv" in lit[0]
+    assert len(matches) == 1 and "model.9/cv1/conv" in matches[0]
     press(chromium, "search", "Enter")
     assert "/model.9/cv1/conv/Conv" in details(chromium)
     type_into(chromium, "search", "no such node anywhere")
@@ -158,22 +142,22 @@ def press(page: Page, name: str, key: str) -> None:
 
 
 def column(page: Page, table: str, number: int) -> list[Any]:
-    found: list[Any] = page.run(
+    cells: list[Any] = page.run(
         "return [...document.querySelectorAll(`#${arguments[0]} tbody tr`)].filter((row) => !row.hidden)"
         ".map((row) => row.cells[arguments[1]].dataset.v ?? row.cells[arguments[1]].textContent.trim())",
         table,
         number,
     )
-    return found
+    return cells
 
 
-def test_all_shows_modules_and_a_click_opens_one(chromium: Page, large: Path) -> None:
+def test_click_on_module_opens_it(chromium: Page, large: Path) -> None:
     chromium.open(large)
     chromium.run("document.getElementById('zoom-fit').click()")
-    found = chromium.run("""return [...document.querySelectorAll('.box.module .name')].map((name) => {
+    names = chromium.run("""return [...document.querySelectorAll('.box.module .name')].map((name) => {
         const [text, all] = [name.getBoundingClientRect(), document.querySelector('.graph').getBoundingClientRect()];
         return [name.textContent, text.height, text.top >= all.top && text.bottom <= all.bottom]; })""")
-    assert len(found) > 20 and all(height > 7 and inside for _, height, inside in found)
+    assert len(names) > 20 and all(height > 7 and inside for _, height, inside in names)
     for _ in range(2):  # walking past modules opens none
         chromium.run("""document.querySelector('.graph').dispatchEvent(
             new KeyboardEvent('keydown', { key: 'ArrowDown', bubbles: true, cancelable: true }))""")
@@ -182,21 +166,20 @@ def test_all_shows_modules_and_a_click_opens_one(chromium: Page, large: Path) ->
     )
     chromium.run("""[...document.querySelectorAll('.box.module')].find((box) => box.textContent.includes('model.9'))
         .dispatchEvent(new MouseEvent('click', { bubbles: true }))""")
-    lit = chromium.run(
+    matches = chromium.run(
         "return [...document.querySelectorAll('.box.match')].map((box) => box.textContent)"
     )
-    assert len(lit) >= 5 and all("model.9" in text for text in lit)
+    assert len(matches) >= 5 and all("model.9" in text for text in matches)
     assert chromium.run("return document.querySelector('input[name=view]:checked').value") == "onnx"
     assert "/model.9/cv1/conv/Conv" in details(chromium) and "Convolutions" in details(chromium)
 
 
-def test_the_wheel_zooms_and_time_colours(chromium: Page, large: Path) -> None:
+def test_wheel_zooms_and_time_colors_boxes(chromium: Page, large: Path) -> None:
     chromium.open(large)
     width = chromium.run("return document.querySelector('.world').getBoundingClientRect().width")
     chromium.run("""document.querySelector('.graph').dispatchEvent(
         new WheelEvent('wheel', { deltaY: -200, bubbles: true, cancelable: true, clientX: 300, clientY: 400 }))""")
-    wait(
-        chromium,
+    chromium.wait(
         f"return document.querySelector('.world').getBoundingClientRect().width > 1.3 * {width}",
     )
     chromium.run("""const paint = document.getElementById('paint'); paint.value = 'time';
@@ -207,13 +190,13 @@ def test_the_wheel_zooms_and_time_colours(chromium: Page, large: Path) -> None:
     assert "estimated" in chromium.run("return document.getElementById('heat-legend').textContent")
 
 
-def test_graphs_and_tables_are_saved(chromium: Page, full: Path) -> None:
+def test_exports_hold_graphs_and_tables(chromium: Page, full: Path) -> None:
     chromium.open(full)
     chromium.run("""window.saved = []; URL.createObjectURL = (blob) => { window.saved.push(blob); return 'blob:none'; };
         window.names = []; HTMLAnchorElement.prototype.click = function () { window.names.push(this.download); };
         for (const name of ['export-svg', 'export-png']) document.getElementById(name).click();
         document.querySelector('#convolution-table .csv').click();""")
-    wait(chromium, "return window.saved.length === 3")
+    chromium.wait("return window.saved.length === 3")
     texts = chromium.driver.execute_async_script(
         "const done = arguments[0]; Promise.all(window.saved.map((blob) => blob.type === 'image/png'"
         "? blob.arrayBuffer().then((b) => String(new DataView(b).getUint32(0))) : blob.text()))"
@@ -245,15 +228,14 @@ return found;
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_no_text_stands_on_text(chromium: Page, full: Path, width: int) -> None:
+def test_texts_do_not_overlap(chromium: Page, full: Path, width: int) -> None:
     chromium.size(width)
     chromium.open(full)
     chromium.run(
         "document.querySelectorAll('main > section').forEach((one) => "
         "{ one.style.contentVisibility = 'visible'; })"
     )
-    wait(
-        chromium,
+    chromium.wait(
         "return document.querySelectorAll('#roofline .plot, #histogram .plot').length === 2",
     )
     assert chromium.run(_CLASHES) == []
@@ -264,15 +246,15 @@ def test_no_text_stands_on_text(chromium: Page, full: Path, width: int) -> None:
 def test_tables_sort_and_filter(chromium: Page, large: Path) -> None:
     chromium.open(large)
     head = "return [...document.querySelectorAll('#layer-table th')].findIndex((h) => /Est. ms/.test(h.textContent))"
-    at = chromium.run(head)
+    number = chromium.run(head)
     click = "document.querySelectorAll('#layer-table th button')[arguments[0]].click()"
-    chromium.run(click, at)
-    times = [float(v) for v in column(chromium, "layer-table", at) if v]
+    chromium.run(click, number)
+    times = [float(v) for v in column(chromium, "layer-table", number) if v]
     assert len(times) > 100 and times == sorted(times, reverse=True)
     order = "return document.querySelectorAll('#layer-table th')[arguments[0]].ariaSort"
-    assert chromium.run(order, at) == "descending"
-    chromium.run(click, at)
-    assert [float(v) for v in column(chromium, "layer-table", at) if v] == times[::-1]
+    assert chromium.run(order, number) == "descending"
+    chromium.run(click, number)
+    assert [float(v) for v in column(chromium, "layer-table", number) if v] == times[::-1]
     assert len(column(chromium, "convolution-table", 1)) == CONVOLUTIONS
     chromium.run("""const input = document.querySelector('#convolution-table input'); input.value = 'model.22 float';
         input.dispatchEvent(new Event('input'));""")
@@ -283,7 +265,7 @@ def test_tables_sort_and_filter(chromium: Page, large: Path) -> None:
     )
 
 
-def test_the_keyboard_walks_through_the_network(chromium: Page, large: Path) -> None:
+def test_keyboard_walks_and_zooms(chromium: Page, large: Path) -> None:
     chromium.open(large)
     key = """const graph = document.querySelector('.graph'); graph.focus();
         graph.dispatchEvent(new KeyboardEvent('keydown', { key: arguments[0], bubbles: true, cancelable: true }));"""
@@ -296,23 +278,26 @@ def test_the_keyboard_walks_through_the_network(chromium: Page, large: Path) -> 
     before = chromium.run("return document.querySelector('.world').getBoundingClientRect().width")
     for pressed, wider in (("+", True), ("0", False)):
         chromium.run(key, pressed)
-        wait(
-            chromium,
+        chromium.wait(
             "return document.querySelector('.world').getBoundingClientRect().width "
             f"{'>' if wider else '<'} {before}",
         )
 
 
-def test_a_large_network_is_ready_soon_and_moves_smoothly(chromium: Page, large: Path) -> None:
-    """Under 2 s and no long task over 100 ms on a quiet machine; here only that nothing is slower by far."""
-    assert chromium.open(large) < 20_000
-    chromium.pan(15)
-    panned = chromium.pan(30)
-    assert len(panned["frames"]) == 30
-    assert sorted(panned["frames"])[15] < 100
+def test_large_network_opens_and_pans_without_layout_of_each_box(
+    chromium: Page, large: Path
+) -> None:
+    chromium.open(large)
+    opening = chromium.layouts()
+    boxes = chromium.run("return document.querySelectorAll('.box').length")
+    elements = chromium.run("return document.querySelectorAll('*').length")
+    changed = chromium.pan(30)
+    assert boxes > 100 and elements < 100 * boxes
+    assert opening < boxes / 10
+    assert changed <= 3 and chromium.layouts() == opening  # the picture, its frame and the canvas
 
 
-def test_names_that_would_be_markup_stay_text(chromium: Page, tmp_path: Path) -> None:
+def test_hostile_names_stay_text(chromium: Page, tmp_path: Path) -> None:
     report = qdqtool.report(hostile(tmp_path / "m.onnx"), gpu="T4")
     report.save(tmp_path / "r.html")
     chromium.open(tmp_path / "r.html")
@@ -322,8 +307,7 @@ def test_names_that_would_be_markup_stay_text(chromium: Page, tmp_path: Path) ->
         chromium.run("location.hash = `#node-${arguments[0]}`", node)
     type_into(chromium, "search", "<script>")
     press(chromium, "search", "Enter")
-    wait(
-        chromium,
+    chromium.wait(
         "return document.getElementById('details').textContent.includes('<script>alert(1)')",
     )
     assert (
@@ -336,7 +320,7 @@ def test_names_that_would_be_markup_stay_text(chromium: Page, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
-def test_nothing_is_wider_than_the_window_and_all_text_can_be_read(
+def test_page_fits_window_and_is_readable(
     chromium: Page, full: Path, width: int, dark: bool
 ) -> None:
     chromium.size(width, dark=dark)
@@ -346,7 +330,7 @@ def test_nothing_is_wider_than_the_window_and_all_text_can_be_read(
         "document.querySelectorAll('main > section').forEach((one) => "
         "{ one.style.contentVisibility = 'visible'; })"
     )
-    wait(chromium, "return document.querySelectorAll('.plot').length >= 5")
+    chromium.wait("return document.querySelectorAll('.plot').length >= 5")
     assert chromium.run("return document.documentElement.scrollWidth") <= width
     assert chromium.run(_CONTRAST) == []
     chromium.run("""const paint = document.getElementById('paint'); paint.value = 'time';
@@ -400,11 +384,11 @@ return [...bad].slice(0, 20);
 """
 
 
-def test_plots_follow_what_is_chosen(chromium: Page, full: Path) -> None:
+def test_plots_follow_selection(chromium: Page, full: Path) -> None:
     chromium.open(full)
     for section, choice in (("histograms", "histogram-choice"), ("weights", "weights-choice")):
         chromium.run("document.getElementById(arguments[0]).scrollIntoView()", section)
-        wait(chromium, f"return document.querySelectorAll('#{section} .bin').length > 0")
+        chromium.wait(f"return document.querySelectorAll('#{section} .bin').length > 0")
         before = chromium.run("return document.getElementById(arguments[0]).textContent", section)
         chromium.run(
             """const choice = document.getElementById(arguments[0]); choice.value = '1';
@@ -416,21 +400,21 @@ def test_plots_follow_what_is_chosen(chromium: Page, full: Path) -> None:
             != before
         )
     chromium.run("document.getElementById('time').scrollIntoView()")
-    wait(chromium, "return document.querySelectorAll('#roofline circle.int8').length > 0")
+    chromium.wait("return document.querySelectorAll('#roofline circle.int8').length > 0")
     chromium.run("""document.querySelector('#roofline circle.int8')
         .dispatchEvent(new MouseEvent('click', { bubbles: true }))""")
     assert "INT8" in details(chromium)
     chromium.run("document.getElementById('tuning').scrollIntoView()")
-    wait(chromium, "return document.querySelectorAll('#tuning-plot .pick').length === 1")
+    chromium.wait("return document.querySelectorAll('#tuning-plot .pick').length === 1")
 
 
-def test_it_prints(chromium: Page, full: Path) -> None:
+def test_page_prints_to_pdf(chromium: Page, full: Path) -> None:
     chromium.open(full)
     printed = chromium.driver.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})
     assert len(printed["data"]) > 20_000
 
 
-def test_paper_is_white_and_shows_the_whole_network(chromium: Page, full: Path) -> None:
+def test_printed_page_is_light_and_shows_whole_network(chromium: Page, full: Path) -> None:
     chromium.open(full)
     media = {"media": "print", "features": [{"name": "prefers-color-scheme", "value": "dark"}]}
     chromium.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
