@@ -26,8 +26,8 @@ def conv(net: Net, x: str, name: str = "c") -> str:
     return net.conv(x, 8, name=name)
 
 
-def behind(step: Step) -> Make:
-    """DQ, a step, a convolution without a pair of its own."""
+def before_conv(step: Step) -> Make:
+    """Return a builder of DQ, a step, and a convolution without its own pair."""
     return lambda net: conv(net, step(net, quantized(net)))
 
 
@@ -40,7 +40,7 @@ def finish(make: Make, opset: int = 17, half: bool = False) -> onnx.ModelProto:
 def moves() -> Iterator[tuple[str, Make]]:
     """DQ, an operator, a convolution: does the convolution inherit INT8?"""
     for name, step in OPERATORS.items():
-        yield f"through {name}", behind(step)
+        yield f"through {name}", before_conv(step)
     movers = {
         "mul": ops.TWICE,
         "maxpool": ops.MAXPOOL,
@@ -51,12 +51,12 @@ def moves() -> Iterator[tuple[str, Make]]:
     }
     for name, step in movers.items():
         for padding, first in (("pad", ops.PAD), ("pad-edge", ops.EDGE)):
-            yield f"through {padding}, then {name}", behind(chain(first, step))
-            yield f"through {name}, then {padding}", behind(chain(step, first))
-    yield "through relu, then maxpool", behind(chain(ops.RELU, ops.MAXPOOL))
-    yield "through maxpool, then relu", behind(chain(ops.MAXPOOL, ops.RELU))
-    yield "through pad twice", behind(chain(ops.PAD, ops.PAD))
-    yield "through seven movers", behind(chain(*movers.values(), ops.ABS))
+            yield f"through {padding}, then {name}", before_conv(chain(first, step))
+            yield f"through {name}, then {padding}", before_conv(chain(step, first))
+    yield "through relu, then maxpool", before_conv(chain(ops.RELU, ops.MAXPOOL))
+    yield "through maxpool, then relu", before_conv(chain(ops.MAXPOOL, ops.RELU))
+    yield "through pad twice", before_conv(chain(ops.PAD, ops.PAD))
+    yield "through seven movers", before_conv(chain(*movers.values(), ops.ABS))
 
     def pad_two(net: Net) -> Outputs:
         x = ops.PAD(net, quantized(net))
