@@ -9,8 +9,7 @@ from qdqtool.model.modelfile import load
 from qdqtool.trt import importer
 from qdqtool.trt.layers import Layer
 from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
-from qdqtool.trt.pipeline import PIPELINE
+from qdqtool.trt.pipeline import PIPELINE, Pass
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Event, Evidence, Refusal
 

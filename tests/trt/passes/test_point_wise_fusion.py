@@ -7,7 +7,6 @@ from qdqtool.model.modelfile import load
 from qdqtool.model.operators import LayerKind
 from qdqtool.prediction import predict
 from qdqtool.trt import importer
-from qdqtool.trt.passes._infra import MAX_JOINED
 from qdqtool.trt.passes.point_wise_fusion import PointWiseFusion
 from qdqtool.trt.refusals import InsideActivation
 from qdqtool.trt.targets import TARGETS, target_named
@@ -202,13 +201,13 @@ def test_constant_that_is_network_output_stays(g: Graph) -> None:
     assert any(layer.out.is_output for layer in layers)
 
 
-def test_chain_is_cut_at_max_joined(g: Graph) -> None:
+def test_chain_of_more_than_64_layers_is_cut(g: Graph) -> None:
     x = g.op("Softmax", g.input(1, 8), "s")
-    for i in range(MAX_JOINED + 2):
+    for i in range(66):
         x = g.op("Neg", x, f"n{i}")
     result = run_pass(g.model(x), PointWiseFusion)
     layers = result.network.of_kind(LayerKind.POINTWISE)
-    assert [len(layer.nodes) for layer in layers] == [MAX_JOINED, 2]
+    assert [len(layer.nodes) for layer in layers] == [64, 2]
 
 
 @pytest.mark.parametrize(
