@@ -240,7 +240,7 @@ def single_node_model(
 def called_function(
     body: onnx.NodeProto, attribute: str, usual: int | None = None
 ) -> onnx.FunctionProto:
-    """A function that hands its attribute, which may have a default, to the one node in it."""
+    """Build a function with one node, which takes an attribute of the function."""
     body.attribute.add(name=attribute, ref_attr_name="a", type=onnx.AttributeProto.INT)
     opsets = [helper.make_opsetid("", 18)]
     if usual is None:

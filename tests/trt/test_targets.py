@@ -257,7 +257,7 @@ def test_trtexec_options_of_version(version: str, lists_layers: bool, flags: boo
     assert trtexec_of_version(version) == Trtexec(lists_layers, flags)
 
 
-def test_trtexec_options_of_no_version_are_unknown() -> None:
+def test_trtexec_options_of_unknown_version() -> None:
     assert trtexec_of_version("no version") is None
 
 
