@@ -62,7 +62,9 @@ def assert_int8(
     if max_conversions is not None:
         if prediction.conversions is None:
             raise QdqtoolError(
-                f"max_conversions: {prediction.target} has no layers of its own to count; leave it out"
+                f"max_conversions: {prediction.target} has no layers of its own to count; leave it out",
+                code="option-without-effect",
+                parameter="max_conversions",
             )
         if prediction.conversions > max_conversions:
             failures.append(_conversions_message(prediction, max_conversions))
@@ -78,11 +80,15 @@ def _matching(
 ) -> list[ConvOutcome]:
     found: list[ConvOutcome] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        compiled = compile_pattern(pattern, f"{option} '{pattern}'")
+        compiled = compile_pattern(pattern, f"{option} '{pattern}'", parameter=option)
         hits = [c for c in convolutions if compiled.search(c.name)]
         if not hits:
             example = f"; names look like '{convolutions[0].name}'" if convolutions else ""
-            raise QdqtoolError(f"{option} '{pattern}': matches none of the convolutions{example}")
+            raise QdqtoolError(
+                f"{option} '{pattern}': matches none of the convolutions{example}",
+                code="no-match",
+                parameter=option,
+            )
         found.extend(hits)
     return found
 

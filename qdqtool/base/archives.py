@@ -72,27 +72,38 @@ class Header:
         except (
             Exception
         ) as error:  # numpy evaluates the header as Python: nearly anything can be raised
-            raise DataError(f"{what}: not a numpy array file: {reason_of(error)}") from error
+            raise DataError(
+                f"{what}: not a numpy array file: {reason_of(error)}", code="wrong-format"
+            ) from error
         if dtype.hasobject:
             raise DataError(
-                f"{what}: holds Python objects, which are never loaded; save plain numbers"
+                f"{what}: holds Python objects, which are never loaded; save plain numbers",
+                code="python-objects",
             )
         if dtype.kind not in _KINDS or dtype.subdtype is not None or not dtype.itemsize:
-            raise DataError(f"{what}: holds {dtype}, which is not a plain number")
+            raise DataError(
+                f"{what}: holds {dtype}, which is not a plain number", code="wrong-type"
+            )
         if len(shape) > _DIMENSIONS:
-            raise DataError(f"{what}: has {len(shape)} dimensions; the limit is {_DIMENSIONS}")
+            raise DataError(
+                f"{what}: has {len(shape)} dimensions; the limit is {_DIMENSIONS}",
+                code="too-many-dimensions",
+            )
         beyond = (
             math.prod(d for d in shape if d) * dtype.itemsize > sys.maxsize
         )  # numpy makes no such array, not empty
         if any(d < 0 for d in shape) or (beyond and 0 in shape):
-            raise DataError(f"{what}: declares the shape {list(shape)}; save it again")
+            raise DataError(
+                f"{what}: declares the shape {list(shape)}; save it again", code="wrong-shape"
+            )
         self.shape, self.fortran, self.dtype = shape, fortran, dtype
         self.start = file.tell()
         self.bytes = math.prod(shape) * dtype.itemsize
         if self.bytes > size - self.start:
             raise DataError(
                 f"{what}: the file is cut off: {list(shape)} of {dtype} need "
-                f"{budgets.amount(self.bytes)}, it has {budgets.amount(max(0, size - self.start))}"
+                f"{budgets.amount(self.bytes)}, it has {budgets.amount(max(0, size - self.start))}",
+                code="file-damaged",
             )
 
 
@@ -136,12 +147,14 @@ class Archive:
         try:
             size = os.fstat(file.fileno()).st_size
             if not size:
-                raise DataError(f"{path}: is empty")
+                raise DataError("is empty", os.fspath(path), code="empty")
             self._zip = zipfile.ZipFile(file)
             entries = self._zip.infolist()
         except (*DAMAGED, SystemError) as error:
             file.close()
-            raise DataError(f"{path}: not an npz file: {reason_of(error)}") from error
+            raise DataError(
+                f"not an npz file: {reason_of(error)}", os.fspath(path), code="wrong-format"
+            ) from error
         except BaseException:
             file.close()
             raise
@@ -160,18 +173,22 @@ class Archive:
             name = entry.filename.removesuffix(".npy")
             if entry.flag_bits & _ENCRYPTED:
                 raise DataError(
-                    f"{self.path}: array '{name}' is encrypted; save it again with numpy"
+                    f"array '{name}' is encrypted; save it again with numpy",
+                    os.fspath(self.path),
+                    code="encrypted",
                 )
             if entry.compress_type not in _PLAIN:
                 raise DataError(
-                    f"{self.path}: array '{name}' is packed in a way that numpy does not write; save it "
-                    "again with numpy"
+                    f"array '{name}' is packed in a way that numpy does not write; save it "
+                    "again with numpy",
+                    os.fspath(self.path),
+                    code="unsupported",
                 )
             if name in self.members:
-                raise DataError(f"{self.path}: has two arrays '{name}'")
+                raise DataError(f"has two arrays '{name}'", os.fspath(self.path), code="duplicate")
             self.members[name] = entry
         total = sum(entry.file_size for entry in self.members.values())
-        budgets.require(total, limit, f"{self.path}: its arrays unpack to", DataError)
+        budgets.require(total, limit, "its arrays unpack to", DataError, path=os.fspath(self.path))
 
     def what(self, name: str) -> str:
         """What to call an array in messages."""
@@ -186,7 +203,11 @@ class Archive:
         try:
             return self._zip.open(self.members[name])
         except DAMAGED as error:
-            raise DataError(f"{self.what(name)}: cannot be read: {reason_of(error)}") from error
+            raise DataError(
+                f"array '{name}': cannot be read: {reason_of(error)}",
+                os.fspath(self.path),
+                code="file-damaged",
+            ) from error
 
     def read(self, name: str) -> Array:
         """One array, whole.
@@ -229,9 +250,9 @@ def read_values(file: IO[bytes], header: Header, what: str) -> Array:
     except QdqtoolError:
         raise
     except (*DAMAGED, Exception) as error:  # zlib.error is a class of its own
-        raise DataError(f"{what}: damaged: {reason_of(error)}") from error
+        raise DataError(f"{what}: damaged: {reason_of(error)}", code="file-damaged") from error
     if len(data) != header.bytes:
-        raise DataError(f"{what}: the file is cut off; copy it again")
+        raise DataError(f"{what}: the file is cut off; copy it again", code="file-damaged")
     return np.frombuffer(data, header.dtype).reshape(
         header.shape, order="F" if header.fortran else "C"
     )
@@ -246,9 +267,11 @@ def read_arrays(path: StrPath) -> dict[str, Array]:
     with open_input(path, error=DataError) as file:
         if file.read(6) == _MAGIC:
             raise DataError(
-                f"{path}: is one array (npy); give an npz with an array for each input of the model"
+                "is one array (npy); give an npz with an array for each input of the model",
+                os.fspath(path),
+                code="wrong-format",
             )
     with Archive(path) as archive:
         if not archive.members:
-            raise DataError(f"{path}: holds no arrays")
+            raise DataError("holds no arrays", os.fspath(path), code="empty")
         return {name: archive.read(name) for name in archive.members}

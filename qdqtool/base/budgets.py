@@ -173,7 +173,9 @@ def seconds(given: float | None, name: str) -> float:
                 "{limit:{given!r}}: give seconds above 0, up to a million",
                 limit=Parameter(name),
                 given=given,
-            )
+            ),
+            code="out-of-range",
+            parameter=name,
         )
     return float(given)
 
@@ -219,17 +221,27 @@ def unpacked(limit: int, packed: int) -> int:
     return max(limit, UNPACKED_TIMES * packed)
 
 
-def require(size: float, limit: float, what: str, kind: type[QdqtoolError] = QdqtoolError) -> None:
+def require(
+    size: float,
+    limit: float,
+    what: str,
+    kind: type[QdqtoolError] = QdqtoolError,
+    *,
+    path: str = "",
+    code: str = "file-too-large",
+) -> None:
     """Refuses what is above a limit in bytes.
 
     Args:
         size: What is there, or would be.
         limit: One of this module's.
-        what: Beginning of the message: the file, and what of it (``a.npz: its arrays take``).
+        what: Beginning of the message: what of the file is too large (``its arrays take``).
         kind: Class of the error.
+        path: The file, which the message begins with.
+        code: Code of the error.
 
     Raises:
         QdqtoolError: ``size`` is above ``limit``; the message names both.
     """
     if size > limit:
-        raise kind(f"{what} {against(size, limit)}")
+        raise kind(f"{what} {against(size, limit)}", path, code=code)

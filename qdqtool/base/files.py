@@ -25,6 +25,7 @@ from qdqtool.errors import QdqtoolError
 
 P = ParamSpec("P")
 M = TypeVar("M", bound="Made")
+_Error = TypeVar("_Error", bound=QdqtoolError)
 StrPath = str | os.PathLike[str]
 Key = tuple[int | str, ...]
 _BLOCK = 1 << 24
@@ -64,7 +65,7 @@ class Guard:
             guard._read.setdefault(key, name)
             if key in guard._claims:
                 option, path = guard._claims[key]
-                raise QdqtoolError(would_overwrite(option, path, name))
+                raise would_overwrite(option, path, name)
 
     def nested(self) -> QdqtoolError:
         """The error for what Python's stack does not hold, with the files that were read."""
@@ -72,7 +73,8 @@ class Guard:
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         return QdqtoolError(
             f"{', '.join(names[:_NAMED]) or 'the model in memory'}{more}: nested too deeply (functions "
-            "in functions, graphs in graphs, or lists in a JSON)"
+            "in functions, graphs in graphs, or lists in a JSON)",
+            code="nested-too-deeply",
         )
 
     def note_set(self, files: FileSet) -> None:
@@ -86,7 +88,7 @@ class Guard:
             for key, (option, path) in guard._claims.items():
                 name = files.find(key)
                 if name is not None:
-                    raise QdqtoolError(would_overwrite(option, path, name))
+                    raise would_overwrite(option, path, name)
 
     def check(self, path: StrPath, option: str = "") -> None:
         """Refuses a file to write that was read; the shell's >> has an open descriptor go on in one.
@@ -100,11 +102,11 @@ class Guard:
         key = file_key(path)
         for guard in self._chain():
             if key in guard._read:
-                raise QdqtoolError(would_overwrite(option, os.fspath(path), guard._read[key]))
+                raise would_overwrite(option, os.fspath(path), guard._read[key])
             for files in guard._sets:
                 name = files.find(key)
                 if name is not None:
-                    raise QdqtoolError(would_overwrite(option, os.fspath(path), name))
+                    raise would_overwrite(option, os.fspath(path), name)
 
     def claim(self, path: StrPath, option: str) -> None:
         """Says which file an option will write, before any work is done.
@@ -121,7 +123,9 @@ class Guard:
         key = file_key(path)
         for other_key, (other, taken) in self._claims.items():
             if other != option and (other_key == key or one_name(Path(taken), target)):
-                raise QdqtoolError(f"{option} {path}: is what {other} names; choose another name")
+                raise _output_error(
+                    f"is what {other} names; choose another name", target, option, "duplicate"
+                )
         self._claims[key] = (option, os.fspath(path))
 
     @contextlib.contextmanager
@@ -188,7 +192,8 @@ def not_dash(path: StrPath, option: str) -> None:
     """
     if os.fspath(path) == "-":
         raise QdqtoolError(
-            f"{option} -: give a file name; /dev/stdout is standard output, ./- a file of that name"
+            f"{option} -: give a file name; /dev/stdout is standard output, ./- a file of that name",
+            code="invalid-path",
         )
 
 
@@ -237,15 +242,22 @@ def unreadable(path: StrPath) -> str:
     What a pipe, a socket or a device gives may never come, or never end. A log is also read from standard input, as
     ``-`` (:func:`qdqtool.buildlog.read.blocks`); nothing else is.
     """
+    return _unreadable(path)[1]
+
+
+def _unreadable(path: StrPath) -> tuple[str, str]:
+    """Code of the error and the reason; both empty for a regular file."""
     try:
         what = _special(os.stat(path).st_mode)
     except FileNotFoundError:
-        return "no such file"
+        return "file-missing", "no such file"
     except ValueError:
-        return NO_NAME
+        return "invalid-path", NO_NAME
     except OSError as found:
-        return f"cannot be read: {found.strerror or found}"
-    return f"is {what}; {_INSTEAD.get(what, 'give a file')}" if what else ""
+        return "file-unreadable", f"cannot be read: {found.strerror or found}"
+    if what:
+        return "not-a-file", f"is {what}; {_INSTEAD.get(what, 'give a file')}"
+    return "", ""
 
 
 NO_NAME = "no file name can hold a NUL or half a character"
@@ -275,13 +287,15 @@ def open_input(
     Raises:
         QdqtoolError: It is missing, no regular file (see :func:`unreadable`), not readable, or is to be written.
     """
-    reason = unreadable(path)
+    code, reason = _unreadable(path)
     if reason:
-        raise error(f"{path}: {reason}")
+        raise error(reason, os.fspath(path), code=code)
     try:
         file = io.BufferedReader(_Input(path, error))
     except OSError as found:
-        raise error(f"{path}: cannot be read: {found.strerror or found}") from found
+        raise error(
+            f"cannot be read: {found.strerror or found}", os.fspath(path), code="file-unreadable"
+        ) from found
     try:
         if note:
             note_read(path)
@@ -326,7 +340,11 @@ class _Input(_Readable):
         try:
             return super().readinto(buffer)
         except OSError as found:
-            raise self._error(f"{self.name}: cannot be read: {found.strerror or found}") from found
+            raise self._error(
+                f"cannot be read: {found.strerror or found}",
+                os.fspath(self.name),
+                code="file-unreadable",
+            ) from found
 
 
 def _without_waiting(path: str, flags: int) -> int:
@@ -340,10 +358,15 @@ def read_input(path: StrPath, limit: int, *, error: type[QdqtoolError] = Qdqtool
         QdqtoolError: As for open_input; also when there are more than ``limit`` bytes.
     """
     with open_input(path, error=error) as file:
-        budgets.require(os.fstat(file.fileno()).st_size, limit, f"{path}: the file has", error)
+        size = os.fstat(file.fileno()).st_size
+        budgets.require(size, limit, "the file has", error, path=os.fspath(path))
         data = read_all(file, limit)
     if data is None:
-        raise error(f"{path}: holds more than {budgets.amount(limit)}, the limit")
+        raise error(
+            f"holds more than {budgets.amount(limit)}, the limit",
+            os.fspath(path),
+            code="file-too-large",
+        )
     return data
 
 
@@ -362,14 +385,21 @@ def read_all(file: IO[bytes], limit: int, head: bytes = b"") -> bytes | None:
     return b"".join(blocks)
 
 
-def would_overwrite(option: str, path: str, name: str) -> str:
-    where = f"{option} {path}".strip()
+def _output_error(reason: str, path: StrPath, option: str, code: str) -> QdqtoolError:
+    """An error about an output, with the option that names it in front."""
+    if option:
+        return QdqtoolError(f"{option} {path}: {reason}", code=code)
+    return QdqtoolError(reason, os.fspath(path), code=code)
+
+
+def would_overwrite(option: str, path: str, name: str) -> QdqtoolError:
     same = (
         ""
         if os.path.abspath(path) == os.path.abspath(name) or name == "standard input"
         else f" (it is {name})"
     )
-    return f"{where}: is one of the files read{same}; choose another name"
+    reason = f"is one of the files read{same}; choose another name"
+    return _output_error(reason, path, option, "output-is-input")
 
 
 def file_key(path: StrPath) -> Key:
@@ -444,7 +474,6 @@ def check_place(target: Path, option: str = "") -> None:
     Raises:
         QdqtoolError: It cannot.
     """
-    where = f"{option} {target}".strip()
     descriptor = descriptor_of(target)
     try:
         found = os.stat(target if descriptor is None else descriptor)
@@ -452,27 +481,26 @@ def check_place(target: Path, option: str = "") -> None:
             os.write(descriptor, b"")  # fails where it is open for reading only
     except (FileNotFoundError, NotADirectoryError):
         if os.path.islink(target):
-            raise QdqtoolError(
-                f"{where}: is a link to nothing; remove it, or name another file"
-            ) from None
+            reason = "is a link to nothing; remove it, or name another file"
+            raise _output_error(reason, target, option, "not-a-file") from None
         if not target.parent.is_dir():
-            raise QdqtoolError(
-                f"{where}: the folder {target.parent} does not exist; create it first"
-            ) from None
+            reason = f"the folder {target.parent} does not exist; create it first"
+            raise _output_error(reason, target, option, "folder-missing") from None
     except ValueError:
-        raise QdqtoolError(f"{where!r}: {NO_NAME}") from None
+        where = f"{option} {target}".strip()
+        raise QdqtoolError(f"{where!r}: {NO_NAME}", code="invalid-path") from None
     except OSError as error:
-        raise QdqtoolError(f"{where}: cannot be written: {error.strerror or error}") from None
+        reason = f"cannot be written: {error.strerror or error}"
+        raise _output_error(reason, target, option, "not-written") from None
     else:
         what = "" if descriptor is not None else _special(found.st_mode)
         if what and not (
             stat.S_ISCHR(found.st_mode) and found.st_rdev == os.stat(os.devnull).st_rdev
         ):
-            raise QdqtoolError(f"{where}: is {what}; give a file name")
+            raise _output_error(f"is {what}; give a file name", target, option, "not-a-file")
     if not is_stream(target) and not os.access(target.parent, os.W_OK):
-        raise QdqtoolError(
-            f"{where}: the folder {target.parent} cannot be written to; name another one"
-        )
+        reason = f"the folder {target.parent} cannot be written to; name another one"
+        raise _output_error(reason, target, option, "not-written")
 
 
 def same_file(a: StrPath, b: StrPath) -> bool:
@@ -598,16 +626,29 @@ def explain(name: str, head: bytes, missing: str = "") -> str:
         head: Its first bytes.
         missing: What it lacks, where it could be read as an ONNX model.
     """
-    if not head:
-        return "is empty, not an ONNX model; export or copy it again"
+    return not_a_model(name, head, missing, error=QdqtoolError).reason
+
+
+def not_a_model(name: str, head: bytes, missing: str = "", *, error: type[_Error]) -> _Error:
+    """The error for a file that is not an ONNX model; see :func:`explain` for the arguments.
+
+    Args:
+        error: Its class.
+    """
     found = recognise(name, head)
-    if found is not None:
-        return f"is {found.name}, not an ONNX model; {found.step}"
-    if missing:
-        return f"not an ONNX model ({missing})"
-    if head[0] == 0x08:  # how every exporter's file begins
-        return "an ONNX model that is cut off or damaged; export or copy it again"
-    return "not an ONNX model, or damaged; export it again"
+    code = "wrong-format"
+    if not head:
+        code, reason = "empty", "is empty, not an ONNX model; export or copy it again"
+    elif found is not None:
+        reason = f"is {found.name}, not an ONNX model; {found.step}"
+    elif missing:
+        reason = f"not an ONNX model ({missing})"
+    elif head[0] == 0x08:  # how every exporter's file begins
+        code = "file-damaged"
+        reason = "an ONNX model that is cut off or damaged; export or copy it again"
+    else:
+        reason = "not an ONNX model, or damaged; export it again"
+    return error(reason, name, code=code)
 
 
 # Names of models ----------------------------------------------------------------------------------------------------

@@ -133,7 +133,9 @@ def concern(kind: type[_Class]) -> type[_Class]:
                         option=Parameter(entry.name),
                         value=value,
                         choices=choices,
-                    )
+                    ),
+                    code="unknown-choice",
+                    parameter=entry.name,
                 )
 
     kind.__init__ = init  # type: ignore[method-assign]
@@ -278,14 +280,28 @@ class Preprocess:
     def __post_init__(self) -> None:
         given: list[Sequence[Any]] = [v for v in (self.mean, self.std) if type(v) in (tuple, list)]
         if any(len(v) != 3 and all(issubclass(type(n), numbers.Real) for n in v) for v in given):
-            raise DataError("mean and std take three numbers, one for each channel")
+            raise DataError(
+                "mean and std take three numbers, one for each channel", code="wrong-length"
+            )
         typed_fields(self)
         if self.resize not in ("letterbox", "stretch"):
-            raise DataError(f"resize is '{self.resize}'; use letterbox or stretch")
+            raise DataError(
+                f"resize is '{self.resize}'; use letterbox or stretch",
+                code="unknown-choice",
+                parameter="resize",
+            )
         if not all(s > 0 for s in self.std):
-            raise DataError(f"std is {self.std}; every channel's must be above 0")
+            raise DataError(
+                f"std is {self.std}; every channel's must be above 0",
+                code="out-of-range",
+                parameter="std",
+            )
         if not 0 <= self.fill <= 255:
-            raise DataError(f"fill is {shown(self.fill)}; it is a grey level from 0 to 255")
+            raise DataError(
+                f"fill is {shown(self.fill)}; it is a grey level from 0 to 255",
+                code="out-of-range",
+                parameter="fill",
+            )
 
 
 for _field in fields(Preprocess):

@@ -61,7 +61,9 @@ class _Outputs:
                 with contextlib.suppress(OSError):
                     os.unlink(one.temporary)
                 raise QdqtoolError(
-                    f"{one.target}: two outputs of one command would be this file; choose another name"
+                    "two outputs of one command would be this file; choose another name",
+                    str(one.target),
+                    code="duplicate",
                 )
             self.written.add(key)
         self.staged.append(one)
@@ -85,7 +87,9 @@ class _Outputs:
             _put_back(files)
             if isinstance(error, OSError) and current is not None:
                 raise QdqtoolError(
-                    f"{current.target}: cannot be written: {error.strerror or error}"
+                    f"cannot be written: {error.strerror or error}",
+                    str(current.target),
+                    code="not-written",
                 ) from error
             raise
         for one in files:
@@ -213,7 +217,9 @@ def atomic_write(path: StrPath, *, at_once: bool = False) -> Iterator[IO[bytes]]
                     os.unlink(temporary)
             if isinstance(error, OSError):
                 raise QdqtoolError(
-                    f"{target}: cannot be written: {error.strerror or error}"
+                    f"cannot be written: {error.strerror or error}",
+                    str(target),
+                    code="not-written",
                 ) from error
             raise
         outputs.add(_Staged(target, temporary))

@@ -88,25 +88,37 @@ def unpack(
                 if not whole and total:
                     return
                 raise error(
-                    f"{name}: cannot be read: the compressed file is damaged ({found}); copy it again"
+                    f"cannot be read: the compressed file is damaged ({found}); copy it again",
+                    name,
+                    code="file-damaged",
                 ) from found
             except Exception as found:  # zstd's own class
                 if type(found).__name__ != "ZstdError":
                     raise
                 raise error(
-                    f"{name}: the compressed file is damaged ({found}); copy it again"
+                    f"the compressed file is damaged ({found}); copy it again",
+                    name,
+                    code="file-damaged",
                 ) from found
             data = b""
             if block:
                 total += len(block)
                 if total > limit:
-                    raise error(f"{name}: unpacks to more than {budgets.amount(limit)}, the limit")
+                    raise error(
+                        f"unpacks to more than {budgets.amount(limit)}, the limit",
+                        name,
+                        code="file-too-large",
+                    )
                 yield block
             if not unpacker.eof and unpacker.needs_input:
                 data = b"" if ended else give()
                 if not data:
                     if whole:
-                        raise error(f"{name}: the compressed file is cut off; copy it again")
+                        raise error(
+                            "the compressed file is cut off; copy it again",
+                            name,
+                            code="file-damaged",
+                        )
                     return
         data = unpacker.unused_data
         while not ended and len(data) < HEAD:
@@ -137,6 +149,8 @@ def _unpacker(magic: bytes, name: str, error: type[QdqtoolError]) -> Any:
     inner = lzma.LZMADecompressor(memlimit=_XZ_MEMORY) if magic == XZ else _zstd()
     if inner is None:
         raise error(
-            f"{name}: is compressed with zstd, which this Python cannot read; unpack it first (zstd -d)"
+            "is compressed with zstd, which this Python cannot read; unpack it first (zstd -d)",
+            name,
+            code="missing-package",
         )
     return inner

@@ -144,7 +144,9 @@ def require(name: str, value: Any, annotation: Any, module: str) -> Any:
                 "{parameter:{value}}: no name and no text can hold half a character",
                 parameter=Parameter(name),
                 value=shown(value),
-            )
+            ),
+            code="wrong-encoding",
+            parameter=name,
         )
     if kind is hint:
         return value
@@ -176,7 +178,9 @@ def require(name: str, value: Any, annotation: Any, module: str) -> Any:
                 kind=_class(value),
                 asked=asked,
                 wanted=wanted,
-            )
+            ),
+            code="wrong-type",
+            parameter=name,
         )
     either = typing.get_origin(hint) in (types.UnionType, typing.Union)
     hints = typing.get_args(hint) if either else (hint,)
@@ -215,16 +219,19 @@ def read(name: str, given: Iterable[Any], hint: Any = Any, module: str = __name_
                 value=shown(given),
                 kind=type(error).__name__,
                 reason=reason_of(error),
-            )
+            ),
+            code="iteration-failed",
+            parameter=name,
         ) from error
 
 
-def compile_pattern(pattern: str, given: str) -> re.Pattern[str]:
+def compile_pattern(pattern: str, given: str, *, parameter: str = "") -> re.Pattern[str]:
     """Compiles a user's regular expression.
 
     Args:
         pattern: The expression.
         given: The parameter and the expression as the user wrote them, for the message.
+        parameter: Name of the parameter.
 
     Raises:
         QdqtoolError: It is not a regular expression.
@@ -233,7 +240,9 @@ def compile_pattern(pattern: str, given: str) -> re.Pattern[str]:
         return re.compile(pattern)
     except re.error as error:
         raise QdqtoolError(
-            said("{given}: not a regular expression ({error})", given=given, error=str(error))
+            said("{given}: not a regular expression ({error})", given=given, error=str(error)),
+            code="invalid-pattern",
+            parameter=parameter,
         ) from None
 
 

@@ -74,7 +74,9 @@ class ClosedOutput(io.StringIO):
 
     def write(self, text: str) -> int:
         if text:
-            raise QdqtoolError("standard output is closed: the answer cannot be printed")
+            raise QdqtoolError(
+                "standard output is closed: the answer cannot be printed", code="output-closed"
+            )
         return 0
 
     def isatty(self) -> bool:

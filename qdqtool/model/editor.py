@@ -92,7 +92,11 @@ class Editor:
         """
         self._added += np.asarray(value).nbytes
         budgets.require(
-            self._added, budgets.ADDED_CONSTANTS, "new constants would take", ModelError
+            self._added,
+            budgets.ADDED_CONSTANTS,
+            "new constants would take",
+            ModelError,
+            code="constants-too-large",
         )
         name = self.name(wanted)
         self._add_constant(onnx.numpy_helper.from_array(np.asarray(value), name))

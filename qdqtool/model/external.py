@@ -76,7 +76,10 @@ def array_of(tensor: onnx.TensorProto, model: str = "", name: str = "") -> npt.N
         return numpy_helper.to_array(tensor)
     except (ValueError, TypeError, RuntimeError, KeyError, OverflowError) as error:
         raise ModelError(
-            f"tensor '{name or tensor.name}' cannot be read: {error}", model or "model"
+            f"tensor '{name or tensor.name}' cannot be read: {error}",
+            model or "model",
+            code="tensor-damaged",
+            node=name or tensor.name,
         ) from error
 
 
@@ -127,13 +130,21 @@ def path_of(tensor: onnx.TensorProto, base_dir: str, model: str) -> Path | None:
         return None
     location = location_of(tensor)
     if "\0" in location:
-        raise ModelError(f"{model}: weight file {location!r} of tensor '{tensor.name}': {NO_NAME}")
+        raise ModelError(
+            f"weight file {location!r} of tensor '{tensor.name}': {NO_NAME}",
+            model,
+            code="invalid-path",
+            node=tensor.name,
+        )
     base = Path(os.path.realpath(base_dir))
     path = Path(os.path.realpath(base / location))
     if os.path.isabs(location) or not path.is_relative_to(base):
         raise ModelError(
-            f"{model}: weight file '{location}' of tensor '{tensor.name}' lies outside the model's "
-            "folder; refused"
+            f"weight file '{location}' of tensor '{tensor.name}' lies outside the model's "
+            "folder; refused",
+            model,
+            code="outside-folder",
+            node=tensor.name,
         )
     try:
         return path if path.is_file() else None
@@ -161,13 +172,17 @@ def check(proto: onnx.ModelProto, base_dir: str, model: str) -> None:
         total += _length(tensor, found[location][1], model)
     if not found:
         return
-    what = f"{model}: the external weights of all tensors together take"
-    budgets.require(total, budgets.EXTERNAL_DATA, what, ModelError)
+    what = "the external weights of all tensors together take"
+    budgets.require(
+        total, budgets.EXTERNAL_DATA, what, ModelError, path=model, code="weights-too-large"
+    )
     there = sum(size for _, size in found.values())
     if total > there + budgets.EXTERNAL_SHARED:
         raise ModelError(
             f"{what} {budgets.amount(total)}, but their files hold {budgets.amount(there)}; "
-            "the model is damaged, export it again"
+            "the model is damaged, export it again",
+            model,
+            code="weights-damaged",
         )
 
 
@@ -182,19 +197,28 @@ def _length(tensor: onnx.TensorProto, size: int, model: str) -> int:
             *numbers,
         ):  # readers differ in which they take
             raise ModelError(
-                f"{model}: tensor '{tensor.name}' is damaged: it has more than one {entry.key}"
+                f"tensor '{tensor.name}' is damaged: it has more than one {entry.key}",
+                model,
+                code="tensor-damaged",
+                node=tensor.name,
             )
         if entry.key in numbers:
             if not (entry.value.isascii() and entry.value.isdecimal() and len(entry.value) < 19):
                 raise ModelError(
-                    f"{model}: tensor '{tensor.name}' is damaged: its {entry.key} in "
-                    f"'{location_of(tensor)}' is '{entry.value[:40]}'"
+                    f"tensor '{tensor.name}' is damaged: its {entry.key} in "
+                    f"'{location_of(tensor)}' is '{entry.value[:40]}'",
+                    model,
+                    code="tensor-damaged",
+                    node=tensor.name,
                 )
             numbers[entry.key] = int(entry.value)
     if numbers["length"] > needed:
         raise ModelError(
-            f"{model}: tensor '{tensor.name}' is damaged: its length in '{location_of(tensor)}' is "
-            f"{numbers['length']}, and its dimensions take {needed} at most"
+            f"tensor '{tensor.name}' is damaged: its length in '{location_of(tensor)}' is "
+            f"{numbers['length']}, and its dimensions take {needed} at most",
+            model,
+            code="tensor-damaged",
+            node=tensor.name,
         )
     return max(0, min(numbers["length"], size - numbers["offset"]))
 

@@ -166,7 +166,9 @@ class Node:
         if isinstance(value, int):
             return value
         raise ModelError(
-            f"node '{self.name}' ({self.op}) is damaged: attribute '{name}' is not an integer"
+            f"node '{self.name}' ({self.op}) is damaged: attribute '{name}' is not an integer",
+            code="node-damaged",
+            node=self.name,
         )
 
     def input(self, position: int) -> str:
@@ -306,6 +308,8 @@ class Model:
                         f"tensor '{name}' is made by two nodes ('{self.producers[name].name}' and '{node.name}'); "
                         "the file is damaged, export it again",
                         self.path or "model",
+                        code="duplicate",
+                        node=name,
                     )
                 producers[name] = node
         for name in (*node.inputs, *node.captured) if node.captured else node.inputs:
@@ -333,7 +337,10 @@ class Model:
             made = {n.index for n in order}
             stuck = next(n for n in self.nodes if n.index not in made)
             raise ModelError(
-                f"the graph has a cycle through node '{stuck.name}'", self.path or "model"
+                f"the graph has a cycle through node '{stuck.name}'",
+                self.path or "model",
+                code="cycle",
+                node=stuck.name,
             )
         return order
 
@@ -589,6 +596,8 @@ class Model:
             raise ModelError(
                 f"external data of tensor '{proto.name}' ({location!r}) is refused: {str(error).splitlines()[0]}",
                 self.path,
+                code="weights-unreadable",
+                node=proto.name,
             ) from error
         loaded.ClearField("external_data")
         loaded.data_location = onnx.TensorProto.DEFAULT

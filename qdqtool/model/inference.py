@@ -388,7 +388,9 @@ def _constant(node: onnx.NodeProto) -> Extent:
 _HIDDEN = "qdqtool.hidden"
 _ROUNDS = 4
 _TABLES = 100_000  # entries of the tables that onnx copies for calls: 0.02 seconds
-_SCOPES = 20_000_000  # entries of the tables of tensors that it copies for subgraphs: a second
+SCOPE_ENTRIES = (
+    20_000_000  # entries of the tables of tensors that it copies for subgraphs: a second
+)
 _STEP = 1 << 30  # below which a Slice's is no risk
 _NAME = 60  # characters kept of the name of a dimension while onnx infers
 
@@ -451,7 +453,7 @@ def stays_small(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto], versi
 
 
 # What these make has a type that follows from the types of what they read, whatever the values.
-_BY_TYPE = frozenset(
+TYPED_BY_INPUTS = frozenset(
     (
         "Add",
         "AveragePool",
@@ -493,7 +495,9 @@ class Alike:
 
     def __init__(self, proto: onnx.ModelProto) -> None:
         self._opset = next((o.version for o in proto.opset_import if o.domain in STANDARD), 0)
-        self._operators = _BY_TYPE - {f.name for f in proto.functions if f.domain in STANDARD}
+        self._operators = TYPED_BY_INPUTS - {
+            f.name for f in proto.functions if f.domain in STANDARD
+        }
         self._asked: dict[tuple[object, ...], list[Known] | None] = {}
 
     def outputs(self, node: onnx.NodeProto, op: str, inputs: Sequence[Known]) -> list[Known] | None:
@@ -720,7 +724,7 @@ class _Inference:
                 for attribute in node.attribute:
                     for graph in held(attribute):
                         self._copied += extents.tensors
-                        if self._copied > _SCOPES:
+                        if self._copied > SCOPE_ENTRIES:
                             self.hidden.add(id(node))
                         stated = {
                             v.name: v.type for v in (*graph.value_info, *graph.input, *graph.output)

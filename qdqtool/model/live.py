@@ -107,8 +107,11 @@ def check_loops(model: Model) -> None:
     for node in model.nodes:
         if node.op in _WITH_GRAPHS and _of_loop(model, node, constants) > budgets.LOOP_WORK:
             raise ModelError(
-                f"{model.path or 'model'}: node '{node.name}' ({node.op}) turns so often that one run "
-                "would take days; check its trip count, or cut it off"
+                f"node '{node.name}' ({node.op}) turns so often that one run "
+                "would take days; check its trip count, or cut it off",
+                model.path or "model",
+                code="loop-too-long",
+                node=node.name,
             )
 
 

@@ -36,25 +36,33 @@ def check_form(proto: onnx.ModelProto, what: str) -> None:
     for number in (o.version for o in proto.opset_import):
         if number not in _VERSIONS:
             raise ModelError(
-                f"{what}: no operator set has the version {number}; the file is damaged"
+                f"no operator set has the version {number}; the file is damaged",
+                what,
+                code="wrong-opset",
             )
     declared: set[str] = set()
     for value in proto.graph.input:
         if not value.name:
-            raise ModelError(f"{what}: an input has no name; the file is damaged")
+            raise ModelError("an input has no name; the file is damaged", what, code="missing-name")
         if value.name in declared:
             raise ModelError(
-                f"{what}: input '{value.name}' is declared twice; the file is damaged, export it again"
+                f"input '{value.name}' is declared twice; the file is damaged, export it again",
+                what,
+                code="duplicate",
+                node=value.name,
             )
         declared.add(value.name)
     if not all(value.name for value in proto.graph.output):
-        raise ModelError(f"{what}: an output has no name; the file is damaged")
+        raise ModelError("an output has no name; the file is damaged", what, code="missing-name")
     for node in with_inner([n for n in proto.graph.node if n.attribute]):
         for attribute in node.attribute:
             if attribute.ref_attr_name:
                 raise ModelError(
-                    f"{what}: node '{node.name}' ({node.op_type}) takes attribute '{attribute.name}' "
-                    "from a function, and is in none; the file is damaged"
+                    f"node '{node.name}' ({node.op_type}) takes attribute '{attribute.name}' "
+                    "from a function, and is in none; the file is damaged",
+                    what,
+                    code="node-damaged",
+                    node=node.name,
                 )
 
 
@@ -86,7 +94,7 @@ def check_names(proto: onnx.ModelProto, what: str) -> None:
             texts += (o.domain for o in function.opset_import)
             _nodes(function.node, texts)
     except ModelError as error:
-        raise ModelError(f"{what}: {error}") from None
+        raise ModelError(error.reason, what, code=error.code, node=error.node) from None
     require_texts(texts, what)
 
 
@@ -119,7 +127,9 @@ def _tensor(tensor: onnx.TensorProto, texts: list[Any]) -> None:
     if not external.is_possible(tensor.dims):
         raise ModelError(
             f"tensor '{middle(str(tensor.name), 60)}' is damaged: it has {len(tensor.dims)} dimensions, "
-            "and more elements than there can be"
+            "and more elements than there can be",
+            code="tensor-damaged",
+            node=str(tensor.name),
         )
     if tensor.external_data:
         _metadata(tensor.external_data, texts)
@@ -180,14 +190,19 @@ def _with_short_names(model: Model) -> Model:
     what = model.path or "model in memory"
     if len(longest) > budgets.NAME:
         raise ModelError(
-            f"{what}: the name '{middle(longest, 60)}' has {len(longest)} characters; the limit is "
-            f"{budgets.NAME}"
+            f"the name '{middle(longest, 60)}' has {len(longest)} characters; the limit is "
+            f"{budgets.NAME}",
+            what,
+            code="name-too-long",
+            node=longest,
         )
     budgets.require(
         sum(map(len, names)),
         budgets.NAMES,
-        f"{what}: the names of its nodes and tensors take",
+        "the names of its nodes and tensors take",
         ModelError,
+        path=what,
+        code="names-too-long",
     )
     return model
 
@@ -204,14 +219,17 @@ def _load(source: ModelSource) -> Model:
                 made = onnx_graphsurgeon.export_onnx(source)
             except Exception as error:  # it raises whatever its parts raise
                 raise ModelError(
-                    f"onnx-graphsurgeon cannot export the graph: {reason_of(error)}"
+                    f"onnx-graphsurgeon cannot export the graph: {reason_of(error)}",
+                    code="export-failed",
                 ) from error
         return _load(made)
     if isinstance(source, bytes):
         return Model(_parse(source, "model in memory"), sha256=hashlib.sha256(source).hexdigest())
     if not isinstance(source, (str, os.PathLike)):
         raise ModelError(
-            f"a model of type {type(source).__name__} is not understood; give a path or a ModelProto"
+            f"a model of type {type(source).__name__} is not understood; give a path or a ModelProto",
+            code="wrong-type",
+            parameter="model",
         )
     path = Path(source)
     data = _read(path)
@@ -254,8 +272,10 @@ def _read(path: Path) -> bytes:
 def _too_large(path: Path, head: bytes) -> ModelError:
     known = files.recognise(str(path), head)
     if known is not None:
-        return ModelError(f"{path}: {files.explain(str(path), head)}")
-    return ModelError(f"{path}: larger than 2 GB; save its weights as external data")
+        return files.not_a_model(str(path), head, error=ModelError)
+    return ModelError(
+        "larger than 2 GB; save its weights as external data", str(path), code="file-too-large"
+    )
 
 
 def _parse(data: bytes, what: str) -> onnx.ModelProto:
@@ -264,14 +284,14 @@ def _parse(data: bytes, what: str) -> onnx.ModelProto:
     except DecodeError:
         if _is_deep(data):
             raise ModelError(
-                f"{what}: its graphs are nested deeper than the {_DEPTH} levels that protobuf reads; "
-                "export the model with fewer If, Loop and Scan inside each other"
+                f"its graphs are nested deeper than the {_DEPTH} levels that protobuf reads; "
+                "export the model with fewer If, Loop and Scan inside each other",
+                what,
+                code="nested-too-deeply",
             ) from None
-        raise ModelError(f"{what}: {files.explain(what, data[: files.HEAD])}") from None
+        raise files.not_a_model(what, data[: files.HEAD], error=ModelError) from None
     if not proto.HasField("graph") or not proto.opset_import:
-        raise ModelError(
-            f"{what}: {files.explain(what, data[: files.HEAD], 'no graph or no opset')}"
-        )
+        raise files.not_a_model(what, data[: files.HEAD], "no graph or no opset", error=ModelError)
     _check(proto, what)
     return proto
 
@@ -388,7 +408,10 @@ def _missing(model: Model, tensor: onnx.TensorProto) -> ModelError:
         else "missing"
     )
     return ModelError(
-        f"weight file '{location}' of tensor '{tensor.name}' is {state}", model.path or "model"
+        f"weight file '{location}' of tensor '{tensor.name}' is {state}",
+        model.path or "model",
+        code="file-missing" if state == "missing" else "not-a-file",
+        node=tensor.name,
     )
 
 
@@ -404,7 +427,9 @@ def save(proto: onnx.ModelProto, path: str | os.PathLike[str], *, source: str = 
         QdqtoolError: ``path`` is the source, its folder is missing, or it cannot be written.
     """
     if source and same_file(source, path):
-        raise ModelError(f"{path}: is the input; choose another output name")
+        raise ModelError(
+            "is the input; choose another output name", os.fspath(path), code="output-is-input"
+        )
     with together():
         write_model(proto, path)
 

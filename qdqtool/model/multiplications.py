@@ -1,6 +1,6 @@
 """How many multiplications an operator takes in onnxruntime, at least one for each element that it reads or writes.
 
-:data:`_COUNTED` names the operators that compute more than that, or that pick some of what they are given. What is
+:data:`COUNTERS` names the operators that compute more than that, or that pick some of what they are given. What is
 counted may be above what is computed, and below it by a small factor (an Exp counts as a Neg): onnxruntime took .01 to
 20 ns of one core for each when that was measured.
 """
@@ -63,8 +63,8 @@ def multiplications(model: Model, node: Node, constants: Constants) -> int:
     An open dimension counts as 1, a tensor of unknown shape nothing. ``constants`` are the model's.
     """
     at = _At(model, node, constants)
-    if node.domain in DOMAINS and node.op in _COUNTED:
-        return _COUNTED[node.op](at)
+    if node.domain in DOMAINS and node.op in COUNTERS:
+        return COUNTERS[node.op](at)
     return max(at.moved, _by_table(at)) if node.domain == "ai.onnx.ml" else at.moved
 
 
@@ -212,7 +212,7 @@ def _chosen(at: _At) -> int:
     return at.written
 
 
-_COUNTED: dict[str, Callable[[_At], int]] = {
+COUNTERS: dict[str, Callable[[_At], int]] = {
     "Conv": _products(1),
     "ConvInteger": _products(1),
     "QLinearConv": _products(3),

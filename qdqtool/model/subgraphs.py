@@ -107,7 +107,9 @@ def require_texts(texts: Collection[Any], what: str) -> None:
     if set(map(type, texts)) - {str}:
         damaged = next(text for text in texts if type(text) is not str)
         shown = bytes(damaged[:80]).decode("utf-8", "backslashreplace")
-        raise ModelError(f"{what}: a name is not UTF-8: '{shown}'; export the model again")
+        raise ModelError(
+            f"a name is not UTF-8: '{shown}'; export the model again", what, code="wrong-encoding"
+        )
 
 
 def in_order(
@@ -244,27 +246,36 @@ def check_functions(proto: onnx.ModelProto, what: str) -> None:
     except CycleError as error:
         name = next(key[1] for key in functions if key in error.args[1])
         raise ModelError(
-            f"{what}: the model's own function '{name}' calls itself; the file is damaged"
+            f"the model's own function '{name}' calls itself; the file is damaged",
+            what,
+            code="recursive-function",
+            node=name,
         ) from None
     deepest = max(levels.values())
     if deepest > budgets.FUNCTION_LEVELS:
         raise ModelError(
-            f"{what}: its own functions call one another through {deepest} levels; the limit is "
-            f"{budgets.FUNCTION_LEVELS}; export the model without functions"
+            f"its own functions call one another through {deepest} levels; the limit is "
+            f"{budgets.FUNCTION_LEVELS}; export the model without functions",
+            what,
+            code="nested-too-deeply",
         )
     calling = [_called(n) for n in with_inner(proto.graph.node)]
     total = sum(sizes.get(c, 0) for c in calling)
     if total > budgets.FUNCTION_CALLS:
         about = total if total < 10**9 else "more than a billion"
         raise ModelError(
-            f"{what}: its own functions stand for {about} nodes; the limit is "
-            f"{budgets.FUNCTION_CALLS}; export the model without functions"
+            f"its own functions stand for {about} nodes; the limit is "
+            f"{budgets.FUNCTION_CALLS}; export the model without functions",
+            what,
+            code="too-many-nodes",
         )
     copies = sum(copied.get(c, 0) for c in calling) - sum(own_bytes.values())
     if copies > budgets.FUNCTION_COPIES:
         raise ModelError(
-            f"{what}: what its own functions hold would be copied for each call, which takes "
-            f"{budgets.against(copies, budgets.FUNCTION_COPIES)}; export the model without functions"
+            "what its own functions hold would be copied for each call, which takes "
+            f"{budgets.against(copies, budgets.FUNCTION_COPIES)}; export the model without functions",
+            what,
+            code="too-many-copies",
         )
 
 

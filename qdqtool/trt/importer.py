@@ -42,9 +42,11 @@ class Importer:
             try:
                 self._import(node)
             except (ValueError, TypeError, IndexError, AttributeError) as error:
-                where = self.model.path or "model"
                 raise ModelError(
-                    f"{where}: node '{node.name}' ({node.op}) is damaged: {error}"
+                    f"node '{node.name}' ({node.op}) is damaged: {error}",
+                    self.model.path or "model",
+                    code="node-damaged",
+                    node=node.name,
                 ) from error
         for name in self.model.outputs:
             tensor = self._input(name)

@@ -398,15 +398,21 @@ def assumed_target(target: Target, assume: Assume | None) -> Target:
         values = CHOICES.get(name)
         if values is None:
             raise QdqtoolError(
-                f"nothing is assumed by the name '{name[:40]}'; choose one of {', '.join(CHOICES)}"
+                f"nothing is assumed by the name '{name[:40]}'; choose one of {', '.join(CHOICES)}",
+                code="unknown-choice",
+                parameter="assume",
             )
         if value not in values:
             raise QdqtoolError(
-                f"{name} cannot be '{value[:40]}'; choose one of {', '.join(values)}"
+                f"{name} cannot be '{value[:40]}'; choose one of {', '.join(values)}",
+                code="unknown-choice",
+                parameter="assume",
             )
         if target.is_rtx:
             raise QdqtoolError(
-                f"{name} is settled on {target.name}: no pointwise Add joins a convolution there"
+                f"{name} is settled on {target.name}: no pointwise Add joins a convolution there",
+                code="option-without-effect",
+                parameter="assume",
             )
         target = _with(target, SiluAdd(value))
     return target

@@ -139,7 +139,8 @@ class Run:
         except Exception as error:
             before = ", ".join(self._done[-8:]) or "none"
             raise PassError(
-                f"pass {step.name} failed ({type(error).__name__}: {error}) after: {before}"
+                f"pass {step.name} failed ({type(error).__name__}: {error}) after: {before}",
+                code="internal",
             ) from error
         self._done.append(step.name)
         self.trace += step.events

@@ -143,7 +143,9 @@ class Target:
                     cc=dotted(number),
                     name=said(" ({gpu})", gpu=gpu) if gpu else "",
                     known=[dotted(c) for c in self.buildable],
-                )
+                ),
+                code="unsupported",
+                parameter="gpu",
             )
         return replaced(self, capabilities=(number,))
 
@@ -271,9 +273,13 @@ def target_named(name: str | Target) -> Target:
     found = TARGETS.get(base) or _of_version(base)
     if found is None:
         raise QdqtoolError(
-            f"unknown target '{name}'; choose one of {', '.join(TARGETS)}, or a TensorRT version such as 10.3"
+            f"unknown target '{name}'; choose one of {', '.join(TARGETS)}, or a TensorRT version such as 10.3",
+            code="unknown-choice",
+            parameter="target",
         )
-    return found if base == text else strongly_typed(found, said("{`target`:{name}}", name=name))
+    if base == text:
+        return found
+    return strongly_typed(found, said("{`target`:{name}}", name=name), parameter="target")
 
 
 def _of_version(text: str) -> Target | None:
@@ -292,12 +298,18 @@ def _of_version(text: str) -> Target | None:
     return replaced(found, asked=match[1], proof=proof)
 
 
-def strongly_typed(target: Target, given: str = said("{`strongly_typed`}")) -> Target:
+def strongly_typed(
+    target: Target,
+    given: str = said("{`strongly_typed`}"),
+    *,
+    parameter: str = "strongly_typed",
+) -> Target:
     """The target with a strongly typed network: floats have the types of the file (``--stronglyTyped``).
 
     Args:
         target: The target.
         given: What the user wrote, for the message.
+        parameter: Parameter that asks for it.
 
     Raises:
         QdqtoolError: The version has no such networks.
@@ -310,7 +322,9 @@ def strongly_typed(target: Target, given: str = said("{`strongly_typed`}")) -> T
                 "{given}: {target} has no such networks; TensorRT 10 was the first",
                 given=given,
                 target=target.name,
-            )
+            ),
+            code="unsupported",
+            parameter=parameter,
         )
     return replaced(target, name=target.name + STRONGLY_TYPED, strongly_typed=True)
 
@@ -356,10 +370,13 @@ def target_of_version(version: str) -> Target:
     """
     found = version_numbers(version)
     if found is None:
-        raise VersionError(f"'{version}' is not a TensorRT version")
+        raise VersionError(f"'{version}' is not a TensorRT version", code="wrong-version")
     candidates = [t for t in TARGETS.values() if not t.is_rtx and t.version <= found]
     if not candidates:
-        raise VersionError(f"TensorRT {version} is older than 8.0, which was the first with Q/DQ")
+        raise VersionError(
+            f"TensorRT {version} is older than 8.0, which was the first with Q/DQ",
+            code="version-too-old",
+        )
     return max(candidates, key=lambda t: t.version)
 
 

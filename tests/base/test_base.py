@@ -1,11 +1,12 @@
-"""Records and late imports."""
+"""Records, texts of exceptions, and late imports."""
 
 import copy
 import dataclasses
+import os
 import pickle
 import subprocess
 import sys
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -13,7 +14,7 @@ from qdqtool.base.records import contents, record, replaced
 from qdqtool.base.text import reason_of
 from qdqtool.buildlog.names import base_name
 
-# Records: a frozen dataclass's behaviour, compared with one.
+# A record behaves as a frozen dataclass.
 
 
 @record
@@ -30,7 +31,7 @@ class Part(Base):
 
 
 @dataclasses.dataclass(frozen=True)
-class Known:
+class Reference:
     name: str
     size: int = 3
     last: tuple[int, ...] = ()
@@ -45,16 +46,14 @@ class Known:
         (("a", 4), {"last": ()}),
     ],
 )
-def test_a_record_holds_what_a_dataclass_holds(
-    args: tuple[object, ...], named: dict[str, object]
-) -> None:
-    ours, known = Part(*args, **named), Known(*args, **named)  # type: ignore[arg-type]
-    assert contents(ours) == dataclasses.astuple(known)
-    assert repr(ours) == repr(known).replace("test_records.", "").replace("Known", "Part")
-    assert ours == Part(*args, **named) and hash(ours) == hash(Part(*args, **named))  # type: ignore[arg-type]
-    assert ours != Base(ours.name, ours.size) and ours != replaced(ours, size=99)
-    assert replaced(ours, size=99) == Part(ours.name, 99, ours.last)
-    assert pickle.loads(pickle.dumps(ours)) == ours == copy.deepcopy(ours)
+def test_record_equals_dataclass(args: tuple[object, ...], named: dict[str, object]) -> None:
+    part, reference = Part(*args, **named), Reference(*args, **named)  # type: ignore[arg-type]
+    assert contents(part) == dataclasses.astuple(reference)
+    assert repr(part) == repr(reference).replace("Reference", "Part")
+    assert part == Part(*args, **named) and hash(part) == hash(Part(*args, **named))  # type: ignore[arg-type]
+    assert part != Base(part.name, part.size) and part != replaced(part, size=99)
+    assert replaced(part, size=99) == Part(part.name, 99, part.last)
+    assert pickle.loads(pickle.dumps(part)) == part == copy.deepcopy(part)
 
 
 @pytest.mark.parametrize(
@@ -67,58 +66,71 @@ def test_a_record_holds_what_a_dataclass_holds(
         (("a",), {"reason": "x"}),
     ],
 )
-def test_what_a_dataclass_refuses_a_record_refuses(
+def test_record_rejects_arguments_like_dataclass(
     args: tuple[object, ...], named: dict[str, object]
 ) -> None:
-    for kind in (Known, Part):
+    for kind in (Reference, Part):
         with pytest.raises(TypeError):
             kind(*args, **named)  # type: ignore[call-arg]
 
 
-def test_a_record_cannot_be_changed() -> None:
-    made = Part("a")
+def test_record_cannot_be_changed() -> None:
+    part = Part("a")
     with pytest.raises(AttributeError):
-        made.name = "b"  # type: ignore[misc]
+        part.name = "b"  # type: ignore[misc]
     with pytest.raises(AttributeError):
-        del made.size
-    assert contents(made) == ("a", 3, ())
+        del part.size
+    assert contents(part) == ("a", 3, ())
 
 
-def test_suffixes_exceptions_and_late_imports() -> None:
-    assert base_name("a_clone_1_clone_20") == "a"
-    assert (base_name("a_clone_1b"), base_name("_clone_")) == ("a_clone_1b", "_clone_")
-    assert base_name("a_clone_1_quantize_scale_node_clone_2") == "a"
-    assert reason_of(ValueError("a\n b")) == "a b" and reason_of(ValueError()) == "ValueError"
-    assert reason_of(ValueError("x" * 300)) == "x" * 200 and reason_of(ValueError("xyz"), 2) == "xy"
-    assert reason_of(ValueError("\n first\nsecond"), first_line=True) == "first"
-    assert reason_of(ValueError(" \n"), first_line=True) == "ValueError"
-    for text in (_BEHAVES, _FAILS):
-        done = subprocess.run(
-            [sys.executable, "-c", text], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize(
+    ("name", "base"),
+    [
+        ("a_clone_1_clone_20", "a"),
+        ("a_clone_1b", "a_clone_1b"),
+        ("_clone_", "_clone_"),
+        ("a_clone_1_quantize_scale_node_clone_2", "a"),
+    ],
+)
+def test_base_name_has_no_suffixes_of_clones(name: str, base: str) -> None:
+    assert base_name(name) == base
 
 
-# The command line's own onnx: its classes are onnx's, whatever is asked for later is all of it.
+@pytest.mark.parametrize(
+    ("error", "options", "reason"),
+    [
+        (ValueError("a\n b"), {}, "a b"),
+        (ValueError(), {}, "ValueError"),
+        (ValueError("x" * 300), {}, "x" * 200),
+        (ValueError("xyz"), {"length": 2}, "xy"),
+        (ValueError("\n first\nsecond"), {"first_line": True}, "first"),
+        (ValueError(" \n"), {"first_line": True}, "ValueError"),
+    ],
+)
+def test_reason_of_is_one_short_line(error: Exception, options: Any, reason: str) -> None:
+    assert reason_of(error, **options) == reason
 
-_BEHAVES = """
+
+# onnx of the command line has the classes of onnx, and loads its modules when they are used.
+
+BEHAVES = """
 import sys
 from qdqtool.base.deferred import defer
 defer()
 import onnx
-made = onnx.ModelProto(ir_version=8)
+model = onnx.ModelProto(ir_version=8)
 assert "onnx.helper" not in sys.modules and "onnx.serialization" not in sys.modules
 from onnx import helper, TensorProto
 assert helper.make_tensor_value_info("x", TensorProto.FLOAT, [1]).name == "x"
 assert "onnx.serialization" not in sys.modules
-assert onnx.load_model_from_string(made.SerializeToString()) == made
+assert onnx.load_model_from_string(model.SerializeToString()) == model
 assert type(onnx).__name__ == "module" and "onnx.serialization" in sys.modules
-assert type(made) is onnx.ModelProto is sys.modules["onnx.onnx_ml_pb2"].ModelProto
+assert type(model) is onnx.ModelProto is sys.modules["onnx.onnx_ml_pb2"].ModelProto
 assert not hasattr(onnx, "nothing")
 defer()
 assert sys.modules["onnx"] is onnx
 """
-_FAILS = """
+FAILS = """
 import sys
 from qdqtool.base.deferred import defer
 defer()
@@ -133,9 +145,22 @@ else:
 """
 
 
-def test_a_copy_of_a_record_works_out_its_own_hash():
-    """In another process texts have others."""
+@pytest.mark.parametrize("script", [BEHAVES, FAILS], ids=["behaves", "fails"])
+def test_deferred_onnx(script: str) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+
+
+def test_hash_of_pickled_record_is_computed_anew() -> None:
+    # Hashes of texts differ between processes.
+    script = (
+        "import pickle, sys; from tests.base.test_base import Part;"
+        "part = pickle.load(sys.stdin.buffer); sys.exit(hash(part) != hash(Part('a', last=(1, 2))))"
+    )
     part = Part("a", last=(1, 2))
-    assert hash(part) == hash(Part("a", last=(1, 2))) and "_hash" in vars(part)
-    for again in (copy.copy(part), pickle.loads(pickle.dumps(part))):
-        assert again == part and "_hash" not in vars(again)
+    hash(part)
+    environment = {**os.environ, "PYTHONHASHSEED": "1"}
+    data = pickle.dumps(part)
+    subprocess.run([sys.executable, "-c", script], input=data, env=environment, check=True)

@@ -9,7 +9,7 @@ from qdqtool.base import budgets
 
 
 @pytest.mark.parametrize(
-    ("told", "processes", "expected"),
+    ("limits", "processes", "expected"),
     [
         ([], "", 96),
         ([""], "", 96),
@@ -24,22 +24,26 @@ from qdqtool.base import budgets
         ([], "many", 96),
     ],
 )
-def test_memory_of_sessions(
-    told: list[str], processes: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_session_memory(
+    limits: list[str],
+    processes: str,
+    expected: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Three quarters of the machine of 128 bytes, or of what a container has of it; shared by a few processes."""
+    # Three quarters of a machine with 128 bytes, or of its container, shared by the processes.
     monkeypatch.setattr(
         os, "sysconf", {"SC_PHYS_PAGES": 8, "SC_PAGE_SIZE": 16}.__getitem__, raising=False
     )
-    files = [tmp_path / f"{number}-of-{'-'.join(told)}" for number in range(2)]
-    for file, text in zip(files, told, strict=False):
+    files = [tmp_path / f"{number}-of-{'-'.join(limits)}" for number in range(2)]
+    for file, text in zip(files, limits, strict=False):
         file.write_text(text + "\n")
     monkeypatch.setattr(budgets, "CONTAINER", [str(f) for f in files])
     monkeypatch.setenv(budgets.PROCESSES, processes)
     assert budgets.session_memory() == expected
 
 
-def test_memory_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_session_memory_of_unknown_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sysconf", raising=False)
     monkeypatch.setattr(budgets, "CONTAINER", ())
     assert budgets.session_memory() == 0

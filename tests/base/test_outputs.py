@@ -6,31 +6,31 @@ import json
 import pytest
 
 from qdqtool.base import budgets
-from qdqtool.base.outputs import parse_json
+from qdqtool.base.outputs import TooManyValues, parse_json
 
 
 @pytest.mark.parametrize(
     "text", ["[[],[],[]]", '{"a":{"b":{}},"c":1}', "[1,2,3,4,5]", '["[","{",","]']
 )
-def test_a_json_holds_so_many_values(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A list or a dict takes thirty times its text; marks inside of strings count, which is the safe side."""
-    found = parse_json(text)
+def test_json_with_too_many_values_is_an_error(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Lists and dicts take thirty times the memory of their text. Marks in strings count as well.
+    value = parse_json(text)
     marks = sum(text.count(mark) for mark in ",[{")
     monkeypatch.setattr(budgets, "JSON_VALUES", marks)
-    assert parse_json(text) == parse_json(text.encode()) == found
+    assert parse_json(text) == parse_json(text.encode()) == value
     monkeypatch.setattr(budgets, "JSON_VALUES", marks - 1)
-    for given in (text, text.encode()):
-        with pytest.raises(ValueError, match="values"):
-            parse_json(given)
+    for data in (text, text.encode()):
+        with pytest.raises(TooManyValues):
+            parse_json(data)
 
 
-def test_nothing_is_collected_deep_in_a_json(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the stack is used up, what ends then can only fail, which Python prints past everything."""
-    collects: list[bool] = []
+def test_garbage_is_not_collected_in_nested_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Objects that end where the stack is used up fail, and Python prints that.
+    collecting: list[bool] = []
     loads = json.loads
     monkeypatch.setattr(
-        json, "loads", lambda *args, **how: collects.append(gc.isenabled()) or loads(*args, **how)
+        json, "loads", lambda *args, **how: collecting.append(gc.isenabled()) or loads(*args, **how)
     )
     with pytest.raises(RecursionError):
         parse_json("[" * 100_000)
-    assert collects == [False] and gc.isenabled()
+    assert collecting == [False] and gc.isenabled()

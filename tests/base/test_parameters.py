@@ -1,4 +1,4 @@
-"""Wrong types end in one line that names the parameter, in everything that is public."""
+"""Arguments of wrong types end in one line that names the parameter, in every public function."""
 
 from __future__ import annotations
 
@@ -27,11 +27,10 @@ from calibration import (
     open_data,
 )
 from qdqtool.base.parameters import require, typed
-from qdqtool.base.said import of_error
-from qdqtool.base.said import said as said_of
+from qdqtool.base.said import of_error, said
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.render.output import as_options
-from tests.raising import raises
+from tests.errors import has
 from tests.slow import slow_after
 from tests.verification.comparing.networks import float_network, network
 
@@ -40,7 +39,7 @@ _STATS = TensorStatistics.of(_VALUES)
 _INPUTS = [InputSpec("x", (1, 1, 8, 8))]
 _DATA = open_data([{"x": _VALUES}], _INPUTS)
 _MODEL = network()
-#: An argument that is right, for each parameter that has no default.
+#: A valid argument for each parameter without a default.
 RIGHT: dict[str, Any] = {
     "model": _MODEL,
     "source": _MODEL,
@@ -72,7 +71,7 @@ RIGHT: dict[str, Any] = {
     "change": None,
     "point": None,
 }
-_OWN: dict[str, dict[str, Any]] = {
+RIGHT_FOR: dict[str, dict[str, Any]] = {
     "Statistics.merge": {"other": Statistics({})},
     "Dataset": {"source": _DATA.source},
     "collect": {"tensors": ["x"]},
@@ -86,7 +85,7 @@ _OWN: dict[str, dict[str, Any]] = {
 
 @functools.cache
 def objects() -> dict[type, Any]:
-    """One of each class whose methods are called."""
+    """Return an object of each class whose methods are called."""
     return {
         TensorStatistics: _STATS,
         Statistics: Statistics({"x": _STATS}),
@@ -103,27 +102,27 @@ def objects() -> dict[type, Any]:
     }
 
 
-#: They need calibration, or a log, and save as the others do.
-_NOT_MADE = (qdqtool.Insertion, qdqtool.Tuning, qdqtool.Verification)
+#: Results that take a calibration or a log.
+EXPENSIVE = (qdqtool.Insertion, qdqtool.Tuning, qdqtool.Verification)
 
 
 class Deceptive:
-    """Has a length, elements, a path and an array until one asks for them."""
+    """Object whose length, elements, path and array raise errors when they are read."""
 
-    def _refuse(self, *_: object) -> Any:
+    def refuse(self, *_: object) -> Any:
         raise RuntimeError("no")
 
     __len__ = __iter__ = __getitem__ = __fspath__ = __array__ = __index__ = __float__ = __bool__ = (
         __repr__
-    ) = _refuse
-    __contains__ = __eq__ = _refuse  # type: ignore[assignment]
+    ) = refuse
+    __contains__ = __eq__ = refuse  # type: ignore[assignment]
     __hash__ = object.__hash__
 
 
-def _broken() -> Iterator[object]:
-    """Objects of which one thing fails that their kind can do, or that are of no kind."""
+def broken_objects() -> Iterator[object]:
+    """Return objects of usual types with one method that raises an error."""
     for name in ("__fspath__", "__getattr__", "__index__"):
-        yield type("Fails", (), {name: Deceptive._refuse})()
+        yield type("Fails", (), {name: Deceptive.refuse})()
     for kind in (str, list, dict, tuple, int, float, bytes, set):
         for name in (
             *(f"__{n}__" for n in ("iter", "len", "str", "repr", "bool", "format", "eq")),
@@ -134,15 +133,15 @@ def _broken() -> Iterator[object]:
                 name in ("__str__", "__eq__") and kind in (bytes, set, int, float)
             ):
                 hashed = {"__hash__": kind.__hash__} if kind.__hash__ else {}
-                yield type("Fails", (kind,), {name: Deceptive._refuse, **hashed})()
-    yield type("Fails", (), {"__class__": property(Deceptive._refuse)})()
+                yield type("Fails", (kind,), {name: Deceptive.refuse, **hashed})()
+    yield type("Fails", (), {"__class__": property(Deceptive.refuse)})()
     yield type("Fails", (), {"__fspath__": lambda self: 5})()
     yield type("Fails", (), {"__fspath__": lambda self: b"x"})()
 
 
-BROKEN = tuple(_broken())
+BROKEN = tuple(broken_objects())
 NEVER_RIGHT = (object(), 1j, Deceptive(), [object()], {1: object()})
-HALVES = ("\ud800", Path("\ud800"), ["\ud800"], {"\ud800": 1})  # that nothing can write
+HALVES = ("\ud800", Path("\ud800"), ["\ud800"], {"\ud800": 1})  # half a character
 WRONG: tuple[Any, ...] = (
     5,
     -1,
@@ -178,21 +177,15 @@ class Unmeasured(list[int]):
         raise ValueError("no length")
 
 
-@pytest.mark.parametrize(
-    ("hint", "told"),
-    [
-        (object, "raises ValueError when it is asked for what it holds"),
-        (int, "what it holds; give an integer"),
-    ],
-)
-def test_what_an_object_raises_is_told(hint: Any, told: str) -> None:
-    with pytest.raises(QdqtoolError) as caught:
+@pytest.mark.parametrize("hint", [object, int])
+def test_object_that_raises_is_of_wrong_type(hint: Any) -> None:
+    with pytest.raises(QdqtoolError, check=has("wrong-type", parameter="data")) as caught:
         require("data", Unmeasured([1]), hint, __name__)
-    assert str(caught.value).startswith("`data=[1]`: is ") and str(caught.value).endswith(told)
+    assert "[1]" in str(caught.value) and "ValueError" in str(caught.value)
 
 
 def public() -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Functions; classes of the calibration, whose objects users make; methods of all."""
+    """Return public functions, classes of the calibration, and methods of both, by name."""
     yield "assert_int8", qdqtool.testing.assert_int8
     for module in (qdqtool, calibration):
         for name in module.__all__:
@@ -201,11 +194,11 @@ def public() -> Iterator[tuple[str, Callable[..., Any]]]:
                 continue
             if not inspect.isclass(entry) or module is calibration:
                 yield name, entry
-            if not inspect.isclass(entry) or entry in _NOT_MADE:
+            if not inspect.isclass(entry) or entry in EXPENSIVE:
                 continue
-            for method, found in inspect.getmembers(entry):
-                own = method in vars(entry) and not method.startswith("_") and callable(found)
-                if own and set(inspect.signature(found).parameters) - {"self"}:
+            for method, member in inspect.getmembers(entry):
+                own = method in vars(entry) and not method.startswith("_") and callable(member)
+                if own and set(inspect.signature(member).parameters) - {"self"}:
                     yield f"{name}.{method}", getattr(objects()[entry], method)
 
 
@@ -215,278 +208,296 @@ def functions() -> dict[str, Callable[..., Any]]:
 
 
 @functools.cache
-def parameters_of(name: str) -> list[tuple[str, Any, bool, bool]]:
-    """The name, the default and whether it is to be named and one of many, of each."""
-    return [
-        (p.name, p.default, p.kind is p.KEYWORD_ONLY, p.kind is p.VAR_POSITIONAL)
-        for p in inspect.signature(functions()[name]).parameters.values()
-    ]
+def parameters_of(name: str) -> tuple[inspect.Parameter, ...]:
+    return tuple(inspect.signature(functions()[name]).parameters.values())
 
 
 def every_case() -> list[tuple[str, str]]:
-    return [(name, parameter) for name in functions() for parameter, *_ in parameters_of(name)]
+    """Return (function, parameter) for every parameter of every public function."""
+    return [(name, p.name) for name in functions() for p in parameters_of(name)]
 
 
 @contextlib.contextmanager
-def at(name: str, parameter: str, given: type) -> Iterator[None]:
-    """Names the case in what a test raises."""
+def naming_case(name: str, parameter: str, kind: type) -> Iterator[None]:
+    """Add the case to errors of the block."""
     try:
         yield
     except BaseException as error:
-        error.add_note(f"{name}({parameter}=...), given {given}")
+        error.add_note(f"{name}({parameter}=...) with a {kind}")
         raise
 
 
-def call(name: str, parameter: str, value: object) -> str:
-    """What an argument among right ones is refused with; empty where it is taken."""
-    function, empty = functions()[name], inspect.Parameter.empty
-    right = _OWN.get(name, {})
-    first, given = [], {}
-    for known, default, to_be_named, many in parameters_of(name):
-        one = (
-            value
-            if known == parameter
-            else default
-            if default is not empty
-            else right.get(known, RIGHT.get(known))
-        )
-        if many:
-            first.extend([one] if known == parameter or name == "verify" else [])
-        elif not to_be_named:
-            first.append(one)
-        elif known == parameter or default is empty:
-            given[known] = one
+def call(name: str, parameter: str, value: object) -> QdqtoolError | None:
+    """Call a function with a value among valid arguments; return the error."""
+    positional: list[Any] = []
+    keywords: dict[str, Any] = {}
+    for p in parameters_of(name):
+        valid = RIGHT_FOR.get(name, {}).get(p.name, RIGHT.get(p.name))
+        argument = valid if p.default is p.empty else p.default
+        if p.name == parameter:
+            argument = value
+        if p.kind is p.VAR_POSITIONAL:
+            positional += [argument] if p.name == parameter or name == "verify" else []
+        elif p.kind is not p.KEYWORD_ONLY:
+            positional.append(argument)
+        elif p.name == parameter or p.default is p.empty:
+            keywords[p.name] = argument
     try:
-        result = function(*first, **given)
-        if inspect.isgenerator(result) or isinstance(
-            result, Dataset
-        ):  # they look at what they read
-            next(iter(result), None)
+        result = functions()[name](*positional, **keywords)
+        if inspect.isgenerator(result) or isinstance(result, Dataset):
+            next(iter(result), None)  # these look at their data when it is read
     except QdqtoolError as error:
-        return str(error)
-    return ""
+        return error
+    return None
+
+
+def is_one_line(error: QdqtoolError | None) -> bool:
+    return "\n" not in str(error)
 
 
 @pytest.fixture
 def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a folder without the files that the values name, where what is written hurts nobody."""
+    """Work in an empty folder."""
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.usefixtures("nowhere")
-def test_what_is_never_right_is_refused_with_the_name() -> None:
+def test_value_of_wrong_type_is_an_error_with_parameter() -> None:
     for name, parameter in every_case():
-        anything = parameter in ("data", "evaluation", "cluster") or (name, parameter) == (
-            "open_data",
-            "source",
-        )
+        accepts_objects = parameter in ("data", "evaluation", "cluster")
+        accepts_objects |= (name, parameter) == ("open_data", "source")
         for value in NEVER_RIGHT:
-            if anything and isinstance(value, Deceptive):
-                continue  # what a user's own data raises is the user's
-            with at(name, parameter, type(value)):
-                said = call(name, parameter, value)
-                assert "\n" not in said
-                assert said if anything else said.startswith(f"`{parameter}="), (
-                    value.__class__,
-                    said,
-                )
+            if accepts_objects and isinstance(value, Deceptive):
+                continue  # errors of the user's own data are passed on
+            with naming_case(name, parameter, type(value)):
+                error = call(name, parameter, value)
+                assert error is not None and is_one_line(error)
+                assert accepts_objects or error.parameter == parameter, str(error)
 
 
 @pytest.mark.usefixtures("nowhere")
-def test_half_a_character_is_refused_with_the_name() -> None:
+def test_half_a_character_is_an_error_with_parameter() -> None:
     for number, (name, parameter) in enumerate(every_case()):
         value = HALVES[number % len(HALVES)]
-        with at(name, parameter, type(value)):
-            said = call(name, parameter, value)
-            assert said.startswith(f"`{parameter}=") and said.isprintable(), said
-    with raises(QdqtoolError, "unreadable|open_input a\\udcff.onnx:"):  # a name of Linux
+        with naming_case(name, parameter, type(value)):
+            error = call(name, parameter, value)
+            assert error is not None and str(error).isprintable()
+            assert (error.code, error.parameter) == ("wrong-encoding", parameter), str(error)
+
+
+@pytest.mark.usefixtures("nowhere")
+def test_file_name_that_is_not_utf_8_is_possible() -> None:
+    with pytest.raises(QdqtoolError, check=has("file-missing", path="a\udcff.onnx")):
         qdqtool.predict("a\udcff.onnx")
 
 
-_WORDS = ("x", "a/", "1=1,")
-
-
 @pytest.mark.usefixtures("nowhere")
-def test_no_message_is_as_long_as_what_was_given() -> None:
-    length = 10_000
+def test_messages_are_shorter_than_long_values() -> None:
+    words, length = ("x", "a/", "1=1,"), 10_000
     for number, (name, parameter) in enumerate(every_case()):
-        # A command is taken apart letter by letter.
-        text = _WORDS[number % len(_WORDS)] * (length // (50 if parameter == "check" else 1))
+        # A command is split letter by letter, which takes long.
+        text = words[number % len(words)] * (length // (50 if parameter == "check" else 1))
         for value in (text, ([text], {text: text}, [("x", text)])[number % 7 % 3]):
-            with at(name, parameter, type(value)):
+            with naming_case(name, parameter, type(value)):
                 try:
-                    said = call(name, parameter, value)
-                except (
-                    ValueError,
-                    KeyError,
-                    IndexError,
-                ) as error:  # documented, of values of the right type
-                    said = str(error)
-                assert len(said) < 500, said[:100]
-    sentence = said_of(
-        "{`clock`} {name}: {why}",
-        name="n" * length,
-        why=said_of("{what} is wrong", what="w" * length),
-    )
-    for error in (
-        QdqtoolError(sentence),
-        QdqtoolError(sentence, "p" * length),
-        QdqtoolError("r" * length, "p"),
-    ):
-        assert len(str(error)) < 500 and len(as_options(of_error(error))) < 700
-        assert str(error)[0] in "`p" and error.path in ("", "p", "p" * length)
-    found = QdqtoolError(sentence)
-    assert as_options(of_error(found)).startswith("--clock nnn") and str(found).endswith(
-        "www is wrong"
-    )
-    folder = "/".join(["folder"] * 30)
-    for plain in (
+                    error: Exception | None = call(name, parameter, value)
+                except (ValueError, KeyError, IndexError) as documented:
+                    error = documented
+                assert len(str(error)) < 500, str(error)[:100]
+
+
+LONG_SENTENCE = said(
+    "{`clock`} {name}: {why}", name="n" * 10_000, why=said("{what} is wrong", what="w" * 10_000)
+)
+
+
+@pytest.mark.parametrize(
+    ("reason", "path"),
+    [(LONG_SENTENCE, ""), (LONG_SENTENCE, "p" * 10_000), ("r" * 10_000, "p")],
+    ids=["sentence", "sentence and path", "text and path"],
+)
+def test_long_message_is_shortened(reason: str, path: str) -> None:
+    error = QdqtoolError(reason, path)
+    assert len(str(error)) < 500 and len(as_options(of_error(error))) < 700
+    assert str(error)[0] == (path or "`")[0] and error.path == path
+
+
+def test_shortened_message_keeps_beginning_and_end() -> None:
+    error = QdqtoolError(LONG_SENTENCE)
+    assert as_options(of_error(error)).startswith("--clock nnn")
+    assert str(error).endswith("www is wrong")
+
+
+FOLDER = "/".join(["folder"] * 30)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
         QdqtoolError(
-            f"{folder}/log.txt, {folder}/layers.json: names 0 of 21 convolutions of {folder}/model"
+            f"{FOLDER}/log.txt, {FOLDER}/layers.json: names 0 of 21 convolutions of {FOLDER}/model"
         ),
-        QdqtoolError("names 0 of 21 convolutions " + folder * 3, folder),
+        QdqtoolError("names 0 of 21 convolutions " + FOLDER * 3, FOLDER),
         QdqtoolError(
-            said_of(
+            said(
                 "{names:joined , }: names 0 of 21 convolutions",
-                names=[f"{folder}/{n}" for n in range(5)],
+                names=[f"{FOLDER}/{n}" for n in range(5)],
             )
         ),
-    ):
-        for text in (str(plain), of_error(plain)):
-            assert "names 0 of 21 convolutions" in text and len(text) < 1000 < len(folder) * 6
+    ],
+    ids=["text", "path", "sentence"],
+)
+def test_shortened_message_keeps_text_between_long_paths(error: QdqtoolError) -> None:
+    for text in (str(error), of_error(error)):
+        assert "names 0 of 21 convolutions" in text and len(text) < 1000 < len(FOLDER) * 6
 
 
-def _first_then(found: object) -> Iterator[object]:
-    yield found
+def one_value(value: object) -> Iterator[object]:
+    yield value
     raise KeyError("no")
 
 
-def test_what_an_iterable_raises_names_the_parameter() -> None:
-    taken = {
-        (name, p.name)
-        for name, function in functions().items()
-        for p in inspect.signature(function).parameters.values()
-        if str(p.annotation).startswith("Iterable[")
-    }
-    assert taken > {
-        ("merge_all", "parts"),
-        ("TensorStatistics.add_focus", "parts"),
-        ("Statistics", "notes"),
-    }
-    first = {"parts": _STATS, "skipped": ("a", "b")}
-    for name, parameter in sorted(taken):
-        found = _VALUES if name == "TensorStatistics.add_focus" else first.get(parameter, "text")
-        iterables = (
-            _first_then(found),
-            type("Fails", (), {"__iter__": Deceptive._refuse})(),
-            type("Fails", (), {"__iter__": lambda self: self, "__next__": Deceptive._refuse})(),
+ITERABLES = [
+    (name, p.name)
+    for name, function in functions().items()
+    for p in inspect.signature(function).parameters.values()
+    if str(p.annotation).startswith("Iterable[")
+]
+
+
+@pytest.mark.parametrize(("name", "parameter"), ITERABLES)
+def test_error_of_iterable_names_parameter(name: str, parameter: str) -> None:
+    first = {"parts": _STATS, "skipped": ("a", "b")}.get(parameter, "text")
+    if name == "TensorStatistics.add_focus":
+        first = _VALUES
+    for value in (
+        one_value(first),
+        type("Fails", (), {"__iter__": Deceptive.refuse})(),
+        type("Fails", (), {"__iter__": lambda self: self, "__next__": Deceptive.refuse})(),
+    ):
+        error = call(name, parameter, value)
+        assert error is not None and (error.code, error.parameter) == (
+            "iteration-failed",
+            parameter,
         )
-        for value in iterables:
-            with at(name, parameter, type(value)):
-                said = call(name, parameter, value)
-                assert said.startswith(f"`{parameter}=") and "Error when it is read: " in said, said
-        with at(name, parameter, list):
-            assert call(name, parameter, iter([1j])).startswith(f"`{parameter}=1j`: is complex")
-    with raises(DataError, "TensorStatistics.coarse -1"):
-        _STATS.coarse(-1)
-    taken_in = TensorStatistics()
-    with raises(QdqtoolError, "read parts"):
-        taken_in.add_focus(_first_then(_VALUES))  # type: ignore[arg-type]
-    assert taken_in.focus is None
+    error = call(name, parameter, iter([1j]))
+    assert error is not None and (error.code, error.parameter) == ("wrong-type", parameter)
+
+
+def test_parameters_that_take_iterables() -> None:
+    expected = ("merge_all", "parts"), ("TensorStatistics.add_focus", "parts")
+    assert set(ITERABLES) > {*expected, ("Statistics", "notes")}
+
+
+def test_failed_iterable_changes_nothing() -> None:
+    statistics = TensorStatistics()
+    with pytest.raises(QdqtoolError, check=has("iteration-failed", parameter="parts")):
+        statistics.add_focus(one_value(_VALUES))  # type: ignore[arg-type]
+    assert statistics.focus is None
 
 
 @pytest.mark.usefixtures("nowhere")
 @pytest.mark.parametrize("third", slow_after(1, range(3)))
-def test_what_fails_when_it_is_looked_at_is_refused_or_taken(third: int) -> None:
-    """Each parameter gets a third of what can fail, and its neighbours the others."""
+def test_object_that_raises_is_accepted_or_an_error(third: int) -> None:
+    # Each parameter gets a third of the values, and its neighbors the others.
     values = (*BROKEN, *([v] for v in BROKEN), ..., NotImplemented)
     for number, (name, parameter) in enumerate(every_case()):
         large = [10**400, -(10**400)] if hasattr(qdqtool, name) else []
         for value in (*values[(number + third) % 3 :: 3], *large):
-            # A number that is too large is documented.
-            with at(name, parameter, type(value)), contextlib.suppress(ValueError):
-                assert "\n" not in call(name, parameter, value)
-    with pytest.raises(DataError, match=r"calibration data"):
-        qdqtool.insert(float_network(), type("Fails", (), {"__iter__": Deceptive._refuse})())  # type: ignore[arg-type]
+            # The ValueError of a number that is too large is documented.
+            with naming_case(name, parameter, type(value)), contextlib.suppress(ValueError):
+                assert is_one_line(call(name, parameter, value))
+
+
+def test_data_that_raises_is_an_error() -> None:
+    data = type("Fails", (), {"__iter__": Deceptive.refuse})()
+    with pytest.raises(DataError) as caught:
+        qdqtool.insert(float_network(), data)  # type: ignore[arg-type]
+    assert "calibration data" in str(caught.value) and "no" in str(caught.value)
 
 
 @pytest.mark.usefixtures("nowhere")
 @pytest.mark.parametrize("package", slow_after(1, ["calibration", "qdqtool"]))
-def test_nothing_comes_from_inside(package: str) -> None:
-    for name, parameter in every_case():
-        documented = (ValueError, KeyError, IndexError)  # of values of the right type
+def test_wrong_value_raises_documented_errors_only(package: str) -> None:
+    names = [name for name, f in functions().items() if f.__module__.startswith(package)]
+    for name in names:
+        documented: tuple[type[Exception], ...] = (ValueError, KeyError, IndexError)
         if name == "assert_int8":
             documented = (*documented, AssertionError)
-        default = next(given for known, given, *_ in parameters_of(name) if known == parameter)
-        wrong = WRONG if functions()[name].__module__.startswith(package) else ()
-        for value in (
-            v for v in wrong if v is not default
-        ):  # which would be the same call for each parameter
-            with at(name, parameter, type(value)), contextlib.suppress(*documented):
-                assert "\n" not in call(name, parameter, value)
+        for p in parameters_of(name):
+            for value in (v for v in WRONG if v is not p.default):
+                with naming_case(name, p.name, type(value)), contextlib.suppress(*documented):
+                    assert is_one_line(call(name, p.name, value))
 
 
-def test_results_that_take_a_model_and_a_log_to_make_look_at_arguments_as_the_others_do() -> None:
-    for result in _NOT_MADE:
-        methods = [
-            m for n, m in inspect.getmembers(result, inspect.isfunction) if not n.startswith("_")
-        ]
-        assert all(
-            hasattr(m, "__wrapped__") for m in methods if len(inspect.signature(m).parameters) > 1
-        )
+@pytest.mark.parametrize("result", EXPENSIVE)
+def test_methods_of_expensive_results_check_arguments(result: type) -> None:
+    members = inspect.getmembers(result, inspect.isfunction)
+    methods = [member for name, member in members if not name.startswith("_")]
+    with_arguments = [m for m in methods if len(inspect.signature(m).parameters) > 1]
+    assert all(hasattr(m, "__wrapped__") for m in with_arguments)
 
 
-def test_objects_of_numpy_that_hold_anything(tmp_path: Path) -> None:
-    """What looks like an array by its attributes alone, and arrays of records."""
+def test_numpy_object_that_looks_like_an_array_is_not_a_model(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", dtype=np.ones(2))
-    with np.load(tmp_path / "a.npz") as found, pytest.raises(QdqtoolError, match=r"^`model="):
-        qdqtool.predict(found.f)
+    is_wrong_type = has("wrong-type", parameter="model")
+    with np.load(tmp_path / "a.npz") as a, pytest.raises(QdqtoolError, check=is_wrong_type):
+        qdqtool.predict(a.f)
+
+
+def test_array_of_records_is_not_an_array_of_numbers() -> None:
     records = np.rec.array([(1, 2)], dtype=[("a", "i4"), ("b", "i4")])
-    with raises(QdqtoolError, "require numbers"):
+    with pytest.raises(QdqtoolError) as caught:
         TensorStatistics().add(records)
+    assert caught.value.code == "wrong-type" and "numbers" in str(caught.value)
 
 
-def test_what_fits_once_does_not_let_others_in() -> None:
-    """Kinds of arguments that were found to fit are not looked at again; one of another kind is."""
+@typed
+def with_list(
+    number: float, array: npt.NDArray[Any], numbers: Sequence[float], whole: int = 1
+) -> object:
+    return number, array, numbers, whole
 
-    @typed
-    def taken(
-        number: float, array: npt.NDArray[Any], some: Sequence[float], whole: int = 1
-    ) -> object:
-        return number, array, some, whole
 
-    good = (1, np.ones(2), [1.0], 2)
+@typed
+def without_list(number: float, array: npt.NDArray[Any], whole: int | None = None) -> object:
+    return number, array, whole
+
+
+ARRAY = np.ones(2)
+
+
+@pytest.mark.parametrize(
+    ("function", "valid", "position", "wrong"),
+    [
+        *(
+            (with_list, (1, ARRAY, [1.0], 2), position, value)
+            for position, value in (
+                (0, "x"),
+                (0, None),
+                (1, [1.0]),
+                (1, np.array([object()])),
+                (2, ["x"]),
+                (2, 1.0),
+                (3, 1.5),
+            )
+        ),
+        *(
+            (without_list, (1.5, ARRAY, 3), position, value)
+            for position, value in ((0, "x"), (1, np.array(["x"])), (1, 3), (2, "x"))
+        ),
+    ],
+)
+def test_wrong_type_after_valid_calls_is_an_error(
+    function: Callable[..., object], valid: tuple[object, ...], position: int, wrong: object
+) -> None:
+    # Types of valid arguments are cached.
     for _ in range(3):
-        assert taken(*good) == good
-    for place, bad in (
-        (0, "x"),
-        (0, None),
-        (1, [1.0]),
-        (1, np.array([object()])),
-        (2, ["x"]),
-        (2, 1.0),
-        (3, 1.5),
-    ):
-        for _ in range(2):
-            with pytest.raises(QdqtoolError):
-                taken(*good[:place], bad, *good[place + 1 :])  # type: ignore[arg-type]
+        assert function(*valid) == valid
+    for _ in range(2):
+        with pytest.raises(QdqtoolError, check=lambda e: e.code == "wrong-type"):
+            function(*valid[:position], wrong, *valid[position + 1 :])
 
-    @typed
-    def numbers(number: float, array: npt.NDArray[Any], whole: int | None = None) -> object:
-        return number, array, whole
 
-    for _ in range(3):
-        assert numbers(1.5, good[1], 3) == (1.5, good[1], 3) and numbers(2, good[1]) == (
-            2,
-            good[1],
-            None,
-        )
-    for bad_call in (
-        ("x", good[1], 3),
-        (1.5, good[1], "x"),
-        (1.5, np.array(["x"]), 3),
-        (1.5, 3, 3),
-    ):
-        for _ in range(2):
-            with pytest.raises(QdqtoolError):
-                numbers(*bad_call)  # type: ignore[arg-type]
+def test_typed_function_accepts_default_and_whole_number() -> None:
+    assert without_list(2, ARRAY) == (2, ARRAY, None)

@@ -1,4 +1,4 @@
-"""Sentences keep their values, and are said again to somebody else or of other names."""
+"""Sentences keep their values, so that parameters and names in them can be replaced."""
 
 import pickle
 
@@ -9,11 +9,11 @@ from qdqtool.fixing.sandbox import TooMuch
 from qdqtool.types import Precision
 
 
-def loud(name: str, value: str) -> str:
+def in_brackets(name: str, value: str) -> str:
     return f"<{name}|{value}>"
 
 
-def test_a_parameter_is_called_as_its_reader_does() -> None:
+def test_parameter_is_named_for_its_reader() -> None:
     sentence = said(
         "{`smooth`:{alpha:g}} or {other}: see {`gpu`:sm=8.6,sms=28} of {name}",
         alpha=0.5,
@@ -22,49 +22,49 @@ def test_a_parameter_is_called_as_its_reader_does() -> None:
     )
     assert sentence == "`smooth=0.5` or `time_limit`: see `gpu=sm=8.6,sms=28` of `smooth` {`gpu`}"
     assert (
-        told(sentence, loud)
+        told(sentence, in_brackets)
         == "<smooth|0.5> or <time_limit|>: see <gpu|sm=8.6,sms=28> of `smooth` {`gpu`}"
     )
-    given = said("{option:{value!r}}: no", option=Parameter("method"), value="{x}:")
-    assert (given, told(given, loud)) == ("`method='{x}:'`: no", "<method|'{x}:'>: no")
+    option = said("{option:{value!r}}: no", option=Parameter("method"), value="{x}:")
+    assert (option, told(option, in_brackets)) == ("`method='{x}:'`: no", "<method|'{x}:'>: no")
     for words in ("`smooth` as somebody else has it", Said("{`smooth`}")):
-        assert told(words, loud) == words
+        assert told(words, in_brackets) == words
 
 
-def test_sentences_in_sentences_are_told_alike() -> None:
+def test_nested_sentences_are_named_for_their_reader() -> None:
     inner = said("give {`size`}")
     outer = said(
-        "{one}; {all:joined , }; {pairs:first 1 %s is %s}; {word:>4}",
-        one=inner,
+        "{first}; {all:joined , }; {pairs:first 1 %s is %s}; {word:>4}",
+        first=inner,
         all=(inner, "`size`"),
         pairs=[("a", inner), ("b", inner)],
         word="x",
     )
     assert outer == "give `size`; give `size`, `size`; a is give `size` and 1 more;    x"
     assert (
-        told(outer, loud)
+        told(outer, in_brackets)
         == "give <size|>; give <size|>, `size`; a is give <size|> and 1 more;    x"
     )
 
 
-def test_what_an_error_says_is_a_value() -> None:
+def test_message_of_error_is_a_sentence() -> None:
     error = ModelError(said("leave it float with {`exclude`}"), "m.onnx")
     assert str(error) == of_error(error) == "m.onnx: leave it float with `exclude`"
     note = Remark.NOT_PREDICTED(error=of_error(error))
-    assert told(note, loud) == "not predicted: m.onnx: leave it float with <exclude|>"
+    assert told(note, in_brackets) == "not predicted: m.onnx: leave it float with <exclude|>"
     for other, words in (
         (TooMuch(said("raise it with {`effort`}")), "raise it with <effort|>"),
         (KeyError("a `size`"), "'a `size`'"),
         (ValueError(), ""),
         (QdqtoolError("x"), "x"),
     ):
-        assert told(of_error(other), loud) == words
+        assert told(of_error(other), in_brackets) == words
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), again.path) == (str(error), "m.onnx")
-    assert told(again.reason, loud) == "leave it float with <exclude|>"
+    assert told(again.reason, in_brackets) == "leave it float with <exclude|>"
 
 
-def test_names_are_replaced_in_values_and_not_in_words() -> None:
+def test_renamed_replaces_values_but_not_words() -> None:
     missing = [
         said("{code} at {node}", code="SKIP-FLOAT", node="part"),
         said("the outcome of {name}", name="show"),
@@ -81,10 +81,10 @@ def test_names_are_replaced_in_values_and_not_in_words() -> None:
     ] == ("the outcome of n_c")
     changed = Remark.PREDICTED_OTHERWISE(convolutions=[("show", "INT8", "INT8", "INT8", "FLOAT")])
     assert "n_c (INT8 to INT8" in changed.renamed(lambda text: names.get(text, text))
-    assert Note("show").renamed(names.__getitem__) == "n_c", "words alone are one text"
+    assert Note("show").renamed(names.__getitem__) == "n_c", "a text is one name"
 
 
-def test_names_are_found_in_whatever_holds_them() -> None:
+def test_renamed_replaces_names_in_containers() -> None:
     class Name(str):
         pass
 

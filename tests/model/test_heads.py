@@ -1,24 +1,26 @@
-"""YOLO's distribution focal loss is found by one test, whoever asks and however its bins are stored."""
+"""Detection heads: YOLO's distribution focal loss (DFL), and the convolutions before it."""
+
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import onnx
 import pytest
 
 from qdqtool.explain.lint.heads import last_convolutions
-from qdqtool.model import heads
 from qdqtool.model.editor import placeholder
 from qdqtool.model.graph import Model
-from qdqtool.model.heads import find_dfl, find_head
+from qdqtool.model.heads import counts_up, find_dfl, find_head
 from qdqtool.model.view import View
 from qdqtool.trt import importer
 from qdqtool.trt.layers import WEIGHTED
+from tests.insertion.nets import Net
 from tests.trt.builder import Graph
 
 FORMS = ("read", "unread", "pair", "stored", "moved", "joined")
 
 
-def detector(form: str, op: str = "Conv") -> onnx.ModelProto:
-    """A convolution of boxes in front of the DFL, and one of classes."""
+def detector(form: str, op: str = "Conv", power: int = 1) -> onnx.ModelProto:
+    """Build a convolution of boxes before a DFL, and one of scores. Its bins are powers of 0 to 7."""
     g = Graph()
     stem = g.op("Relu", g.conv(g.input(1, 16, 4, 4), "stem", 16), "r")
     box, score = (
@@ -28,9 +30,10 @@ def detector(form: str, op: str = "Conv") -> onnx.ModelProto:
     soft = (
         g.op("Softmax", g.op("Transpose", box, "t", perm=[0, 2, 3, 1]), "soft", axis=3)
         if op == "MatMul"
-        else (g.op("Softmax", box, "soft", axis=1))
+        else g.op("Softmax", box, "soft", axis=1)
     )
-    bins = np.arange(8, dtype=np.float32).reshape((8, 1) if op == "MatMul" else (1, 8, 1, 1))
+    bins = np.arange(8, dtype=np.float32) ** power
+    bins = bins.reshape((8, 1) if op == "MatMul" else (1, 8, 1, 1))
     if form == "moved":
         for i in range(12):
             soft = g.op("Identity", soft, f"i{i}")
@@ -40,9 +43,10 @@ def detector(form: str, op: str = "Conv") -> onnx.ModelProto:
         soft = g.pair(soft, "s", 1 / 127)
     weights = g.const("bins", bins)
     if form == "pair":
-        weights = g.pair(weights, "w", 7 / 127)
+        weights = g.pair(weights, "w", float(bins.max()) / 127)
     elif form == "stored":
-        weights = g.dq(g.const("codes", np.rint(bins * 127 / 7).astype(np.int8)), "w.DQ", 7 / 127)
+        codes = g.const("codes", np.rint(bins * 127 / bins.max()).astype(np.int8))
+        weights = g.dq(codes, "w.DQ", float(bins.max()) / 127)
     proto = g.model(score, g.op(op, [soft, weights], "dfl"))
     if form == "unread":
         stored = next(t for t in proto.graph.initializer if t.name == "bins")
@@ -51,33 +55,35 @@ def detector(form: str, op: str = "Conv") -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize(
-    ("op", "form"), [*(("Conv", form) for form in FORMS), ("MatMul", "read"), ("MatMul", "moved")]
+    ("op", "form", "power"),
+    [
+        *(("Conv", form, 1) for form in FORMS),
+        ("MatMul", "read", 1),
+        ("MatMul", "moved", 1),
+        # Bins that do not count up. Those without values at hand are recognized by their shape.
+        *(("Conv", form, 2) for form in FORMS if form not in ("unread", "stored")),
+    ],
 )
-def test_all_who_ask_find_the_same(op: str, form: str) -> None:
-    model = Model(detector(form, op))
+def test_importer_head_and_view_agree_on_dfl(op: str, form: str, power: int) -> None:
+    model = Model(detector(form, op, power))
     view, head = View(model), find_head(model)
+    dfl = {"dfl"} if power == 1 else set()
 
-    def named(found: set[int]) -> set[str]:
-        return {model.nodes[i].name for i in found}
+    def names(indices: Iterable[int]) -> set[str]:
+        return {model.nodes[i].name for i in indices}
 
-    assert named(find_dfl(model)) == named(head.dfl) == {"dfl"} and "dfl" not in named(head.finals)
-    network = importer.build(model)
-    assert [layer.nodes[0] for layer in network.of_kind(*WEIGHTED) if layer.weights.dfl] == ["dfl"]
-    assert {n.name for n in view.weighted if n.index not in view.feeds_weighted} == {
-        "box",
-        "score",
-        "dfl",
-    }
+    assert names(find_dfl(model)) == names(head.dfl) == dfl
+    assert not dfl & names(head.finals)
+    layers = importer.build(model).of_kind(*WEIGHTED)
+    assert {layer.nodes[0] for layer in layers if layer.weights.dfl} == dfl
+    last = {n.name for n in view.weighted if n.index not in view.feeds_weighted}
+    assert last == ({"box", "score", "dfl"} if dfl else {"score", "dfl"})
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_convolutions_before_dfl_are_the_last_ones(form: str) -> None:
+    view = View(Model(detector(form)))
     assert {n.name for n in last_convolutions(view)} == {"box", "score"}
-
-
-def test_nobody_has_a_test_of_his_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heads, "_are_bins", lambda model, node, tensor: False)
-    model = Model(detector("read"))
-    view = View(model)
-    assert not find_head(model).dfl
-    assert not any(layer.weights.dfl for layer in importer.build(model).of_kind(*WEIGHTED))
-    assert {n.name for n in view.weighted if n.index not in view.feeds_weighted} == {"score", "dfl"}
 
 
 @pytest.mark.parametrize(
@@ -91,8 +97,7 @@ def test_nobody_has_a_test_of_his_own(monkeypatch: pytest.MonkeyPatch) -> None:
         ((3, 1), 1),
     ],
 )
-def test_what_is_none(shape: tuple[int, ...], step: int) -> None:
-    g = Graph()
+def test_product_with_other_bins_is_not_dfl(g: Graph, shape: tuple[int, ...], step: int) -> None:
     op, count = ("Conv", shape[1]) if len(shape) == 4 else ("MatMul", shape[0])
     soft = g.op("Softmax", g.input(1, count, 4, count), "soft", axis=1)
     weights = np.arange(np.prod(shape), dtype=np.float32).reshape(shape) * step
@@ -100,11 +105,26 @@ def test_what_is_none(shape: tuple[int, ...], step: int) -> None:
     assert not find_dfl(Model(proto))
 
 
-def test_what_branches_and_joins_again_is_looked_at_once() -> None:
-    """Behind 60 Splits and Concats there are 2^60 ways."""
-    g = Graph()
+def test_search_for_dfl_is_linear_in_branches(g: Graph) -> None:
+    # 60 Splits and Concats have 2^60 paths.
     x = g.op("Softmax", g.input(1, 8, 4, 4), "s")
     for i in range(60):
         x = g.concat(list(reversed(g.ops("Split", [x], f"split{i}", count=2, axis=1))), f"join{i}")
         g.channels[x] = 8
     assert find_dfl(Model(g.model(g.conv(x, "c")))) == set()
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (range(16), True),
+        (range(1, 17), False),
+        (range(3), False),
+        ([0, 1, 2, 4], False),
+        (range(4), True),
+    ],
+)
+def test_counts_up(net: Net, values: Sequence[int], expected: bool) -> None:
+    net.const("k", list(values))
+    net.output(net.op("Relu", "r", "x"))
+    assert counts_up(net.index(), "k") is expected

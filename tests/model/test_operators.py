@@ -1,6 +1,6 @@
-"""Every operator of the table, walked: importer, placement, fixing and flow agree about it, and numbers prove its laws.
+"""Every operator of the table: importer, placement, fixes and scales agree on it, and numbers confirm its facts.
 
-A new operator needs a line in ``RECIPES`` only where one input and no attributes do not make it.
+A new operator with further inputs or attributes needs a line in ``RECIPES``.
 """
 
 from collections.abc import Callable
@@ -44,7 +44,7 @@ def _plain(op: str, **attributes: Any) -> Recipe:
 
 
 def _with(op: str, constants: dict[str, Any], **attributes: Any) -> Recipe:
-    """An operator whose further inputs are constants; an empty name leaves one out."""
+    """Return the recipe of an operator with constants as further inputs. None omits one."""
     return lambda g, x: [
         g.op(
             op,
@@ -89,12 +89,11 @@ RECIPES: dict[str, list[Recipe]] = {
     "SpaceToDepth": [_plain("SpaceToDepth", blocksize=2)],
     "Cast": [_plain("Cast", to=1)],
 }
-# Which standard operators onnxruntime cannot run as they are: older than its models' opset.
+# Opset of standard operators that newer ones do not have.
 OLD = {"Upsample": 9}
 
 
 def is_standard(operator: Operator) -> bool:
-    """Not one that is known from exporters of other frameworks alone."""
     return onnx.defs.has(operator.name, 20)
 
 
@@ -102,18 +101,18 @@ def recipes(operator: Operator) -> list[Recipe]:
     return RECIPES.get(operator.name) or [_plain(operator.name)]
 
 
-def forms(chosen: Callable[[Operator], object]) -> list[tuple[Operator, Recipe]]:
-    """Each operator that is chosen, in each of its forms."""
+def forms(matches: Callable[[Operator], object]) -> list[Any]:
+    """Return (operator, recipe) for each recipe of each matching operator."""
     return [
-        (operator, recipe)
+        pytest.param(operator, recipe, id=f"{operator.name} {number}")
         for operator in OPERATORS.values()
-        if chosen(operator)
-        for recipe in recipes(operator)
+        if matches(operator)
+        for number, recipe in enumerate(recipes(operator))
     ]
 
 
 def quantized(recipe: Recipe, second: float = 0.1) -> tuple[Model, list[str]]:
-    """A convolution, the operator, and a convolution that reads each result through a pair."""
+    """Build a convolution, the operator, and a pair on each of its results."""
     g = Graph(opset=OPSET)
     before = g.conv(g.input(*SHAPE), "before")
     results = recipe(g, before)
@@ -124,8 +123,7 @@ def quantized(recipe: Recipe, second: float = 0.1) -> tuple[Model, list[str]]:
     return Model(g.model(*outputs)), results
 
 
-def moved(prediction: Prediction) -> list[str]:
-    """What a Q moved up past."""
+def operators_that_a_q_passed(prediction: Prediction) -> list[str]:
     return [
         e.subject
         for e in prediction.trace
@@ -134,8 +132,8 @@ def moved(prediction: Prediction) -> list[str]:
     ]
 
 
-def _one_input(operator: Operator) -> bool:
-    """Whether one input makes the operator; the others are tested where their facts are."""
+def has_one_input(operator: Operator) -> bool:
+    """Return whether the operator needs only one input. Others have tests of their own."""
     two = ("PRelu", "BatchNormalization", "LayerNormalization")
     return (
         operator.weights is None
@@ -146,28 +144,29 @@ def _one_input(operator: Operator) -> bool:
     )
 
 
-# What a Q passes ------------------------------------------------------------------------------------------------
+# Operators that a Q passes ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("operator", "recipe"), forms(lambda o: o.passage))
-def test_all_rooms_let_a_q_pass_and_fix_unifies_across_it(
-    operator: Operator, recipe: Recipe
-) -> None:
+def test_q_passes_operator_in_simulation_and_placement(operator: Operator, recipe: Recipe) -> None:
     model, results = quantized(recipe)
     node = model.node("op")
     assert operators.passage(model, node) is not None
     assert operators.inputs_behind_q(model, node)
     prediction = simulate(model, TARGET)
-    gone = not any(
-        "op" in layer.nodes for layer in prediction.layers
-    )  # an Identity is no layer at all
-    assert "op" in moved(prediction) or gone, "the simulator does not move the Q"
+    is_layer = any("op" in layer.nodes for layer in prediction.layers)  # an Identity is not
+    assert "op" in operators_that_a_q_passed(prediction) or not is_layer
     outcome = next(c for c in prediction.convolutions if c.name == "before")
     assert str(outcome.output) == "INT8"
     (group,) = scale_groups(model, ["before:0", *results])
     assert set(group.quantized) == {"before:0", *results}
-    view = View(model)
-    assert {u.kind for u in uses(view, "before:0")} == {"q"}
+    assert {u.kind for u in uses(View(model), "before:0")} == {"q"}
+
+
+@pytest.mark.parametrize(("operator", "recipe"), forms(lambda o: o.passage))
+def test_fix_unifies_scales_across_operator_that_a_q_passes(
+    operator: Operator, recipe: Recipe
+) -> None:
     g = Graph(opset=OPSET)
     before = g.relu(g.conv(g.input(*SHAPE), "before"), "relu")
     ends = [
@@ -178,18 +177,20 @@ def test_all_rooms_let_a_q_pass_and_fix_unifies_across_it(
     assert "instead of" in site.what
 
 
-@pytest.mark.parametrize(("operator", "recipe"), forms(lambda o: not o.passage and _one_input(o)))
-def test_no_room_lets_a_q_pass_what_is_not_listed(operator: Operator, recipe: Recipe) -> None:
+@pytest.mark.parametrize(
+    ("operator", "recipe"), forms(lambda o: not o.passage and has_one_input(o))
+)
+def test_q_does_not_pass_other_operator(operator: Operator, recipe: Recipe) -> None:
     model, results = quantized(recipe)
     node = model.node("op")
     assert operators.inputs_behind_q(model, node) == ()
-    assert "op" not in moved(simulate(model, TARGET))
+    assert "op" not in operators_that_a_q_passed(simulate(model, TARGET))
     assert len(scale_groups(model, ["before:0", *results])) == 1 + len(results)
 
 
 @pytest.mark.parametrize(("operator", "recipe"), forms(lambda o: o.passage and is_standard(o)))
-def test_the_law_of_passing_holds_in_numbers(operator: Operator, recipe: Recipe) -> None:
-    """Q(op(x)) is op(Q(x)) where the passage is exact, and a step apart at most where it is not."""
+def test_q_commutes_with_operator_that_it_passes(operator: Operator, recipe: Recipe) -> None:
+    # Q(op(x)) is op(Q(x)) if the passage is exact, otherwise they differ by at most a step.
     g = Graph(opset=OLD.get(operator.name, OPSET))
     results = recipe(g, g.input(*SHAPE))
     proto = g.model(*results)
@@ -200,48 +201,44 @@ def test_the_law_of_passing_holds_in_numbers(operator: Operator, recipe: Recipe)
     x = random.normal(0, 1.5, SHAPE).astype(np.float32)
     if not passage.exact:  # a mean of saturated values is not the saturated mean
         x = x.clip(-127 * scale, 127 * scale)
-    for behind, in_front in zip(
-        run(proto, {"x": x}), run(proto, {"x": _fake(x, scale)}), strict=True
-    ):
-        distance = np.abs(_fake(behind, scale) - _fake(in_front, scale)).max()
-        assert distance <= (0 if passage.exact else scale)
+    plain, quantized = run(proto, {"x": x}), run(proto, {"x": fake_quantize(x, scale)})
+    for q_after, q_before in zip((fake_quantize(y, scale) for y in plain), quantized, strict=True):
         if passage.exact:
-            assert np.array_equal(_fake(behind, scale), in_front)
+            assert np.array_equal(q_after, q_before)
+        else:
+            assert np.abs(q_after - fake_quantize(q_before, scale)).max() <= scale
 
 
-def _fake(x: npt.NDArray[np.float32], scale: np.float32) -> npt.NDArray[np.float32]:
-    """Q and DQ as ONNX defines them, symmetric int8."""
+def fake_quantize(x: npt.NDArray[np.float32], scale: np.float32) -> npt.NDArray[np.float32]:
+    """Apply Q and DQ as ONNX defines them, symmetric int8."""
     return (np.clip(np.rint(x / scale), -128, 127) * scale).astype(np.float32)
 
 
-def test_what_joins_and_what_is_inexact() -> None:
-    """The table says so; were it exact, the entry would be wrong."""
+def test_linear_resize_does_not_commute_with_q() -> None:
     g = Graph(opset=OPSET)
     proto = g.model(*RECIPES["Resize"][1](g, g.input(*SHAPE)))
     scale = np.float32(2.0**-5)
     x = np.random.default_rng(0).normal(0, 1.5, SHAPE).astype(np.float32)
-    (behind,), (in_front,) = run(proto, {"x": x}), run(proto, {"x": _fake(x, scale)})
-    assert not np.array_equal(_fake(behind, scale), _fake(in_front, scale))
-    for operator in OPERATORS.values():
-        if not operator.joins:
-            continue
-        g = Graph(opset=OPSET)
-        x = g.input(*SHAPE)
-        a, b = g.conv(x, "a"), g.conv(x, "b")
-        model = Model(
-            g.model(g.op("Neg", g.pair(g.op(operator.name, [a, b], "op", axis=1), "q"), "end"))
-        )
-        assert operators.inputs_behind_q(model, model.node("op")) == (a, b)
-        assert [str(c.output) for c in simulate(model, TARGET).convolutions] == ["INT8", "INT8"]
-        (group,) = scale_groups(model, ["op:0"])
-        assert set(group.sources) == {a, b}
+    (plain,), (quantized,) = run(proto, {"x": x}), run(proto, {"x": fake_quantize(x, scale)})
+    assert not np.array_equal(fake_quantize(plain, scale), fake_quantize(quantized, scale))
+
+
+@pytest.mark.parametrize("name", [o.name for o in OPERATORS.values() if o.joins])
+def test_q_passes_operator_that_joins(g: Graph, name: str) -> None:
+    x = g.input(*SHAPE)
+    a, b = g.conv(x, "a"), g.conv(x, "b")
+    model = Model(g.model(g.op("Neg", g.pair(g.op(name, [a, b], "op", axis=1), "q"), "end")))
+    assert operators.inputs_behind_q(model, model.node("op")) == (a, b)
+    assert [str(c.output) for c in simulate(model, TARGET).convolutions] == ["INT8", "INT8"]
+    (group,) = scale_groups(model, ["op:0"])
+    assert set(group.sources) == {a, b}
 
 
 # Joins and cuts -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("operator", "recipe"), forms(lambda o: o.cuts))
-def test_what_cuts_gives_parts(operator: Operator, recipe: Recipe) -> None:
+def test_operator_that_cuts_returns_values_of_its_input(operator: Operator, recipe: Recipe) -> None:
     g = Graph(opset=OPSET)
     proto = g.model(*recipe(g, g.input(*SHAPE)))
     x = np.arange(np.prod(SHAPE), dtype=np.float32).reshape(SHAPE)
@@ -255,13 +252,13 @@ def test_what_cuts_gives_parts(operator: Operator, recipe: Recipe) -> None:
 @pytest.mark.parametrize(
     "operator", [o for o in OPERATORS.values() if o.activation], ids=lambda o: o.name
 )
-def test_all_rooms_take_an_activation_for_one(operator: Operator) -> None:
+def test_all_packages_recognize_activation(operator: Operator) -> None:
     g = Graph(opset=OPSET)
     out = g.op(operator.name, g.conv(g.input(*SHAPE), "c"), "act")
     model = Model(g.model(g.op("Neg", g.pair(out, "q"), "end")))
     act = model.node("act")
-    (found,) = simulate(model, TARGET).convolutions
-    assert (str(found.output), found.fused) == ("INT8", ["act"])
+    (conv,) = simulate(model, TARGET).convolutions
+    assert (str(conv.output), conv.fused) == ("INT8", ["act"])
     assert activation_input(model, act) == "c:0"
     layer = Taken(model).nodes["c"]
     assert (layer.nodes, layer.out.source) == (["c", "act"], "act:0")
@@ -272,26 +269,26 @@ def test_all_rooms_take_an_activation_for_one(operator: Operator) -> None:
     [o for o in OPERATORS.values() if o.activation and o.activation.gate],
     ids=lambda o: o.name,
 )
-def test_x_times_its_gate_is_an_activation(operator: Operator) -> None:
+def test_product_with_gate_is_an_activation(operator: Operator) -> None:
     g = Graph(opset=OPSET)
     conv = g.conv(g.input(*SHAPE), "c")
     out = g.op("Mul", [conv, g.op(operator.name, conv, "gate")], "mul")
     model = Model(g.model(g.op("Neg", g.pair(out, "q"), "end")))
-    (found,) = simulate(model, TARGET).convolutions
-    assert (str(found.output), sorted(found.fused)) == ("INT8", ["gate", "mul"])
+    (outcome,) = simulate(model, TARGET).convolutions
+    assert (str(outcome.output), sorted(outcome.fused)) == ("INT8", ["gate", "mul"])
     assert activation_input(model, model.node("mul")) == "c:0"
 
 
 @pytest.mark.parametrize("name", ["PRelu", "Softmax", "LogSoftmax"])
-def test_what_is_no_activation_is_none_anywhere(name: str) -> None:
+def test_other_operator_is_not_an_activation(name: str) -> None:
     g = Graph(opset=OPSET)
     conv = g.conv(g.input(*SHAPE), "c")
     inputs = (
         [conv, g.const("slope", np.full((8, 1, 1), 0.1, np.float32))] if name == "PRelu" else [conv]
     )
     model = Model(g.model(g.op("Neg", g.pair(g.op(name, inputs, "act"), "q"), "end")))
-    (found,) = simulate(model, TARGET).convolutions
-    assert (found.output, found.fused) != ("INT8", ["act"])
+    (outcome,) = simulate(model, TARGET).convolutions
+    assert (outcome.output, outcome.fused) != ("INT8", ["act"])
     assert activation_input(model, model.node("act")) is None
 
 
@@ -299,8 +296,8 @@ def test_what_is_no_activation_is_none_anywhere(name: str) -> None:
     ("operator", "recipe"),
     forms(lambda o: o.kind in (LayerKind.ACTIVATION, LayerKind.UNARY) and is_standard(o)),
 )
-def test_what_is_called_pointwise_is(operator: Operator, recipe: Recipe) -> None:
-    """Each value depends on the value at its place alone: what is permuted in front comes out permuted."""
+def test_pointwise_operator_commutes_with_permutation(operator: Operator, recipe: Recipe) -> None:
+    # Each value depends on the value at the same place only.
     g = Graph(opset=20)
     proto = g.model(*recipe(g, g.input(*SHAPE)))
     proto.ir_version = 9
@@ -315,7 +312,7 @@ def test_what_is_called_pointwise_is(operator: Operator, recipe: Recipe) -> None
 
 
 @pytest.mark.parametrize(("operator", "recipe"), forms(lambda o: o.averages))
-def test_all_rooms_take_an_average_for_a_pooling(operator: Operator, recipe: Recipe) -> None:
+def test_average_runs_in_int8_like_pooling(operator: Operator, recipe: Recipe) -> None:
     g = Graph(opset=OPSET)
     (out,) = recipe(g, g.pair(g.conv(g.input(*SHAPE), "c"), "in"))
     model = Model(g.model(g.op("Neg", g.pair(out, "q"), "end")))
@@ -329,7 +326,7 @@ def test_all_rooms_take_an_average_for_a_pooling(operator: Operator, recipe: Rec
 
 
 def weighted(operator: Operator) -> tuple[onnx.ModelProto, int]:
-    """A node with constant weights, float, and their rank; four outputs of three inputs."""
+    """Return a node with constant weights, four outputs of three inputs, and the rank of the weights."""
     shapes = {"Conv": (4, 3, 3, 3), "ConvTranspose": (3, 4, 2, 2), "Gemm": (3, 4), "MatMul": (3, 4)}
     shape = shapes[operator.name]
     data = (1, 3, 6, 6) if len(shape) == 4 else (2, 3)
@@ -350,8 +347,8 @@ def weighted(operator: Operator) -> tuple[onnx.ModelProto, int]:
 @pytest.mark.parametrize(
     "operator", [o for o in OPERATORS.values() if o.weights], ids=lambda o: o.name
 )
-def test_the_axis_of_weights_is_that_of_the_outputs(operator: Operator) -> None:
-    """A factor for each index along the axis comes out as a factor for each output channel."""
+def test_output_axis_of_weights(operator: Operator) -> None:
+    # A factor for each index along the axis becomes a factor for each output channel.
     proto, rank = weighted(operator)
     model = Model(proto)
     node = model.node("n")
@@ -378,48 +375,43 @@ def test_the_axis_of_weights_is_that_of_the_outputs(operator: Operator) -> None:
     assert np.allclose(outputs, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_weight_quantizer_along_the_inputs_is_refused() -> None:
-    for operator in (
-        o for o in OPERATORS.values() if o.weights and o.kind != LayerKind.MATRIX_MULTIPLY
-    ):
-        outcomes = []
-        for axis in (0, 1):
-            g = Graph(opset=OPSET)
-            data = g.pair(g.input(1, 8, 8, 8), "in")
-            weights = g.weights("n", (8, 8, 3, 3), "qdq", axis)
-            model = Model(g.model(g.op(operator.name, [data, weights], "n", kernel_shape=[3, 3])))
-            (found,) = simulate(model, TARGET).convolutions
-            outcomes.append(str(found.precision))
-        wanted = operators.output_axis(model.node("n"), 4)
-        assert outcomes[wanted or 0] == "INT8"
+@pytest.mark.parametrize(
+    "operator",
+    [o for o in OPERATORS.values() if o.weights and o.kind != LayerKind.MATRIX_MULTIPLY],
+    ids=lambda o: o.name,
+)
+@pytest.mark.parametrize("axis", [0, 1])
+def test_weights_quantized_along_outputs_run_in_int8(
+    g: Graph, operator: Operator, axis: int
+) -> None:
+    g.opset = OPSET
+    data = g.pair(g.input(1, 8, 8, 8), "in")
+    weights = g.weights("n", (8, 8, 3, 3), "qdq", axis)
+    model = Model(g.model(g.op(operator.name, [data, weights], "n", kernel_shape=[3, 3])))
+    (outcome,) = simulate(model, TARGET).convolutions
+    # TensorRT wants the scales along the outputs: axis 0 of a Conv, axis 1 of a ConvTranspose.
+    is_int8 = axis == operators.output_axis(model.node("n"), 4)
+    assert (str(outcome.precision) == "INT8") is is_int8
 
 
 # The table itself -----------------------------------------------------------------------------------------------
 
 
-def test_facts_and_names_of_operators() -> None:
+def test_cases_of_operators_state_their_evidence() -> None:
     for operator in OPERATORS.values():
         for case in operators.cases_of(operator):
             assert isinstance(case, Case) and case.says and (case.builds or case.source)
             assert id_of(case)
-    assert {
-        o.name for o in OPERATORS.values() if o.kind in (LayerKind.QUANTIZE, LayerKind.DEQUANTIZE)
-    } == {qdq.Q, qdq.DQ}
+
+
+def test_quantizers_are_q_and_dq() -> None:
+    kinds = (LayerKind.QUANTIZE, LayerKind.DEQUANTIZE)
+    assert {o.name for o in OPERATORS.values() if o.kind in kinds} == {qdq.Q, qdq.DQ}
 
 
 @pytest.mark.parametrize("name", sorted(OPERATORS))
-def test_of_asks_for_the_domain(name: str) -> None:
-    own = Model(
-        helper.make_model(
-            helper.make_graph([helper.make_node(name, ["x"], ["y"], "n")], "g", [], [])
-        )
-    )
-    foreign = Model(
-        helper.make_model(
-            helper.make_graph(
-                [helper.make_node(name, ["x"], ["y"], "n", domain="my.plugins")], "g", [], []
-            )
-        )
-    )
-    assert operators.of(own.node("n")).name == name
-    assert operators.of(foreign.node("n")).name == ""
+@pytest.mark.parametrize("domain", ["", "my.plugins"])
+def test_of_depends_on_domain(name: str, domain: str) -> None:
+    node = helper.make_node(name, ["x"], ["y"], "n", domain=domain)
+    model = Model(helper.make_model(helper.make_graph([node], "g", [], [])))
+    assert operators.of(model.node("n")).name == ("" if domain else name)

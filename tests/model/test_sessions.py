@@ -1,5 +1,7 @@
-"""Weights on their way into onnxruntime: through a file, one after the other, and never all of them once more."""
+"""Sessions of onnxruntime: weights go through a file, so that memory does not hold them once more."""
 
+import itertools
+import resource
 import subprocess
 import sys
 import tempfile
@@ -15,7 +17,6 @@ from onnx import TensorProto, helper, numpy_helper
 
 from calibration.session import partial_model
 from qdqtool.base.process import Crew
-from qdqtool.errors import QdqtoolError
 from qdqtool.model import external, sessions
 from qdqtool.model.graph import Model
 from qdqtool.model.sessions import open_proto
@@ -23,7 +24,7 @@ from qdqtool.model.slim import without_data
 
 
 def wide(dtype: type[np.floating[Any]] = np.float32) -> onnx.ModelProto:
-    """A product of matrices with 65536 elements each: one of raw bytes, one of typed numbers; and a small bias."""
+    """Build two products with 65536 weights each, of raw bytes and of typed numbers, and a small bias."""
     rng = np.random.default_rng(0)
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     second = rng.normal(0, 0.1, (256, 256)).astype(dtype)
@@ -49,95 +50,103 @@ def wide(dtype: type[np.floating[Any]] = np.float32) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
-def by_hand(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
+def expected_output(model: onnx.ModelProto, x: np.ndarray) -> np.ndarray:
     raw, typed, bias = (
         numpy_helper.to_array(t).astype(np.float64) for t in model.graph.initializer[:3]
     )
     return np.asarray(x.astype(np.float64) @ raw @ typed + bias)
 
 
-def test_values_of_small_constants_alone_are_kept() -> None:
+def assert_runs(session: Any, model: onnx.ModelProto, dtype: type[np.floating[Any]]) -> None:
+    x = np.random.default_rng(1).normal(0, 1, (2, 256)).astype(dtype)
+    (output,) = session.run(None, {"x": x})
+    np.testing.assert_allclose(output, expected_output(model, x), rtol=1e-4, atol=1e-4)
+
+
+def slim(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model without the data of its large weights."""
+    return partial_model(Model(model), ["y"], weights=False)
+
+
+def test_only_small_constants_are_cached() -> None:
     model = Model(wide())
     assert model.constant("bias") is model.constant("bias")
     first, second = model.constant("raw"), model.constant("raw")
-    assert (
-        first is not None and second is not None and first is not second and (first == second).all()
-    )
+    assert first is not None and first is not second and np.array_equal(first, second)
+
+
+def test_partial_model_has_no_data_of_large_weights() -> None:
+    weights = slim(wide()).graph.initializer
+    missing = {t.name for t in weights if not external.has_data(t) and 0 not in t.dims}
+    assert missing == {"raw", "typed"}
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_large_weights_go_through_a_file_that_is_gone_afterwards(
+def test_large_weights_go_through_temporary_file(
     dtype: type[np.floating[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = wide(dtype)
-    slim = partial_model(Model(model), ["y"], weights=False)
-    assert {
-        t.name for t in slim.graph.initializer if not external.has_data(t) and 0 not in t.dims
-    } == {"raw", "typed"}
-    opened: list[object] = []
-    real = sessions.open_session
+    sources: list[Path] = []
+    open_session = sessions.open_session
 
-    def watched(source: Any, threads: int, **options: Any) -> Any:
-        opened.append(source)
-        return real(source, threads, **options)
+    def record(source: Path, threads: int, **options: Any) -> Any:
+        sources.append(source)
+        return open_session(source, threads, **options)
 
-    monkeypatch.setattr(sessions, "open_session", watched)
-    found = open_proto(slim, 1, weights=Model(model).initializers)
-    x = np.random.default_rng(1).normal(0, 1, (2, 256)).astype(dtype)
-    np.testing.assert_allclose(
-        found.run(None, {"x": x})[0], by_hand(model, x), rtol=1e-4, atol=1e-4
-    )
-    assert isinstance(opened[0], Path) and not opened[0].parent.exists()
-    assert model.SerializeToString() == wide(dtype).SerializeToString(), "the model is as it was"
+    monkeypatch.setattr(sessions, "open_session", record)
+    assert_runs(open_proto(slim(model), 1, weights=Model(model).initializers), model, dtype)
+    assert isinstance(sources[0], Path) and not sources[0].parent.exists()
+    assert model.SerializeToString() == wide(dtype).SerializeToString()
 
 
 @pytest.mark.parametrize("fault", ["no folder", "no room"])
-def test_where_no_file_can_be_written_the_weights_go_into_the_message(
-    fault: str, monkeypatch: pytest.MonkeyPatch
+def test_large_weights_go_into_message_without_temporary_file(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = wide()
-    x = np.random.default_rng(1).normal(0, 1, (2, 256)).astype(np.float32)
-
-    def refused(*_: Any, **__: Any) -> None:
-        raise (
-            OSError(28, "No space left on device")
-            if fault == "no folder"
-            else QdqtoolError("cannot be written")
-        )
-
     if fault == "no folder":
-        monkeypatch.setattr(tempfile, "TemporaryDirectory", refused)
-    else:
-        monkeypatch.setattr(sessions, "write_apart", refused)
-    found = open_proto(
-        partial_model(Model(model), ["y"], weights=False), 1, weights=Model(model).initializers
-    )
-    np.testing.assert_allclose(
-        found.run(None, {"x": x})[0], by_hand(model, x), rtol=1e-4, atol=1e-4
-    )
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    model = wide()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        if fault == "no room":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+        session = open_proto(slim(model), 1, weights=Model(model).initializers)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert_runs(session, model, np.float32)
 
 
-def test_what_is_refused_or_kept_apart() -> None:
+def test_error_of_onnxruntime_does_not_depend_on_temporary_file() -> None:
     model = wide()
     model.graph.node[2].op_type = "Nonsense"
-    said = []
+    errors = []
     for weights in (True, False):
+        part = partial_model(Model(model), ["y"], weights=weights)
         with pytest.raises(Exception, match="Nonsense") as caught:
-            open_proto(
-                partial_model(Model(model), ["y"], weights=weights),
-                1,
-                weights=Model(model).initializers,
-            )
-        said.append((caught.type, str(caught.value)))
-    assert said[0] == said[1]
-    small = numpy_helper.from_array(np.zeros(1 << 14, np.float32), "small")
-    texts = helper.make_tensor("texts", TensorProto.STRING, [1 << 15], [b"a"] * (1 << 15))
-    halves = helper.make_tensor("halves", TensorProto.INT4, [1 << 15], [1] * (1 << 15))
-    large = numpy_helper.from_array(np.zeros((1 << 14) + 1, np.float32), "large")
-    outside = without_data(large)
-    outside.external_data.add(key="location", value="w.bin")
-    tensors = (small, texts, halves, large, without_data(large), outside)
-    assert [external.is_separable(t) for t in tensors] == [False, False, False, True, False, False]
+            open_proto(part, 1, weights=Model(model).initializers)
+        errors.append((caught.type, str(caught.value)))
+    assert errors[0] == errors[1]
+
+
+LARGE = numpy_helper.from_array(np.zeros((1 << 14) + 1, np.float32), "large")
+EXTERNAL = without_data(LARGE)
+EXTERNAL.external_data.add(key="location", value="w.bin")
+
+
+@pytest.mark.parametrize(
+    ("tensor", "separable"),
+    [
+        (LARGE, True),
+        (numpy_helper.from_array(np.zeros(1 << 14, np.float32), "small"), False),
+        (helper.make_tensor("texts", TensorProto.STRING, [1 << 15], [b"a"] * (1 << 15)), False),
+        (helper.make_tensor("halves", TensorProto.INT4, [1 << 15], [1] * (1 << 15)), False),
+        (without_data(LARGE), False),
+        (EXTERNAL, False),
+    ],
+    ids=["large", "small", "texts", "half bytes", "without data", "external"],
+)
+def test_large_tensors_of_bytes_are_separable(tensor: onnx.TensorProto, separable: bool) -> None:
+    assert external.is_separable(tensor) is separable
 
 
 _WEIGHTS = 8 * 1024 * 1024 * 4
@@ -161,12 +170,16 @@ print((peak() - before) / float(sys.argv[4]))
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.slow
-def test_the_weights_are_held_in_the_model_and_by_onnxruntime_alone(tmp_path: Path) -> None:
-    """On a network that is little else than weights; in multiples of all of them.
-
-    The model holds them once. onnxruntime holds them twice while it changes their layout, and once more, with int8
-    ones, while it folds their Q/DQ pairs.
-    """
+@pytest.mark.parametrize(
+    ("losses", "limit"),
+    [(0, 3.9), (1, 5.8)],  # measured: 3.6, and 4.9 to 6.0 depending on the order of threads
+)
+def test_insert_holds_weights_in_model_and_onnxruntime_only(
+    tmp_path: Path, losses: int, limit: float
+) -> None:
+    # The network is little else than weights, and the limit a multiple of their size. The model
+    # holds them once. onnxruntime holds them twice while it changes their layout, and once more,
+    # with int8 ones, while it folds their Q/DQ pairs.
     rng = np.random.default_rng(0)
     nodes, weights, tensor = [], [], "x"
     for i in range(8):
@@ -187,23 +200,10 @@ def test_the_weights_are_held_in_the_model_and_by_onnxruntime_alone(tmp_path: Pa
         opset_imports=[helper.make_opsetid("", 17)],
     )
     onnx.save(model, tmp_path / "m.onnx")
-    for losses, bound in (
-        (0, 3.9),
-        (1, 5.8),
-    ):  # measured: 3.6, and 4.9 to 6.0 by the order of threads
-        command = [
-            sys.executable,
-            "-c",
-            _INSERT,
-            str(tmp_path / "m.onnx"),
-            str(tmp_path / "out.onnx"),
-            str(losses),
-            str(_WEIGHTS),
-        ]
-        tries = (
-            subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(5)
-        )
-        assert any(float(done.stdout) < bound for done in tries), losses
+    arguments = [tmp_path / "m.onnx", tmp_path / "out.onnx", losses, _WEIGHTS]
+    command = [sys.executable, "-c", _INSERT, *map(str, arguments)]
+    runs = (subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(5))
+    assert any(float(run.stdout) < limit for run in runs)
 
 
 def squares(crew: Crew[int, int]) -> None:
@@ -213,11 +213,11 @@ def squares(crew: Crew[int, int]) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_each_task_is_done_once(workers: int) -> None:
-    crew: Crew[int, int] = Crew(i for i in range(200))  # a generator bears no two threads at a time
+    crew: Crew[int, int] = Crew(i for i in range(200))  # one thread at a time may use a generator
     assert sorted(crew.results([lambda: squares(crew)] * workers)) == [i * i for i in range(200)]
 
 
-def test_work_that_fails_ends_all() -> None:
+def test_error_of_work_ends_all_threads() -> None:
     def fails(crew: Crew[int, int]) -> None:
         for task in crew.tasks():
             if task == 3:
@@ -230,6 +230,8 @@ def test_work_that_fails_ends_all() -> None:
         list(crew.results([lambda: fails(crew)] * 2))
     assert crew.stopped and threading.active_count() == before
 
+
+def test_error_of_tasks_is_raised() -> None:
     def tasks() -> Iterator[int]:
         yield 1
         raise OSError("gone")
@@ -237,19 +239,16 @@ def test_work_that_fails_ends_all() -> None:
     crew: Crew[int, int] = Crew(tasks())
     with pytest.raises(OSError, match="gone"):
         list(crew.results([lambda: squares(crew)] * 2))
+
+
+def test_crew_without_threads_has_no_results() -> None:
     crew: Crew[int, int] = Crew([1])
     assert list(crew.results([])) == []
 
 
-def test_a_crew_ends_when_its_results_are_not_wanted_any_more() -> None:
-    def endless() -> Iterator[int]:
-        number = 0
-        while True:
-            yield number
-            number += 1
-
+def test_threads_end_when_results_are_closed() -> None:
     before = threading.active_count()
-    crew: Crew[int, int] = Crew(endless())
+    crew: Crew[int, int] = Crew(itertools.count())
     results = crew.results([lambda: squares(crew)] * 2)
     next(results)
     results.close()
@@ -272,7 +271,7 @@ except ModelError:
 
 
 def doubling() -> onnx.ModelProto:
-    """A loop whose turns the input decides; each joins what it has to itself: 4 kB of model, 2^40 numbers."""
+    """Build a loop whose input decides how often a tensor is doubled: 4 kB of model, 2^40 numbers."""
     value, bools, ints = helper.make_tensor_value_info, TensorProto.BOOL, TensorProto.INT64
     node = helper.make_node
     body = helper.make_graph(
@@ -299,7 +298,7 @@ def doubling() -> onnx.ModelProto:
 @pytest.mark.skipif(
     not Path("/proc/self/status").exists(), reason="the peak of a process is read from /proc"
 )
-def test_a_size_that_a_run_decides_does_not_take_the_machines_memory(tmp_path: Path) -> None:
+def test_size_decided_by_a_run_is_limited(tmp_path: Path) -> None:
     path = tmp_path / "doubling.onnx"
     onnx.save(doubling(), path)
     ended = subprocess.run(
@@ -308,14 +307,13 @@ def test_a_size_that_a_run_decides_does_not_take_the_machines_memory(tmp_path: P
     assert int(ended.stdout) < 600_000  # KB: the limit of 256 MB and the libraries
 
 
-def test_a_failure_is_told_in_one_line() -> None:
-    told = sessions.failure(RuntimeError("a \n b" + "c" * 400))
-    assert told.startswith("a bccc") and len(told) == 300
+def test_failure_is_one_short_line() -> None:
+    line = sessions.failure(RuntimeError("a \n b" + "c" * 400))
+    assert line.startswith("a bccc") and len(line) == 300
 
 
-def test_what_a_run_decides() -> None:
-    """A Resize by numbers of the model is as large as they say; by computed ones it may be anything."""
-
+def test_sizes_by_run() -> None:
+    # A Resize by numbers of the model has a known size. By computed ones it may have any.
     def resize(scales: str) -> onnx.ModelProto:
         nodes = [
             helper.make_node("Constant", [], ["stated"], value_floats=[2.0, 2.0]),

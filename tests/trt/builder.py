@@ -1,4 +1,4 @@
-"""A tiny builder of Q/DQ graphs for tests: one call a node, every name known beforehand.
+"""Builder of small Q/DQ graphs: one call adds one node, with predictable names.
 
 A convolution called ``c`` has weights ``c.weight``, quantizers ``c.in.Q``, ``c.in.DQ``, ``c.w.Q`` and ``c.w.DQ``; a Q
 or DQ called ``n`` has a scale ``n.scale`` and a zero point ``n.zero``; a node called ``n`` writes the tensor ``n:0``.
@@ -14,13 +14,13 @@ from onnx import TensorProto, helper, numpy_helper
 
 
 class Graph:
-    """Collects nodes and constants.
+    """Graph under construction.
 
     Args:
         opset: Version of the default domain.
-        constant_nodes: Constants become Constant nodes instead of initializers.
-        seed: Of the weights.
-        half: Float tensors are float16.
+        constant_nodes: Whether constants are Constant nodes instead of initializers.
+        seed: Seed of the weights.
+        half: Whether float tensors are float16.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Graph:
         zero: int | None = 0,
         integer: Any = np.int8,
     ) -> str:
-        """Q and DQ, called ``<stem>.Q`` and ``<stem>.DQ``."""
+        """Add a Q called ``<stem>.Q`` and a DQ called ``<stem>.DQ``."""
         quantized = self.q(x, f"{stem}.Q", scale, axis, zero, integer)
         return self.dq(quantized, f"{stem}.DQ", scale, axis, zero, integer)
 
@@ -129,7 +129,7 @@ class Graph:
     def weights(
         self, name: str, shape: Sequence[int], form: str, axis: int = 0, parameter: str = "weight"
     ) -> str:
-        """Weights of a layer: ``float``, ``qdq`` (per channel), ``tensor`` (one scale) or ``int8`` (DQ only)."""
+        """Add weights: ``float``, ``qdq`` (scale per channel), ``tensor`` (one scale) or ``int8`` (DQ only)."""
         count = shape[axis]
         scales = self.random.uniform(0.01, 0.02, count)
         if form == "int8":
@@ -160,7 +160,7 @@ class Graph:
         op: str = "Conv",
         **attributes: Any,
     ) -> str:
-        """A convolution of padding k // 2; ``scale`` is that of its input's pair, None for an input without pair."""
+        """Add a convolution of padding k // 2. ``scale`` is that of its input's pair, None for no pair."""
         data = x if scale is None else self.pair(x, f"{name}.in", scale)
         from_, to = self.channels.get(x, 1), channels // groups
         shape = (channels, from_ // groups, k, k) if op == "Conv" else (from_, to, k, k)
@@ -197,7 +197,7 @@ class Graph:
         return self.op("Relu", x, name)
 
     def silu(self, x: str, name: str) -> str:
-        """Sigmoid ``<name>.s`` and Mul ``<name>.m``."""
+        """Add a Sigmoid ``<name>.s`` and a Mul ``<name>.m``."""
         return self.op("Mul", [x, self.op("Sigmoid", x, f"{name}.s")], f"{name}.m")
 
     def add(self, a: str, b: str, name: str) -> str:
@@ -214,7 +214,7 @@ class Graph:
         return self.op(op, x, name, kernel_shape=[k, k], strides=[stride] * 2, pads=[pad] * 4)
 
     def pad(self, x: str, name: str, mode: str = "constant", value: float | None = None) -> str:
-        """One more around height and width."""
+        """Pad height and width by one on each side."""
         inputs = [x, self.const(f"{name}.pads", np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64))]
         if value is not None:
             inputs.append(self.const(f"{name}.value", np.float32(value)))
@@ -259,7 +259,7 @@ class Graph:
         return self.op("Gemm", inputs, name, transB=1)
 
     def model(self, *outputs: str) -> onnx.ModelProto:
-        """The finished model; shape inference gives its outputs their types."""
+        """Return the model. Shape inference gives its outputs their types."""
         infos = [helper.make_empty_tensor_value_info(name) for name in outputs]
         graph = helper.make_graph(self.nodes, "g", self.inputs, infos, self.initializers)
         domains = {"": self.opset} | {n.domain: 1 for n in self.nodes if n.domain}

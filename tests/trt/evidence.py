@@ -1,21 +1,19 @@
-"""The published builds that the simulator answers to: graphs and truth tables of tests/data/evidence."""
+"""Published builds that the simulator is compared with: graphs and truth tables of tests/data/evidence."""
 
 import functools
 import gzip
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load
 from qdqtool.model.slim import without_large_weights
 from qdqtool.prediction import predict
-from qdqtool.trt import pipeline, trace
-from qdqtool.trt.network import Network
-from qdqtool.trt.pipeline import Run
-from qdqtool.trt.targets import Target
+from qdqtool.trt import importer, pipeline
+from qdqtool.trt.targets import target_named
+from qdqtool.trt.trace import FORMATS
 from qdqtool.types import Event, Prediction
 
 HOME = Path(__file__).parents[1] / "data" / "evidence"
@@ -28,7 +26,7 @@ LARGE = {
 DIFFERENT = [
     c for c in sorted(CASES, key=LARGE.__contains__) if c != "bevfusion-camera-orin-trt8502"
 ]
-"""The large ones last, and one of two builds of the same network."""
+"""Large networks come last. Of two builds of one network only one is here."""
 WITH_TRACE = sorted(p.parent.name for p in HOME.glob("*/trace.json.gz"))
 
 
@@ -44,55 +42,53 @@ def built_trace(case: str) -> list[Event]:
 
 @functools.lru_cache(3)
 def model(case: str) -> Model:
-    """The graph that was built; nobody changes it."""
+    """Return the graph that was built. Callers must not change it."""
     return load(HOME / case / "model.onnx.gz")
 
 
 @functools.cache
 def graph(case: str) -> Model:
-    """The same without the megabytes of zeros that its weights are, of which the simulation reads none."""
+    """Return the graph without its weights, megabytes of zeros that the simulation does not read."""
     return Model(without_large_weights(model(case).proto, 1 << 16))
 
 
-#: Ids of the cases that a simulation rests on; the passes with the kinds of those of their lines that do not name them.
-Rests = tuple[set[str], set[tuple[str, str]]]
+@dataclass(frozen=True)
+class Basis:
+    """Cases that a simulation rests on.
+
+    Attributes:
+        cases: Ids of the cases of its lines and its layers.
+        unnamed_lines: (pass, kind) of the lines that do not name their pass.
+    """
+
+    cases: frozenset[str]
+    unnamed_lines: frozenset[tuple[str, str]]
 
 
-def rests(network: Network, run: Run) -> Rests:
-    """Cases of its lines and those of its layers."""
-    ids = {event.case for event in run.trace}
-    unnamed = {
+def simulate(model: Model, target: str) -> Basis:
+    network = importer.build(model)
+    events = pipeline.run(network, target_named(target)).trace
+    cases = {event.case for event in events}
+    cases |= {pipeline.id_of(case) for layer in network.layers.values() for case in layer.cases}
+    unnamed_lines = {
         (event.pass_name or event.case.partition("/")[0], event.kind)
-        for event in run.trace
-        if trace.FORMATS[event.kind].scope != "printed"
+        for event in events
+        if FORMATS[event.kind].scope != "printed"
     }
-    return ids | {
-        pipeline.id_of(case) for layer in network.layers.values() for case in layer.cases
-    }, unnamed
+    return Basis(frozenset(cases), frozenset(unnamed_lines))
 
 
 @functools.cache
-def simulated(case: str) -> tuple[Prediction, Rests]:
-    """Both of one simulation."""
-    found: list[Rests] = []
-    real = pipeline.run
+def simulated(case: str) -> Basis:
+    return simulate(graph(case), truth(case)["target"])
 
-    def run(network: Network, target: Target) -> Run:
-        done = real(network, target)
-        found.append(rests(network, done))
-        return done
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "run", run)
-        predicted = predict(graph(case), target=truth(case)["target"], advice=False)
-    return predicted, found[0]
+@functools.cache
+def prediction(case: str) -> Prediction:
+    return predict(graph(case), target=truth(case)["target"], advice=False)
 
 
 @functools.cache
 def advised(case: str, target: str) -> Prediction:
-    """With findings; nobody changes it."""
+    """Return a prediction with findings. Callers must not change it."""
     return predict(model(case), target)
-
-
-def prediction(case: str) -> Prediction:
-    return simulated(case)[0]

@@ -1,4 +1,4 @@
-"""Turns a network in the middle of the pipeline back into ONNX, to see whether it still computes the same."""
+"""Export a network between passes as ONNX, to compare what it computes."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ _INTEGERS = {Precision.INT8: np.int8, Precision.UINT8: np.uint8}
 
 
 class Exporter:
-    """A network of which passes may move, copy and remove Q and DQ; made before they run, asked afterwards."""
+    """Exports a network after passes that move, copy and remove Q and DQ. It has to be created before they run."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -33,7 +33,7 @@ class Exporter:
         return self.model.node(layer.nodes[0]) if layer.nodes else None
 
     def _part(self, layer: Layer) -> int:
-        """Which output of its node a layer writes."""
+        """Return the position of the node's output that a layer writes."""
         node = self._nodes[layer.id]
         return (
             node.outputs.index(layer.out.name)
@@ -42,7 +42,7 @@ class Exporter:
         )
 
     def _slots_of(self, layer: Layer) -> list[int]:
-        """Which input of its node each input of a layer stands for."""
+        """Return the position of the node's input for each input of a layer."""
         node = self._nodes[layer.id]
         if node is None:
             return []
@@ -55,7 +55,7 @@ class Exporter:
         return slots
 
     def export(self) -> onnx.ModelProto:
-        """The network as it is now."""
+        """Return the network as it is now."""
         proto = self.model.proto
         self._names = {id(t): t.name for t in self.network.inputs}
         self._names.update(
@@ -86,7 +86,7 @@ class Exporter:
         elif layer.kind in (LayerKind.QUANTIZE, LayerKind.DEQUANTIZE):
             self._quantizer(layer, inputs[0], outputs[0])
         elif self._nodes.get(layer.id) is None:
-            # A layer of the parser's own: the sum of a Gemm, or a shuffle, which broadcasting makes unnecessary.
+            # A layer that the parser added: the sum of a Gemm, or a shuffle, which broadcasting replaces.
             self.nodes.append(
                 helper.make_node("Add" if len(inputs) == 2 else "Identity", inputs, outputs)
             )
@@ -132,7 +132,7 @@ class Exporter:
 
 
 def evaluate(model: onnx.ModelProto, seed: int = 0) -> list[npt.NDArray[Any]]:
-    """The outputs of a model for random inputs, without any of onnxruntime's optimizations."""
+    """Return the outputs of a model for random inputs, without optimizations of onnxruntime."""
     random = np.random.default_rng(seed)
     feeds = {}
     for value in model.graph.input:

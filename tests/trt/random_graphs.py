@@ -1,4 +1,4 @@
-"""Random Q/DQ graphs for property tests: every operator that a pass knows, with pairs in sensible and in odd places."""
+"""Random Q/DQ graphs for property tests: every operator of the passes, with pairs in usual and unusual places."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,13 +17,13 @@ WEIGHTS = ("qdq", "qdq", "tensor", "int8", "float")
 
 @dataclass
 class Sketch:
-    """A graph that grows.
+    """Graph under construction.
 
     Attributes:
-        graph: The nodes so far.
-        draw: Hypothesis's.
-        shapes: Tensors that a next node may read.
-        ends: Tensors that only an output may read (integers).
+        graph: Nodes.
+        draw: Hypothesis's function.
+        shapes: Shapes of the tensors that another node may read.
+        ends: Tensors of integers, which may only be network outputs.
     """
 
     graph: Graph
@@ -32,7 +32,7 @@ class Sketch:
     ends: list[str] = field(default_factory=list)
     count: int = 0
 
-    def one(self, *values: Any) -> Any:
+    def choose(self, *values: Any) -> Any:
         return self.draw(st.sampled_from(values))
 
     def name(self, stem: str) -> str:
@@ -40,9 +40,9 @@ class Sketch:
         return f"{stem}_{self.count}"
 
     def pick(self) -> str:
-        """A tensor of four dimensions, the late ones more often."""
-        found = [t for t, s in self.shapes.items() if len(s) == 4]
-        return str(found[-1] if self.draw(st.booleans()) else self.one(*found))
+        """Return a tensor of four dimensions, the last one half of the time."""
+        tensors = [t for t, s in self.shapes.items() if len(s) == 4]
+        return str(tensors[-1] if self.draw(st.booleans()) else self.choose(*tensors))
 
     def make(self, tensor: str, shape: Shape) -> None:
         self.shapes[tensor] = shape
@@ -51,19 +51,19 @@ class Sketch:
     def maybe_pair(self, tensor: str) -> str:
         if not self.draw(st.booleans()):
             return tensor
-        out = self.graph.pair(tensor, self.name("pair"), self.one(*SCALES))
+        out = self.graph.pair(tensor, self.name("pair"), self.choose(*SCALES))
         self.make(out, self.shapes[tensor])
         return out
 
 
 Step = Callable[[Sketch, str, Shape], None]
-"""Adds to a sketch behind one of its tensors, of the shape given."""
+"""Adds nodes to a sketch after a tensor of a shape."""
 
 
 def _conv(s: Sketch, x: str, shape: Shape) -> None:
-    depthwise = s.one(False, False, True)
-    channels = shape[1] if depthwise else s.one(4, 8)
-    k, stride = s.one(1, 3), s.one(1, 1, 2)
+    depthwise = s.choose(False, False, True)
+    channels = shape[1] if depthwise else s.choose(4, 8)
+    k, stride = s.choose(1, 3), s.choose(1, 1, 2)
     out = s.graph.conv(
         x,
         s.name("conv"),
@@ -71,9 +71,9 @@ def _conv(s: Sketch, x: str, shape: Shape) -> None:
         k,
         stride,
         shape[1] if depthwise else 1,
-        s.one(*SCALES, None),
-        s.one(*WEIGHTS),
-        bias=s.one(False, True),
+        s.choose(*SCALES, None),
+        s.choose(*WEIGHTS),
+        bias=s.choose(False, True),
     )
     size = tuple((d + 2 * (k // 2) - k) // stride + 1 for d in shape[2:])
     s.make(out, (shape[0], channels, *size))
@@ -81,12 +81,12 @@ def _conv(s: Sketch, x: str, shape: Shape) -> None:
 
 
 def _tail(s: Sketch, x: str) -> None:
-    """What usually follows a convolution."""
+    """Add operators that usually follow a convolution."""
     shape = s.shapes[x]
     if s.draw(st.booleans()):
         x = s.graph.bn(x, s.name("bn"))
         s.make(x, shape)
-    kind = s.one("Relu", "LeakyRelu", "silu", "Clip", "")
+    kind = s.choose("Relu", "LeakyRelu", "silu", "Clip", "")
     if kind == "silu":
         s.make(s.graph.silu(x, s.name("silu")), shape)
     elif kind:
@@ -94,36 +94,36 @@ def _tail(s: Sketch, x: str) -> None:
 
 
 def _activation(s: Sketch, x: str, shape: Shape) -> None:
-    kind = s.one("Relu", "LeakyRelu", "Sigmoid", "Neg", "Softmax")
+    kind = s.choose("Relu", "LeakyRelu", "Sigmoid", "Neg", "Softmax")
     s.make(s.graph.op(kind, x, s.name(kind)), shape)
 
 
 def _pair(s: Sketch, x: str, shape: Shape) -> None:
-    s.make(s.graph.pair(x, s.name("pair"), s.one(*SCALES)), shape)
+    s.make(s.graph.pair(x, s.name("pair"), s.choose(*SCALES)), shape)
 
 
 def _lone_q(s: Sketch, x: str, shape: Shape) -> None:
-    quantized = s.graph.q(x, s.name("q"), s.one(*SCALES))
+    quantized = s.graph.q(x, s.name("q"), s.choose(*SCALES))
     if s.draw(st.booleans()):
         s.ends.append(quantized)
     else:
-        s.make(s.graph.dq(quantized, s.name("dq"), s.one(*SCALES)), shape)
+        s.make(s.graph.dq(quantized, s.name("dq"), s.choose(*SCALES)), shape)
 
 
 def _add(s: Sketch, a: str, shape: Shape) -> None:
     same = [t for t, other in s.shapes.items() if other == shape]
-    b = str(s.one(*same))
+    b = str(s.choose(*same))
     a, b = s.maybe_pair(a), s.maybe_pair(b)
-    out = s.graph.op(s.one("Add", "Add", "Mul"), [a, b], s.name("add"))
+    out = s.graph.op(s.choose("Add", "Add", "Mul"), [a, b], s.name("add"))
     s.make(out, shape)
     if s.draw(st.booleans()):
         s.make(s.graph.relu(out, s.name("relu")), shape)
 
 
 def _constant(s: Sketch, x: str, shape: Shape) -> None:
-    dims = s.one((), (1, shape[1], 1, 1), (shape[1], 1, 1))
+    dims = s.choose((), (1, shape[1], 1, 1), (shape[1], 1, 1))
     constant = s.graph.const(s.name("k"), s.graph.random.uniform(0.5, 2, dims))
-    s.make(s.graph.op(s.one("Add", "Mul", "Sub", "Div"), [x, constant], s.name("const")), shape)
+    s.make(s.graph.op(s.choose("Add", "Mul", "Sub", "Div"), [x, constant], s.name("const")), shape)
 
 
 def _concat(s: Sketch, a: str, shape: Shape) -> None:
@@ -149,18 +149,18 @@ def _split(s: Sketch, x: str, shape: Shape) -> None:
 def _slice(s: Sketch, x: str, shape: Shape) -> None:
     if shape[1] < 2:
         return
-    step = s.one(1, 1, 2)
+    step = s.choose(1, 1, 2)
     end = shape[1] // 2 * step if step == 1 else shape[1]
     out = s.graph.slice(x, s.name("slice"), 0, end, step=step)
     s.make(out, (shape[0], (end + step - 1) // step, *shape[2:]))
 
 
 def _pool(s: Sketch, x: str, shape: Shape) -> None:
-    op = s.one("MaxPool", "MaxPool", "AveragePool", "GlobalAveragePool")
+    op = s.choose("MaxPool", "MaxPool", "AveragePool", "GlobalAveragePool")
     if op == "GlobalAveragePool":
         s.make(s.graph.op(op, x, s.name("gap")), (*shape[:2], 1, 1))
         return
-    k, stride = s.one((2, 2), (3, 1), (3, 2))
+    k, stride = s.choose((2, 2), (3, 1), (3, 2))
     if min(shape[2:]) < k:
         return
     size = tuple((d + 2 * (k // 2 if k % 2 else 0) - k) // stride + 1 for d in shape[2:])
@@ -169,13 +169,13 @@ def _pool(s: Sketch, x: str, shape: Shape) -> None:
 
 def _resize(s: Sketch, x: str, shape: Shape) -> None:
     if max(shape[2:]) <= 8:
-        out = s.graph.resize(x, s.name("resize"), s.one("nearest", "nearest", "linear"))
+        out = s.graph.resize(x, s.name("resize"), s.choose("nearest", "nearest", "linear"))
         s.make(out, (*shape[:2], shape[2] * 2, shape[3] * 2))
 
 
 def _shuffle(s: Sketch, x: str, shape: Shape) -> None:
     n, c, h, w = shape
-    kind = s.one("Transpose", "Reshape", "Identity")
+    kind = s.choose("Transpose", "Reshape", "Identity")
     if kind == "Transpose":
         s.make(s.graph.op("Transpose", x, s.name("Transpose"), perm=[0, 1, 3, 2]), (n, c, w, h))
     elif kind == "Reshape":
@@ -186,7 +186,7 @@ def _shuffle(s: Sketch, x: str, shape: Shape) -> None:
 
 def _padding(s: Sketch, x: str, shape: Shape) -> None:
     if min(shape[2:]) >= 2 and max(shape[2:]) <= 8:
-        out = s.graph.pad(x, s.name("pad"), s.one("constant", "constant", "reflect"))
+        out = s.graph.pad(x, s.name("pad"), s.choose("constant", "constant", "reflect"))
         s.make(out, (*shape[:2], shape[2] + 2, shape[3] + 2))
 
 
@@ -194,16 +194,22 @@ def _gemm(s: Sketch, x: str, shape: Shape) -> None:
     size = int(np.prod(shape[1:]))
     flat = s.graph.op("Flatten", x, s.name("flat"))
     out = s.graph.gemm(
-        flat, s.name("gemm"), size, 4, s.one(*SCALES, None), s.one(*WEIGHTS), s.one(False, True)
+        flat,
+        s.name("gemm"),
+        size,
+        4,
+        s.choose(*SCALES, None),
+        s.choose(*WEIGHTS),
+        s.choose(False, True),
     )
     s.make(out, (shape[0], 4))
 
 
 def _moved(s: Sketch, x: str) -> str:
-    """A tensor behind one operator that a Q may or may not move up past."""
+    """Add one operator that a Q may or may not move up past."""
     shape = s.shapes[x]
     n, c, h, w = shape
-    kind = s.one(
+    kind = s.choose(
         "zero",
         "reflect",
         "MaxPool",
@@ -230,7 +236,7 @@ def _moved(s: Sketch, x: str) -> str:
         x, shape = s.graph.slice(x, s.name("slice"), 0, c // 2), (n, c // 2, h, w)
     elif kind == "Split" and c % 2 == 0:
         x, shape = (
-            s.graph.ops("Split", [x], s.name("split"), count=2, axis=1)[s.one(0, 1)],
+            s.graph.ops("Split", [x], s.name("split"), count=2, axis=1)[s.choose(0, 1)],
             (n, c // 2, h, w),
         )
     elif kind == "Dropout":
@@ -241,25 +247,25 @@ def _moved(s: Sketch, x: str) -> str:
         x, shape = s.graph.resize(x, s.name("resize"), kind), (n, c, h * 2, w * 2)
     elif kind == "Concat":
         fitting = [t for t, d in s.shapes.items() if d == shape]
-        x, shape = s.graph.concat([x, s.one(*fitting)], s.name("cat")), (n, 2 * c, h, w)
+        x, shape = s.graph.concat([x, s.choose(*fitting)], s.name("cat")), (n, 2 * c, h, w)
     s.make(x, shape)
     return x
 
 
 def _fork(s: Sketch, x: str, shape: Shape) -> None:
-    """A convolution whose result two or three branches read, with scales of their own behind operators that move."""
+    """Add a convolution with two or three consumers, whose Qs have scales of their own."""
     if shape[1] > 16:
         return
-    out = s.graph.conv(x, s.name("stem"), 4, 1, 1, 1, s.one(*SCALES), "qdq")
+    out = s.graph.conv(x, s.name("stem"), 4, 1, 1, 1, s.choose(*SCALES), "qdq")
     s.make(out, (shape[0], 4, *shape[2:]))
     if s.draw(st.booleans()):
         out = s.graph.relu(out, s.name("relu"))
         s.make(out, (shape[0], 4, *shape[2:]))
-    for _ in range(s.one(2, 2, 3)):
+    for _ in range(s.choose(2, 2, 3)):
         end = out
-        for _ in range(s.one(0, 1, 1, 2)):
+        for _ in range(s.choose(0, 1, 1, 2)):
             end = _moved(s, end)
-        branch = s.graph.conv(end, s.name("branch"), 4, 1, 1, 1, s.one(*SCALES, None), "qdq")
+        branch = s.graph.conv(end, s.name("branch"), 4, 1, 1, 1, s.choose(*SCALES, None), "qdq")
         s.make(branch, (s.shapes[end][0], 4, *s.shapes[end][2:]))
 
 
@@ -289,7 +295,7 @@ FORKS = (_fork, _fork, _fork, *STEPS)
 
 @st.composite
 def models(draw: st.DrawFn, max_steps: int = 12, steps: Sequence[Step] = STEPS) -> onnx.ModelProto:
-    """A valid model of up to ``max_steps`` steps with one to four outputs; ``FORKS`` gives many tensors two scales."""
+    """Draw a valid model with one to four outputs. ``FORKS`` gives many tensors two scales."""
     graph = Graph(constant_nodes=draw(st.booleans()), seed=draw(st.integers(0, 3)))
     sketch = Sketch(graph, draw)
     sketch.make(graph.input(1, 4, 8, 8), (1, 4, 8, 8))
@@ -299,11 +305,11 @@ def models(draw: st.DrawFn, max_steps: int = 12, steps: Sequence[Step] = STEPS) 
         x = sketch.pick()
         move(sketch, x, sketch.shapes[x])
     read = {i for node in graph.nodes for i in node.input}
-    made = [t for t in sketch.shapes if t not in ("x", "y")]
-    loose = [t for t in made if t not in read]
+    computed = [t for t in sketch.shapes if t not in ("x", "y")]
+    loose = [t for t in computed if t not in read]
     outputs = dict.fromkeys([*loose[-3:], *sketch.ends[:2]])
-    if made and draw(st.booleans()):
-        outputs[draw(st.sampled_from(made))] = None
+    if computed and draw(st.booleans()):
+        outputs[draw(st.sampled_from(computed))] = None
     if not outputs:
         outputs[graph.relu("x", "only")] = None
     return graph.model(*outputs)

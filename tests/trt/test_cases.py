@@ -1,4 +1,4 @@
-"""Every case of every pass and operator fires: on a published build, or on a graph of a few nodes."""
+"""Every case of every pass and operator fires, on a published build or on a graph of a few nodes."""
 
 import functools
 import importlib
@@ -11,34 +11,24 @@ import pytest
 
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load
-from qdqtool.trt import importer, pipeline
-from qdqtool.trt.targets import target_named
+from qdqtool.trt import pipeline
 from tests.trt.builder import Graph
-from tests.trt.evidence import DIFFERENT, Rests, rests, simulated
+from tests.trt.evidence import DIFFERENT, Basis, simulate, simulated
 
 Build = Callable[[Graph], str | list[str]]
 
 
-def rested_on(model: Model, target: str) -> set[str]:
-    """Ids of the cases that a simulation rests on: those of its lines and those of its layers."""
-    return _simulated(model, target)[0]
-
-
-def _simulated(model: Model, target: str) -> Rests:
-    network = importer.build(model)
-    return rests(network, pipeline.run(network, target_named(target)))
-
-
-def on_builds() -> set[str]:
-    return set().union(*(simulated(case)[1][0] for case in DIFFERENT))
+def rested_on(model: Model, target: str) -> frozenset[str]:
+    """Return ids of the cases that a simulation rests on: those of its lines and of its layers."""
+    return simulate(model, target).cases
 
 
 def _image(g: Graph, channels: int = 4, size: int = 8) -> str:
     return g.op("Softmax", g.input(1, channels, size, size), "before")
 
 
-def _behind(op: str, *constants: tuple[str, list[int]], **attributes: object) -> Build:
-    """A Q behind an operator that it moves past, up to the convolution in front."""
+def _operator_before_q(op: str, *constants: tuple[str, list[int]], **attributes: object) -> Build:
+    """Build a convolution, the operator, and a Q that moves up past the operator."""
 
     def build(g: Graph) -> list[str]:
         x = g.conv(_image(g), "front")
@@ -83,7 +73,6 @@ def _matmul(g: Graph, rank: int = 2) -> str:
 
 
 def _attention(g: Graph) -> list[str]:
-    """Softmax of one computed tensor, multiplied with another."""
     values = g.op("Softmax", g.input(1, 2, 8, 8, name="y"), "values")
     chances = g.op("Softmax", g.input(1, 2, 8, 8), "chances")
     return [g.op("MatMul", [g.pair(chances, "p"), g.pair(values, "v")], "m")]
@@ -95,7 +84,7 @@ def _transposed_3d(g: Graph) -> list[str]:
 
 
 def _mixed_floats(g: Graph) -> list[str]:
-    """The weights' scale is float16, the data's is not."""
+    # The scale of the weights is float16, that of the data is float32.
     w = g.const("w", np.ones((8, 4, 3, 3)), np.float16)
     zero = g.const("zero", np.zeros((), np.int8))
     half = g.const("half", 0.1, np.float16)
@@ -188,11 +177,11 @@ def _gelu(g: Graph) -> list[str]:
 
 def _pointwise(g: Graph, op: str) -> list[str]:
     x = g.pair(_image(g), "a")
-    y = g.pair(g.op("Neg", _image_of(g), "n"), "b")
+    y = g.pair(g.op("Neg", _existing_image(g), "n"), "b")
     return [g.op("Softmax", g.pair(g.op(op, [x, y], "two"), "p"), "end")]
 
 
-def _image_of(g: Graph) -> str:
+def _existing_image(g: Graph) -> str:
     return "before:0" if any(n.name == "before" for n in g.nodes) else _image(g)
 
 
@@ -207,7 +196,7 @@ def _two_scales(g: Graph) -> list[str]:
 
 
 def _concat_of(g: Graph, part: str) -> list[str]:
-    return [g.op("Softmax", g.concat([part, g.op("Neg", _image_of(g), "n")], "cat"), "end")]
+    return [g.op("Softmax", g.concat([part, g.op("Neg", _existing_image(g), "n")], "cat"), "end")]
 
 
 GRAPHS: dict[str, Build] = {
@@ -228,7 +217,7 @@ GRAPHS: dict[str, Build] = {
     ),
     "DeconvReluFusion/deconvolution": lambda g: g.relu(_transposed(g, "float", None), "r"),
     "DeconvScaleFusion/deconvolution": lambda g: g.bn(_transposed(g, "float", None), "bn"),
-    "DepthToSpace/q-past-depthtospace": _behind("DepthToSpace", blocksize=2),
+    "DepthToSpace/q-past-depthtospace": _operator_before_q("DepthToSpace", blocksize=2),
     "DqQFusion/several-readers": lambda g: [
         g.conv(x := g.pair(_image(g), "a"), "c"),
         g.op("Neg", x, "n"),
@@ -290,7 +279,7 @@ GRAPHS: dict[str, Build] = {
         "Softmax", g.pair(g.pool(g.pair(_image(g), "a"), "pool", "AveragePool"), "b"), "end"
     ),
     "QDQToCopy/attention": _attention,
-    "ReduceToPoolingFusion/global-max": _behind("GlobalMaxPool"),
+    "ReduceToPoolingFusion/global-max": _operator_before_q("GlobalMaxPool"),
     "ReduceToPoolingFusion/mean": lambda g: g.op("ReduceMean", _image(g), "mean", axes=[2, 3]),
     "ReduceToPoolingFusion/reduce-max": lambda g: g.op("ReduceMax", _image(g), "max", axes=[3]),
     "RequantizeFusion/conversion": lambda g: _requantized(g, True),
@@ -298,14 +287,14 @@ GRAPHS: dict[str, Build] = {
     "Slice/q-past-slice": lambda g: g.op(
         "Softmax", g.pair(g.slice(_image(g), "cut", 0, 2), "p"), "end"
     ),
-    "SpaceToDepth/q-past-spacetodepth": _behind("SpaceToDepth", blocksize=2),
-    "Split/q-past-split": _behind("Split", axis=1),
+    "SpaceToDepth/q-past-spacetodepth": _operator_before_q("SpaceToDepth", blocksize=2),
+    "Split/q-past-split": _operator_before_q("Split", axis=1),
     "SplitQAcrossPrecedingFanIn/nested": _nested_concat,
-    "Squeeze/q-past-squeeze": _behind("Squeeze", ("axes", [0])),
+    "Squeeze/q-past-squeeze": _operator_before_q("Squeeze", ("axes", [0])),
     "SqueezePushDownJoin/activation": lambda g: _gemm(g, "activation"),
     "SqueezePushDownJoin/followed-by-q": lambda g: _gemm(g, "q"),
-    "Transpose/q-past-transpose": _behind("Transpose", perm=[0, 2, 3, 1]),
-    "Unsqueeze/q-past-unsqueeze": _behind("Unsqueeze", ("axes", [0])),
+    "Transpose/q-past-transpose": _operator_before_q("Transpose", perm=[0, 2, 3, 1]),
+    "Unsqueeze/q-past-unsqueeze": _operator_before_q("Unsqueeze", ("axes", [0])),
     "VanillaSwapWithPreceedingDQ/copied": lambda g: [
         g.conv(g.pool(x := g.pair(_image(g), "a"), "pool"), "c", scale=None),
         x,
@@ -336,29 +325,32 @@ for _file in sorted(Path(__file__).with_name("passes").glob("test_*.py")):
 
 
 def model_of(name: str) -> onnx.ModelProto:
-    """The graph of a case; a Q behind the operator that it is of, where it has none."""
+    """Return the graph of a case. By default the case's operator, followed by a Q."""
     g = Graph()
-    outputs = GRAPHS.get(name, _behind(name.partition("/")[0]))(g)
+    outputs = GRAPHS.get(name, _operator_before_q(name.partition("/")[0]))(g)
     return g.model(*([outputs] if isinstance(outputs, str) else outputs))
 
 
-_simulated_graph = functools.cache(lambda name: _simulated(load(model_of(name)), TARGETS[name]))
+@functools.cache
+def simulated_graph(name: str) -> Basis:
+    return simulate(load(model_of(name)), TARGETS[name])
 
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_case_fires(name: str) -> None:
-    assert name in _simulated_graph(name)[0]
+    assert name in simulated_graph(name).cases
 
 
-def test_passes_state_which_of_their_lines_do_not_name_them() -> None:
-    """`explain` finds the pass of such a line by that."""
-    of_builds = (simulated(case)[1] for case in DIFFERENT)
-    printed = set().union(*(unnamed for _, unnamed in (*map(_simulated_graph, GRAPHS), *of_builds)))
-    stated = {(kind.__name__, line) for kind in pipeline.passes() for line in kind.unnamed}
-    assert printed == stated
+def test_passes_declare_lines_that_do_not_name_them() -> None:
+    # qdqtool explain finds the pass of such a line by this declaration.
+    simulations = (*map(simulated_graph, GRAPHS), *map(simulated, DIFFERENT))
+    printed = {line for basis in simulations for line in basis.unnamed_lines}
+    declared = {(kind.__name__, line) for kind in pipeline.passes() for line in kind.unnamed}
+    assert printed == declared
 
 
 def test_every_case_fires_somewhere() -> None:
-    """An operator that a Q passes needs no graph of its own here where it has one input and no attributes."""
-    left = pipeline.cases().keys() - on_builds() - GRAPHS.keys()
-    assert {name for name in left if name not in rested_on(load(model_of(name)), "trt8.5")} == set()
+    # An operator with one input and no attributes needs no graph in GRAPHS.
+    on_builds = {name for case in DIFFERENT for name in simulated(case).cases}
+    others = pipeline.cases().keys() - on_builds - GRAPHS.keys()
+    assert [name for name in others if name not in rested_on(load(model_of(name)), "trt8.5")] == []

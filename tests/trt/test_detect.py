@@ -1,4 +1,4 @@
-"""One function looks for each fault: where those who ask differ, an argument says so."""
+"""Faults of scales."""
 
 import math
 
@@ -10,30 +10,32 @@ from qdqtool.trt import detect
 
 
 @pytest.mark.parametrize(
-    ("count", "axis", "shape", "told"),
+    ("count", "axis", "shape", "reported", "reported_if_strict"),
     [
-        (16, 1, (8, 16), "neither"),
-        (16, -1, (8, 16), "neither"),
-        (8, 1, (8, 16), "both"),
-        (8, 1, (8, None), "neither"),
-        (0, 1, (8, 16), "strict"),
-        (0, 0, (0,), "strict"),
-        (16, 2, (8, 16), "strict"),
-        (16, -3, (8, 16), "strict"),
+        (16, 1, (8, 16), False, False),
+        (16, -1, (8, 16), False, False),
+        (8, 1, (8, 16), True, True),
+        (8, 1, (8, None), False, False),
+        # Without scales, or with an axis that the tensor does not have, only the strict check reports.
+        (0, 1, (8, 16), False, True),
+        (0, 0, (0,), False, True),
+        (16, 2, (8, 16), False, True),
+        (16, -3, (8, 16), False, True),
     ],
 )
-def test_no_scale_and_an_axis_that_is_not_there_count_where_it_is_strict(
-    count: int, axis: int, shape: tuple[int | None, ...], told: str
+def test_scale_count(
+    count: int,
+    axis: int,
+    shape: tuple[int | None, ...],
+    reported: bool,
+    reported_if_strict: bool,
 ) -> None:
-    found = [
-        detect.scale_count("", "q", count, axis, shape, strict) is not None
-        for strict in (False, True)
-    ]
-    assert found == {"neither": [False, False], "strict": [False, True], "both": [True, True]}[told]
+    assert (detect.scale_count("", "q", count, axis, shape, False) is not None) is reported
+    assert (detect.scale_count("", "q", count, axis, shape, True) is not None) is reported_if_strict
 
 
 @pytest.mark.parametrize(
-    ("scales", "bad", "infinite"),
+    ("scales", "strict_channels", "channels"),
     [
         ([0.1, 2.0], [], []),
         ([0.1, 0.0, -1.0], [1, 2], [1, 2]),
@@ -42,12 +44,17 @@ def test_no_scale_and_an_axis_that_is_not_there_count_where_it_is_strict(
         ([], [], []),
     ],
 )
-def test_a_scale_is_a_number_above_0(
-    scales: list[float], bad: list[int], infinite: list[int]
+@pytest.mark.parametrize("accept_infinity", [False, True])
+def test_scale_not_positive(
+    scales: list[float], strict_channels: list[int], channels: list[int], accept_infinity: bool
 ) -> None:
-    for taken, places in ((False, bad), (True, infinite)):
-        found = detect.scale_not_positive("", "q", Numbers(np.array(scales, np.float64)), taken)
-        assert (() if found is None else found.channels) == tuple(places)
-        if found is not None:
-            assert found.bad == len(places) and found.count == len(scales)
-            np.testing.assert_equal(found.value, scales[places[0]])
+    expected = channels if accept_infinity else strict_channels
+    fault = detect.scale_not_positive(
+        "", "q", Numbers(np.array(scales, np.float64)), accept_infinity
+    )
+    if not expected:
+        assert fault is None
+        return
+    assert fault is not None
+    assert (fault.channels, fault.bad, fault.count) == (tuple(expected), len(expected), len(scales))
+    np.testing.assert_equal(fault.value, scales[expected[0]])

@@ -1,4 +1,4 @@
-"""What holds for every graph: the simulation ends, gives one answer, and its Q/DQ motions change no number."""
+"""Properties of the simulation of any graph: determinism, numbers, and growth."""
 
 import random
 from typing import Any
@@ -13,13 +13,13 @@ from onnx import TensorProto, helper
 from qdqtool.model import operators
 from qdqtool.model.modelfile import load
 from qdqtool.prediction import predict
-from qdqtool.trt.passes._infra import Pass
 from qdqtool.trt.passes.const_qdq_initializers_fusion import ConstQDQInitializersFusion
 from qdqtool.trt.passes.dq_q_fusion import DqQFusion
 from qdqtool.trt.passes.horizontal_merge_q_nodes import HorizontalMergeQNodes
 from qdqtool.trt.passes.split_q_across_preceding_fan_in import SplitQAcrossPrecedingFanIn
 from qdqtool.trt.passes.vanilla_swap_with_following_q import VanillaSwapWithFollowingQ
 from qdqtool.trt.passes.vanilla_swap_with_preceeding_dq import VanillaSwapWithPreceedingDQ
+from qdqtool.trt.pipeline import Pass
 from qdqtool.trt.targets import TARGETS, target_named
 from qdqtool.types import Prediction
 from tests.trt.builder import Graph
@@ -37,33 +37,34 @@ MOTION: tuple[type[Pass], ...] = (
 
 
 def outcome(prediction: Prediction, names: dict[str, str] | None = None) -> Any:
-    """What is promised to be the same for equal graphs: precisions, what was fused, how many conversions."""
-    known = names or {}
-    rows = {
-        known.get(c.name, c.name): (
+    """Return what is equal for equal graphs, with nodes under the given names."""
+    old = names or {}
+    convolutions = {
+        old.get(c.name, c.name): (
             c.precision,
             tuple(c.inputs),
             c.output,
-            sorted(known.get(n, n) for n in c.fused),
+            sorted(old.get(n, n) for n in c.fused),
             c.evidence,
         )
         for c in prediction.convolutions
     }
-    return rows, prediction.conversions, sorted(layer.type for layer in prediction.layers)
+    return convolutions, prediction.conversions, sorted(la.type for la in prediction.layers)
 
 
 def reordered(model: onnx.ModelProto, seed: int) -> onnx.ModelProto:
-    """The same graph with its nodes in another topological order."""
+    """Return the graph with its nodes in another topological order."""
     dice = random.Random(seed)
     waiting = list(model.graph.node)
-    made = {v.name for v in model.graph.input} | {t.name for t in model.graph.initializer} | {""}
+    available = {v.name for v in model.graph.input} | {t.name for t in model.graph.initializer}
+    available.add("")
     order = []
     while waiting:
-        ready = [n for n in waiting if all(i in made for i in n.input)]
+        ready = [n for n in waiting if all(i in available for i in n.input)]
         node = dice.choice(ready)
         waiting.remove(node)
         order.append(node)
-        made.update(node.output)
+        available.update(node.output)
     other = onnx.ModelProto()
     other.CopyFrom(model)
     del other.graph.node[:]
@@ -72,7 +73,7 @@ def reordered(model: onnx.ModelProto, seed: int) -> onnx.ModelProto:
 
 
 def renamed(model: onnx.ModelProto, seed: int) -> tuple[onnx.ModelProto, dict[str, str]]:
-    """The same graph under other names, and the old name for each new node name."""
+    """Return the graph with other names, and the old name of each new node name."""
     dice = random.Random(seed)
     numbers = list(range(10_000))
     dice.shuffle(numbers)
@@ -100,7 +101,7 @@ def renamed(model: onnx.ModelProto, seed: int) -> tuple[onnx.ModelProto, dict[st
 
 
 @given(models(), st.sampled_from(CLASSIC))
-def test_prediction_ends_and_is_deterministic(model: onnx.ModelProto, target: str) -> None:
+def test_prediction_is_deterministic(model: onnx.ModelProto, target: str) -> None:
     first, second = (predict(model, target, advice=False) for _ in range(2))
     assert first.as_json() == second.as_json()
     assert first.trace == second.trace
@@ -126,8 +127,8 @@ def test_order_and_names_do_not_matter(model: onnx.ModelProto, seed: int, target
     )
 
 
-def moved(model: onnx.ModelProto) -> tuple[Exporter, set[str]]:
-    """The network behind all motions, and the passes that did something."""
+def move_quantizers(model: onnx.ModelProto) -> tuple[Exporter, set[str]]:
+    """Return the network after all motions, and the passes that changed it."""
     exporter, fired = Exporter(load(model)), set()
     target = target_named("trt8.5")
     ConstQDQInitializersFusion(target).run(exporter.network)
@@ -140,8 +141,8 @@ def moved(model: onnx.ModelProto) -> tuple[Exporter, set[str]]:
 
 
 @given(models())
-def test_motions_change_no_number(model: onnx.ModelProto) -> None:
-    """What a Q passes by an exact rule commutes with Q and DQ exactly; a linear Resize does not."""
+def test_moving_quantizers_changes_no_number(model: onnx.ModelProto) -> None:
+    # A Q that passes an operator by an exact rule commutes with it. A linear Resize is not exact.
     index = load(model)
     passages = [p for p in (operators.passage(index, n) for n in index.nodes) if p is not None]
     nearest = all(
@@ -151,13 +152,13 @@ def test_motions_change_no_number(model: onnx.ModelProto) -> None:
     # A Gemm is a product and a sum in the network, whose rounding differs: then the network itself is the measure.
     gemm = any(n.op_type == "Gemm" for n in model.graph.node)
     before = Exporter(load(model)).export() if gemm else model
-    after = moved(model)[0].export()
+    after = move_quantizers(model)[0].export()
     for old, new in zip(evaluate(before), evaluate(after), strict=True):
         assert np.array_equal(old, new)
 
 
-def everything() -> Graph:
-    """Every motion has something to do here, and an average pooling that none may pass."""
+def every_motion() -> onnx.ModelProto:
+    """Build a graph in which every motion fires, with an average pooling that no Q may pass."""
     g = Graph()
     x = g.op("Sigmoid", g.input(1, 4, 8, 8), "s")
     half = g.pool(x, "pool")
@@ -166,33 +167,39 @@ def everything() -> Graph:
     g.conv(x, "b", scale=0.01)
     g.conv(joined, "c", scale=0.01)
     g.conv(g.pool(x, "average", "AveragePool"), "d", scale=0.01)
-    return g
+    return g.model("a:0", "b:0", "c:0", "d:0")
 
 
-def test_every_motion_fires_and_a_wrong_one_is_seen() -> None:
-    model = everything().model("a:0", "b:0", "c:0", "d:0")
-    exporter, fired = moved(model)
+def test_every_motion_fires_and_changes_no_number() -> None:
+    model = every_motion()
+    exporter, fired = move_quantizers(model)
     assert fired == {kind.__name__ for kind in MOTION}
     after = exporter.export()
     assert [n.op_type for n in after.graph.node] != [n.op_type for n in model.graph.node]
     for old, new in zip(evaluate(model), evaluate(after), strict=True):
         assert np.array_equal(old, new)
-    model = everything().model("a:0", "b:0", "c:0", "d:0")
-    exporter, _ = moved(model)
+
+
+def average_in_float(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Replace the AveragePool of integers, which onnxruntime does not have, by one of floats."""
+    nodes = list(model.graph.node)
+    position = next(i for i, node in enumerate(nodes) if node.op_type == "AveragePool")
+    node = nodes[position]
+    source, target = node.input[0], node.output[0]
+    node.input[0], node.output[0] = f"{source}:f", f"{target}:f"
+    cast = helper.make_node("Cast", [source], [f"{source}:f"], to=TensorProto.FLOAT)
+    back = helper.make_node("Cast", [f"{target}:f"], [target], to=TensorProto.INT8)
+    model.graph.node.insert(position + 1, back)
+    model.graph.node.insert(position, cast)
+    return model
+
+
+def test_wrong_motion_changes_numbers() -> None:
+    model = every_motion()
+    exporter, _ = move_quantizers(model)
     layers = {layer.name: layer for layer in exporter.network.layers.values()}
     exporter.network.swap(layers["average"], layers["d.in.Q"])
-    after = exporter.export()
-    # onnxruntime has no INT8 average pooling: it is done in float, on the integers.
-    for node in after.graph.node:
-        if node.op_type == "AveragePool":
-            inner, outer = node.input[0] + ":f", node.output[0]
-            at = list(after.graph.node).index(node)
-            cast = helper.make_node("Cast", [node.input[0]], [inner], to=TensorProto.FLOAT)
-            back = helper.make_node("Cast", [outer + ":f"], [outer], to=TensorProto.INT8)
-            node.input[0], node.output[0] = inner, outer + ":f"
-            after.graph.node.insert(at + 1, back)
-            after.graph.node.insert(at, cast)
-            break
+    after = average_in_float(exporter.export())
     assert not np.array_equal(evaluate(model)[3], evaluate(after)[3])
 
 
@@ -214,22 +221,22 @@ def chain(op: str, length: int) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("op", ["Tanh", "Transpose", "Mul", "MaxPool", "Concat", "Relu"])
-def test_what_a_long_chain_takes_grows_with_its_length(op: str) -> None:
-    """Text in trace and layers, which joining names of a whole chain would make grow with its square."""
+def test_text_of_long_chain_grows_linearly(op: str) -> None:
+    # Joining all names of a chain would make trace and layer names grow with the square of its
+    # length.
     sizes = []
     for length in (100, 400):
         prediction = predict(chain(op, length), advice=False)
         texts = {*(e.subject for e in prediction.trace), *(e.object for e in prediction.trace)}
         texts.update(layer.name for layer in prediction.layers)
         sizes.append(sum(map(len, texts)))
-    assert (
-        sizes[1] < (16 if op == "Concat" else 6) * sizes[0]
-    )  # a nest of concatenations nests the suffixes of clones
+    # Nested Concats nest the suffixes of clones.
+    assert sizes[1] < (16 if op == "Concat" else 6) * sizes[0]
 
 
 @pytest.mark.parametrize("depth", [1, 5, 40])
-def test_a_q_moves_through_alternating_concatenations_and_pools(g: Graph, depth: int) -> None:
-    """Every level leaves one clone on its other input, and the last one the innermost tensor's."""
+def test_q_moves_up_past_alternating_concats_and_pools(g: Graph, depth: int) -> None:
+    # Each level leaves one clone on its other input, the last one also on the innermost tensor.
     x = g.op("Softmax", g.input(1, 1, 8, 8), "before")
     for i in range(depth):
         x = g.pool(

@@ -1,4 +1,4 @@
-"""The same network in every spelling of Q/DQ that exporters use must get the same answer."""
+"""Predictions do not depend on how exporters write Q/DQ, names, weights and scales."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,14 +16,14 @@ from qdqtool.types import Evidence, Precision, Prediction
 from tests.insertion.nets import detector
 from tests.slow import slow_after
 from tests.trt.builder import Graph
-from tests.trt.rtx.test_patterns import FOLDER, patterns  # noqa: F401
+from tests.trt.rtx.test_patterns import FOLDER, patterns
 
 INT8, FLOAT = Precision.INT8, Precision.FLOAT
 Outcome = tuple[list[Precision], Precision]
 
 
 def chain(g: Graph, weights: str = "qdq") -> onnx.ModelProto:
-    """Two convolutions with a Relu between: INT8 to INT8, then INT8 to float."""
+    """Build two convolutions with a Relu between: INT8 to INT8, then INT8 to float."""
     x = g.relu(g.conv(g.input(1, 3, 8, 8), "a", weights=weights), "r")
     return g.model(g.op("Softmax", g.conv(x, "b", weights=weights), "s"))
 
@@ -44,7 +44,7 @@ def changed(model: onnx.ModelProto, change: Callable[[onnx.NodeProto], None]) ->
 @pytest.mark.parametrize("constant_nodes", [False, True])
 @pytest.mark.parametrize("weights", ["qdq", "tensor", "int8"])
 @pytest.mark.parametrize("target", ["trt8.0", "trt8.4", "trt8.5", "trt8.6", "trt10"])
-def test_weights_and_constants(weights: str, constant_nodes: bool, target: str) -> None:
+def test_forms_of_weights_and_constants(weights: str, constant_nodes: bool, target: str) -> None:
     prediction = predict(chain(Graph(constant_nodes=constant_nodes), weights), target, advice=False)
     assert outcomes(prediction) == EXPECTED
     assert prediction.conversion_nodes == ["a.in.Q"]
@@ -64,7 +64,7 @@ def test_scale_shapes(g: Graph, shape: tuple[int, ...], zero: bool) -> None:
     assert outcomes(prediction) == EXPECTED
 
 
-def on_axis(axis: int) -> onnx.ModelProto:
+def with_axis(axis: int) -> onnx.ModelProto:
     model = chain(Graph())
     for attribute in (
         a for n in model.graph.node if n.op_type.endswith("quantizeLinear") for a in n.attribute
@@ -73,7 +73,7 @@ def on_axis(axis: int) -> onnx.ModelProto:
     return model
 
 
-def of_microsoft() -> onnx.ModelProto:
+def with_microsoft_domain() -> onnx.ModelProto:
     model = chain(Graph())
     for node in model.graph.node:
         node.domain = (
@@ -83,8 +83,8 @@ def of_microsoft() -> onnx.ModelProto:
     return model
 
 
-def of_ir_3() -> onnx.ModelProto:
-    """Which lists every initializer among the inputs."""
+def with_initializers_as_inputs() -> onnx.ModelProto:
+    """Build a model of IR version 3."""
     model = chain(Graph())
     for tensor in model.graph.initializer:
         model.graph.input.append(
@@ -96,13 +96,18 @@ def of_ir_3() -> onnx.ModelProto:
 @pytest.mark.parametrize(
     "model",
     [
-        # Before opset 13 there is one scale for a tensor, and Split and Softmax read differently.
-        *(chain(Graph(opset=opset), "tensor" if opset < 13 else "qdq") for opset in range(10, 24)),
-        on_axis(0),
-        on_axis(-4),
-        of_microsoft(),
-        of_ir_3(),
-        chain(Graph(opset=19, half=True)),
+        # Before opset 13 a tensor has one scale, and Split and Softmax have other semantics.
+        *(
+            pytest.param(
+                chain(Graph(opset=opset), "tensor" if opset < 13 else "qdq"), id=f"opset {opset}"
+            )
+            for opset in range(10, 24)
+        ),
+        pytest.param(with_axis(0), id="axis 0"),
+        pytest.param(with_axis(-4), id="axis -4"),
+        pytest.param(with_microsoft_domain(), id="com.microsoft"),
+        pytest.param(with_initializers_as_inputs(), id="initializers as inputs"),
+        pytest.param(chain(Graph(opset=19, half=True)), id="float16"),
     ],
 )
 def test_one_network_in_many_spellings(model: onnx.ModelProto) -> None:
@@ -110,9 +115,7 @@ def test_one_network_in_many_spellings(model: onnx.ModelProto) -> None:
 
 
 @pytest.mark.parametrize("label", ["", "same"])
-def test_nodes_without_names_and_with_one_name(label: str) -> None:
-    """A node without a name of its own goes by its first output."""
-
+def test_nodes_without_unique_names_go_by_first_output(label: str) -> None:
     def rename(node: onnx.NodeProto) -> None:
         node.name = label
 
@@ -123,25 +126,30 @@ def test_nodes_without_names_and_with_one_name(label: str) -> None:
     assert len(names) == len(set(names))
 
 
-def test_names_and_biases_of_exporters(tmp_path: Path) -> None:
-    """NVIDIA's parser: node_of_<output> (NVIDIA/TensorRT issue 3385)."""
-
-    def rename(node: onnx.NodeProto) -> None:
+def test_unnamed_nodes_have_layer_names_of_parser() -> None:
+    # NVIDIA's parser: node_of_<output> (NVIDIA/TensorRT issue 3385).
+    model = chain(Graph(), "int8")
+    for node in model.graph.node:
         node.name = ""
-
-    prediction = predict(changed(chain(Graph(), "int8"), rename), advice=False)
+    prediction = predict(model, advice=False)
     assert prediction.convolutions[0].layer == "a.weight + node_of_a:0 + node_of_r:0"
-    # TensorRT takes no zero point but 0
-    prediction = predict(by_onnxruntime(tmp_path), advice=False)
+
+
+def test_onnxruntime_asymmetric_runs_in_float(tmp_path: Path) -> None:
+    # TensorRT accepts only the zero point 0.
+    prediction = predict(quantize_with_onnxruntime(tmp_path), advice=False)
     assert all(c.precision.is_float for c in prediction.convolutions)
-    refused = {type(r) for r in prediction.refusals if r.pass_name == "QuantizeDoubleInputNodes"}
-    assert refused == {NonzeroZeroPoint}
+    refusals = [r for r in prediction.refusals if r.pass_name == "QuantizeDoubleInputNodes"]
+    assert {type(r) for r in refusals} == {NonzeroZeroPoint}
+
+
+def test_onnxruntime_without_bias_quantizers(tmp_path: Path) -> None:
     options = {
         "ActivationSymmetric": True,
         "QuantizeBias": False,
         "OpTypesToExcludeOutputQuantization": ["Conv"],
     }
-    prediction = predict(by_onnxruntime(tmp_path, extra_options=options), advice=False)
+    prediction = predict(quantize_with_onnxruntime(tmp_path, extra_options=options), advice=False)
     assert [c.precision for c in prediction.convolutions] == [INT8, INT8]
 
 
@@ -165,21 +173,19 @@ def test_missing_external_data(tmp_path: Path, keep: str) -> None:
 # Exporters ----------------------------------------------------------------------------------------------------
 
 
-class Reader:
+class RandomImages:
     """Calibration data for onnxruntime."""
 
-    def __init__(self) -> None:
-        self.left = 2
+    def __init__(self, count: int = 2) -> None:
+        self.images = iter(np.random.default_rng(0).normal(0, 1, (count, 1, 3, 8, 8)))
 
     def get_next(self) -> dict[str, Any] | None:
-        self.left -= 1
-        if self.left < 0:
-            return None
-        return {"x": np.random.default_rng(self.left).normal(0, 1, (1, 3, 8, 8)).astype(np.float32)}
+        image = next(self.images, None)
+        return None if image is None else {"x": image.astype(np.float32)}
 
 
-def by_onnxruntime(tmp_path: Path, **options: Any) -> onnx.ModelProto:
-    """quantize_static on convolution, Relu, convolution with biases."""
+def quantize_with_onnxruntime(tmp_path: Path, **options: Any) -> onnx.ModelProto:
+    """Run quantize_static on convolution, Relu, convolution with biases."""
     from onnxruntime.quantization import (
         CalibrationDataReader,
         QuantFormat,
@@ -187,7 +193,7 @@ def by_onnxruntime(tmp_path: Path, **options: Any) -> onnx.ModelProto:
         quantize_static,
     )
 
-    CalibrationDataReader.register(Reader)
+    CalibrationDataReader.register(RandomImages)
     g = Graph()
     x = g.relu(g.conv(g.input(1, 3, 8, 8), "a", scale=None, weights="float", bias=True), "r")
     model = g.model(g.conv(x, "b", scale=None, weights="float", bias=True))
@@ -195,7 +201,7 @@ def by_onnxruntime(tmp_path: Path, **options: Any) -> onnx.ModelProto:
     quantize_static(
         str(tmp_path / "float.onnx"),
         str(tmp_path / "q.onnx"),
-        Reader(),
+        RandomImages(),
         quant_format=QuantFormat.QDQ,
         activation_type=QuantType.QInt8,
         weight_type=QuantType.QInt8,
@@ -206,8 +212,8 @@ def by_onnxruntime(tmp_path: Path, **options: Any) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("per_channel", [False, True])
 def test_onnxruntime_symmetric(tmp_path: Path, per_channel: bool) -> None:
-    """Its int32 bias comes from a DQ, its weights are int8 and its output has a pair."""
-    model = by_onnxruntime(
+    # Its int32 bias comes from a DQ, its weights are int8 and its output has a pair.
+    model = quantize_with_onnxruntime(
         tmp_path, per_channel=per_channel, extra_options={"ActivationSymmetric": True}
     )
     assert any(n.op_type == "DequantizeLinear" and "bias" in n.input[0] for n in model.graph.node)
@@ -216,7 +222,10 @@ def test_onnxruntime_symmetric(tmp_path: Path, per_channel: bool) -> None:
 
 
 def tensorflow(g: Graph, fold: bool) -> onnx.ModelProto:
-    """NHWC: Transposes around each convolution, pairs outside; weights HWIO behind a pair where not folded."""
+    """Build a network in NHWC: Transposes around each convolution, pairs outside of them.
+
+    Weights are HWIO and have a pair before their Transpose, unless it is folded.
+    """
     x = g.input(1, 8, 8, 3)
     channels = 3
     for name in "ab":
@@ -238,13 +247,14 @@ def tensorflow(g: Graph, fold: bool) -> onnx.ModelProto:
 @pytest.mark.parametrize("fold", [True, False], ids=["weights-OIHW", "weights-HWIO"])
 @pytest.mark.parametrize("constant_nodes", [True, False])
 def test_tensorflow(fold: bool, constant_nodes: bool) -> None:
-    """DQ moves forward past the Transpose in front, so every convolution reads INT8; scales have shape [1]."""
+    # The DQ moves down past the Transpose, so that every convolution reads INT8. Scales have shape
+    # [1].
     prediction = predict(tensorflow(Graph(constant_nodes=constant_nodes), fold), advice=False)
     assert [(c.name, c.inputs) for c in prediction.convolutions] == [("a", [INT8]), ("b", [INT8])]
 
 
-def by_modelopt() -> onnx.ModelProto:
-    """Integers with a DQ for weights, scalar scales, pairs on the skip branch only, Relu behind the Add."""
+def modelopt_block() -> onnx.ModelProto:
+    """Build a residual block with int8 weights, a pair on the skip branch only, and Relu after the Add."""
     g = Graph()
     x = g.relu(g.conv(g.input(1, 3, 8, 8), "stem", weights="int8", bias=True), "r")
     y = g.relu(g.conv(x, "a", weights="int8", bias=True), "ra")
@@ -253,21 +263,22 @@ def by_modelopt() -> onnx.ModelProto:
     return g.model(g.op("GlobalAveragePool", g.conv(out, "c", weights="int8"), "gap"))
 
 
-def test_modelopt_and_half_precision() -> None:
-    found = {c.name: c for c in predict(by_modelopt(), advice=False).convolutions}
-    assert outcomes(predict(by_modelopt(), advice=False)) == {
+def test_modelopt() -> None:
+    prediction = predict(modelopt_block(), advice=False)
+    assert outcomes(prediction) == {
         "stem": ([INT8], INT8),
         "a": ([INT8], INT8),
         "b": ([INT8, INT8], INT8),
         "c": ([INT8], FLOAT),
     }
-    assert found["b"].fused == ["Add", "rb"]
-    # Exports of before opset 19: scales stay float32 and a Cast behind each DQ makes float16 of it
-    g = Graph(opset=17)
+    assert next(c for c in prediction.convolutions if c.name == "b").fused == ["Add", "rb"]
+
+
+def test_float16_before_opset_19(g: Graph) -> None:
+    # Scales stay float32, and a Cast to float16 follows each DQ.
     half = TensorProto.FLOAT16
-    x = g.op(
-        "Cast", g.op("Cast", g.input(1, 3, 8, 8), "to16", to=half), "to32", to=TensorProto.FLOAT
-    )
+    x = g.op("Cast", g.input(1, 3, 8, 8), "to16", to=half)
+    x = g.op("Cast", x, "to32", to=TensorProto.FLOAT)
     data = g.op("Cast", g.pair(x, "in"), "data16", to=half)
     weights = g.op("Cast", g.weights("c", (8, 3, 3, 3), "qdq"), "weights16", to=half)
     out = g.op("Conv", [data, weights], "c")
@@ -279,10 +290,9 @@ def test_modelopt_and_half_precision() -> None:
     not (FOLDER / "patterns.tar.xz").exists(), reason="the shared patterns are not here"
 )
 @pytest.mark.parametrize("target", slow_after(1, ["trt8.5", "trt8.0", "trt11"]))
-def test_patterns_of_every_spelling(patterns: dict[str, bytes], target: str) -> None:  # noqa: F811
-    """Small models of odd spellings and placements: an answer for each, whatever the target."""
-    assert len(patterns) == 163
-    for name, data in patterns.items():
+def test_shared_patterns_are_predicted_on_every_target(target: str) -> None:
+    assert len(patterns()) == 163
+    for name, data in patterns().items():
         prediction = predict(data, target, advice=False)
         operators = [n.op_type for n in onnx.ModelProto.FromString(data).graph.node]
         weighted = sum(op in ("Conv", "ConvTranspose", "Gemm", "MatMul") for op in operators)
@@ -293,24 +303,21 @@ def test_patterns_of_every_spelling(patterns: dict[str, bytes], target: str) -> 
 
 
 @pytest.mark.parametrize("weights", slow_after(1, ["float", "int8"]))
-def test_our_own_insertion(weights: str) -> None:
-    """Every convolution whose weights got a pair is INT8, every other one float."""
+def test_inserted_model_has_int8_convolutions(weights: str) -> None:
+    # Every convolution whose weights got a pair is INT8, every other one is float.
     data = np.random.default_rng(0).uniform(0, 1, (1, 3, 64, 64)).astype(np.float32)
     inserted = insert(detector(), data, method="max", weights=weights, predict=False)
     prediction = predict(inserted.model, advice=False)
     dequantizers = {
         o for n in inserted.model.graph.node if n.op_type == "DequantizeLinear" for o in n.output
     }
-    wanted = {
-        n.name
+    expected = {
+        n.name: INT8 if n.input[1] in dequantizers else FLOAT
         for n in inserted.model.graph.node
-        if n.op_type == "Conv" and n.input[1] in dequantizers
+        if n.op_type == "Conv"
     }
-    assert len(wanted) == 27
-    assert {c.name for c in prediction.convolutions if c.precision == INT8} == wanted
-    assert {c.name for c in prediction.convolutions if c.precision == FLOAT} == {
-        n.name for n in inserted.model.graph.node if n.op_type == "Conv" and n.name not in wanted
-    }
+    assert list(expected.values()).count(INT8) == 27
+    assert {c.name: c.precision for c in prediction.convolutions} == expected
 
 
 # Strange graphs -----------------------------------------------------------------------------------------------
@@ -320,47 +327,52 @@ def conv_names(prediction: Prediction) -> list[str]:
     return [c.name for c in prediction.convolutions]
 
 
-def test_strange_graphs(g: Graph) -> None:
+def test_graph_of_input_or_constant_only_has_no_layers(g: Graph) -> None:
     g.input(1, 3, 8, 8)
     assert predict(g.model("x"), advice=False).layers == []
-    g = Graph()
     g.const("k", [1.0])
     assert predict(g.model("k"), advice=False).convolutions == []
-    model = helper.make_model(
-        helper.make_graph([], "g", [], []), opset_imports=[helper.make_opsetid("", 13)]
-    )
+
+
+def test_empty_graph() -> None:
+    graph = helper.make_graph([], "g", [], [])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)])
     prediction = predict(model, advice=False)
     assert (prediction.convolutions, prediction.layers, prediction.conversions) == ([], [], 0)
-    g = Graph()
-    # Integers from outside
+
+
+def test_network_input_of_integers_needs_no_conversion(g: Graph) -> None:
     g.inputs.append(helper.make_tensor_value_info("i", TensorProto.INT8, [1, 3, 8, 8]))
     g.channels["i"] = 3
     prediction = predict(g.model(g.conv(g.dq("i", "dq"), "c", scale=None)), advice=False)
     assert outcomes(prediction) == {"c": ([INT8], FLOAT)}
     assert prediction.conversions == 0
-    g = Graph()
+
+
+def test_convolution_without_effect_is_not_listed(g: Graph) -> None:
     x = g.input(1, 3, 8, 8)
     g.conv(x, "dead")
     assert conv_names(predict(g.model(g.conv(x, "alive")), advice=False)) == ["alive"]
-    g = Graph()
+
+
+def test_network_output_of_integers(g: Graph) -> None:
     prediction = predict(g.model(g.q(g.conv(g.input(1, 3, 8, 8), "c"), "out")), advice=False)
     assert outcomes(prediction) == {"c": ([INT8], INT8)}
-    g = Graph()
-    # A tensor that a subgraph reads has a float reader: the Q behind the convolution cannot be absorbed
+
+
+def test_consumer_in_branch_keeps_output_float(g: Graph) -> None:
     conv = g.conv(g.input(1, 3, 8, 8), "c")
+    branches = {
+        "then_branch": branch("then", conv, "Relu"),
+        "else_branch": branch("else", conv, "Neg"),
+    }
     condition = g.const("yes", np.asarray(True))
-    node = helper.make_node(
-        "If",
-        [condition],
-        ["if:0"],
-        "If",
-        then_branch=branch("then", conv, "Relu"),
-        else_branch=branch("else", conv, "Neg"),
-    )
-    g.nodes.append(node)
+    g.nodes.append(helper.make_node("If", [condition], ["if:0"], "If", **branches))
     prediction = predict(g.model("if:0", g.op("Softmax", g.conv(conv, "d"), "s")), advice=False)
     assert outcomes(prediction) == {"c": ([INT8], FLOAT), "d": ([INT8], FLOAT)}
-    g = Graph()
+
+
+def test_consumer_in_loop_keeps_output_float(g: Graph) -> None:
     conv = g.conv(g.input(1, 3, 8, 8), "c", 3)
     body = helper.make_graph(
         [

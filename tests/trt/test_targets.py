@@ -1,4 +1,4 @@
-"""The targets: their order, what they promise, and what they change in the answers."""
+"""Targets: names and versions, properties, and their effect on predictions."""
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from qdqtool.prediction import predict
 from qdqtool.trt.targets import (
     RTX,
     TARGETS,
+    Target,
     Trtexec,
     strongly_typed,
     target_before,
@@ -19,8 +20,8 @@ from qdqtool.trt.targets import (
     trtexec_of_version,
 )
 from qdqtool.types import ConvOutcome, Evidence, Precision
+from tests.errors import has
 from tests.fuzz.net import Net
-from tests.raising import raises
 from tests.trt.builder import Graph
 
 CLASSIC = [t for t in TARGETS.values() if not t.is_rtx]
@@ -28,39 +29,37 @@ INT8, FLOAT = Precision.INT8, Precision.FLOAT
 
 
 def stem(half: bool = False) -> Graph:
-    """Conv, BatchNormalization, Relu, MaxPool, Conv; the second one's output is the network's."""
+    """Build Conv, BatchNormalization, Relu, MaxPool, Conv, Softmax."""
     g = Graph(opset=19 if half else 13, half=half)
     x = g.relu(g.bn(g.conv(g.input(1, 3, 32, 32), "a", k=7, stride=2), "bn"), "r")
     g.op("Softmax", g.conv(g.pool(x, "pool", k=3), "b"), "s")
     return g
 
 
-def found(g: Graph, target: str, output: str = "s:0") -> dict[str, ConvOutcome]:
-    return {c.name: c for c in predict(g.model(output), target, advice=False).convolutions}
+def outcomes(g: Graph, target: str | Target) -> dict[str, ConvOutcome]:
+    return {c.name: c for c in predict(g.model("s:0"), target, advice=False).convolutions}
 
 
 @pytest.mark.parametrize("target", [t.name for t in CLASSIC])
-def test_every_target_answers(target: str) -> None:
+def test_stem_runs_in_int8_on_every_target(target: str) -> None:
     prediction = predict(stem().model("s:0"), target, advice=False)
     assert prediction.target == target
-    general, _, used = prediction.target_evidence.rpartition("; of the ")
-    assert general == f"{TARGETS[target].evidence}: {TARGETS[target].proof}"
-    assert f"seen on {TARGETS[target].version[0]}.x" in used
+    proof, _, rules = prediction.target_evidence.rpartition("; of the ")
+    assert proof == f"{TARGETS[target].evidence}: {TARGETS[target].proof}"
+    assert f"seen on {TARGETS[target].version[0]}.x" in rules
     assert [(c.name, c.inputs, c.precision) for c in prediction.convolutions] == [
         ("a", [INT8], INT8),
         ("b", [INT8], INT8),
     ]
     assert prediction.conversion_nodes == ["a.in.Q"]
-    # And the bare one on 10, whose builds show it (small-graphs-orinnano-trt103); a stem with its pooling is not
-    expected = dict.fromkeys("ab", TARGETS[target].evidence) | (
-        {"b": Evidence.SEEN} if target == "trt10" else {}
-    )
-    assert {name: conv.evidence for name, conv in found(stem(), target).items()} == expected
+    # small-graphs-orinnano-trt103 shows a convolution without its pooling on 10.
+    last = Evidence.SEEN if target == "trt10" else TARGETS[target].evidence
+    assert [c.evidence for c in prediction.convolutions] == [TARGETS[target].evidence, last]
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_what_constants_alone_make_is_computed_while_building(target: str) -> None:
-    """Such as the table of positions in Swin V2: TensorRT-RTX lists no layer for it."""
+def test_constant_subgraph_has_no_layer(target: str) -> None:
+    # Such as the table of positions in Swin V2, for which TensorRT-RTX lists no layer.
     net = Net(17)
     table = net.op(
         "MatMul",
@@ -75,7 +74,7 @@ def test_what_constants_alone_make_is_computed_while_building(target: str) -> No
     assert all("table" not in (f.node, *f.convolutions) for f in prediction.findings)
 
 
-# Each property came, or went, with one version and stayed so; rtx1.7 is a compiler of its own.
+# rtx1.7 is a compiler of its own.
 @pytest.mark.parametrize(
     ("prop", "since", "on_rtx"),
     [
@@ -91,9 +90,9 @@ def test_what_constants_alone_make_is_computed_while_building(target: str) -> No
         ("transposed_per_channel", None, False),
     ],
 )
-def test_what_a_version_brought_stays(prop: str, since: str | None, on_rtx: bool) -> None:
-    having = {t.name for t in CLASSIC if getattr(t, prop) is True}
-    assert having == {t.name for t in CLASSIC if since and t.version >= TARGETS[since].version}
+def test_property_added_by_version_stays(prop: str, since: str | None, on_rtx: bool) -> None:
+    names = {t.name for t in CLASSIC if getattr(t, prop) is True}
+    assert names == {t.name for t in CLASSIC if since and t.version >= TARGETS[since].version}
     assert getattr(TARGETS["rtx1.7"], prop) is on_rtx
 
 
@@ -105,20 +104,16 @@ def test_what_a_version_brought_stays(prop: str, since: str | None, on_rtx: bool
         ("needs_zero_point", "trt8.6"),
     ],
 )
-def test_what_a_version_dropped_is_gone(prop: str, until: str) -> None:
-    having = {t.name for t in CLASSIC if getattr(t, prop) is True}
-    assert having == {t.name for t in CLASSIC if t.version <= TARGETS[until].version}
+def test_property_dropped_by_version_is_gone(prop: str, until: str) -> None:
+    names = {t.name for t in CLASSIC if getattr(t, prop) is True}
+    assert names == {t.name for t in CLASSIC if t.version <= TARGETS[until].version}
     assert getattr(TARGETS["rtx1.7"], prop) is False
 
 
 @pytest.mark.parametrize("evidence", [Evidence.SEEN, Evidence.ASSUMED])
-def test_outcomes_of_rtx_are_proven_as_its_rules_are(
-    evidence: Evidence, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(
-        TARGETS, "rtx9.9", replaced(RTX, name="rtx9.9", version=(9, 9), evidence=evidence)
-    )
-    assert {conv.evidence for conv in found(stem(), "rtx9.9").values()} == {evidence}
+def test_outcomes_on_rtx_have_evidence_of_target(evidence: Evidence) -> None:
+    target = replaced(RTX, evidence=evidence)
+    assert {conv.evidence for conv in outcomes(stem(), target).values()} == {evidence}
 
 
 @pytest.mark.parametrize(
@@ -131,43 +126,51 @@ def test_outcomes_of_rtx_are_proven_as_its_rules_are(
         ("none", None),
     ],
 )
-def test_the_target_before(name: str, before: str | None) -> None:
-    found = target_before(name)
-    assert (found and found.name) == before
+def test_target_before(name: str, before: str | None) -> None:
+    target = target_before(name)
+    assert (target and target.name) == before
 
 
-def test_stems_and_default_targets(g: Graph) -> None:
-    """What 8.0 makes of a stem is in the listing of centernet-resnet34-qat-trt80."""
-    for target in ("trt8.4", "trt8.5", "trt8.6"):
-        assert found(stem(), target)["a"].layer == "a.weight + a.w.Q + a + pool"
+@pytest.mark.parametrize("target", ["trt8.4", "trt8.5", "trt8.6"])
+def test_stem_fuses_max_pool_since_8_4(target: str) -> None:
+    assert outcomes(stem(), target)["a"].layer == "a.weight + a.w.Q + a + pool"
+
+
+def test_default_target_is_trt10() -> None:
     assert DEFAULT_TARGET == "trt10"
+
+
+def test_targets_after_8_6_are_assumed() -> None:
     assert TARGETS["trt8.5"].evidence == TARGETS["trt8.6"].evidence == Evidence.SEEN
     newer = [t for t in CLASSIC if t.version > TARGETS["trt8.6"].version]
     assert newer and all(t.evidence == Evidence.ASSUMED for t in newer)
-    # Only ResNet's 7x7 stem was seen
+
+
+def test_stem_other_than_7x7_is_assumed(g: Graph) -> None:
     x = g.relu(g.bn(g.conv(g.input(1, 3, 32, 32), "a", k=3, stride=2), "bn"), "r")
     g.op("Softmax", g.conv(g.pool(x, "pool", k=3), "b"), "s")
-    conv = found(g, "trt8.5")["a"]
+    conv = outcomes(g, "trt8.5")["a"]
     assert "pool" in conv.fused
     assert (conv.evidence, conv.cases[-1]) == (Evidence.ASSUMED, "ConvActPoolFusion/stem-other")
 
 
 @pytest.mark.parametrize("target", [t.name for t in CLASSIC if not t.strongly_typed])
 @pytest.mark.parametrize("half", [False, True])
-def test_float_remainder_is_the_builders_choice(target: str, half: bool) -> None:
-    assert found(stem(half), target)["b"].output == FLOAT
+def test_weakly_typed_float_output_is_float(target: str, half: bool) -> None:
+    assert outcomes(stem(half), target)["b"].output == FLOAT
 
 
-def test_who_asked_for_a_strongly_typed_network_is_named() -> None:
-    with raises(QdqtoolError, "strongly_typed `target=8.5.2-strongly-typed`"):
+def test_strongly_typed_before_trt10_is_an_error() -> None:
+    with pytest.raises(QdqtoolError, check=has("unsupported", parameter="target")) as caught:
         target_named("8.5.2-strongly-typed")
-    with raises(QdqtoolError, "strongly_typed `strongly_typed` trt8.5"):
+    assert "`target=8.5.2-strongly-typed`" in str(caught.value)
+    with pytest.raises(QdqtoolError, check=has("unsupported", parameter="strongly_typed")):
         strongly_typed(target_named("trt8.5"))
 
 
 @pytest.mark.parametrize(("half", "precision"), [(False, Precision.FP32), (True, Precision.FP16)])
-def test_strongly_typed_remainder_has_the_onnx_type(half: bool, precision: Precision) -> None:
-    assert found(stem(half), "trt11")["b"].output == precision
+def test_strongly_typed_float_output_has_onnx_type(half: bool, precision: Precision) -> None:
+    assert outcomes(stem(half), "trt11")["b"].output == precision
     prediction = predict(stem(half).model("s:0"), "trt11", advice=False)
     softmax = next(layer for layer in prediction.layers if layer.type == "Softmax")
     assert [t.precision for t in softmax.inputs] == [precision]
@@ -182,20 +185,19 @@ def test_strongly_typed_remainder_has_the_onnx_type(half: bool, precision: Preci
         ("Clip", 8, Evidence.SEEN),
     ],
 )
-def test_weaker_rules_reach_the_outcome(
+def test_outcome_has_evidence_of_its_rules(
     g: Graph, activation: str, groups: int, evidence: Evidence
 ) -> None:
     x = g.conv(g.input(1, 8, 8, 8), "c", groups=groups)
     x = g.silu(x, "act") if activation == "silu" else g.op(activation, x, "act")
     g.op("Softmax", g.conv(x, "d"), "s")
-    outcomes = found(g, "trt8.5")
-    assert outcomes["c"].evidence == evidence
-    assert outcomes["c"].output == INT8
-    assert outcomes["d"].evidence == Evidence.SEEN
+    result = outcomes(g, "trt8.5")
+    assert (result["c"].evidence, result["c"].output) == (evidence, INT8)
+    assert result["d"].evidence == Evidence.SEEN
 
 
-def test_unknown_scale_is_an_assumption(g: Graph) -> None:
-    """Two Qs on one tensor, the scale of one not at hand: whether they merge is not known."""
+def test_unknown_scale_makes_outcome_an_assumption(g: Graph) -> None:
+    # Two Qs read one tensor. Whether they merge depends on a scale in a missing file.
     x = g.conv(g.input(1, 8, 8, 8), "c")
     g.op("Softmax", g.conv(x, "a"), "s")
     g.op("Softmax", g.conv(x, "b"), "t")
@@ -220,18 +222,25 @@ def test_unknown_scale_is_an_assumption(g: Graph) -> None:
         ("9.3", "trt8.6"),
         ("10.13.0", "trt10"),
         ("11.4.1", "trt11"),
-        ("7.2.3", None),
-        ("", None),
-        ("unknown", None),
-        ("x.y", None),
     ],
 )
-def test_target_of_a_version(version: str, target: str | None) -> None:
-    if target is not None:
-        assert target_of_version(version).name == target
-        return
-    with raises(VersionError, "target_of_version TensorRT"):
+def test_target_of_version(version: str, target: str) -> None:
+    assert target_of_version(version).name == target
+
+
+@pytest.mark.parametrize(
+    ("version", "code"),
+    [
+        ("7.2.3", "version-too-old"),
+        ("", "wrong-version"),
+        ("unknown", "wrong-version"),
+        ("x.y", "wrong-version"),
+    ],
+)
+def test_target_of_other_version_is_an_error(version: str, code: str) -> None:
+    with pytest.raises(VersionError, check=has(code)) as caught:
         target_of_version(version)
+    assert version in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -244,13 +253,16 @@ def test_target_of_a_version(version: str, target: str | None) -> None:
         ("11", True, False),
     ],
 )
-def test_what_trtexec_takes(version: str, lists_layers: bool, flags: bool) -> None:
+def test_trtexec_options_of_version(version: str, lists_layers: bool, flags: bool) -> None:
     assert trtexec_of_version(version) == Trtexec(lists_layers, flags)
+
+
+def test_trtexec_options_of_unknown_version() -> None:
     assert trtexec_of_version("no version") is None
 
 
 @pytest.mark.parametrize(
-    ("target", "flags", "said"),
+    ("target", "flags", "remark"),
     [
         ("trt8.0", {"--fp16", "--int8"}, ""),
         ("8.6.1", {"--fp16", "--int8"}, ""),
@@ -264,22 +276,17 @@ def test_what_trtexec_takes(version: str, lists_layers: bool, flags: bool) -> No
         ("11.4", set(), ""),
     ],
 )
-def test_the_printed_command_has_the_flags_of_its_version(
-    target: str, flags: set[str], said: str
-) -> None:
-    """Release notes of 10.12 deprecate weak typing, those of 11.0 remove it with all precision flags."""
-    command, remark = (
-        trtexec_command(target_named(target), "m.onnx"),
-        trtexec_remark(target_named(target)),
-    )
-    assert {
-        w for w in command.split() if w in ("--int8", "--fp16", "--stronglyTyped", "--best")
-    } == flags
-    assert said in remark and bool(said) == bool(remark) and command.endswith("> build.log 2>&1")
+def test_trtexec_command_has_flags_of_version(target: str, flags: set[str], remark: str) -> None:
+    # Release notes of 10.12 deprecate weak typing, those of 11.0 remove it with all precision flags.
+    command = trtexec_command(target_named(target), "m.onnx")
+    assert {"--int8", "--fp16", "--stronglyTyped", "--best"} & set(command.split()) == flags
+    assert command.endswith("> build.log 2>&1")
+    printed = trtexec_remark(target_named(target))
+    assert remark in printed and bool(remark) == bool(printed)
 
 
 @pytest.mark.parametrize(
-    ("given", "named"),
+    ("name", "expected"),
     [
         ("10.7", "10.7"),
         ("10.7-strongly-typed", "10.7-strongly-typed"),
@@ -289,13 +296,13 @@ def test_the_printed_command_has_the_flags_of_its_version(
         ("8.5", "trt8.5"),
     ],
 )
-def test_a_target_is_named_as_it_was_given(given: str, named: str) -> None:
-    assert target_named(given).given == named
-    assert target_named(named) == target_named(given)
+def test_target_keeps_requested_name(name: str, expected: str) -> None:
+    assert target_named(name).given == expected
+    assert target_named(expected) == target_named(name)
 
 
 @pytest.mark.parametrize(
-    ("given", "name"),
+    ("version", "name"),
     [
         ("10.3", "trt10"),
         ("10.14.1", "trt10"),
@@ -309,19 +316,28 @@ def test_a_target_is_named_as_it_was_given(given: str, named: str) -> None:
         ("10.3-strongly-typed", "trt10-strongly-typed"),
     ],
 )
-def test_a_version_is_answered_by_the_nearest_rules(given: str, name: str) -> None:
-    found = target_named(given)
-    assert found.name == name
-    assert "nearest rules" in found.proof
-    assert found.strongly_typed is (
+def test_version_uses_nearest_rules(version: str, name: str) -> None:
+    target = target_named(version)
+    assert target.name == name
+    assert "nearest rules" in target.proof
+    assert target.strongly_typed is (
         name.endswith("-strongly-typed") or TARGETS[name].strongly_typed
     )
 
 
-@pytest.mark.parametrize("given", ["7", "trt7", "85", "ten", "8.5-strongly-typed", "10.x"])
-def test_what_is_no_version(given: str) -> None:
-    with pytest.raises(QdqtoolError):
-        target_named(given)
-    with raises(QdqtoolError, "target_named trt7 trt8.0 trt8.4"):
+@pytest.mark.parametrize("name", ["7", "trt7", "85", "ten", "8.5-strongly-typed", "10.x"])
+def test_unknown_target_is_an_error(name: str) -> None:
+    with pytest.raises(QdqtoolError) as caught:
+        target_named(name)
+    code = "unsupported" if name == "8.5-strongly-typed" else "unknown-choice"
+    assert (caught.value.code, caught.value.parameter) == (code, "target")
+
+
+def test_error_of_unknown_target_lists_targets() -> None:
+    with pytest.raises(QdqtoolError, check=has("unknown-choice", parameter="target")) as caught:
         target_named("trt7")
+    assert all(name in str(caught.value) for name in ("trt7", "trt8.0", "trt8.4"))
+
+
+def test_target_names_ignore_case() -> None:
     assert target_named("TRT8.5").name == "trt8.5"

@@ -1,4 +1,4 @@
-"""The wording of optimizer lines, both ways."""
+"""Lines of TensorRT's optimizer: parsing and rendering."""
 
 from collections.abc import Iterable
 
@@ -10,17 +10,16 @@ from qdqtool.trt import trace
 from qdqtool.types import Event
 from tests.tables import rows
 
-# Lines of real logs (8.2 to 8.5), with the event each one says when nothing was read before it.
+# Lines of real logs (8.2 to 8.5), with the event of each when it is the first line.
 LINES = rows("logs/trace.tsv")
 
 
 def read(lines: Iterable[str]) -> list[Event | None]:
-    """The events of a whole log."""
     return list(map(trace.TraceReader().read, lines))
 
 
 @pytest.mark.parametrize("row", LINES, ids=lambda row: row[0])
-def test_line_and_event(row: list[str]) -> None:
+def test_line_parses_to_event_and_renders_back(row: list[str]) -> None:
     line, event = row[0], Event(*row[1:])
     assert trace.parse(line) == event
     assert trace.render(event) == line
@@ -45,11 +44,11 @@ def test_line_and_event(row: list[str]) -> None:
         "&&&& RUNNING TensorRT.trtexec",
     ],
 )
-def test_other_lines_say_nothing(line: str) -> None:
+def test_other_lines_are_not_events(line: str) -> None:
     assert trace.parse(line) is None
 
 
-def test_lines_without_a_pass_belong_to_the_one_that_runs() -> None:
+def test_line_without_pass_belongs_to_running_pass() -> None:
     lines = [
         "Running: QuantizeConvWithResidualAdd on Conv_34",
         "QuantizeDoubleInputNodes: fusing QuantizeLinear_46 into Conv_34",
@@ -62,6 +61,9 @@ def test_lines_without_a_pass_belong_to_the_one_that_runs() -> None:
         ("QuantizeConvWithResidualAdd", "Removing"),
         ("", "Merging layers"),
     ]
+
+
+def test_reset_forgets_running_pass() -> None:
     reader = trace.TraceReader()
     reader.read("Running: QDQToCopy on Q")
     reader.reset()
@@ -99,7 +101,7 @@ _PASSES = st.sampled_from(
 
 @st.composite
 def _steps(draw: st.DrawFn) -> list[Event]:
-    """What one pass prints about one layer: the layer is the subject or the object of every two-name line."""
+    """Draw the lines of one pass about one layer, which is part of every line with two names."""
     owner, layer = draw(_PASSES), draw(_NAMES)
     events = [Event(owner, trace.RUNNING, layer)]
     for kind in draw(
@@ -118,7 +120,7 @@ def _steps(draw: st.DrawFn) -> list[Event]:
 
 
 @given(st.lists(_steps(), max_size=6))
-def test_a_rendered_trace_reads_back_the_same(steps: list[list[Event]]) -> None:
+def test_rendered_trace_parses_back(steps: list[list[Event]]) -> None:
     events = [event for step in steps for event in step]
     assert read(map(trace.render, events)) == events
 
@@ -129,17 +131,18 @@ _PLAIN = st.lists(
 
 
 @given(st.sampled_from(sorted(trace.FORMATS)), _PASSES, _PLAIN, _PLAIN)
-def test_one_line_alone_reads_back(kind: str, owner: str, first: str, second: str) -> None:
-    """Names without a joining word need no state at all."""
+def test_single_line_parses_back(kind: str, owner: str, first: str, second: str) -> None:
+    # Names without a joining word need no state.
     wording = trace.FORMATS[kind]
-    two = bool(wording.between) and kind != trace.RUNNING
-    object_ = ("A to B" if kind in (trace.SWAP_TYPE, trace.CONVERT_TYPE) else second) if two else ""
+    object_ = "A to B" if kind in (trace.SWAP_TYPE, trace.CONVERT_TYPE) else second
+    if not wording.between or kind == trace.RUNNING:
+        object_ = ""
     event = Event(owner if wording.scope == "printed" else "", kind, first, object_)
     assert trace.parse(trace.render(event)) == event
 
 
 def by_counting(text: str, joint: str) -> tuple[str, str]:
-    """The first joint at which the brackets of both sides close, else the first: every joint counted anew."""
+    """Split at the first joint at which the brackets of both sides close, else at the first."""
 
     def closed(name: str) -> bool:
         return name.count("(") == name.count(")") and name.count("[") == name.count("]")
@@ -154,7 +157,7 @@ def by_counting(text: str, joint: str) -> tuple[str, str]:
         "".join
     )
 )
-def test_two_names_part_where_brackets_close(text: str) -> None:
+def test_two_names_are_split_where_brackets_close(text: str) -> None:
     event = trace.parse(f"Swapping {text}")
     if " with " not in text:
         assert event is None

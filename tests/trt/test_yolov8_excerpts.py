@@ -1,4 +1,4 @@
-"""A YOLOv8-style network against the lines that a published TensorRT 8.4.12 build printed for one like it.
+"""A YOLOv8-style network against the lines of a published TensorRT 8.4.12 build of a similar network.
 
 Its model.onnx.gz has from the lines: every name; ReLU; BatchNormalization not folded in quantized layers and folded in
 float ones; C2f by two Slices; an Add with Q/DQ on both inputs; the heads of each scale, quantized or float as their
@@ -19,8 +19,8 @@ from tests.trt.evidence import HOME
 
 BUILD = HOME / "yolov8-orin-trt8412-excerpts"
 NETWORK = load(BUILD / "model.onnx.gz").proto
-Row = tuple[str, ...]
-# When TensorRT sees a stomping hazard between the inputs of a concatenation is not known; no Q/DQ pass asks.
+Line = tuple[str, ...]
+# The condition for a stomping hazard between inputs of a concatenation is unknown. No Q/DQ pass depends on it.
 UNEXPLAINED = {
     (
         "",
@@ -31,13 +31,13 @@ UNEXPLAINED = {
 }
 
 
-def unnumbered(row: Row) -> Row:
-    return tuple(re.sub(r"\(Unnamed Layer\* \d+\)", "(Unnamed Layer)", text) for text in row)
+def unnumbered(line: Line) -> Line:
+    return tuple(re.sub(r"\(Unnamed Layer\* \d+\)", "(Unnamed Layer)", text) for text in line)
 
 
-def quoted() -> set[Row]:
-    rows = json.loads((BUILD / "lines.json").read_text())
-    return {unnumbered(tuple(row)) for row in rows}
+def quoted() -> set[Line]:
+    lines = json.loads((BUILD / "lines.json").read_text())
+    return {unnumbered(tuple(line)) for line in lines}
 
 
 @functools.cache
@@ -45,17 +45,21 @@ def prediction() -> Prediction:
     return predict(NETWORK, target="trt8.4", advice=False)
 
 
-def simulated() -> set[Row]:
+def simulated() -> set[Line]:
     return {unnumbered((e.pass_name, e.kind, e.subject, e.object)) for e in prediction().trace}
 
 
-def test_quoted_lines_passes_and_layers_appear() -> None:
+def test_network_is_valid() -> None:
     onnx.checker.check_model(NETWORK, full_check=True)
+
+
+def test_quoted_lines_are_simulated() -> None:
     assert len(quoted()) == 107
     assert quoted() - simulated() == UNEXPLAINED
-    # The lines speak about the passes that move and absorb Q and DQ
-    passes = {row[0] for row in quoted()}
-    assert {
+
+
+def test_quoted_lines_cover_passes_that_move_and_fuse_quantizers() -> None:
+    assert {line[0] for line in quoted()} >= {
         "SplitQAcrossPrecedingFanIn",
         "HorizontalMergeQNodes",
         "VanillaSwapWithFollowingQ",
@@ -64,17 +68,22 @@ def test_quoted_lines_passes_and_layers_appear() -> None:
         "ConstWeightsFusion",
         "QDQToCopy",
         "EltwiseAddToPwn",
-    } <= passes
-    # Engine listing: COPY of the input Q, then backbone0/conv Int8 to Int8
+    }
+
+
+def test_stem_reads_and_writes_int8() -> None:
+    # Engine listing: COPY of the input Q, then backbone0/conv Int8 to Int8.
     stem = next(c for c in prediction().convolutions if c.name == "/model/backbone0/conv/Conv")
-    assert stem.inputs == [Precision.INT8]
-    assert stem.output == Precision.INT8
+    assert (stem.inputs, stem.output) == ([Precision.INT8], Precision.INT8)
     assert stem.layer == (
         "model.model.backbone0.conv.weight + /model/backbone0/conv/_weight_quantizer/QuantizeLinear"
         " + /model/backbone0/conv/Conv"
     )
     assert "/model/backbone0/conv/_input_quantizer/QuantizeLinear" in prediction().conversion_nodes
-    # EltwiseAddToPwn takes it, so no convolution did
+
+
+def test_residual_add_is_a_pointwise_layer() -> None:
+    # EltwiseAddToPwn converts it, so that no convolution fused it.
     layers = {layer.name: layer for layer in prediction().layers}
     add = layers["/model/backbone2/m.0/addop/Add"]
     assert add.type == "PointWise"

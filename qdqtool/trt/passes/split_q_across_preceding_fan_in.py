@@ -42,7 +42,9 @@ class SplitQAcrossPrecedingFanIn(Pass):
             if network.q_copies > limit:
                 raise ModelError(
                     f"Concat '{node_name(concat)}': the Q behind it would be copied to more than "
-                    f"{limit} tensors, the limit; a Concat of one tensor twice doubles them"
+                    f"{limit} tensors, the limit; a Concat of one tensor twice doubles them",
+                    code="too-many-copies",
+                    node=node_name(concat),
                 )
             case = NESTED if q.clone else CONCAT
             self.running(case, concat)

@@ -1,4 +1,4 @@
-"""Runs the pipeline up to one pass, and that pass once: what its tests look at."""
+"""Run the pipeline up to one pass, and that pass once."""
 
 import functools
 from dataclasses import dataclass
@@ -9,46 +9,47 @@ from qdqtool.model.modelfile import load
 from qdqtool.trt import importer
 from qdqtool.trt.layers import Layer
 from qdqtool.trt.network import Network
-from qdqtool.trt.passes._infra import Pass
-from qdqtool.trt.pipeline import PIPELINE
+from qdqtool.trt.pipeline import PIPELINE, Pass
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Event, Evidence, Refusal
 
-Row = tuple[str, ...]
+Line = tuple[str, ...]
 
 
 @dataclass
-class Step:
-    """What a pass did.
+class PassResult:
+    """Effect of a pass.
 
     Attributes:
-        rows: (event, subject[, object]) of its events; an event of another pass begins with ``<pass>: ``.
-        refusals: Its refusals.
-        network: The network behind it.
+        lines: (event, subject[, object]) of its events. Events of another pass begin with ``<pass>: ``.
+        refusals: Missed optimizations that it recorded.
+        network: The network after it.
     """
 
-    rows: list[Row]
+    lines: list[Line]
     refusals: list[Refusal]
     network: Network
 
     @property
     def reasons(self) -> list[tuple[str, str]]:
-        """(node, reason) of every refusal."""
+        """(node, reason) of every missed optimization."""
         return [(r.node, r.reason) for r in self.refusals]
 
     def layer(self, name: str) -> Layer:
-        found = [layer for layer in self.network.layers.values() if layer.name == name]
-        assert len(found) == 1, (name, [layer.name for layer in self.network.layers.values()])
-        return found[0]
+        names = [layer.name for layer in self.network.layers.values()]
+        assert names.count(name) == 1, (name, names)
+        return next(layer for layer in self.network.layers.values() if layer.name == name)
 
-    def has(self, name: str) -> bool:
+    def has_layer(self, name: str) -> bool:
         return any(layer.name == name for layer in self.network.layers.values())
 
 
-def step(model: onnx.ModelProto, kind: type[Pass], target: str = "trt8.5", nth: int = 0) -> Step:
-    """Runs what comes before the ``nth`` turn of a pass in the pipeline, then the pass.
+def run_pass(
+    model: onnx.ModelProto, pass_type: type[Pass], target: str = "trt8.5", turn: int = 0
+) -> PassResult:
+    """Run all passes before the given turn of a pass in the pipeline, then the pass.
 
-    Loops before it run to their end; of the loop that it belongs to, its first round.
+    Loops before it run to their end. The loop that contains the pass is in its first round.
     """
     chosen = target_named(target)
     network = importer.build(load(model))
@@ -56,27 +57,27 @@ def step(model: onnx.ModelProto, kind: type[Pass], target: str = "trt8.5", nth: 
         if not isinstance(stage, tuple) and not issubclass(stage, Pass):
             network.order()
             continue
-        passes = stage if isinstance(stage, tuple) else (stage,)
-        again = True
-        while again:
-            again = False
-            for one in passes:
-                result = one(chosen).run(network)
-                again = again or (isinstance(stage, tuple) and bool(result.events))
-                if one is kind:
-                    if nth == 0:
-                        return Step(
-                            [row(e, kind.__name__) for e in result.events], result.refusals, network
-                        )
-                    nth -= 1
-    raise AssertionError(f"{kind.__name__} has no such turn")
+        is_loop = isinstance(stage, tuple)
+        changed = True
+        while changed:
+            changed = False
+            for step in stage if isinstance(stage, tuple) else (stage,):
+                result = step(chosen).run(network)
+                changed |= is_loop and bool(result.events)
+                if step is not pass_type:
+                    continue
+                if turn == 0:
+                    lines = [to_line(event, pass_type.__name__) for event in result.events]
+                    return PassResult(lines, result.refusals, network)
+                turn -= 1
+    raise AssertionError(f"{pass_type.__name__} has no such turn")
 
 
-def evidence_of(layer: Layer) -> Evidence:
-    """The weakest evidence of a layer's cases."""
+def weakest_evidence(layer: Layer) -> Evidence:
+    """Return the weakest evidence of a layer's cases."""
     return functools.reduce(Evidence.weaker, {case.evidence for case in layer.cases}, Evidence.SEEN)
 
 
-def row(event: Event, owner: str) -> Row:
+def to_line(event: Event, owner: str) -> Line:
     kind = event.kind if event.pass_name in (owner, "") else f"{event.pass_name}: {event.kind}"
     return (kind, event.subject, event.object) if event.object else (kind, event.subject)

@@ -2,56 +2,64 @@
 
 from qdqtool.trt.passes.concat_removal import ConcatRemoval
 from tests.trt.builder import Graph
-from tests.trt.passes.step import step
+from tests.trt.passes.step import run_pass
 
 STRIDING = "Generating copy because input does not support striding"
 STOMPING = "Generating copy because of stomping hazard"
 
 
-def test_resizes_and_places(g: Graph) -> None:
-    """/neck/Concat: the Resize's output is copied, the other input retargeted; names as of the quantized network."""
+def test_resize_is_copied_and_other_input_retargeted(g: Graph) -> None:
+    # yolo-resnet18-orin-trt8502, /neck/Concat. Names are those of the quantized network.
     left = g.resize(g.op("Sigmoid", g.input(1, 8, 2, 2), "s"), "Resize")
     right = g.op("Tanh", g.input(1, 8, 4, 4, name="y"), "t")
     out = g.op("Elu", g.pair(g.concat([left, right], "Concat"), "p"), "e")
-    found = step(g.model(out), ConcatRemoval)
-    assert found.rows == [
+    result = run_pass(g.model(out), ConcatRemoval)
+    assert result.lines == [
         ("Eliminating concatenation", "Concat"),
         (STRIDING, "Concat_Resize:0_clone_0", "p.Q:0"),
         ("Retargeting", "Concat_t:0_clone_1", "p.Q:0"),
     ]
-    g = Graph()
-    # One tensor in two concatenations, and the network's input, are copied (assumed)
+
+
+def test_shared_tensor_and_network_input_are_copied(g: Graph) -> None:
+    # Assumed, no log shows it.
     x = g.input(1, 8, 4, 4)
     part = g.op("Sigmoid", x, "s")
     outputs = [g.op("Tanh", g.concat([part, x], n), f"t{n}") for n in ("A", "B")]
-    rows = step(g.model(*outputs), ConcatRemoval).rows
+    rows = run_pass(g.model(*outputs), ConcatRemoval).lines
     assert sorted(r[0] for r in rows if r[1] == "s:0") == [STOMPING, "Retargeting"]
     assert [r[0] for r in rows if r[1] == "x"] == [STOMPING, STOMPING]
 
 
-def test_copies(g: Graph) -> None:
-    """Of two convolutions the one that the Concat alone reads is written into its place (BEVFusion's two builds)."""
+def test_convolution_read_by_concat_alone_is_retargeted(g: Graph) -> None:
+    # Both BEVFusion builds.
     x = g.input(1, 8, 4, 4)
     alone = g.conv(x, "alone", scale=None, weights="float")
     shared = g.conv(x, "shared", scale=None, weights="float")
     out = g.op("Tanh", g.concat([alone, shared], "Concat"), "t")
-    rows = step(g.model(out, g.op("Sigmoid", shared, "s")), ConcatRemoval).rows
+    rows = run_pass(g.model(out, g.op("Sigmoid", shared, "s")), ConcatRemoval).lines
     assert rows == [
         ("Eliminating concatenation", "Concat"),
         ("Retargeting", "alone:0", "Concat:0"),
         (STRIDING, "shared:0", "Concat:0"),
     ]
-    g = Graph()
-    # An 8.5.2 build copies the input's member, the convolution's beside it is retargeted
+
+
+def test_network_input_is_copied_next_to_convolution(g: Graph) -> None:
+    # An 8.5.2 build.
     x = g.input(1, 8, 4, 4)
     inner = g.conv(g.input(1, 8, 4, 4, name="y"), "c", scale=None, weights="float")
     out = g.conv(g.concat([x, inner], "Concat"), "d", 8)
-    rows = step(g.model(out), ConcatRemoval).rows
+    rows = run_pass(g.model(out), ConcatRemoval).lines
     assert [(r[0], "clone_0" in r[1]) for r in rows[1:]] == [
         (STOMPING, True),
         ("Retargeting", False),
     ]
-    g = Graph()
+
+
+def test_tensor_concatenated_with_itself_is_copied_once(g: Graph) -> None:
     part = g.op("Sigmoid", g.input(1, 8, 4, 4), "s")
-    rows = step(g.model(g.op("Tanh", g.concat([part, part], "Twice"), "t")), ConcatRemoval).rows
+    rows = run_pass(
+        g.model(g.op("Tanh", g.concat([part, part], "Twice"), "t")), ConcatRemoval
+    ).lines
     assert sorted(r[0] for r in rows[1:]) == [STOMPING, "Retargeting"]

@@ -8,43 +8,47 @@ from qdqtool.prediction import predict
 from qdqtool.trt.passes.const_elt_fusion import ConstEltFusion
 from qdqtool.types import Precision
 from tests.trt.builder import Graph
-from tests.trt.passes.step import step
+from tests.trt.passes.step import run_pass
 
 
 @pytest.mark.parametrize("op", ["Add", "Mul"])
 @pytest.mark.parametrize("constant_first", [False, True])
-def test_sum_and_product_with_a_constant(g: Graph, op: str, constant_first: bool) -> None:
+def test_add_and_mul_with_constant_become_scale(g: Graph, op: str, constant_first: bool) -> None:
     inputs = [g.input(1, 3, 4, 4), g.const("k", g.random.normal(0, 1, (1, 3, 1, 1)))]
-    found = step(g.model(g.op(op, inputs[::-1] if constant_first else inputs, "e")), ConstEltFusion)
-    assert found.rows == [("Running", "k"), ("Fusing", "k", "e")]
-    assert found.layer("k + e").kind == LayerKind.SCALE
+    result = run_pass(
+        g.model(g.op(op, inputs[::-1] if constant_first else inputs, "e")), ConstEltFusion
+    )
+    assert result.lines == [("Running", "k"), ("Fusing", "k", "e")]
+    assert result.layer("k + e").kind == LayerKind.SCALE
 
 
 @pytest.mark.parametrize("op", ["Sub", "Div", "Pow", "Max"])
-def test_other_operations(g: Graph, op: str) -> None:
-    """Of the decomposed BatchNormalization the subtraction and the division are left."""
+def test_other_operations_stay_elementwise(g: Graph, op: str) -> None:
+    # Subtraction and division of a decomposed BatchNormalization stay.
     out = g.op(op, [g.input(1, 3, 4, 4), g.const("k", g.random.uniform(1, 2, (1, 3, 1, 1)))], "e")
-    found = step(g.model(out), ConstEltFusion)
-    assert found.rows == []
-    assert found.layer("e").kind == LayerKind.ELEMENTWISE
+    result = run_pass(g.model(out), ConstEltFusion)
+    assert result.lines == []
+    assert result.layer("e").kind == LayerKind.ELEMENTWISE
 
 
-def test_constants_that_are_shared_or_shuffled(g: Graph) -> None:
+def test_shared_constant_is_not_fused(g: Graph) -> None:
     x, k = g.input(1, 3), g.const("k", [[1.0, 2.0, 3.0]])
     out = g.add(g.add(x, k, "a"), g.add(g.input(1, 3, name="y"), k, "b"), "c")
-    assert step(g.model(out), ConstEltFusion).rows == []
-    g = Graph()
-    # <constant> + (Unnamed Layer* n) [Shuffle] + <elementwise>, as in both logs
+    assert run_pass(g.model(out), ConstEltFusion).lines == []
+
+
+def test_reshaped_constant_is_fused(g: Graph) -> None:
+    # Both logs: <constant> + (Unnamed Layer* n) [Shuffle] + <elementwise>.
     out = g.op("Add", [g.input(1, 3, 4, 4), g.const("bias", g.random.normal(0, 1, (3, 1, 1)))], "e")
-    found = step(g.model(out), ConstEltFusion)
-    name = found.rows[0][1]
+    result = run_pass(g.model(out), ConstEltFusion)
+    name = result.lines[0][1]
     assert name.startswith("bias + (Unnamed Layer* ") and name.endswith(") [Shuffle]")
-    assert found.rows[1] == ("Fusing", name, "e")
+    assert result.lines[1] == ("Fusing", name, "e")
 
 
 @pytest.mark.parametrize("op", ["Add", "Mul"])
-def test_sum_with_relu_behind_a_convolution(g: Graph, op: str) -> None:
-    """A bias as a node of its own (TensorFlow), with its Relu: all of it goes into the convolution."""
+def test_bias_as_add_with_relu_is_fused_into_convolution(g: Graph, op: str) -> None:
+    # TensorFlow exports biases as nodes.
     x = g.conv(g.input(1, 3, 8, 8), "c0", 8)
     x = g.relu(g.op(op, [x, g.const("k", np.arange(1.0, 9).reshape(1, 8, 1, 1))], "b"), "r")
     prediction = predict(g.model(g.conv(x, "c1", 8)))

@@ -4,7 +4,7 @@ import pytest
 
 from qdqtool.trt.passes.conv_act_pool_fusion import ConvActPoolFusion
 from tests.trt.builder import Graph
-from tests.trt.passes.step import step
+from tests.trt.passes.step import run_pass
 
 
 def stem(
@@ -17,11 +17,11 @@ def stem(
     return g
 
 
-def test_stem_and_max_pool() -> None:
-    found = step(stem().model("end:0"), ConvActPoolFusion)
+def test_max_pool_is_fused_into_stem() -> None:
+    result = run_pass(stem().model("end:0"), ConvActPoolFusion)
     name = "Conv_9.weight + Conv_9.w.Q + Conv_9"
-    assert found.rows == [("Running", name), ("Fusing", name, "MaxPool_12")]
-    assert found.layer(f"{name} + MaxPool_12").int8_out
+    assert result.lines == [("Running", name), ("Fusing", name, "MaxPool_12")]
+    assert result.layer(f"{name} + MaxPool_12").int8_out
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_stem_and_max_pool() -> None:
     ],
     ids=["8.0", "float-output", "not-an-image", "stride-1", "2x2-pool", "pool-stride-1"],
 )
-def test_left_alone(options: dict[str, int], target: str) -> None:
-    found = step(stem(**options).model("end:0"), ConvActPoolFusion, target=target)
-    assert found.rows == []
-    assert found.has("MaxPool_12")
+def test_max_pool_is_not_fused(options: dict[str, int], target: str) -> None:
+    result = run_pass(stem(**options).model("end:0"), ConvActPoolFusion, target=target)
+    assert result.lines == []
+    assert result.has_layer("MaxPool_12")

@@ -4,48 +4,50 @@ import pytest
 
 from qdqtool.trt.passes.conv_eltwise_sum_fusion import ConvEltwiseSumFusion
 from tests.trt.builder import Graph
-from tests.trt.passes.step import step
+from tests.trt.passes.step import run_pass
 
 
 @pytest.mark.parametrize("conv_first", [False, True])
-def test_float_residual(g: Graph, conv_first: bool) -> None:
+def test_float_residual_add_is_fused(g: Graph, conv_first: bool) -> None:
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     conv = g.bn(g.conv(x, "Conv"), "bn")
     out = g.relu(g.add(conv, x, "Add") if conv_first else g.add(x, conv, "Add"), "Relu")
-    found = step(g.model(g.op("Tanh", g.pair(out, "p"), "t")), ConvEltwiseSumFusion)
+    result = run_pass(g.model(g.op("Tanh", g.pair(out, "p"), "t")), ConvEltwiseSumFusion)
     name = "Conv.weight + Conv.w.Q + Conv"
-    assert found.rows == [("Running", name), ("Fusing", name, "Add + Relu")]
-    layer = found.layer(f"{name} + Add + Relu")
+    assert result.lines == [("Running", name), ("Fusing", name, "Add + Relu")]
+    layer = result.layer(f"{name} + Add + Relu")
     assert layer.residual is not None and layer.residual.source == "before:0"
     assert layer.int8 and not layer.int8_out
-    assert found.has("p.Q")  # stays a conversion even though it is the only reader
+    assert result.has_layer("p.Q")  # remains a conversion although it is the only consumer
 
 
-def test_which_convolution_takes_a_residual(g: Graph) -> None:
-    """resnet18-a100-qat-residual, last block: DequantizeLinear_291 stays."""
+def test_dq_of_residual_remains(g: Graph) -> None:
+    # resnet18-a100-qat-residual, last block: DequantizeLinear_291 remains.
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     out = g.add(g.pair(x, "skip", 0.2), g.conv(x, "Conv"), "Add")
-    found = step(g.model(g.op("Tanh", out, "t")), ConvEltwiseSumFusion)
-    assert [r[0] for r in found.rows] == ["Running", "Fusing"]
-    assert found.has("skip.DQ")
-    g = Graph()
-    # resnet18-a100-qat: ``layer2.0.downsample.0 ... + Add_97 + Relu_98``, conv2 writes FP16
+    result = run_pass(g.model(g.op("Tanh", out, "t")), ConvEltwiseSumFusion)
+    assert [r[0] for r in result.lines] == ["Running", "Fusing"]
+    assert result.has_layer("skip.DQ")
+
+
+def test_downsample_convolution_fuses_add(g: Graph) -> None:
+    # resnet18-a100-qat: layer2.0.downsample.0 ... + Add_97 + Relu_98. conv2 writes FP16.
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     out = g.relu(
         g.add(g.bn(g.conv(x, "conv2"), "bn2"), g.bn(g.conv(x, "down", k=1), "bnd"), "Add_97"),
         "Relu_98",
     )
-    found = step(g.model(g.op("Tanh", out, "t")), ConvEltwiseSumFusion)
-    assert found.rows == [
+    result = run_pass(g.model(g.op("Tanh", out, "t")), ConvEltwiseSumFusion)
+    assert result.lines == [
         ("Running", "down.weight + down.w.Q + down"),
         ("Fusing", "down.weight + down.w.Q + down", "Add_97 + Relu_98"),
     ]
 
 
 @pytest.mark.parametrize(
-    "case", ["second-reader", "constant", "broadcast", "relu-between", "product", "int8-output"]
+    "case", ["second-consumer", "constant", "broadcast", "relu-between", "product", "int8-output"]
 )
-def test_left_alone(g: Graph, case: str) -> None:
+def test_add_is_not_fused(g: Graph, case: str) -> None:
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     conv = g.conv(x, "Conv")
     other = {
@@ -60,5 +62,5 @@ def test_left_alone(g: Graph, case: str) -> None:
         else conv
     )
     out = g.op("Mul" if case == "product" else "Add", [left, other], "Add")
-    outputs = [g.op("Tanh", out, "t"), *([conv] if case == "second-reader" else [])]
-    assert step(g.model(*outputs), ConvEltwiseSumFusion).rows == []
+    outputs = [g.op("Tanh", out, "t"), *([conv] if case == "second-consumer" else [])]
+    assert run_pass(g.model(*outputs), ConvEltwiseSumFusion).lines == []

@@ -8,60 +8,72 @@ from qdqtool.trt.passes.conv_scale_fusion import ConvScaleFusion, DeconvScaleFus
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Evidence
 from tests.trt.builder import Graph
-from tests.trt.passes.step import evidence_of, step
+from tests.trt.passes.step import run_pass, weakest_evidence
 
 
-def test_what_a_convolution_takes_in(g: Graph) -> None:
-    found = step(g.model(g.gemm(g.input(1, 8), "Gemm_311", 8)), ConvScaleFusion)
-    assert found.rows[0] == ("Running", "Gemm_311")
-    assert found.rows[1][:2] == ("Fusing", "Gemm_311")
-    assert found.rows[1][2].startswith("Gemm_311.bias + (Unnamed Layer* ")
-    g = Graph()
+def test_bias_of_gemm_is_fused(g: Graph) -> None:
+    result = run_pass(g.model(g.gemm(g.input(1, 8), "Gemm_311", 8)), ConvScaleFusion)
+    assert result.lines[0] == ("Running", "Gemm_311")
+    assert result.lines[1][:2] == ("Fusing", "Gemm_311")
+    assert result.lines[1][2].startswith("Gemm_311.bias + (Unnamed Layer* ")
+
+
+def test_batchnorm_is_fused_into_float_convolution(g: Graph) -> None:
     out = g.bn(g.conv(g.input(1, 3, 8, 8), "c", scale=None, weights="float"), "bn")
-    found = step(g.model(out), ConvScaleFusion)
-    assert found.rows == [("Running", "c"), ("Fusing", "c", "bn")]
-    assert evidence_of(found.layer("c + bn")) == Evidence.ASSUMED
-    g = Graph()
-    # centerpoint-a100-trt823-fp16, line 1667
+    result = run_pass(g.model(out), ConvScaleFusion)
+    assert result.lines == [("Running", "c"), ("Fusing", "c", "bn")]
+    assert weakest_evidence(result.layer("c + bn")) == Evidence.ASSUMED
+
+
+def test_batchnorm_after_deconvolution_is_fused_by_deconv_pass(g: Graph) -> None:
+    # centerpoint-a100-trt823-fp16, line 1667.
     conv = g.conv(
         g.input(1, 8, 8, 8), "d", k=2, stride=2, op="ConvTranspose", weights="float", scale=None
     )
-    assert step(g.model(g.bn(conv, "bn")), DeconvScaleFusion).rows == [
+    assert run_pass(g.model(g.bn(conv, "bn")), DeconvScaleFusion).lines == [
         ("Running", "d"),
         ("Fusing", "d", "bn"),
     ]
-    g = Graph()
-    assert step(g.model(g.bn(g.conv(g.input(1, 3, 8, 8), "c"), "bn")), ConvScaleFusion).rows == []
-    g = Graph()
+
+
+def test_batchnorm_of_quantized_convolution_is_left_to_other_pass(g: Graph) -> None:
+    assert (
+        run_pass(g.model(g.bn(g.conv(g.input(1, 3, 8, 8), "c"), "bn")), ConvScaleFusion).lines == []
+    )
+
+
+def test_convolution_with_second_consumer_is_not_fused(g: Graph) -> None:
     conv = g.conv(g.input(1, 3, 8, 8), "c", scale=None, weights="float")
-    assert step(g.model(g.bn(conv, "bn"), conv), ConvScaleFusion).rows == []
+    assert run_pass(g.model(g.bn(conv, "bn"), conv), ConvScaleFusion).lines == []
 
 
-def test_a_normalization_behind_the_activation_stays(g: Graph) -> None:
-    """Relu and scale do not commute; and what a scale with a Relu was folded into has its activation."""
+def test_batchnorm_after_relu_is_not_fused(g: Graph) -> None:
+    # Relu and scale do not commute.
     relu = g.relu(g.conv(g.input(1, 3, 8, 8), "c", scale=None, weights="float"), "r")
-    assert step(g.model(g.bn(relu, "bn")), ConvScaleFusion).rows == []
-    for activated in (True, False):
-        g = Graph()
-        out = g.bn(g.conv(g.input(1, 3, 8, 8), "c", scale=None, weights="float"), "bn")
-        found = step(
-            g.model(g.relu(out, "r") if activated else g.op("Neg", out, "n")), ConvScaleFusion
-        )
-        name = "c + bn + r" if activated else "c + bn"
-        assert found.layer(name).fusion.activated is activated
+    assert run_pass(g.model(g.bn(relu, "bn")), ConvScaleFusion).lines == []
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "activated"), [("Relu", "c + bn + r", True), ("Neg", "c + bn", False)]
+)
+def test_relu_of_fused_batchnorm_is_the_activation(
+    g: Graph, op: str, name: str, activated: bool
+) -> None:
+    out = g.bn(g.conv(g.input(1, 3, 8, 8), "c", scale=None, weights="float"), "bn")
+    result = run_pass(g.model(g.op(op, out, "r")), ConvScaleFusion)
+    assert result.layer(name).fusion.activated is activated
 
 
 @pytest.mark.parametrize(
     ("weights", "scale", "case"), [("qdq", 0.1, "bias"), ("float", None, "float")]
 )
-def test_the_case_that_a_bias_rests_on(
+def test_bias_rests_on_seen_case_for_quantized_gemm_only(
     g: Graph, weights: str, scale: float | None, case: str
 ) -> None:
-    """Seen for a quantized fully connected layer alone."""
-    trace = simulate(
+    prediction = simulate(
         load(g.model(g.gemm(g.input(1, 8), "m", 8, scale=scale, weights=weights))),
         target_named("trt8.5"),
     )
-    assert {e.case for e in trace.trace if e.pass_name == "ConvScaleFusion"} == {
+    assert {e.case for e in prediction.trace if e.pass_name == "ConvScaleFusion"} == {
         f"ConvScaleFusion/{case}"
     }

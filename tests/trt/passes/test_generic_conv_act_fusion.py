@@ -7,27 +7,33 @@ from qdqtool.trt.passes.generic_conv_act_fusion import GenericConvActFusion
 from qdqtool.trt.refusals import ActivationBeforeAdd
 from qdqtool.types import Evidence
 from tests.trt.builder import Graph
-from tests.trt.passes.step import evidence_of, step
+from tests.trt.passes.step import run_pass, weakest_evidence
 
 
-def test_activations_and_their_readers(g: Graph) -> None:
+def test_leaky_relu_after_batchnorm_is_fused(g: Graph) -> None:
     out = g.op("LeakyRelu", g.bn(g.conv(g.input(1, 3, 8, 8), "Conv"), "bn"), "LeakyRelu")
-    found = step(g.model(out), GenericConvActFusion)
-    assert found.rows == [("Running", "Conv"), ("Fusing", "Conv", "PWN(LeakyRelu)")]
-    assert evidence_of(found.layer("Conv + PWN(LeakyRelu)")) == Evidence.SEEN
-    g = Graph()
-    # mobilenetv2-titanrtx-qat-residual, 17 of them
+    result = run_pass(g.model(out), GenericConvActFusion)
+    assert result.lines == [("Running", "Conv"), ("Fusing", "Conv", "PWN(LeakyRelu)")]
+    assert weakest_evidence(result.layer("Conv + PWN(LeakyRelu)")) == Evidence.SEEN
+
+
+def test_clip_after_depthwise_convolution_is_fused(g: Graph) -> None:
+    # mobilenetv2-titanrtx-qat-residual, 17 times.
     out = g.op("Clip", g.conv(g.input(1, 8, 8, 8), "Conv", groups=8), "Clip_13")
-    found = step(g.model(out), GenericConvActFusion)
-    assert found.rows == [("Running", "Conv"), ("Fusing", "Conv", "PWN(Clip_13)")]
-    assert evidence_of(found.layer("Conv + PWN(Clip_13)")) == Evidence.SEEN
-    g = Graph()
+    result = run_pass(g.model(out), GenericConvActFusion)
+    assert result.lines == [("Running", "Conv"), ("Fusing", "Conv", "PWN(Clip_13)")]
+    assert weakest_evidence(result.layer("Conv + PWN(Clip_13)")) == Evidence.SEEN
+
+
+def test_convolution_with_second_consumer_is_not_fused(g: Graph) -> None:
     conv = g.conv(g.input(1, 3, 8, 8), "c")
     leaky = g.op("LeakyRelu", conv, "l")
-    assert step(g.model(leaky, conv), GenericConvActFusion).rows == []
-    g = Graph()
+    assert run_pass(g.model(leaky, conv), GenericConvActFusion).lines == []
+
+
+def test_second_activation_is_not_fused(g: Graph) -> None:
     out = g.op("LeakyRelu", g.relu(g.conv(g.input(1, 3, 8, 8), "c"), "r"), "l")
-    assert step(g.model(out), GenericConvActFusion).rows == []
+    assert run_pass(g.model(out), GenericConvActFusion).lines == []
 
 
 @pytest.mark.parametrize(
@@ -38,20 +44,20 @@ def test_activations_and_their_readers(g: Graph) -> None:
         "depthwise-silu",
     ],  # a YOLOv8n on 10.14.1; TensorRT issue 3205 (NVIDIA's own depthwise kernel)
 )
-def test_silu(g: Graph, groups: int, evidence: Evidence) -> None:
+def test_silu_is_fused(g: Graph, groups: int, evidence: Evidence) -> None:
     out = g.silu(g.conv(g.input(1, 8, 8, 8), "Conv", groups=groups), "act")
-    found = step(g.model(out), GenericConvActFusion)
-    assert found.rows == [("Running", "Conv"), ("Fusing", "Conv", "PWN(act.s, act.m)")]
-    assert evidence_of(found.layer("Conv + PWN(act.s, act.m)")) == evidence
+    result = run_pass(g.model(out), GenericConvActFusion)
+    assert result.lines == [("Running", "Conv"), ("Fusing", "Conv", "PWN(act.s, act.m)")]
+    assert weakest_evidence(result.layer("Conv + PWN(act.s, act.m)")) == evidence
 
 
-def test_silu_joined_with_a_residual_is_refused(g: Graph) -> None:
-    """TensorRT issue 2204: PWN(PWN(sigmoid, mul), add) has a second input."""
+def test_silu_joined_with_residual_add_is_reported(g: Graph) -> None:
+    # NVIDIA/TensorRT issue 2204: PWN(PWN(sigmoid, mul), add) has a second input.
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     out = g.add(g.silu(g.conv(x, "Conv"), "act"), x, "Add")
-    found = step(g.model(out), GenericConvActFusion)
-    assert (found.rows, found.reasons) == ([], [("Conv", "activation-before-add")])
-    (refusal,) = found.refusals
+    result = run_pass(g.model(out), GenericConvActFusion)
+    assert (result.lines, result.reasons) == ([], [("Conv", "activation-before-add")])
+    (refusal,) = result.refusals
     assert isinstance(refusal, ActivationBeforeAdd)
     assert (refusal.add, refusal.activation) == ("Add", "act.m")
 
@@ -71,8 +77,8 @@ def test_silu_joined_with_a_residual_is_refused(g: Graph) -> None:
         ("more", "Exp"),
     ],
 )
-def test_what_the_activation_is_called(form: str, name: str) -> None:
-    """x * gate(x), and nothing else that begins with a gate, is SiLU; the rest has its last operator's name."""
+def test_activation_name(form: str, name: str) -> None:
+    # Only x * gate(x) is SiLU. Other chains have the name of their last operator.
     g = Graph(opset=14)
     x = g.conv(g.input(1, 8, 8, 8), "c")
     if form == "silu":
@@ -91,8 +97,8 @@ def test_what_the_activation_is_called(form: str, name: str) -> None:
         x = g.op("Exp", g.op("Abs", x, "abs"), "act")
     else:
         x = g.op({"leaky": "LeakyRelu", "hard": "HardSwish"}.get(form, form), x, "act")
-    found = step(g.model(g.op("Softmax", x, "end")), GenericConvActFusion)
+    result = run_pass(g.model(g.op("Softmax", x, "end")), GenericConvActFusion)
     activations = [
-        layer.fusion.activation for layer in found.network.of_kind(LayerKind.CONVOLUTION)
+        layer.fusion.activation for layer in result.network.of_kind(LayerKind.CONVOLUTION)
     ]
     assert [a.op for a in activations if a is not None] == [name]

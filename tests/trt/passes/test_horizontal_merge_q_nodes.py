@@ -1,6 +1,7 @@
 """HorizontalMergeQNodes: Qs on one tensor with one scale."""
 
 import numpy as np
+import onnx
 import pytest
 
 from qdqtool.model.modelfile import load
@@ -9,10 +10,10 @@ from qdqtool.trt.passes.horizontal_merge_q_nodes import HorizontalMergeQNodes
 from qdqtool.trt.passes.split_q_across_preceding_fan_in import SplitQAcrossPrecedingFanIn
 from qdqtool.trt.targets import target_named
 from tests.trt.builder import Graph
-from tests.trt.passes.step import step
+from tests.trt.passes.step import run_pass
 
 
-def two(second: float, tail: str = "Neg") -> Graph:
+def two_quantizers(second: float, tail: str = "Neg") -> Graph:
     g = Graph()
     x = g.op("Sigmoid", g.input(1, 3, 4, 4), "s")
     g.op("Neg", g.pair(x, "a", 0.1), "na")
@@ -20,55 +21,65 @@ def two(second: float, tail: str = "Neg") -> Graph:
     return g
 
 
-def test_scales_that_differ_or_are_equal() -> None:
-    """resnet18-qat-rtx2000-trt8510, line 2541: the earlier Q survives."""
-    g = two(0.1)
-    found = step(g.model("na:0", "nb:0"), HorizontalMergeQNodes)
-    assert found.rows == [("Running", "a.Q"), ("Eliminating", "b.Q", "a.Q"), ("Removing", "b.Q")]
-    assert {r.name for r in found.layer("a.Q").out.consumers} == {"a.DQ", "b.DQ"}
-    g = two(0.1)
+def test_earlier_q_survives() -> None:
+    # resnet18-qat-rtx2000-trt8510, line 2541.
+    g = two_quantizers(0.1)
+    result = run_pass(g.model("na:0", "nb:0"), HorizontalMergeQNodes)
+    assert result.lines == [("Running", "a.Q"), ("Eliminating", "b.Q", "a.Q"), ("Removing", "b.Q")]
+    assert {r.name for r in result.layer("a.Q").out.consumers} == {"a.DQ", "b.DQ"}
+
+
+def test_q_nearer_to_output_survives_topk() -> None:
+    g = two_quantizers(0.1)
     g.op("TopK", ["na:0", g.const("k", np.array([1], np.int64))], "top", axis=3)
     g.nodes[-1].output.append("indices")
-    found = step(g.model("top:0", "indices", "nb:0"), HorizontalMergeQNodes)
-    assert found.rows == [("Running", "b.Q"), ("Eliminating", "a.Q", "b.Q"), ("Removing", "a.Q")]
-    # layer2.1/relu_1 of yolo-resnet18-orin-trt8502: both stay
-    g = two(0.2)
-    found = step(g.model("na:0", "nb:0"), HorizontalMergeQNodes)
-    assert (found.rows, found.reasons) == ([], [("a.Q", "scales-differ")])
-    refusal = found.refusals[0]
+    result = run_pass(g.model("top:0", "indices", "nb:0"), HorizontalMergeQNodes)
+    assert result.lines == [("Running", "b.Q"), ("Eliminating", "a.Q", "b.Q"), ("Removing", "a.Q")]
+
+
+def test_qs_of_different_scales_are_reported() -> None:
+    # yolo-resnet18-orin-trt8502, layer2.1/relu_1: both stay.
+    g = two_quantizers(0.2)
+    result = run_pass(g.model("na:0", "nb:0"), HorizontalMergeQNodes)
+    assert (result.lines, result.reasons) == ([], [("a.Q", "scales-differ")])
+    refusal = result.refusals[0]
     assert refusal.tensor == "s:0"
     assert refusal.quantizers == ("a.Q", "b.Q")
     assert refusal.scales == (np.float32(0.1), np.float32(0.2))
-    g = Graph()
+
+
+def test_equal_pair_among_three_qs_is_merged(g: Graph) -> None:
     x = g.op("Sigmoid", g.input(1, 3, 4, 4), "s")
     outputs = [
         g.op("Neg", g.pair(x, n, s), f"n{n}") for n, s in (("a", 0.1), ("b", 0.2), ("c", 0.1))
     ]
-    found = step(g.model(*outputs), HorizontalMergeQNodes)
-    assert found.rows == [("Running", "a.Q"), ("Eliminating", "c.Q", "a.Q"), ("Removing", "c.Q")]
-    assert found.reasons == [("a.Q", "scales-differ")]
-    g = Graph()
+    result = run_pass(g.model(*outputs), HorizontalMergeQNodes)
+    assert result.lines == [("Running", "a.Q"), ("Eliminating", "c.Q", "a.Q"), ("Removing", "c.Q")]
+    assert result.reasons == [("a.Q", "scales-differ")]
+
+
+def test_q_of_network_output_survives(g: Graph) -> None:
     x = g.op("Sigmoid", g.input(1, 3, 4, 4), "s")
     inner = g.op("Neg", g.pair(x, "a"), "n")
     outputs = [g.q(x, "first"), g.q(x, "second")]
-    found = step(g.model(inner, *outputs), HorizontalMergeQNodes)
-    assert found.rows == [
+    result = run_pass(g.model(inner, *outputs), HorizontalMergeQNodes)
+    assert result.lines == [
         ("Running", "first"),
         ("Eliminating", "a.Q", "first"),
         ("Removing", "a.Q"),
     ]
-    assert found.reasons == []
-    assert [t.name for t in found.network.outputs] == ["n:0", *outputs]
+    assert result.reasons == []
+    assert [t.name for t in result.network.outputs] == ["n:0", *outputs]
 
 
-def test_clone_is_merged_into_the_original(g: Graph) -> None:
-    """yolov8-orin-trt8412-excerpts: ``cv2/..._clone_1`` into ``m.0/cv1/...``; here the clone's Q comes first."""
+def test_clone_is_merged_into_original(g: Graph) -> None:
+    # yolov8-orin-trt8412-excerpts: cv2/..._clone_1 into m.0/cv1/... Here the clone's Q comes first.
     x = g.op("Sigmoid", g.input(1, 3, 4, 4), "s")
     other = g.op("Sigmoid", g.input(1, 3, 4, 4, name="y"), "t")
     joined = g.op("Neg", g.pair(g.concat([other, x], "cat"), "cv2"), "n1")
     direct = g.op("Neg", g.pair(x, "cv1"), "n2")
-    first = step(g.model(joined, direct), HorizontalMergeQNodes)
-    assert first.rows == []
+    first = run_pass(g.model(joined, direct), HorizontalMergeQNodes)
+    assert first.lines == []
     # SplitQAcrossPrecedingFanIn clones in the same round, so the merge comes in the next.
     target = target_named("trt8.4")
     SplitQAcrossPrecedingFanIn(target).run(first.network)
@@ -81,31 +92,37 @@ def test_clone_is_merged_into_the_original(g: Graph) -> None:
 
 
 @pytest.mark.parametrize(("zero", "merged"), [(0, True), (3, False)])
-def test_zero_points_count(g: Graph, zero: int, merged: bool) -> None:
+def test_qs_of_different_zero_points_stay(g: Graph, zero: int, merged: bool) -> None:
     x = g.op("Sigmoid", g.input(1, 3, 4, 4), "s")
     outputs = [g.op("Neg", g.pair(x, "a"), "na"), g.op("Neg", g.pair(x, "b", zero=zero), "nb")]
-    assert bool(step(g.model(*outputs), HorizontalMergeQNodes).rows) is merged
+    assert bool(run_pass(g.model(*outputs), HorizontalMergeQNodes).lines) is merged
 
 
-def fired(*outputs: str, g: Graph) -> set[str]:
-    """The cases that the pass's lines of a prediction rest on."""
-    trace = simulate(load(g.model(*outputs)), target_named("trt8.4")).trace
+def cases_of_lines(model: onnx.ModelProto) -> set[str]:
+    """Return the cases that the pass's lines of a prediction rest on."""
+    trace = simulate(load(model), target_named("trt8.4")).trace
     return {e.case.partition("/")[2] for e in trace if e.case.startswith("HorizontalMergeQNodes/")}
 
 
-def test_the_case_that_a_merge_rests_on(g: Graph) -> None:
-    assert fired("na:0", "nb:0", g=two(0.1)) == {"earlier-survives"}
+def test_merge_rests_on_earlier_survives() -> None:
+    assert cases_of_lines(two_quantizers(0.1).model("na:0", "nb:0")) == {"earlier-survives"}
+
+
+def test_merge_of_clone_rests_on_clone(g: Graph) -> None:
     x = g.op("Sigmoid", g.input(1, 3, 4, 4), "s")
     other = g.op("Sigmoid", g.input(1, 3, 4, 4, name="y"), "t")
     joined = g.op("Neg", g.pair(g.concat([other, x], "cat"), "cv2"), "n1")
-    assert fired(joined, g.op("Neg", g.pair(x, "cv1"), "n2"), g=g) == {"clone"}
-    g = Graph()
+    assert cases_of_lines(g.model(joined, g.op("Neg", g.pair(x, "cv1"), "n2"))) == {"clone"}
+
+
+def test_merge_of_two_clones_rests_on_earlier_survives(g: Graph) -> None:
     x = g.op("Sigmoid", g.input(1, 3, 4, 4), "s")
     first = g.op("Neg", g.pair(g.concat([x, g.op("Tanh", x, "t")], "cat1"), "cv1"), "n1")
     second = g.op("Neg", g.pair(g.concat([x, g.op("Cos", x, "c")], "cat2"), "cv2"), "n2")
-    assert fired(first, second, g=g) == {
-        "earlier-survives"
-    }  # of two clones none is the model's own
-    g = Graph()
+    assert cases_of_lines(g.model(first, second)) == {"earlier-survives"}
+
+
+def test_merge_into_network_output_rests_on_network_output(g: Graph) -> None:
     x = g.op("Sigmoid", g.input(1, 3, 4, 4), "s")
-    assert fired(g.q(x, "out"), g.op("Neg", g.pair(x, "a"), "na"), g=g) == {"network-output"}
+    model = g.model(g.q(x, "out"), g.op("Neg", g.pair(x, "a"), "na"))
+    assert cases_of_lines(model) == {"network-output"}

@@ -8,26 +8,28 @@ from qdqtool.prediction import predict
 from qdqtool.trt.passes.mat_mul_to_conv_transform import MatMulToConvTransform
 from qdqtool.types import Precision
 from tests.trt.builder import Graph
-from tests.trt.passes.step import step
+from tests.trt.passes.step import run_pass
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_gemm_with_quantized_weights(g: Graph, bias: bool) -> None:
-    found = step(g.model(g.gemm(g.input(1, 8), "Gemm_311", 8, bias=bias)), MatMulToConvTransform)
-    assert found.rows == [
+def test_gemm_with_quantized_weights_becomes_convolution(g: Graph, bias: bool) -> None:
+    result = run_pass(
+        g.model(g.gemm(g.input(1, 8), "Gemm_311", 8, bias=bias)), MatMulToConvTransform
+    )
+    assert result.lines == [
         ("Running", "Gemm_311"),
         ("Convert layer type", "Gemm_311", "MATRIX_MULTIPLY to CONVOLUTION"),
     ]
-    gemm = found.layer("Gemm_311")
+    gemm = result.layer("Gemm_311")
     assert gemm.kind == LayerKind.CONVOLUTION
-    known = gemm.weights
-    assert (known.kernel, known.strides, known.pads, known.dilations) == (
+    weights = gemm.weights
+    assert (weights.kernel, weights.strides, weights.pads, weights.dilations) == (
         (1, 1),
         (1, 1),
         (0, 0, 0, 0),
         (1, 1),
     )
-    assert (known.from_matmul, known.inside, known.group) == (True, False, 1)
+    assert (weights.from_matmul, weights.inside, weights.group) == (True, False, 1)
     shuffles = [gemm.data.producer, gemm.inputs[1].producer, gemm.out.only_reader()]
     assert [s and s.name for s in shuffles] == [
         "reshape_before_Gemm_311",
@@ -36,27 +38,34 @@ def test_gemm_with_quantized_weights(g: Graph, bias: bool) -> None:
     ]
 
 
-def test_what_is_left(g: Graph) -> None:
-    found = step(g.model(g.gemm(g.input(1, 8), "fc", 8, weights="float")), MatMulToConvTransform)
-    assert found.rows == []
-    assert found.layer("fc").kind == LayerKind.MATRIX_MULTIPLY
-    g = Graph()
-    # Its weights do not come from a DQ then, and nothing is converted
+def test_gemm_with_float_weights_stays(g: Graph) -> None:
+    result = run_pass(
+        g.model(g.gemm(g.input(1, 8), "fc", 8, weights="float")), MatMulToConvTransform
+    )
+    assert result.lines == []
+    assert result.layer("fc").kind == LayerKind.MATRIX_MULTIPLY
+
+
+def test_matmul_with_shared_transposed_weights_stays(g: Graph) -> None:
+    # The weights do not come from a DQ then.
     weights = g.op(
         "Transpose", g.pair(g.const("w", g.random.normal(0, 1, (4, 8))), "w"), "t", perm=[1, 0]
     )
     out = g.op("MatMul", [g.pair(g.input(2, 3, 8), "x"), weights], "m")
-    found = step(g.model(out, g.op("Neg", weights, "n")), MatMulToConvTransform)
-    assert found.rows == [] and found.has("t")
-    g = Graph()
-    # A product with several matrices is no convolution with one kernel
+    result = run_pass(g.model(out, g.op("Neg", weights, "n")), MatMulToConvTransform)
+    assert result.lines == [] and result.has_layer("t")
+
+
+def test_matmul_with_several_weight_matrices_stays(g: Graph) -> None:
     weights = g.pair(g.const("w", g.random.normal(0, 1, (2, 8, 4))), "w")
     out = g.op("MatMul", [g.pair(g.input(2, 3, 8), "x"), weights], "m")
-    assert step(g.model(out), MatMulToConvTransform).rows == []
-    g = Graph()
+    assert run_pass(g.model(out), MatMulToConvTransform).lines == []
+
+
+def test_gemm_with_computed_weights_stays(g: Graph) -> None:
     other = g.pair(g.relu(g.input(8, 4, name="y"), "r"), "w")
     out = g.op("Gemm", [g.pair(g.input(1, 8), "x"), other], "m", alpha=float(np.float32(1)))
-    assert step(g.model(out), MatMulToConvTransform).rows == []
+    assert run_pass(g.model(out), MatMulToConvTransform).lines == []
 
 
 @pytest.mark.parametrize(
@@ -68,16 +77,16 @@ def test_what_is_left(g: Graph) -> None:
         ((2, 3, 5, 7, 8), (210, 8, 1, 1), False),
     ],
 )
-def test_matmul_of_data_of_any_rank(
+def test_matmul_of_any_rank_becomes_convolution(
     g: Graph, shape: tuple[int, ...], read: tuple[int, ...], moves: bool
 ) -> None:
-    """Rows of the last dimension; an image with channels last is turned to channels first and back."""
+    # An image with channels last is transposed to channels first and back.
     weights = g.pair(g.const("w", g.random.normal(0, 1, (8, 4))), "w")
-    found = step(
+    result = run_pass(
         g.model(g.op("MatMul", [g.pair(g.input(*shape), "x"), weights], "m")), MatMulToConvTransform
     )
-    assert found.rows[-1] == ("Convert layer type", "m", "MATRIX_MULTIPLY to CONVOLUTION")
-    product = found.layer("m")
+    assert result.lines[-1] == ("Convert layer type", "m", "MATRIX_MULTIPLY to CONVOLUTION")
+    product = result.layer("m")
     before, after = product.data.producer, product.out.only_reader()
     assert before is not None and after is not None
     assert (product.data.shape, before.shuffling.moves, after.shuffling.moves) == (
@@ -85,7 +94,7 @@ def test_matmul_of_data_of_any_rank(
         moves,
         moves,
     )
-    assert product.inputs[1].producer is found.layer("transpose_before_m")
+    assert product.inputs[1].producer is result.layer("transpose_before_m")
     if moves:
         assert product.out.shape == (2, 4, 3, 5)
         turned = np.transpose(np.zeros(shape), before.shuffling.perm)
@@ -93,26 +102,26 @@ def test_matmul_of_data_of_any_rank(
 
 
 @pytest.mark.parametrize(("turned", "shuffle"), [(True, False), (False, True)])
-def test_weights_that_pytorch_exports_turned(g: Graph, turned: bool, shuffle: bool) -> None:
-    """Q, DQ, Transpose, MatMul: that Transpose gives a convolution's order, and no shuffle is put in front."""
+def test_transpose_of_weights_replaces_inserted_shuffle(
+    g: Graph, turned: bool, shuffle: bool
+) -> None:
+    # PyTorch exports Q, DQ, Transpose, MatMul.
     weights = g.pair(g.const("w", g.random.normal(0, 1, (4, 8) if turned else (8, 4))), "w")
     weights = g.op("Transpose", weights, "t", perm=[1, 0]) if turned else weights
-    found = step(
+    result = run_pass(
         g.model(g.op("MatMul", [g.pair(g.input(2, 3, 8), "x"), weights], "m")),
         MatMulToConvTransform,
     )
-    assert found.rows[-1] == ("Convert layer type", "m", "MATRIX_MULTIPLY to CONVOLUTION")
-    assert found.has("transpose_before_m") is shuffle and not found.has("t")
-    assert ("t" in found.layer("m").nodes) is turned
+    assert result.lines[-1] == ("Convert layer type", "m", "MATRIX_MULTIPLY to CONVOLUTION")
+    assert result.has_layer("transpose_before_m") is shuffle and not result.has_layer("t")
+    assert ("t" in result.layer("m").nodes) is turned
 
 
-def test_linear_layer_between_transposes(g: Graph) -> None:
-    """The engine listed in NVIDIA/TensorRT#2627 (8.4.1), a point pillar's linear layer.
-
-    CaskConvolution ``weight + Q + MatMul``, Int8(1,10,8000,20) to Float(1,16,8000,20) with BatchNormalization and Relu
-    gone; behind it CudnnPooling ReduceMax in float, Slice Tile in float, and ``<Q>_clone_0`` of the first part,
-    ``<Q>_clone_1`` of the Tile's as conversions into the next INT8 tensor.
-    """
+def test_linear_layer_between_transposes_writes_float(g: Graph) -> None:
+    # A point pillar's linear layer, engine listed in NVIDIA/TensorRT issue 2627 (8.4.1):
+    # CaskConvolution weight + Q + MatMul, Int8(1,10,8000,20) to Float(1,16,8000,20), with
+    # BatchNormalization and Relu fused. After it CudnnPooling ReduceMax in float, Slice Tile in
+    # float, and conversions <Q>_clone_0 and <Q>_clone_1 into the next INT8 tensor.
     x = g.op("Transpose", g.input(1, 10, 80, 20), "turn", perm=[0, 2, 3, 1])
     weights = g.op(
         "Transpose", g.pair(g.const("w", g.random.normal(0, 1, (16, 10))), "wq"), "wt", perm=[1, 0]

@@ -1,37 +1,59 @@
-"""Merging layers: yolov8-orin-trt8412-excerpts (five lines), what it does not merge: yolo-resnet18, centernet."""
+"""Merging layers: yolov8-orin-trt8412-excerpts (five lines). Not merged: yolo-resnet18, centernet."""
+
+import pytest
 
 from qdqtool.prediction import predict
 from qdqtool.trt.passes.merge_layers import MergeLayers
 from tests.trt.builder import Graph
-from tests.trt.passes.step import step
+from tests.trt.passes.step import run_pass
 
 
-def heads(*options: dict[str, object], target: str = "trt8.4", relu: bool = False) -> list[str]:
-    """Convolutions a, b, c ... on one tensor; the names that each Merging line joins."""
+def merged_names(
+    *options: dict[str, object], target: str = "trt8.4", relu: bool = False
+) -> list[str]:
+    """Return the layer names in each Merging line for convolutions a, b, c ... on one tensor."""
     g = Graph()
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     outputs = []
-    for name, own in zip("abc", options, strict=False):
-        out = g.conv(x, name, **own)  # type: ignore[arg-type]
+    for name, arguments in zip("abc", options, strict=False):
+        out = g.conv(x, name, **arguments)  # type: ignore[arg-type]
         outputs.append(g.op("Softmax", g.relu(out, f"{name}r") if relu else out, f"{name}t"))
-    found = step(g.model(*outputs), MergeLayers, target=target)
-    assert {r[0] for r in found.rows} <= {"Merging layers"}
-    return [r[1] for r in found.rows]
+    result = run_pass(g.model(*outputs), MergeLayers, target=target)
+    assert {r[0] for r in result.lines} <= {"Merging layers"}
+    return [r[1] for r in result.lines]
 
 
 FLOAT: dict[str, object] = {"scale": None, "weights": "float"}
 
 
-def test_what_is_merged_and_what_stays_apart(g: Graph) -> None:
-    """A 3x3 stays beside a 1x1 (yolo-resnet18-orin-trt8502), cv3.1.0 in INT8 beside cv2.1.0 in float."""
-    assert heads({}, {"channels": 16}, {}) == [
+def test_equal_convolutions_are_merged() -> None:
+    assert merged_names({}, {"channels": 16}, {}) == [
         "a.weight + a.w.Q + a || b.weight + b.w.Q + b || c.weight + c.w.Q + c"
     ]
-    assert heads(FLOAT, FLOAT, relu=True) == ["a + ar || b + br"]
-    for other in ({"k": 1}, {"stride": 2}, {"scale": 0.2}, {"groups": 8}, FLOAT):
-        assert heads({}, other) == [], other
-    # centernet-resnet34-qat-trt80: hm.0, wh.0 and reg.0 stay; TensorRT issue 1602
-    assert heads({}, {}, {}, target="trt8.0") == []
+    assert merged_names(FLOAT, FLOAT, relu=True) == ["a + ar || b + br"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"k": 1},  # yolo-resnet18-orin-trt8502
+        {"stride": 2},
+        {"scale": 0.2},
+        {"groups": 8},
+        FLOAT,  # cv3.1.0 in INT8 next to cv2.1.0 in float
+    ],
+    ids=["kernel", "stride", "scale", "groups", "float"],
+)
+def test_different_convolutions_are_not_merged(other: dict[str, object]) -> None:
+    assert merged_names({}, other) == []
+
+
+def test_trt8_0_merges_nothing() -> None:
+    # centernet-resnet34-qat-trt80: hm.0, wh.0 and reg.0 stay. NVIDIA/TensorRT issue 1602.
+    assert merged_names({}, {}, {}, target="trt8.0") == []
+
+
+def test_merged_convolutions_share_a_layer_with_two_outputs(g: Graph) -> None:
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     outputs = [g.op("Softmax", g.conv(x, n), f"{n}t") for n in "ab"]
     prediction = predict(g.model(*outputs), "trt8.4", advice=False)

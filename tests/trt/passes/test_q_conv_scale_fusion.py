@@ -5,7 +5,7 @@ import pytest
 from qdqtool.trt.passes.generic_conv_act_fusion import GenericConvActFusion
 from qdqtool.trt.passes.q_conv_scale_fusion import QConvScaleFusion
 from tests.trt.builder import Graph
-from tests.trt.passes.step import step
+from tests.trt.passes.step import run_pass
 
 
 @pytest.mark.parametrize(
@@ -16,27 +16,31 @@ from tests.trt.passes.step import step
         ("trt8.0", "Conv_9 + Relu_11"),
     ],  # 8.0: centernet, ``+ Relu_11``
 )
-def test_batch_normalization_with_its_relu(g: Graph, target: str, name: str) -> None:
+def test_batchnorm_with_relu_is_fused(g: Graph, target: str, name: str) -> None:
     out = g.relu(g.bn(g.conv(g.input(1, 3, 8, 8), "Conv_9"), "BatchNormalization_10"), "Relu_11")
-    found = step(g.model(out), QConvScaleFusion, target=target)
-    assert found.rows == [("Running", "Conv_9"), ("Removing", "BatchNormalization_10 + Relu_11")]
-    assert found.layer(name).nodes == ["Conv_9", "BatchNormalization_10", "Relu_11"]
+    result = run_pass(g.model(out), QConvScaleFusion, target=target)
+    assert result.lines == [("Running", "Conv_9"), ("Removing", "BatchNormalization_10 + Relu_11")]
+    assert result.layer(name).nodes == ["Conv_9", "BatchNormalization_10", "Relu_11"]
 
 
-def test_batch_normalization_alone(g: Graph) -> None:
+def test_batchnorm_without_relu_is_fused(g: Graph) -> None:
     out = g.op("LeakyRelu", g.bn(g.conv(g.input(1, 3, 8, 8), "c"), "bn"), "l")
-    assert step(g.model(out), QConvScaleFusion).rows == [("Running", "c"), ("Removing", "bn")]
-    g = Graph()
+    assert run_pass(g.model(out), QConvScaleFusion).lines == [("Running", "c"), ("Removing", "bn")]
+
+
+def test_convolution_with_second_consumer_is_not_fused(g: Graph) -> None:
     conv = g.conv(g.input(1, 3, 8, 8), "c")
-    assert step(g.model(g.bn(conv, "bn"), conv), QConvScaleFusion).rows == []
-    g = Graph()
-    # yolo-resnet18-orin-trt8502: three downsample branches share a bias through an Identity
+    assert run_pass(g.model(g.bn(conv, "bn"), conv), QConvScaleFusion).lines == []
+
+
+def test_batchnorm_with_computed_bias_is_reported(g: Graph) -> None:
+    # yolo-resnet18-orin-trt8502: three downsample branches share a bias through an Identity.
     conv = g.conv(g.input(1, 3, 8, 8), "c", 4)
     bias = g.op("Identity", g.const("shared", [0.0] * 4), "Identity_0")
     inputs = [conv, g.const("w", [1.0] * 4), bias, g.const("m", [0.0] * 4), g.const("v", [1.0] * 4)]
-    found = step(g.model(g.op("BatchNormalization", inputs, "bn")), QConvScaleFusion)
-    assert (found.rows, found.reasons) == ([], [("c", "batchnorm-not-constant")])
-    assert found.refusals[0].batchnorm == "bn"
+    result = run_pass(g.model(g.op("BatchNormalization", inputs, "bn")), QConvScaleFusion)
+    assert (result.lines, result.reasons) == ([], [("c", "batchnorm-not-constant")])
+    assert result.refusals[0].batchnorm == "bn"
 
 
 @pytest.mark.parametrize(
@@ -44,24 +48,25 @@ def test_batch_normalization_alone(g: Graph) -> None:
     [(None, "qdq"), (0.1, "float"), (None, "float")],
     ids=["no-input-pair", "no-weights", "float"],
 )
-def test_not_both_inputs_quantized(g: Graph, scale: float | None, weights: str) -> None:
+def test_convolution_without_both_pairs_is_not_fused(
+    g: Graph, scale: float | None, weights: str
+) -> None:
     out = g.bn(g.conv(g.input(1, 3, 8, 8), "c", scale=scale, weights=weights), "bn")
-    assert step(g.model(out), QConvScaleFusion).rows == []
+    assert run_pass(g.model(out), QConvScaleFusion).lines == []
 
 
 @pytest.mark.parametrize("target", ["trt8.5", "trt10", "trt11"])
-def test_deconvolution(g: Graph, target: str) -> None:
-    """NVIDIA/TensorRT issue 3412: "no support for Q/DQ + convTranspose + BN fusion yet" (2023)."""
+def test_batchnorm_after_deconvolution_is_reported(g: Graph, target: str) -> None:
+    # NVIDIA/TensorRT issue 3412: "no support for Q/DQ + convTranspose + BN fusion yet" (2023).
     conv = g.conv(g.input(1, 8, 8, 8), "d", k=2, stride=2, op="ConvTranspose")
-    found = step(g.model(g.bn(conv, "bn")), QConvScaleFusion, target=target)
-    assert (found.rows, found.reasons) == ([], [("d", "convtranspose-batchnorm")])
+    result = run_pass(g.model(g.bn(conv, "bn")), QConvScaleFusion, target=target)
+    assert (result.lines, result.reasons) == ([], [("d", "convtranspose-batchnorm")])
 
 
 @pytest.mark.parametrize("relu", [True, False])
-def test_a_folded_relu_is_the_activation_and_no_other_is_taken(g: Graph, relu: bool) -> None:
-    """The convolution has its activation then: neither a second BatchNormalization nor another activation joins it."""
+def test_fused_relu_excludes_second_activation(g: Graph, relu: bool) -> None:
     out = g.bn(g.conv(g.input(1, 3, 8, 8), "c"), "bn")
     out = g.op("LeakyRelu", g.relu(out, "r") if relu else out, "leaky")
-    found = step(g.model(out), QConvScaleFusion)
-    assert found.layer("c").fusion.activated is relu
-    assert step(g.model(out), GenericConvActFusion).has("c + PWN(leaky)") is not relu
+    result = run_pass(g.model(out), QConvScaleFusion)
+    assert result.layer("c").fusion.activated is relu
+    assert run_pass(g.model(out), GenericConvActFusion).has_layer("c + PWN(leaky)") is not relu

@@ -6,7 +6,7 @@ from qdqtool.prediction import predict
 from qdqtool.trt.passes.quantize_conv_with_residual_add import QuantizeConvWithResidualAdd
 from qdqtool.types import Evidence, Precision
 from tests.trt.builder import Graph
-from tests.trt.passes.step import step
+from tests.trt.passes.step import run_pass
 
 EXPECTED = [
     ("Running", "Conv_34"),
@@ -30,7 +30,7 @@ def block(
     activation: str = "",
     weights: str = "qdq",
 ) -> Graph:
-    """A ResNet block from a float tensor; ``straight`` puts a pair on the convolution's side of the Add."""
+    """Build a ResNet block. ``straight`` is the scale of a pair between convolution and Add."""
     g = Graph()
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     other = x if skip_scale is None else g.pair(x, "skip", skip_scale)
@@ -50,20 +50,20 @@ def block(
 @pytest.mark.parametrize(
     "skip_scale", [0.07, 0.05, 0.1], ids=["own-scale", "output-scale", "input-scale"]
 )
-def test_quantized_skip(skip_scale: float, conv_first: bool) -> None:
-    """The residual's scale may be any: its Q quantizes another tensor than the one behind the Add, or was merged."""
-    found = step(
+def test_quantized_residual_is_fused(skip_scale: float, conv_first: bool) -> None:
+    # The residual's Q quantizes another tensor than the Q after the Add, so that scales may differ.
+    result = run_pass(
         block(skip_scale, conv_first=conv_first).model("end:0"), QuantizeConvWithResidualAdd
     )
-    assert found.rows == EXPECTED
-    layer = found.layer("Conv_34.weight + Conv_34.w.Q + Conv_34 + Add_42 + Relu_43")
+    assert result.lines == EXPECTED
+    layer = result.layer("Conv_34.weight + Conv_34.w.Q + Conv_34 + Add_42 + Relu_43")
     assert layer.int8 and layer.int8_out
     assert layer.residual is not None and layer.residual.name == "skip.Q:0"
     assert layer.out.name == "Next.Q:0"
 
 
 @pytest.mark.parametrize(
-    ("given", "reason"),
+    ("arguments", "reason"),
     [
         (
             {"skip_scale": None},
@@ -80,32 +80,34 @@ def test_quantized_skip(skip_scale: float, conv_first: bool) -> None:
         ({"weights": "float"}, None),
     ],
 )
-def test_what_is_refused(given: dict[str, object], reason: str | None) -> None:
-    found = step(block(**given).model("end:0"), QuantizeConvWithResidualAdd)  # type: ignore[arg-type]
-    assert (found.rows, found.reasons) == ([], [("Conv_34", reason)] if reason else [])
+def test_unfused_residual_is_reported(arguments: dict[str, object], reason: str | None) -> None:
+    result = run_pass(block(**arguments).model("end:0"), QuantizeConvWithResidualAdd)  # type: ignore[arg-type]
+    assert (result.lines, result.reasons) == ([], [("Conv_34", reason)] if reason else [])
     if reason == "residual-float":
-        assert (found.refusals[0].add, found.refusals[0].residual.tensor) == ("Add_42", "before:0")
+        assert (result.refusals[0].add, result.refusals[0].residual.tensor) == (
+            "Add_42",
+            "before:0",
+        )
     elif reason == "add-output-not-quantized":
-        assert [(r.node, r.op) for r in found.refusals[0].readers] == [("end", "Neg")]
+        assert [(r.node, r.op) for r in result.refusals[0].readers] == [("end", "Neg")]
 
 
 @pytest.mark.parametrize("target", ["trt8.5", "trt10"])
-def test_activation_between_is_refused(target: str) -> None:
-    found = step(
+def test_activation_before_add_is_reported(target: str) -> None:
+    result = run_pass(
         block(activation="LeakyRelu").model("end:0"), QuantizeConvWithResidualAdd, target=target
     )
-    assert found.rows == []
-    assert ("Conv_34", "activation-before-add") in found.reasons
+    assert result.lines == []
+    assert ("Conv_34", "activation-before-add") in result.reasons
 
 
 @pytest.mark.parametrize(
     ("activation", "evidence"), [("Relu", Evidence.ASSUMED), ("", Evidence.SEEN)]
 )
-def test_an_activation_in_front_of_the_sum_rests_on_an_assumption(
-    activation: str, evidence: Evidence
+def test_relu_before_add_keeps_output_float_by_assumption(
+    g: Graph, activation: str, evidence: Evidence
 ) -> None:
-    """No log shows a quantized convolution with its own Relu in front of a residual Add."""
-    g = Graph()
+    # No log shows a quantized convolution with its own Relu before a residual Add.
     x = g.relu(g.conv(g.input(1, 8, 8, 8), "c0"), "r0")
     y = g.conv(x, "c1")
     y = g.relu(y, "r1") if activation else y
@@ -115,19 +117,18 @@ def test_an_activation_in_front_of_the_sum_rests_on_an_assumption(
     assert outcome.evidence == evidence
 
 
-def test_add_of_a_constant_is_no_residual(g: Graph) -> None:
+def test_add_of_constant_is_not_a_residual(g: Graph) -> None:
     conv = g.conv(g.input(1, 8, 8, 8), "c")
     out = g.op("Neg", g.pair(g.op("Add", [conv, g.const("k", [[[[1.0]]]])], "add"), "p"), "n")
-    assert step(g.model(out), QuantizeConvWithResidualAdd).reasons == []
+    assert run_pass(g.model(out), QuantizeConvWithResidualAdd).reasons == []
 
 
 @pytest.mark.parametrize("op", ["Mul", "Sub", "Max", "MatMul"])
-def test_only_a_sum_takes_a_residual(g: Graph, op: str) -> None:
-    """A product, say, stays a layer of its own, however it is quantized; and nothing is said about a residual."""
+def test_only_add_has_a_residual(g: Graph, op: str) -> None:
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     joined = g.op(op, [g.conv(x, "c"), g.pair(x, "skip", 0.07)], "joined")
-    found = step(
+    result = run_pass(
         g.model(g.op("Neg", g.pair(joined, "Next", 0.05), "end")), QuantizeConvWithResidualAdd
     )
-    assert found.rows == []
-    assert not [r for r in found.reasons if r[0] == "c"]
+    assert result.lines == []
+    assert not [r for r in result.reasons if r[0] == "c"]

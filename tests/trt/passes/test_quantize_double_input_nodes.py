@@ -8,7 +8,7 @@ from qdqtool.trt.passes.quantize_double_input_nodes import QuantizeDoubleInputNo
 from qdqtool.trt.refusals import InputNotDequantized, OutsideRules
 from qdqtool.types import Evidence, Precision
 from tests.trt.builder import Graph
-from tests.trt.passes.step import evidence_of, step
+from tests.trt.passes.step import run_pass, weakest_evidence
 
 FLOAT_OUT = [
     ("Running", "c"),
@@ -32,52 +32,64 @@ def conv(**options: object) -> tuple[Graph, str]:
 
 
 @pytest.mark.parametrize("weights", ["qdq", "tensor", "int8"])
-def test_output_in_float_and_with_a_q(weights: str) -> None:
+def test_output_without_q_is_float(weights: str) -> None:
     g, out = conv(weights=weights)
-    found = step(g.model(g.op("Softmax", out, "s")), QuantizeDoubleInputNodes)
-    assert (found.rows, found.reasons) == (FLOAT_OUT, [("c", "output-not-quantized")])
-    assert [(r.node, r.op) for r in found.refusals[0].readers] == [("s", "Softmax")]
-    assert found.layer("c").int8 and not found.layer("c").int8_out
-    g, out = conv(weights=weights)
-    found = step(g.model(g.op("Softmax", g.pair(out, "p"), "s")), QuantizeDoubleInputNodes)
-    assert (found.rows, found.reasons) == (INT8_OUT, [])
-    assert found.layer("c").out.name == "p.Q:0"
+    result = run_pass(g.model(g.op("Softmax", out, "s")), QuantizeDoubleInputNodes)
+    assert (result.lines, result.reasons) == (FLOAT_OUT, [("c", "output-not-quantized")])
+    assert [(r.node, r.op) for r in result.refusals[0].readers] == [("s", "Softmax")]
+    assert result.layer("c").int8 and not result.layer("c").int8_out
 
 
-def test_batch_normalization_relu_and_max_pool_are_passed() -> None:
-    """conv1 of resnet18-qat-rtx2000-trt8510, line 2699: QuantizeLinear_15 stands behind the MaxPool."""
+@pytest.mark.parametrize("weights", ["qdq", "tensor", "int8"])
+def test_output_with_q_is_int8(weights: str) -> None:
+    g, out = conv(weights=weights)
+    result = run_pass(g.model(g.op("Softmax", g.pair(out, "p"), "s")), QuantizeDoubleInputNodes)
+    assert (result.lines, result.reasons) == (INT8_OUT, [])
+    assert result.layer("c").out.name == "p.Q:0"
+
+
+def test_q_is_fused_past_batchnorm_relu_and_max_pool() -> None:
+    # resnet18-qat-rtx2000-trt8510, line 2699: QuantizeLinear_15 is after the MaxPool.
     g, out = conv()
     out = g.pool(g.relu(g.bn(out, "bn"), "r"), "pool")
-    found = step(g.model(g.op("Softmax", g.pair(out, "p"), "s")), QuantizeDoubleInputNodes)
-    assert found.rows == INT8_OUT
+    result = run_pass(g.model(g.op("Softmax", g.pair(out, "p"), "s")), QuantizeDoubleInputNodes)
+    assert result.lines == INT8_OUT
 
 
-def test_readers_and_scales_that_keep_the_output_float() -> None:
-    """yolo-resnet18-orin-trt8502: backbone/conv1, whose MaxPool an Add reads as well."""
+def test_float_consumer_keeps_output_float() -> None:
+    # yolo-resnet18-orin-trt8502, backbone/conv1: an Add reads its MaxPool as well.
     g, out = conv()
-    found = step(
+    result = run_pass(
         g.model(g.op("Softmax", g.pair(out, "p"), "s"), g.op("Tanh", out, "t")),
         QuantizeDoubleInputNodes,
     )
-    assert (found.rows, found.reasons) == (FLOAT_OUT, [("c", "output-many-consumers")])
-    assert [r.node for r in found.refusals[0].readers if r.kind == "q"] == ["p.Q"]
-    assert [r.node for r in found.refusals[0].readers if r.kind != "q"] == ["t"]
+    assert (result.lines, result.reasons) == (FLOAT_OUT, [("c", "output-many-consumers")])
+    assert [r.node for r in result.refusals[0].readers if r.kind == "q"] == ["p.Q"]
+    assert [r.node for r in result.refusals[0].readers if r.kind != "q"] == ["t"]
+
+
+def test_network_output_keeps_output_float() -> None:
     g, out = conv()
-    found = step(g.model(g.op("Softmax", g.pair(out, "p"), "s"), out), QuantizeDoubleInputNodes)
-    assert (found.rows, found.reasons) == (FLOAT_OUT, [("c", "output-many-consumers")])
+    result = run_pass(
+        g.model(g.op("Softmax", g.pair(out, "p"), "s"), out), QuantizeDoubleInputNodes
+    )
+    assert (result.lines, result.reasons) == (FLOAT_OUT, [("c", "output-many-consumers")])
+
+
+def test_different_scales_keep_output_float() -> None:
     g, out = conv()
     outputs = [g.op("Softmax", g.pair(out, n, s), f"s{n}") for n, s in (("p", 0.1), ("q", 0.2))]
-    found = step(g.model(*outputs), QuantizeDoubleInputNodes)
-    assert (found.rows, found.reasons) == (FLOAT_OUT, [("c", "output-different-scales")])
-    assert [r.scale for r in found.refusals[0].readers] == [np.float32(0.1), np.float32(0.2)]
-    assert evidence_of(found.layer("c")) == Evidence.ASSUMED
+    result = run_pass(g.model(*outputs), QuantizeDoubleInputNodes)
+    assert (result.lines, result.reasons) == (FLOAT_OUT, [("c", "output-different-scales")])
+    assert [r.scale for r in result.refusals[0].readers] == [np.float32(0.1), np.float32(0.2)]
+    assert weakest_evidence(result.layer("c")) == Evidence.ASSUMED
 
 
-def test_shared_input_dq_is_removed_with_its_last_reader(g: Graph) -> None:
+def test_shared_input_dq_is_removed_with_last_consumer(g: Graph) -> None:
     x = g.pair(g.op("Softmax", g.input(1, 8, 8, 8), "before"), "in")
     outputs = [g.op("Softmax", g.conv(x, n, scale=None), f"s{n}") for n in "ab"]
-    found = step(g.model(*outputs), QuantizeDoubleInputNodes)
-    assert found.rows == [
+    result = run_pass(g.model(*outputs), QuantizeDoubleInputNodes)
+    assert result.lines == [
         ("Running", "a"),
         ("fusing", "(in.DQ and a.w.DQ)", "a"),
         ("Removing", "a.w.DQ"),
@@ -88,7 +100,7 @@ def test_shared_input_dq_is_removed_with_its_last_reader(g: Graph) -> None:
     ]
 
 
-def refused(case: str) -> tuple[Graph, str]:
+def float_convolution(case: str) -> tuple[Graph, str]:
     g = Graph()
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     if case == "input-not-dequantized":
@@ -128,10 +140,10 @@ def refused(case: str) -> tuple[Graph, str]:
         "weights-not-constant",
     ],
 )
-def test_refused(case: str) -> None:
-    g, out = refused(case)
-    found = step(g.model(g.op("Softmax", out, "s")), QuantizeDoubleInputNodes)
-    assert (found.rows, found.reasons) == ([], [("c", case)])
+def test_float_convolution_is_reported(case: str) -> None:
+    g, out = float_convolution(case)
+    result = run_pass(g.model(g.op("Softmax", out, "s")), QuantizeDoubleInputNodes)
+    assert (result.lines, result.reasons) == ([], [("c", case)])
 
 
 def fp8_weights(data: str) -> Graph:
@@ -159,34 +171,42 @@ def fp8_weights(data: str) -> Graph:
 
 
 @pytest.mark.parametrize("target", ["trt8.5", "trt10"])
-def test_fp8_weights_and_int8_data(target: str) -> None:
-    """Both must be of one type."""
-    found = step(fp8_weights("INT8").model("c:0"), QuantizeDoubleInputNodes, target=target)
-    assert found.reasons == [("c", "types")]
-    assert found.refusals[0].types == ("INT8", "FP8")
+def test_fp8_weights_with_int8_data_are_reported(target: str) -> None:
+    result = run_pass(fp8_weights("INT8").model("c:0"), QuantizeDoubleInputNodes, target=target)
+    assert result.reasons == [("c", "types")]
+    assert result.refusals[0].types == ("INT8", "FP8")
 
 
-def test_fp8_and_what_stands_in_the_way() -> None:
-    found = step(fp8_weights("FP8").model("c:0"), QuantizeDoubleInputNodes, target="trt10")
-    layer = found.layer("c")
+def test_fp8_convolution_is_quantized() -> None:
+    result = run_pass(fp8_weights("FP8").model("c:0"), QuantizeDoubleInputNodes, target="trt10")
+    layer = result.layer("c")
     assert layer.int8 and layer.quantized_as == Precision.FP8
-    outside, _ = found.refusals
+    outside, _ = result.refusals
     assert isinstance(outside, OutsideRules) and (outside.node, outside.precision) == (
         "c",
         Precision.FP8,
     )
-    g, out = refused("input-not-dequantized")
-    refusal = step(g.model(out), QuantizeDoubleInputNodes).refusals[0]
+
+
+def test_report_names_producer_of_float_input() -> None:
+    g, out = float_convolution("input-not-dequantized")
+    refusal = run_pass(g.model(out), QuantizeDoubleInputNodes).refusals[0]
     assert (refusal.producer, refusal.op) == ("before", "Softmax")
-    g, out = refused("zero-point")
-    assert step(g.model(out), QuantizeDoubleInputNodes).refusals[0].zero_points == (3, 3)
-    g, out = refused("weights-axis")
-    refusal = step(g.model(out), QuantizeDoubleInputNodes).refusals[0]
+
+
+def test_report_names_zero_points() -> None:
+    g, out = float_convolution("zero-point")
+    assert run_pass(g.model(out), QuantizeDoubleInputNodes).refusals[0].zero_points == (3, 3)
+
+
+def test_report_names_axis_of_weights() -> None:
+    g, out = float_convolution("weights-axis")
+    refusal = run_pass(g.model(out), QuantizeDoubleInputNodes).refusals[0]
     assert (refusal.axis, refusal.expected) == (1, 0)
 
 
-def not_dequantized(between: str) -> InputNotDequantized:
-    """The refusal of ``c``, which reads ``between`` behind the pair ``p``."""
+def report_for(between: str) -> InputNotDequantized:
+    """Return the report about ``c``, with ``between`` between it and the pair ``p``."""
     g = Graph()
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     y = g.pair(x, "p")
@@ -216,11 +236,11 @@ def not_dequantized(between: str) -> InputNotDequantized:
     else:
         assert between == "nothing"
         y = x
-    found = step(
+    result = run_pass(
         g.model(g.op("Softmax", g.conv(y, "c", scale=None), "end"), *outputs),
         QuantizeDoubleInputNodes,
     )
-    refusal = next(r for r in found.refusals if r.node == "c")
+    refusal = next(r for r in result.refusals if r.node == "c")
     assert isinstance(refusal, InputNotDequantized) and refusal.weights_quantized
     return refusal
 
@@ -243,20 +263,20 @@ def not_dequantized(between: str) -> InputNotDequantized:
         ("40", "", None),
     ],
 )
-def test_the_dq_that_does_not_come_down(between: str, dq: str, blocker: str | None) -> None:
-    """The nearest above and the first operator that keeps it: one that no DQ passes, a Concat, or any behind a DQ that
-    others read or that has a scale for each channel. The search ends at a convolution (it is its Q that is missing) and
-    with 40 tensors."""
-    refusal = not_dequantized(between)
+def test_report_names_blocked_dq_and_blocker(between: str, dq: str, blocker: str | None) -> None:
+    # An operator blocks the nearest DQ upstream if no DQ moves past it, if it is a Concat, or if the
+    # DQ has other consumers or a scale for each channel. The search ends at a convolution, where a Q
+    # is missing, and after 40 tensors.
+    refusal = report_for(between)
     assert (refusal.dq, refusal.blocker.node if refusal.blocker else None) == (dq, blocker)
 
 
-def test_add_between_pairs(g: Graph) -> None:
-    """yolov8-orin-trt8412-excerpts: both inputs dequantized, output quantized."""
+def test_add_between_pairs_runs_in_int8(g: Graph) -> None:
+    # yolov8-orin-trt8412-excerpts: both inputs dequantized, output quantized.
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     total = g.add(g.pair(x, "a"), g.pair(g.op("Tanh", x, "t"), "b"), "Add")
-    found = step(g.model(g.op("Softmax", g.pair(total, "p"), "s")), QuantizeDoubleInputNodes)
-    assert found.rows == [
+    result = run_pass(g.model(g.op("Softmax", g.pair(total, "p"), "s")), QuantizeDoubleInputNodes)
+    assert result.lines == [
         ("Running", "Add"),
         ("fusing", "p.Q", "Add"),
         ("fusing", "(a.DQ and b.DQ)", "Add"),
@@ -264,50 +284,55 @@ def test_add_between_pairs(g: Graph) -> None:
         ("Removing", "a.DQ"),
         ("Removing", "b.DQ"),
     ]
-    g = Graph()
-    # TensorRT 10.3 on an Orin Nano: PWN(Add) with two INT8 inputs and a float output
+
+
+def test_add_of_quantized_tensors_writes_float(g: Graph) -> None:
+    # TensorRT 10.3 on an Orin Nano: PWN(Add) with two INT8 inputs and a float output.
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     total = g.add(g.pair(x, "a"), g.pair(g.op("Tanh", x, "t"), "b"), "Add")
-    found = step(g.model(g.op("Softmax", total, "s")), QuantizeDoubleInputNodes)
-    assert found.rows == [
+    result = run_pass(g.model(g.op("Softmax", total, "s")), QuantizeDoubleInputNodes)
+    assert result.lines == [
         ("Running", "Add"),
         ("fusing", "(a.DQ and b.DQ)", "Add"),
         ("Removing", "a.DQ"),
         ("Removing", "b.DQ"),
     ]
-    assert found.layer("Add").int8 and not found.layer("Add").int8_out
-    assert found.reasons == [("Add", "output-not-quantized")]
-    # centernet-resnet34-qat-trt80, 3 of 3: INT8 to INT8, weights per axis 1
+    assert result.layer("Add").int8 and not result.layer("Add").int8_out
+    assert result.reasons == [("Add", "output-not-quantized")]
+
+
+def test_deconvolution_of_trt8_0_writes_int8() -> None:
+    # centernet-resnet34-qat-trt80, 3 of 3: INT8 to INT8, weights per axis 1.
     g, out = conv(k=2, stride=2, op="ConvTranspose")
-    found = step(
+    result = run_pass(
         g.model(g.op("Softmax", g.pair(out, "p"), "s")), QuantizeDoubleInputNodes, target="trt8.0"
     )
-    assert found.rows == INT8_OUT
-    assert evidence_of(found.layer("c")) == Evidence.SEEN
+    assert result.lines == INT8_OUT
+    assert weakest_evidence(result.layer("c")) == Evidence.SEEN
 
 
 @pytest.mark.parametrize("op", ["Relu", "Tanh", "Exp", "LeakyRelu"])
-@pytest.mark.parametrize("behind", [True, False])
-def test_a_pointwise_layer_alone_between_pairs(g: Graph, op: str, behind: bool) -> None:
+@pytest.mark.parametrize("has_q", [True, False])
+def test_single_pointwise_layer_between_pairs_runs_in_int8(g: Graph, op: str, has_q: bool) -> None:
     x = g.op(op, g.pair(g.op("Softmax", g.input(1, 8, 8, 8), "before"), "a"), "p")
-    found = step(
-        g.model(g.op("Softmax", g.pair(x, "q", 0.2) if behind else x, "s")),
+    result = run_pass(
+        g.model(g.op("Softmax", g.pair(x, "q", 0.2) if has_q else x, "s")),
         QuantizeDoubleInputNodes,
     )
-    layer = next(layer for layer in found.network.layers.values() if "p" in layer.nodes)
-    assert layer.int8 and layer.int8_out is behind
-    assert not found.has("a.DQ") and found.has("q.Q") is False
+    layer = next(layer for layer in result.network.layers.values() if "p" in layer.nodes)
+    assert layer.int8 and layer.int8_out is has_q
+    assert not result.has_layer("a.DQ") and result.has_layer("q.Q") is False
 
 
-@pytest.mark.parametrize("form", ["sum with a float", "behind floats", "per channel"])
-def test_pointwise_layers_that_stay_float(g: Graph, form: str) -> None:
-    """Behind floats: 41 conversions of a YOLOv8n on 10.14.1, four of them behind SiLU and Add."""
+@pytest.mark.parametrize("form", ["sum with a float", "after floats", "per channel"])
+def test_pointwise_layer_stays_float(g: Graph, form: str) -> None:
+    # After floats: 41 conversions of a YOLOv8n on 10.14.1, four of them after SiLU and Add.
     x = g.op("Softmax", g.input(1, 8, 8, 8), "before")
     if form == "sum with a float":
         x = g.add(g.pair(x, "a"), g.op("Tanh", x, "t"), "Add")
-    elif form == "behind floats":
+    elif form == "after floats":
         x = g.pair(g.op("Tanh", x, "t"), "a")
     else:
         x = g.relu(g.pair(x, "a", [0.1] * 8, axis=1), "r")
-    found = step(g.model(g.op("Softmax", x, "s")), QuantizeDoubleInputNodes)
-    assert found.rows == [] and found.has("a.DQ")
+    result = run_pass(g.model(g.op("Softmax", x, "s")), QuantizeDoubleInputNodes)
+    assert result.lines == [] and result.has_layer("a.DQ")

@@ -4,7 +4,7 @@ import pytest
 
 from qdqtool.trt.passes.quantize_single_input_nodes import QuantizeSingleInputNodes
 from tests.trt.builder import Graph
-from tests.trt.passes.step import step
+from tests.trt.passes.step import run_pass
 
 
 def pooled(op: str, before: bool, after: bool) -> Graph:
@@ -17,10 +17,10 @@ def pooled(op: str, before: bool, after: bool) -> Graph:
 
 
 @pytest.mark.parametrize("op", ["GlobalAveragePool", "AveragePool"])
-def test_between_dq_and_q(op: str) -> None:
-    found = step(pooled(op, True, True).model("end:0"), QuantizeSingleInputNodes)
-    assert found.rows == [("Running", "pool"), ("Removing", "b.Q"), ("Removing", "a.DQ")]
-    layer = found.layer("pool")
+def test_average_pooling_between_pairs_runs_in_int8(op: str) -> None:
+    result = run_pass(pooled(op, True, True).model("end:0"), QuantizeSingleInputNodes)
+    assert result.lines == [("Running", "pool"), ("Removing", "b.Q"), ("Removing", "a.DQ")]
+    layer = result.layer("pool")
     assert layer.int8 and layer.int8_out
     assert layer.out.name == "b.Q:0"
 
@@ -33,19 +33,20 @@ def test_between_dq_and_q(op: str) -> None:
             False,
             True,
             [("pool", "pooling-one-side", False)],
-        ),  # resnet18-a100-qat: a Reformat in front of fc
+        ),  # resnet18-a100-qat: a Reformat before fc
         (False, False, []),
     ],
 )
-def test_one_side_only(before: bool, after: bool, reasons: list[tuple[str, str, bool]]) -> None:
-    found = step(
+def test_pooling_quantized_on_one_side_is_reported(
+    before: bool, after: bool, reasons: list[tuple[str, str, bool]]
+) -> None:
+    result = run_pass(
         pooled("GlobalAveragePool", before, after).model("end:0"), QuantizeSingleInputNodes
     )
-    assert found.rows == []
-    assert [(r.node, r.reason, r.quantized_input) for r in found.refusals] == reasons
+    assert result.lines == []
+    assert [(r.node, r.reason, r.quantized_input) for r in result.refusals] == reasons
 
 
-def test_max_pool_is_no_case() -> None:
-    """It commutes: the Q moved in front of it."""
-    found = step(pooled("MaxPool", True, True).model("end:0"), QuantizeSingleInputNodes)
-    assert (found.rows, found.reasons) == ([], [])
+def test_max_pool_is_left_to_q_motion() -> None:
+    result = run_pass(pooled("MaxPool", True, True).model("end:0"), QuantizeSingleInputNodes)
+    assert (result.lines, result.reasons) == ([], [])

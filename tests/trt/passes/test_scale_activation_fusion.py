@@ -4,30 +4,32 @@ import pytest
 
 from qdqtool.trt.passes.scale_activation_fusion import ScaleActivationFusion
 from tests.trt.builder import Graph
-from tests.trt.passes.step import step
+from tests.trt.passes.step import run_pass
 
 
-def test_batch_normalization_and_relu(g: Graph) -> None:
+def test_relu_after_batchnorm_is_fused(g: Graph) -> None:
     out = g.relu(g.bn(g.input(1, 3, 4, 4), "BatchNormalization_10"), "Relu_11")
-    found = step(g.model(out), ScaleActivationFusion)
-    assert found.rows == [
+    result = run_pass(g.model(out), ScaleActivationFusion)
+    assert result.lines == [
         ("Running", "BatchNormalization_10"),
         ("Fusing", "BatchNormalization_10", "Relu_11"),
     ]
-    assert found.has("BatchNormalization_10 + Relu_11")
-    g = Graph()
+    assert result.has_layer("BatchNormalization_10 + Relu_11")
+
+
+def test_relu_after_add_is_not_fused(g: Graph) -> None:
     x = g.input(1, 3, 4, 4)
     normal = g.bn(x, "bn")
     out = g.relu(g.add(normal, x, "add"), "relu")
-    assert step(g.model(out), ScaleActivationFusion).rows == []
-    assert step(g.model(g.relu(normal, "r2"), out), ScaleActivationFusion).rows == []
+    assert run_pass(g.model(out), ScaleActivationFusion).lines == []
+    assert run_pass(g.model(g.relu(normal, "r2"), out), ScaleActivationFusion).lines == []
 
 
-@pytest.mark.parametrize("behind", ["LeakyRelu", "Sigmoid", "Neg"])
-def test_other_readers(g: Graph, behind: str) -> None:
+@pytest.mark.parametrize("op", ["LeakyRelu", "Sigmoid", "Neg"])
+def test_other_activation_is_not_fused(g: Graph, op: str) -> None:
     assert (
-        step(
-            g.model(g.op(behind, g.bn(g.input(1, 3, 4, 4), "bn"), "r")), ScaleActivationFusion
-        ).rows
+        run_pass(
+            g.model(g.op(op, g.bn(g.input(1, 3, 4, 4), "bn"), "r")), ScaleActivationFusion
+        ).lines
         == []
     )

@@ -1,8 +1,8 @@
-"""ScaleScaleFusion: yolo-resnet18-orin-trt8502, line 5765 (what is left of a decomposed BatchNormalization)."""
+"""ScaleScaleFusion: yolo-resnet18-orin-trt8502, line 5765 (remainder of a decomposed BatchNormalization)."""
 
 from qdqtool.trt.passes.scale_scale_fusion import ScaleScaleFusion
 from tests.trt.builder import Graph
-from tests.trt.passes.step import step
+from tests.trt.passes.step import run_pass
 
 
 def scales(g: Graph, x: str, count: int) -> str:
@@ -11,16 +11,22 @@ def scales(g: Graph, x: str, count: int) -> str:
     return x
 
 
-def test_two_and_three_and_what_prevents_it(g: Graph) -> None:
-    found = step(g.model(scales(g, g.input(1, 8, 4, 4), 2)), ScaleScaleFusion)
-    assert found.rows == [("Running", "k0 + m0"), ("Fusing", "k0 + m0", "k1 + m1")]
-    assert found.has("k0 + m0 + k1 + m1")
-    g = Graph()
-    assert len(step(g.model(scales(g, g.input(1, 8, 4, 4), 3)), ScaleScaleFusion).rows) == 4
-    g = Graph()
+def test_two_scales_are_fused(g: Graph) -> None:
+    result = run_pass(g.model(scales(g, g.input(1, 8, 4, 4), 2)), ScaleScaleFusion)
+    assert result.lines == [("Running", "k0 + m0"), ("Fusing", "k0 + m0", "k1 + m1")]
+    assert result.has_layer("k0 + m0 + k1 + m1")
+
+
+def test_three_scales_are_fused(g: Graph) -> None:
+    assert len(run_pass(g.model(scales(g, g.input(1, 8, 4, 4), 3)), ScaleScaleFusion).lines) == 4
+
+
+def test_scale_with_second_consumer_is_not_fused(g: Graph) -> None:
     first = scales(g, g.input(1, 8, 4, 4), 1)
     second = g.op("Mul", [first, g.const("k", g.random.normal(0, 1, (1, 8, 1, 1)))], "m")
-    assert step(g.model(second, first), ScaleScaleFusion).rows == []
-    g = Graph()
+    assert run_pass(g.model(second, first), ScaleScaleFusion).lines == []
+
+
+def test_scale_with_relu_is_not_fused(g: Graph) -> None:
     first = g.relu(g.bn(g.input(1, 8, 4, 4), "bn"), "r")
-    assert step(g.model(g.bn(first, "bn2")), ScaleScaleFusion).rows == []
+    assert run_pass(g.model(g.bn(first, "bn2")), ScaleScaleFusion).lines == []

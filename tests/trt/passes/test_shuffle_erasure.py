@@ -1,51 +1,64 @@
-"""ShuffleErasure: both complete 8.5 logs (behind a Softmax; resnet18 line 2569: Flatten with its inverse)."""
+"""ShuffleErasure: both complete 8.5 logs (after a Softmax; resnet18 line 2569: Flatten with its inverse)."""
 
 import numpy as np
 import pytest
 
 from qdqtool.trt.passes.shuffle_erasure import ShuffleErasure
 from tests.trt.builder import Graph
-from tests.trt.passes.step import step
+from tests.trt.passes.step import run_pass
 
 
-def test_shuffles_that_go_and_that_stay(g: Graph) -> None:
-    found = step(g.model(g.relu(g.op("Softmax", g.input(1, 8), "s", axis=1), "r")), ShuffleErasure)
-    assert len(found.rows) == 2
-    running, removing = found.rows
+def test_shuffle_after_softmax_is_removed(g: Graph) -> None:
+    result = run_pass(
+        g.model(g.relu(g.op("Softmax", g.input(1, 8), "s", axis=1), "r")), ShuffleErasure
+    )
+    assert len(result.lines) == 2
+    running, removing = result.lines
     assert running[0] == "Running" and removing == ("Removing", running[1])
     assert running[1].endswith("[Shuffle]")
-    assert found.layer("r").data.producer is found.layer("s")
-    g = Graph()
+    assert result.layer("r").data.producer is result.layer("s")
+
+
+def test_network_output_keeps_its_name(g: Graph) -> None:
     out = g.op("Softmax", g.input(1, 8), "s", axis=1)
-    assert [t.name for t in step(g.model(out), ShuffleErasure).network.outputs] == [out]
-    g = Graph()
-    # The second turn: 1x8x1x1 flattened for the Gemm, and back for the convolution that it became
+    assert [t.name for t in run_pass(g.model(out), ShuffleErasure).network.outputs] == [out]
+
+
+def test_flatten_and_its_inverse_are_removed(g: Graph) -> None:
+    # Second turn: 1x8x1x1 is flattened for the Gemm, and reshaped back for the convolution it
+    # became.
     pooled = g.op("GlobalAveragePool", g.input(1, 8, 4, 4), "gap")
     flat = g.op("Flatten", g.pair(pooled, "p"), "Flatten_301")
-    found = step(g.model(g.gemm(flat, "Gemm_311", 8)), ShuffleErasure, nth=1)
-    # The inner pair moved in front of Flatten, its DQ back behind both shuffles.
-    assert ("Running", "Flatten_301 + reshape_before_Gemm_311") in found.rows
-    assert ("Removing", "Flatten_301 + reshape_before_Gemm_311") in found.rows
-    g = Graph()
-    # Nothing is left to write the output if the shuffles between go
-    found = step(g.model(g.reshape(g.reshape(g.input(4, 4), "a", 16), "b", 4, 4)), ShuffleErasure)
-    assert found.rows == []
-    assert [t.name for t in found.network.inputs] == ["x"]
-    g = Graph()
+    result = run_pass(g.model(g.gemm(flat, "Gemm_311", 8)), ShuffleErasure, turn=1)
+    # The inner pair moved up past Flatten, its DQ back down past both shuffles.
+    assert ("Running", "Flatten_301 + reshape_before_Gemm_311") in result.lines
+    assert ("Removing", "Flatten_301 + reshape_before_Gemm_311") in result.lines
+
+
+def test_shuffles_between_input_and_output_stay(g: Graph) -> None:
+    # Nothing would write the output without them.
+    result = run_pass(
+        g.model(g.reshape(g.reshape(g.input(4, 4), "a", 16), "b", 4, 4)), ShuffleErasure
+    )
+    assert result.lines == []
+    assert [t.name for t in result.network.inputs] == ["x"]
+
+
+def test_reshape_to_other_dimensions_stays(g: Graph) -> None:
     x = g.reshape(g.input(4, 4), "a", 16)
-    assert step(g.model(g.reshape(x, "b", 2, 8)), ShuffleErasure).rows == []
+    assert run_pass(g.model(g.reshape(x, "b", 2, 8)), ShuffleErasure).lines == []
 
 
 @pytest.mark.parametrize("names", [("Transpose_1", "Reshape_2"), ("a", "b")])
-def test_transpose_of_equal_dimensions_is_left(g: Graph, names: tuple[str, str]) -> None:
+def test_transpose_of_equal_dimensions_stays(g: Graph, names: tuple[str, str]) -> None:
     x = g.op("Transpose", g.input(4, 4), names[0], perm=[1, 0])
-    found = step(g.model(g.reshape(x, names[1], 4, 4)), ShuffleErasure)
-    assert found.rows == []
-    assert found.has(" + ".join(names))
+    result = run_pass(g.model(g.reshape(x, names[1], 4, 4)), ShuffleErasure)
+    assert result.lines == []
+    assert result.has_layer(" + ".join(names))
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "nothing"),
+    ("first", "second", "removed"),
     [
         ((0, 2, 3, 1), (0, 3, 1, 2), True),
         ((0, 2, 3, 1), (0, 2, 3, 1), False),
@@ -53,25 +66,26 @@ def test_transpose_of_equal_dimensions_is_left(g: Graph, names: tuple[str, str])
         ((0, 3, 1, 2), (1, 0, 2, 3), False),
     ],
 )
-def test_transposes_that_undo_each_other(
-    g: Graph, first: tuple[int, ...], second: tuple[int, ...], nothing: bool
+def test_inverse_transposes_are_removed(
+    g: Graph, first: tuple[int, ...], second: tuple[int, ...], removed: bool
 ) -> None:
-    """Whatever the dimensions, which are equal here: what numpy says of the values decides."""
+    # All dimensions are equal, so that only the values tell, which numpy computes.
     values = np.arange(81).reshape(3, 3, 3, 3)
-    assert (values.transpose(first).transpose(second) == values).all() == nothing
+    assert (values.transpose(first).transpose(second) == values).all() == removed
     x = g.op("Transpose", g.op("Neg", g.input(3, 3, 3, 3), "n"), "a", perm=first)
-    found = step(g.model(g.op("Neg", g.op("Transpose", x, "b", perm=second), "m")), ShuffleErasure)
-    assert bool(found.rows) is nothing and found.has("a + b") is not nothing
+    result = run_pass(
+        g.model(g.op("Neg", g.op("Transpose", x, "b", perm=second), "m")), ShuffleErasure
+    )
+    assert bool(result.lines) is removed and result.has_layer("a + b") is not removed
 
 
-def test_what_three_transposes_come_to(g: Graph) -> None:
-    """Joined one after the other, as numpy turns the values."""
+def test_fused_transposes_have_composed_permutation(g: Graph) -> None:
     turns = ((1, 2, 0), (2, 1, 0), (1, 0, 2))
     values = np.arange(24).reshape(2, 3, 4)
     x = g.op("Neg", g.input(2, 3, 4), "n")
     for i, perm in enumerate(turns):
         x, values = g.op("Transpose", x, f"t{i}", perm=perm), values.transpose(perm)
-    found = step(g.model(g.op("Neg", x, "m")), ShuffleErasure)
-    perm = found.layer("t0 + t1 + t2").shuffling.perm
+    result = run_pass(g.model(g.op("Neg", x, "m")), ShuffleErasure)
+    perm = result.layer("t0 + t1 + t2").shuffling.perm
     assert perm is not None
     assert (np.arange(24).reshape(2, 3, 4).transpose(perm) == values).all()

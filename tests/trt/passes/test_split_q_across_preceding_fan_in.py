@@ -9,57 +9,67 @@ from qdqtool.trt.passes.split_q_across_preceding_fan_in import SplitQAcrossPrece
 from qdqtool.trt.refusals import ConcatScales
 from qdqtool.trt.targets import target_named
 from tests.trt.builder import Graph
-from tests.trt.passes.step import step
+from tests.trt.passes.step import run_pass
 
 
-def joined(g: Graph) -> str:
+def concat_of_two(g: Graph) -> str:
     first = g.op("Sigmoid", g.input(1, 3, 4, 4), "s")
     second = g.op("Tanh", g.input(1, 3, 4, 4, name="y"), "t")
     return g.concat([first, second], "Concat")
 
 
-def test_one_clone_for_each_input(g: Graph) -> None:
-    found = step(g.model(g.op("Neg", g.pair(joined(g), "p"), "n")), SplitQAcrossPrecedingFanIn)
-    assert found.rows == [("Running", "Concat")]
-    concat = found.layer("Concat")
+def test_each_input_gets_a_clone(g: Graph) -> None:
+    result = run_pass(
+        g.model(g.op("Neg", g.pair(concat_of_two(g), "p"), "n")), SplitQAcrossPrecedingFanIn
+    )
+    assert result.lines == [("Running", "Concat")]
+    concat = result.layer("Concat")
     assert [t.producer.name for t in concat.inputs if t.producer] == ["p.Q_clone_0", "p.Q_clone_1"]
     # Names as in the yolo engine listing: /neck/Concat_/neck/Resize_output_0_clone_0, and the Q's output.
     assert [t.name for t in concat.inputs] == ["Concat_s:0_clone_0", "Concat_t:0_clone_1"]
     assert concat.out.name == "p.Q:0"
-    assert not found.has("p.Q")
-    g = Graph()
-    # NVIDIA/TensorRT issue 2131: QuantizeLinear_7751_clone_1_clone_2
-    inner = joined(g)
+    assert not result.has_layer("p.Q")
+
+
+def test_nested_concat_gets_nested_clones(g: Graph) -> None:
+    # NVIDIA/TensorRT issue 2131: QuantizeLinear_7751_clone_1_clone_2.
+    inner = concat_of_two(g)
     outer = g.concat([g.op("Abs", g.input(1, 3, 4, 4, name="z"), "abs"), inner], "Outer")
     network = build(load(g.model(g.op("Neg", g.pair(outer, "p"), "n"))))
     pipeline.run(network, target_named("trt8.5"))
     names = {layer.name for layer in network.layers.values()}
     assert {"p.Q_clone_0", "p.Q_clone_1_clone_0", "p.Q_clone_1_clone_1"} <= names
-    g = Graph()
-    assert step(g.model(joined(g)), SplitQAcrossPrecedingFanIn).reasons == []
-    g = Graph()
-    out = g.op("Neg", g.pair(joined(g), "p", [0.1] * 6, axis=1), "n")
-    assert step(g.model(out), SplitQAcrossPrecedingFanIn).rows == []
 
 
-def test_second_reader_is_refused(g: Graph) -> None:
-    tensor = joined(g)
-    found = step(
+def test_concat_without_q_is_not_reported(g: Graph) -> None:
+    assert run_pass(g.model(concat_of_two(g)), SplitQAcrossPrecedingFanIn).reasons == []
+
+
+def test_q_per_channel_does_not_move(g: Graph) -> None:
+    out = g.op("Neg", g.pair(concat_of_two(g), "p", [0.1] * 6, axis=1), "n")
+    assert run_pass(g.model(out), SplitQAcrossPrecedingFanIn).lines == []
+
+
+def test_float_consumer_is_reported(g: Graph) -> None:
+    tensor = concat_of_two(g)
+    result = run_pass(
         g.model(g.op("Neg", g.pair(tensor, "p"), "n"), g.op("Abs", tensor, "a")),
         SplitQAcrossPrecedingFanIn,
     )
-    assert (found.rows, found.reasons) == ([], [("Concat", "output-not-only-quantized")])
-    assert ("a", "Abs") in [(r.node, r.op) for r in found.refusals[0].readers]
-    g = Graph()
-    tensor = joined(g)
+    assert (result.lines, result.reasons) == ([], [("Concat", "output-not-only-quantized")])
+    assert ("a", "Abs") in [(r.node, r.op) for r in result.refusals[0].readers]
+
+
+def test_second_q_is_reported(g: Graph) -> None:
+    tensor = concat_of_two(g)
     outputs = [g.op("Neg", g.pair(tensor, n, s), f"n{n}") for n, s in (("p", 0.1), ("q", 0.2))]
-    found = step(g.model(*outputs), SplitQAcrossPrecedingFanIn)
-    assert (found.rows, found.reasons) == ([], [("Concat", "output-not-only-quantized")])
+    result = run_pass(g.model(*outputs), SplitQAcrossPrecedingFanIn)
+    assert (result.lines, result.reasons) == ([], [("Concat", "output-not-only-quantized")])
 
 
-@pytest.mark.parametrize("form", ["pair", "second q", "same scale", "plain", "float reader"])
-def test_parts_of_another_scale_are_told(g: Graph, form: str) -> None:
-    """A part that comes from a DQ, or that another Q reads, has that one's scale besides; other readers have none."""
+@pytest.mark.parametrize("form", ["pair", "second q", "same scale", "plain", "float consumer"])
+def test_report_names_scales_of_concat_inputs(g: Graph, form: str) -> None:
+    # An input has another scale if it comes from a DQ or another Q consumes it.
     first, second = (
         g.op("Sigmoid", g.input(1, 3, 4, 4), "s"),
         g.op("Tanh", g.input(1, 3, 4, 4, name="y"), "t"),
@@ -69,17 +79,17 @@ def test_parts_of_another_scale_are_told(g: Graph, form: str) -> None:
         first = g.pair(first, "a", 0.3)
     elif form in ("second q", "same scale"):
         outputs.append(g.op("Neg", g.pair(first, "a", 0.3 if form == "second q" else 0.1), "m"))
-    if form in ("second q", "same scale", "float reader"):
+    if form in ("second q", "same scale", "float consumer"):
         outputs.append(g.op("Abs", first, "abs"))
     out = g.op("Neg", g.pair(g.concat([first, second], "Concat"), "p", 0.1), "n")
     network = build(load(g.model(out, *outputs)))
     network.order()
-    told = []
+    refusals = []
     for _ in range(2):  # the Q moves up, then its scale is compared with those that the parts have
-        told += SplitQAcrossPrecedingFanIn(target_named("trt8.5")).run(network).refusals
+        refusals += SplitQAcrossPrecedingFanIn(target_named("trt8.5")).run(network).refusals
     scales = [
         [None if p is None else round(float(p), 6) for p in r.parts]
-        for r in told
+        for r in refusals
         if isinstance(r, ConcatScales)
     ]
     assert scales == ([[0.3, None]] if form in ("pair", "second q") else [])

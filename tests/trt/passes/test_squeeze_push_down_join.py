@@ -8,77 +8,84 @@ from qdqtool.trt.passes.squeeze_push_down_join import SqueezePushDownJoin
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Evidence, Precision
 from tests.trt.builder import Graph
-from tests.trt.passes.step import step
+from tests.trt.passes.step import run_pass
 
 
-def test_bias_of_a_gemm(g: Graph) -> None:
-    found = step(g.model(g.gemm(g.input(1, 8), "Gemm_311", 8)), SqueezePushDownJoin)
-    assert found.rows[0] == ("Running", "reshape_after_Gemm_311")
-    kind, subject, rest = found.rows[1]
+def test_reshape_moves_past_gemm_bias(g: Graph) -> None:
+    result = run_pass(g.model(g.gemm(g.input(1, 8), "Gemm_311", 8)), SqueezePushDownJoin)
+    assert result.lines[0] == ("Running", "reshape_after_Gemm_311")
+    kind, subject, rest = result.lines[1]
     assert (kind, subject) == ("SqueezePushDown kSQUEEZE_JOIN", "Gemm_311")
     assert rest.startswith("reshape_after_Gemm_311 --> (Unnamed Layer* ") and rest.endswith(
         "[ElementWise]"
     )
-    assert not found.has("reshape_after_Gemm_311")
+    assert not result.has_layer("reshape_after_Gemm_311")
     assert any(
-        layer.name.startswith("copied_squeeze_after_") for layer in found.network.layers.values()
+        layer.name.startswith("copied_squeeze_after_") for layer in result.network.layers.values()
     )
-    g = Graph()
-    found = step(g.model(g.gemm(g.input(1, 8), "fc", 8, bias=False)), SqueezePushDownJoin)
-    assert found.rows == []
-    assert found.has("reshape_after_fc")
-    g = Graph()
+
+
+def test_gemm_without_bias_keeps_reshape(g: Graph) -> None:
+    result = run_pass(g.model(g.gemm(g.input(1, 8), "fc", 8, bias=False)), SqueezePushDownJoin)
+    assert result.lines == []
+    assert result.has_layer("reshape_after_fc")
+
+
+def test_reshape_does_not_move_past_add_of_computed_tensor(g: Graph) -> None:
     computed = g.op("Softmax", g.input(1, 4, name="y"), "soft")
     out = g.add(g.gemm(g.input(1, 8), "fc", 8, bias=False), computed, "add")
-    assert step(g.model(out), SqueezePushDownJoin).rows == []
-    g = Graph()
+    assert run_pass(g.model(out), SqueezePushDownJoin).lines == []
+
+
+def test_reshape_does_not_move_past_softmax(g: Graph) -> None:
     out = g.op("Softmax", g.gemm(g.input(1, 8), "fc", 8, bias=False), "s")
-    assert step(g.model(out), SqueezePushDownJoin).rows == []
-    g = Graph()
-    # The bias is then added by a second layer, which the shuffle must not pass
+    assert run_pass(g.model(out), SqueezePushDownJoin).lines == []
+
+
+def test_reshape_with_second_consumer_does_not_move_past_bias(g: Graph) -> None:
     out = g.gemm(g.input(1, 8), "fc", 8, bias=False)
-    found = step(
+    result = run_pass(
         g.model(g.op("Add", [out, g.const("b", [[1.0] * 4])], "add"), g.relu(out, "r")),
         SqueezePushDownJoin,
     )
-    assert found.rows == []
+    assert result.lines == []
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_the_bias_may_be_either_operand(g: Graph, first: bool) -> None:
-    """The other operand keeps its place and gets the rank of what the convolution writes."""
+def test_bias_may_be_either_operand(g: Graph, first: bool) -> None:
+    # The other operand gets the rank that the convolution writes.
     out, bias = g.gemm(g.input(1, 8), "fc", 8, bias=False), g.const("b", [[1.0] * 4])
-    found = step(
+    result = run_pass(
         g.model(g.op("Add", [bias, out] if first else [out, bias], "add")), SqueezePushDownJoin
     )
-    assert found.rows == [
+    assert result.lines == [
         ("Running", "reshape_after_fc"),
         ("SqueezePushDown kSQUEEZE_JOIN", "fc", "reshape_after_fc --> add"),
     ]
-    operands = [t.producer.name for t in found.layer("add").inputs if t.producer is not None]
+    operands = [t.producer.name for t in result.layer("add").inputs if t.producer is not None]
     assert [name.partition("_after_")[0] for name in operands] == (
         ["unsqueeze_node", "fc"] if first else ["fc", "unsqueeze_node"]
     )
-    behind = found.layer("copied_squeeze_after_add")
-    assert behind.data.producer is found.layer("add") and behind.out.source == "add:0"
-    assert (behind.shuffling.after_matmul, behind.shuffling.pushed) == (True, True)
-    assert SqueezePushDownJoin(target_named("trt8.5")).run(found.network).events == [], (
+    squeeze = result.layer("copied_squeeze_after_add")
+    assert squeeze.data.producer is result.layer("add") and squeeze.out.source == "add:0"
+    assert (squeeze.shuffling.after_matmul, squeeze.shuffling.pushed) == (True, True)
+    assert SqueezePushDownJoin(target_named("trt8.5")).run(result.network).events == [], (
         "pushed once"
     )
 
 
 @pytest.mark.parametrize(("scale", "moves"), [(0.1, True), ([0.1, 0.2, 0.3, 0.4], False)])
-def test_a_q_of_one_scale_behind_moves_up_past_the_reshape(
+def test_q_moves_up_past_reshape_if_per_tensor(
     g: Graph, scale: float | list[float], moves: bool
 ) -> None:
     x = g.q(g.gemm(g.input(1, 8), "fc", 8), "q", scale, axis=None if moves else 1)
-    found = step(g.model(g.dq(x, "dq", scale, axis=None if moves else 1)), SqueezePushDownJoin)
-    swapped = [
-        row for row in found.rows if row[0].startswith("VanillaSwapWithFollowingQ: Swapping")
+    result = run_pass(g.model(g.dq(x, "dq", scale, axis=None if moves else 1)), SqueezePushDownJoin)
+    swaps = [
+        line for line in result.lines if line[0].startswith("VanillaSwapWithFollowingQ: Swapping")
     ]
-    assert bool(swapped) is moves
+    assert bool(swaps) is moves
     squeeze = next(
-        layer for layer in found.network.layers.values() if layer.name.startswith("copied_squeeze")
+        layer for layer in result.network.layers.values() if layer.name.startswith("copied_squeeze")
     )
     above = squeeze.data.producer
     assert above is not None and (above.name == "q") is moves
@@ -86,8 +93,8 @@ def test_a_q_of_one_scale_behind_moves_up_past_the_reshape(
 
 @pytest.mark.parametrize("relu", [True, False])
 @pytest.mark.parametrize("matmul", [True, False])
-def test_a_hidden_fully_connected_layer_writes_int8(g: Graph, relu: bool, matmul: bool) -> None:
-    """Law 2 of the placement laws: bias and Relu folded, its tensor has one reader, a Q (VGG, AlexNet)."""
+def test_hidden_gemm_writes_int8(g: Graph, relu: bool, matmul: bool) -> None:
+    # Bias and Relu are folded, and a Q is the only consumer (VGG, AlexNet).
     x = g.gemm(g.input(1, 8), "fc1", 8, 8, bias=not matmul)
     if matmul:
         g.nodes[-1] = helper.make_node("MatMul", g.nodes[-1].input[:2], ["fc1:0"], "fc1")
@@ -102,8 +109,7 @@ def test_a_hidden_fully_connected_layer_writes_int8(g: Graph, relu: bool, matmul
 
 
 @pytest.mark.parametrize("activation", ["Relu", "LeakyRelu"])
-def test_an_activation_in_place_of_the_bias(g: Graph, activation: str) -> None:
-    """Law 2 again, no bias between the product and its activation."""
+def test_activation_directly_after_gemm_is_fused(g: Graph, activation: str) -> None:
     x = g.gemm(g.input(1, 8), "fc1", 8, 8, bias=False)
     prediction = predict(g.model(g.gemm(g.op(activation, x, "act"), "fc2", 8)), "trt8.5")
     first, last = prediction.convolutions

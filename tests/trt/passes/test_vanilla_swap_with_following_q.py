@@ -5,10 +5,11 @@ from onnx import TensorProto, helper
 
 from qdqtool.trt.passes.vanilla_swap_with_following_q import VanillaSwapWithFollowingQ
 from tests.trt.builder import Graph
-from tests.trt.passes.step import step
+from tests.trt.passes.step import run_pass
 
 
-def made(g: Graph, op: str, x: str) -> str:
+def operator(g: Graph, op: str, x: str) -> str:
+    """Add an operator called ``op``."""
     return {
         "MaxPool": lambda: g.pool(x, "op"),
         "Resize": lambda: g.resize(x, "op"),
@@ -23,56 +24,65 @@ def made(g: Graph, op: str, x: str) -> str:
 
 
 @pytest.mark.parametrize("op", ["MaxPool", "Resize", "Slice", "Flatten", "Reshape", "Transpose"])
-def test_commuting_operators(g: Graph, op: str) -> None:
-    between = made(g, op, g.op("Sigmoid", g.input(1, 3, 4, 4), "before"))
+def test_q_moves_up_past_commuting_operator(g: Graph, op: str) -> None:
+    between = operator(g, op, g.op("Sigmoid", g.input(1, 3, 4, 4), "before"))
     out = g.op("Neg", g.pair(between, "p"), "n")
-    found = step(g.model(out), VanillaSwapWithFollowingQ)
-    assert found.rows == [("Running", "op"), ("Swapping", "op", "p.Q")]
-    # Names stay with the position: what the operator wrote is now what the Q writes (yolo engine, /neck/Resize).
-    assert found.layer("p.Q").out.name == between
-    assert found.layer("p.Q").data.producer is found.layer("before")
-    assert found.layer("op").out.name == "p.Q:0"
+    result = run_pass(g.model(out), VanillaSwapWithFollowingQ)
+    assert result.lines == [("Running", "op"), ("Swapping", "op", "p.Q")]
+    # Names stay at their place: the Q writes the tensor that the operator wrote (yolo engine, /neck/Resize).
+    assert result.layer("p.Q").out.name == between
+    assert result.layer("p.Q").data.producer is result.layer("before")
+    assert result.layer("op").out.name == "p.Q:0"
 
 
-def test_chains_and_linear_resizes(g: Graph) -> None:
+def test_q_moves_up_past_chain(g: Graph) -> None:
     x = g.op("Sigmoid", g.input(1, 3, 4, 4), "before")
     out = g.op("Neg", g.pair(g.reshape(g.pool(x, "pool"), "r", 1, 12), "p"), "n")
-    found = step(g.model(out), VanillaSwapWithFollowingQ)
-    assert found.rows == [
+    result = run_pass(g.model(out), VanillaSwapWithFollowingQ)
+    assert result.lines == [
         ("Running", "r"),
         ("Swapping", "r", "p.Q"),
         ("Running", "pool"),
         ("Swapping", "pool", "p.Q"),
     ]
-    g = Graph()
-    # Resize_724 of bevfusion-camera-orin-trt8502 is linear: TensorRT goes by the operator, not by exactness
-    out = g.op("Neg", g.pair(made(g, "linear Resize", g.input(1, 3, 4, 4)), "p"), "n")
-    found = step(g.model(out), VanillaSwapWithFollowingQ)
-    assert found.rows == [("Running", "op"), ("Swapping", "op", "p.Q")]
-    assert [s.op for s in found.layer("p.Q").passed.steps()] == ["Resize"]
 
 
-def test_second_reader_is_refused(g: Graph) -> None:
-    """/backbone/maxpool/MaxPool of yolo-resnet18-orin-trt8502 is read by an Add as well: never swapped."""
+def test_q_moves_up_past_linear_resize(g: Graph) -> None:
+    # Resize_724 of bevfusion-camera-orin-trt8502 is linear: the operator decides, not exactness.
+    out = g.op("Neg", g.pair(operator(g, "linear Resize", g.input(1, 3, 4, 4)), "p"), "n")
+    result = run_pass(g.model(out), VanillaSwapWithFollowingQ)
+    assert result.lines == [("Running", "op"), ("Swapping", "op", "p.Q")]
+    assert [s.op for s in result.layer("p.Q").passed.steps()] == ["Resize"]
+
+
+def test_second_consumer_is_reported(g: Graph) -> None:
+    # yolo-resnet18-orin-trt8502: an Add reads /backbone/maxpool/MaxPool as well, it is never
+    # swapped.
     pooled = g.pool(g.input(1, 3, 4, 4), "MaxPool")
     outputs = [g.op("Neg", g.pair(pooled, "p"), "n"), g.add(pooled, pooled, "Add")]
-    found = step(g.model(*outputs), VanillaSwapWithFollowingQ)
-    assert (found.rows, found.reasons) == ([], [("MaxPool", "many-consumers")])
-    assert ("Add", "Add") in [(r.node, r.op) for r in found.refusals[0].readers]
-    g = Graph()
+    result = run_pass(g.model(*outputs), VanillaSwapWithFollowingQ)
+    assert (result.lines, result.reasons) == ([], [("MaxPool", "many-consumers")])
+    assert ("Add", "Add") in [(r.node, r.op) for r in result.refusals[0].readers]
+
+
+def test_pad_with_other_value_is_reported(g: Graph) -> None:
     pads = g.const("pads", [0, 0, 1, 1, 0, 0, 1, 1], "int64")
     padded = g.op("Pad", [g.input(1, 3, 4, 4), pads, g.const("value", 1.0)], "op")
-    found = step(g.model(g.op("Neg", g.pair(padded, "p"), "n")), VanillaSwapWithFollowingQ)
-    assert (found.rows, found.reasons) == ([], [("op", "not-commuting")])
+    result = run_pass(g.model(g.op("Neg", g.pair(padded, "p"), "n")), VanillaSwapWithFollowingQ)
+    assert (result.lines, result.reasons) == ([], [("op", "not-commuting")])
 
 
 @pytest.mark.parametrize("op", ["AveragePool", "Relu"])
-def test_operators_that_compute(g: Graph, op: str) -> None:
-    out = g.op("Neg", g.pair(made(g, op, g.input(1, 3, 4, 4)), "p"), "n")
-    assert step(g.model(out), VanillaSwapWithFollowingQ).rows == []
-    g = Graph()
-    out = g.op("Neg", g.pair(made(g, "Reshape", g.input(1, 3, 4, 4)), "p", [0.1] * 48, axis=1), "n")
-    assert step(g.model(out), VanillaSwapWithFollowingQ).rows == []
+def test_q_does_not_move_past_computation(g: Graph, op: str) -> None:
+    out = g.op("Neg", g.pair(operator(g, op, g.input(1, 3, 4, 4)), "p"), "n")
+    assert run_pass(g.model(out), VanillaSwapWithFollowingQ).lines == []
+
+
+def test_q_per_channel_does_not_move_past_reshape(g: Graph) -> None:
+    out = g.op(
+        "Neg", g.pair(operator(g, "Reshape", g.input(1, 3, 4, 4)), "p", [0.1] * 48, axis=1), "n"
+    )
+    assert run_pass(g.model(out), VanillaSwapWithFollowingQ).lines == []
 
 
 @pytest.mark.parametrize(
@@ -80,8 +90,8 @@ def test_operators_that_compute(g: Graph, op: str) -> None:
     [(TensorProto.FLOAT16, True), (TensorProto.UINT8, False), (TensorProto.INT32, False)],
     ids=["float16", "uint8", "int32"],
 )
-def test_cast(g: Graph, from_: int, swaps: bool) -> None:
-    """A Q reads floats: it cannot move in front of a Cast from an image's bytes."""
+def test_q_moves_up_past_cast_from_float_only(g: Graph, from_: int, swaps: bool) -> None:
+    # A Q reads floats, not an image's bytes.
     g.inputs.append(helper.make_tensor_value_info("i", from_, [1, 3, 4, 4]))
     out = g.op("Neg", g.pair(g.op("Cast", "i", "cast", to=TensorProto.FLOAT), "p"), "n")
-    assert bool(step(g.model(out), VanillaSwapWithFollowingQ).rows) is swaps
+    assert bool(run_pass(g.model(out), VanillaSwapWithFollowingQ).lines) is swaps

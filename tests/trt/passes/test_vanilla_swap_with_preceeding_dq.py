@@ -6,20 +6,20 @@ from qdqtool.prediction import predict
 from qdqtool.trt.passes.vanilla_swap_with_preceeding_dq import VanillaSwapWithPreceedingDQ
 from qdqtool.types import Evidence
 from tests.trt.builder import Graph
-from tests.trt.passes.step import evidence_of, step
+from tests.trt.passes.step import run_pass, weakest_evidence
 
 
-def test_around_a_gemm(g: Graph) -> None:
-    found = step(
+def test_dqs_move_down_past_shuffles_of_gemm(g: Graph) -> None:
+    result = run_pass(
         g.model(g.gemm(g.relu(g.input(1, 8), "r"), "Gemm_311", 8)), VanillaSwapWithPreceedingDQ
     )
-    assert sorted(found.rows) == [
+    assert sorted(result.lines) == [
         ("Running", "Gemm_311.in.DQ"),
         ("Running", "Gemm_311.w.DQ"),
         ("Swapping", "Gemm_311.in.DQ", "reshape_before_Gemm_311"),
         ("Swapping", "Gemm_311.w.DQ", "transpose_before_Gemm_311"),
     ]
-    gemm = found.layer("Gemm_311")
+    gemm = result.layer("Gemm_311")
     assert [t.producer.name for t in gemm.inputs if t.producer] == [
         "Gemm_311.in.DQ",
         "Gemm_311.w.DQ",
@@ -27,40 +27,40 @@ def test_around_a_gemm(g: Graph) -> None:
 
 
 @pytest.mark.parametrize("op", ["MaxPool", "Resize", "Slice", "Reshape"])
-def test_commuting_operators(g: Graph, op: str) -> None:
-    """Documented: DQ moves forward over layers that commute with it."""
+def test_dq_moves_down_past_commuting_operator(g: Graph, op: str) -> None:
+    # Documented: DQ moves forward over layers that commute with it.
     x = g.pair(g.relu(g.input(1, 3, 4, 4), "r"), "p")
-    made = {
+    out = {
         "MaxPool": lambda: g.pool(x, "op"),
         "Resize": lambda: g.resize(x, "op"),
         "Slice": lambda: g.slice(x, "op", 0, 2),
         "Reshape": lambda: g.reshape(x, "op", 1, 48),
     }[op]()
-    found = step(g.model(g.op("Neg", made, "n")), VanillaSwapWithPreceedingDQ)
-    assert found.rows == [("Running", "p.DQ"), ("Swapping", "p.DQ", "op")]
-    assert found.layer("op").data.producer is found.layer("p.Q")
-    assert evidence_of(found.layer("op")) == Evidence.DOCUMENTED
+    result = run_pass(g.model(g.op("Neg", out, "n")), VanillaSwapWithPreceedingDQ)
+    assert result.lines == [("Running", "p.DQ"), ("Swapping", "p.DQ", "op")]
+    assert result.layer("op").data.producer is result.layer("p.Q")
+    assert weakest_evidence(result.layer("op")) == Evidence.DOCUMENTED
 
 
-@pytest.mark.parametrize("case", ["second-reader", "average-pool", "relu", "add"])
-def test_left_alone(g: Graph, case: str) -> None:
+@pytest.mark.parametrize("case", ["second-consumer", "average-pool", "relu", "add"])
+def test_dq_does_not_move(g: Graph, case: str) -> None:
     x = g.pair(g.relu(g.input(1, 3, 4, 4), "r"), "p")
-    if case == "second-reader":
+    if case == "second-consumer":
         outputs = [g.pool(x, "op"), g.op("Neg", x, "n")]
     elif case == "average-pool":
         outputs = [g.pool(x, "op", "AveragePool")]
     else:
         outputs = [g.relu(x, "op") if case == "relu" else g.add(x, x, "op")]
-    assert step(g.model(*outputs), VanillaSwapWithPreceedingDQ).rows == []
+    assert run_pass(g.model(*outputs), VanillaSwapWithPreceedingDQ).lines == []
 
 
-def test_several_readers_are_refused(g: Graph) -> None:
-    """No log shows that a DQ is copied for each reader: what is behind them rests on an assumption."""
+def test_dq_with_several_consumers_is_reported(g: Graph) -> None:
+    # No log shows that a DQ is copied for each consumer: the outcome rests on an assumption.
     x = g.pair(g.relu(g.input(1, 4, 4, 4), "r"), "p")
     left, right = g.ops("Split", [x], "Split", count=2, axis=1)
     outputs = [g.conv(left, "a", scale=None), g.conv(right, "b", scale=None)]
-    found = step(g.model(*outputs), VanillaSwapWithPreceedingDQ)
-    assert (found.rows, found.reasons) == ([], [("p.DQ", "many-consumers")])
+    result = run_pass(g.model(*outputs), VanillaSwapWithPreceedingDQ)
+    assert (result.lines, result.reasons) == ([], [("p.DQ", "many-consumers")])
     assert {c.name: c.evidence for c in predict(g.model(*outputs), advice=False).convolutions} == {
         "a": Evidence.ASSUMED,
         "b": Evidence.ASSUMED,
@@ -68,21 +68,23 @@ def test_several_readers_are_refused(g: Graph) -> None:
 
 
 @pytest.mark.parametrize(("perm", "axis"), [([3, 2, 0, 1], 0), ([2, 3, 0, 1], 1)])
-def test_channels_follow_a_transpose(g: Graph, perm: list[int], axis: int) -> None:
-    """TensorFlow keeps weights as HWIO; the output channels, axis 3, become the axis that the Transpose says."""
+def test_axis_of_scales_follows_transpose(g: Graph, perm: list[int], axis: int) -> None:
+    # TensorFlow stores weights as HWIO with the output channels last.
     weights = g.pair(g.const("w", g.random.normal(0, 1, (3, 3, 4, 8))), "w", [0.1] * 8, axis=3)
-    found = step(
+    result = run_pass(
         g.model(g.op("Neg", g.op("Transpose", weights, "t", perm=perm), "n")),
         VanillaSwapWithPreceedingDQ,
     )
-    assert found.rows == [("Running", "w.DQ"), ("Swapping", "w.DQ", "t")]
-    quant = found.layer("w.DQ").quant
+    assert result.lines == [("Running", "w.DQ"), ("Swapping", "w.DQ", "t")]
+    quant = result.layer("w.DQ").quant
     assert quant is not None and quant.axis == axis
-    g = Graph()
+
+
+def test_dq_per_channel_does_not_move_past_reshape(g: Graph) -> None:
     weights = g.pair(g.const("w", g.random.normal(0, 1, (8, 4))), "w", [0.1] * 8, axis=0)
     assert (
-        step(
+        run_pass(
             g.model(g.op("Neg", g.reshape(weights, "r", 4, 8), "n")), VanillaSwapWithPreceedingDQ
-        ).rows
+        ).lines
         == []
     )

@@ -26,8 +26,8 @@ def conv(net: Net, x: str, name: str = "c") -> str:
     return net.conv(x, 8, name=name)
 
 
-def behind(step: Step) -> Make:
-    """DQ, a step, a convolution without a pair of its own."""
+def before_conv(step: Step) -> Make:
+    """Return a builder of DQ, a step, and a convolution without its own pair."""
     return lambda net: conv(net, step(net, quantized(net)))
 
 
@@ -38,9 +38,9 @@ def finish(make: Make, opset: int = 17, half: bool = False) -> onnx.ModelProto:
 
 
 def moves() -> Iterator[tuple[str, Make]]:
-    """DQ, an operator, a convolution: does the convolution inherit INT8?"""
+    """Yield DQ, an operator, a convolution: does the convolution inherit INT8?"""
     for name, step in OPERATORS.items():
-        yield f"through {name}", behind(step)
+        yield f"through {name}", before_conv(step)
     movers = {
         "mul": ops.TWICE,
         "maxpool": ops.MAXPOOL,
@@ -51,12 +51,12 @@ def moves() -> Iterator[tuple[str, Make]]:
     }
     for name, step in movers.items():
         for padding, first in (("pad", ops.PAD), ("pad-edge", ops.EDGE)):
-            yield f"through {padding}, then {name}", behind(chain(first, step))
-            yield f"through {name}, then {padding}", behind(chain(step, first))
-    yield "through relu, then maxpool", behind(chain(ops.RELU, ops.MAXPOOL))
-    yield "through maxpool, then relu", behind(chain(ops.MAXPOOL, ops.RELU))
-    yield "through pad twice", behind(chain(ops.PAD, ops.PAD))
-    yield "through seven movers", behind(chain(*movers.values(), ops.ABS))
+            yield f"through {padding}, then {name}", before_conv(chain(first, step))
+            yield f"through {name}, then {padding}", before_conv(chain(step, first))
+    yield "through relu, then maxpool", before_conv(chain(ops.RELU, ops.MAXPOOL))
+    yield "through maxpool, then relu", before_conv(chain(ops.MAXPOOL, ops.RELU))
+    yield "through pad twice", before_conv(chain(ops.PAD, ops.PAD))
+    yield "through seven movers", before_conv(chain(*movers.values(), ops.ABS))
 
     def pad_two(net: Net) -> Outputs:
         x = ops.PAD(net, quantized(net))
@@ -98,7 +98,7 @@ def moves() -> Iterator[tuple[str, Make]]:
 
 
 def integers() -> Iterator[tuple[str, Make]]:
-    """An operator between Q and DQ, on the integers themselves."""
+    """Yield operators between Q and DQ, on integers."""
     for name in (
         "maxpool",
         "transpose",
@@ -120,7 +120,7 @@ def integers() -> Iterator[tuple[str, Make]]:
 
 
 def stored() -> Iterator[tuple[str, Make]]:
-    """Stored integers of weights that something else than a DQ reads."""
+    """Yield stored integers of weights that another operator than a DQ reads."""
     steps: dict[str, Step] = {
         "a DQ alone": chain(),
         "Identity": ops.unary("Identity"),
@@ -154,7 +154,7 @@ def _unused(net: Net) -> str:
 
 
 def joins() -> Iterator[tuple[str, Make]]:
-    """Two quantized tensors, an operator of both, a convolution."""
+    """Yield two quantized tensors, an operator of both, a convolution."""
 
     def of(
         kind: str,
@@ -260,7 +260,7 @@ def joins() -> Iterator[tuple[str, Make]]:
 
 
 def sharing() -> Iterator[tuple[str, Make]]:
-    """Two readers of one tensor: what the second one takes from the first."""
+    """Yield two consumers of one tensor: does the first change the second?"""
     readers: dict[str, Step] = {
         "relu": ops.RELU,
         "output": lambda net, x: x,
@@ -370,7 +370,7 @@ def sharing() -> Iterator[tuple[str, Make]]:
 
 
 def forms() -> Iterator[tuple[str, Make]]:
-    """Operators, and forms of them, beside a convolution: does the parser take them?"""
+    """Yield operators next to a convolution: does the parser accept them?"""
     index, update = np.zeros((1, 1), np.int64), np.ones((1, 8, 16, 16))
     scales = np.asarray([1, 1, 2, 2], np.float32)
     steps: dict[str, Step] = {
@@ -448,7 +448,7 @@ def forms() -> Iterator[tuple[str, Make]]:
 
 
 def products() -> Iterator[tuple[str, Make]]:
-    """Matrix products that an Einsum computes: INT8 where both operands are, and no scale varies along the sum."""
+    """Yield matrix products of an Einsum: INT8 if both operands are, and no scale varies along the sum."""
 
     def of(
         equation: str,

@@ -14,7 +14,7 @@ W = (8, 8, 3, 3)
 
 
 def scales() -> Iterator[tuple[str, Make]]:
-    """The spelling of the activation's scale."""
+    """Yield forms of the activation's scale."""
 
     def of(q: tuple[int, ...], dq: tuple[int, ...]) -> Make:
         return lambda net: conv(
@@ -66,7 +66,7 @@ def scales() -> Iterator[tuple[str, Make]]:
 
 
 def weights() -> Iterator[tuple[str, Make]]:
-    """What stands between the weights' DQ and the convolution."""
+    """Yield operators between the weights' DQ and the convolution."""
     forms = ("none", "tensor", "tensor-dq", "axis0", "axis0-dq", "axis1", "axis1-dq", "shape1")
     for form in forms:
         yield (
@@ -167,7 +167,7 @@ def weights() -> Iterator[tuple[str, Make]]:
 
 
 def products() -> Iterator[tuple[str, Make]]:
-    """Gemm and MatMul: along which axes a scale may vary."""
+    """Yield Gemm and MatMul: along which axes may a scale vary?"""
 
     def matmul(left: object, axis: int | None, right: str, a: tuple[int, ...] = (4, 32)) -> Make:
         return lambda net: net.op(
@@ -258,7 +258,7 @@ def products() -> Iterator[tuple[str, Make]]:
 
 
 def halves() -> Iterator[tuple[str, Make]]:
-    """float16 models (opset 19)."""
+    """Yield float16 models (opset 19)."""
     for form in ("none", "tensor", "axis0", "axis0-dq", "shape1"):
         yield (
             f"half weights {form}",
@@ -311,7 +311,7 @@ def halves() -> Iterator[tuple[str, Make]]:
 
 
 def refused() -> Iterator[tuple[str, Make]]:
-    """What the parser or the compiler does not take."""
+    """Yield models that the parser or the compiler rejects."""
 
     def pair(**more: object) -> Make:
         return lambda net: conv(net, net.dq(net.q(net.input(SHAPE), **more), **more))  # type: ignore[arg-type]
@@ -434,7 +434,7 @@ def refused() -> Iterator[tuple[str, Make]]:
 
 
 def old() -> Iterator[tuple[str, Make]]:
-    """Scales for each channel in an opset that has no axis."""
+    """Yield scales for each channel in an opset without axis."""
     for axis in (None, 0, 1):
         yield (
             f"opset 12, weights along axis {axis}",
@@ -454,7 +454,7 @@ def old() -> Iterator[tuple[str, Make]]:
 
 
 def new() -> Iterator[tuple[str, Make]]:
-    """Types that came with opset 21."""
+    """Yield types that are new in opset 21."""
     for integer in (np.int16, np.uint16):
         yield (
             f"pair of {np.dtype(integer)}",

@@ -20,7 +20,7 @@ def unary(kind: str, **attributes: object) -> Step:
 
 
 def binary(kind: str, value: object, swap: bool = False) -> Step:
-    """An operator with a constant."""
+    """Return an operator with a constant."""
     return lambda net, x: net.op(kind, *([net.const(value), x] if swap else [x, net.const(value)]))
 
 

@@ -1,4 +1,4 @@
-"""`python -m tests.trt.rtx.record`: builds every experiment with TensorRT-RTX and writes the table of answers."""
+"""Build every experiment with TensorRT-RTX and record the answers: `python -m tests.trt.rtx.record`."""
 
 import json
 from pathlib import Path
@@ -17,22 +17,20 @@ TABLE = Path(__file__).parents[2] / "data" / "rtx" / "answers.json"
 SEEDS = range(150)
 
 
-def models() -> dict[str, onnx.ModelProto]:
-    """Every experiment's model, by its question."""
-    made = {name: finish(make) for name, make in {**EXPERIMENTS, **SCALES}.items()}
+def build_models() -> dict[str, onnx.ModelProto]:
+    """Return the models of all experiments, by question."""
+    models = {name: finish(make) for name, make in {**EXPERIMENTS, **SCALES}.items()}
     for name, make in OLD.items():
-        made[name] = finish(make, 13)
-        made[name].opset_import[
-            0
-        ].version = 12  # where onnx takes no axis, and files have one all the same
-    made.update({name: finish(make, 19) for name, make in FORMS.items()})
-    made.update({name: finish(make, 21) for name, make in NEW.items()})
-    made.update({name: finish(make, 19, True) for name, make in HALVES.items()})
-    return made
+        models[name] = finish(make, 13)
+        models[name].opset_import[0].version = 12  # without axis in onnx, but files have one
+    models.update({name: finish(make, 19) for name, make in FORMS.items()})
+    models.update({name: finish(make, 21) for name, make in NEW.items()})
+    models.update({name: finish(make, 19, True) for name, make in HALVES.items()})
+    return models
 
 
 def answer(lab: Lab, model: onnx.ModelProto) -> dict[str, Any]:
-    """What the compiler makes of a model: its status, and the type of each convolution that has a layer."""
+    """Build a model; return the status, and the type of each convolution that has a layer."""
     result = lab.build(model)
     types = {n.name: str(n.precision) for n in result.nodes if n.precision != Precision.UNKNOWN}
     return {"status": result.status, **({"types": types} if types else {})}
@@ -40,9 +38,9 @@ def answer(lab: Lab, model: onnx.ModelProto) -> dict[str, Any]:
 
 def main() -> None:
     with Lab() as lab:
-        experiments = {name: answer(lab, model) for name, model in models().items()}
+        experiments = {name: answer(lab, model) for name, model in build_models().items()}
         networks = {str(seed): answer(lab, network(seed)) for seed in SEEDS}
-        version = lab.build(models()["through relu"]).version
+        version = lab.build(build_models()["through relu"]).version
     lines = [f'"compiler": "TensorRT-RTX {version}, SM86"']
     for title, table in (("experiments", experiments), ("networks", networks)):
         rows = ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in table.items())

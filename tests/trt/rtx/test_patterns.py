@@ -1,5 +1,6 @@
 """The 163 small Q/DQ patterns of the shared facts, with the answers of TensorRT-RTX 1.7.1.116 on SM86."""
 
+import functools
 import io
 import json
 import lzma
@@ -20,43 +21,42 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
+@functools.cache
 def patterns() -> dict[str, bytes]:
     data = lzma.decompress((FOLDER / "patterns.tar.xz").read_bytes())
-    found: dict[str, bytes] = {}
+    models: dict[str, bytes] = {}
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         for member in archive:
             file = archive.extractfile(member)
             if file is not None and member.name.endswith(".onnx"):
-                found[Path(member.name).stem] = file.read()
-    return found
+                models[Path(member.name).stem] = file.read()
+    return models
 
 
 def outcomes() -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads((FOLDER / "outcomes.json").read_text())["patterns"]
+        return dict(json.loads((FOLDER / "outcomes.json").read_text())["patterns"])
     except FileNotFoundError:
         return {}
-    return found
 
 
 @pytest.mark.parametrize("name", sorted(outcomes()))
-def test_pattern(name: str, patterns: dict[str, bytes]) -> None:
+def test_pattern_matches_build(name: str) -> None:
     answer = outcomes()[name]
-    prediction = predict_rtx(load(patterns[name]))
+    prediction = predict_rtx(load(patterns()[name]))
     assert status_of(prediction) == {"ok": "built"}.get(answer["status"], answer["status"])
     if answer["status"] != "ok":
         return
     built = answer["nodes"]
     assert len(prediction.convolutions) == len(built)
     by_name = {c.name: c for c in prediction.convolutions}
-    for (node, was), conv in zip(built.items(), prediction.convolutions, strict=True):
-        outcome = by_name.get(node, conv)  # unnamed and doubled names are told apart by their order
-        assert outcome.op == was["op"]
-        assert str(outcome.precision) == was["precision"].split()[0], node
-        assert str(outcome.output) == {"Float": "FP32", "Half": "FP16"}[was["output"]], node
+    for (name, node), conv in zip(built.items(), prediction.convolutions, strict=True):
+        outcome = by_name.get(name, conv)  # nodes without a unique name are in the same order
+        assert outcome.op == node["op"]
+        assert str(outcome.precision) == node["precision"].split()[0], name
+        assert str(outcome.output) == {"Float": "FP32", "Half": "FP16"}[node["output"]], name
 
 
-def test_every_pattern_is_there(patterns: dict[str, bytes]) -> None:
+def test_all_163_patterns_are_read() -> None:
     assert len(outcomes()) == 163
-    assert set(outcomes()) == set(patterns)
+    assert set(outcomes()) == set(patterns())
