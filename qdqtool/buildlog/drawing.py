@@ -381,13 +381,16 @@ def svg(drawing: Drawing) -> str:
             said(
                 "drawing needs fast-sugiyama: pip install 'qdqtool[draw]' (or use {`dot`} and "
                 "Graphviz)"
-            )
+            ),
+            code="missing-package",
         )
     for box in drawing.boxes:
         box.w, box.h = BOX_WIDTH, 14 + LINE_HEIGHT * len([text for text in box.lines if text])
     width, height, excess = lay_out(drawing.boxes, drawing.arrows, COLUMN_GAP, ROW_GAP, MARGIN, 40)
     if excess:
-        raise QdqtoolError(said("{excess}; {`dot`} writes them as text", excess=excess))
+        raise QdqtoolError(
+            said("{excess}; {`dot`} writes them as text", excess=excess), code="drawing-too-large"
+        )
     width = max(width, 2 * MARGIN + 9.5 * len(drawing.title))  # the title's font is 16 high
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '

@@ -339,7 +339,9 @@ def read_json(data: bytes, name: str) -> Build:
         listed = next((content[key] for key in _LAYER_KEYS if key in content), None)
         if listed is None:
             raise BuildLogError(
-                f"{name}: a JSON without 'Layers': no layer listing and no profile of TensorRT"
+                "a JSON without 'Layers': no layer listing and no profile of TensorRT",
+                name,
+                code="no-layer-list",
             )
         _layers(build, listed, name)
         build.is_rtx = (
@@ -370,7 +372,9 @@ def read_json(data: bytes, name: str) -> Build:
         _layers(build, content, name)
     else:
         raise BuildLogError(
-            f"{name}: a JSON that is neither a layer listing nor a profile of TensorRT"
+            "a JSON that is neither a layer listing nor a profile of TensorRT",
+            name,
+            code="wrong-format",
         )
     if not whole:
         build.notes.append(Remark.CUT_OFF(file=name))
@@ -389,10 +393,12 @@ def _load(text: str, name: str) -> tuple[list[Any], bool]:
         try:
             return [parse_json(candidate, strict=False)], True
         except RecursionError:
-            raise BuildLogError(f"{name}: a JSON nested too deeply to be TensorRT's") from None
+            raise BuildLogError(
+                "a JSON nested too deeply to be TensorRT's", name, code="nested-too-deeply"
+            ) from None
         except TooManyValues as found:
             raise BuildLogError(
-                f"{name}: a JSON of {found}, which none of TensorRT's has"
+                f"a JSON of {found}, which none of TensorRT's has", name, code="too-many-values"
             ) from None
         except ValueError as found:
             error = found
@@ -400,12 +406,16 @@ def _load(text: str, name: str) -> tuple[list[Any], bool]:
         return in_turn
     if text.startswith('{"log":'):
         raise BuildLogError(
-            f"{name}: a log as Docker stores it; give what `docker logs` prints of that container"
+            "a log as Docker stores it; give what `docker logs` prints of that container",
+            name,
+            code="docker-log",
         )
     salvaged = _salvage(text)
     if salvaged is None:
         raise BuildLogError(
-            f"{name}: not a JSON of TensorRT, or damaged ({error}); export it again"
+            f"not a JSON of TensorRT, or damaged ({error}); export it again",
+            name,
+            code="file-damaged",
         ) from None
     return [salvaged], False
 
@@ -476,7 +486,9 @@ def _row(line: str) -> dict[str, Any] | None:
 
 def _layers(build: Build, listed: Any, name: str) -> None:
     if not isinstance(listed, list):
-        raise BuildLogError(f"{name}: 'Layers' is not a list; not a listing of TensorRT")
+        raise BuildLogError(
+            "'Layers' is not a list; not a listing of TensorRT", name, code="wrong-type"
+        )
     tensors = 0
     for item in listed[:_MAX_LAYERS]:
         if isinstance(item, str):
@@ -487,12 +499,16 @@ def _layers(build: Build, listed: Any, name: str) -> None:
             tensors += len(layer.inputs) + len(layer.outputs) + len(layer.constants)
             if tensors > _ALL_TENSORS:
                 raise BuildLogError(
-                    f"{name}: lists more than {_ALL_TENSORS:,} tensors up to layer "
-                    f"{len(build.layers) - 1}; no engine has as many"
+                    f"lists more than {_ALL_TENSORS:,} tensors up to layer "
+                    f"{len(build.layers) - 1}; no engine has as many",
+                    name,
+                    code="too-many-tensors",
                 )
         else:
             raise BuildLogError(
-                f"{name}: layer {len(build.layers)} of the list is neither a name nor a layer of TensorRT"
+                f"layer {len(build.layers)} of the list is neither a name nor a layer of TensorRT",
+                name,
+                code="wrong-layer",
             )
     build.listing = Listing.LAYER_JSON
 

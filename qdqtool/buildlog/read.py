@@ -53,7 +53,10 @@ def blocks(source: LogSource) -> Iterator[Iterator[bytes]]:
                 stream: BinaryIO = cast(BinaryIO, source)
             elif str(source) == "-":
                 if sys.stdin is None:
-                    raise BuildLogError("standard input is closed; give a file, or pipe the log in")
+                    raise BuildLogError(
+                        "standard input is closed; give a file, or pipe the log in",
+                        code="input-closed",
+                    )
                 stream = sys.stdin.buffer
                 with contextlib.suppress(OSError, ValueError):  # a replaced stdin has no descriptor
                     note_read(stream.fileno())
@@ -67,7 +70,9 @@ def blocks(source: LogSource) -> Iterator[Iterator[bytes]]:
             unpacked = _unpacked(stream, name)
             yield _recoded(_counted(unpacked, name) if piped else unpacked)
     except OSError as error:
-        raise BuildLogError(f"{name}: cannot be read: {error.strerror or error}") from error
+        raise BuildLogError(
+            f"cannot be read: {error.strerror or error}", name, code="file-unreadable"
+        ) from error
 
 
 def _counted(source: Iterator[bytes], name: str) -> Iterator[bytes]:
@@ -78,8 +83,10 @@ def _counted(source: Iterator[bytes], name: str) -> Iterator[bytes]:
         lines += block.count(b"\n")
         if size > budgets.PIPED_LOG or lines > budgets.PIPED_LINES:
             raise BuildLogError(
-                f"{name}: a pipe gives more than {budgets.amount(budgets.PIPED_LOG)} or {budgets.PIPED_LINES:,} lines, "
-                "the limit; write the log into a file, and give that"
+                f"a pipe gives more than {budgets.amount(budgets.PIPED_LOG)} or {budgets.PIPED_LINES:,} lines, "
+                "the limit; write the log into a file, and give that",
+                name,
+                code="file-too-large",
             )
         yield block
 
@@ -114,7 +121,9 @@ def _read_file(stream: BinaryIO, size: int) -> bytes:
             select.select([stream], [], [])
         return data
     except (ValueError, TypeError, gzip.BadGzipFile, EOFError) as error:
-        raise BuildLogError(f"{name_of(stream)}: cannot be read: {error}") from error
+        raise BuildLogError(
+            f"cannot be read: {error}", name_of(stream), code="file-unreadable"
+        ) from error
 
 
 def _recoded(source: Iterator[bytes]) -> Iterator[bytes]:
@@ -217,14 +226,16 @@ def _check_same(build: Build, other: Build) -> None:
     names = f"{' + '.join(build.files)} and {' + '.join(other.files)}"
     if build.tensorrt and other.tensorrt and build.tensorrt != other.tensorrt:
         raise BuildLogError(
-            f"{names} are of different builds: TensorRT {build.tensorrt} and {other.tensorrt}"
+            f"{names} are of different builds: TensorRT {build.tensorrt} and {other.tensorrt}",
+            code="different-versions",
         )
     first = {layer.name for layer in build.layers} or {row.name for row in build.profile_rows}
     second = {layer.name for layer in other.layers} or {row.name for row in other.profile_rows}
     fewer, common = min(len(first), len(second)), len(first & second)
     if fewer >= 3 and 2 * common < fewer:
         raise BuildLogError(
-            f"{names} are of different builds: {common} of {fewer} layer names in common"
+            f"{names} are of different builds: {common} of {fewer} layer names in common",
+            code="different-builds",
         )
 
 
@@ -243,7 +254,7 @@ def read_build(*given: LogSource) -> Build:
         BuildLogError: A file cannot be read, is none of these, or two files are not of one build.
     """
     if not given:
-        raise BuildLogError("no build log given")
+        raise BuildLogError("no build log given", code="missing-argument")
     build, *others = (_read(one) for one in given)
     for other in others:
         merge(build, other)
@@ -262,7 +273,7 @@ def _read(one: LogSource) -> Build:
                 skipped += head.count(b"\n")
                 head = b""
         if not head.strip():
-            raise BuildLogError(f"{name}: is empty")
+            raise BuildLogError("is empty", name, code="empty")
         if _looks_like_json(head):
             build = read_json(_whole(head, read, name), name)
         else:
@@ -291,7 +302,9 @@ def _whole(head: bytes, rest: Iterator[bytes], name: str) -> bytes:
         size += len(block)
         if size > MAX_JSON:
             raise BuildLogError(
-                f"{name}: a JSON of over {MAX_JSON >> 20} MiB cannot be a listing or a profile"
+                f"a JSON of over {MAX_JSON >> 20} MiB cannot be a listing or a profile",
+                name,
+                code="file-too-large",
             )
         pieces.append(block)
     return b"".join(pieces)
@@ -321,9 +334,12 @@ def _check_is_log(build: Build, head: bytes, name: str) -> None:
         or build.tactics != Tactics()
     ):
         return
-    wrong = (
-        "is a binary file; give the text that trtexec printed"
+    wrong, code = (
+        ("is a binary file; give the text that trtexec printed", "binary-file")
         if b"\0" in head
-        else ("no line of TensorRT is in it; give a log made with 'trtexec --verbose'")
+        else (
+            "no line of TensorRT is in it; give a log made with 'trtexec --verbose'",
+            "wrong-format",
+        )
     )
-    raise BuildLogError(f"{name}: {wrong}, or --exportLayerInfo's JSON")
+    raise BuildLogError(f"{wrong}, or --exportLayerInfo's JSON", name, code=code)

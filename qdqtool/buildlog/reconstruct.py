@@ -49,8 +49,10 @@ def graph_from_log(build: Build) -> tuple[onnx.ModelProto, list[Note]]:
     """Rebuilds the graph from the parse section: the model, and what could not be known, one sentence each."""
     if not any(node.outputs for node in build.parse.nodes):
         raise BuildLogError(
-            f"{', '.join(build.files) or 'the build'}: no parse section, so that no graph can be "
-            "rebuilt; it is printed by 'trtexec --verbose --onnx=...'"
+            "no parse section, so that no graph can be rebuilt; it is printed by "
+            "'trtexec --verbose --onnx=...'",
+            ", ".join(build.files) or "the build",
+            code="no-parse-section",
         )
     return _Rebuilder(build).run()
 
@@ -185,7 +187,10 @@ class _Rebuilder:
         of_log = ", ".join(self.build.files) or "the log"
         if len(shape) > budgets.RANK:
             raise BuildLogError(
-                f"{of_log}: '{name[:80]}' has {len(shape)} dimensions; the limit is {budgets.RANK}"
+                f"'{name[:80]}' has {len(shape)} dimensions; the limit is {budgets.RANK}",
+                of_log,
+                code="too-many-dimensions",
+                node=name,
             )
         budgets.require(
             self._bytes,

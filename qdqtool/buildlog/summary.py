@@ -393,7 +393,11 @@ def lines_of_pass(build: Build, name: str) -> list[tuple[int, str]]:
             or "none: the log has no optimizer lines"
         )
         problem = "more than one" if found else "no such"
-        raise BuildLogError(f"{name}: {problem} pass in this log; it has {listed}")
+        raise BuildLogError(
+            f"{name}: {problem} pass in this log; it has {listed}",
+            code="ambiguous" if found else "unknown-choice",
+            parameter="name",
+        )
     return [(e.line, trace.render(e.event)) for e in build.trace if e.pass_name == found[0]]
 
 
