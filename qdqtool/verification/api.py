@@ -118,12 +118,19 @@ def build_of(builds: tuple[Source | Build | Sequence[Source], ...]) -> Build:
         elif not isinstance(build, Build):
             files += build
     if not files:
-        raise BuildLogError("no build given: name a trtexec log or a layer JSON")
+        raise BuildLogError(
+            "no build given: name a trtexec log or a layer JSON",
+            code="missing-argument",
+            parameter="builds",
+        )
     model = next((os.fspath(f) for f in files if named_as_model(f)), None)
     if model is not None:
         raise BuildLogError(
-            f"{model}: an ONNX model, not a build: give the log or the layer JSON that TensorRT wrote "
-            "when it built the first model; 'qdqtool compare' takes two models"
+            "an ONNX model, not a build: give the log or the layer JSON that TensorRT wrote "
+            "when it built the first model; 'qdqtool compare' takes two models",
+            model,
+            code="wrong-format",
+            parameter="builds",
         )
     return read_build(*files)
 
@@ -153,7 +160,9 @@ def target_of(
                         name=named.name,
                         cc=named.cc,
                         told=chosen.told,
-                    )
+                    ),
+                    code="different-gpus",
+                    parameter="gpu",
                 )
         elif named is not None:
             chosen = chosen.built_for(named.cc, named.name, seen=named.cc == stated)
@@ -192,8 +201,9 @@ def check_explicit(build: Build, model: Model | None = None) -> None:
     }
     if model is None or not any(trt_name(q) in named for q in quantizers(model)):
         raise BuildLogError(
-            f"{build.called}: {IMPLICIT}, so that there is nothing to verify; "
-            "build a model with Q/DQ ('qdqtool insert')"
+            f"{IMPLICIT}, so that there is nothing to verify; build a model with Q/DQ ('qdqtool insert')",
+            build.called,
+            code="implicit-int8",
         )
 
 
@@ -206,15 +216,20 @@ def check_same_model(model: Model, build: Build) -> None:
         if found and not build.layers and not build.trace:
             why = " and ends in its parse section: cut off too early, or a build of another model"
         raise BuildLogError(
-            f"{build.called}: names {found} of the model's {wanted} convolutions{why}"
+            f"names {found} of the model's {wanted} convolutions{why}",
+            build.called,
+            code="different-models",
         )
     wrong = contradicted_names(View(model), build, Mapper(model, build.layers))
     if len(wrong) > FEW_WRONG * found:
         name, mine, theirs = wrong[0]
         raise BuildLogError(
-            f"{build.called}: {len(wrong)} names stand for other nodes than in {model.path or 'the model given'} "
+            f"{len(wrong)} names stand for other nodes than in {model.path or 'the model given'} "
             f"({name}: {theirs}, in the model {mine}): a build of another export or network; 'qdqtool compare' matches "
-            "by structure"
+            "by structure",
+            build.called,
+            code="different-exports",
+            node=name,
         )
 
 
@@ -222,8 +237,10 @@ def check_told(build: Build) -> None:
     """Refuses a build that names nothing."""
     if not build.layers and not build.trace and not build.parse.nodes:
         raise BuildLogError(
-            f"{build.called}: holds no engine layers and no optimizer lines; "
-            "build again with --verbose --profilingVerbosity=detailed"
+            "holds no engine layers and no optimizer lines; "
+            "build again with --verbose --profilingVerbosity=detailed",
+            build.called,
+            code="empty-build",
         )
 
 
@@ -370,10 +387,16 @@ def verify_with_builder(model: str | os.PathLike[str], here: Here, on: OnBuilds)
         print_once()
     digits = None if sm is None else sm.lower().removeprefix("sm")
     if digits is not None and not digits.isdigit():
-        raise QdqtoolError(f"'{sm}' is not a compute capability; give it as 86 or sm86")
+        raise QdqtoolError(
+            f"'{sm}' is not a compute capability; give it as 86 or sm86",
+            code="wrong-format",
+            parameter="sm",
+        )
     result = built.build_model(model, here.builder, sm=None if digits is None else [int(digits)])
     if result.status == "timeout":
-        raise BuilderError(f"{model}: the build did not end in time; {result.message}")
+        raise BuilderError(
+            f"the build did not end in time; {result.message}", str(model), code="timeout"
+        )
     if here.builder != "tensorrt-rtx" and result.build is not None and result.status == "built":
         return verify(index, result.build, target=target)
     on_target = target_named(target) if target is not None else RTX
@@ -421,12 +444,15 @@ def verify_from_log(*sources: str | os.PathLike[str] | Build, on: OnBuilds) -> V
     chosen, notes = choose_target(build, on.target)
     if chosen.is_rtx:
         raise BuildLogError(
-            f"{name}: a TensorRT-RTX log has no pass lines to compare with; give the model as well"
+            f"{name}: a TensorRT-RTX log has no pass lines to compare with; give the model as well",
+            code="no-pass-lines",
         )
     _check_whole(build, proto, name)
     equal, different = (Model(_with_scales(proto, same), name) for same in (True, False))
     if next(quantizers(equal), None) is None:
-        raise BuildLogError(f"{name}: no Q/DQ nodes in the parse section, nothing to predict")
+        raise BuildLogError(
+            f"{name}: no Q/DQ nodes in the parse section, nothing to predict", code="no-qdq"
+        )
     first, second = predict(equal, chosen), predict(different, chosen, advice=False)
     unsure = _differing(first, second)
     events = tuple(
@@ -454,7 +480,9 @@ def _check_whole(build: Build, proto: onnx.ModelProto, name: str) -> None:
     if torn is not None or loose is not None:
         why = f"{torn} is missing" if torn is not None else f"no node makes {loose}"
         raise BuildLogError(
-            f"{name}: {why}, and a part of a network cannot be predicted; give the model as well"
+            f"{name}: {why}, and a part of a network cannot be predicted; give the model as well",
+            code="incomplete-graph",
+            node=loose or "",
         )
 
 

@@ -71,7 +71,9 @@ def compare(a: Side, b: Side, *, on: OnBuilds, machine: Gpu) -> Comparison:
         return _models(one, two, target, gpu)
     if gpu is not None:
         raise QdqtoolError(
-            said("{`gpu`} is for two models; a build has the times that were measured")
+            said("{`gpu`} is for two models; a build has the times that were measured"),
+            code="option-without-effect",
+            parameter="gpu",
         )
     if isinstance(one, EngineReport) and isinstance(two, EngineReport):
         return _builds(one, two)
@@ -85,7 +87,11 @@ def _read(source: Side, name: str) -> Model | EngineReport:
         return analyze(source)
     if isinstance(source, (list, tuple)):
         if not source:
-            raise QdqtoolError(said("{side}: no file given", side=Parameter(name)))
+            raise QdqtoolError(
+                said("{side}: no file given", side=Parameter(name)),
+                code="missing-argument",
+                parameter=name,
+            )
         if len(source) > 1:
             return analyze(read_build(*source))
         source = source[0]
@@ -112,7 +118,8 @@ def _models(one: Model, two: Model, target: str | Target | None, gpu: str | None
             findings = asked.prediction.findings if asked.prediction is not None else []
             if any(isinstance(f.causes[0].refusal, IntegerOperator) for f in findings):
                 raise QdqtoolError(
-                    f"{asked.title} has {obstacles(findings)}; there are no layers to compare"
+                    f"{asked.title} has {obstacles(findings)}; there are no layers to compare",
+                    code="unsupported",
                 )
         reason = (
             f"only {matching.likeness:.0%} of the layers have their like"
@@ -120,7 +127,8 @@ def _models(one: Model, two: Model, target: str | Target | None, gpu: str | None
             else "no layer in common"
         )
         raise QdqtoolError(
-            f"{first.title} and {second.title} are models of different networks: {reason}"
+            f"{first.title} and {second.title} are models of different networks: {reason}",
+            code="different-models",
         )
     result = Comparison(models.side_of(first), models.side_of(second), matched_by=matching.by)
     if matching.likeness < _ONE_NETWORK:
@@ -245,11 +253,15 @@ def _builds(one: EngineReport, two: EngineReport) -> Comparison:
     for build in (one.build, two.build):
         if build.names_only and not build.profile_rows:
             raise BuildLogError(
-                f"{build.called}: layer names without precisions; build with --profilingVerbosity=detailed"
+                "layer names without precisions; build with --profilingVerbosity=detailed",
+                build.called,
+                code="no-precisions",
             )
         if not build.layers:
             raise BuildLogError(
-                f"{build.called}: no engine listing; give a layer JSON or a verbose build log"
+                "no engine listing; give a layer JSON or a verbose build log",
+                build.called,
+                code="no-layer-listing",
             )
     engines = compare_engines(one, two)
     names = distinct_names(one.build.files, two.build.files)
@@ -262,7 +274,8 @@ def _builds(one: EngineReport, two: EngineReport) -> Comparison:
         result.nodes.append(node)
     if (result.nodes or any(profiles)) and not any(p.first and p.second for p in engines.pairs):
         raise BuildLogError(
-            f"{names[0]} and {names[1]} have no layer in common: they are builds of different networks"
+            f"{names[0]} and {names[1]} have no layer in common: they are builds of different networks",
+            code="different-models",
         )
     alone = [name for profile, name in zip(profiles, names, strict=True) if profile]
     if alone:
@@ -289,8 +302,10 @@ def _model_and_build(
     realized, by = builds.nodes_of(asked.view, prediction, build)
     if not realized and prediction.convolutions:
         raise BuildLogError(
-            f"{names[1]}: shows no data type of any of the model's convolutions; "
-            "build with --profilingVerbosity=detailed"
+            "shows no data type of any of the model's convolutions; "
+            "build with --profilingVerbosity=detailed",
+            names[1],
+            code="no-precisions",
         )
     file, engine = models.side_of(asked), builds.side_of(report, names[1])
     if not build.layers:

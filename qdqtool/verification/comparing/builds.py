@@ -190,8 +190,10 @@ def _fits(weights: tuple[Shape, int | None], layer: tuple[Shape | None, str]) ->
 def _other_network(view: View, build: Build) -> BuildLogError:
     found, wanted = common_names(view.model, build)
     return BuildLogError(
-        f"{build.called}: a build of another network than {view.model.path or 'the model given'}: it "
-        f"names {found} of its {wanted} convolutions, and shapes and order do not fit either"
+        f"a build of another network than {view.model.path or 'the model given'}: it "
+        f"names {found} of its {wanted} convolutions, and shapes and order do not fit either",
+        build.called,
+        code="different-models",
     )
 
 

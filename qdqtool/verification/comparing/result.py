@@ -431,7 +431,7 @@ def is_model(path: str | os.PathLike[str]) -> bool:
         return True
     known = files.recognise(name, head) if not packed.kind_of(head) else None
     if known is not None and not known.of_build:
-        raise QdqtoolError(f"{name}: {files.explain(name, head)}")
+        raise QdqtoolError(files.explain(name, head), name, code="wrong-format")
     return False
 
 
