@@ -266,7 +266,9 @@ def _batch_factor(model: Model, batch: int | None, notes: list[Note]) -> float:
             said(
                 "{`batch`} {batch}: the model's inputs have no common first dimension to scale",
                 batch=batch,
-            )
+            ),
+            code="no-common-batch",
+            parameter="batch",
         )
     if own != batch:
         notes.append(Remark.BATCH_SCALED(own=own, batch=batch))
@@ -345,14 +347,22 @@ def _calibration(given: str | None, gpu: Gpu, engine: _Engine) -> Calibration | 
     kept = parts.read_calibration(given)
     if kept is not None:
         if kept.gpu != gpu.name:
-            raise QdqtoolError(f"{given}: a calibration for '{kept.gpu}', not for '{gpu.name}'")
+            raise QdqtoolError(
+                f"a calibration for '{kept.gpu}', not for '{gpu.name}'",
+                given,
+                code="different-gpus",
+                parameter="calibrate",
+            )
         return kept
     from qdqtool.buildlog.read import read_build
 
     build = read_build(given)
     if not build.profile_rows:
         raise QdqtoolError(
-            f"{given}: no profile in it; give trtexec's --exportProfile file, a measured time, or a calibration"
+            "no profile in it; give trtexec's --exportProfile file, a measured time, or a calibration",
+            given,
+            code="no-profile",
+            parameter="calibrate",
         )
     layers, rows = engine.listed.layers, build.profile_rows
     pairs = [
@@ -363,8 +373,11 @@ def _calibration(given: str | None, gpu: Gpu, engine: _Engine) -> Calibration | 
     timed = sum(1 for row in rows if row.ms > 0)
     if pairs and 2 * len(pairs) < min(timed, len(layers)):
         raise QdqtoolError(
-            f"{given}: only {len(pairs)} of its {timed} layers are in the prediction ({len(layers)} layers); it is a "
-            "profile of another engine"
+            f"only {len(pairs)} of its {timed} layers are in the prediction ({len(layers)} layers); it is a "
+            "profile of another engine",
+            given,
+            code="different-models",
+            parameter="calibrate",
         )
     return parts.of_layers(gpu.name, [m for m, _ in pairs], [e for _, e in pairs], given)
 
@@ -515,7 +528,9 @@ def predict_on(
     )
     if request.save_calibration and not request.calibrate:
         raise QdqtoolError(
-            said("{`save_calibration`} keeps what {`calibrate`} measures; give both")
+            said("{`save_calibration`} keeps what {`calibrate`} measures; give both"),
+            code="option-without-effect",
+            parameter="save_calibration",
         )
     if chosen is not None and request.sm and of_capability(request.sm).cc != chosen.cc:
         raise QdqtoolError(
@@ -524,7 +539,9 @@ def predict_on(
                 sm=request.sm,
                 name=chosen.name,
                 cc=chosen.cc,
-            )
+            ),
+            code="option-conflict",
+            parameter="sm",
         )
     index, gpu = load(model), chosen or of_capability(request.sm or "")
     on = target_named(target).built_for(gpu.cc, chosen.name if chosen is not None else "")

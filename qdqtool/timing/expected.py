@@ -81,7 +81,9 @@ def gpu_of_device(device: Device, clock: float | None = None) -> Gpu:
     if device.sms is None and len(named) != 1:
         if not named:
             gpus.find(device.name)  # raises, with the nearest names
-        raise QdqtoolError(gpus.shared(device.name, [g.name for g in named]))
+        raise QdqtoolError(
+            gpus.shared(device.name, [g.name for g in named]), code="ambiguous", parameter="gpu"
+        )
     if not named:
         if device.cc is None:
             gpus.find(device.name)
@@ -153,7 +155,9 @@ def _unnamed(device: Device, clock: float | None) -> Gpu:
                 "memory of it; {`gpu`} names it",
                 name=device.name,
                 cc=device.cc,
-            )
+            ),
+            code="unknown-choice",
+            parameter="gpu",
         )
     assert used is not None
     if moved is None:

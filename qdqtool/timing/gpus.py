@@ -318,12 +318,16 @@ def find(name: str) -> Gpu:
         QdqtoolError: No GPU, or several different ones, answer to the name.
     """
     if len(name) > 200 or not name.strip():
-        raise QdqtoolError("give a GPU's name, such as 'RTX 3060'; see 'qdqtool gpus'")
+        raise QdqtoolError(
+            "give a GPU's name, such as 'RTX 3060'; see 'qdqtool gpus'",
+            code="missing-argument",
+            parameter="gpu",
+        )
     found = answering(name)
     if len(found) == 1:
         return found[0]
     if found:
-        raise QdqtoolError(shared(name, [g.name for g in found]))
+        raise QdqtoolError(shared(name, [g.name for g in found]), code="ambiguous", parameter="gpu")
     near = near_names(name)
     hint = said("; did you mean {near:joined , }?", near=near) if near else ""
     raise QdqtoolError(
@@ -332,7 +336,9 @@ def find(name: str) -> Gpu:
             "{`gpu`:sm=8.6,sms=28,clock=1777,bandwidth=360,l2=3}",
             name=name,
             hint=hint,
-        )
+        ),
+        code="unknown-choice",
+        parameter="gpu",
     )
 
 
@@ -415,7 +421,9 @@ def of_description(text: str) -> Gpu:
                     "{`gpu`}: '{part}' is none of sm=, sms=, clock= (MHz), bandwidth= (GB/s), l2= "
                     "(MB)",
                     part=part,
-                )
+                ),
+                code="wrong-format",
+                parameter="gpu",
             )
         parts[key.strip().lower()] = value.strip()
     known, notes = rates_of(parts.get("sm", parts.get("cc", "")))
@@ -432,7 +440,9 @@ def of_description(text: str) -> Gpu:
             numbers[key] = float(given)
         except ValueError:
             raise QdqtoolError(
-                said("{`gpu`}: {key}= needs a number, not '{given}'", key=key, given=given)
+                said("{`gpu`}: {key}= needs a number, not '{given}'", key=key, given=given),
+                code="wrong-type",
+                parameter="gpu",
             ) from None
         if not low <= numbers[key] <= high:
             raise QdqtoolError(
@@ -442,7 +452,9 @@ def of_description(text: str) -> Gpu:
                     given=given,
                     low=low,
                     high=high,
-                )
+                ),
+                code="out-of-range",
+                parameter="gpu",
             )
     return Gpu(
         parts.get("name") or f"GPU of {known.cc} with {numbers['sms']:.0f} SMs",
@@ -469,13 +481,21 @@ def rates_of(cc: str) -> tuple[Rates, tuple[Note, ...]]:
     if text.isdigit() and len(text) >= 2:
         text = f"{text[:-1]}.{text[-1]}"
     if not re.fullmatch(r"\d{1,2}\.\d", text):
-        raise QdqtoolError(f"'{cc[:40]}' is not a compute capability; give one like 8.6")
+        raise QdqtoolError(
+            f"'{cc[:40]}' is not a compute capability; give one like 8.6",
+            code="wrong-format",
+            parameter="sm",
+        )
     if text in rates():
         return rates()[text], ()
     number = float(text)
     below = [r for r in rates().values() if float(r.cc) <= number]
     if not below:
-        raise QdqtoolError(f"compute capability {text}: TensorRT 8 starts at 5.3")
+        raise QdqtoolError(
+            f"compute capability {text}: TensorRT 8 starts at 5.3",
+            code="out-of-range",
+            parameter="sm",
+        )
     nearest = max(below, key=lambda r: float(r.cc))
     note = Remark.RATES_OF_NEAREST(cc=text, nearest=nearest.cc, architecture=nearest.architecture)
     return replace(nearest, cc=text), (note,)
@@ -509,7 +529,9 @@ def chosen(name: str, clock: float | None = None, power: str | None = None) -> G
                     clock=clock,
                     least=MIN_CLOCK,
                     most=MAX_CLOCK,
-                )
+                ),
+                code="out-of-range",
+                parameter="clock",
             )
         gpu = replace(gpu, clock=clock, power=0.0)  # under load, whatever the board's limit
     return replace(gpu, notes=tuple(notes))
@@ -525,4 +547,8 @@ def _watts(power: str) -> float | None:
     with contextlib.suppress(ValueError):
         if text.startswith("max") or 1 <= float(text.removesuffix("w")) <= 2000:
             return None if text.startswith("max") else float(text.removesuffix("w"))
-    raise QdqtoolError(said("{`power`} {power}: give watts (15W) or MAXN", power=power[:40]))
+    raise QdqtoolError(
+        said("{`power`} {power}: give watts (15W) or MAXN", power=power[:40]),
+        code="wrong-format",
+        parameter="power",
+    )

@@ -76,7 +76,9 @@ def measured_time(text: str) -> float | None:
     value = float(match[1]) * _UNITS[(match[2] or "ms").lower()]
     if not value > 0:
         raise QdqtoolError(
-            said("{`calibrate`} {text}: the measured time must be above zero", text=text)
+            said("{`calibrate`} {text}: the measured time must be above zero", text=text),
+            code="out-of-range",
+            parameter="calibrate",
         )
     return value
 
@@ -104,7 +106,10 @@ def of_layers(
     """
     if not measured_ms:
         raise QdqtoolError(
-            f"{source}: none of its layers is in the prediction; it is a profile of another engine"
+            "none of its layers is in the prediction; it is a profile of another engine",
+            source,
+            code="different-models",
+            parameter="calibrate",
         )
     measured, estimated = np.asarray(measured_ms), np.asarray(estimated_ms)
     if len(measured) < _FEW:
@@ -140,7 +145,9 @@ def _checked(factor: float, source: str) -> float:
                 "batch or GPU",
                 source=source,
                 factor=factor,
-            )
+            ),
+            code="implausible-time",
+            parameter="calibrate",
         )
     return factor
 
@@ -158,7 +165,9 @@ def read_calibration(path: str | os.PathLike[str]) -> Calibration | None:
                 "{`calibrate`} {path}: neither a time (5.3 or 5.3ms) nor a file; give a measured time "
                 "or a trtexec profile",
                 path=path,
-            )
+            ),
+            code="file-missing",
+            parameter="calibrate",
         )
     text = read_input(file, budgets.JSON_FILE).decode("utf-8", "replace")
     if CALIBRATION_SCHEMA not in text[:4096]:
@@ -174,10 +183,10 @@ def read_calibration(path: str | os.PathLike[str]) -> Calibration | None:
             raise ValueError(text[:100])
     except (ValueError, KeyError, TypeError, RecursionError):
         raise QdqtoolError(
-            said(
-                "{file}: a damaged calibration file; make it again with {`save_calibration`}",
-                file=file,
-            )
+            said("a damaged calibration file; make it again with {`save_calibration`}"),
+            str(file),
+            code="file-damaged",
+            parameter="calibrate",
         ) from None
     return Calibration(gpu, _checked(factor, str(file)), kernel, str(data.get("source", ""))[:500])
 
