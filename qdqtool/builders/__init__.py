@@ -35,11 +35,17 @@ def build(model: str | os.PathLike[str], how: Building) -> BuildResult:
     """
     builder, output, sm = how.builder, how.output, how.sm
     if builder not in BUILDERS:
-        raise BuilderError(f"unknown builder '{builder}'; use one of {', '.join(BUILDERS)}")
+        raise BuilderError(
+            f"unknown builder '{builder}'; use one of {', '.join(BUILDERS)}",
+            code="unknown-choice",
+            parameter="builder",
+        )
     timeout = budgets.seconds(how.timeout, "timeout")
     if sm and builder != "tensorrt-rtx":
         raise BuilderError(
-            f"compute capabilities are for tensorrt-rtx; {builder} builds for the GPU of this machine"
+            f"compute capabilities are for tensorrt-rtx; {builder} builds for the GPU of this machine",
+            code="option-conflict",
+            parameter="sm",
         )
     if sm:
         from qdqtool.trt.targets import RTX
@@ -48,10 +54,14 @@ def build(model: str | os.PathLike[str], how: Building) -> BuildResult:
             if capability not in RTX.buildable:
                 raise BuilderError(
                     f"TensorRT-RTX 1.7 cannot build for SM{capability}; it knows "
-                    f"SM{', SM'.join(map(str, RTX.buildable))}"
+                    f"SM{', SM'.join(map(str, RTX.buildable))}",
+                    code="unknown-choice",
+                    parameter="sm",
                 )
     if how.keep_engine and output is None:
-        raise BuilderError("an engine needs a folder to be kept in")
+        raise BuilderError(
+            "an engine needs a folder to be kept in", code="missing-argument", parameter="output"
+        )
     if builder == "trtexec":
         from qdqtool.builders.run import build_with_trtexec, run_one
 
@@ -65,9 +75,8 @@ def build(model: str | os.PathLike[str], how: Building) -> BuildResult:
     from qdqtool.builders.child import Child
 
     if isinstance(model, (str, os.PathLike)) and not os.path.exists(model):
-        raise ModelError(
-            f"{os.fspath(model)}: no such file"
-        )  # said with or without a compiler here
+        # The same with and without a compiler on this machine.
+        raise ModelError("no such file", os.fspath(model), code="file-missing")
     with Child("tensorrt_rtx" if builder == "tensorrt-rtx" else "tensorrt") as child:
         child.start()  # the compiler loads while onnx is imported and the model is read
         from qdqtool.builders.run import build_with, run_one

@@ -39,7 +39,11 @@ class Child:
 
     def __init__(self, package: str = "tensorrt_rtx") -> None:
         if not is_installed(package):
-            raise BuilderError(_INSTALL.get(package, f"the package {package} is not installed"))
+            raise BuilderError(
+                _INSTALL.get(package, f"the package {package} is not installed"),
+                code="missing-package",
+                parameter="builder",
+            )
         self._package = package
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -95,7 +99,11 @@ class Child:
         answer: dict[str, Any] = json.loads(line)
         if answer.get("status") == "unavailable":
             self.close()
-            raise BuilderError(str(answer.get("message", "the compiler cannot run here")))
+            raise BuilderError(
+                str(answer.get("message", "the compiler cannot run here")),
+                code="builder-unavailable",
+                parameter="builder",
+            )
         return answer
 
     def start(self) -> subprocess.Popen[bytes]:

@@ -132,10 +132,15 @@ def run_one(
             Path(output).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise BuilderError(
-                f"{Path(output)}: cannot be made: {error.strerror or error}"
+                f"cannot be made: {error.strerror or error}",
+                str(Path(output)),
+                code="not-written",
+                parameter="output",
             ) from error
         except ValueError:
-            raise BuilderError(f"{os.fspath(output)!r}: {NO_NAME}") from None
+            raise BuilderError(
+                f"{os.fspath(output)!r}: {NO_NAME}", code="wrong-file-name", parameter="output"
+            ) from None
     with temporary_folder("build-") as temporary:
         work = Path(temporary)
         names = log_names(model)
@@ -213,7 +218,9 @@ def read_log(model: Model, names: dict[int, str], work: Path, result: BuildResul
         result.build = read_build(*map(str, sources)) if sources else None
     except BuildLogError as error:
         if result.status == "built":
-            raise BuildLogError(f"the build's own log cannot be read: {error}") from error
+            raise BuildLogError(
+                f"the build's own log cannot be read: {error}", code="file-unreadable"
+            ) from error
     if result.build is not None:
         result.build.tensorrt = result.build.tensorrt or result.version or None
         result.build.is_rtx = result.build.is_rtx or result.builder == "tensorrt-rtx"
@@ -247,7 +254,9 @@ def build_with_trtexec(
     program = shutil.which("trtexec") or next((p for p in _USUAL if os.access(p, os.X_OK)), None)
     if program is None:
         raise BuilderError(
-            "no trtexec on PATH nor in /usr/src/tensorrt/bin; add its folder to PATH, or build with tensorrt-rtx"
+            "no trtexec on PATH nor in /usr/src/tensorrt/bin; add its folder to PATH, or build with tensorrt-rtx",
+            code="missing-program",
+            parameter="builder",
         )
     try:
         told = subprocess.run(
@@ -258,7 +267,7 @@ def build_with_trtexec(
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise BuilderError(f"{program}: cannot be run: {error}") from error
+        raise BuilderError(f"cannot be run: {error}", program, code="not-started") from error
     engine = work / "engine.plan" if keep_engine else None
     chosen = flags(
         (told.stdout + told.stderr).decode("utf-8", "replace"),
@@ -272,7 +281,9 @@ def build_with_trtexec(
         try:
             code = exit_code([program, *chosen], timeout, file)
         except OSError as error:
-            raise BuilderError(f"{program}: cannot be run: {error.strerror or error}") from error
+            raise BuilderError(
+                f"cannot be run: {error.strerror or error}", program, code="not-started"
+            ) from error
         file.seek(0)
         data = file.read()
     result = BuildResult("trtexec", "built", version_of(data), seconds=time.monotonic() - start)
@@ -434,8 +445,10 @@ def exit_code(
     if not words or words[0] == "killed":
         number = words[1] if words else -process.returncode
         raise BuilderError(
-            f"{command[0]}: its exit code is not known: what waits for it was killed (signal {number}), "
-            "by the command itself or for want of memory"
+            f"its exit code is not known: what waits for it was killed (signal {number}), "
+            "by the command itself or for want of memory",
+            command[0],
+            code="exit-code-unknown",
         )
     if words[0] == "failed":
         raise OSError(int(words[1]), os.strerror(int(words[1])))
