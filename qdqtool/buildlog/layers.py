@@ -318,7 +318,7 @@ _ROW = re.compile(
 _VERSION = re.compile(r"\d{1,3}(?:\.\d{1,5}){1,3}")
 _TARGET = re.compile(r"SM(\d{2,3})")
 _MAX_LAYERS = 200_000
-_ALL_TENSORS = 500_000  # of all layers: what 20 MB of JSON can hold that say anything of a tensor
+MAX_LISTED_TENSORS = 500_000  # of all layers: as many tensors with fields as 20 MB of JSON can hold
 
 
 def read_json(data: bytes, name: str) -> Build:
@@ -497,9 +497,9 @@ def _layers(build: Build, listed: Any, name: str) -> None:
             layer = layer_from_fields(item)
             build.layers.append(layer)
             tensors += len(layer.inputs) + len(layer.outputs) + len(layer.constants)
-            if tensors > _ALL_TENSORS:
+            if tensors > MAX_LISTED_TENSORS:
                 raise BuildLogError(
-                    f"lists more than {_ALL_TENSORS:,} tensors up to layer "
+                    f"lists more than {MAX_LISTED_TENSORS:,} tensors up to layer "
                     f"{len(build.layers) - 1}; no engine has as many",
                     name,
                     code="too-many-tensors",

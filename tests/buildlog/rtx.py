@@ -1,4 +1,4 @@
-"""A small model for TensorRT-RTX, built where that compiler is installed: its logs are not ours to keep."""
+"""A small model, built if TensorRT-RTX is installed. Its license does not allow to distribute its logs."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tests.fuzz.net import Net
 
 
 def c2f_split() -> onnx.ModelProto:
-    """A YOLOv8 C2f block: Conv+SiLU, a Split, two 3x3 convolutions, an Add and a Concat, all with Q/DQ; 31 nodes."""
+    """Return a C2f block of YOLOv8 with Q/DQ; 31 nodes."""
     net = Net()
 
     def conv(x: str, channels: int, k: int, name: str) -> str:
@@ -31,7 +31,7 @@ def c2f_split() -> onnx.ModelProto:
 
 
 def build_log(folder: Path) -> Path:
-    """The log of a build of :func:`c2f_split`; skips the test where the compiler is missing."""
+    """Return the log of a build of :func:`c2f_split`, or skip the test."""
     if not is_installed("tensorrt_rtx"):
         pytest.skip("TensorRT-RTX is not installed")
     model = folder / "c2f_split.onnx"

@@ -1,4 +1,4 @@
-"""A small build of our own in TensorRT's wording, for tests that need no recorded ones."""
+"""A small build log in the repository, and helpers to read builds from texts."""
 
 import io
 import json
@@ -16,12 +16,12 @@ BANNER = (
 
 
 def trtexec_log() -> str:
-    """A whole log as trtexec 8.5 prints it; line ends are ``\\n``."""
+    """Return the log of a small build with trtexec 8.5; line ends are ``\\n``."""
     return (Path(__file__).parents[1] / "data" / "logs" / "small-trt852.txt").read_text("utf-8")
 
 
 def build_of(*files: str | bytes | list[str] | dict[str, Any]) -> Build:
-    """The build that is read from files, each a text, the lines of one, or what its JSON holds."""
+    """Return the build that is read from files: texts, lists of lines, or the data of JSON files."""
     texts = (
         "\n".join(file)
         if isinstance(file, list)
@@ -36,6 +36,6 @@ def build_of(*files: str | bytes | list[str] | dict[str, Any]) -> Build:
 
 
 def stamped(level: str, text: str, second: int = 0) -> str:
-    """A message with trtexec's prefix."""
+    """Return a message with the prefix of trtexec."""
     logger = "[TRT] " if level in ("V", "W") else ""
     return f"{STAMP.format(second)} [{level}] {logger}{text}"

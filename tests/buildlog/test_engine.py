@@ -1,8 +1,9 @@
-"""Layers of an engine: their costs, two engines compared, and the drawing."""
+"""Layers of an engine: their costs, their pairs in two engines, and the drawing."""
 
 import re
+import sys
 import xml.etree.ElementTree as ElementTree
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.types import Precision
 from tests.buildlog import samples
 from tests.buildlog.evidence import build_file
-from tests.raising import raises
+from tests.errors import has
 
-# Memory, operations and time of engine layers, against numbers worked out by hand.
+# Memory, operations and time of engine layers. The expected numbers are calculated by hand.
 
 INT8 = "Thirty-two wide channel vectorized row major Int8 format"
 FP16, FP32 = "Row major linear FP16 format", "Row major linear FP32"
@@ -51,78 +52,90 @@ def report(*layers: dict[str, Any]) -> EngineReport:
     return analyze(samples.build_of({"Layers": list(layers), "Bindings": []}))
 
 
-def test_macs_of_small_engines() -> None:
+def test_bytes_and_macs_of_a_convolution() -> None:
     row = report(CONV).rows[0]
-    written = 2 * 128 * 28 * 28 * 2
+    output = 2 * 128 * 28 * 28 * 2
     assert (row.input_bytes, row.weight_bytes, row.output_bytes) == (
-        2 * 64 * 56 * 56 + written,
+        2 * 64 * 56 * 56 + output,
         128 * 64 * 9,
-        written,
+        output,
     )
-    assert row.total_bytes == 2 * 64 * 56 * 56 + 128 * 64 * 9 + 2 * written
+    assert row.total_bytes == 2 * 64 * 56 * 56 + 128 * 64 * 9 + 2 * output
     assert row.macs == 2 * 128 * 28 * 28 * 64 * 9
     assert row.intensity == pytest.approx(row.macs / row.total_bytes)
+
+
+def test_bytes_of_a_grouped_convolution_without_weights_are_unknown() -> None:
     fields = {key: value for key, value in CONV.items() if key != "Weights"}
     row = report({**fields, "Groups": 64, "OutMaps": 128}).rows[0]
-    assert (row.macs, row.weight_bytes, row.total_bytes, row.intensity) == (
-        2 * 128 * 28 * 28 * 9,
-        None,
-        None,
-        None,
-    )
-    row = report(
-        layer(
-            "up",
-            "CaskDeconvolutionV2",
-            [tensor("x", [1, 256, 10, 10], INT8)],
-            [tensor("y", [1, 64, 20, 20], INT8)],
-            Kernel=[2, 2],
-            Weights={"Type": "Int8", "Count": 256 * 64 * 4},
-        )
-    ).rows[0]
-    assert (
-        row.macs == 1 * 256 * 10 * 10 * 64 * 4
-    )  # ten by ten positions, each spread over 2 x 2 of 64 channels
-    row = report(
-        layer(
-            "stem",
-            "ConvActPool",
-            [tensor("x", [1, 3, 224, 224], "Row major Int8 format")],
-            [tensor("y", [1, 64, 56, 56], INT8)],
-            ConvKernel=[7, 7],
-            ConvStride=[2, 2],
-            ConvPrePadding=[3, 3],
-            ConvPostPadding=[3, 3],
-            ConvWeights={"Type": "Int8", "Count": 9408},
-            ParameterType="ConvActPool",
-        )
-    ).rows[0]
-    assert (row.macs, row.weight_bytes) == (
-        112 * 112 * 64 * 3 * 49,
-        9408,
-    )  # 112 x 112, which the pooling halves
+    assert row.macs == 2 * 128 * 28 * 28 * 9
+    assert (row.weight_bytes, row.total_bytes, row.intensity) == (None, None, None)
 
 
-def test_macs_of_products_and_recorded_builds() -> None:
-    rows = report(
-        layer("mm", "gemm", [tensor("a", [4, 128, 64], FP16)], [tensor("b", [4, 128, 32], FP16)]),
-        layer(
-            "add",
-            "PointWiseV2",
-            [tensor("a", [8], FP32), tensor("b", [8], FP32)],
-            [tensor("c", [8], FP32)],
+@pytest.mark.parametrize(
+    ("listed", "macs", "weight_bytes"),
+    [
+        pytest.param(
+            layer(
+                "up",
+                "CaskDeconvolutionV2",
+                [tensor("x", [1, 256, 10, 10], INT8)],
+                [tensor("y", [1, 64, 20, 20], INT8)],
+                Kernel=[2, 2],
+                Weights={"Type": "Int8", "Count": 256 * 64 * 4},
+            ),
+            1 * 256 * 10 * 10 * 64 * 4,  # each input position produces 2x2 values of 64 channels
+            256 * 64 * 4,
+            id="deconvolution",
         ),
-        layer("dyn", "PointWiseV2", [tensor("a", [-1, 8], FP32)], [tensor("c", [-1, 8], FP32)]),
-    ).rows
-    assert rows[0].macs == 4 * 128 * 32 * 64
-    left = layer(
-        "l", "gemm", [tensor("a", [1, 512, 900], FP16)], [tensor("b", [1, 6144, 900], FP16)]
-    )
-    assert (
-        report(left).rows[0].macs == 6144 * 512 * 900
-    )  # the weights stand on the left: a convolution of 1x1
-    assert (rows[1].macs, rows[1].total_bytes) == (0, 3 * 8 * 4)
-    assert (rows[2].macs, rows[2].total_bytes) == (0, None)
+        pytest.param(
+            layer(
+                "stem",
+                "ConvActPool",
+                [tensor("x", [1, 3, 224, 224], "Row major Int8 format")],
+                [tensor("y", [1, 64, 56, 56], INT8)],
+                ConvKernel=[7, 7],
+                ConvStride=[2, 2],
+                ConvPrePadding=[3, 3],
+                ConvPostPadding=[3, 3],
+                ConvWeights={"Type": "Int8", "Count": 64 * 3 * 49},
+                ParameterType="ConvActPool",
+            ),
+            112 * 112 * 64 * 3 * 49,  # at 112x112, before the pooling
+            64 * 3 * 49,
+            id="convolution with pooling",
+        ),
+        pytest.param(
+            layer(
+                "a", "gemm", [tensor("a", [4, 128, 64], FP16)], [tensor("b", [4, 128, 32], FP16)]
+            ),
+            4 * 128 * 32 * 64,
+            0,
+            id="product",
+        ),
+        pytest.param(
+            layer(
+                "a", "gemm", [tensor("a", [1, 512, 900], FP16)], [tensor("b", [1, 6144, 900], FP16)]
+            ),
+            6144 * 512 * 900,
+            0,
+            id="product with weights on the left",
+        ),
+    ],
+)
+def test_macs(listed: dict[str, Any], macs: int, weight_bytes: int) -> None:
+    row = report(listed).rows[0]
+    assert (row.macs, row.weight_bytes) == (macs, weight_bytes)
+
+
+@pytest.mark.parametrize(("size", "total"), [(8, 3 * 8 * 4), (-1, None)], ids=["static", "dynamic"])
+def test_bytes_of_an_elementwise_layer(size: int, total: int | None) -> None:
+    a, b, c = (tensor(name, [size], FP32) for name in "abc")
+    row = report(layer("add", "PointWiseV2", [a, b], [c])).rows[0]
+    assert (row.macs, row.total_bytes) == (0, total)
+
+
+def test_bytes_and_times_of_a_recorded_build() -> None:
     case = "mobilenet-fpn-implicit-int8"
     result = analyze(read_build(build_file(case), build_file(case, "profile.json")))
     rows = {row.name: row for row in result.rows}
@@ -133,23 +146,33 @@ def test_macs_of_products_and_recorded_builds() -> None:
         589_824,
         pytest.approx(0.0662771),
     )
-    # ResNet-18 at 224 x 224 has 1.814 GMACs an image; the batch is 32
+
+
+def test_macs_of_a_recorded_build() -> None:
+    """ResNet-18 at 224x224 has 1.814 GMACs per image. The batch size is 32."""
     result = analyze(read_build(build_file("resnet18-a100-qat", "graph.json")))
     assert sum(row.macs or 0 for row in result.rows) / 32 / 1e9 == pytest.approx(1.814, abs=0.001)
 
 
-def test_orders_and_times() -> None:
-    result = report(
-        CONV, layer("b", "PointWiseV2", [tensor("a", [8], FP32)], [tensor("c", [8], FP32)])
-    )
-    for key, order in (("name", ["b", "conv"]), ("bytes", ["conv", "b"]), ("order", ["conv", "b"])):
-        assert [r.name for r in result.sorted_rows(key)] == order
+@pytest.mark.parametrize(
+    ("key", "order"),
+    [("name", ["b", "conv"]), ("bytes", ["conv", "b"]), ("order", ["conv", "b"])],
+)
+def test_sorted_rows(key: str, order: list[str]) -> None:
+    small = layer("b", "PointWiseV2", [tensor("a", [8], FP32)], [tensor("c", [8], FP32)])
+    assert [row.name for row in report(CONV, small).sorted_rows(key)] == order
+
+
+def test_analyze_log_with_profile() -> None:
     result = analyze(samples.build_of(samples.trtexec_log()))
-    told = [(row.ms, row.share and round(row.share, 4)) for row in result.rows]
-    assert told == [(0.0125, 0.2), (0.05, 0.8), (None, None)]
+    times = [(row.ms, row.share and round(row.share, 4)) for row in result.rows]
+    assert times == [(0.0125, 0.2), (0.05, 0.8), (None, None)]
     assert result.total_ms == pytest.approx(0.0625)
-    conv = result.rows[1]  # its weights' size is in the parse section
+    conv = result.rows[1]  # the parse section has the shape of its weights
     assert (conv.weight_bytes, conv.macs) == (16 * 3 * 9, 16 * 4 * 4 * 27)
+
+
+def test_totals_by_kind_and_precision() -> None:
     q = layer(
         "q",
         "Reformat",
@@ -177,7 +200,7 @@ def test_orders_and_times() -> None:
     )
 
 
-# Two engines side by side.
+# Pairs of layers in two engines.
 
 
 def conv(name: str, layout: str, channels: int, source: str, target: str) -> dict[str, object]:
@@ -196,7 +219,7 @@ def names(first: EngineReport, second: EngineReport) -> list[tuple[str | None, s
     ]
 
 
-def test_layers_pair() -> None:
+def test_compare_pairs_layers_by_names() -> None:
     first = report(conv("/a/Conv + /a/Relu", FP16, 8, "x", "y"), conv("/b/Conv", FP16, 8, "y", "z"))
     second = report(
         layer(
@@ -214,6 +237,9 @@ def test_layers_pair() -> None:
         (None, "/a/q/QuantizeLinear"),
     ]
     assert compare(first, second).by == "names"
+
+
+def test_compare_pairs_layers_by_shapes() -> None:
     first = report(
         conv("Conv_0", FP16, 8, "a", "b"),
         conv("Conv_1", FP16, 16, "b", "c"),
@@ -236,8 +262,8 @@ def timed(case: str) -> EngineReport:
         ("resnet18-a100-qat-residual-qgap", 0.672768),
     ],
 )
-def test_recorded_engines(case: str, ms: float) -> None:
-    """Sums of the recorded profiles' averages; every time is in one pair."""
+def test_compare_recorded_engines(case: str, ms: float) -> None:
+    """The expected times are the sums of the averages in the recorded profiles."""
     result = compare(timed("resnet18-a100-fp16"), timed(case))
     assert (result.first.total_ms, result.second.total_ms) == (
         pytest.approx(1.016832),
@@ -268,7 +294,7 @@ LONE = layer('[trainStation1] <&"\x07>', "TrainStation", [], [])
 SHAPES = "{http://www.w3.org/2000/svg}"
 
 
-def test_drawings() -> None:
+def test_drawing_boxes_and_arrows() -> None:
     drawing = drawing_of(report(Q, SIDE, CONV, LONE))
     assert [box.role for box in drawing.boxes] == [
         "input",
@@ -292,13 +318,17 @@ def test_drawings() -> None:
     }
     assert edges[keys["in/QuantizeLinear"], keys["conv"]] == "x\n2x64x56x56 INT8:32"
     assert next(b for b in drawing.boxes if b.tip == "conv").precision == Precision.INT8
-    one = layer("copy a", "Reformat", [tensor("a", [4], INT8)], [tensor("buffer", [8], INT8)])
-    two = layer("copy b", "Reformat", [tensor("b", [4], INT8)], [tensor("buffer", [8], INT8)])
-    reader = layer(
-        "conv", "CaskConvolution", [tensor("buffer", [8], INT8)], [tensor("y", [8], INT8)]
-    )
-    drawing = drawing_of(report(one, two, reader))
+
+
+def test_drawing_of_a_buffer_with_two_producers() -> None:
+    a, b, y = (tensor(name, [4], INT8) for name in "aby")
+    buffer = tensor("buffer", [8], INT8)
+    copies = [layer(f"copy {t['Name']}", "Reformat", [t], [buffer]) for t in (a, b)]
+    drawing = drawing_of(report(*copies, layer("conv", "CaskConvolution", [buffer], [y])))
     assert sum(arrow.tensor == "buffer" for arrow in drawing.arrows) == 2
+
+
+def test_dot() -> None:
     text = dot(drawing_of(report(Q, SIDE, CONV, LONE)))
     assert text.startswith("digraph engine {") and text.rstrip().endswith("}")
     assert (
@@ -319,18 +349,18 @@ def boxes(text: str) -> list[tuple[float, float, float, float]]:
     ]
 
 
-def overlapping(rectangles: list[tuple[float, float, float, float]]) -> int:
+def count_overlaps(rectangles: list[tuple[float, float, float, float]]) -> int:
     return sum(
         a[0] < b[0] + b[2] and b[0] < a[0] + a[2] and a[1] < b[1] + b[3] and b[1] < a[1] + a[3]
         for a, b in combinations(rectangles, 2)
     )
 
 
-def test_svg_is_xml_with_every_box_apart() -> None:
+def test_svg_boxes_labels_and_colors() -> None:
     pytest.importorskip("fast_sugiyama")
     text = svg(drawing_of(report(Q, SIDE, CONV, LONE)))
     rectangles = boxes(text)
-    assert (len(rectangles), overlapping(rectangles)) == (6, 0)
+    assert (len(rectangles), count_overlaps(rectangles)) == (6, 0)
     root = ElementTree.fromstring(text)
     width, height = float(root.get("width", 0)), float(root.get("height", 0))
     assert all(
@@ -345,66 +375,51 @@ def test_svg_is_xml_with_every_box_apart() -> None:
         for e in root.iter(f"{SHAPES}text")
         if e.text == "2x64x56x56 INT8:32" and e.get("font-size") == "9"
     ]
-    assert labels[-1].get("stroke") is None  # the white halo is drawn before the label, not over it
+    assert labels[-1].get("stroke") is None  # the white halo must not cover the label
     fills = {r.get("fill") for r in root.iter(f"{SHAPES}rect")}
     assert fills >= {FILL[Precision.INT8], FILL[Precision.FP32]}
 
 
-def test_arrows_point_down_and_miss_the_boxes() -> None:
-    """A skip over several ranks must not run through the boxes between."""
+def test_svg_arrows_point_down_and_avoid_boxes() -> None:
     pytest.importorskip("fast_sugiyama")
-    chain = [layer("c0", "CaskConvolution", [tensor("t", [8], INT8)], [tensor("s0", [8], INT8)])]
-    chain += [
-        layer(
-            f"c{i}",
-            "CaskConvolution",
-            [tensor(f"s{i - 1}", [8], INT8)],
-            [tensor(f"s{i}", [8], INT8)],
-        )
-        for i in range(1, 6)
-    ]
-    chain.append(
-        layer(
-            "add",
-            "PointWiseV2",
-            [tensor("s5", [8], INT8), tensor("s0", [8], INT8)],
-            [tensor("o", [8], INT8)],
-        )
-    )
-    text = svg(drawing_of(report(*chain)))
+    *s, o = (tensor(name, [8], INT8) for name in ("t", "s0", "s1", "s2", "s3", "s4", "s5", "o"))
+    chain = [layer(f"c{i}", "CaskConvolution", [a], [b]) for i, (a, b) in enumerate(pairwise(s))]
+    skip = layer("add", "PointWiseV2", [s[-1], s[1]], [o])  # over several ranks
+    text = svg(drawing_of(report(*chain, skip)))
     rectangles = boxes(text)
     for path in re.findall(r'<path d="(M[^"]*C[^"]*)"', text):
         points = [tuple(map(float, p.split(","))) for p in re.findall(r"[\d.]+,[\d.]+", path)]
         assert points[0][1] < points[-1][1]
-        for x, y in points[3:-1:3]:  # where the curve is at each rank it passes
+        for x, y in points[3:-1:3]:  # the point of the curve at each rank
             assert not any(a < x < a + w and b < y < b + h for a, b, w, h in rectangles)
 
 
-def test_boxes_are_where_the_shortest_edges_put_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where all begin in one row these need not be searched for, which takes n^2."""
+@pytest.mark.parametrize(
+    ("more_links", "ranking"),
+    [([], "up"), ([(0, 18)], "minimize")],
+    ids=["one start", "two starts"],
+)
+def test_lay_out_ranks_boxes_by_the_shortest_edges(
+    more_links: list[tuple[int, int]], ranking: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one start every ranking gives the shortest edges; searching for these takes quadratic time."""
     fast_sugiyama = pytest.importorskip("fast_sugiyama")
-    ladder = [
-        (1, 2),
-        (1, 3),
-        *((a, b) for i in range(2, 20, 2) for a in (i, i + 1) for b in (i + 2, i + 3)),
-    ]
-    lay, asked = fast_sugiyama.from_edges, []
+    ladder = [(a, b) for i in range(2, 20, 2) for a in (i, i + 1) for b in (i + 2, i + 3)]
+    links = [Linked(a, b) for a, b in [(1, 2), (1, 3), *ladder, *more_links]]
+    from_edges, rankings = fast_sugiyama.from_edges, []
 
-    def placed(links: list[tuple[int, int]], **how: str) -> list[tuple[float, float]]:
-        monkeypatch.setattr(
-            fast_sugiyama,
-            "from_edges",
-            lambda *given, **own: (
-                asked.append(own["ranking_type"]) or lay(*given, **{**own, **how})
-            ),
-        )
-        found = [Placed(w=100, h=20) for _ in range(22)]
-        lay_out(found, [Linked(a, b) for a, b in links], 20, 20, 10)
-        return [(box.x, box.y) for box in found]
+    def place(**forced: str) -> list[tuple[float, float]]:
+        def record(*edges: Any, **options: Any) -> Any:
+            rankings.append(options["ranking_type"])
+            return from_edges(*edges, **options | forced)
 
-    for links in (ladder, [*ladder, (0, 18)]):
-        assert placed(links) == placed(links, ranking_type="minimize")
-    assert asked == ["up", "up", "minimize", "minimize"]
+        monkeypatch.setattr(fast_sugiyama, "from_edges", record)
+        placed = [Placed(w=100, h=20) for _ in range(22)]
+        lay_out(placed, links, 20, 20, 10)
+        return [(box.x, box.y) for box in placed]
+
+    assert place() == place(ranking_type="minimize")
+    assert rankings == [ranking] * 2
 
 
 @pytest.mark.parametrize(
@@ -414,32 +429,32 @@ def test_boxes_are_where_the_shortest_edges_put_them(monkeypatch: pytest.MonkeyP
         ("mobilenetv2-titanrtx-qat-residual", "graph.json", 58),
     ],
 )
-def test_recorded_engines_are_drawn_whole(
+def test_svg_of_recorded_engines_has_every_layer(
     case: str, name: str, layers: int, tmp_path: Path
 ) -> None:
     pytest.importorskip("fast_sugiyama")
     output = tmp_path / "engine.svg"
     assert run(["engine", str(build_file(case, name)), "--svg", str(output)]) == 0
     rectangles = boxes(output.read_text())
-    assert len(rectangles) >= layers and overlapping(rectangles) == 0
+    assert len(rectangles) >= layers and count_overlaps(rectangles) == 0
 
 
-def test_without_the_layout_library_it_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with raises(QdqtoolError, "svg qdqtool[draw]"):
+def test_svg_needs_the_layout_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fast_sugiyama", None)
+    with pytest.raises(QdqtoolError, check=has("missing-package")) as caught:
         svg(drawing_of(report(CONV)))
+    assert "qdqtool[draw]" in str(caught.value)
 
 
-def test_layers_that_compute_the_same_are_compared_once() -> None:
-    asked = []
+def test_align_compares_equal_values_once() -> None:
+    compared = []
 
-    def likeness(one: int, two: int) -> int:
-        asked.append((one, two))
-        return int(one == two)
+    def likeness(a: int, b: int) -> int:
+        compared.append((a, b))
+        return int(a == b)
 
-    pairs = align(
-        [(f"a{i}", i % 3) for i in range(60)], [(f"b{i}", i % 3) for i in range(1, 61)], likeness
+    first, second = (
+        [(f"{s}{i}", i % 3) for i in range(n, n + 60)] for s, n in (("a", 0), ("b", 1))
     )
-    assert pairs == [(f"a{i}", f"b{i}") for i in range(1, 60)] and len(asked) == 9
+    assert align(first, second, likeness) == [(f"a{i}", f"b{i}") for i in range(1, 60)]
+    assert len(compared) == 9

@@ -1,4 +1,6 @@
-"""Builds with a calibration table are told apart from Q/DQ builds, and verify says that there is nothing to verify."""
+"""Implicit-INT8 builds (with a calibration table) are detected, and verify rejects them."""
+
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +12,7 @@ from qdqtool.model.graph import Model
 from qdqtool.verification.api import check_explicit
 from tests.buildlog.evidence import build_file
 from tests.buildlog.samples import build_of
+from tests.errors import has
 from tests.fuzz.net import Net
 from tests.trt.evidence import HOME
 
@@ -29,7 +32,7 @@ CONV = "Layer(CaskConvolution): {}, Tactic: 0x1, x[{}(1,8,8,8)] -> y[{}(1,8,8,8)
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         (CONV.format("Conv_0 + Relu_1", "Int8", "Int8"), True),
         (CONV.format("Conv_0 + Relu_1", "Half", "Half"), False),
@@ -47,16 +50,25 @@ CONV = "Layer(CaskConvolution): {}, Tactic: 0x1, x[{}(1,8,8,8)] -> y[{}(1,8,8,8)
         ("[W] [TRT] Calibrator won't be used in explicit precision mode.\n", False),
     ],
 )
-def test_the_rule(text: str, wanted: bool) -> None:
-    assert implicit_int8(build_of(text)) is wanted
+def test_implicit_int8(text: str, expected: bool) -> None:
+    assert implicit_int8(build_of(text)) is expected
 
 
 @pytest.mark.parametrize(("case", "name"), IMPLICIT)
-def test_recorded_implicit_builds(case: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_report_recorded_implicit_builds(
+    case: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = str(build_file(case, name))
     for command in ("log", "engine"):
         assert run([command, path]) == 0
         assert "implicit-INT8 build" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(("case", "name"), IMPLICIT)
+def test_verify_rejects_recorded_implicit_builds(
+    case: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(build_file(case, name))
     model = str(HOME / "resnet18-a100-qat" / "model.onnx.gz")
     for arguments in (["verify", model, path], ["verify", "--from-log", path]):
         assert run(arguments) == 2
@@ -66,18 +78,18 @@ def test_recorded_implicit_builds(case: str, name: str, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize(("case", "name"), EXPLICIT)
-def test_recorded_builds_with_qdq_and_without_int8(case: str, name: str) -> None:
+def test_recorded_explicit_and_float_builds_are_not_implicit(case: str, name: str) -> None:
     assert not implicit_int8(read_build(build_file(case, name)))
 
 
-def test_own_names_of_quantizers_are_no_reason_to_refuse() -> None:
-    """A listing alone, Qs named by the user: the model at hand knows them."""
+@pytest.mark.parametrize(("files", "path"), [(["a.log", "b.json"], "a.log, b.json"), ([], "build")])
+def test_check_explicit_finds_quantizers_by_names_in_the_model(files: list[str], path: str) -> None:
     net = Net()
     proto = net.model(net.conv(net.qdq(net.input((1, 8, 8, 8))), 8, 3, name="c"))
     for i, node in enumerate(n for n in proto.graph.node if n.op_type == "QuantizeLinear"):
         node.name = f"int8_{i}"
-    build = build_of(CONV.format("w + int8_1 + c", "Int8", "Float"))
+    build = replace(build_of(CONV.format("w + int8_1 + c", "Int8", "Float")), files=files)
     assert implicit_int8(build)
     check_explicit(build, Model(proto))
-    with pytest.raises(BuildLogError, match="implicit-INT8"):
+    with pytest.raises(BuildLogError, check=has("implicit-int8", path=path)):
         check_explicit(build)

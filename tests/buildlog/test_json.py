@@ -1,4 +1,4 @@
-"""Layer and profile JSON: dialects, and what can be read of damaged files."""
+"""Layer and profile JSON: dialects and damaged files."""
 
 import json
 from typing import Any
@@ -11,7 +11,7 @@ from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.layers import read_json
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import BuildLogError
-from tests.raising import raises
+from tests.errors import has
 
 
 def read(content: Any) -> Build:
@@ -28,7 +28,7 @@ LAYER = {"Name": "a", "LayerType": "C"}
 
 
 @pytest.mark.parametrize("key", ["Layers", "layers", "LayerInfo", "layerInfo"])
-def test_the_list_of_layers_in_every_dialect(key: str) -> None:
+def test_read_json_layers_of_every_dialect(key: str) -> None:
     build = read({key: [LAYER, {"LayerType": "D"}, "just a name"]})
     assert [(x.name, x.type) for x in build.layers] == [("a", "C"), ("", "D"), ("just a name", "")]
     assert (build.source, build.listing, build.missing) == (
@@ -36,9 +36,11 @@ def test_the_list_of_layers_in_every_dialect(key: str) -> None:
         "layer-json",
         [],
     )
-    assert [x.name for x in read([LAYER]).layers] == ["a"] and [
-        x.name for x in read(["b"]).layers
-    ] == ["b"]
+
+
+@pytest.mark.parametrize(("content", "name"), [([LAYER], "a"), (["b"], "b")])
+def test_read_json_plain_list_of_layers(content: list[Any], name: str) -> None:
+    assert [x.name for x in read(content).layers] == [name]
 
 
 @pytest.mark.parametrize(
@@ -50,13 +52,13 @@ def test_the_list_of_layers_in_every_dialect(key: str) -> None:
         (None, []),
     ],
 )
-def test_bindings(listed: Any, names: list[str]) -> None:
+def test_read_json_bindings(listed: Any, names: list[str]) -> None:
     for key in ("Bindings", "I/O Tensors"):
         assert read({"Layers": [LAYER], key: listed}).bindings == names
 
 
 @pytest.mark.parametrize(
-    ("fields", "version", "rtx"),
+    ("fields", "version", "is_rtx"),
     [
         ({"builder": "tensorrt-rtx", "version": "1.7.1.116"}, "1.7.1.116", True),
         ({"version": "8.5.2"}, "8.5.2", False),
@@ -65,33 +67,37 @@ def test_bindings(listed: Any, names: list[str]) -> None:
         ({}, None, False),
     ],
 )
-def test_a_table_of_our_own_says_who_built(
-    fields: dict[str, Any], version: str | None, rtx: bool
+def test_read_json_builder_and_version(
+    fields: dict[str, Any], version: str | None, is_rtx: bool
 ) -> None:
     build = read({"Layers": [LAYER]} | fields)
-    assert (build.tensorrt, build.is_rtx) == (version, rtx)
+    assert (build.tensorrt, build.is_rtx) == (version, is_rtx)
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "code", "detail"),
     [
-        ({"a": 1}, "read_json 'Layers'"),
-        ({"Layers": {}}, "_layers 'Layers'"),
-        ({"Layers": [LAYER, {"x": 1}]}, "_layers 1"),
-        ('"text', "_load column"),
-        ("[" * 100_000, "_load nested"),
-        *((content, "read_json profile") for content in (5, [1, 2], [], [{"count": 3, "x": 1}])),
+        ({"a": 1}, "no-layer-list", "'Layers'"),
+        ({"Layers": {}}, "wrong-type", "'Layers'"),
+        ({"Layers": [LAYER, {"x": 1}]}, "wrong-layer", "layer 1"),
+        ('"text', "file-damaged", "column"),
+        pytest.param("[" * 100_000, "nested-too-deeply", "nested", id="nested"),
+        (5, "wrong-format", "profile"),
+        ([1, 2], "wrong-format", "profile"),
+        ([], "wrong-format", "profile"),
+        ([{"count": 3, "x": 1}], "wrong-format", "profile"),
     ],
 )
-def test_what_is_neither(content: Any, told: str) -> None:
-    with raises(BuildLogError, f"{told} f.json"):
+def test_read_json_rejects_other_content(content: Any, code: str, detail: str) -> None:
+    with pytest.raises(BuildLogError, check=has(code, path="f.json")) as caught:
         read(content)
+    assert detail in str(caught.value)
 
 
 @pytest.mark.parametrize(
     "before", [[], [{"count": 4}], [{"count": 4}, {"x": 1}], [{"x": 1}, {"y": 2}]]
 )
-def test_a_profile_is_known_by_its_first_rows(before: list[Any]) -> None:
+def test_profile_is_recognized_by_its_first_rows(before: list[Any]) -> None:
     build = read([*before, row("q"), row("r", medianMs=0.25)])
     assert build.source == BuildSource.PROFILE_JSON
     assert [
@@ -101,7 +107,7 @@ def test_a_profile_is_known_by_its_first_rows(before: list[Any]) -> None:
     assert build.iterations == (4 if {"count": 4} in before else None)
 
 
-def test_profiles_without_rows_or_percentages_and_several_of_them() -> None:
+def test_profile_without_rows() -> None:
     build = read([{"count": 4}])
     assert (build.source, build.iterations, build.profile_rows, build.profile_total_ms) == (
         BuildSource.PROFILE_JSON,
@@ -109,29 +115,30 @@ def test_profiles_without_rows_or_percentages_and_several_of_them() -> None:
         [],
         None,
     )
+
+
+def test_profile_row_without_percentage() -> None:
     assert read([{"count": 4}, row("q", percentage=None)]).profile_rows[0].percent == 0.0
+
+
+def test_last_of_several_profiles_counts() -> None:
     both = f"{json.dumps([{'count': 1}, row('q')])}\n{json.dumps([{'count': 4}, row('r')])}"
     build = read(both)
     assert ([r.name for r in build.profile_rows], build.iterations) == (["r"], 4)
 
 
 @pytest.mark.parametrize(
-    ("count", "told"),
-    [(1, 1), (10**12 - 1, 10**12 - 1), *((count, None) for count in (0, -3, "4", 2.0, 10**12))],
+    ("count", "expected"),
+    [(1, 1), (10**12 - 1, 10**12 - 1), *((c, None) for c in (0, -3, "4", 2.0, 10**12))],
 )
-def test_iterations(count: Any, told: int | None) -> None:
-    assert read([{"count": count}, row("q")]).iterations == told
+def test_profile_iterations(count: Any, expected: int | None) -> None:
+    assert read([{"count": count}, row("q")]).iterations == expected
 
 
 @pytest.mark.parametrize(
     ("first", "fields", "average", "total"),
     [
-        (
-            {"count": 4},
-            {"averageMs": None},
-            2.5,
-            10.0,
-        ),  # from the total, where the iterations are known
+        ({"count": 4}, {"averageMs": None}, 2.5, 10.0),  # the total divided by the iterations
         ({"x": 1}, {"averageMs": None}, None, None),
         ({"count": 4}, {"averageMs": None, "timeMs": None}, None, None),
         ({"count": 4}, {"averageMs": 0.5}, 0.5, 10.0),
@@ -140,7 +147,7 @@ def test_iterations(count: Any, told: int | None) -> None:
         ({"count": 4}, {"averageMs": "0.5"}, 2.5, 10.0),
     ],
 )
-def test_rows_that_lack_a_figure(
+def test_profile_row_with_missing_times(
     first: dict[str, Any], fields: dict[str, Any], average: float | None, total: float | None
 ) -> None:
     rows = read([first, row("q", **fields), row("sure")]).profile_rows[:-1]
@@ -152,10 +159,13 @@ def test_rows_that_lack_a_figure(
 # Damage ---------------------------------------------------------------------------------------------------------
 
 
-def test_stray_escapes_and_whole_rows_of_damaged_files() -> None:
+def test_stray_escapes_in_a_listing() -> None:
     build = read('{"Layers": [{"Name": "a\\d\\"b\tc", "LayerType": "C"}]}\0\0')
     assert [x.name for x in build.layers] == ['a\\d"b\tc'] and build.missing == []
-    # TensorRT escapes no quotes in names; rows that are not whole are left out
+
+
+def test_damaged_profile_keeps_its_whole_rows() -> None:
+    # TensorRT does not escape quotes in names.
     rows = [
         f'{{ "name" : "{n}", "timeMs" : {t}, "averageMs" : 0.5, {median}"percentage" : 33.5 }}'
         for n, t, median in (
@@ -172,36 +182,32 @@ def test_stray_escapes_and_whole_rows_of_damaged_files() -> None:
 
 
 @pytest.mark.parametrize("key", ["Layers", "layers", None])
-def test_a_listing_that_is_cut_off(key: str | None) -> None:
-    """What stands before the cut, and that it was cut."""
+def test_listing_that_is_cut_off_keeps_whole_layers(key: str | None) -> None:
     listed = json.dumps(
         [LAYER, {"Name": "b", "LayerType": "C"}, {"Name": "lost", "LayerType": "C"}], indent=1
     )
     text = f'{{"{key}": {listed}}}' if key else listed
     build = read(text[: text.index("lost")])
     assert [x.name for x in build.layers] == ["a", "b"]
-    assert build.missing == ["engine listing (cut off: the end of f.json)"] and (
-        build.notes == [Remark.CUT_OFF(file="f.json")]
-    )
-    with pytest.raises(BuildLogError, match="damaged"):
+    assert build.missing == ["engine listing (cut off: the end of f.json)"]
+    assert build.notes == [Remark.CUT_OFF(file="f.json")]
+    with pytest.raises(BuildLogError, check=has("file-damaged", path="f.json")):
         read(text[: text.index("a") + 1])
 
 
 @pytest.mark.parametrize(
-    ("end", "names", "missing"), [("", ["b"], False), ('{"Layers": [', ["b"], True)]
+    ("end", "missing"), [("", False), ('{"Layers": [', True)], ids=["whole", "cut off"]
 )
-def test_of_whole_documents_in_one_file_the_last_is_read(
-    end: str, names: list[str], missing: bool
-) -> None:
+def test_last_whole_document_of_a_file_counts(end: str, missing: bool) -> None:
     first, last = ({"Layers": [{**LAYER, "Name": n}], "Bindings": [n]} for n in "ab")
     build = read(f"{json.dumps(first)}\n{json.dumps(last)}\n{end}")
-    assert ([x.name for x in build.layers], build.bindings) == (names, names)
+    assert ([x.name for x in build.layers], build.bindings) == (["b"], ["b"])
     assert Remark.SEVERAL_DOCUMENTS(file="f.json", count=2) in build.notes
     assert bool(build.missing) == missing
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0), (0, 0, 1)])
-def test_a_listing_and_a_profile_in_one_file_are_read_together(order: tuple[int, ...]) -> None:
+def test_listing_and_profile_in_one_file_are_both_read(order: tuple[int, ...]) -> None:
     documents = (
         b'{"Layers": ["a", "b"], "Bindings": ["x"]}\n',
         b'[{"count": 2}, {"name": "a", "timeMs": 4.0, "averageMs": 2.0, "percentage": 100}]\n',
@@ -212,10 +218,10 @@ def test_a_listing_and_a_profile_in_one_file_are_read_together(order: tuple[int,
     assert len(build.notes) == (len(order) > 2)
 
 
-def test_all_layers_together_may_list_so_many_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file of three bytes for each takes ten seconds."""
-    monkeypatch.setattr(layers, "_ALL_TENSORS", 6)
+def test_read_json_limits_the_tensors_of_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "MAX_LISTED_TENSORS", 6)
     listed = [{"Name": name, "Inputs": [1, 2], "Outputs": [3]} for name in "abc"]
     assert len(read({"Layers": listed[:2]}).layers) == 2
-    with raises(BuildLogError, "_layers f.json 6 2"):
+    with pytest.raises(BuildLogError, check=has("too-many-tensors", path="f.json")) as caught:
         read({"Layers": listed})
+    assert "more than 6 tensors up to layer 2" in str(caught.value)

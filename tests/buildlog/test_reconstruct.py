@@ -1,7 +1,8 @@
-"""The graph rebuilt from a parse section."""
+"""The graph that is rebuilt from a parse section."""
 
 import gzip
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -18,7 +19,7 @@ from qdqtool.errors import BuildLogError
 from tests.buildlog import samples
 from tests.buildlog.evidence import build_file
 from tests.buildlog.rtx import build_log, c2f_split
-from tests.raising import raises
+from tests.errors import has
 
 Topology = list[tuple[str, str, list[str], list[str]]]
 
@@ -31,9 +32,9 @@ def attributes(node: onnx.NodeProto) -> dict[str, object]:
     return {a.name: helper.get_attribute_value(a) for a in node.attribute}
 
 
-def test_a_small_build() -> None:
+def test_graph_from_log_of_a_small_build() -> None:
     model, unknown = graph_from_log(samples.build_of(samples.trtexec_log()))
-    # The sample does not declare its zero points, as a graph whose Constants were printed would.
+    # Zero points are missing: the sample does not print its constants.
     assert [n.op_type for n in model.graph.node] == [
         "QuantizeLinear",
         "DequantizeLinear",
@@ -58,7 +59,7 @@ def test_a_small_build() -> None:
 
 
 @pytest.mark.parametrize("case", ["yolo-resnet18-orin-trt8502", "resnet18-qat-rtx2000-trt8510"])
-def test_recorded_builds_give_the_graph_that_was_built(case: str) -> None:
+def test_graph_from_log_of_recorded_builds_is_the_graph_that_was_built(case: str) -> None:
     build = read_build(build_file(case))
     model, unknown = graph_from_log(build)
     original = onnx.ModelProto.FromString(
@@ -69,20 +70,19 @@ def test_recorded_builds_give_the_graph_that_was_built(case: str) -> None:
     assert [o.name for o in model.graph.output] == [o.name for o in original.graph.output]
     shapes = {t.name: list(t.dims) for t in original.graph.initializer}
     assert {t.name: list(t.dims) for t in model.graph.initializer} == shapes
-    for ours, theirs in zip(model.graph.node, original.graph.node, strict=True):
-        if ours.op_type in ("Conv", "Concat", "Resize", "Gather", "Gemm"):
-            wanted = {
+    for rebuilt, built in zip(model.graph.node, original.graph.node, strict=True):
+        if rebuilt.op_type in ("Conv", "Concat", "Resize", "Gather", "Gemm"):
+            expected = {
                 k: v
-                for k, v in attributes(theirs).items()
+                for k, v in attributes(built).items()
                 if k not in ("dilations", "group") or v not in (1, [1, 1])
             }
-            given = attributes(ours)
-            assert {k: given.get(k) for k in wanted} == wanted, ours.name
+            assert expected.items() <= attributes(rebuilt).items(), rebuilt.name
     onnx.checker.check_model(model, full_check=True)
     assert unknown[0].startswith("weights")
 
 
-def test_merged_qs_share_a_scale_and_others_do_not() -> None:
+def test_graph_from_log_gives_merged_quantizers_one_scale() -> None:
     build = read_build(build_file("resnet18-qat-rtx2000-trt8510"))
     model, _ = graph_from_log(build)
     values = {
@@ -112,10 +112,9 @@ def rtx_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_log(tmp_path_factory.mktemp("rtx"))
 
 
-def test_a_build_with_tensorrt_rtx(rtx_log: Path) -> None:
+def test_graph_from_log_of_tensorrt_rtx(rtx_log: Path) -> None:
     build = read_build(rtx_log)
-    assert build.is_rtx
-    assert build.lines.unexplained == 0
+    assert (build.is_rtx, build.lines.unexplained) == (True, 0)
     assert [layer.name for layer in build.layers if layer.is_convolution] == [
         "cv1_myl0_1",
         "m0_myl0_3",
@@ -125,15 +124,15 @@ def test_a_build_with_tensorrt_rtx(rtx_log: Path) -> None:
     model, _ = graph_from_log(build)
     onnx.checker.check_model(model, full_check=True)
     assert topology(model) == topology(c2f_split())
-    found = {n.name: attributes(n) for n in model.graph.node}
-    assert found["cv1"] == {
+    nodes = {n.name: attributes(n) for n in model.graph.node}
+    assert nodes["cv1"] == {
         "kernel_shape": [1, 1],
         "strides": [1, 1],
         "pads": [0, 0, 0, 0],
         "group": 1,
     }
-    assert found["m0"]["pads"] == [1, 1, 1, 1]
-    assert (found["Concat"], found["Split"]) == ({"axis": 1}, {"axis": 1})
+    assert nodes["m0"]["pads"] == [1, 1, 1, 1]
+    assert nodes["Concat"] == nodes["Split"] == {"axis": 1}
     split = next(t for t in model.graph.initializer if t.name.startswith("parts"))
     assert np.array_equal(numpy_helper.to_array(split), [32, 32])
 
@@ -151,7 +150,7 @@ def node(
 
 
 @pytest.mark.parametrize(
-    ("given", "made", "kernel", "stride", "pad"),
+    ("size", "output_size", "kernel", "stride", "pad"),
     [
         (224, 112, 7, 2, 3),
         (56, 56, 3, 1, 1),
@@ -163,23 +162,32 @@ def node(
         (69, 35, 3, 2, 1),
     ],
 )
-def test_strides_and_padding_fit_the_shapes(
-    given: int, made: int, kernel: int, stride: int, pad: int
+def test_strides_and_padding_are_inferred_from_shapes(
+    size: int, output_size: int, kernel: int, stride: int, pad: int
 ) -> None:
-    parsed = node("Conv", [(1, 8, given, given), (16, 8, kernel, kernel)], [(1, 16, made, made)])
-    found = attributes_of(parsed, {}).attributes
-    assert (found["strides"], found["pads"]) == ([stride] * 2, [pad] * 4)
-    assert (given + 2 * pad - kernel) // stride + 1 == made
+    inputs = [(1, 8, size, size), (16, 8, kernel, kernel)]
+    inferred = attributes_of(
+        node("Conv", inputs, [(1, 16, output_size, output_size)]), {}
+    ).attributes
+    assert (inferred["strides"], inferred["pads"]) == ([stride] * 2, [pad] * 4)
+    assert (size + 2 * pad - kernel) // stride + 1 == output_size
 
 
-def test_damaged_shapes_of_a_convolution_take_no_time() -> None:
-    """A stride of 2^38 was looked for among all below it."""
-    for source in ((1, 8, 1 << 40, 8), (1 << 40,)):
-        attributes_of(node("Conv", [source, (16, 8, 3, 3)], [(1, 16, 4, 4)]), {})
-        attributes_of(node("ConvTranspose", [(1, 8, 4, 4), (8, 16, 3, 3)], [source]), {})
+@pytest.mark.parametrize(
+    ("shape", "strides"), [((1, 8, 1 << 40, 8), [1 << 38, 2]), ((1 << 40,), None)]
+)
+@pytest.mark.parametrize("op", ["Conv", "ConvTranspose"])
+def test_strides_of_huge_shapes_are_not_searched_for(
+    op: str, shape: tuple[int, ...], strides: list[int] | None
+) -> None:
+    """The search for a stride of 2^38 did not end."""
+    small = (1, 16, 4, 4)
+    inputs, outputs = ([shape], [small]) if op == "Conv" else ([small], [shape])
+    inferred = attributes_of(node(op, [*inputs, (16, 8, 3, 3)], outputs), {}).attributes
+    assert inferred.get("strides") == strides
 
 
-def test_what_is_printed_wins() -> None:
+def test_printed_attributes_are_used() -> None:
     parsed = node(
         "Conv",
         [(1, 8, 8, 8), (16, 1, 3, 3)],
@@ -190,15 +198,18 @@ def test_what_is_printed_wins() -> None:
         postpadding=[1, 1],
         dilations=[1, 1],
     )
-    guess = attributes_of(parsed, {})
-    assert guess.attributes == {
+    node_attributes = attributes_of(parsed, {})
+    assert node_attributes.inferred == []
+    assert node_attributes.attributes == {
         "kernel_shape": [3, 3],
         "strides": [2, 2],
         "dilations": [1, 1],
         "pads": [0, 0, 1, 1],
         "group": 8,
     }
-    assert guess.inferred == []
+
+
+def test_attributes_of_the_engine_layer_are_used() -> None:
     pool = attributes_of(
         node("MaxPool", [(1, 8, 8, 8)], [(1, 8, 4, 4)]),
         {
@@ -212,45 +223,51 @@ def test_what_is_printed_wins() -> None:
     assert pool.attributes == {"kernel_shape": [2, 2], "strides": [2, 2], "pads": [0, 0, 0, 0]}
 
 
-def test_builds_without_a_parse_section_and_with_other_operators(tmp_path: Path) -> None:
+def test_graph_from_log_needs_a_parse_section() -> None:
     text = samples.trtexec_log()
-    with pytest.raises(BuildLogError, match="no parse section"):
-        graph_from_log(
-            samples.build_of(text[text.index("[10/31/2025-17:53:30] [V] [TRT] Original") :])
-        )
-    assert attributes_of(
-        node("ConvTranspose", [(1, 8, 10, 10), (8, 4, 2, 2)], [(1, 4, 20, 20)]), {}
-    ).attributes == {
-        "kernel_shape": [2, 2],
-        "group": 1,
-        "strides": [2, 2],
-        "pads": [0, 0, 0, 0],
-    }
-    assert attributes_of(
-        node("Concat", [(1, 4, 8, 8), (1, 6, 8, 8)], [(1, 10, 8, 8)]), {}
-    ).attributes == {"axis": 1}
-    assert attributes_of(node("Transpose", [(1, 4, 8, 9)], [(1, 8, 9, 4)]), {}).attributes == {
-        "perm": [0, 2, 3, 1]
-    }
-    assert attributes_of(node("Reshape", [(1, 4, 8), (2,)], [(1, 32)]), {}).values == {1: [1, 32]}
-    assert attributes_of(node("Unsqueeze", [(1, 69, 3), (1,)], [(1, 69, 3, 1)]), {}).values == {
-        1: [3]
-    }
-    assert attributes_of(node("Squeeze", [(1, 5, 1), (1,)], [(5, 1)]), {}).values == {1: [0]}
-    assert attributes_of(node("ReduceMax", [(1, 7, 16)], [(1, 7)]), {}).attributes == {
-        "keepdims": 0,
-        "axes": [2],
-    }
-    assert attributes_of(node("Resize", [(1, 8, 4, 4), (0,), (4,)], [(1, 8, 8, 8)]), {}).values == {
-        2: [1, 1, 2, 2]
-    }
-    assert attributes_of(node("Gemm", [(1, 512), (1000, 512)], [(1, 1000)]), {}).attributes == {
-        "transB": 1
-    }
-    assert attributes_of(node("Relu", [(1,)], [(1,)]), {}).attributes == {}
+    build = samples.build_of(text[text.index("[10/31/2025-17:53:30] [V] [TRT] Original") :])
+    with pytest.raises(BuildLogError, check=has("no-parse-section", path="stream")):
+        graph_from_log(build)
 
 
-def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("op", "inputs", "output", "expected"),
+    [
+        (
+            "ConvTranspose",
+            [(1, 8, 10, 10), (8, 4, 2, 2)],
+            (1, 4, 20, 20),
+            {"kernel_shape": [2, 2], "group": 1, "strides": [2, 2], "pads": [0, 0, 0, 0]},
+        ),
+        ("Concat", [(1, 4, 8, 8), (1, 6, 8, 8)], (1, 10, 8, 8), {"axis": 1}),
+        ("Transpose", [(1, 4, 8, 9)], (1, 8, 9, 4), {"perm": [0, 2, 3, 1]}),
+        ("ReduceMax", [(1, 7, 16)], (1, 7), {"keepdims": 0, "axes": [2]}),
+        ("Gemm", [(1, 512), (1000, 512)], (1, 1000), {"transB": 1}),
+        ("Relu", [(1,)], (1,), {}),
+    ],
+)
+def test_attributes_are_inferred_from_shapes(
+    op: str, inputs: list[tuple[int, ...]], output: tuple[int, ...], expected: dict[str, Any]
+) -> None:
+    assert attributes_of(node(op, inputs, [output]), {}).attributes == expected
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "output", "expected"),
+    [
+        ("Reshape", [(1, 4, 8), (2,)], (1, 32), {1: [1, 32]}),
+        ("Unsqueeze", [(1, 69, 3), (1,)], (1, 69, 3, 1), {1: [3]}),
+        ("Squeeze", [(1, 5, 1), (1,)], (5, 1), {1: [0]}),
+        ("Resize", [(1, 8, 4, 4), (0,), (4,)], (1, 8, 8, 8), {2: [1, 1, 2, 2]}),
+    ],
+)
+def test_constant_inputs_are_inferred_from_shapes(
+    op: str, inputs: list[tuple[int, ...]], output: tuple[int, ...], expected: dict[int, list[int]]
+) -> None:
+    assert attributes_of(node(op, inputs, [output]), {}).values == expected
+
+
+def test_log_to_onnx_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log, output = tmp_path / "build.log", tmp_path / "graph.onnx"
     log.write_text(samples.trtexec_log())
     assert run(["log", str(log), "--to-onnx", str(output)]) == 0
@@ -260,21 +277,22 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(onnx.load(output).graph.node) == 6
 
 
-def test_constants_that_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    log = Path("tests/data/logs/small-trt852.txt").read_text("utf-8")
-    with raises(BuildLogError, "require w"):
-        graph_from_log(
-            samples.build_of(
-                log.replace("[w -> (16, 3, 3, 3)", "[w -> (0, 999999999999, 999999999999, 3)")
-            )
-        )
-    with raises(BuildLogError, "_Rebuilder._constant w 65"):
-        graph_from_log(
-            samples.build_of(log.replace("[w -> (16, 3, 3, 3)", f"[w -> ({', '.join('1' * 65)})"))
-        )
-    constants = 4 * (16 * 3 * 3 * 3 + 1)  # w and s
-    monkeypatch.setattr(budgets, "LOG_CONSTANTS", constants)
+def test_graph_from_log_limits_the_size_of_constants(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = samples.trtexec_log()
+    huge = log.replace("[w -> (16, 3, 3, 3)", "[w -> (0, 999999999999, 999999999999, 3)")
+    with pytest.raises(BuildLogError, match="'w'"):
+        graph_from_log(samples.build_of(huge))
+    size = 4 * (16 * 3 * 3 * 3 + 1)  # w and s
+    monkeypatch.setattr(budgets, "LOG_CONSTANTS", size)
     graph_from_log(samples.build_of(log))
-    monkeypatch.setattr(budgets, "LOG_CONSTANTS", constants - 1)
-    with raises(BuildLogError, "require s"):
+    monkeypatch.setattr(budgets, "LOG_CONSTANTS", size - 1)
+    with pytest.raises(BuildLogError, match="'s'"):
         graph_from_log(samples.build_of(log))
+
+
+def test_graph_from_log_limits_the_dimensions_of_constants() -> None:
+    shape = ", ".join("1" * 65)
+    log = samples.trtexec_log().replace("[w -> (16, 3, 3, 3)", f"[w -> ({shape})")
+    with pytest.raises(BuildLogError, check=has("too-many-dimensions", node="w")) as caught:
+        graph_from_log(samples.build_of(log))
+    assert "65 dimensions" in str(caught.value)

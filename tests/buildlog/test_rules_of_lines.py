@@ -1,10 +1,10 @@
-"""What single lines of a log say: parse section, tuning, blocks, messages, memory, times."""
+"""Single lines of a log: parse section, tuning, blocks, messages, memory, times."""
 
 from typing import Any
 
 import pytest
 
-from qdqtool.buildlog.layers import int_list, layer_from_fields, parse_dims, parse_engine_line
+from qdqtool.buildlog.layers import int_list
 from qdqtool.buildlog.lines import ParseReader, number, read_memory, read_metric
 from qdqtool.buildlog.log import is_marked, seconds_of, split
 from qdqtool.buildlog.sections import version_of
@@ -16,6 +16,7 @@ from qdqtool.buildlog.types import (
     ParsedNode,
     ParsedTensor,
     ParseSection,
+    Tactics,
 )
 from qdqtool.types import Precision
 from tests.buildlog.samples import build_of, stamped
@@ -26,7 +27,7 @@ def read(*lines: str) -> Build:
 
 
 def verbose(*lines: str) -> Build:
-    """Lines of TensorRT in a log that says nothing else."""
+    """Return the build of a log with these lines of TensorRT."""
     return read(*(stamped("V", line) for line in ("TensorRT version: 8.5.2", *lines)))
 
 
@@ -62,7 +63,7 @@ def parse(*lines: str) -> ParseSection:
         ("Transformation mode: asymmetric", {"coordinate_transformation_mode": "asymmetric"}),
     ],
 )
-def test_details_belong_to_the_node_that_is_parsed(line: str, details: dict[str, Any]) -> None:
+def test_details_are_added_to_the_node_that_is_parsed(line: str, details: dict[str, Any]) -> None:
     section = parse(
         "Parsing node: a [Conv]", "Parsing node: b [Conv]", line, "Parsing node: c [Conv]"
     )
@@ -73,21 +74,23 @@ def test_details_belong_to_the_node_that_is_parsed(line: str, details: dict[str,
 @pytest.mark.parametrize(
     ("text", "opset"), [("13", 13), ("99999", 99999), ("100000", 0), ("1x", 0), ("", 0)]
 )
-def test_the_opset(text: str, opset: int) -> None:
+def test_opset(text: str, opset: int) -> None:
     assert parse(f"Opset version:    {text}").opset == opset
 
 
-def test_what_a_parse_section_keeps() -> None:
+@pytest.mark.parametrize(("version", "producer"), [(" 2.1", "pytorch 2.1"), ("", "pytorch")])
+def test_file_and_producer(version: str, producer: str) -> None:
     section = parse(
         "Input filename:   my net.onnx",
         "Producer name: pytorch",
-        "Producer version: 2.1",
+        f"Producer version:{version}",
         "Doc string:",
         "Model version: 0",
     )
-    assert (section.onnx_file, section.producer) == ("my net.onnx", "pytorch 2.1")
-    assert parse("Producer name: pytorch", "Producer version:").producer == "pytorch"
-    # The node is made of its tensors' line; one of another node does not go to the one before
+    assert (section.onnx_file, section.producer) == ("my net.onnx", producer)
+
+
+def test_tensors_of_another_node_start_a_node() -> None:
     section = parse(
         "a [Relu] outputs: [y -> (1)[FLOAT]], ",
         "Parsing node: b [Relu]",
@@ -98,9 +101,14 @@ def test_what_a_parse_section_keeps() -> None:
         ("b", "Relu", 0, 0),
         ("c", "Neg", 1, 0),
     ]
-    assert not ParseReader(ParseSection()).read(
-        "what [is this thing] inputs: nothing", 1, lambda _: True
-    )
+
+
+def test_read_returns_false_for_lines_of_other_kinds() -> None:
+    reader = ParseReader(ParseSection())
+    assert not reader.read("some [other line] inputs: nothing", 1, lambda _: True)
+
+
+def test_nothing_is_kept_if_there_is_no_room() -> None:
     section = ParseSection()
     reader = ParseReader(section)
     for line in (
@@ -130,7 +138,7 @@ def test_what_a_parse_section_keeps() -> None:
     ],
 )
 def test_shapes(dims: str, shape: tuple[int | None, ...]) -> None:
-    """What is dynamic, absurd or no number is not known."""
+    """Dynamic, absurdly large and damaged dimensions are None."""
     (node,) = parse(f"n [Relu] inputs: [x -> ({dims})[FLOAT]], ").nodes
     assert node.inputs == [ParsedTensor("x", shape, "FLOAT")]
 
@@ -150,6 +158,9 @@ def test_tensors_of_a_node() -> None:
         ParsedTensor("b", None, ""),
         ParsedTensor("c -> d", (), "INT8"),
     ]
+
+
+def test_tensors_of_a_node_without_name() -> None:
     section = parse(
         "Parsing node:  [Relu]",
         " [Relu] inputs: [x -> (1)[FLOAT]], ",
@@ -190,41 +201,46 @@ def test_network_inputs(line: str, tensor: ParsedTensor | None) -> None:
 RUNNER = "--------------- Timing Runner: {} (CaskConvolution)"
 
 
-def tuned(*lines: str):  # type: ignore[no-untyped-def]
+def tuned(*lines: str) -> Tactics:
     return verbose(*lines).tactics
 
 
-def test_what_tuning_says_of_a_layer() -> None:
-    """Over all its formats; a line that names no time changes nothing."""
+def test_best_time_of_a_layer_over_its_formats() -> None:
     a, b, fastest = RUNNER.format("a"), RUNNER.format("b"), "Fastest Tactic: 0x1 Time: {}".format
-    found = tuned(
+    tactics = tuned(
         a, fastest(0.5), a, fastest(0.25), a, fastest(0.4), fastest("none"), b, fastest(0.75)
     )
-    assert {n: t.best_ms for n, t in found.layers.items()} == {"a": 0.25, "b": 0.75}
-    timed = (
+    assert {n: t.best_ms for n, t in tactics.layers.items()} == {"a": 0.25, "b": 0.75}
+
+
+def test_tuning_seconds_of_a_layer() -> None:
+    lines = (
         (0, "TensorRT version: 8.5.2"),
         (1, RUNNER.format("a")),
         (4, RUNNER.format("b")),
         (4, "Tactic: 0x1 Time: 1"),
         (9, RUNNER.format("a")),
     )
-    found = read(*(stamped("V", text, second) for second, text in timed)).tactics
-    assert {n: t.seconds for n, t in found.layers.items()} == {"a": 3.0, "b": 5.0}
-    # The layer that a line names, or else the one being timed; reasons by their words
-    found = tuned(
+    tactics = read(*(stamped("V", text, second) for second, text in lines)).tactics
+    assert {n: t.seconds for n, t in tactics.layers.items()} == {"a": 3.0, "b": 5.0}
+
+
+def test_refused_and_skipped_tactics() -> None:
+    """A line without layer is about the layer that is being timed."""
+    tactics = tuned(
         RUNNER.format("a"),
         "CaskConvolution has no valid tactics for this config, skipping.",
         "Skipping CaskGemm: No valid tactics for b + c",
         "Skipping tactic 0x1 due to insufficient memory",
         "Skipping tactic 0x2 due to insufficient memory",
     )
-    assert found.refused == {("CaskConvolution", "a"): 1, ("CaskGemm", "b + c"): 1}
-    assert found.reasons == {"insufficient memory": 2} and found.skipped == 4
+    assert tactics.refused == {("CaskConvolution", "a"): 1, ("CaskGemm", "b + c"): 1}
+    assert (tactics.reasons, tactics.skipped) == ({"insufficient memory": 2}, 4)
 
 
-def test_results_of_8_6_and_later() -> None:
-    """Named with their layer, whether timed or from the cache; reformats that are known keep to their table."""
-    found = tuned(
+def test_results_of_tensorrt_8_6_and_later() -> None:
+    """Results name their layer, timed or from the cache."""
+    tactics = tuned(
         RUNNER.format("Optimizer Reformat(x -> y)"),
         "x -> y (Reformat[0x8]) profiling completed in 0.1 seconds. Fastest Tactic: 0x1 Time: 0.125",
         "a + b (CaskConvolution[0x8]) profiling completed in 0.1 seconds. Fastest Tactic: 0x1 Time: 0.5",
@@ -232,9 +248,9 @@ def test_results_of_8_6_and_later() -> None:
         "c [Int8(1) -> Half(1)] got cached result: CaskConvolution, tactic 0x1, 0.25 ms",
         "d got cached result: Reformat, tactic 0x1, 0.5 ms",
     )
-    assert {n: t.best_ms for n, t in found.layers.items()} == {"a + b": 0.5, "c": 0.25, "d": 0.5}
-    assert {n: t.best_ms for n, t in found.reformats.items()} == {"x -> y": 0.125}
-    assert (found.cached, found.layers["c"].runner) == (2, "CaskConvolution")
+    assert {n: t.best_ms for n, t in tactics.layers.items()} == {"a + b": 0.5, "c": 0.25, "d": 0.5}
+    assert {n: t.best_ms for n, t in tactics.reformats.items()} == {"x -> y": 0.125}
+    assert (tactics.cached, tactics.layers["c"].runner) == (2, "CaskConvolution")
 
 
 @pytest.mark.parametrize(
@@ -245,7 +261,7 @@ def test_results_of_8_6_and_later() -> None:
         ("=============== Computing reformatting costs", set()),
     ],
 )
-def test_layers_whose_costs_were_computed(line: str, costed: set[str]) -> None:
+def test_layers_with_computed_costs(line: str, costed: set[str]) -> None:
     assert tuned(line).costed == costed
 
 
@@ -256,12 +272,14 @@ def informed(*lines: str) -> Build:
     return read(*(stamped("I", line) for line in lines))
 
 
-def test_blocks_devices_and_repetitions() -> None:
-    device = "=== Device Information ==="
+DEVICE = "=== Device Information ==="
+
+
+def test_blocks_of_options_and_device() -> None:
     build = informed(
         "=== Build Options ===",
         "Precision: FP32+INT8",
-        device,
+        DEVICE,
         "Selected Device: Orin",
         "SMs: 4",
         "Available Devices: ",
@@ -271,23 +289,39 @@ def test_blocks_devices_and_repetitions() -> None:
     )
     assert build.options["Build"] == {"Precision": "FP32+INT8"}
     assert build.gpu["SMs"] == "4" and build.device == "Orin" and "Clock" not in build.gpu
-    build = read(
-        stamped("I", device), stamped("I", "SMs: 4"), stamped("V", "Compute Capability: 9")
-    )
-    assert build.gpu == {"SMs": "4"}
+
+
+def test_block_ends_at_a_verbose_line() -> None:
+    lines = stamped("I", DEVICE), stamped("I", "SMs: 4"), stamped("V", "Compute Capability: 9")
+    assert read(*lines).gpu == {"SMs": "4"}
+
+
+def test_number_of_blocks_is_limited() -> None:
     build = informed(*(f"=== Kind{i} Options ===" for i in range(25)))
     assert len([k for k in build.options if k.startswith("Kind")]) == 20
-    words = 'trtexec --onnx="my net.onnx" --int8 --shapes=x:1x3 -v'
-    build = read(f"&&&& RUNNING TensorRT.trtexec [TensorRT v8601] # {words}")
+
+
+def test_banner_flags() -> None:
+    command = 'trtexec --onnx="my net.onnx" --int8 --shapes=x:1x3 -v'
+    build = read(f"&&&& RUNNING TensorRT.trtexec [TensorRT v8601] # {command}")
     assert build.flags == {"onnx": "my net.onnx", "int8": "", "shapes": "x:1x3"}
-    assert not build.is_rtx and build.passed is None
-    assert read(
-        "&&&& RUNNING TensorRT_RTX.tensorrt_rtx [TensorRT-RTX v10401] # tensorrt_rtx --onnx=a.onnx"
-    ).is_rtx
-    assert read("&&&& FAILED TensorRT.trtexec # trtexec --onnx=a.onnx").passed is False
-    # A log that no banner names: the line about target compute capabilities tells it
-    assert verbose("Number of target compute capabilities: 1", "Original: 3 layers").is_rtx
-    assert not verbose("Number of aux streams is 0", "Original: 3 layers").is_rtx
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_rtx", "passed"),
+    [
+        (["&&&& RUNNING TensorRT.trtexec [TensorRT v8601] # trtexec"], False, None),
+        (["&&&& RUNNING TensorRT_RTX.tensorrt_rtx [TensorRT-RTX v10401] # a"], True, None),
+        (["&&&& FAILED TensorRT.trtexec # trtexec --onnx=a.onnx"], False, False),
+        ([stamped("V", "Number of target compute capabilities: 1")], True, None),
+        ([stamped("V", "Number of aux streams is 0")], False, None),
+    ],
+)
+def test_banner_or_compute_capabilities_tell_rtx(
+    lines: list[str], is_rtx: bool, passed: bool | None
+) -> None:
+    build = read(*lines, stamped("V", "Original: 3 layers"))
+    assert (build.is_rtx, build.passed) == (is_rtx, passed)
 
 
 @pytest.mark.parametrize(
@@ -299,11 +333,11 @@ def test_blocks_devices_and_repetitions() -> None:
         ("Profile (999999999999 iterations )", None),
     ],
 )
-def test_iterations_profiled(title: str, iterations: int | None) -> None:
+def test_profile_iterations(title: str, iterations: int | None) -> None:
     assert informed("TensorRT version: 8.5.2", f"=== {title} ===").iterations == iterations
 
 
-def test_what_is_said_twice_counts_once() -> None:
+def test_last_of_two_profiles_counts() -> None:
     head, row = (
         "   Layer   Time (ms)   Avg. Time (ms)   Time %",
         "      a       {}.00           0.5     20.0",
@@ -322,6 +356,9 @@ def test_what_is_said_twice_counts_once() -> None:
         ("a", 20.0, None),
         ("b", 30.0, None),
     ]
+
+
+def test_layer_that_is_listed_twice_counts_once() -> None:
     line = "Layer(Reformat): q, Tactic: 0x0, a (Float[1,8]) -> b (Int8[1,8])"
     other = line.replace("q,", "r,")
     assert [x.name for x in verbose(line, line, other, "Layer(broken", line).layers] == ["q", "r"]
@@ -342,7 +379,7 @@ INFO = "Name: a, LayerType: C, Inputs: [], Outputs: []"
         (("Layer(C): a, Tactic: 0x1, x (Int8[1]) -> y (Int8[1])",), "log"),
     ],
 )
-def test_layer_information_alone_is_no_log(lines: tuple[str, ...], source: str) -> None:
+def test_source_of_layer_information(lines: tuple[str, ...], source: str) -> None:
     assert read(*lines).source == source
 
 
@@ -359,7 +396,7 @@ def test_layer_information_alone_is_no_log(lines: tuple[str, ...], source: str) 
         ("85", "8.5.0"),
     ],
 )
-def test_versions_in_banners(digits: str, version: str) -> None:
+def test_version_of_banner_digits(digits: str, version: str) -> None:
     assert version_of(digits) == version
 
 
@@ -374,11 +411,9 @@ def test_versions_in_banners(digits: str, version: str) -> None:
         ("8.x", None),
     ],
 )
-def test_the_version_that_is_printed(text: str, version: str | None) -> None:
-    assert (
-        read(stamped("I", f"TensorRT version: {text}"), stamped("V", "Original: 3 layers")).tensorrt
-        == version
-    )
+def test_printed_version(text: str, version: str | None) -> None:
+    build = read(stamped("I", f"TensorRT version: {text}"), stamped("V", "Original: 3 layers"))
+    assert build.tensorrt == version
 
 
 @pytest.mark.parametrize(
@@ -393,17 +428,15 @@ def test_the_version_that_is_printed(text: str, version: str | None) -> None:
     ],
 )
 def test_added_reformats(text: str, reformat: tuple[str, ...] | None) -> None:
-    found = [
-        (r.name, r.tensor, r.source, r.target)
-        for r in verbose(f"Adding reformat layer: {text}").reformats
-    ]
-    assert found == ([] if reformat is None else [reformat])
+    reformats = verbose(f"Adding reformat layer: {text}").reformats
+    expected = [] if reformat is None else [reformat]
+    assert [(r.name, r.tensor, r.source, r.target) for r in reformats] == expected
 
 
 # Messages -------------------------------------------------------------------------------------------------------
 
 
-def test_messages_are_counted_and_cut() -> None:
+def test_messages_are_counted_and_continued() -> None:
     build = read(
         stamped("W", "one"),
         stamped("W", "two"),
@@ -418,11 +451,19 @@ def test_messages_are_counted_and_cut() -> None:
         ("W", "two\n and more", 2, 1),
         ("E", "RuntimeError: it failed", 7, 1),
     ]
-    lines = [stamped("E", "x" * 1500), *(["y" * 700] * 5)]
-    (found,) = read(*lines).errors
-    assert [len(part) for part in found.text.split("\n")] == [1500, 500]
-    (cut,) = read(stamped("E", "z" * 5000)).errors
-    assert len(cut.text) == 2000
+
+
+@pytest.mark.parametrize(
+    ("lines", "lengths"),
+    [
+        ([stamped("E", "x" * 1500), *(["y" * 700] * 5)], [1500, 500]),
+        ([stamped("E", "z" * 5000)], [2000]),
+    ],
+    ids=["continued", "one line"],
+)
+def test_length_of_messages_is_limited(lines: list[str], lengths: list[int]) -> None:
+    (error,) = read(*lines).errors
+    assert [len(line) for line in error.text.split("\n")] == lengths
 
 
 # Numbers, prefixes, shapes --------------------------------------------------------------------------------------
@@ -460,14 +501,14 @@ def test_numbers(text: str, value: float | None) -> None:
             "scratch",
             None,
         ),
+        ("Layer: a has no memory", "", None),
+        ("Total of nothing: 5", "", None),
     ],
 )
 def test_memory(line: str, field: str, value: object) -> None:
     memory = Memory()
-    assert read_memory(memory, line) and getattr(memory, field) == value
-    assert not read_memory(memory, "Layer: a has no memory") and not read_memory(
-        memory, "Total of nothing: 5"
-    )
+    assert read_memory(memory, line) is bool(field)
+    assert not field or getattr(memory, field) == value
 
 
 @pytest.mark.parametrize(
@@ -486,9 +527,10 @@ def test_memory(line: str, field: str, value: object) -> None:
         ("Latency: 5", {}),
     ],
 )
-def test_the_performance_summary(line: str, values: dict[str, dict[str, float]]) -> None:
-    found: dict[str, dict[str, float]] = {}
-    assert read_metric(found, line) is bool(values) and found == values
+def test_performance_summary(line: str, values: dict[str, dict[str, float]]) -> None:
+    performance: dict[str, dict[str, float]] = {}
+    assert read_metric(performance, line) is bool(values)
+    assert performance == values
 
 
 @pytest.mark.parametrize(
@@ -506,48 +548,37 @@ def test_the_performance_summary(line: str, values: dict[str, dict[str, float]])
     ],
 )
 def test_prefixes(line: str, level: str, message: str) -> None:
-    found = split(line.encode())
-    assert (found[0], found[2].decode()) == (level, message)
+    assert split(line.encode())[::2] == (level, message.encode())
 
 
-def test_dims_and_tensors() -> None:
-    """As many dimensions as a tensor can have, each below what is damage."""
-    assert parse_dims(f"{MAX_DIMENSION - 1},{MAX_DIMENSION},0") == ((MAX_DIMENSION - 1, None, 0), 1)
-    assert len(parse_dims(",".join("1" * 80))[0]) == 64
-    assert parse_dims("1,8:x,2") == ((1, 8, 2), 1)
-    assert (
-        int_list([1, 2]) == [1, 2]
-        and int_list([1], least=2) is None
-        and int_list([2], least=2) == [2]
-    )
-    assert [int_list(x) for x in ([], "12", [True], [1.0], [1] * 65, [MAX_DIMENSION], None)] == [
-        None
-    ] * 7
-    assert int_list([1] * 64) == [1] * 64 and int_list([-5]) == [-5]
-    layer = layer_from_fields(
-        {"Name": "a", "Inputs": [{"Name": "t", "Dimensions": [0, -1, MAX_DIMENSION, "x"]}]}
-    )
-    assert layer.inputs[0].shape == (0, None, None, None)
-    found = parse_engine_line(
-        "Layer(C): n, Tactic: 0x1, a (Int8[1,8]), b, c (Half[1,8]) -> d (Float[1]), e (Int8[2])", 4
-    )
-    assert found is not None and found.line == 4
-    assert [(t.tensor, t.precision) for t in found.inputs] == [
-        ("a", Precision.INT8),
-        ("b, c", Precision.FP16),
-    ]
-    assert [(t.tensor, t.shape) for t in found.outputs] == [("d", (1,)), ("e", (2,))]
+@pytest.mark.parametrize(
+    ("value", "least", "expected"),
+    [
+        *((value, None, value) for value in ([1, 2], [2], [-5], [1] * 64)),
+        *((x, None, None) for x in ([], "12", [True], [1.0], [1] * 65, [MAX_DIMENSION], None)),
+        ([1], 2, None),
+        ([2], 2, [2]),
+    ],
+)
+def test_int_list(value: Any, least: int | None, expected: list[int] | None) -> None:
+    assert int_list(value, least=least) == expected
+
+
+def test_seconds_of_stamps() -> None:
     first, second = (
         seconds_of(f"[10/{day}/2023-{t}]".encode())
         for day, t in (("30", "23:59:59"), ("31", "00:01:01"))
     )
     assert first is not None and second is not None and second - first == 62
     assert seconds_of(b"[xx/yy/2023-17:53:35]") is None
-    assert (
-        is_marked(b"[TRT] x")
-        and is_marked(b"a TensorRT b")
-        and not is_marked(b"x" * 160 + b"[TRT]")
-    )
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [(b"[TRT] x", True), (b"a TensorRT b", True), (b"x" * 160 + b"[TRT]", False)],
+)
+def test_is_marked(line: bytes, expected: bool) -> None:
+    assert is_marked(line) is expected
 
 
 @pytest.mark.parametrize(
@@ -562,5 +593,5 @@ def test_dims_and_tensors() -> None:
         ((0, 5), 0),
     ],
 )
-def test_elements(shape: tuple[int | None, ...] | None, elements: int | None) -> None:
+def test_elements_of_a_tensor(shape: tuple[int | None, ...] | None, elements: int | None) -> None:
     assert BuiltTensor("t", Precision.INT8, shape).elements == elements

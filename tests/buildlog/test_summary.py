@@ -1,11 +1,10 @@
-"""One page of facts about a build: what was read, passes, the engine, tuning, memory, profile."""
+"""Summary of a build: records read, passes, engine, tuning, memory, profile."""
 
 from collections import Counter
 
 import pytest
 
 from qdqtool.buildlog.summary import (
-    SLOWEST,
     lines_of_pass,
     passes,
     signature,
@@ -16,6 +15,7 @@ from qdqtool.buildlog.types import (
     Build,
     BuiltLayer,
     BuiltTensor,
+    LineCounts,
     LogEvent,
     Memory,
     Message,
@@ -23,11 +23,12 @@ from qdqtool.buildlog.types import (
     ParsedNode,
     ParseSection,
     ProfileRow,
+    Tactics,
     TunedLayer,
 )
 from qdqtool.errors import BuildLogError
 from qdqtool.types import Precision
-from tests.raising import raises
+from tests.errors import has
 
 INT8, FP16, FP32 = Precision.INT8, Precision.FP16, Precision.FP32
 
@@ -41,7 +42,7 @@ def layer(name: str, kind: str, inputs: str = "", outputs: str = "", **more: obj
 
 
 @pytest.mark.parametrize(
-    ("inputs", "outputs", "told"),
+    ("inputs", "outputs", "expected"),
     [
         ("INT8", "FP32", "INT8 -> FP32"),
         ("INT8 FP16", "INT8", "INT8, FP16 -> INT8"),
@@ -50,12 +51,11 @@ def layer(name: str, kind: str, inputs: str = "", outputs: str = "", **more: obj
         ("INT8", "INT8 FP16", "INT8 -> INT8, FP16"),
     ],
 )
-def test_what_goes_in_and_comes_out(inputs: str, outputs: str, told: str) -> None:
-    assert signature(layer("a", "C", inputs, outputs)) == told
+def test_signature(inputs: str, outputs: str, expected: str) -> None:
+    assert signature(layer("a", "C", inputs, outputs)) == expected
 
 
-def test_what_was_read_and_the_rest_of_the_page() -> None:
-    """Each kind of record once, in the singular or the plural; nothing of what is not there."""
+def test_what_was_read_counts_each_kind_of_record() -> None:
     build = Build(
         parse=ParseSection([ParsedNode("n", "Conv")] * 2, ["w"]),
         headings=[("QDQ", 1)],
@@ -77,49 +77,69 @@ def test_what_was_read_and_the_rest_of_the_page() -> None:
         "2 warnings",
         "1 error",
     ]
-    rows = [ProfileRow(f"p{i}", 10.0, float(i), None, 5.0) for i in range(12)]
+
+
+def test_summarize_memory_messages_and_milestones() -> None:
     build = Build(
-        profile_rows=rows,
-        profile_total_ms=66.0,
-        iterations=7,
         memory=Memory(activation=5, weights=9),
         placement=[("GPU", "", "a"), ("GPU", "", "b"), ("DLA", "", "c")],
-        names_only=True,
-        notes=["n"],
         messages=[Message("E", "bad", 4, 2), Message("W", "odd", 5, 1)],
-        options={"Model": {"Model": "m.onnx"}},
         milestones=[Milestone("Original", 9, 2)],
     )
-    told = summarize(build)
-    assert (told["memory"]["activation"], told["memory"]["weights"], told["placement"]) == (
-        5,
-        9,
-        {"GPU": 2, "DLA": 1},
-    )
-    assert told["messages"] == [
+    summary = summarize(build)
+    assert (summary["memory"]["activation"], summary["memory"]["weights"]) == (5, 9)
+    assert summary["placement"] == {"GPU": 2, "DLA": 1}
+    assert summary["messages"] == [
         {"level": "error", "text": "bad", "line": 4, "count": 2},
         {"level": "warning", "text": "odd", "line": 5, "count": 1},
     ]
-    assert told["model"] == {"file": "m.onnx", "opset": None, "producer": None, "nodes": None}
-    assert told["milestones"] == [{"what": "Original", "layers": 9, "line": 2}]
-    assert (
-        told["profile"]["iterations"],
-        told["profile"]["layers"],
-        told["profile"]["total_ms"],
-    ) == (7, 12, 66.0)
-    assert [r["name"] for r in told["profile"]["slowest"]][:3] == ["p11", "p10", "p9"]
-    assert set(told["rerun"]) == {"8.2 to 10", "11"} and summarize(Build())["rerun"] == {}
-    parsed = summarize(
-        Build(
-            parse=ParseSection([ParsedNode("n", "C")], onnx_file="f.onnx", opset=13, producer="p")
-        )
-    )
-    assert parsed["model"] == {"file": "f.onnx", "opset": 13, "producer": "p", "nodes": 1}
-    assert summarize(Build())["profile"] is None and summarize(Build())["command"] is None
+    assert summary["milestones"] == [{"what": "Original", "layers": 9, "line": 2}]
+
+
+def test_summarize_profile() -> None:
+    rows = [ProfileRow(f"p{i}", 10.0, float(i), None, 5.0) for i in range(12)]
+    build = Build(profile_rows=rows, profile_total_ms=66.0, iterations=7)
+    profile = summarize(build)["profile"]
+    assert (profile["iterations"], profile["layers"], profile["total_ms"]) == (7, 12, 66.0)
+    assert [row["name"] for row in profile["slowest"]][:3] == ["p11", "p10", "p9"]
 
 
 @pytest.mark.parametrize(
-    ("total", "blank", "unexplained", "marked", "told"),
+    ("build", "model"),
+    [
+        (
+            Build(options={"Model": {"Model": "m.onnx"}}),
+            {"file": "m.onnx", "opset": None, "producer": None, "nodes": None},
+        ),
+        (
+            Build(
+                parse=ParseSection([ParsedNode("n", "C")], onnx_file="f", opset=13, producer="p")
+            ),
+            {"file": "f", "opset": 13, "producer": "p", "nodes": 1},
+        ),
+    ],
+    ids=["options", "parse section"],
+)
+def test_summarize_model(build: Build, model: dict[str, object]) -> None:
+    assert summarize(build)["model"] == model
+
+
+def test_summarize_rerun_commands() -> None:
+    assert set(summarize(Build(names_only=True))["rerun"]) == {"8.2 to 10", "11"}
+
+
+def test_summarize_empty_build() -> None:
+    summary = summarize(Build())
+    assert [summary[key] for key in ("rerun", "profile", "command", "engine")] == [
+        {},
+        None,
+        None,
+        None,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("total", "blank", "unexplained", "marked", "expected"),
     [
         (0, 0, 0, 0, []),
         (3, 3, 0, 0, []),
@@ -128,13 +148,11 @@ def test_what_was_read_and_the_rest_of_the_page() -> None:
         (5, 1, 4, 2, ["2 lines that TensorRT wrote and that this version does not know"]),
     ],
 )
-def test_lines_that_hold_nothing(
-    total: int, blank: int, unexplained: int, marked: int, told: list[str]
+def test_what_was_read_of_lines_without_content(
+    total: int, blank: int, unexplained: int, marked: int, expected: list[str]
 ) -> None:
-    build = Build()
-    lines = build.lines
-    lines.total, lines.blank, lines.unexplained, lines.marked = total, blank, unexplained, marked
-    assert what_was_read(build) == told
+    lines = LineCounts(total=total, blank=blank, unexplained=unexplained, marked=marked)
+    assert what_was_read(Build(lines=lines)) == expected
 
 
 TRACE = [
@@ -150,29 +168,47 @@ def test_passes() -> None:
         {"pass": "QDQToCopy", "running": 2, "events": {"Swap the layer type": 1}, "line": 3},
         {"pass": "EltReluFusion", "running": 1, "events": {}, "line": 5},
     ]
-    more = [
-        *TRACE,
-        LogEvent("QDQOther", "Running", "q", line=9),
-        LogEvent("", "Retargeting", "a", "b", line=10),
-    ]
-    for given, name, known in (
-        (more, "qdq", "QDQOther, QDQToCopy"),
-        ([], "any", "none:"),
-        (more, "none", "EltReluFusion, QDQOther, QDQToCopy"),
-    ):
-        with raises(BuildLogError, f"lines_of_pass {name}: {known}"):
-            lines_of_pass(Build(trace=given), name)
-    whole = Build(trace=[*more, LogEvent("QDQ", "Running", "z", line=11)])
-    assert [line for line, _ in lines_of_pass(whole, "qdq")] == [11]
 
 
-@pytest.mark.parametrize("name", ["QDQToCopy", "qdqtocopy", "qdq", "QDQT"])
-def test_a_pass_by_its_name_or_how_it_begins(name: str) -> None:
-    assert [line for line, _ in lines_of_pass(Build(trace=TRACE), name)] == [3, 4, 6]
+SIMILAR_NAMES = [
+    *TRACE,
+    LogEvent("QDQOther", "Running", "q", line=9),
+    LogEvent("", "Retargeting", "a", "b", line=10),
+]
 
 
 @pytest.mark.parametrize(
-    ("flags", "remainder"),
+    ("events", "name", "code", "listed"),
+    [
+        (SIMILAR_NAMES, "qdq", "ambiguous", "QDQOther, QDQToCopy"),
+        ([], "any", "unknown-choice", "none:"),
+        (SIMILAR_NAMES, "none", "unknown-choice", "EltReluFusion, QDQOther, QDQToCopy"),
+    ],
+    ids=["ambiguous", "no passes", "unknown"],
+)
+def test_lines_of_pass_rejects_other_names(
+    events: list[LogEvent], name: str, code: str, listed: str
+) -> None:
+    with pytest.raises(BuildLogError, check=has(code, parameter="name")) as caught:
+        lines_of_pass(Build(trace=events), name)
+    assert f"{name}: " in str(caught.value) and listed in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("events", "name", "lines"),
+    [
+        *((TRACE, name, [3, 4, 6]) for name in ("QDQToCopy", "qdqtocopy", "qdq", "QDQT")),
+        ([*SIMILAR_NAMES, LogEvent("QDQ", "Running", "z", line=11)], "qdq", [11]),
+    ],
+)
+def test_lines_of_pass_by_name_or_its_start(
+    events: list[LogEvent], name: str, lines: list[int]
+) -> None:
+    assert [line for line, _ in lines_of_pass(Build(trace=events), name)] == lines
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_fp32"),
     [
         ("int8", True),
         ("fp32 int8", True),
@@ -184,15 +220,12 @@ def test_a_pass_by_its_name_or_how_it_begins(name: str) -> None:
         ("", False),
     ],
 )
-def test_whether_the_float_remainder_is_fp32(flags: str, remainder: bool) -> None:
-    assert (
-        summarize(Build(precision_flags=frozenset(flags.split())))["float_remainder_fp32"]
-        is remainder
-    )
+def test_summarize_float_remainder(flags: str, is_fp32: bool) -> None:
+    summary = summarize(Build(precision_flags=frozenset(flags.split())))
+    assert summary["float_remainder_fp32"] is is_fp32
 
 
-def test_engines_and_tuning() -> None:
-    """Types and signatures by how often they are; conversions and reformats with shape and place."""
+def test_summarize_engine_conversions_and_reformats() -> None:
     layers = [
         layer("c", "CaskConvolution", "INT8", "FP16"),
         layer("d", "CaskConvolution", "INT8", "FP16"),
@@ -201,8 +234,8 @@ def test_engines_and_tuning() -> None:
         layer("QuantizeLinear_1", "Reformat", "FP32", "INT8", line=7),
         layer("x copy", "Reformat", "INT8", "INT8"),
     ]
-    told = summarize(Build(layers=layers, bindings=["x"]))
-    assert told["engine"] == {
+    summary = summarize(Build(layers=layers, bindings=["x"]))
+    assert summary["engine"] == {
         "layers": 6,
         "listing": "",
         "types": {"CaskConvolution": 3, "Reformat": 2, "unknown": 1},
@@ -210,7 +243,7 @@ def test_engines_and_tuning() -> None:
         "signatures": {"INT8 -> FP16": 2, "FP16 -> FP16": 1},
         "bindings": ["x"],
     }
-    assert told["conversions"] == [
+    assert summary["conversions"] == [
         {
             "name": "QuantizeLinear_1",
             "from": "FP32",
@@ -220,38 +253,32 @@ def test_engines_and_tuning() -> None:
             "line": 7,
         }
     ]
-    assert [r["name"] for r in told["reformats"]] == ["x copy"] and told["reformats"][0][
-        "qdq"
-    ] is False
-    assert summarize(Build())["engine"] is None
-    bare = summarize(Build(layers=[BuiltLayer("QuantizeLinear_1", "Reformat")]))["conversions"][0]
-    assert (bare["shape"], bare["from"], bare["to"]) == (None, "UNKNOWN", "UNKNOWN")
-    # The slowest layers first, by time, then by tactics, then by name; reformats that were timed
-    build = Build()
-    tactics = build.tactics
-    some = (
+    assert [(r["name"], r["qdq"]) for r in summary["reformats"]] == [("x copy", False)]
+
+
+def test_summarize_conversion_without_tensors() -> None:
+    build = Build(layers=[BuiltLayer("QuantizeLinear_1", "Reformat")])
+    (conversion,) = summarize(build)["conversions"]
+    assert [conversion[key] for key in ("shape", "from", "to")] == [None, "UNKNOWN", "UNKNOWN"]
+
+
+def test_summarize_tuning() -> None:
+    """Layers are sorted by time, then by the number of tactics, then by name."""
+    tactics = Tactics()
+    layers = (
         ("a", 5, 1.0),
         ("b", 9, 1.0),
         ("c", 1, 4.0),
         ("e", 5, 1.0),
         *((f"z{i}", 0, 0.0) for i in range(9)),
     )
-    tactics.layers = {n: TunedLayer(n, count, None, seconds) for n, count, seconds in some}
-    timed = {"r": 0.1, "s": None, "t": 0.4, "u": 0.2, "v": 0.2}
-    tactics.reformats = {n: TunedLayer(n, 1, ms) for n, ms in timed.items()}
+    tactics.layers = {n: TunedLayer(n, count, None, seconds) for n, count, seconds in layers}
+    times = {"r": 0.1, "s": None, "t": 0.4, "u": 0.2, "v": 0.2}
+    tactics.reformats = {n: TunedLayer(n, 1, ms) for n, ms in times.items()}
     tactics.reasons, tactics.refused = Counter({"memory": 3}), Counter({("Runner", "layer"): 2})
-    told = summarize(build)["tuning"]
-    assert [t["name"] for t in told["slowest"]] == [
-        "c",
-        "b",
-        "a",
-        "e",
-        "z0",
-        "z1",
-        "z2",
-        "z3",
-    ] and SLOWEST == 8
-    assert [t["name"] for t in told["slowest_reformats"]] == ["t", "u", "v"]
-    assert told["reasons"] == [{"reason": "memory", "count": 3}]
-    assert told["refused"] == [{"runner": "Runner", "layer": "layer", "count": 2}]
-    assert told["layers"] == 13
+    tuning = summarize(Build(tactics=tactics))["tuning"]
+    assert [t["name"] for t in tuning["slowest"]] == ["c", "b", "a", "e", "z0", "z1", "z2", "z3"]
+    assert [t["name"] for t in tuning["slowest_reformats"]] == ["t", "u", "v"]
+    assert tuning["reasons"] == [{"reason": "memory", "count": 3}]
+    assert tuning["refused"] == [{"runner": "Runner", "layer": "layer", "count": 2}]
+    assert tuning["layers"] == 13
