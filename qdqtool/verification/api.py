@@ -263,8 +263,8 @@ def compare_assuming(
             value: compare(model, predict(model, target, assume={assumption.name: value}), build)
             for value in assumption.alternatives
         }
-        wrong = {assumption.value: _wrong(best)} | {
-            value: _wrong(result) for value, result in others.items()
+        wrong = {assumption.value: count_wrong(best)} | {
+            value: count_wrong(result) for value, result in others.items()
         }
         shown = min(wrong, key=lambda value: wrong[value])
         if len(set(wrong.values())) == 1:
@@ -287,8 +287,8 @@ def compare_assuming(
     return best
 
 
-def _wrong(result: Verification) -> tuple[int, int]:
-    """How much of a comparison is wrong: convolutions first, then anything."""
+def count_wrong(result: Verification) -> tuple[int, int]:
+    """Count the wrong convolutions, and the wrong lines, layers and mismatches together."""
     trace = result.trace
     lines = max(trace.predicted or 0, trace.built or 0) - (trace.agree or 0) if trace.built else 0
     layers = (result.layers.total or 0) - (result.layers.agree or 0)
@@ -448,7 +448,7 @@ def verify_from_log(*sources: str | os.PathLike[str] | Build, on: OnBuilds) -> V
             code="no-pass-lines",
         )
     _check_whole(build, proto, name)
-    equal, different = (Model(_with_scales(proto, same), name) for same in (True, False))
+    equal, different = (Model(copy_with_scales(proto, same), name) for same in (True, False))
     if next(quantizers(equal), None) is None:
         raise BuildLogError(
             f"{name}: no Q/DQ nodes in the parse section, nothing to predict", code="no-qdq"
@@ -482,7 +482,7 @@ def _check_whole(build: Build, proto: onnx.ModelProto, name: str) -> None:
         raise BuildLogError(
             f"{name}: {why}, and a part of a network cannot be predicted; give the model as well",
             code="incomplete-graph",
-            node=loose or "",
+            node=loose if loose is not None and torn is None else "",
         )
 
 
@@ -495,8 +495,8 @@ def _differing(first: Prediction, second: Prediction) -> tuple[str, ...]:
     return tuple(name for name, outcome in mine.items() if other.get(name) != outcome)
 
 
-def _with_scales(proto: onnx.ModelProto, same: bool) -> onnx.ModelProto:
-    """A copy whose scales are all 1/64, or all different."""
+def copy_with_scales(proto: onnx.ModelProto, equal: bool) -> onnx.ModelProto:
+    """Return a copy whose scales are all 1/64, or all different."""
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
     model = Model(copy)
@@ -504,7 +504,7 @@ def _with_scales(proto: onnx.ModelProto, same: bool) -> onnx.ModelProto:
     for position, name in enumerate(names):
         tensor = model.constant_proto(name)  # the copy's own, of an initializer or a Constant
         if tensor is not None:
-            value = 2.0**-6 * (1.0 if same else 1.0 + position * 1e-5)
+            value = 2.0**-6 * (1.0 if equal else 1.0 + position * 1e-5)
             filled = np.full(tuple(tensor.dims), value, np.float32)
             tensor.CopyFrom(onnx.numpy_helper.from_array(filled, tensor.name))
     return copy

@@ -1,4 +1,4 @@
-"""A build log written from a prediction, in TensorRT 8.5's wording: what a build that agrees would print."""
+"""Build log of TensorRT 8.5 that is generated from a prediction and agrees with it."""
 
 from qdqtool.trt.trace import render
 from qdqtool.types import EngineLayer, Precision, Prediction
@@ -22,7 +22,7 @@ def engine_line(layer: EngineLayer) -> str:
 def log_of(
     prediction: Prediction, version: str = "8502", flags: str = "--int8 --fp16"
 ) -> list[str]:
-    """The lines of a whole log."""
+    """Return the lines of a whole log."""
     stamp = "[11/21/2026-12:00:00] "
     head = [
         f"&&&& RUNNING TensorRT.trtexec [TensorRT v{version}] # trtexec --onnx=m.onnx {flags} --verbose",

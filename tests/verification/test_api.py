@@ -1,10 +1,10 @@
-"""verify on logs written from predictions and changed in one place, and on the recorded builds."""
+"""Verify logs that are generated from predictions and changed in one place, and the recorded builds."""
 
-import contextlib
 import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,15 +28,12 @@ from qdqtool.buildlog.types import (
     Section,
 )
 from qdqtool.commands.cli import run
-from qdqtool.errors import BuildLogError, QdqtoolError, VersionError
+from qdqtool.errors import BuildLogError, QdqtoolError
 from qdqtool.model.graph import Model
-from qdqtool.model.modelfile import load
 from qdqtool.options import Building, Machine
-from qdqtool.prediction import predict
 from qdqtool.timing.expected import gpu_of
 from qdqtool.trt.targets import RTX, TARGETS
 from qdqtool.types import Precision
-from qdqtool.verification import api
 from qdqtool.verification.api import (
     check_same_model,
     choose_target,
@@ -50,22 +47,16 @@ from qdqtool.verification.convolutions import BuiltNode
 from qdqtool.verification.lines import Verification, of_pairs
 from tests.buildlog.evidence import build_file
 from tests.buildlog.samples import build_of
-from tests.raising import raises
+from tests.errors import has
 from tests.slow import slow_after
 from tests.trt.builder import Graph
 from tests.trt.evidence import HOME, prediction
 from tests.trt.evidence import model as published
 from tests.verification.synthetic import log_of
 
-pytestmark = pytest.mark.usefixtures("published_once")
 CASE = "resnet18-qat-rtx2000-trt8510"
-MODEL = HOME / CASE / "model.onnx.gz"
-
-
-def written(folder: Path, lines: list[str]) -> str:
-    path = folder / "build.log"
-    path.write_text("\n".join(lines) + "\n")
-    return str(path)
+PATH = HOME / CASE / "model.onnx.gz"
+MODEL = published(CASE)
 
 
 @pytest.fixture(scope="module")
@@ -73,104 +64,144 @@ def lines() -> list[str]:
     return log_of(prediction(CASE))
 
 
-def place(lines: list[str], text: str) -> int:
-    return next(i for i, line in enumerate(lines) if text in line)
+@pytest.fixture
+def log(lines: list[str], tmp_path: Path) -> Path:
+    path = tmp_path / "build.log"
+    path.write_text("\n".join(lines) + "\n")
+    return path
 
 
-def test_the_build_and_its_layers(tmp_path: Path, lines: list[str]) -> None:
-    result = verify(MODEL, written(tmp_path, lines))
+def index_of(lines: list[str], text: str, start: str = "") -> int:
+    return next(i for i, line in enumerate(lines) if line.startswith(start) and text in line)
+
+
+def replace_line(lines: list[str], index: int, *new: str) -> Build:
+    """Return the build of a log whose line at `index` is replaced by others."""
+    return build_of([*lines[:index], *new, *lines[index + 1 :]])
+
+
+def test_verify_agreement(log: Path) -> None:
+    result = verify(PATH, log)
     assert result.convolutions.agree == result.convolutions.total == 21
     assert result.trace.predicted == result.trace.built == result.trace.agree == 607
     assert (result.conversions.as_json(), result.mismatches) == ({"predicted": 1, "built": 1}, [])
     assert result.prediction is not None and result.prediction.target == "trt8.5"
     assert exit_code(result) == 0
-    at = next(i for i, x in enumerate(lines) if x.startswith("Layer(") and "Conv_34 + Add_42" in x)
-    first, _, rest = lines[at].partition(" (Int8")
-    second, _, last = rest.partition(" (Int8")
-    changed = [*lines[:at], f"{first} (Int8{second} (Float{last}", *lines[at + 1 :]]
-    result = verify(MODEL, written(tmp_path, changed))
+    assert verify(MODEL, [log]).convolutions == result.convolutions
+
+
+def test_verify_finds_a_changed_residual_input(lines: list[str]) -> None:
+    index = index_of(lines, "Conv_34 + Add_42", "Layer(")
+    before, data, rest = lines[index].partition(" (Int8")
+    result = verify(
+        MODEL, replace_line(lines, index, before + data + rest.replace("Int8", "Float", 1))
+    )
     assert exit_code(result) == 1
     assert next(m.differs for m in result.mismatches if m.name == "Conv_34") == Difference.RESIDUAL
 
 
 @pytest.mark.parametrize("conv", ["Conv_9", "Conv_34", "Gemm_311"])
-def test_one_output_changed_in_the_engine(tmp_path: Path, lines: list[str], conv: str) -> None:
-    at = next(
-        i
-        for i, x in enumerate(lines)
-        if x.startswith("Layer(C") and f" {conv} +" in x.replace(",", " +")
-    )
-    before, arrow, after = lines[at].rpartition(" -> ")
+def test_verify_finds_a_changed_output(lines: list[str], conv: str) -> None:
+    index = index_of(lines, f" {conv} +", "Layer(C")
+    before, arrow, after = lines[index].rpartition(" -> ")
     swapped = after.replace("Int8", "Float") if "Int8" in after else after.replace("Float", "Int8")
-    changed = [*lines[:at], before + arrow + swapped, *lines[at + 1 :]]
-    result = verify(MODEL, written(tmp_path, changed))
+    result = verify(MODEL, replace_line(lines, index, before + arrow + swapped))
     assert exit_code(result) == 1
     assert conv in {m.name for m in result.mismatches if m.kind == "convolution"}
-    assert result.mismatches[0].line == at + 1
+    assert result.mismatches[0].line == index + 1
 
 
-def test_files_of_a_build(tmp_path: Path, lines: list[str]) -> None:
-    log = written(tmp_path, lines)
-    assert verify(MODEL, [log]).convolutions == verify(MODEL, log).convolutions
-    for none in ((), ([],)):
-        with pytest.raises(BuildLogError, match="no build given"):
-            verify(MODEL, *none)
-    with raises(BuildLogError, "build_of model"):
-        verify(MODEL, MODEL)
-    # Half a dozen names of each are in the other as well, for other convolutions
-    with pytest.raises(BuildLogError, match="another export"):
-        verify(build_file("resnet18-a100-qat", "model.onnx.gz"), build_file(CASE, "log.txt"))
-    with pytest.raises(VersionError, match=r"older than 8\.0"):
-        choose_target(Build(tensorrt="7.2.1"), None)
-    with pytest.raises(QdqtoolError, match="unknown target"):
-        choose_target(Build(tensorrt="8.5.2"), "trt7")
-    with raises(BuildLogError, "check_told optimizer"):
+@pytest.mark.parametrize(
+    ("builds", "code"),
+    [((), "missing-argument"), (([],), "missing-argument"), ((PATH,), "wrong-format")],
+    ids=["none", "empty list", "model"],
+)
+def test_verify_needs_a_build(builds: tuple[Any, ...], code: str) -> None:
+    with pytest.raises(BuildLogError, check=has(code, parameter="builds")):
+        verify(MODEL, *builds)
+
+
+def test_verify_rejects_a_build_of_another_export() -> None:
+    """Each has a few names of the other, for other convolutions."""
+    path = build_file(CASE, "log.txt")
+    with pytest.raises(BuildLogError, check=has("different-exports", path=str(path))):
+        verify(build_file("resnet18-a100-qat", "model.onnx.gz"), path)
+
+
+def test_check_same_model_rejects_an_empty_build() -> None:
+    with pytest.raises(BuildLogError, check=has("empty-build", path="build")):
         check_same_model(model(1), Build(parse=ParseSection()))
 
 
-def test_parts_of_a_log(tmp_path: Path, lines: list[str]) -> None:
-    end = place(lines, "Engine Layer Information")
-    result = verify(MODEL, written(tmp_path, lines[:end]))
+def test_check_same_model_rejects_a_parse_section_with_few_nodes() -> None:
+    names = [node.name for node in MODEL.nodes if node.op == "Conv"][:2]
+    build = build_of([f"[V] [TRT] Parsing node: {name} [Conv]" for name in names])
+    with pytest.raises(BuildLogError, check=has("different-models")) as caught:
+        check_same_model(MODEL, build)
+    assert "cut off too early" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("version", "target", "message"),
+    [("7.2.1", None, r"older than 8\.0"), ("8.5.2", "trt7", "'trt7'")],
+)
+def test_choose_target_rejects_unknown_targets(
+    version: str, target: str | None, message: str
+) -> None:
+    with pytest.raises(QdqtoolError, match=message):
+        choose_target(Build(tensorrt=version), target)
+
+
+def test_verify_log_without_engine_layers(lines: list[str]) -> None:
+    result = verify(MODEL, build_of(lines[: index_of(lines, "Engine Layer Information")]))
     assert (result.convolutions.agree, result.conversions.built, exit_code(result)) == (21, 1, 2)
-    names = [node.name for node in load(MODEL).nodes if node.op == "Conv"][:2]
-    path = written(tmp_path, [f"[V] [TRT] Parsing node: {name} [Conv]" for name in names])
-    with raises(BuildLogError, "check_same_model too"):
-        verify(MODEL, path)
-    end = place(lines, "ConstWeightsFusion on conv1.weight")
-    result = verify(MODEL, written(tmp_path, lines[:end]))
-    assert (
-        result.mismatches == []
-        and not result.complete
-        and str(Gap(Section.LISTING)) in result.build.missing
-    )
+
+
+def test_verify_log_that_is_cut_in_the_passes(lines: list[str]) -> None:
+    result = verify(MODEL, build_of(lines[: index_of(lines, "ConstWeightsFusion on conv1.weight")]))
+    assert (result.mismatches, result.complete) == ([], False)
+    assert str(Gap(Section.LISTING)) in result.build.missing
     assert (exit_code(result), exit_code(result, allow_partial=True)) == (2, 0)
     assert result.convolutions.unknown < result.convolutions.total
-    at = place(lines, "QuantizeDoubleInputNodes: fusing QuantizeLinear_27 into Conv_22")
-    result = verify(MODEL, written(tmp_path, [*lines[:at], *lines[at + 1 :]]))
+
+
+def test_verify_finds_a_missing_line(lines: list[str]) -> None:
+    line = "QuantizeDoubleInputNodes: fusing QuantizeLinear_27 into Conv_22"
+    result = verify(MODEL, replace_line(lines, index_of(lines, line)))
     assert (exit_code(result), result.trace.built) == (1, 606)
     assert [(m.name, m.differs) for m in result.mismatches if m.kind == "trace"] == [
-        ("QuantizeDoubleInputNodes: fusing QuantizeLinear_27 into Conv_22", Difference.NOT_LOGGED)
+        (line, Difference.NOT_LOGGED)
     ]
-    at = place(lines, "Running: QDQToCopy on QuantizeLinear_2")
-    extra = [lines[at].replace("QuantizeLinear_2", "QuantizeLinear_15")]
-    result = verify(MODEL, written(tmp_path, [*lines[:at], *extra, *lines[at:]]))
-    trace = next(m for m in result.mismatches if m.kind == "trace")
-    assert (trace.line, trace.differs) == (at + 1, Difference.FIRST_LINE)
 
 
-def test_command_line(tmp_path: Path, lines: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    path = written(tmp_path, lines)
-    assert run(["verify", str(MODEL), path, "--format", "json"]) == 0
+def test_verify_finds_an_additional_line(lines: list[str]) -> None:
+    index = index_of(lines, "Running: QDQToCopy on QuantizeLinear_2")
+    added = lines[index].replace("QuantizeLinear_2", "QuantizeLinear_15")
+    result = verify(MODEL, replace_line(lines, index, added, lines[index]))
+    mismatch = next(m for m in result.mismatches if m.kind == "trace")
+    assert (mismatch.line, mismatch.differs) == (index + 1, Difference.FIRST_LINE)
+
+
+def test_verify_command_json(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["verify", str(PATH), str(log), "--format", "json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert (data["schema"], data["build"]["tensorrt"], data["convolutions"]["agree"]) == (
         "qdqtool/verification/1",
         "8.5.2",
         21,
     )
-    assert run(["verify", str(MODEL)]) == 2
-    assert "give MODEL and at least one BUILD" in capsys.readouterr().err
-    assert run(["verify", str(MODEL), str(tmp_path / "none.log")]) == 2
-    assert "none.log" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("builds", "message"),
+    [([], "give MODEL and at least one BUILD"), (["none.log"], "none.log")],
+    ids=["no build", "missing file"],
+)
+def test_verify_command_errors(
+    builds: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["verify", str(PATH), *builds]) == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -180,17 +211,10 @@ def test_command_line(tmp_path: Path, lines: list[str], capsys: pytest.CaptureFi
         ("resnet18-qat-rtx2000-trt8510", 21, 607),
     ],
 )
-def test_the_recorded_logs(case: str, convolutions: int, lines: int) -> None:
-    built = build_file(case)
-    result = verify(published(case), built)
-    trace = result.trace
-    assert (
-        result.convolutions.agree,
-        trace.predicted,
-        trace.built,
-        trace.agree,
-        exit_code(result),
-    ) == (convolutions, lines, lines, lines, 0)
+def test_verify_recorded_logs(case: str, convolutions: int, lines: int) -> None:
+    result = verify(published(case), build_file(case))
+    assert (result.convolutions.agree, exit_code(result)) == (convolutions, 0)
+    assert result.trace.predicted == result.trace.built == result.trace.agree == lines
 
 
 @pytest.mark.parametrize(
@@ -203,27 +227,18 @@ def test_the_recorded_logs(case: str, convolutions: int, lines: int) -> None:
         ("centernet-resnet34-qat-trt80", ["log.txt"], 48),
     ],
 )
-def test_the_recorded_listings(case: str, files: list[str], convolutions: int) -> None:
-    built = [build_file(case, f) for f in files]
-    result = verify(published(case), *built)
-    assert (result.convolutions.agree, result.mismatches, exit_code(result)) == (
-        convolutions,
-        [],
-        0,
-    )
+def test_verify_recorded_listings(case: str, files: list[str], convolutions: int) -> None:
+    result = verify(published(case), *(build_file(case, name) for name in files))
+    assert (result.convolutions.agree, result.mismatches) == (convolutions, [])
+    assert exit_code(result) == 0
 
 
 @pytest.mark.parametrize(
     "case", slow_after(1, ["resnet18-qat-rtx2000-trt8510", "yolo-resnet18-orin-trt8502"])
 )
-def test_no_change_of_a_precision_in_a_recorded_log_goes_unnoticed(
-    case: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every kind of layer, input and output, in the engine lines and, where printed, in the layer information."""
+def test_verify_finds_any_changed_precision_in_a_recorded_log(case: str) -> None:
+    """Precisions are in the engine lines and, if it was printed, in the layer information."""
     raw = build_file(case).read_bytes().splitlines()
-    model = published(case)
-    predicted = predict(model, TARGETS["trt8.5"])
-    monkeypatch.setattr(api, "predict", lambda _model, _target: predicted)
     lines = [
         line.decode() for line in raw if b"Tactic: 0x" not in line or line.startswith(b"Layer(")
     ]
@@ -240,7 +255,7 @@ def test_no_change_of_a_precision_in_a_recorded_log_goes_unnoticed(
             "Int8" if match[0] != "Int8" else "Float" if lines[i].startswith("Layer(") else "FP32"
         )
         changed = lines[i][: match.start()] + other + lines[i][match.end() :]
-        result = verify(model, build_of([*lines[:i], changed, *lines[i + 1 :]]))
+        result = verify(published(case), replace_line(lines, i, changed))
         assert exit_code(result) == 1, changed
         assert any(m.line == i + 1 or i + 1 in m.values for m in result.mismatches), changed
 
@@ -248,33 +263,32 @@ def test_no_change_of_a_precision_in_a_recorded_log_goes_unnoticed(
 @pytest.mark.parametrize(
     "case", slow_after(1, ["resnet18-a100-qat", "mobilenetv2-titanrtx-qat-residual"])
 )
-def test_no_change_of_a_layer_json_goes_unnoticed(
-    case: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verify_finds_any_changed_precision_in_a_layer_json(case: str) -> None:
     data = json.loads(build_file(case, "graph.json").read_text())
-    model = published(case)
-    predicted = predict(model, TARGETS["trt8.4"])
-    monkeypatch.setattr(api, "predict", lambda _model, _target: predicted)
     edges = [t for layer in data["Layers"] for side in ("Inputs", "Outputs") for t in layer[side]]
-    for edge in [
-        edges[-1],
-        *edges[::4],
-    ]:  # the last one is the network's output, which the model names otherwise
+    for edge in [edges[-1], *edges[::4]]:  # the last edge is the output of the network
         before = edge["Format/Datatype"]
         edge["Format/Datatype"] = (
             "Row major linear FP32" if "Int8" in before else "Row major Int8 format"
         )
-        assert exit_code(verify(model, build_of(data))) == 1, edge
+        assert exit_code(verify(published(case), build_of(data), target="trt8.4")) == 1, edge
         edge["Format/Datatype"] = before
-    for lost in range(0, len(data["Layers"]), 5):
-        rest = data | {"Layers": [*data["Layers"][:lost], *data["Layers"][lost + 1 :]]}
-        assert exit_code(verify(model, build_of(rest))) == 2
-    half = json.dumps(data, indent=1)
-    result = verify(model, build_of(half[: len(half) // 2]))
+
+
+@pytest.mark.parametrize(
+    "case", slow_after(1, ["resnet18-a100-qat", "mobilenetv2-titanrtx-qat-residual"])
+)
+def test_verify_finds_missing_layers_in_a_layer_json(case: str) -> None:
+    text = build_file(case, "graph.json").read_text()
+    data = json.loads(text)
+    for i in range(0, len(data["Layers"]), 5):
+        rest = data | {"Layers": [*data["Layers"][:i], *data["Layers"][i + 1 :]]}
+        assert exit_code(verify(published(case), build_of(rest), target="trt8.4")) == 2
+    result = verify(published(case), build_of(text[: len(text) // 2]), target="trt8.4")
     assert (result.mismatches, exit_code(result)) == ([], 2)
 
 
-# The rules of verify that need no whole build: which target, which model, which flags, and when it ends with what.
+# Target, model, flags and exit code. These need no whole build.
 
 INT8, FP16, FP32 = Precision.INT8, Precision.FP16, Precision.FP32
 
@@ -282,7 +296,7 @@ INT8, FP16, FP32 = Precision.INT8, Precision.FP16, Precision.FP32
 def layer(
     name: str, kind: str = "CaskConvolution", inputs: str = "", outputs: str = "", **more: object
 ) -> BuiltLayer:
-    """A layer whose tensors are given by their types, such as ``INT8 FP32``."""
+    """Return a layer with a tensor for each type in texts such as ``INT8 FP32``."""
 
     def tensors(side: str, types: str) -> list[BuiltTensor]:
         return [BuiltTensor(f"{name}.{side}{i}", Precision(t)) for i, t in enumerate(types.split())]
@@ -297,10 +311,10 @@ def model(count: int) -> Model:
 
 
 @pytest.mark.parametrize(
-    ("build", "target", "chosen", "told"),
+    ("build", "target", "expected", "note"),
     [
         (Build(tensorrt="8.5.2"), None, "trt8.5", None),
-        (Build(tensorrt="8.5.2"), "trt10", "trt10", None),  # the user's word comes first
+        (Build(tensorrt="8.5.2"), "trt10", "trt10", None),  # the argument comes first
         (Build(tensorrt="10.3.0"), None, "trt10", None),
         (Build(tensorrt="8.4.1", version_hint="10.0"), None, "trt8.4", None),
         (
@@ -320,67 +334,60 @@ def model(count: int) -> Model:
         (Build(is_rtx=True, tensorrt="1.7.1"), None, RTX.name, None),
     ],
 )
-def test_the_target_is_the_builds_version(
-    build: Build, target: str | None, chosen: str, told: Note | None
-) -> None:
-    found, notes = choose_target(build, target)
-    assert found is TARGETS[chosen]
-    assert notes == ([told] if told else [])
+def test_choose_target(build: Build, target: str | None, expected: str, note: Note | None) -> None:
+    assert choose_target(build, target) == (TARGETS[expected], [note] if note else [])
 
 
-def named(count: int) -> list[BuiltLayer]:
-    return [layer(f"c{i}") for i in range(count)] + [layer("other", "PointWiseV2")]
+def named(count: int) -> Build:
+    layers = [*(layer(f"c{i}") for i in range(count)), layer("other", "PointWiseV2")]
+    return Build(layers=layers, files=["b.log"])
 
 
 @pytest.mark.parametrize(
-    ("total", "found", "same"),
+    ("build", "total"),
     [
-        (5, 1, True),
-        (6, 1, False),
-        (10, 2, True),
-        (11, 2, False),
-        (4, 0, False),
-        (1, 1, True),
+        (named(1), 5),
+        (named(2), 10),
+        (named(1), 1),
+        (Build(layers=[layer("a", "Myelin"), layer("b", "Myelin")]), 3),
     ],
+    ids=["a fifth", "a fifth of ten", "all", "Myelin blocks"],
 )
-def test_a_fifth_of_the_names_makes_it_the_same_model(total: int, found: int, same: bool) -> None:
-    build = Build(layers=named(found), files=["b.log"])
-    with (
-        contextlib.nullcontext()
-        if same
-        else raises(BuildLogError, f"check_same_model b.log: {found} {total}")
-    ):
+def test_check_same_model_accepts_a_fifth_of_the_names_and_myelin(build: Build, total: int) -> None:
+    """The names of Myelin blocks contain no names of nodes."""
+    check_same_model(model(total), build)
+
+
+EVENT = LogEvent("QDQToCopy", "Running", "q")
+
+
+@pytest.mark.parametrize(
+    ("build", "total", "count"),
+    [
+        (named(1), 6, 1),
+        (named(2), 11, 2),
+        (named(0), 4, 0),
+        (Build(layers=[layer("a", "Myelin"), layer("b")]), 3, 0),
+        (Build(layers=[layer("b")]), 3, 0),
+        (Build(layers=[layer("a", "Myelin")], trace=[EVENT]), 3, 0),
+        (Build(trace=[EVENT]), 3, 0),
+    ],
+    ids=["one", "two", "none", "Myelin and layer", "layer", "Myelin and line", "line"],
+)
+def test_check_same_model_rejects_fewer_names(build: Build, total: int, count: int) -> None:
+    error = has("different-models", path=build.called)
+    with pytest.raises(BuildLogError, match=f" {count} of the model's {total} ", check=error):
         check_same_model(model(total), build)
 
 
 @pytest.mark.parametrize(
-    ("build", "allowed"),
-    [
-        (Build(layers=[layer("a", "Myelin"), layer("b", "Myelin")]), True),
-        (Build(layers=[layer("a", "Myelin"), layer("b")]), False),
-        (Build(layers=[layer("b")]), False),
-        (
-            Build(layers=[layer("a", "Myelin")], trace=[LogEvent("QDQToCopy", "Running", "q")]),
-            False,
-        ),
-        (Build(trace=[LogEvent("QDQToCopy", "Running", "q")]), False),
-    ],
-)
-def test_an_engine_that_is_all_myelin_names_nothing(build: Build, allowed: bool) -> None:
-    """Its blocks have no names of nodes; a layer or a pass line besides would have."""
-    words = "check_same_model 0 3"
-    with contextlib.nullcontext() if allowed else raises(BuildLogError, words):
-        check_same_model(model(3), build)
-
-
-@pytest.mark.parametrize(
-    ("flags", "layers", "told"),
+    ("flags", "layers", "expected"),
     [
         ("int8", [layer("a", inputs="FP32", outputs="FP32")], True),
         ("int8", [layer("a", inputs="INT8", outputs="FP32")], True),
         ("int8", [layer("a", inputs="INT8", outputs="INT8")], False),  # no float remainder
         ("int8", [layer("a", inputs="FP16", outputs="FP32")], False),
-        ("", [layer("a", inputs="FP32", outputs="FP32")], False),  # not told what it may use
+        ("", [layer("a", inputs="FP32", outputs="FP32")], False),  # the flags are unknown
         ("int8 fp16", [layer("a", inputs="FP32", outputs="FP32")], False),
         ("best", [layer("a", inputs="FP32", outputs="FP32")], False),
         ("stronglyTyped", [layer("a", inputs="FP32", outputs="FP32")], False),
@@ -395,12 +402,12 @@ def test_an_engine_that_is_all_myelin_names_nothing(build: Build, allowed: bool)
             "int8",
             [layer("a", inputs="INT8 INT8 FP32", outputs="INT8 FP32")],
             False,
-        ),  # weights, a second result
+        ),  # weights and a second output
     ],
 )
-def test_fp32_is_a_matter_of_flags(flags: str, layers: list[BuiltLayer], told: bool) -> None:
-    found = flag_notes(Build(precision_flags=frozenset(flags.split()), layers=layers))
-    assert remarks(found) == [Remark.NO_FP16_FLAG] * told
+def test_flag_notes(flags: str, layers: list[BuiltLayer], expected: bool) -> None:
+    notes = flag_notes(Build(precision_flags=frozenset(flags.split()), layers=layers))
+    assert remarks(notes) == [Remark.NO_FP16_FLAG] * expected
 
 
 @pytest.mark.parametrize(
@@ -415,113 +422,116 @@ def test_fp32_is_a_matter_of_flags(flags: str, layers: list[BuiltLayer], told: b
         (True, 2, False, True, 0),
     ],
 )
-def test_exit_codes(complete: bool, unknown: int, mismatch: bool, partial: bool, code: int) -> None:
-    """1 says no whatever is missing; 2 says that the build leaves something open, unless that is allowed."""
-    wrong = [Mismatch(MismatchKind.CONVOLUTION, "c", {}, {}, Difference.GONE)] if mismatch else []
-    found = Verification(
+def test_exit_code(complete: bool, unknown: int, mismatch: bool, partial: bool, code: int) -> None:
+    """1 for any mismatch; 2 if something is unknown and that is not allowed."""
+    mismatches = [Mismatch(MismatchKind.CONVOLUTION, "c", {}, {}, Difference.GONE)] * mismatch
+    result = Verification(
         BuildFacts(BuildSource.LOG, complete=complete),
         ConvolutionCounts(5, 5 - unknown, unknown),
-        mismatches=wrong,
+        mismatches=mismatches,
     )
-    assert exit_code(found, partial) == code
+    assert exit_code(result, partial) == code
 
 
-# Building a model and mapping the build back to it, with a builder that says what the test wants.
+# A model is built and the build is mapped back to it. A function of the test replaces the builder.
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Building]:
-    """What the builder was asked for; it builds as predicted, or refuses where the time limit is 1 s."""
-    calls: list[Building] = []
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[Building]:
+    """Build as predicted, or refuse if the time limit is 1 s. Return the requests to the builder."""
+    requests: list[Building] = []
 
-    def build(model: str, how: Building) -> BuildResult:
-        calls.append(how)
+    def build(model: Model, how: Building) -> BuildResult:
+        requests.append(how)
         if how.timeout == 1:
             return BuildResult("tensorrt", "refused", message="no")
-        graph = load(MODEL)
-        read = build_of(log_of(prediction(CASE)))
-        return BuildResult(
-            "tensorrt",
-            "built",
-            "8.5.2",
-            model=graph,
-            names={n.index: n.name for n in graph.nodes},
-            build=read,
-        )
+        names = {node.index: node.name for node in model.nodes}
+        log = build_of(log_of(prediction(CASE)))
+        return BuildResult("tensorrt", "built", "8.5.2", model=model, names=names, build=log)
 
     monkeypatch.setattr("qdqtool.builders.build", build)
-    return calls
+    return requests
 
 
-def test_the_layers_are_written(asked: list[Building], tmp_path: Path) -> None:
+def test_build_model_nodes(requests: list[Building]) -> None:
+    result = build_model(MODEL, "tensorrt")
+    assert (requests[0].keep_engine, result.layers_path) == (False, None)
+    assert [n.precision for n in result.nodes] == [INT8] * 21
+    assert result.node("Conv_22").inputs == (INT8,)
+    assert result.node("Conv_34").inputs == (INT8, INT8)  # data, residual
+
+
+@pytest.mark.usefixtures("requests")
+def test_build_model_layer_table(tmp_path: Path) -> None:
     result = build_model(MODEL, "tensorrt", tmp_path)
-    assert asked[0].keep_engine is False, "no engine is kept unless asked for"
-    assert [n.precision for n in result.nodes] == [Precision.INT8] * 21
-    assert result.node("Conv_22").inputs == (Precision.INT8,)
-    assert result.node("Conv_34").inputs == (Precision.INT8, Precision.INT8), (
-        "data, then the residual"
-    )
     assert result.layers_path == tmp_path / "layers.json"
     text = (tmp_path / "layers.json").read_text()
+    assert text.startswith('{\n "builder"') and text.endswith("}\n")  # indented
     table = json.loads(text)
-    assert text.startswith('{\n "builder"') and text.endswith("}\n"), "indented for people"
     assert (table["builder"], table["version"], len(table["nodes"])) == ("tensorrt", "8.5.2", 21)
     first = table["Layers"][0]
     assert (first["Name"], first["LayerType"]) == ("QuantizeLinear_2", "Reformat")
     assert first["Inputs"][0]["Dimensions"] == [1, 8, 8, 8]
 
 
-def test_what_is_told_of_a_build(tmp_path: Path) -> None:
-    """Paths where something was kept, null elsewhere; convolutions counted, those in INT8 among them."""
-    rows = [
-        BuiltNode(i, f"n{i}", "Conv", p)
-        for i, p in enumerate((Precision.INT8, Precision.FP16, Precision.INT8))
-    ]
-    told = BuiltModel(
-        "tensorrt-rtx", "built", "1.7.1", (86, 120), seconds=1.23456, nodes=rows
-    ).as_json()
-    assert (told["engine"], told["log"], told["layers"]) == (None, None, None)
-    assert (told["targets"], told["seconds"]) == (["SM86", "SM120"], 1.235)
-    assert told["summary"] == {"convolutions": 3, "int8": 2}
-    kept = {name: tmp_path / name for name in ("engine_path", "log_path", "layers_path")}
-    told = BuiltModel("trtexec", "built", **kept).as_json()  # type: ignore[arg-type]
-    assert [told[n] for n in ("engine", "log", "layers")] == [str(p) for p in kept.values()]
-    assert BuiltModel("trtexec", "built", nodes=rows).node("n1") is rows[1]
-    with pytest.raises(KeyError):
-        BuiltModel("trtexec", "built", nodes=rows).node("n3")
-
-
-def test_pairs_and_what_was_not_built(asked: list[Building], tmp_path: Path) -> None:
+@pytest.mark.usefixtures("requests")
+def test_build_model_that_is_refused(tmp_path: Path) -> None:
     result = build_model(MODEL, "tensorrt", tmp_path, timeout=1)
     assert (result.status, result.nodes, result.layers_path) == ("refused", [], None)
     assert list(tmp_path.iterdir()) == []
-    result = build_model(MODEL, "tensorrt")
-    assert len(result.nodes) == 21 and result.layers_path is None
-    told = prediction(CASE)
-    first, second, third = told.convolutions[:3]
-    float_one = BuiltNode(second.index, second.name, "Conv", Precision.FP16)
-    rows = [
-        Pair(first, BuiltNode(first.index, first.name, "Conv", first.precision)),
-        Pair(second, float_one),
+
+
+NODES = [BuiltNode(i, f"n{i}", "Conv", p) for i, p in enumerate((INT8, FP16, INT8))]
+
+
+def test_built_model_json_without_files() -> None:
+    result = BuiltModel("tensorrt-rtx", "built", "1.7.1", (86, 120), seconds=1.23456, nodes=NODES)
+    data = result.as_json()
+    assert (data["engine"], data["log"], data["layers"]) == (None, None, None)
+    assert (data["targets"], data["seconds"]) == (["SM86", "SM120"], 1.235)
+    assert data["summary"] == {"convolutions": 3, "int8": 2}
+
+
+def test_built_model_json_paths() -> None:
+    paths = {name: Path(name) for name in ("engine", "log", "layers")}
+    result = BuiltModel("trtexec", "built", **{f"{name}_path": p for name, p in paths.items()})  # type: ignore[arg-type]
+    assert {name: Path(result.as_json()[name]) for name in paths} == paths
+
+
+def test_built_model_node() -> None:
+    result = BuiltModel("trtexec", "built", nodes=NODES)
+    assert result.node("n1") is NODES[1]
+    with pytest.raises(KeyError):
+        result.node("n3")
+
+
+def test_of_pairs() -> None:
+    whole = prediction(CASE)
+    agreeing, wrong, unknown = whole.convolutions[:3]
+    pairs = [
+        Pair(agreeing, BuiltNode(agreeing.index, agreeing.name, "Conv", agreeing.precision)),
+        Pair(wrong, BuiltNode(wrong.index, wrong.name, "Conv", FP16)),
+        Pair(unknown, None),
     ]
-    result = of_pairs(told, [*rows, Pair(third, None)], BuildFacts(BuildSource.LOG))
-    assert result.convolutions == ConvolutionCounts(3, 1, 1, (third.name,))
-    assert [m.name for m in result.mismatches] == [second.name]
-
-
-def test_a_build_of_tensorrt_rtx_is_predicted_for_the_gpu_that_was_named() -> None:
-    g = Graph()
-    model = g.model(g.conv(g.conv(g.input(1, 16, 16, 16), "a", 16), "b", 16, scale=0.05))
-    build = Build(tensorrt="1.7.1", layers=[BuiltLayer("a")])
-    for gpu, int8, cc in ((None, 2, "8.6"), ("T4", 0, "7.5"), ("RTX 3060", 2, "8.6")):
-        found = verify(model, build, target="rtx1.7", gpu=gpu)
-        assert found.prediction.summary()["int8"] == int8 and found.as_json()[
-            "compute_capabilities"
-        ] == [cc]
+    result = of_pairs(whole, pairs, BuildFacts(BuildSource.LOG))
+    assert result.convolutions == ConvolutionCounts(3, 1, 1, (unknown.name,))
+    assert [m.name for m in result.mismatches] == [wrong.name]
 
 
 @pytest.mark.parametrize(
-    ("said", "capabilities"),
+    ("gpu", "int8", "capability"), [(None, 2, "8.6"), ("T4", 0, "7.5"), ("RTX 3060", 2, "8.6")]
+)
+def test_verify_rtx_build_for_a_gpu(gpu: str | None, int8: int, capability: str) -> None:
+    g = Graph()
+    model = g.model(g.conv(g.conv(g.input(1, 16, 16, 16), "a", 16), "b", 16, scale=0.05))
+    build = Build(tensorrt="1.7.1", layers=[BuiltLayer("a")])
+    result = verify(model, build, target="rtx1.7", gpu=gpu)
+    assert result.prediction.summary()["int8"] == int8
+    assert result.as_json()["compute_capabilities"] == [capability]
+
+
+@pytest.mark.parametrize(
+    ("build", "capabilities"),
     [
         (Build(gpu={"Compute Capability": "7.5"}), ["7.5"]),
         (Build(device="Tesla T4"), ["7.5"]),
@@ -530,35 +540,46 @@ def test_a_build_of_tensorrt_rtx_is_predicted_for_the_gpu_that_was_named() -> No
         (Build(), ["8.6"]),
     ],
 )
-def test_a_build_of_tensorrt_rtx_is_predicted_for_what_it_says_it_is_for(
-    said: Build, capabilities: list[str]
-) -> None:
-    """Also where ours cannot build for it: there is a build."""
-    target, _ = target_of(replace(said, is_rtx=True), None, Machine())
-    assert target.told == capabilities and target.name == RTX.name
-    assert target_of(said, None, Machine(gpu="V100"))[0].told == []
-    with raises(QdqtoolError, "Target.built_for 7.0 V100"):
-        target_of(Build(is_rtx=True), None, Machine(gpu="V100"))
+def test_target_of_rtx_build_has_its_capabilities(build: Build, capabilities: list[str]) -> None:
+    """The build proves that TensorRT-RTX can build for them."""
+    target, _ = target_of(replace(build, is_rtx=True), None, Machine())
+    assert (target.told, target.name) == (capabilities, RTX.name)
+    assert target_of(build, None, Machine(gpu="V100"))[0].told == []
 
 
-def test_the_gpu_where_a_build_ran_is_not_what_it_was_built_for() -> None:
-    """The user's words are for times; of a table that states its targets, these hold, and what a log states exists."""
-    both = Build(is_rtx=True, targets=(75, 86))
-    assert target_of(both, None, Machine(gpu="RTX 3060"))[0].told == ["7.5", "8.6"]
-    with raises(QdqtoolError, "target_of V100 7.0 8.6"):
-        target_of(both, None, Machine(gpu="V100"))
-    with raises(QdqtoolError, "find RTX 99999"):
-        target_of(both, None, Machine(gpu="RTX 99999"))
-    stated = {"Compute Capability": "8.7"}
-    assert target_of(Build(is_rtx=True, gpu=stated), None, Machine(gpu="Orin NX"))[0].told == [
-        "8.7"
-    ]
-    with raises(QdqtoolError, "Target.built_for 7.0 V100"):
-        target_of(Build(is_rtx=True, gpu=stated), None, Machine(gpu="V100"))
-    # The log's capability is not the table's of that name, and it states neither clock nor memory.
-    odd = Build(
-        is_rtx=True,
-        device="NVIDIA GeForce RTX 3060",
-        gpu={"Compute Capability": "8.9", "SMs": "28"},
-    )
-    assert target_of(odd, None, Machine())[0].told == ["8.9"] and gpu_of(odd) is None
+TWO_TARGETS = Build(is_rtx=True, targets=(75, 86))
+ORIN = Build(is_rtx=True, gpu={"Compute Capability": "8.7"})
+
+
+@pytest.mark.parametrize(
+    ("build", "gpu", "capabilities"),
+    [(TWO_TARGETS, "RTX 3060", ["7.5", "8.6"]), (ORIN, "Orin NX", ["8.7"])],
+    ids=["listed targets", "stated capability"],
+)
+def test_target_of_rtx_build_on_a_gpu(build: Build, gpu: str, capabilities: list[str]) -> None:
+    assert target_of(build, None, Machine(gpu=gpu))[0].told == capabilities
+
+
+@pytest.mark.parametrize("build", [Build(is_rtx=True), ORIN], ids=["unknown", "8.7"])
+def test_target_of_rejects_a_gpu_that_rtx_cannot_build_for(build: Build) -> None:
+    with pytest.raises(QdqtoolError, match=r" 7\.0 .*V100"):
+        target_of(build, None, Machine(gpu="V100"))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "code", "message"),
+    [
+        ("V100", "different-gpus", r"V100.* 7\.0.* 8\.6"),
+        ("RTX 99999", "unknown-choice", "RTX 99999"),
+    ],
+)
+def test_target_of_rejects_other_gpus(gpu: str, code: str, message: str) -> None:
+    with pytest.raises(QdqtoolError, match=message, check=has(code, parameter="gpu")):
+        target_of(TWO_TARGETS, None, Machine(gpu=gpu))
+
+
+def test_target_of_prefers_the_capability_of_the_log() -> None:
+    """It contradicts the GPU table, and the log has neither clock nor memory."""
+    facts = {"Compute Capability": "8.9", "SMs": "28"}
+    build = Build(is_rtx=True, device="NVIDIA GeForce RTX 3060", gpu=facts)
+    assert target_of(build, None, Machine())[0].told == ["8.9"] and gpu_of(build) is None

@@ -1,4 +1,4 @@
-"""One convolution held against what a build says of it: engine layer, pass lines, both, or neither."""
+"""Comparison of one convolution with a build: engine layer, pass lines, or both."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load
 from qdqtool.prediction import predict
 from qdqtool.trt.refusals import WeightsNotDequantized
-from qdqtool.types import ConvOutcome, Precision, Prediction
+from qdqtool.types import ConvOutcome, Event, Precision, Prediction
 from qdqtool.verification.build_model import inspector_json
 from qdqtool.verification.convolutions import (
     BuiltNode,
@@ -32,7 +32,7 @@ EPILOGUE = [("QDQ graph optimizer quantization epilogue pass", 99)]
 
 
 def block() -> Model:
-    """``a``, then ``b`` added to what ``a`` wrote, then a MaxPool."""
+    """Return convolution ``a``, then ``b`` with a residual Add, then a MaxPool."""
     g = Graph()
     x = g.relu(g.conv(g.input(1, 8, 8, 8), "a", 8), "ra")
     return Model(
@@ -42,14 +42,14 @@ def block() -> Model:
 
 MODEL = block()
 BASE = predict(MODEL, "trt8.5", advice=False)
-TAKES = replace(
+FUSES_ADD = replace(
     BASE.convolution("b"), precision=INT8, inputs=[INT8, INT8], output=INT8, fused=["sum", "rb"]
 )
 PLAIN = replace(BASE.convolution("b"), precision=INT8, inputs=[INT8], output=FLOAT, fused=[])
 
 
-def line(subject: str, at: int, conv: str = "b") -> LogEvent:
-    return LogEvent(PASS, "fusing", subject, conv, line=at)
+def line(subject: str, number: int, conv: str = "b") -> LogEvent:
+    return LogEvent(PASS, "fusing", subject, conv, line=number)
 
 
 def compared(
@@ -62,16 +62,16 @@ def compared(
     return SimpleNamespace(**counts.as_json(), mismatches=mismatches)
 
 
-def said_of(outcome: ConvOutcome, *layers: BuiltLayer, **build: object) -> tuple[object, ...]:
-    """The difference and its values; empty where both agree."""
-    found = compared(outcome, Build(layers=list(layers), **build))  # type: ignore[arg-type]
-    assert found.total == 1 == found.agree + found.unknown + len(found.mismatches)
-    assert not found.unknown, "a layer with types tells"
-    return (found.mismatches[0].differs, *found.mismatches[0].values) if found.mismatches else ()
+def difference(outcome: ConvOutcome, listed: BuiltLayer) -> tuple[object, ...]:
+    """Return the difference and its values, empty if outcome and layer agree."""
+    result = compared(outcome, Build(layers=[listed]))
+    assert (result.total, result.unknown) == (1, 0)
+    assert result.agree + len(result.mismatches) == 1
+    return next(((m.differs, *m.values) for m in result.mismatches), ())
 
 
 @pytest.mark.parametrize(
-    ("outcome", "name", "inputs", "outputs", "said"),
+    ("outcome", "name", "inputs", "outputs", "expected"),
     [
         (PLAIN, "b", "INT8", "FP16", ()),
         (PLAIN, "b", "INT8", "FP32", ()),
@@ -86,17 +86,17 @@ def said_of(outcome: ConvOutcome, *layers: BuiltLayer, **build: object) -> tuple
             (Difference.PRECISION, "float", "INT8"),
         ),
         (replace(PLAIN, output=FP16), "b", "INT8", "FP32", (Difference.OUTPUT, "FP16", "FP32")),
-        (TAKES, "b + sum + rb", "INT8 INT8", "INT8", ()),
-        (TAKES, "b + sum + rb", "INT8 FP16", "INT8", (Difference.RESIDUAL, "INT8", "FP16")),
-        (TAKES, "b + sum + rb", "INT8", "INT8", (Difference.TAKES_RESIDUAL,)),
+        (FUSES_ADD, "b + sum + rb", "INT8 INT8", "INT8", ()),
+        (FUSES_ADD, "b + sum + rb", "INT8 FP16", "INT8", (Difference.RESIDUAL, "INT8", "FP16")),
+        (FUSES_ADD, "b + sum + rb", "INT8", "INT8", (Difference.TAKES_RESIDUAL,)),
         (PLAIN, "b + sum", "INT8 FP16", "FP16", (Difference.TAKES_NONE,)),
-        (PLAIN, "b", "INT8 FP16", "FP16", ()),  # a second input without an Add: weights, say
-        (TAKES, "b", "INT8 INT8", "INT8", (Difference.ABSORBS, "sum")),
-        (TAKES, "b + sum", "INT8 INT8", "INT8", ()),  # a Relu's name is not kept by every version
+        (PLAIN, "b", "INT8 FP16", "FP16", ()),  # a second input without an Add, such as weights
+        (FUSES_ADD, "b", "INT8 INT8", "INT8", (Difference.ABSORBS, "sum")),
+        (FUSES_ADD, "b + sum", "INT8 INT8", "INT8", ()),  # not every version lists the Relu
         (PLAIN, "b + pool", "INT8", "FP16", (Difference.ABSORBED, "pool")),
         (PLAIN, "b + rb", "INT8", "FP16", ()),
         (
-            replace(TAKES, fused=["sum", "rb", "pool"]),
+            replace(FUSES_ADD, fused=["sum", "rb", "pool"]),
             "b + sum + rb + pool",
             "INT8 INT8",
             "INT8",
@@ -104,14 +104,14 @@ def said_of(outcome: ConvOutcome, *layers: BuiltLayer, **build: object) -> tuple
         ),
     ],
 )
-def test_a_layer(
-    outcome: ConvOutcome, name: str, inputs: str, outputs: str, said: tuple[object, ...]
+def test_convolution_and_its_layer(
+    outcome: ConvOutcome, name: str, inputs: str, outputs: str, expected: tuple[object, ...]
 ) -> None:
-    assert said_of(outcome, layer(name, inputs=inputs, outputs=outputs)) == said
+    assert difference(outcome, layer(name, inputs=inputs, outputs=outputs)) == expected
 
 
 @pytest.mark.parametrize(
-    ("place", "outputs", "said"),
+    ("place", "outputs", "expected"),
     [
         (0, "FP16 INT8", ()),
         (1, "INT8 FP16", ()),
@@ -120,32 +120,37 @@ def test_a_layer(
         (1, "FP16", ()),
     ],
 )
-def test_each_of_two_merged_convolutions_has_its_output(
-    place: int, outputs: str, said: tuple[object, ...]
+def test_convolution_in_a_merged_layer(
+    place: int, outputs: str, expected: tuple[object, ...]
 ) -> None:
-    """A merged layer has one output for each; a second input is no residual there, and names tell no absorption."""
+    """A merged layer has an output for each. A second input is not a residual, and fused names do not count."""
     name = " || ".join(["a + pool", "a + pool"][:place] + ["b + pool"] + ["a"][place:])
-    assert said_of(PLAIN, layer(name, inputs="INT8 FP16", outputs=outputs)) == said
+    assert difference(PLAIN, layer(name, inputs="INT8 FP16", outputs=outputs)) == expected
 
 
 @pytest.mark.parametrize(
     ("inputs", "outputs"), [("", "INT8"), ("INT8", ""), ("UNKNOWN", "INT8"), ("INT8", "UNKNOWN")]
 )
-def test_a_layer_that_tells_no_types_is_unknown(inputs: str, outputs: str) -> None:
-    found = compared(
-        PLAIN, Build(layers=[layer("b", inputs=inputs, outputs=outputs.replace("INT8", "FP16"))])
-    )
-    assert (found.unknown_names, found.mismatches) == (["b"], [])
+def test_layer_without_types_is_unknown(inputs: str, outputs: str) -> None:
+    listed = layer("b", inputs=inputs, outputs=outputs.replace("INT8", "FP16"))
+    result = compared(PLAIN, Build(layers=[listed]))
+    assert (result.unknown_names, result.mismatches) == (["b"], [])
 
 
-def test_what_tells_nothing() -> None:
-    found = compared(
-        PLAIN, Build(layers=[layer("b", inputs="FP32", outputs="FP32")], names_only=True)
-    )
-    assert (found.unknown, found.mismatches) == (1, [])
-    wrong = Build(layers=[layer("b", inputs="FP32", outputs="FP32")])
-    assert compared(PLAIN, wrong).mismatches and not compared(PLAIN, wrong, "b").mismatches
-    assert compared(PLAIN, wrong, "b").unknown_names == ["b"]
+@pytest.mark.parametrize(
+    ("names_only", "unsure", "mismatches", "unknown"),
+    [(False, [], 1, []), (False, ["b"], 0, ["b"]), (True, [], 0, ["b"])],
+    ids=["compared", "unsure", "names only"],
+)
+def test_layers_that_are_not_compared(
+    names_only: bool, unsure: list[str], mismatches: int, unknown: list[str]
+) -> None:
+    listed = layer("b", inputs="FP32", outputs="FP32")
+    result = compared(PLAIN, Build(layers=[listed], names_only=names_only), *unsure)
+    assert (len(result.mismatches), result.unknown_names) == (mismatches, unknown)
+
+
+def test_precision_of_two_products_in_one_kernel_is_unknown() -> None:
     both = row_of(
         "__myl_CorrMulMinMaxRounCastCorr_myl0_0",
         "kgen",
@@ -156,11 +161,14 @@ def test_what_tells_nothing() -> None:
         "second",
     )
     assert {r.precision for r in nodes_of(both)} == {Precision.UNKNOWN}
-    # As a squeeze and excitation of four channels is built: what stands behind the first is in the second's kernel.
+
+
+def test_kernel_with_the_operators_between_two_products() -> None:
+    """TensorRT builds a squeeze-and-excitation block of four channels like this."""
     own = row_of("first_myl0_0", "correlation", "Int8", "Int8 Float", "Float", "first")
     name = "__myl_MulCastAddReluMulMinMaxRounCastCorrMulCastAdd_myl0_10"
-    behind = row_of(name, "kgen", "Float", "Float Half Int8 Float", "Half", "first", "second")
-    assert [(r.name, r.precision, r.layer) for r in nodes_of(own, behind)] == [
+    second = row_of(name, "kgen", "Float", "Float Half Int8 Float", "Half", "first", "second")
+    assert [(r.name, r.precision, r.layer) for r in nodes_of(own, second)] == [
         ("first", Precision.INT8, own.name),
         ("second", Precision.INT8, name),
     ]
@@ -177,8 +185,8 @@ def test_what_tells_nothing() -> None:
         ([line("q", 6), line("(d and w)", 7)], True, replace(PLAIN, output=INT8), 1, 0),
         ([line("q", 6), line("(d and w)", 7)], False, replace(PLAIN, output=INT8), 1, 0),
         ([line("q", 6), line("(d and w)", 7)], True, PLAIN, 0, 1),
-        ([line("(d and w)", 7)], False, PLAIN, 0, 0),  # cut off: its output may come
-        ([line("(d and w)", 7, "a")], True, PLAIN, 0, 1),  # another one
+        ([line("(d and w)", 7)], False, PLAIN, 0, 0),  # cut off: its output is unknown
+        ([line("(d and w)", 7, "a")], True, PLAIN, 0, 1),  # another convolution
         ([], True, PLAIN, 0, 1),
         ([], False, PLAIN, 0, 0),
         ([], True, replace(PLAIN, precision=FLOAT, inputs=[FLOAT]), 1, 0),
@@ -188,24 +196,23 @@ def test_what_tells_nothing() -> None:
             PLAIN,
             0,
             0,
-        ),  # not the pass
-        ([LogEvent(PASS, "Removing", "(d and w)", "b")], False, PLAIN, 0, 0),  # not the line
+        ),  # another pass
+        ([LogEvent(PASS, "Removing", "(d and w)", "b")], False, PLAIN, 0, 0),  # another line
     ],
 )
-def test_lines_alone(
+def test_convolution_and_its_pass_lines(
     events: list[LogEvent], ended: bool, outcome: ConvOutcome, agree: int, wrong: int
 ) -> None:
-    """The input side makes it INT8, the output side before it its output; no line says float once all were printed."""
-    found = compared(
-        outcome, Build(trace=events, headings=EPILOGUE if ended else [("another heading", 3)])
-    )
-    assert (found.agree, len(found.mismatches), found.unknown) == (agree, wrong, 1 - agree - wrong)
-    for mismatch in found.mismatches:
-        assert mismatch.line == (events[-1].line if events and events[-1].object == "b" else None)
+    """A line shows INT8 inputs, one before it an INT8 output. No line is float if the passes ended."""
+    build = Build(trace=events, headings=EPILOGUE if ended else [("another heading", 3)])
+    result = compared(outcome, build)
+    assert (result.agree, result.unknown) == (agree, 1 - agree - wrong)
+    number = events[-1].line if events and events[-1].object == "b" else None
+    assert [m.line for m in result.mismatches] == [number] * wrong
 
 
-def test_what_is_told_of_a_line(g: Graph) -> None:
-    """A name with a plus in it, one of a fused layer, one of a merged layer; the first line of each side counts."""
+def test_pass_lines_of_fused_and_merged_layers(g: Graph) -> None:
+    """The first line of inputs and outputs counts."""
     x = g.conv(g.input(1, 8, 4, 4), "my + conv", 8, 1)
     model = Model(g.model(g.conv(x, "d", 8, 1)))
     mapper = Mapper(model, [])
@@ -217,40 +224,51 @@ def test_what_is_told_of_a_line(g: Graph) -> None:
         line("(x)", 9, "other || my + conv"),
         line("(x)", 10, "unknown"),
     ]
-    found = PassLines(Build(trace=events), mapper)
-    assert found.outputs == {"my + conv": 3, "d": 5}
-    assert found.inputs["d"] == 4 and "unknown" not in found.inputs
-    assert not found.complete and PassLines(Build(headings=EPILOGUE), mapper).complete
-    found = compared(
-        PLAIN, Build(layers=[layer("b + pool", inputs="INT8", outputs="INT8", line=12)])
-    ).mismatches[0]
-    assert found.predicted == {
+    lines = PassLines(Build(trace=events), mapper)
+    assert lines.outputs == {"my + conv": 3, "d": 5}
+    assert lines.inputs["d"] == 4 and "unknown" not in lines.inputs
+    assert not lines.complete and PassLines(Build(headings=EPILOGUE), mapper).complete
+
+
+def test_mismatch_fields() -> None:
+    listed = layer("b + pool", inputs="INT8", outputs="INT8", line=12)
+    (mismatch,) = compared(PLAIN, Build(layers=[listed])).mismatches
+    assert mismatch.predicted == {
         k: PLAIN.as_json()[k]
         for k in ("precision", "inputs", "output", "fused", "layer", "evidence")
     }
-    assert found.built == {
+    assert mismatch.built == {
         "precision": "INT8",
         "inputs": ["INT8"],
         "output": "INT8",
         "fused": ["pool"],
         "layer": "b + pool",
     }
-    assert (found.name, found.line) == ("b", 12)
-    # The refusal of that very convolution, else the pass that fused into it, else the layer's name
-    wrong = Build(layers=[layer("b", inputs="FP16", outputs="FP16")])
-    mapper = Mapper(MODEL, wrong.layers)
-    refusals = [WeightsNotDequantized("ThePass", name, f"{name}.w") for name in ("a", "b")]
+    assert (mismatch.name, mismatch.line) == ("b", 12)
 
-    def rule(**changes: object) -> str:
-        told = replace(BASE, convolutions=[replace(PLAIN, layer="the layer")], **changes)  # type: ignore[arg-type]
-        _, (mismatch,) = compare_convolutions(MODEL, told, wrong, mapper)
-        return mismatch.rule
 
-    assert rule(refusals=refusals) == "by ThePass: weights-not-dequantized"
-    assert rule(refusals=refusals[:1], trace=[]) == "as layer the layer"
-    events = [line("(d)", 0, "w + b + sum").event, line("(d)", 0, "bb").event]
-    assert rule(refusals=[], trace=events) == f"by {PASS}"
-    assert rule(refusals=[], trace=events[1:]) == "as layer the layer"
+A, B = (WeightsNotDequantized("ThePass", name, f"{name}.w") for name in "ab")
+FUSED, OTHER = line("(d)", 0, "w + b + sum").event, line("(d)", 0, "bb").event
+
+
+@pytest.mark.parametrize(
+    ("refusals", "events", "rule"),
+    [
+        ([A, B], BASE.trace, "by ThePass: weights-not-dequantized"),
+        ([A], [], "as layer the layer"),
+        ([], [FUSED, OTHER], f"by {PASS}"),
+        ([], [OTHER], "as layer the layer"),
+    ],
+    ids=["missed optimization", "of another", "line", "line of another"],
+)
+def test_rule_of_a_mismatch(
+    refusals: list[WeightsNotDequantized], events: list[Event], rule: str
+) -> None:
+    build = Build(layers=[layer("b", inputs="FP16", outputs="FP16")])
+    outcome = replace(PLAIN, layer="the layer")
+    prediction = replace(BASE, convolutions=[outcome], refusals=refusals, trace=events)
+    _, (mismatch,) = compare_convolutions(MODEL, prediction, build, Mapper(MODEL, build.layers))
+    assert mismatch.rule == rule
 
 
 # Both -----------------------------------------------------------------------------------------------------------
@@ -269,17 +287,16 @@ def test_what_is_told_of_a_line(g: Graph) -> None:
         ([line("(d)", 7, "a")], True, "FP16", "FP16", None),
     ],
 )
-def test_a_log_that_says_two_things(
+def test_layer_and_pass_lines_that_contradict(
     events: list[LogEvent], ended: bool, inputs: str, outputs: str, contradiction: Said | None
 ) -> None:
     listed = layer("b", inputs=inputs, outputs=outputs, line=50)
-    found = compared(
-        PLAIN, Build(layers=[listed], trace=events, headings=EPILOGUE if ended else [])
-    )
-    twice = (Difference.LINE_AND_INPUT, Difference.LINE_AND_OUTPUT, Difference.NO_LINE)
-    said = [(m.differs, m.values) for m in found.mismatches if m.differs in twice]
-    assert said == ([] if contradiction is None else [contradiction])
-    assert all(m.line == 50 for m in found.mismatches), "the listing's line comes first"
+    build = Build(layers=[listed], trace=events, headings=EPILOGUE if ended else [])
+    result = compared(PLAIN, build)
+    kinds = (Difference.LINE_AND_INPUT, Difference.LINE_AND_OUTPUT, Difference.NO_LINE)
+    contradictions = [(m.differs, m.values) for m in result.mismatches if m.differs in kinds]
+    assert contradictions == ([] if contradiction is None else [contradiction])
+    assert all(m.line == 50 for m in result.mismatches)  # that of the layer
 
 
 # Kernels of Myelin ----------------------------------------------------------------------------------------------
@@ -298,24 +315,24 @@ def test_a_log_that_says_two_things(
             "INT8 INT8",
             "FP16",
             1,
-        ),  # it names nothing of what it absorbed
+        ),  # the name does not contain the fused nodes
     ],
 )
-def test_a_kernel(
+def test_convolution_and_a_kernel_of_myelin(
     kind: str, nodes: list[str], inputs: str, outputs: str, agree: int | None
 ) -> None:
     listed = replace(layer("k_myl0_1", kind, inputs, outputs), onnx_names=nodes)
-    found = compared(PLAIN, Build(layers=[listed]))
-    assert (found.agree, found.unknown) == ((0, 1) if agree is None else (agree, 0))
+    result = compared(PLAIN, Build(layers=[listed]))
+    assert (result.agree, result.unknown) == ((0, 1) if agree is None else (agree, 0))
 
 
-# Words ----------------------------------------------------------------------------------------------------------
+# Rows of an engine listing of TensorRT-RTX ----------------------------------------------------------------------------------------------------------
 
 
 def row_of(
     name: str, kind: str, inputs: str, constants: str, output: str, *nodes: str
 ) -> BuiltLayer:
-    """A line of the engine listing in TensorRT-RTX's form; types are lists such as ``Int8 Float``."""
+    """Return a layer from a line of TensorRT-RTX; types are texts such as ``Int8 Float``."""
 
     def tensors(types: str) -> str:
         space = " " if types else ""  # an empty list is []
@@ -330,13 +347,13 @@ def row_of(
         f"Outputs: [{tensors(output)}], TacticName: __myelin_CASK_STUB, StreamId: 0, Metadata: "
         + "".join(f"[ONNX Layer: {n}]" for n in nodes)
     )
-    found = parse_info_line(text)
-    assert found is not None
-    return found
+    listed = parse_info_line(text)
+    assert listed is not None
+    return listed
 
 
 def nodes_of(*layers: BuiltLayer) -> list[BuiltNode]:
-    """What was built of ``first`` and ``second``."""
+    """Return the built nodes ``first`` and ``second``."""
     model = load(two_convolutions())
     return built_nodes(model, layers, {n.index: n.name for n in model.nodes})
 
@@ -372,8 +389,8 @@ def nodes_of(*layers: BuiltLayer) -> list[BuiltNode]:
             "Float Float",
             "Half",
             "FP32",
-        ),  # the weights are no integers
-        ("correlation", "first_myl0_1", "Int8", "Float", "Half", "FP32"),  # its weights are floats
+        ),  # float weights
+        ("correlation", "first_myl0_1", "Int8", "Float", "Half", "FP32"),  # float weights
         ("gemm", "first_myl0_1", "Half", "Int4 Float", "Half", "FP16"),
         ("gemm", "first_myl0_1", "Int8", "Int4 Float", "Half", "INT8"),
         (
@@ -383,7 +400,7 @@ def nodes_of(*layers: BuiltLayer) -> list[BuiltNode]:
             "",
             "Float",
             "INT8",
-        ),  # a classic row_of: its data input
+        ),  # a layer of classic TensorRT: its data input
         ("deconv", "first_myl0_1", "Half Half", "Float", "Half", "FP16"),
         ("gemm", "first_myl0_1", "Int8", "Int8 Float", "Int8", "INT8"),
         ("gemm", "first_myl0_1", "FP8", "FP8 Float", "Float", "FP8"),
@@ -415,7 +432,7 @@ def nodes_of(*layers: BuiltLayer) -> list[BuiltNode]:
             "",
             "Int8",
             "FP16",
-        ),  # what it writes is no float: its first one
+        ),  # the output is not a float: the first input
         ("kgen", "__myl_CastMulCorr_myl0_1", "Int32", "", "Int32", "UNKNOWN"),
         (
             "kgen",
@@ -424,7 +441,7 @@ def nodes_of(*layers: BuiltLayer) -> list[BuiltNode]:
             "Float Int8",
             "Float",
             "INT8",
-        ),  # no Cast: what its first input is
+        ),  # without a Cast: the first input
         ("kgen", "__myl_MoveCorrMul_myl0_0", "Float", "Int8 Int8", "Float", "FP32"),
         (
             "kgen",
@@ -433,7 +450,7 @@ def nodes_of(*layers: BuiltLayer) -> list[BuiltNode]:
             "Float",
             "Float",
             "UNKNOWN",
-        ),  # only what follows it
+        ),  # only the operators after it
     ],
 )
 def test_precision_of_a_layer(
@@ -442,7 +459,7 @@ def test_precision_of_a_layer(
     assert nodes_of(row_of(name, kind, inputs, constants, output, "first"))[0].precision == expected
 
 
-def test_the_multiplying_layer_is_found_among_those_of_a_node() -> None:
+def test_layer_that_multiplies_among_the_layers_of_a_node() -> None:
     first, second = nodes_of(
         row_of("__myl_MulMinMaxRounCast_myl0_0", "kgen", "Float", "Float", "Int8", "first"),
         row_of("first_myl0_1", "correlation", "Int8", "Int8 Float", "Float", "first"),
@@ -453,23 +470,21 @@ def test_the_multiplying_layer_is_found_among_those_of_a_node() -> None:
     assert second.precision == FP32
 
 
-@pytest.mark.parametrize(("constants", "told"), [("Int8 Float", (INT8,)), ("", (INT8, FP32))])
-def test_inputs_of_a_product(constants: str, told: tuple[Precision, ...]) -> None:
-    """The data alone where the weights are constants; otherwise what stands second as well, and no third."""
+@pytest.mark.parametrize(("constants", "inputs"), [("Int8 Float", (INT8,)), ("", (INT8, FP32))])
+def test_inputs_of_a_product(constants: str, inputs: tuple[Precision, ...]) -> None:
+    """The data input, and the second input unless the weights are constants."""
     first, _ = nodes_of(
         row_of("first_myl0_1", "correlation", "Int8 Float Half", constants, "Float", "first")
     )
-    assert (first.inputs, first.output) == (told, FP32)
-    assert first.as_json()["inputs"] == [str(p) for p in told]
+    assert (first.inputs, first.output) == (inputs, FP32)
+    assert first.as_json()["inputs"] == [str(p) for p in inputs]
 
 
 @pytest.mark.parametrize(
     ("constants", "precision"), [("Half Half", "FP16"), ("Half Int8", "UNKNOWN")]
 )
-def test_a_kernel_whose_name_leaves_steps_out_tells_by_its_floats(
-    constants: str, precision: str
-) -> None:
-    one = row_of(
+def test_precision_of_a_kernel_with_a_shortened_name(constants: str, precision: str) -> None:
+    kernel = row_of(
         "__myl_SlicReshAddMulReshSlicReshMulEtc_myl0_5",
         "kgen",
         "Half Half",
@@ -477,7 +492,7 @@ def test_a_kernel_whose_name_leaves_steps_out_tells_by_its_floats(
         "Half Int8",
         "first",
     )
-    assert [str(r.precision) for r in nodes_of(one)] == [precision, "UNKNOWN"]
+    assert [str(r.precision) for r in nodes_of(kernel)] == [precision, "UNKNOWN"]
 
 
 @pytest.mark.parametrize(
@@ -489,7 +504,7 @@ def test_a_kernel_whose_name_leaves_steps_out_tells_by_its_floats(
             "Float Half",
             "Float",
             "FP16",
-        ),  # a DETR's last box Linear, as built
+        ),  # the last Linear of DETR's boxes
         ("FcAddAddSigm", "Half Half", "Half Half", "Half", "FP16"),
         (
             "SlicSlicSlicSlicMulMulMulMulAddAddAddAddReluMulMinMaxRounCast",
@@ -501,12 +516,12 @@ def test_a_kernel_whose_name_leaves_steps_out_tells_by_its_floats(
         ("SlicSlicMulMulAddRelu", "Float Float", "Float", "Float", "FP32"),
     ],
 )
-def test_products_with_casts_behind_and_products_written_out(
+def test_precision_of_products_with_later_casts_and_unrolled_products(
     name: str, inputs: str, constants: str, output: str, precision: str
 ) -> None:
     kind = "kgen" if "Slic" in name else "runtime_fusion"
-    one = row_of(f"__myl_{name}_myl0_4", kind, inputs, constants, output, "first")
-    assert nodes_of(one)[0].precision == precision
+    kernel = row_of(f"__myl_{name}_myl0_4", kind, inputs, constants, output, "first")
+    assert nodes_of(kernel)[0].precision == precision
 
 
 @pytest.mark.parametrize(
@@ -519,30 +534,24 @@ def test_products_with_casts_behind_and_products_written_out(
         ("Half Half Bool Bool Half", "FP16"),
     ],
 )
-def test_a_kernel_of_a_whole_attention_tells_by_its_inputs(inputs: str, precision: str) -> None:
-    for name in ("_gemm_mha_v2_myl0_5", "_gemv_mha_v1_myl0_62"):
-        rows = nodes_of(row_of(name, "kgen", inputs, "", "Int8", "first", "second"))
-        assert {str(r.precision) for r in rows} == {precision} and {r.output for r in rows} == {
-            Precision.UNKNOWN
-        }
+@pytest.mark.parametrize("name", ["_gemm_mha_v2_myl0_5", "_gemv_mha_v1_myl0_62"])
+def test_precision_of_an_attention_kernel(name: str, inputs: str, precision: str) -> None:
+    rows = nodes_of(row_of(name, "kgen", inputs, "", "Int8", "first", "second"))
+    assert {(str(r.precision), r.output) for r in rows} == {(precision, Precision.UNKNOWN)}
 
 
 def test_inspector_json() -> None:
-    # A dimension that varies is -1, a shape that is not known is empty, a type without a word of its own its name
+    """Dynamic dimensions are -1, and an unknown shape is empty."""
     shapes: tuple[tuple[int | None, ...] | None, ...] = ((None, 3, None), None, (0, 1))
     tensors = [
         BuiltTensor("t", p, s)
         for p, s in zip((Precision.INT8, Precision.UNKNOWN, Precision.BF16), shapes, strict=True)
     ]
-    one = BuiltLayer("n", "kgen", tensors[:1], tensors[1:], tactic="0x1", onnx_names=["a", "b"])
-    table = inspector_json([one], ["x", "y"])
+    listed = BuiltLayer("n", "kgen", tensors[:1], tensors[1:], tactic="0x1", onnx_names=["a", "b"])
+    table = inspector_json([listed], ["x", "y"])
     assert table["Bindings"] == ["x", "y"]
-    (told,) = table["Layers"]
-    sides = [*told["Inputs"], *told["Outputs"]]
-    assert [t["Dimensions"] for t in sides] == [[-1, 3, -1], [], [0, 1]]
-    assert [t["Datatype"] for t in sides] == ["Int8", "UNKNOWN", "BFloat16"]
-    assert (told["Constants"], told["TacticName"], told["Metadata"]) == (
-        [],
-        "0x1",
-        "[ONNX Layer: a][ONNX Layer: b]",
-    )
+    (data,) = table["Layers"]
+    edges = [(t["Dimensions"], t["Datatype"]) for t in (*data["Inputs"], *data["Outputs"])]
+    assert edges == [([-1, 3, -1], "Int8"), ([], "UNKNOWN"), ([0, 1], "BFloat16")]
+    assert (data["Constants"], data["TacticName"]) == ([], "0x1")
+    assert data["Metadata"] == "[ONNX Layer: a][ONNX Layer: b]"

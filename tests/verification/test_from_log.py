@@ -1,6 +1,5 @@
-"""verify --from-log: what depends on scales, which no log prints, is unknown and never agreement."""
+"""Verify a log without its model. Results that depend on scales, which logs do not contain, are unknown."""
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,22 +11,21 @@ import pytest
 
 from qdqtool.base.notes import Remark
 from qdqtool.builders.run import BuildResult
-from qdqtool.buildlog.agreement import Difference
+from qdqtool.buildlog.agreement import ConvolutionCounts, Difference
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.types import Build, Listing
-from qdqtool.errors import BuilderError, BuildLogError, QdqtoolError
+from qdqtool.errors import BuilderError, QdqtoolError
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load
 from qdqtool.model.qdq import quantizers, read_params
+from qdqtool.options import Building
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import RTX
-from qdqtool.types import Event
 from qdqtool.verification import api
-from qdqtool.verification.build_model import BuiltModel
 from qdqtool.verification.lines import Verification, agreement, is_copy_line
 from tests.buildlog.evidence import build_file
 from tests.buildlog.samples import build_of
-from tests.raising import raises
+from tests.errors import has
 from tests.trt.builder import Graph
 from tests.trt.evidence import graph as published
 from tests.verification.synthetic import log_of
@@ -39,206 +37,203 @@ def proto(case: str) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("case", ["yolo-resnet18-orin-trt8502", "resnet18-qat-rtx2000-trt8510"])
-def test_scales_are_all_equal_or_all_different(case: str) -> None:
+def test_copy_with_scales_sets_scales_equal_or_all_different(case: str) -> None:
     model = proto(case)
     before = model.SerializeToString(deterministic=True)
-    for same in (True, False):
-        index = Model(api._with_scales(model, same))
-        first: dict[str, float] = {}
+    for equal in (True, False):
+        index = Model(api.copy_with_scales(model, equal))
+        scales: dict[str, float] = {}
         for node in quantizers(index):
-            params = read_params(index, node)
-            assert params.scale is not None
-            assert np.all(params.scale == params.scale[0])
-            first[node.input(1)] = float(params.scale[0])
-        assert len(set(first.values())) == (1 if same else len(first))
-        assert min(first.values()) == 1 / 64 and max(first.values()) < 1 / 32
+            scale = read_params(index, node).scale
+            assert scale is not None and np.all(scale == scale[0])
+            scales[node.input(1)] = float(scale[0])
+        assert len(set(scales.values())) == (1 if equal else len(scales))
+        assert min(scales.values()) == 1 / 64 and max(scales.values()) < 1 / 32
     assert model.SerializeToString(deterministic=True) == before
 
 
-def test_stems_and_torn_sections() -> None:
-    """ResNet-18 with a quantized skip: MaxPool is read by two Qs, INT8 reaches the stem only if they are equal."""
-    model = proto("resnet18-qat-rtx2000-trt8510")
-    equal, different = (
-        predict(Model(api._with_scales(model, same)), advice=False) for same in (True, False)
-    )
-    assert equal.convolution("Conv_9").output == "INT8"
-    assert different.convolution("Conv_9").output == "FLOAT"
-    assert "Conv_9" in api._differing(equal, different)
-    assert "Conv_22" not in api._differing(equal, different)
-    lines = build_file("resnet18-qat-rtx2000-trt8510").read_text().splitlines()
-    start = next(i for i, x in enumerate(lines) if "Parsing node: Conv_53" in x)
-    with raises(BuildLogError, "_check_whole beginning"):
-        api.verify_from_log(build_of(lines[start:]))
-    hole = [i for i, x in enumerate(lines) if "[TRT] Parsing node: " in x][100:110]
-    with pytest.raises(BuildLogError, match="no node makes"):
-        api.verify_from_log(build_of(lines[: hole[0]] + lines[hole[-1] :]))
+@pytest.mark.parametrize(("equal", "output"), [(True, "INT8"), (False, "FLOAT")])
+def test_output_of_the_stem_depends_on_scales(equal: bool, output: str) -> None:
+    """Two Qs consume the MaxPool of this ResNet-18. INT8 reaches the stem only if their scales are equal."""
+    model = Model(api.copy_with_scales(proto("resnet18-qat-rtx2000-trt8510"), equal))
+    assert predict(model, advice=False).convolution("Conv_9").output == output
 
 
 @pytest.mark.parametrize(
-    ("case", "total", "unknown"),
+    ("case", "total", "unknown", "unknown_name", "known_name"),
     [
-        ("yolo-resnet18-orin-trt8502", 43, 2),
-        ("resnet18-qat-rtx2000-trt8510", 21, 8),
+        (
+            "yolo-resnet18-orin-trt8502",
+            43,
+            2,
+            "/neck/detect1/conv5/conv/Conv",
+            "/backbone/conv1/Conv",
+        ),
+        ("resnet18-qat-rtx2000-trt8510", 21, 8, "Conv_9", "Conv_22"),
     ],
 )
-def test_the_recorded_logs(case: str, total: int, unknown: int) -> None:
+def test_verify_from_log_of_recorded_logs(
+    case: str, total: int, unknown: int, unknown_name: str, known_name: str
+) -> None:
     result = api.verify_from_log(build_file(case))
     counts = result.convolutions
     assert (counts.total, counts.unknown, counts.agree) == (total, unknown, total - unknown)
+    assert unknown_name in counts.unknown_names and known_name not in counts.unknown_names
     assert result.trace.agree == result.trace.built == result.trace.predicted
-    assert (
-        result.mismatches,
-        api.exit_code(result),
-        api.exit_code(result, allow_partial=True),
-    ) == ([], 2, 0)
+    assert (result.mismatches, api.exit_code(result)) == ([], 2)
+    assert api.exit_code(result, allow_partial=True) == 0
 
 
-def test_a_log_that_contradicts_itself_is_a_mismatch_though_scales_are_unknown() -> None:
+def test_verify_from_log_finds_a_log_that_contradicts_itself() -> None:
     lines = build_file("yolo-resnet18-orin-trt8502").read_text().splitlines()
-    at = next(
+    index = next(
         i
         for i, x in enumerate(lines)
         if x.startswith("Layer(") and ": /backbone/maxpool/MaxPool," in x
     )
-    before, arrow, after = lines[at].rpartition(" -> ")
+    before, arrow, after = lines[index].rpartition(" -> ")
     assert "(Float[" in after
-    lines[at] = before + arrow + after.replace("(Float[", "(Int8[")
+    lines[index] = before + arrow + after.replace("(Float[", "(Int8[")
     result = api.verify_from_log(build_of(lines))
     assert api.exit_code(result) == 1
-    assert any(m.differs == Difference.TWO_TYPES and at + 1 in m.values for m in result.mismatches)
-
-
-@pytest.mark.parametrize("nodes", [True, False])
-def test_scales_of_constants_and_of_initializers(nodes: bool) -> None:
-    """However a graph stores them, and the weights' with as many as they have channels; nothing else is touched."""
-    g = Graph(constant_nodes=nodes)
-    model = g.model(
-        g.conv(g.pair(g.input(1, 8, 4, 4), "in", 0.3), "c", 8, 1, scale=None, bias=True)
+    assert any(
+        m.differs == Difference.TWO_TYPES and index + 1 in m.values for m in result.mismatches
     )
-    for same in (True, False):
-        index = Model(api._with_scales(model, same))
-        found = [read_params(index, q).scale for q in quantizers(index)]
-        assert [None if s is None else s.size for s in found] == [
-            None if s is None else s.size
-            for s in (read_params(Model(model), q).scale for q in quantizers(Model(model)))
-        ]
-        firsts = {float(s[0]) for s in found if s is not None}
-        assert (
-            len(firsts) == (1 if same else len({q.input(1) for q in quantizers(index)}))
-            and min(firsts) == 1 / 64
-        )
-        assert np.array_equal(index.constant("c.bias"), Model(model).constant("c.bias"))
 
 
-SM: list[Any] = []
+@pytest.mark.parametrize("constant_nodes", [True, False])
+@pytest.mark.parametrize("equal", [True, False])
+def test_copy_with_scales_keeps_sizes_and_other_constants(
+    constant_nodes: bool, equal: bool
+) -> None:
+    g = Graph(constant_nodes=constant_nodes)
+    x = g.pair(g.input(1, 8, 4, 4), "in", 0.3)
+    before = Model(g.model(g.conv(x, "c", 8, 1, scale=None, bias=True)))
+    after = Model(api.copy_with_scales(before.proto, equal))
+    old, new = ([read_params(m, q).scale for q in quantizers(m)] for m in (before, after))
+    assert [s is not None and s.size for s in new] == [s is not None and s.size for s in old]
+    values = {float(s[0]) for s in new if s is not None}
+    assert len(values) == (1 if equal else len({q.input(1) for q in quantizers(after)}))
+    assert min(values) == 1 / 64
+    assert np.array_equal(after.constant("c.bias"), before.constant("c.bias"))
 
 
-def answers(monkeypatch: pytest.MonkeyPatch, result: BuildResult) -> None:
-    def build(model: object, builder: str, *_: object, sm: Any = None, **__: object) -> BuildResult:
-        SM.append(sm)
-        return result
+# Builds on this machine. A function of the test replaces the builder.
 
-    for home in ("qdqtool.builders.build", "qdqtool.verification.build_model.build_model"):
-        with contextlib.suppress(ImportError, AttributeError):
-            monkeypatch.setattr(home, build)
+
+class Builder:
+    """Builder that returns `result` and records the compute capabilities of the last request."""
+
+    result: BuildResult
+    sm: Any = None
+
+    def build(self, model: object, how: Building) -> BuildResult:
+        self.sm = how.sm
+        return self.result
 
 
 @pytest.fixture
-def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def builder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Builder:
+    builder = Builder()
+    monkeypatch.setattr("qdqtool.builders.build", builder.build)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    return tmp_path / "m.onnx"
+    return builder
 
 
-def written(path: Path, zero: int) -> Path:
-    """One quantized convolution; TensorRT-RTX refuses a zero point that is not 0."""
+def save_model(folder: Path, zero_point: int = 0) -> Path:
+    """Save one quantized convolution. TensorRT-RTX rejects a zero point other than 0."""
     g = Graph()
-    x = g.pair(g.input(1, 16, 8, 8), "p", zero=zero)
-    onnx.save(g.model(g.conv(x, "c", 16, scale=None)), path)
-    return path
+    x = g.pair(g.input(1, 16, 8, 8), "p", zero=zero_point)
+    onnx.save(g.model(g.conv(x, "c", 16, scale=None)), folder / "m.onnx")
+    return folder / "m.onnx"
 
 
-def test_time_that_ran_out_is_an_error(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers(monkeypatch, BuildResult("tensorrt-rtx", "timeout", message="stopped after 5 s"))
-    with raises(BuilderError, "verify_with_builder 5"):
-        api.verify_with_builder(written(model, 0), "tensorrt-rtx")
+def test_verify_with_builder_timeout(builder: Builder, tmp_path: Path) -> None:
+    builder.result = BuildResult("tensorrt-rtx", "timeout", message="stopped after 5 s")
+    path = save_model(tmp_path)
+    with pytest.raises(BuilderError, match="5 s", check=has("timeout", path=str(path))):
+        api.verify_with_builder(path, "tensorrt-rtx")
 
 
-def test_refusals_that_were_and_were_not_predicted(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """There are no layers to compare then: nothing agrees, and nothing is unknown."""
-    answers(
-        monkeypatch,
-        BuildResult("tensorrt-rtx", "refused", "1.7.1", message="no asymmetric quantization"),
-    )
-    result = api.verify_with_builder(written(model, 3), "tensorrt-rtx")
-    assert result.notes == [
-        Remark.BUILT_ALIKE(status="refused", message="no asymmetric quantization")
-    ]
-    counts = result.convolutions
-    assert (result.mismatches, counts.agree, counts.unknown, result.build.status) == (
-        [],
-        0,
-        0,
-        "refused",
-    )
-    answers(monkeypatch, BuildResult("tensorrt-rtx", "refused", "1.7.1", message="because"))
-    result = api.verify_with_builder(written(model, 0), "tensorrt-rtx")
-    assert [(str(m.kind), m.built["status"], m.differs, m.values) for m in result.mismatches] == [
-        ("build", "refused", Difference.STATUS, ("built", "refused: because"))
-    ]
-    assert api.exit_code(result) == 1
-    answers(monkeypatch, BuildResult("tensorrt-rtx", "crashed", "1.7.1"))
-    result = api.verify_with_builder(written(model, 0), "tensorrt-rtx")
-    assert result.mismatches[0].values == ("built", "crashed")
-
-
-def test_a_classic_build_is_verified_as_a_log_of_its_version(
-    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """trtexec and TensorRT tell of layers and passes, for the target that their version chooses; RTX of nodes.
-
-    Only what runs TensorRT-RTX speaks of its licence.
-    """
-    proto = onnx.load(written(model, 0))
-    log = build_of(log_of(predict(proto, "trt8.5")))
-    answers(monkeypatch, BuildResult("trtexec", "built", "8.5.2", build=log))
-    result = api.verify_with_builder(model, "trtexec")
-    assert (result.prediction is not None and result.prediction.target, result.mismatches) == (
-        "trt8.5",
-        [],
-    )
-    assert result.convolutions.agree == result.convolutions.total == 1
-    assert result.trace.built == result.trace.predicted > 0
-    assert "licence" not in capsys.readouterr().err
-    answers(monkeypatch, BuiltModel("tensorrt-rtx", "built", "1.7.1", build=log))
-    result = api.verify_with_builder(model, "tensorrt-rtx")
-    assert result.prediction is not None and result.prediction.target == RTX.name
-    assert "licence" in capsys.readouterr().err
-    assert result.complete, "every convolution of a build made here was looked at"
-    assert (result.convolutions.total, result.convolutions.agree, result.convolutions.unknown) == (
-        1,
-        0,
-        1,
-    )
+def test_verify_with_builder_predicted_rejection(builder: Builder, tmp_path: Path) -> None:
+    message = "no asymmetric quantization"
+    builder.result = BuildResult("tensorrt-rtx", "refused", "1.7.1", message=message)
+    result = api.verify_with_builder(save_model(tmp_path, zero_point=3), "tensorrt-rtx")
+    assert result.notes == [Remark.BUILT_ALIKE(status="refused", message=message)]
+    assert (result.mismatches, result.build.status) == ([], "refused")
+    assert (result.convolutions.agree, result.convolutions.unknown) == (0, 0)
 
 
 @pytest.mark.parametrize(
-    ("text", "given"), [(None, None), ("86", [86]), ("sm89", [89]), ("SM120", [120])]
+    ("status", "message", "text"),
+    [("refused", "because", "refused: because"), ("crashed", "", "crashed")],
 )
-def test_compute_capability(
-    model: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, given: Any
+def test_verify_with_builder_other_status_than_predicted(
+    builder: Builder, tmp_path: Path, status: str, message: str, text: str
 ) -> None:
-    answers(monkeypatch, BuildResult("tensorrt-rtx", "refused"))
-    api.verify_with_builder(written(model, 3), "tensorrt-rtx", sm=text)
-    assert SM[-1] == given
-    predicted = api.verify_with_builder(written(model, 0), "tensorrt-rtx", sm="sm75").prediction
-    assert predicted is not None and [c.is_int8 for c in predicted.convolutions] == [False]
-    with raises(QdqtoolError, "verify_with_builder ampere"):
-        api.verify_with_builder(model, "tensorrt-rtx", sm="ampere")
+    builder.result = BuildResult("tensorrt-rtx", status, "1.7.1", message=message)
+    result = api.verify_with_builder(save_model(tmp_path), "tensorrt-rtx")
+    assert [(str(m.kind), m.built["status"], m.differs, m.values) for m in result.mismatches] == [
+        ("build", status, Difference.STATUS, ("built", text))
+    ]
+    assert api.exit_code(result) == 1
 
 
-# Two builds of one network: a raw 8.6.0 log with its layer JSON, and a transcribed 8.5.2 log with its tables.
+def test_verify_with_trtexec_compares_layers_and_passes(
+    builder: Builder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = save_model(tmp_path)
+    log = build_of(log_of(predict(path, "trt8.5")))
+    builder.result = BuildResult("trtexec", "built", "8.5.2", build=log)
+    result = api.verify_with_builder(path, "trtexec")
+    assert result.prediction is not None and result.prediction.target == "trt8.5"
+    assert result.mismatches == []
+    assert result.convolutions.agree == result.convolutions.total == 1
+    assert result.trace.built == result.trace.predicted > 0
+    assert "licence" not in capsys.readouterr().err
+
+
+def test_verify_with_tensorrt_rtx_compares_nodes(
+    builder: Builder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = save_model(tmp_path)
+    model = load(path)
+    names = {node.index: "" for node in model.nodes}
+    builder.result = BuildResult(
+        "tensorrt-rtx", "built", "1.7.1", model=model, names=names, build=Build()
+    )
+    result = api.verify_with_builder(path, "tensorrt-rtx")
+    assert result.prediction is not None and result.prediction.target == RTX.name
+    assert "licence" in capsys.readouterr().err
+    assert (result.convolutions, result.complete) == (ConvolutionCounts(1, 0, 1, ("c",)), True)
+
+
+@pytest.mark.parametrize(
+    ("text", "sm"), [(None, None), ("86", [86]), ("sm89", [89]), ("SM120", [120])]
+)
+def test_verify_with_builder_compute_capability(
+    builder: Builder, tmp_path: Path, text: str | None, sm: list[int] | None
+) -> None:
+    builder.result = BuildResult("tensorrt-rtx", "refused")
+    api.verify_with_builder(save_model(tmp_path), "tensorrt-rtx", sm=text)
+    assert builder.sm == sm
+
+
+def test_verify_with_builder_predicts_for_the_compute_capability(
+    builder: Builder, tmp_path: Path
+) -> None:
+    builder.result = BuildResult("tensorrt-rtx", "refused")
+    result = api.verify_with_builder(save_model(tmp_path), "tensorrt-rtx", sm="sm75")
+    assert result.prediction is not None
+    assert [c.is_int8 for c in result.prediction.convolutions] == [False]
+
+
+def test_verify_with_builder_rejects_other_text(tmp_path: Path) -> None:
+    with pytest.raises(QdqtoolError, match="ampere", check=has("wrong-format", parameter="sm")):
+        api.verify_with_builder(save_model(tmp_path), "trtexec", sm="ampere")
+
+
+# Two builds of one network: an 8.6.0 log with its layer JSON, and a transcribed 8.5.2 log with its tables.
 
 RAW, TRANSCRIBED = "bevfusion-camera-rtx3080ti-trt8600", "bevfusion-camera-orin-trt8502"
 CONSTANTS = "ConstQDQInitializersFusion"
@@ -249,14 +244,9 @@ def raw() -> Build:
     return read_build(build_file(RAW), build_file(RAW, "layer_info.json"))
 
 
-def test_raw_logs(raw: Build) -> None:
-    assert (raw.tensorrt, raw.device, raw.complete, raw.missing) == (
-        "8.6.0",
-        "NVIDIA GeForce RTX 3080 Ti",
-        True,
-        [],
-    )
-    assert raw.lines.unexplained == 0
+def test_read_build_of_the_raw_log(raw: Build) -> None:
+    assert (raw.tensorrt, raw.device) == ("8.6.0", "NVIDIA GeForce RTX 3080 Ti")
+    assert (raw.complete, raw.missing, raw.lines.unexplained) == (True, [], 0)
     assert (raw.milestone("Original"), raw.milestone("After Myelin optimization")) == (860, 504)
     assert (len(raw.parse.nodes), len(raw.layers), len(raw.trace)) == (
         443,
@@ -268,12 +258,11 @@ def test_raw_logs(raw: Build) -> None:
     assert sum(map(is_copy_line, raw.trace)) == 11
     assert [e.object for e in raw.trace if e.kind == "Replacing slice"] == ["1446 to 1451"]
     assert any(r.target == "Half(557568,2816,88,1)" for r in raw.reformats)  # long-strided
-    # All files at once; the rules were made from this build, too
-    result = api.verify(
-        build_file(RAW, "model_bevfusion.onnx.gz"),
-        build_file(RAW),
-        build_file(RAW, "layer_info.json"),
-    )
+
+
+def test_verify_the_raw_log(model_bevfusion: Model) -> None:
+    """This is one of the builds that the rules were derived from."""
+    result = api.verify(model_bevfusion, build_file(RAW), build_file(RAW, "layer_info.json"))
     assert api.exit_code(result) == 0 and result.copies.in_order == 11
     assert_as_predicted(result)
 
@@ -287,7 +276,7 @@ def assert_as_predicted(result: Verification) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "change", "differs"),
+    ("text", "change", "differs"),
     [
         ("Generating copy for Concat_712_1253", lambda _: None, Difference.NOT_LOGGED),
         (
@@ -298,60 +287,58 @@ def assert_as_predicted(result: Verification) -> None:
         ("Eliminating concatenation", lambda line: f"{line}_x", Difference.FIRST_LINE),
     ],
 )
-def test_a_changed_copy_line_is_a_mismatch(
-    words: str, change: Callable[[str], str | None], differs: Difference, model_bevfusion: Model
+def test_verify_finds_a_changed_copy_line(
+    text: str, change: Callable[[str], str | None], differs: Difference, model_bevfusion: Model
 ) -> None:
-    lines = build_file(RAW).read_text().split("\n")  # metadata holds other line separators
-    at = next(i for i, line in enumerate(lines) if words in line)
-    made = change(lines[at])
-    lines[at : at + 1] = [] if made is None else [made]
+    lines = build_file(RAW).read_text().split("\n")  # metadata contains other line separators
+    index = next(i for i, line in enumerate(lines) if text in line)
+    line = change(lines[index])
+    lines[index : index + 1] = [] if line is None else [line]
     result = api.verify(model_bevfusion, build_of(lines))
     assert api.exit_code(result) == 1 and {m.kind for m in result.mismatches} == {"copy"}
-    assert (result.mismatches[0].differs, result.mismatches[0].line) == (
-        differs,
-        None if made is None else at + 1,
-    )
+    first = result.mismatches[0]
+    assert (first.differs, first.line) == (differs, None if line is None else index + 1)
 
 
 @pytest.fixture(scope="module")
 def model_bevfusion() -> Model:
-    return load(build_file(RAW, "model_bevfusion.onnx.gz"))
+    return load(build_file(RAW, "model.onnx.gz"))
 
 
-def test_transcribed_builds(raw: Build, model_bevfusion: Model) -> None:
-    source = load(build_file(TRANSCRIBED, "model_bevfusion.onnx.gz"))
+def test_compare_the_transcribed_build() -> None:
+    model = load(build_file(TRANSCRIBED, "model.onnx.gz"))
     build = read_build(build_file(TRANSCRIBED, "lines.txt"))
-    prediction = predict(source, "trt8.5")
+    prediction = predict(model, "trt8.5")
     assert (build.milestone("Original"), build.milestone("After Myelin optimization")) == (860, 504)
     layers = layers_of(build_file(TRANSCRIBED, "layers.tsv"))
     build = replace(build, layers=layers, listing=Listing.LAYER_JSON, gaps=[])
-    folded = tuple(
-        e for e in prediction.trace if e.pass_name == CONSTANTS
-    )  # counted in it, not written out
-    result = api.compare(source, prediction, build, unsure_events=folded)
+    # The transcription counts these lines but does not contain them.
+    folded = tuple(e for e in prediction.trace if e.pass_name == CONSTANTS)
+    result = api.compare(model, prediction, build, unsure_events=folded)
     assert_as_predicted(result)
     assert result.trace.agree == result.trace.built == result.trace.predicted
-    # Two transcriptions of one log agree, so that neither was bent to fit
+
+
+def test_two_transcriptions_of_one_log_agree() -> None:
     table = outcomes(build_file(TRANSCRIBED, "outcomes.json"))
     layers = layers_of(build_file(TRANSCRIBED, "layers.tsv"))
     assert sorted(layer.name for layer in layers if layer.is_qdq) == sorted(table["conversions"])
     listed = {
-        part: layer for layer in layers if layer.is_convolution for part in layer.fused().components
+        name: layer for layer in layers if layer.is_convolution for name in layer.fused().components
     }
     assert len(table["convolutions"]) == 63
     for name, row in table["convolutions"].items():
         assert [str(t.precision) for t in listed[name].inputs] == row["inputs"], name
         assert str(listed[name].output_precision) == row["output"], name
 
-    # All but the folding of constants, whose order is that of the parser's tables
-    def others(events: list[Event]) -> list[Event]:
-        return [e for e in events if e.pass_name != CONSTANTS]
 
-    found = agreement(
-        others(predict(model_bevfusion, "trt8.6").trace), others([e.event for e in raw.trace])
+def test_lines_of_the_raw_log_are_predicted_in_order(raw: Build, model_bevfusion: Model) -> None:
+    """The order of constant folding, which is that of the parser's tables, is not compared."""
+    predicted, printed = (
+        [e for e in events if e.pass_name != CONSTANTS]
+        for events in (predict(model_bevfusion, "trt8.6").trace, [e.event for e in raw.trace])
     )
-    assert (found.predicted, found.built) == (868, 868)
-    assert (
-        found.agree is not None and found.agree >= 866
-    )  # two lines name an unnamed layer by its number
-    assert found.in_order is not None and found.in_order >= 0.95 * 868
+    counts = agreement(predicted, printed)
+    assert (counts.predicted, counts.built) == (868, 868)
+    assert counts.agree is not None and counts.agree >= 866  # two lines number an unnamed layer
+    assert counts.in_order is not None and counts.in_order >= 0.95 * 868

@@ -1,6 +1,5 @@
-"""Pass lines, layers, conversions and tensors held against each other: each rule on builds of a few layers."""
+"""Comparison of pass lines, layers, conversions and tensors. Most builds here have a few layers."""
 
-import functools
 import re
 from collections.abc import Iterable
 from dataclasses import replace
@@ -33,16 +32,14 @@ from qdqtool.buildlog.types import (
 )
 from qdqtool.errors import BuildLogError
 from qdqtool.model.graph import Model
-from qdqtool.model.modelfile import load
 from qdqtool.prediction import predict
 from qdqtool.trt import trace
 from qdqtool.trt.pipeline import passes
 from qdqtool.types import EngineLayer, Event, Precision, Prediction, TensorPrecision
-from qdqtool.verification.api import check_explicit, compare, exit_code, verify, verify_from_log
-from qdqtool.verification.convolutions import BuiltConv, Mapper, common_names
+from qdqtool.verification.api import compare, exit_code, verify, verify_from_log
+from qdqtool.verification.convolutions import BuiltConv, Mapper
 from qdqtool.verification.lines import (
-    _edge_difference,
-    _layer_key,
+    Compared,
     compare_conversions,
     compare_layers,
     compare_trace,
@@ -50,13 +47,13 @@ from qdqtool.verification.lines import (
     inconsistent_tensors,
 )
 from tests.buildlog.samples import build_of
-from tests.raising import raises
+from tests.errors import has
 from tests.trt.builder import Graph
-from tests.trt.evidence import HOME, prediction
+from tests.trt.evidence import model as published
+from tests.trt.evidence import prediction
 from tests.verification.synthetic import log_of
 from tests.verification.test_api import layer
 
-pytestmark = pytest.mark.usefixtures("published_once")
 INT8, FP16, FP32, FLOAT, INT32 = (
     Precision.INT8,
     Precision.FP16,
@@ -68,12 +65,12 @@ QDQ = [Event("QDQToCopy", trace.RUNNING, name) for name in ("q0", "q1", "q2")]
 COPIES = [Event("", trace.ELIMINATING_CONCAT, "cat"), Event("", trace.RETARGETING, "a", "b")]
 
 
-def a_model() -> Model:
+def convolution() -> Model:
     g = Graph()
     return Model(g.model(g.conv(g.input(1, 8, 4, 4), "c", 8, 1)))
 
 
-MODEL = a_model()
+MODEL = convolution()
 BASE = predict(MODEL, "trt8.5", advice=False)
 
 
@@ -82,7 +79,7 @@ def predicted(**changes: object) -> Prediction:
 
 
 def logged(*events: Event) -> list[LogEvent]:
-    """Lines 11, 12, ... of a log."""
+    """Return the events as lines 11, 12, ... of a log."""
     return [
         LogEvent(e.pass_name, e.kind, e.subject, e.object, line=11 + i)
         for i, e in enumerate(events)
@@ -96,48 +93,69 @@ def logged(*events: Event) -> list[LogEvent]:
     ("events", "kind"), [(QDQ, MismatchKind.TRACE), (COPIES, MismatchKind.COPY)]
 )
 @pytest.mark.parametrize("ended", [True, False])
-def test_lines_of_one_side(events: list[Event], kind: MismatchKind, ended: bool) -> None:
-    """One more in the log is always a mismatch; one less only where the log holds the passes to their end."""
-    compare = functools.partial(compare_trace, kind=kind)
-    more = compare(predicted(trace=events[:1]), Build(trace=logged(*events[:2], events[1])), ended)
-    assert more.counts == TraceCounts(1, 3, 1, 1)
-    assert [(m.kind, m.line, m.differs) for m in more.mismatches] == [
+def test_additional_lines_are_mismatches(
+    events: list[Event], kind: MismatchKind, ended: bool
+) -> None:
+    build = Build(trace=logged(*events[:2], events[1]))
+    result = compare_trace(predicted(trace=events[:1]), build, ended, kind=kind)
+    assert result.counts == TraceCounts(1, 3, 1, 1)
+    assert [(m.kind, m.line, m.differs) for m in result.mismatches] == [
         (kind, 12, Difference.FIRST_LINE),
         (kind, 13, Difference.LOGGED),
     ]
-    assert (more.mismatches[0].predicted, more.mismatches[0].name) == ({}, trace.render(events[1]))
-    less = compare(
-        predicted(trace=[*events[:2], events[1]]), Build(trace=logged(*events[:1])), ended
-    )
-    assert less.counts == TraceCounts(3, 1, 1, 1)
-    assert [(m.differs, m.line, m.built) for m in less.mismatches] == [
+    first = result.mismatches[0]
+    assert (first.predicted, first.name) == ({}, trace.render(events[1]))
+
+
+@pytest.mark.parametrize(
+    ("events", "kind"), [(QDQ, MismatchKind.TRACE), (COPIES, MismatchKind.COPY)]
+)
+@pytest.mark.parametrize("ended", [True, False])
+def test_missing_lines_are_mismatches_if_the_passes_ended(
+    events: list[Event], kind: MismatchKind, ended: bool
+) -> None:
+    prediction = predicted(trace=[*events[:2], events[1]])
+    result = compare_trace(prediction, Build(trace=logged(*events[:1])), ended, kind=kind)
+    assert result.counts == TraceCounts(3, 1, 1, 1)
+    assert [(m.differs, m.line, m.built) for m in result.mismatches] == [
         (Difference.NOT_LOGGED, None, {})
     ] * 2 * ended
-    # a log without such lines says nothing
-    none = compare(
-        predicted(trace=events), Build(trace=logged(*(COPIES if events is QDQ else QDQ))), True
-    )
-    assert (none.counts, none.mismatches) == (TraceCounts(len(events)), [])
 
 
-def test_lines_that_do_not_count() -> None:
-    found = compare_trace(predicted(trace=QDQ[:2]), Build(trace=logged(*QDQ[1:])), True, QDQ[:1])
-    assert found.counts == TraceCounts(1, 2, 1, 1)
-    assert [m.name for m in found.mismatches] == [trace.render(QDQ[2])]
+@pytest.mark.parametrize(
+    ("events", "kind", "others"),
+    [(QDQ, MismatchKind.TRACE, COPIES), (COPIES, MismatchKind.COPY, QDQ)],
+)
+def test_log_without_lines_of_the_kind_is_not_compared(
+    events: list[Event], kind: MismatchKind, others: list[Event]
+) -> None:
+    build = Build(trace=logged(*others))
+    result = compare_trace(predicted(trace=events), build, True, kind=kind)
+    assert (result.counts, result.mismatches) == (TraceCounts(len(events)), [])
+
+
+def test_unsure_lines_are_not_compared() -> None:
+    result = compare_trace(predicted(trace=QDQ[:2]), Build(trace=logged(*QDQ[1:])), True, QDQ[:1])
+    assert result.counts == TraceCounts(1, 2, 1, 1)
+    assert [m.name for m in result.mismatches] == [trace.render(QDQ[2])]
+
+
+def test_lines_of_passes_that_are_not_compared() -> None:
     other = Event("ConstShuffleFusion", trace.FUSING, "a", "b")
-    found = compare_trace(
-        predicted(trace=[*QDQ, other]), Build(trace=logged(other, *QDQ, other)), True
-    )
-    assert found.counts == TraceCounts(3, 3, 3, 3) and found.mismatches == []
-    # After concat removal: N shows that it ran, so that a predicted line is missing
+    build = Build(trace=logged(other, *QDQ, other))
+    result = compare_trace(predicted(trace=[*QDQ, other]), build, True)
+    assert (result.counts, result.mismatches) == (TraceCounts(3, 3, 3, 3), [])
+
+
+def test_milestone_shows_that_concat_removal_ran() -> None:
     build = Build(milestones=[Milestone("After concat removal", 9, 5)])
-    found = compare_trace(predicted(trace=COPIES), build, True, kind=MismatchKind.COPY)
-    assert found.counts == TraceCounts(2, 0, 0, 0) and len(found.mismatches) == 2
+    result = compare_trace(predicted(trace=COPIES), build, True, kind=MismatchKind.COPY)
+    assert (result.counts, len(result.mismatches)) == (TraceCounts(2, 0, 0, 0), 2)
     assert compare_trace(predicted(trace=QDQ), build, True).counts == TraceCounts(3)
 
 
-def test_a_pass_is_compared_unless_it_says_that_it_is_not() -> None:
-    """Not compared are those of constants and shuffles alone, and those that no log names."""
+def test_compared_passes() -> None:
+    """All but those of constants and shuffles, and those that no log names."""
     assert {kind.__name__ for kind in passes()} - compared_passes() == {
         "ConstCastFold",
         "ConstEltFusion",
@@ -151,7 +169,7 @@ def test_a_pass_is_compared_unless_it_says_that_it_is_not() -> None:
         "ShuffleErasure",
         "ShuffleShuffleFusion",
         "SqueezePushDownJoin",
-    }  # those that print lines without a name have none to compare
+    }
 
 
 # Conversions ----------------------------------------------------------------------------------------------------
@@ -169,7 +187,7 @@ def q(name: str, line: int = 0) -> BuiltLayer:
             Build(layers=[q("q0_QuantizeLinear")], trace=logged(*QDQ)),
             True,
             1,
-        ),  # the listing outranks the lines
+        ),  # the listing counts, not the lines
         (Build(layers=[q("q0_QuantizeLinear")], names_only=True, trace=logged(*QDQ)), True, 3),
         (
             Build(
@@ -186,38 +204,65 @@ def q(name: str, line: int = 0) -> BuiltLayer:
             1,
         ),
         (Build(trace=logged(*QDQ)), True, 3),
-        (Build(trace=logged(*QDQ)), False, None),  # cut off: more may have stayed
+        (Build(trace=logged(*QDQ)), False, None),  # cut off: more may remain
         (
             Build(trace=logged(Event("QDQToCopy", trace.SWAP_TYPE, "q0", "x"))),
             True,
             0,
-        ),  # one line for each counts
+        ),  # only the first line of each conversion counts
         (Build(trace=logged(Event("ConstShuffleFusion", trace.FUSING, "a", "b"))), True, None),
         (Build(), True, None),
     ],
 )
-def test_conversions_are_counted_where_the_build_tells(
-    build: Build, ended: bool, built: int | None
-) -> None:
-    assert compare_conversions(predicted(), build, ended).counts == ConversionCounts(
-        BASE.conversions, built
-    )
+def test_number_of_built_conversions(build: Build, ended: bool, built: int | None) -> None:
+    counts = compare_conversions(predicted(), build, ended).counts
+    assert counts == ConversionCounts(BASE.conversions, built)
 
 
-def test_conversions_and_layers_by_name() -> None:
-    """8.0 appends to a Q's name; each side's own ones are told, a built one with its line."""
-    build = Build(layers=[q("a_QuantizeLinear_quantize_scale_node", 7), q("b_QuantizeLinear", 8)])
-    ours = predicted(conversion_nodes=["a_QuantizeLinear", "c"], conversions=2)
-    found = compare_conversions(ours, build, True)
-    assert found.counts == ConversionCounts(2, 2)
-    assert [(m.name, m.line, m.differs) for m in found.mismatches] == [
+TWO_CONVERSIONS = Build(
+    layers=[q("a_QuantizeLinear_quantize_scale_node", 7), q("b_QuantizeLinear", 8)]
+)
+
+
+def test_conversions_of_one_side_are_mismatches() -> None:
+    """TensorRT 8.0 appends a suffix to the name of a Q."""
+    prediction = predicted(conversion_nodes=["a_QuantizeLinear", "c"], conversions=2)
+    result = compare_conversions(prediction, TWO_CONVERSIONS, True)
+    assert result.counts == ConversionCounts(2, 2)
+    assert [(m.name, m.line, m.differs) for m in result.mismatches] == [
         ("b_QuantizeLinear", 8, Difference.STAYS),
         ("c", None, Difference.GONE),
     ]
-    unknown = compare_conversions(predicted(conversions=None), build, True)
-    assert (unknown.counts, unknown.mismatches) == (ConversionCounts(None, 2), [])
+
+
+def test_conversions_that_are_not_predicted() -> None:
+    result = compare_conversions(predicted(conversions=None), TWO_CONVERSIONS, True)
+    assert (result.counts, result.mismatches) == (ConversionCounts(None, 2), [])
+
+
+# Layers ---------------------------------------------------------------------------------------------------------
+
+
+def predicted_layer(
+    name: str, inputs: Iterable[Precision] = (), outputs: Iterable[Precision] = ()
+) -> EngineLayer:
+    edges = (
+        [TensorPrecision(f"t{i}", p) for i, p in enumerate(side)] for side in (inputs, outputs)
+    )
+    return EngineLayer(name, "Convolution", *edges, [])
+
+
+def layers_compared(prediction: Prediction, build: Build, *reported: str) -> Compared[LayerCounts]:
+    return compare_layers(prediction, build, Mapper(MODEL, build.layers), reported)
+
+
+def test_layers_are_compared_by_name() -> None:
     prediction = predicted(
-        layers=[mine("a", [INT8], [FLOAT]), mine("b", [INT8], [INT8]), mine("d", [INT8], [INT8])]
+        layers=[
+            predicted_layer("a", [INT8], [FLOAT]),
+            predicted_layer("b", [INT8], [INT8]),
+            predicted_layer("d", [INT8], [INT8]),
+        ]
     )
     build = Build(
         layers=[
@@ -226,42 +271,37 @@ def test_conversions_and_layers_by_name() -> None:
             layer("c", inputs="INT8", outputs="INT8"),
         ]
     )
-    found = layers_of(prediction, build)
-    assert found.counts == LayerCounts(3, 1)
-    assert [(m.name, m.differs, m.values, m.line) for m in found.mismatches] == [
+    result = layers_compared(prediction, build)
+    assert result.counts == LayerCounts(3, 1)
+    assert [(m.name, m.differs, m.values, m.line) for m in result.mismatches] == [
         ("b", Difference.INPUT, (INT8, FP32), 5)
     ]
-    told = layers_of(prediction, build, "b")
-    assert (told.counts, told.mismatches) == (LayerCounts(3, 1), []), (
-        "its convolution is a mismatch already"
-    )
-    # Layout reformats; and a layer without a type, but in a listing of names
-    names = [
-        layer("a"),
-        layer("Reformatting CopyNode for Input Tensor 0 to a", "Reformat"),
-        layer("b", ""),
-    ]
-    prediction = predicted(layers=[mine("a", [], []), mine("b", [], [])])
-    assert layers_of(prediction, Build(layers=names)).counts == LayerCounts(1, 1)
-    assert layers_of(prediction, Build(layers=names, names_only=True)).counts == LayerCounts(2, 2)
-    assert layers_of(prediction, Build()).counts == LayerCounts(None)
-    assert layers_of(predicted(conversions=None), Build(layers=names)).counts == LayerCounts(
-        1, None
-    )
+    # A layer whose convolution is a mismatch is not reported twice.
+    result = layers_compared(prediction, build, "b")
+    assert (result.counts, result.mismatches) == (LayerCounts(3, 1), [])
 
 
-# Layers ---------------------------------------------------------------------------------------------------------
+NAMES = [
+    layer("a"),
+    layer("Reformatting CopyNode for Input Tensor 0 to a", "Reformat"),
+    layer("b", ""),
+]
 
 
-def mine(name: str, inputs: list[Precision], outputs: list[Precision]) -> EngineLayer:
-    edges = (
-        [TensorPrecision(f"t{i}", p) for i, p in enumerate(side)] for side in (inputs, outputs)
-    )
-    return EngineLayer(name, "Convolution", *edges, [])
-
-
-def layers_of(prediction: Prediction, build: Build, *reported: str):  # type: ignore[no-untyped-def]
-    return compare_layers(prediction, build, Mapper(MODEL, build.layers), reported)
+@pytest.mark.parametrize(
+    ("conversions", "build", "counts"),
+    [
+        (0, Build(layers=NAMES), LayerCounts(1, 1)),
+        (0, Build(layers=NAMES, names_only=True), LayerCounts(2, 2)),
+        (0, Build(), LayerCounts(None)),
+        (None, Build(layers=NAMES), LayerCounts(1, None)),
+    ],
+)
+def test_layers_that_count(conversions: int | None, build: Build, counts: LayerCounts) -> None:
+    """Layout reformats do not count, nor layers without a type unless the listing is of names."""
+    layers = [predicted_layer("a"), predicted_layer("b")]
+    prediction = predicted(conversions=conversions, layers=layers)
+    assert layers_compared(prediction, build).counts == counts
 
 
 @pytest.mark.parametrize(
@@ -276,10 +316,11 @@ def layers_of(prediction: Prediction, build: Build, *reported: str):  # type: ig
         ("Conv_1", "Conv_2", False),
     ],
 )
-def test_names_that_mean_one_layer(first: str, second: str, same: bool) -> None:
-    """The parser numbers some layers by itself; ONNX names with numbers are kept."""
-    assert (_layer_key(first) == _layer_key(second)) is same
-    assert not _layer_key(first).endswith("_") and _layer_key(first)
+def test_names_of_one_layer(first: str, second: str, same: bool) -> None:
+    """The parser appends numbers to some names. Numbers in ONNX names are kept."""
+    prediction = predicted(conversions=0, layers=[predicted_layer(first)])
+    counts = layers_compared(prediction, Build(layers=[layer(second)])).counts
+    assert counts == LayerCounts(1, int(same))
 
 
 @pytest.mark.parametrize(
@@ -298,16 +339,14 @@ def test_names_that_mean_one_layer(first: str, second: str, same: bool) -> None:
         ([], [INT8], False),
     ],
 )
-def test_types_at_an_edge(
+def test_types_of_outputs(
     predicted_types: list[Precision], built_types: list[Precision], different: bool
 ) -> None:
-    """INT8 and floats are compared where both sides tell; shapes and indices are the builder's own matter."""
-    said = _edge_difference(
-        Difference.OUTPUT,
-        [TensorPrecision("t", p) for p in predicted_types],
-        [BuiltTensor("t", p) for p in built_types],
-    )
-    assert (said is not None) is different and (said is None or said[0] == Difference.OUTPUT)
+    """INT8 and floats are compared, but not integers, such as shapes and indices."""
+    prediction = predicted(conversions=0, layers=[predicted_layer("a", outputs=predicted_types)])
+    listed = layer("a", outputs=" ".join(built_types))
+    result = layers_compared(prediction, Build(layers=[listed]))
+    assert [m.differs for m in result.mismatches] == [Difference.OUTPUT] * different
 
 
 # Tensors --------------------------------------------------------------------------------------------------------
@@ -317,20 +356,31 @@ def tensors(**types: Precision) -> list[BuiltTensor]:
     return [BuiltTensor(name, p) for name, p in types.items()]
 
 
-def test_a_tensor_with_two_types() -> None:
-    """In two layers, or in two listings of one engine; a type that is not told contradicts nothing."""
-    first = BuiltLayer("a", "CaskConvolution", tensors(s=FP16), tensors(t=INT8), line=3)
-    build = Build(layers=[first, BuiltLayer("b", "CaskConvolution", tensors(t=FP16), [], line=4)])
-    found = inconsistent_tensors(MODEL, build)
-    assert [(m.name, m.differs, m.values, m.line) for m in found] == [
-        ("t", Difference.TWO_TYPES, (INT8, 3, FP16, 4), 4)
-    ]
-    again = BuiltLayer("a", "CaskConvolution", tensors(s=FP32), tensors(t=INT8), line=9)
-    assert [
-        m.name for m in inconsistent_tensors(MODEL, Build(layers=[first], second_layers=[again]))
-    ] == ["s"]
-    untold = BuiltLayer("b", "CaskConvolution", tensors(t=Precision.UNKNOWN), [], line=4)
-    assert inconsistent_tensors(MODEL, Build(layers=[untold, first, untold])) == []
+LAYER = BuiltLayer("a", "CaskConvolution", tensors(s=FP16), tensors(t=INT8), line=3)
+
+
+def consumer(precision: Precision) -> BuiltLayer:
+    return BuiltLayer("b", "CaskConvolution", tensors(t=precision), [], line=4)
+
+
+@pytest.mark.parametrize(
+    ("build", "mismatches"),
+    [
+        (Build(layers=[LAYER, consumer(FP16)]), [("t", (INT8, 3, FP16, 4), 4)]),
+        (
+            Build(layers=[LAYER], second_layers=[replace(LAYER, inputs=tensors(s=FP32), line=9)]),
+            [("s", (FP16, 3, FP32, 9), 9)],
+        ),
+        (Build(layers=[consumer(Precision.UNKNOWN), LAYER, consumer(Precision.UNKNOWN)]), []),
+    ],
+    ids=["two layers", "two listings", "unknown types"],
+)
+def test_tensor_with_two_types(
+    build: Build, mismatches: list[tuple[str, tuple[object, ...], int]]
+) -> None:
+    result = inconsistent_tensors(MODEL, build)
+    assert [(m.name, m.values, m.line) for m in result] == mismatches
+    assert all(m.differs == Difference.TWO_TYPES for m in result)
 
 
 @pytest.mark.parametrize(
@@ -346,23 +396,20 @@ def test_a_tensor_with_two_types() -> None:
         ("x", INT32, [], False),
     ],
 )
-def test_the_networks_ends_cannot_be_int8(
+def test_inputs_and_outputs_of_the_network_cannot_be_int8(
     tensor: str, precision: Precision, bindings: list[str], wrong: bool
 ) -> None:
-    """The model says what they are, under its name or the one that the build binds."""
-    build = Build(
-        layers=[BuiltLayer("a", "Reformat", tensors(**{tensor: precision}), [], line=3)],
-        bindings=bindings,
-    )
-    found = inconsistent_tensors(MODEL, build)
-    assert [m.name for m in found] == [tensor] * wrong
-    assert all(m.differs == Difference.END and m.values[-1] == INT8 and m.line == 3 for m in found)
+    """Their names are those of the model or the bindings of the build."""
+    listed = BuiltLayer("a", "Reformat", tensors(**{tensor: precision}), [], line=3)
+    result = inconsistent_tensors(MODEL, Build(layers=[listed], bindings=bindings))
+    expected = [(tensor, Difference.END, INT8, 3)] * wrong
+    assert [(m.name, m.differs, m.values[-1], m.line) for m in result] == expected
 
 
-# The edges of the comparison: contradictions within a log, what is unknown, residuals in another place.
+# Contradictions within a log, unknown results, and residuals of another convolution.
 
 CASE = "resnet18-qat-rtx2000-trt8510"
-MODEL_EDGES = HOME / CASE / "model.onnx.gz"
+RESNET = published(CASE)
 LINES = log_of(prediction(CASE))
 
 
@@ -375,133 +422,129 @@ def engine_line(conv: str) -> int:
 
 
 def mismatches(changes: dict[int, str], lines: list[str] = LINES) -> dict[str, Mismatch]:
-    """Those of convolutions, by name, of the log with some lines exchanged."""
-    result = verify(MODEL_EDGES, build_of([changes.get(i, x) for i, x in enumerate(lines)]))
+    """Return the mismatches of convolutions, by name, of the log with some lines replaced."""
+    result = verify(RESNET, build_of([changes.get(i, x) for i, x in enumerate(lines)]))
     return {m.name: m for m in result.mismatches if m.kind == "convolution"}
 
 
-def test_contradictions_and_residuals() -> None:
-    """A pass line quantizes the convolution, the engine lists a float input; the same of its output; and no line."""
-    at = engine_line("Conv_22")
-    found = mismatches({at: LINES[at].replace("Int8", "Float", 1)})["Conv_22"]
-    assert (found.differs, found.rule) == (Difference.LINE_AND_INPUT, "by QuantizeDoubleInputNodes")
-    # The JSON of a mismatch: types as words, null where the build does not tell
-    told = found.built
-    assert (told["precision"], told["inputs"], told["output"], told["fused"]) == (
-        "FP32",
-        ["FP32"],
-        "INT8",
-        [],
-    )
-    assert " Conv_22" in str(told["layer"])
-    assert BuiltConv().as_json() == {
-        "precision": None,
-        "inputs": None,
-        "output": None,
-        "fused": None,
-        "layer": "",
-    }
-    names = [f"n{i}" for i in range(101)]
-    assert (
-        BuiltConv(fused=names).as_json()["fused"] == names[:100]
-        and BuiltConv(fused=[]).as_json()["fused"] == []
-    )
-    # It absorbed the Add and the Relu; neither the convolution itself nor its quantizers nor its constants
-    other = engine_line("Conv_34")
-    found = mismatches({other: LINES[other].replace("Int8", "Float", 1)})["Conv_34"]
-    assert found.built["fused"] == ["Add_42", "Relu_43"]
-    before, _, after = LINES[at].rpartition("Int8")
-    assert (
-        mismatches({at: f"{before}Float{after}"})["Conv_22"].differs == Difference.LINE_AND_OUTPUT
-    )
-    without = [x for x in LINES if "fusing" not in x or "Conv_22" not in x]
-    assert mismatches({}, without)["Conv_22"].differs == Difference.NO_LINE
-    # The builder may let either convolution take the Add; a prediction of the other one is wrong about both
-    taker, other = engine_line("Conv_96"), engine_line("Conv_107")
-    alone = LINES[taker].replace(" + Add_115 + Relu_116", "").replace(", 301 (Int8[1,8,8,8])", "")
-    with_add = LINES[other].replace("+ Conv_107", "+ Conv_107 + Add_115 + Relu_116")
+def test_pass_line_and_engine_input_contradict() -> None:
+    index = engine_line("Conv_22")
+    mismatch = mismatches({index: LINES[index].replace("Int8", "Float", 1)})["Conv_22"]
+    assert mismatch.differs == Difference.LINE_AND_INPUT
+    assert mismatch.rule == "by QuantizeDoubleInputNodes"
+    built = dict(mismatch.built)
+    assert " Conv_22" in str(built.pop("layer"))
+    assert built == {"precision": "FP32", "inputs": ["FP32"], "output": "INT8", "fused": []}
+
+
+def test_pass_line_and_engine_output_contradict() -> None:
+    index = engine_line("Conv_22")
+    before, _, after = LINES[index].rpartition("Int8")
+    mismatch = mismatches({index: f"{before}Float{after}"})["Conv_22"]
+    assert mismatch.differs == Difference.LINE_AND_OUTPUT
+
+
+def test_pass_line_is_missing() -> None:
+    lines = [x for x in LINES if "fusing" not in x or "Conv_22" not in x]
+    assert mismatches({}, lines)["Conv_22"].differs == Difference.NO_LINE
+
+
+def test_built_convolution_json_without_layer() -> None:
+    unknown = dict.fromkeys(("precision", "inputs", "output", "fused"))
+    assert BuiltConv().as_json() == {**unknown, "layer": ""}
+
+
+@pytest.mark.parametrize("count", [0, 100, 101])
+def test_built_convolution_json_has_at_most_100_fused_nodes(count: int) -> None:
+    names = [f"n{i}" for i in range(count)]
+    assert BuiltConv(fused=names).as_json()["fused"] == names[:100]
+
+
+def test_fused_nodes_of_a_mismatch() -> None:
+    """The convolution, its quantizers and its constants are not listed."""
+    index = engine_line("Conv_34")
+    mismatch = mismatches({index: LINES[index].replace("Int8", "Float", 1)})["Conv_34"]
+    assert mismatch.built["fused"] == ["Add_42", "Relu_43"]
+
+
+def test_residual_add_in_another_convolution() -> None:
+    """Both convolutions are mismatches: TensorRT may fuse the Add into either."""
+    first, second = engine_line("Conv_96"), engine_line("Conv_107")
+    alone = LINES[first].replace(" + Add_115 + Relu_116", "").replace(", 301 (Int8[1,8,8,8])", "")
+    with_add = LINES[second].replace("+ Conv_107", "+ Conv_107 + Add_115 + Relu_116")
     with_add = with_add.replace(" -> ", ", 275 (Int8[1,8,8,8]) -> ")
-    assert {name: m.differs for name, m in mismatches({taker: alone, other: with_add}).items()} == {
+    result = mismatches({first: alone, second: with_add})
+    assert {name: m.differs for name, m in result.items()} == {
         "Conv_96": Difference.TAKES_RESIDUAL,
         "Conv_107": Difference.TAKES_NONE,
     }
-    # Weights that the engine lists as an input, say
-    at = engine_line("Conv_107")
-    assert mismatches({at: LINES[at].replace(" -> ", ", weights (Float[64,64,1,1]) -> ")}) == {}
 
 
-def test_cut_passes_and_lines_too_many() -> None:
-    """Only behind the optimizer's epilogue does a missing line mean that a convolution stayed float."""
-    first = next(
+def test_weights_that_are_listed_as_input_are_ignored() -> None:
+    index = engine_line("Conv_107")
+    with_weights = LINES[index].replace(" -> ", ", weights (Float[64,64,1,1]) -> ")
+    assert mismatches({index: with_weights}) == {}
+
+
+def test_passes_that_are_cut_off_leave_convolutions_unknown() -> None:
+    last = next(
         i
         for i, x in enumerate(LINES)
         if "QuantizeDoubleInputNodes: fusing" in x and x.endswith("Conv_22")
     )
-    result = verify(MODEL_EDGES, build_of(LINES[: first + 1]))
+    result = verify(RESNET, build_of(LINES[: last + 1]))
     counts = result.convolutions
-    assert (
-        result.mismatches == []
-        and counts.agree + counts.unknown == counts.total
-        and counts.unknown > 10
+    assert (result.mismatches, counts.agree + counts.unknown) == ([], counts.total)
+    assert counts.unknown > 10
+
+
+@pytest.mark.parametrize("extra", [1, 50, 51, 70])
+def test_at_most_50_mismatches_of_a_kind_are_listed(extra: int) -> None:
+    index = next(i for i, x in enumerate(LINES) if "QuantizeDoubleInputNodes: fusing" in x)
+    result = verify(RESNET, build_of([*LINES[:index], *[LINES[index]] * extra, *LINES[index:]]))
+    assert [(m.kind, m.differs) for m in result.mismatches] == [
+        (MismatchKind.TRACE, Difference.FIRST_LINE),
+        *[(MismatchKind.TRACE, Difference.LOGGED)] * (min(extra, 50) - 1),
+    ]
+    assert result.layers.agree == result.layers.total == sum(x.startswith("Layer(") for x in LINES)
+    assert [note for note in result.notes if note.remark is Remark.MORE_MISMATCHES] == (
+        [Remark.MORE_MISMATCHES(count=extra - 50, kind="trace")] if extra > 50 else []
     )
-    # Lines are held against each other as often as they are said; every layer of a build that agrees is counted
-    at = next(i for i, x in enumerate(LINES) if "QuantizeDoubleInputNodes: fusing" in x)
-    for extra in (1, 50, 51, 70):
-        result = verify(MODEL_EDGES, build_of([*LINES[:at], *[LINES[at]] * extra, *LINES[at:]]))
-        assert [m.differs for m in result.mismatches] == [
-            Difference.FIRST_LINE,
-            *[Difference.LOGGED] * (min(extra, 50) - 1),
-        ]
-        assert {str(m.kind) for m in result.mismatches} == {"trace"}
-        assert (
-            result.layers.agree == result.layers.total == sum(x.startswith("Layer(") for x in LINES)
-        )
-        # The rest are counted in a note, kind by kind
-        told = [note for note in result.notes if note.remark is Remark.MORE_MISMATCHES]
-        assert told == (
-            [Remark.MORE_MISMATCHES(count=extra - 50, kind="trace")] if extra > 50 else []
-        )
 
 
 @pytest.mark.parametrize("unsure", [("Conv_9",), ("Conv_9", "Conv_22")])
-def test_what_rests_on_unknown_scales_is_unknown_whatever_the_build_says(
-    unsure: tuple[str, ...],
-) -> None:
-    build = build_of(LINES)
-    result = compare(load(MODEL_EDGES), prediction(CASE), build, unsure)
+def test_unsure_convolutions_are_unknown(unsure: tuple[str, ...]) -> None:
+    result = compare(RESNET, prediction(CASE), build_of(LINES), unsure)
     assert result.convolutions == ConvolutionCounts(21, 21 - len(unsure), len(unsure), unsure)
     assert exit_code(result) == 2
 
 
-def test_the_rule_behind_a_prediction() -> None:
-    """The refusal where a pass refused, with what was predicted in words."""
-    at = engine_line("Gemm_311")
-    before, _, after = LINES[at].rpartition("(Float")
-    found = mismatches({at: f"{before}(Int8{after}"})["Gemm_311"]
-    assert (found.differs, found.values) == (Difference.OUTPUT, ("float", "INT8"))
-    assert found.rule.startswith("by QuantizeDoubleInputNodes: output-")
-    # Conv_9 is no part of Conv_96: without a line of its own it has the name of its layer for a rule
+def test_rule_of_a_missed_optimization() -> None:
+    index = engine_line("Gemm_311")
+    before, _, after = LINES[index].rpartition("(Float")
+    mismatch = mismatches({index: f"{before}(Int8{after}"})["Gemm_311"]
+    assert (mismatch.differs, mismatch.values) == (Difference.OUTPUT, ("float", "INT8"))
+    assert mismatch.rule.startswith("by QuantizeDoubleInputNodes: output-")
+
+
+@pytest.mark.parametrize("has_line", [True, False])
+def test_rule_of_a_convolution_without_line_is_its_layer(has_line: bool) -> None:
+    """Lines of Conv_96 are not lines of Conv_9."""
     whole = prediction(CASE)
-    assert {"Conv_9", "Conv_96"} <= {c.name for c in whole.convolutions}
-    mute = replace(
-        whole, trace=[e for e in whole.trace if "Conv_9" not in re.split(r" \+ | \|\| ", e.object)]
-    )
-    assert 0 < len(mute.trace) < len(whole.trace)
-    at = engine_line("Conv_9")
-    lines = [LINES[at].replace("Int8", "Float", 1) if i == at else x for i, x in enumerate(LINES)]
-    build = build_of(lines)
-    for told, rule in (
-        (whole, "QuantizeDoubleInputNodes"),
-        (mute, f"as layer {whole.convolution('Conv_9').layer}"),
-    ):
-        found = next(
-            m for m in compare(load(MODEL_EDGES), told, build).mismatches if m.name == "Conv_9"
-        )
-        assert found.rule == (f"by {rule}" if told is whole else rule)
+    rule = "by QuantizeDoubleInputNodes"
+    if not has_line:
+        others = [e for e in whole.trace if "Conv_9" not in re.split(r" \+ | \|\| ", e.object)]
+        assert any("Conv_96" in e.object for e in others)
+        whole = replace(whole, trace=others)
+        rule = f"as layer {whole.convolution('Conv_9').layer}"
+    index = engine_line("Conv_9")
+    lines = [x.replace("Int8", "Float", 1) if i == index else x for i, x in enumerate(LINES)]
+    result = compare(RESNET, whole, build_of(lines))
+    assert next(m for m in result.mismatches if m.name == "Conv_9").rule == rule
 
 
 def parse_section(proto: onnx.ModelProto) -> list[str]:
-    """What the ONNX parser logs of a model, in TensorRT 8.5's wording."""
+    """Return the lines that the ONNX parser of TensorRT 8.5 logs."""
     graph = onnx.shape_inference.infer_shapes(proto).graph
     shapes = {
         v.name: tuple(d.dim_value for d in v.type.tensor_type.shape.dim)
@@ -514,7 +557,7 @@ def parse_section(proto: onnx.ModelProto) -> list[str]:
             onnx.TensorProto.DataType.Name(tensor.data_type),
         )
 
-    def told(names: Iterable[str]) -> str:
+    def tensors(names: Iterable[str]) -> str:
         return "".join(f"[{n} -> ({', '.join(map(str, shapes[n]))})[{types[n]}]], " for n in names)
 
     lines = [
@@ -527,15 +570,15 @@ def parse_section(proto: onnx.ModelProto) -> list[str]:
         head = f"{node.name} [{node.op_type}]"
         lines += [
             f"Parsing node: {head}",
-            f"{head} inputs: {told(node.input)}",
-            f"{head} outputs: {told(node.output)}",
+            f"{head} inputs: {tensors(node.input)}",
+            f"{head} outputs: {tensors(node.output)}",
         ]
     lines += [f"Marking {v.name} as output: {v.name}" for v in graph.output]
     return [f"[11/21/2026-12:00:00] [V] [TRT] {line}" for line in lines]
 
 
 def chain(quantized: bool = True) -> onnx.ModelProto:
-    """Two convolutions with an activation between them, which no scale can change."""
+    """Return two convolutions. Their result does not depend on scales."""
     g = Graph()
     form, scale = ("qdq", 0.1) if quantized else ("float", None)
     x = g.relu(g.conv(g.input(1, 8, 8, 8), "c0", 8, 1, scale=scale, weights=form), "r0")
@@ -547,92 +590,65 @@ def log_with_parse_section(proto: onnx.ModelProto) -> str:
     return "\n".join([*lines[:2], *parse_section(proto), *lines[2:]]) + "\n"
 
 
-def test_a_log_alone(tmp_path: Path) -> None:
-    """Read from a file and given as a build, a log says the same; without Q/DQ there is nothing to predict."""
+def test_verify_from_log_file_and_build(tmp_path: Path) -> None:
     path = tmp_path / "build.log"
     path.write_text(log_with_parse_section(chain()))
-    from_file, from_build = verify_from_log(path), verify_from_log(read_build(path))
-    assert from_file.as_json() == from_build.as_json()
-    assert from_file.convolutions == ConvolutionCounts(2, 2)
-    assert from_file.mismatches == [] and not (
-        {Remark.CONVERSIONS_BETWEEN, Remark.LINES_LEFT_OUT} & set(remarks(from_file.notes))
-    )
-    with raises(BuildLogError, "verify_from_log TensorRT"):
-        verify_from_log(path, target="rtx1.7")
-    path.write_text(log_with_parse_section(chain(quantized=False)))
-    with raises(BuildLogError, "verify_from_log section"):
-        verify_from_log(path)
-
-
-@pytest.mark.parametrize("damage", ["the beginning", "a node"])
-def test_a_graph_with_holes_is_refused(damage: str) -> None:
-    """Where later sections tell of all of it: its beginning torn off, or a node missing within."""
-    lines = log_with_parse_section(chain()).splitlines()
-    parse = [i for i, x in enumerate(lines) if "Parsing node: " in x]
-    assert len(parse) > 8
-    first, last, why = (
-        (2, parse[4], "beginning") if damage == "the beginning" else (parse[5], parse[6], "r0:0")
-    )
-    del lines[first:last]
-    with raises(BuildLogError, f"_check_whole {why}"):
-        verify_from_log(build_of(lines))
-
-
-@pytest.mark.parametrize("complete", [True, False])
-def test_a_hole_that_the_models_inputs_show(complete: bool) -> None:
-    """A listing without bindings seems whole until the model is at hand; one known to be torn is not told so twice."""
-    whole = replace(build_of(LINES), milestones=[])  # no count of layers either
-    assert whole.complete and not whole.bindings
-    assert compare(load(MODEL_EDGES), prediction(CASE), whole).build.complete
-    torn = replace(whole, layers=[*whole.layers[:5], *whole.layers[6:]], complete=complete, gaps=[])
-    told = compare(load(MODEL_EDGES), prediction(CASE), torn).build
-    hole = listing_hole(torn, load(MODEL_EDGES).inputs)
-    assert hole is not None and (told.complete, list(told.missing)) == (
-        False,
-        [str(hole)] * complete,
-    )
-
-
-@pytest.mark.parametrize("named", [True, False])
-def test_a_build_is_known_by_its_nodes_or_by_what_they_write(named: bool) -> None:
-    """TensorRT calls an unnamed node after its first output, and so is it looked for in the parse section."""
-    proto = chain()
-    for node in proto.graph.node:
-        node.name = node.name if named else ""
-    model = Model(proto)
-    shown = parse_section(proto)
-    build = build_of([*log_of(predict(chain(), "trt8.5"))[:2], *shown])
-    assert len(build.parse.nodes) == len(proto.graph.node) and not build.layers
-    assert common_names(model, build) == (2, 2)
-    other = Model(forked((0.1, 0.1)))
-    assert common_names(other, build)[1] == 3 and common_names(other, build)[0] <= 2
+    result = verify_from_log(path)
+    assert result.as_json() == verify_from_log(read_build(path)).as_json()
+    assert (result.convolutions, result.mismatches) == (ConvolutionCounts(2, 2), [])
+    assert not {Remark.CONVERSIONS_BETWEEN, Remark.LINES_LEFT_OUT} & set(remarks(result.notes))
 
 
 @pytest.mark.parametrize(
-    ("files", "begins"), [(["a.log", "b.json"], "a.log, b.json: "), ([], "build: ")]
+    ("quantized", "target", "code"),
+    [(True, "rtx1.7", "no-pass-lines"), (False, None, "no-qdq")],
 )
-def test_a_build_from_a_calibration_table_is_named(
-    files: list[str], begins: str, monkeypatch: pytest.MonkeyPatch
+def test_verify_from_log_needs_pass_lines_and_qdq(
+    quantized: bool, target: str | None, code: str
 ) -> None:
-    monkeypatch.setattr("qdqtool.verification.api.implicit_int8", lambda build: True)
-    build = replace(build_of(LINES), files=files)
-    check_explicit(build, load(MODEL_EDGES))  # it names the model's Qs
-    with pytest.raises(BuildLogError) as told:
-        check_explicit(build)
-    assert str(told.value).startswith(begins)
+    build = build_of(log_with_parse_section(chain(quantized)))
+    with pytest.raises(BuildLogError, check=has(code)):
+        verify_from_log(build, target=target)
+
+
+@pytest.mark.parametrize(
+    ("first", "next_line", "tensor", "reason"),
+    [
+        ("Adding network input", "Parsing node: c0 [Conv]", "", "beginning"),
+        ("Parsing node: r0", "Parsing node: c1.in.Q", "r0:0", "r0:0"),
+    ],
+)
+def test_verify_from_log_rejects_a_parse_section_with_holes(
+    first: str, next_line: str, tensor: str, reason: str
+) -> None:
+    lines = log_with_parse_section(chain()).splitlines()
+    start, end = (next(i for i, x in enumerate(lines) if text in x) for text in (first, next_line))
+    with pytest.raises(BuildLogError, match=reason, check=has("incomplete-graph", node=tensor)):
+        verify_from_log(build_of([*lines[:start], *lines[end:]]))
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_missing_layer_is_found_from_the_inputs_of_the_model(complete: bool) -> None:
+    """A listing without bindings seems complete. A gap that is known already is not reported twice."""
+    whole = replace(build_of(LINES), milestones=[])  # without a count of layers
+    assert whole.complete and not whole.bindings
+    assert compare(RESNET, prediction(CASE), whole).build.complete
+    cut = replace(whole, layers=[*whole.layers[:5], *whole.layers[6:]], complete=complete, gaps=[])
+    facts = compare(RESNET, prediction(CASE), cut).build
+    hole = listing_hole(cut, RESNET.inputs)
+    assert hole is not None
+    assert (facts.complete, list(facts.missing)) == (False, [str(hole)] * complete)
 
 
 def forked(scales: tuple[float, float]) -> onnx.ModelProto:
-    """A result that two convolutions quantize: it is INT8 if their scales are equal, which no log tells."""
+    """Return a convolution whose output two others quantize. It is INT8 if their scales are equal."""
     g = Graph()
     x = g.conv(g.input(1, 8, 8, 8), "c0", 8, 1, scale=0.05)
     return g.model(*(g.conv(x, f"c{i + 1}", 8, 1, scale=s) for i, s in enumerate(scales)))
 
 
-def test_what_depends_on_scales_is_unknown_to_a_log_alone(tmp_path: Path) -> None:
-    path = tmp_path / "build.log"
-    path.write_text(log_with_parse_section(forked((0.1, 0.1))))
-    result = verify_from_log(path)
+def test_verify_from_log_result_that_depends_on_scales_is_unknown() -> None:
+    result = verify_from_log(build_of(log_with_parse_section(forked((0.1, 0.1)))))
     assert result.convolutions == ConvolutionCounts(3, 2, 1, ("c0",))
     assert not [m for m in result.mismatches if m.kind == "convolution"]
     few, many = (predict(forked(s), "trt8.5").conversions for s in ((0.1, 0.1), (0.1, 0.2)))

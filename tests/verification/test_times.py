@@ -1,7 +1,8 @@
-"""The estimated time held against a build that was profiled or timed: figures by hand from the same estimate."""
+"""Comparison of the estimated time with a build that was profiled or timed."""
 
 import statistics
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -25,10 +26,11 @@ from qdqtool.timing.gpus import chosen
 from qdqtool.timing.physics import constants
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import Precision
-from qdqtool.verification.api import _wrong, compare_assuming, exit_code, verify
+from qdqtool.verification.api import compare_assuming, count_wrong, exit_code, verify
 from qdqtool.verification.lines import Verification
 from qdqtool.verification.times import compare_times, measured_time, not_compared, plain_in
 from tests.buildlog.samples import build_of
+from tests.errors import has
 from tests.trt.builder import Graph
 from tests.verification.synthetic import log_of
 
@@ -54,41 +56,50 @@ def row(name: str, ms: float) -> ProfileRow:
 
 
 def profile(*factors: float) -> list[ProfileRow]:
-    """A row for each of the first layers: so many times what is estimated for it."""
+    """Return a row for each of the first layers, with its estimate times a factor."""
     named = zip(PREDICTED.layers, TIME.layers, factors, strict=False)
     return [row(layer.name, value * factor) for layer, value, factor in named]
 
 
 def compared(build: Build) -> dict[str, object]:
-    found = compare_times(MODEL, PREDICTED, build, TARGET)
-    assert found is not None
-    return found
+    times = compare_times(MODEL, PREDICTED, build, TARGET)
+    assert times is not None
+    return times
 
 
-def test_nothing_to_compare(g: Graph) -> None:
-    """Rows or a median are enough, either alone; a GPU that nobody names is needed for both."""
-    timed = {"GPU Compute Time": {"median": 1.0}}
-    for build, enough in (
-        (Build(device=GPU), False),
-        (Build(performance=timed), False),
-        (Build(profile_rows=profile(1.0)), False),
-        (Build(device=GPU, performance=timed), True),
-        (Build(device=GPU, profile_rows=profile(1.0)), True),
-    ):
-        assert (compare_times(MODEL, PREDICTED, build, TARGET) is not None) is enough
-    named = compare_times(MODEL, PREDICTED, Build(performance=timed), TARGET, GPU, 1500.0)
-    assert named is not None and named["clock_mhz"] == 1500
-    with pytest.raises(QdqtoolError, match="no such GPU"):
-        compare_times(MODEL, PREDICTED, Build(performance=timed), TARGET, "no such GPU")
-    model = Model(g.model(g.conv(g.input(1, 16, 8, 8), "c", 16)))
-    predicted = predict(model, OTHER_TARGET)
-    build = build_of(log_of(predicted))
-    result = compare_assuming(model, predicted, build, OTHER_TARGET)
-    assert result.prediction is predicted and result.notes == [] and result.mismatches == []
+def timed(median: float, **fields: Any) -> Build:
+    return Build(performance={"GPU Compute Time": {"median": median}}, **fields)
 
 
 @pytest.mark.parametrize(
-    ("told", "measured"),
+    ("build", "is_compared"),
+    [
+        (Build(device=GPU), False),
+        (timed(1.0), False),
+        (Build(profile_rows=profile(1.0)), False),
+        (timed(1.0, device=GPU), True),
+        (Build(device=GPU, profile_rows=profile(1.0)), True),
+    ],
+    ids=["no time", "no GPU", "no GPU, profile", "time", "profile"],
+)
+def test_compare_times_needs_a_gpu_and_a_time(build: Build, is_compared: bool) -> None:
+    assert (compare_times(MODEL, PREDICTED, build, TARGET) is not None) is is_compared
+
+
+def test_compare_times_on_another_gpu() -> None:
+    times = compare_times(MODEL, PREDICTED, timed(1.0), TARGET, GPU, 1500.0)
+    assert times is not None and times["clock_mhz"] == 1500
+
+
+def test_compare_times_rejects_unknown_gpus() -> None:
+    with pytest.raises(
+        QdqtoolError, match="'no GPU'", check=has("unknown-choice", parameter="gpu")
+    ):
+        compare_times(MODEL, PREDICTED, timed(1.0), TARGET, "no GPU")
+
+
+@pytest.mark.parametrize(
+    ("figures", "measured"),
     [
         ({"median": 2.0, "mean": 3.0}, 2.0),
         ({"mean": 3.0}, 3.0),
@@ -96,18 +107,14 @@ def test_nothing_to_compare(g: Graph) -> None:
         ({}, None),
     ],
 )
-def test_what_is_taken_for_the_measured_time(
-    told: dict[str, float], measured: float | None
-) -> None:
-    """The median, else the mean, else the profile's rows, each less what profiling adds and none below zero."""
+def test_measured_time(figures: dict[str, float], measured: float | None) -> None:
+    """The median, else the mean, else the sum of the profile without its overhead."""
     rows = [row("a", OVERHEAD + 0.5), row("b", OVERHEAD + 0.25), row("c", OVERHEAD / 2)]
-    found = compared(
-        Build(device=GPU, performance={"GPU Compute Time": told} if told else {}, profile_rows=rows)
-    )
-    assert found["built_ms"] == pytest.approx(0.75 if measured is None else measured)
-    assert str(found["built_from"]).startswith(
-        "sum of the profile less" if measured is None else "GPU compute time"
-    )
+    performance = {"GPU Compute Time": figures} if figures else {}
+    times = compared(Build(device=GPU, performance=performance, profile_rows=rows))
+    assert times["built_ms"] == pytest.approx(0.75 if measured is None else measured)
+    source = "sum of the profile less" if measured is None else "GPU compute time"
+    assert str(times["built_from"]).startswith(source)
 
 
 @pytest.mark.parametrize(
@@ -120,60 +127,49 @@ def test_what_is_taken_for_the_measured_time(
         (TIME.total_ms, True),
     ],
 )
-def test_the_range_holds_its_ends(measured: float, within: bool) -> None:
-    found = compared(Build(device=GPU, performance={"GPU Compute Time": {"median": measured}}))
-    assert (found["predicted_ms"], found["low_ms"], found["high_ms"]) == (
-        TIME.total_ms,
-        TIME.low_ms,
-        TIME.high_ms,
-    )
-    assert (found["within"], found["layers"], found["slow"]) == (
-        within,
-        {"compared": 0, "median_error": None},
-        [],
-    )
+def test_range_includes_its_ends(measured: float, within: bool) -> None:
+    times = compared(timed(measured, device=GPU))
+    assert times["predicted_ms"] == TIME.total_ms
+    assert (times["low_ms"], times["high_ms"]) == (TIME.low_ms, TIME.high_ms)
+    assert (times["within"], times["slow"]) == (within, [])
+    assert times["layers"] == {"compared": 0, "median_error": None}
 
 
-def test_what_is_compared_layer_by_layer() -> None:
-    """Layers of both sides by name; the error is relative to what was measured; rows of no time tell nothing."""
+@pytest.mark.parametrize("unmeasured", [0, 1])
+def test_median_error_of_layers(unmeasured: int) -> None:
+    """Errors are relative to the measured time. Rows without time are ignored, and rows of no layer."""
     factors = (0.5, 1.0, 2.0, 4.0)
     rows = [*profile(*factors), row("of no layer", 9.0)]
-    found = compared(Build(device=GPU, profile_rows=rows))
-    errors = [abs(1 / f - 1) for f in factors]
-    assert found["layers"] == {
-        "compared": 4,
-        "median_error": pytest.approx(statistics.median(errors)),
+    rows[:unmeasured] = [replace(r, average_ms=0.0, median_ms=None) for r in rows[:unmeasured]]
+    median = statistics.median([abs(1 / f - 1) for f in factors[unmeasured:]])
+    assert compared(Build(device=GPU, profile_rows=rows))["layers"] == {
+        "compared": 4 - unmeasured,
+        "median_error": pytest.approx(median),
     }
-    unmeasured = [replace(rows[0], average_ms=0.0, median_ms=None), *rows[1:]]
-    assert compared(Build(device=GPU, profile_rows=unmeasured))["layers"] == {
-        "compared": 3,
-        "median_error": pytest.approx(statistics.median(errors[1:])),
-    }
-    # Those above one and a half times the estimate, at most five, those that lose most milliseconds first
+
+
+def test_five_slow_layers_that_lose_most_time() -> None:
+    """A layer is slow above one and a half times its estimate."""
     factors = (1.49, 1.0, 1.6, 3.0, 2.0, 5.0, 4.0, 7.0, 6.0)
-    found = compared(Build(device=GPU, profile_rows=profile(*factors)))
-    lost = [
-        (v * (f - 1), x.name)
+    slow = compared(Build(device=GPU, profile_rows=profile(*factors)))["slow"]
+    losses = {
+        x.name: v * (f - 1)
         for x, v, f in zip(PREDICTED.layers, TIME.layers, factors, strict=False)
         if f > 1.5
-    ]
-    assert len(lost) > 5
-    told = found["slow"]
-    assert isinstance(told, list)
-    assert [one["name"] for one in told] == [
-        name for _, name in sorted(lost, key=lambda p: -p[0])[:5]
-    ]
-    by_name = {x.name: v for x, v in zip(PREDICTED.layers, TIME.layers, strict=False)}
-    for one in told:
-        assert one["predicted_ms"] == by_name[one["name"]] < one["built_ms"] / 1.5
-    # One slow execution moves the average of a row alone
-    rows = [
-        replace(r, average_ms=9.0 * r.average_ms, median_ms=r.average_ms) for r in profile(1.0, 1.0)
-    ]
-    assert [r.ms for r in rows] == [r.average_ms for r in profile(1.0, 1.0)]
-    assert compared(Build(device=GPU, profile_rows=rows)) == compared(
-        Build(device=GPU, profile_rows=profile(1.0, 1.0))
-    )
+    }
+    assert len(losses) > 5 and isinstance(slow, list)
+    assert [s["name"] for s in slow] == sorted(losses, key=lambda name: -losses[name])[:5]
+    estimates = {x.name: v for x, v in zip(PREDICTED.layers, TIME.layers, strict=False)}
+    assert all(s["predicted_ms"] == estimates[s["name"]] < s["built_ms"] / 1.5 for s in slow)
+
+
+def test_medians_of_the_profile_are_used() -> None:
+    """One slow execution changes the average but not the median."""
+    usual = profile(1.0, 1.0)
+    rows = [replace(r, average_ms=9.0 * r.average_ms, median_ms=r.average_ms) for r in usual]
+    assert [r.ms for r in rows] == [r.average_ms for r in usual]
+    before, after = (compared(Build(device=GPU, profile_rows=p)) for p in (usual, rows))
+    assert after == before
     assert measured_time(Build(profile_rows=rows))[0] == pytest.approx(sum(r.ms for r in rows))
 
 
@@ -189,18 +185,16 @@ def test_what_is_compared_layer_by_layer() -> None:
         (("fp32", "int8"), Precision.FP32),
     ],
 )
-def test_what_floats_the_builder_may_use(flags: tuple[str, ...], plain: Precision) -> None:
+def test_plain_in_precision_flags(flags: tuple[str, ...], plain: Precision) -> None:
     assert plain_in(Build(precision_flags=frozenset(flags))) == plain
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.0, 2.0])
-def test_a_time_outside_the_range_is_said_first_and_last(factor: float) -> None:
-    """In the verdict and in the last line; a time within is neither, and no time changes the exit code."""
+def test_time_outside_the_range_is_in_the_first_and_last_line(factor: float) -> None:
+    """It does not change the exit code."""
     built = TIME.low_ms * factor if factor < 1 else TIME.high_ms * factor
-    found = compared(Build(device=GPU, performance={"GPU Compute Time": {"median": built}}))
-    result = Verification(
-        BuildFacts(BuildSource.TRTEXEC_LOG, (), "8.6.1", GPU, True, ()), times=found
-    )
+    facts = BuildFacts(BuildSource.TRTEXEC_LOG, (), "8.6.1", GPU, True, ())
+    result = Verification(facts, times=compared(timed(built, device=GPU)))
     text = render_verification(result, 200).rstrip().splitlines()
     outside = (
         f"{built:.3f} ms measured, outside the estimated {TIME.low_ms:.3f} to {TIME.high_ms:.3f}"
@@ -209,18 +203,29 @@ def test_a_time_outside_the_range_is_said_first_and_last(factor: float) -> None:
     assert text[0].startswith(verdict(result)[:40]) and exit_code(result) == 0
 
 
-def test_notes_and_nothing_to_compare() -> None:
-    """Which version was taken comes first; no note of the comparison is lost for it."""
-    lines = LINES["apart"][2:-1]  # without those that tell the version
-    at = next(i for i, x in enumerate(lines) if "fusing" in x)
-    build = build_of([*lines[:at], *[lines[at]] * 60, *lines[at:]])
+def test_verify_notes_begin_with_the_version() -> None:
+    lines = LINES["apart"][2:-1]  # without the lines that contain the version
+    index = next(i for i, x in enumerate(lines) if "fusing" in x)
+    build = build_of([*lines[:index], *[lines[index]] * 60, *lines[index:]])
     first, second, third = verify(SKIP, build).notes
     assert first.remark in (Remark.NO_VERSION, Remark.AMBIGUOUS_VERSION, Remark.VERSION_OF_SPELLING)
     assert second.remark is Remark.MORE_MISMATCHES and third.values["name"] == "silu-add"
-    timed = Build(device="Orin", performance={"GPU Compute Time": {"median": 1.0}})
-    assert remarks(not_compared(timed)) == [Remark.NO_ESTIMATE]
-    assert not_compared(replace(timed, gpu={"SMs": "16", "Compute Capability": "8.7"})) == []
-    assert not_compared(Build(device="Orin")) == []
+
+
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [
+        (timed(1.0, device="Orin"), [Remark.NO_ESTIMATE]),
+        (timed(1.0, device="Orin", gpu={"SMs": "16", "Compute Capability": "8.7"}), []),
+        (Build(device="Orin"), []),
+    ],
+    ids=["ambiguous GPU", "GPU", "no time"],
+)
+def test_not_compared(build: Build, expected: list[Remark]) -> None:
+    assert remarks(not_compared(build)) == expected
+
+
+def test_not_compared_names_the_measured_time() -> None:
     assert not_compared(Build(profile_rows=[row("a", 0.25)]))[0].values["ms"] == 0.25
 
 
@@ -233,18 +238,20 @@ def test_notes_and_nothing_to_compare() -> None:
         ({}, False),
     ],
 )
-def test_a_log_of_another_device_is_said(facts: dict[str, str], contradicts: bool) -> None:
-    timed = Build(device="Orin", gpu=facts, performance={"GPU Compute Time": {"median": 1.0}})
-    found = compare_times(MODEL, PREDICTED, timed, TARGET, "RTX 3060")
-    assert found is not None and (Remark.CONTRADICTED in remarks(found["notes"])) is contradicts
-    assert not contradicts or "--gpu" in as_options(found["notes"][0])  # what to do
+def test_compare_times_notes_a_log_of_another_device(
+    facts: dict[str, str], contradicts: bool
+) -> None:
+    build = timed(1.0, device="Orin", gpu=facts)
+    times = compare_times(MODEL, PREDICTED, build, TARGET, "RTX 3060")
+    assert times is not None and (Remark.CONTRADICTED in remarks(times["notes"])) is contradicts
+    assert not contradicts or "--gpu" in as_options(times["notes"][0])
 
 
 OTHER_TARGET = TARGETS["trt8.5"]
 
 
 def skip_connection() -> Model:
-    """Convolution, SiLU and an Add with a quantized skip: one layer, or the Add apart (which 8.5 is taken to make)."""
+    """Return a convolution, SiLU and an Add with a quantized skip. 8.5 is assumed not to fuse the Add."""
     g = Graph()
     x = g.pair(g.relu(g.conv(g.input(1, 16, 8, 8), "c0", 16), "r0"), "skip")
     y = g.add(g.silu(g.conv(x, "c1", 16, scale=None), "s"), x, "sum")
@@ -259,49 +266,55 @@ LINES = {
 }
 
 
-def settled(build: Build) -> Verification:
+def compare_skip(build: Build) -> Verification:
     return compare_assuming(SKIP, predict(SKIP, OTHER_TARGET), build, OTHER_TARGET)
 
 
-def test_which_of_two_outcomes_a_build_shows() -> None:
-    result = settled(build_of(LINES["apart"]))
-    assert (result.mismatches, result.notes) == (
-        [],
-        [Remark.SHOWN_AS_ASSUMED(name="silu-add", value="apart", target="trt8.5")],
-    )
+def test_compare_assuming_without_assumptions(g: Graph) -> None:
+    model = Model(g.model(g.conv(g.input(1, 16, 8, 8), "c", 16)))
+    prediction = predict(model, OTHER_TARGET)
+    result = compare_assuming(model, prediction, build_of(log_of(prediction)), OTHER_TARGET)
+    assert result.prediction is prediction
+    assert (result.notes, result.mismatches) == ([], [])
+
+
+def test_build_shows_the_assumed_value() -> None:
+    result = compare_skip(build_of(LINES["apart"]))
+    note = Remark.SHOWN_AS_ASSUMED(name="silu-add", value="apart", target="trt8.5")
+    assert (result.mismatches, result.notes) == ([], [note])
     assert result.prediction is not None and result.prediction.summary() == OF_SKIP.summary()
     assert result.prediction.assumptions[0].why == OF_SKIP.assumptions[0].why
-    # The prediction that is handed on is the one that the build shows, and says so
-    result = settled(build_of(LINES["fused"]))
-    assert (result.mismatches, result.notes) == (
-        [],
-        [Remark.SHOWN_OTHERWISE(name="silu-add", value="fused", assumed="apart", target="trt8.5")],
-    )
+
+
+def test_build_shows_the_other_value() -> None:
+    """The result contains the prediction of that value."""
+    result = compare_skip(build_of(LINES["fused"]))
+    note = Remark.SHOWN_OTHERWISE(name="silu-add", value="fused", assumed="apart", target="trt8.5")
+    assert (result.mismatches, result.notes) == ([], [note])
     assert result.prediction is not None
-    assert (
-        result.prediction.convolution("c1").output
-        == Precision.INT8
-        != OF_SKIP.convolution("c1").output
-    )
-    (told,) = result.prediction.assumptions
-    assert (told.value, told.why) == ("fused", Remark.SHOWN_BY_BUILD())
-    # A log that ends before the passes fits both alike; the default is kept
-    result = settled(replace(build_of(LINES["fused"]), layers=[], trace=[], headings=[]))
+    assert result.prediction.convolution("c1").output == Precision.INT8
+    assert OF_SKIP.convolution("c1").output != Precision.INT8
+    (assumption,) = result.prediction.assumptions
+    assert (assumption.value, assumption.why) == ("fused", Remark.SHOWN_BY_BUILD())
+
+
+def test_build_without_passes_shows_neither_value() -> None:
+    result = compare_skip(replace(build_of(LINES["fused"]), layers=[], trace=[], headings=[]))
     assert result.notes == [
         Remark.NOT_SHOWN_BY_BUILD(name="silu-add", values=["apart", "fused"], value="apart")
     ]
-    assert (
-        result.prediction is not None
-        and result.prediction.convolution("c1").output == Precision.FLOAT
-    )
+    assert result.prediction is not None
+    assert result.prediction.convolution("c1").output == Precision.FLOAT
 
 
 @pytest.mark.parametrize("value", ["apart", "fused"])
-def test_what_fits_nowhere_goes_to_the_nearest(value: str) -> None:
-    """One layer besides is otherwise than predicted: the build still shows which of the two it is."""
-    at = next(i for i, x in enumerate(LINES[value]) if x.startswith("Layer(") and " + end" in x)
-    changed = [x.replace("Float", "Int8") if i == at else x for i, x in enumerate(LINES[value])]
-    result = settled(build_of(changed))
+def test_build_with_a_mismatch_shows_the_nearest_value(value: str) -> None:
+    lines = [
+        x.replace("Float", "Int8") if x.startswith("Layer(") and " + end" in x else x
+        for x in LINES[value]
+    ]
+    assert lines != LINES[value]
+    result = compare_skip(build_of(lines))
     assert [m.name for m in result.mismatches if m.kind == "convolution"] == ["end"]
     note = result.notes[0]
     assert note.remark in (Remark.NEAREST_AS_ASSUMED, Remark.NEAREST_OTHERWISE)
@@ -312,12 +325,7 @@ def test_what_fits_nowhere_goes_to_the_nearest(value: str) -> None:
     ("trace", "layers", "kinds", "wrong"),
     [
         (TraceCounts(), LayerCounts(), "", (0, 0)),
-        (
-            TraceCounts(9),
-            LayerCounts(),
-            "",
-            (0, 0),
-        ),  # no pass lines in the build: nothing of them is wrong
+        (TraceCounts(9), LayerCounts(), "", (0, 0)),  # no pass lines in the build
         (TraceCounts(9, 0, 0), LayerCounts(), "", (0, 0)),
         (TraceCounts(9, 7, 6), LayerCounts(), "", (0, 3)),  # the longer side counts
         (TraceCounts(7, 9, 6), LayerCounts(), "", (0, 3)),
@@ -328,15 +336,11 @@ def test_what_fits_nowhere_goes_to_the_nearest(value: str) -> None:
         (TraceCounts(4, 4, 3), LayerCounts(5, 4), "ccl", (2, 5)),
     ],
 )
-def test_how_wrong_a_comparison_is(
+def test_count_wrong(
     trace: TraceCounts, layers: LayerCounts, kinds: str, wrong: tuple[int, int]
 ) -> None:
-    """Convolutions come first, then lines, layers and mismatches together."""
+    """Wrong convolutions, and the sum of wrong lines, layers and mismatches."""
     names = {"c": MismatchKind.CONVOLUTION, "l": MismatchKind.LAYER}
-    found = Verification(
-        Build().facts,
-        trace=trace,
-        layers=layers,
-        mismatches=[Mismatch(names[k], "n", {}, {}, Difference.GONE) for k in kinds],
-    )
-    assert _wrong(found) == wrong
+    mismatches = [Mismatch(names[k], "n", {}, {}, Difference.GONE) for k in kinds]
+    result = Verification(Build().facts, trace=trace, layers=layers, mismatches=mismatches)
+    assert count_wrong(result) == wrong

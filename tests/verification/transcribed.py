@@ -1,4 +1,4 @@
-"""Reads the tables of a build that somebody transcribed: layers.tsv and outcomes.json of a recorded build."""
+"""Read the tables of a transcribed build: layers.tsv and outcomes.json."""
 
 import csv
 import json
@@ -10,7 +10,7 @@ from qdqtool.buildlog.types import BuiltLayer, BuiltTensor
 
 
 def layers_of(path: Path) -> list[BuiltLayer]:
-    """The engine's layers: name, type, types and tensors of inputs and outputs."""
+    """Return the layers of the engine."""
     layers = []
     with path.open(newline="") as file:
         for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE):
@@ -28,16 +28,14 @@ def layers_of(path: Path) -> list[BuiltLayer]:
 
 
 def _tensors(names: str, types: str, layer: str) -> list[BuiltTensor]:
-    """``Reformatted Input Tensor 0`` was transcribed without the `` to <layer>`` that TensorRT prints behind it."""
-    of = layer.rpartition(" Tensor 0 to ")[2]
-    listed = [t.strip() for t in types.split(",")]
-    found = [f"{n} to {of}" if n.startswith("Reformatted") else n for n in names.split(",")]
-    return [
-        BuiltTensor(n, precision_of(listed[min(i, len(listed) - 1)])) for i, n in enumerate(found)
-    ]
+    """Return tensors. The transcription lacks the suffix `` to <layer>`` of ``Reformatted Input Tensor 0``."""
+    target = layer.rpartition(" Tensor 0 to ")[2]
+    precisions = [precision_of(t.strip()) for t in types.split(",")]
+    tensors = [f"{n} to {target}" if n.startswith("Reformatted") else n for n in names.split(",")]
+    return [BuiltTensor(n, precisions[min(i, len(precisions) - 1)]) for i, n in enumerate(tensors)]
 
 
 def outcomes(path: Path) -> dict[str, Any]:
-    """Convolution to ``inputs`` (data, residual), ``output``, ``add`` and ``pool``."""
+    """Return ``inputs`` (data, residual), ``output``, ``add`` and ``pool`` of each convolution."""
     table: dict[str, Any] = next(iter(json.loads(path.read_text()).values()))
     return table

@@ -1,4 +1,4 @@
-"""Networks to compare: a small residual network in several versions."""
+"""A small residual network in several versions."""
 
 import itertools
 from collections import defaultdict
@@ -21,17 +21,18 @@ def network(
     names: str = "b",
     left_out: int | None = None,
 ) -> onnx.ModelProto:
-    """A stem and residual blocks of two convolutions each.
+    """Return a stem and residual blocks of two convolutions each.
 
     Args:
-        blocks: How many.
-        scale: Of every convolution's input; None for a float model.
-        weights: Form of the weights, see the builder.
-        residual: Whether the Adds' other inputs have Q/DQ.
+        blocks: Number of blocks.
+        scale: Scale of each convolution's input. None for a float model.
+        weights: Form of the weights; see the builder.
+        residual: Whether the residual inputs of the Adds have Q/DQ.
         spoilt: Blocks whose first convolution has weights of the form ``spoilt_weights``.
-        data: Scale of that convolution's input.
-        names: Prefix of the blocks' names.
-        left_out: A block that is not there.
+        spoilt_weights: Form of these weights.
+        data: Scale of the input of these convolutions.
+        names: Prefix of the names of the blocks.
+        left_out: Number of a block that is missing.
     """
     g = Graph()
     x = g.relu(
@@ -59,7 +60,7 @@ def float_network(blocks: int = 3, names: str = "b") -> onnx.ModelProto:
 
 
 def numbered(proto: onnx.ModelProto, first: int = 0) -> dict[str, str]:
-    """Names the nodes by operator and number, as some exporters do; gives the old names of the new ones."""
+    """Name the nodes by operator and number, as some exporters do, and return their old names."""
     old = {}
     counts = defaultdict(lambda: itertools.count(first))
     for node in proto.graph.node:

@@ -1,4 +1,4 @@
-"""What changed between two models: known beforehand, since the test made the change."""
+"""Compare two models that differ in one known change."""
 
 import gzip
 import json
@@ -21,55 +21,55 @@ from qdqtool.render.predict_text import verdict
 from qdqtool.verification.comparing.matching import match
 from qdqtool.verification.comparing.result import Change, Comparison, Lost, NodeChange
 from qdqtool.verification.comparing.words import answer
-from tests.raising import raises
+from tests.errors import has
 from tests.trt.builder import Graph
 from tests.verification.comparing.networks import float_network, network
 
-T = "trt8.5"
+TARGET = "trt8.5"
 
 
 def compare(a: onnx.ModelProto, b: onnx.ModelProto) -> Comparison:
-    return qdqtool.compare(a, b, target=T)
+    return qdqtool.compare(a, b, target=TARGET)
 
 
 def changed(result: Comparison) -> dict[str, tuple[Change, ...]]:
     return {n.name: n.changes for n in result.changed}
 
 
-def at(result: Comparison, name: str) -> NodeChange:
+def node_of(result: Comparison, name: str) -> NodeChange:
     return next(n for n in result.nodes if n.name == name)
 
 
-def test_models_that_differ_in_convolutions() -> None:
+def names_of(result: Comparison, change: Change) -> set[str]:
+    return {n.name for n in result.where(change)}
+
+
+def test_compare_float_and_quantized_model() -> None:
     result = compare(float_network(), network())
-    assert (result.a.quantized, result.b.quantized, result.a.int8, result.b.int8) == (
-        False,
-        True,
-        0,
-        7,
-    )
-    assert result.summary()["gained_int8"] == 7 and result.ok
-    assert result.summary()["scales"] == 0  # there were none
+    assert (result.a.quantized, result.b.quantized) == (False, True)
+    assert (result.a.int8, result.b.int8, result.ok) == (0, 7, True)
+    summary = result.summary()
+    assert (summary["gained_int8"], summary["scales"]) == (7, 0)
+
+
+def test_compare_missing_block() -> None:
     result = compare(network(3), network(2))
-    assert {n.name for n in result.where(Change.ONLY_IN_A)} == {
-        "b2.a",
-        "b2.b",
-    } and not result.where(Change.ONLY_IN_B)
+    assert names_of(result, Change.ONLY_IN_A) == {"b2.a", "b2.b"}
+    assert not result.where(Change.ONLY_IN_B)
+
+
+def test_compare_missing_residual_pairs() -> None:
     result = compare(network(), network(residual=False))
     assert result.where(Change.LOST_INT8_OUTPUT) and not result.ok
-    a, b = result.summary()["conversions"]
-    assert b > a and {n.name for n in result.where(Change.LOST_QDQ)} == {
-        "b0.add",
-        "b1.add",
-        "b2.add",
-    }
+    before, after = result.summary()["conversions"]
+    assert after > before
+    assert names_of(result, Change.LOST_QDQ) == {"b0.add", "b1.add", "b2.add"}
+
+
+def test_compare_equal_models() -> None:
     result = compare(network(), network())
-    assert (result.changed, result.ok, result.matched_by, result.summary()["lost_int8"]) == (
-        [],
-        True,
-        "names",
-        0,
-    )
+    assert (result.changed, result.ok, result.matched_by) == ([], True, "names")
+    assert result.summary()["lost_int8"] == 0
 
 
 @pytest.mark.parametrize(
@@ -80,194 +80,231 @@ def test_models_that_differ_in_convolutions() -> None:
         ("float", None, Lost.PAIRS),
     ],
 )
-def test_lost_pairs_say_which_are_gone(weights: str, data: float | None, lost: Lost) -> None:
+def test_compare_tells_which_pairs_are_missing(
+    weights: str, data: float | None, lost: Lost
+) -> None:
     result = compare(network(), network(spoilt=[1], spoilt_weights=weights, data=data))
-    assert result.summary()["lost_int8"] == 1 and not result.ok
-    node = at(result, "b1.a")
+    assert (result.summary()["lost_int8"], result.ok) == (1, False)
+    node = node_of(result, "b1.a")
     assert (node.lost, Change.LOST_INT8 in node.changes) == (lost, True)
 
 
-def test_scales_that_differ() -> None:
-    result = compare(network(scale=0.1), network(scale=0.25))
-    assert (result.count(Change.SCALE), result.count(Change.WEIGHTS_SCALE)) == (
-        10,
-        0,
-    )  # 7 convolutions, 3 Adds
-    assert at(result, "b0.a").factor == pytest.approx(2.5)
-    rounded = compare(network(scale=0.1), network(scale=0.10005))
-    assert rounded.count(Change.SCALE) == 10 and at(rounded, "b0.a").factor == pytest.approx(1.0005)
+@pytest.mark.parametrize(("scale", "factor"), [(0.25, 2.5), (0.10005, 1.0005)])
+def test_compare_scales_of_data(scale: float, factor: float) -> None:
+    result = compare(network(scale=0.1), network(scale=scale))
+    assert result.count(Change.SCALE) == 10  # 7 convolutions, 3 Adds
+    assert result.count(Change.WEIGHTS_SCALE) == 0
+    assert node_of(result, "b0.a").factor == pytest.approx(factor)
+
+
+def test_compare_scales_of_weights_per_channel_and_per_tensor() -> None:
     result = compare(network(), network(spoilt=[2], spoilt_weights="tensor"))
     assert changed(result) == {"b2.a": (Change.WEIGHTS_SCALE,)}
-    node = at(result, "b2.a")
-    assert (
-        node.a is not None and node.b is not None and node.a.weights_scale and node.b.weights_scale
-    )
-    assert (node.a.weights_scale.count, node.b.weights_scale.count) == (8, 1)
+    node = node_of(result, "b2.a")
+    scales = [side and side.weights_scale for side in (node.a, node.b)]
+    assert [scale and scale.count for scale in scales] == [8, 1]
 
 
-def test_branches_and_reasons() -> None:
-    """A zero point that is not 0 keeps a convolution from INT8 although nothing was removed."""
+def test_compare_names_the_finding_of_a_lost_convolution() -> None:
+    """A zero point other than 0 prevents INT8 although both pairs are present."""
     spoilt = network()
     for tensor in spoilt.graph.initializer:
         if tensor.name in ("b1.a.in.Q.zero", "b1.a.in.DQ.zero"):
             tensor.CopyFrom(onnx.helper.make_tensor(tensor.name, onnx.TensorProto.INT8, [], [3]))
-    node = at(compare(network(), spoilt), "b1.a")
+    node = node_of(compare(network(), spoilt), "b1.a")
     assert (node.lost, node.finding) == (Lost.FINDING, "ZP-NONZERO")
 
+
+def test_match_branches_in_another_order() -> None:
     def branches(order: list[str]) -> onnx.ModelProto:
         g = Graph()
         x = g.input(1, 4, 8, 8)
-        made = {name: g.conv(x, name, scale=None, weights="float") for name in order}
-        return g.model(g.concat([made["p"], made["q"], made["r"]], "cat"))
+        outputs = {name: g.conv(x, name, scale=None, weights="float") for name in order}
+        return g.model(g.concat([outputs["p"], outputs["q"], outputs["r"]], "cat"))
 
-    found = pairs(branches(["p", "q", "r"]), branches(["r", "p", "q"]))
-    assert found == {n: n for n in ("p", "q", "r", "cat")}
+    partners = pairs(branches(["p", "q", "r"]), branches(["r", "p", "q"]))
+    assert partners == {n: n for n in ("p", "q", "r", "cat")}
 
 
-def test_what_is_no_network_in_common(g: Graph) -> None:
-    other = g.model(g.conv(g.input(1, 3, 9, 9), "c", 5, k=5, scale=None, weights="float"))
-    with raises(QdqtoolError, "_models layer"):
-        compare(network(), other)
+def other_convolution() -> onnx.ModelProto:
     g = Graph()
-    # The stem and its name are those of the other network, and so are some shapes further down
+    return g.model(g.conv(g.input(1, 3, 9, 9), "c", 5, k=5, scale=None, weights="float"))
+
+
+def similar_network() -> onnx.ModelProto:
+    """Return a network with the stem of `network` and some shapes and names in common."""
+    g = Graph()
     x = g.relu(g.conv(g.input(1, 4, 16, 16), "b.stem", scale=None, weights="float"), "b.stem.relu")
     for i, (channels, k) in enumerate([(8, 5), (16, 3), (8, 1), (8, 3), (8, 5), (32, 1), (8, 3)]):
         x = g.relu(g.conv(x, f"b{i}.a", channels, k=k, scale=None, weights="float"), f"b{i}.ra")
-    for a, b in (
-        (float_network(), g.model(x)),
-        (g.model(x), float_network()),
-        (network(4), g.model(x)),
-    ):
-        with pytest.raises(QdqtoolError, match="different networks"):
-            compare(a, b)
+    return g.model(x)
 
 
-def test_scales_exchanged_between_channels_and_scales_that_are_none() -> None:
-    def spoil(
-        change: Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]],
-    ) -> onnx.ModelProto:
-        proto = network()
-        for tensor in proto.graph.initializer:
-            values = onnx.numpy_helper.to_array(tensor)
-            if tensor.name.startswith("b1.a.w") and values.dtype == np.float32 and values.ndim == 1:
-                tensor.CopyFrom(onnx.numpy_helper.from_array(change(values.copy()), tensor.name))
-        return proto
-
-    assert not compare(network(), spoil(lambda v: v)).changed
-    for change in (
-        lambda v: v[::-1],
-        lambda v: np.roll(v, 1),
-        *(
-            lambda v, bad=bad: np.where(np.arange(v.size) == 3, np.float32(bad), v)
-            for bad in (0, -0.1, np.nan, np.inf)
-        ),
-    ):
-        result = compare(network(), spoil(change))
-        assert [n.name for n in result.where(Change.WEIGHTS_SCALE)] == ["b1.a"]
-        json.dumps(result.as_json(), allow_nan=False)
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (network(), other_convolution()),
+        (float_network(), similar_network()),
+        (similar_network(), float_network()),
+        (network(4), similar_network()),
+    ],
+    ids=["no layer in common", "float, similar", "similar, float", "quantized, similar"],
+)
+def test_compare_rejects_different_networks(a: onnx.ModelProto, b: onnx.ModelProto) -> None:
+    with pytest.raises(QdqtoolError, check=has("different-models")):
+        compare(a, b)
 
 
-def test_times_files_and_blocks(tmp_path: Path) -> None:
+Values = npt.NDArray[np.float32]
+
+
+def with_fourth_scale(value: float) -> Callable[[Values], Values]:
+    return lambda scales: np.where(np.arange(scales.size) == 3, np.float32(value), scales)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda scales: scales, []),
+        (lambda scales: scales[::-1], ["b1.a"]),
+        (lambda scales: np.roll(scales, 1), ["b1.a"]),
+        *((with_fourth_scale(value), ["b1.a"]) for value in (0, -0.1, np.nan, np.inf)),
+    ],
+    ids=["same", "reversed", "rolled", "zero", "negative", "NaN", "infinite"],
+)
+def test_compare_scales_of_channels(
+    change: Callable[[Values], Values], expected: list[str]
+) -> None:
+    proto = network()
+    for tensor in proto.graph.initializer:
+        values = onnx.numpy_helper.to_array(tensor)
+        if tensor.name.startswith("b1.a.w") and values.dtype == np.float32 and values.ndim == 1:
+            tensor.CopyFrom(onnx.numpy_helper.from_array(change(values.copy()), tensor.name))
+    result = compare(network(), proto)
+    assert [n.name for n in result.where(Change.WEIGHTS_SCALE)] == expected
+    json.dumps(result.as_json(), allow_nan=False)
+
+
+def test_comparison_json() -> None:
     result = compare(network(), network(spoilt=[0]))
     data = json.loads(json.dumps(result.as_json()))
-    assert (data["schema"], data["summary"]["lost_int8"]) == ("qdqtool/comparison/1", 1)
-    assert data["summary"]["conversions"] == [result.a.conversions, result.b.conversions]
-    lost = next(n for n in data["nodes"] if n["name"] == "b0.a")
-    assert (lost["a"]["precision"], lost["b"]["precision"], lost["lost"]) == (
-        "INT8",
-        "FLOAT",
-        "weights",
-    )
-    assert (
-        lost["a"]["quantized"] == {"data": True, "weights": True}
-        and lost["b"]["quantized"]["weights"] is False
-    )
-    result = qdqtool.compare(float_network(), network(), target=T, gpu="T4")
-    assert (
-        result.a.ms
-        and result.b.ms
-        and result.times_as_long == pytest.approx(result.b.ms / result.a.ms)
-    )
-    assert not result.a.measured
+    summary = data["summary"]
+    assert (data["schema"], summary["lost_int8"]) == ("qdqtool/comparison/1", 1)
+    assert summary["conversions"] == [result.a.conversions, result.b.conversions]
+    node = next(n for n in data["nodes"] if n["name"] == "b0.a")
+    assert [node[side]["precision"] for side in "ab"] == ["INT8", "FLOAT"]
+    assert node["lost"] == "weights"
+    assert node["a"]["quantized"] == {"data": True, "weights": True}
+    assert node["b"]["quantized"]["weights"] is False
+
+
+def test_compare_estimated_times() -> None:
+    result = qdqtool.compare(float_network(), network(), target=TARGET, gpu="T4")
+    assert result.a.ms and result.b.ms and not result.a.measured
+    assert result.times_as_long == pytest.approx(result.b.ms / result.a.ms)
+
+
+@pytest.mark.parametrize("name", ["b.onnx.gz", "c.bin"])
+def test_compare_files_of_models(name: str, tmp_path: Path) -> None:
     data = network().SerializeToString()
     (tmp_path / "a.onnx").write_bytes(data)
-    (tmp_path / "b.onnx.gz").write_bytes(gzip.compress(data))
-    (tmp_path / "c.bin").write_bytes(data)
-    for other in ("b.onnx.gz", "c.bin"):
-        assert not qdqtool.compare(tmp_path / "a.onnx", tmp_path / other).changed
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    assert not qdqtool.compare(tmp_path / "a.onnx", tmp_path / name).changed
 
 
-def test_forms_that_tensorrt_does_not_take_are_told_first(tmp_path: Path) -> None:
-    """onnxruntime's own exports: integer operators, dynamic ranges, UINT8, zero points."""
+# Models that onnxruntime quantized.
+
+
+@pytest.fixture
+def float_path(tmp_path: Path) -> Path:
+    onnx.save(float_network(), tmp_path / "float.onnx")
+    return tmp_path / "float.onnx"
+
+
+def quantize(path: Path, quant_format: str, activations: str, **options: Any) -> Path:
     ort = pytest.importorskip("onnxruntime.quantization")
-    path = tmp_path / "float.onnx"
-    onnx.save(float_network(), path)
 
     class Reader(ort.CalibrationDataReader):  # type: ignore[name-defined, misc]
         def __init__(self) -> None:
-            self.left = [{onnx.load(path).graph.input[0].name: np.ones((1, 4, 16, 16), np.float32)}]
+            self.batches = [{onnx.load(path).graph.input[0].name: np.ones((1, 4, 16, 16), "f4")}]
 
-        def get_next(self) -> dict[str, npt.NDArray[np.float32]] | None:
-            return self.left.pop() if self.left else None
+        def get_next(self) -> dict[str, Values] | None:
+            return self.batches.pop() if self.batches else None
 
-    def static(name: str, kind: str, activations: str, **more: Any) -> None:
-        ort.quantize_static(
-            path,
-            tmp_path / name,
-            Reader(),
-            quant_format=getattr(ort.QuantFormat, kind),
-            activation_type=getattr(ort.QuantType, activations),
-            **more,
-        )
+    output = path.with_name("quantized.onnx")
+    if quant_format == "dynamic":
+        ort.quantize_dynamic(path, output)
+        return output
+    formats, types = ort.QuantFormat, ort.QuantType
+    options |= {"quant_format": formats[quant_format], "activation_type": types[activations]}
+    ort.quantize_static(path, output, Reader(), **options)
+    return output
 
-    ort.quantize_dynamic(path, tmp_path / "dynamic.onnx")
-    static("integers.onnx", "QOperator", "QUInt8")
-    static("unsigned.onnx", "QDQ", "QUInt8")
-    static("asymmetric.onnx", "QDQ", "QInt8")
-    for name, told in (
-        ("dynamic.onnx", "DynamicQuantizeLinear"),
-        ("integers.onnx", "QLinearConv"),
-        ("unsigned.onnx", "UINT8"),
-        ("asymmetric.onnx", "zero points"),
-    ):
-        assert told in verdict(qdqtool.predict(tmp_path / name, T)), name
-        if told in ("DynamicQuantizeLinear", "QLinearConv"):
-            for a, b in ((path, tmp_path / name), (tmp_path / name, path)):
-                with pytest.raises(QdqtoolError, match=told):
-                    qdqtool.compare(a, b)
-        else:
-            result = qdqtool.compare(path, tmp_path / name, target=T)
-            assert told in result.b.obstacle and answer(result).startswith(
-                f"B has {result.b.obstacle}"
-            )
-            assert result.b.int8 == result.count(Change.GAINED_INT8) == 0
-    static(
-        "again.onnx",
-        "QDQ",
-        "QInt8",
-        weight_type=ort.QuantType.QInt8,
-        extra_options={"ActivationSymmetric": True},
-    )  # as those lines say
-    again = qdqtool.compare(path, tmp_path / "again.onnx", target=T)
-    assert not again.b.obstacle and again.count(Change.GAINED_INT8)
-    assert not qdqtool.compare(path, path).a.obstacle and "--gpu" in verdict(qdqtool.predict(path))
+
+@pytest.mark.parametrize(
+    ("quant_format", "activations", "operator"),
+    [("dynamic", "", "DynamicQuantizeLinear"), ("QOperator", "QUInt8", "QLinearConv")],
+)
+def test_compare_rejects_integer_operators(
+    quant_format: str, activations: str, operator: str, float_path: Path
+) -> None:
+    path = quantize(float_path, quant_format, activations)
+    assert operator in verdict(qdqtool.predict(path, TARGET))
+    for a, b in ((float_path, path), (path, float_path)):
+        with pytest.raises(QdqtoolError, match=operator, check=has("unsupported")):
+            qdqtool.compare(a, b)
+
+
+@pytest.mark.parametrize(
+    ("activations", "obstacle"), [("QUInt8", "UINT8"), ("QInt8", "zero points")]
+)
+def test_compare_names_an_obstacle_first(activations: str, obstacle: str, float_path: Path) -> None:
+    path = quantize(float_path, "QDQ", activations)
+    assert obstacle in verdict(qdqtool.predict(path, TARGET))
+    result = qdqtool.compare(float_path, path, target=TARGET)
+    assert obstacle in result.b.obstacle
+    assert answer(result).startswith(f"B has {result.b.obstacle}")
+    assert result.b.int8 == result.count(Change.GAINED_INT8) == 0
+
+
+def test_compare_symmetric_int8_has_no_obstacle(float_path: Path) -> None:
+    ort = pytest.importorskip("onnxruntime.quantization")
+    symmetric = {"ActivationSymmetric": True}
+    path = quantize(
+        float_path, "QDQ", "QInt8", weight_type=ort.QuantType.QInt8, extra_options=symmetric
+    )
+    result = qdqtool.compare(float_path, path, target=TARGET)
+    assert not result.b.obstacle and result.count(Change.GAINED_INT8)
+
+
+def test_float_model_has_no_obstacle(float_path: Path) -> None:
+    assert not qdqtool.compare(float_path, float_path).a.obstacle
+    assert "--gpu" in verdict(qdqtool.predict(float_path))
+
+
+# Matching of nodes.
 
 
 def pairs(first: onnx.ModelProto, second: onnx.ModelProto) -> dict[str, str]:
-    one = Model(first)
-    return {
-        one.nodes[i].name: n.name for i, n in match(View(one), View(Model(second))).pairs.items()
-    }
+    model = Model(first)
+    matched = match(View(model), View(Model(second))).pairs
+    return {model.nodes[i].name: node.name for i, node in matched.items()}
 
 
-def test_partners() -> None:
-    for other in (float_network(), network()):
-        assert pairs(float_network(), other) == {n.name: n.name for n in float_network().graph.node}
-    found = pairs(network(4), network(4, left_out=3))
-    assert not {"b3.a", "b3.b"} & set(found) and all(a == b for a, b in found.items())
-    assert {"b.stem", "b0.a", "b0.b", "b1.a", "b1.b", "b2.a", "b2.b"} <= set(found)
+@pytest.mark.parametrize("other", [float_network(), network()], ids=["float", "quantized"])
+def test_match_equal_networks(other: onnx.ModelProto) -> None:
+    assert pairs(float_network(), other) == {n.name: n.name for n in float_network().graph.node}
 
-    # An exporter that numbers its nodes: with one convolution less, the same name is another convolution
+
+def test_match_with_a_missing_block() -> None:
+    partners = pairs(network(4), network(4, left_out=3))
+    assert not {"b3.a", "b3.b"} & set(partners) and all(a == b for a, b in partners.items())
+    assert {"b.stem", "b0.a", "b0.b", "b1.a", "b1.b", "b2.a", "b2.b"} <= set(partners)
+
+
+def test_match_numbered_names_with_a_missing_convolution() -> None:
+    """The same name is another convolution then."""
+
     def chain(sizes: list[int]) -> onnx.ModelProto:
         g = Graph()
         x = g.input(1, 3, 8, 8)
@@ -275,24 +312,24 @@ def test_partners() -> None:
             x = g.relu(g.conv(x, f"Conv_{i}", size, scale=None, weights="float"), f"Relu_{i}")
         return g.model(x)
 
-    found = pairs(chain([4, 8, 8, 8, 16, 32, 16, 8, 4, 12]), chain([8, 8, 8, 16, 32, 16, 8, 4, 12]))
-    assert all(found[f"Conv_{i}"] == f"Conv_{i - 1}" for i in range(4, 10))
+    sizes = [4, 8, 8, 8, 16, 32, 16, 8, 4, 12]
+    partners = pairs(chain(sizes), chain(sizes[1:]))
+    assert all(partners[f"Conv_{i}"] == f"Conv_{i - 1}" for i in range(4, 10))
 
 
 @pytest.mark.parametrize("blocks", [1, 3, 12])
-def test_other_names_match_by_structure(blocks: int) -> None:
-    found = pairs(network(blocks, names="b"), network(blocks, names="layer", scale=0.3))
-    assert found == {n: n.replace("b", "layer", 1) for n in found}
-    assert len(found) == len(float_network(blocks).graph.node)
+def test_match_by_structure(blocks: int) -> None:
+    partners = pairs(network(blocks, names="b"), network(blocks, names="layer", scale=0.3))
+    assert partners == {n: n.replace("b", "layer", 1) for n in partners}
+    assert len(partners) == len(float_network(blocks).graph.node)
 
 
 @given(st.integers(1, 5), st.booleans(), st.booleans(), st.sampled_from(["b", "x/y"]))
-def test_no_node_has_two_partners_and_partners_are_alike(
-    blocks: int, half: bool, quantized: bool, names: str
+def test_match_is_one_to_one_and_keeps_operators(
+    blocks: int, has_more: bool, quantized: bool, names: str
 ) -> None:
-    first = network(blocks) if quantized else float_network(blocks)
-    second = network(blocks + half, names=names)
-    one, two = Model(first), Model(second)
-    found = match(View(one), View(two)).pairs
-    assert len({n.index for n in found.values()}) == len(found)
-    assert all(one.nodes[i].op == n.op for i, n in found.items())
+    first = Model(network(blocks) if quantized else float_network(blocks))
+    second = Model(network(blocks + has_more, names=names))
+    partners = match(View(first), View(second)).pairs
+    assert len({n.index for n in partners.values()}) == len(partners)
+    assert all(first.nodes[i].op == n.op for i, n in partners.items())

@@ -1,4 +1,4 @@
-"""What differs between two sides of one node, by a table; and which files are models."""
+"""Changes between two sides of a node, kinds of files, and comparison with builds."""
 
 import json
 import math
@@ -16,6 +16,7 @@ from qdqtool.errors import BuildLogError, QdqtoolError
 from qdqtool.types import Precision
 from qdqtool.verification.comparing.result import (
     Change,
+    Comparison,
     Lost,
     NodeSide,
     Scales,
@@ -26,7 +27,7 @@ from qdqtool.verification.comparing.result import (
 )
 from qdqtool.verification.comparing.words import why
 from tests.buildlog.evidence import build_file
-from tests.raising import raises
+from tests.errors import has
 from tests.verification.comparing.networks import network, numbered
 
 INT8, FP16, FP32, UNKNOWN = Precision.INT8, Precision.FP16, Precision.FP32, Precision.UNKNOWN
@@ -99,12 +100,14 @@ def side(
         (side(layer="x", fused=["Relu"]), side(fused=[]), (), None),
     ],
 )
-def test_changes(a: NodeSide, b: NodeSide, changes: tuple[Change, ...], lost: Lost | None) -> None:
-    found = compare_sides(a, b)
-    assert (found.changes, found.lost) == (changes, lost)
-    unscaled = compare_sides(a, b, scales=False).changes
-    file_alone = {Change.LOST_QDQ, Change.GAINED_QDQ, Change.SCALE, Change.WEIGHTS_SCALE}
-    assert unscaled == tuple(c for c in changes if c not in file_alone)
+def test_compare_sides(
+    a: NodeSide, b: NodeSide, changes: tuple[Change, ...], lost: Lost | None
+) -> None:
+    change = compare_sides(a, b)
+    assert (change.changes, change.lost) == (changes, lost)
+    of_models = {Change.LOST_QDQ, Change.GAINED_QDQ, Change.SCALE, Change.WEIGHTS_SCALE}
+    without_scales = tuple(c for c in changes if c not in of_models)
+    assert compare_sides(a, b, scales=False).changes == without_scales
 
 
 @pytest.mark.parametrize(
@@ -131,7 +134,7 @@ NAN, INF = math.nan, math.inf
     ("a", "b", "expected"),
     [
         (scales(0.1, 0.2), scales(0.1, 0.2), False),
-        (scales(0.1, 0.2), scales(0.2, 0.1), True),  # another channel's
+        (scales(0.1, 0.2), scales(0.2, 0.1), True),  # exchanged
         (scales(0.1, 0.2, 0.3), scales(0.1, 0.3, 0.2), True),
         (scales(0.1, 0.2, 0.3), scales(0.1, 0.25, 0.3), True),
         *((scales(0.1, 0.2), scales(0.1, bad), True) for bad in (0.0, -0.2, NAN, INF)),
@@ -145,41 +148,43 @@ NAN, INF = math.nan, math.inf
         (scales(0.1), scales(0.1, type=Precision.UINT8), True),
     ],
 )
-def test_whatever_differs_between_scales_is_a_difference(
-    a: Scales | None, b: Scales | None, expected: bool
-) -> None:
+def test_scales_differ(a: Scales | None, b: Scales | None, expected: bool) -> None:
     assert (differ(a, b), differ(b, a)) == (expected, expected)
-    found = compare_sides(side(scale=a, weights_scale=a), side(scale=b, weights_scale=b))
-    assert found.changes == ((Change.SCALE, Change.WEIGHTS_SCALE) if expected else ())
-    found.why = why(found)
-    assert bool(found.why) == expected
-    json.dumps(found.as_json(), allow_nan=False)
+    change = compare_sides(side(scale=a, weights_scale=a), side(scale=b, weights_scale=b))
+    assert change.changes == ((Change.SCALE, Change.WEIGHTS_SCALE) if expected else ())
+    change.why = why(change)
+    assert bool(change.why) == expected
+    json.dumps(change.as_json(), allow_nan=False)
 
 
-def test_files_and_errors(tmp_path: Path, files: Path) -> None:
-    for name, head, model in (
+@pytest.mark.parametrize(
+    ("name", "head", "expected"),
+    [
         ("a.bin", b"\x08\x09", True),
         ("b.log", b"[V] text", False),
         ("c.json", b"{}", False),
         ("d.txt", b"", False),
         ("e.ONNX", b"", True),
-    ):
-        (tmp_path / name).write_bytes(head)
-        assert is_model(tmp_path / name) is model, name
-    assert is_model("-") is False and is_model("nowhere.onnx.gz") is True
-    (tmp_path / "best.pt").write_bytes(b"PK\x03\x04archive")
-    with pytest.raises(QdqtoolError, match=r"best\.pt"):
-        is_model(tmp_path / "best.pt")
-    (files / "names.json").write_text(json.dumps({"Layers": ["a", "b"], "Bindings": ["x"]}))
-    with pytest.raises(BuildLogError, match="detailed"):
-        qdqtool.compare(files / "good.json", files / "names.json")
-    with raises(QdqtoolError, "compare gpu"):
-        qdqtool.compare(files / "model.onnx", files / "good.json", gpu="T4")
-    with pytest.raises(QdqtoolError, match="`a`: no file given"):
-        qdqtool.compare([], files / "good.json")
+    ],
+)
+def test_is_model(name: str, head: bytes, expected: bool, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(head)
+    assert is_model(tmp_path / name) is expected
 
 
-# Builds against each other and against what their model asked for.
+@pytest.mark.parametrize(("path", "expected"), [("-", False), ("nowhere.onnx.gz", True)])
+def test_is_model_does_not_open_known_names(path: str, expected: bool) -> None:
+    assert is_model(path) is expected
+
+
+def test_is_model_rejects_other_files(tmp_path: Path) -> None:
+    path = tmp_path / "best.pt"
+    path.write_bytes(b"PK\x03\x04archive")
+    with pytest.raises(QdqtoolError, check=has("wrong-format", path=str(path))):
+        is_model(path)
+
+
+# Builds are compared with each other and with their model.
 
 INT8, HALF = "Int8 NC/32HW32", "Half NHWC8"
 
@@ -187,14 +192,10 @@ INT8, HALF = "Int8 NC/32HW32", "Half NHWC8"
 def listing(
     float_convs: tuple[str, ...] = (), names: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """A layer JSON of the small network, fused as TensorRT names it; some convolutions stayed float or are renamed."""
+    """Return a layer JSON of the network, some of whose convolutions are float or renamed."""
     layers = []
     convs = [node for node in network().graph.node if node.op_type == "Conv"]
-    tensors = [
-        "x",
-        *(f"{node.name}:0" for node in convs[:-1]),
-        "b.end.DQ:0",
-    ]  # one behind the other
+    tensors = ["x", *(f"{node.name}:0" for node in convs[:-1]), "b.end.DQ:0"]
     for i, node in enumerate(convs):
         floating = node.name in float_convs
         name, quantizer = ((names or {}).get(n, n) for n in (node.name, f"{node.name}.w.Q"))
@@ -235,81 +236,120 @@ def files(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_recorded_and_requested(files: Path) -> None:
-    result = qdqtool.compare(files / "model.onnx", files / "bad.json", target="trt8.5")
-    assert {n.name for n in result.where(Change.LOST_INT8)} == {"b1.a", "b2.b"}
+def write_listing(path: Path, data: object) -> Path:
+    path.write_text(json.dumps(data))
+    return path
+
+
+def compare_files(folder: Path, a: str, b: str) -> Comparison:
+    return qdqtool.compare(folder / a, folder / b, target="trt8.5")
+
+
+def names_of(result: Comparison, change: Change) -> set[str]:
+    return {n.name for n in result.where(change)}
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "options", "code", "parameter"),
+    [
+        ("model.onnx", "good.json", {"gpu": "T4"}, "option-without-effect", "gpu"),
+        ([], "good.json", {}, "missing-argument", "a"),
+    ],
+    ids=["GPU of a build", "no file"],
+)
+def test_compare_rejects_arguments(
+    files: Path, a: Any, b: str, options: dict[str, Any], code: str, parameter: str
+) -> None:
+    with pytest.raises(QdqtoolError, check=has(code, parameter=parameter)):
+        qdqtool.compare(files / a if a else a, files / b, **options)
+
+
+def test_compare_model_and_build(files: Path) -> None:
+    result = compare_files(files, "model.onnx", "bad.json")
+    assert names_of(result, Change.LOST_INT8) == {"b1.a", "b2.b"}
     assert (result.a.int8, result.b.int8, result.ok) == (7, 5, False)
-    assert qdqtool.compare(files / "model.onnx", files / "good.json", target="trt8.5").ok
-    result = qdqtool.compare(files / "bad.json", files / "model.onnx", target="trt8.5")
-    assert {n.name for n in result.where(Change.GAINED_INT8)} == {"b1.a", "b2.b"}
-    result = qdqtool.compare(files / "good.json", files / "bad.json")
-    assert result.summary()["lost_int8"] == 2 and result.engines is not None
-    # Convolutions and conversions as they are listed; times are the sums of the recorded profiles
-    result = qdqtool.compare(
-        *(
-            [build_file(case, "graph.json"), build_file(case, "profile.json")]
-            for case in ("resnet18-a100-fp16", "resnet18-a100-qat-residual")
-        )
-    )
+    assert compare_files(files, "model.onnx", "good.json").ok
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "change", "engines"),
+    [
+        ("bad.json", "model.onnx", Change.GAINED_INT8, False),
+        ("good.json", "bad.json", Change.LOST_INT8, True),
+    ],
+)
+def test_compare_builds(files: Path, a: str, b: str, change: Change, engines: bool) -> None:
+    result = compare_files(files, a, b)
+    assert names_of(result, change) == {"b1.a", "b2.b"}
+    assert (result.engines is not None) == engines
+
+
+def test_compare_recorded_builds_with_profiles() -> None:
+    """The expected times are the sums of the recorded profiles."""
+    cases = ("resnet18-a100-fp16", "resnet18-a100-qat-residual")
+    files = ([build_file(case, f"{name}.json") for name in ("graph", "profile")] for case in cases)
+    result = qdqtool.compare(*files)
     assert (result.a.int8, result.b.int8) == (0, 21)
     assert result.times_as_long == pytest.approx(0.731136 / 1.016832)
 
 
-def test_builds_with_more_or_other_layers(files: Path) -> None:
+@pytest.mark.parametrize(
+    ("a", "b", "change"),
+    [
+        ("good.json", "fewer.json", Change.ONLY_IN_A),
+        ("fewer.json", "good.json", Change.ONLY_IN_B),
+    ],
+)
+def test_compare_builds_with_a_missing_layer(files: Path, a: str, b: str, change: Change) -> None:
     table = listing()
     table["Layers"].pop()
-    (files / "fewer.json").write_text(json.dumps(table))
-    result = qdqtool.compare(files / "good.json", files / "fewer.json")
-    assert [n.changes for n in result.changed] == [
-        (Change.ONLY_IN_A,)
-    ] and result.times_as_long is None
-    back = qdqtool.compare(files / "fewer.json", files / "good.json")
-    assert [n.changes for n in back.changed] == [(Change.ONLY_IN_B,)] and back.b.int8_to_int8 == 7
-    # 8 convolutions write INT8 there and 10 Q stay, as its listing says; 19 and 3 in the build of this model
+    write_listing(files / "fewer.json", table)
+    result = compare_files(files, a, b)
+    assert [n.changes for n in result.changed] == [(change,)]
+    assert (result.times_as_long, result.b.int8_to_int8) == (None, 6 if b == "fewer.json" else 7)
+
+
+def test_compare_model_with_the_build_of_another_version() -> None:
+    """The listing has 8 convolutions with INT8 output and 10 Qs; the build of this model has 19 and 3."""
     model = build_file("resnet18-a100-qat-residual", "model.onnx.gz")
     build = build_file("resnet18-a100-qat", "graph.json")
     result = qdqtool.compare(model, build)
-    assert (
-        result.a.int8_to_int8,
-        result.b.int8_to_int8,
-        result.count(Change.LOST_INT8_OUTPUT),
-    ) == (19, 8, 11)
+    assert (result.a.int8_to_int8, result.b.int8_to_int8) == (19, 8)
+    assert result.count(Change.LOST_INT8_OUTPUT) == 11
     assert (result.a.conversions, result.b.conversions, result.ok) == (3, 10, False)
     assert run(["compare", str(model), str(build), "--fail-on", "any"]) == 1
+
+
+@pytest.mark.parametrize(("a", "b"), [("good.json", "profile.json"), ("profile.json", "good.json")])
+def test_compare_with_a_profile_leaves_types_unknown(files: Path, a: str, b: str) -> None:
     rows = [
         {"name": layer["Name"], "timeMs": 1.0, "averageMs": 0.01, "percentage": 1.0}
         for layer in listing()["Layers"]
     ]
-    (files / "profile.json").write_text(json.dumps([{"count": 100}, *rows]))
-    for pair in (("good.json", "profile.json"), ("profile.json", "good.json")):
-        result = qdqtool.compare(*(files / name for name in pair))
-        assert (len(result.nodes), result.changed, len(result.unknown)) == (
-            7,
-            [],
-            7,
-        ) and not result.ok
+    write_listing(files / "profile.json", [{"count": 100}, *rows])
+    result = compare_files(files, a, b)
+    assert (len(result.nodes), len(result.unknown)) == (7, 7)
+    assert (result.changed, result.ok) == ([], False)
 
 
-@pytest.mark.parametrize("floats", [(), ("b0.a",), ("b1.a", "b2.b")])
-def test_numbered_names_of_another_export_are_not_believed(
-    files: Path, floats: tuple[str, ...]
-) -> None:
-    """Numbers that begin at another one: the same name is the next convolution."""
-    asked, other = network(residual=False), network()
-    mine = numbered(asked)
-    (files / "numbered.onnx").write_bytes(asked.SerializeToString())
-    theirs = {old: new for new, old in numbered(other, 1).items()}
-    assert mine["Conv_3"] == "b1.a" and theirs["b1.a"] == "Conv_4"
-    (files / "numbered.json").write_text(json.dumps(listing(floats, theirs)))
-    result = qdqtool.compare(files / "numbered.onnx", files / "numbered.json", target="trt8.5")
-    assert {mine[n.name] for n in result.where(Change.LOST_INT8)} == set(
-        floats
-    ) and not result.unknown
-    assert (result.matched_by, result.b.int8) == ("shapes", 7 - len(floats))
-    (files / "lettered.json").write_text(json.dumps(listing()))
-    builds = qdqtool.compare(files / "lettered.json", files / "numbered.json")
-    assert len(builds.where(Change.LOST_INT8)) == len(floats) and len(builds.nodes) == 7
-    with pytest.raises(BuildLogError, match="another export"):
+@pytest.mark.parametrize(
+    "floats", [(), ("b0.a",), ("b1.a", "b2.b")], ids=["INT8", "one float", "two floats"]
+)
+def test_numbered_names_of_another_export(files: Path, floats: tuple[str, ...]) -> None:
+    """The numbers begin at another one, so that the same name is the next convolution."""
+    model, built = network(residual=False), network()
+    old_names = numbered(model)
+    (files / "numbered.onnx").write_bytes(model.SerializeToString())
+    built_names = {old: new for new, old in numbered(built, 1).items()}
+    assert old_names["Conv_3"] == "b1.a" and built_names["b1.a"] == "Conv_4"
+    write_listing(files / "numbered.json", listing(floats, built_names))
+    result = compare_files(files, "numbered.onnx", "numbered.json")
+    assert {old_names[name] for name in names_of(result, Change.LOST_INT8)} == set(floats)
+    assert (result.unknown, result.matched_by) == ([], "shapes")
+    assert result.b.int8 == 7 - len(floats)
+    builds = compare_files(files, "good.json", "numbered.json")
+    assert (len(builds.where(Change.LOST_INT8)), len(builds.nodes)) == (len(floats), 7)
+    with pytest.raises(BuildLogError, check=has("different-exports")):
         qdqtool.verify(files / "numbered.onnx", files / "numbered.json", target="trt8.5")
 
 
@@ -331,132 +371,120 @@ RESNET = {
         ("model", "float"),
     ],
 )
-def test_exports_of_one_network_are_matched_convolution_by_convolution(a: str, b: str) -> None:
-    """Their exporter numbered the nodes in the order of the network: equal ranks are equal convolutions."""
+def test_exports_of_one_network_match_each_convolution(a: str, b: str) -> None:
+    """The exporter numbered the nodes in the order of the network: partners have equal ranks."""
     files = [build_file(*RESNET[side].split("/")) for side in (a, b)]
     result = qdqtool.compare(*files)
     ranks = []
     for sides in ([n.a for n in result.nodes], [n.b for n in result.nodes]):
-        names = [t.layer or t.name for t in sides if t is not None]
+        names = [side.layer or side.name for side in sides if side is not None]
         numbers = [int(re.findall(r"(?:Conv|Gemm)_(\d+)", name)[-1]) for name in names]
         ranks.append([sorted(numbers).index(n) for n in numbers])
     assert len(ranks[0]) == 21 and ranks[0] == ranks[1] and not result.unknown
 
 
-def test_listings_that_cannot_be_compared(files: Path) -> None:
+@pytest.mark.parametrize("a", ["model.onnx", "good.json"])
+def test_compare_rejects_a_listing_of_names(files: Path, a: str) -> None:
     names = [layer["Name"] for layer in listing()["Layers"]]
-    (files / "names.json").write_text(
-        json.dumps({"Layers": names, "Bindings": ["x", "b.end.DQ:0"]})
-    )
-    with pytest.raises(BuildLogError, match="detailed"):
-        qdqtool.compare(files / "model.onnx", files / "names.json", target="trt8.5")
+    write_listing(files / "names.json", {"Layers": names, "Bindings": ["x", "b.end.DQ:0"]})
+    with pytest.raises(BuildLogError, match="detailed", check=has("no-precisions")):
+        compare_files(files, a, "names.json")
+
+
+def test_convolution_without_layer_is_unknown(files: Path) -> None:
     table = listing()
     del table["Layers"][2]
-    (files / "fewer.json").write_text(json.dumps(table))
-    result = qdqtool.compare(files / "model.onnx", files / "fewer.json", target="trt8.5")
+    write_listing(files / "fewer.json", table)
+    result = compare_files(files, "model.onnx", "fewer.json")
     assert (result.unknown, result.summary()["unknown"], result.ok) == (["b0.b"], 1, False)
     assert sum(n.b.is_int8 for n in result.nodes if n.b is not None) == 6
+
+
+def test_compare_rejects_builds_of_different_networks(files: Path) -> None:
     other = listing()
     for layer in other["Layers"]:
         layer["Name"] = f"other.{layer['Name']}".replace(" + ", " + other.")
         for tensor in (*layer["Inputs"], *layer["Outputs"]):
             tensor["Dimensions"] = [1, 3, 5, 5]
-    (files / "other.json").write_text(json.dumps(other))
-    with raises(BuildLogError, "_builds common"):
-        qdqtool.compare(files / "good.json", files / "other.json")
+    write_listing(files / "other.json", other)
+    with pytest.raises(BuildLogError, check=has("different-models")):
+        compare_files(files, "good.json", "other.json")
 
 
 @pytest.mark.parametrize("a", ["model.onnx", "good.json"])
-def test_a_listing_that_is_cut_off_is_told(files: Path, a: str) -> None:
+def test_compare_with_a_listing_that_is_cut_off(files: Path, a: str) -> None:
     text = json.dumps(listing())
     (files / "cut.json").write_text(text[: int(len(text) * 0.7)])
-    result = qdqtool.compare(files / a, files / "cut.json", target="trt8.5")
+    result = compare_files(files, a, "cut.json")
     assert result.b.missing and not result.ok and result.partial
 
 
 @pytest.mark.parametrize(
     "case", ["centernet-resnet34-qat-trt80/log.txt", "resnet18-a100-qat/graph.json"]
 )
-def test_recorded_builds_and_their_own_profiles(case: str) -> None:
+def test_compare_recorded_builds_with_their_own_profiles(case: str) -> None:
     folder, name = case.split("/")
     result = qdqtool.compare(build_file(folder, name), build_file(folder, "profile.json"))
     assert not result.changed and len(result.nodes) == result.a.convolutions
 
 
 @pytest.mark.parametrize("case", ["", "-residual", "-residual-qgap"])
-def test_recorded_engines_realize_all_that_was_requested(case: str) -> None:
+def test_compare_recorded_engines_with_their_models(case: str) -> None:
     folder = f"resnet18-a100-qat{case}"
     result = qdqtool.compare(build_file(folder, "model.onnx.gz"), build_file(folder, "graph.json"))
     assert result.ok and result.a.int8 == result.b.int8 == 21
 
 
-def test_logs_and_profiles_that_are_incomplete(tmp_path: Path) -> None:
+def test_compare_with_a_log_that_is_cut_off(tmp_path: Path) -> None:
     case = "resnet18-qat-rtx2000-trt8510"
-    with open(build_file(case, "log.txt"), "rb") as log:
-        (tmp_path / "cut.log").write_bytes(log.read(300_000))
-    result = qdqtool.compare(build_file(case, "model.onnx.gz"), tmp_path / "cut.log")
+    model, log = build_file(case, "model.onnx.gz"), tmp_path / "cut.log"
+    log.write_bytes(build_file(case, "log.txt").read_bytes()[:300_000])
+    result = qdqtool.compare(model, log)
     assert result.b.missing and result.partial and not result.ok
-    assert (
-        run(
-            [
-                "compare",
-                str(build_file(case, "model.onnx.gz")),
-                str(tmp_path / "cut.log"),
-                "--fail-on",
-                "lost-int8",
-            ]
-        )
-        == 2
-    )
+    assert run(["compare", str(model), str(log), "--fail-on", "lost-int8"]) == 2
+
+
+def test_compare_recorded_profiles() -> None:
     files = [build_file(f"resnet18-a100-qat{case}", "profile.json") for case in ("", "-residual")]
     result = qdqtool.compare(*files)
     assert result.nodes == [] and result.engines is not None and result.engines.by == "names"
     assert result.times_as_long == pytest.approx(0.731136 / 1.09568)
-    assert result.a.title.startswith("resnet18-a100-qat/") and result.b.title.startswith(
-        "resnet18-a100-qat-residual/"
-    )
+    assert [side.title.split("/")[0] for side in (result.a, result.b)] == [
+        "resnet18-a100-qat",
+        "resnet18-a100-qat-residual",
+    ]
 
 
-def test_a_fusion_of_10_3_is_a_matrix_product_and_metadata_names_it(tmp_path: Path) -> None:
-    """linear-orinnano-trt103: weights alone quantized, and data as well; tensors have names of other nodes there."""
+def test_metadata_names_a_product_in_a_fusion_of_tensorrt_10_3(tmp_path: Path) -> None:
+    """Taken from linear-orinnano-trt103, with quantized weights, and with quantized data as well."""
 
-    def engine(name: str, kind: str, types: list[str], told: str, tactic: str) -> str:
-        tensors = [
-            {"Name": f"t{i}", "Dimensions": [1, 8, 16], "Format/Datatype": t}
-            for i, t in enumerate(types)
-        ]
-        layers = [
-            {
-                "Name": name,
-                "LayerType": kind,
-                "Inputs": tensors,
-                "TacticName": tactic,
-                "StreamId": 0,
-                "Outputs": [{"Name": "out", "Dimensions": [1, 8, 16], "Format/Datatype": "Half"}],
-                "Metadata": told,
-            }
-        ]
-        return json.dumps({"Layers": layers, "Bindings": ["in", "out"]})
+    def layer(name: str, kind: str, layout: str, metadata: str, tactic: str) -> dict[str, Any]:
+        a, b, out = (
+            {"Name": name, "Dimensions": [1, 8, 16], "Format/Datatype": layout_or_half}
+            for name, layout_or_half in (("t0", layout), ("t1", layout), ("out", "Half"))
+        )
+        return {
+            "Name": name,
+            "LayerType": kind,
+            "Inputs": [a, b],
+            "TacticName": tactic,
+            "StreamId": 0,
+            "Outputs": [out],
+            "Metadata": metadata,
+        }
 
-    (tmp_path / "w8.json").write_text(
-        engine(
-            "q_proj_myl0_1",
-            "gemm",
-            ["Half", "Half"],
-            "[ONNX Layer: q_proj_matmul]",
-            "ampere_h16816gemm",
+    name = "[ONNX Layer: q_proj_matmul]"
+    more = f"{name}\u001f[ONNX Layer: node_of_q]\u001e[ONNX Layer: node_of_dq]"
+    layers = [
+        layer("q_proj_myl0_1", "gemm", "Half", name, "ampere_h16816gemm"),
+        layer("__myl_FcCas_myl0_2", "fusion", "Int8", more, "xmma_gemm_i8f32"),
+    ]
+    result = qdqtool.compare(
+        *(
+            write_listing(tmp_path / f"{i}.json", {"Layers": [x], "Bindings": ["in", "out"]})
+            for i, x in enumerate(layers)
         )
     )
-    (tmp_path / "w8a8.json").write_text(
-        engine(
-            "__myl_FcCas_myl0_2",
-            "fusion",
-            ["Int8", "Int8"],
-            "[ONNX Layer: q_proj_matmul]\u001f[ONNX Layer: node_of_q]\u001e[ONNX Layer: node_of_dq]",
-            "xmma_gemm_i8f32",
-        )
-    )
-    result = qdqtool.compare(tmp_path / "w8.json", tmp_path / "w8a8.json")
     assert [(n.name, n.changes) for n in result.nodes] == [("q_proj_matmul", (Change.GAINED_INT8,))]
 
 
@@ -467,24 +495,27 @@ def test_a_fusion_of_10_3_is_a_matrix_product_and_metadata_names_it(tmp_path: Pa
         ("resnet18-a100-qat-residual", None),
     ],
 )
-def test_a_finding_about_what_is_predicted_int8_is_no_reason(build: str, lost: Lost | None) -> None:
-    result = qdqtool.compare(
-        build_file("resnet18-a100-qat", "model.onnx.gz"), build_file(build, "graph.json")
-    )
-    assert {(n.lost, n.finding) for n in result.where(Change.LOST_INT8)} == (
-        {(lost, "")} if lost else set()
-    )
+def test_finding_of_a_convolution_that_is_predicted_int8_is_no_reason(
+    build: str, lost: Lost | None
+) -> None:
+    model = build_file("resnet18-a100-qat", "model.onnx.gz")
+    result = qdqtool.compare(model, build_file(build, "graph.json"))
+    reasons = {(n.lost, n.finding) for n in result.where(Change.LOST_INT8)}
+    assert reasons == ({(lost, "")} if lost else set())
 
 
-def test_nothing_that_was_read_is_written_over(files: Path) -> None:
-    compared = qdqtool.compare(files / "model.onnx", files / "good.json", target="trt8.5")
-    for result, read in (
-        (compared, "good.json"),
-        (qdqtool.predict(files / "model.onnx"), "model.onnx"),
-    ):
-        result.save(files / "result.json")
-        assert json.loads((files / "result.json").read_text()) == json.loads(
-            json.dumps(result.as_json())
-        )
-        with pytest.raises(QdqtoolError):
-            result.save(files / read)
+@pytest.mark.parametrize(
+    ("name", "is_comparison"),
+    [("good.json", True), ("model.onnx", True), ("model.onnx", False)],
+    ids=["build", "compared model", "predicted model"],
+)
+def test_save_does_not_overwrite_inputs(files: Path, name: str, is_comparison: bool) -> None:
+    model = files / "model.onnx"
+    result = (
+        compare_files(files, model.name, "good.json") if is_comparison else qdqtool.predict(model)
+    )
+    result.save(files / "result.json")
+    saved = json.loads((files / "result.json").read_text())
+    assert saved == json.loads(json.dumps(result.as_json()))
+    with pytest.raises(QdqtoolError, match=name):
+        result.save(files / name)

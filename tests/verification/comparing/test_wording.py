@@ -1,4 +1,4 @@
-"""What `compare` prints of two sides is what was agreed on."""
+"""Printed comparisons equal the recorded ones."""
 
 import json
 from pathlib import Path
@@ -8,8 +8,9 @@ import pytest
 from tests.wording import DATA, of_comparisons
 
 
-def test_wording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_printed_comparisons_equal_the_recorded_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     expected = json.loads(DATA.read_text("utf-8"))["comparisons"]
-    found = of_comparisons(Path())
-    assert found == expected, "if it is meant so: python -m tests.wording"
+    assert of_comparisons(Path()) == expected, "to record them again: python -m tests.wording"
