@@ -1,6 +1,7 @@
 """Small networks for tests of time estimates."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -9,20 +10,26 @@ from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load
 from qdqtool.prediction import predict
 from qdqtool.timing.estimate import estimate
-from qdqtool.timing.gpus import find
-from qdqtool.timing.predicted import workload_of
-from qdqtool.trt.targets import target_named
+from qdqtool.timing.gpus import Gpu, find
+from qdqtool.timing.predicted import Workload, workload_of
+from qdqtool.trt.targets import Target, target_named
+from qdqtool.types import Prediction
 from tests.trt.builder import Graph
 
 TARGET = target_named("trt8.5")
 GPU = find("RTX 3060")
-SHARED = (
-    Path(__file__).parents[3] / "shared" / "evidence"
-)  # published profiles, not in the repository
+SHARED = Path(__file__).parents[3] / "shared" / "evidence"  # profiles outside the repository
 
 
-def chain(convolutions=3, channels=64, size=56, batch=1, quantized=True, dynamic=False):
-    """Convolutions with Relu in a row, each with Q/DQ on input and weights where ``quantized``."""
+def chain(
+    convolutions: int = 3,
+    channels: int = 64,
+    size: int = 56,
+    batch: int = 1,
+    quantized: bool = True,
+    dynamic: bool = False,
+) -> onnx.ModelProto:
+    """Return convolutions with Relu in a row, with Q/DQ on inputs and weights if `quantized`."""
     g = Graph(opset=17)
     x = g.input("N" if dynamic else batch, channels, size, size)
     for i in range(convolutions):
@@ -33,18 +40,23 @@ def chain(convolutions=3, channels=64, size=56, batch=1, quantized=True, dynamic
     return g.model(g.op("Sigmoid", x, "last"))
 
 
-def saved(folder, model, name="model.onnx"):
+def saved(folder: Path, model: onnx.ModelProto, name: str = "model.onnx") -> str:
     onnx.save(model, folder / name)
     return str(folder / name)
 
 
-def timed(proto, gpu=GPU, advice=True, **options):
+def timed(
+    proto: onnx.ModelProto | Model, gpu: Gpu = GPU, advice: bool = True, **options: Any
+) -> tuple[Prediction, Any]:
+    """Return the prediction for a model and its estimated time."""
     model = load(proto)
     prediction = predict(model, TARGET, advice=advice)
     return prediction, estimate(model, prediction, gpu, TARGET, **options)
 
 
-def workload(source, target=TARGET, **options):
-    """What a model's engine does."""
+def workload(
+    source: onnx.ModelProto | Model, target: str | Target = TARGET, **options: Any
+) -> Workload:
+    """Return the work of the layers of a model's engine."""
     model = Model(source) if not isinstance(source, Model) else source
     return workload_of(model, predict(model, target, advice=False), **options)

@@ -1,8 +1,10 @@
-"""GPUs are found by any usual name, and their figures agree with what NVIDIA publishes."""
+"""GPUs: their names, figures, findings, device information in logs, and calibration of times."""
 
 import json
 import math
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -25,14 +27,14 @@ from qdqtool.timing.physics import seconds
 from qdqtool.trt.rtx.predict import status_of
 from qdqtool.trt.targets import RTX, TARGETS
 from qdqtool.types import Evidence, Precision
-from tests.raising import raises
+from tests.errors import has
 from tests.timing.models import GPU, SHARED, TARGET, chain, timed
 from tests.trt import evidence
 from tests.trt.builder import Graph
 
 
 @pytest.mark.parametrize(
-    ("typed", "name"),
+    ("text", "name"),
     [
         ("RTX 3080 Ti", "RTX 3080 Ti"),
         ("NVIDIA GeForce RTX 3080 Ti", "RTX 3080 Ti"),
@@ -62,46 +64,55 @@ from tests.trt.builder import Graph
         ("2080ti", "RTX 2080 Ti"),
     ],
 )
-def test_names(typed, name):
-    assert gpus.find(typed).name == name
+def test_find(text: str, name: str) -> None:
+    assert gpus.find(text).name == name
 
 
-def test_every_name_finds_its_own_line_with_sane_figures():
-    for gpu in gpus.gpus():
-        assert gpus.find(gpu.name) is gpus.find(gpu.name.upper()) is gpu
-        for alias in gpu.aliases:
-            shared = [g for g in gpus.gpus() if alias in g.aliases]
-            assert gpus.answering(alias) == shared, alias
-            assert len(shared) > 1 or gpus.find(alias) is gpu, alias
-        assert gpu.source and gpu.rates.source, gpu.name
-        assert 1 <= gpu.sms <= 200 and 500 <= gpu.clock <= 3000 and 0.1 <= gpu.l2 <= 130, gpu.name
-        assert 20 <= gpu.bandwidth <= 9000 and 5 <= gpu.power <= 1000, gpu.name
+@pytest.mark.parametrize("gpu", gpus.gpus(), ids=lambda gpu: gpu.name)
+def test_table_of_gpus(gpu: gpus.Gpu) -> None:
+    assert gpus.find(gpu.name) is gpus.find(gpu.name.upper()) is gpu
+    for alias in gpu.aliases:
+        shared = [g for g in gpus.gpus() if alias in g.aliases]
+        assert gpus.answering(alias) == shared, alias
+        assert len(shared) > 1 or gpus.find(alias) is gpu, alias
+    assert gpu.source and gpu.rates.source and gpu.cc in gpus.rates()
+    assert 1 <= gpu.sms <= 200 and 500 <= gpu.clock <= 3000 and 0.1 <= gpu.l2 <= 130
+    assert 20 <= gpu.bandwidth <= 9000 and 5 <= gpu.power <= 1000
+
+
+def test_names_of_gpus_are_unique() -> None:
     assert len({g.name for g in gpus.gpus()}) == len(gpus.gpus()) > 90
-    assert {g.cc for g in gpus.gpus()} <= set(gpus.rates())
-    paths = {
-        "P100": "none",
-        "GTX 1080": "dp4a",
-        "V100": "dp4a",
-        "GTX 1660": "dp4a",
-        "T4": "tensor",
-        "TX2": "none",
-    }
-    assert {name: gpus.find(name).rates.int8_path for name in paths} == paths
 
 
 @pytest.mark.parametrize(
-    ("typed", "boards"), [("Orin", 8), ("NVIDIA Tegra Orin (nvgpu)", 8), ("xavier", 2)]
+    ("name", "path"),
+    [
+        ("P100", "none"),
+        ("GTX 1080", "dp4a"),
+        ("V100", "dp4a"),
+        ("GTX 1660", "dp4a"),
+        ("T4", "tensor"),
+        ("TX2", "none"),
+    ],
 )
-def test_a_name_that_boards_share_is_refused_with_their_names(typed, boards):
-    with raises(QdqtoolError, f"find {boards} Jetson"):
-        gpus.chosen(typed)
-    assert len(gpus.answering(typed)) == boards and all(
-        gpus.find(g.name) is g for g in gpus.answering(typed)
-    )
+def test_int8_path(name: str, path: str) -> None:
+    assert gpus.find(name).rates.int8_path == path
 
 
 @pytest.mark.parametrize(
-    ("typed", "taken", "others"),
+    ("text", "count"), [("Orin", 8), ("NVIDIA Tegra Orin (nvgpu)", 8), ("xavier", 2)]
+)
+def test_name_that_boards_share_is_ambiguous(text: str, count: int) -> None:
+    with pytest.raises(
+        QdqtoolError, match=f"{count} .*Jetson", check=has("ambiguous", parameter="gpu")
+    ):
+        gpus.chosen(text)
+    boards = gpus.answering(text)
+    assert len(boards) == count and all(gpus.find(g.name) is g for g in boards)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "others"),
     [
         ("A100", "A100 40GB", {"A100 80GB PCIe", "A100 80GB SXM"}),
         ("Orin NX", "Jetson Orin NX 16GB", {"Jetson Orin NX 8GB", "Jetson Orin NX 16GB Super"}),
@@ -111,13 +122,13 @@ def test_a_name_that_boards_share_is_refused_with_their_names(typed, boards):
         ("Jetson AGX Orin 64GB", "Jetson AGX Orin 64GB", set()),
     ],
 )
-def test_what_a_short_name_could_mean_besides_is_said(typed, taken, others):
-    gpu = gpus.chosen(typed)
-    assert gpu.name == taken and (Remark.TAKEN_AS in remarks(gpu.notes)) == bool(others)
-    assert set(gpus.variants(typed, taken, [g.name for g in gpus.gpus()])) == others
+def test_variants_of_a_short_name(text: str, name: str, others: set[str]) -> None:
+    gpu = gpus.chosen(text)
+    assert gpu.name == name and (Remark.TAKEN_AS in remarks(gpu.notes)) == bool(others)
+    assert set(gpus.variants(text, name, [g.name for g in gpus.gpus()])) == others
 
 
-# Dense INT8 TOPS and FP16 TFLOPS as NVIDIA's data sheets and whitepapers print them (half of the sparse figure).
+# Dense INT8 TOPS and FP16 TFLOPS of NVIDIA's data sheets and whitepapers (half of the sparse figures).
 @pytest.mark.parametrize(
     ("name", "int8", "fp16"),
     [
@@ -136,21 +147,30 @@ def test_what_a_short_name_could_mean_besides_is_said(typed, taken, others):
         ("V100", 62.7, 125),
     ],
 )
-def test_rates_agree_with_published_ones(name, int8, fp16):
+def test_rates_agree_with_data_sheets(name: str, int8: float, fp16: float | None) -> None:
     gpu = gpus.find(name)
     assert math.isclose(2e-12 * gpu.mac_rate(Precision.INT8), int8, rel_tol=0.1)
     if fp16:
         assert math.isclose(2e-12 * gpu.mac_rate(Precision.FP16), fp16, rel_tol=0.1)
 
 
-@pytest.mark.parametrize("typed", ["rtx 9999", "", "jetson", "x" * 1000, "banana"])
-def test_unknown_names_are_refused_with_a_way_out(typed):
-    with pytest.raises(QdqtoolError, match="qdqtool gpus"):
-        gpus.find(typed)
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("rtx 9999", "unknown-choice"),
+        ("", "missing-argument"),
+        ("jetson", "unknown-choice"),
+        pytest.param("x" * 1000, "missing-argument", id="long"),
+        ("banana", "unknown-choice"),
+    ],
+)
+def test_find_rejects_unknown_names(text: str, code: str) -> None:
+    with pytest.raises(QdqtoolError, match="qdqtool gpus", check=has(code, parameter="gpu")):
+        gpus.find(text)
 
 
 @pytest.mark.parametrize(
-    ("typed", "first", "never"),
+    ("text", "first", "absent"),
     [
         ("T1200", "T1000", "Thor"),
         ("RTX 3060 Super", "RTX 3060", "Super"),
@@ -161,75 +181,94 @@ def test_unknown_names_are_refused_with_a_way_out(typed):
         ("K80", "", "mean"),
     ],
 )
-def test_the_nearest_names_are_of_the_same_series_or_number(typed, first, never):
-    near = gpus.near_names(typed)
+def test_near_names_are_of_the_same_series_or_number(text: str, first: str, absent: str) -> None:
+    near = gpus.near_names(text)
     assert near[0].startswith(first) if first else not near
-    assert not any(never in name for name in near)
-    with raises(QdqtoolError, f"find {typed} {first}"):
-        gpus.find(typed)
+    assert not any(absent in name for name in near)
+    with pytest.raises(QdqtoolError, match=f"'{text}'.*{first}", check=has("unknown-choice")):
+        gpus.find(text)
 
 
-def test_gpus_that_are_unknown_or_described(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_laptop_variant_has_a_lower_clock() -> None:
+    desktop = gpus.find("RTX 2070 Super")
     gpu = gpus.chosen("NVIDIA GeForce RTX 2070 Super with Max-Q Design")
-    assert (
-        gpu.sms == gpus.find("RTX 2070 Super").sms and gpu.clock < gpus.find("RTX 2070 Super").clock
-    )
+    assert gpu.sms == desktop.sms and gpu.clock < desktop.clock
     assert remarks(gpu.notes) == [Remark.LAPTOP]
+
+
+def test_predict_command_names_the_nearest_gpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     onnx.save(network(), tmp_path / "m.onnx")
     assert run(["predict", str(tmp_path / "m.onnx"), "--sm", "GTX 1666"]) == 2
-    told = capsys.readouterr()
-    assert told.out == "" and len(told.err.splitlines()) == 1 and "GTX 1660" in told.err
-    gpu = gpus.chosen("sm=8.6,sms=28,clock=1777,bandwidth=360,l2=3")
-    known = gpus.find("RTX 3060")
-    assert (gpu.per_second, gpu.bandwidth, gpu.rates) == (
-        known.per_second,
-        known.bandwidth,
-        known.rates,
-    )
-    assert gpu.evidence == Evidence.ASSUMED
+    output = capsys.readouterr()
+    assert output.out == "" and len(output.err.splitlines()) == 1 and "GTX 1660" in output.err
+
+
+def test_described_gpu() -> None:
+    gpu, listed = gpus.chosen("sm=8.6,sms=28,clock=1777,bandwidth=360,l2=3"), gpus.find("RTX 3060")
+    assert (gpu.per_second, gpu.bandwidth) == (listed.per_second, listed.bandwidth)
+    assert (gpu.rates, gpu.evidence) == (listed.rates, Evidence.ASSUMED)
+
+
+def test_described_gpu_of_an_unknown_capability_has_the_rates_of_the_nearest() -> None:
     (note,) = gpus.chosen("sm=9.9,sms=10,clock=1000,bandwidth=100").notes
     assert (note.remark, note.values["nearest"]) == (Remark.RATES_OF_NEAREST, "9.0")
-    times = {
-        "5.3": 5.3,
-        "5.3 ms": 5.3,
-        "950us": pytest.approx(0.95),
-        "0.8 s": 800,
-        "profile.json": None,
-    }
-    assert {text: calibration.measured_time(text) for text in times} == times
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "ms"),
+    [("5.3", 5.3), ("5.3 ms", 5.3), ("950us", 0.95), ("0.8 s", 800), ("profile.json", None)],
+)
+def test_measured_time(text: str, ms: float | None) -> None:
+    assert calibration.measured_time(text) == (None if ms is None else pytest.approx(ms))
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "parameter"),
     [
-        "sm=8.6",
-        "sm=8.6,sms=0,clock=1,bandwidth=1",
-        "sm=x,sms=1,clock=1000,bandwidth=10",
-        "foo=1",
-        "sm=4.0,sms=1,clock=1000,bandwidth=10",
-        "sm=8.6,sms=nan,clock=1000,bandwidth=10",
-        "sm=8.6,sms=1,clock=1000,bandwidth=inf",
+        ("sm=8.6", "wrong-type", "gpu"),
+        ("sm=8.6,sms=0,clock=1,bandwidth=1", "out-of-range", "gpu"),
+        ("sm=x,sms=1,clock=1000,bandwidth=10", "wrong-format", "sm"),
+        ("foo=1", "wrong-format", "gpu"),
+        ("sm=4.0,sms=1,clock=1000,bandwidth=10", "out-of-range", "sm"),
+        ("sm=8.6,sms=nan,clock=1000,bandwidth=10", "out-of-range", "gpu"),
+        ("sm=8.6,sms=1,clock=1000,bandwidth=inf", "out-of-range", "gpu"),
     ],
 )
-def test_bad_descriptions(text):
-    with pytest.raises(QdqtoolError):
+def test_chosen_rejects_descriptions(text: str, code: str, parameter: str) -> None:
+    with pytest.raises(QdqtoolError, check=has(code, parameter=parameter)):
         gpus.chosen(text)
 
 
-def test_clock_and_power():
+def test_chosen_clock_and_power() -> None:
     assert gpus.chosen("orin nx", clock=600).clock == 600
-    low = gpus.chosen("orin nx", power="10W")
-    assert low.clock < gpus.chosen(
-        "orin nx", power="MAXN"
-    ).clock == 918 and Remark.CLOCK_GUESSED in remarks(low.notes)
-    for bad in ({"clock": 0.0}, {"clock": 99999.0}, {"clock": float("nan")}, {"power": "lots"}):
-        with pytest.raises(QdqtoolError):
-            gpus.chosen("orin nx", **bad)
-    low = {g.name for g in gpus.gpus() if g.sustained < 1}
-    assert {"Tesla T4", "L4", "A10"} <= low <= {"Tesla T4", "L4", "A10", "MX450", "MX550"}
-    assert (
-        0.6 < gpus.find("T4").sustained < 0.75
-    )  # YOLOv7 at batch 16 takes 1.54 times the estimate at the boost clock
+    low, high = (gpus.chosen("orin nx", power=power) for power in ("10W", "MAXN"))
+    assert low.clock < high.clock == 918
+    assert Remark.CLOCK_GUESSED in remarks(low.notes)
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "parameter"),
+    [
+        ({"clock": 0.0}, "out-of-range", "clock"),
+        ({"clock": 99999.0}, "out-of-range", "clock"),
+        ({"clock": float("nan")}, "out-of-range", "clock"),
+        ({"power": "lots"}, "wrong-format", "power"),
+    ],
+)
+def test_chosen_rejects_clocks_and_powers(
+    options: dict[str, Any], code: str, parameter: str
+) -> None:
+    with pytest.raises(QdqtoolError, check=has(code, parameter=parameter)):
+        gpus.chosen("orin nx", **options)
+
+
+def test_gpus_that_do_not_sustain_their_clock() -> None:
+    names = {g.name for g in gpus.gpus() if g.sustained < 1}
+    assert {"Tesla T4", "L4", "A10"} <= names <= {"Tesla T4", "L4", "A10", "MX450", "MX550"}
+    # On a T4, YOLOv7 at batch 16 takes 1.54 times the estimate for the boost clock.
+    assert 0.6 < gpus.find("T4").sustained < 0.75
     assert gpus.chosen("T4", clock=1590).sustained == 1
 
 
@@ -252,7 +291,7 @@ def codes(proto: onnx.ModelProto, sm: str, target: str = "trt8.5") -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("sm", "told"),
+    ("sm", "expected"),
     [
         ("GTX 1660", {"GPU-DP4A", "GPU-FUSION"}),
         ("6.1", {"GPU-DP4A", "GPU-FUSION"}),
@@ -268,8 +307,8 @@ def codes(proto: onnx.ModelProto, sm: str, target: str = "trt8.5") -> set[str]:
     ],
 )
 @pytest.mark.parametrize("act", ["LeakyRelu", "SiLU"])
-def test_gpus(sm: str, told: set[str], act: str) -> None:
-    assert codes(network(act), sm) - {"GPU-NO-FP16"} == told
+def test_findings_of_a_gpu(sm: str, expected: set[str], act: str) -> None:
+    assert codes(network(act), sm) - {"GPU-NO-FP16"} == expected
 
 
 @pytest.mark.parametrize(
@@ -283,69 +322,86 @@ def test_gpus(sm: str, told: set[str], act: str) -> None:
         (Request(gpu="RTX 3060"), 2),
     ],
 )
-def test_tensorrt_rtx_has_no_int8_on_turing(request_: Request, int8: int) -> None:
-    """One of its builds computes 163 patterns in float; classic TensorRT has INT8 there."""
+def test_rtx_has_no_int8_on_turing(request_: Request, int8: int) -> None:
+    """Classic TensorRT has INT8 there."""
     prediction, time = predict_on(network(), "rtx1.7", request_)
-    told = [f.code for f in prediction.findings if f.convolutions]
-    assert prediction.summary()["int8"] == int8 and told.count("FLOAT-SM75") == 2 - int8
-    if time is not None:  # that of the float network
+    findings = [f.code for f in prediction.findings if f.convolutions]
+    assert prediction.summary()["int8"] == int8 and findings.count("FLOAT-SM75") == 2 - int8
+    if time is not None:  # without INT8 it is the time of the float network
         assert (time.gain is None) == (Remark.WITHOUT_QDQ in remarks(time.notes)) == (not int8)
     assert predict_on(network(), "trt8.5", request_)[0].summary()["int8"] == 2
 
 
-@pytest.mark.parametrize("gpu", gpus.gpus())
-def test_tensorrt_rtx_is_predicted_for_gpus_that_it_builds_for(gpu: gpus.Gpu) -> None:
-    """What ``ComputeCapability`` of its 1.7.1 names: Turing, Ampere, Ada and Blackwell of PCs."""
+# Those of ComputeCapability in TensorRT-RTX 1.7.1: Turing, Ampere, Ada and Blackwell of PCs.
+RTX_CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")
+
+
+@pytest.mark.parametrize("gpu", gpus.gpus(), ids=lambda gpu: gpu.name)
+def test_rtx_is_predicted_for_gpus_that_it_can_build_for(gpu: gpus.Gpu) -> None:
+    assert TARGETS["trt10"].built_for(gpu.cc) is TARGETS["trt10"]
+    if gpu.cc in RTX_CAPABILITIES:
+        assert RTX.built_for(gpu.cc).told == [gpu.cc]
+        return
     g = Graph()
     model = g.model(g.relu(g.input(1, 16, 8, 8), "r"))
-    for name in (gpu.name, gpu.cc):
-        request = Request(gpu=name) if name == gpu.name else Request(sm=name)
-        if gpu.cc in ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1"):
-            assert RTX.built_for(gpu.cc).told == [gpu.cc]
-        else:
-            with raises(QdqtoolError, f"Target.built_for rtx1.7 {gpu.cc} 12.1"):
-                predict_on(model, "rtx1.7", request)
-        assert TARGETS["trt10"].built_for(gpu.cc) is TARGETS["trt10"]
+    for request in (Request(gpu=gpu.name), Request(sm=gpu.cc)):
+        with pytest.raises(QdqtoolError, match=rf"^rtx1\.7 .* {gpu.cc}.* 12\.1"):
+            predict_on(model, "rtx1.7", request)
 
 
-def test_everything_that_takes_a_gpu_refuses_one_that_tensorrt_rtx_is_not_for() -> None:
-    g, machine = Graph(), {"target": "rtx1.7", "gpu": "V100"}
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda model, **machine: qdqtool.report(model, **machine),
+        lambda model, **machine: qdqtool.compare(model, model, **machine),
+        lambda model, **machine: qdqtool.verify(model, Build(layers=[BuiltLayer("a")]), **machine),
+        lambda model, **machine: qdqtool.tune(model, [], **machine),
+    ],
+    ids=["report", "compare", "verify", "tune"],
+)
+def test_commands_reject_gpus_that_rtx_cannot_build_for(
+    call: Callable[..., object], g: Graph
+) -> None:
     model = g.model(g.conv(g.input(1, 16, 8, 8), "a", 16))
-    for call in (
-        lambda: qdqtool.report(model, **machine),
-        lambda: qdqtool.compare(model, model, **machine),
-        lambda: qdqtool.verify(model, Build(layers=[BuiltLayer("a")]), **machine),
-        lambda: qdqtool.tune(model, [], **machine),
-    ):
-        with raises(QdqtoolError, "Target.built_for 7.0 V100"):
-            call()
+    with pytest.raises(QdqtoolError, match=r" 7\.0 .*V100"):
+        call(model, target="rtx1.7", gpu="V100")
 
 
-@pytest.mark.parametrize(("gpu", "refused"), [("RTX 4090", False), ("RTX 3060", True)])
-def test_a_type_that_a_gpu_lacks_ends_the_build_for_it_alone(gpu: str, refused: bool) -> None:
+@pytest.mark.parametrize(("gpu", "status"), [("RTX 4090", "built"), ("RTX 3060", "refused")])
+def test_type_that_a_gpu_lacks_is_refused_for_this_gpu(gpu: str, status: str) -> None:
     g = Graph(opset=19)
     scale, zero = g.const("scale", np.float32(0.1)), "zero"
     g.initializers.append(onnx.helper.make_tensor(zero, onnx.TensorProto.FLOAT8E4M3FN, [], [0.0]))
     x = g.op("QuantizeLinear", [g.input(1, 16, 8, 8), scale, zero], "q")
     proto = g.model(g.op("DequantizeLinear", [x, scale, zero], "dq"))
     prediction, _ = predict_on(proto, "rtx1.7", Request(gpu=gpu))
-    assert (status_of(prediction) == "refused") == refused
+    assert status_of(prediction) == status
 
 
-def test_findings_of_a_gpu(g: Graph) -> None:
+def test_relu_is_fused_on_gpus_without_tensor_cores() -> None:
     assert "GPU-FUSION" not in codes(network("Relu"), "6.1")
-    for groups, gpu, told in (
+
+
+@pytest.mark.parametrize(
+    ("groups", "gpu", "expected"),
+    [
         (32, "GTX 1650", True),
         (32, "TITAN RTX", False),
         (1, "GTX 1650", False),
         (2, "GTX 1650", False),
-    ):
-        assert ("GPU-KERNELS" in codes(network("Relu", groups), gpu)) == told
+    ],
+)
+def test_gpu_kernels_finding(groups: int, gpu: str, expected: bool) -> None:
+    assert ("GPU-KERNELS" in codes(network("Relu", groups), gpu)) == expected
+
+
+@pytest.mark.parametrize("sm", ["6.0", "AGX Orin"])
+def test_float_model_has_no_findings_of_a_gpu(sm: str, g: Graph) -> None:
     proto = g.model(g.conv(g.input(1, 16, 8, 8), "a", 16, scale=None, weights="float"))
-    assert not codes(proto, "6.0") and not codes(proto, "AGX Orin")
+    assert not codes(proto, sm)
 
 
-# Device information as trtexec prints it (TensorRT 8.2 to 8.6): SMs, clock, memory, bus, memory clock.
+# Device information that trtexec of TensorRT 8.2 to 8.6 prints: SMs, clock, memory, bus, memory clock.
 ORIN_NX = {
     "Compute Capability": "8.7",
     "SMs": "4",
@@ -410,33 +466,39 @@ TI = {
         ),
     ],
 )
-def test_the_log_decides(name, facts, board, sms, clock, bandwidth):
+def test_gpu_of_device_has_the_figures_of_the_log(
+    name: str, facts: dict[str, str], board: str, sms: int, clock: float, bandwidth: float
+) -> None:
     gpu = gpu_of_device(of_facts(name, facts))
     assert (gpu.name, gpu.sms, gpu.clock) == (board, sms, clock)
     assert gpu.bandwidth == pytest.approx(bandwidth)
     assert gpu.sustained == 1  # the clock is known
 
 
-def test_the_log_names_the_gpu():
+def test_gpu_of_device_notes_figures_that_differ_from_the_table() -> None:
     sms, clock = gpu_of_device(of_facts("Orin", ORIN_NX)).notes
     assert sms == Remark.SMS_OF_LOG(sms=4, board="Jetson Orin NX 8GB", own=8)
     assert clock.remark is Remark.CLOCK_OF_LOG and 612 in (round(v) for v in clock.values.values())
     assert gpu_of_device(of_facts("Orin", AGX)).notes == ()
-    facts = {
-        "Compute Capability": "8.6",
-        "SMs": "40",
-        "Compute Clock Rate": "1.5 GHz",
-        "Memory Bus Width": "256 bits",
-        "Memory Clock Rate": "7 GHz",
-    }
-    gpu = gpu_of_device(of_facts("NVIDIA Future 9000", facts))
+
+
+UNKNOWN = {"Compute Capability": "8.6", "SMs": "40", "Compute Clock Rate": "1.5 GHz"}
+
+
+def test_gpu_of_device_that_is_not_in_the_table() -> None:
+    memory = {"Memory Bus Width": "256 bits", "Memory Clock Rate": "7 GHz"}
+    gpu = gpu_of_device(of_facts("NVIDIA Future 9000", UNKNOWN | memory))
     assert (gpu.name, gpu.sms, gpu.clock, gpu.bandwidth) == ("NVIDIA Future 9000", 40, 1500, 448)
     assert gpu.rates is gpus.rates()["8.6"]
-    guessed = gpu_of_device(
-        of_facts("NVIDIA Future 9000", {k: v for k, v in facts.items() if "emory" not in k})
-    )
-    assert remarks(guessed.notes) == [Remark.BANDWIDTH_GUESSED] and 300 < guessed.bandwidth < 600
-    odd = {
+
+
+def test_gpu_of_device_guesses_the_bandwidth() -> None:
+    gpu = gpu_of_device(of_facts("NVIDIA Future 9000", UNKNOWN))
+    assert remarks(gpu.notes) == [Remark.BANDWIDTH_GUESSED] and 300 < gpu.bandwidth < 600
+
+
+def test_gpu_of_device_ignores_impossible_figures() -> None:
+    facts = {
         "Compute Capability": "8.6",
         "SMs": "0",
         "Compute Clock Rate": "9999 GHz",
@@ -444,8 +506,11 @@ def test_the_log_names_the_gpu():
         "Device Global Memory": "99999999999 MiB",
         "Memory Clock Rate": "1 GHz",
     }
-    gpu, known = gpu_of_device(of_facts("RTX 3060", odd)), gpus.find("RTX 3060")
-    assert (gpu.sms, gpu.clock, gpu.bandwidth) == (known.sms, known.clock, known.bandwidth)
+    gpu, listed = gpu_of_device(of_facts("RTX 3060", facts)), gpus.find("RTX 3060")
+    assert (gpu.sms, gpu.clock, gpu.bandwidth) == (listed.sms, listed.clock, listed.bandwidth)
+
+
+def test_gpu_of_device_clock_argument() -> None:
     gpu = gpu_of_device(of_facts("Orin", ORIN_NX), 500)
     assert (gpu.clock, gpu.sms) == (500, 4)
 
@@ -453,75 +518,82 @@ def test_the_log_names_the_gpu():
 @pytest.mark.parametrize(
     "facts", [{}, {"Compute Capability": "8.7"}, {"SMs": "lots", "Compute Clock Rate": "fast"}]
 )
-def test_a_shared_name_alone_is_no_gpu(facts):
-    with raises(QdqtoolError, "gpu_of_device 8 GPUs"):
+def test_gpu_of_device_rejects_a_shared_name_without_figures(facts: dict[str, str]) -> None:
+    with pytest.raises(QdqtoolError, match="8 GPUs", check=has("ambiguous", parameter="gpu")):
         gpu_of_device(of_facts("Orin", facts))
     build = Build(device="Orin", gpu=facts)
     assert expected.gpu_of(build) is None and "Orin NX 8GB" in expected.unknown_gpu(build)
 
 
-@pytest.mark.parametrize(("named", "sms"), [("Orin NX 8GB", 4), ("AGX Orin", 4), ("RTX 3060", 28)])
-def test_the_users_word_comes_first_and_the_logs_figures_count_where_they_can_be_its(named, sms):
-    """A board switches SMs off; a desktop GPU of another compute capability is not the log's at all."""
-    gpu = expected.gpu_of(Build(device="Orin", gpu=ORIN_NX), named)
+@pytest.mark.parametrize(("name", "sms"), [("Orin NX 8GB", 4), ("AGX Orin", 4), ("RTX 3060", 28)])
+def test_gpu_of_build_with_another_name(name: str, sms: int) -> None:
+    """The number of SMs in the log counts unless the GPU has another compute capability."""
+    gpu = expected.gpu_of(Build(device="Orin", gpu=ORIN_NX), name)
     assert gpu is not None and gpu.sms == sms
 
 
-# One measured time, or a profile, that corrects the estimate.
+# Calibration with a measured time or a profile.
 
 
-def test_one_measured_time_corrects_the_rest(tmp_path):
+def test_calibrate_with_a_measured_time() -> None:
     _, plain = timed(chain(batch=8))
     measured = plain.total_ms * 1.3
     _, time = timed(chain(batch=8), calibrate=f"{measured}ms")
     assert time.total_ms == pytest.approx(measured, rel=1e-6)
     assert time.high_ms / time.low_ms < plain.high_ms / plain.low_ms
-    kept = tmp_path / "machine.json"
-    kept.write_text(json.dumps(time.calibration.as_json()))
-    _, other = timed(chain(2, batch=16), calibrate=str(kept))
-    assert other.total_ms == pytest.approx(1.3 * timed(chain(2, batch=16))[1].total_ms, rel=1e-6)
-    with pytest.raises(QdqtoolError, match="calibration for 'RTX 3060'"):
-        timed(chain(), find("T4"), calibrate=str(kept))
 
 
-@pytest.mark.parametrize(("more", "kernel"), [(4.0, 0.0), (9.5, 2.0)])
-def test_a_profile_gives_both_the_factor_and_its_own_overhead(tmp_path, more, kernel):
-    """Layers that take 1.5 times the estimate and some us more: the profile's doing up to 7.5 us, then the kernels'."""
-    raw = seconds(timed(chain(12, batch=8))[1].load.layers, GPU) * 1e3
-    file = profile_of(
-        tmp_path, [(n, 1.5 * t + more * 1e-3) for n, t in zip(names(batch=8), raw, strict=True)]
+@pytest.fixture
+def saved_calibration(tmp_path: Path) -> str:
+    """Save the calibration of an RTX 3060 that takes 1.3 times the estimate."""
+    measured = timed(chain(batch=8))[1].total_ms * 1.3
+    _, time = timed(chain(batch=8), calibrate=f"{measured}ms")
+    (tmp_path / "machine.json").write_text(json.dumps(time.calibration.as_json()))
+    return str(tmp_path / "machine.json")
+
+
+def test_calibrate_with_a_saved_calibration(saved_calibration: str) -> None:
+    (_, plain), (_, time) = (
+        timed(chain(2, batch=16), **options) for options in ({}, {"calibrate": saved_calibration})
     )
-    _, time = timed(chain(12, batch=8), calibrate=file)
+    assert time.total_ms == pytest.approx(1.3 * plain.total_ms, rel=1e-6)
+
+
+def test_calibrate_rejects_the_calibration_of_another_gpu(saved_calibration: str) -> None:
+    with pytest.raises(
+        QdqtoolError, match="'RTX 3060'", check=has("different-gpus", path=saved_calibration)
+    ):
+        timed(chain(), find("T4"), calibrate=saved_calibration)
+
+
+@pytest.mark.parametrize(("more_us", "kernel_us"), [(4.0, 0.0), (9.5, 2.0)])
+def test_calibrate_with_a_profile(tmp_path: Path, more_us: float, kernel_us: float) -> None:
+    """Layers take 1.5 times the estimate and `more_us`. Up to 7.5 us of these are the profiler's."""
+    layers_ms = seconds(timed(chain(12, batch=8))[1].load.layers, GPU) * 1e3
+    rows = zip(layer_names(batch=8), 1.5 * layers_ms + more_us * 1e-3, strict=True)
+    _, time = timed(chain(12, batch=8), calibrate=write_profile(tmp_path, rows))
     assert time.calibration.factor == pytest.approx(1.5, rel=0.05)
-    assert time.calibration.overhead_us == pytest.approx(more - kernel, abs=0.5)
-    assert time.calibration.kernel_us == pytest.approx(kernel, abs=0.5)
-    assert time.high_ms - 1.05 * time.total_ms == pytest.approx(
-        len(raw) * (more - kernel) * 1e-3, rel=0.3
-    )
+    assert time.calibration.overhead_us == pytest.approx(more_us - kernel_us, abs=0.5)
+    assert time.calibration.kernel_us == pytest.approx(kernel_us, abs=0.5)
+    overhead_ms = len(layers_ms) * (more_us - kernel_us) * 1e-3
+    assert time.high_ms - 1.05 * time.total_ms == pytest.approx(overhead_ms, rel=0.3)
 
 
-def names(**options):
+def layer_names(**options: Any) -> list[str]:
     return [layer.name for layer in predict(load(chain(12, **options)), TARGET).layers]
 
 
-def profile_of(folder, layers):
-    """A profile as trtexec writes it: layers and their milliseconds."""
-    file = folder / "profile.json"
-    file.write_text(
-        json.dumps(
-            [
-                {"count": 1},
-                *(
-                    {"name": n, "timeMs": ms, "averageMs": ms, "medianMs": ms, "percentage": 1.0}
-                    for n, ms in layers
-                ),
-            ]
-        )
-    )
-    return str(file)
+def write_profile(folder: Path, layers: Iterable[tuple[str, float]]) -> str:
+    """Write a profile of layers and milliseconds as trtexec does."""
+    rows = [
+        {"name": name, "timeMs": ms, "averageMs": ms, "medianMs": ms, "percentage": 1.0}
+        for name, ms in layers
+    ]
+    (folder / "profile.json").write_text(json.dumps([{"count": 1}, *rows]))
+    return str(folder / "profile.json")
 
 
-# Engines that were timed with a profile and without: milliseconds of one execution without it.
+# Milliseconds of one execution without profiler, of engines that were profiled as well.
 @pytest.mark.parametrize(
     ("case", "gpu", "measured"),
     [
@@ -530,7 +602,7 @@ def profile_of(folder, layers):
         ("resnet18-a100-qat-residual-qgap", "A100 80GB PCIe", 0.500),
     ],
 )
-def test_a_real_profile_leads_to_the_time_without_it(case, gpu, measured):
+def test_calibrate_with_a_recorded_profile(case: str, gpu: str, measured: float) -> None:
     profile = SHARED / case / "profile.json"
     if not profile.exists():
         pytest.skip("the published profiles are not available")
@@ -539,33 +611,42 @@ def test_a_real_profile_leads_to_the_time_without_it(case, gpu, measured):
     assert time.low_ms <= 1.02 * measured and measured <= time.high_ms
 
 
-def test_a_profile_of_another_engine_is_refused(tmp_path):
-    file = profile_of(
-        tmp_path, [(n if i == 3 else f"other{i}", 1.0) for i, n in enumerate(names())]
-    )
-    with raises(QdqtoolError, "_calibration 1"):
-        timed(chain(12), calibrate=file)
-
-
-@pytest.mark.parametrize("text", ["0", "0ms", "1e9s", "nothing.json", "5 parsecs", "-3"])
-def test_bad_calibrations(text):
-    with pytest.raises(QdqtoolError):
-        timed(chain(), calibrate=text)
+def test_calibrate_rejects_the_profile_of_another_engine(tmp_path: Path) -> None:
+    layers = [(name if i == 3 else f"other{i}", 1.0) for i, name in enumerate(layer_names())]
+    path = write_profile(tmp_path, layers)
+    with pytest.raises(QdqtoolError, match="only 1 ", check=has("different-models", path=path)):
+        timed(chain(12), calibrate=path)
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("text", "code"),
     [
-        '{"schema": "qdqtool/time-calibration/1"}',
-        '{"schema": "qdqtool/time-calibration/1", "gpu": "RTX 3060", "factor": NaN, "kernel_us": 0}',
-        '{"schema": "qdqtool/time-calibration/1", "gpu": "RTX 3060", "factor": 1e9, "kernel_us": 0}',
-        "[",
-        "{}",
-        "",
+        ("0", "out-of-range"),
+        ("0ms", "out-of-range"),
+        *((text, "file-missing") for text in ("1e9s", "nothing.json", "5 parsecs", "-3")),
     ],
 )
-def test_damaged_calibration_files(tmp_path, content):
-    file = tmp_path / "c.json"
-    file.write_text(content)
-    with pytest.raises(QdqtoolError):
-        timed(chain(), calibrate=str(file))
+def test_calibrate_rejects_other_text(text: str, code: str) -> None:
+    with pytest.raises(QdqtoolError, check=has(code, parameter="calibrate")):
+        timed(chain(), calibrate=text)
+
+
+SCHEMA = '"schema": "qdqtool/time-calibration/1"'
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (f"{{{SCHEMA}}}", "file-damaged"),
+        (f'{{{SCHEMA}, "gpu": "RTX 3060", "factor": NaN, "kernel_us": 0}}', "file-damaged"),
+        (f'{{{SCHEMA}, "gpu": "RTX 3060", "factor": 1e9, "kernel_us": 0}}', "implausible-time"),
+        ("[", "wrong-format"),
+        ("{}", "no-layer-list"),
+        ("", "empty"),
+    ],
+    ids=["no fields", "NaN", "huge factor", "bracket", "empty JSON", "empty"],
+)
+def test_calibrate_rejects_damaged_files(tmp_path: Path, content: str, code: str) -> None:
+    (tmp_path / "c.json").write_text(content)
+    with pytest.raises(QdqtoolError, match=r"c\.json", check=has(code)):
+        timed(chain(), calibrate=str(tmp_path / "c.json"))

@@ -1,4 +1,4 @@
-"""Layouts: what each kernel reads and writes, on engines of a few layers; and the reformats of published engines."""
+"""Layouts, conversions, regions of Myelin, and times of kernels."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from qdqtool.model.graph import Model
 from qdqtool.prediction import predict
 from qdqtool.timing import twin, work
-from qdqtool.timing.gpus import find, gpus
+from qdqtool.timing.gpus import Gpu, find, gpus
 from qdqtool.timing.physics import NAMES, constants, factor_of, seconds
 from qdqtool.timing.work import Layout, Work, reformats_of, region_nodes, work_in_region
 from qdqtool.types import EngineLayer, Precision, TensorPrecision
@@ -36,11 +36,13 @@ def conv(low: Precision, high: Precision, channels: float = 64.0) -> Work:
     return Work(work.CONV, low, high, channels=channels)
 
 
-def changes(
-    *pairs: tuple[EngineLayer, Work], outputs: tuple[str, ...] = (), shape=SHAPE
+def layout_changes(
+    *pairs: tuple[EngineLayer, Work],
+    outputs: tuple[str, ...] = (),
+    shape: tuple[int, ...] | None = SHAPE,
 ) -> list[tuple[str, str, str]]:
-    found = reformats_of(pairs, lambda _: shape, ["x"], outputs)
-    return [(c.tensor, str(c.source), str(c.target)) for c in found]
+    reformats = reformats_of(pairs, lambda _: shape, ["x"], outputs)
+    return [(r.tensor, str(r.source), str(r.target)) for r in reformats]
 
 
 Q = (layer("Conversion", "x", "q"), Work(work.CONVERSION, FULL, I8))
@@ -90,13 +92,23 @@ MAPS = Work(work.POINTWISE, HALF, HALF)
             [Q, TO_HALF, (layer("Resize", "h", "r"), Work(work.RESIZE, HALF, HALF))],
             (),
             [],
-        ),  # as it comes
+        ),  # keeps the layout
         ([Q, TO_HALF], ("h",), [("h", "NC/32HW32", "linear")]),
+        (
+            [
+                Q,
+                TO_HALF,
+                (layer("PointWise", "h", "p"), MAPS),
+                (layer("Convolution", "q p", "b"), conv(I8, HALF)),
+            ],
+            (),
+            [("h", "NC/32HW32", "NC/2HW2"), ("p", "NC/2HW2", "NC/32HW32")],
+        ),  # a residual
         (
             [Q, (layer("Convolution", "q", "f"), conv(I8, FULL))],
             ("f",),
             [],
-        ),  # FP32 is written linear
+        ),  # FP32 outputs are linear
         (
             [
                 (layer("Convolution", "x", "a"), conv(HALF, HALF)),
@@ -113,7 +125,7 @@ MAPS = Work(work.POINTWISE, HALF, HALF)
             ],
             (),
             [("b", "linear", "NHWC8")],
-        ),  # FP32 by TF32: the first convolution is linear, the others are not
+        ),  # FP32 with TF32: the first convolution is linear, the others are not
         (
             [
                 (layer("Conversion", "x", "q"), Work(work.CONVERSION, FULL, I8)),
@@ -121,37 +133,51 @@ MAPS = Work(work.POINTWISE, HALF, HALF)
             ],
             (),
             [],
-        ),  # few channels: the conversion writes fours
+        ),  # few channels: the conversion writes NC/4HW4
     ],
 )
-def test_reformats_of_small_engines(engine, outputs, expected):
-    assert changes(*engine, outputs=outputs) == expected
+def test_reformats_of_small_engines(
+    engine: list[tuple[EngineLayer, Work]],
+    outputs: tuple[str, ...],
+    expected: list[tuple[str, str, str]],
+) -> None:
+    assert layout_changes(*engine, outputs=outputs) == expected
 
 
-def test_residuals_and_older_architectures():
-    engine = [
-        Q,
-        TO_HALF,
-        (layer("PointWise", "h", "p"), MAPS),
-        (layer("Convolution", "q p", "b"), conv(I8, HALF)),
-    ]
-    assert changes(*engine) == [("h", "NC/32HW32", "NC/2HW2"), ("p", "NC/2HW2", "NC/32HW32")]
-    known = {"7.5": 0.9, "8.0": 1.1, "8.9": 1.2}
-    factors = {"8.0": 1.1, "12.0": 1.2, "9.0": 1.2, "6.1": 1.0}
-    assert {cc: factor_of(cc, known) for cc in factors} == factors and factor_of("8.6", {}) == 1.0
-    assert set(constants().values) == set(NAMES)
-    assert all(v > 0 for v in constants().values.values())
-    assert {"layer", "total", "total_unknown", "total_calibrated"} <= set(constants().spreads)
-    assert 1 < constants().spreads["total"] <= constants().spreads["total_unknown"] < 2
+def test_layouts_are_linear_or_vectorized() -> None:
     assert {str(x) for x in Layout} == {"linear", "NC/2HW2", "NC/4HW4", "NC/32HW32", "NHWC8"}
 
 
+@pytest.mark.parametrize(
+    ("capability", "factors", "expected"),
+    [
+        *(
+            (capability, {"7.5": 0.9, "8.0": 1.1, "8.9": 1.2}, factor)
+            for capability, factor in (("8.0", 1.1), ("12.0", 1.2), ("9.0", 1.2), ("6.1", 1.0))
+        ),
+        ("8.6", {}, 1.0),
+    ],
+)
+def test_factor_of_an_architecture(
+    capability: str, factors: dict[str, float], expected: float
+) -> None:
+    assert factor_of(capability, factors) == expected
+
+
+def test_constants() -> None:
+    values, spreads = constants().values, constants().spreads
+    assert set(values) == set(NAMES) and min(values.values()) > 0
+    assert {"layer", "total", "total_unknown", "total_calibrated"} <= set(spreads)
+    assert 1 < spreads["total"] <= spreads["total_unknown"] < 2
+
+
 @pytest.mark.parametrize("shape", [None, (1, 64), (1, 64, 1, 1), (1, 64, 400)])
-def test_what_has_no_positions_has_no_layout(shape):
-    assert changes(Q, TO_HALF, (layer("PointWise", "h", "p"), MAPS), shape=shape) == []
+def test_tensors_without_positions_have_no_reformats(shape: tuple[int, ...] | None) -> None:
+    pointwise = (layer("PointWise", "h", "p"), MAPS)
+    assert layout_changes(Q, TO_HALF, pointwise, shape=shape) == []
 
 
-# Reformats of origin REFORMAT in the published listings (conversions have origin QDQ); the engine's own count.
+# Reformats of origin REFORMAT in the published listings; conversions have origin QDQ.
 @pytest.mark.parametrize(
     ("case", "built"),
     slow_after(
@@ -164,9 +190,9 @@ def test_what_has_no_positions_has_no_layout(shape):
         ],
     ),
 )
-def test_published_engines_have_about_as_many(case, built):
-    found = workload(evidence.graph(case), "trt8.6")
-    assert abs(sum(e.reformat is not None for e in found.extras) - built) <= 2
+def test_number_of_reformats_is_near_that_of_published_engines(case: str, built: int) -> None:
+    extras = workload(evidence.graph(case), "trt8.6").extras
+    assert abs(sum(e.reformat is not None for e in extras) - built) <= 2
 
 
 def silu_network() -> Model:
@@ -177,81 +203,71 @@ def silu_network() -> Model:
 
 
 @pytest.mark.parametrize("target", ["trt8.6", "trt10"])
-def test_silu_behind_an_int8_convolution_that_writes_a_float_is_apart(target):
-    apart = [e.name for e in workload(silu_network(), target).extras if e.behind]
-    assert (
-        len(apart) == 1 and "sb.m" in apart[0]
-    )  # behind `b`, which writes a float, and not behind `a`
+def test_silu_after_an_int8_convolution_with_float_output_is_a_kernel(target: str) -> None:
+    """The output of convolution ``b`` is float, that of ``a`` is INT8."""
+    (name,) = (e.name for e in workload(silu_network(), target).extras if e.behind)
+    assert "sb.m" in name
 
 
-def test_blackwell_joins_conversions_with_their_neighbours_and_changes_no_layout(g):
+def test_blackwell_fuses_conversions_and_has_no_reformats(g: Graph) -> None:
+    """On older GPUs the Q of another tensor after a sum remains. The Q of the input always does."""
     a = g.conv(g.pair(g.input(1, 32, 16, 16), "xq"), "a", 32)
-    b = g.conv(
-        g.pair(g.silu(a, "s"), "bq"), "b", 32
-    )  # Q of another tensor behind a sum: stays on older GPUs
+    b = g.conv(g.pair(g.silu(a, "s"), "bq"), "b", 32)
     model = Model(g.model(g.conv(g.pair(g.op("Add", [b, g.silu(b, "t")], "sum"), "cq"), "c", 32)))
-    counts = {}
-    for name in ("RTX 4090", "RTX 5090"):
-        load_ = workload(model, "trt10", gpu=find(name))
-        counts[name] = (
-            sum(w.kind == work.CONVERSION for w in load_.layers),
-            sum(e.reformat is not None for e in load_.extras),
-        )
-    assert counts["RTX 5090"][1] == 0 < counts["RTX 4090"][1]
-    assert 0 < counts["RTX 5090"][0] < counts["RTX 4090"][0]  # the input's Q stays
-
-
-def test_attention_and_older_gpus(g):
-    assert {"ln1", "q", "scores", "softmax", "mixed", "proj", "skip", "ln2"} <= region_nodes(
-        block()
+    older, blackwell = (
+        workload(model, "trt10", gpu=find(name)) for name in ("RTX 4090", "RTX 5090")
     )
-    assert not region_nodes(Model(g.model(g.relu(g.conv(g.input(1, 8, 8, 8), "c"), "r"))))
+    reformats = [sum(e.reformat is not None for e in w.extras) for w in (blackwell, older)]
+    conversions = [sum(x.kind == work.CONVERSION for x in w.layers) for w in (blackwell, older)]
+    assert reformats[0] == 0 < reformats[1] and 0 < conversions[0] < conversions[1]
+
+
+@pytest.mark.parametrize(("gpu", "count"), [("A100 80GB PCIe", 1), ("RTX 2060", 0)])
+def test_reformats_of_a_float_network_in_fp32(gpu: str, count: int) -> None:
+    """The build on an A100 has one after the pooling."""
     model = twin.float_twin(evidence.graph("resnet18-a100-qat"))
-    for name, count in (
-        ("A100 80GB PCIe", 1),
-        ("RTX 2060", 0),
-    ):  # as built on an A100: one behind the pooling
-        found = workload(model, "trt8.6", plain=FULL, gpu=find(name)).extras
-        assert sum(e.reformat is not None for e in found) == count
-    found = workload(model, "trt8.6").extras
-    first, last = [e.work for e in found if e.work.kind == work.CONVERSION]
-    assert (first.read, first.written, first.channels) == (
-        32 * 3 * 224 * 224 * 4,
-        32 * 3 * 224 * 224 * 2,
-        3.0,
-    )
-    assert last.written_as == FULL and not any(e.reformat for e in found)  # as built on an A100
+    extras = workload(model, "trt8.6", plain=FULL, gpu=find(gpu)).extras
+    assert sum(e.reformat is not None for e in extras) == count
 
 
-def test_shapes_and_conversions_are_no_layouts(g):
+def test_conversions_of_a_float_network_in_fp16() -> None:
+    """The build on an A100 has these two and no reformat."""
+    model = twin.float_twin(evidence.graph("resnet18-a100-qat"))
+    extras = workload(model, "trt8.6").extras
+    first, last = (e.work for e in extras if e.work.kind == work.CONVERSION)
+    elements = 32 * 3 * 224 * 224
+    assert (first.read, first.written, first.channels) == (elements * 4, elements * 2, 3.0)
+    assert last.written_as == FULL and not any(e.reformat for e in extras)
+
+
+def test_computations_of_shapes_are_not_kernels(g: Graph) -> None:
     x = g.input(1, 32, 16, 16)
-    one, two, none, first = (
+    one, two, zeros, ones = (
         g.const(n, np.array(v)) for n, v in (("i", 1), ("j", 2), ("k", [0]), ("l", [1]))
     )
     half = g.op("Div", [g.op("Gather", [g.op("Shape", [x], "shape"), one], "count"), two], "half")
     ends = g.op("Mul", [g.op("Add", [half, half], "twice"), one], "ends")
-    cut = g.op("Slice", [x, none, g.op("Unsqueeze", [ends, none], "end"), first], "cut")
-    found = workload(g.model(g.conv(g.pair(cut, "q"), "a", 32)), "trt10")
-    assert not [e.name for e in found.extras if e.work.kind == work.POINTWISE]
-    model = evidence.graph("resnet18-a100-qat")
-    made = [
-        (e.work, e.reformat.elements)
-        for e in workload(model, "trt8.6").extras
-        if e.reformat is not None
-    ]
-    assert made and all(w.kind == work.REFORMAT and w.precision == w.written_as for w, _ in made)
-    assert all(
-        w.read == w.written == elements * {I8: 1, HALF: 2}[w.precision] for w, elements in made
-    )
+    part = g.op("Slice", [x, zeros, g.op("Unsqueeze", [ends, zeros], "end"), ones], "part")
+    engine = workload(g.model(g.conv(g.pair(part, "q"), "a", 32)), "trt10")
+    assert not [e.name for e in engine.extras if e.work.kind == work.POINTWISE]
 
 
-# Regions of Myelin: what lies between one attention or normalization and the next, and which nodes are kernels.
+def test_bytes_of_reformats() -> None:
+    extras = workload(evidence.graph("resnet18-a100-qat"), "trt8.6").extras
+    reformats = [(e.work, e.reformat.elements) for e in extras if e.reformat is not None]
+    assert reformats
+    for reformat, elements in reformats:
+        assert (reformat.kind, reformat.written_as) == (work.REFORMAT, reformat.precision)
+        assert reformat.read == reformat.written == elements * {I8: 1, HALF: 2}[reformat.precision]
+
+
+# Regions of Myelin lie between attentions and normalizations. Some of their nodes are kernels.
 
 WIDE = 64
 
 
 def block(quantized: bool = True) -> Model:
-    """LayerNormalization, a linear layer, attention on its result, another linear layer, a skip, LayerNormalization."""
+    """Return a transformer block with a normalization at both ends."""
     g = Graph(opset=17)
     x = g.input(1, 16, WIDE)
     ones, zeros = (
@@ -276,42 +292,50 @@ def block(quantized: bool = True) -> Model:
     return Model(g.model(g.op("LayerNormalization", [g.add(mixed, x, "skip"), ones, zeros], "ln2")))
 
 
-def test_kernels_of_attention():
+def test_region_of_a_transformer_block() -> None:
+    names = {"ln1", "q", "scores", "softmax", "mixed", "proj", "skip", "ln2"}
+    assert names <= region_nodes(block())
+
+
+def test_convolutions_are_not_in_a_region(g: Graph) -> None:
+    assert not region_nodes(Model(g.model(g.relu(g.conv(g.input(1, 8, 8, 8), "c"), "r"))))
+
+
+def test_kernels_of_attention() -> None:
     model = block()
-
-    def one(name: str):
-        return work_in_region(model, model.node(name), model.shape, Precision.FP16)
-
-    assert one("ln1").kind == work.POOL and one("ln1").read == 2 * 16 * WIDE
-    scores, mixed = one("scores"), one("mixed")
+    normalization, scores, softmax, transpose, mixed, skip = (
+        work_in_region(model, model.node(name), model.shape, Precision.FP16)
+        for name in ("ln1", "scores", "softmax", "t", "mixed", "skip")
+    )
+    assert (normalization.kind, normalization.read) == (work.POOL, 2 * 16 * WIDE)
     assert scores.macs == mixed.macs == 16 * 16 * WIDE
-    assert scores.written == 0 and mixed.read == 2 * 16 * WIDE  # the scores stay inside
+    assert (scores.written, mixed.read) == (0, 2 * 16 * WIDE)  # the scores are not in memory
     assert scores.steps + mixed.steps == 1  # one kernel
-    assert {one(n).kind for n in ("softmax", "t")} == {work.NOTHING}
-    assert one("skip").steps == 0 and one("skip").moved > 0  # read by its neighbour, at no launch
-    # With Q/DQ on both linear layers the block has as many kernels as without
+    assert softmax.kind == transpose.kind == work.NOTHING
+    assert skip.steps == 0 and skip.moved > 0  # part of the next kernel
+
+
+def test_qdq_in_a_region_adds_no_kernels() -> None:
     kernels = []
-    for quantized in (True, False):
-        model = block(quantized)
-        found = workload(model, "trt10")
-        kernels.append(
-            sum(w.steps for w in found.all if w.kind not in (work.NOTHING, work.CONVERSION))
-        )
-        inside = [
-            w
-            for layer, w in zip(
-                predict(model, "trt10", advice=False).layers, found.layers, strict=True
-            )
-            if layer.type == "Conversion"
-        ]
-        assert all(w.kind == work.NOTHING for w in inside)
+    for model in (block(quantized=True), block(quantized=False)):
+        engine, layers = workload(model, "trt10"), predict(model, "trt10", advice=False).layers
+        works = [w for w in engine.all if w.kind not in (work.NOTHING, work.CONVERSION)]
+        kernels.append(sum(w.steps for w in works))
+        pairs = zip(layers, engine.layers, strict=True)
+        assert all(w.kind == work.NOTHING for x, w in pairs if x.type == "Conversion")
     assert kernels[0] == kernels[1]
 
 
-# The time model obeys the laws that it states; numbers are worked out by hand.
+# The time of kernels. Expected numbers are calculated by hand.
 
 
-def conv_physics(rows=3136.0, columns=64.0, depth=576.0, channels=64.0, precision=Precision.INT8):
+def conv_physics(
+    rows: float = 3136.0,
+    columns: float = 64.0,
+    depth: float = 576.0,
+    channels: float = 64.0,
+    precision: Precision = Precision.INT8,
+) -> Work:
     size = work.width(precision)
     return Work(
         work.CONV,
@@ -328,14 +352,13 @@ def conv_physics(rows=3136.0, columns=64.0, depth=576.0, channels=64.0, precisio
     )
 
 
-def one(found, gpu=GPU):
-    return float(seconds([found], gpu)[0])
+def time_of(kernel: Work, gpu: Gpu = GPU) -> float:
+    return float(seconds([kernel], gpu)[0])
 
 
-def test_what_kernels_take_by_hand():
-    """1 million rows, 256 columns, depth 2304, INT8 on an RTX 3060: the formula with pencil and paper."""
+def test_time_of_kernels() -> None:
+    """1 million rows, 256 columns and depth 2304 in INT8, and a conversion, on an RTX 3060."""
     c = constants().values
-    found = conv_physics(1e6, 256.0, 2304.0, 256.0)
     rate = (
         1024 * c["int8"] * factor_of("8.6", constants().architectures) * 256 / (256 + c["narrow"])
     )
@@ -349,15 +372,18 @@ def test_what_kernels_take_by_hand():
     p = 1 + c["overlap"]
     latency = c["step_clocks"] * 2304 / 64 / 1777e6
     floor = c["floor_us"] * 1e-6 + c["floor_clocks"] / 1777e6
-    assert one(found) == pytest.approx(
-        floor + latency + (compute**p + memory**p) ** (1 / p), rel=1e-9
-    )
-    found = Work(work.CONVERSION, HALF, I8, channels=64.0, read=2e8, written=1e8)
+    expected = floor + latency + (compute**p + memory**p) ** (1 / p)
+    kernel = conv_physics(1e6, 256.0, 2304.0, 256.0)
+    assert time_of(kernel) == pytest.approx(expected, rel=1e-9)
+    conversion = Work(work.CONVERSION, HALF, I8, channels=64.0, read=2e8, written=1e8)
     expected = floor + 3e8 * (1 - 3e6 * c["l2_share"] / 3e8) / (c["copy"] * 360e9)
-    assert one(found) == pytest.approx(expected, rel=1e-9)
-    assert one(Work(work.NOTHING)) == 0
+    assert time_of(conversion) == pytest.approx(expected, rel=1e-9)
+
+
+def test_time_of_empty_kernels() -> None:
+    assert time_of(Work(work.NOTHING)) == 0
     for kind in (work.CONV, work.POOL, work.COPY, work.UNKNOWN, work.SOFTMAX, work.DEPTHWISE):
-        assert 1e-6 < one(Work(kind)) < 2e-5, kind
+        assert 1e-6 < time_of(Work(kind)) < 2e-5, kind
     assert seconds([], GPU).shape == (0,)
 
 
@@ -372,37 +398,36 @@ works = st.builds(
 
 
 @given(works, st.sampled_from(gpus()), st.floats(1.01, 8))
-def test_more_work_never_takes_less_time(found, gpu, factor):
-    base = one(found, gpu)
+def test_more_work_never_takes_less_time(kernel: Work, gpu: Gpu, factor: float) -> None:
+    base = time_of(kernel, gpu)
     assert np.isfinite(base) and base > 0
-    for name in (
-        "rows",
-        "columns",
-    ):  # what it writes grows with them: else it looks like one with a fused pooling
-        more = replace(
-            found, **{name: getattr(found, name) * factor}, written=found.written * factor
-        )
-        assert one(more, gpu) >= base * (1 - 1e-9)
-    for name in ("depth", "read", "weights"):
-        assert one(replace(found, **{name: getattr(found, name) * factor}), gpu) >= base * (
-            1 - 1e-9
-        )
+    # Fewer bytes written than rows and columns would mean that a pooling is fused.
+    for names in (("rows", "written"), ("columns", "written"), ("depth",), ("read",), ("weights",)):
+        more = replace(kernel, **{name: getattr(kernel, name) * factor for name in names})
+        assert time_of(more, gpu) >= base * (1 - 1e-9)
 
 
 @given(works, st.sampled_from(gpus()), st.floats(1.01, 4))
-def test_a_faster_gpu_never_takes_longer(found, gpu, factor):
-    base = one(found, gpu)
+def test_faster_gpu_never_takes_longer(kernel: Work, gpu: Gpu, factor: float) -> None:
+    base = time_of(kernel, gpu)
     for name in ("clock", "bandwidth", "l2"):
-        assert one(found, replace(gpu, **{name: getattr(gpu, name) * factor})) <= base * (1 + 1e-9)
+        faster = replace(gpu, **{name: getattr(gpu, name) * factor})
+        assert time_of(kernel, faster) <= base * (1 + 1e-9)
 
 
-def test_channels_and_tensor_cores():
-    """Heads of 2 channels take as long as 64 would, but for what they write (measured: CenterPoint)."""
+def test_two_channels_take_as_long_as_a_tile_of_64() -> None:
+    """Measured for the heads of CenterPoint, except for the bytes that are written."""
     narrow, tile = conv_physics(32400, 2, 576), conv_physics(32400, 64, 576)
     same = replace(narrow, written=tile.written, weights=tile.weights)
-    assert one(same) == pytest.approx(one(tile), rel=1e-9)
+    assert time_of(same) == pytest.approx(time_of(tile), rel=1e-9)
+
+
+def test_fused_pooling_saves_time() -> None:
     plain = conv_physics(400_000, 64, 147, 3)
-    pooled = replace(plain, written=plain.written / 4)
-    assert one(plain) > 1.5 * one(pooled)
+    assert time_of(plain) > 1.5 * time_of(replace(plain, written=plain.written / 4))
+
+
+def test_int8_is_slower_than_fp16_without_int8_tensor_cores() -> None:
     integer, half = (conv_physics(1e6, 256, 2304, 256, precision) for precision in (I8, HALF))
-    assert one(integer, find("V100")) > one(half, find("V100")) and one(integer) < one(half)
+    assert time_of(integer, find("V100")) > time_of(half, find("V100"))
+    assert time_of(integer) < time_of(half)
