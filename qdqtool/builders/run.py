@@ -239,8 +239,8 @@ def _kept(source: Path, folder: Path) -> Path | None:
 # trtexec: the flags that its version has, a verbose log, the layer listing ------------------------------------------
 
 _VERSION = re.compile(r"\[TensorRT v(\d+)\]")
-# Where JetPack and NVIDIA's packages put it, without adding it to PATH.
-_USUAL = (
+# JetPack and NVIDIA's packages install it here and do not add the folder to PATH.
+TRTEXEC_PATHS = (
     "/usr/src/tensorrt/bin/trtexec",
     "/opt/tensorrt/bin/trtexec",
     "/usr/local/tensorrt/bin/trtexec",
@@ -251,7 +251,9 @@ def build_with_trtexec(
     path: Path, work: Path, timeout: float, keep_engine: bool, shapes: Shapes
 ) -> BuildResult:
     """One build with the trtexec of this machine; leaves its files as :func:`build_with` does."""
-    program = shutil.which("trtexec") or next((p for p in _USUAL if os.access(p, os.X_OK)), None)
+    program = shutil.which("trtexec") or next(
+        (p for p in TRTEXEC_PATHS if os.access(p, os.X_OK)), None
+    )
     if program is None:
         raise BuilderError(
             "no trtexec on PATH nor in /usr/src/tensorrt/bin; add its folder to PATH, or build with tensorrt-rtx",
