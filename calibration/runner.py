@@ -37,8 +37,8 @@ from qdqtool.base.said import said
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.model.external import location_of
 from qdqtool.model.graph import Model
-from qdqtool.model.live import check_loops
 from qdqtool.model.modelfile import ModelSource, load
+from qdqtool.model.run_cost import check_loops
 from qdqtool.model.sessions import cores
 from qdqtool.model.sizes import linear_inputs
 

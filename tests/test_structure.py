@@ -302,7 +302,7 @@ def onnx_loaded() -> Broken:
     for module, path in sources().items():
         if (
             room_of(module) in ("explain", "model", "prediction", "trt")
-            and module != "qdqtool.model.live"
+            and module != "qdqtool.model.run_cost"
         ):
             for node in nodes_of(path)[0].body:  # type: ignore[attr-defined]
                 if isinstance(node, ast.ImportFrom) and str(node.module).startswith("onnx"):

@@ -28,8 +28,8 @@ from qdqtool.model.editor import Editor, with_more
 from qdqtool.model.graph import EDITED, Model
 from qdqtool.model.half import half_nodes
 from qdqtool.model.heads import find_head
-from qdqtool.model.live import peak_bytes, peak_of
 from qdqtool.model.qdq import is_dq
+from qdqtool.model.run_cost import peak_activation_bytes, with_input_shapes
 from qdqtool.model.sessions import cores
 from qdqtool.model.slim import without_large_weights
 from qdqtool.options import LITTLE
@@ -166,7 +166,8 @@ def measure(
         return None
     shapes = {n: array.shape for n, array in first.items()}
     known = all(model.shape(n) == shape for n, shape in shapes.items())
-    held = peak_of(model) if known else peak_bytes(model.proto, shapes)
+    fed = model if known else with_input_shapes(model.proto, shapes)
+    held = peak_activation_bytes(fed)
     at_once = max(1, min(count, worker_count(held, cores())))
 
     def opened(alone: Sequence[QuantizedTensor]) -> SwitchedNetwork:

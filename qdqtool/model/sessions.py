@@ -24,8 +24,7 @@ from qdqtool.base.text import reason_of
 from qdqtool.errors import QdqtoolError
 from qdqtool.model import external
 from qdqtool.model.modelfile import write_apart, write_model
-from qdqtool.model.stored import Stored
-from qdqtool.model.subgraphs import captured, nodes_of
+from qdqtool.model.subgraphs import captured
 
 IR_VERSION = 10  # what every onnxruntime from 1.20 reads; later ones add types and annotations that no network here has
 FOLDER_KEY = "session.model_external_initializers_file_folder_path"
@@ -116,36 +115,6 @@ def failure(error: BaseException) -> str:
     return reason_of(error, 300)
 
 
-# Whose outputs are as large as the numbers that they read say, from this input on.
-_BY_NUMBERS = {
-    "CenterCropPad": 1,
-    "ConstantOfShape": 0,
-    "Expand": 1,
-    "MaxUnpool": 2,
-    "OneHot": 1,
-    "Pad": 1,
-    "Range": 0,
-    "Resize": 1,
-    "Tile": 1,
-    "Upsample": 1,
-}
-
-
-def sizes_by_run(proto: onnx.ModelProto) -> bool:
-    """Whether what a run computes can decide how large tensors become: its memory needs a limit."""
-    stored = Stored(proto, list(nodes_of(proto)))
-    constants = {name for name, _ in stored.constants} | {
-        t.name for g in stored.graphs for t in g.initializer
-    }
-    return any(
-        n.op_type in ("Loop", "Scan")
-        or any(
-            t and t not in constants for t in n.input[_BY_NUMBERS.get(n.op_type, len(n.input)) :]
-        )
-        for n in stored.nodes
-    )
-
-
 _descriptors = threading.RLock()  # two threads would each keep what the other one put there
 
 
@@ -226,8 +195,6 @@ def open_proto(
     Raises:
         Exception: onnxruntime does not take the model; its classes have no common base but this.
     """
-    if "one_arena" not in options:
-        options["one_arena"] = sizes_by_run(proto)
     missing = {t.name: weights[t.name] for t in proto.graph.initializer if _is_missing(t, weights)}
     if missing:
         with _apart(proto, missing) as path:

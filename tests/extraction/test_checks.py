@@ -21,7 +21,6 @@ from qdqtool.builders.child import is_installed
 from qdqtool.errors import QdqtoolError
 from qdqtool.extraction import checks
 from qdqtool.extraction.checks import CommandCheck
-from qdqtool.extraction.select import Shrinker
 from tests.extraction.networks import residual, with_constant_nodes
 from tests.raising import raises
 from tests.trt.builder import Graph
@@ -233,24 +232,6 @@ def test_the_clock_counts_where_processes_are_not_shown(monkeypatch: pytest.Monk
         now[0] += later
         assert own.is_over(1) is over
     assert own.seconds == pytest.approx(1.5)
-
-
-def test_a_long_name_of_a_dimension_is_not_copied_in_each_try() -> None:
-    """Onnx's own inference gives every tensor behind the input a copy."""
-    nodes = [onnx.helper.make_node("Relu", [f"x{i}"], [f"x{i + 1}"], f"r{i}") for i in range(100)]
-    value = [
-        onnx.helper.make_tensor_value_info(n, 1, s)
-        for n, s in (("x0", ["n" * 100_000, 4]), ("x100", None))
-    ]
-    model = onnx.helper.make_model(
-        onnx.helper.make_graph(nodes, "g", value[:1], value[1:]),
-        opset_imports=[onnx.helper.make_opsetid("", 17)],
-    )
-    shrinker = Shrinker(
-        model, lambda proto: proto.ByteSize() < 100_000 and len(proto.graph.node) > 1
-    )
-    assert shrinker.proto.ByteSize() < 100_000 and len(shrinker.proto.graph.node) == 100
-    assert len(shrinker.run().graph.node) == 2
 
 
 def test_only_the_first_of_the_output_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -546,7 +546,7 @@ def test_what_the_converter_says_is_told_in_one_line(
     def convert(*_: object) -> None:
         raise raised
 
-    monkeypatch.setattr("qdqtool.insertion.prepare.convert_version", convert)
+    monkeypatch.setattr("qdqtool.insertion.prepare.convert_opset", convert)
     net.output(net.conv("c", "x"))
     refused(
         ModelError, f"raise_opset a.onnx: 11 13 ({told});", prepare, Model(net.model(11), "a.onnx")

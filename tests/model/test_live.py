@@ -1,102 +1,20 @@
-"""Bytes that live at the same time, counted by hand."""
+"""The index of a graph and its edits."""
 
 import numpy as np
 import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 from qdqtool.errors import ModelError
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.heads import counts_up
-from qdqtool.model.live import peak_bytes
 from qdqtool.model.qdq import is_dq, is_q
 from qdqtool.model.subgraphs import rename
 from tests.insertion.nets import Net
 from tests.trt.builder import Graph
-
-KB = 1024
-
-
-def model(
-    nodes: list[tuple[str, list[str], str]], shape: tuple[object, ...] = (1, 4, 8, 8)
-) -> onnx.ModelProto:
-    graph = helper.make_graph(
-        [helper.make_node(op, inputs, [output]) for op, inputs, output in nodes],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
-        [numpy_helper.from_array(np.ones((1, 4, 8, 8), np.float32), "w")],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
-
-
-CHAIN = [("Relu", ["x"], "a"), ("Relu", ["a"], "b"), ("Relu", ["b"], "c"), ("Relu", ["c"], "y")]
-
-
-@pytest.mark.parametrize(
-    ("nodes", "tensors"),
-    [
-        ([("Relu", ["x"], "y")], 2),
-        (CHAIN, 3),  # the input, what is read and what is made
-        ([*CHAIN[:3], ("Add", ["c", "a"], "y")], 4),  # and a, which is read again
-        ([("Add", ["x", "w"], "y")], 2),  # no weights
-        ([("Relu", ["x"], "unread"), ("Relu", ["x"], "y")], 2),
-        ([("Relu", ["x"], "y"), ("Relu", ["y"], "a"), ("Relu", ["a"], "b")], 4),  # an output stays
-    ],
-)
-def test_tensors_that_live_at_the_same_time(
-    nodes: list[tuple[str, list[str], str]], tensors: int
-) -> None:
-    assert peak_bytes(model(nodes), {}) == tensors * KB
-    assert (
-        peak_bytes(model(nodes), {"x": (1, 4, 16, 8)})
-        == (tensors if nodes[0][0] == "Add" else 2 * tensors) * KB
-    )
-
-
-@pytest.mark.parametrize("shape", [("n", 4, "h", "w"), (0, 4, -1, -1), (1, 4, 2, 2), (1, 4, 8, 8)])
-def test_the_shapes_that_are_fed_count_and_not_what_the_file_says(
-    shape: tuple[object, ...],
-) -> None:
-    made = model(CHAIN, shape)
-    made.graph.value_info.append(helper.make_tensor_value_info("b", TensorProto.FLOAT, [1, 1]))
-    assert peak_bytes(made, {"x": (2, 4, 16, 16)}) == 3 * 8 * KB
-
-
-def test_what_lives() -> None:
-    assert peak_bytes(model(CHAIN, ("n", 4, 8, "w")), {}) == 3 * 4 * 4 * 8
-    assert peak_bytes(model(CHAIN, (-1, 4, 8, 0)), {}) == 3 * 4 * 4 * 8, (
-        "so some exporters write open ones"
-    )
-    assert peak_bytes(model([("Cast", ["x"], "a"), ("Cast", ["a"], "y")]), {}) == KB, (
-        "of no known type: no size"
-    )
-    halves = model([("Relu", ["x"], "y")])
-    for value in (*halves.graph.input, *halves.graph.output):
-        value.type.tensor_type.elem_type = TensorProto.FLOAT16
-    assert peak_bytes(halves, {}) == KB
-    sequence = model([("Relu", ["x"], "y"), ("SequenceConstruct", ["y"], "s")])
-    sequence.graph.output.append(
-        helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, None)
-    )
-    assert peak_bytes(sequence, {}) == 2 * KB
-    # `a` is read by the bodies of If alone, behind `c`
-    bodies = {
-        f"{which}_branch": helper.make_graph(
-            [helper.make_node("Identity", ["a"], ["out"])],
-            which,
-            [],
-            [helper.make_tensor_value_info("out", TensorProto.FLOAT, [1, 4, 8, 8])],
-        )
-        for which in ("then", "else")
-    }
-    made = model(CHAIN[:3])
-    made.graph.input.append(helper.make_tensor_value_info("t", TensorProto.BOOL, []))
-    made.graph.node.append(helper.make_node("If", ["t"], ["y"], **bodies))
-    assert peak_bytes(made, {}) == 4 * KB + 1  # x, a, b and c, then x, a, c and y
 
 
 def network(seed: int) -> onnx.ModelProto:
@@ -218,7 +136,9 @@ def test_the_index_is_that_of_the_message(data: st.DataObject, seed: int, asked:
 def test_names_and_types_of_pairs(monkeypatch: pytest.MonkeyPatch, g) -> None:
     model = Model(network(0))
     assert model.shape("end:0") == (1, 16, 64)
-    monkeypatch.setattr("qdqtool.model.graph.infer", lambda proto: pytest.fail("inferred again"))
+    monkeypatch.setattr(
+        "qdqtool.model.graph.infer_types", lambda proto: pytest.fail("inferred again")
+    )
     node = model.node("stem.r")
     editor = Editor(model)
     constants = [editor.constant("s", np.float32(0.5)), editor.constant("z", np.int8(0))]
