@@ -31,7 +31,7 @@ from qdqtool.base.files import check_output
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import Collected, Workers, takes
 from qdqtool.base.parameters import typed
-from qdqtool.base.process import track
+from qdqtool.base.progress import track
 from qdqtool.base.records import replaced
 from qdqtool.base.said import said
 from qdqtool.errors import DataError, QdqtoolError

@@ -30,7 +30,7 @@ from qdqtool.base.files import (
     temporary_beside,
 )
 from qdqtool.base.parameters import typed
-from qdqtool.base.process import collector_paused, remove_at_end
+from qdqtool.base.process import pause_gc
 from qdqtool.base.text import visible
 from qdqtool.errors import QdqtoolError
 
@@ -199,7 +199,6 @@ def atomic_write(path: StrPath, *, at_once: bool = False) -> Iterator[IO[bytes]]
         temporary = None
         try:
             handle, temporary = temporary_beside(target, ".tmp")
-            remove_at_end(temporary, own=True)
             umask = os.umask(0)
             os.umask(umask)
             os.chmod(
@@ -316,7 +315,7 @@ def parse_json(text: str | bytes, *, strict: bool = True, infinities: bool = Fal
         raise TooManyValues(f"more than {budgets.JSON_VALUES:,} values")
     constant = float if infinities else lambda _name: None
     with (
-        collector_paused()
+        pause_gc()
     ):  # what is let go in a deep one has no room to end, and Python says so on stderr
         return json.loads(
             text, strict=strict, parse_int=_integer, parse_float=_number, parse_constant=constant

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from qdqtool.base.outputs import write_text
-from qdqtool.base.process import marked
 from qdqtool.errors import BuilderError, QdqtoolError
 
 WORKER = Path(__file__).parent / "worker.py"
@@ -106,7 +105,6 @@ class Child:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                env=marked(),
             )
         return self._process
 

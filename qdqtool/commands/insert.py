@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qdqtool.base.options import Images, Kept, Ranges, Workers
-from qdqtool.base.process import load_numpy
 from qdqtool.commands import inputs
 from qdqtool.options import Checking, Gpu, Measuring, Output, Placing, Request
 
@@ -61,7 +60,6 @@ def command(
 
     Needs onnxruntime and images; no GPU and no TensorRT. Exit codes: 0 done, 2 bad input.
     """
-    load_numpy()
     calib, write_table = given.calib, files.write_table
     if calib is None and measuring.calib_table is None:
         raise click.UsageError(

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, TypeAlias
 import click
 
 from qdqtool.base.options import Images, as_in, concern
-from qdqtool.base.process import keep_garbage, load_numpy
 from qdqtool.base.text import as_line
 from qdqtool.commands import inputs
 from qdqtool.errors import QdqtoolError
@@ -75,7 +74,6 @@ def command(
     Exit codes: 0 done, 1 a --require, --require-gain or --fail-on was not met, 2 bad input (of several models, the
     others are predicted).
     """
-    load_numpy()
     model = tuple(dict.fromkeys(model))  # a run of SARIF for each, none twice
     patterns = [_pattern(text) for text in gates.required]
     codes, require_gain, calib = (
@@ -136,8 +134,6 @@ def command(
         unmet = [*_unmet_patterns(prediction, patterns), *_unmet_findings(prediction, codes)]
         return path, prediction, time, unmet + _unmet_gain(time, require_gain)
 
-    if len(model) == 1 and calib is None:
-        keep_garbage()
     for path in model:
         try:
             answers.append(answered(path))

@@ -15,7 +15,7 @@ from qdqtool.base.files import Guard, not_over, watched
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import takes
 from qdqtool.base.parameters import typed
-from qdqtool.base.process import collector_paused
+from qdqtool.base.process import pause_gc
 from qdqtool.base.said import Said, of_error, said
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain import codes
@@ -235,7 +235,7 @@ def fix(source: ModelSource | Model, on: On, fixes: Fixes) -> Fixed:
         raise ModelError(
             f"{model.path or 'model'}: has no Q/DQ; quantize it first (qdqtool insert)"
         )
-    with collector_paused():
+    with pause_gc():
         work = _Work(model, chosen, fixes.inputs, effort)
         for step in STEPS:
             if wanted.intersection(step.codes) or (not only and not step.costs):

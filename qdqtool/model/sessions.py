@@ -18,14 +18,14 @@ import onnx
 from google.protobuf.message import EncodeError
 
 from qdqtool.base import budgets
-from qdqtool.base.deferred import NO_MEMORY, load_onnxruntime
-from qdqtool.base.process import temporary_folder
+from qdqtool.base.subprocesses import temporary_folder
 from qdqtool.base.text import reason_of
 from qdqtool.errors import QdqtoolError
 from qdqtool.model import external
 from qdqtool.model.modelfile import write_apart, write_model
 from qdqtool.model.subgraphs import captured
 
+OUT_OF_MEMORY = "bfc_arena"  # part of onnxruntime's message if it gets no memory
 IR_VERSION = 10  # what every onnxruntime from 1.20 reads; later ones add types and annotations that no network here has
 FOLDER_KEY = "session.model_external_initializers_file_folder_path"
 
@@ -35,6 +35,14 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def load_onnxruntime() -> Any:
+    """Import onnxruntime without telemetry, which leaves a file in the folder for temporary files."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    import onnxruntime
+
+    return onnxruntime
 
 
 def open_session(
@@ -110,7 +118,7 @@ def _has_arena() -> bool:
 
 def failure(error: BaseException) -> str:
     """Why a session does not open or run, in a line."""
-    if NO_MEMORY in str(error):
+    if OUT_OF_MEMORY in str(error):
         return f"it takes more memory than there is, or than {budgets.amount(budgets.session_memory())}"
     return reason_of(error, 300)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TextIO, TypeVar
 
 from qdqtool.base.outputs import commit, write_text
-from qdqtool.base.process import columns, silence_stdout
+from qdqtool.base.process import silence_stdout, terminal_columns
 from qdqtool.base.said import told
 from qdqtool.base.text import as_line, as_text, encodable, visible
 from qdqtool.errors import QdqtoolError
@@ -89,7 +89,7 @@ def to_json(data: Any) -> str:
 
 def terminal_width() -> int:
     """Columns to write for: the terminal's (or ``COLUMNS``), 80 where there is none."""
-    return max(MIN_WIDTH, min(MAX_WIDTH, columns()))
+    return max(MIN_WIDTH, min(MAX_WIDTH, terminal_columns()))
 
 
 def wrap(text: str, indent: int, width: int, first: str | None = None) -> list[str]:

@@ -29,7 +29,7 @@ from qdqtool.base.files import check_output, open_input, same_file
 from qdqtool.base.options import Images, Ranges
 from qdqtool.base.outputs import atomic_write, parse_json
 from qdqtool.base.packed import BLOCK, HEAD, kind_of, unpack
-from qdqtool.base.process import track
+from qdqtool.base.progress import track
 from qdqtool.base.said import Parameter, said
 from qdqtool.errors import DataError
 from qdqtool.options import Effort

@@ -1,10 +1,5 @@
 """Compilers and commands that judge smaller models."""
 
-import os
-import random
-import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +7,11 @@ import onnx
 import pytest
 
 import qdqtool
-from qdqtool.base import budgets, owntime
+from qdqtool.base import budgets
 from qdqtool.base.notes import Remark, remarks
-from qdqtool.base.owntime import OwnTime
 from qdqtool.base.process import INTERRUPTED, Stopped
-from qdqtool.builders import run
 from qdqtool.builders.child import is_installed
 from qdqtool.errors import QdqtoolError
-from qdqtool.extraction import checks
 from qdqtool.extraction.checks import CommandCheck
 from tests.extraction.networks import residual, with_constant_nodes
 from tests.raising import raises
@@ -165,73 +157,14 @@ def test_commands_that_are_none(command: str, said: str) -> None:
         CommandCheck(residual(1), command)
 
 
-def test_commands_without_end(tmp_path: Path) -> None:
-    with raises(QdqtoolError, "CommandCheck.__init__ did"):
-        CommandCheck(residual(1), "sh -c 'exec sleep 30'", timeout=0.5)
+def test_command_check_reports_a_timeout() -> None:
     command = "sh -c 'exec sleep 30'"
-    with raises(QdqtoolError, "CommandCheck.__init__ 0.4"):
-        qdqtool.extract(residual(1), check=command, check_timeout=0.4)
-    with raises(QdqtoolError, "seconds check_timeout=0"):
-        qdqtool.extract(residual(1), check=command, check_timeout=0)
-    mark = tmp_path / "mark"
-    command = f"sh -c 'sleep 5; touch {mark}' "
-    start = time.monotonic()
-    with raises(QdqtoolError, "CommandCheck.__init__ 0.5"):
+    with pytest.raises(QdqtoolError, match=r"did not end within 0\.5 s"):
         CommandCheck(residual(1), command, timeout=0.5)
-    assert time.monotonic() - start < 4
-    time.sleep(5.5 - (time.monotonic() - start))
-    assert not mark.exists()
-    mark = tmp_path / "mark"
-    CommandCheck(residual(1), f"sh -c '(sleep 2; touch {mark}) & exit 0'").close()
-    time.sleep(2.5)
-    assert not mark.exists()
-
-
-_HANGS = """
-if grep -q Conv "$1"; then while :; do :; done; fi
-grep -q MaxPool "$1" || exec sleep 60
-"""
-shows_processes = pytest.mark.skipif(
-    not Path("/proc/self/stat").exists(), reason="this system does not show its processes"
-)
-
-
-@shows_processes
-def test_one_that_hangs_on_a_smaller_model_does_not_take_the_whole_limit(
-    g: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module, name, value in (
-        (checks, "_PATIENCE", 0.05),
-        (checks, "_SLOWER", 0.1),
-        (run, "EVERY", 0.1),
-    ):
-        monkeypatch.setattr(module, name, value)
-    check = CommandCheck(g.model(g.pool(g.input(1, 8, 8, 8), "pool")), script(tmp_path, _HANGS))
-    g = Graph()
-    asleep = g.model(g.relu(g.input(1, 8, 8, 8), "asleep"))
-    began = time.monotonic()
-    assert not check.holds(residual(1)) and not check.holds(asleep)
-    assert time.monotonic() - began < 30
-    check.close()
-
-
-@shows_processes
-def test_what_a_command_waits_for_the_processor_counts_nothing() -> None:
-    """One that is stopped, as a loaded machine does it."""
-    own = OwnTime()
-    assert run.exit_code(["sh", "-c", "kill -STOP $$"], 0.55, own=own) is None
-    assert own.seconds < 0.2
-
-
-def test_the_clock_counts_where_processes_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owntime, "_stat", lambda path: Path("/none").read_text(encoding="utf-8"))
-    now = [10.0]
-    monkeypatch.setattr(owntime.time, "monotonic", lambda: now[0])
-    own = OwnTime(1.4)
-    for later, over in ((0.5, False), (0.8, False), (0.2, True)):
-        now[0] += later
-        assert own.is_over(1) is over
-    assert own.seconds == pytest.approx(1.5)
+    with pytest.raises(QdqtoolError, match=r"did not end within 0\.4 s"):
+        qdqtool.extract(residual(1), check=command, check_timeout=0.4)
+    with pytest.raises(QdqtoolError, match="check_timeout=0"):
+        qdqtool.extract(residual(1), check=command, check_timeout=0)
 
 
 def test_only_the_first_of_the_output_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,98 +175,6 @@ def test_only_the_first_of_the_output_is_kept(monkeypatch: pytest.MonkeyPatch) -
     check.close()
     with raises(QdqtoolError, "CommandCheck.__init__ there"):
         CommandCheck(residual(1), command, "there")
-
-
-@shows_processes
-@pytest.mark.parametrize(
-    "words",
-    [
-        "sh -c 'timeout 900 sleep {}; exit 3'",
-        "bash -c 'set -m; sleep {} & wait'",
-        "sh -c 'setsid sleep {} & sleep 900'",
-        "sh -c '(env -i setsid sleep {} &); exec sleep 900'",
-        "sh -c 'kill -STOP $PPID; sleep {}'",
-        "sh -c '(while :; do kill -STOP $PPID; done) & sleep {}'",
-        "sh -c 'kill -STOP $PPID; exec env -i setsid sleep {}'",
-    ],
-)
-def test_what_leaves_the_group_is_ended_too(words: str) -> None:
-    mark = f"{random.randrange(1000, 9999)}.{os.getpid()}"
-    with raises(QdqtoolError, "CommandCheck.__init__ did"):
-        CommandCheck(
-            residual(1), words.replace("{}", mark), timeout=0.4 if "while" in words else 1.0
-        )  # it is busy
-    left = [p for p in Path("/proc").glob("[0-9]*/cmdline") if mark.encode() in _read(p)]
-    assert not [p for p in left if b"sleep" in _read(p)]
-
-
-@pytest.mark.skipif(
-    not Path("/proc/self/environ").exists(), reason="this system does not show its processes"
-)
-def test_a_command_that_kills_what_waits_for_it_is_told_and_ended() -> None:
-    mark = f"{random.randrange(1000, 9999)}.{os.getpid()}"
-    begin, then = (
-        f"env -i setsid sleep {mark} & sleep .3",
-        f"sleep {mark} & setsid sleep {mark} & sleep {mark}",
-    )
-    with raises(QdqtoolError, "exit_code 9"):
-        CommandCheck(residual(1), f"sh -c '{begin}; kill -KILL $PPID; {then}'")
-    assert not [
-        p
-        for p in Path("/proc").glob("[0-9]*/cmdline")
-        if _read(p).startswith(b"sleep\0" + mark.encode())
-    ]
-
-
-@pytest.mark.skipif(
-    not Path("/proc/self/environ").exists(), reason="this system does not show its processes"
-)
-def test_nothing_is_left_stopped_when_the_process_is_killed(tmp_path: Path) -> None:
-    mark = f"{random.randrange(1000, 9999)}.{os.getpid()}"
-    process = os.fork()
-    if not process:
-        try:
-            run.exit_code(["sh", "-c", f"kill -STOP $PPID; sleep {mark}"], 60)
-        finally:
-            os._exit(0)
-
-    def left() -> list[Path]:
-        return [
-            p for p in Path("/proc").glob("[0-9]*/cmdline") if b"sleep " + mark.encode() in _read(p)
-        ]
-
-    def stopped() -> list[Path]:
-        return [p for p in left() if b") T " in _read(p.with_name("stat"))]
-
-    def wait_for(found: Callable[[], list[Path]], number: int) -> bool:
-        end = time.monotonic() + 20
-        while len(found()) != number and time.monotonic() < end:
-            time.sleep(0.05)
-        return len(found()) == number
-
-    try:
-        assert wait_for(
-            stopped, 1
-        )  # the command's parent; its command line is there before the command runs
-    finally:
-        os.kill(process, signal.SIGKILL)
-        os.waitpid(process, 0)
-    assert wait_for(left, 0)
-
-
-@pytest.mark.skipif(
-    not Path("/proc/self/environ").exists(), reason="this system does not show its processes"
-)
-def test_what_a_command_leaves_behind_is_ended_with_it() -> None:
-    mark = f"{random.randrange(1000, 9999)}.{os.getpid()}"
-    CommandCheck(
-        residual(1), f"sh -c 'setsid sleep {mark} & (env -i setsid sleep {mark} &) ; exit 0'"
-    ).close()
-    assert not [
-        p
-        for p in Path("/proc").glob("[0-9]*/cmdline")
-        if _read(p).startswith(b"sleep\0" + mark.encode())
-    ]
 
 
 def _read(path: Path) -> bytes:

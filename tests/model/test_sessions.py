@@ -3,8 +3,6 @@
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from calibration.session import partial_model
-from qdqtool.base.process import Crew
 from qdqtool.errors import QdqtoolError
 from qdqtool.model import external, sessions
 from qdqtool.model.graph import Model
@@ -204,56 +201,6 @@ def test_the_weights_are_held_in_the_model_and_by_onnxruntime_alone(tmp_path: Pa
             subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(5)
         )
         assert any(float(done.stdout) < bound for done in tries), losses
-
-
-def squares(crew: Crew[int, int]) -> None:
-    for task in crew.tasks():
-        crew.put(task * task)
-
-
-@pytest.mark.parametrize("workers", [1, 2, 5])
-def test_each_task_is_done_once(workers: int) -> None:
-    crew: Crew[int, int] = Crew(i for i in range(200))  # a generator bears no two threads at a time
-    assert sorted(crew.results([lambda: squares(crew)] * workers)) == [i * i for i in range(200)]
-
-
-def test_work_that_fails_ends_all() -> None:
-    def fails(crew: Crew[int, int]) -> None:
-        for task in crew.tasks():
-            if task == 3:
-                raise ValueError("task 3")
-            crew.put(task)
-
-    before = threading.active_count()
-    crew: Crew[int, int] = Crew(range(1000))
-    with pytest.raises(ValueError, match="task 3"):
-        list(crew.results([lambda: fails(crew)] * 2))
-    assert crew.stopped and threading.active_count() == before
-
-    def tasks() -> Iterator[int]:
-        yield 1
-        raise OSError("gone")
-
-    crew: Crew[int, int] = Crew(tasks())
-    with pytest.raises(OSError, match="gone"):
-        list(crew.results([lambda: squares(crew)] * 2))
-    crew: Crew[int, int] = Crew([1])
-    assert list(crew.results([])) == []
-
-
-def test_a_crew_ends_when_its_results_are_not_wanted_any_more() -> None:
-    def endless() -> Iterator[int]:
-        number = 0
-        while True:
-            yield number
-            number += 1
-
-    before = threading.active_count()
-    crew: Crew[int, int] = Crew(endless())
-    results = crew.results([lambda: squares(crew)] * 2)
-    next(results)
-    results.close()
-    assert threading.active_count() == before
 
 
 def test_a_failure_is_told_in_one_line() -> None:

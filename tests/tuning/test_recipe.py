@@ -6,7 +6,6 @@ import pickle
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +14,6 @@ import pytest
 
 import qdqtool
 from qdqtool.base import budgets
-from qdqtool.base.process import Crew
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.tuning import metrics as limited
 from qdqtool.tuning.configuration import Configuration, Recipe, first_change
@@ -185,52 +183,37 @@ def starts(mark: Path) -> Callable[[Outputs, Outputs, str], float]:
 
 
 def test_results_and_errors_pass() -> None:
-    assert limited.within(5.0, lambda a, b: a + b, 1, 2) == 3
+    assert limited.call_with_timeout(5.0, lambda a, b: a + b, 1, 2) == 3
     with pytest.raises(ZeroDivisionError):
-        limited.within(5.0, lambda: 1 / 0)
+        limited.call_with_timeout(5.0, lambda: 1 / 0)
 
 
-@children
-def test_a_slow_metric_is_one_line_and_its_process_ends(tmp_path: Path) -> None:
-    metric = UserMetric("m:f", ("o",), starts(tmp_path / "mark"), 0.5)
-    with raises(QdqtoolError, "UserMetric.look metric m:f 0.5 a.jpg"):
+def test_user_metric_reports_a_timeout() -> None:
+    end = threading.Event()
+
+    def wait(*_: object) -> float:
+        end.wait(60)
+        return 1.0
+
+    metric = UserMetric("m:f", ("o",), wait, seconds=0.05)
+    with pytest.raises(QdqtoolError, match=r"m:f: did not end within 0\.05 s on a\.jpg"):
         metric.look({"o": np.zeros(2)}, {"o": np.zeros(2)}, "a.jpg")
-    time.sleep(2.5)
-    assert not (tmp_path / "mark").exists()
+    end.set()
 
 
-def test_a_metric_that_computes_for_ever_is_stopped() -> None:
-    turns = [0]
+def test_cancel_calls_ends_the_wait_for_a_call() -> None:
+    started, end = threading.Event(), threading.Event()
 
-    def spin() -> None:
-        while True:
-            turns[0] += 1
+    def call() -> None:
+        started.set()
+        end.wait(60)
 
-    with pytest.raises(limited.Over):
-        limited.within(0.05, spin)
-    time.sleep(0.2)
-    seen = turns[0]
-    time.sleep(0.1)
-    assert turns[0] == seen
-
-
-@children
-def test_what_is_not_wanted_any_more_is_not_waited_for(tmp_path: Path) -> None:
-    """As on Ctrl-C: the thread that reads the results stops."""
-    metric, crew = starts(tmp_path / "mark"), Crew[int, None]([1], limited.end)
-    at_work = threading.Event()
-
-    def work() -> None:
-        crew.put(None)
-        at_work.set()
-        limited.within(60.0, metric, {}, {}, "a.jpg")
-
-    results = crew.results([work])
-    next(results)
-    assert at_work.wait(5)
-    time.sleep(0.3)  # the process has started
-    began = time.monotonic()
-    results.close()
-    assert time.monotonic() - began < 1.5
-    time.sleep(2.5)
-    assert not (tmp_path / "mark").exists()
+    waiting = threading.Thread(
+        target=lambda: pytest.raises(limited.CallNotFinished, limited.call_with_timeout, 60.0, call)
+    )
+    waiting.start()
+    assert started.wait(60)
+    limited.cancel_calls()
+    waiting.join(60)
+    assert not waiting.is_alive()
+    end.set()

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from qdqtool.base import budgets
 from qdqtool.base.files import note_read, read_input
 from qdqtool.base.outputs import parse_json
-from qdqtool.base.process import track
+from qdqtool.base.progress import track
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion.scales import LEVELS, scale_groups
 from qdqtool.model.graph import Model, Node
