@@ -208,9 +208,11 @@ def test_cancel_calls_ends_the_wait_for_a_call() -> None:
         started.set()
         end.wait(60)
 
-    waiting = threading.Thread(
-        target=lambda: pytest.raises(limited.CallNotFinished, limited.call_with_timeout, 60.0, call)
-    )
+    def wait() -> None:
+        with pytest.raises(limited.CallNotFinished):
+            limited.call_with_timeout(60.0, call)
+
+    waiting = threading.Thread(target=wait)
     waiting.start()
     assert started.wait(60)
     limited.cancel_calls()
