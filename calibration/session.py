@@ -16,7 +16,7 @@ from onnx import external_data_helper
 
 from calibration.dataset import InputSpec, Sample
 from qdqtool.base import budgets
-from qdqtool.base.outputs import parse_json
+from qdqtool.base.json_text import parse_json
 from qdqtool.errors import ModelError
 from qdqtool.model import external, sessions
 from qdqtool.model.external import all_tensors, location_of

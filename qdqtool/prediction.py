@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from qdqtool.base.files import watched
+from qdqtool.base.files import records_inputs
 from qdqtool.base.options import Images, takes
 from qdqtool.base.parameters import typed
 from qdqtool.base.process import pause_gc
@@ -19,7 +19,7 @@ from qdqtool.types import ConvOutcome, Finding, Prediction, Severity
 
 @takes(on=On, assumed=Assumed, how=Way)
 @typed
-@watched
+@records_inputs
 def predict(
     model: ModelSource | Model,
     on: On,

@@ -407,7 +407,7 @@ def test_an_argument_with_a_nul_is_refused(
     args: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(args) == 2
-    assert capsys.readouterr() == ("", f"qdqtool: {'a' + chr(0) + 'b'!r}: {files.NO_NAME}\n")
+    assert capsys.readouterr() == ("", f"qdqtool: {'a' + chr(0) + 'b'!r}: {files.INVALID_NAME}\n")
 
 
 def test_a_deleted_folder_is_named(tmp_path: Path) -> None:

@@ -165,5 +165,5 @@ def print_once() -> bool:
     print(NOTICE, file=sys.stderr)
     with contextlib.suppress(OSError, QdqtoolError):
         marker.parent.mkdir(parents=True, exist_ok=True)
-        write_text(marker, "shown\n", at_once=True)
+        write_text(marker, "shown\n")
     return True

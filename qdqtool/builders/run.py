@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import onnx
 
-from qdqtool.base.files import NO_NAME
+from qdqtool.base.files import INVALID_NAME
 from qdqtool.base.outputs import atomic_write
 from qdqtool.base.subprocesses import run_command, temporary_folder
 from qdqtool.builders.child import Child
@@ -95,7 +95,7 @@ def with_log_names(model: Model, names: dict[int, str], folder: Path) -> Path:
     for node in model.nodes:
         copy.graph.node[node.index].name = names[node.index]
     path = folder / "model.onnx"
-    modelfile.write_model(copy, path, at_once=True)  # the compiler reads it
+    modelfile.write_model(copy, path)  # the compiler reads it
     return path
 
 
@@ -122,7 +122,7 @@ def run_one(
                 f"{Path(output)}: cannot be made: {error.strerror or error}"
             ) from error
         except ValueError:
-            raise BuilderError(f"{os.fspath(output)!r}: {NO_NAME}") from None
+            raise BuilderError(f"{os.fspath(output)!r}: {INVALID_NAME}") from None
     with temporary_folder("build-") as temporary:
         work = Path(temporary)
         names = log_names(model)

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from qdqtool.base import files, outputs, process
+from qdqtool.base import files, process
 from qdqtool.base.parameters import shown
 from qdqtool.base.text import Filtered, FilteredErrors, middle, one_line
 from qdqtool.commands import COMMANDS, overview
@@ -122,13 +122,13 @@ def run(args: list[str] | None = None) -> int:
 
 
 def _run(args: list[str] | None) -> int:
-    read = files.Guard()
+    read = files.InputFiles()
     if nameless := next(
         (a for a in args or () if "\0" in a), None
     ):  # click asks the system about names as they are
-        return _fail(f"{shown(nameless)}: {files.NO_NAME}", 2)
+        return _fail(f"{shown(nameless)}: {files.INVALID_NAME}", 2)
     try:
-        with files.watch() as read, outputs.together():
+        with files.record_inputs() as read:
             result: Any = cli.main(args=args, prog_name="qdqtool", standalone_mode=False)
             if sys.stdout is not None:
                 sys.stdout.flush()
@@ -162,7 +162,7 @@ def _run(args: list[str] | None) -> int:
     except MemoryError:
         return _fail(_OUT_OF_MEMORY, 2)
     except RecursionError:
-        return _fail(str(read.nested()), 2)
+        return _fail(str(read.nesting_error()), 2)
     except Exception as error:  # a defect of ours; exit code 1 would read as an answer
         if isinstance(error, RuntimeError) and "start new thread" in str(error):
             return _fail(_OUT_OF_MEMORY, 2)

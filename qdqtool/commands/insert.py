@@ -80,14 +80,14 @@ def command(
         wanted = wanted.built_for(
             named.cc, named.name
         )  # before the work: an unknown GPU is refused, and one of others
-    from qdqtool.base.files import claim
+    from qdqtool.base.files import reserve_output
 
     for written, option in (
         (path, "-o"),
         (write_table, "--write-table"),
         (kept.calib_cache, "--calib-cache"),
     ):
-        claim(written, option)
+        reserve_output(written, option)
     from qdqtool.insertion.api import insert
     from qdqtool.insertion.inputs import write_table as save_table
     from qdqtool.render.insertion_text import render

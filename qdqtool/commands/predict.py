@@ -81,7 +81,7 @@ def command(
         gates.require_gain,
         data.calib,
     )
-    from qdqtool.base.files import claim, note_read
+    from qdqtool.base.files import record_input, reserve_output
     from qdqtool.base.said import of_error
     from qdqtool.explain.ways import way_named
     from qdqtool.prediction import predict
@@ -101,10 +101,10 @@ def command(
         raise click.UsageError(
             "--format json and --save-calibration take one model; call predict once for each"
         )
-    claim(answer.output, "-o")
-    claim(request.save_calibration, "--save-calibration")
+    reserve_output(answer.output, "-o")
+    reserve_output(request.save_calibration, "--save-calibration")
     if request.calibrate is not None:
-        note_read(request.calibrate)
+        record_input(request.calibrate)
     choices = assumed.assume
     building = way_named(how.way) if how.way is not None else None
     timed = gpu is not None or request.sm is not None

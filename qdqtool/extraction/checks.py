@@ -129,7 +129,7 @@ class BuilderCheck:
         """Builds a model."""
         work = Path(self._folder.name)
         path = work / "model.onnx"
-        write_model(proto, path, at_once=True)  # over 2 GB as well
+        write_model(proto, path)  # over 2 GB as well
         model = Model(proto)
         if self._child is not None:
             (work / "build.log").unlink(missing_ok=True)
@@ -277,7 +277,7 @@ class CommandCheck:
     def code(self, proto: onnx.ModelProto, timeout: float) -> int | None:
         """Return the exit code for a model, None after a timeout."""
         path = Path(self._folder.name) / "model.onnx"
-        write_model(proto, path, at_once=True)  # over 2 GB as well
+        write_model(proto, path)  # over 2 GB as well
         words = [w.replace("{}", str(path)) for w in self._words]
         try:
             if not self._says:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import onnx
 
 from qdqtool.base import budgets
-from qdqtool.base.files import watch
+from qdqtool.base.files import record_inputs
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import takes
 from qdqtool.base.parameters import typed
@@ -456,7 +456,9 @@ def extract(
                 )
             )
     name = target_named(on.target).name
-    with watch() as guard:  # not over the whole: shrinking writes and reads files of its own
+    with (
+        record_inputs() as guard
+    ):  # not over the whole: shrinking writes and reads files of its own
         index = load(model)
     job = Job(index, name)
     job.select(

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import onnx
 
 from qdqtool.base import budgets
-from qdqtool.base.files import Guard, not_over, watched
+from qdqtool.base.files import InputFiles, forbid_overwrite, records_inputs
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import takes
 from qdqtool.base.parameters import typed
@@ -160,7 +160,7 @@ class Fixed:
     noise_before: float | None = None
     noise_after: float | None = None
     notes: list[Note] = field(default_factory=list)
-    read: Guard | None = field(default=None, repr=False, compare=False)
+    read: InputFiles | None = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
         return (
@@ -180,7 +180,7 @@ class Fixed:
         Raises:
             QdqtoolError: ``path`` is a file that was read, or cannot be written.
         """
-        with not_over(self.read):
+        with forbid_overwrite(self.read):
             save(self.proto, path, source=self.before.model.path)
 
     def as_json(self) -> Json:
@@ -207,7 +207,7 @@ class Fixed:
 
 @takes(on=On, fixes=Fixes)
 @typed
-@watched
+@records_inputs
 def fix(source: ModelSource | Model, on: On, fixes: Fixes) -> Fixed:
     """Applies the fixes of a Q/DQ model that need no calibration; ``docs/fix.md`` says which are kept.
 

@@ -216,7 +216,7 @@ def open_proto(
     except (ValueError, EncodeError):
         with temporary_folder() as temporary:
             path = Path(temporary) / "model.onnx"
-            write_model(proto, path, at_once=True)
+            write_model(proto, path)
             proto.Clear()
             return open_session(
                 path, threads, **{k: v for k, v in options.items() if k != "folder"}
@@ -254,7 +254,7 @@ def _apart(
         ):  # Windows keeps a file that is mapped, as onnxruntime does with weights that it can use so
             with contextlib.suppress(OSError, QdqtoolError):
                 written = Path(stack.enter_context(temporary_folder())) / "model.onnx"
-                write_apart(proto, weights, written, at_once=True)
+                write_apart(proto, weights, written)
                 path = written
         yield path
 

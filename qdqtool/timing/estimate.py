@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
 
+from qdqtool.base.json_text import json_text
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import takes
-from qdqtool.base.outputs import json_text, write_text
+from qdqtool.base.outputs import write_text
 from qdqtool.base.process import pause_gc
 from qdqtool.base.said import said
 from qdqtool.errors import QdqtoolError

@@ -681,7 +681,7 @@ def test_nothing_that_was_read_is_overwritten_by_either_file(tmp_path: Path) -> 
     before = model.read_bytes(), data.read_bytes()
     for save in (tuning.save, tuning.save_result):
         for path in (model, data):
-            with raises(QdqtoolError, "Guard.check|save"):
+            with raises(QdqtoolError, "InputFiles.forbid_overwrite|_is_input|save"):
                 save(path)
     assert (model.read_bytes(), data.read_bytes()) == before
     tuning.save_result(tmp_path / "t.json")

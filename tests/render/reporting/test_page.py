@@ -154,7 +154,7 @@ def test_saving_keeps_what_was_read(made: Made, tmp_path: Path) -> None:
     report = qdqtool.report(made.model, before=made.float, calib_cache=made.cache)
     for victim in (made.model, made.float, made.cache):
         before = victim.read_bytes()
-        with raises(QdqtoolError, "Guard.check files"):
+        with raises(QdqtoolError, "InputFiles.forbid_overwrite|_is_input files"):
             report.save(victim)
         assert victim.read_bytes() == before
     report.save(tmp_path / "r.html")
