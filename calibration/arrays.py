@@ -37,7 +37,7 @@ from calibration.pictures import (
 from calibration.urls import is_url, local_path, url_source
 from qdqtool.base import budgets
 from qdqtool.base.archives import Archive, Header, read_values
-from qdqtool.base.files import NO_NAME, open_input, read_input
+from qdqtool.base.files import INVALID_NAME, open_input, read_input
 from qdqtool.base.notes import Remark
 from qdqtool.base.options import Preprocess, Samples, takes
 from qdqtool.base.parameters import shown, typed
@@ -455,7 +455,7 @@ def _listed(path: Path, wanted: int) -> list[Path]:
     for number, line in enumerate(content.splitlines(), 1):
         text = line.strip()
         if "\0" in text:
-            raise DataError(f"{path}: line {number}: {NO_NAME}")
+            raise DataError(f"{path}: line {number}: {INVALID_NAME}")
         if len(text) > _LONGEST:
             raise DataError(
                 f"{path}: line {number}: is no path, which has {_LONGEST:,} characters at most"

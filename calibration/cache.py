@@ -28,7 +28,8 @@ from calibration.statistics import (
 from qdqtool.base import budgets
 from qdqtool.base.archives import Archive
 from qdqtool.base.files import read_input
-from qdqtool.base.outputs import atomic_write, parse_json, write_text
+from qdqtool.base.json_text import parse_json
+from qdqtool.base.outputs import atomic_write, write_text
 from qdqtool.base.parameters import typed
 from qdqtool.base.text import reason_of
 from qdqtool.errors import DataError
@@ -203,7 +204,7 @@ def save_progress(progress: Progress, path: str | os.PathLike[str]) -> None:
         "widths": np.array([c.shape[1] for c in channels], np.int64),
         "channels": np.concatenate([*channels, np.zeros((2, 0), np.float32)], axis=1),
     }
-    with atomic_write(path, at_once=True) as file:
+    with atomic_write(path) as file:
         np.savez(file, allow_pickle=False, **arrays)
 
 

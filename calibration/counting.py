@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Collection, Generator, Iterator, Sequence, Set
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import Any
@@ -17,7 +17,7 @@ from calibration.dataset import Sample, Task
 from calibration.focus import Focus, FocusMap
 from calibration.session import Fetcher
 from calibration.statistics import TensorStatistics, scratch_buffer, spotted_samples, step
-from qdqtool.base.process import Crew
+from qdqtool.base.threads import SharedTasks, run_threads
 
 
 class Tally:
@@ -164,7 +164,7 @@ class ThreadPass:
 
     def __init__(self, tasks: Iterator[tuple[int, Task]], tallies: list[Tally]) -> None:
         """Prepares a thread for each tally; the tasks are those of :meth:`calibration.dataset.Dataset.tasks`."""
-        self.crew: Crew[tuple[int, Task], int] = Crew(tasks)
+        self._tasks = SharedTasks(tasks)
         self.tallies = tallies
         self._ended = False
 
@@ -175,17 +175,16 @@ class ThreadPass:
             QdqtoolError: What a sample raised.
         """
         try:
-            yield from self.crew.results(
-                [functools.partial(self._count, tally) for tally in self.tallies]
-            )
+            workers = [functools.partial(self._count, tally) for tally in self.tallies]
+            yield from run_threads(self._tasks, workers)
         finally:
             self._ended = True
 
-    def _count(self, tally: Tally) -> None:
+    def _count(self, tally: Tally, put: Callable[[int], None]) -> None:
         with tally:
-            for number, load_sample in self.crew.tasks():
+            for number, load_sample in self._tasks:
                 tally.add(number, load_sample())
-                self.crew.put(number)
+                put(number)
 
     def snapshot(self) -> tuple[Statistics, Set[int]]:
         """What was counted so far, whole samples only, and the numbers of these."""

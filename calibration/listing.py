@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, MutableMapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from qdqtool.base.files import Key, note_files, open_input
+from qdqtool.base.files import FileKey, open_input, record_input_set
 from qdqtool.errors import DataError, QdqtoolError
 
 
@@ -42,7 +42,7 @@ class Inodes:
     def add(self, device: int, inode: int) -> None:
         self._pairs.extend((device, inode))
 
-    def find(self, key: Key) -> str | None:
+    def find(self, key: FileKey) -> str | None:
         """The name, where the file of that key is one of them."""
         import numpy as np
 
@@ -82,7 +82,7 @@ def files_under(
         names = sorted(scanned(root, take, seen, dead))
     except OSError as error:
         raise DataError(f"{root}: cannot be read: {error.strerror or error}") from error
-    note_files(seen)
+    record_input_set(seen)
     return Folder(root, names)
 
 
@@ -157,7 +157,7 @@ def file_digest(path: Path) -> bytes:
     """Size and up to 16 evenly spread blocks of a file, hashed: quick on any size, and blind to time stamps."""
     digest = hashlib.blake2b(digest_size=16)
     try:
-        with open_input(path, note=False) as file:
+        with open_input(path, record=False) as file:
             size = os.fstat(file.fileno()).st_size
             digest.update(str(size).encode())
             for position in block_starts(size):

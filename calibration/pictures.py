@@ -21,7 +21,7 @@ from PIL import BmpImagePlugin, Image, JpegImagePlugin, PngImagePlugin, WebPImag
 from calibration.dataset import Array, FilesSource, InputSpec
 from calibration.listing import Folder
 from qdqtool.base import budgets
-from qdqtool.base.files import note_read, open_readable, read_all, unreadable
+from qdqtool.base.files import read_all, reading_problem, record_input
 from qdqtool.base.options import Preprocess, Samples
 from qdqtool.base.said import said
 from qdqtool.errors import DataError, QdqtoolError
@@ -191,9 +191,9 @@ def decoded(
     with contextlib.ExitStack() as stack:
         try:
             if isinstance(source, str | os.PathLike):
-                if reason := unreadable(source):
+                if reason := reading_problem(source):
                     raise DataError(reason)
-                name, source = Path(source).name, stack.enter_context(open_readable(source))
+                name, source = Path(source).name, stack.enter_context(open(source, "rb"))
             elif not source.seekable():
                 data = read_all(source, budgets.PICTURE_FILE)
                 if data is None:
@@ -539,7 +539,7 @@ class ImageSource(FilesSource):
         self.root = root
         if not isinstance(paths, Folder):  # which has been noted as a whole
             for path in paths:
-                note_read(path)
+                record_input(path)
 
     def describe(
         self,

@@ -31,14 +31,14 @@ from qdqtool.base.files import check_output
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import Collected, Workers, takes
 from qdqtool.base.parameters import typed
-from qdqtool.base.process import track
+from qdqtool.base.progress import track
 from qdqtool.base.records import replaced
 from qdqtool.base.said import said
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.model.external import location_of
 from qdqtool.model.graph import Model
-from qdqtool.model.live import check_loops
 from qdqtool.model.modelfile import ModelSource, load
+from qdqtool.model.run_cost import check_loops
 from qdqtool.model.sessions import cores
 from qdqtool.model.sizes import linear_inputs
 

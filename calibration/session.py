@@ -16,7 +16,7 @@ from onnx import external_data_helper
 
 from calibration.dataset import InputSpec, Sample
 from qdqtool.base import budgets
-from qdqtool.base.outputs import parse_json
+from qdqtool.base.json_text import parse_json
 from qdqtool.errors import ModelError
 from qdqtool.model import external, sessions
 from qdqtool.model.external import all_tensors, location_of
@@ -238,8 +238,6 @@ def open_packed(source: bytes, threads: int, name: str, **options: Any) -> Any:
         ModelError: onnxruntime does not take it.
     """
     try:
-        if "one_arena" not in options:
-            options["one_arena"] = sessions.sizes_by_run(onnx.ModelProto.FromString(source))
         return sessions.open_session(source, threads, **options)
     except Exception as error:  # onnxruntime's exceptions have no common base but this
         raise _refused(name, error) from error

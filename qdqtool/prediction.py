@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from qdqtool.base.files import watched
+from qdqtool.base.files import records_inputs
 from qdqtool.base.options import Images, takes
 from qdqtool.base.parameters import typed
-from qdqtool.base.process import collector_paused
+from qdqtool.base.process import pause_gc
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource, load, load_full
 from qdqtool.model.qdq import without_pairs
@@ -19,7 +19,7 @@ from qdqtool.types import ConvOutcome, Finding, Prediction, Severity
 
 @takes(on=On, assumed=Assumed, how=Way)
 @typed
-@watched
+@records_inputs
 def predict(
     model: ModelSource | Model,
     on: On,
@@ -48,7 +48,7 @@ def predict(
         from qdqtool.explain.ways import way_named
 
         way = way_named(way).name
-    with collector_paused():
+    with pause_gc():
         index = load(model)
         if chosen.is_rtx:
             from qdqtool.trt.rtx.predict import predict_rtx
@@ -121,7 +121,7 @@ def check_activations(
 
 def outcome(model: Model, target: Target) -> Prediction:
     """The bare outcome: no findings, and what a target assumes is taken for settled."""
-    with collector_paused():
+    with pause_gc():
         if target.is_rtx:
             from qdqtool.trt.rtx.predict import predict_rtx
 
@@ -141,7 +141,7 @@ def advise(model: Model, prediction: Prediction, way: str | None = None) -> list
 
 def of_part(model: Model, target: Target) -> Prediction:
     """The prediction of a part, to be compared with the whole's: its findings are in no order and have no numbers."""
-    with collector_paused():
+    with pause_gc():
         prediction = outcome(model, target)
         prediction.findings = _found(model, prediction, None)
     return prediction

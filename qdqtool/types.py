@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Literal, dataclass_transform
 
-from qdqtool.base.files import Guard
+from qdqtool.base.files import InputFiles
 from qdqtool.base.outputs import save_answer
 from qdqtool.base.parameters import typed
 from qdqtool.base.records import names_in, record
@@ -530,7 +530,7 @@ class Prediction:
     regions: list[MyelinRegion] = field(default_factory=list)
     float_products: list[str] = field(default_factory=list)
     compute_capabilities: list[str] = field(default_factory=list)
-    read: Guard | None = field(default=None, repr=False, compare=False)
+    read: InputFiles | None = field(default=None, repr=False, compare=False)
 
     @typed
     def save(self, path: str | os.PathLike[str]) -> None:

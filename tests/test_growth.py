@@ -24,7 +24,7 @@ from qdqtool.fixing import api, site, weights
 from qdqtool.fixing.api import add_fixes, fix
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model
-from qdqtool.model.live import peak_bytes
+from qdqtool.model.run_cost import estimate_run_cost
 from qdqtool.model.view import View
 from qdqtool.options import Request
 from qdqtool.timing.estimate import predict_on
@@ -273,7 +273,7 @@ def _held(model: onnx.ModelProto) -> int:
 
     Where that is too much, as with Concats that double at each step, nothing is run.
     """
-    run = peak_bytes(model, {})
+    run = estimate_run_cost(model, {}).peak_bytes
     return model.ByteSize() + (run if run <= budgets.SESSION_BYTES else 0)
 
 

@@ -16,7 +16,7 @@ import onnx
 import pytest
 from click.testing import CliRunner
 
-from qdqtool.base import process
+from qdqtool.base import progress
 from qdqtool.base.said import said
 from qdqtool.commands import cli
 from qdqtool.explain.messages import worded as worded_finding
@@ -186,18 +186,18 @@ def test_one_line_a_minute(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = iter(range(0, 10_000, 25))
-    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
 
     def steps() -> Iterator[int]:
         yield from range(8)
 
-    assert list(process.track(steps(), "Calibrating", 8)) == list(range(8))
+    assert list(progress.track(steps(), "Calibrating", 8)) == list(range(8))
     told = capsys.readouterr().err.splitlines()
     assert [re.findall(r"\d+", line) for line in told] == [
         ["2", "8", "25", "75"],
         ["5", "8", "62", "150"],
     ]
-    assert list(process.track([1, 2], "Short")) == [1, 2] and capsys.readouterr().err == ""
+    assert list(progress.track([1, 2], "Short")) == [1, 2] and capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

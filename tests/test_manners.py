@@ -7,9 +7,7 @@ import io
 import json
 import math
 import os
-import random
 import re
-import signal
 import subprocess
 import sys
 import zlib
@@ -22,19 +20,15 @@ import pytest
 from onnx import helper
 
 from qdqtool.base import files, text
-from qdqtool.base.deferred import NO_TELEMETRY
 from qdqtool.commands import COMMANDS, overview
 from qdqtool.commands.cli import run
 from qdqtool.errors import ModelError
-from qdqtool.fixing.sandbox import Sandbox
 from qdqtool.model.modelfile import load, quiet_graphsurgeon
 from tests.buildlog import samples
-from tests.forks import can_fork
 from tests.fuzz.grammar import network
 from tests.fuzz_inputs.seeds import write_seeds
 from tests.raising import raises
 from tests.slow import slow_after
-from tests.test_signals import until
 
 TOOL = f"{sys.executable} -m qdqtool"
 ODD = "\x1b]0;owned\x07 \x9b31m \x85 \x7f \u202e"
@@ -93,69 +87,6 @@ def test_streams_and_warnings(model: Path, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out").read_text())["schema"]
 
 
-_FORKS = """
-import multiprocessing, signal, sys, time
-from qdqtool.base import process
-process.prepare()
-context = multiprocessing.get_context("fork")
-def manners():
-    time.sleep(0.1)
-    sys.exit(0 if process.adopt() is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler else 1)
-children = [context.Process(target=manners), context.Process(target=time.sleep, args=(60,))]
-for child in children:
-    child.start()
-children[0].join()
-children[1].terminate()
-children[1].join()
-print([child.exitcode for child in children], signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
-"""
-
-
-@can_fork
-def test_what_the_users_code_forks_has_pythons_manners() -> None:
-    """A worker of a pool in a `--metric` is ended by SIGTERM, without a traceback; our process keeps its handlers."""
-    done = subprocess.run(
-        [sys.executable, "-c", _FORKS], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (done.stdout, done.stderr) == (f"[0, {-signal.SIGTERM.value}] False\n", "")
-
-
-_LEAVES = """
-import os, sys
-from qdqtool.base import process
-from qdqtool.base.outputs import atomic_write, together
-kept = process.temporary_folder()
-with process.temporary_folder() as inner, together():
-    with atomic_write("out") as file:
-        file.write(b"1")
-    child = os.fork()
-    if not child:
-        sys.exit(3)
-    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    os.makedirs(inner + "/locked/in")
-    os.chmod(inner + "/locked", 0o500)
-    print(ended, os.path.isdir(inner), os.path.isdir(kept.name))
-print(os.path.exists("out"), os.path.exists(inner), os.path.isdir(kept.name))
-"""
-
-
-@can_fork
-def test_what_the_users_code_forks_takes_nothing_away_when_it_ends(tmp_path: Path) -> None:
-    """Only the process that made a folder, or a file that waits for its name, removes it; and that one does."""
-    (temporary := tmp_path / "temporary").mkdir()
-    done = subprocess.run(
-        [sys.executable, "-c", _LEAVES],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        cwd=tmp_path,
-        env={**os.environ, "TMPDIR": str(temporary)},
-    )
-    assert (done.stdout, done.stderr) == ("3 True True\nTrue False True\n", "")
-    assert not list(temporary.iterdir())
-
-
 def test_an_end_of_file_is_no_interruption(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -165,134 +96,6 @@ def test_an_end_of_file_is_no_interruption(
     monkeypatch.setattr("qdqtool.explain.codes.find", ends)
     assert run(["explain", "SKIP-FLOAT"]) == 2
     assert "interrupted" not in capsys.readouterr().err
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says which processes there are")
-@pytest.mark.parametrize(
-    ("words", "how"),
-    [
-        ("extract own.onnx --node c3 -o out --check METRIC", "env -i setsid"),
-        (
-            "tune float.onnx --include conv --no-state --workers 1 "
-            "--calib samples.npy -o out --metric long:metric",
-            "setsid",
-        ),
-    ],
-)
-def test_what_a_killed_run_started_does_not_go_on(tmp_path: Path, words: str, how: str) -> None:
-    """Nor what left its group and its parents, and the environment of a command; no temporary folder stays."""
-    write_seeds(tmp_path)
-    (temporary := tmp_path / "temporary").mkdir()
-    number = f"{random.randrange(100, 200)}.{random.randrange(10**6, 10**7)}"
-    shell_line = f"{how} sleep {number} & ({how} sleep {number} &) ; touch begun; sleep {number}"
-    (tmp_path / "long.py").write_text(
-        f"import subprocess\ndef metric(*_):\n    subprocess.call({shell_line!r}, shell=True)\n"
-    )
-    args = [f'sh -c "{shell_line}"' if w == "METRIC" else w for w in words.split()]
-    run = subprocess.Popen(
-        [sys.executable, "-m", "qdqtool", *args],
-        cwd=tmp_path,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        env={**os.environ, "TMPDIR": str(temporary)},
-    )
-    try:
-        until(lambda: (tmp_path / "begun").exists() and len(_processes(number)) >= 3)
-        assert "check" not in words or os.listdir(temporary)
-    finally:
-        run.kill()
-        run.wait()
-    until(lambda: not _processes(number))
-    until(lambda: not os.listdir(temporary))
-
-
-@pytest.mark.skipif(
-    sys.platform != "linux", reason="only there do orphans come to the process that started them"
-)
-@pytest.mark.parametrize(
-    ("words", "code"),
-    [
-        ("extract own.onnx --node c3 -o out --check", 2),
-        (
-            "tune float.onnx --include conv --no-state --workers 1 "
-            "--calib samples.npy -o out --metric lets:metric",
-            0,
-        ),
-    ],
-)
-def test_what_is_let_go_with_another_environment_does_not_go_on(
-    tmp_path: Path, words: str, code: int
-) -> None:
-    """A command kills the two processes above it; a function of the user's starts what has neither mark nor parent.
-    What the process had started before it became qdqtool goes on, and what that starts meanwhile."""
-    write_seeds(tmp_path)
-    number = f"{random.randrange(100, 200)}.{random.randrange(10**6, 10**7)}"
-    go = f"(env -i setsid sleep {number} > own 2>&1 &); env -i setsid sleep {number} > own 2>&1 & touch begun"
-    (tmp_path / "kills").write_text(
-        f"{go}\nabove() {{ cut -d ' ' -f 4 /proc/$1/stat; }}\nsleep .5\n"
-        "one=$(above $$)\nkill -9 $(above $one) $one\nsleep 60\n"
-    )
-    (tmp_path / "lets.py").write_text(
-        f"import subprocess\ndef metric(*_):\n    subprocess.call({go!r}, shell=True)\n    return 1\n"
-    )
-    args = [*words.split(), *(["sh kills"] if "--check" in words else [])]
-    older = f"{random.randrange(300, 400)}.{random.randrange(10**6, 10**7)}"
-    # What was there before starts another process when qdqtool has adopted.
-    first = (
-        f"(sleep {older} & while [ ! -e begun ]; do sleep .1; done; sleep {older}; :) > own 2>&1 &"
-    )
-    done = subprocess.run(
-        ["sh", "-c", f'{first} exec "$0" -m qdqtool "$@"', sys.executable, *args],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    went_on = _processes(older)
-    for process in went_on:
-        os.kill(int(process.parent.name), signal.SIGKILL)
-    assert len(went_on) == 3, "the shell, and what it runs"
-    assert done.returncode == code, done.stderr
-    assert code == 0 or (
-        len(done.stderr.splitlines()) == 1 and "exit code is not known" in done.stderr
-    )
-    assert (tmp_path / "begun").exists() and not _processes(number)
-
-
-def test_how_a_process_of_a_metric_ended_is_the_metrics_to_ask() -> None:
-    """A process that outlives the call which started it is a child of the main thread, as adopted ones are."""
-    source = """
-import subprocess, threading, time
-from qdqtool.base import process
-from qdqtool.tuning.metrics import within
-process.prepare(); process.mark_all()
-kept = []
-def metric():
-    kept.append(kept[0] if kept else subprocess.Popen(["sh", "-c", "exit 7"]))
-def calls():
-    for _ in range(3):
-        within(5, metric)
-        time.sleep(.3)
-caller = threading.Thread(target=calls)
-caller.start()
-caller.join()
-print(kept[0].wait())
-process.finish(0)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", source], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert done.stdout == "7\n"
-
-
-def _processes(mark: str) -> list[Path]:
-    """The processes that have this text in their command."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            found += [path] if mark.encode() in path.read_bytes() else []
-    return found
 
 
 def _odd_model(path: Path) -> None:
@@ -547,31 +350,13 @@ def test_constants_inside_functions_count_for_each_call(calls: int, refused: boo
         assert len(load(model).nodes) == calls
 
 
-def test_nothing_is_left_in_the_folder_for_temporary_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By our use of onnxruntime from Python; the command line and the worker of fix have the same in their environment."""
-    (tmp_path / "tmp").mkdir()
-    known = {name: value for name, value in os.environ.items() if name not in NO_TELEMETRY}
-    code = (
-        "import os; from qdqtool.base.deferred import NO_TELEMETRY, load_onnxruntime; before = dict(os.environ)\n"
-        "assert load_onnxruntime().__name__ == 'onnxruntime' and before == dict(os.environ)\n"
-        "from qdqtool.base.process import prepare; prepare()\n"
-        "assert dict(os.environ) == {**before, **NO_TELEMETRY}"
-    )
+def test_onnxruntime_leaves_no_temporary_file(tmp_path: Path) -> None:
+    environment = {k: v for k, v in os.environ.items() if k != "ORT_DISABLE_TELEMETRY"}
+    code = "from qdqtool.model.sessions import load_onnxruntime; load_onnxruntime()"
     subprocess.run(
-        [sys.executable, "-c", code], env={**known, "TMPDIR": str(tmp_path / "tmp")}, check=True
+        [sys.executable, "-c", code], env={**environment, "TMPDIR": str(tmp_path)}, check=True
     )
-    assert not list((tmp_path / "tmp").iterdir())
-
-    def start(command: list[str], env: dict[str, str], **others: object) -> None:
-        raise OSError(*(NO_TELEMETRY.items() - env.items()))
-
-    for name in NO_TELEMETRY:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("subprocess.Popen", start)
-    with pytest.raises(OSError, match=r"^$"):
-        Sandbox().ready()
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("columns", [20, 64, 80, 100, 300])
@@ -622,7 +407,7 @@ def test_an_argument_with_a_nul_is_refused(
     args: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(args) == 2
-    assert capsys.readouterr() == ("", f"qdqtool: {'a' + chr(0) + 'b'!r}: {files.NO_NAME}\n")
+    assert capsys.readouterr() == ("", f"qdqtool: {'a' + chr(0) + 'b'!r}: {files.INVALID_NAME}\n")
 
 
 def test_a_deleted_folder_is_named(tmp_path: Path) -> None:

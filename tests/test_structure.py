@@ -302,7 +302,7 @@ def onnx_loaded() -> Broken:
     for module, path in sources().items():
         if (
             room_of(module) in ("explain", "model", "prediction", "trt")
-            and module != "qdqtool.model.live"
+            and module != "qdqtool.model.run_cost"
         ):
             for node in nodes_of(path)[0].body:  # type: ignore[attr-defined]
                 if isinstance(node, ast.ImportFrom) and str(node.module).startswith("onnx"):
@@ -316,7 +316,7 @@ def onnx_loaded() -> Broken:
 def onnxruntime_loaded() -> Broken:
     """It leaves a file behind where it is not loaded by base/deferred.py, or by a process with such an environment."""
     for module, path in sources().items():
-        if module not in ("qdqtool.base.deferred", "qdqtool.fixing.worker"):
+        if module not in ("qdqtool.model.sessions", "qdqtool.fixing.worker"):
             for node in nodes_like(path, ast.Import, ast.ImportFrom):
                 names = (
                     [a.name for a in node.names]

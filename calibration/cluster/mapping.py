@@ -20,8 +20,9 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from qdqtool.base.budgets import PROCESSES, TOGETHER
-from qdqtool.base.process import collector_paused, temporary_folder
+from qdqtool.base.process import pause_gc
 from qdqtool.base.said import said
+from qdqtool.base.subprocesses import temporary_folder
 from qdqtool.errors import ClusterError, QdqtoolError
 from qdqtool.model.sessions import cores
 
@@ -121,7 +122,7 @@ def connected(where: object) -> Iterator[Client]:
         )
         try:
             # One that failed before is closed when it is collected: for ever, where that is while Dask holds its lock.
-            with collector_paused():
+            with pause_gc():
                 client = Client(
                     address,
                     timeout=CONNECT_SECONDS,
@@ -141,7 +142,7 @@ def connected(where: object) -> Iterator[Client]:
         try:
             yield client
         finally:
-            with contextlib.suppress(Exception), collector_paused():
+            with contextlib.suppress(Exception), pause_gc():
                 client.close(timeout=5)
 
 
@@ -189,7 +190,7 @@ def _processes(count: str | None) -> Iterator[Any]:
         cluster = None
         try:
             try:
-                with _interrupts_kept(), collector_paused():
+                with _interrupts_kept(), pause_gc():
                     cluster = LocalCluster(
                         n_workers=0,
                         threads_per_worker=1,
@@ -214,7 +215,7 @@ def _processes(count: str | None) -> Iterator[Any]:
             yield cluster, security
         finally:
             if cluster is not None:
-                with contextlib.suppress(Exception), collector_paused():
+                with contextlib.suppress(Exception), pause_gc():
                     cluster.close(timeout=20)
 
 

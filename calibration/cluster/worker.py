@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 from distributed.diagnostics.plugin import WorkerPlugin
 
-from qdqtool.base.deferred import load_onnxruntime
 from qdqtool.base.said import of_error, said
 from qdqtool.errors import ClusterError, QdqtoolError
 from qdqtool.model import sessions
@@ -38,7 +37,7 @@ def facts(threads: int = 1) -> dict[str, str]:
     return {
         "qdqtool": TOOL_VERSION,
         "source": _source(),
-        "onnxruntime": load_onnxruntime().__version__,
+        "onnxruntime": sessions.load_onnxruntime().__version__,
         "onnx": onnx.__version__,
         "numpy": np.__version__,
         "pillow": PIL.__version__,

@@ -143,7 +143,7 @@ class Archive:
             DataError: It is missing, no npz, encrypted, packed in a way that numpy does not, or too large.
         """
         self.path = path
-        file = open_input(path, error=DataError, note=note)
+        file = open_input(path, error=DataError, record=note)
         try:
             size = os.fstat(file.fileno()).st_size
             if not size:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from qdqtool.base.outputs import write_text
-from qdqtool.base.process import marked
 from qdqtool.errors import BuilderError, QdqtoolError
 
 WORKER = Path(__file__).parent / "worker.py"
@@ -114,7 +113,6 @@ class Child:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                env=marked(),
             )
         return self._process
 
@@ -175,5 +173,5 @@ def print_once() -> bool:
     print(NOTICE, file=sys.stderr)
     with contextlib.suppress(OSError, QdqtoolError):
         marker.parent.mkdir(parents=True, exist_ok=True)
-        write_text(marker, "shown\n", at_once=True)
+        write_text(marker, "shown\n")
     return True

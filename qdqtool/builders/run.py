@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import re
-import select
 import shutil
-import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 import onnx
 
-from qdqtool.base.files import NO_NAME
+from qdqtool.base.files import INVALID_NAME
 from qdqtool.base.outputs import atomic_write
-from qdqtool.base.owntime import EVERY, OwnTime
-from qdqtool.base.process import (
-    adopt,
-    descendants,
-    end_marked,
-    end_started,
-    marked,
-    temporary_folder,
-    unmarked,
-)
+from qdqtool.base.subprocesses import run_command, temporary_folder
 from qdqtool.builders.child import Child
 from qdqtool.errors import BuilderError, BuildLogError
 from qdqtool.model import modelfile
@@ -108,7 +95,7 @@ def with_log_names(model: Model, names: dict[int, str], folder: Path) -> Path:
     for node in model.nodes:
         copy.graph.node[node.index].name = names[node.index]
     path = folder / "model.onnx"
-    modelfile.write_model(copy, path, at_once=True)  # the compiler reads it
+    modelfile.write_model(copy, path)  # the compiler reads it
     return path
 
 
@@ -139,7 +126,7 @@ def run_one(
             ) from error
         except ValueError:
             raise BuilderError(
-                f"{os.fspath(output)!r}: {NO_NAME}", code="wrong-file-name", parameter="output"
+                f"{os.fspath(output)!r}: {INVALID_NAME}", code="wrong-file-name", parameter="output"
             ) from None
     with temporary_folder("build-") as temporary:
         work = Path(temporary)
@@ -281,7 +268,7 @@ def build_with_trtexec(
     start = time.monotonic()
     with (work / "build.log").open("w+b") as file:
         try:
-            code = exit_code([program, *chosen], timeout, file)
+            code = run_command([program, *chosen], timeout, file)
         except OSError as error:
             raise BuilderError(
                 f"cannot be run: {error.strerror or error}", program, code="not-started"
@@ -337,156 +324,3 @@ def version_of(log: bytes) -> str:
 
     match = _VERSION.search(log[:4096].decode("utf-8", "replace"))
     return sections.version_of(match[1]) if match else ""
-
-
-# Runs a command, and ends all that it started: what loses its parent there becomes a child of this process, whatever
-# environment and session it has. Ends that early when its own parent has closed its stdin, if only by being killed.
-# The command's parent is a process in between: one that kills or stops its parent does not reach this one. It is marked
-# as well, so that it is found where it has killed both.
-_RUNS = """
-import ctypes, os, select, signal, sys
-answer, parent, marks, words = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3].split(), sys.argv[4:]
-os.set_inheritable(answer, False)
-try:
-    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
-    ctypes.CDLL(None).prctl(1, signal.SIGCONT, 0, 0, 0)  # PR_SET_PDEATHSIG: the command may have stopped this process
-except AttributeError:
-    pass  # no Linux
-told, tell = os.pipe()
-between = os.fork()
-if not between:
-    child = os.fork()
-    if not child:
-        try:
-            for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
-                signal.signal(ignored, signal.SIG_DFL)
-            os.setsid()
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            os.execvpe(words[0], words, {**os.environ, **dict(mark.split("=") for mark in marks)})
-        except Exception as error:
-            os.write(answer, b"failed %d " % (getattr(error, "errno", 0) or 2))  # ENOENT
-        finally:
-            os._exit(127)
-    os.write(tell, b"ended %d" % os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-    os._exit(0)
-os.close(tell)
-said, ended, died, gone = None, 1, 0, False
-while said is None and os.getppid() == parent:
-    ready = select.select([0, told], [], [], 1)[0]
-    if 0 in ready:
-        break
-    if told in ready:
-        said = os.read(told, 64)
-    while ended and not gone:
-        ended, status = os.waitpid(-1, os.WNOHANG) if said != b"" else os.waitpid(between, 0)
-        if ended == between:
-            died, gone = os.waitstatus_to_exitcode(status), True
-    ended = 1
-try:
-    while True:
-        with open(f"/proc/self/task/{os.getpid()}/children") as children:
-            for started in map(int, children.read().split()):
-                os.kill(started, 9)
-        os.waitpid(-1, 0)
-except OSError:
-    pass  # there is none any more
-if said is not None:
-    os.write(answer, said or b"killed %d" % -died)
-"""
-
-
-_ENDING = 5  # seconds that ending a command may take
-
-
-def exit_code(
-    command: Sequence[str],
-    timeout: float,
-    output: IO[bytes] | int = subprocess.DEVNULL,
-    own: OwnTime | None = None,
-) -> int | None:
-    """The exit code of a command that reads nothing; None when it did not end within ``timeout`` seconds of the clock,
-    or in its ``own`` time.
-
-    No shell reads its words; its errors go to ``output`` as well. Nothing that it started runs on. It raises OSError
-    where the command cannot be started, BuilderError where what waits for it was killed.
-    """
-    before = adopt()
-    mark = f"QDQTOOL_COMMAND={os.urandom(8).hex()}"
-    marks = " ".join((mark, *(f"{name}={value}" for name, value in marked({}).items())))
-    read, write = os.pipe()
-    with os.fdopen(read, "rb") as answer:
-        try:
-            process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-I",
-                    "-S",
-                    "-c",
-                    _RUNS,
-                    str(write),
-                    str(os.getpid()),
-                    marks,
-                    *command,
-                ],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env=unmarked(),
-                pass_fds=[write],
-            )
-        finally:
-            os.close(write)
-        try:
-            in_time = _answers(answer, process.pid, timeout, own)
-        finally:
-            _end(process, mark, before)
-        if not in_time:
-            return None
-        words = answer.read().decode().split()
-    if not words or words[0] == "killed":
-        number = words[1] if words else -process.returncode
-        raise BuilderError(
-            f"its exit code is not known: what waits for it was killed (signal {number}), "
-            "by the command itself or for want of memory",
-            command[0],
-            code="exit-code-unknown",
-        )
-    if words[0] == "failed":
-        raise OSError(int(words[1]), os.strerror(int(words[1])))
-    return int(words[1])
-
-
-def _answers(answer: IO[bytes], process: int, timeout: float, own: OwnTime | None) -> bool:
-    """Waits for an answer; whether there is one before the time is over."""
-    end = time.monotonic() + timeout
-    while True:
-        left = max(0.0, end - time.monotonic())
-        if select.select([answer], [], [], left if own is None else min(left, EVERY))[0]:
-            return True
-        if not left or (own is not None and own.is_over(process)):
-            return False
-
-
-def _end(process: subprocess.Popen[bytes], mark: str, before: Collection[int] | None) -> None:
-    """Ends what waits for a command, and all that the command started, even where the command has stopped it.
-
-    Args:
-        process: What waits.
-        mark: Of the command.
-        before: The processes that ran before; None where this one's are not to be ended.
-    """
-    assert process.stdin is not None
-    process.stdin.close()
-    process.send_signal(signal.SIGCONT)
-    try:
-        process.wait(_ENDING)
-    except subprocess.TimeoutExpired:
-        for started in (*descendants(process.pid), process.pid):
-            with contextlib.suppress(OSError):
-                os.kill(started, signal.SIGKILL)
-        process.wait()
-    if process.returncode:
-        end_marked(mark)
-        if before is not None:
-            end_started(before)

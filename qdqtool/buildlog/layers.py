@@ -20,8 +20,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from qdqtool.base.json_text import TooManyValues, parse_json
 from qdqtool.base.notes import Remark
-from qdqtool.base.outputs import TooManyValues, parse_json
 from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.lines import number
 from qdqtool.buildlog.types import (

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import IO, BinaryIO, cast
 
 from qdqtool.base import budgets, packed
-from qdqtool.base.files import note_read, open_input
+from qdqtool.base.files import open_input, record_input
 from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.layers import read_json
 from qdqtool.buildlog.log import Carrier, LogReader
@@ -59,7 +59,7 @@ def blocks(source: LogSource) -> Iterator[Iterator[bytes]]:
                     )
                 stream = sys.stdin.buffer
                 with contextlib.suppress(OSError, ValueError):  # a replaced stdin has no descriptor
-                    note_read(stream.fileno())
+                    record_input(stream.fileno())
             else:
                 stream = cast(
                     BinaryIO, stack.enter_context(open_input(source, error=BuildLogError))

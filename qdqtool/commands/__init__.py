@@ -5,7 +5,7 @@ The overview is made without click, whose import takes longer than all of it.
 
 from __future__ import annotations
 
-from qdqtool.base.process import columns
+from qdqtool.base.process import terminal_columns
 
 # Module and one-line help: `qdqtool --help` imports none of them.
 COMMANDS = {
@@ -35,7 +35,7 @@ _LEAST, _MOST = 50, 78  # columns
 
 def overview() -> str:
     """What `qdqtool --help` prints, as wide as the terminal (or ``COLUMNS``) lets it."""
-    width = max(_LEAST, min(_MOST, columns() - 2))
+    width = max(_LEAST, min(_MOST, terminal_columns() - 2))
     lines = ["Usage: qdqtool [OPTIONS] [COMMAND] [ARGS]..."]
     for paragraph in _ABOUT:
         lines += ["", *_filled(paragraph, "  ", "  ", width)]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from qdqtool.base.files import not_dash
+from qdqtool.base.files import forbid_dash
 from qdqtool.base.text import as_text, layers_counted
 from qdqtool.commands import inputs
 from qdqtool.errors import BuilderError
@@ -27,7 +27,7 @@ def command(model: str, how: Building, answer: inputs.Answer) -> int:
     """
     from qdqtool.verification.build_model import build_model
 
-    not_dash(how.output or "", "-o")
+    forbid_dash(how.output or "", "-o")
     if how.sm and how.builder != "tensorrt-rtx":
         raise BuilderError(
             f"--sm is for tensorrt-rtx; {how.builder} builds for the GPU of this machine"

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from qdqtool.base import files, outputs, process
+from qdqtool.base import files, process
 from qdqtool.base.parameters import shown
 from qdqtool.base.text import Filtered, FilteredErrors, middle, one_line
 from qdqtool.commands import COMMANDS, overview
@@ -27,6 +27,14 @@ _SHOWN = 200  # characters of such a word
 _OUT_OF_MEMORY = "out of memory; use a smaller input, or close other programs"
 
 
+class _Interruption(BaseException):
+    """A KeyboardInterrupt on its way through click."""
+
+    def __init__(self, stop: KeyboardInterrupt) -> None:
+        super().__init__()
+        self.stop = stop
+
+
 class LazyGroup(click.Group):
     """Loads the module of a command only when that command runs."""
 
@@ -36,7 +44,6 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        process.require_room()
         module = importlib.import_module(f"qdqtool.commands.{cmd_name}")
         command = module.command
         assert isinstance(command, click.Command)
@@ -60,8 +67,8 @@ class LazyGroup(click.Group):
             raise QdqtoolError(
                 f"a file ended too soon ({error or 'no more data'}); copy it again"
             ) from error
-        except KeyboardInterrupt:
-            raise process.Stopped(process.INTERRUPTED) from None
+        except KeyboardInterrupt as stop:  # click would turn it into Abort
+            raise _Interruption(stop) from None
 
     def get_help(self, ctx: click.Context) -> str:
         return overview()
@@ -81,15 +88,16 @@ def cli(ctx: click.Context) -> None:
 
 
 def _fail(message: str, code: int) -> int:
-    stop = process.stopped()
-    if stop is not None:
-        message, code = stop.message, stop.code
     with suppress(OSError, ValueError):  # nobody may be there to read it; the exit code says it too
         print(
             f"qdqtool: {_LONG.sub(lambda word: middle(word[0], _SHOWN), one_line(message))}",
             file=sys.stderr,
         )
     return code
+
+
+def _report_stop(stop: KeyboardInterrupt) -> int:
+    return _fail(process.stop_message(stop), getattr(stop, "code", process.INTERRUPTED))
 
 
 @contextmanager
@@ -114,22 +122,24 @@ def run(args: list[str] | None = None) -> int:
 
 
 def _run(args: list[str] | None) -> int:
-    read = files.Guard()
+    read = files.InputFiles()
     if nameless := next(
         (a for a in args or () if "\0" in a), None
     ):  # click asks the system about names as they are
-        return _fail(f"{shown(nameless)}: {files.NO_NAME}", 2)
+        return _fail(f"{shown(nameless)}: {files.INVALID_NAME}", 2)
     try:
-        with files.watch() as read, outputs.together():
+        with files.record_inputs() as read:
             result: Any = cli.main(args=args, prog_name="qdqtool", standalone_mode=False)
             if sys.stdout is not None:
                 sys.stdout.flush()
     except SystemExit:  # how click ends when nobody reads stdout any more; that is no "no"
         return 0
-    except process.Stopped as stop:
-        return _fail(stop.message, stop.code)
-    except (click.exceptions.Abort, KeyboardInterrupt):
-        return _fail(process.Stopped(process.INTERRUPTED).message, process.INTERRUPTED)
+    except _Interruption as interruption:
+        return _report_stop(interruption.stop)
+    except click.exceptions.Abort:
+        return _report_stop(KeyboardInterrupt())
+    except KeyboardInterrupt as stop:
+        return _report_stop(stop)
     except click.UsageError as error:
         hint = (
             f" (see 'qdqtool {error.ctx.info_name} --help')"
@@ -152,10 +162,8 @@ def _run(args: list[str] | None) -> int:
     except MemoryError:
         return _fail(_OUT_OF_MEMORY, 2)
     except RecursionError:
-        return _fail(str(read.nested()), 2)
+        return _fail(str(read.nesting_error()), 2)
     except Exception as error:  # a defect of ours; exit code 1 would read as an answer
-        if process.stopped() is not None:
-            return _fail("", 2)
         if isinstance(error, RuntimeError) and "start new thread" in str(error):
             return _fail(_OUT_OF_MEMORY, 2)
         if _was_importing(error):
@@ -196,21 +204,13 @@ def _was_importing(error: BaseException) -> bool:
 def main() -> None:
     """Entry point of the `qdqtool` script."""
     try:
-        code = process.finish(_prepared())
-    except (KeyboardInterrupt, process.Stopped):  # behind what `run` answers for
-        code = process.INTERRUPTED
-    process.end_at_once(code)
-    sys.exit(code)
-
-
-def _prepared() -> int:
-    try:
         process.prepare()
-        return run()
-    except (KeyboardInterrupt, process.Stopped):  # before or behind what `run` answers for
-        return process.INTERRUPTED
-    except MemoryError:  # while an error was being reported
-        return _fail(_OUT_OF_MEMORY, 2)
+        code = run()
+    except KeyboardInterrupt as stop:  # before or after the block that reports it
+        code = getattr(stop, "code", process.INTERRUPTED)
+    except MemoryError:  # while an error was reported
+        code = _fail(_OUT_OF_MEMORY, 2)
+    sys.exit(process.flush_streams(code))
 
 
 if __name__ == "__main__":

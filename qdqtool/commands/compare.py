@@ -81,14 +81,14 @@ def command(
     Exit codes: 0 done, whether or not they differ; 1 a --fail-on was met; 2 bad input, or a --fail-on that these files
     cannot answer.
     """
-    from qdqtool.base.files import claim
+    from qdqtool.base.files import reserve_output
     from qdqtool.render.build_text import render_comparison
     from qdqtool.verification.comparing.api import compare
     from qdqtool.verification.comparing.result import is_model
 
     page = files.page
-    claim(answer.output, "-o")
-    claim(page, "--report")
+    reserve_output(answer.output, "-o")
+    reserve_output(page, "--report")
     models = [is_model(path) for path in (a, b)]
     if (further.more_a and models[0]) or (further.more_b and models[1]):
         raise click.UsageError("--with-a and --with-b add files to a build, not to a model")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from qdqtool.base.files import not_dash
+from qdqtool.base.files import forbid_dash
 from qdqtool.commands import inputs
 from qdqtool.options import Loop, On
 
@@ -21,7 +21,7 @@ def command(loop: Loop, on: On) -> int:
     """
     from qdqtool.trt.targets import target_named
 
-    not_dash(loop.output, "-o")
+    forbid_dash(loop.output, "-o")
     chosen = target_named(on.target)
     from qdqtool.commands.demo_run import run
 

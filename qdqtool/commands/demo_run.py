@@ -22,7 +22,6 @@ from PIL import Image, ImageDraw, ImageFilter
 
 from qdqtool.base import budgets
 from qdqtool.base.notes import Remark
-from qdqtool.base.outputs import commit
 from qdqtool.base.said import said
 from qdqtool.buildlog.agreement import BuildFacts, BuildSource
 from qdqtool.errors import DataError, ModelError, QdqtoolError
@@ -486,7 +485,6 @@ def run(folder: Path, size: int, images: int, activation: str, target: Target) -
         ):  # of an earlier run with more images; others are the user's
             old.unlink()
     write_images(pictures, images, size)
-    commit()  # the next steps read what this one wrote
     yield f"1. wrote {model} (YOLOv8n architecture, random weights)"
     yield f"   and {images} generated images of {size} x {size} pixels to {pictures}"
     yield ""
@@ -496,7 +494,6 @@ def run(folder: Path, size: int, images: int, activation: str, target: Target) -
         model, pictures, target=target, progress=True, calib_cache=cache, overwrite_cache=True
     )
     result.save(quantized)
-    commit()
     yield from _indented(render(result, terminal_width() - 3))
     yield f"   wrote {quantized}"
     pixels, correlation = _difference(proto, result.model, size, images)
@@ -570,7 +567,6 @@ def _reported(model: Path, quantized: Path, cache: Path, target: Target) -> Iter
 
     page = quantized.with_name("yolov8n-demo_report.html")
     report(quantized, before=model, target=target, gpu=_GPU, calib_cache=cache).save(page)
-    commit()
     yield f"   wrote {page}: open it in a browser"
     yield f"   (its times are estimates for one GPU, {_GPU})"
 

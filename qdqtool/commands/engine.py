@@ -36,15 +36,15 @@ def command(
 
     Exit codes: 0 done, 2 bad input.
     """
-    from qdqtool.base.files import claim
-    from qdqtool.base.outputs import commit, write_visible
+    from qdqtool.base.files import reserve_output
+    from qdqtool.base.outputs import write_visible
     from qdqtool.buildlog.costs import EngineReport, analyze
     from qdqtool.buildlog.read import read_build
     from qdqtool.timing.expected import add_expected, gpu_of
 
     dot, svg, sort, other = drawn.dot, drawn.svg, shown.sort, second.other
     for target, option in ((answer.output, "-o"), (dot, "--dot"), (svg, "--svg")):
-        claim(target, option)
+        reserve_output(target, option)
 
     def report_of(paths: list[str]) -> EngineReport:
         build = read_build(*paths)
@@ -75,7 +75,6 @@ def command(
         if svg:
             write_visible(svg, drawing.svg(picture))
         if not other and answer.form == "text" and not answer.output:
-            commit()
             click.echo(
                 f"{len(report.rows)} layers drawn: {', '.join(name for name in (dot, svg) if name)}"
             )

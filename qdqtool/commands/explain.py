@@ -21,12 +21,12 @@ def command(what: tuple[str, ...], shown: inputs.Shown, how: Way, answer: inputs
     The cause, what TensorRT does, how to see it in a log, the fix, and on which versions it is known to hold. For a
     line of a log, a pass or one of its cases: what the line means, the builds that show it, the rule and its test.
     """
-    from qdqtool.base.files import claim
+    from qdqtool.base.files import reserve_output
     from qdqtool.explain import codes
     from qdqtool.explain.ways import way_named
     from qdqtool.render.log_text import code_json, code_text, error_text, list_text, way_text
 
-    claim(answer.output, "-o")
+    reserve_output(answer.output, "-o")
     building = way_named(how.way) if how.way is not None else None
     if shown.listing:
         rows = list(codes.CODES.values())

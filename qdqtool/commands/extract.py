@@ -46,7 +46,7 @@ def command(
 
     Exit codes: 0 done, 2 bad input, 130 interrupted.
     """
-    from qdqtool.base.files import claim
+    from qdqtool.base.files import reserve_output
     from qdqtool.base.outputs import write_text
     from qdqtool.extraction.job import extract
     from qdqtool.extraction.result import read_verification
@@ -57,8 +57,8 @@ def command(
     if further.verification is not None and report is None:
         raise click.UsageError("--verification is for --report; give that as well")
     index = load(model)
-    claim(output, "-o")
-    claim(report, "--report")
+    reserve_output(output, "-o")
+    reserve_output(report, "--report")
     seen = read_verification(further.verification) if further.verification is not None else None
     if shrinking.builder == "tensorrt-rtx":
         from qdqtool.builders.child import print_once

@@ -24,13 +24,13 @@ def command(
 
     Exit codes: 0 done (also when there was nothing to fix), 1 an error-level finding is left, 2 bad input.
     """
-    from qdqtool.base.files import claim
+    from qdqtool.base.files import reserve_output
     from qdqtool.fixing.api import fix
     from qdqtool.render.insertion_text import render_fixed
     from qdqtool.render.output import worded
 
     output = place.output
-    claim(output, "-o")
+    reserve_output(output, "-o")
     fixed = fix(model, on.chosen(), fixes=fixes)
     fixed.save(output)
     answer.give(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from qdqtool.base.files import stem
+from qdqtool.base.file_types import model_stem
 from qdqtool.base.options import (
     Images,
     Option,
@@ -224,7 +224,7 @@ class Made:
 
     def beside(self, model: str) -> str:
         """That place, by default ``model_qdq.onnx`` beside ``model.onnx``."""
-        return self.output or str(Path(model).with_name(f"{stem(model)}_qdq.onnx"))
+        return self.output or str(Path(model).with_name(f"{model_stem(model)}_qdq.onnx"))
 
 
 @concern

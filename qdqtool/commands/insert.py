@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qdqtool.base.options import Images, Kept, Ranges, Workers
-from qdqtool.base.process import load_numpy
 from qdqtool.commands import inputs
 from qdqtool.options import Checking, Gpu, Measuring, Output, Placing, Request
 
@@ -61,7 +60,6 @@ def command(
 
     Needs onnxruntime and images; no GPU and no TensorRT. Exit codes: 0 done, 2 bad input.
     """
-    load_numpy()
     calib, write_table = given.calib, files.write_table
     if calib is None and measuring.calib_table is None:
         raise click.UsageError(
@@ -82,14 +80,14 @@ def command(
         wanted = wanted.built_for(
             named.cc, named.name
         )  # before the work: an unknown GPU is refused, and one of others
-    from qdqtool.base.files import claim
+    from qdqtool.base.files import reserve_output
 
     for written, option in (
         (path, "-o"),
         (write_table, "--write-table"),
         (kept.calib_cache, "--calib-cache"),
     ):
-        claim(written, option)
+        reserve_output(written, option)
     from qdqtool.insertion.api import insert
     from qdqtool.insertion.inputs import write_table as save_table
     from qdqtool.render.insertion_text import render

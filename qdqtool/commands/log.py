@@ -27,7 +27,7 @@ def command(
 
     Exit codes: 0 done, 2 bad input.
     """
-    from qdqtool.base.files import claim
+    from qdqtool.base.files import reserve_output
     from qdqtool.base.text import as_text
     from qdqtool.buildlog.read import read_build
     from qdqtool.buildlog.summary import lines_of_pass, summarize
@@ -36,8 +36,8 @@ def command(
     from qdqtool.render.log_text import pass_lines, render
 
     pass_name, to_onnx = shown.pass_name, written.to_onnx
-    claim(answer.output, "-o")
-    claim(to_onnx, "--to-onnx")
+    reserve_output(answer.output, "-o")
+    reserve_output(to_onnx, "--to-onnx")
     build = read_build(*files)
     if to_onnx:
         from qdqtool.buildlog.reconstruct import graph_from_log

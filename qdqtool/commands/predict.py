@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, TypeAlias
 import click
 
 from qdqtool.base.options import Images, as_in, concern
-from qdqtool.base.process import keep_garbage, load_numpy
 from qdqtool.base.text import as_line
 from qdqtool.commands import inputs
 from qdqtool.errors import QdqtoolError
@@ -75,7 +74,6 @@ def command(
     Exit codes: 0 done, 1 a --require, --require-gain or --fail-on was not met, 2 bad input (of several models, the
     others are predicted).
     """
-    load_numpy()
     model = tuple(dict.fromkeys(model))  # a run of SARIF for each, none twice
     patterns = [_pattern(text) for text in gates.required]
     codes, require_gain, calib = (
@@ -83,7 +81,7 @@ def command(
         gates.require_gain,
         data.calib,
     )
-    from qdqtool.base.files import claim, note_read
+    from qdqtool.base.files import record_input, reserve_output
     from qdqtool.base.said import of_error
     from qdqtool.explain.ways import way_named
     from qdqtool.prediction import predict
@@ -103,10 +101,10 @@ def command(
         raise click.UsageError(
             "--format json and --save-calibration take one model; call predict once for each"
         )
-    claim(answer.output, "-o")
-    claim(request.save_calibration, "--save-calibration")
+    reserve_output(answer.output, "-o")
+    reserve_output(request.save_calibration, "--save-calibration")
     if request.calibrate is not None:
-        note_read(request.calibrate)
+        record_input(request.calibrate)
     choices = assumed.assume
     building = way_named(how.way) if how.way is not None else None
     timed = gpu is not None or request.sm is not None
@@ -136,8 +134,6 @@ def command(
         unmet = [*_unmet_patterns(prediction, patterns), *_unmet_findings(prediction, codes)]
         return path, prediction, time, unmet + _unmet_gain(time, require_gain)
 
-    if len(model) == 1 and calib is None:
-        keep_garbage()
     for path in model:
         try:
             answers.append(answered(path))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from qdqtool.base.files import claim, named_as_model, stem
+from qdqtool.base.file_types import is_model_name, model_stem
+from qdqtool.base.files import reserve_output
 from qdqtool.base.records import replaced
 from qdqtool.commands import inputs
 from qdqtool.options import Assumed, Beside, Machine, OnBuilds
@@ -41,14 +42,14 @@ def command(
     from qdqtool.render.reporting.page import require
 
     require()
-    others = [f for f in files if named_as_model(f)]
+    others = [f for f in files if is_model_name(f)]
     builds = [f for f in files if f not in others]
     if len(others) + (beside.before is not None) > 1:
         raise click.UsageError(
             "two models at most: MODEL, and one before it (--float or OTHER.onnx)"
         )
-    place = page.output or f"{stem(model) or 'model'}_report.html"  # in the current folder
-    claim(place, "-o")
+    place = page.output or f"{model_stem(model) or 'model'}_report.html"  # in the current folder
+    reserve_output(place, "-o")
     beside = replaced(beside, before=beside.before or (others[0] if others else None))
     made = report(model, *builds, beside=beside, on=on, machine=machine, assumed=assumed)
     made.save(place)

@@ -71,7 +71,7 @@ def command(
     ):
         raise click.UsageError("--budget-ms, --clock and --power need --gpu")
     path = made.beside(model)
-    from qdqtool.base.files import claim, is_stream
+    from qdqtool.base.files import is_stream, reserve_output
 
     kept = (
         None
@@ -80,7 +80,7 @@ def command(
     )
 
     for written, option in ((path, "-o"), (files.result, "--result"), (kept, "--state")):
-        claim(written, option)
+        reserve_output(written, option)
     from qdqtool.base.text import as_line
     from qdqtool.render.insertion_text import render_tuning
     from qdqtool.render.output import as_options, worded

@@ -41,11 +41,11 @@ def command(
 
     Exit code 0: all agrees. 1: something does not. 2: unusable input, or the build shows only a part.
     """
-    from qdqtool.base.files import claim
+    from qdqtool.base.files import reserve_output
     from qdqtool.render.build_text import render_verification
     from qdqtool.verification.api import exit_code
 
-    claim(answer.output, "-o")
+    reserve_output(answer.output, "-o")
     try:
         result = _run(files, on, here, machine, further.from_log)
     except VersionError as error:

@@ -8,6 +8,7 @@ import re
 import select
 import shlex
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +19,10 @@ import onnx
 
 from qdqtool.base import budgets
 from qdqtool.base.notes import Note, Remark
-from qdqtool.base.owntime import OwnTime
-from qdqtool.base.process import temporary_folder
 from qdqtool.base.said import Said, said
+from qdqtool.base.subprocesses import run_command, temporary_folder
 from qdqtool.builders.child import Child
-from qdqtool.builders.run import build_with, exit_code, log_names, read_log
+from qdqtool.builders.run import build_with, log_names, read_log
 from qdqtool.buildlog.agreement import MismatchKind
 from qdqtool.errors import BuilderError, QdqtoolError
 from qdqtool.model.graph import Model
@@ -32,10 +32,7 @@ from qdqtool.trt.targets import RTX
 from qdqtool.verification.build_model import BuiltModel, build_model, compare, mapped, status_agrees
 
 TIMEOUT = 600.0  # seconds for one build
-PATIENCE, SLOWER = (
-    10.0,
-    3.0,
-)  # seconds and times the whole model's that a command may be at work on a smaller one
+PATIENCE, SLOWER = 60.0, 5.0  # seconds, and times the seconds of the whole model
 _SM = (86,)
 _BLOCK = 2**20
 _AGAIN = 0.1  # seconds
@@ -134,7 +131,7 @@ class BuilderCheck:
         """Builds a model."""
         work = Path(self._folder.name)
         path = work / "model.onnx"
-        write_model(proto, path, at_once=True)  # over 2 GB as well
+        write_model(proto, path)  # over 2 GB as well
         model = Model(proto)
         if self._child is not None:
             (work / "build.log").unlink(missing_ok=True)
@@ -199,17 +196,15 @@ class CommandCheck:
     The command is split as a shell would, and run without one; ``{}`` in it stands for the model's file, which is
     appended where there is none.
 
-    A smaller model takes no longer than the whole; a command that hangs on one, in a loop or asleep, is not to cost the
-    whole limit each time. So it is ended when it has been at work for three times as long as on the whole model and
-    ten seconds more. Only its own time counts for that (:mod:`qdqtool.base.owntime`): a loaded machine makes no smaller
-    model fail, and no other one come out.
+    A command that hangs on a smaller model must not cost the whole timeout each time. So each smaller model gets
+    five times the seconds of the whole model, and one more minute for a busy machine.
 
     Args:
         proto: The whole model.
         command: The command.
         says: A text that is in its output, errors included; most programs end with 1 whatever went wrong. An
             empty one is not looked for.
-        timeout: In seconds of the clock, for each run; the only limit where the system does not show processes.
+        timeout: Seconds for each run.
 
     Raises:
         QdqtoolError: The command is empty, cannot be split or started, does not end in time, or does not say the text.
@@ -250,13 +245,12 @@ class CommandCheck:
             )
         if not any("{}" in w for w in self._words):
             self._words.append("{}")
-        self._timeout = timeout
         self._says = says.encode()
         self._folder = temporary_folder("extract-")
         try:
-            whole = OwnTime()
-            code = self.code(proto, whole)
-            self._most = PATIENCE + SLOWER * whole.seconds
+            start = time.monotonic()
+            code = self.code(proto, timeout)
+            self._timeout = min(timeout, PATIENCE + SLOWER * (time.monotonic() - start))
         except BaseException:
             self.close()
             raise
@@ -292,16 +286,16 @@ class CommandCheck:
             "the command: exit code {code}" + ", and a text in its output" * bool(says), code=code
         )
 
-    def code(self, proto: onnx.ModelProto, own: OwnTime) -> int | None:
-        """The exit code for a model; None when the time was over."""
+    def code(self, proto: onnx.ModelProto, timeout: float) -> int | None:
+        """Return the exit code for a model, None after a timeout."""
         path = Path(self._folder.name) / "model.onnx"
-        write_model(proto, path, at_once=True)  # over 2 GB as well
+        write_model(proto, path)  # over 2 GB as well
         words = [w.replace("{}", str(path)) for w in self._words]
         try:
             if not self._says:
-                return exit_code(words, self._timeout, own=own)
+                return run_command(words, timeout)
             with _kept(self.output) as output:
-                return exit_code(words, self._timeout, output, own)
+                return run_command(words, timeout, output)
         except (
             OSError,
             ValueError,
@@ -317,7 +311,7 @@ class CommandCheck:
             ) from None
 
     def holds(self, proto: onnx.ModelProto) -> bool:
-        return self.code(proto, OwnTime(self._most)) == self._code and self._said()
+        return self.code(proto, self._timeout) == self._code and self._said()
 
     @property
     def output(self) -> Path:

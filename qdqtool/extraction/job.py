@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 import onnx
 
 from qdqtool.base import budgets
-from qdqtool.base.files import watch
+from qdqtool.base.files import record_inputs
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import takes
 from qdqtool.base.parameters import typed
-from qdqtool.base.process import INTERRUPTED, Stopped, track
+from qdqtool.base.process import INTERRUPTED
+from qdqtool.base.progress import track
 from qdqtool.base.said import Parameter, Said, said
 from qdqtool.base.text import listed
 from qdqtool.errors import ModelError, QdqtoolError
@@ -321,8 +322,8 @@ class Job:
         try:
             for _ in track(shrinker.steps(), "minimizing", limit):
                 pass
-        except (KeyboardInterrupt, Stopped) as stop:
-            if not keep_interrupted or (isinstance(stop, Stopped) and stop.code != INTERRUPTED):
+        except KeyboardInterrupt as stop:
+            if not keep_interrupted or getattr(stop, "code", INTERRUPTED) != INTERRUPTED:
                 raise
             self.interrupted = True
             self.notes.append(Remark.INTERRUPTED(tries=shrinker.tried))
@@ -490,7 +491,9 @@ def extract(
                 parameter=parameter,
             )
     name = target_named(on.target).name
-    with watch() as guard:  # not over the whole: shrinking writes and reads files of its own
+    with (
+        record_inputs() as guard
+    ):  # not over the whole: shrinking writes and reads files of its own
         index = load(model)
     job = Job(index, name)
     job.select(

@@ -22,7 +22,6 @@ import onnx
 from google.protobuf.message import Message
 from onnx import numpy_helper
 
-from qdqtool.base.deferred import load_onnxruntime
 from qdqtool.base.records import record
 from qdqtool.base.said import said
 from qdqtool.errors import ModelError
@@ -31,6 +30,7 @@ from qdqtool.knowledge import entry, table
 from qdqtool.model import operators, qdq
 from qdqtool.model.external import all_tensors, array_of, location_of
 from qdqtool.model.graph import Model
+from qdqtool.model.sessions import load_onnxruntime
 from qdqtool.model.subgraphs import RUN_DOMAINS, STANDARD, inner_graphs
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import TARGETS

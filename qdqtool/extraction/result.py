@@ -9,9 +9,9 @@ from typing import Any
 import onnx
 
 from qdqtool.base import budgets
-from qdqtool.base.files import Guard, not_over, read_input
+from qdqtool.base.files import InputFiles, forbid_overwrite, read_input
+from qdqtool.base.json_text import parse_json
 from qdqtool.base.notes import Note
-from qdqtool.base.outputs import parse_json
 from qdqtool.base.parameters import typed
 from qdqtool.base.text import as_line, as_text
 from qdqtool.buildlog.agreement import MismatchKind
@@ -61,7 +61,7 @@ class Extraction:
     private: Private | None = None
     interrupted: bool = False
     source: str = ""
-    read: Guard | None = field(default=None, compare=False)
+    read: InputFiles | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         return f"<Extraction: {self.nodes[0]} of {self.nodes[1]} nodes, {self.kept}>"
@@ -78,7 +78,7 @@ class Extraction:
         Raises:
             QdqtoolError: ``path`` is a file that was read, its folder is missing, or it cannot be written.
         """
-        with not_over(self.read):
+        with forbid_overwrite(self.read):
             save(self.proto, path, source=self.source)
 
     def as_json(self) -> Json:

@@ -16,10 +16,9 @@ from qdqtool.errors import BuilderError, ModelError
 from qdqtool.explain.alike import key, readers_in
 from qdqtool.extraction.cut import Cutter, Part
 from qdqtool.extraction.moves import ALL, LARGE, OF_DATA, Move, copied, may_hold_sizes, pruned
-from qdqtool.model.apart import infer_shapes
 from qdqtool.model.external import has_data, stored
 from qdqtool.model.graph import Node
-from qdqtool.model.inference import grows, shorten_names
+from qdqtool.model.shapes import infer_shapes
 from qdqtool.model.slim import tensor_bytes, without_data
 from qdqtool.options import TRIES
 from qdqtool.types import ConvOutcome, Finding, Prediction
@@ -483,9 +482,6 @@ class Shrinker:
         return holds
 
     def _typed(self, clean: onnx.ModelProto) -> onnx.ModelProto:
-        shorten_names(clean)
-        if grows(clean):
-            raise ModelError("its shapes need too much memory", code="shapes-too-large")
         return infer_shapes(clean, check_type=self._strict, strict_mode=self._strict)
 
     @staticmethod

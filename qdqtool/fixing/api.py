@@ -11,11 +11,11 @@ import numpy.typing as npt
 import onnx
 
 from qdqtool.base import budgets
-from qdqtool.base.files import Guard, not_over, watched
+from qdqtool.base.files import InputFiles, forbid_overwrite, records_inputs
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import takes
 from qdqtool.base.parameters import typed
-from qdqtool.base.process import collector_paused
+from qdqtool.base.process import pause_gc
 from qdqtool.base.said import Said, of_error, said
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain import codes
@@ -160,7 +160,7 @@ class Fixed:
     noise_before: float | None = None
     noise_after: float | None = None
     notes: list[Note] = field(default_factory=list)
-    read: Guard | None = field(default=None, repr=False, compare=False)
+    read: InputFiles | None = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
         return (
@@ -180,7 +180,7 @@ class Fixed:
         Raises:
             QdqtoolError: ``path`` is a file that was read, or cannot be written.
         """
-        with not_over(self.read):
+        with forbid_overwrite(self.read):
             save(self.proto, path, source=self.before.model.path)
 
     def as_json(self) -> Json:
@@ -207,7 +207,7 @@ class Fixed:
 
 @takes(on=On, fixes=Fixes)
 @typed
-@watched
+@records_inputs
 def fix(source: ModelSource | Model, on: On, fixes: Fixes) -> Fixed:
     """Applies the fixes of a Q/DQ model that need no calibration; ``docs/fix.md`` says which are kept.
 
@@ -235,7 +235,7 @@ def fix(source: ModelSource | Model, on: On, fixes: Fixes) -> Fixed:
         raise ModelError(
             f"{model.path or 'model'}: has no Q/DQ; quantize it first (qdqtool insert)"
         )
-    with collector_paused():
+    with pause_gc():
         work = _Work(model, chosen, fixes.inputs, effort)
         for step in STEPS:
             if wanted.intersection(step.codes) or (not only and not step.costs):

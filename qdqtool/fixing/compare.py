@@ -20,7 +20,7 @@ from qdqtool.fixing import sandbox
 from qdqtool.fixing.sandbox import Arrays, RunError, TookTooLong, TooMuch
 from qdqtool.model import qdq, sessions
 from qdqtool.model.graph import Model
-from qdqtool.model.live import load_of
+from qdqtool.model.run_cost import estimate_run_cost
 from qdqtool.model.subgraphs import RUN_DOMAINS, STANDARD
 from qdqtool.model.view import View
 from qdqtool.options import Fixes
@@ -211,8 +211,8 @@ class Runs:
             proto.ir_version > sessions.IR_VERSION
         ):  # of a field that is there twice, the last one counts
             source += onnx.ModelProto(ir_version=sessions.IR_VERSION).SerializeToString()
-        load = load_of(proto, {n: array.shape for n, array in inputs.items()})
-        need, memory = load.peak_bytes, budgets.SESSION_BYTES * self.effort
+        cost = estimate_run_cost(proto, {n: array.shape for n, array in inputs.items()})
+        need, memory = cost.peak_bytes, budgets.SESSION_BYTES * self.effort
         if need > memory:
             raise TooMuch(
                 said(
@@ -220,16 +220,16 @@ class Runs:
                     size=budgets.against(need, memory, " at once"),
                 )
             )
-        if load.operations > budgets.SESSION_WORK * self.effort:
+        if cost.operations > budgets.SESSION_WORK * self.effort:
             raise TooMuch(
                 said(
                     "it takes {operations:.2g} multiplications; the limit is {most:.2g}, raise it with "
                     "{`effort`}",
-                    operations=load.operations,
+                    operations=cost.operations,
                     most=budgets.SESSION_WORK * self.effort,
                 )
             )
-        work = load.operations + budgets.SESSION_RUN + budgets.SESSION_WORK_BYTE * len(source)
+        work = cost.operations + budgets.SESSION_RUN + budgets.SESSION_WORK_BYTE * len(source)
         if work > self.left:
             raise TooMuch(
                 said("the work for comparing outputs is used up; raise it with {`effort`}")

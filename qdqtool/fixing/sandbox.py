@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,9 +20,9 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.base import budgets, workers
-from qdqtool.base.deferred import NO_MEMORY, NO_TELEMETRY
+from qdqtool.base import budgets
 from qdqtool.base.said import said
+from qdqtool.model.sessions import OUT_OF_MEMORY
 
 Arrays = dict[str, npt.NDArray[Any]]
 WORKER = Path(__file__).parent / "worker.py"
@@ -116,9 +117,12 @@ class Sandbox:
             RunError: It does not start.
         """
         if self._process is None or self._process.poll() is not None:
-            environment = {**NO_TELEMETRY, **os.environ, "MALLOC_ARENA_MAX": "2"}
-            self._process = workers.start(
-                WORKER, str(budgets.SESSION_PROCESS), environment=environment
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", str(WORKER), str(budgets.SESSION_PROCESS)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={"ORT_DISABLE_TELEMETRY": "1", **os.environ, "MALLOC_ARENA_MAX": "2"},
             )
             atexit.register(self.close)
             self._await(self._process)
@@ -168,7 +172,7 @@ class Sandbox:
             text = answer["error"]
             if "memory" in answer or "bad_alloc" in text:  # the second as C++ says it
                 raise TooMuch(text)
-            raise (Crashed if NO_MEMORY in text else RunError)(text)
+            raise (Crashed if OUT_OF_MEMORY in text else RunError)(text)
         return {entry["name"]: _array(process.stdout, entry) for entry in answer["outputs"]}
 
     def close(self) -> None:
@@ -178,7 +182,12 @@ class Sandbox:
         if process is None:
             return
         atexit.unregister(self.close)
-        workers.end(process)
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            with contextlib.suppress(OSError):
+                if stream is not None:
+                    stream.close()
 
 
 @contextlib.contextmanager

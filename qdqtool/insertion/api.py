@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from qdqtool import prediction
-from qdqtool.base.files import watched
+from qdqtool.base.files import records_inputs
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import Images, Kept, Preprocess, Ranges, Workers, takes
 from qdqtool.base.parameters import typed
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 _DIFFERS, _TIMES = 0.1, 5.0
 
 
-@watched
+@records_inputs
 @takes(
     ranges=Ranges,
     images=Images,

@@ -20,7 +20,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqtool.base.options import Images, Preprocess
-from qdqtool.base.process import Crew
+from qdqtool.base.threads import SharedTasks, run_threads
 from qdqtool.errors import ModelError
 from qdqtool.insertion.placement import class_outputs
 from qdqtool.insertion.switched import Feeds, SwitchedNetwork
@@ -28,8 +28,8 @@ from qdqtool.model.editor import Editor, with_more
 from qdqtool.model.graph import EDITED, Model
 from qdqtool.model.half import half_nodes
 from qdqtool.model.heads import find_head
-from qdqtool.model.live import peak_bytes, peak_of
 from qdqtool.model.qdq import is_dq
+from qdqtool.model.run_cost import peak_activation_bytes, with_input_shapes
 from qdqtool.model.sessions import cores
 from qdqtool.model.slim import without_large_weights
 from qdqtool.options import LITTLE
@@ -37,7 +37,6 @@ from qdqtool.types import Json, Prediction, QuantizedTensor
 
 if TYPE_CHECKING:
     from calibration import FocusMap, TensorStatistics
-    from calibration.dataset import Task
 
 TRIED = 8
 SAMPLES = 2
@@ -166,7 +165,8 @@ def measure(
         return None
     shapes = {n: array.shape for n, array in first.items()}
     known = all(model.shape(n) == shape for n, shape in shapes.items())
-    held = peak_of(model) if known else peak_bytes(model.proto, shapes)
+    fed = model if known else with_input_shapes(model.proto, shapes)
+    held = peak_activation_bytes(fed)
     at_once = max(1, min(count, worker_count(held, cores())))
 
     def opened(alone: Sequence[QuantizedTensor]) -> SwitchedNetwork:
@@ -193,19 +193,19 @@ def measure(
 
     def errors(left_out: Sequence[str | None]) -> dict[str | None, float]:
         """With each of these float, with none for None; the sum over the samples."""
-        crew: Crew[tuple[int, Task], tuple[int, dict[str | None, float]]] = Crew(dataset.tasks())
+        tasks = SharedTasks(dataset.tasks())
 
-        def work() -> None:
-            for number, load in crew.tasks():
+        def work(put: Callable[[tuple[int, dict[str | None, float]]], None]) -> None:
+            for number, load in tasks:
                 loaded = load()
                 if loaded is not None:
                     before, each = compared(number, loaded[0]), {}
                     runs = network.runs(loaded[0], left_out)
-                    while not crew.stopped and (run := next(runs, None)):
+                    while not tasks.stopped and (run := next(runs, None)):
                         each[run[0]] = before.error(run[1])
-                    crew.put((number, each))
+                    put((number, each))
 
-        by_sample = [each for _, each in sorted(crew.results([work] * at_once))]
+        by_sample = [each for _, each in sorted(run_threads(tasks, [work] * at_once))]
         return {left: float(np.sum([each[left] for each in by_sample])) for left in left_out}
 
     names = [entry.tensor for entry in tried]

@@ -30,12 +30,11 @@ from qdqtool.base.text import reason_of
 from qdqtool.errors import ModelError
 from qdqtool.explain.left_float import Unwritten
 from qdqtool.insertion.structure import is_convolution
-from qdqtool.model.apart import convert_version
 from qdqtool.model.constants import Constants
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model, Node
-from qdqtool.model.inference import infer, ranked
 from qdqtool.model.operators import LayerKind, of, output_axis
+from qdqtool.model.shapes import convert_opset, infer_types
 from qdqtool.model.sizes import Contraction, contraction
 from qdqtool.model.slim import without_large_weights
 from qdqtool.model.subgraphs import DOMAINS, STANDARD
@@ -355,7 +354,7 @@ class Products:
         inputs = {v.name: v.type for v in slim.graph.input}
         stated = inputs | {v.name: v.type for v in slim.graph.value_info}
         del slim.graph.value_info[:]
-        slim.graph.value_info.extend(_settled(slim, inputs | (infer(slim) or {})))
+        slim.graph.value_info.extend(_settled(slim, inputs | (infer_types(slim) or {})))
         return tuple(
             {
                 (t, axis): size
@@ -363,7 +362,7 @@ class Products:
                 for axis, size in enumerate(_sizes(kind))
                 if size
             }
-            for types in (stated, inputs | (infer(slim) or {}))
+            for types in (stated, inputs | (infer_types(slim) or {}))
         )
 
 
@@ -379,7 +378,9 @@ def _settled(
     found = []
     for node in proto.graph.node:
         ends = [
-            types[t] for t in (*node.input[:1], *node.output[:1]) if t in types and ranked(types[t])
+            types[t]
+            for t in (*node.input[:1], *node.output[:1])
+            if t in types and types[t].tensor_type.HasField("shape")
         ]
         if node.op_type != "Reshape" or node.domain not in DOMAINS or len(ends) < 2:
             continue
@@ -547,7 +548,7 @@ def raise_opset(model: Model, opset: int) -> None:
     proto = model.proto
     slim = without_large_weights(proto)
     try:
-        converted = convert_version(slim, opset)
+        converted = convert_opset(slim, opset)
     except Exception as error:  # the converter raises whatever its C++ meets
         reason = reason_of(error, first_line=True)
         raise ModelError(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import onnx
 
-from qdqtool.base.files import Guard, not_over
+from qdqtool.base.files import InputFiles, forbid_overwrite
 from qdqtool.base.notes import Note
 from qdqtool.base.parameters import typed
 from qdqtool.explain.left_float import SkippedNode
@@ -57,7 +57,7 @@ class Insertion:
     prediction: Prediction | None = None
     source: str = ""
     output: str = ""
-    read: Guard | None = field(default=None, repr=False, compare=False)
+    read: InputFiles | None = field(default=None, repr=False, compare=False)
     losses: Losses | None = None
     float_type: str = "fp32"
     float32: dict[str, float] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class Insertion:
             QdqtoolError: ``path`` is a file that was read (the model, its weights, an image), its folder is missing, or
                 it cannot be written.
         """
-        with not_over(self.read):
+        with forbid_overwrite(self.read):
             save(self.model, path, source=self.source)
         self.output = os.fspath(path)
         if self.prediction is not None:

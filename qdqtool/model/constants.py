@@ -16,8 +16,8 @@ import numpy.typing as npt
 import onnx
 
 from qdqtool.model.graph import Model, Node
-from qdqtool.model.inference import is_odd
 from qdqtool.model.qdq import is_qdq
+from qdqtool.model.shapes import has_sane_attributes
 from qdqtool.model.subgraphs import DOMAINS
 
 _Array = npt.NDArray[Any]
@@ -164,7 +164,7 @@ class Constants:
             return None
         inputs = {t: known[t] for t in node.inputs if t}
         outputs = [t for t in node.outputs if t]
-        if is_odd(node.proto, None):
+        if not has_sane_attributes(node.proto):
             return None
         single = self._single(node, inputs, outputs)
         sizes = _sizes(single)

@@ -19,7 +19,7 @@ from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from qdqtool.base import budgets
-from qdqtool.base.files import NO_NAME, note_read
+from qdqtool.base.files import INVALID_NAME, record_input
 from qdqtool.errors import ModelError
 from qdqtool.model.subgraphs import held
 
@@ -131,7 +131,7 @@ def path_of(tensor: onnx.TensorProto, base_dir: str, model: str) -> Path | None:
     location = location_of(tensor)
     if "\0" in location:
         raise ModelError(
-            f"weight file {location!r} of tensor '{tensor.name}': {NO_NAME}",
+            f"weight file {location!r} of tensor '{tensor.name}': {INVALID_NAME}",
             model,
             code="invalid-path",
             node=tensor.name,
@@ -168,7 +168,7 @@ def check(proto: onnx.ModelProto, base_dir: str, model: str) -> None:
             path = path_of(tensor, base_dir, model)
             found[location] = path, path.stat().st_size if path is not None else 0
             if path is not None:
-                note_read(path)
+                record_input(path)
         total += _length(tensor, found[location][1], model)
     if not found:
         return

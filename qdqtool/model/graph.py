@@ -25,7 +25,7 @@ from qdqtool.base import budgets
 from qdqtool.errors import ModelError
 from qdqtool.model import external
 from qdqtool.model.external import Parts
-from qdqtool.model.inference import Alike, infer
+from qdqtool.model.shapes import NodeTypeCache, infer_types
 from qdqtool.model.slim import without_large_weights
 from qdqtool.model.subgraphs import STANDARD, captured, in_order, require_texts
 
@@ -631,11 +631,12 @@ class Model:
         if self._variant_of is not None:
             return self._variant_of._known_types()
         graph = self.proto.graph
-        stated, alike = (*graph.value_info, *graph.input, *graph.output), Alike(self.proto)
+        stated = (*graph.value_info, *graph.input, *graph.output)
+        cache = NodeTypeCache(self.proto)
         types = self._types = {v.name: _type_of(v.type) for v in stated}
         # Exporters state the float tensors, and quantizers leave out their own.
         for node in (n for n in self.ordered if not self._is_typed(n)):
-            found = self._made(node) or alike.outputs(
+            found = self._made(node) or cache.outputs(
                 node.proto, node.op, [self.type_of(t) for t in node.inputs]
             )
             made: dict[str, TensorType] = dict(zip(node.outputs, found or (), strict=False))
@@ -650,7 +651,7 @@ class Model:
         read: dict[
             bytes, TensorType
         ] = {}  # most tensors of a network have a type that another one has
-        for name, kind in (infer(without_large_weights(self.proto)) or {}).items():
+        for name, kind in (infer_types(without_large_weights(self.proto)) or {}).items():
             if types.get(name, _UNKNOWN)[1] is None:
                 key = kind.SerializeToString()
                 if key not in read:

@@ -7,14 +7,14 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import IO, Any, TypeAlias
 
 import onnx
 from google.protobuf.message import DecodeError, EncodeError
 
-from qdqtool.base import budgets, files, packed
+from qdqtool.base import budgets, file_types, packed
 from qdqtool.base.files import open_input, read_all, same_file
-from qdqtool.base.outputs import atomic_write, together
+from qdqtool.base.outputs import atomic_write
 from qdqtool.base.text import middle, reason_of
 from qdqtool.errors import ModelError
 from qdqtool.model import external
@@ -242,37 +242,39 @@ def _load(source: ModelSource) -> Model:
 
 
 def _read(path: Path) -> bytes:
-    with open_input(path, error=ModelError) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > MAX_PROTO_BYTES:
-            raise _too_large(path, file.read(files.HEAD))
-        head = file.read(packed.HEAD)
-        if packed.kind_of(head) == packed.GZIP:
-            limit = budgets.unpacked(budgets.UNPACKED_MODEL, size)
-            blocks = packed.unpack(
-                head,
-                lambda: file.read(packed.BLOCK),
-                str(path),
-                min(limit, MAX_PROTO_BYTES),
-                whole=True,
-                error=ModelError,
-            )
-            return b"".join(blocks)
-        with contextlib.suppress(
-            OSError
-        ):  # some files of the kernel's are read from front to back alone
-            file.seek(0)
-            head = b""  # joining it with the rest would copy the whole model
-        data = read_all(file, MAX_PROTO_BYTES, head)
+    try:
+        with open_input(path, error=ModelError) as file:
+            data = _read_limited(file, path)
+    except OSError as error:
+        reason = f"cannot be read: {error.strerror or error}"
+        raise ModelError(reason, str(path), code="file-unreadable") from error
     if data is None:
         raise _too_large(path, b"")
     return data
 
 
+def _read_limited(file: IO[bytes], path: Path) -> bytes | None:
+    """Return a model's bytes, unpacked; None if there are more than protobuf reads."""
+    size = os.fstat(file.fileno()).st_size
+    if size > MAX_PROTO_BYTES:
+        raise _too_large(path, file.read(file_types.HEAD))
+    head = file.read(packed.HEAD)
+    if packed.kind_of(head) == packed.GZIP:
+        limit = min(budgets.unpacked(budgets.UNPACKED_MODEL, size), MAX_PROTO_BYTES)
+        blocks = packed.unpack(
+            head, lambda: file.read(packed.BLOCK), str(path), limit, whole=True, error=ModelError
+        )
+        return b"".join(blocks)
+    with contextlib.suppress(OSError):  # some files of the kernel can be read only once
+        file.seek(0)
+        head = b""  # joining it with the rest would copy the whole model
+    return read_all(file, MAX_PROTO_BYTES, head)
+
+
 def _too_large(path: Path, head: bytes) -> ModelError:
-    known = files.recognise(str(path), head)
+    known = file_types.recognize(str(path), head)
     if known is not None:
-        return files.not_a_model(str(path), head, error=ModelError)
+        return file_types.not_a_model(str(path), head, error=ModelError)
     return ModelError(
         "larger than 2 GB; save its weights as external data", str(path), code="file-too-large"
     )
@@ -289,9 +291,11 @@ def _parse(data: bytes, what: str) -> onnx.ModelProto:
                 what,
                 code="nested-too-deeply",
             ) from None
-        raise files.not_a_model(what, data[: files.HEAD], error=ModelError) from None
+        raise file_types.not_a_model(what, data[: file_types.HEAD], error=ModelError) from None
     if not proto.HasField("graph") or not proto.opset_import:
-        raise files.not_a_model(what, data[: files.HEAD], "no graph or no opset", error=ModelError)
+        raise file_types.not_a_model(
+            what, data[: file_types.HEAD], "no graph or no opset", error=ModelError
+        )
     _check(proto, what)
     return proto
 
@@ -430,8 +434,7 @@ def save(proto: onnx.ModelProto, path: str | os.PathLike[str], *, source: str = 
         raise ModelError(
             "is the input; choose another output name", os.fspath(path), code="output-is-input"
         )
-    with together():
-        write_model(proto, path)
+    write_model(proto, path)
 
 
 @contextlib.contextmanager
@@ -447,22 +450,19 @@ def quiet_graphsurgeon() -> Iterator[None]:
         G_LOGGER.severity = before
 
 
-def write_model(
-    proto: onnx.ModelProto, path: str | os.PathLike[str], *, at_once: bool = False
-) -> None:
+def write_model(proto: onnx.ModelProto, path: str | os.PathLike[str]) -> None:
     """Writes a model as :func:`save` does, without looking at where it came from.
 
     Args:
         proto: The model. It is not changed.
         path: Where to write.
-        at_once: For a file that this command reads again, not one of its outputs.
     """
     parts = _parts(proto)
     if parts is not None and parts.size < MAX_PROTO_BYTES:
-        with atomic_write(path, at_once=at_once) as file:
+        with atomic_write(path) as file:
             file.writelines(parts)
         return
-    _save_external(proto, Path(path), at_once)
+    _save_external(proto, Path(path))
 
 
 def _parts(proto: onnx.ModelProto) -> Parts | None:
@@ -478,7 +478,7 @@ def byte_size(proto: onnx.ModelProto) -> int:
     return MAX_PROTO_BYTES + 1 if parts is None else parts.size
 
 
-def _save_external(proto: onnx.ModelProto, path: Path, at_once: bool) -> None:
+def _save_external(proto: onnx.ModelProto, path: Path) -> None:
     slim = without_large_weights(proto, 1024)
     for field in ("producer_name", "producer_version", "domain", "model_version"):
         if getattr(proto, field):
@@ -492,15 +492,13 @@ def _save_external(proto: onnx.ModelProto, path: Path, at_once: bool) -> None:
     slim.graph.metadata_props.extend(proto.graph.metadata_props)
     slim.graph.quantization_annotation.extend(proto.graph.quantization_annotation)
     large = {t.name: t for t in proto.graph.initializer if tensor_bytes(t) > 1024}
-    write_apart(slim, large, path, at_once=at_once)
+    write_apart(slim, large, path)
 
 
 def write_apart(
     proto: onnx.ModelProto,
     weights: Mapping[str, onnx.TensorProto],
     path: Path,
-    *,
-    at_once: bool = False,
 ) -> None:
     """Writes a model whose large weights are in ``<name>.data`` beside it; they are read one at a time.
 
@@ -509,14 +507,13 @@ def write_apart(
             data itself where it is texts or half bytes.
         weights: The tensors with the data, by name.
         path: Where to write.
-        at_once: As for :func:`write_model`.
 
     Raises:
         QdqtoolError: It cannot be written.
     """
     data_name = path.name + ".data"
     # The data first: a model never names data that is not there.
-    with atomic_write(path.with_name(data_name), at_once=at_once) as file:
+    with atomic_write(path.with_name(data_name)) as file:
         offset = 0
         for tensor in proto.graph.initializer:
             source = weights.get(tensor.name)
@@ -532,5 +529,5 @@ def write_apart(
                 tensor.external_data.add(key=key, value=str(value))
             tensor.data_location = onnx.TensorProto.EXTERNAL
             offset += len(raw)
-    with atomic_write(path, at_once=at_once) as model_file:
+    with atomic_write(path) as model_file:
         model_file.write(proto.SerializeToString())

@@ -18,15 +18,14 @@ import onnx
 from google.protobuf.message import EncodeError
 
 from qdqtool.base import budgets
-from qdqtool.base.deferred import NO_MEMORY, load_onnxruntime
-from qdqtool.base.process import temporary_folder
+from qdqtool.base.subprocesses import temporary_folder
 from qdqtool.base.text import reason_of
 from qdqtool.errors import QdqtoolError
 from qdqtool.model import external
 from qdqtool.model.modelfile import write_apart, write_model
-from qdqtool.model.stored import Stored
-from qdqtool.model.subgraphs import captured, nodes_of
+from qdqtool.model.subgraphs import captured
 
+OUT_OF_MEMORY = "bfc_arena"  # part of onnxruntime's message if it gets no memory
 IR_VERSION = 10  # what every onnxruntime from 1.20 reads; later ones add types and annotations that no network here has
 FOLDER_KEY = "session.model_external_initializers_file_folder_path"
 
@@ -36,6 +35,14 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def load_onnxruntime() -> Any:
+    """Import onnxruntime without telemetry, which leaves a file in the folder for temporary files."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    import onnxruntime
+
+    return onnxruntime
 
 
 def open_session(
@@ -111,39 +118,9 @@ def _has_arena() -> bool:
 
 def failure(error: BaseException) -> str:
     """Why a session does not open or run, in a line."""
-    if NO_MEMORY in str(error):
+    if OUT_OF_MEMORY in str(error):
         return f"it takes more memory than there is, or than {budgets.amount(budgets.session_memory())}"
     return reason_of(error, 300)
-
-
-# Whose outputs are as large as the numbers that they read say, from this input on.
-_BY_NUMBERS = {
-    "CenterCropPad": 1,
-    "ConstantOfShape": 0,
-    "Expand": 1,
-    "MaxUnpool": 2,
-    "OneHot": 1,
-    "Pad": 1,
-    "Range": 0,
-    "Resize": 1,
-    "Tile": 1,
-    "Upsample": 1,
-}
-
-
-def sizes_by_run(proto: onnx.ModelProto) -> bool:
-    """Whether what a run computes can decide how large tensors become: its memory needs a limit."""
-    stored = Stored(proto, list(nodes_of(proto)))
-    constants = {name for name, _ in stored.constants} | {
-        t.name for g in stored.graphs for t in g.initializer
-    }
-    return any(
-        n.op_type in ("Loop", "Scan")
-        or any(
-            t and t not in constants for t in n.input[_BY_NUMBERS.get(n.op_type, len(n.input)) :]
-        )
-        for n in stored.nodes
-    )
 
 
 _descriptors = threading.RLock()  # two threads would each keep what the other one put there
@@ -226,8 +203,6 @@ def open_proto(
     Raises:
         Exception: onnxruntime does not take the model; its classes have no common base but this.
     """
-    if "one_arena" not in options:
-        options["one_arena"] = sizes_by_run(proto)
     missing = {t.name: weights[t.name] for t in proto.graph.initializer if _is_missing(t, weights)}
     if missing:
         with _apart(proto, missing) as path:
@@ -241,7 +216,7 @@ def open_proto(
     except (ValueError, EncodeError):
         with temporary_folder() as temporary:
             path = Path(temporary) / "model.onnx"
-            write_model(proto, path, at_once=True)
+            write_model(proto, path)
             proto.Clear()
             return open_session(
                 path, threads, **{k: v for k, v in options.items() if k != "folder"}
@@ -279,7 +254,7 @@ def _apart(
         ):  # Windows keeps a file that is mapped, as onnxruntime does with weights that it can use so
             with contextlib.suppress(OSError, QdqtoolError):
                 written = Path(stack.enter_context(temporary_folder())) / "model.onnx"
-                write_apart(proto, weights, written, at_once=True)
+                write_apart(proto, weights, written)
                 path = written
         yield path
 

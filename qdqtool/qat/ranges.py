@@ -18,7 +18,7 @@ from calibration.statistics import OCTAVES, merge_all, top_of
 from qdqtool.base.notes import Note
 from qdqtool.base.options import Ranges
 from qdqtool.base.parameters import read, typed
-from qdqtool.base.process import track
+from qdqtool.base.progress import track
 from qdqtool.base.said import said
 from qdqtool.base.text import reason_of
 from qdqtool.errors import DataError, QdqtoolError

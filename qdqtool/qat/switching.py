@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from qdqtool.base.parameters import compile_pattern, read, typed
-from qdqtool.base.process import track
+from qdqtool.base.progress import track
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.qat.checking import furthest, tensors_of
 from qdqtool.qat.modules import Quantizing, quantizers_of

@@ -7,8 +7,8 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO, TypeVar
 
-from qdqtool.base.outputs import commit, write_text
-from qdqtool.base.process import columns, silence_stdout
+from qdqtool.base.outputs import write_text
+from qdqtool.base.process import silence_stdout, terminal_columns
 from qdqtool.base.said import told
 from qdqtool.base.text import as_line, as_text, encodable, visible
 from qdqtool.errors import QdqtoolError
@@ -29,8 +29,6 @@ _Row = TypeVar("_Row")
 def emit(text: str, output: str | None) -> None:
     """Writes an answer to a file (atomically), or to stdout; control characters are written as escapes.
 
-    What the command wrote before gets its name first: the answer may say that it is there.
-
     Raises:
         QdqtoolError: The file cannot be written, or stdout is closed.
     """
@@ -38,7 +36,6 @@ def emit(text: str, output: str | None) -> None:
     if output:
         write_text(output, text)
         return
-    commit()
     if sys.stdout is None:
         raise QdqtoolError(
             "standard output is closed: the answer cannot be printed", code="not-written"
@@ -84,14 +81,14 @@ def _looks(lines: list[str]) -> Iterator[tuple[str, str]]:
 
 def to_json(data: Any) -> str:
     """JSON text as all commands print it; control characters of any kind are escaped."""
-    from qdqtool.base.outputs import json_text
+    from qdqtool.base.json_text import json_text
 
     return visible(json_text(data))
 
 
 def terminal_width() -> int:
     """Columns to write for: the terminal's (or ``COLUMNS``), 80 where there is none."""
-    return max(MIN_WIDTH, min(MAX_WIDTH, columns()))
+    return max(MIN_WIDTH, min(MAX_WIDTH, terminal_columns()))
 
 
 def wrap(text: str, indent: int, width: int, first: str | None = None) -> list[str]:

@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
 
+from qdqtool.base.json_text import json_text
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import takes
-from qdqtool.base.outputs import json_text, write_text
-from qdqtool.base.process import collector_paused
+from qdqtool.base.outputs import write_text
+from qdqtool.base.process import pause_gc
 from qdqtool.base.said import said
 from qdqtool.errors import QdqtoolError
 from qdqtool.explain.messages import GpuFact, GpuLacks
@@ -552,7 +553,7 @@ def predict_on(
         chosen = gpus.used_by(on, chosen)
         settled_on = assumed_target(on, assumed.assume)
         plain = Precision.FP32 if request.no_fp16 else chosen.plain
-        with collector_paused():
+        with pause_gc():
             time = estimate(
                 index,
                 prediction,

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from qdqtool.base import budgets
 from qdqtool.base.files import read_input
-from qdqtool.base.outputs import parse_json
+from qdqtool.base.json_text import parse_json
 from qdqtool.base.records import published
 from qdqtool.base.said import said
 from qdqtool.errors import QdqtoolError

@@ -17,8 +17,8 @@ from qdqtool.explain.left_float import nothing_to_quantize
 from qdqtool.model.editor import float_model, placeholder
 from qdqtool.model.external import has_data
 from qdqtool.model.graph import Model, Node
-from qdqtool.model.inference import stays_small
 from qdqtool.model.qdq import FLOATS, is_qdq
+from qdqtool.model.shapes import infer_node
 from qdqtool.model.slim import without_large_weights
 from qdqtool.model.subgraphs import STANDARD
 from qdqtool.trt.targets import Target
@@ -213,13 +213,7 @@ class Shapes:
                 TensorProto.FLOAT if value is None else helper.np_dtype_to_tensor_dtype(value.dtype)
             )
             types[tensor] = helper.make_tensor_type_proto(kind, shape)
-        if not stays_small(node.proto, types, self._model.opset):
-            return {}
-        try:
-            schema = onnx.defs.get_schema(node.op, self._model.opset, "")
-            result = onnx.shape_inference.infer_node_outputs(schema, node.proto, types, data)
-        except Exception:  # a custom or odd node: its shape stays unknown
-            return {}
+        result = infer_node(node.proto, types, self._model.opset, data)
         dims = {
             name: kind.tensor_type.shape.dim
             for name, kind in result.items()

@@ -17,7 +17,7 @@ from calibration.cluster import mapping
 from calibration.dataset import Dataset
 from qdqtool import prediction
 from qdqtool.base import budgets
-from qdqtool.base.files import watched
+from qdqtool.base.files import records_inputs
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import Images, Ranges, Workers, takes
 from qdqtool.base.parameters import shown, typed
@@ -53,7 +53,7 @@ _RANGING = 0.25  # part of a time limit that the pass for ranges may take
 _TIMED = 4  # samples that tell how long it takes
 
 
-@watched
+@records_inputs
 @takes(
     aim=Aim,
     machine=Powered,

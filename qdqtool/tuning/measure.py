@@ -30,9 +30,9 @@ from calibration.clustered import shared
 from calibration.dataset import Dataset
 from calibration.session import Fetcher, open_packed, partial_model
 from qdqtool.base import budgets, parameters
-from qdqtool.base.process import Crew
 from qdqtool.base.said import said
 from qdqtool.base.text import reason_of
+from qdqtool.base.threads import SharedTasks, run_threads
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.losses import Compared
 from qdqtool.insertion.rewrite import rounded, rounded_name
@@ -517,16 +517,16 @@ def local(workers: int | None = None) -> Mapper:
     count = workers or default_workers()
 
     def run(job: Job, tasks: Sequence[Task]) -> Iterator[Result]:
-        crew: Crew[Task, Result] = Crew(tasks, metrics.end)
+        shared = SharedTasks(tasks)
 
-        def work() -> None:
-            for task in crew.tasks():
+        def work(put: Callable[[Result], None]) -> None:
+            for task in shared:
                 for result in iterate(job, task):
-                    crew.put(result)
-                    if crew.stopped:
+                    put(result)
+                    if shared.stopped:
                         return
 
-        return crew.results([work] * min(count, len(tasks)))
+        return run_threads(shared, [work] * min(count, len(tasks)), metrics.cancel_calls)
 
     return run
 

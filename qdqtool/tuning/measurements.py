@@ -26,10 +26,11 @@ from calibration.dataset import Dataset, Part, spread
 from calibration.session import input_specs, metadata_size
 from qdqtool.base import budgets
 from qdqtool.base.files import check_output, open_input, same_file
+from qdqtool.base.json_text import parse_json
 from qdqtool.base.options import Images, Ranges
-from qdqtool.base.outputs import atomic_write, parse_json
+from qdqtool.base.outputs import atomic_write
 from qdqtool.base.packed import BLOCK, HEAD, kind_of, unpack
-from qdqtool.base.process import track
+from qdqtool.base.progress import track
 from qdqtool.base.said import Parameter, said
 from qdqtool.errors import DataError
 from qdqtool.options import Effort
@@ -97,7 +98,7 @@ class Store:
                 for kind, by in self.rows.items()
             },
         }
-        with atomic_write(self.path, at_once=True) as file:
+        with atomic_write(self.path) as file:
             file.write(gzip.compress(json.dumps(data, separators=(",", ":")).encode(), 1, mtime=0))
         self._saved = time.monotonic()
         self._changed = False
@@ -105,7 +106,7 @@ class Store:
     def _read(self, path: Path) -> None:
         what = "is no file of an earlier `qdqtool tune`"
         remedy = "give another name with {`state`}, or remove it"
-        with open_input(path, error=DataError, note=False) as file:
+        with open_input(path, error=DataError, record=False) as file:
             head = file.read(HEAD)
             if not kind_of(head):
                 raise DataError(

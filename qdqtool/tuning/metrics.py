@@ -7,18 +7,15 @@ for a limited time; the processes that it started are ended when that is over.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import hashlib
 import importlib
 import inspect
 import math
 import os
 import queue
-import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -28,7 +25,6 @@ import numpy.typing as npt
 from qdqtool.base import budgets
 from qdqtool.base.files import read_input
 from qdqtool.base.parameters import require
-from qdqtool.base.process import descendants, interrupt_loading, mark_all, reap
 from qdqtool.base.said import said
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.losses import Compared, compared_tensors
@@ -183,72 +179,50 @@ def _curve(scores: Floats, hits: npt.NDArray[np.bool_], total: int) -> Floats:
 # Detections of YOLOv8-style outputs, and how well two sets of them agree; boxes are x1, y1, x2, y2 in input pixels ---
 
 
-class Over(Exception):
-    """The time is over, or the result is not wanted any more."""
+class CallNotFinished(Exception):
+    """The time of a user's function is over, or its result is not wanted any more."""
 
 
-_running: dict[
-    threading.Thread, queue.SimpleQueue[Any]
-] = {}  # by caller: where an answer is waited for
+_waiting: set[queue.SimpleQueue[Any]] = set()  # of calls whose result is waited for
 
 
-def within(seconds: float, function: Callable[..., Any], *args: object) -> Any:
-    """What a function returns that may take so many seconds.
+def call_with_timeout(seconds: float, function: Callable[..., Any], *args: object) -> Any:
+    """Call a user's function and return its result.
 
-    It runs in a thread of its own: no thread can be stopped from outside while it computes, but the one that waits for
-    it goes on.
+    The function runs in a thread. A thread cannot be ended: after a timeout it goes on in the background.
 
     Raises:
-        Over: The time is over, or :func:`end` was called.
-        BaseException: What the function raised.
+        CallNotFinished: The time is over, or `cancel_calls` was called.
+        BaseException: The exception that the function raised.
     """
-    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    results: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def run() -> None:
         try:
-            answers.put((function(*args), None))
+            results.put((function(*args), None))
         except BaseException as error:
-            answers.put((None, error))
+            results.put((None, error))
 
-    call, caller = threading.Thread(target=run, daemon=True), threading.current_thread()
-    _running[caller] = answers
-    answer = None
+    _waiting.add(results)
     try:
-        call.start()
-        with contextlib.suppress(queue.Empty):
-            answer = answers.get(timeout=seconds)
-        if answer is None:
-            raise Over
-    except BaseException:
-        _stop(call)
-        raise
+        threading.Thread(target=run, daemon=True).start()
+        answer = results.get(timeout=seconds)
+    except queue.Empty:
+        answer = None
     finally:
-        del _running[caller]
-        reap()
+        _waiting.discard(results)
+    if answer is None:
+        raise CallNotFinished
     result, error = answer
     if error is not None:
         raise error
     return result
 
 
-def end(callers: Iterable[threading.Thread]) -> None:
-    """Ends what these threads wait for in :func:`within`."""
-    for answers in filter(None, map(_running.get, callers)):
-        answers.put(None)
-
-
-def _stop(call: threading.Thread) -> None:
-    """Ends the processes that a function started, and the function where Python computes it."""
-    if not call.is_alive() or call.ident is None or call.native_id is None:
-        return
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(
-        ctypes.c_ulong(call.ident), ctypes.py_object(SystemExit)
-    )
-    for process in descendants("self", call.native_id):
-        with contextlib.suppress(OSError):
-            if os.getpgid(process) == process:
-                os.killpg(process, signal.SIGKILL)
-            os.kill(process, signal.SIGKILL)
+def cancel_calls() -> None:
+    """End the wait for all calls of `call_with_timeout`."""
+    for results in tuple(_waiting):
+        results.put(None)
 
 
 # Metrics -------------------------------------------------------------------------------------------------------------
@@ -384,8 +358,8 @@ class UserMetric:
             {n: a.copy() for n, a in arrays.items()} for arrays in (kept, found)
         )  # others see the same
         try:
-            value = float(within(self.seconds, function, reference, found, image))
-        except Over:
+            value = float(call_with_timeout(self.seconds, function, reference, found, image))
+        except CallNotFinished:
             raise QdqtoolError(
                 said(
                     "{`metric`} {name}: did not end within {seconds:g} s on {image}; give it more with "
@@ -446,7 +420,6 @@ def imported(name: str) -> Callable[[Outputs, Outputs, str], float]:
             code="wrong-format",
             parameter="metric",
         )
-    interrupt_loading(module)
     try:
         found: Any = _module(module)
         for part in attribute.split("."):
@@ -498,7 +471,6 @@ def metric_for(
     """
     require("metric", wanted, str | Callable | None, __name__)
     if isinstance(wanted, str):
-        mark_all()
         imported(wanted)
         return UserMetric(wanted, tuple(model.outputs), seconds=seconds)
     if wanted is not None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import onnx
 
-from qdqtool.base.files import Guard, not_over
+from qdqtool.base.files import InputFiles, forbid_overwrite
 from qdqtool.base.notes import Note
 from qdqtool.base.outputs import save_answer
 from qdqtool.base.parameters import typed
@@ -197,7 +197,7 @@ class Tuning:
     builder: Callable[[Configuration], onnx.ModelProto] | None = field(
         default=None, repr=False, compare=False
     )
-    read: Guard | None = field(default=None, repr=False, compare=False)
+    read: InputFiles | None = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
         name = self.source or "a model in memory"
@@ -221,7 +221,7 @@ class Tuning:
         Raises:
             QdqtoolError: ``path`` is a file that was read, or cannot be written.
         """
-        with not_over(self.read):
+        with forbid_overwrite(self.read):
             save(self.model, path, source=self.source)
         self.output = os.fspath(path)
 

@@ -10,7 +10,8 @@ from typing import TypeAlias
 import numpy as np
 import onnx
 
-from qdqtool.base.files import named_as_model, watched
+from qdqtool.base.file_types import is_model_name
+from qdqtool.base.files import records_inputs
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import takes
 from qdqtool.base.parameters import require, typed
@@ -58,7 +59,7 @@ FEW = 0.2  # fewer of a model's convolutions named by a log than this: the log i
 
 @takes(on=OnBuilds, machine=Machine)
 @typed
-@watched
+@records_inputs
 def verify(
     model: ModelSource | Model,
     *builds: Source | Build | Sequence[Source],
@@ -123,7 +124,7 @@ def build_of(builds: tuple[Source | Build | Sequence[Source], ...]) -> Build:
             code="missing-argument",
             parameter="builds",
         )
-    model = next((os.fspath(f) for f in files if named_as_model(f)), None)
+    model = next((os.fspath(f) for f in files if is_model_name(f)), None)
     if model is not None:
         raise BuildLogError(
             "an ONNX model, not a build: give the log or the layer JSON that TensorRT wrote "

@@ -9,7 +9,7 @@ from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from qdqtool.base.files import Guard
+from qdqtool.base.files import InputFiles
 from qdqtool.base.notes import Note
 from qdqtool.base.outputs import Saved
 from qdqtool.base.records import published
@@ -73,7 +73,7 @@ class Verification(Saved):
     notes: list[Note] = field(default_factory=list)
     copies: TraceCounts = field(default_factory=TraceCounts)
     times: Json | None = None
-    read: Guard | None = field(default=None, compare=False)
+    read: InputFiles | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         c = self.convolutions

@@ -1,4 +1,4 @@
-"""Records, texts of exceptions, and late imports."""
+"""Records and texts of exceptions."""
 
 import copy
 import dataclasses
@@ -109,48 +109,6 @@ def test_base_name_has_no_suffixes_of_clones(name: str, base: str) -> None:
 )
 def test_reason_of_is_one_short_line(error: Exception, options: Any, reason: str) -> None:
     assert reason_of(error, **options) == reason
-
-
-# onnx of the command line has the classes of onnx, and loads its modules when they are used.
-
-BEHAVES = """
-import sys
-from qdqtool.base.deferred import defer
-defer()
-import onnx
-model = onnx.ModelProto(ir_version=8)
-assert "onnx.helper" not in sys.modules and "onnx.serialization" not in sys.modules
-from onnx import helper, TensorProto
-assert helper.make_tensor_value_info("x", TensorProto.FLOAT, [1]).name == "x"
-assert "onnx.serialization" not in sys.modules
-assert onnx.load_model_from_string(model.SerializeToString()) == model
-assert type(onnx).__name__ == "module" and "onnx.serialization" in sys.modules
-assert type(model) is onnx.ModelProto is sys.modules["onnx.onnx_ml_pb2"].ModelProto
-assert not hasattr(onnx, "nothing")
-defer()
-assert sys.modules["onnx"] is onnx
-"""
-FAILS = """
-import sys
-from qdqtool.base.deferred import defer
-defer()
-import onnx
-sys.modules["onnx.serialization"] = None
-try:
-    onnx.load
-except ImportError:
-    assert "onnx" not in sys.modules
-else:
-    raise AssertionError("imported")
-"""
-
-
-@pytest.mark.parametrize("script", [BEHAVES, FAILS], ids=["behaves", "fails"])
-def test_deferred_onnx(script: str) -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr
 
 
 def test_hash_of_pickled_record_is_computed_anew() -> None:

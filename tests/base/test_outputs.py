@@ -6,7 +6,7 @@ import json
 import pytest
 
 from qdqtool.base import budgets
-from qdqtool.base.outputs import TooManyValues, parse_json
+from qdqtool.base.json_text import TooManyValues, parse_json
 
 
 @pytest.mark.parametrize(

@@ -258,12 +258,12 @@ def test_tables_that_are_written_and_caches_that_are_replaced(tmp_path: Path) ->
     # It is the one file of which that is true
     path = tmp_path / "c.npz"
     save_statistics(Statistics({}), path)
-    with files.watch() as guard:
+    with files.record_inputs() as guard:
         load_progress(path)
-        guard.check(path)
-        files.note_read(path)
-        with raises(QdqtoolError, "Guard.check files"):
-            guard.check(path)
+        guard.forbid_overwrite(path)
+        files.record_input(path)
+        with raises(QdqtoolError, "InputFiles.forbid_overwrite|_is_input files"):
+            guard.forbid_overwrite(path)
 
 
 Arrays = dict[str, Any]

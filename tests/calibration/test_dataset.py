@@ -27,10 +27,11 @@ from calibration.dataset import (
 )
 from calibration.listing import UNREADABLE, Inodes, file_digest, files_under, read_ahead
 from qdqtool.base import budgets, files
-from qdqtool.base.files import NO_NAME
+from qdqtool.base.files import INVALID_NAME
 from qdqtool.base.notes import Remark
 from qdqtool.errors import DataError, QdqtoolError
 from tests.calibration.nets import refused, write_pictures
+from tests.errors import has
 from tests.raising import raises
 
 IMAGE = InputSpec("x", (1, 1, 1, 2))
@@ -409,7 +410,7 @@ def test_paths_of_a_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     listing.write_text("# nothing\n \n")
     refused(DataError, f"_listed {listing}: images", open_data, listing, [SPEC])
     listing.write_bytes(b"a.png\n\nb\0.png\n")
-    refused(DataError, f"_listed {listing}: 3: {NO_NAME}", open_data, listing, [SPEC])
+    refused(DataError, f"_listed {listing}: 3: {INVALID_NAME}", open_data, listing, [SPEC])
     listing.write_text(f"one.png\n{'x' * 32_768}\n")
     refused(DataError, f"_listed {listing}: 2: 32,767", open_data, listing, [SPEC])
     listing.write_text(f"{'x' * 32_767}\n")
@@ -542,15 +543,15 @@ def test_no_listed_file_is_written(tmp_path: Path) -> None:
     for k in range(9):
         (tmp_path / "in" / f"{k}.png").write_bytes(b"")
     (tmp_path / "link.png").symlink_to(tmp_path / "in" / "3.png")
-    with files.watch() as guard:
+    with files.record_inputs() as guard:
         files_under(tmp_path / "in", {".png"})
         for name in ("in/0.png", "in/8.png", "link.png"):
-            with raises(QdqtoolError, "Guard.check files"):
-                guard.check(tmp_path / name)
-        guard.check(tmp_path / "new.png")
-    with files.watch():
-        files.claim(tmp_path / "link.png", "-o")
-        with raises(QdqtoolError, "Guard.note_set"):
+            with pytest.raises(QdqtoolError, check=has("output-is-input")):
+                guard.forbid_overwrite(tmp_path / name)
+        guard.forbid_overwrite(tmp_path / "new.png")
+    with files.record_inputs():
+        files.reserve_output(tmp_path / "link.png", "-o")
+        with pytest.raises(QdqtoolError, check=has("output-is-input")):
             files_under(tmp_path / "in", {".png"})
 
 

@@ -91,7 +91,7 @@ def test_models_over_two_gigabytes_go_through_a_file(monkeypatch: pytest.MonkeyP
 
     def watched(proto: onnx.ModelProto, path: Path) -> None:
         opened.append(path)
-        real(proto, path, at_once=True)
+        real(proto, path)
 
     partial = partial_model(load(conv_net()), ["r2"])
 

@@ -122,7 +122,7 @@ def test_a_private_report_holds_nothing_of_the_original(tmp_path: Path, cli: Cli
         ),
         (
             ["--finding", "SKIP-FLOAT", "-o", "{d}/s.onnx", "--report", "{d}/s.onnx"],
-            "is what -o names; choose another",
+            "is the output of -o as well; choose another",
         ),
         (["--finding", "SKIP-FLOAT", "-o", "{d}/none/s.onnx"], "does not exist; create it first"),
         (["--finding", "SKIP-FLOAT", "-o", "{d}"], "is a folder"),
@@ -175,7 +175,7 @@ def test_a_part_above_2_gb_is_told_as_such(
 ) -> None:
     monkeypatch.setattr("onnx.ModelProto.SerializeToString", _too_large)
     monkeypatch.setattr("qdqtool.model.modelfile.byte_size", lambda proto: 2**31)
-    monkeypatch.setattr("qdqtool.model.modelfile._save_external", lambda proto, path, at_once: None)
+    monkeypatch.setattr("qdqtool.model.modelfile._save_external", lambda proto, path: None)
     assert "(over 2 GB)" in cli("extract", model, "--node", "b1.c1", "-o", tmp_path / "s.onnx")
 
 

@@ -222,7 +222,7 @@ def test_broken_images_and_readers(folder: Path, tmp_path: Path, cli: Cli) -> No
     assert "1 of 4 images could not be read and were skipped" in " ".join(text.split())
     args = ["insert", folder / "m.onnx", "--calib", folder / "images", "-o", tmp_path / "r.onnx"]
     for option in ("--write-table", "--calib-cache"):
-        assert f"{option} {tmp_path / 'r.onnx'}: is what -o names" in cli.refused(
+        assert f"{option} {tmp_path / 'r.onnx'}: is the output of -o as well" in cli.refused(
             *args, option, tmp_path / "r.onnx"
         )
     assert "is one of the files read" in cli.refused(*args, "--calib-cache", folder / "m.onnx")

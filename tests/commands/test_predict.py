@@ -90,7 +90,7 @@ def test_help_is_quick():
 def test_it_loads_nothing_that_it_does_not_need(tmp_path: Path) -> None:
     """Most of what a prediction takes is importing; this is what once came along for a constant or a function."""
     onnx.save(convolutions(12), tmp_path / "m.onnx")
-    script = "import sys; from qdqtool.commands.cli import _prepared; _prepared(); print(*sys.modules, file=sys.stderr)"
+    script = "import sys; from qdqtool.commands.cli import run; run(); print(*sys.modules, file=sys.stderr)"
     done = subprocess.run(
         [sys.executable, "-c", script, "predict", str(tmp_path / "m.onnx")],
         capture_output=True,

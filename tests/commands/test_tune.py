@@ -100,7 +100,7 @@ def test_goals(folder: Path, cli: Cli) -> None:
         (["--eval", "missing"], "missing: no such file or folder"),
         (["--state", "x.npy"], "is one of the files read"),
         (["-o", "m.onnx"], "is one of the files read"),
-        (["-o", "a", "--state", "a"], "is what -o names"),
+        (["-o", "a", "--state", "a"], "is the output of -o as well"),
         (
             ["--state", "junk"],
             "junk: is no file of an earlier `qdqtool tune`; give another name with --state",

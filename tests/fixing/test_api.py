@@ -64,7 +64,7 @@ def test_fixes_of_residuals(monkeypatch):
     fixed = fix(proto, "trt8.5")
     assert made == {
         "_load": 1,
-        "_fed": 3,
+        "with_input_shapes": 3,
     }  # of the runs, given, float and fixed, each of other sizes
     assert [c.code for c in fixed.applied] == ["SKIP-FLOAT"] and not fixed.refused
     one, two = fixed.before.summary(), fixed.after.summary()
@@ -319,7 +319,7 @@ def test_scales_of_no_value_and_heads(g, monkeypatch):
     made = indexed(monkeypatch)
     fixed = fix(proto, "trt8.5", ["HEAD-QUANT"])
     # Two predictions look for the head; a float network is run for each.
-    assert made == {"_load": 1, "_float_network": 2, "_fed": 4}
+    assert made == {"_load": 1, "_float_network": 2, "with_input_shapes": 4}
     assert {c.node for c in fixed.applied} == {"box", "score"}
     assert not fixed.after.convolution("box").is_int8 and fixed.after.convolution("stem").is_int8
 

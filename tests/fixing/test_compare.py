@@ -7,12 +7,11 @@ import pytest
 
 from qdqtool.base import budgets
 from qdqtool.base.notes import Remark, remarks
-from qdqtool.errors import ModelError
 from qdqtool.fixing import compare
 from qdqtool.fixing.api import fix
 from qdqtool.model.editor import float_model
 from qdqtool.model.graph import Model
-from qdqtool.model.live import check_loops, load_of
+from qdqtool.model.run_cost import estimate_run_cost
 from tests.explain.test_causes import residual
 from tests.raising import raises
 from tests.trt.builder import Graph
@@ -189,10 +188,8 @@ def test_a_type_that_onnxruntime_cannot_be_given_is_no_traceback(kind: str) -> N
 
 
 def test_budgets_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = 16 * 20 * 20
-    assert load_of(convolution(20), {}).operations == made * (8 * 3 * 3) + made
     model, x = convolution(20), {"x": np.zeros((1, 8, 20, 20), np.float32)}
-    one = load_of(model, {}).operations
+    one = estimate_run_cost(model, {}).operations
     monkeypatch.setattr(budgets, "SESSION_WORK", one - 1)
     with raises(compare.TooMuch, "Runs.run effort"):
         compare.Runs().run(model, x)
@@ -212,56 +209,7 @@ def test_budgets_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(given) == {2.5 * budgets.SESSION_SECONDS}
     with raises(compare.TooMuch, "Runs.run comparing"):
         runs.run(model, x)
-    monkeypatch.setattr(budgets, "SESSION_BYTES", load_of(model, {}).peak_bytes - 1)
+    monkeypatch.setattr(budgets, "SESSION_BYTES", estimate_run_cost(model, {}).peak_bytes - 1)
     with raises(compare.TooMuch, "Runs.run effort"):
         compare.Runs().run(model, x)
     compare.Runs(1.5).run(model, x)
-
-
-def loop(
-    turns: str = "n", ends: str = "Identity (c)", inner: str = "Neg (v)", **numbers: int
-) -> onnx.ModelProto:
-    constants = ", ".join(f"int64 {name} = {{{value}}}" for name, value in numbers.items())
-    return onnx.parser.parse_model(f"""
-        <ir_version: 8, opset_import: ["" : 17]> g (float[4] x) => (float[4] y) <{constants}> {{
-            k = {"Mul (n, n)" if turns == "k" else "Identity (n)"}
-            y = Loop ({turns}, , x) <body = b (int64 i, bool c, float[4] v) => (bool d, float[4] w) {{
-                d = {ends}
-                w = {inner}
-            }}>
-        }}""")
-
-
-INNER = """Loop (m, , v) <body = e (int64 j, bool p, float[4] u) => (bool q, float[4] t) {
-    q = Identity (p)
-    t = Neg (u)
-}>"""
-SCAN = onnx.parser.parse_model("""
-    <ir_version: 8, opset_import: ["" : 17]> g (float[4] x, float[7, 4] rows) => (float[4] y) {
-        y = Scan <num_scan_inputs = 1,
-                  body = b (float[4] v, float[4] row) => (float[4] w) { w = Add (v, row) }> (x, rows)
-    }""")
-
-
-@pytest.mark.parametrize(
-    ("model", "nodes"),
-    [
-        (loop(n=2**40), 2 * 2**40),
-        (loop("k", n=2**20), 2 * 2**40),
-        (SCAN, 7),
-        (loop(n=0), 2),
-        (loop(n=1), 2),
-        (loop(inner=INNER, n=2**20, m=2**20), 2**20 * (2 + 2 * 2**20)),
-        (loop(ends="Less (i, n)", n=2**62), 2),  # a run alone tells when that ends
-    ],
-)
-def test_turns_of_loops_are_counted(model: onnx.ModelProto, nodes: int) -> None:
-    outside = load_of(model, {}).operations - nodes * budgets.INNER_NODE
-    assert 0 <= outside <= 4 * (1 + 7)  # what is read
-    if nodes * budgets.INNER_NODE > budgets.SESSION_WORK:
-        with pytest.raises(compare.TooMuch, match="multiplications"):
-            compare.Runs().run(model, {"x": np.ones(4, np.float32)})
-        with raises(ModelError, "check_loops y"):
-            check_loops(Model(model))
-    else:
-        check_loops(Model(model))

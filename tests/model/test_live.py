@@ -1,4 +1,4 @@
-"""Bytes of tensors that are alive at the same time; index and editor of a model."""
+"""Index and editor of a model."""
 
 import numpy as np
 import onnx
@@ -10,95 +10,10 @@ from onnx import TensorProto, helper, numpy_helper
 from qdqtool.errors import ModelError
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model, Node
-from qdqtool.model.live import peak_bytes
 from qdqtool.model.qdq import is_dq, is_q
 from qdqtool.model.subgraphs import rename
 from tests.errors import has
 from tests.trt.builder import Graph
-
-KB = 1024
-
-
-def model(
-    nodes: list[tuple[str, list[str], str]], shape: tuple[object, ...] = (1, 4, 8, 8)
-) -> onnx.ModelProto:
-    graph = helper.make_graph(
-        [helper.make_node(op, inputs, [output]) for op, inputs, output in nodes],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
-        [numpy_helper.from_array(np.ones((1, 4, 8, 8), np.float32), "w")],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
-
-
-CHAIN = [("Relu", ["x"], "a"), ("Relu", ["a"], "b"), ("Relu", ["b"], "c"), ("Relu", ["c"], "y")]
-
-
-@pytest.mark.parametrize(
-    ("nodes", "tensors"),
-    [
-        ([("Relu", ["x"], "y")], 2),
-        (CHAIN, 3),  # the input of the network, input and output of a node
-        ([*CHAIN[:3], ("Add", ["c", "a"], "y")], 4),  # and a, which has another consumer
-        ([("Add", ["x", "w"], "y")], 2),  # weights do not count
-        ([("Relu", ["x"], "unread"), ("Relu", ["x"], "y")], 2),
-        ([("Relu", ["x"], "y"), ("Relu", ["y"], "a"), ("Relu", ["a"], "b")], 4),  # an output stays
-    ],
-)
-def test_peak_counts_tensors_alive_at_the_same_time(
-    nodes: list[tuple[str, list[str], str]], tensors: int
-) -> None:
-    assert peak_bytes(model(nodes), {}) == tensors * KB
-    # The weight of an Add has the smaller shape, so that onnx infers none for its result.
-    larger = tensors if nodes[0][0] == "Add" else 2 * tensors
-    assert peak_bytes(model(nodes), {"x": (1, 4, 16, 8)}) == larger * KB
-
-
-@pytest.mark.parametrize("shape", [("n", 4, "h", "w"), (0, 4, -1, -1), (1, 4, 2, 2), (1, 4, 8, 8)])
-def test_peak_uses_shapes_that_are_fed(shape: tuple[object, ...]) -> None:
-    proto = model(CHAIN, shape)
-    proto.graph.value_info.append(helper.make_tensor_value_info("b", TensorProto.FLOAT, [1, 1]))
-    assert peak_bytes(proto, {"x": (2, 4, 16, 16)}) == 3 * 8 * KB
-
-
-@pytest.mark.parametrize("shape", [("n", 4, 8, "w"), (-1, 4, 8, 0)])
-def test_peak_counts_open_dimensions_as_one(shape: tuple[object, ...]) -> None:
-    assert peak_bytes(model(CHAIN, shape), {}) == 3 * 4 * 4 * 8
-
-
-def test_peak_does_not_count_tensors_of_unknown_type() -> None:
-    assert peak_bytes(model([("Cast", ["x"], "a"), ("Cast", ["a"], "y")]), {}) == KB
-
-
-def test_peak_of_float16_is_half() -> None:
-    proto = model([("Relu", ["x"], "y")])
-    for value in (*proto.graph.input, *proto.graph.output):
-        value.type.tensor_type.elem_type = TensorProto.FLOAT16
-    assert peak_bytes(proto, {}) == KB
-
-
-def test_peak_does_not_count_sequences() -> None:
-    proto = model([("Relu", ["x"], "y"), ("SequenceConstruct", ["y"], "s")])
-    sequence = helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, None)
-    proto.graph.output.append(sequence)
-    assert peak_bytes(proto, {}) == 2 * KB
-
-
-def test_peak_counts_tensors_that_branches_read() -> None:
-    branches = {
-        name: helper.make_graph(
-            [helper.make_node("Identity", ["a"], ["out"])],
-            name,
-            [],
-            [helper.make_tensor_value_info("out", TensorProto.FLOAT, [1, 4, 8, 8])],
-        )
-        for name in ("then_branch", "else_branch")
-    }
-    proto = model(CHAIN[:3])
-    proto.graph.input.append(helper.make_tensor_value_info("t", TensorProto.BOOL, []))
-    proto.graph.node.append(helper.make_node("If", ["t"], ["y"], **branches))
-    assert peak_bytes(proto, {}) == 4 * KB + 1  # x, a, b and c, then x, a, c and y
 
 
 def network(seed: int) -> onnx.ModelProto:

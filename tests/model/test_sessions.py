@@ -1,12 +1,9 @@
 """Sessions of onnxruntime: weights go through a file, so that memory does not hold them once more."""
 
-import itertools
 import resource
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,6 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from calibration.session import partial_model
-from qdqtool.base.process import Crew
 from qdqtool.model import external, sessions
 from qdqtool.model.graph import Model
 from qdqtool.model.sessions import open_proto
@@ -206,128 +202,6 @@ def test_insert_holds_weights_in_model_and_onnxruntime_only(
     assert any(float(run.stdout) < limit for run in runs)
 
 
-def squares(crew: Crew[int, int]) -> None:
-    for task in crew.tasks():
-        crew.put(task * task)
-
-
-@pytest.mark.parametrize("workers", [1, 2, 5])
-def test_each_task_is_done_once(workers: int) -> None:
-    crew: Crew[int, int] = Crew(i for i in range(200))  # one thread at a time may use a generator
-    assert sorted(crew.results([lambda: squares(crew)] * workers)) == [i * i for i in range(200)]
-
-
-def test_error_of_work_ends_all_threads() -> None:
-    def fails(crew: Crew[int, int]) -> None:
-        for task in crew.tasks():
-            if task == 3:
-                raise ValueError("task 3")
-            crew.put(task)
-
-    before = threading.active_count()
-    crew: Crew[int, int] = Crew(range(1000))
-    with pytest.raises(ValueError, match="task 3"):
-        list(crew.results([lambda: fails(crew)] * 2))
-    assert crew.stopped and threading.active_count() == before
-
-
-def test_error_of_tasks_is_raised() -> None:
-    def tasks() -> Iterator[int]:
-        yield 1
-        raise OSError("gone")
-
-    crew: Crew[int, int] = Crew(tasks())
-    with pytest.raises(OSError, match="gone"):
-        list(crew.results([lambda: squares(crew)] * 2))
-
-
-def test_crew_without_threads_has_no_results() -> None:
-    crew: Crew[int, int] = Crew([1])
-    assert list(crew.results([])) == []
-
-
-def test_threads_end_when_results_are_closed() -> None:
-    before = threading.active_count()
-    crew: Crew[int, int] = Crew(itertools.count())
-    results = crew.results([lambda: squares(crew)] * 2)
-    next(results)
-    results.close()
-    assert threading.active_count() == before
-
-
-_GROWING = """
-import re, sys
-import numpy as np
-from qdqtool.base import budgets
-import calibration
-from qdqtool.errors import ModelError
-budgets.session_memory = lambda: 1 << 28
-try:
-    calibration.collect(sys.argv[1], [{"x": np.full((1, 8), 0.5, np.float32)}], ["y"])
-except ModelError:
-    # Of getrusage's, what another process had when it forked would be a part.
-    print(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
-"""
-
-
-def doubling() -> onnx.ModelProto:
-    """Build a loop whose input decides how often a tensor is doubled: 4 kB of model, 2^40 numbers."""
-    value, bools, ints = helper.make_tensor_value_info, TensorProto.BOOL, TensorProto.INT64
-    node = helper.make_node
-    body = helper.make_graph(
-        [node("Identity", ["go"], ["goes"]), node("Concat", ["a", "a"], ["twice"], axis=0)],
-        "body",
-        [value("turn", ints, []), value("go", bools, []), value("a", TensorProto.FLOAT, None)],
-        [value("goes", bools, []), value("twice", TensorProto.FLOAT, None)],
-    )
-    nodes = [
-        node("ReduceMax", ["x"], ["most"], keepdims=0),
-        node("Mul", ["most", "80"], ["many"]),
-        node("Cast", ["many"], ["turns"], to=ints),
-        node("Loop", ["turns", "yes", "one"], ["long"], body=body),
-        node("ReduceMean", ["long"], ["mean"], keepdims=0),
-        node("Add", ["x", "mean"], ["y"]),
-    ]
-    constants = {"80": np.float32(80), "yes": np.array(True), "one": np.ones(1, np.float32)}
-    x, y = (value(name, TensorProto.FLOAT, [1, 8]) for name in "xy")
-    stored = [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()]
-    graph = helper.make_graph(nodes, "g", [x], [y], stored)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-
-
-@pytest.mark.skipif(
-    not Path("/proc/self/status").exists(), reason="the peak of a process is read from /proc"
-)
-def test_size_decided_by_a_run_is_limited(tmp_path: Path) -> None:
-    path = tmp_path / "doubling.onnx"
-    onnx.save(doubling(), path)
-    ended = subprocess.run(
-        [sys.executable, "-c", _GROWING, str(path)], capture_output=True, text=True, check=True
-    )
-    assert int(ended.stdout) < 600_000  # KB: the limit of 256 MB and the libraries
-
-
 def test_failure_is_one_short_line() -> None:
     line = sessions.failure(RuntimeError("a \n b" + "c" * 400))
     assert line.startswith("a bccc") and len(line) == 300
-
-
-def test_sizes_by_run() -> None:
-    # A Resize by numbers of the model has a known size. By computed ones it may have any.
-    def resize(scales: str) -> onnx.ModelProto:
-        nodes = [
-            helper.make_node("Constant", [], ["stated"], value_floats=[2.0, 2.0]),
-            helper.make_node("Resize", ["x", "", scales], ["y"]),
-        ]
-        return helper.make_model(
-            helper.make_graph(
-                nodes, "g", [], [], [numpy_helper.from_array(np.ones(2, np.float32), "stored")]
-            )
-        )
-
-    assert [sessions.sizes_by_run(resize(scales)) for scales in ("stated", "stored", "made")] == [
-        False,
-        False,
-        True,
-    ]
-    assert sessions.sizes_by_run(doubling())

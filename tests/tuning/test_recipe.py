@@ -3,9 +3,7 @@
 import gzip
 import json
 import pickle
-import subprocess
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +11,13 @@ import pytest
 
 import qdqtool
 from qdqtool.base import budgets
-from qdqtool.base.process import Crew
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion.result import Insertion
 from qdqtool.tuning.configuration import Configuration, Recipe, first_change
 from qdqtool.tuning.measure import Row
 from qdqtool.tuning.measurements import SWEEP, WHOLE, Store
-from qdqtool.tuning.metrics import Outputs, Over, UserMetric, end, within
+from qdqtool.tuning.metrics import CallNotFinished, UserMetric, call_with_timeout, cancel_calls
 from tests.errors import has
-from tests.extraction.processes import needs_proc, new_mark, sleeping, wait_until
 from tests.insertion.nets import check, images, run
 from tests.tuning.nets import branchy, floats, planner_of
 
@@ -185,61 +181,40 @@ def test_store_refuses_damaged_rows(state: Path, rows: object) -> None:
 # Metrics with a time limit -------------------------------------------------------------------------------------------
 
 
-def sleep_metric(mark: str) -> Callable[[Outputs, Outputs, str], float]:
-    """Return a metric that waits for a process."""
+def test_call_with_timeout_returns_results_and_raises_errors() -> None:
+    assert call_with_timeout(60.0, lambda a, b: a + b, 1, 2) == 3
+    with pytest.raises(ZeroDivisionError):
+        call_with_timeout(60.0, lambda: 1 / 0)
 
-    def metric(reference: Outputs, outputs: Outputs, image: str) -> float:
-        subprocess.run(["sleep", mark], check=False)
+
+def test_user_metric_reports_a_timeout() -> None:
+    end = threading.Event()
+
+    def wait(*_: object) -> float:
+        end.wait(60)
         return 1.0
 
-    return metric
-
-
-def test_within_returns_results_and_raises_errors() -> None:
-    assert within(60.0, lambda a, b: a + b, 1, 2) == 3
-    with pytest.raises(ZeroDivisionError):
-        within(60.0, lambda: 1 / 0)
-
-
-@needs_proc
-def test_slow_metric_is_an_error_and_its_process_ends() -> None:
-    mark = new_mark()
-    metric = UserMetric("m:f", ("o",), sleep_metric(mark), 0.5)
-    with pytest.raises(QdqtoolError, check=has("timeout", parameter="metric")) as caught:
+    metric = UserMetric("m:f", ("o",), wait, seconds=0.05)
+    with pytest.raises(QdqtoolError, match=r"m:f: did not end within 0\.05 s on a\.jpg"):
         metric.look({"o": np.zeros(2)}, {"o": np.zeros(2)}, "a.jpg")
-    assert all(text in str(caught.value) for text in ("m:f", "0.5 s", "a.jpg"))
-    wait_until(lambda: not sleeping(mark))
+    end.set()
 
 
-def test_within_stops_a_function_that_computes_forever() -> None:
-    threads = []
+def test_cancel_calls_ends_the_wait_for_a_call() -> None:
+    started, end = threading.Event(), threading.Event()
 
-    def spin() -> None:
-        threads.append(threading.current_thread())
-        while True:
-            pass
+    def call() -> None:
+        started.set()
+        end.wait(60)
 
-    with pytest.raises(Over):
-        within(0.05, spin)
-    threads[0].join(60)
-    assert not threads[0].is_alive()
+    def wait() -> None:
+        with pytest.raises(CallNotFinished):
+            call_with_timeout(60.0, call)
 
-
-@needs_proc
-def test_closed_results_do_not_wait_for_a_metric() -> None:
-    """Ctrl-C stops the thread that reads the results."""
-    mark = new_mark()
-    crew = Crew[int, None]([1], end)
-
-    def work() -> None:
-        crew.put(None)
-        within(600.0, sleep_metric(mark), {}, {}, "a.jpg")
-
-    results = crew.results([work])
-    next(results)
-    wait_until(lambda: bool(sleeping(mark)))
-    closing = threading.Thread(target=results.close, daemon=True)
-    closing.start()
-    closing.join(60)
-    assert not closing.is_alive()
-    wait_until(lambda: not sleeping(mark))
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    assert started.wait(60)
+    cancel_calls()
+    waiting.join(60)
+    assert not waiting.is_alive()
+    end.set()

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from qdqtool.base import budgets, parameters
-from qdqtool.base.files import Guard, not_over, watched
+from qdqtool.base.files import InputFiles, forbid_overwrite, records_inputs
 from qdqtool.base.options import takes
 from qdqtool.base.outputs import write_text
 from qdqtool.base.parameters import typed
@@ -43,7 +43,7 @@ class Report:
     page: data.Page
     html: str
     output: str = ""
-    read: Guard | None = None
+    read: InputFiles | None = None
 
     def __repr__(self) -> str:
         return f"Report({len(self.html.encode()) / 1e6:.2f} MB{f', {self.output}' if self.output else ''})"
@@ -61,7 +61,7 @@ class Report:
         Raises:
             QdqtoolError: ``path`` was read, its folder is missing, or it cannot be written.
         """
-        with not_over(self.read):
+        with forbid_overwrite(self.read):
             write_text(path, self.html)
         self.output = os.fspath(path)
 
@@ -87,7 +87,7 @@ class Report:
 
 
 @takes(beside=Beside, on=OnBuilds, machine=Machine, assumed=Assumed)
-@watched
+@records_inputs
 @typed
 def report(
     model: ModelSource | Model,

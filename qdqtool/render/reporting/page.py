@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable
 from importlib import resources
 from typing import Any
 
-from qdqtool.base.outputs import json_text
+from qdqtool.base.json_text import json_text
 from qdqtool.base.text import as_line, counted, visible
 from qdqtool.buildlog import drawing
 from qdqtool.buildlog.names import Known, parts

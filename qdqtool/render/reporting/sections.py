@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqtool.base import budgets
-from qdqtool.base.files import note_read, read_input
-from qdqtool.base.outputs import parse_json
-from qdqtool.base.process import track
+from qdqtool.base.files import read_input, record_input
+from qdqtool.base.json_text import parse_json
+from qdqtool.base.progress import track
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion.scales import LEVELS, scale_groups
 from qdqtool.model.graph import Model, Node
@@ -296,7 +296,7 @@ def histograms_of(
     from calibration.cache import load_statistics
 
     statistics = load_statistics(path)
-    note_read(path)
+    record_input(path)
     view = collector.subject.view
     wanted = [(q, q.input(0)) for q in view.activation_qs]
     known = [(q, tensor) for q, tensor in wanted if tensor in statistics]

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from qdqtool.base.files import watched
+from qdqtool.base.files import records_inputs
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import takes
 from qdqtool.base.parameters import typed
@@ -48,7 +48,7 @@ Side: TypeAlias = ModelSource | Model | Build | EngineReport | Sequence[str | os
 
 @takes(on=OnBuilds, machine=Gpu)
 @typed
-@watched
+@records_inputs
 def compare(a: Side, b: Side, *, on: OnBuilds, machine: Gpu) -> Comparison:
     """Says what differs between two sides, what was lost first.
 

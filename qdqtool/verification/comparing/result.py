@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.base import files, packed
-from qdqtool.base.files import Guard, open_input
+from qdqtool.base import file_types, packed
+from qdqtool.base.files import InputFiles, open_input
 from qdqtool.base.notes import Note
 from qdqtool.base.outputs import Saved
 from qdqtool.base.parameters import typed
@@ -304,7 +304,7 @@ class Comparison(Saved):
     matched_by: str = "names"
     engines: EngineComparison | None = None
     notes: list[Note] = field(default_factory=list)
-    read: Guard | None = field(default=None, compare=False)
+    read: InputFiles | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         return f"<Comparison {self.a.title} with {self.b.title}: {len(self.changed)} nodes differ>"
@@ -421,7 +421,7 @@ def is_model(path: str | os.PathLike[str]) -> bool:
     A file that is neither (a PyTorch file, an engine ...) is a QdqtoolError.
     """
     name = os.fspath(path)
-    if files.named_as_model(name):
+    if file_types.is_model_name(name):
         return True
     if name == "-":
         return False
@@ -429,9 +429,9 @@ def is_model(path: str | os.PathLike[str]) -> bool:
         head = file.read(packed.HEAD)
     if head[:1] == _FIRST_FIELD:
         return True
-    known = files.recognise(name, head) if not packed.kind_of(head) else None
+    known = file_types.recognize(name, head) if not packed.kind_of(head) else None
     if known is not None and not known.of_build:
-        raise QdqtoolError(files.explain(name, head), name, code="wrong-format")
+        raise file_types.not_a_model(name, head, error=QdqtoolError)
     return False
 
 

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from qdqtool.base.deferred import NO_TELEMETRY
-
 #: What Dask looks at by itself, up to a hundred times a second in each process, takes a tenth of the tests' time.
 _QUIET = {
     "distributed.worker.profile.enabled": False,
@@ -31,10 +29,8 @@ def processes(folder: Path, count: int = 2) -> Iterator[Any]:
 
     quiet = dask.config.set({"distributed.worker.multiprocessing-method": "forkserver", **_QUIET})
     with pytest.MonkeyPatch.context() as patch, quiet:
-        for name, value in NO_TELEMETRY.items():
-            patch.setenv(
-                name, value
-            )  # onnxruntime starts a thread for it, which no copy would have
+        # onnxruntime starts a thread for telemetry, which no copy of the process would have.
+        patch.setenv("ORT_DISABLE_TELEMETRY", "1")
         get_mp_context().set_forkserver_preload(
             [
                 "distributed",

@@ -15,7 +15,7 @@ import pytest
 
 from calibration.cluster.mapping import check_where, connected
 from qdqtool.base.budgets import PROCESSES, TOGETHER
-from qdqtool.base.process import collector_paused
+from qdqtool.base.process import pause_gc
 from qdqtool.commands import cli
 from qdqtool.errors import ClusterError
 from tests.raising import raises
@@ -123,7 +123,7 @@ def test_workers_of_this_machine_leave_no_folder_and_refuse_other_users(
             assert address.startswith("tls://127.0.0.1:")
             for given in (address, address.replace("tls://", "tcp://")):
                 security = Security.temporary() if given.startswith("tls") else None
-                with collector_paused():
+                with pause_gc():
                     with (
                         pytest.raises(OSError),  # noqa: PT011 - a timeout or the end of a handshake
                         Client(given, timeout=2, set_as_default=False, security=security),

@@ -19,8 +19,6 @@ pytestmark = pytest.mark.skipif(
 
 _ELSEWHERE = """
 import json, sys, types
-from qdqtool.base import deferred
-deferred.defer()
 for name in ("distributed", "distributed.diagnostics", "distributed.diagnostics.plugin"):
     sys.modules[name] = types.SimpleNamespace(WorkerPlugin=object)  # loading Dask takes half of the time, for nothing
 from calibration.cluster.worker import facts

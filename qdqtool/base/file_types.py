@@ -1,0 +1,156 @@
+"""Files that users pass in place of an ONNX model, recognized by their name and first bytes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from qdqtool.errors import QdqtoolError
+
+_Error = TypeVar("_Error", bound=QdqtoolError)
+
+HEAD = 64  # bytes that decide
+
+
+@dataclass(frozen=True, slots=True)
+class FileType:
+    """A type of file that users pass in place of a model.
+
+    Attributes:
+        name: Name with article, such as "a PyTorch file".
+        step: How to get an ONNX model from it, or what to do with it instead.
+        endings: File name endings.
+        magics: Offset and bytes that identify it.
+        of_build: Whether it may describe a build.
+    """
+
+    name: str
+    step: str
+    endings: tuple[str, ...] = ()
+    magics: tuple[tuple[int, bytes], ...] = ()
+    of_build: bool = False
+
+
+_EXPORT = "export it to ONNX first: torch.onnx.export, or `yolo export model=... format=onnx` for Ultralytics"
+_TF = "convert it to ONNX first, for instance with tf2onnx"
+_BUILT = (
+    "an engine holds no graph to look at: give its ONNX file; 'qdqtool engine' reads its layer JSON"
+)
+
+_TYPES = (
+    FileType(
+        "a TensorRT engine", _BUILT, (".engine", ".trt", ".plan"), ((0, b"ftrt"), (0, b"ptrt"))
+    ),
+    FileType(
+        "an OpenVINO model",
+        "export the network to ONNX from where it was trained",
+        (".xml",),
+        ((0, b'<?xml version="1.0"?>\n<net '),),
+    ),
+    FileType("a TensorFlow Lite model", _TF, (".tflite",), ((4, b"TFL3"),)),
+    FileType("a TensorFlow or Keras model", _TF, (".pb", ".h5", ".keras"), ((0, b"\x89HDF"),)),
+    FileType(
+        "a Core ML model",
+        "export the network to ONNX from where it was trained",
+        (".mlmodel", ".mlpackage"),
+    ),
+    FileType("a safetensors file (weights without a graph)", _EXPORT, (".safetensors",)),
+    FileType(
+        "a PyTorch file",
+        _EXPORT,
+        (".pt", ".pth", ".ckpt", ".pt2", ".torchscript"),
+        ((0, b"\x80\x02"), (0, b"\x80\x03"), (0, b"\x80\x04")),
+    ),
+    FileType(
+        "a picture",
+        "give the ONNX model here, and pictures to --calib",
+        (".jpg", ".jpeg", ".png", ".bmp"),
+        ((0, b"\x89PNG"), (0, b"\xff\xd8\xff")),
+    ),
+    FileType("a numpy file", "give the ONNX model here", (".npy", ".npz"), ((0, b"\x93NUMPY"),)),
+    FileType(
+        "a Git LFS pointer",
+        "fetch the model itself with `git lfs pull`",
+        (),
+        ((0, b"version https://git-lfs"),),
+    ),
+    FileType(
+        "a web page",
+        "the download went wrong: fetch the file itself",
+        (),
+        ((0, b"<!DOCTYPE html"), (0, b"<!doctype html"), (0, b"<html")),
+    ),
+    FileType(
+        "JSON",
+        "give the ONNX model first, then the builds of it",
+        (".json",),
+        ((0, b"{"), (0, b"[")),
+        of_build=True,
+    ),
+    FileType("a log", "give the ONNX model first, then the builds of it", (".log",), of_build=True),
+    FileType(
+        "a zip archive",
+        "unpack it; a PyTorch file is one too: export that to ONNX",
+        (".zip",),
+        ((0, b"PK\x03\x04"),),
+    ),
+)
+
+
+def recognize(name: str, head: bytes) -> FileType | None:
+    """Return the type of a file, by its ending first; None if it may be a damaged ONNX model.
+
+    Args:
+        name: Path.
+        head: First `HEAD` bytes or more.
+    """
+    lower = name.lower()
+    if not lower.endswith(".onnx"):
+        for file_type in _TYPES:
+            if file_type.endings and lower.endswith(file_type.endings):
+                return file_type
+    for file_type in _TYPES:
+        if any(head.startswith(magic, offset) for offset, magic in file_type.magics):
+            return file_type
+    return None
+
+
+def not_a_model(name: str, head: bytes, missing: str = "", *, error: type[_Error]) -> _Error:
+    """Return the error for a file that is not an ONNX model: what the file is, and what to do.
+
+    Args:
+        name: Path.
+        head: First bytes.
+        missing: What the file lacks, if it could be parsed as an ONNX model.
+        error: Class of the error.
+    """
+    if not head:
+        reason = "is empty, not an ONNX model; export or copy it again"
+        return error(reason, name, code="empty")
+    file_type = recognize(name, head)
+    if file_type is not None:
+        reason = f"is {file_type.name}, not an ONNX model; {file_type.step}"
+    elif missing:
+        reason = f"not an ONNX model ({missing})"
+    elif head[0] == 0x08:  # the first byte of a file from any exporter
+        reason = "an ONNX model that is cut off or damaged; export or copy it again"
+        return error(reason, name, code="file-damaged")
+    else:
+        reason = "not an ONNX model, or damaged; export it again"
+    return error(reason, name, code="wrong-format")
+
+
+def is_model_name(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path ends as that of an ONNX model does."""
+    return os.fspath(path).lower().endswith((".onnx", ".onnx.gz"))
+
+
+def model_stem(path: str | os.PathLike[str]) -> str:
+    """Return the name of a model's file without its ending."""
+    name = Path(path).name
+    for ending in (".gz", ".onnx"):
+        if name.lower().endswith(ending):
+            name = name[: -len(ending)]
+    return name

@@ -1,0 +1,56 @@
+"""Child processes and temporary folders."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from typing import IO
+
+
+def run_command(
+    command: Sequence[str], timeout: float, output: IO[bytes] | int = subprocess.DEVNULL
+) -> int | None:
+    """Run a command without a shell and return its exit code, None after a timeout.
+
+    The command runs in a process group of its own, which ends with this call.
+
+    Args:
+        command: Program and arguments.
+        timeout: Seconds.
+        output: File or descriptor for its output and errors.
+
+    Raises:
+        OSError: The command cannot be started.
+    """
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        return process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        end_process_group(process)
+
+
+def end_process_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process that was started with `start_new_session`, and its group."""
+    with contextlib.suppress(OSError):  # all have ended
+        if hasattr(os, "killpg"):
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
+    process.wait()
+
+
+def temporary_folder(purpose: str = "") -> tempfile.TemporaryDirectory[str]:
+    """Return a new folder ``qdqtool-...`` that is removed with its content at the end of its block."""
+    return tempfile.TemporaryDirectory(prefix=f"qdqtool-{purpose}", ignore_cleanup_errors=True)
