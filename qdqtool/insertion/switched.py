@@ -178,5 +178,6 @@ def _session(part: onnx.ModelProto, model: Model, threads: int) -> Any:
         return open_proto(part, threads, weights=model.initializers, fold_qdq=False, one_arena=True)
     except Exception as error:  # onnxruntime's exceptions have no common base but this
         raise ModelError(
-            f"onnxruntime cannot run the quantized model: {failure(error)}", code="run-failed"
+            f"onnxruntime cannot run the quantized model: {failure(error)}",
+            code="onnxruntime-failed",
         ) from error

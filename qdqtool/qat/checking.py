@@ -341,7 +341,7 @@ def _run(proto: onnx.ModelProto, names: list[str] | None, feeds: dict[str, Array
     except Exception as error:  # onnxruntime has its own exceptions for each of many reasons
         raise ModelError(
             f"onnxruntime cannot run the exported model: {str(error).splitlines()[0]}",
-            code="run-failed",
+            code="onnxruntime-failed",
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Both backends, the second one skipped with a reason where it is not installed."""
+"""Both backends; tests of ModelOpt skip if it is not installed."""
 
 import importlib.util
 

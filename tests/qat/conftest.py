@@ -1,4 +1,4 @@
-"""The tests of this folder need torch and pytorch-quantization; without them they skip and say so."""
+"""Skip the tests of this folder without torch and pytorch-quantization."""
 
 import importlib.util
 from collections.abc import Iterable, Iterator
@@ -12,7 +12,7 @@ MISSING = [
 
 
 class _SkippedModule(pytest.Module):
-    """A test file that is not even imported."""
+    """Test file that is skipped without being imported."""
 
     def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
         pytest.skip(
@@ -29,8 +29,8 @@ def pytest_pycollect_makemodule(
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_quiet_torch() -> Iterator[None]:
-    """One thread each (tests run side by side), and without pytorch-quantization's notes on every quantizer."""
+def limit_threads_and_logs() -> Iterator[None]:
+    """Run torch on one thread and silence pytorch-quantization's notes on every quantizer."""
     if MISSING:
         yield
         return

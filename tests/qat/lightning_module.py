@@ -1,4 +1,4 @@
-"""A module for Lightning, its data and its trainer."""
+"""Lightning module, data and trainer of the tests."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ DATA = TensorDataset(torch.randn(32, 16, 8, 8) * SIZES, torch.randn(32, 16, 8, 8
 
 
 class Module(lightning.LightningModule):
-    """Notes whether its BatchNormalization learns, and writes what it ended with where a folder is given."""
+    """Module that notes whether its BatchNormalization learns, and saves its state in a folder at the end."""
 
     def __init__(self, folder: Path | None = None) -> None:
         super().__init__()
@@ -37,16 +37,16 @@ class Module(lightning.LightningModule):
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), 0.01)
 
+    def ranges(self) -> dict[str, torch.Tensor]:
+        """Return the ranges of the quantizers by their names in the state dict."""
+        return {k: v for k, v in self.net.state_dict().items() if k.endswith("_amax")}
+
     def on_train_end(self) -> None:
         if self.folder is not None:
             torch.save(
-                dict(self.net.named_parameters()) | _ranges(self.net),
+                dict(self.net.named_parameters()) | self.ranges(),
                 self.folder / f"{self.global_rank}.pt",
             )
-
-
-def _ranges(network: nn.Module) -> dict[str, torch.Tensor]:
-    return {k: v for k, v in network.state_dict().items() if k.endswith("_amax")}
 
 
 def trainer_in(folder: Path, callback: QATCallback, epochs: int, **options: Any) -> Any:

@@ -15,14 +15,14 @@ from tests.qat.torchvision_ops import usable_torchvision
 
 @pytest.fixture(scope="module")
 def own() -> Any:
-    """The module of our network, data and trainer, which imports Lightning and with it torchvision."""
+    """Import the module, data and trainer of the tests, and with them Lightning and torchvision."""
     if importlib.util.find_spec("lightning") is None:
         pytest.skip("needs lightning (pip install lightning)")
     usable_torchvision()
     return importlib.import_module("tests.qat.lightning_module")
 
 
-def test_fit_export_and_resume(own: Any, tmp_path: Path) -> None:
+def test_callback_exports_and_resumes(own: Any, tmp_path: Path) -> None:
     loader = DataLoader(own.DATA, 16)
     callback = own.QATCallback(own.SAMPLE, network="net", path=tmp_path / "q.onnx")
     trainer = own.trainer_in(tmp_path, callback, 1)
@@ -30,22 +30,20 @@ def test_fit_export_and_resume(own: Any, tmp_path: Path) -> None:
     trainer.fit(module, loader)
     assert callback.exported is not None and callback.exported.summary["int8"] == 2
     trainer.save_checkpoint(tmp_path / "last.ckpt")
-    again = own.QATCallback(own.SAMPLE, network="net")
-    other = own.Module()
-    own.trainer_in(tmp_path, again, 2).fit(other, loader, ckpt_path=tmp_path / "last.ckpt")
-    assert len(list(quantizers_of(other.net))) == 4
-    assert torch.equal(other.net[0]._input_quantizer._amax, module.net[0]._input_quantizer._amax)
+    resumed = own.Module()
+    trainer = own.trainer_in(tmp_path, own.QATCallback(own.SAMPLE, network="net"), 2)
+    trainer.fit(resumed, loader, ckpt_path=tmp_path / "last.ckpt")
+    assert len(list(quantizers_of(resumed.net))) == 4
+    assert resumed.ranges() == module.ranges() != {}
     torch.load(tmp_path / "last.ckpt", weights_only=True)
 
 
 @pytest.mark.parametrize("frozen", [None, False, True])
-def test_batch_normalization_goes_on_unless_it_is_frozen(
-    own: Any, frozen: bool | None, tmp_path: Path
-) -> None:
-    chosen = {} if frozen is None else {"freeze_norms": frozen}
+def test_freeze_norms(own: Any, frozen: bool | None, tmp_path: Path) -> None:
+    options = {} if frozen is None else {"freeze_norms": frozen}
     module = own.Module()
     before = module.net[1].running_mean.clone()
-    callback = own.QATCallback(own.SAMPLE, network="net", **chosen)
+    callback = own.QATCallback(own.SAMPLE, network="net", **options)
     own.trainer_in(tmp_path, callback, 2).fit(module, DataLoader(own.DATA, 16))
     assert set(module.learned) == {not frozen}
     assert torch.equal(before, module.net[1].running_mean) is bool(frozen)
@@ -55,12 +53,12 @@ def test_batch_normalization_goes_on_unless_it_is_frozen(
 @pytest.mark.skipif(
     not distributed.is_available(), reason="torch was built without torch.distributed"
 )
-def test_two_processes(own: Any, tmp_path: Path) -> None:
-    """Lightning starts them; the same ranges (of everybody's data), weights and quantizers in both, one export."""
+def test_callback_in_two_processes(own: Any, tmp_path: Path) -> None:
+    """Both processes, which Lightning starts, end with the same ranges of all data and the same weights."""
     callback = own.QATCallback(own.SAMPLE, network="net", method="max", path=tmp_path / "q.onnx")
-    # Processes that are forked have torch and Lightning; one that has started CUDA cannot be.
-    how = "ddp_spawn" if torch.cuda.is_initialized() else "ddp_fork"
-    own.trainer_in(tmp_path, callback, 2, devices=2, strategy=how).fit(
+    # Forked processes have imported torch and Lightning; a process that has started CUDA cannot fork.
+    strategy = "ddp_spawn" if torch.cuda.is_initialized() else "ddp_fork"
+    own.trainer_in(tmp_path, callback, 2, devices=2, strategy=strategy).fit(
         own.Module(tmp_path), DataLoader(own.DATA, 8)
     )
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))

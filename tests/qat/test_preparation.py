@@ -1,6 +1,7 @@
 import copy
 import pickle
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,32 +14,36 @@ from qdqtool.explain.left_float import PLACEMENT, SkippedNode
 from qdqtool.qat.modules import ExportQuantizer, amax_of, observing, quantizers_of, set_amax
 from qdqtool.qat.preparation import backend_named
 from qdqtool.trt.refusals import WeightsNotConstant
+from tests.errors import has
 from tests.qat import nets
 from tests.qat.backends import BACKENDS
-from tests.raising import raises
 
 X = torch.randn(2, 16, 16, 16)
+IMAGES = torch.randn(2, 3, 64, 64)
+SMALL = torch.randn(1, 16, 8, 8)
 
 
-def _resnet() -> nn.Module:
+def resnet() -> nn.Module:
     return nets.randomise(ResNet18(10, nets.WIDTH))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_classes_keys_and_names_stay(backend: str) -> None:
-    model = _resnet()
+def test_prepare_keeps_classes_and_keys(backend: str) -> None:
+    model = resnet()
     classes = {n: type(m).__name__ for n, m in model.named_modules()}
-    keys = list(model.state_dict())
-    nets.ready(model, torch.randn(1, 3, 64, 64), backend=backend)
+    keys = set(model.state_dict())
+    nets.ready(model, IMAGES, backend=backend)
     assert {n: type(m).__name__ for n, m in model.named_modules() if n in classes} == classes
     assert isinstance(model.conv1, nn.Conv2d)
-    new = [k for k in model.state_dict() if k not in keys]
-    assert set(keys) <= set(model.state_dict())
-    assert len(new) == 30 and all(
-        k.endswith("quantizer._amax") for k in new
-    )  # 21 inputs, 8 skips, the pool
-    float_weights = _resnet().state_dict()
-    assert not model.load_state_dict(float_weights, strict=False).unexpected_keys
+    added = set(model.state_dict()) - keys
+    assert keys <= set(model.state_dict())
+    assert len(added) == 30  # 21 inputs, 8 skips, the pool
+    assert all(k.endswith("quantizer._amax") for k in added)
+    assert not model.load_state_dict(resnet().state_dict(), strict=False).unexpected_keys
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_names_of_quantizers(backend: str) -> None:
     model = nets.prepared(nets.Shared(), X, backend=backend)
     names = {n for n, _ in model.named_modules()}
     assert {"first._input_quantizer", "first._weight_quantizer"} <= names
@@ -47,111 +52,122 @@ def test_classes_keys_and_names_stay(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_checkpoints_and_copies(backend: str) -> None:
-    model, other = (
-        nets.ready(nets.Shared(), X, backend=backend),
-        nets.prepared(nets.Shared(), X, backend=backend),
-    )
+def test_state_dict_restores_ranges(backend: str) -> None:
+    model = nets.ready(nets.Shared(), X, backend=backend)
+    other = nets.prepared(nets.Shared(), X, backend=backend)
     other.load_state_dict(model.state_dict(), strict=True)
-    with torch.no_grad():
-        assert torch.equal(model.eval()(X), other.eval()(X))
-    sample = torch.randn(1, 3, 64, 64)
-    model = nets.ready(_resnet(), sample, backend=backend).eval()
-    with torch.no_grad():
-        wanted = model(sample)
-        for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-            assert torch.equal(twin(sample), wanted)
-            twin.conv1.weight.data.zero_()
-            assert not torch.equal(twin(sample), wanted)
-        assert torch.equal(model(sample), wanted)
+    assert torch.equal(nets.evaluate(model, X), nets.evaluate(other, X))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_weights_and_their_gradients(backend: str) -> None:
+@pytest.mark.parametrize(
+    "duplicate",
+    [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))],
+    ids=["copy", "pickle"],
+)
+def test_copies_have_their_own_weights(
+    backend: str, duplicate: Callable[[nn.Module], nn.Module]
+) -> None:
+    model = nets.ready(resnet(), IMAGES, backend=backend)
+    expected, twin = nets.evaluate(model, IMAGES), duplicate(model)
+    assert torch.equal(nets.evaluate(twin, IMAGES), expected)
+    twin.conv1.weight.data.zero_()
+    assert not torch.equal(nets.evaluate(twin, IMAGES), expected)
+    assert torch.equal(nets.evaluate(model, IMAGES), expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_convolution_computes_with_quantized_weights(backend: str) -> None:
     model = nets.prepared(nn.Sequential(nets.conv(bias=False)), X, backend=backend)
     weight = model[0].weight
-    assert weight is model[0]._parameters["weight"]
     with torch.no_grad():
         weight.normal_()
-        # Independent of both backends: integers -127 ... 127 for each output channel.
-        scale = weight.abs().amax((1, 2, 3), keepdim=True) / 127
-        quantized = (weight / scale).round() * scale
-        x = X / X.abs().max()
-        step = X.abs().max() / X.abs().max() / 127
-        expected = nn.functional.conv2d((x / step).round() * step, quantized, padding=1)
-        assert torch.allclose(model(x), expected, atol=1e-3)
-        assert not torch.allclose(model(x), nn.functional.conv2d(x, weight, padding=1), atol=1e-5)
-    sample = torch.randn(2, 3, 64, 64)
-    model = nets.ready(_resnet(), sample, backend=backend).train()
+    # Integers from -127 to 127 for each output channel, and for the input, whose range is 1.
+    scale = weight.abs().amax((1, 2, 3), keepdim=True) / 127
+    x = X / X.abs().max()
+    quantized, inputs = (weight / scale).round() * scale, (x * 127).round() / 127
+    expected = nn.functional.conv2d(inputs, quantized, padding=1)
+    result = nets.evaluate(model, x)
+    assert torch.allclose(result, expected, atol=1e-3)
+    assert not torch.allclose(result, nn.functional.conv2d(x, weight, padding=1), atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_weights_are_trained(backend: str) -> None:
+    model = nets.ready(resnet(), IMAGES, backend=backend).train()
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    before = model.layer2[0].conv1.weight.detach().clone()
-    model(sample).square().mean().backward()
+    before = nets.float_weights(model.layer2[0].conv1).clone()
+    model(IMAGES).square().mean().backward()
     optimizer.step()
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
     assert not torch.equal(before, model.layer2[0].conv1.weight)
 
 
-def test_modules_that_are_tied_or_changed() -> None:
+def test_tied_inputs_share_quantizer() -> None:
     model = nets.prepared(nets.UpAndDown(), X)
-    assert model.down._input_quantizer is model.last._input_quantizer
-    assert model.up._input_quantizer is not model.last._input_quantizer
-    model = nets.prepared(nn.Sequential(nets.conv()), X_MODULES)
-    model[0].weight = nn.Parameter(torch.zeros(16, 16, 3, 3))
-    assert torch.equal(model(X_MODULES), model[0].bias.reshape(1, -1, 1, 1).expand(1, 16, 8, 8))
-    assert "0.weight" in dict(model.named_parameters())
-    model = nets.prepared(nn.Sequential(nets.conv()), X_MODULES)
-    replica = model[0]._replicate_for_data_parallel()
-    for name, parameter in model[0]._parameters.items():
-        setattr(replica, name, parameter.detach() * 1.0)  # as torch.nn.parallel.replicate does
-    with torch.no_grad():
-        assert torch.equal(replica(X_MODULES), model(X_MODULES))
-
-
-def test_skips() -> None:
-    sample = torch.randn(1, 3, 64, 64)
-    model = nets.ready(_resnet(), sample)
-    seen = {}
-    block = model.layer1[0]
-    block._residual_quantizer.register_forward_hook(
-        lambda m, args, out: seen.update(skip=args[0], quantized=out)
+    up, down, last = (
+        nets.quantizer(model, f"{n}._input_quantizer") for n in ("up", "down", "last")
     )
-    block.register_forward_pre_hook(lambda m, args: seen.update(x=args[0]))
-    with torch.no_grad():
-        model.eval()(sample)
-    assert torch.equal(
-        seen["skip"], seen["x"]
-    )  # this block has no downsample: its skip is its input
-    assert not torch.equal(seen["quantized"], seen["x"])
+    assert down is last is not up
+
+
+def test_weights_can_be_replaced() -> None:
+    model = nets.prepared(nn.Sequential(nets.conv()), SMALL)
+    model[0].weight = nn.Parameter(torch.zeros(16, 16, 3, 3))
+    assert torch.equal(model(SMALL), model[0].bias.reshape(1, -1, 1, 1).expand(1, 16, 8, 8))
+    assert "0.weight" in dict(model.named_parameters())
+
+
+def test_replica_of_data_parallel_computes_the_same() -> None:
+    model = nets.prepared(nn.Sequential(nets.conv()), SMALL)
+    replica = model[0]._replicate_for_data_parallel()
+    for name, parameter in model[0].named_parameters(recurse=False):
+        setattr(replica, name, parameter.detach() * 1.0)  # as torch.nn.parallel.replicate does
+    assert torch.equal(nets.evaluate(replica, SMALL), nets.evaluate(model, SMALL))
+
+
+def test_skip_is_quantized() -> None:
+    model = nets.ready(resnet(), IMAGES)
+    values: dict[str, torch.Tensor] = {}
+    block = model.layer1[0]  # without a downsample: its skip is its input
+    nets.quantizer(block, "_residual_quantizer").register_forward_hook(
+        lambda m, args, out: values.update(skip=args[0], quantized=out)
+    )
+    block.register_forward_pre_hook(lambda m, args: values.update(x=args[0]))
+    nets.evaluate(model, IMAGES)
+    assert torch.equal(values["skip"], values["x"])
+    assert not torch.equal(values["quantized"], values["x"])
+
+
+def test_skips_of_containers_have_quantizers() -> None:
     model = nets.prepared(nets.Skips(), X)
-    assert set(dict(model.named_children())) == {
-        "a",
-        "b",
-        "last",
-        "_residual_quantizer",
-        "_residual_quantizer_1",
-    }
+    added = {"_residual_quantizer", "_residual_quantizer_1"}
+    assert set(dict(model.named_children())) == {"a", "b", "last"} | added
     assert len(model.a) == 4
     model(X)
 
 
-def test_what_is_told_before_anything_changes() -> None:
+def test_plan_is_reported_before_anything_changes() -> None:
     model = nets.Shared()
-    said = []
 
     def stop(text: str) -> None:
-        said.append(text)
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(text)
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt, match="3 convolutions and linear layers in INT8"):
         qat.prepare(model, X, report=stop)
-    assert "3 convolutions and linear layers in INT8" in said[0]
     assert not list(quantizers_of(model)) and type(model.first) is nn.Conv2d
+
+
+def test_prepare_refuses_prepared_network() -> None:
     model = nets.prepared(nets.Shared(), X)
-    with pytest.raises(QdqtoolError, match="is prepared already"):
+    with pytest.raises(QdqtoolError, check=has("already-prepared", parameter="model")):
         qat.prepare(model, X, report=None)
+
+
+def test_more_calls_than_prepared_are_refused() -> None:
     model = nets.prepared(nets.Moody(), X)
     model.eval()(X)
-    with raises(QdqtoolError, "Quantizing._with_calls 2 add 1"):
+    with pytest.raises(QdqtoolError, check=has("calls-changed"), match=r"2 .* 'add' ran, 1 when"):
         model.train()(X)
 
 
@@ -172,7 +188,7 @@ def test_computed_weights_stay_float() -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("axis", [None, 0, 1])
-def test_values_and_gradients_are_those_of_int8(backend: str, axis: int | None) -> None:
+def test_quantizer_values_and_gradients(backend: str, axis: int | None) -> None:
     quantizer = backend_named(backend)(axis)
     x = torch.randn(4, 6, 3, 3, generator=torch.Generator().manual_seed(0), requires_grad=True)
     amax = torch.tensor(1.5)
@@ -188,12 +204,12 @@ def test_values_and_gradients_are_those_of_int8(backend: str, axis: int | None) 
     expected = (x.detach() / step).round().clamp(-128, 127) * step
     assert torch.allclose(result.detach(), expected, atol=1e-5)
     assert x.grad is not None
-    # The straight-through estimator: one inside the range, nothing from what was clipped.
+    # The straight-through estimator: one inside the range, zero where it clips.
     assert torch.equal(x.grad, (x.detach().abs() <= amax).float())
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_without_a_range_weights_follow_their_maximum(backend: str) -> None:
+def test_weight_quantizer_follows_maximum(backend: str) -> None:
     quantizer = backend_named(backend)(0)
     for scale in (1.0, 3.0):
         x = torch.randn(4, 6, 3, 3) * scale
@@ -202,33 +218,31 @@ def test_without_a_range_weights_follow_their_maximum(backend: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["pytorch-quantization", "modelopt"])
-def test_a_missing_backend_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_backend_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     package = name.replace("-", "_")
     monkeypatch.delitem(
         sys.modules, f"qdqtool.qat.quantizer_{package.partition('_')[0]}", raising=False
     )
     for module in [m for m in sys.modules if m.partition(".")[0] == package] or [package]:
         monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
-    with raises(QdqtoolError, "backend_named qdqtool[qat]"):
+    refused = has("missing-package", parameter="backend")
+    with pytest.raises(QdqtoolError, check=refused, match=r"qdqtool\[qat\]"):
         backend_named(name)
 
 
-X_MODULES = torch.randn(1, 16, 8, 8)
-
-
-def test_a_failing_quantizer_of_weights_is_an_error_and_not_a_float_convolution() -> None:
-    model = nets.prepared(nn.Sequential(nets.conv()), X_MODULES)
+def test_failing_weight_quantizer_is_an_error() -> None:
+    model = nets.prepared(nn.Sequential(nets.conv()), SMALL)
 
     class Failing(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             raise AttributeError("amax")
 
-    model[0]._weight_quantizer = Failing()
-    with raises(RuntimeError, "QuantizingWeights.weight"):
-        model(X_MODULES)
+    model[0].add_module("_weight_quantizer", Failing())
+    with pytest.raises(RuntimeError, match="the weights' quantizer failed"):
+        model(SMALL)
 
 
-def test_a_convolution_of_ones_own_keeps_its_behaviour() -> None:
+def test_convolution_subclass_keeps_its_forward() -> None:
     class Scaled(nn.Conv2d):
         """Standardizes its weights."""
 
@@ -237,28 +251,26 @@ def test_a_convolution_of_ones_own_keeps_its_behaviour() -> None:
             return self._conv_forward(x, weight, self.bias)
 
     model = nn.Sequential(Scaled(16, 16, 3, padding=1), nn.ReLU(), nets.conv())
-    with torch.no_grad():
-        wanted = model(X_MODULES)
-        qat.prepare(model, X_MODULES, report=None)
-        assert type(model[0]).__name__ == "Scaled" and isinstance(model[0], Scaled)
-        found = model(X_MODULES)
-    assert 0 < (found - wanted).abs().max() < 0.1 * wanted.std() + 0.05
+    before = nets.evaluate(model, SMALL)
+    qat.prepare(model, SMALL, report=None)
+    assert type(model[0]).__name__ == "Scaled" and isinstance(model[0], Scaled)
+    change = nets.evaluate(model, SMALL) - before
+    assert 0 < change.abs().max() < 0.1 * before.std() + 0.05
 
 
-def test_observers_see_activations_and_nothing_is_quantized() -> None:
+def test_observers_see_float_activations() -> None:
     model = nn.Sequential(nets.conv(), nn.ReLU(), nets.conv())
-    with torch.no_grad():
-        wanted = model(X_MODULES)
-        qat.prepare(model, X_MODULES, report=None)
-        seen: list[torch.Tensor] = []
-        with observing(lambda module, attribute, value: seen.append(value)):
-            assert torch.equal(model(X_MODULES), wanted)
-    assert len(seen) == 2 and torch.equal(seen[0], X_MODULES)
+    expected = nets.evaluate(model, SMALL)
+    qat.prepare(model, SMALL, report=None)
+    values: list[torch.Tensor] = []
+    with observing(lambda module, attribute, value: values.append(value)):
+        assert torch.equal(nets.evaluate(model, SMALL), expected)
+    assert len(values) == 2 and torch.equal(values[0], SMALL)
     assert [q.weight for q in quantizers_of(model)] == [False, True, False, True]
 
 
 @pytest.mark.parametrize("axis", [None, 0, 1])
-def test_the_exported_quantizer_rounds_to_integers(axis: int | None) -> None:
+def test_export_quantizer_rounds_to_integers(axis: int | None) -> None:
     values = torch.tensor([[-3.0, -0.26, 0.0], [0.74, 1.3, 400.0]])
     scale = (
         torch.tensor(0.5)

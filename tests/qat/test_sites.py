@@ -1,7 +1,7 @@
-"""Watchers of calls, and where they rest."""
+"""Where quantizers go: the sites of a network, its plan, and the calls that are watched."""
 
-import io
 import re
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import torch
 from torch import Tensor, nn
@@ -19,19 +18,20 @@ import qdqtool
 from examples.resnet import ResNet18
 from qdqtool import qat
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.explain.left_float import PLACEMENT, Excluded, Hidden, SkippedNode
+from qdqtool.explain.left_float import PLACEMENT, Excluded, Hidden, NothingToQuantize, SkippedNode
 from qdqtool.qat import plan
-from qdqtool.qat.modules import observing
+from qdqtool.qat.modules import observing, set_amax
 from qdqtool.qat.sites import CallWatcher, Site, resting
-from qdqtool.qat.trace import trace
+from qdqtool.qat.trace import Traced, trace
+from tests.errors import has
+from tests.insertion.nets import run
 from tests.qat import nets
-from tests.raising import raises
 
 X = torch.randn(2, 16, 16, 16, generator=torch.Generator().manual_seed(1))
 
 
 class Block(nn.Module):
-    """A skip around a branch that holds a skip itself."""
+    """Block with a skip around a branch that may hold another block."""
 
     def __init__(self, inner: nn.Module | None = None) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Block(nn.Module):
 
 
 class Network(nn.Module):
-    """Nested skips, with a pool behind everything."""
+    """Network of nested skips with a pool at its end."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,69 +57,90 @@ class Network(nn.Module):
 
 
 class Counting(TorchFunctionMode):  # type: ignore[misc]
-    """A mode of the user's own."""
+    """Mode of the user's own."""
 
     calls = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        Counting.calls += 1
+        self.calls += 1
         return func(*args, **(kwargs or {}))
 
 
-def _prepared() -> tuple[nn.Module, qat.Plan]:
+@pytest.fixture
+def prepared() -> tuple[nn.Module, qat.Plan]:
     torch.manual_seed(0)
     model = Network().eval()
     return model, qat.prepare(model, X, report=None)
 
 
-def _seen(
+def observe(
     model: nn.Module, counted: dict[str, list[str]] | None
 ) -> tuple[list[tuple[str, str, Tensor]], int]:
-    """What observers see, and how many calls the watchers were shown."""
-    found: list[tuple[str, str, Tensor]] = []
+    """Return the values that observers get, and the number of calls that reach watchers.
+
+    Watchers rest where no call is ``counted``; with None they never rest.
+    """
+    values: list[tuple[str, str, Tensor]] = []
     names = {id(m): n for n, m in model.named_modules()}
-    shown = 0
+    calls = 0
     original = CallWatcher.__torch_function__
 
-    def counting(self: CallWatcher, *given: Any) -> Any:
-        nonlocal shown
-        shown += 1
-        return original(self, *given)
+    def counting(self: CallWatcher, *arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return original(self, *arguments)
 
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         patch.setattr(CallWatcher, "__torch_function__", counting)
         with (
-            observing(lambda module, name, value: found.append((names[id(module)], name, value))),
+            observing(lambda module, name, value: values.append((names[id(module)], name, value))),
             nullcontext() if counted is None else resting(model, counted),
         ):
             model(X)
-    return found, shown
+    return values, calls
 
 
-def test_what_is_watched() -> None:
-    model, plan = _prepared()
+def has_hooks(model: nn.Module) -> bool:
+    return any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_plan_counts_calls(prepared: tuple[nn.Module, qat.Plan]) -> None:
+    _, plan = prepared
     assert set(plan.counted) == {"add", "pool"} and plan.counted["pool"] == [""]
     assert {a.site.kind for a in plan.activations} == {"input", "add", "pool"}
-    wanted, many = _seen(model, None)
-    found, few = _seen(model, plan.counted)
-    assert [f[:2] for f in found] == [w[:2] for w in wanted]
-    assert all(torch.equal(f[2], w[2]) for f, w in zip(found, wanted, strict=True))
+
+
+def test_resting_watchers_observe_the_same(prepared: tuple[nn.Module, qat.Plan]) -> None:
+    model, plan = prepared
+    expected, many = observe(model, None)
+    values, few = observe(model, plan.counted)
+    assert [v[:2] for v in values] == [e[:2] for e in expected]
+    assert all(torch.equal(v[2], e[2]) for v, e in zip(values, expected, strict=True))
     assert few < many / 3
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
-    model, plan = _prepared()
-    _, many = _seen(model, None)
-    found, all_of_them = _seen(model, {})
-    assert all_of_them == many and len(found) == len(_seen(model, plan.counted)[0])
+    assert not has_hooks(model)
 
 
-def test_modes_of_the_user_go_on_and_errors_leave_nothing_behind() -> None:
-    model, plan = _prepared()
-    Counting.calls = 0
-    with torch.no_grad(), observing(lambda *_: None), resting(model, plan.counted), Counting():
-        model(X)
-        outside = Counting.calls
-    assert outside > 20
-    handle = model.features[2].branch[2].register_forward_pre_hook(_fail)
+def test_watchers_do_not_rest_without_counted_calls(prepared: tuple[nn.Module, qat.Plan]) -> None:
+    model, plan = prepared
+    values, calls = observe(model, {})
+    assert calls == observe(model, None)[1]
+    assert len(values) == len(observe(model, plan.counted)[0])
+
+
+def test_modes_of_the_user_see_every_call(prepared: tuple[nn.Module, qat.Plan]) -> None:
+    model, plan = prepared
+    with observing(lambda *_: None), resting(model, plan.counted), Counting() as mode:
+        nets.evaluate(model, X)
+    assert mode.calls > 20
+
+
+def test_error_leaves_no_hooks_and_modes(prepared: tuple[nn.Module, qat.Plan]) -> None:
+    model, plan = prepared
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("on purpose")
+
+    handle = model.features[2].branch[2].register_forward_pre_hook(fail)
     with (
         pytest.raises(RuntimeError, match="on purpose"),
         observing(lambda *_: None),
@@ -128,123 +149,160 @@ def test_modes_of_the_user_go_on_and_errors_leave_nothing_behind() -> None:
         model(X)
     handle.remove()
     assert torch.overrides._get_current_function_mode() is None
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
-    assert len(_seen(model, plan.counted)[0]) == len(_seen(model, None)[0])
+    assert not has_hooks(model)
+    assert len(observe(model, plan.counted)[0]) == len(observe(model, None)[0])
 
 
-def _fail(*_: Any) -> None:
-    raise RuntimeError("on purpose")
-
-
-def test_what_is_seen_and_left() -> None:
+@pytest.fixture(scope="module")
+def traced() -> tuple[nn.Module, Traced]:
     model = ResNet18(10, nets.WIDTH)
-    traced = trace(model, torch.randn(1, 3, 64, 64))
-    nodes = {n.name: n for n in traced.proto.graph.node}
-    kinds = {name: nodes[name].op_type for name, _ in traced.sites}
-    assert sorted(kinds.values()) == ["Add"] * 8 + ["Conv"] * 20 + ["Gemm", "GlobalAveragePool"]
-    modules = {s.module for s in traced.sites.values() if s.kind == "input"}
+    return model, trace(model, torch.randn(1, 3, 64, 64))
+
+
+def test_trace_finds_sites(traced: tuple[nn.Module, Traced]) -> None:
+    model, trace = traced
+    nodes = {n.name: n for n in trace.proto.graph.node}
+    ops = Counter(nodes[name].op_type for name in {name for name, _ in trace.sites})
+    assert ops == {"Add": 8, "Conv": 20, "Gemm": 1, "GlobalAveragePool": 1}
+    modules = {s.module for s in trace.sites.values() if s.kind == "input"}
     assert modules == {n for n, m in model.named_modules() if isinstance(m, nn.Conv2d | nn.Linear)}
-    for (node, position), site in traced.sites.items():
-        if (
-            site.kind == "add"
-        ):  # the node's name holds the block's; the sides are those of "out += identity"
-            assert f"/{site.module}/" in node and site.position == position
-    traced = trace(ResNet18(10, nets.WIDTH), torch.randn(1, 3, 64, 64))
-    assert len(traced.norms) == 20
-    assert traced.norms["layer3.0.bn2"] == "layer3.0.conv2"
-    assert traced.norms["layer3.0.downsample.1"] == "layer3.0.downsample.0"
+
+
+def test_sites_of_adds_are_in_their_blocks(traced: tuple[nn.Module, Traced]) -> None:
+    """The positions are those of ``out += identity``."""
+    adds = {key: site for key, site in traced[1].sites.items() if site.kind == "add"}
+    for (node, position), site in adds.items():
+        assert f"/{site.module}/" in node and site.position == position
+
+
+def test_trace_finds_normalizations(traced: tuple[nn.Module, Traced]) -> None:
+    norms = traced[1].norms
+    assert len(norms) == 20
+    assert norms["layer3.0.bn2"] == "layer3.0.conv2"
+    assert norms["layer3.0.downsample.1"] == "layer3.0.downsample.0"
+
+
+def test_trace_keeps_modes() -> None:
     model = nets.Moody()
     model.b.eval()
     before = [(n, m.training) for n, m in model.named_modules()]
     trace(model, torch.randn(1, 16, 8, 8))
     assert [(n, m.training) for n, m in model.named_modules()] == before
-    assert not any(m._forward_pre_hooks for m in model.modules())
+    assert not has_hooks(model)
 
 
-def test_the_graph_computes_what_the_network_does_and_has_no_marks() -> None:
+def test_traced_graph_computes_the_same_and_has_no_marks() -> None:
     model = nets.randomise(ResNet18(10, nets.WIDTH))
     x = torch.randn(1, 3, 64, 64)
     proto = trace(model, x).proto
     assert {n.domain for n in proto.graph.node} == {""}
-    session = onnxruntime.InferenceSession(
-        proto.SerializeToString(), providers=["CPUExecutionProvider"]
-    )
-    result = session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]
-    with torch.no_grad():
-        np.testing.assert_allclose(result, model.eval()(x).numpy(), rtol=1e-3, atol=1e-4)
+    (result,) = run(proto, {proto.graph.input[0].name: x.numpy()})
+    np.testing.assert_allclose(result, nets.evaluate(model, x).numpy(), rtol=1e-3, atol=1e-4)
 
 
-def test_modules_that_run_twice_or_in_containers() -> None:
+def test_sites_of_containers_count_calls() -> None:
     traced = trace(nets.Skips(), torch.randn(1, 16, 8, 8))
     adds = {s for s in traced.sites.values() if s.kind == "add"}
     assert adds == {Site("", "add", call, position) for call in (0, 1) for position in (0, 1)}
     assert traced.calls["", "add"] == 2
-    found = plan(nets.Shared(), ONE)
-    assert [a.site.module for a in found.activations] == ["first", "both", "last"]
-    assert found.convolutions == ["first", "both", "last"]
-    found = plan(nets.UpAndDown(), ONE)
-    group = {a.site.module: a.group for a in found.activations}
-    assert (
-        group["down"] == group["last"] != group["up"]
-    )  # "down" reads the network's input, which Concat takes as well
+
+
+def test_plan_of_module_that_runs_twice() -> None:
+    shared = plan(nets.Shared(), ONE)
+    assert [a.site.module for a in shared.activations] == ["first", "both", "last"]
+    assert shared.convolutions == ["first", "both", "last"]
+
+
+def test_plan_ties_inputs_of_concat() -> None:
+    """``down`` reads the network's input, as the Concat does."""
+    tied = plan(nets.UpAndDown(), ONE)
+    group = {a.site.module: a.group for a in tied.activations}
+    assert group["down"] == group["last"] != group["up"]
+    assert tied.tied == [["down", "last"]]
+
+
+def test_plan_without_unify_ties_nothing() -> None:
     loose = plan(nets.UpAndDown(), ONE, unify=False)
-    assert len({a.group for a in loose.activations}) == 3
-    assert loose.tied == [] and found.tied == [["down", "last"]]
+    assert len({a.group for a in loose.activations}) == 3 and loose.tied == []
 
 
-def test_what_torch_cannot_export_is_told_in_one_line() -> None:
+def test_error_of_torch_export_is_one_line() -> None:
     class Broken(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             raise ValueError("no such thing\nsecond line")
 
-    with raises(ModelError, "export_proto"):
+    with pytest.raises(ModelError, check=has("export-failed"), match=r"no such thing$"):
         trace(Broken(), torch.zeros(1))
 
 
 ONE = torch.randn(1, 16, 16, 16)
 
 
-def test_residuals_as_insert_places_them() -> None:
-    found = plan(ResNet18(10, nets.WIDTH), torch.randn(1, 3, 64, 64))
-    assert len(found.convolutions) == 21
-    residuals = [a.site for a in found.activations if a.role == "residual"]
+def resnet() -> nn.Module:
+    return nets.randomise(ResNet18(10, nets.WIDTH))
+
+
+IMAGES = torch.randn(2, 3, 64, 64)
+
+
+def test_plan_of_resnet18() -> None:
+    resnet_plan = plan(resnet(), IMAGES)
+    assert len(resnet_plan.convolutions) == 21
+    residuals = [a.site for a in resnet_plan.activations if a.role == "residual"]
     assert len(residuals) == 8 and all(s.position == 1 for s in residuals)  # "out += identity"
-    assert [a.site.module for a in found.activations if a.site.kind == "pool"] == ["avgpool"]
-    model = nets.randomise(ResNet18(10, nets.WIDTH))
-    sample = torch.randn(2, 3, 64, 64)
-    file = io.BytesIO()
-    torch.onnx.export(model.eval(), (sample[:1],), file, opset_version=17, dynamo=False)
-    float_model = onnx.load_from_string(file.getvalue())
-    inserted = qdqtool.insert(float_model, sample.numpy(), predict=False)
-    found = plan(model, sample[:1])
-    assert len(inserted.weights) == len(found.weights)
-    assert len(inserted.activations) == len({a.tensor for a in found.activations})
+    pools = [a.site.module for a in resnet_plan.activations if a.site.kind == "pool"]
+    assert pools == ["avgpool"]
 
 
-def test_what_stays_float() -> None:
-    found = plan(nets.Odd(), ONE)
-    assert found.convolutions == ["last"]
-    assert len(found.skipped) == 3
-    assert {reason for _, reason in found.skipped} == {Hidden.WEIGHTED}
-    with pytest.raises(ModelError, match="nothing to quantize"):
-        plan(nets.conv(), ONE, exclude=["Conv"])
-    with pytest.raises(ModelError, match="no Conv"):
-        plan(nn.ReLU(), ONE)
+def test_plan_has_quantizers_of_insert(tmp_path: Path) -> None:
+    model, path = resnet(), tmp_path / "float.onnx"
+    torch.onnx.export(model.eval(), (IMAGES[:1],), path, opset_version=17, dynamo=False)
+    inserted = qdqtool.insert(path, IMAGES.numpy(), predict=False)
+    trained = plan(model, IMAGES[:1])
+    assert len(inserted.weights) == len(trained.weights)
+    assert len(inserted.activations) == len({a.tensor for a in trained.activations})
 
 
-def test_choices_of_sites() -> None:
-    model, sample = ResNet18(10, nets.WIDTH), torch.randn(1, 3, 64, 64)
-    found = plan(model, sample, exclude=[r"^layer4\.", "/fc/"])
-    assert len(found.convolutions) == 21 - 5 - 1
-    assert not any(a.site.module.startswith("layer4") for a in found.activations)
-    assert ("fc", SkippedNode(Excluded(PLACEMENT, "fc", "exclude", "/fc/")).reason) in found.skipped
-    small = nn.Sequential(
-        nets.conv(16, 16), nn.ReLU(), nets.conv(16, 5, 1), nn.ReLU(), nets.conv(5, 5, 3)
-    )
-    assert plan(small, ONE).convolutions == ["0", "2"]
-    assert plan(small, ONE, include=["^4$"]).convolutions == ["0", "2", "4"]
-    found = plan(nets.UpAndDown(), ONE, target="rtx1.7")
-    assert "up" not in found.convolutions  # TensorRT-RTX runs no ConvTranspose in INT8
+def test_convolutions_without_module_are_left_float() -> None:
+    odd = plan(nets.Odd(), ONE)
+    assert odd.convolutions == ["last"]
+    assert [reason for _, reason in odd.skipped] == [Hidden.WEIGHTED] * 3
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "reason"),
+    [(nets.conv(), {"exclude": ["Conv"]}, "nothing to quantize"), (nn.ReLU(), {}, "no Conv")],
+    ids=["excluded", "no convolution"],
+)
+def test_plan_without_quantizer_is_refused(
+    model: nn.Module, options: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(NothingToQuantize, match=reason):
+        plan(model, ONE, **options)
+
+
+def test_exclude_leaves_modules_float() -> None:
+    partial = plan(resnet(), IMAGES, exclude=[r"^layer4\.", "/fc/"])
+    assert len(partial.convolutions) == 21 - 5 - 1
+    assert not any(a.site.module.startswith("layer4") for a in partial.activations)
+    reason = SkippedNode(Excluded(PLACEMENT, "fc", "exclude", "/fc/")).reason
+    assert ("fc", reason) in partial.skipped
+
+
+@pytest.mark.parametrize(
+    ("include", "convolutions"), [([], ["0", "2"]), (["^4$"], ["0", "2", "4"])]
+)
+def test_include_quantizes_small_convolution(include: list[str], convolutions: list[str]) -> None:
+    relu = nn.ReLU()
+    small = nn.Sequential(nets.conv(), relu, nets.conv(16, 5, 1), relu, nets.conv(5, 5))
+    assert plan(small, ONE, include=include).convolutions == convolutions
+
+
+def test_transposed_convolution_is_float_for_rtx() -> None:
+    assert "up" not in plan(nets.UpAndDown(), ONE, target="rtx1.7").convolutions
+
+
+def test_text_of_plan() -> None:
     text = plan(nets.UpAndDown(), ONE, exclude=["up"]).text()
     assert "2 convolutions and linear layers in INT8" in text
     assert "one amax  down, last" in text
@@ -253,41 +311,38 @@ def test_choices_of_sites() -> None:
 
 
 @pytest.mark.parametrize("option", ["exclude", "include"])
-def test_patterns_have_to_match(option: str) -> None:
-    with pytest.raises(QdqtoolError, match=re.escape(f"{option} 'nothing': matches no module")):
+def test_pattern_without_match_is_refused(option: str) -> None:
+    with pytest.raises(QdqtoolError, check=has("no-match", parameter=option), match="'nothing'"):
         plan(nets.Shared(), ONE, **{option: ["first", "nothing"]})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("option", ["exclude", "include"])
+def test_pattern_that_is_no_regular_expression_is_refused(option: str) -> None:
     with pytest.raises(QdqtoolError, match="not a regular expression"):
         plan(nets.Shared(), ONE, **{option: ["("]})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    "options", [{"backend": "brevitas"}, {"head": "all"}, {"residual": "yes"}, {"target": "trt3"}]
+    ("parameter", "value"),
+    [("backend", "brevitas"), ("head", "all"), ("residual", "yes"), ("target", "trt3")],
 )
-def test_wrong_options(options: dict[str, str]) -> None:
-    with pytest.raises(QdqtoolError):
-        plan(nets.Shared(), ONE, **options)  # type: ignore[arg-type]
+def test_unknown_choice_is_refused(parameter: str, value: str) -> None:
+    with pytest.raises(QdqtoolError, match=f"'{value}'"):
+        plan(nets.Shared(), ONE, **{parameter: value})  # type: ignore[arg-type]
 
 
-def test_projections_of_attention_are_reached() -> None:
-    class Attending(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.up, self.down = nn.Linear(16, 16), nn.Linear(16, 16)
-            self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
-            self.expert = nn.Linear(16, 16)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = self.up(x)
-            return self.down(x + self.attention(x, x, x, need_weights=False)[0])
-
-    found = plan(Attending(), torch.randn(1, 5, 16))
-    assert found.convolutions == ["up", "attention", "down"] and found.unseen == ["expert"]
-    assert [w.call for w in found.weights] == [None, 0, 1, None]
-    assert len(plan(Attending(), torch.randn(1, 5, 16), exclude=["attention"]).weights) == 2
+def test_plan_of_attention() -> None:
+    model, sample = Projected("self", batch_first=True), torch.randn(1, 5, 16)
+    model.expert = nn.Linear(16, 16)  # never called
+    attention = plan(model, sample)
+    assert attention.convolutions == ["up", "attention", "down"]
+    assert attention.unseen == ["expert"]
+    assert [w.call for w in attention.weights] == [None, 0, 1, None]
+    assert len(plan(model, sample, exclude=["attention"]).weights) == 2
 
 
 class Projected(nn.Module):
-    """Attention to itself, to the same with positions, or to other keys and values."""
+    """Network with self-attention, with or without positions, or with cross-attention."""
 
     def __init__(self, kind: str, **options: Any) -> None:
         super().__init__()
@@ -297,15 +352,15 @@ class Projected(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.up(x)
         q = x + torch.sin(x)
-        given = {"self": (x, x, x), "positions": (q, q, x), "cross": (q, x, x)}[self.kind]
-        return self.down(x + self.attention(*given, need_weights=False)[0])
+        inputs = {"self": (x, x, x), "positions": (q, q, x), "cross": (q, x, x)}[self.kind]
+        return self.down(x + self.attention(*inputs, need_weights=False)[0])
 
 
 @pytest.mark.parametrize("cross_first", [False, True])
-def test_one_attention_called_in_two_ways_is_refused_when_the_network_is_prepared(
+def test_attention_called_in_two_ways_is_refused(
     cross_first: bool,
 ) -> None:
-    """By name; one for each way, and the module left float, are taken."""
+    """One attention for each way passes, and so does an excluded one."""
 
     class Both(nn.Module):
         def __init__(self, apart: bool) -> None:
@@ -322,8 +377,9 @@ def test_one_attention_called_in_two_ways_is_refused_when_the_network_is_prepare
 
     sample = (torch.randn(1, 5, 16), torch.randn(1, 7, 16))
     for call in (lambda m: plan(m, sample), lambda m: qat.prepare(m, sample, report=None)):
-        with raises(QdqtoolError, "_refuse_varied MultiheadAttention 2 3 exclude=['^own$']"):
+        with pytest.raises(QdqtoolError, check=has("calls-differ", node="own")) as caught:
             call(Both(False))
+        assert "2 or 3 calls" in str(caught.value) and "exclude=['^own$']" in str(caught.value)
     assert plan(Both(False), sample, exclude=["^own$"]).convolutions == ["up"]
     assert plan(Both(True), sample).convolutions == (
         ["up", "other", "own"] if cross_first else ["up", "own", "other"]
@@ -342,172 +398,186 @@ TOKENS = torch.randn(4, 6, 16, generator=torch.Generator().manual_seed(3))
         ("self", {"kdim": 16, "vdim": 16, "add_bias_kv": True, "batch_first": True}, 2),
     ],
 )
-def test_projections_of_attention_are_quantized_as_insert_places_them(
+def test_attention_is_quantized_as_by_insert(
     kind: str, options: dict[str, Any], projections: int, tmp_path: Path
 ) -> None:
-    """Packed or not; trained with gradients, in evaluation not by torch's fused path, and kept in a checkpoint."""
+    """Packed weights or not: the projections are trained, exported and restored."""
     torch.manual_seed(0)
-    model = Projected(kind, **options).eval()
-    with torch.no_grad():
-        wanted = model(TOKENS)
-    torch.onnx.export(
-        model, (TOKENS,), tmp_path / "float.onnx", dynamo=False, opset_version=17, input_names=["x"]
-    )
-    found = qat.prepare(model, TOKENS, report=None)
-    assert len(found.weights) == projections + 2
+    model, path = Projected(kind, **options).eval(), tmp_path / "float.onnx"
+    expected = nets.evaluate(model, TOKENS)
+    export = {"dynamo": False, "opset_version": 17, "input_names": ["x"]}
+    torch.onnx.export(model, (TOKENS,), path, **export)
+    attention = qat.prepare(model, TOKENS, report=None)
+    assert len(attention.weights) == projections + 2
     qat.calibrate(model, [TOKENS])
-    with torch.no_grad():
-        quantized = model(TOKENS)
-        with qat.disabled(model):
-            torch.testing.assert_close(model(TOKENS), wanted)
-    assert 1e-4 < float((quantized - wanted).std() / wanted.std()) < 0.1
+    quantized = nets.evaluate(model, TOKENS)
+    with qat.disabled(model):
+        torch.testing.assert_close(nets.evaluate(model, TOKENS), expected)
+    assert 1e-4 < float((quantized - expected).std() / expected.std()) < 0.1
     model.train()(TOKENS).sum().backward()
-    assert model.attention.in_proj_weight.grad is not None and bool(
-        model.attention.in_proj_weight.grad.any()
-    )
+    gradient = model.attention.in_proj_weight.grad
+    assert gradient is not None and bool(gradient.any())
     other = Projected(kind, **options).eval()
     qat.restore(other, qat.checkpoint(model.eval()))
-    with torch.no_grad():
-        assert torch.equal(other(TOKENS), quantized)
-    done = qat.export(model, tmp_path / "q.onnx", TOKENS)
-    inserted = qdqtool.insert(
-        tmp_path / "float.onnx", [{"x": TOKENS.numpy()}], residual="none", losses=0
-    )
+    assert torch.equal(nets.evaluate(other, TOKENS), quantized)
+    summary = qat.export(model, tmp_path / "q.onnx", TOKENS).summary
+    inserted = qdqtool.insert(path, [{"x": TOKENS.numpy()}], residual="none", losses=0)
     assert inserted.prediction is not None
-    assert (
-        done.summary["matrix_products_int8"]
-        == inserted.prediction.summary()["matrix_products_int8"]
-    )
-    assert done.summary["matrix_products_int8"] == projections + 2
-    weights = [
+    for counts in (summary, inserted.prediction.summary()):
+        assert counts["matrix_products_int8"] == projections + 2
+    trained, placed = (
         sum(n.op_type == "QuantizeLinear" for n in m.graph.node)
         for m in (onnx.load(tmp_path / "q.onnx"), inserted.model)
-    ]
-    assert weights[0] == weights[1]
+    )
+    assert trained == placed
 
 
 @pytest.mark.slow
-def test_quantized_attention_is_compiled_as_it_is() -> None:
+def test_compiled_attention_computes_the_same() -> None:
     torch.manual_seed(0)
     model = nets.ready(Projected("positions", batch_first=True).eval(), TOKENS)
     compiled = torch.compile(model, backend="aot_eager")
-    grads = []
+    gradients = []
     for network in (model, compiled):
         model.zero_grad()
-        out = network(TOKENS)
-        torch.testing.assert_close(out, model(TOKENS))
-        out.square().mean().backward()
-        grads.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
-    assert len(grads[0]) == 8
-    torch.testing.assert_close(*grads, rtol=1e-3, atol=1e-5)
+        output = network(TOKENS)
+        torch.testing.assert_close(output, model(TOKENS))
+        output.square().mean().backward()
+        gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    assert len(gradients[0]) == 8
+    torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-5)
 
 
-def test_attention_and_integers(tmp_path: Path) -> None:
+def test_encoder_layer_is_quantized() -> None:
     layer = nn.Sequential(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)).eval()
-    with torch.no_grad():
-        wanted = layer(TOKENS)
+    before = nets.evaluate(layer, TOKENS)
     assert len(qat.preparation.plan_of(nets.ready(layer, TOKENS)).weights) == 4
-    with torch.no_grad():
-        assert not torch.allclose(layer(TOKENS), wanted, atol=1e-5)
+    assert not torch.allclose(nets.evaluate(layer, TOKENS), before, atol=1e-5)
+
+
+def test_network_with_integer_input(tmp_path: Path) -> None:
     tokens = torch.arange(10)[None]
     model = nets.ready(
         nn.Sequential(nn.Embedding(10, 16), nn.Linear(16, 16), nn.Linear(16, 16)).eval(), tokens
     )
-    with raises(QdqtoolError, "as_call 1x10"):
+    refused = has("wrong-shape", parameter="sample")
+    with pytest.raises(QdqtoolError, check=refused, match="1x10 floats"):
         qat.export(model, tmp_path / "m.onnx", tokens.float())
     assert qat.export(model, tmp_path / "m.onnx", tokens).difference < 0.1
-
-
-PLAIN = "as_call 1: 16x16x8x8 torch."  # tensor
-
-
-@pytest.mark.parametrize(
-    ("wrong", "told"),
-    [
-        (lambda x: torch.zeros(1, 3, 8, 8), "reference Sequential: (1x3x8x8"),
-        (lambda x: (x, x), "reference Sequential: (16x16x8x8 2 3"),
-        (lambda x: (), "reference Sequential: (no"),
-        (lambda x: {"image": x}, "reference Sequential: 'image'"),
-        (lambda x: None, "sample_for sample=None"),
-        (lambda x: x.numpy(), "as_call ndarray"),
-        (lambda x: "x", "as_call str"),
-        (lambda x: 3.5, "as_call float"),
-        (lambda x: x.long(), "as_call 1: 16x16x8x8 integers 1x16x8x8 floats"),
-        (lambda x: x > 0, "as_call 1: booleans 1x16x8x8 floats"),
-        (lambda x: x[0], "as_call 1: 16x8x8 1x16x8x8"),
-        (lambda x: x[0, 0, 0, 0], "as_call 1: number 1x16x8x8"),
-        (lambda x: x[:0], "as_call 1: 0x16x8x8"),
-        (lambda x: x[:, :, :0], "as_call 1: 16x16x0x8"),
-        (lambda x: x * torch.nan, "as_call 1: 16x16x8x8 numbers"),
-        (lambda x: x.to("meta"), f"{PLAIN}strided, meta"),
-        (lambda x: x.to_sparse(), f"{PLAIN}sparse_coo, cpu"),
-        (lambda x: x.to(torch.complex64), f"{PLAIN}complex64"),
-        (lambda x: x.to_mkldnn(), f"{PLAIN}_mkldnn"),
-        (lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8), f"{PLAIN}qint8"),
-        (lambda x: [x.to_sparse()], f"{PLAIN}sparse_coo"),
-        (lambda x: {"input": x.to(torch.complex64)}, "as_call 'input'"),
-    ],
-)
-def test_a_wrong_sample_ends_in_one_line(
-    tmp_path: Path, wrong: Callable[[torch.Tensor], Any], told: str
-) -> None:
-    model, _ = _ready()
-    with raises(QdqtoolError, told) as caught:
-        qat.export(model, tmp_path / "m.onnx", wrong(MANY))
-    assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())
-    qat.export(model, tmp_path / "m.onnx", MANY[:1])
-    with raises(QdqtoolError, told):
-        qat.check(model, tmp_path / "m.onnx", wrong(MANY))
-
-
-@pytest.mark.parametrize("kind", [torch.float16, torch.float64, torch.bfloat16])
-def test_floats_of_another_width_are_taken(tmp_path: Path, kind: torch.dtype) -> None:
-    """The network is exported in FP32, whatever it was trained in."""
-    model, _ = _ready()
-    assert qat.export(model, tmp_path / "m.onnx", MANY[:1].to(kind)).difference < 0.1
 
 
 MANY = torch.randn(16, 16, 8, 8, generator=torch.Generator().manual_seed(2))
 
 
-def _ready() -> tuple[nn.Module, torch.Tensor]:
+@pytest.fixture
+def ready() -> tuple[nn.Module, Tensor]:
+    """Return a calibrated network, and its outputs before quantization."""
     torch.manual_seed(0)
-    model = nn.Sequential(nets.conv(), nn.ReLU(), nets.conv(), nn.ReLU(), nets.conv()).eval()
-    with torch.no_grad():
-        wanted = model(MANY)
+    model = nn.Sequential(nets.conv(), nn.ReLU(), nets.conv(), nn.ReLU(), nets.conv())
+    before = nets.evaluate(model, MANY)
     qat.calibrate(nets.prepared(model, MANY[:1]), MANY)
-    return model, wanted
+    return model, before
 
 
-def test_what_is_off(tmp_path: Path) -> None:
-    model, wanted = _ready()
-    with torch.no_grad():
-        quantized = model(MANY)
-        assert not torch.equal(quantized, wanted)
-        with qat.disabled(model):
-            assert torch.equal(model(MANY), wanted)
-        assert torch.equal(model(MANY), quantized)
-        assert len(qat.disable(model, r"^2\.")) == 2
-        assert not torch.equal(model(MANY), quantized)
-        assert qat.enable(model) == []
-        assert torch.equal(model(MANY), quantized)
-    with raises(QdqtoolError, "_switch nothing"):
-        qat.disable(model, "nothing")
-    model, _ = _ready()
-    qat.disable(model, r"^2\.")
-    done = qat.export(model, tmp_path / "q.onnx", MANY[:1])
-    assert (done.summary["int8"], done.summary["float"]) == (2, 1)
+@pytest.mark.parametrize(
+    ("change", "code", "value"),
+    [
+        (lambda x: torch.zeros(1, 3, 8, 8), "wrong-call", "(1x3x8x8 floats)"),
+        (lambda x: (x, x), "wrong-call", "2 positional arguments but 3"),
+        (lambda x: (), "wrong-call", "(no tensor)"),
+        (lambda x: {"image": x}, "wrong-call", "'image'"),
+        (lambda x: None, "missing-argument", "sample=None"),
+        (lambda x: x.numpy(), "wrong-type", "ndarray"),
+        (lambda x: "x", "wrong-type", "str"),
+        (lambda x: 3.5, "wrong-type", "float"),
+        (lambda x: x.long(), "wrong-shape", "16x16x8x8 integers: the network was prepared with 1x"),
+        (lambda x: x > 0, "wrong-shape", "booleans: the network was prepared with 1x16x8x8 floats"),
+        (lambda x: x[0], "wrong-shape", "argument 1: 16x8x8 floats"),
+        (lambda x: x[0, 0, 0, 0], "wrong-shape", "argument 1: a number of floats"),
+        (lambda x: x[:0], "empty", "0x16x8x8 floats"),
+        (lambda x: x[:, :, :0], "empty", "16x16x0x8 floats"),
+        (lambda x: x * torch.nan, "not-finite", "16x16x8x8 floats"),
+        (lambda x: x.to("meta"), "unsupported-tensor", "torch.strided, meta"),
+        (lambda x: x.to_sparse(), "unsupported-tensor", "torch.sparse_coo, cpu"),
+        (lambda x: x.to(torch.complex64), "unsupported-tensor", "torch.complex64"),
+        (lambda x: x.to_mkldnn(), "unsupported-tensor", "torch._mkldnn"),
+        (
+            lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+            "unsupported-tensor",
+            "torch.qint8",
+        ),
+        (lambda x: [x.to_sparse()], "unsupported-tensor", "torch.sparse_coo"),
+        (lambda x: {"input": x.to(torch.complex64)}, "unsupported-tensor", "'input'"),
+    ],
+)
+def test_unsuitable_sample_is_refused(
+    ready: tuple[nn.Module, Tensor],
+    tmp_path: Path,
+    change: Callable[[Tensor], Any],
+    code: str,
+    value: str,
+) -> None:
+    """Export and check refuse it; nothing is written."""
+    model, path = ready[0], tmp_path / "m.onnx"
+    with pytest.raises(QdqtoolError, check=has(code, parameter="sample")) as caught:
+        qat.export(model, path, change(MANY))
+    assert value in str(caught.value) and str(caught.value).isprintable()
+    assert not list(tmp_path.iterdir())
+    qat.export(model, path, MANY[:1])
+    with pytest.raises(QdqtoolError, check=has(code, parameter="sample"), match=re.escape(value)):
+        qat.check(model, path, change(MANY))
 
 
-def test_the_layer_that_costs_most_comes_first() -> None:
-    model, wanted = _ready()
-    model[2]._input_quantizer._amax.mul_(0.05)  # a range that clips nearly everything
-    found = qat.sensitivity(model, [MANY])
-    assert found[0].module == "2" and found[0].loss > 5 * found[1].loss
-    with torch.no_grad(), qat.disabled(model, r"^(0|4)\."):
-        by_hand = float(((model(MANY) - wanted) ** 2).mean().sqrt() / wanted.std())
-    assert found[0].loss == pytest.approx(by_hand, rel=1e-4)
+@pytest.mark.parametrize("kind", [torch.float16, torch.float64, torch.bfloat16])
+def test_sample_of_another_float_width(
+    ready: tuple[nn.Module, Tensor], tmp_path: Path, kind: torch.dtype
+) -> None:
+    """The network is exported in FP32."""
+    assert qat.export(ready[0], tmp_path / "m.onnx", MANY[:1].to(kind)).difference < 0.1
+
+
+def test_disabled_quantizers_compute_float(ready: tuple[nn.Module, Tensor]) -> None:
+    model, before = ready
+    quantized = nets.evaluate(model, MANY)
+    assert not torch.equal(quantized, before)
+    with qat.disabled(model):
+        assert torch.equal(nets.evaluate(model, MANY), before)
+    assert torch.equal(nets.evaluate(model, MANY), quantized)
+
+
+def test_disable_and_enable_by_pattern(ready: tuple[nn.Module, Tensor]) -> None:
+    model, _ = ready
+    quantized = nets.evaluate(model, MANY)
+    assert len(qat.disable(model, r"^2\.")) == 2
+    assert not torch.equal(nets.evaluate(model, MANY), quantized)
+    assert qat.enable(model) == []
+    assert torch.equal(nets.evaluate(model, MANY), quantized)
+
+
+def test_disable_without_match_is_refused(ready: tuple[nn.Module, Tensor]) -> None:
+    refused = has("no-match", parameter="patterns")
+    with pytest.raises(QdqtoolError, check=refused, match="'nothing'"):
+        qat.disable(ready[0], "nothing")
+
+
+def test_disabled_layer_is_exported_in_float(
+    ready: tuple[nn.Module, Tensor], tmp_path: Path
+) -> None:
+    qat.disable(ready[0], r"^2\.")
+    summary = qat.export(ready[0], tmp_path / "q.onnx", MANY[:1]).summary
+    assert (summary["int8"], summary["float"]) == (2, 1)
+
+
+def test_sensitivity_names_worst_layer_first(ready: tuple[nn.Module, Tensor]) -> None:
+    model, before = ready
+    clipping = nets.quantizer(model, "2._input_quantizer")
+    set_amax(clipping, torch.tensor(0.05 * nets.range_of(model, "2._input_quantizer")))
+    first, second, *_ = qat.sensitivity(model, [MANY])
+    assert first.module == "2" and first.loss > 5 * second.loss
+    with qat.disabled(model, r"^(0|4)\."):
+        error = ((nets.evaluate(model, MANY) - before) ** 2).mean().sqrt() / before.std()
+    assert first.loss == pytest.approx(float(error), rel=1e-4)
     measured = qat.sensitivity(
-        model, [], metric=lambda m: -float((m(MANY) - wanted).square().mean())
+        model, [], metric=lambda m: -float((nets.evaluate(m, MANY) - before).square().mean())
     )
     assert measured[0].module == "2"

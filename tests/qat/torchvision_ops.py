@@ -1,6 +1,6 @@
-"""torchvision beside a CPU build of torch.
+"""torchvision next to a CPU build of torch.
 
-A torchvision made for CUDA builds of torch does not work beside a CPU build: its compiled operators do not load, and
+A torchvision for CUDA builds of torch does not work with a CPU build: its compiled operators do not load, and
 importing it fails where it registers shapes for them. Ultralytics imports torchvision for transforms, and for ``nms``
 on few boxes. Here that operator is defined in plain torch first (greedy, exact), so that the rest, which is Python,
 imports. Nothing is defined where torchvision works by itself.
@@ -14,7 +14,7 @@ _LIBRARIES: list[object] = []
 
 @functools.cache
 def usable_torchvision() -> bool:
-    """Whether ``import torchvision`` works, after defining the operators that a mismatched build lacks."""
+    """Return whether torchvision can be imported, after defining the operators that a mismatched build lacks."""
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("torchvision") is None:
         return False
     import torch
@@ -35,7 +35,7 @@ def _define() -> None:
     for name in ("nms", "qnms"):
         try:
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        except RuntimeError:  # torchvision's own are there
+        except RuntimeError:  # torchvision defined them itself
             return
     library.impl("nms", _nms, "CPU")
     _LIBRARIES.append(library)  # operators live as long as their library
