@@ -61,7 +61,7 @@ class Engine:
 
     def __init__(self, assignment: Assignment, threads: int) -> None:
         if hashlib.sha256(assignment.model).hexdigest() != assignment.sha256:
-            raise ClusterError("the model arrived damaged")
+            raise ClusterError("the model arrived damaged", code="transfer-damaged")
         counted = counted_bytes(len(assignment.names), assignment.bins)
         slots = worker_count(assignment.fetched, threads, counted)
         self.assignment = assignment
@@ -111,9 +111,11 @@ class Held(Part):
     def load(self, index: int) -> Sample:
         found = self.whole.identity(index)
         if found != self.identities[index]:
-            fault = "cannot be read" if found.endswith(UNREADABLE) else "is another file"
+            unreadable = found.endswith(UNREADABLE)
+            fault = "cannot be read" if unreadable else "is another file"
             raise ClusterError(
-                f"{self.name(index)} {fault} there; let all machines see the same files"
+                f"{self.name(index)} {fault} there; let all machines see the same files",
+                code="file-unreadable" if unreadable else "different-files",
             )
         return super().load(index)
 
@@ -146,7 +148,7 @@ def count(engine: Engine, portion: Portion, stopped: threading.Event) -> dict[st
         )
         for number, (_, load) in zip(portion.numbers, dataset.tasks(), strict=True):
             if stopped.is_set():
-                raise ClusterError("the job is over")
+                raise ClusterError("the job is over", code="job-over")
             tally.add(number, load())
         return {
             "tensors": tally.tensors,

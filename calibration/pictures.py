@@ -108,7 +108,9 @@ def _fit(picture: Image.Image, packed: int, least: int | None) -> int:
     each = max(kept + _PILLOW / scales[-1] ** 2, (_PILLOW + _ARRAY) / scales[-1] ** 2)
     most = min(most, int((limit - more) / each))
     kind = "progressive " * ("progressive" in picture.info) + str(picture.format)
-    raise DataError(f"{width}x{height} pixels; the limit for such a {kind} is {most}")
+    raise DataError(
+        f"{width}x{height} pixels; the limit for such a {kind} is {most}", code="picture-too-large"
+    )
 
 
 def _divided(side: int, scale: int) -> int:
@@ -150,7 +152,7 @@ def _in_several_scans(picture: Image.Image, components: int) -> bool:
     whole = budgets.PICTURE_BYTES // (_PILLOW + _ARRAY)
     most = _SCANS * whole // max(whole, picture.width * picture.height)
     if scans > most:
-        raise DataError(f"a JPEG of {scans} scans; the limit is {most}")
+        raise DataError(f"a JPEG of {scans} scans; the limit is {most}", code="too-many-scans")
     return True
 
 
@@ -192,13 +194,15 @@ def decoded(
         try:
             if isinstance(source, str | os.PathLike):
                 if reason := unreadable(source):
-                    raise DataError(reason)
+                    exists = os.path.exists(source)
+                    raise DataError(reason, code="file-unreadable" if exists else "file-missing")
                 name, source = Path(source).name, stack.enter_context(open_readable(source))
             elif not source.seekable():
                 data = read_all(source, budgets.PICTURE_FILE)
                 if data is None:
                     raise DataError(
-                        f"it gives more than {budgets.amount(budgets.PICTURE_FILE)}, the limit"
+                        f"it gives more than {budgets.amount(budgets.PICTURE_FILE)}, the limit",
+                        code="file-too-large",
                     )
                 source = io.BytesIO(data)
             with _begun(_Pieces(source), name, least, stack) as picture:
@@ -218,7 +222,7 @@ def decoded(
                 " ".join(str(getattr(error, "strerror", None) or error).split())
                 or type(error).__name__
             )
-            raise DataError(reason) from error
+            raise DataError(reason, code="file-damaged") from error
         yield found
         del found  # before another thread may begin
 
@@ -241,7 +245,8 @@ class _Pieces(io.RawIOBase):
         self._left -= 1
         if self._left < 0:
             raise DataError(
-                f"its file is read in more than {budgets.PICTURE_PIECES} pieces, the limit"
+                f"its file is read in more than {budgets.PICTURE_PIECES} pieces, the limit",
+                code="too-many-pieces",
             )
         if self.flows and size is not None and size >= 0:
             return self._file.read(size)
@@ -253,7 +258,8 @@ class _Pieces(io.RawIOBase):
         )
         if data is None or len(data) > room:
             raise DataError(
-                f"more than {budgets.amount(self.most)} of its file would be held, the limit"
+                f"more than {budgets.amount(self.most)} of its file would be held, the limit",
+                code="header-too-large",
             )
         self.held += len(data)
         return data
@@ -290,7 +296,8 @@ def _begun(file: _Pieces, name: str, least: int | None, turn: contextlib.ExitSta
         picture = _opened(file, name)
         if max(picture.size) > budgets.PICTURE_SIDE:
             raise DataError(
-                f"{picture.width}x{picture.height} pixels; a side may have {budgets.PICTURE_SIDE}"
+                f"{picture.width}x{picture.height} pixels; a side may have {budgets.PICTURE_SIDE}",
+                code="picture-too-large",
             )
         file.flows = True
         turn.enter_context(_DECODING.taken(_fit(picture, file.held, least)))
@@ -310,7 +317,7 @@ def _opened(file: _Pieces, name: str) -> Image.Image:
                 file.seek(0)
                 file.most = budgets.PICTURE_FILE if form == _WebP.format else budgets.PICTURE_HEADER
                 return _OWN.get(form, factory)(cast(IO[bytes], file), "")
-    raise DataError(f"cannot identify image file {name!r}")
+    raise DataError(f"cannot identify image file {name!r}", code="wrong-format")
 
 
 def _turned(pixels: npt.NDArray[np.uint8], orientation: int) -> npt.NDArray[np.uint8]:
@@ -406,7 +413,9 @@ def _locked(held: contextlib.ExitStack, folder: str, name: str, wait: bool = Fal
         return False
     except (OSError, ImportError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise QdqtoolError(f"{budgets.TOGETHER}={folder}: cannot have locks: {reason}") from None
+        raise QdqtoolError(
+            f"{budgets.TOGETHER}={folder}: cannot have locks: {reason}", code="no-file-locks"
+        ) from None
     held.callback(file.close)
     held.callback(
         fcntl.flock, file, fcntl.LOCK_UN
@@ -556,7 +565,9 @@ class ImageSource(FilesSource):
         if len(inputs) != 1:
             names = ", ".join(f"'{i.name}'" for i in inputs)
             raise DataError(
-                f"{where}: images cannot feed a model with {len(inputs)} inputs ({names}); give npz files"
+                f"images cannot feed a model with {len(inputs)} inputs ({names}); give npz files",
+                where,
+                code="input-count",
             )
         self.spec = inputs[0]
         self.integer = self.spec.numpy_dtype.kind in "iu"
@@ -593,7 +604,9 @@ def _layout(spec: InputSpec, size: tuple[int, int] | None) -> tuple[bool, int, i
     shown = spec.shape_text()
     if len(spec.shape) != 4:
         raise DataError(
-            f"input '{spec.name}' {shown} does not take images (rank 4 needed); give npz files"
+            f"input '{spec.name}' {shown} does not take images (rank 4 needed); give npz files",
+            code="wrong-rank",
+            node=spec.name,
         )
     nhwc = spec.shape[3] in (1, 3) and spec.shape[1] not in (1, 3)
     dims = (spec.shape[3], spec.shape[1], spec.shape[2]) if nhwc else spec.shape[1:]
@@ -601,7 +614,9 @@ def _layout(spec: InputSpec, size: tuple[int, int] | None) -> tuple[bool, int, i
     channels = 3 if channels is None else channels
     if channels not in (1, 3):
         raise DataError(
-            f"input '{spec.name}' {shown} takes {channels} channels, images have 3 or 1; give npz files"
+            f"input '{spec.name}' {shown} takes {channels} channels, images have 3 or 1; give npz files",
+            code="wrong-channels",
+            node=spec.name,
         )
     if height is None or width is None:
         if size is None:
@@ -611,12 +626,18 @@ def _layout(spec: InputSpec, size: tuple[int, int] | None) -> tuple[bool, int, i
                     "640x640",
                     name=spec.name,
                     shown=shown,
-                )
+                ),
+                code="missing-argument",
+                parameter="size",
+                node=spec.name,
             )
         height, width = height or size[0], width or size[1]
     if height < 1 or width < 1 or height * width > budgets.INPUT_PIXELS:
         raise DataError(
             f"input '{spec.name}' {shown}: image size {height}x{width} is not possible; the limit is "
-            f"{budgets.INPUT_PIXELS} pixels"
+            f"{budgets.INPUT_PIXELS} pixels",
+            code="out-of-range",
+            parameter="size",
+            node=spec.name,
         )
     return nhwc, channels, height, width
