@@ -36,7 +36,7 @@ _FORMATS = (
     BmpImagePlugin.DibImageFile.format,
     WebPImagePlugin.WebPImageFile.format,
 )
-_STRIP = 1 << 20  # pixels
+STRIP_PIXELS = 1 << 20  # converted at a time; also bytes of a file that are searched at a time
 _PILLOW, _ARRAY = 4, 3  # bytes a pixel: of Pillow's own image, and of ours
 _WEBP = 10  # beside Pillow's: two canvases of its decoder, and the file where that is not larger
 _RUNS = 24  # in place of time: Pillow unpacks the runs of a BMP in Python
@@ -138,7 +138,7 @@ def _in_several_scans(picture: Image.Image, components: int) -> bool:
             return False
         file.seek(0)
         scans, last = 0, b""
-        while block := file.read(_STRIP):
+        while block := file.read(STRIP_PIXELS):
             budgets.require(
                 file.tell(),
                 budgets.PICTURE_FILE,
@@ -300,7 +300,7 @@ def _begun(file: _Pieces, name: str, least: int | None, turn: contextlib.ExitSta
                 code="picture-too-large",
             )
         file.flows = True
-        turn.enter_context(_DECODING.taken(_fit(picture, file.held, least)))
+        turn.enter_context(_DECODING.reserve(_fit(picture, file.held, least)))
     return picture
 
 
@@ -339,7 +339,7 @@ def _as_rgb(picture: Image.Image) -> npt.NDArray[np.uint8]:
     """The pixels, converted a strip at a time: Pillow's and numpy's copies of the whole would take a gigabyte."""
     width, height = picture.size
     result = np.empty((height, width, 3), np.uint8)
-    step = max(1, _STRIP // max(width, 1))
+    step = max(1, STRIP_PIXELS // max(width, 1))
     for top in range(0, height, step):
         strip = picture.crop((0, top, width, min(top + step, height)))
         if strip.mode.startswith(
@@ -353,8 +353,8 @@ def _as_rgb(picture: Image.Image) -> npt.NDArray[np.uint8]:
     return result
 
 
-class _Decoding:
-    """How many bytes may be decoded at the same time, over all threads; one picture alone always may.
+class DecodingBudget:
+    """Limit on the bytes that pictures take while they are decoded, over all threads; one picture alone always may.
 
     Processes that have the same folder in their environment (:data:`qdqtool.base.budgets.TOGETHER`) share so much for
     every eight cores, but for small pictures: many cores decode many photographs at once.
@@ -366,7 +366,8 @@ class _Decoding:
         self._changed = threading.Condition()
 
     @contextlib.contextmanager
-    def taken(self, size: int) -> Iterator[None]:
+    def reserve(self, size: int) -> Iterator[None]:
+        """Wait until a picture of `size` bytes may be decoded, and count it until the end of the block."""
         with self._changed:
             self._changed.wait_for(lambda: not self._used or self._used + size <= self._limit)
             self._used += size
@@ -425,7 +426,7 @@ def _locked(held: contextlib.ExitStack, folder: str, name: str, wait: bool = Fal
 
 _SLOTS, _CORES, _LOOK_SECONDS = 16, 8, 0.005
 _SMALL = 64  # pictures of so small a part of the budget, or smaller, do not count
-_DECODING = _Decoding(budgets.PICTURE_BYTES)
+_DECODING = DecodingBudget(budgets.PICTURE_BYTES)
 
 
 def prepare(
