@@ -31,7 +31,7 @@ FEEDS = [
     {"images": np.random.default_rng(k).random((1, 3, 16, 16), np.float32) - 0.5} for k in range(3)
 ]
 VALUES = np.arange(12, dtype=np.float32)
-SAMPLE = ({"x": VALUES}, 1)
+SAMPLE = ({"x": VALUES}, 1)  # and its number of images
 
 
 def test_tally_counts_inputs_and_computed_tensors() -> None:

@@ -191,15 +191,15 @@ def test_fit_all_takes_the_only_array_by_any_name() -> None:
 def test_source_defaults() -> None:
     source = ListSource(ROWS)
     assert (source.name(3), source.settings(), source.identity(2)) == ("sample 3", "", b"\x02")
-    assert source.repeatable and source.random_access
-    assert not source.single_rows and not source.is_images
+    flags = (source.repeatable, source.random_access, source.single_rows, source.is_images)
+    assert flags == (True, True, False, False)
     with pytest.raises(DataError, check=has("not-shareable", parameter="data")):
         source.portion([0])
     assert printable("a\udcffb.png") == "a\\xffb.png"
 
 
 @pytest.mark.parametrize(
-    ("total", "wanted", "indices"),
+    ("total", "most", "indices"),
     [
         (0, 3, []),
         (3, 3, [0, 1, 2]),
@@ -212,10 +212,10 @@ def test_source_defaults() -> None:
         (100, 5, [0, 25, 50, 74, 99]),
     ],
 )
-def test_spread_of_indices(total: int, wanted: int, indices: list[int]) -> None:
-    found = spread(total, wanted)
-    assert list(found) == indices and len(found) == len(indices)
-    assert list(found[1:3]) == indices[1:3] and list(found[::-1]) == indices[::-1]
+def test_spread_of_indices(total: int, most: int, indices: list[int]) -> None:
+    result = spread(total, most)
+    assert list(result) == indices and len(result) == len(indices)
+    assert list(result[1:3]) == indices[1:3] and list(result[::-1]) == indices[::-1]
 
 
 def test_dataset_passes_arrays_on_unchanged() -> None:
@@ -271,8 +271,8 @@ def test_samples_that_cannot_be_used_are_errors(
 def test_rows_are_joined_to_batches() -> None:
     source = ListSource(ROWS, single_rows=True)
     data = Dataset(source, [InputSpec("x", (3, 1, 1, 2))], 100)
-    assert (data.batch, len(data)) == (3, 3)
-    assert [data.group(k) for k in range(3)] == [[0, 1, 2], [3, 4, 5], [6]]
+    groups = [data.group(k) for k in range(len(data))]
+    assert data.batch == 3 and groups == [[0, 1, 2], [3, 4, 5], [6]]
     assert [s["x"][:, 0, 0, 0].tolist() for s in data] == [[0, 1, 2], [3, 4, 5], [6, 6, 6]]
     assert data.name(1) == "sample 3" and source.restarts == 1
     sample = data.load(1)
@@ -280,11 +280,8 @@ def test_rows_are_joined_to_batches() -> None:
     images = {number: (load() or ({}, 0))[1] for number, load in data.tasks({1})}
     assert images == {0: 3, 2: 1}
     assert Dataset(source, [IMAGE, InputSpec("y", (2, 1))], 100).batch == 2
-
-
-def test_whole_samples_are_not_joined() -> None:
-    whole = Dataset(ListSource(ROWS), [InputSpec("x", (3, 1, 1, 2))], 100)
-    assert (whole.batch, len(whole)) == (1, 7)
+    # Samples that are no single rows are all that the model takes at once.
+    assert Dataset(ListSource(ROWS), [BATCH], 100).batch == 1
 
 
 @pytest.mark.parametrize(
@@ -350,7 +347,6 @@ def test_broken_images_are_skipped() -> None:
     for _ in range(2):
         assert [s["x"][:, 0, 0, 0].tolist() for s in data] == [[1, 1]] and data.load(1) is None
     assert data.skipped == [(f"sample {k}", "broken") for k in (0, 2, 3)]
-    assert (data.looks.broken, data.looks.total) == (3, 1)
     assert data.warnings[0] == Remark.BROKEN_IMAGES(broken=3, total=4)
     data.forget()
     assert (data.skipped, data.warnings, data.looks) == ([], [], Looks())
@@ -632,38 +628,39 @@ def test_read_ahead_keeps_the_order(count: int) -> None:
     assert read == [str(i).encode() for i in indices]
 
 
-class Reader:
-    """Records which files are read, and by which threads."""
+Read = tuple[list[int], set[int], Any]
 
-    def __init__(self, count: int) -> None:
-        self.read: list[int] = []
-        self.threads: set[int] = set()
-        self.contents: Any = read_ahead(self.read_file, range(count))
 
-    def read_file(self, index: int) -> bytes:
-        self.threads.add(threading.get_ident())
-        self.read.append(index)
+def reader(count: int) -> Read:
+    """Return which files are read, by which threads, and the contents read ahead."""
+    read, threads = list[int](), set[int]()
+
+    def read_file(index: int) -> bytes:
+        threads.add(threading.get_ident())
+        read.append(index)
         return b"x"
+
+    return read, threads, read_ahead(read_file, range(count))
 
 
 def test_few_files_are_read_by_the_caller_one_by_one() -> None:
-    reader = Reader(63)
-    next(reader.contents)
-    assert reader.read == [0] and reader.threads == {threading.get_ident()}
+    read, threads, contents = reader(63)
+    next(contents)
+    assert read == [0] and threads == {threading.get_ident()}
 
 
 def test_many_files_are_read_by_threads() -> None:
-    reader = Reader(64)
-    assert len(list(reader.contents)) == 64 and sorted(reader.read) == [*range(64)]
-    assert threading.get_ident() not in reader.threads
+    read, threads, contents = reader(64)
+    assert len(list(contents)) == 64 and sorted(read) == [*range(64)]
+    assert threading.get_ident() not in threads
 
 
 def test_threads_read_five_turns_of_32_ahead_at_most() -> None:
-    reader = Reader(1000)
-    next(reader.contents)
-    assert 32 <= len(reader.read) <= 5 * 32
-    reader.contents.close()
-    assert len(reader.threads) <= 4 and max(reader.read) < 5 * 32
+    read, threads, contents = reader(1000)
+    next(contents)
+    assert 32 <= len(read) <= 5 * 32
+    contents.close()
+    assert len(threads) <= 4 and max(read) < 5 * 32
 
 
 # Files under folders, and the guard over them

@@ -236,11 +236,6 @@ def test_focus_has_the_least_weighted_error() -> None:
     assert amax > amax_of(stats, "mse")
 
 
-def test_focus_without_positions_is_mse() -> None:
-    stats = TensorStatistics.of(RNG.standard_normal(60_000).astype(np.float32))
-    assert amax_of(stats, "focus") == amax_of(stats, "mse")
-
-
 @pytest.mark.parametrize(
     ("rare", "power"), [(40, 3.0), (60, 3.0), (120, 2.5), (150, 2.25), (180, 2.0), (900, 2.0)]
 )

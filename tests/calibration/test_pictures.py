@@ -510,14 +510,14 @@ def test_processes_share_the_budget(
     """Two budgets stand for two of the processes of `local:N`."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(8), raising=False)
     monkeypatch.setenv(budgets.TOGETHER, str(tmp_path))
-    one, other = DecodingBudget(1600), DecodingBudget(1600)
-    with decoders.decode(one, 1001):
-        assert not decoders.wait(other, 500) and not decoders.wait(other, 25)
-        assert decoders.wait(other, 501)
-    assert not decoders.wait(other, 10_000), "one picture alone is always decoded"
-    with decoders.decode(one, 10_000):
-        assert not decoders.wait(other, 25), "small pictures do not count"
-        assert decoders.wait(other, 26)
+    first, second = DecodingBudget(1600), DecodingBudget(1600)
+    with decoders.decode(first, 1001):
+        assert not decoders.wait(second, 500) and not decoders.wait(second, 25)
+        assert decoders.wait(second, 501)
+    assert not decoders.wait(second, 10_000), "one picture alone is always decoded"
+    with decoders.decode(first, 10_000):
+        assert not decoders.wait(second, 25), "small pictures do not count"
+        assert decoders.wait(second, 26)
         with (tmp_path / "gate").open("ab") as gate, pytest.raises(BlockingIOError):
             fcntl.flock(gate, fcntl.LOCK_EX | fcntl.LOCK_NB)  # one at a time waits for slots
         monkeypatch.delenv(budgets.TOGETHER)

@@ -1,4 +1,4 @@
-"""Sources, streams and locks that report what calibration does with them."""
+"""A stream that reports the progress of calibration, and threads that report when they wait."""
 
 import io
 import itertools
@@ -8,28 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from calibration.dataset import Dataset, Part, Sample, Source
 from qdqtool.base import process
 
 HANG = 60  # seconds until a test that hangs fails
-
-
-class WatchedSource(Part):
-    """A source that records which samples are loaded."""
-
-    def __init__(self, whole: Source) -> None:
-        super().__init__(whole, range(whole.count() or 0))
-        self.loaded: list[str] = []
-
-    def load(self, index: int) -> Sample:
-        self.loaded.append(self.name(index))
-        return super().load(index)
-
-
-def watch_loads(data: Dataset) -> tuple[Dataset, list[str]]:
-    """Return the same data, and the list that gets the name of each sample that is loaded."""
-    source = WatchedSource(data.source)
-    return Dataset(source, data.inputs, data.max_images), source.loaded
 
 
 class ProgressStream(io.StringIO):
