@@ -56,6 +56,7 @@ class StackedArray:
     def __init__(self, path: Path, archive: Archive | None = None, member: str = "") -> None:
         self.path = path
         self.what = str(path) if archive is None else archive.what(member)
+        self._place = "" if archive is None else f"array '{member}': "  # in the file, for messages
         self._archive = archive  # which closes its file when nothing needs it any more
         self.lock = threading.Lock()
         self.file: IO[bytes]
@@ -69,13 +70,19 @@ class StackedArray:
         header = Header(self.file, size, self.what)
         if header.fortran and len(header.shape) > 1:
             raise DataError(
-                f"{self.what}: is in Fortran order; save it with numpy.ascontiguousarray"
+                f"{self._place}is in Fortran order; save it with numpy.ascontiguousarray",
+                str(path),
+                code="fortran-order",
             )
         self.shape, self.dtype, self.start = header.shape, header.dtype, header.start
         count = self.shape[0] if self.shape else 1
         self.row_bytes = header.bytes // max(count, 1)
         if count and not self.row_bytes:
-            raise DataError(f"{self.what}: its samples have no values (shape {list(self.shape)})")
+            raise DataError(
+                f"{self._place}its samples have no values (shape {list(self.shape)})",
+                str(path),
+                code="empty",
+            )
         budgets.require(self.row_bytes, budgets.SAMPLE, f"{self.what}: one sample takes", DataError)
 
     def __len__(self) -> int:
@@ -98,10 +105,16 @@ class StackedArray:
                 Exception
             ) as error:  # zlib.error, EOFError, ValueError, OSError: all of them are damage
                 raise DataError(
-                    f"{self.what}: damaged at sample {index}: {reason_of(error)}"
+                    f"{self._place}damaged at sample {index}: {reason_of(error)}",
+                    str(self.path),
+                    code="file-damaged",
                 ) from error
         if len(data) != self.row_bytes:
-            raise DataError(f"{self.what}: the file is cut off at sample {index}; copy it again")
+            raise DataError(
+                f"{self._place}the file is cut off at sample {index}; copy it again",
+                str(self.path),
+                code="file-damaged",
+            )
         return np.frombuffer(data, self.dtype).reshape(self.shape[1:])
 
     def __del__(self) -> None:
@@ -127,10 +140,14 @@ class StackedSource(Source):
         lengths = {name: len(a) for name, a in self.arrays.items()}
         if len(set(lengths.values())) > 1:
             text = ", ".join(f"'{n}' {k}" for n, k in lengths.items())
-            raise DataError(f"{path}: the arrays have different numbers of samples: {text}")
+            raise DataError(
+                f"the arrays have different numbers of samples: {text}",
+                str(path),
+                code="wrong-length",
+            )
         self.rows: Sequence[int] = range(next(iter(lengths.values())))
         if not self.rows:
-            raise DataError(f"{path}: holds no samples")
+            raise DataError("holds no samples", str(path), code="empty")
         self.random_access = all(a.random_access for a in self.arrays.values())
         first = self.load(0)  # the shapes are checked before any work is done
         self.single_rows = all(first[i.name].ndim == len(self.arrays[i.name].shape) for i in inputs)
@@ -142,7 +159,9 @@ class StackedSource(Source):
         if path.suffix.lower() == ".npy":
             if len(inputs) > 1:
                 raise DataError(
-                    f"{path}: one npy cannot feed a model with {len(inputs)} inputs; give an npz"
+                    f"one npy cannot feed a model with {len(inputs)} inputs; give an npz",
+                    str(path),
+                    code="input-count",
                 )
             return {inputs[0].name: StackedArray(path)}
         archive = Archive(path)
@@ -153,7 +172,10 @@ class StackedSource(Source):
         if missing is not None:
             found = ", ".join(f"'{n}'" for n in names) or "nothing"
             raise DataError(
-                f"{path}: has no array for the model's input '{missing}'; it has {found}"
+                f"has no array for the model's input '{missing}'; it has {found}",
+                str(path),
+                code="missing-input",
+                node=missing,
             )
         return {i.name: StackedArray(path, archive, names[i.name]) for i in inputs}
 
@@ -184,8 +206,10 @@ class StackedSource(Source):
     def portion(self, indices: Sequence[int]) -> StackedSource:
         if not self.random_access:
             raise DataError(
-                f"{self.path}: is compressed, so that workers cannot begin in the middle; save it with "
-                "numpy.savez, uncompressed"
+                "is compressed, so that workers cannot begin in the middle; save it with numpy.savez, "
+                "uncompressed",
+                str(self.path),
+                code="compressed-archive",
             )
         part = copy.copy(self)
         part.path = Path(os.path.abspath(self.path))
@@ -259,7 +283,9 @@ def _users(what: str) -> Iterator[None]:
     except Exception as error:
         kind, reason = type(error).__name__, reason_of(error)
         raise DataError(
-            f"{what} cannot be had: {kind}" + f": {reason}" * (reason != kind)
+            f"{what} cannot be had: {kind}" + f": {reason}" * (reason != kind),
+            code="source-failed",
+            parameter="data",
         ) from error
 
 
@@ -270,11 +296,17 @@ def _named(sample: object, what: str) -> Mapping[str, Any]:
         DataError: It is something else.
     """
     if not isinstance(sample, Mapping):
-        raise DataError(f"{what} is a {type(sample).__name__}; give a dict of name to array")
+        raise DataError(
+            f"{what} is a {type(sample).__name__}; give a dict of name to array",
+            code="wrong-type",
+            parameter="data",
+        )
     wrong = next((key for key in sample if not isinstance(key, str)), None)
     if wrong is not None:
         raise DataError(
-            f"{what} has the key {shown(wrong)}, which is no text; give a dict of name to array"
+            f"{what} has the key {shown(wrong)}, which is no text; give a dict of name to array",
+            code="key-not-text",
+            parameter="data",
         )
     return sample
 
@@ -299,7 +331,9 @@ class MemorySource(Source):
         if self.samples is None:
             if self.used and not self.repeatable:
                 raise DataError(
-                    "the calibration data was a one-time iterator and is used up; give a list"
+                    "the calibration data was a one-time iterator and is used up; give a list",
+                    code="read-once",
+                    parameter="data",
                 )
             with _users("the calibration data"):
                 self.iterator = iter(self.iterable)
@@ -322,7 +356,9 @@ class MemorySource(Source):
         if self.samples is None:
             raise DataError(
                 "calibration data from an iterator cannot be shared out to a cluster; give a list, or a "
-                "folder that all machines share"
+                "folder that all machines share",
+                code="not-shareable",
+                parameter="data",
             )
         with _users(f"one of {len(indices)} calibration samples"):
             return MemorySource([self.samples[i] for i in indices], self.inputs)
@@ -369,9 +405,13 @@ def open_data(source: object, inputs: Sequence[InputSpec], samples: Samples) -> 
         return source
     preprocess, max_images, size = samples.preprocess, samples.max_images, samples.size
     if max_images < 1:
-        raise DataError(f"the number of calibration images is {max_images}; it must be at least 1")
+        raise DataError(
+            f"the number of calibration images is {max_images}; it must be at least 1",
+            code="out-of-range",
+            parameter="max_images",
+        )
     if not inputs:
-        raise DataError("the model has no inputs to calibrate with")
+        raise DataError("the model has no inputs to calibrate with", code="no-inputs")
     if isinstance(source, (str, os.PathLike)):
         text = os.fspath(source)
         if is_url(text):
@@ -381,7 +421,9 @@ def open_data(source: object, inputs: Sequence[InputSpec], samples: Samples) -> 
             path.exists()
         except (OSError, ValueError) as error:  # too long, or with a NUL
             raise DataError(
-                f"{text[:100]!r}: {getattr(error, 'strerror', None) or error}"
+                f"{text[:100]!r}: {getattr(error, 'strerror', None) or error}",
+                code="invalid-path",
+                parameter="data",
             ) from None
         return Dataset(_path_source(path, inputs, preprocess, size, max_images), inputs, max_images)
     if isinstance(source, np.ndarray):
@@ -390,7 +432,9 @@ def open_data(source: object, inputs: Sequence[InputSpec], samples: Samples) -> 
         rows = rows_of(source, inputs) if isinstance(source, Mapping) else source
         return Dataset(MemorySource(rows, inputs), inputs, max_images)
     raise DataError(
-        f"calibration data of type {type(source).__name__} is not understood; give a folder of images"
+        f"calibration data of type {type(source).__name__} is not understood; give a folder of images",
+        code="wrong-type",
+        parameter="data",
     )
 
 
@@ -423,17 +467,23 @@ def _path_source(
             else ""
         )
         raise DataError(
-            f"{path}: {unread or f'no images ({kinds}) and no npz or npy files in this folder'}{broken}"
+            f"{unread or f'no images ({kinds}) and no npz or npy files in this folder'}{broken}",
+            str(path),
+            code="no-images",
         )
     if not path.exists():
-        raise DataError(f"{path}: no such file or folder")
+        raise DataError("no such file or folder", str(path), code="file-missing")
     if suffix in ARRAY_SUFFIXES:
         return StackedSource(path, inputs)
     if suffix in IMAGE_SUFFIXES:
         return ImageSource([path], path.parent, inputs, preprocess, size)
     if suffix in (".txt", ".lst", ".list"):
         return ImageSource(_listed(path, wanted), path.parent, inputs, preprocess, size)
-    raise DataError(f"{path}: not a folder, a list of images (.txt), an image, .npz or .npy")
+    raise DataError(
+        "not a folder, a list of images (.txt), an image, .npz or .npy",
+        str(path),
+        code="wrong-format",
+    )
 
 
 _LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"  # as Python's `splitlines` has them
@@ -448,22 +498,30 @@ def _listed(path: Path, wanted: int) -> list[Path]:
     try:
         content = read_input(path, budgets.LIST_FILE, error=DataError).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: cannot be read as a list of images: {error}") from error
+        raise DataError(
+            f"cannot be read as a list of images: {error}", str(path), code="wrong-encoding"
+        ) from error
     if sum(map(content.count, _LINE_ENDS)) - content.count("\r\n") > budgets.LIST_LINES:
-        raise DataError(f"{path}: has more than {budgets.LIST_LINES:,} lines, the limit")
+        raise DataError(
+            f"has more than {budgets.LIST_LINES:,} lines, the limit",
+            str(path),
+            code="file-too-large",
+        )
     texts = []
     for number, line in enumerate(content.splitlines(), 1):
         text = line.strip()
         if "\0" in text:
-            raise DataError(f"{path}: line {number}: {INVALID_NAME}")
+            raise DataError(f"line {number}: {INVALID_NAME}", str(path), code="invalid-path")
         if len(text) > _LONGEST:
             raise DataError(
-                f"{path}: line {number}: is no path, which has {_LONGEST:,} characters at most"
+                f"line {number}: is no path, which has {_LONGEST:,} characters at most",
+                str(path),
+                code="invalid-path",
             )
         if text and not text.startswith("#"):
             texts.append(text)
     if not texts:
-        raise DataError(f"{path}: lists no images")
+        raise DataError("lists no images", str(path), code="no-images")
     if len(texts) > budgets.LISTED:
         texts = [texts[i] for i in spread(len(texts), wanted)]
     found = []

@@ -229,7 +229,11 @@ def load_progress(path: str | os.PathLike[str]) -> Progress:
         # Not noted as read: a cache is the one file that a command reads and replaces.
         with Archive(path, budgets.UNPACKED_CACHE, note=False) as archive:
             if "header" not in archive.members:
-                raise _Unfit(f"{name}: is not a calibration cache; give another name or delete it")
+                raise _Unfit(
+                    "is not a calibration cache; give another name or delete it",
+                    name,
+                    code="wrong-format",
+                )
             budgets.require(
                 archive.members["header"].file_size,
                 budgets.CACHE_HEADER,
@@ -240,17 +244,23 @@ def load_progress(path: str | os.PathLike[str]) -> Progress:
     except DataError as error:
         if isinstance(error.__cause__, zipfile.BadZipFile):
             raise DataError(
-                f"{name}: is not a calibration cache, or is cut off; give another name or delete it"
+                "is not a calibration cache, or is cut off; give another name or delete it",
+                name,
+                code="wrong-format",
             ) from error
         if isinstance(error, _Unfit) or not os.path.isfile(path):
             raise
-        about = (
-            "" if str(error).startswith(name) else f"{name}: "
-        )  # what its numbers are refused for
-        raise DataError(f"{about}{error}; give another name or delete it") from error
+        reason = error.reason.removeprefix(f"{name}: ")
+        raise DataError(
+            f"{reason}; give another name or delete it",
+            name,
+            code=error.code or "file-damaged",
+        ) from error
     except _DAMAGED as error:
         raise DataError(
-            f"{name}: the calibration cache is damaged ({reason_of(error)}); delete it"
+            f"the calibration cache is damaged ({reason_of(error)}); delete it",
+            name,
+            code="file-damaged",
         ) from error
 
 
@@ -260,7 +270,9 @@ def _parse(archive: Archive, path: str) -> Progress:
         raise ValueError("its header is no object")
     if header["format"] != FORMAT or header["octaves"] != OCTAVES:
         raise _Unfit(
-            f"{path}: the calibration cache was written by another version of qdqtool; delete it"
+            "the calibration cache was written by another version of qdqtool; delete it",
+            path,
+            code="wrong-version",
         )
     plain, focused = _of(header["tensors"], list), _of(header["focused"], list)
     names = [*plain, *focused]
@@ -442,11 +454,15 @@ def read_tensorrt_cache(path: str | os.PathLike[str]) -> dict[str, float]:
         lines = read_input(path, budgets.LIST_FILE, error=DataError).decode("utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{path}: cannot be read as a TensorRT calibration table: not text"
+            "cannot be read as a TensorRT calibration table: not text",
+            os.fspath(path),
+            code="wrong-encoding",
         ) from error
     if not lines or not lines[0].startswith("TRT-"):
         raise DataError(
-            f"{path}: is not a TensorRT calibration table (its first line should start with 'TRT-')"
+            "is not a TensorRT calibration table (its first line should start with 'TRT-')",
+            os.fspath(path),
+            code="wrong-format",
         )
     scales: dict[str, float] = {}
     for number, line in enumerate(lines[1:], 2):
@@ -459,11 +475,16 @@ def read_tensorrt_cache(path: str | os.PathLike[str]) -> dict[str, float]:
             (scale,) = struct.unpack("!f", bytes.fromhex(value.strip().rjust(8, "0")))
         except (ValueError, struct.error):
             raise DataError(
-                f"{path}: line {number} is not 'tensor: 8 hexadecimal digits'"
+                f"line {number} is not 'tensor: 8 hexadecimal digits'",
+                os.fspath(path),
+                code="invalid-line",
             ) from None
         if not name or not math.isfinite(scale) or scale < 0:
             raise DataError(
-                f"{path}: line {number}: scale {scale:g} of tensor '{name}' is not usable"
+                f"line {number}: scale {scale:g} of tensor '{name}' is not usable",
+                os.fspath(path),
+                code="invalid-scale",
+                node=name,
             )
         scales[name.rstrip()] = scale
     return scales
@@ -488,7 +509,9 @@ def write_tensorrt_cache(
     for name, scale in scales.items():
         if not (math.isfinite(scale) and scale > 0) or "\n" in name:
             raise DataError(
-                f"tensor '{name}': scale {scale:g} cannot be written to a TensorRT calibration table"
+                f"tensor '{name}': scale {scale:g} cannot be written to a TensorRT calibration table",
+                code="invalid-scale",
+                node=name,
             )
         out.write(f"{name}: {struct.pack('!f', scale).hex()}\n")
     write_text(path, out.getvalue())

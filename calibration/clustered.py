@@ -61,7 +61,7 @@ class Engine:
 
     def __init__(self, assignment: Assignment, threads: int) -> None:
         if hashlib.sha256(assignment.model).hexdigest() != assignment.sha256:
-            raise ClusterError("the model arrived damaged")
+            raise ClusterError("the model arrived damaged", code="transfer-damaged")
         counted = counted_bytes(len(assignment.names), assignment.bins)
         slots = worker_count(assignment.fetched, threads, counted)
         self.assignment = assignment
@@ -111,9 +111,11 @@ class Held(Part):
     def load(self, index: int) -> Sample:
         found = self.whole.identity(index)
         if found != self.identities[index]:
-            fault = "cannot be read" if found.endswith(UNREADABLE) else "is another file"
+            unreadable = found.endswith(UNREADABLE)
+            fault = "cannot be read" if unreadable else "is another file"
             raise ClusterError(
-                f"{self.name(index)} {fault} there; let all machines see the same files"
+                f"{self.name(index)} {fault} there; let all machines see the same files",
+                code="file-unreadable" if unreadable else "different-files",
             )
         return super().load(index)
 
@@ -146,7 +148,7 @@ def count(engine: Engine, portion: Portion, stopped: threading.Event) -> dict[st
         )
         for number, (_, load) in zip(portion.numbers, dataset.tasks(), strict=True):
             if stopped.is_set():
-                raise ClusterError("the job is over")
+                raise ClusterError("the job is over", code="job-over")
             tally.add(number, load())
         return {
             "tensors": tally.tensors,
@@ -212,7 +214,7 @@ class ClusterPass:
         self.tensors = {n: TensorStatistics(bins) for n in names}
         self.images = 0
         self.done: set[int] = set()
-        self._pace = _Pace()
+        self._sizer = PortionSizer()
         # A signal is raised in the main thread alone: no portion is ever merged in part.
         self._merger = ThreadPoolExecutor(1, "merging")
 
@@ -238,7 +240,7 @@ class ClusterPass:
         self.images += packed["images"]
         self.done.update(portion.numbers)
         self.dataset.take(Looks(**packed["looks"]), packed["skipped"])
-        self._pace.learn(len(portion.numbers), packed["seconds"], time.perf_counter() - begin)
+        self._sizer.learn(len(portion.numbers), packed["seconds"], time.perf_counter() - begin)
 
     def snapshot(self) -> tuple[Statistics, Set[int]]:
         """What was merged so far, and the numbers of the samples."""
@@ -248,7 +250,7 @@ class ClusterPass:
         left = len(self.dataset) - len(self.left_out)
         samples = self._samples()
         while left > 0:
-            taken = list(itertools.islice(samples, self._pace.size(left, job.slots)))
+            taken = list(itertools.islice(samples, self._sizer.size(left, job.slots)))
             left -= len(taken)
             indices = [i for _, group, _ in taken for i in group]
             identities = [d for _, _, digests in taken for d in digests]
@@ -269,8 +271,8 @@ class ClusterPass:
             pass
 
 
-class _Pace:
-    """How many samples a portion has: so many that neither merging nor waiting for the last one costs much.
+class PortionSizer:
+    """Number of samples of the next portion: neither merging nor waiting for the last portion may cost much.
 
     Only ratios of times measured in the same way count, which hold on a machine that has other work to do as well.
     """
@@ -280,12 +282,13 @@ class _Pace:
         self._merging = 0.0  # seconds of the client for one portion
 
     def learn(self, samples: int, counting: float, merging: float) -> None:
+        """Record a portion: its samples, the seconds of the worker, and those of the client to merge it."""
         self._samples += samples
         self._counting += counting
         self._merging = merging if not self._merging else 0.7 * self._merging + 0.3 * merging
 
     def size(self, left: int, slots: int) -> int:
-        """Samples of the next portion, of those that are left, for so many threads of the cluster."""
+        """Return the samples of the next portion, for `left` samples and `slots` threads of the cluster."""
         if not self._samples:
             return _FIRST
         each = self._counting / self._samples or 1e-9

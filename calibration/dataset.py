@@ -114,15 +114,23 @@ class InputSpec:
         ):
             have = "[" + ", ".join(map(str, array.shape)) + "]"
             raise DataError(
-                f"{what} is {have}, the model's input '{self.name}' takes {self.shape_text()}"
+                f"{what} is {have}, the model's input '{self.name}' takes {self.shape_text()}",
+                code="wrong-shape",
+                node=self.name,
             )
         if not array.size:
-            raise DataError(f"{what} holds no values: its shape is {list(array.shape)}")
+            raise DataError(
+                f"{what} holds no values: its shape is {list(array.shape)}",
+                code="empty",
+                node=self.name,
+            )
         wanted = self.numpy_dtype
         if array.dtype != wanted:
             if array.dtype.kind not in "fiub" or (wanted.kind in "iub" and array.dtype.kind == "f"):
                 raise DataError(
-                    f"{what} holds {array.dtype}, the model's input '{self.name}' takes {wanted}"
+                    f"{what} holds {array.dtype}, the model's input '{self.name}' takes {wanted}",
+                    code="wrong-type",
+                    node=self.name,
                 )
             with np.errstate(
                 over="ignore"
@@ -181,7 +189,9 @@ class Source(ABC):
         """
         raise DataError(
             "this calibration data cannot be read by the workers of a cluster; give a folder, a list file, "
-            "npz or npy on a path that all machines share"
+            "npz or npy on a path that all machines share",
+            code="not-shareable",
+            parameter="data",
         )
 
     def restart(self) -> None:  # noqa: B027 - most sources have nothing to do
@@ -199,7 +209,11 @@ def fit_all(arrays: Mapping[str, Any], inputs: Sequence[InputSpec], what: str) -
         arrays, missing = {inputs[0].name: next(iter(arrays.values()))}, []
     if missing:
         found = ", ".join(f"'{n}'" for n in arrays) or "nothing"
-        raise DataError(f"{what} has no array for the model's input '{missing[0]}'; it has {found}")
+        raise DataError(
+            f"{what} has no array for the model's input '{missing[0]}'; it has {found}",
+            code="missing-input",
+            node=missing[0],
+        )
     return {i.name: i.fit(np.asarray(arrays[i.name]), f"{what}: array '{i.name}'") for i in inputs}
 
 
@@ -308,7 +322,8 @@ class Dataset:
         if self.batch > budgets.SAMPLE_ROWS:
             raise DataError(
                 f"the model has a fixed batch of {self.batch}; the most is {budgets.SAMPLE_ROWS}: export "
-                "it with a batch of 1, or a dynamic one"
+                "it with a batch of 1, or a dynamic one",
+                code="batch-too-large",
             )
         known = source.count()
         self.indices = None if known is None else spread(known, max_images)
@@ -422,7 +437,9 @@ class Dataset:
             if wanted is not None and len(rows) != wanted:
                 if len(rows) > wanted:
                     raise DataError(
-                        f"a calibration sample has {len(rows)} rows, input '{spec.name}' takes {spec.shape_text()}"
+                        f"a calibration sample has {len(rows)} rows, input '{spec.name}' takes {spec.shape_text()}",
+                        code="wrong-shape",
+                        node=spec.name,
                     )
                 rows = rows[np.arange(wanted) % len(rows)]
             result[spec.name] = rows

@@ -81,7 +81,9 @@ def files_under(
     try:
         names = sorted(scanned(root, take, seen, dead))
     except OSError as error:
-        raise DataError(f"{root}: cannot be read: {error.strerror or error}") from error
+        raise DataError(
+            f"cannot be read: {error.strerror or error}", str(root), code="file-unreadable"
+        ) from error
     record_input_set(seen)
     return Folder(root, names)
 

@@ -92,7 +92,7 @@ def range_of(stats: TensorStatistics, method: str, percentile: float = Ranges.pe
     elif method in ("mse", "focus"):
         amax, power = _least_error(stats, focused=method == "focus")
     elif method == "entropy":
-        amax = _least_divergence(stats.linear(_ENTROPY_BINS).counts, absmax)
+        amax = least_divergence(stats.linear(_ENTROPY_BINS).counts, absmax)
     else:
         amax = absmax
     return Range(min(amax, absmax), power)
@@ -365,15 +365,15 @@ def _best_falling(parts: list[tuple[Histogram, float]], ranges: Floats, power: f
         at = int(np.argmin(errors))
         if errors[at] < least:
             best, least = float(octave[at]), float(errors[at])
-        if _clipped(parts, float(octave[-1]), power) > least * (
+        if clipping_error(parts, float(octave[-1]), power) > least * (
             1.0 + 1e-6
         ):  # beyond what rounding could turn
             break
     return best
 
 
-def _clipped(parts: list[tuple[Histogram, float]], amax: float, power: float) -> float:
-    """At most what a range costs by clipping: the values of a bin counted at its lower edge."""
+def clipping_error(parts: list[tuple[Histogram, float]], amax: float, power: float) -> float:
+    """Return a lower bound of the error of clipping at a range: all values of a bin lie at its lower edge."""
     beyond = [
         (np.maximum(h.edges[:-1] - amax, 0.0) ** power) @ h.counts * weight for h, weight in parts
     ]
@@ -390,8 +390,14 @@ def _total(parts: list[tuple[Histogram, float]], ranges: Floats, power: float) -
     return total
 
 
-def _least_divergence(bins: Floats, absmax: float) -> float:
-    """The KL search of TensorRT's entropy calibrator, over every number of kept bins from 128 to all.
+def least_divergence(bins: Floats, absmax: float) -> float:
+    """Return the range of least KL divergence, as TensorRT's entropy calibrator searches for it.
+
+    The search goes over every number of kept bins from 128 to all.
+
+    Args:
+        bins: Counts in equal bins from 0 to the largest magnitude.
+        absmax: The largest magnitude, in units of the tensor.
 
     For i kept bins, P is their counts with everything beyond added to the last; Q is the counts joined into 128
     levels, each level's sum spread evenly over those of its bins that are not empty. Both are normalised. As Q is

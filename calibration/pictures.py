@@ -36,7 +36,7 @@ _FORMATS = (
     BmpImagePlugin.DibImageFile.format,
     WebPImagePlugin.WebPImageFile.format,
 )
-_STRIP = 1 << 20  # pixels
+STRIP_PIXELS = 1 << 20  # converted at a time; also bytes of a file that are searched at a time
 _PILLOW, _ARRAY = 4, 3  # bytes a pixel: of Pillow's own image, and of ours
 _WEBP = 10  # beside Pillow's: two canvases of its decoder, and the file where that is not larger
 _RUNS = 24  # in place of time: Pillow unpacks the runs of a BMP in Python
@@ -108,7 +108,9 @@ def _fit(picture: Image.Image, packed: int, least: int | None) -> int:
     each = max(kept + _PILLOW / scales[-1] ** 2, (_PILLOW + _ARRAY) / scales[-1] ** 2)
     most = min(most, int((limit - more) / each))
     kind = "progressive " * ("progressive" in picture.info) + str(picture.format)
-    raise DataError(f"{width}x{height} pixels; the limit for such a {kind} is {most}")
+    raise DataError(
+        f"{width}x{height} pixels; the limit for such a {kind} is {most}", code="picture-too-large"
+    )
 
 
 def _divided(side: int, scale: int) -> int:
@@ -136,7 +138,7 @@ def _in_several_scans(picture: Image.Image, components: int) -> bool:
             return False
         file.seek(0)
         scans, last = 0, b""
-        while block := file.read(_STRIP):
+        while block := file.read(STRIP_PIXELS):
             budgets.require(
                 file.tell(),
                 budgets.PICTURE_FILE,
@@ -150,7 +152,7 @@ def _in_several_scans(picture: Image.Image, components: int) -> bool:
     whole = budgets.PICTURE_BYTES // (_PILLOW + _ARRAY)
     most = _SCANS * whole // max(whole, picture.width * picture.height)
     if scans > most:
-        raise DataError(f"a JPEG of {scans} scans; the limit is {most}")
+        raise DataError(f"a JPEG of {scans} scans; the limit is {most}", code="too-many-scans")
     return True
 
 
@@ -192,13 +194,15 @@ def decoded(
         try:
             if isinstance(source, str | os.PathLike):
                 if reason := reading_problem(source):
-                    raise DataError(reason)
+                    exists = os.path.exists(source)
+                    raise DataError(reason, code="file-unreadable" if exists else "file-missing")
                 name, source = Path(source).name, stack.enter_context(open(source, "rb"))
             elif not source.seekable():
                 data = read_all(source, budgets.PICTURE_FILE)
                 if data is None:
                     raise DataError(
-                        f"it gives more than {budgets.amount(budgets.PICTURE_FILE)}, the limit"
+                        f"it gives more than {budgets.amount(budgets.PICTURE_FILE)}, the limit",
+                        code="file-too-large",
                     )
                 source = io.BytesIO(data)
             with _begun(_Pieces(source), name, least, stack) as picture:
@@ -218,7 +222,7 @@ def decoded(
                 " ".join(str(getattr(error, "strerror", None) or error).split())
                 or type(error).__name__
             )
-            raise DataError(reason) from error
+            raise DataError(reason, code="file-damaged") from error
         yield found
         del found  # before another thread may begin
 
@@ -241,7 +245,8 @@ class _Pieces(io.RawIOBase):
         self._left -= 1
         if self._left < 0:
             raise DataError(
-                f"its file is read in more than {budgets.PICTURE_PIECES} pieces, the limit"
+                f"its file is read in more than {budgets.PICTURE_PIECES} pieces, the limit",
+                code="too-many-pieces",
             )
         if self.flows and size is not None and size >= 0:
             return self._file.read(size)
@@ -253,7 +258,8 @@ class _Pieces(io.RawIOBase):
         )
         if data is None or len(data) > room:
             raise DataError(
-                f"more than {budgets.amount(self.most)} of its file would be held, the limit"
+                f"more than {budgets.amount(self.most)} of its file would be held, the limit",
+                code="header-too-large",
             )
         self.held += len(data)
         return data
@@ -290,10 +296,11 @@ def _begun(file: _Pieces, name: str, least: int | None, turn: contextlib.ExitSta
         picture = _opened(file, name)
         if max(picture.size) > budgets.PICTURE_SIDE:
             raise DataError(
-                f"{picture.width}x{picture.height} pixels; a side may have {budgets.PICTURE_SIDE}"
+                f"{picture.width}x{picture.height} pixels; a side may have {budgets.PICTURE_SIDE}",
+                code="picture-too-large",
             )
         file.flows = True
-        turn.enter_context(_DECODING.taken(_fit(picture, file.held, least)))
+        turn.enter_context(_DECODING.reserve(_fit(picture, file.held, least)))
     return picture
 
 
@@ -310,7 +317,7 @@ def _opened(file: _Pieces, name: str) -> Image.Image:
                 file.seek(0)
                 file.most = budgets.PICTURE_FILE if form == _WebP.format else budgets.PICTURE_HEADER
                 return _OWN.get(form, factory)(cast(IO[bytes], file), "")
-    raise DataError(f"cannot identify image file {name!r}")
+    raise DataError(f"cannot identify image file {name!r}", code="wrong-format")
 
 
 def _turned(pixels: npt.NDArray[np.uint8], orientation: int) -> npt.NDArray[np.uint8]:
@@ -332,7 +339,7 @@ def _as_rgb(picture: Image.Image) -> npt.NDArray[np.uint8]:
     """The pixels, converted a strip at a time: Pillow's and numpy's copies of the whole would take a gigabyte."""
     width, height = picture.size
     result = np.empty((height, width, 3), np.uint8)
-    step = max(1, _STRIP // max(width, 1))
+    step = max(1, STRIP_PIXELS // max(width, 1))
     for top in range(0, height, step):
         strip = picture.crop((0, top, width, min(top + step, height)))
         if strip.mode.startswith(
@@ -346,8 +353,8 @@ def _as_rgb(picture: Image.Image) -> npt.NDArray[np.uint8]:
     return result
 
 
-class _Decoding:
-    """How many bytes may be decoded at the same time, over all threads; one picture alone always may.
+class DecodingBudget:
+    """Limit on the bytes that pictures take while they are decoded, over all threads; one picture alone always may.
 
     Processes that have the same folder in their environment (:data:`qdqtool.base.budgets.TOGETHER`) share so much for
     every eight cores, but for small pictures: many cores decode many photographs at once.
@@ -359,7 +366,8 @@ class _Decoding:
         self._changed = threading.Condition()
 
     @contextlib.contextmanager
-    def taken(self, size: int) -> Iterator[None]:
+    def reserve(self, size: int) -> Iterator[None]:
+        """Wait until a picture of `size` bytes may be decoded, and count it until the end of the block."""
         with self._changed:
             self._changed.wait_for(lambda: not self._used or self._used + size <= self._limit)
             self._used += size
@@ -406,7 +414,9 @@ def _locked(held: contextlib.ExitStack, folder: str, name: str, wait: bool = Fal
         return False
     except (OSError, ImportError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise QdqtoolError(f"{budgets.TOGETHER}={folder}: cannot have locks: {reason}") from None
+        raise QdqtoolError(
+            f"{budgets.TOGETHER}={folder}: cannot have locks: {reason}", code="no-file-locks"
+        ) from None
     held.callback(file.close)
     held.callback(
         fcntl.flock, file, fcntl.LOCK_UN
@@ -416,7 +426,7 @@ def _locked(held: contextlib.ExitStack, folder: str, name: str, wait: bool = Fal
 
 _SLOTS, _CORES, _LOOK_SECONDS = 16, 8, 0.005
 _SMALL = 64  # pictures of so small a part of the budget, or smaller, do not count
-_DECODING = _Decoding(budgets.PICTURE_BYTES)
+_DECODING = DecodingBudget(budgets.PICTURE_BYTES)
 
 
 def prepare(
@@ -556,7 +566,9 @@ class ImageSource(FilesSource):
         if len(inputs) != 1:
             names = ", ".join(f"'{i.name}'" for i in inputs)
             raise DataError(
-                f"{where}: images cannot feed a model with {len(inputs)} inputs ({names}); give npz files"
+                f"images cannot feed a model with {len(inputs)} inputs ({names}); give npz files",
+                where,
+                code="input-count",
             )
         self.spec = inputs[0]
         self.integer = self.spec.numpy_dtype.kind in "iu"
@@ -593,7 +605,9 @@ def _layout(spec: InputSpec, size: tuple[int, int] | None) -> tuple[bool, int, i
     shown = spec.shape_text()
     if len(spec.shape) != 4:
         raise DataError(
-            f"input '{spec.name}' {shown} does not take images (rank 4 needed); give npz files"
+            f"input '{spec.name}' {shown} does not take images (rank 4 needed); give npz files",
+            code="wrong-rank",
+            node=spec.name,
         )
     nhwc = spec.shape[3] in (1, 3) and spec.shape[1] not in (1, 3)
     dims = (spec.shape[3], spec.shape[1], spec.shape[2]) if nhwc else spec.shape[1:]
@@ -601,7 +615,9 @@ def _layout(spec: InputSpec, size: tuple[int, int] | None) -> tuple[bool, int, i
     channels = 3 if channels is None else channels
     if channels not in (1, 3):
         raise DataError(
-            f"input '{spec.name}' {shown} takes {channels} channels, images have 3 or 1; give npz files"
+            f"input '{spec.name}' {shown} takes {channels} channels, images have 3 or 1; give npz files",
+            code="wrong-channels",
+            node=spec.name,
         )
     if height is None or width is None:
         if size is None:
@@ -611,12 +627,18 @@ def _layout(spec: InputSpec, size: tuple[int, int] | None) -> tuple[bool, int, i
                     "640x640",
                     name=spec.name,
                     shown=shown,
-                )
+                ),
+                code="missing-argument",
+                parameter="size",
+                node=spec.name,
             )
         height, width = height or size[0], width or size[1]
     if height < 1 or width < 1 or height * width > budgets.INPUT_PIXELS:
         raise DataError(
             f"input '{spec.name}' {shown}: image size {height}x{width} is not possible; the limit is "
-            f"{budgets.INPUT_PIXELS} pixels"
+            f"{budgets.INPUT_PIXELS} pixels",
+            code="out-of-range",
+            parameter="size",
+            node=spec.name,
         )
     return nhwc, channels, height, width

@@ -115,11 +115,17 @@ def _checked(statistics: Statistics, names: Sequence[str], model: Model) -> Stat
             if broken and name != broken:
                 raise DataError(
                     f"the calibration data has {statistics[broken].nonfinite} values that are NaN or infinite in input "
-                    f"'{broken}', so that tensor '{name}' never is finite; check the data and the preprocessing"
+                    f"'{broken}', so that tensor '{name}' never is finite; check the data and the preprocessing",
+                    code="not-finite",
+                    parameter="data",
+                    node=broken,
                 )
             raise DataError(
-                f"{model.path or 'model'}: tensor '{name}' is NaN or infinite for every input; "
-                "check the weights and the preprocessing"
+                f"tensor '{name}' is NaN or infinite for every input; check the weights and the "
+                "preprocessing",
+                model.path or "model",
+                code="not-finite",
+                node=name,
             )
         if part.nonfinite:
             total = part.count + part.nonfinite
@@ -135,6 +141,11 @@ class Mismatch(StrEnum):
     MODEL = "it was made for another model"
     DATA = "it was made from other data or with other preprocessing"
     BINS = "it has another number of bins"
+
+    @property
+    def code(self) -> str:
+        """See :attr:`qdqtool.errors.QdqtoolError.code`."""
+        return "different-models" if self is Mismatch.MODEL else f"different-{self.name.lower()}"
 
 
 @dataclass
@@ -177,10 +188,12 @@ class _Job:
         if not statistics.images and skipped:
             name, reason = skipped[0]
             raise DataError(
-                f"none of the {len(skipped)} images could be read; the first, {name}: {reason}"
+                f"none of the {len(skipped)} images could be read; the first, {name}: {reason}",
+                code="file-damaged",
+                parameter="data",
             )
         if not statistics.images:
-            raise DataError("the calibration data holds no samples")
+            raise DataError("the calibration data holds no samples", code="empty", parameter="data")
         return statistics
 
     def _from_cache(self) -> Statistics | None:
@@ -201,10 +214,12 @@ class _Job:
             if not self.overwrite and not of_iterator:
                 raise DataError(
                     said(
-                        "{cache}: {reason}; give another name, or {`overwrite_cache`} to replace it",
-                        cache=self.cache,
+                        "{reason}; give another name, or {`overwrite_cache`} to replace it",
                         reason=reason,
-                    )
+                    ),
+                    str(self.cache),
+                    code=reason.code,
+                    parameter="cache",
                 )
             self.notes.append(Remark.NOT_USED(cache=self.cache, why=reason))
             return None
@@ -256,7 +271,10 @@ class _Job:
         reason = self._mismatch(load_progress(cache))
         if reason:
             raise DataError(
-                f"{cache}: another process has written it, and {reason}; give another name"
+                f"another process has written it, and {reason}; give another name",
+                str(cache),
+                code=reason.code,
+                parameter="cache",
             )
 
     def _pass(self, wanted: list[str], progress: bool) -> Statistics:

@@ -43,15 +43,24 @@ def input_specs(model: Model) -> list[InputSpec]:
             dtype = onnx.helper.tensor_dtype_to_np_dtype(elem_type)
         except KeyError:
             raise ModelError(
-                f"{_name(model)}: input '{value.name}' is not a tensor of numbers"
+                f"input '{value.name}' is not a tensor of numbers",
+                _name(model),
+                code="not-a-tensor",
+                node=value.name,
             ) from None
         if dtype.kind not in "fiub":
             raise ModelError(
-                f"{_name(model)}: input '{value.name}' holds {dtype}, which cannot be fed"
+                f"input '{value.name}' holds {dtype}, which cannot be fed",
+                _name(model),
+                code="wrong-type",
+                node=value.name,
             )
         if not value.type.tensor_type.HasField("shape"):
             raise ModelError(
-                f"{_name(model)}: input '{value.name}' has no known rank; export the model with shapes"
+                f"input '{value.name}' has no known rank; export the model with shapes",
+                _name(model),
+                code="unknown-rank",
+                node=value.name,
             )
         # Some exporters write 0 or -1 for an open dimension.
         shape = tuple(d if d is not None and d > 0 else None for d in model.shape(value.name) or ())
@@ -94,12 +103,21 @@ def check_tensors(model: Model, tensors: Sequence[str]) -> None:
     for name in tensors:
         if model.is_constant(name):
             raise ModelError(
-                f"{_name(model)}: tensor '{name}' is a constant; its range needs no calibration"
+                f"tensor '{name}' is a constant; its range needs no calibration",
+                _name(model),
+                code="constant-tensor",
+                node=name,
             )
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
             hint = f"; did you mean '{close[0]}'?" if close else ""
-            raise ModelError(f"{_name(model)}: there is no tensor '{name}'{hint}")
+            raise ModelError(
+                f"there is no tensor '{name}'{hint}",
+                _name(model),
+                code="unknown-choice",
+                parameter="tensors",
+                node=name,
+            )
 
 
 def partial_model(
@@ -147,11 +165,17 @@ def external_folder(model: Model) -> str:
         location = location_of(tensor)
         if not model.base_dir:
             raise ModelError(
-                f"model: tensor '{tensor.name}' has its weights in '{location}'; give the model's path"
+                f"tensor '{tensor.name}' has its weights in '{location}'; give the model's path",
+                "model",
+                code="external-weights",
+                node=tensor.name,
             )
         if external.path_of(tensor, model.base_dir, model.path) is None:
             raise ModelError(
-                f"{model.path}: weight file '{location}' of tensor '{tensor.name}' is missing"
+                f"weight file '{location}' of tensor '{tensor.name}' is missing",
+                model.path,
+                code="file-missing",
+                node=tensor.name,
             )
         folder = model.base_dir
     return folder
@@ -224,8 +248,9 @@ def packed_model(model: Model, names: Sequence[str]) -> bytes:
         return bytes(partial.SerializeToString())
     except (ValueError, EncodeError):
         raise ModelError(
-            f"{model.path or 'model'}: is over 2 GB, which cannot be sent to a cluster; calibrate it on "
-            "one machine"
+            "is over 2 GB, which cannot be sent to a cluster; calibrate it on one machine",
+            _name(model),
+            code="model-too-large",
         ) from None
 
 
@@ -244,7 +269,11 @@ def open_packed(source: bytes, threads: int, name: str, **options: Any) -> Any:
 
 
 def _refused(name: str, error: BaseException) -> ModelError:
-    return ModelError(f"{name or 'model'}: onnxruntime cannot run it: {sessions.failure(error)}")
+    return ModelError(
+        f"onnxruntime cannot run it: {sessions.failure(error)}",
+        name or "model",
+        code="onnxruntime-failed",
+    )
 
 
 def _take_weights_in(model: Model, partial: onnx.ModelProto) -> None:
@@ -282,6 +311,7 @@ class Fetcher:
             values = self.session.run(self.outputs, {n: sample[n] for n in self.inputs})
         except Exception as error:
             raise ModelError(
-                f"onnxruntime failed on a sample: {sessions.failure(error)}"
+                f"onnxruntime failed on a sample: {sessions.failure(error)}",
+                code="onnxruntime-failed",
             ) from error
         return dict(zip(self.outputs, values, strict=True))

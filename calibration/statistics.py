@@ -72,7 +72,11 @@ def mantissa_bits(bins: int) -> int:
         DataError: ``bins`` is not such a number.
     """
     if bins < 4 or bins > 65536 or bins & (bins - 1):
-        raise DataError(f"bins is {shown(bins)}; it must be a power of two from 4 to 65536")
+        raise DataError(
+            f"bins is {shown(bins)}; it must be a power of two from 4 to 65536",
+            code="out-of-range",
+            parameter="bins",
+        )
     return bins.bit_length() - 2
 
 
@@ -432,7 +436,11 @@ class TensorStatistics:
             DataError: ``bits`` is below 0.
         """
         if bits < 0:
-            raise DataError(said("{`bits`:{bits}}: is below 0", bits=bits))
+            raise DataError(
+                said("{`bits`:{bits}}: is below 0", bits=bits),
+                code="out-of-range",
+                parameter="bits",
+            )
         return self.counter.histogram(self.absmax, bits)
 
     @typed
@@ -445,7 +453,11 @@ class TensorStatistics:
             DataError: ``bins`` is not from 1 to a million.
         """
         if not 1 <= bins <= _MOST_BINS:
-            raise DataError(said("{`bins`} is from 1 to {most:,}: give fewer", most=_MOST_BINS))
+            raise DataError(
+                said("{`bins`} is from 1 to {most:,}: give fewer", most=_MOST_BINS),
+                code="out-of-range",
+                parameter="bins",
+            )
         counts, found = self.histogram
         cumulative = np.concatenate([[0.0], np.cumsum(counts, dtype=np.float64)])
         edges = np.linspace(0.0, self.absmax, bins + 1)
@@ -548,7 +560,8 @@ class TensorStatistics:
         """
         if self.bins != other.bins:
             raise DataError(
-                f"statistics with {self.bins} and {other.bins} bins cannot be merged; collect them again"
+                f"statistics with {self.bins} and {other.bins} bins cannot be merged; collect them again",
+                code="different-bins",
             )
         result = TensorStatistics.__new__(TensorStatistics)
         result.bins = self.bins
@@ -593,7 +606,8 @@ def _joined(
     if one.shape != other.shape:
         raise DataError(
             f"statistics of {one.shape[1]} and {other.shape[1]} channels cannot be merged; collect them "
-            "again"
+            "again",
+            code="different-channels",
         )
     return np.stack([np.minimum(one[0], other[0]), np.maximum(one[1], other[1])])
 
@@ -609,5 +623,5 @@ def merge_all(parts: Iterable[TensorStatistics]) -> TensorStatistics:
     for part in parts:
         result = part if result is None else result.merge(part)
     if result is None:
-        raise DataError("no statistics to merge")
+        raise DataError("no statistics to merge", code="empty")
     return result

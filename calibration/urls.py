@@ -54,16 +54,22 @@ def opened(url: str) -> tuple[Any, str]:
         import fsspec
     except ImportError:
         raise DataError(
-            f"{url}: URLs need fsspec: pip install fsspec, and s3fs, gcsfs or the like"
+            "URLs need fsspec: pip install fsspec, and s3fs, gcsfs or the like",
+            url,
+            code="missing-package",
         ) from None
     try:
         system, path = fsspec.core.url_to_fs(url)
     except ImportError as error:
         raise DataError(
-            f"{url}: {' '.join(str(error).split())} (pip install it here and on every worker)"
+            f"{' '.join(str(error).split())} (pip install it here and on every worker)",
+            url,
+            code="missing-package",
         ) from None
     except Exception as error:  # each file system has classes of its own
-        raise DataError(f"{url}: cannot be opened: {reason_of(error)}") from None
+        raise DataError(
+            f"cannot be opened: {reason_of(error)}", url, code="file-unreadable"
+        ) from None
     return system, str(path)
 
 
@@ -84,10 +90,12 @@ def url_source(
     except DataError:
         raise
     except Exception as error:
-        raise DataError(f"{url}: cannot be listed: {reason_of(error)}") from None
+        raise DataError(
+            f"cannot be listed: {reason_of(error)}", url, code="file-unreadable"
+        ) from None
     if not len(names):
         kinds = ", ".join(sorted(s[1:] for s in IMAGE_SUFFIXES))
-        raise DataError(f"{url}: no images ({kinds}) under this URL")
+        raise DataError(f"no images ({kinds}) under this URL", url, code="no-images")
     return UrlSource(url, path.rstrip("/"), names, inputs, preprocess, size)
 
 
@@ -177,9 +185,9 @@ class UrlSource(ImageSource):
                 details = getattr(file, "details", None)
                 data = file.read(budgets.PICTURE_FILE + 1)
         except FileNotFoundError:
-            raise DataError("no such file") from None
+            raise DataError("no such file", code="file-missing") from None
         except Exception as error:
-            raise DataError(reason_of(error)) from None
+            raise DataError(reason_of(error), code="file-unreadable") from None
         budgets.require(len(data), budgets.PICTURE_FILE, "the file has", DataError)
         mark = _mark(details) if isinstance(details, dict) else b""
         mark = mark or hashlib.blake2b(data, digest_size=16).digest()

@@ -60,7 +60,9 @@ def check_where(where: object) -> None:
         raise ClusterError(
             said(
                 "{`cluster`} needs Dask: pip install 'qdqtool[cluster]' ({error})", error=str(error)
-            )
+            ),
+            code="missing-package",
+            parameter="cluster",
         ) from None
     if isinstance(where, Client):
         if where.asynchronous:
@@ -68,17 +70,25 @@ def check_where(where: object) -> None:
                 said(
                     "{`cluster`} takes a client that is not asynchronous; open it with Client(...) "
                     "alone"
-                )
+                ),
+                code="client-asynchronous",
+                parameter="cluster",
             )
         if where.status != "running":
-            raise ClusterError(said("{`cluster`} is a client that is closed; open it again"))
+            raise ClusterError(
+                said("{`cluster`} is a client that is closed; open it again"),
+                code="client-closed",
+                parameter="cluster",
+            )
         return
     if not isinstance(where, str):
         raise ClusterError(
             said(
                 "{`cluster`} takes an address or a distributed.Client, not a {name}",
                 name=type(where).__name__,
-            )
+            ),
+            code="wrong-type",
+            parameter="cluster",
         )
     local = _LOCAL.fullmatch(where)
     if local is None and not _ADDRESS.fullmatch(where):
@@ -87,11 +97,15 @@ def check_where(where: object) -> None:
                 "{`cluster`:{where}}: give the address of a scheduler, such as tcp://host:8786, or "
                 "local:N for N processes",
                 where=where,
-            )
+            ),
+            code="invalid-address",
+            parameter="cluster",
         )
     if local is not None and local[1] is not None and not 1 <= int(local[1]) <= 1024:
         raise ClusterError(
-            said("{`cluster`:{where}}: from 1 to 1024 processes are possible", where=where)
+            said("{`cluster`:{where}}: from 1 to 1024 processes are possible", where=where),
+            code="out-of-range",
+            parameter="cluster",
         )
 
 
@@ -137,7 +151,9 @@ def connected(where: object) -> Iterator[Client]:
                     "scheduler` ({reason})",
                     where=where,
                     reason=_reason(error),
-                )
+                ),
+                code="connection",
+                parameter="cluster",
             ) from None
         try:
             yield client
@@ -169,10 +185,12 @@ def _processes(count: str | None) -> Iterator[Any]:
             said(
                 "{`cluster`:local:N} needs cryptography: pip install 'qdqtool[cluster]' ({error})",
                 error=str(error),
-            )
+            ),
+            code="missing-package",
+            parameter="cluster",
         ) from None
     except Exception as error:
-        raise ClusterError(_not_begun(wanted, error)) from None
+        raise _not_begun(wanted, error) from None
     with temporary_folder("cluster-") as folder, contextlib.ExitStack() as settings:
         settings.enter_context(
             dask.config.set(
@@ -211,7 +229,7 @@ def _processes(count: str | None) -> Iterator[Any]:
                     cluster.worker_spec.update(cluster.new_worker_spec())
                 cluster.sync(_begun, cluster, callback_timeout=START_SECONDS + wanted)
             except Exception as error:
-                raise ClusterError(_not_begun(wanted, error)) from None
+                raise _not_begun(wanted, error) from None
             yield cluster, security
         finally:
             if cluster is not None:
@@ -224,10 +242,12 @@ async def _begun(cluster: LocalCluster) -> None:
     await cluster
 
 
-def _not_begun(wanted: int, error: Exception) -> str:
-    return (
+def _not_begun(wanted: int, error: Exception) -> ClusterError:
+    return ClusterError(
         f"{wanted} worker processes cannot be started here; settings of Dask, such as DASK_..., hold for them too "
-        f"({_reason(error)})"
+        f"({_reason(error)})",
+        code="not-started",
+        parameter="cluster",
     )
 
 
@@ -283,17 +303,23 @@ def require_qdqtool(client: Client) -> None:
     except ModuleNotFoundError:
         raise ClusterError(
             "the cluster's scheduler has no qdqtool, by whose names work is sent; install the same "
-            "version there as here"
+            "version there as here",
+            code="missing-package",
+            parameter="cluster",
         ) from None
     found = client.run(importlib.resources.files, "qdqtool", on_error="return")
     for address, answer in sorted(found.items()):
         if isinstance(answer, ModuleNotFoundError):
             raise ClusterError(
-                f"cluster worker {address} has no qdqtool; install the same version there as here"
+                f"cluster worker {address} has no qdqtool; install the same version there as here",
+                code="missing-package",
+                parameter="cluster",
             )
         if isinstance(answer, Exception):
             raise ClusterError(
-                f"cluster worker {address} does not answer: {' '.join(str(answer).split())[:200]}"
+                f"cluster worker {address} does not answer: {' '.join(str(answer).split())[:200]}",
+                code="connection",
+                parameter="cluster",
             )
 
 
@@ -361,7 +387,9 @@ class Job:
                 if attempt + 1 == _ATTEMPTS or self.client.status != "running":
                     raise ClusterError(
                         f"the cluster does not answer ({' '.join(str(error).split())[:150]}); where "
-                        "workers end, as for want of memory, their logs say why"
+                        "workers end, as for want of memory, their logs say why",
+                        code="connection",
+                        parameter="cluster",
                     ) from None
                 time.sleep(_AGAIN_SECONDS)
             except BaseException:
@@ -385,7 +413,9 @@ class Job:
         for address, refusal in sorted(self.client.run(refusals, self.name).items()):
             if refusal:
                 raise ClusterError(
-                    said("cluster worker {address} {refusal}", address=address, refusal=refusal)
+                    said("cluster worker {address} {refusal}", address=address, refusal=refusal),
+                    code="worker-mismatch",
+                    parameter="cluster",
                 )
         self.slots = sum(self.client.nthreads().values())
 
@@ -458,16 +488,22 @@ class Job:
         except KilledWorker as error:
             raise ClusterError(
                 f"{error.last_worker.address if error.last_worker else 'a worker'} and others before it died while "
-                f"working on {item}: give the workers more memory, or look into their logs"
+                f"working on {item}: give the workers more memory, or look into their logs",
+                code="crashed",
+                parameter="cluster",
             ) from None
         except CancelledError:
             raise ClusterError(
-                "the connection to the cluster's scheduler was lost; start it again and run again"
+                "the connection to the cluster's scheduler was lost; start it again and run again",
+                code="connection",
+                parameter="cluster",
             ) from None
         except Exception as error:  # whatever a worker's machine does not have, or lets go wrong
             message = " ".join(str(error).split())[:300]
             raise ClusterError(
-                f"a cluster worker failed on {item}: {type(error).__name__}: {message}"
+                f"a cluster worker failed on {item}: {type(error).__name__}: {message}",
+                code="worker-failed",
+                parameter="cluster",
             ) from error
 
     def _look(self) -> None:
@@ -484,20 +520,26 @@ class Job:
         elif self._looked - self._last_worker > WORKERLESS_SECONDS:
             raise ClusterError(
                 f"the cluster has had no worker for {WORKERLESS_SECONDS:.0f} s; start some with "
-                "`dask worker ADDRESS`, and look into the logs of those that ended"
+                "`dask worker ADDRESS`, and look into the logs of those that ended",
+                code="no-workers",
+                parameter="cluster",
             )
 
     @contextlib.contextmanager
     def _reached(self) -> Iterator[None]:
         if self.client.status != "running":
             raise ClusterError(
-                "the connection to the cluster's scheduler was lost; start it again and run again"
+                "the connection to the cluster's scheduler was lost; start it again and run again",
+                code="connection",
+                parameter="cluster",
             )
         try:
             yield
         except OSError as error:  # of Dask's communication; all timeouts are among them
             raise ClusterError(
-                f"the cluster's scheduler does not answer any more: {error}"
+                f"the cluster's scheduler does not answer any more: {error}",
+                code="connection",
+                parameter="cluster",
             ) from None
 
     def _take_back(self) -> None:

@@ -263,17 +263,23 @@ def perform(job: str, function: str, item: Any) -> Any:
     shared = _JOBS.get((job, address))
     if shared is None:
         raise ClusterError(
-            f"cluster worker {address} got work of a job that is over or never reached it"
+            f"cluster worker {address} got work of a job that is over or never reached it",
+            code="job-over",
         )
     if shared.refusal:
         raise ClusterError(
-            said("cluster worker {address} {refusal}", address=address, refusal=shared.refusal)
+            said("cluster worker {address} {refusal}", address=address, refusal=shared.refusal),
+            code="worker-mismatch",
+            parameter="cluster",
         )
     try:
         return named(function)(shared.state(), item, shared.stopped)
     except QdqtoolError as error:
         raise type(error)(
-            said("cluster worker {address}: {error}", address=address, error=of_error(error))
+            said("cluster worker {address}: {error}", address=address, error=of_error(error)),
+            code=error.code,
+            parameter=error.parameter,
+            node=error.node,
         ) from None
 
 

@@ -1,7 +1,8 @@
 """Small networks and pictures for the calibration tests."""
 
-import contextlib
-from collections.abc import Callable, Iterator
+import struct
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
-from calibration.statistics import TensorStatistics
 from qdqtool.errors import QdqtoolError
 from tests.raising import raises
 
@@ -19,7 +19,7 @@ from tests.raising import raises
 def conv_net(
     shape: tuple[int | str, ...] = (1, 3, 16, 16), dtype: int = TensorProto.FLOAT, seed: int = 0
 ) -> onnx.ModelProto:
-    """images -> Conv -> SiLU (c1) -> Conv (c2) -> Relu (r2) -> Conv (out), 4 channels each."""
+    """Return images -> Conv -> SiLU (c1) -> Conv (c2) -> Relu (r2) -> Conv (out), of 4 channels each."""
     rng = np.random.default_rng(seed)
     numpy_type = helper.tensor_dtype_to_np_dtype(dtype)
 
@@ -50,7 +50,7 @@ def conv_net(
 def run_all(
     model: onnx.ModelProto, feeds: list[dict[str, Any]], names: list[str]
 ) -> dict[str, npt.NDArray[Any]]:
-    """Every value of the named tensors over all feeds, flat: onnxruntime without optimizations, one feed at a time."""
+    """Return every value of the named tensors over all feeds, flat, by onnxruntime without optimizations."""
     import onnxruntime
 
     copy = onnx.ModelProto()
@@ -76,7 +76,7 @@ def run_all(
 def write_pictures(
     folder: Path, count: int, width: int = 16, height: int = 16, suffix: str = ".png"
 ) -> list[Path]:
-    """Noise pictures, each a different one."""
+    """Write pictures of noise, each a different one."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for index in range(count):
@@ -87,35 +87,13 @@ def write_pictures(
     return paths
 
 
+def png_chunk(kind: bytes, body: bytes = b"") -> bytes:
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
 def refused(
     error: type[QdqtoolError], told: str, call: Callable[..., object], *args: Any, **options: Any
 ) -> None:
-    """Asks that a call is refused, by a function and with values (:func:`tests.raising.raises`)."""
+    """Check a call by `tests.raising.raises`; for tests of insertion only, until they check codes."""
     with raises(error, told):
         call(*args, **options)
-
-
-@contextlib.contextmanager
-def stored(folder: Path, url: str) -> Iterator[Path]:
-    """A folder that lies in fsspec's file system in memory as well, for the time."""
-    import fsspec
-
-    memory = fsspec.filesystem("memory")
-    memory.put(str(folder), url.removeprefix("memory:/"), recursive=True)
-    yield folder
-    memory.rm(url.removeprefix("memory:/"), recursive=True)
-
-
-def state(part: TensorStatistics | None) -> Any:
-    if part is None:
-        return None
-    counter = part.counter
-    return (
-        part.count,
-        part.nonfinite,
-        part.minimum,
-        part.maximum,
-        counter.top,
-        counter.counts.tolist(),
-        state(part.focus),
-    )

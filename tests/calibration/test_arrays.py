@@ -1,3 +1,6 @@
+"""Arrays as calibration data: npz and npy files, folders of them, and arrays in memory."""
+
+import hashlib
 import io
 import resource
 import zipfile
@@ -9,74 +12,303 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from calibration.arrays import SampleFilesSource, StackedArray, StackedSource, open_data
+from calibration.arrays import (
+    MemorySource,
+    SampleFilesSource,
+    StackedSource,
+    open_data,
+    rows_of,
+)
 from calibration.dataset import Dataset, InputSpec
 from calibration.listing import file_digest
-from qdqtool.base import budgets
-from qdqtool.base.archives import Archive
 from qdqtool.errors import DataError
-from tests.calibration.nets import refused
-from tests.raising import raises
+from tests.calibration.checks import check_limit, reports
+from tests.errors import has
 
 SPEC = InputSpec("images", (1, 3, 4, 4))
-TWO = [SPEC, InputSpec("size", (1, 2), "int64")]
-RNG = np.random.default_rng(0)
-STACK = RNG.random((7, 3, 4, 4), np.float32)
+STACK = np.random.default_rng(0).random((7, 3, 4, 4), np.float32)
 SIZES = np.arange(14).reshape(7, 2)
+
+PAIR = InputSpec("x", (1, 2))
+TWO_INPUTS = [PAIR, InputSpec("y", (1, 1))]
+ROWS = np.arange(10, dtype=np.float32).reshape(5, 2)
+BLOCK = 65536
+
+
+def npy(folder: Path, array: npt.NDArray[Any]) -> Path:
+    np.save(folder / "c.npy", array)
+    return folder / "c.npy"
+
+
+def npz(folder: Path, **arrays: npt.NDArray[Any]) -> Path:
+    np.savez(folder / "c.npz", allow_pickle=True, **arrays)
+    return folder / "c.npz"
+
+
+def npy_with_header(
+    folder: Path, shape: tuple[int, ...], size: int = 1000, fortran: bool = False
+) -> Path:
+    """Write an npy whose header need not fit what follows."""
+    path = folder / "c.npy"
+    with path.open("wb") as file:
+        header = {"descr": "<f4", "fortran_order": fortran, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        file.truncate(file.tell() + size)
+    return path
+
+
+# Stacked arrays in files
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-def test_an_npz_of_stacked_arrays(tmp_path: Path, compressed: bool) -> None:
-    (np.savez_compressed if compressed else np.savez)(
-        tmp_path / "c.npz", images=STACK, size=SIZES, unused=np.zeros(3)
-    )
-    data = open_data(tmp_path / "c.npz", TWO)
+def test_npz_of_stacked_arrays(tmp_path: Path, compressed: bool) -> None:
+    save = np.savez_compressed if compressed else np.savez
+    save(tmp_path / "c.npz", images=STACK, size=SIZES, unused=np.zeros(3))
+    data = open_data(tmp_path / "c.npz", [SPEC, InputSpec("size", (1, 2), "int64")])
     assert len(data) == 7
     for _ in range(2):
-        for index, sample in enumerate(data):
-            assert (sample["images"] == STACK[index : index + 1]).all()
-            assert (sample["size"] == SIZES[index : index + 1]).all() and sample[
-                "size"
-            ].dtype == np.int64
+        samples = list(data)
+        assert (np.concatenate([s["images"] for s in samples]) == STACK).all()
+        sizes = np.concatenate([s["size"] for s in samples])
+        assert (sizes == SIZES).all() and sizes.dtype == np.int64
 
 
-def test_npy_files(tmp_path: Path) -> None:
-    np.save(tmp_path / "c.npy", STACK.astype(">f8"))
-    samples = list(open_data(tmp_path / "c.npy", [SPEC], max_images=3))
+def test_npy_is_converted_and_spread(tmp_path: Path) -> None:
+    samples = list(open_data(npy(tmp_path, STACK.astype(">f8")), [SPEC], max_images=3))
     assert [s["images"].dtype for s in samples] == [np.float32] * 3
-    for sample, index in zip(samples, (0, 3, 6), strict=True):
-        assert (sample["images"][0] == STACK[index]).all()
-    path = npy(tmp_path, ROWS)
-    refused(DataError, f"StackedSource.arrays {path}: 2", StackedSource, path, TWO_INPUTS)
-    named = npz(tmp_path, x=ROWS, other=ROWS + 1)
-    assert [s["x"][0, 0] for s in open_data(named, [ONE])] == ROWS[:, 0].tolist()
-    for shape in (
-        (-5, 3, 4, 4),
-        (2**62, 2**62, 0, 1),
-    ):  # numpy makes no array of the second, empty as it is
-        with (tmp_path / "c.npy").open("wb") as file:
-            np.lib.format.write_array_header_1_0(
-                file, {"descr": "<f4", "fortran_order": False, "shape": shape}
-            )
-            file.write(bytes(1000))
-        with pytest.raises(
-            DataError, match=rf"declares the shape \[{', '.join(map(str, shape))}\]"
+    assert (np.concatenate([s["images"] for s in samples]) == STACK[[0, 3, 6]]).all()
+
+
+def test_array_of_the_name_of_the_input_is_chosen(tmp_path: Path) -> None:
+    data = open_data(npz(tmp_path, x=ROWS, other=ROWS + 1), [PAIR])
+    assert [s["x"][0, 0] for s in data] == ROWS[:, 0].tolist()
+
+
+def test_values_beyond_the_input_type_become_infinite(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    (sample, *_) = open_data(npy(tmp_path, STACK.astype(np.float64) * 1e300), [SPEC])
+    assert np.isinf(sample["images"]).all() and not recwarn.list
+
+
+OBJECTS = np.array([{"a": 1}, None], dtype=object)
+
+
+def write(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("write", "inputs", "code", "values"),
+    [
+        pytest.param(
+            lambda f: npz(f, images=STACK[:, :, :2]),
+            [SPEC],
+            "wrong-shape",
+            ["[1, 3, 2, 4]", "[1, 3, 4, 4]"],
+            id="shape",
+        ),
+        pytest.param(
+            lambda f: npz(f, images=STACK, size=SIZES + 0.5),
+            [SPEC, InputSpec("size", (1, 2), "int64")],
+            "wrong-type",
+            ["'size'", "float64", "int64"],
+            id="type",
+        ),
+        pytest.param(
+            lambda f: npy(f, np.asfortranarray(STACK)), [SPEC], "fortran-order", [], id="fortran"
+        ),
+        pytest.param(
+            lambda f: npy_with_header(f, (5, 1), fortran=True),
+            [InputSpec("x", (1, 1))],
+            "fortran-order",
+            [],
+            id="fortran of one column",
+        ),
+        pytest.param(lambda f: npy(f, ROWS), TWO_INPUTS, "input-count", [2], id="inputs"),
+        pytest.param(
+            lambda f: npz(f, x=ROWS, z=ROWS), TWO_INPUTS, "missing-input", ["'y'", "'z'"], id="name"
+        ),
+        pytest.param(
+            lambda f: npz(f, x=ROWS, y=ROWS[:4, :1]),
+            TWO_INPUTS,
+            "wrong-length",
+            ["'x' 5", "'y' 4"],
+            id="lengths",
+        ),
+        pytest.param(lambda f: npy(f, ROWS[:0]), [PAIR], "empty", ["samples"], id="no samples"),
+        pytest.param(
+            lambda f: npy(f, np.zeros((3, 0), np.float32)), [PAIR], "empty", ["[3, 0]"], id="empty"
+        ),
+        # Raised by the reader of archives.
+        pytest.param(lambda f: npz(f, images=OBJECTS), [SPEC], None, ["objects"], id="npz object"),
+        pytest.param(lambda f: npy(f, OBJECTS), [SPEC], None, ["objects"], id="npy object"),
+        pytest.param(
+            lambda f: write(f / "c.npy", b"\x93NUMPY\x01\x00"),
+            [SPEC],
+            None,
+            ["not a numpy array"],
+            id="npy that is cut off",
+        ),
+        pytest.param(
+            lambda f: write(f / "c.npz", b"no zip"),
+            [SPEC],
+            None,
+            ["not an npz"],
+            id="npz that is a text",
+        ),
+        pytest.param(
+            lambda f: write(npz(f, images=STACK), (f / "c.npz").read_bytes()[:600]),
+            [SPEC],
+            None,
+            ["not an npz"],
+            id="npz that is cut off",
+        ),
+        pytest.param(
+            lambda f: npy_with_header(f, (-5, 3, 4, 4)), [SPEC], None, ["[-5, 3, 4, 4]"], id="-5"
+        ),
+        # numpy creates no array of this shape, although it is empty.
+        pytest.param(
+            lambda f: npy_with_header(f, (2**62, 2**62, 0, 1)), [SPEC], None, [2**62], id="2**62"
+        ),
+        pytest.param(
+            lambda f: npy_with_header(f, (1,) * 100), [SPEC], None, [100], id="dimensions"
+        ),
+    ],
+)
+def test_files_that_do_not_fit_the_inputs_are_rejected(
+    tmp_path: Path, write: Any, inputs: list[InputSpec], code: str | None, values: list[object]
+) -> None:
+    path = write(tmp_path)
+    with pytest.raises(DataError, check=reports(code, path, *values)):
+        open_data(path, inputs)
+
+
+def test_fortran_order_of_one_dimension_is_accepted(tmp_path: Path) -> None:
+    path = npy_with_header(tmp_path, (5,), 20, fortran=True)
+    assert [s["x"].tolist() for s in open_data(path, [InputSpec("x", (1,))])] == [[0.0]] * 5
+
+
+def test_large_array_is_not_read_whole(tmp_path: Path) -> None:
+    shape = (2000, 3, 160, 160)  # 614 MB, sparse on disk
+    path = npy_with_header(tmp_path, shape, 4 * int(np.prod(shape)))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    samples = sum(1 for _ in open_data(path, [InputSpec("x", (1, 3, 160, 160))], max_images=300))
+    assert samples == 300
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 60_000  # kilobytes
+
+
+def test_one_sample_may_have_the_limit(tmp_path: Path) -> None:
+    folder = tmp_path / "each"
+    folder.mkdir()
+    np.save(folder / "0.npy", ROWS[:1])
+    for source in (npy(tmp_path, ROWS), npz(tmp_path, x=ROWS), folder):
+        check = reports(None, source, "8", "7")
+        check_limit("SAMPLE", 8, lambda source=source: list(open_data(source, [PAIR])), check)
+
+
+@pytest.mark.parametrize(
+    ("save", "random_access"),
+    [
+        pytest.param(np.savez, True, id="plain"),
+        pytest.param(np.savez_compressed, False, id="compressed"),
+    ],
+)
+def test_compressed_arrays_are_read_in_order(
+    tmp_path: Path, save: Any, random_access: bool
+) -> None:
+    save(tmp_path / "c.npz", x=ROWS)
+    assert StackedSource(tmp_path / "c.npz", [PAIR]).random_access == random_access
+    assert StackedSource(npy(tmp_path, ROWS), [PAIR]).random_access
+
+
+def test_one_compressed_array_is_enough_to_read_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "m.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, array, kind in (
+            ("x", ROWS, zipfile.ZIP_STORED),
+            ("y", ROWS[:, :1], zipfile.ZIP_DEFLATED),
         ):
-            open_data(tmp_path / "c.npy", [SPEC])
-    with (tmp_path / "c.npy").open("wb") as file:
-        np.lib.format.write_array_header_1_0(
-            file, {"descr": "<f4", "fortran_order": False, "shape": (1,) * 100}
-        )
-        file.write(bytes(4))
-    with raises(DataError, "Header.__init__ 100"):
-        open_data(tmp_path / "c.npy", [SPEC])
-    path = npy(tmp_path, ROWS[:0])
-    refused(DataError, f"StackedSource.__init__ {path}: samples", StackedSource, path, [ONE])
-    path = npy(tmp_path, np.zeros((3, 0), np.float32))
-    refused(DataError, f"StackedArray.__init__ {path}: [3, 0]", StackedSource, path, [ONE])
+            content = io.BytesIO()
+            np.save(content, array)
+            archive.writestr(f"{name}.npy", content.getvalue(), kind)
+    source = StackedSource(path, TWO_INPUTS)
+    assert not source.random_access
+    with pytest.raises(DataError, check=has("compressed-archive", path=str(path))):
+        source.portion([0])
 
 
-class Failing(Sequence[dict[str, npt.NDArray[Any]]]):
+def test_digests_of_rows_do_not_change(tmp_path: Path) -> None:
+    """The digests are those of caches that were written before."""
+    path = npy(tmp_path, ROWS)
+    source, file = StackedSource(path, [PAIR]), file_digest(path)
+    assert source.digest(0) == file + bytes(8) and source.digest(3) == bytes(7) + b"\x03"
+    assert source.identity(3) == bytes(7) + b"\x03" + file
+    assert (source.count(), source.name(2)) == (5, "c.npy[2]")
+
+
+def test_portion_of_rows(tmp_path: Path) -> None:
+    path = npy(tmp_path, ROWS)
+    source = StackedSource(path, [PAIR])
+    rows = source.portion([4, 1])
+    assert "arrays" not in vars(rows), "nothing is opened yet"
+    assert rows.path.is_absolute() and rows.count() == 2 and rows.single_rows
+    assert [rows.load(k)["x"].tolist() for k in (0, 1)] == [[[8, 9]], [[2, 3]]]
+    assert (rows.name(0), rows.digest(1), rows.identity(0)) == (
+        "c.npy[4]",
+        source.digest(1),
+        source.identity(4),
+    )
+    assert rows.portion([1]).load(0)["x"].tolist() == [[2, 3]]
+    before = source.identity(4)
+    np.save(path, ROWS + 1)
+    assert source.identity(4) == before, "the file is hashed once"
+    assert source.portion([4]).identity(0) != before, "another process hashes it again"
+
+
+def test_damage_is_reported_with_its_sample(tmp_path: Path) -> None:
+    path = npy(tmp_path, np.ones((5, 4000), np.float32))  # more than is read ahead
+    source = StackedSource(path, [InputSpec("x", (1, 4000))])
+    path.write_bytes(path.read_bytes()[:-1])
+    assert source.load(3)["x"].all()
+    with pytest.raises(DataError, check=reports("file-damaged", "sample 4", path=str(path))):
+        source.load(4)
+    source.arrays["x"].file.close()
+    with pytest.raises(DataError, check=reports("file-damaged", "sample 2", path=str(path))):
+        source.load(2)
+
+
+# Folders of arrays, and paths
+
+
+def test_folder_of_samples(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    np.savez(tmp_path / "in" / "a.npz", x=ROWS[:1])
+    np.save(tmp_path / "in" / "b.npy", ROWS[1])
+    source: Any = open_data(tmp_path, [PAIR]).source
+    assert isinstance(source, SampleFilesSource) and not source.single_rows
+    assert [source.load(k)["x"].tolist() for k in range(source.count())] == [[[0, 1]], [[2, 3]]]
+    assert source.digest(1) == b"in/b.npy" + file_digest(tmp_path / "in" / "b.npy")
+    part = source.portion([1])
+    assert (part.count(), source.count(), part.name(0)) == (1, 2, "in/b.npy")
+    wide = [InputSpec("x", (1, 3))]
+    values = (tmp_path / "in" / "a.npz", "[1, 2]", "[1, 3]")
+    with pytest.raises(DataError, check=reports("wrong-shape", *values, node="x")):
+        list(Dataset(open_data(tmp_path, wide).source, wide, 9))
+
+
+@pytest.mark.parametrize("text", ["a" * 100_000, "a\0b"], ids=["long", "nul"])
+def test_impossible_path_is_rejected(text: str) -> None:
+    with pytest.raises(DataError, check=reports(None)) as caught:
+        open_data(text, [SPEC])
+    assert caught.value.code in ("invalid-path", "file-missing")  # by the version of Python
+
+
+# Arrays in memory
+
+
+class FailingList(Sequence[dict[str, npt.NDArray[Any]]]):
     """A list whose third sample raises."""
 
     def __init__(self, error: BaseException) -> None:
@@ -91,237 +323,154 @@ class Failing(Sequence[dict[str, npt.NDArray[Any]]]):
         return {"images": STACK[index]}
 
 
-def failing(error: BaseException) -> Iterator[dict[str, npt.NDArray[Any]]]:
+def fail_after_two(error: BaseException) -> Iterator[dict[str, npt.NDArray[Any]]]:
     yield from ({"images": row} for row in STACK[:2])
     raise error
 
 
-@pytest.mark.parametrize("source", [Failing, failing])
+class UnprintableError(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+each_source = pytest.mark.parametrize("source", [FailingList, fail_after_two])
+
+
+@each_source
 @pytest.mark.parametrize(
-    "error", [IndexError("of theirs"), KeyError("k"), RuntimeError(), LookupError("a\nb")]
+    "error",
+    [IndexError("theirs"), KeyError("k"), RuntimeError(), LookupError("a\nb"), UnprintableError()],
+    ids=repr,
 )
-def test_what_the_users_objects_raise_names_the_sample(source: Any, error: Exception) -> None:
-    """An IndexError is not taken for the end of the data."""
-    with raises(DataError, f"_users 2 {type(error).__name__}") as caught:
+def test_exceptions_of_users_objects_name_the_sample(source: Any, error: Exception) -> None:
+    """An IndexError does not end the data."""
+    with pytest.raises(
+        DataError,
+        check=reports("source-failed", "sample 2", type(error).__name__, parameter="data"),
+    ) as caught:
         list(open_data(source(error), [SPEC]))
-    assert isinstance(caught.value.__cause__, type(error)) and "\n" not in str(caught.value)
+    assert caught.value.__cause__ is error
 
 
-@pytest.mark.parametrize("source", [Failing, failing])
+@each_source
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
-def test_what_ends_a_process_passes_through_calibration_data(
+def test_exceptions_that_end_a_process_are_not_caught(
     source: Any, error: type[BaseException]
 ) -> None:
     with pytest.raises(error):
         list(open_data(source(error()), [SPEC]))
 
 
-class Silent(Exception):
-    """Cannot be printed."""
-
-    def __str__(self) -> str:
-        raise ValueError("no text")
-
-
-def test_an_exception_that_cannot_be_printed_is_named_by_its_class() -> None:
-    with raises(DataError, "_users 2"):
-        list(open_data(failing(Silent()), [SPEC]))
-
-
-def test_keys_of_samples_are_names() -> None:
-    for sample, key in (
+@pytest.mark.parametrize(
+    ("sample", "key"),
+    [
         ({1: STACK[0]}, "1"),
         ({"images": STACK[0], 3: 1}, "3"),
         ({("a",): STACK[0]}, "('a',)"),
-    ):
-        for data in ([sample], iter([sample])):
-            refused(DataError, f"_named 0 {key},", list, open_data(data, [SPEC]))
-        with raises(DataError, f"_named 0 {key},"):
-            _ = open_data([sample], [SPEC]).fingerprint
-        refused(DataError, f"_named {key},", open_data, sample, [SPEC])
+    ],
+)
+def test_keys_of_samples_are_texts(sample: dict[Any, Any], key: str) -> None:
+    check = reports("key-not-text", f"key {key},", parameter="data")
+    for data in ([sample], iter([sample])):
+        with pytest.raises(DataError, match="sample 0", check=check):
+            list(open_data(data, [SPEC]))
+    with pytest.raises(DataError, match="sample 0", check=check):
+        _ = open_data([sample], [SPEC]).fingerprint
+    with pytest.raises(DataError, check=check):
+        open_data(sample, [SPEC])
 
 
-class Reader:
-    """Something that can be gone through again but has no length."""
-
-    def __iter__(self) -> Iterator[dict[str, npt.NDArray[np.float32]]]:
-        return iter([{"images": row} for row in STACK])
-
-
-def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
-    def file(name: str, **arrays: npt.NDArray[Any]) -> Path:
-        np.savez(tmp_path / name, allow_pickle=True, **arrays)
-        return tmp_path / name
-
-    objects = np.array([{"a": 1}, None], dtype=object)
-    np.save(tmp_path / "objects.npy", objects)
-    (tmp_path / "cut.npy").write_bytes(b"\x93NUMPY\x01\x00")
-    (tmp_path / "text.npz").write_text("no zip")
-    whole = file("whole.npz", images=STACK).read_bytes()
-    (tmp_path / "half.npz").write_bytes(whole[: len(whole) // 2])
-    np.save(tmp_path / "short.npy", STACK)
-    (tmp_path / "short.npy").write_bytes((tmp_path / "short.npy").read_bytes()[:600])
-    np.save(tmp_path / "fortran.npy", np.asfortranarray(STACK))
-    cases = [
-        (file("shape.npz", images=STACK[:, :, :2]), [SPEC], r"\[3, 2, 4\]|\[1, 3, 2, 4\]"),
-        (file("objects.npz", images=objects), [SPEC], "Python objects"),
-        (file("floats.npz", images=STACK, size=SIZES + 0.5), TWO, "holds float64"),
-        (tmp_path / "objects.npy", [SPEC], "Python objects"),
-        (tmp_path / "cut.npy", [SPEC], "not a numpy array"),
-        (tmp_path / "text.npz", [SPEC], "not an npz"),
-        (tmp_path / "half.npz", [SPEC], "not an npz"),
-        (tmp_path / "fortran.npy", [SPEC], "Fortran"),
-    ]
-    for path, specs, expected in cases:
-        with pytest.raises(DataError, match=expected) as caught:
-            open_data(path, specs)
-        assert "\n" not in str(caught.value) and path.name in str(caught.value)
-    with pytest.raises(DataError, match="cut off"):
-        list(open_data(tmp_path / "short.npy", [SPEC]))
+def test_samples_are_dicts() -> None:
+    source = MemorySource([{"x": ROWS[0]}, [1.0]], [PAIR])
+    check = reports("wrong-type", "sample 1", "list", parameter="data")
+    for read in (source.load, source.digest):
+        with pytest.raises(DataError, check=check):
+            read(1)
 
 
-@pytest.mark.filterwarnings("error::RuntimeWarning")
-def test_a_value_beyond_the_input_type_becomes_an_infinity(tmp_path: Path) -> None:
-    np.save(tmp_path / "c.npy", STACK.astype(np.float64) * 1e300)
-    assert np.isinf(next(iter(open_data(tmp_path / "c.npy", [SPEC])))["images"]).all()
+def test_arrays_of_samples_fit_the_inputs() -> None:
+    source = MemorySource([{"x": np.zeros(3)}], [InputSpec("x", (1, 2, 2))])
+    with pytest.raises(DataError, check=reports("wrong-shape", "sample 0", "[3]", node="x")):
+        source.load(0)
 
 
-def test_an_array_larger_than_memory_allows_is_not_read_whole(tmp_path: Path) -> None:
-    shape = (2000, 3, 160, 160)  # 614 MB, sparse on disk
-    path = tmp_path / "large.npy"
-    header = np.lib.format.header_data_from_array_1_0(np.zeros(1, np.float32)) | {"shape": shape}
-    with path.open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, header)
-        file.truncate(file.tell() + 4 * int(np.prod(shape)))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    samples = sum(1 for _ in open_data(path, [InputSpec("x", (1, 3, 160, 160))], max_images=300))
-    assert samples == 300
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 60_000  # kilobytes
+def test_lists_are_read_again_and_in_any_order() -> None:
+    source = MemorySource([{"x": r} for r in ROWS], [PAIR])
+    assert (source.count(), source.repeatable, source.random_access) == (5, True, True)
+    for _ in range(2):
+        source.restart()
+        assert source.load(4)["x"].tolist() == [[8, 9]]
+    part = source.portion([3, 0])
+    assert [part.load(k)["x"].tolist() for k in (0, 1)] == [[[6, 7]], [[0, 1]]]
 
 
-ONE = InputSpec("x", (1, 2))
-TWO_INPUTS = [ONE, InputSpec("y", (1, 1))]
-ROWS = np.arange(10, dtype=np.float32).reshape(5, 2)
+def test_iterators_are_read_once() -> None:
+    source = MemorySource(iter([{"x": ROWS[0]}]), [PAIR])
+    assert (source.count(), source.repeatable, source.random_access) == (None, False, False)
+    source.restart()
+    assert source.load(0)["x"].tolist() == [[0, 1]]
+    assert source.digest(0) == b""
+    with pytest.raises(IndexError):
+        source.load(1)
+    with pytest.raises(DataError, check=has("read-once", parameter="data")):
+        source.restart()
+    with pytest.raises(DataError, check=has("not-shareable", parameter="data")):
+        source.portion([0])
 
 
-def npy(path: Path, array: npt.NDArray[Any]) -> Path:
-    np.save(path / "c.npy", array)
-    return path / "c.npy"
+Shape = tuple[int | None, ...]
 
 
-def npz(path: Path, **arrays: npt.NDArray[Any]) -> Path:
-    np.savez(path / "c.npz", allow_pickle=True, **arrays)
-    return path / "c.npz"
-
-
-def test_one_sample_within_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, packed, folder = npy(tmp_path, ROWS), npz(tmp_path, x=ROWS), tmp_path / "each"
-    folder.mkdir()
-    np.save(folder / "0.npy", ROWS[:1])
-    monkeypatch.setattr(budgets, "SAMPLE", 8)
-    assert len(list(open_data(path, [ONE]))) == len(list(open_data(packed, [ONE]))) == 5
-    assert len(list(open_data(folder, [ONE]))) == 1
-    monkeypatch.setattr(budgets, "SAMPLE", 7)
-    for file in (path, packed):
-        with raises(DataError, "require 8 7"):
-            open_data(file, [ONE])
-    with raises(DataError, "require 0.npy 8 7"):
-        list(open_data(folder, [ONE]))
-
-
-def test_only_what_is_not_packed_is_read_at_any_place(tmp_path: Path) -> None:
-    np.savez_compressed(tmp_path / "p.npz", x=ROWS)
-    assert StackedArray(npy(tmp_path, ROWS)).random_access
-    plain, packed = Archive(npz(tmp_path, x=ROWS)), Archive(tmp_path / "p.npz")
-    assert StackedArray(plain.path, plain, "x").random_access  # type: ignore[arg-type]
-    assert not StackedArray(packed.path, packed, "x").random_access  # type: ignore[arg-type]
-    with zipfile.ZipFile(tmp_path / "m.npz", "w") as mixed:
-        for name, kind in (("x", zipfile.ZIP_STORED), ("y", zipfile.ZIP_DEFLATED)):
-            held = io.BytesIO()
-            np.save(held, ROWS[:, :1] if name == "y" else ROWS)
-            mixed.writestr(f"{name}.npy", held.getvalue(), kind)
-    source = StackedSource(tmp_path / "m.npz", TWO_INPUTS)
-    assert not source.random_access and StackedSource(npz(tmp_path, x=ROWS), [ONE]).random_access
-    refused(
-        DataError, f"StackedSource.portion {tmp_path / 'm.npz'}: numpy.savez", source.portion, [0]
-    )
-
-
-def test_rows_of_a_file_by_number_and_digest(tmp_path: Path) -> None:
-    """The digests are those of caches that were written before: they may not change."""
-    path = npy(tmp_path, ROWS)
-    source, mark = StackedSource(path, [ONE]), file_digest(path)
-    assert source.digest(0) == mark + bytes(8) and source.digest(3) == bytes(7) + b"\x03"
-    assert source.identity(3) == bytes(7) + b"\x03" + mark == source.identity(3)
-    assert (source.count(), source.name(2)) == (5, "c.npy[2]")
-    rows = source.portion([4, 1])
-    assert "arrays" not in vars(rows), "nothing is opened yet"
-    assert rows.path.is_absolute() and rows.count() == 2 and rows.single_rows
-    assert rows.arrays is rows.arrays
-    assert [rows.load(k)["x"].tolist() for k in (0, 1)] == [[[8, 9]], [[2, 3]]]
-    assert [rows.name(0), rows.digest(1), rows.identity(0)] == [
-        "c.npy[4]",
-        source.digest(1),
-        source.identity(4),
-    ]
-    assert rows.portion([1]).load(0)["x"].tolist() == [[2, 3]], "of the portion's rows"
-    before = source.identity(4)
-    np.save(path, ROWS + 1)
-    assert source.identity(4) == before != source.portion([4]).identity(0), (
-        "another process looks for itself"
-    )
-
-
-def test_damage_is_told_with_the_sample(tmp_path: Path) -> None:
-    path = npy(tmp_path, np.ones((5, 4000), np.float32))  # more than is read ahead
-    source = StackedSource(path, [InputSpec("x", (1, 4000))])
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-1])
-    assert source.load(3)["x"].all()
-    refused(DataError, f"StackedArray.row {path}: 4", source.load, 4)
-    source.arrays["x"].file.close()
-    with raises(DataError, "StackedArray.row c.npy 2"):
-        source.load(2)
-
-
-def test_a_folder_of_samples(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    np.savez(tmp_path / "in" / "a.npz", x=ROWS[:1])
-    np.save(tmp_path / "in" / "b.npy", ROWS[1])
-    source: Any = open_data(tmp_path, [ONE]).source
-    assert isinstance(source, SampleFilesSource) and not source.single_rows
-    assert [source.load(k)["x"].tolist() for k in range(source.count())] == [[[0, 1]], [[2, 3]]]
-    assert source.digest(1) == b"in/b.npy" + file_digest(tmp_path / "in" / "b.npy")
-    part = source.portion([1])
-    assert (part.count(), part.name(0), part.load(0)["x"].tolist()) == (1, "in/b.npy", [[2, 3]])
-    assert source.count() == 2
-    wrong = Dataset(
-        open_data(tmp_path, [InputSpec("x", (1, 3))]).source, [InputSpec("x", (1, 3))], 9
-    )
-    refused(
-        DataError, f"InputSpec.fit {tmp_path / 'in' / 'a.npz'}: 'x' [1, 2], [1, 3]", list, wrong
-    )
-
-
-@pytest.mark.parametrize("text", ["a" * 100_000, "a\0b"], ids=["long", "nul"])
-def test_a_path_that_no_file_can_have_is_told(text: str) -> None:
-    with raises(DataError, "open_data|_path_source"):
-        open_data(text, [InputSpec("x", (1, 3, 8, 8))])
-
-
-@pytest.mark.parametrize("shape", [(5,), (5, 1)])
-def test_fortran_order_means_nothing_with_one_dimension(
-    tmp_path: Path, shape: tuple[int, ...]
+@pytest.mark.parametrize(
+    ("inputs", "arrays", "samples"),
+    [
+        ({"x": (1, 2)}, {"x": (5, 2)}, 5),
+        ({"x": (None, 2)}, {"x": (5, 2)}, 5),
+        ({"x": (5, 2)}, {"x": (5, 2)}, 1),  # a fixed batch is one sample
+        ({"x": (1, 2)}, {"x": (5, 2), "more": (3, 1)}, 5),
+        ({"x": (1, 2)}, {"x": (2,)}, 1),
+        ({"x": (1, 2)}, {"x": (5, 1, 2)}, 1),
+        ({"x": (1, 2)}, {"other": (5, 2)}, 1),
+        ({"x": (1, 2), "y": (1, 1)}, {"x": (5, 2), "y": (5, 1)}, 5),
+        ({"x": (1, 2), "y": (1, 1)}, {"x": (5, 2), "y": (4, 1)}, 1),
+        ({"x": (1, 2), "y": (1, 1)}, {"x": (5, 2)}, 1),
+        ({"x": (1, 2), "y": ()}, {"x": (5, 2), "y": ()}, 1),
+        ({"x": (1, 2), "y": (3,)}, {"x": (5, 2), "y": (3,)}, 1),
+        ({"x": ()}, {"x": ()}, 1),
+    ],
+)
+def test_rows_of_stacked_arrays(
+    inputs: dict[str, Shape], arrays: dict[str, tuple[int, ...]], samples: int
 ) -> None:
-    with (tmp_path / "c.npy").open("wb") as file:
-        np.lib.format.write_array_header_1_0(
-            file, {"descr": "<f4", "fortran_order": True, "shape": shape}
-        )
-        file.write(np.arange(5, dtype="<f4").tobytes())
-    spec = InputSpec("x", (1, *shape[1:]))
-    if len(shape) == 1:
-        assert [s["x"].tolist() for s in open_data(tmp_path / "c.npy", [spec])] == [
-            [k] for k in range(5)
-        ]
-    else:
-        refused(DataError, "StackedArray.__init__ Fortran", open_data, tmp_path / "c.npy", [spec])
+    stacked = {n: np.arange(np.prod(s), dtype=np.float32).reshape(s) for n, s in arrays.items()}
+    rows = rows_of(stacked, [InputSpec(n, s) for n, s in inputs.items()])
+    assert len(rows) == samples
+    if samples == 1:
+        assert list(rows[0]) == list(stacked)
+        return
+    for k, row in enumerate(rows):
+        assert list(row) == list(inputs)
+        for name, array in row.items():
+            assert (array == stacked[name][k : k + 1]).all()
+            assert np.shares_memory(array, stacked[name])
+
+
+@pytest.mark.parametrize("size", [0, 1, BLOCK, BLOCK + 1, 17 * BLOCK, 40 * BLOCK + 12])
+def test_digest_of_an_array_is_of_its_name_type_shape_and_sixteen_blocks(size: int) -> None:
+    values = (np.arange(size) * 7 % 251).astype(np.uint8)
+    starts = range(0, size, max(BLOCK, (size - BLOCK) // 15))
+    content = f"xuint8({size},)".encode() + b"".join(
+        values[k : k + BLOCK].tobytes() for k in starts
+    )
+    digest = MemorySource([{"x": values}], [PAIR]).digest(0)
+    assert digest == hashlib.blake2b(content, digest_size=16).digest()
+
+
+def test_digests_differ_between_arrays() -> None:
+    def digest(**arrays: npt.NDArray[Any]) -> bytes:
+        return MemorySource([arrays], [PAIR]).digest(0)
+
+    assert digest(a=ROWS, b=ROWS) == digest(b=ROWS, a=ROWS)
+    assert digest(a=ROWS.T) == digest(a=np.ascontiguousarray(ROWS.T))
+    arrays = (ROWS, ROWS[:4], ROWS.reshape(2, 5), ROWS.view(np.int32), -ROWS)
+    assert len({digest(b=ROWS), *(digest(a=array) for array in arrays)}) == 6

@@ -1,39 +1,279 @@
-"""Threads that count: who waits for whom."""
+"""Counting samples: tallies, threads that share them, and portions for the workers of a cluster."""
 
+import hashlib
+import inspect
+import math
+import queue
 import threading
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import pytest
 
+from calibration import clustered
+from calibration.arrays import MemorySource
+from calibration.clustered import Assignment, Engine, Portion, PortionSizer, count
 from calibration.counting import Tally, ThreadPass, turns
+from calibration.dataset import InputSpec, Task
+from calibration.focus import Focus
+from calibration.session import open_session, packed_model
+from calibration.statistics import TensorStatistics
+from qdqtool.errors import ClusterError
+from qdqtool.model.modelfile import load
+from tests.calibration.nets import conv_net
+from tests.calibration.watchers import HANG, Waits
+from tests.errors import has
+
+SPEC = InputSpec("images", (1, 3, 16, 16))
+FEEDS = [
+    {"images": np.random.default_rng(k).random((1, 3, 16, 16), np.float32) - 0.5} for k in range(3)
+]
+VALUES = np.arange(12, dtype=np.float32)
+SAMPLE = ({"x": VALUES}, 1)  # and its number of images
 
 
-def waits(work: threading.Thread) -> bool:
-    work.join(0.2)
-    return work.is_alive()
+def test_tally_counts_inputs_and_computed_tensors() -> None:
+    session = open_session(load(conv_net()), ["c1", "out"], 1)
+    with Tally(session, ["images", "c1"], 64, Focus(("out",), 0.0), 2) as tally:
+        tally.add(0, (FEEDS[0], 1))
+    assert {name: part.count for name, part in tally.tensors.items()} == {"images": 768, "c1": 1024}
+    for part in tally.tensors.values():
+        assert part.focus is not None and 0 < part.focus.count <= part.count
+    assert len(tally.tensors["c1"].spots) == 1
 
 
-def test_a_sample_is_counted_in_turn_and_seen_whole() -> None:
-    turn = threading.Semaphore(0)
+def test_tally_begins_with_nothing_and_can_forget() -> None:
+    with Tally(None, ["images"], 64, None, 1) as tally:
+        assert (tally.images, tally.done, tally.tensors["images"].count) == (0, set(), 0)
+        for number, feed in enumerate(FEEDS):
+            tally.add(number, (feed, number + 2))
+        tally.add(9, None)  # no image of the sample could be read
+        part = tally.tensors["images"]
+        assert (tally.images, tally.done) == (2 + 3 + 4, {0, 1, 2, 9})
+        assert (part.count, part.bins, len(part.spots), part.focus) == (3 * 768, 64, 3, None)
+        tally.forget()
+        assert (tally.images, tally.done, tally.tensors["images"].count) == (0, set(), 0)
+
+
+class HookedStatistics(TensorStatistics):
+    """Statistics that call a function before they count an array."""
+
+    hook: Any
+
+    def add(self, array: npt.NDArray[Any], *arguments: Any, **options: Any) -> None:
+        self.hook(array)
+        super().add(array, *arguments, **options)
+
+
+def hooked(tally: Tally, hook: Any) -> list[TensorStatistics]:
+    """Let the tally call `hook` before it counts a tensor."""
+    for name in tally.tensors:
+        tally.tensors[name] = HookedStatistics(64)
+        tally.tensors[name].hook = hook  # type: ignore[attr-defined]
+    return list(tally.tensors.values())
+
+
+def test_tally_counts_the_largest_tensors_first() -> None:
+    sizes: list[int] = []
+    with Tally(None, ["few", "most", "some"], 64, None, 1) as tally:
+        hooked(tally, lambda array: sizes.append(array.size))
+        tally.add(0, ({"few": np.zeros(1), "most": np.zeros(9), "some": np.zeros(5)}, 1))
+    assert sizes == [9, 5, 1]
+
+
+def test_tally_waits_for_its_threads_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The calling thread runs out of memory while another one counts; the tally is used again at once."""
+    waits, caller = Waits(monkeypatch), threading.current_thread()
+    other_counts, states = threading.Event(), queue.SimpleQueue[str]()
+    events: list[str] = []
+
+    def hook(array: npt.NDArray[Any]) -> None:
+        if threading.current_thread() is caller:
+            assert other_counts.wait(HANG)
+            waits.listen(lambda: states.put("caller waits"))
+            raise MemoryError
+        events.append("other thread counts")
+        if not other_counts.is_set():
+            other_counts.set()
+            events.append(states.get(timeout=HANG))
+
+    names = ["a", "b", "c", "d"]
+    with Tally(None, names, 64, None, 2) as tally:
+        parts = hooked(tally, hook)
+        with pytest.raises(MemoryError):
+            tally.add(0, (dict.fromkeys(names, VALUES), 1))
+        states.put("caller returns")
+        assert not tally.lock.locked()
+    assert events == ["other thread counts", "caller waits"]
+    assert sum(part.count for part in parts) == VALUES.size
+
+
+def test_tally_counts_in_its_turn_and_snapshots_see_whole_samples(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits, waiting = Waits(monkeypatch), queue.SimpleQueue[str]()
+
+    def start(name: str, work: Callable[[], object]) -> threading.Thread:
+        def run() -> None:
+            waits.listen(lambda: waiting.put(name))
+            work()
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        return thread
+
+    turn, snapshots = threading.Semaphore(0), list[int]()
     with Tally(None, ["x"], 256, None, 1, 1, turn=turn) as tally:
-        adding = threading.Thread(
-            target=tally.add, args=(0, ({"x": np.ones((1, 4), np.float32)}, 1))
-        )
-        adding.start()
-        assert waits(adding)
-        found: list[int] = []
-        looking = threading.Thread(
-            target=lambda: found.append(ThreadPass(iter(()), [tally]).snapshot()[0].images)
-        )
+        tally.lock = threading.Semaphore(1)  # type: ignore[assignment]  # reports its waits
+        running = ThreadPass(iter(()), [tally])
+        adding = start("add", lambda: tally.add(0, SAMPLE))
+        assert waiting.get(timeout=HANG) == "add" and tally.images == 0
         with tally.lock:  # as while a sample is being added
             turn.release()
-            looking.start()
-            assert waits(adding) and waits(looking) and not found
-        for thread in (adding, looking):
-            thread.join()
-        assert tally.images == 1 and tally.tensors["x"].count == 4
+            assert waiting.get(timeout=HANG) == "add"
+            looking = start("look", lambda: snapshots.append(running.snapshot()[0]["x"].count))
+            assert waiting.get(timeout=HANG) == "look"
+            assert tally.images == 0 and not snapshots
+        adding.join()
+        looking.join()
+    assert tally.images == 1 and tally.tensors["x"].count == VALUES.size
+    assert snapshots in ([0], [VALUES.size])
 
 
-def test_half_of_the_threads_count_at_a_time() -> None:
-    for tallies, at_once in ((1, 1), (2, 1), (3, 1), (8, 4)):
-        free = turns(tallies)
-        assert sum(free.acquire(blocking=False) for _ in range(tallies)) == at_once
+@pytest.mark.parametrize(("tallies", "at_once"), [(1, 1), (2, 1), (3, 1), (4, 2), (8, 4)])
+def test_half_of_the_tallies_count_at_a_time(tallies: int, at_once: int) -> None:
+    free = turns(tallies)
+    assert sum(free.acquire(blocking=False) for _ in range(tallies)) == at_once
+
+
+def tasks(number_of_samples: int) -> Iterator[tuple[int, Task]]:
+    for number in range(number_of_samples):
+        yield number, lambda: SAMPLE
+
+
+def test_snapshot_in_the_middle_is_a_copy_and_at_the_end_is_not() -> None:
+    tally = Tally(None, ["x"], 2048, None, 1)
+    running = ThreadPass(tasks(50), [tally])
+    results = running.results()
+    next(results)
+    middle, done = running.snapshot()
+    count_in_the_middle = middle["x"].count
+    assert count_in_the_middle == VALUES.size * len(done) == middle["x"].histogram.counts.sum()
+    list(results)
+    assert middle["x"].count == count_in_the_middle
+    end, done = running.snapshot()
+    assert end["x"] is tally.tensors["x"] and end["x"].count == 50 * VALUES.size
+    assert done == set(range(50))
+
+
+# Portions of samples for the workers of a cluster
+
+
+def assignment(
+    model: bytes, names: tuple[str, ...] = ("images", "c1"), fetched: int = 1, sha256: str = ""
+) -> Assignment:
+    digest = sha256 or hashlib.sha256(model).hexdigest()
+    return Assignment(model, digest, "net.onnx", names, 64, None, (SPEC,), fetched, 3)
+
+
+@pytest.mark.parametrize(
+    ("threads", "fetched", "tallies", "counters"),
+    [(1, 1, 1, 1), (2, 1, 2, 1), (8, 1, 4, 2), (8, 128 << 20, 2, 4), (7, 1 << 40, 1, 7)],
+)
+def test_engine_shares_threads_out_to_tallies(
+    monkeypatch: pytest.MonkeyPatch, threads: int, fetched: int, tallies: int, counters: int
+) -> None:
+    created: list[int] = []
+    opened: list[int] = []
+    parameters = inspect.signature(Tally)
+    monkeypatch.setattr(
+        clustered, "Tally", lambda *a: created.append(parameters.bind(*a).arguments["counters"])
+    )
+    monkeypatch.setattr(clustered, "open_packed", lambda model, count, name: opened.append(count))
+    engine = Engine(assignment(b"model", fetched=fetched), threads)
+    assert created == [counters] * tallies and opened == [counters]
+    assert engine.assignment.model == b"", "the session keeps its own copy"
+    Engine(assignment(b"", ("images",), fetched), threads)
+    assert opened == [counters], "inputs need no session"
+
+
+def test_engine_rejects_a_model_that_arrives_damaged() -> None:
+    other = hashlib.sha256(b"mode1").hexdigest()
+    with pytest.raises(ClusterError, check=has("transfer-damaged")):
+        Engine(assignment(b"model", sha256=other), 1)
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine(assignment(packed_model(load(conv_net()), ["c1"])), 1)
+
+
+def portion(*numbers: int, identities: tuple[bytes, ...] = ()) -> Portion:
+    source = MemorySource(FEEDS[: len(numbers)], [SPEC])
+    return Portion(numbers, source, identities or [source.digest(k) for k in range(len(numbers))])
+
+
+def test_count_returns_the_statistics_of_one_portion(engine: Engine) -> None:
+    assert str(portion(4, 7, 9)) == "samples 4 to 9"
+    for _ in range(2):  # nothing of the first portion is left in the second
+        packed = count(engine, portion(4, 7, 9), threading.Event())
+        assert (packed["images"], packed["skipped"], packed["looks"]["total"]) == (3, [], 3)
+        counts = {name: part.count for name, part in packed["tensors"].items()}
+        assert counts == {"images": 3 * 768, "c1": 3 * 1024}
+        assert len(packed["tensors"]["images"].spots) == 3 and packed["seconds"] > 0
+
+
+def test_count_ends_with_its_job(engine: Engine) -> None:
+    stopped = threading.Event()
+    stopped.set()
+    with pytest.raises(ClusterError, check=has("job-over")):
+        count(engine, portion(4, 7, 9), stopped)
+
+
+def test_count_rejects_samples_that_the_client_did_not_see(engine: Engine) -> None:
+    with pytest.raises(ClusterError, check=has("different-files")):
+        count(engine, portion(0, identities=(b"another",)), threading.Event())
+
+
+def test_first_portions_have_two_samples() -> None:
+    assert [PortionSizer().size(left, 4) for left in (1, 2, 1000)] == [2, 2, 2]
+
+
+@pytest.mark.parametrize("left", [0, 1, 7, 90, 5000])
+@pytest.mark.parametrize("slots", [0, 1, 4, 64])
+@pytest.mark.parametrize(
+    ("counting", "merging"),
+    [
+        (10.0, 0.0),
+        (0.01, 0.0),
+        (1.0, 0.001),
+        (1.0, 0.2),
+        (500.0, 0.1),
+        (0.0, 0.1),
+        (0.0, 0.0),
+        (3000.0, 2.0),
+    ],
+)
+def test_portion_is_worth_its_merging_and_leaves_work_for_all(
+    left: int, slots: int, counting: float, merging: float
+) -> None:
+    """A quarter of the time for merging, ten seconds, two and a half portions a thread."""
+    sizer = PortionSizer()
+    sizer.learn(20, counting, merging)
+    seconds = counting / 20 or 1e-9
+    least = 4 * slots * merging / seconds
+    most = max(10.0 / seconds, least)
+    size = min(max(left / 2.5 / max(slots, 1), least), most)
+    assert sizer.size(left, slots) == max(1, min(left, 256, math.ceil(size)))
+
+
+def test_portion_sizes_average_counting_and_smooth_merging() -> None:
+    """The time of merging decides here: the size is 4 * slots * merging / (counting per sample)."""
+    sizer = PortionSizer()
+    sizer.learn(10, 1.0, 0.01)
+    sizer.learn(30, 7.0, 0.05)  # merging: 0.7 * 0.01 + 0.3 * 0.05 = 0.022; counting: 8 / 40 = 0.2
+    assert sizer.size(250, 100) == 44
+    sizer.learn(1, 1.0, 0.0)  # merging: 0.7 * 0.022 = 0.0154; counting: 9 / 41
+    assert sizer.size(250, 400) == math.ceil(4 * 400 * 0.0154 * 41 / 9)

@@ -1,11 +1,12 @@
-"""Datasets over a source that is written out here: which samples, in which batches, and what is noticed of them."""
+"""Datasets: which samples, in which batches, and what is noticed of them; files under folders and their digests."""
 
 import contextlib
 import hashlib
+import itertools
 import os
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from calibration import listing
 from calibration.arrays import open_data
 from calibration.dataset import (
+    FEW_IMAGES,
     Dataset,
     InputSpec,
     Looks,
@@ -27,25 +28,25 @@ from calibration.dataset import (
 )
 from calibration.listing import UNREADABLE, Inodes, file_digest, files_under, read_ahead
 from qdqtool.base import budgets, files
-from qdqtool.base.files import INVALID_NAME
-from qdqtool.base.notes import Remark
+from qdqtool.base.notes import Note, Remark
 from qdqtool.errors import DataError, QdqtoolError
-from tests.calibration.nets import refused, write_pictures
+from tests.calibration.checks import check_limit, reports
+from tests.calibration.nets import write_pictures
 from tests.errors import has
-from tests.raising import raises
 
 IMAGE = InputSpec("x", (1, 1, 1, 2))
+BATCH = InputSpec("x", (2, 1, 1, 2))
 
 
-class Listed(Source):
+class ListSource(Source):
     """Samples from a list; None is a broken one."""
 
-    def __init__(self, samples: Sequence[npt.NDArray[Any] | None], **facts: Any) -> None:
+    def __init__(self, samples: Sequence[npt.NDArray[Any] | None], **attributes: Any) -> None:
         self.samples = samples
-        self.length: int | None = facts.pop("length", len(samples))
-        self.read: list[int] = []
+        self.length: int | None = len(samples)
+        self.loaded: list[int] = []
         self.restarts = 0
-        self.__dict__.update(facts)
+        self.__dict__.update(attributes)
 
     def count(self) -> int | None:
         return self.length
@@ -54,11 +55,11 @@ class Listed(Source):
         self.restarts += 1
 
     def load(self, index: int) -> Sample:
-        self.read.append(index)
-        found = self.samples[index]
-        if found is None:
+        self.loaded.append(index)
+        array = self.samples[index]
+        if array is None:
             raise DataError("broken")
-        return {"x": found}
+        return {"x": array}
 
     def digest(self, index: int) -> bytes:
         return b"" if self.samples[index] is None else bytes([index])
@@ -71,119 +72,134 @@ def row(*values: float) -> npt.NDArray[np.float32]:
 ROWS = [row(k, k + 0.5) for k in range(7)]
 
 
-def test_sources_and_rows() -> None:
-    source = Listed(ROWS)
-    assert (source.name(3), source.settings(), source.identity(2)) == ("sample 3", "", b"\x02")
-    facts = (Source.repeatable, Source.random_access, Source.single_rows, Source.is_images)
-    assert facts == (True, True, False, False)
-    with raises(DataError, "Source.portion"):
-        source.portion([0])
-    assert printable("a\udcffb.png") == "a\\xffb.png"
-    shapes: list[tuple[int | None, ...]] = [(), (1,), (4, 3), (None, 3), (0, 3)]
-    assert [InputSpec("x", s).batch for s in shapes] == [1, 1, 4, 1, 1]
-    assert [InputSpec("x", s).shape_text() for s in shapes] == [
-        "[]",
-        "[1]",
-        "[4, 3]",
-        "[?, 3]",
-        "[0, 3]",
-    ]
-    assert InputSpec("x", ()).numpy_dtype == np.float32
-    # One sample would be all of it: gigabytes for a model of a kilobyte
-    with pytest.raises(DataError, match="fixed batch of 65536"):
-        Dataset(Listed(ROWS, single_rows=True), [InputSpec("x", (65536, 1, 1, 2))], 100)
-    (sample,) = Dataset(
-        Listed([np.zeros((2, 1, 1, 2), np.float32)]), [InputSpec("x", (2, 1, 1, 2))], 9
-    )
-    assert len(sample["x"]) == 2
-    source = Listed(ROWS)
-    assert all(s["x"] is r for s, r in zip(Dataset(source, [IMAGE], 9), ROWS, strict=True))
-    with raises(DataError, "Dataset._joined x 1 2"):
-        list(Dataset(Listed([np.zeros((2, 1, 1, 2), np.float32)]), [IMAGE], 9))
-    (scalar,) = Dataset(Listed([np.float32(2).reshape(())]), [InputSpec("x", ())], 9)
-    assert scalar["x"].shape == ()
-    (free,) = Dataset(
-        Listed([np.zeros((5, 1, 1, 2), np.float32)]), [InputSpec("x", (None, 1, 1, 2))], 9
-    )
-    assert len(free["x"]) == 5
+# Inputs
 
 
 @pytest.mark.parametrize(
-    ("shape", "array", "found"),
+    ("shape", "batch", "text"),
+    [
+        ((), 1, "[]"),
+        ((1,), 1, "[1]"),
+        ((4, 3), 4, "[4, 3]"),
+        ((None, 3), 1, "[?, 3]"),
+        ((0, 3), 1, "[0, 3]"),
+    ],
+)
+def test_input_batch_and_shape_text(shape: tuple[int | None, ...], batch: int, text: str) -> None:
+    spec = InputSpec("x", shape)
+    assert (spec.batch, spec.shape_text(), spec.numpy_dtype) == (batch, text, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("shape", "array", "fitted"),
     [
         ((1, 3, None), (1, 3, 5), (1, 3, 5)),
         ((1, 3, None), (3, 5), (1, 3, 5)),
-        ((1, 3, None), (7, 3, 5), (7, 3, 5)),  # the batch is looked at when rows are joined
+        ((1, 3, None), (7, 3, 5), (7, 3, 5)),  # the batch is checked when rows are joined
         ((None, 3, None), (2, 3, 5), (2, 3, 5)),
-        ((1, 3, None), (1, 4, 5), None),
-        ((1, 3, 5), (1, 3, 4), None),
-        ((1, 3, None), (1, 1, 3, 5), None),
-        ((1, 3, None), (5,), None),
         ((None,), (4,), (4,)),
         ((None,), (), (1,)),
         ((), (), ()),
-        ((), (1,), None),
     ],
 )
-def test_what_fits_an_input(
-    shape: tuple[int | None, ...], array: tuple[int, ...], found: tuple[int, ...] | None
+def test_input_fits_arrays_of_its_shape(
+    shape: tuple[int | None, ...], array: tuple[int, ...], fitted: tuple[int, ...]
 ) -> None:
-    spec = InputSpec("x", shape)
-    if found is not None:
-        assert spec.fit(np.zeros(array, np.float32), "it").shape == found
-        return
-    given = np.zeros(array, np.float32)
-    refused(
-        DataError, f"InputSpec.fit it {list(array)}, 'x' {spec.shape_text()}", spec.fit, given, "it"
-    )
+    assert InputSpec("x", shape).fit(np.zeros(array, np.float32), "it").shape == fitted
 
 
 @pytest.mark.parametrize(
-    ("have", "wanted", "fits"),
+    ("dtype", "input_dtype"),
     [
-        ("float64", "float32", True),
-        ("int64", "float32", True),
-        ("uint8", "float16", True),
-        ("bool", "float32", True),
-        ("int64", "int32", True),
-        ("bool", "uint8", True),
-        ("uint8", "bool", True),
-        ("complex64", "float32", False),
-        ("<U1", "float32", False),
-        ("float32", "int64", False),
-        ("float16", "uint8", False),
-        ("float32", "bool", False),
-        ("complex64", "int32", False),
+        ("float64", "float32"),
+        ("int64", "float32"),
+        ("uint8", "float16"),
+        ("bool", "float32"),
+        ("int64", "int32"),
+        ("bool", "uint8"),
+        ("uint8", "bool"),
     ],
 )
-def test_types_that_can_be_taken(have: str, wanted: str, fits: bool) -> None:
-    spec = InputSpec("x", (1,), wanted)
-    array = np.ones(1, np.float32).astype(have)
-    if fits:
-        found = spec.fit(array, "it")
-        assert found.dtype == wanted and found.tolist() == [1]
-    else:
-        with raises(DataError, f"InputSpec.fit {array.dtype} x {wanted}"):
-            spec.fit(array, "it")
-
-
-def test_arrays_by_the_names_of_the_inputs() -> None:
-    one, two = InputSpec("a", (1,)), InputSpec("b", (1,))
-    value = np.ones(1, np.float32)
-    assert list(fit_all({"other": value}, [one], "it")) == ["a"], "the only one of both"
-    for arrays, inputs, told in (
-        ({"a": value, "c": value}, [one, two], "'b'; 'a', 'c'"),
-        ({"c": value, "d": value}, [one], "'a'; 'c', 'd'"),
-        ({"c": value}, [one, two], "'a'; 'c'"),
-        ({}, [one], "'a'; nothing"),
-    ):
-        refused(DataError, f"fit_all it {told}", fit_all, arrays, inputs, "it")
-    with raises(DataError, "InputSpec.fit a 2 [1]"):
-        fit_all({"a": np.ones((1, 2))}, [one], "it")
+def test_input_converts_numbers(dtype: str, input_dtype: str) -> None:
+    fitted = InputSpec("x", (1,), input_dtype).fit(np.ones(1, dtype), "it")
+    assert fitted.dtype == input_dtype and fitted.tolist() == [1]
 
 
 @pytest.mark.parametrize(
-    ("total", "wanted", "found"),
+    ("spec", "array", "code", "values"),
+    [
+        *(
+            (InputSpec("x", shape), np.zeros(array), "wrong-shape", [list(array), text])
+            for shape, array, text in (
+                ((1, 3, None), (1, 4, 5), "[1, 3, ?]"),
+                ((1, 3, 5), (1, 3, 4), "[1, 3, 5]"),
+                ((1, 3, None), (1, 1, 3, 5), "[1, 3, ?]"),
+                ((1, 3, None), (5,), "[1, 3, ?]"),
+                ((), (1,), "[]"),
+            )
+        ),
+        *(
+            (InputSpec("x", (1,), dtype), np.ones(1, array), "wrong-type", [array, dtype])
+            for array, dtype in (
+                ("complex64", "float32"),
+                ("<U1", "float32"),
+                ("float32", "int64"),
+                ("float16", "uint8"),
+                ("float32", "bool"),
+                ("complex64", "int32"),
+            )
+        ),
+    ],
+)
+def test_input_rejects_arrays_of_other_shapes_and_types(
+    spec: InputSpec, array: npt.NDArray[Any], code: str, values: list[object]
+) -> None:
+    with pytest.raises(DataError, check=reports(code, "it", *values, node="x")):
+        spec.fit(array, "it")
+
+
+VALUE = np.ones(1, np.float32)
+A, B = InputSpec("a", (1,)), InputSpec("b", (1,))
+
+
+@pytest.mark.parametrize(
+    ("names", "inputs", "missing"),
+    [
+        ("ac", [A, B], "b"),
+        ("cd", [A], "a"),
+        ("c", [A, B], "a"),
+        ("", [A], "a"),
+    ],
+)
+def test_fit_all_names_the_input_without_an_array(
+    names: str, inputs: list[InputSpec], missing: str
+) -> None:
+    present = ", ".join(f"'{n}'" for n in names) or "nothing"
+    with pytest.raises(DataError, check=reports("missing-input", "it", present, node=missing)):
+        fit_all(dict.fromkeys(names, VALUE), inputs, "it")
+
+
+def test_fit_all_takes_the_only_array_by_any_name() -> None:
+    assert list(fit_all({"other": VALUE}, [A], "it")) == ["a"]
+    with pytest.raises(DataError, check=reports("wrong-shape", "[1, 2]", "[1]", node="a")):
+        fit_all({"a": np.ones((1, 2))}, [A], "it")
+
+
+# Samples, batches, passes
+
+
+def test_source_defaults() -> None:
+    source = ListSource(ROWS)
+    assert (source.name(3), source.settings(), source.identity(2)) == ("sample 3", "", b"\x02")
+    flags = (source.repeatable, source.random_access, source.single_rows, source.is_images)
+    assert flags == (True, True, False, False)
+    with pytest.raises(DataError, check=has("not-shareable", parameter="data")):
+        source.portion([0])
+    assert printable("a\udcffb.png") == "a\\xffb.png"
+
+
+@pytest.mark.parametrize(
+    ("total", "most", "indices"),
     [
         (0, 3, []),
         (3, 3, [0, 1, 2]),
@@ -196,121 +212,172 @@ def test_arrays_by_the_names_of_the_inputs() -> None:
         (100, 5, [0, 25, 50, 74, 99]),
     ],
 )
-def test_spread(total: int, wanted: int, found: list[int]) -> None:
-    indices = spread(total, wanted)
-    assert list(indices) == found and len(indices) == len(found)
-    assert list(indices[1:3]) == found[1:3] and list(indices[::-1]) == found[::-1]
-    if found:
-        assert (indices[-1], indices[-len(found)]) == (found[-1], found[0])
-    for beyond in (len(found), -len(found) - 1):
-        with pytest.raises(IndexError):
-            indices[beyond]
+def test_spread_of_indices(total: int, most: int, indices: list[int]) -> None:
+    result = spread(total, most)
+    assert list(result) == indices and len(result) == len(indices)
+    assert list(result[1:3]) == indices[1:3] and list(result[::-1]) == indices[::-1]
 
 
-def test_batches_and_fingerprints() -> None:
-    source = Listed(ROWS, single_rows=True)
+def test_dataset_passes_arrays_on_unchanged() -> None:
+    data = Dataset(ListSource(ROWS), [IMAGE], 9)
+    assert all(s["x"] is r for s, r in zip(data, ROWS, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("shape", "array"),
+    [((2, 1, 1, 2), (2, 1, 1, 2)), ((None, 1, 1, 2), (5, 1, 1, 2)), ((), ())],
+    ids=["fixed batch", "open batch", "scalar"],
+)
+def test_sample_may_have_several_rows(
+    shape: tuple[int | None, ...], array: tuple[int, ...]
+) -> None:
+    source = ListSource([np.zeros(array, np.float32)])
+    (sample,) = Dataset(source, [InputSpec("x", shape)], 9)
+    assert sample["x"].shape == array
+
+
+BROKEN = [None, ROWS[1], None, None]
+
+
+@pytest.mark.parametrize(
+    ("source", "spec", "code", "values"),
+    [
+        pytest.param(
+            ListSource([np.zeros((2, 1, 1, 2), np.float32)]),
+            IMAGE,
+            "wrong-shape",
+            ["2 rows", "[1, 1, 1, 2]"],
+            id="more rows than the batch",
+        ),
+        # One sample would have gigabytes, for a model of a kilobyte.
+        pytest.param(
+            ListSource(ROWS, single_rows=True),
+            InputSpec("x", (65536, 1, 1, 2)),
+            "batch-too-large",
+            [65536],
+            id="huge batch",
+        ),
+        # Only images are skipped.
+        pytest.param(ListSource(BROKEN), IMAGE, None, ["broken"], id="broken array"),
+    ],
+)
+def test_samples_that_cannot_be_used_are_errors(
+    source: Source, spec: InputSpec, code: str | None, values: list[object]
+) -> None:
+    with pytest.raises(DataError, check=reports(code, *values)):
+        list(Dataset(source, [spec], 100))
+
+
+def test_rows_are_joined_to_batches() -> None:
+    source = ListSource(ROWS, single_rows=True)
     data = Dataset(source, [InputSpec("x", (3, 1, 1, 2))], 100)
-    assert (data.batch, len(data), [data.group(k) for k in range(3)]) == (
-        3,
-        3,
-        [[0, 1, 2], [3, 4, 5], [6]],
-    )
+    groups = [data.group(k) for k in range(len(data))]
+    assert data.batch == 3 and groups == [[0, 1, 2], [3, 4, 5], [6]]
     assert [s["x"][:, 0, 0, 0].tolist() for s in data] == [[0, 1, 2], [3, 4, 5], [6, 6, 6]]
     assert data.name(1) == "sample 3" and source.restarts == 1
     sample = data.load(1)
     assert sample is not None and sample["x"][:, 0, 0, 0].tolist() == [3, 4, 5]
     images = {number: (load() or ({}, 0))[1] for number, load in data.tasks({1})}
     assert images == {0: 3, 2: 1}
-    whole = Dataset(Listed(ROWS), [InputSpec("x", (3, 1, 1, 2))], 100)
-    assert (whole.batch, len(whole)) == (1, 7), "each sample is all that the model takes at once"
     assert Dataset(source, [IMAGE, InputSpec("y", (2, 1))], 100).batch == 2
-    data = Dataset(Listed(ROWS), [IMAGE], 9)
-    assert len(data.fingerprint) == 32 and int(data.fingerprint, 16)
-    again = Dataset(Listed(ROWS), [IMAGE], 9)
-    assert list(again.digests()) == [bytes([k]) for k in range(7)] == list(again.digests())
-    assert again.fingerprint == data.fingerprint
-    others = [
-        Dataset(Listed(ROWS), [InputSpec("x", (2, 1, 1, 2))], 9),
-        Dataset(Listed(ROWS), [IMAGE], 6),
-        Dataset(Listed(ROWS, single_rows=True), [InputSpec("x", (None, 1, 1, 2))], 9),
-    ]
-    assert len({data.fingerprint, *(d.fingerprint for d in others)}) == 4
-    assert Dataset(Listed([*ROWS, None]), [IMAGE], 9).fingerprint == "", "one that cannot be told"
-    assert Dataset(Listed([None, *ROWS]), [IMAGE], 9).fingerprint == ""
-    assert Dataset(Listed([]), [IMAGE], 9).fingerprint == ""
+    # Samples that are no single rows are all that the model takes at once.
+    assert Dataset(ListSource(ROWS), [BATCH], 100).batch == 1
 
 
 @pytest.mark.parametrize(
     ("most", "groups"), [(1, [[0]]), (4, [[0, 1], [2, 3]]), (5, [[0, 1], [2, 3], [4]])]
 )
-def test_an_unknown_number_of_samples(most: int, groups: list[list[int]]) -> None:
-    source = Listed(ROWS, length=None, single_rows=True, random_access=False)
-    data = Dataset(source, [InputSpec("x", (2, 1, 1, 2))], most)
-    found = []
+def test_samples_of_unknown_number_are_loaded_before_they_are_yielded(
+    most: int, groups: list[list[int]]
+) -> None:
+    source = ListSource(ROWS, length=None, single_rows=True, random_access=False)
+    data = Dataset(source, [BATCH], most)
+    images = []
     for k, (number, load) in enumerate(data.tasks()):
-        assert number == k and source.read == [i for g in groups[: k + 1] for i in g], (
-            "read before it is given"
-        )
-        found.append((load() or ({}, 0))[1])
-    assert found == [len(g) for g in groups]
-    with raises(TypeError, "Dataset.__len__"):
+        assert number == k and source.loaded == list(itertools.chain(*groups[: k + 1]))
+        images.append((load() or ({}, 0))[1])
+    assert images == [len(g) for g in groups]
+    with pytest.raises(TypeError, match="no length"):
         len(data)
     assert data.fingerprint == ""
 
 
-def test_every_pass_begins_anew_and_loads_when_asked() -> None:
-    source = Listed(ROWS, length=None, random_access=False)
+def test_every_pass_begins_anew() -> None:
+    source = ListSource(ROWS, length=None, random_access=False)
     data = Dataset(source, [IMAGE], 100)
-    assert len(list(data)) == 7 and len(list(data)) == 7
-    assert source.read == [*range(8)] * 2 and source.restarts == 2
-    source = Listed(ROWS)
+    assert len(list(data)) == len(list(data)) == 7
+    assert source.loaded == [*range(8)] * 2 and source.restarts == 2
+
+
+def test_tasks_load_when_they_are_called() -> None:
+    source = ListSource(ROWS)
     tasks = list(Dataset(source, [IMAGE], 3).tasks())
-    assert source.read == []
+    assert source.loaded == []
     for _, load in reversed(tasks):
         load()
-    assert source.read == [6, 3, 0]
+    assert source.loaded == [6, 3, 0]
 
 
-def test_broken_images_are_skipped_and_broken_arrays_an_error() -> None:
-    rows = [None, ROWS[1], None, None]
-    data = Dataset(
-        Listed(rows, is_images=True, single_rows=True), [InputSpec("x", (2, 1, 1, 2))], 9
-    )
+def test_fingerprint_identifies_samples_and_batches() -> None:
+    data = Dataset(ListSource(ROWS), [IMAGE], 9)
+    assert len(data.fingerprint) == 32 and int(data.fingerprint, 16)
+    again = Dataset(ListSource(ROWS), [IMAGE], 9)
+    assert list(again.digests()) == [bytes([k]) for k in range(7)] == list(again.digests())
+    assert again.fingerprint == data.fingerprint
+    others = [
+        Dataset(ListSource(ROWS), [BATCH], 9),
+        Dataset(ListSource(ROWS), [IMAGE], 6),
+        Dataset(ListSource(ROWS, single_rows=True), [InputSpec("x", (None, 1, 1, 2))], 9),
+    ]
+    assert len({data.fingerprint, *(d.fingerprint for d in others)}) == 4
+
+
+@pytest.mark.parametrize(
+    "rows", [[*ROWS, None], [None, *ROWS], []], ids=["last broken", "first broken", "empty"]
+)
+def test_fingerprint_is_empty_if_a_sample_has_no_digest(rows: list[Any]) -> None:
+    assert Dataset(ListSource(rows), [IMAGE], 9).fingerprint == ""
+
+
+# Broken images, and what is noticed of the others
+
+
+def test_broken_images_are_skipped() -> None:
+    data = Dataset(ListSource(BROKEN, is_images=True, single_rows=True), [BATCH], 9)
     for _ in range(2):
         assert [s["x"][:, 0, 0, 0].tolist() for s in data] == [[1, 1]] and data.load(1) is None
     assert data.skipped == [(f"sample {k}", "broken") for k in (0, 2, 3)]
-    assert (data.looks.broken, data.looks.total) == (3, 1)
     assert data.warnings[0] == Remark.BROKEN_IMAGES(broken=3, total=4)
     data.forget()
     assert (data.skipped, data.warnings, data.looks) == ([], [], Looks())
     list(data)
     assert data.looks.broken == 3
-    with pytest.raises(DataError, match=r"^broken$"):
-        list(Dataset(Listed(rows), [IMAGE], 9))
 
 
-def test_what_is_noticed_of_samples() -> None:
+def test_looks_of_samples_add_up() -> None:
     inf, nan = np.inf, np.nan
-    rows = [row(0.25, 0.5), row(-1, inf), row(2, 2), row(nan, nan), row(-inf, 0.75), row(nan, 4)]
-    data = Dataset(Listed(rows), [IMAGE], 9)
-    wanted = [
-        Looks(1, 0.25, 0.5, 0, 0),
-        Looks(2, -1, 0.5, 0, 1),
-        Looks(3, -1, 2, 1, 1),
-        Looks(4, -1, 2, 1, 2),
-        Looks(5, -1, 2, 1, 3),
-        Looks(6, -1, 4, 1, 4),
+    samples = [
+        (row(0.25, 0.5), Looks(1, 0.25, 0.5, 0, 0)),
+        (row(-1, inf), Looks(2, -1, 0.5, 0, 1)),
+        (row(2, 2), Looks(3, -1, 2, 1, 1)),
+        (row(nan, nan), Looks(4, -1, 2, 1, 2)),
+        (row(-inf, 0.75), Looks(5, -1, 2, 1, 3)),
+        (row(nan, 4), Looks(6, -1, 4, 1, 4)),
     ]
-    for sample, looks in zip(data, wanted, strict=True):
-        assert data.looks == looks and len(sample) == 1
+    data = Dataset(ListSource([array for array, _ in samples]), [IMAGE], 9)
+    for _, (_, looks) in zip(data, samples, strict=True):
+        assert data.looks == looks
     data.take(Looks(1, -7, 7, 1, 1, 2), [("a", "b")])
     assert data.looks == Looks(7, -7, 7, 2, 5, 2) and data.skipped == [("a", "b")]
 
-    class Two(Listed):
+
+def test_looks_are_of_all_image_inputs() -> None:
+    class ThreeInputs(ListSource):
         def load(self, index: int) -> Sample:
             return {"x": row(1, 1), "y": row(-2, 5), "z": np.full((1, 2), 99, np.float32)}
 
-    data = Dataset(Two(ROWS[:1]), [IMAGE, InputSpec("y", (1, 1, 1, 2)), InputSpec("z", (1, 2))], 9)
+    inputs = [IMAGE, InputSpec("y", (1, 1, 1, 2)), InputSpec("z", (1, 2))]
+    data = Dataset(ThreeInputs(ROWS[:1]), inputs, 9)
     list(data)
     assert data.looks == Looks(1, -2, 5, 1, 0)
 
@@ -318,271 +385,349 @@ def test_what_is_noticed_of_samples() -> None:
 @pytest.mark.parametrize(
     ("shape", "dtype"), [((1, 2), "float32"), ((1, 1, 1, 2), "uint8"), ((1, 1, 1, 1, 2), "float32")]
 )
-def test_only_float_maps_are_looked_at(shape: tuple[int, ...], dtype: str) -> None:
-    data = Dataset(Listed([np.full(shape, 9, dtype)]), [InputSpec("x", shape, dtype)], 9)
+def test_looks_ignore_inputs_that_are_no_images(shape: tuple[int, ...], dtype: str) -> None:
+    data = Dataset(ListSource([np.full(shape, 9, dtype)]), [InputSpec("x", shape, dtype)], 9)
     list(data)
     assert data.looks == Looks(total=1)
 
+
+MANY = 100
+
+
+def test_few_images_are_a_warning() -> None:
+    assert FEW_IMAGES == MANY
+    warnings = {n: list(Looks(total=n).warnings()) for n in (0, 1, 99, 100)}
+    assert warnings == {0: [], 100: []} | {
+        n: [Remark.FEW_IMAGES(images=n, enough=100)] for n in (1, 99)
+    }
+
+
+@pytest.mark.parametrize(
+    ("looks", "notes"),
+    [
+        (Looks(broken=5), []),  # data without any image is an error
+        (Looks(total=MANY, broken=1), [Remark.BROKEN_IMAGES(broken=1, total=101)]),
+        (Looks(total=MANY, constant=1), [Remark.CONSTANT_IMAGES(constant=1, total=100)]),
+        (Looks(total=MANY, nonfinite=1), [Remark.NONFINITE_SAMPLES(nonfinite=1, total=100)]),
+    ],
+    ids=["all broken", "broken", "constant", "not finite"],
+)
+def test_odd_images_are_a_warning(looks: Looks, notes: list[Note]) -> None:
+    assert list(looks.warnings()) == notes
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "note"),
+    [
+        (0.0, 1.0, None),
+        (0.0, 8.0, None),
+        (0.0, 8.01, Remark.FAR_INPUTS(low=0, high=8.01)),
+        (-8.0, 0.5, None),
+        (-8.01, 0.5, Remark.FAR_INPUTS(low=-8.01, high=0.5)),
+        (9.0, 9.0, Remark.FAR_INPUTS(low=9, high=9)),
+        (0.0, 0.0, None),
+        (0.0, 1e-9, Remark.SMALL_INPUTS(high=1e-9)),
+        (0.0, 0.0058, Remark.SMALL_INPUTS(high=0.0058)),
+        (0.001, 0.0058, Remark.SMALL_INPUTS(high=0.0058)),
+        (0.0, 1.5 / 255, None),
+        (-1e-9, 0.0058, None),
+        (-1.0, -0.5, None),
+        pytest.param(np.inf, -np.inf, None, id="nothing finite"),
+    ],
+)
+def test_odd_ranges_of_inputs_are_a_warning(low: float, high: float, note: Note | None) -> None:
+    warnings = list(Looks(total=MANY, low=low, high=high).warnings())
+    assert warnings == ([note] if note else [])
+
+
+def test_looks_merge() -> None:
+    looks = Looks()
+    assert looks == Looks(0, np.inf, -np.inf, 0, 0, 0)
+    for other in (Looks(1, 0.25, 0.5, 1), Looks(1, 0.125, 2.0, 0, 1, 7), Looks(1, np.inf, -np.inf)):
+        looks.merge(other)
+    assert looks == Looks(3, 0.125, 2.0, 1, 1, 7)
+
+
+# Opening data: arguments, names of files, lists
 
 SPEC = InputSpec("images", (1, 3, 16, 16))
 ROW = np.zeros((1, 3, 16, 16), np.float32)
 
 
-def test_512_images_unless_told() -> None:
-    rows = [{"images": ROW}] * 600
-    assert [len(open_data(rows, [SPEC])), len(open_data(rows, [SPEC], max_images=1))] == [512, 1]
-    for count in (0, -1):
-        refused(DataError, f"open_data {count}; 1", open_data, rows, [SPEC], max_images=count)
-    refused(DataError, "open_data inputs", open_data, rows, [])
-    refused(DataError, "open_data float", open_data, 3.5, [SPEC])
+def test_open_data_uses_512_images_by_default() -> None:
+    samples = [{"images": ROW}] * 600
+    assert len(open_data(samples, [SPEC])) == 512
+    assert len(open_data(samples, [SPEC], max_images=1)) == 1
 
 
-def test_of_a_long_list_only_what_is_used_is_looked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("data", "inputs", "options", "check"),
+    [
+        *(
+            pytest.param(
+                [{"images": ROW}],
+                [SPEC],
+                {"max_images": images},
+                reports("out-of-range", images, parameter="max_images"),
+                id=f"{images} images",
+            )
+            for images in (0, -1)
+        ),
+        pytest.param([{"images": ROW}], [], {}, has("no-inputs"), id="no inputs"),
+        pytest.param(3.5, [SPEC], {}, reports("wrong-type", "float", parameter="data"), id="type"),
+    ],
+)
+def test_open_data_rejects_other_arguments(
+    data: Any, inputs: list[InputSpec], options: dict[str, int], check: Any
 ) -> None:
-    listing = tmp_path / "list.txt"
-    listing.write_text("".join(f"{k}.png\n" for k in range(101)))
-    looked: list[str] = []
-    exists = os.path.exists
-    monkeypatch.setattr(
-        os.path, "exists", lambda path: bool(looked.append(Path(path).name)) or exists(path)
-    )
-    data = open_data(listing, [SPEC], max_images=5)
-    assert len(data) == 5 and len(set(looked) - {"list.txt"}) == 101
-    names = [data.source.name(i) for i in data.indices or ()]
-    assert names == ["0.png", "25.png", "50.png", "75.png", "100.png"]
-    monkeypatch.setattr(budgets, "LISTED", 100)
-    looked.clear()
-    data = open_data(listing, [SPEC], max_images=5)
-    assert [data.name(i) for i in range(5)] == names and set(looked) - {"list.txt"} == {*names}
+    with pytest.raises(DataError, check=check):
+        open_data(data, inputs, **options)
 
 
-def test_names_of_files_decide(tmp_path: Path) -> None:
-    (picture,) = write_pictures(tmp_path / "pictures", 1, suffix=".PNG")
+@pytest.mark.parametrize(
+    "name", ["a.npy", "b.NPZ", "l.txt", "l.LST", "l.list", "pictures", "p.PNG"]
+)
+def test_open_data_chooses_the_source_by_the_name(tmp_path: Path, name: str) -> None:
+    (picture,) = write_pictures(tmp_path / "pictures", 1)
+    (tmp_path / "p.PNG").write_bytes(picture.read_bytes())
     np.save(tmp_path / "a.npy", ROW)
-    np.savez(tmp_path / "b.NPZ", images=ROW)
-    (tmp_path / "b.NPZ.npz").rename(tmp_path / "b.NPZ")
-    for name in ("l.txt", "l.LST", "l.list"):
-        (tmp_path / name).write_text(str(picture))
-    for name in ("a.npy", "b.NPZ", "l.txt", "l.LST", "l.list", "pictures"):
-        path = tmp_path / name
-        assert [len(list(open_data(p, [SPEC]))) for p in (path, str(path), f"file://{path}")] == [
-            1,
-            1,
-            1,
-        ], name
-    assert len(list(open_data(picture, [SPEC]))) == 1
+    with (tmp_path / "b.NPZ").open("wb") as file:
+        np.savez(file, images=ROW)
+    for suffix in ("txt", "LST", "list"):
+        (tmp_path / f"l.{suffix}").write_text(str(picture))
+    path = tmp_path / name
+    for source in (path, str(path), f"file://{path}"):
+        assert len(list(open_data(source, [SPEC]))) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "values"),
+    [
+        ("c.csv", "wrong-format", [".txt", ".npz", ".npy"]),
+        ("no.png", "file-missing", []),
+        ("empty", "no-images", ["bmp, jpeg, jpg, png, webp", "npz", "npy"]),
+    ],
+)
+def test_open_data_rejects_other_files(
+    tmp_path: Path, name: str, code: str, values: list[str]
+) -> None:
     (tmp_path / "c.csv").write_text("")
     (tmp_path / "empty").mkdir()
-    for name, named in (
-        ("c.csv", ".txt .npz .npy"),
-        ("no.png", "no"),
-        ("empty", "bmp, jpeg, jpg, png, webp npz npy"),
-    ):
-        refused(
-            DataError,
-            f"_path_source {tmp_path / name}: {named}",
-            open_data,
-            tmp_path / name,
-            [SPEC],
-        )
-    np.save(tmp_path / "pictures" / "z.npy", ROW)
-    assert len(open_data(tmp_path / "pictures", [SPEC])) == 1, "pictures before arrays"
+    with pytest.raises(DataError, check=reports(code, *values, path=str(tmp_path / name))):
+        open_data(tmp_path / name, [SPEC])
 
 
-def test_paths_of_a_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside the list first, else from the current folder; missing ones are told where they would be beside it."""
-    beside, here = tmp_path / "beside", tmp_path / "here"
-    for folder, names in ((beside, ("both.png", "one.png")), (here, ("both.png", "two.png"))):
-        (path,) = write_pictures(folder, 1)
+def test_folder_of_images_and_arrays_has_images(tmp_path: Path) -> None:
+    write_pictures(tmp_path, 1)
+    np.save(tmp_path / "z.npy", ROW)
+    assert [open_data(tmp_path, [SPEC]).source.name(0)] == ["picture000.png"]
+
+
+def test_long_list_looks_only_for_the_images_that_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image_list = tmp_path / "list.txt"
+    image_list.write_text("".join(f"{k}.png\n" for k in range(101)))
+    sought: set[str] = set()
+    exists = os.path.exists
+    monkeypatch.setattr(os.path, "exists", lambda path: sought.add(Path(path).name) or exists(path))
+    names = ["0.png", "25.png", "50.png", "75.png", "100.png"]
+    for limit, number in ((budgets.LISTED, 101), (100, 5)):
+        monkeypatch.setattr(budgets, "LISTED", limit)
+        sought.clear()
+        data = open_data(image_list, [SPEC], max_images=5)
+        assert [data.name(k) for k in range(len(data))] == names
+        assert len(sought - {"list.txt"}) == number
+
+
+def test_paths_of_a_list_begin_at_the_list_or_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A missing file is reported next to the list."""
+    lists, current = tmp_path / "lists", tmp_path / "current"
+    for folder, names in ((lists, ("both.png", "one.png")), (current, ("both.png", "two.png"))):
+        folder.mkdir()
         for name in names:
-            (folder / name).write_bytes(path.read_bytes())
-    monkeypatch.chdir(here)
-    listing = beside / "list.txt"
-    listing.write_text("# one a line\n\n  both.png  \none.png\ntwo.png\nthree.png\n#x\n")
-    source: Any = open_data(listing, [SPEC]).source
-    assert source.paths == [
-        beside / "both.png",
-        beside / "one.png",
-        Path("two.png"),
-        beside / "three.png",
-    ]
-    listing.write_text("# nothing\n \n")
-    refused(DataError, f"_listed {listing}: images", open_data, listing, [SPEC])
-    listing.write_bytes(b"a.png\n\nb\0.png\n")
-    refused(DataError, f"_listed {listing}: 3: {INVALID_NAME}", open_data, listing, [SPEC])
-    listing.write_text(f"one.png\n{'x' * 32_768}\n")
-    refused(DataError, f"_listed {listing}: 2: 32,767", open_data, listing, [SPEC])
-    listing.write_text(f"{'x' * 32_767}\n")
-    data = open_data(listing, [SPEC])
-    assert not list(data) and [reason for _, reason in data.skipped] == [
-        "cannot be read: File name too long"
-    ]
-    listing.write_text("a\r\v\u2028")
-    monkeypatch.setattr(budgets, "LIST_LINES", 2)
-    refused(DataError, f"_listed {listing}: 2", open_data, listing, [SPEC])
-    listing.write_bytes(b"\xff\n")
-    refused(DataError, f"_listed {listing}: 'utf-8'", open_data, listing, [SPEC])
-    monkeypatch.setattr(budgets, "LIST_FILE", 8)
-    listing.write_text("both.png")
-    assert len(open_data(listing, [SPEC])) == 1
-    listing.write_text("both.png\n")
-    refused(DataError, f"require {listing}: 8 bytes", open_data, listing, [SPEC])
+            (folder / name).write_bytes(b"")
+    monkeypatch.chdir(current)
+    image_list = lists / "list.txt"
+    image_list.write_text("# one a line\n\n  both.png  \none.png\ntwo.png\nthree.png\n#x\n")
+    source: Any = open_data(image_list, [SPEC]).source
+    names = [lists / "both.png", lists / "one.png", Path("two.png"), lists / "three.png"]
+    assert source.paths == names
 
+
+@pytest.mark.parametrize(
+    ("content", "code", "values"),
+    [
+        pytest.param(b"# nothing\n \n", "no-images", [], id="empty"),
+        pytest.param(b"a.png\n\nb\0.png\n", "invalid-path", ["line 3:", "NUL"], id="nul"),
+        pytest.param(
+            b"a.png\n" + b"x" * 32_768, "invalid-path", ["line 2:", "32,767"], id="long path"
+        ),
+        pytest.param(b"\xff\n", "wrong-encoding", ["'utf-8'"], id="not text"),
+    ],
+)
+def test_lists_with_other_content_are_rejected(
+    tmp_path: Path, content: bytes, code: str, values: list[str]
+) -> None:
+    path = tmp_path / "list.txt"
+    path.write_bytes(content)
+    with pytest.raises(DataError, check=reports(code, *values, path=str(path))):
+        open_data(path, [SPEC])
+
+
+def test_longest_path_of_a_list_is_skipped_as_an_image(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text(f"{'x' * 32_767}\n")
+    data = open_data(tmp_path / "list.txt", [SPEC])
+    assert not list(data)
+    assert [reason for _, reason in data.skipped] == ["cannot be read: File name too long"]
+
+
+def test_list_has_limits_of_lines_and_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "list.txt"
+    path.write_text("a\r\v\u2028")
+    check = reports("file-too-large", "2 lines", path=str(path))
+    check_limit("LIST_LINES", 3, lambda: open_data(path, [SPEC]), check)
+    check_limit("LIST_FILE", 6, lambda: open_data(path, [SPEC]), reports(None, path, "5 bytes"))
+
+
+# Digests of files
 
 BLOCK = 65536
-
-
-def digest(*parts: bytes) -> bytes:
-    return hashlib.blake2b(b"".join(parts), digest_size=16).digest()
 
 
 @pytest.mark.parametrize(
     "size", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 16 * BLOCK, 17 * BLOCK, 40 * BLOCK + 77]
 )
-def test_a_file_is_its_size_and_sixteen_blocks(tmp_path: Path, size: int) -> None:
-    data = bytes(k * k % 251 for k in range(1000)) * (size // 1000 + 1)
-    path = tmp_path / "file"
-    path.write_bytes(data[:size])
-    step = max(BLOCK, (size - BLOCK) // 15)
-    blocks = [data[:size][at : at + BLOCK] for at in range(0, size, step)]
-    assert len(blocks) <= 17
-    assert file_digest(path) == digest(str(size).encode(), *blocks)
+def test_file_digest_is_of_the_size_and_sixteen_blocks(tmp_path: Path, size: int) -> None:
+    content = (bytes(k * k % 251 for k in range(1000)) * (size // 1000 + 1))[:size]
+    (tmp_path / "file").write_bytes(content)
+    starts = range(0, size, max(BLOCK, (size - BLOCK) // 15))
+    assert len(starts) <= 17
+    hashed = str(size).encode() + b"".join(content[k : k + BLOCK] for k in starts)
+    assert file_digest(tmp_path / "file") == hashlib.blake2b(hashed, digest_size=16).digest()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+@pytest.mark.parametrize("name", ["pipe", "link", "loop", "socket", "/dev/zero", "."])
+def test_file_digest_does_not_wait_for_special_files(tmp_path: Path, name: str) -> None:
+    """Nobody writes to the pipe, and a device has no end."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    with contextlib.chdir(tmp_path), socket.socket(socket.AF_UNIX) as bound:
+        bound.bind("socket")
+        assert file_digest(Path(name)) == UNREADABLE
 
 
 @pytest.mark.parametrize("count", [0, 1, 31, 63, 64, 65, 200, 300])
-def test_reading_ahead_keeps_the_order(count: int) -> None:
+def test_read_ahead_keeps_the_order(count: int) -> None:
     indices = [3 * k for k in range(count)]
-    assert list(read_ahead(lambda i: str(i).encode(), indices)) == [
-        str(i).encode() for i in indices
-    ]
+    read = list(read_ahead(lambda i: str(i).encode(), indices))
+    assert read == [str(i).encode() for i in indices]
 
 
-def readers(count: int) -> tuple[set[int], list[int], Iterator[bytes]]:
-    threads: set[int] = set()
-    read: list[int] = []
+Read = tuple[list[int], set[int], Any]
 
-    def one(index: int) -> bytes:
+
+def reader(count: int) -> Read:
+    """Return which files are read, by which threads, and the contents read ahead."""
+    read, threads = list[int](), set[int]()
+
+    def read_file(index: int) -> bytes:
         threads.add(threading.get_ident())
         read.append(index)
         return b"x"
 
-    return threads, read, read_ahead(one, range(count))
+    return read, threads, read_ahead(read_file, range(count))
 
 
-def test_few_files_are_read_when_they_are_wanted() -> None:
-    """Below 64, by the thread that wants them; from there on by others, at most five turns of 32 ahead."""
-    threads, read, found = readers(63)
-    next(found)
+def test_few_files_are_read_by_the_caller_one_by_one() -> None:
+    read, threads, contents = reader(63)
+    next(contents)
     assert read == [0] and threads == {threading.get_ident()}
-    threads, read, found = readers(64)
-    assert len(list(found)) == 64 and sorted(read) == [*range(64)]
+
+
+def test_many_files_are_read_by_threads() -> None:
+    read, threads, contents = reader(64)
+    assert len(list(contents)) == 64 and sorted(read) == [*range(64)]
     assert threading.get_ident() not in threads
-    threads, read, found = readers(1000)
-    next(found)
+
+
+def test_threads_read_five_turns_of_32_ahead_at_most() -> None:
+    read, threads, contents = reader(1000)
+    next(contents)
     assert 32 <= len(read) <= 5 * 32
-    found.close()  # type: ignore[attr-defined]
+    contents.close()
     assert len(threads) <= 4 and max(read) < 5 * 32
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
-def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:
-    """Nor behind a link: nobody writes to the pipe, and a device has no end."""
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "link").symlink_to(tmp_path / "pipe")
-    (tmp_path / "loop").symlink_to("loop")
-    held = socket.socket(socket.AF_UNIX)
-    with held, contextlib.chdir(tmp_path):
-        held.bind("socket")
-        for name in ("pipe", "link", "loop", "socket", "/dev/zero", "."):
-            assert file_digest(Path(name)) == UNREADABLE
+# Files under folders, and the guard over them
 
 
-# Files under folders, and the guard over them.
+def write_files(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"")
 
 
-def test_a_folder_is_listed_as_its_paths_sort(tmp_path: Path) -> None:
-    for name in (
-        "a.png",
-        "a/b.PNG",
-        "a-b/c.png",
-        "a/.x.png",
-        ".h/y.png",
-        "z.txt",
-        "é.png",
-        "b/c/d/e.png",
-        "dir.png/f.png",
-    ):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(b"")
+def test_files_under_a_folder_are_sorted_and_links_are_followed(tmp_path: Path) -> None:
+    names = ["a-b/c.png", "a.png", "a/b.PNG", "b/c/d/e.png", "dir.png/f.png", "link.png", "é.png"]
+    write_files(tmp_path, *set(names) - {"link.png"}, "a/.x.png", ".h/y.png", "z.txt")
     (tmp_path / "link.png").symlink_to(tmp_path / "a.png")
     (tmp_path / "gone.png").symlink_to(tmp_path / "nothing")
     (tmp_path / "loop.png").symlink_to("loop.png")
     (tmp_path / "around").symlink_to(tmp_path)
     os.mkfifo(tmp_path / "pipe.png")
-    wanted = sorted(
-        (
-            p
-            for p in tmp_path.rglob("*")
-            if p.suffix.lower() == ".png"
-            and p.is_file()
-            and not any(n.startswith(".") for n in p.relative_to(tmp_path).parts)
-            and "around" not in p.parts
-        ),
-        key=lambda p: p.as_posix(),
-    )
     dead: list[str] = []
-    assert list(files_under(tmp_path, {".png"}, dead=dead)) == wanted and len(wanted) == 7
+    assert list(files_under(tmp_path, {".png"}, dead=dead)) == [tmp_path / n for n in names]
     assert sorted(dead) == ["gone.png", "loop.png"]
     note = open_data(tmp_path, [InputSpec("x", (1, 3, 8, 8))]).warnings[0]
     assert note.remark is Remark.DEAD_LINKS and note.values == {"count": 2, "first": "gone.png"}
 
 
-def test_no_listed_file_is_written(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    for k in range(9):
-        (tmp_path / "in" / f"{k}.png").write_bytes(b"")
-    (tmp_path / "link.png").symlink_to(tmp_path / "in" / "3.png")
+def test_listed_files_are_not_overwritten(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    write_files(folder, *(f"{k}.png" for k in range(9)))
+    (tmp_path / "link.png").symlink_to(folder / "3.png")
     with files.record_inputs() as guard:
-        files_under(tmp_path / "in", {".png"})
-        for name in ("in/0.png", "in/8.png", "link.png"):
-            with pytest.raises(QdqtoolError, check=has("output-is-input")):
-                guard.forbid_overwrite(tmp_path / name)
+        files_under(folder, {".png"})
         guard.forbid_overwrite(tmp_path / "new.png")
+        for name in ("in/0.png", "in/8.png", "link.png"):
+            with pytest.raises(QdqtoolError, check=reports(None, name, f"files in {folder}")):
+                guard.forbid_overwrite(tmp_path / name)
     with files.record_inputs():
         files.reserve_output(tmp_path / "link.png", "-o")
-        with pytest.raises(QdqtoolError, check=has("output-is-input")):
-            files_under(tmp_path / "in", {".png"})
+        with pytest.raises(QdqtoolError, check=reports(None, "-o", f"files in {folder}")):
+            files_under(folder, {".png"})
 
 
-def test_inodes_are_found() -> None:
+def test_inodes_are_found_by_device_and_number() -> None:
     seen = Inodes("one of them")
-    for k in range(50):
-        seen.add(7 + k % 2, (1 << 63) + k)
-    assert [seen.find((7 + k % 2, (1 << 63) + k)) for k in range(50)] == ["one of them"] * 50
-    for other in ((7, (1 << 63) + 1), (8, 1 << 63), (7, (1 << 63) + 50), ((1 << 63), 7)):
-        assert seen.find(other) is None
-    seen = Inodes("one of them")
-    seen.add(1, 2)
-    keys: list[Any] = [(1, 2), (1, "2"), (1, 2, "new"), (1, 2, 3), (2,)]
-    assert [seen.find(k) for k in keys] == ["one of them", None, None, None, None]
+    pairs = [(7 + k % 2, (1 << 63) + k) for k in range(50)]
+    for device, inode in pairs:
+        seen.add(device, inode)
+    assert [seen.find(pair) for pair in pairs] == ["one of them"] * 50
+    others: list[Any] = [(7, (1 << 63) + 1), (8, 1 << 63), (7, (1 << 63) + 50), ((1 << 63), 7)]
+    # Keys of files that do not exist yet have names in them.
+    others += [(7, "2"), (7, 1 << 63, "new"), (7, 1 << 63, 3), (7,)]
+    assert [seen.find(key) for key in others] == [None] * 8
 
 
 def test_folders_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first is an error, one under it is left out."""
-    for name in ("a/1.png", "b/2.png", "3.png"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(b"")
-    closed: list[Path] = [tmp_path / "a"]
-    real = os.scandir
+    """The first folder is an error, those under it are left out."""
+    write_files(tmp_path, "a/1.png", "b/2.png", "3.png")
+    closed = [tmp_path / "a"]
+    scandir = os.scandir
 
-    def scandir(path: Path) -> Any:
+    def scan_open_folders(path: Path) -> Any:
         if path in closed:
             raise PermissionError(13, "Permission denied")
-        return real(path)
+        return scandir(path)
 
-    monkeypatch.setattr(listing.os, "scandir", scandir)
+    monkeypatch.setattr(os, "scandir", scan_open_folders)
     assert list(files_under(tmp_path, {".png"})) == [tmp_path / "3.png", tmp_path / "b" / "2.png"]
     closed.append(tmp_path)
-    with raises(DataError, f"files_under {tmp_path}: denied"):
+    with pytest.raises(DataError, check=reports("file-unreadable", "denied", path=str(tmp_path))):
         files_under(tmp_path, {".png"})

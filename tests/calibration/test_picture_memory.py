@@ -1,4 +1,4 @@
-"""What a process takes for pictures of each kind, as large as a quarter of the budget permits, in several threads."""
+"""Peak memory of a process for pictures of each kind, as large as a quarter of the budget permits."""
 
 import os
 import struct
@@ -7,16 +7,18 @@ import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 
 from qdqtool.base import budgets
+from tests.calibration.nets import png_chunk
 
-_BUDGET = budgets.PICTURE_BYTES // 4
-_BESIDE = 32_000_000  # strips that are converted, and what a decoder takes whatever the size
-_SOME = (("PNG", "RGBA", 1), ("MPO", "RGB", 4), ("WEBP", "RGBA", 3))
-_CODE = """
+BUDGET = budgets.PICTURE_BYTES // 4
+OTHER_BYTES = 32_000_000  # strips that are converted, and what a decoder takes for any size
+SAMPLED = (("PNG", "RGBA", 1), ("MPO", "RGB", 4), ("WEBP", "RGBA", 3))
+PRINT_PEAKS = """
 import re, sys, threading
 from pathlib import Path
 from qdqtool.base import budgets
@@ -24,114 +26,109 @@ budgets.PICTURE_BYTES = int(sys.argv[2])
 from calibration.dataset import InputSpec
 from calibration.pictures import ImageSource, YOLO_PREPROCESS, decode
 path = Path(sys.argv[1])
-taken = lambda what: int(re.search(what + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) << 10
+def status(name):
+    return int(re.search(name + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) << 10
 source = ImageSource([path], path.parent, [InputSpec("x", (1, 3, 64, 64))], YOLO_PREPROCESS, None)
-before = taken("VmRSS")
+before = status("VmRSS")
 threads = [threading.Thread(target=source.load, args=(0,)) for _ in range(int(sys.argv[3]))]
 [t.start() for t in threads]; [t.join() for t in threads]
-print(taken("VmHWM") - before, flush=True)
+print(status("VmHWM") - before, flush=True)
 decode(path)
-print(taken("VmHWM") - before)
+print(status("VmHWM") - before)
 """
+# First column and row, and the steps between columns and rows, of each pass of Adam7.
+PASSES = (
+    (0, 0, 8, 8),
+    (4, 0, 8, 8),
+    (0, 4, 4, 8),
+    (2, 0, 4, 4),
+    (0, 2, 2, 4),
+    (1, 0, 2, 2),
+    (0, 1, 1, 2),
+)
 
 
-def png(path: Path, side: int, depth: int, kind: int, interlaced: bool) -> None:
-    """One of no colour, of what Pillow does not write: 16 bits of several channels, and interlaced ones."""
-
-    def chunk(name: bytes, body: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
-        )
-
+def png(side: int, depth: int, kind: int, interlaced: bool) -> bytes:
+    """Return a black PNG of a form that Pillow does not write: 16 bits of several channels, and interlaced."""
     bits = depth * {0: 1, 2: 3, 6: 4}[kind]
     packing, packed = zlib.compressobj(1), b""
-    starts = (
-        (0, 0, 8, 8),
-        (4, 0, 8, 8),
-        (0, 4, 4, 8),
-        (2, 0, 4, 4),
-        (0, 2, 2, 4),
-        (1, 0, 2, 2),
-        (0, 1, 1, 2),
-    )
-    for x, y, across, down in starts if interlaced else ((0, 0, 1, 1),):
+    for x, y, across, down in PASSES if interlaced else ((0, 0, 1, 1),):
         row = bytes(1 + (-((x - side) // across) * bits + 7) // 8)
         for _ in range(-((y - side) // down)):
             packed += packing.compress(row)
     header = struct.pack(">IIBBBBB", side, side, depth, kind, 0, 0, interlaced)
-    path.write_bytes(
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", header)
-        + chunk(b"IDAT", packed + packing.flush())
-        + chunk(b"IEND", b"")
-    )
+    chunks = ((b"IHDR", header), (b"IDAT", packed + packing.flush()), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(png_chunk(*chunk) for chunk in chunks)
 
 
-def written() -> Iterator[tuple[str, str, int, dict[str, object]]]:
-    """Format, mode, bytes a pixel that count, and how it is written."""
-    for mode in ("1", "L", "P", "LA", "RGB", "RGBA", "I;16"):
-        yield "PNG", mode, 7, {"compress_level": 1}
-    for mode in ("1", "P", "RGB", "RGBA"):
-        yield "BMP", mode, 7, {}
-    yield "DIB", "L", 7, {}
-    for mode in ("L", "RGB", "CMYK"):
-        yield "JPEG", mode, 7, {}
-    for subsampling, each in ((0, 10), (1, 8), (2, 7)):
-        yield "JPEG", "RGB", each, {"progressive": True, "subsampling": subsampling}
-    yield "JPEG", "CMYK", 12, {"progressive": True}
-    more = {"save_all": True, "append_images": [Image.new("RGB", (8, 8))]}
-    yield "MPO", "RGB", 10, {"progressive": True, "subsampling": 0, **more}
-    for mode in ("RGB", "RGBA"):
-        for lossless in (False, True):
-            yield "WEBP", mode, 14, {"lossless": lossless, "method": 0, "quality": 10}
+MPO = {"save_all": True, "append_images": [Image.new("RGB", (8, 8))]}
+#: Format, mode, bytes that count for a pixel, and options of Pillow.
+WRITTEN: list[tuple[str, str, float, dict[str, Any]]] = [
+    *(("PNG", m, 7, {"compress_level": 1}) for m in ("1", "L", "P", "LA", "RGB", "RGBA", "I;16")),
+    *(("BMP", mode, 7, {}) for mode in ("1", "P", "RGB", "RGBA")),
+    ("DIB", "L", 7, {}),
+    *(("JPEG", mode, 7, {}) for mode in ("L", "RGB", "CMYK")),
+    *(
+        ("JPEG", "RGB", size, {"progressive": True, "subsampling": subsampling})
+        for subsampling, size in ((0, 10), (1, 8), (2, 7))
+    ),
+    ("JPEG", "CMYK", 12, {"progressive": True}),
+    ("MPO", "RGB", 10, {"progressive": True, "subsampling": 0, **MPO}),
+    *(
+        ("WEBP", mode, 14, {"lossless": lossless, "method": 0, "quality": 10})
+        for mode in ("RGB", "RGBA")
+        for lossless in (False, True)
+    ),
+]
+#: Too large, but for the network's input, so that the decoder divides the sides.
+DIVIDED: list[tuple[float, dict[str, Any]]] = [
+    (7 / 4, {}),
+    (3 + 4 / 64, {"progressive": True}),
+    (6 + 4 / 64, {"progressive": True, "subsampling": 0}),
+]
 
 
-def pictures(folder: Path, some: bool) -> Iterator[Path]:
-    """One after another, each of as many pixels as fit; some of those for which more is held than their pixels."""
-    for form, mode, each, options in written():
-        if some and (form, mode, len(options)) not in _SOME:
-            continue
-        side = int((_BUDGET / each) ** 0.5)
-        Image.new(mode, (side, side)).save(folder / f"{form} {mode} {options}", form, **options)
-        yield folder / f"{form} {mode} {options}"
-    side = int((_BUDGET / 7) ** 0.5)
-    for depth, kind in ((16, 2), (16, 6), (8, 2), (16, 0), (1, 0)):
+def write_pictures(folder: Path, sampled: bool) -> Iterator[Path]:
+    """Write one picture after another, each of as many pixels as fit; some of each kind if `sampled`."""
+
+    def write(kind: str, mode: str, size: float, options: dict[str, Any], name: str = "") -> Path:
+        side, path = (
+            int((BUDGET / size) ** 0.5 * (0.998 if name else 1)),
+            folder / f"{name}{kind} {mode}",
+        )
+        Image.new(mode, (side, side)).save(path, kind, **options)
+        return path
+
+    for kind, mode, size, options in WRITTEN:
+        if not sampled or (kind, mode, len(options)) in SAMPLED:
+            yield write(kind, mode, size, options)
+    for depth, color in ((16, 2), (16, 6), (8, 2), (16, 0), (1, 0)):
         for interlaced in (False, True):
-            if some and (depth, kind, interlaced) != (16, 6, True):
-                continue
-            path = folder / f"PNG {depth} {kind} {interlaced}"
-            png(path, side, depth, kind, interlaced)
-            yield path
-    for each, options in (
-        (7 / 4, {}),
-        (3 + 4 / 64, {"progressive": True}),
-        (6 + 4 / 64, {"progressive": True, "subsampling": 0}),
-    )[2 * some :]:
-        side = int((_BUDGET / each) ** 0.5 * 0.998)
-        path = folder / f"divided JPEG {options}"
-        Image.new("RGB", (side, side)).save(path, "JPEG", **options)
-        yield path
+            if not sampled or (depth, color, interlaced) == (16, 6, True):
+                path = folder / f"PNG {depth} {color} {interlaced}"
+                path.write_bytes(png(int((BUDGET / 7) ** 0.5), depth, color, interlaced))
+                yield path
+    for size, options in DIVIDED[2 * sampled :]:
+        yield write("JPEG", "RGB", size, options, "divided ")
 
 
 @pytest.mark.skipif(
     not Path("/proc/self/status").exists(), reason="the peak of a process is read from /proc"
 )
-@pytest.mark.parametrize("some", [pytest.param(True, marks=pytest.mark.sampled), False])
+@pytest.mark.parametrize("sampled", [pytest.param(True, marks=pytest.mark.sampled), False])
 @pytest.mark.growth
-def test_the_peak_of_a_process_for_each_kind_of_picture(tmp_path: Path, some: bool) -> None:
-    for path in pictures(tmp_path, some):
+def test_peak_memory_of_each_kind_of_picture(tmp_path: Path, sampled: bool) -> None:
+    for path in write_pictures(tmp_path, sampled):
         threads = 2 if path.name.startswith("PNG RGBA") else 1
         run = subprocess.run(
-            [sys.executable, "-c", _CODE, str(path), str(_BUDGET), str(threads)],
+            [sys.executable, "-c", PRINT_PEAKS, str(path), str(BUDGET), str(threads)],
             capture_output=True,
             text=True,
             env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "1000000"},
         )
-        divided = path.name.startswith("divided")  # never read whole
+        divided = path.name.startswith("divided")  # decode() reads a picture whole
         assert divided == ("DataError" in run.stderr), (path.name, run.stderr)
-        found = [int(taken) for taken in run.stdout.split()]
-        assert all(20_000_000 < taken < _BUDGET + _BESIDE for taken in found) and found, (
-            path.name,
-            found,
-        )
+        peaks = [int(line) for line in run.stdout.split()]
+        assert peaks, path.name
+        assert all(20_000_000 < peak < BUDGET + OTHER_BYTES for peak in peaks), (path.name, peaks)
         path.unlink()

@@ -1,4 +1,4 @@
-"""A small Dask cluster of processes for tests, and what its workers are told to do."""
+"""A small Dask cluster of processes for tests, and the functions that its workers call."""
 
 import contextlib
 import logging
@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 
-#: What Dask looks at by itself, up to a hundred times a second in each process, takes a tenth of the tests' time.
+from calibration.pictures import ImageSource
+from tests.calibration.watchers import HANG
+
+#: Dask watches each process up to a hundred times a second, which takes a tenth of the time of the tests.
 _QUIET = {
     "distributed.worker.profile.enabled": False,
     "distributed.admin.tick.interval": "1s",
@@ -22,7 +25,7 @@ _QUIET = {
 
 @contextlib.contextmanager
 def processes(folder: Path, count: int = 2) -> Iterator[Any]:
-    """A client of workers of one thread each, which copy a process that has imported everything."""
+    """Start workers of one thread each, forked from a process that has imported everything; yield a client."""
     import dask
     from distributed import Client, LocalCluster
     from distributed.utils import get_mp_context
@@ -55,72 +58,72 @@ def processes(folder: Path, count: int = 2) -> Iterator[Any]:
         finally:
             client.close()
             cluster.close()
-            forkserver._forkserver._stop()  # type: ignore[attr-defined]  # what it took is counted once it has ended
+            forkserver._forkserver._stop()  # type: ignore[attr-defined]  # its processor time counts once it has ended
 
 
-def pids(client: Any) -> dict[str, int]:
-    found: dict[str, int] = client.run(os.getpid)
-    return found
+def worker_pids(client: Any) -> dict[str, int]:
+    pids: dict[str, int] = client.run(os.getpid)
+    return pids
 
 
 def kill_one(client: Any) -> None:
-    """Ends a worker as the kernel does when memory runs out."""
-    os.kill(sorted(pids(client).values())[0], signal.SIGKILL)
+    """End a worker as the kernel does when memory runs out."""
+    os.kill(min(worker_pids(client).values()), signal.SIGKILL)
 
 
 def left_behind(client: Any) -> tuple[int, int, list[str]]:
-    """Tasks on the scheduler, keys on workers, and plugins of ours."""
+    """Return the tasks on the scheduler, the keys on workers, and the plugins of qdqtool."""
 
     def on_scheduler(dask_scheduler: Any) -> tuple[int, list[str]]:
-        return len(dask_scheduler.tasks), [
-            n for n in dask_scheduler.worker_plugins if n.startswith("qdqtool")
-        ]
+        plugins = [n for n in dask_scheduler.worker_plugins if n.startswith("qdqtool")]
+        return len(dask_scheduler.tasks), plugins
 
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + HANG
     while True:
         tasks, plugins = client.run_on_scheduler(on_scheduler)
-        data = sum(client.run(keys).values())
-        if not (tasks or data or plugins) or time.monotonic() > deadline:
-            return tasks, data, plugins
+        keys = sum(client.run(count_keys).values())
+        if not (tasks or keys or plugins) or time.monotonic() > deadline:
+            return tasks, keys, plugins
         time.sleep(0.1)
 
 
-def keys(dask_worker: Any) -> int:
+def count_keys(dask_worker: Any) -> int:
     return len(dask_worker.data) + len(dask_worker.state.tasks)
 
 
-# What a worker is told, by name ---------------------------------------------------------------------------------
+# Functions that workers call by name ----------------------------------------------------------------------------
 
 
-def pretend(facts: dict[str, str]) -> None:
-    """Makes this process tell other facts."""
+def replace_facts(facts: dict[str, str]) -> None:
+    """Give this process other facts: versions, source files and processors differ between machines only."""
     from calibration.cluster import worker
 
-    real = worker.__dict__.setdefault("_real_facts", worker.facts)
-    worker.facts = lambda threads=1: {**real(threads), **facts}
+    original = worker.__dict__.setdefault("original_facts", worker.facts)
+    worker.facts = lambda threads=1: {**original(threads), **facts}
 
 
-def count_arrivals() -> None:
-    """Counts how often a model reaches this process."""
-    from calibration import clustered
+ARRIVALS: list[int] = []
 
-    def arrived(self: Any, state: dict[str, Any]) -> None:
-        clustered.ARRIVALS.append(len(state["model"]))  # type: ignore[attr-defined]
+
+def record_arrivals() -> None:
+    """Record the size of each model that reaches this process from now on."""
+    from calibration.clustered import Assignment
+
+    def arrive(self: Assignment, state: dict[str, Any]) -> None:
+        ARRIVALS.append(len(state["model"]))
         self.__dict__.update(state)
 
-    clustered.ARRIVALS = []  # type: ignore[attr-defined]
-    clustered.Assignment.__setstate__ = arrived  # type: ignore[attr-defined]
+    ARRIVALS.clear()
+    Assignment.__setstate__ = arrive  # type: ignore[attr-defined]
 
 
-def arrivals() -> list[int]:
-    from calibration import clustered
-
-    found: list[int] = clustered.ARRIVALS  # type: ignore[attr-defined]
-    return found
+def recorded() -> tuple[list[int], list[float]]:
+    """Return the sizes of the models that arrived, and the endless pieces of work that were not stopped."""
+    return ARRIVALS, NOT_STOPPED
 
 
 def put(pictures: dict[str, bytes]) -> None:
-    """Writes files of fsspec's file system in memory, which each process has for itself."""
+    """Write files into fsspec's file system in memory, which each process has for itself."""
     import fsspec
 
     memory = fsspec.filesystem("memory")
@@ -128,16 +131,36 @@ def put(pictures: dict[str, bytes]) -> None:
         memory.pipe_file(name, data)
 
 
-def shared_number(payload: int, threads: int) -> int:
+class ChangingSource(ImageSource):
+    """Images of which `picture005.png` differs between the process that opened it and all others."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.pid = os.getpid()
+
+    def identity(self, index: int) -> bytes:
+        changed = os.getpid() == self.pid and self.name(index) == "picture005.png"
+        return b"changed" if changed else super().identity(index)
+
+
+ENDLESS = 100  # pieces of work from this number on run until their job is over
+NOT_STOPPED: list[float] = []
+
+
+def share_number(payload: int, threads: int) -> int:
     return payload
 
 
-def slowly_times(number: int, item: float, stopped: Any) -> float:
-    """The product, after a while; -1 when the job is over before that."""
-    return -1.0 if stopped.wait(0.05 if item < 100 else 30.0) else number * item
+def multiply(number: int, item: float, stopped: Any) -> float:
+    """Return the product; -1 for an endless piece of work that ends with its job."""
+    if item < ENDLESS:
+        return number * item
+    if not stopped.wait(HANG):
+        NOT_STOPPED.append(item)
+    return -1.0
 
 
-def failing(number: int, item: float, stopped: Any) -> float:
+def fail_on_three(number: int, item: float, stopped: Any) -> float:
     if item == 3:
         raise ValueError("three\nis refused")
     return item

@@ -1,4 +1,4 @@
-"""What may be called a cluster, and what is said when it is none."""
+"""Addresses of clusters, connections to them, and worker processes of this machine."""
 
 import contextlib
 import gc
@@ -18,93 +18,91 @@ from qdqtool.base.budgets import PROCESSES, TOGETHER
 from qdqtool.base.process import pause_gc
 from qdqtool.commands import cli
 from qdqtool.errors import ClusterError
-from tests.raising import raises
+from tests.calibration.checks import reports
+from tests.calibration.watchers import HANG
 
-#: Only looked for: reading all tests does not load it.
+# find_spec does not import: collecting all tests does not load Dask.
 pytestmark = pytest.mark.skipif(
     find_spec("distributed") is None, reason="the extra `cluster` is not installed"
 )
 
 
-def closed_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @pytest.mark.parametrize(
     "where", ["local", "local:4", "tcp://host:8786", "tls://10.0.0.1:8786", "host:8786"]
 )
-def test_addresses(where: str) -> None:
+def test_check_where_accepts_addresses(where: str) -> None:
     check_where(where)
 
 
 @pytest.mark.parametrize(
-    ("where", "named"),
+    ("where", "code", "values"),
     [
         *(
-            (where, "tcp://host:8786 local:N")
+            (where, "invalid-address", [where, "tcp://host:8786", "local:N"])
             for where in ("", "host", "local:x", "local:", "tcp://", "a b:1", "/tmp/scheduler.json")
         ),
-        ("local:0", "1 1024"),
-        ("local:9999", "1 1024"),
-        (3, "distributed.Client int"),
+        ("local:0", "out-of-range", ["local:0", "1 to 1024"]),
+        ("local:9999", "out-of-range", ["local:9999", "1 to 1024"]),
+        (3, "wrong-type", ["distributed.Client", "int"]),
     ],
 )
-def test_what_is_no_address(where: object, named: str) -> None:
-    with raises(ClusterError, f"check_where `cluster {named}"):
+def test_check_where_rejects_other_values(where: object, code: str, values: list[str]) -> None:
+    with pytest.raises(ClusterError, check=reports(code, *values, parameter="cluster")):
         check_where(where)
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "tls"])
-def test_nobody_listens(
+def test_unreachable_scheduler_is_one_error_and_no_log(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], scheme: str
 ) -> None:
     monkeypatch.setattr("calibration.cluster.mapping.CONNECT_SECONDS", 0.5)
-    where = f"{scheme}://127.0.0.1:{closed_port()}"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        where = f"{scheme}://127.0.0.1:{probe.getsockname()[1]}"
     level = logging.getLogger("distributed").level
-    with raises(ClusterError, "connected") as caught, connected(where):
+    with (
+        pytest.raises(ClusterError, check=reports("connection", where, parameter="cluster")),
+        connected(where),
+    ):
         raise AssertionError
-    assert where in str(caught.value) and "\n" not in str(caught.value)
     assert logging.getLogger("distributed").level == level
     assert capfd.readouterr() == ("", "")
 
 
-def test_the_command_line_says_it_in_one_line(
+def test_command_line_names_the_cluster_options(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("images").mkdir()
     assert cli.run(["insert", "m.onnx", "--calib", "images", "--cluster", "nowhere"]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("qdqtool: --cluster nowhere: give the address") and told.count("\n") == 1
+    message = capsys.readouterr().err
+    assert message.startswith("qdqtool: --cluster nowhere: ") and message.count("\n") == 1
     assert cli.run(["insert", "m.onnx", "--calib", "images", "--mixed-cpus"]) == 2
     assert "--mixed-cpus" in capsys.readouterr().err
 
 
-def listening(*pids: int) -> set[str]:
-    """Addresses on which processes listen, as /proc has them."""
+def listening_addresses(*pids: int) -> set[str]:
+    """Return the addresses on which processes listen, from /proc."""
     sockets = set()
     for pid in pids:
         for link in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
                 sockets.add(os.readlink(link))
-    found = set()
+    addresses = set()
     for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
                 words = bytes.fromhex(fields[1].partition(":")[0])
                 packed = b"".join(words[i : i + 4][::-1] for i in range(0, len(words), 4))
-                found.add(socket.inet_ntop(family, packed))
-    return found
+                addresses.add(socket.inet_ntop(family, packed))
+    return addresses
 
 
-def test_workers_of_this_machine_leave_no_folder_and_refuse_other_users(
+def test_local_workers_leave_no_folder_and_refuse_other_users(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither the scheduler nor a worker takes a connection without the run's own credentials; nothing else listens."""
+    """Neither the scheduler nor a worker takes a connection without the credentials of the run."""
     from distributed import Client, Security
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -112,78 +110,91 @@ def test_workers_of_this_machine_leave_no_folder_and_refuse_other_users(
         facts = client.scheduler_info()
         (worker,) = facts["workers"]
         assert client.submit(int, "7").result() == 7
-        assert [p.name.startswith("qdqtool-") for p in tmp_path.iterdir()] == [True]
-        assert client.run(os.getenv, TOGETHER) == dict.fromkeys(
-            facts["workers"], str(next(tmp_path.iterdir()))
-        )
-        assert client.run(os.getenv, PROCESSES) == dict.fromkeys(facts["workers"], "1")
+        (folder,) = tmp_path.iterdir()
+        assert folder.name.startswith("qdqtool-")
+        assert client.run(os.getenv, TOGETHER) == {worker: str(folder)}
+        assert client.run(os.getenv, PROCESSES) == {worker: "1"}
         assert TOGETHER not in os.environ and PROCESSES not in os.environ
-        assert client.scheduler.address.startswith("tls://127.0.0.1:")
         for address in (client.scheduler.address, worker, facts["workers"][worker]["nanny"]):
             assert address.startswith("tls://127.0.0.1:")
-            for given in (address, address.replace("tls://", "tcp://")):
-                security = Security.temporary() if given.startswith("tls") else None
+            for scheme, security in (("tls", Security.temporary()), ("tcp", None)):
+                url = address.replace("tls://", f"{scheme}://")
                 with pause_gc():
                     with (
                         pytest.raises(OSError),  # noqa: PT011 - a timeout or the end of a handshake
-                        Client(given, timeout=2, set_as_default=False, security=security),
+                        Client(url, timeout=2, set_as_default=False, security=security),
                     ):
                         raise AssertionError
                     # Close the young client: that would wait forever while another one starts.
                     gc.collect(1)
+        pages = ("", "status", "info/main/workers.html", "metrics", "health", "json/counts.json")
         for services in (facts["services"], facts["workers"][worker]["services"]):
             for port in services.values():
-                for page in (
-                    "",
-                    "status",
-                    "info/main/workers.html",
-                    "metrics",
-                    "health",
-                    "json/counts.json",
-                ):
+                for page in pages:
                     with pytest.raises(urllib.error.HTTPError, match="404"):
-                        urllib.request.urlopen(f"http://127.0.0.1:{port}/{page}", timeout=5)
+                        urllib.request.urlopen(f"http://127.0.0.1:{port}/{page}", timeout=HANG)
         if Path("/proc/net/tcp").exists():
-            assert listening(os.getpid(), *client.run(os.getpid).values()) == {"127.0.0.1"}
+            pids = client.run(os.getpid).values()
+            assert listening_addresses(os.getpid(), *pids) == {"127.0.0.1"}
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
-    ("where", "setting", "told"),
+    ("where", "settings", "code", "value"),
     [
-        ("local:1", {"distributed.nanny.preload": ["no_such_module"]}, "_processes no_such_module"),
-        ("local:1", {"distributed.comm.tls.min-version": "none"}, "_processes none"),
-        ("tcp://127.0.0.1:1", {"distributed.client.heartbeat": "often"}, "connected often"),
+        pytest.param(
+            "local:1",
+            {"distributed.nanny.preload": ["no_such_module"]},
+            "not-started",
+            "no_such_module",
+            id="nanny",
+        ),
+        pytest.param(
+            "local:1",
+            {"distributed.worker.preload": ["no_such_module"]},
+            "not-started",
+            "no_such_module",
+            id="worker",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "local:1",
+            {"distributed.comm.tls.min-version": "none"},
+            "not-started",
+            "none",
+            id="tls version",
+        ),
+        pytest.param(
+            "tcp://127.0.0.1:1",
+            {"distributed.client.heartbeat": "often"},
+            "connection",
+            "often",
+            id="client",
+        ),
     ],
 )
-def test_settings_of_dask_that_nothing_can_begin_with(
-    where: str, setting: dict[str, object], told: str
+def test_settings_of_dask_that_prevent_a_start_are_reported_without_waiting(
+    where: str, settings: dict[str, object], code: str, value: str
 ) -> None:
-    """At once: workers that end are not waited for."""
-    import dask
-
-    with dask.config.set(setting), raises(ClusterError, told), connected(where):
-        raise AssertionError
-
-
-@pytest.mark.slow
-def test_a_worker_that_ends_while_it_begins_is_not_waited_for() -> None:
     import dask
 
     with (
-        dask.config.set({"distributed.worker.preload": ["no_such_module"]}),
-        raises(ClusterError, "_processes no_such_module"),
-        connected("local:1"),
+        dask.config.set(settings),
+        pytest.raises(ClusterError, check=reports(code, value, parameter="cluster")),
+        connected(where),
     ):
         raise AssertionError
 
 
-def test_missing_cryptography(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_cryptography_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     from distributed import Security
 
-    def missing() -> None:
+    def temporary() -> None:
         raise ImportError("no cryptography")
 
-    monkeypatch.setattr(Security, "temporary", missing)
-    with raises(ClusterError, "_processes qdqtool[cluster]"), connected("local:1"):
+    monkeypatch.setattr(Security, "temporary", temporary)
+    with (
+        pytest.raises(ClusterError, check=reports("missing-package", "qdqtool[cluster]")),
+        connected("local:1"),
+    ):
         raise AssertionError

@@ -1,6 +1,5 @@
-"""Pieces of work: each result once, nothing left behind, errors in one line."""
+"""Jobs of a cluster: each result once, nothing left behind, errors in one line."""
 
-import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
@@ -9,65 +8,69 @@ import pytest
 
 from calibration.cluster.mapping import AHEAD, Cluster, Job
 from qdqtool.errors import ClusterError
-from tests.calibration.cluster.clusters import left_behind
-from tests.raising import raises
+from tests.calibration.checks import reports
+from tests.calibration.cluster.clusters import ENDLESS, left_behind, recorded
 
-#: Only looked for: reading all tests does not load it.
+# find_spec does not import: collecting all tests does not load Dask.
 pytestmark = pytest.mark.skipif(
     find_spec("distributed") is None, reason="the extra `cluster` is not installed"
 )
 
-HOME = "tests.calibration.cluster.clusters"
+CLUSTERS = "tests.calibration.cluster.clusters"
 
 
-def test_each_item_once_and_no_more_ahead_than_there_is_room_for(client: Any) -> None:
+@pytest.fixture
+def cluster(client: Any) -> Iterator[Cluster]:
+    with Cluster(client) as opened:
+        yield opened
+    assert left_behind(client) == (0, 0, [])
+
+
+def multiplication(cluster: Cluster, number: int = 7) -> Job:
+    return Job(cluster, f"{CLUSTERS}:share_number", number, f"{CLUSTERS}:multiply")
+
+
+def test_job_gives_each_result_once_and_limits_items_ahead(cluster: Cluster) -> None:
     taken: list[int] = []
-    given: list[int] = []
+    finished: list[int] = []
 
     def items() -> Iterator[int]:
         for item in range(20):
             taken.append(item)
-            assert len(taken) - len(given) <= AHEAD * 2
+            assert len(taken) - len(finished) <= AHEAD * 2
             yield item
 
-    with (
-        Cluster(client) as cluster,
-        Job(cluster, f"{HOME}:shared_number", 7, f"{HOME}:slowly_times") as job,
-    ):
+    with multiplication(cluster) as job:
         for item, result in job.results(items()):
             assert result == 7 * item
-            given.append(item)
-        assert sorted(given) == list(range(20))
-        # A part of the results is taken, and the job is used again: nothing of the first is among them.
+            finished.append(item)
+    assert sorted(finished) == list(range(20))
+
+
+def test_job_can_be_used_again_after_part_of_its_results(cluster: Cluster) -> None:
+    with multiplication(cluster) as job:
         started = job.results(range(30, 60))
         next(started)
         started.close()
         assert sorted(job.results([1, 2])) == [(1, 7), (2, 14)]
         assert list(job.results([])) == []
-    assert left_behind(client) == (0, 0, [])
 
 
-def test_work_ends_with_its_job_and_errors_are_one_line(client: Any) -> None:
-    begin = time.monotonic()
-    with (
-        Cluster(client) as cluster,
-        Job(cluster, f"{HOME}:shared_number", 7, f"{HOME}:slowly_times") as job,
-    ):
-        running = job.results([1, 1000, 1000])
+def test_work_ends_with_its_job(client: Any, cluster: Cluster) -> None:
+    with multiplication(cluster) as job:
+        running = job.results([1, ENDLESS, ENDLESS])
         assert next(running) == (1, 7)
         running.close()
-    with (
-        Cluster(client) as cluster,
-        Job(cluster, f"{HOME}:shared_number", 1, f"{HOME}:slowly_times") as job,
-    ):
+    # Two endless pieces of work keep both workers busy unless they end with the job.
+    with multiplication(cluster, 1) as job:
         assert sorted(job.results([1, 2, 3])) == [(1, 1), (2, 2), (3, 3)]
-    assert time.monotonic() - begin < 29
-    assert left_behind(client) == (0, 0, [])
-    told = raises(ClusterError, "Job._fetched 3 ValueError")
+    assert [late for _, late in client.run(recorded).values()] == [[], []]
+
+
+def test_job_reports_errors_of_workers(cluster: Cluster) -> None:
+    failing = Job(cluster, f"{CLUSTERS}:share_number", 7, f"{CLUSTERS}:fail_on_three")
     with (
-        Cluster(client) as cluster,
-        Job(cluster, f"{HOME}:shared_number", 7, f"{HOME}:failing") as job,
-        told,
+        pytest.raises(ClusterError, check=reports("worker-failed", 3, "ValueError")),
+        failing as job,
     ):
         list(job.results(range(6)))
-    assert left_behind(client) == (0, 0, [])

@@ -1,0 +1,71 @@
+"""Checks of calibration errors, limits and statistics."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from calibration import Statistics, TensorStatistics
+from qdqtool.base import budgets
+from qdqtool.errors import DataError
+from tests.errors import has
+
+Check = Callable[[BaseException], bool]
+
+
+def reports(code: str | None, *values: object, **attributes: str) -> Check:
+    """Return a check for `pytest.raises`: one line with the code, the attributes and the values.
+
+    Args:
+        code: Expected `QdqtoolError.code`; None for an error that another package raises.
+        *values: Texts and numbers that the message contains.
+        **attributes: See `has`.
+    """
+
+    def check(error: BaseException) -> bool:
+        message = str(error)
+        missing = [value for value in values if str(value) not in message]
+        assert not missing and "\n" not in message, (message, missing)
+        return code is None or has(code, **attributes)(error)
+
+    return check
+
+
+def check_limit(name: str, limit: int, call: Callable[[], object], check: Check) -> None:
+    """Check that a call succeeds at a limit of `budgets`, and raises an error one below it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(budgets, name, limit)
+        call()
+        patch.setattr(budgets, name, limit - 1)
+        with pytest.raises(DataError, check=check):
+            call()
+
+
+def counts_of(part: TensorStatistics | None) -> Any:
+    """Return what is counted of a tensor, in a form that can be compared."""
+    if part is None:
+        return None
+    return (
+        part.count,
+        part.nonfinite,
+        part.minimum,
+        part.maximum,
+        part.counter.top,
+        part.counter.counts.tolist(),
+        counts_of(part.focus),
+    )
+
+
+def contents(statistics: Statistics) -> Any:
+    """Return everything but the notes, in a form that can be compared."""
+    tensors = [
+        (
+            name,
+            counts_of(part),
+            None if part.channels is None else part.channels.tolist(),
+            sorted(map(bytes, part.spots)),
+        )
+        for name, part in statistics.items()
+    ]
+    details = statistics.fingerprint, statistics.warnings, statistics.skipped
+    return tensors, statistics.images, *details

@@ -1,0 +1,74 @@
+"""A stream that reports the progress of calibration, and threads that report when they wait."""
+
+import io
+import itertools
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from qdqtool.base import process
+
+HANG = 60  # seconds until a test that hangs fails
+
+
+class ProgressStream(io.StringIO):
+    """A stream for stderr that calls `on_sample` with the number of samples that are done."""
+
+    def __init__(self, on_sample: Callable[[int], object]) -> None:
+        super().__init__()
+        self._numbers = itertools.count(1)
+        self._on_sample = on_sample
+
+    def write(self, text: str) -> int:
+        if "Calibrating" in text:
+            self._on_sample(next(self._numbers))
+        return super().write(text)
+
+
+def watch_progress(
+    monkeypatch: pytest.MonkeyPatch, on_sample: Callable[[int], object] = lambda number: None
+) -> ProgressStream:
+    """Print a line of progress for each sample, and call `on_sample` in the main thread before that."""
+    stream = ProgressStream(on_sample)
+    monkeypatch.setattr(process, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr("sys.stderr", stream)
+    return stream
+
+
+def stop_after(count: int) -> Callable[[int], None]:
+    """Return an `on_sample` that raises KeyboardInterrupt, as Ctrl-C does, after so many samples."""
+
+    def on_sample(number: int) -> None:
+        if number == count:
+            raise KeyboardInterrupt
+
+    return on_sample
+
+
+class Waits:
+    """Reports when a thread waits for a condition, or sleeps, instead of measuring how long it takes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._listeners: dict[int, Callable[[], object]] = {}
+        wait, sleep = threading.Condition.wait, time.sleep
+
+        def report_wait(condition: threading.Condition, timeout: float | None = None) -> bool:
+            self._report()
+            return wait(condition, timeout)
+
+        def report_sleep(seconds: float) -> None:
+            if seconds:
+                self._report()
+            sleep(seconds)
+
+        monkeypatch.setattr(threading.Condition, "wait", report_wait)
+        monkeypatch.setattr(time, "sleep", report_sleep)
+
+    def listen(self, listener: Callable[[], object]) -> None:
+        """Call `listener` whenever the current thread is about to wait."""
+        self._listeners[threading.get_ident()] = listener
+
+    def _report(self) -> None:
+        self._listeners.get(threading.get_ident(), int)()
