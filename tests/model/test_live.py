@@ -361,6 +361,8 @@ def test_inserted_nodes():
         (range(3), False),
         ([0, 1, 2, 4], False),
         (range(4), True),
+        (np.rint(np.arange(16) * 127 / 15) * (15 / 127), True),  # stored as INT8 with one scale
+        (np.arange(16) * 1.01, False),
     ],
 )
 def test_counts_up(values: object, expected: bool) -> None:
