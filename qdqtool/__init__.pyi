@@ -74,6 +74,10 @@ def fix(
     only: Sequence[str] = (),
     inputs: Mapping[str, Any] | None = None,
     effort: float = 1.0,
+    *,
+    data: object = None,
+    preprocess: Preprocess | None = None,
+    size: tuple[int, int] | None = None,
 ) -> Fixed: ...
 def insert(
     model: ModelSource | Model,

@@ -407,8 +407,8 @@ class Fixes:
 
     only: Sequence[str] = option(
         (),
-        "Finding codes to fix; empty for all of them, except those of the head (``HEAD-QUANT``), which change what "
-        "is quantized and have to be asked for.",
+        "Finding codes to fix; empty for all of them, except those of the head (``HEAD-QUANT``) that are no errors: "
+        "they change what is quantized and have to be asked for.",
         "Fix these findings only (HEAD-QUANT is opt-in).",
         metavar="CODE",
     )

@@ -287,6 +287,7 @@ INSERT = ["insert", "float.onnx", "--include", "conv"]
         (["predict", "qdq.onnx"], "qdq.onnx"),
         (["fix", "qdq.onnx"], "qdq.onnx"),
         (["fix", "qdq.onnx", "--inputs", "inputs.npz"], "inputs.npz"),
+        (["fix", "qdq.onnx", "--calib", "samples.npz"], "samples.npz"),
         (["insert", "external.onnx", "--include", "conv", "--calib", "samples.npz"], "w.bin"),
         ([*INSERT, "--calib", "images"], "images/b.jpg"),
         ([*INSERT, "--calib", "list.txt"], "list.txt"),
@@ -485,7 +486,7 @@ FOLDERS = (
     "demo --output",
     *(
         f"{name} {option}"
-        for name in ("insert", "tune", "predict")
+        for name in ("insert", "tune", "predict", "fix")
         for option in ("--calib", "--eval")
     ),
 )

@@ -35,6 +35,7 @@ from tests.explain.lint import test_api as lint
 from tests.explain.lint.test_operators import conv3d
 from tests.explain.test_causes import residual
 from tests.explain.test_refusals import TARGETS
+from tests.fixing.test_places import detector
 from tests.trt.builder import Graph
 from tests.verification.comparing.networks import float_network, network
 from tests.verification.comparing.test_changes import listing
@@ -182,6 +183,15 @@ def further() -> Iterator[tuple[str, onnx.ModelProto, str]]:
     yield (
         "joined pairs",
         g.model(g.op("Tanh", g.pair(g.concat(parts, "join"), "behind", 0.3), "end")),
+        "trt8.5",
+    )
+    yield "scales of other tensors", detector(), "trt8.5"
+    g = Graph()
+    gate = g.pair(g.op("Sigmoid", g.conv(g.input(1, 16, 8, 8), "c", 16), "gate"), "dead", 4.0)
+    parts = [gate, g.pair(g.relu(g.input(1, 16, 8, 8, name="y"), "r"), "own", 4.0)]
+    yield (
+        "dead part",
+        g.model(g.op("Tanh", g.pair(g.concat(parts, "join"), "behind", 4.0), "end")),
         "trt8.5",
     )
     g = Graph()

@@ -182,7 +182,7 @@ class Remark(Enum):
     )
     WEAK_COMPARISON = (
         "the outputs are {error:.0%} from the float network: the inputs do not fit the scales, so the "
-        "comparison is weak; give real ones with {`inputs`}"
+        "comparison is weak; give images with {`data`}"
     )
     COMPARED_IN_FRONT = (
         "outputs were compared in front of {nodes:joined , }, which onnxruntime does not have"
@@ -190,10 +190,30 @@ class Remark(Enum):
 
     NOT_COMPARABLE = "its outputs cannot be compared with those of the float network: {error}"
     RESULT_CANNOT_RUN = "onnxruntime cannot run the result: {error}"
+    SCALE_TOO_COARSE = (
+        "one scale would cost '{tensor}' {bits:.1f} bits of its precision, and 2 are the most that a fix gives up: "
+        "leave the scales apart, or leave one side in float"
+    )
     NO_NUMBERS = "outputs would no longer be numbers"
     DISTANCE_GROWS = (
         "the distance of output '{output}' from the float network would grow from {before:.2%} to "
         "{after:.2%}"
+    )
+    DISTANCE_OF_PART_GROWS = (
+        "the distance of '{part}' in output '{output}' from the float network would grow from {before:.2%} to "
+        "{after:.2%}"
+    )
+    ERROR_GREW = "the error of {output} grew from {before:.2%} to {after:.2%}"
+    OUTPUT_LOST = (
+        "{output} has one value only, which the float network has not: what it means is lost"
+    )
+    CONSTANTS_ROUNDED = (
+        "{count:were constant} that no convolution reads stored as INT8, so that the file lacks the exact values ('{tensor}' "
+        "has steps of {step:.4g}): anchors of a detector move boxes by half a step"
+    )
+    INSERT_IS_BETTER = (
+        "the scales are those of another quantizer, and a fix has no data to find better ones: quantize the float model "
+        "for full accuracy (qdqtool insert FLOAT.onnx --calib images/)"
     )
     NO_BETTER = "the prediction would not get better"
     BRINGS_ERRORS = "it would bring errors ({codes:joined , })"

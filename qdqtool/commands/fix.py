@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from qdqtool.base.options import Images
 from qdqtool.commands import inputs
 from qdqtool.options import Fixes
 
@@ -13,9 +14,21 @@ from qdqtool.options import Fixes
 @inputs.made_of("place", inputs.Place)
 @inputs.made_of("on", inputs.Typed)
 @inputs.made_of("fixes", Fixes)
+@inputs.made_of(
+    "data",
+    inputs.Data,
+    calib="Compare outputs on some of these images, not on random inputs.",
+)
+@inputs.images
 @inputs.made_of("answer", inputs.Answer)
 def command(
-    model: str, place: inputs.Place, on: inputs.Typed, fixes: Fixes, answer: inputs.Answer
+    model: str,
+    place: inputs.Place,
+    on: inputs.Typed,
+    fixes: Fixes,
+    data: inputs.Data,
+    images: Images,
+    answer: inputs.Answer,
 ) -> int:
     """Apply the fixes of a Q/DQ MODEL that need no calibration, and write the result.
 
@@ -31,7 +44,7 @@ def command(
 
     output = place.output
     reserve_output(output, "-o")
-    fixed = fix(model, on.chosen(), fixes=fixes)
+    fixed = fix(model, on.chosen(), fixes=fixes, data=data.calib, images=images)
     fixed.save(output)
     answer.give(
         lambda: {**worded(fixed.as_json()), "output": output},

@@ -26,6 +26,7 @@ Wording = Callable[[Finding, Cause, Any], "Words | str"]
 F = TypeVar("F", bound=Callable[..., "Words | str"])
 R = TypeVar("R", bound=Refusal)
 
+MOST_SHARED = 0.25  # of the larger scale: two bits, the most that sharing one may cost a tensor
 WORDINGS: dict[type[Refusal], Wording] = {}
 MODULES = {
     "qdqtool.trt.refusals": "qdqtool.explain.messages_passes",
@@ -173,6 +174,12 @@ def unified(scales: Sequence[Scale]) -> str:
         if largest > smallest
         else ""
     )
+    if smallest < largest * MOST_SHARED:
+        return (
+            f"One scale, {number(largest)}, would cost the smallest range "
+            f"{math.log2(largest / smallest):.1f} bits: leave them apart, or leave the side with the largest "
+            "range in float."
+        )
     return f"Give them one scale, {number(largest)}{cost}."
 
 
@@ -260,16 +267,31 @@ _OBSTACLES: dict[FindingCode, str] = {
     "ZP-NONZERO": "zero points other than 0 at {n}",
     "ZP-UINT8": "{n} to UINT8",
 }
-_SYMMETRIC = (
-    "quantize_static(..., quant_format=QuantFormat.QDQ, activation_type=QuantType.QInt8, "
-    "weight_type=QuantType.QInt8, extra_options={'ActivationSymmetric': True})"
-)
+_EXCLUDED = 8  # names of nodes in a recipe
+
+
+def onnxruntime_recipe(exclude: Sequence[str] = ()) -> str:
+    """Return the call of onnxruntime's quantizer that makes a Q/DQ model for TensorRT.
+
+    Biases stay float, results of Conv and Add get no pair of their own in front of the activation, and the nodes to
+    exclude are those of a detection head. What it cannot do is to give the parts of a Concat one scale.
+    """
+    excluded = f"nodes_to_exclude={list(exclude)!r}, " if exclude else ""
+    return (
+        "quantize_static(..., quant_format=QuantFormat.QDQ, activation_type=QuantType.QInt8, "
+        "weight_type=QuantType.QInt8, per_channel=True, op_types_to_quantize=['Conv', 'Add'], "
+        f"{excluded}extra_options={{'ActivationSymmetric': True, 'QuantizeBias': False, "
+        "'OpTypesToExcludeOutputQuantization': ['Conv', 'Add']})"
+    )
 
 
 def obstacles(findings: Iterable[Finding]) -> str:
     """In what forms a model is quantized that TensorRT does not take at all; empty for none."""
     found: dict[FindingCode, list[Refusal]] = defaultdict(list)
+    head: list[str] = []
     for finding in findings:
+        if finding.code == "HEAD-QUANT":
+            head.append(finding.node)
         if finding.code in _OBSTACLES:
             found[finding.code] += [cause.refusal for cause in finding.causes]
     parts = []
@@ -288,5 +310,6 @@ def obstacles(findings: Iterable[Finding]) -> str:
     mend = "" if "QOPERATOR" in found else "'qdqtool fix' changes it, or "
     return (
         f"{' and '.join(parts)}: TensorRT takes Q/DQ with symmetric INT8 only, {built}; {mend}"
-        f"quantize again, with onnxruntime {_SYMMETRIC}"
+        "quantize the float model: qdqtool insert FLOAT.onnx --calib images/ (or onnxruntime's "
+        f"{onnxruntime_recipe(head if len(head) <= _EXCLUDED else ())} and then qdqtool fix)"
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from qdqtool.base.text import layers_counted
 from qdqtool.explain.messages import Words, names, number, says, scale_words, words
 from qdqtool.trt import faults as lint
-from qdqtool.types import Cause, Finding
+from qdqtool.types import Cause, Finding, Severity
 
 # Quantizers -----------------------------------------------------------------------------------------------------
 
@@ -55,6 +57,30 @@ def _not_positive(finding: Finding, cause: Cause, r: lint.ScaleNotPositive) -> s
         channels = ", ".join(map(str, r.channels)) + (" ..." if r.bad > len(r.channels) else "")
         where = f" in {r.bad} of {r.count} channels ({channels})"
     return f"{r.node} has scale {number(r.value)}{where}."
+
+
+@words(lint.ScaleDead)
+def _dead(finding: Finding, cause: Cause, r: lint.ScaleDead) -> Words:
+    first = r.parts[0]
+    what = f"every value of '{first.tensor}'"
+    if len(r.parts) > 1:
+        what += f" (and of {len(r.parts) - 1} more parts)"
+    bounds = f"{first.op} gives {number(first.low)} to {number(first.high)}"
+    shift = f" and zero point {r.zero_point}" if r.zero_point else ""
+    text = (
+        f"{r.node} has scale {number(r.scale)}{shift}, which makes {what} {number(first.value)}: "
+        f"{bounds}."
+    )
+    if not r.whole:
+        return text, (
+            "Quantize what the Concat joins apart, or leave it in float: no scale fits all of it."
+        )
+    if r.reach is None:
+        return text, "Calibrate again: the scale and zero point are those of another tensor."
+    return text, (
+        f"Scale {number(r.reach / 127)} holds all that {first.op} can give; calibration may find a "
+        "smaller one."
+    )
 
 
 # Weights and biases ---------------------------------------------------------------------------------------------
@@ -190,12 +216,54 @@ def _scales(finding: Finding, cause: Cause, r: lint.WeightScales) -> Words:
     )
 
 
+@words(lint.WeightsPerTensor)
+def _per_tensor(finding: Finding, cause: Cause, r: lint.WeightsPerTensor) -> Words:
+    text = (
+        f"{len(r.layers)} of {r.total} layers have one scale for all output channels of their weights; "
+        f"ranges of the channels of {r.node} differ {r.spread:.3g}-fold, and {r.lost:.0%} of them lose "
+        f"two bits or more"
+    )
+    text += (
+        f" ({r.lossy} layers with such a loss in a quarter of the channels)." if r.lossy else "."
+    )
+    if not r.rounded:
+        return text, "Give each output channel a scale of its own: max|w| / 127."
+    some = "" if r.rounded == len(r.layers) else f" of {r.rounded} of these layers"
+    return text, (
+        f"The file has no float weights{some}, so quantize again from the float model: qdqtool insert "
+        "FLOAT.onnx --calib images/, or quantize_static(..., per_channel=True)."
+    )
+
+
 # Placement ------------------------------------------------------------------------------------------------------
 
-says(
-    lint.JoinedBehindHead,
-    lambda r: f"{r.node} gives everything that {r.concat} joins behind the head one scale.",
-)
+
+@words(lint.JoinedBehindHead)
+def _joined(finding: Finding, cause: Cause, r: lint.JoinedBehindHead) -> str:
+    scale = "" if r.scale is None else f", {number(r.scale)}"
+    text = f"{r.node} gives everything that {r.concat} joins behind the head one scale{scale}"
+    if not r.scores:
+        return f"{text}."
+    own = "" if r.own is None else f", with a scale of {number(r.own)} of their own"
+    return f"{text}: {lost_scores(r)} (scores are '{r.scores}', at most 1{own})."
+
+
+def lost_scores(r: lint.JoinedBehindHead) -> str:
+    """What the scale of a Concat makes of the scores in it."""
+    if r.lost_below >= 1:
+        return "the detector finds nothing, all scores become 0"
+    return f"scores up to {number(r.lost_below)} become 0"
+
+
+def harm(findings: Sequence[Finding]) -> str:
+    """What the values of one of several findings of one code show to be lost, for its first line; empty for nothing."""
+    for finding in findings:
+        r = finding.causes[0].refusal
+        if finding.severity == Severity.ERROR and isinstance(r, lint.JoinedBehindHead) and r.scores:
+            return f"{lost_scores(r)} (the scale is {number(r.scale or 0.0)})"
+    return ""
+
+
 _HEADS = {
     "coordinates": "makes or reads boxes, reference points or sampling offsets",
     "dfl": "is the DFL (the mean over a box side's bins)",

@@ -13,14 +13,21 @@ import onnx
 from qdqtool.base import budgets
 from qdqtool.base.files import InputFiles, forbid_overwrite, records_inputs
 from qdqtool.base.notes import Note, Remark
-from qdqtool.base.options import takes
+from qdqtool.base.options import Images, takes
 from qdqtool.base.parameters import typed
 from qdqtool.base.process import pause_gc
 from qdqtool.base.said import Said, of_error, said
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain import codes
-from qdqtool.explain.coded import TRIED, ScalesAround, fixed
+from qdqtool.explain.coded import TRIED, ScalesAround, fixed, fixes_of
 from qdqtool.fixing import compare, gains, pairs, quantizers, weights
+from qdqtool.fixing.outputs import (
+    OutputError,
+    OutputPart,
+    errors_of,
+    find_output_parts,
+    read_samples,
+)
 from qdqtool.fixing.site import Aim, Site, Step
 from qdqtool.model.editor import Editor, float_model
 from qdqtool.model.graph import Model
@@ -51,6 +58,9 @@ _FEW = 4  # places; of more the prediction shows which are at fault
 _TRIES = 24  # of a step, however many places it has: each predicts the whole model
 _NODES = 20_000  # that a step may predict by more tries than that, where the model is small
 
+# Symmetric ranges have up to one bit less.
+_HALVING = fixes_of((trt.NonzeroZeroPoint, faults.UnsignedZeroPoint))
+
 STEPS = (
     Step(
         (
@@ -72,7 +82,10 @@ STEPS = (
     Step((trt.ConvTransposeBatchNorm,), _EXACT, find=weights.folded_into_transposed),
     Step((trt.WeightsAxis,), _ONE_BIT, find=weights.transposed),
     Step((trt.WeightsNotDequantized,), _ONE_BIT, find=weights.bare),
-    Step((faults.HeadQuantized, faults.JoinedBehindHead), _EXACT, costs=True, find=pairs.heads),
+    Step((faults.WeightsPerTensor,), _EXACT, weights=True, find=weights.per_channel),
+    Step((faults.JoinedBehindHead,), _EXACT, costs=True, find=pairs.head_tails),
+    Step((faults.HeadQuantized,), _EXACT, costs=True, find=pairs.heads),
+    Step((faults.ScaleDead,), _ONE_BIT, find=quantizers.dead_scales),
     Step((trt.InsideActivation,), _EXACT, find=pairs.inside_activations),
     Step((trt.ResidualBothQuantized,), _EXACT, find=pairs.convolution_side),
     Step((trt.BehindPad,), _EXACT, find=pairs.behind_pads),
@@ -150,6 +163,8 @@ class Fixed:
         noise_after: The same of the fixed one.
         notes: What else the user should know.
         read: The files that were read, none of which :meth:`save` overwrites.
+        errors: The distances of all outputs, those of boxes and scores that share one apart.
+        samples: Images that outputs were compared on; 0 for random inputs.
     """
 
     proto: onnx.ModelProto
@@ -161,6 +176,8 @@ class Fixed:
     noise_after: float | None = None
     notes: list[Note] = field(default_factory=list)
     read: InputFiles | None = field(default=None, repr=False, compare=False)
+    errors: list[OutputError] = field(default_factory=list)
+    samples: int = 0
 
     def __repr__(self) -> str:
         return (
@@ -201,24 +218,35 @@ class Fixed:
                 "findings": dict(self.after.findings_by_code()),
             },
             "noise": {"before": self.noise_before, "after": self.noise_after},
+            "outputs": [e.as_json() for e in self.errors],
+            "samples": self.samples,
             "notes": list(self.notes),
         }
 
 
-@takes(on=On, fixes=Fixes)
+@takes(on=On, fixes=Fixes, images=Images)
 @typed
 @records_inputs
-def fix(source: ModelSource | Model, on: On, fixes: Fixes) -> Fixed:
+def fix(
+    source: ModelSource | Model,
+    on: On,
+    fixes: Fixes,
+    *,
+    data: object = None,
+    images: Images,
+) -> Fixed:
     """Applies the fixes of a Q/DQ model that need no calibration; ``docs/fix.md`` says which are kept.
 
     Args:
         source: The model; all its weights must be available.
+        data: What :func:`calibration.open_data` takes: a folder of images, a list file, npz or npy, arrays. Outputs
+            are compared on some of it instead of on random inputs.
         {options}
 
     Raises:
         ModelError: The model cannot be read, has no Q/DQ, or a weight file is missing.
         QdqtoolError: A code in ``only`` is unknown or has no automatic fix.
-        DataError: The inputs do not fit.
+        DataError: The inputs or the data do not fit.
     """
     chosen, only, effort = target_named(on.target), fixes.only, fixes.effort
     wanted = _wanted(only)
@@ -228,23 +256,35 @@ def fix(source: ModelSource | Model, on: On, fixes: Fixes) -> Fixed:
                 "{`effort`:{effort!r}}: give a number above 0, up to {most:g}",
                 effort=effort,
                 most=budgets.EFFORT,
-            )
+            ),
+            code="value-out-of-range",
+            parameter="effort",
+        )
+    if data is not None and fixes.inputs is not None:
+        raise QdqtoolError(
+            said("{`inputs`} and {`data`} exclude each other: give one of them"),
+            code="options-exclude-each-other",
+            parameter="inputs",
         )
     model = load_full(source)
     if not is_quantized(model):
         raise ModelError(
-            f"{model.path or 'model'}: has no Q/DQ; quantize it first (qdqtool insert)"
+            "has no Q/DQ; quantize it first (qdqtool insert)",
+            model.path or "model",
+            code="not-quantized",
         )
+    samples = None if data is None else read_samples(model, data, images)
     with pause_gc():
-        work = _Work(model, chosen, fixes.inputs, effort)
+        work = _Work(model, chosen, fixes.inputs, samples, effort)
         for step in STEPS:
-            if wanted.intersection(step.codes) or (not only and not step.costs):
+            if wanted.intersection(step.codes) or (not only and work.is_due(step)):
                 work.try_step(step, wanted if only else set(step.codes))
         work.try_together()
         for aim, what, convert in _WHOLE:
             if not only or wanted.intersection(aim.codes):
                 work.try_whole(aim, what, convert)
         work.account_for(wanted)
+        work.report_losses()
     return work.result()
 
 
@@ -253,10 +293,16 @@ def _wanted(only: Sequence[str]) -> set[str]:
     for text in only:
         entry = codes.find(text)
         if entry is None:
-            raise QdqtoolError(f"no finding has the code '{text}'; {codes.hint(text)}")
+            raise QdqtoolError(
+                f"no finding has the code '{text}'; {codes.hint(text)}",
+                code="unknown-finding-code",
+                parameter="only",
+            )
         if entry.code not in TRIED:
             raise QdqtoolError(
-                f"{entry.code} has no automatic fix; see 'qdqtool explain {entry.code}'"
+                f"{entry.code} has no automatic fix; see 'qdqtool explain {entry.code}'",
+                code="no-automatic-fix",
+                parameter="only",
             )
         wanted.add(entry.code)
     return wanted
@@ -279,6 +325,7 @@ class _Work:
         model: Model,
         target: Target,
         inputs: Mapping[str, npt.NDArray[Any]] | None,
+        samples: list[compare.Arrays] | None,
         effort: float,
     ) -> None:
         self.model = model
@@ -288,10 +335,12 @@ class _Work:
         self.applied: list[Change] = []
         self.refused: list[Change] = []
         self.notes: list[Note] = []
-        self._runs = compare.Runs(effort)
+        self._runs = compare.Runs(effort, len(samples or (None,)))
         self._given = inputs
-        self._arrays: compare.Arrays = {}
-        self._reference: compare.Arrays | None = None
+        self._samples = samples
+        self._arrays: list[compare.Arrays] = []  # of each sample
+        self._parts: list[OutputPart] = []
+        self._reference: list[compare.Arrays] | None = None
         self._noise: compare.Noise | None = None
         self._first_noise: compare.Noise | None = None
         self._cannot_run: Said | None = None
@@ -314,6 +363,47 @@ class _Work:
             self._first_noise.relative if self._first_noise is not None else None,
             self._noise.relative if self._noise is not None else None,
             self.notes,
+            errors=self._errors(),
+            samples=len(self._samples or ()),
+        )
+
+    def _errors(self) -> list[OutputError]:
+        before, after = self._first_noise, self._noise
+        if before is None or after is None:
+            return []
+        return errors_of(
+            self._parts, (before.each, after.each), (before.parts, after.parts), after.lost
+        )
+
+    def report_losses(self) -> None:
+        """Notes whose error grew, and that the float model gives better ranges where fixes gave up some."""
+        if self._given is not None or self._samples is not None:
+            self._prepare()  # also if there was nothing to try
+        errors = self._errors()
+        grown = [e for e in errors if e.grew]
+        self.notes += [
+            Remark.ERROR_GREW(output=e.title, before=e.before, after=e.after) for e in grown
+        ]
+        self.notes += [Remark.OUTPUT_LOST(output=e.title) for e in errors if e.lost]
+        halved = sum(c.code in _HALVING for c in self.applied)
+        per_tensor = any(
+            isinstance(c.refusal, faults.WeightsPerTensor) and c.refusal.lossy
+            for f in self.prediction.findings
+            for c in f.causes
+        )
+        rounded = quantizers.rounded_constants(View(self.model))
+        if rounded:
+            step, tensor = max(rounded)
+            self.notes.append(
+                Remark.CONSTANTS_ROUNDED(count=len(rounded), tensor=tensor, step=step)
+            )
+        if halved or per_tensor or grown or rounded:
+            self.notes.append(Remark.INSERT_IS_BETTER())
+
+    def is_due(self, step: Step) -> bool:
+        """Whether a step is tried unasked: what gives up speed is, where it answers an error."""
+        return not step.costs or any(
+            f.code in step.codes and f.severity == Severity.ERROR for f in self.prediction.findings
         )
 
     def try_step(self, step: Step, wanted: set[str]) -> None:
@@ -333,6 +423,10 @@ class _Work:
             self._answers.update(
                 (answered, (s.code, s.node)) for s in sites for answered in s.answers
             )
+            left = {(s.code, s.node): s for s in sites if s.refusal}
+            if left:
+                refused.update((k, Change(*k, s.what, s.refusal)) for k, s in left.items())
+                continue
             if not tries:
                 why_not = (Remark.NOT_SEPARATED_AS if why_not else Remark.NOT_SEPARATED)(
                     tries=most, why=why_not
@@ -400,6 +494,7 @@ class _Work:
         tried: list[Step] = []
         for step, wanted in self._left:
             sites = step.sites(View(model), self.target, prediction, wanted)
+            sites = [s for s in sites if not s.refusal]
             editor = Editor(model.copy())
             try:
                 for site in sites:
@@ -475,32 +570,56 @@ class _Work:
         self, candidate: Model, prediction: Prediction, changes: list[Change], aim: Aim
     ) -> str:
         """Keeps a changed model whose prediction is better if it computes the same; else says why not."""
-        why_not, noise = self._runs_as_well(candidate, aim)
+        fewer = _error_count(prediction) < _error_count(self.prediction)
+        why_not, noise = self._runs_as_well(candidate, aim, fewer)
         if why_not:
             return why_not
         self.model, self.prediction, self._noise, self._first = candidate, prediction, noise, None
         self.applied += changes
         return ""
 
-    def _runs_as_well(self, candidate: Model, aim: Aim) -> tuple[str, compare.Noise | None]:
+    def _runs_as_well(
+        self, candidate: Model, aim: Aim, fewer_errors: bool
+    ) -> tuple[str, compare.Noise | None]:
         """Why a candidate does not compute the same, empty where it does; and its noise.
 
-        Weights that are quantized no more are compared with a float network that has them so.
+        Weights that are quantized no more are compared with a float network that has them so. Of parts of outputs,
+        such as the scores of a detector, only real inputs tell; where the build would end otherwise, they decide
+        nothing and are reported.
         """
         self._prepare()
         if self._reference is None or self._noise is None:
             return Remark.NOT_COMPARABLE(error=self._cannot_run), None
         try:
             proto, cut = compare.runnable(candidate, self._body)
-            if aim.costs:
-                part = Model(proto, self.given.path, sha256="part") if cut else candidate
-                self._reference = self._runs.run(float_model(part.copy()).proto, self._arrays)
-            noise = compare.noise(self._runs.run(proto, self._arrays), self._reference)
+            part = Model(proto, self.given.path, sha256="part") if cut else candidate
+            if aim.weights:
+                exact = self._run_all(float_model(part.copy(), weights=True).proto)
+                current, _ = compare.runnable(self.model, self._body)
+                now, then = (self._noise_of(p, exact) for p in (current, proto))
+                if not compare.within(now, then, aim.noise, aim.rounding):
+                    return _grown(now, then, aim.noise, False), None
+            reference = self._reference
+            if aim.costs or aim.weights:
+                reference = self._run_all(float_model(part.copy()).proto)
+            noise = self._noise_of(proto, reference)
         except compare.RunError as error:
             return Remark.RESULT_CANNOT_RUN(error=of_error(error)), None
-        if not compare.within(self._noise, noise, aim.noise, aim.rounding):
-            return _grown(self._noise, noise), None
+        real = self._given is not None or self._samples is not None
+        judged = real and not fewer_errors
+        if not aim.weights and not compare.within(
+            self._noise, noise, aim.noise, aim.rounding, parts=judged
+        ):
+            return _grown(self._noise, noise, aim.noise, judged), None
+        self._reference = reference
         return "", noise
+
+    def _run_all(self, proto: onnx.ModelProto) -> list[compare.Arrays]:
+        return [self._runs.run(proto, arrays) for arrays in self._arrays]
+
+    def _noise_of(self, proto: onnx.ModelProto, reference: list[compare.Arrays]) -> compare.Noise:
+        pairs = list(zip(self._run_all(proto), reference, strict=True))
+        return compare.noise_of_samples(pairs, self._parts)
 
     def _prepare(self) -> None:
         """Runs the model given and its float network, once; up to its last convolutions where the whole cannot run."""
@@ -523,17 +642,23 @@ class _Work:
     def _run_given(self) -> None:
         proto, cut = compare.runnable(self.given, self._body)
         part = Model(proto, self.given.path, sha256="part") if cut else self.given
-        self._arrays = (
-            compare.random_inputs(part)
-            if self._given is None
-            else compare.check_inputs(part, self._given)
-        )
-        reference = self._runs.run(float_model(part.copy()).proto, self._arrays)
-        compare.check_finite(reference)
-        self._noise = self._first_noise = compare.noise(
-            self._runs.run(proto, self._arrays), reference
-        )
+        if self._samples is not None:
+            self._arrays = [compare.check_inputs(part, sample) for sample in self._samples]
+        elif self._given is not None:
+            self._arrays = [compare.check_inputs(part, self._given)]
+        else:
+            self._arrays = [compare.random_inputs(part)]
+        floats = float_model(part.copy())
+        reference = self._run_all(floats.proto)
+        for outputs in reference:
+            compare.check_finite(outputs)
+        self._parts = find_output_parts(floats, self._arrays[0], self._runs.run)
         self._reference = reference
+        try:
+            self._noise = self._first_noise = self._noise_of(proto, reference)
+        except compare.RunError:
+            self._reference = None
+            raise
         if self._noise.relative > _ROUGH:
             self.notes.append(Remark.WEAK_COMPARISON(error=self._noise.relative))
         if cut and not self._body:
@@ -547,9 +672,21 @@ def _untried(finding: Finding) -> str:
     return Remark.FIX_LACKS() if finding.gains else Remark.BRINGS_NOTHING()
 
 
-def _grown(before: compare.Noise, after: compare.Noise) -> Note:
+def _error_count(prediction: Prediction) -> int:
+    return sum(f.severity == Severity.ERROR for f in prediction.findings)
+
+
+def _grown(before: compare.Noise, after: compare.Noise, factor: float, parts: bool) -> Note:
     if not after.finite:
         return Remark.NO_NUMBERS()
+    part = compare.worst_part(before, after, factor) if parts else None
+    if part is not None:
+        return Remark.DISTANCE_OF_PART_GROWS(
+            output=part[0],
+            part=part[1],
+            before=before.parts.get(part, 0.0),
+            after=after.parts[part],
+        )
     worst = max(after.each, key=lambda n: after.each[n] / (before.each.get(n, 0.0) + 1e-9))
     return Remark.DISTANCE_GROWS(
         output=worst, before=before.each.get(worst, 0.0), after=after.each[worst]
@@ -577,6 +714,7 @@ def add_fixes(model: Model, prediction: Prediction, time: TimeEstimate, target: 
             continue
         try:
             sites = step.sites(view, target, prediction, wanted)
+            sites = [s for s in sites if not s.refusal]
             if not 0 < len(sites) <= _MOST_SITES:
                 continue
             editor = Editor(model.copy())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from qdqtool.base import budgets
 from qdqtool.base.said import said
 from qdqtool.errors import DataError
 from qdqtool.fixing import sandbox
+from qdqtool.fixing.outputs import OutputPart, is_lost, relative, sums_of_squares
 from qdqtool.fixing.sandbox import Arrays, RunError, TookTooLong, TooMuch
 from qdqtool.model import qdq, sessions
 from qdqtool.model.graph import Model
@@ -43,10 +44,14 @@ class Noise:
     Attributes:
         each: For each output, root mean square of the difference over that of the float output.
         finite: Whether all values are numbers.
+        parts: The same for the parts of an output that a Concat joins, by output and tensor.
+        lost: The parts that have one value, where the float network has several.
     """
 
     each: dict[str, float]
     finite: bool
+    parts: dict[tuple[str, str], float] = field(default_factory=dict)
+    lost: frozenset[tuple[str, str]] = frozenset()
 
     @property
     def relative(self) -> float:
@@ -106,18 +111,26 @@ def random_inputs(model: Model, seed: int = 0) -> Arrays:
     for name in model.inputs:
         dims = model.shape(name)
         if dims is None:
-            raise RunError(f"the shape of input '{name}' is not known")
+            raise RunError(
+                f"the shape of input '{name}' is not known", code="unknown-input-shape", node=name
+            )
         shape = [d or _DYNAMIC.get(i, _SIDE) for i, d in enumerate(dims)]
         kind = model.elem_type(name) or onnx.TensorProto.FLOAT
         try:
             dtype = onnx.helper.tensor_dtype_to_np_dtype(kind)
         except KeyError:
-            raise RunError(f"input '{name}' has a type that onnx does not have ({kind})") from None
+            raise RunError(
+                f"input '{name}' has a type that onnx does not have ({kind})",
+                code="unknown-input-type",
+                node=name,
+            ) from None
         size = math.prod(shape) * 4
         if size > budgets.SESSION_INPUT or min(shape, default=1) < 1:
             raise TooMuch(
                 f"input '{name}' of the shape {shape} would take "
-                f"{budgets.against(size, budgets.SESSION_INPUT)}"
+                f"{budgets.against(size, budgets.SESSION_INPUT)}",
+                code="input-too-large",
+                node=name,
             )
         if not np.issubdtype(dtype, np.floating):
             result[name] = generator.integers(
@@ -162,7 +175,10 @@ def check_inputs(model: Model, given: Mapping[str, npt.NDArray[Any]]) -> Arrays:
     for name in model.inputs:
         if name not in given:
             raise DataError(
-                said("{`inputs`}: have no array for the model's input '{name}'", name=name)
+                said("{`inputs`}: have no array for the model's input '{name}'", name=name),
+                code="missing-input",
+                parameter="inputs",
+                node=name,
             )
         dims = model.shape(name)
         if dims is not None and len(dims) != np.ndim(given[name]):
@@ -172,7 +188,10 @@ def check_inputs(model: Model, given: Mapping[str, npt.NDArray[Any]]) -> Arrays:
                     name=name,
                     given=np.ndim(given[name]),
                     wanted=len(dims),
-                )
+                ),
+                code="wrong-rank",
+                parameter="inputs",
+                node=name,
             )
     return {name: np.asarray(given[name]) for name in model.inputs}
 
@@ -184,14 +203,15 @@ class Runs:
 
     Args:
         effort: By how much they are raised.
+        samples: How many samples outputs are compared on.
 
     Attributes:
         left: Multiplications that are left for all runs.
     """
 
-    def __init__(self, effort: float = Fixes.effort) -> None:
+    def __init__(self, effort: float = Fixes.effort, samples: int = 1) -> None:
         self.effort = effort
-        self.left = budgets.SESSION_WORK_ALL * effort
+        self.left = budgets.SESSION_WORK_ALL * effort * samples
 
     def run(self, proto: onnx.ModelProto, inputs: Arrays) -> Arrays:
         """The outputs of a model, computed on the CPU without fusing Q/DQ.
@@ -206,7 +226,7 @@ class Runs:
         try:
             source = proto.SerializeToString()
         except (ValueError, EncodeError):
-            raise RunError("the model is over 2 GB") from None
+            raise RunError("the model is over 2 GB", code="model-too-large") from None
         if (
             proto.ir_version > sessions.IR_VERSION
         ):  # of a field that is there twice, the last one counts
@@ -218,7 +238,9 @@ class Runs:
                 said(
                     "its tensors would take {size}, raise it with {`effort`}",
                     size=budgets.against(need, memory, " at once"),
-                )
+                ),
+                code="memory-limit",
+                parameter="effort",
             )
         if cost.operations > budgets.SESSION_WORK * self.effort:
             raise TooMuch(
@@ -227,12 +249,16 @@ class Runs:
                     "{`effort`}",
                     operations=cost.operations,
                     most=budgets.SESSION_WORK * self.effort,
-                )
+                ),
+                code="work-limit",
+                parameter="effort",
             )
         work = cost.operations + budgets.SESSION_RUN + budgets.SESSION_WORK_BYTE * len(source)
         if work > self.left:
             raise TooMuch(
-                said("the work for comparing outputs is used up; raise it with {`effort`}")
+                said("the work for comparing outputs is used up; raise it with {`effort`}"),
+                code="work-used-up",
+                parameter="effort",
             )
         self.left -= work
         try:
@@ -249,20 +275,40 @@ class Runs:
 
 def noise(outputs: Arrays, reference: Arrays) -> Noise:
     """The distance of outputs from the float network's; outputs that are not floats are left out."""
-    each: dict[str, float] = {}
+    return noise_of_samples([(outputs, reference)])
+
+
+def noise_of_samples(
+    samples: Sequence[tuple[Arrays, Arrays]], parts: Sequence[OutputPart] = ()
+) -> Noise:
+    """The same over several samples, each of outputs and those of the float network, and for parts of outputs."""
+    sums: dict[str, tuple[float, float, int]] = {}
+    by_part: dict[tuple[str, str], tuple[float, float]] = {}
     finite = True
-    for name, wanted in reference.items():
-        got = outputs.get(name)
-        if got is None or got.shape != wanted.shape:
-            return Noise({name: float("inf")}, False)
-        if not np.issubdtype(wanted.dtype, np.floating) or not wanted.size:
-            continue
-        a, b = got.astype(np.float64), wanted.astype(np.float64)
-        finite = finite and bool(np.all(np.isfinite(a)))
-        level = float(np.sqrt(np.mean(b * b)))
-        difference = float(np.sqrt(np.mean((a - b) ** 2)))
-        each[name] = difference / level if level > 0 else difference
-    return Noise(each, finite)
+    for outputs, reference in samples:
+        for name, wanted in reference.items():
+            got = outputs.get(name)
+            if got is None or got.shape != wanted.shape:
+                return Noise({name: float("inf")}, False)
+            if not np.issubdtype(wanted.dtype, np.floating) or not wanted.size:
+                continue
+            a, b = got.astype(np.float64), wanted.astype(np.float64)
+            finite = finite and bool(np.all(np.isfinite(a)))
+            difference, level, count = sums.get(name, (0.0, 0.0, 0))
+            sums[name] = (
+                difference + float(np.sum((a - b) ** 2)),
+                level + float(np.sum(b * b)),
+                count + b.size,
+            )
+        for key, more, of in sums_of_squares(outputs, reference, parts):
+            difference, level = by_part.get(key, (0.0, 0.0))
+            by_part[key] = (difference + more, level + of)
+    return Noise(
+        {n: relative(d / count, level / count) for n, (d, level, count) in sums.items()},
+        finite,
+        {key: relative(*found) for key, found in by_part.items()},
+        frozenset(p.key for p in parts if is_lost(samples, p)),
+    )
 
 
 def check_finite(reference: Arrays) -> None:
@@ -273,16 +319,41 @@ def check_finite(reference: Arrays) -> None:
     """
     for name, values in reference.items():
         if np.issubdtype(values.dtype, np.floating) and not np.all(np.isfinite(values)):
-            raise NotFinite(f"output '{name}' of the float network is not finite for these inputs")
+            raise NotFinite(
+                f"output '{name}' of the float network is not finite for these inputs",
+                code="output-not-finite",
+                node=name,
+            )
 
 
-def within(before: Noise, after: Noise, factor: float, rounding: float = ATOL) -> bool:
-    """Whether no output's noise grew by more than a factor, rounding of float arithmetic apart."""
+PART_SLACK = 0.02  # of a part's level: what a part may lose in addition, as small parts vary more
+
+
+def within(
+    before: Noise, after: Noise, factor: float, rounding: float = ATOL, *, parts: bool = False
+) -> bool:
+    """Whether no output's noise grew by more than a factor, rounding of float arithmetic apart.
+
+    With ``parts`` that of no part of an output either.
+    """
     if not after.finite:
         return False
     if not before.finite:
         return True
+    if parts and worst_part(before, after, factor) is not None:
+        return False
     return all(
         value <= before.each.get(name, 0.0) * factor + rounding
         for name, value in after.each.items()
     )
+
+
+def worst_part(before: Noise, after: Noise, factor: float) -> tuple[str, str] | None:
+    """The part of an output whose noise grew most, by more than a factor or to nothing but one value."""
+    grown = {
+        key: value / (before.parts.get(key, 0.0) + 1e-9)
+        for key, value in after.parts.items()
+        if value > before.parts.get(key, 0.0) * factor + PART_SLACK
+        or key in after.lost - before.lost
+    }
+    return max(grown, key=lambda key: grown[key]) if grown else None

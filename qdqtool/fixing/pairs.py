@@ -5,20 +5,24 @@ Scales that differ where TensorRT wants one are made one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from qdqtool.base.notes import Remark
 from qdqtool.explain import messages
 from qdqtool.explain.messages import number
 from qdqtool.fixing.site import Site, at, named, nodes_of, only
 from qdqtool.fixing.weights import dequantized
-from qdqtool.insertion.scales import scale_groups
+from qdqtool.insertion.scales import LEVELS, scale_groups
 from qdqtool.model import qdq
+from qdqtool.model.bounds import find_bounds
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Node
+from qdqtool.model.heads import find_dfl
 from qdqtool.model.operators import LayerKind, inputs_behind_q, of, passage
 from qdqtool.model.qdq import QuantParams
 from qdqtool.model.view import View, adds_computed
@@ -63,20 +67,44 @@ def _inner(view: View, q: Node, activation: Node) -> Site | None:
     ):
         return Site(q.name, f"{q.name} and its DequantizeLinear removed", _bypass(view, q))
 
+    scale = _scale_within_bounds(view, q, last.output)
+
     def move(editor: Editor) -> None:
         if not editor.bypass(q, dqs):
             return
         dq = dqs[0]
         first = min(readers, key=lambda n: n.index)
+        given, given_dq = q.inputs[1:], dq.inputs[1:]
+        if scale is not None:
+            given = given_dq = (
+                editor.constant(f"{q.name}_moved_scale", scale),
+                editor.constant(f"{q.name}_moved_zero_point", np.zeros((), np.int8)),
+            )
         integers = editor.insert(
-            first, qdq.Q, f"{q.name}_moved", [last.output, *q.inputs[1:]], dict(q.attributes)
+            first, qdq.Q, f"{q.name}_moved", [last.output, *given], dict(q.attributes)
         )
         floats = editor.insert(
-            first, qdq.DQ, f"{dq.name}_moved", [integers, *dq.inputs[1:]], dict(dq.attributes)
+            first, qdq.DQ, f"{dq.name}_moved", [integers, *given_dq], dict(dq.attributes)
         )
         editor.redirect(last.output, floats, readers)
 
-    return Site(q.name, f"{q.name} moved behind {last.name}", move)
+    finer = "" if scale is None else f", with scale {number(float(scale))} for its range"
+    return Site(q.name, f"{q.name} moved behind {last.name}{finer}", move)
+
+
+def _scale_within_bounds(view: View, q: Node, tensor: str) -> npt.NDArray[Any] | None:
+    """The scale of a Q on a bounded tensor, where its own is larger than what the bounds need; else None.
+
+    The range of what an activation reads says nothing of what a Sigmoid gives, which its bounds do.
+    """
+    params, bounds = view.params(q), find_bounds(view.model).get(tensor)
+    if bounds is None or params.scale is None or params.scale.size != 1 or _shifted(view, q):
+        return None
+    reach = max(abs(bounds.low), abs(bounds.high))
+    scale = view.model.constant(q.input(1))
+    if scale is None or not 0 < reach < float(params.scale[0]) * LEVELS:
+        return None
+    return np.asarray(reach / LEVELS, scale.dtype)
 
 
 def _bypass(view: View, q: Node) -> Callable[[Editor], None]:
@@ -187,7 +215,7 @@ def behind_pads(view: View, target: Target, reported: Sequence[Refusal]) -> list
 
 
 def heads(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
-    """Float box outputs and DFL (all last convolutions without one), no pair behind."""
+    """Float box outputs and DFL (all last convolutions without one)."""
     sites: list[Site] = []
     for conv in nodes_of(view, only(HeadQuantized, reported)):
         data, weights = qdq.source_of_dq(view.model, conv.input(0)), view.weights(conv)
@@ -210,11 +238,62 @@ def heads(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]
             )
 
         sites.append(Site(conv.name, f"{conv.name} reads floats", apply))
-    for q in nodes_of(view, only(JoinedBehindHead, reported)):
-        if _dqs(view, q):
-            what = f"{q.name} and its DequantizeLinear removed behind the head"
-            sites.append(Site(q.name, what, _bypass(view, q)))
     return sites
+
+
+def head_tails(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
+    """No pairs behind the last convolutions of a head whose Concat gives boxes and scores one scale.
+
+    Pairs between the convolutions and that Concat go too: a step of boxes in pixels is several pixels. Only the one
+    in front of a DFL's convolution stays, whose input it quantizes.
+    """
+    sites: list[Site] = []
+    seen: set[int] = set()
+    dfl = find_dfl(view.model) if reported else set()
+    for reported_q in nodes_of(view, only(JoinedBehindHead, reported)):
+        if reported_q.index in seen:
+            continue
+        tail = _unweighted_around(view, reported_q, dfl)
+        seen |= tail
+        pairs = [
+            q
+            for q in view.activation_qs
+            if q.index in tail and _dqs(view, q) and not _reaches_weights(view, q)
+        ]
+        if not pairs:
+            continue
+
+        def apply(editor: Editor, pairs: list[Node] = pairs) -> None:
+            for q in pairs:
+                editor.bypass(q, _dqs(view, q))
+
+        names = messages.names((q.name for q in pairs), _NAMED)
+        what = f"{len(pairs)} Q/DQ pairs removed behind the head's last convolutions ({names})"
+        sites.append(Site(pairs[0].name, what, apply, [q.name for q in pairs]))
+    return sites
+
+
+def _unweighted_around(view: View, start: Node, dfl: Collection[int]) -> set[int]:
+    """Indices of the nodes that are connected with one without a layer with weights in between, a DFL apart."""
+    found = {start.index}
+    stack = [start]
+    while stack:
+        node = stack.pop()
+        producers = (view.model.producer(t) for t in node.inputs)
+        consumers = (n for t in node.outputs for n in view.model.readers(t))
+        for other in (*producers, *consumers):
+            if other is None or other.index in found or other.op == "Constant":
+                continue
+            if of(other).weights is None or other.index in dfl:
+                found.add(other.index)
+                stack.append(other)
+    return found
+
+
+def _reaches_weights(view: View, q: Node) -> bool:
+    """Whether a layer with weights is downstream of a Q, or reads its pair directly (the DFL)."""
+    direct = (n for dq in _dqs(view, q) for n in view.model.readers(dq.output))
+    return q.index in view.feeds_weighted or any(of(n).weights is not None for n in direct)
 
 
 _NAMED = 4  # quantizers of a group
@@ -252,7 +331,8 @@ def scales(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site
         if places.isdisjoint(names):
             continue
         smallest = min(known)
-        bits = f", at most {np.log2(unified / smallest):.1f} bits lost" if smallest > 0 else ""
+        lost = math.log2(unified / smallest) if smallest > 0 else math.inf
+        bits = f", at most {lost:.1f} bits lost" if smallest > 0 else ""
         before = messages.names(map(number, known), 12)
 
         def apply(editor: Editor, members: list[Node] = members, unified: float = unified) -> None:
@@ -263,7 +343,11 @@ def scales(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site
 
         of_all = messages.names((q.name for q in members), _NAMED)
         what = f"one scale {number(unified)} instead of {before} for {len(members)} quantizers ({of_all}){bits}"
-        sites.append(Site(members[0].name, what, apply, places))
+        refusal = ""
+        if smallest < unified * messages.MOST_SHARED:
+            finest = members[known.index(smallest)].input(0)
+            refusal = Remark.SCALE_TOO_COARSE(tensor=finest, bits=lost)
+        sites.append(Site(members[0].name, what, apply, places, refusal=refusal))
     return sites
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqtool.explain.messages import number
-from qdqtool.fixing.site import Site, along, named
+from qdqtool.fixing.site import Site, along, named, nodes_of, only
+from qdqtool.fixing.weights import dequantized
 from qdqtool.insertion import halfprecision
 from qdqtool.insertion.prepare import prepare, raise_opset
 from qdqtool.model import qdq
@@ -18,6 +19,7 @@ from qdqtool.model.half import HALF_OPSET
 from qdqtool.model.layernorm import NORM_OPSET, write_layer_norms
 from qdqtool.model.qdq import QuantParams
 from qdqtool.model.view import View
+from qdqtool.trt.faults import ScaleDead
 from qdqtool.trt.targets import Target
 from qdqtool.types import BYTES, Precision, Refusal
 
@@ -26,14 +28,54 @@ Floats = npt.NDArray[np.float64]
 
 
 def zero_points(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
-    """All are int8 with zero points of 0, of the scale's shape."""
+    """All are int8 with zero points of 0, of the scale's shape.
+
+    Stored constants that are no layer's weights, as the anchors of a detector, become floats instead: symmetric
+    steps are up to twice as large, and of anchors half a step is half a cell.
+    """
     sites: list[Site] = []
     known: dict[object, Floats] = {}  # a scale may be large, and read by many nodes
+    weights = {dq.index for n in view.weighted if (dq := view.weights(n).dq) is not None}
     for q, dqs in _families(view, reported):
-        site = _family_site(view, q, dqs, known)
+        site = None
+        if q is None and dqs[0].index not in weights:
+            site = _float_constant(view, dqs[0])
+        site = site or _family_site(view, q, dqs, known)
         if site is not None:
             sites.append(site)
     return sites
+
+
+def _float_constant(view: View, dq: Node) -> Site | None:
+    """What a DQ makes of stored integers with a zero point, as a float constant; None where it stays as it is."""
+    params, value = view.params(dq), dequantized(view, dq)
+    shifted = params.precision == Precision.UINT8 or np.any(params.zero_point != 0)
+    if (
+        value is None
+        or not shifted
+        or view.model.is_output(dq.output)
+        or any(n.captured for n in view.model.readers(dq.output))
+    ):
+        return None
+
+    def apply(editor: Editor) -> None:
+        editor.redirect(dq.output, editor.constant(f"{dq.input(0)}_float", value()))
+        editor.remove(dq)
+
+    return Site(dq.name, f"{dq.name}: constant stored as float", apply)
+
+
+def rounded_constants(view: View) -> list[tuple[float, str]]:
+    """Step and name of the constants that the file holds as integers alone, and that are no weights or biases."""
+    weights = {dq.index for n in view.weighted if (dq := view.weights(n).dq) is not None}
+    found: list[tuple[float, str]] = []
+    for dq in view.quantizers:
+        params, shape = view.params(dq), view.model.constant_shape(dq.input(0))
+        if qdq.is_dq(dq) and dq.index not in weights and shape is not None:
+            if params.precision in BYTES and params.scale is not None and params.scale.size == 1:
+                if int(np.prod(shape)) > 1:
+                    found.append((float(params.scale[0]), dq.input(0)))
+    return found
 
 
 def _families(view: View, reported: Sequence[Refusal]) -> list[tuple[Node | None, list[Node]]]:
@@ -168,6 +210,33 @@ def _positive(
                 _set(view, editor, node, np.asarray(scale, np.float64))
 
     return apply
+
+
+def dead_scales(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
+    """A scale for all that the tensor's operator can give, where the scale there makes one value of it.
+
+    The range is that of the operator, not an estimate of the data's. Where only a part of what a Q reads is lost,
+    no scale fits all of it.
+    """
+    sites: list[Site] = []
+    dead = {r.node: r for r in only(ScaleDead, reported)}
+    for q in nodes_of(view, reported):
+        r = dead[q.name]
+        if r.reach is None:
+            continue
+        scale = np.asarray([r.reach / _LEVELS], np.float64)
+        nodes = [q, *(n for n in view.model.readers(q.output) if qdq.is_dq(n))]
+
+        def apply(editor: Editor, nodes: list[Node] = nodes, scale: Floats = scale) -> None:
+            for node in nodes:
+                _set(view, editor, node, scale)
+
+        what = (
+            f"{q.name}: scale {number(r.scale)} -> {number(float(scale[0]))}, which holds all that "
+            f"{r.parts[0].op} can give"
+        )
+        sites.append(Site(q.name, what, apply, [n.name for n in nodes]))
+    return sites
 
 
 def _channel_maximum(value: npt.NDArray[np.float64], axis: int | None) -> Floats:

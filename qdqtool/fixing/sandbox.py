@@ -34,7 +34,21 @@ _TICKS = 60  # parts in which the seconds of a clock are waited for
 
 
 class RunError(Exception):
-    """A model that onnxruntime cannot run; the message is its first line."""
+    """A model that onnxruntime cannot run; the message is its first line.
+
+    Attributes:
+        code: Identifier of the cause, such as ``"cpu-time-limit"``. It stays when the message is reworded.
+        parameter: Parameter of the Python API that raises the limit. Empty if there is none.
+        node: Tensor that the error is about. Empty if there is none.
+    """
+
+    def __init__(
+        self, message: str = "", *, code: str = "", parameter: str = "", node: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.parameter = parameter
+        self.node = node
 
 
 class TooMuch(RunError):
@@ -94,16 +108,21 @@ class Sandbox:
             self.close()
             if late.is_set():
                 raise TookTooLong(
-                    f"it neither computed nor ended within {clock:g} s of the clock"
+                    f"it neither computed nor ended within {clock:g} s of the clock",
+                    code="wall-clock-limit",
                 ) from None
             if hasattr(signal, "SIGPROF") and code == -signal.SIGPROF:
                 raise TookTooLong(
                     said(
                         "it did not end within {seconds:g} s of the processor; raise it with {`effort`}",
                         seconds=seconds,
-                    )
+                    ),
+                    code="cpu-time-limit",
+                    parameter="effort",
                 ) from None
-            raise Crashed("onnxruntime crashed on it, or ran out of memory") from error
+            raise Crashed(
+                "onnxruntime crashed on it, or ran out of memory", code="crashed"
+            ) from error
         except RunError:
             raise
         except BaseException:
@@ -133,7 +152,9 @@ class Sandbox:
         try:
             with _ended_after(process, budgets.SESSION_STUCK):
                 if not process.stdout.readline():
-                    raise RunError("a process for onnxruntime does not start")
+                    raise RunError(
+                        "a process for onnxruntime does not start", code="worker-not-started"
+                    )
         except BaseException:
             self.close()
             raise
@@ -149,7 +170,9 @@ class Sandbox:
                 array.dtype.isbuiltin != 1
             ):  # 4-bit, 8-bit float and bfloat16 numbers, which numpy has from elsewhere
                 raise RunError(
-                    f"input '{name}' is {array.dtype}, which onnxruntime cannot be given"
+                    f"input '{name}' is {array.dtype}, which onnxruntime cannot be given",
+                    code="input-type-not-supported",
+                    node=name,
                 )
         request = {
             "model": len(source),
@@ -171,8 +194,10 @@ class Sandbox:
         if "error" in answer:
             text = answer["error"]
             if "memory" in answer or "bad_alloc" in text:  # the second as C++ says it
-                raise TooMuch(text)
-            raise (Crashed if OUT_OF_MEMORY in text else RunError)(text)
+                raise TooMuch(text, code="memory-limit")
+            if OUT_OF_MEMORY in text:
+                raise Crashed(text, code="crashed")
+            raise RunError(text, code="onnxruntime-error")
         return {entry["name"]: _array(process.stdout, entry) for entry in answer["outputs"]}
 
     def close(self) -> None:

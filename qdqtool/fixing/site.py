@@ -33,6 +33,7 @@ class Site:
         names: The nodes and tensors that it is about, ``node`` among them.
         code: That of the finding which it removes; a step gives it.
         answers: All findings that it answers, by code and node.
+        refusal: Why it is not tried; empty for a fix that is.
     """
 
     node: str
@@ -41,6 +42,7 @@ class Site:
     names: Collection[str] = ()
     code: str = ""
     answers: frozenset[tuple[str, str]] = frozenset()
+    refusal: str = ""
 
 
 def named(reported: Sequence[Refusal]) -> set[str]:
@@ -74,6 +76,7 @@ class Aim:
         costs: Whether speed is given up for accuracy, which is done only where ``--only`` asks for it.
         retypes: Whether types are the gain; Casts may then split a conversion in two.
         rounding: Of the outputs, as a part of the largest one.
+        weights: Whether weights are quantized anew, so that those of the float network are what both are held against.
     """
 
     kinds: tuple[type[Refusal], ...]
@@ -81,6 +84,7 @@ class Aim:
     costs: bool = False
     retypes: bool = False
     rounding: float = ATOL
+    weights: bool = False
 
     @functools.cached_property
     def codes(self) -> tuple[FindingCode, ...]:
@@ -189,7 +193,9 @@ def along(
     if not -len(shape) <= where < len(shape) or shape[where] != values.size:
         dims = "x".join(map(str, shape)) or "scalar"
         raise ModelError(
-            f"{name} has {values.size} scales or zero points along axis {where} of a {dims} tensor"
+            f"{name} has {values.size} scales or zero points along axis {where} of a {dims} tensor",
+            code="scale-count",
+            node=name,
         )
     spread = [1] * len(shape)
     spread[where] = -1

@@ -13,17 +13,17 @@ import onnx
 
 from qdqtool.errors import ModelError
 from qdqtool.explain import messages
+from qdqtool.explain.lint.weight_granularity import find_per_tensor
 from qdqtool.fixing.site import Site, along, at, named, nodes_of, only
 from qdqtool.insertion.rewrite import quantize, round_up_to_half
 from qdqtool.insertion.scales import weight_scale
-from qdqtool.insertion.structure import weight_scale_axis
 from qdqtool.model import qdq
 from qdqtool.model.constants import Constants
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Node
-from qdqtool.model.operators import LayerKind, of
+from qdqtool.model.operators import LayerKind, of, weight_scale_axis
 from qdqtool.model.view import View, Weights
-from qdqtool.trt.faults import WeightsStored
+from qdqtool.trt.faults import WeightsPerTensor, WeightsStored
 from qdqtool.trt.refusals import STEPS, BatchNormNotConstant, WeightsShared
 from qdqtool.trt.targets import Target
 from qdqtool.types import Precision, Refusal
@@ -259,6 +259,54 @@ def _one_scale(editor: Editor, conv: Node, weights: Weights, value: _Array, like
     for node in (weights.q, weights.dq):
         if node is not None:
             tensor = editor.insert(conv, node.op, f"{node.name}_one_scale", [tensor, *names])
+    editor.set_input(conv, 1, tensor)
+
+
+def per_channel(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
+    """A scale for each output channel of float weights that have one for all of them."""
+    sites: list[Site] = []
+    found, _ = find_per_tensor(view, target.name)
+    layers = {name for r in only(WeightsPerTensor, reported) if r.lossy for name in r.layers}
+    for granularity in found:
+        conv = granularity.node
+        weights, shape = view.weights(conv), view.weight_shape(conv)
+        value = view.model.constant(weights.source)
+        if granularity.rounded or conv.name not in layers or value is None or shape is None:
+            continue
+        axis = weight_scale_axis(conv, len(shape), target.transposed_per_channel)
+        if weights.q is None or weights.dq is None or axis is None:
+            continue
+
+        def apply(
+            editor: Editor,
+            conv: Node = conv,
+            weights: Weights = weights,
+            value: _Array = value,
+            axis: int = axis,
+        ) -> None:
+            _rescale(editor, conv, weights, weight_scale(value, axis), axis)
+
+        sites.append(Site(conv.name, f"{conv.name}: a weight scale for each channel", apply))
+    return sites
+
+
+def _rescale(editor: Editor, conv: Node, weights: Weights, scale: _Array, axis: int) -> None:
+    """New Q and DQ for the weights of one layer; others may share those that it has."""
+    assert weights.dq is not None
+    kind = editor.model.elem_type(weights.dq.input(1))
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(kind) if kind else np.dtype(np.float32)
+    if dtype == np.float16:
+        scale = round_up_to_half(scale)
+    names = [
+        editor.constant(f"{conv.name}/weight_scale", scale.astype(dtype)),
+        editor.constant(f"{conv.name}/weight_zero_point", np.zeros(scale.shape, np.int8)),
+    ]
+    tensor = weights.source
+    for node in (weights.q, weights.dq):
+        if node is not None:
+            tensor = editor.insert(
+                conv, node.op, f"{node.name}_per_channel", [tensor, *names], {"axis": axis}
+            )
     editor.set_input(conv, 1, tensor)
 
 

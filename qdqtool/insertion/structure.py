@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from qdqtool.model.graph import Model, Node
-from qdqtool.model.operators import CONVOLVE, LayerKind, inputs_behind_q, of, output_axis
+from qdqtool.model.operators import CONVOLVE, inputs_behind_q, of
+from qdqtool.model.operators import weight_scale_axis as weight_scale_axis
 from qdqtool.model.pointwise import activation_outputs, region
 
 
@@ -65,20 +66,6 @@ def _height(model: Model, tensor: str, common: set[int]) -> int:
         memory[name] = 1 + max(memory[t] for t in ("", *node.inputs))
         stack.pop()
     return memory[tensor]
-
-
-def weight_scale_axis(node: Node, rank: int, transposed_per_channel: bool) -> int | None:
-    """The axis along which a node's weights get a scale each; None where one scale for all of them is safer.
-
-    It is that of the outputs (NVIDIA's rule of one scale per output channel). A ConvTranspose gets one scale for all
-    where the target is not known to take one for each output (``Target.transposed_per_channel``), and where it is
-    grouped: axis 1 of its weights counts the channels of one group only.
-    """
-    if of(node).kind == LayerKind.DECONVOLUTION and (
-        not transposed_per_channel or node.integer("group", 1) != 1
-    ):
-        return None
-    return output_axis(node, rank)
 
 
 def all_dequantized(model: Model, tensor: str, readers: Callable[[str], set[int]]) -> bool:

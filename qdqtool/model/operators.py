@@ -592,6 +592,20 @@ def output_axis(node: Node, rank: int) -> int | None:
     return None if found is None else found.output_axis(node, rank)
 
 
+def weight_scale_axis(node: Node, rank: int, transposed_per_channel: bool) -> int | None:
+    """The axis along which a node's weights get a scale each; None where one scale for all of them is safer.
+
+    It is that of the outputs (NVIDIA's rule of one scale per output channel). A ConvTranspose gets one scale for all
+    where the target is not known to take one for each output (``Target.transposed_per_channel``), and where it is
+    grouped: axis 1 of its weights counts the channels of one group only.
+    """
+    if of(node).kind == LayerKind.DECONVOLUTION and (
+        not transposed_per_channel or node.integer("group", 1) != 1
+    ):
+        return None
+    return output_axis(node, rank)
+
+
 def needs_own_dq(node: Node | None) -> bool:
     """Whether a DQ reaches this operator only where nothing else reads the DQ.
 

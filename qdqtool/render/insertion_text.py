@@ -327,16 +327,11 @@ def render_fixed(fixed: Fixed, output: str, width: int) -> str:
     count = len(fixed.applied)
     page.line(f"{count} fix{'' if count == 1 else 'es'} applied, written to {output}")
     facts = [("before", verdict(fixed.before)), ("after", verdict(fixed.after))]
-    if fixed.noise_before is not None and fixed.noise_after is not None:
-        facts.append(
-            (
-                "outputs",
-                f"{fixed.noise_before:.2%} from the float network before, {fixed.noise_after:.2%} "
-                "after (root mean square)",
-            )
-        )
-    for label, text in (*facts, *(("note", note) for note in fixed.notes)):
+    for label, text in facts:
         page.fill(text, 10, f"  {label:<8}")
+    _errors(page, fixed)
+    for note in fixed.notes:
+        page.fill(as_options(note), 10, "  note    ")
     _changes(page, "Applied", fixed.applied)
     _changes(page, "Not applied", fixed.refused)
     left = fixed.after.findings_by_code()
@@ -345,6 +340,22 @@ def render_fixed(fixed: Fixed, output: str, width: int) -> str:
         listed = ", ".join(f"{code} ({left[code]})" for code in serious)
         page.heading(f"left: {listed}; see qdqtool predict {output}")
     return str(page)
+
+
+def _errors(page: Page, fixed: Fixed) -> None:
+    """The distance of each output from the float network's, before and after."""
+    if not fixed.errors:
+        return
+    inputs = f"{fixed.samples} images" if fixed.samples else "random inputs; --calib takes images"
+    page.fill(
+        f"distance from the float network before and after (root mean square, {inputs})",
+        10,
+        "  outputs ",
+    )
+    for error in fixed.errors:
+        change = f"{error.before:>8.2%} -> {error.after:>7.2%}"
+        mark = "  lost" if error.lost else "  grew" if error.grew else ""
+        page.fill(f"{change}{mark}  {error.title}", 12, "          ")
 
 
 def _changes(page: Page, title: str, changes: list[Change]) -> None:

@@ -337,9 +337,10 @@ def _group(page: Page, same: list[Finding], products: set[str]) -> None:
         facts.append(layers_counted(len(concerned) - inside, inside))
     facts.append(str(head.evidence))
     page.gap()
-    page.fill(
-        f"{title_of(head.code)} [{', '.join(facts)}]", 4, f"{_MARK[head.severity]} {head.code}: "
-    )
+    from qdqtool.explain.messages_model import harm  # loaded with the first finding
+
+    title = ": ".join(filter(None, (title_of(head.code), harm(same))))
+    page.fill(f"{title} [{', '.join(facts)}]", 4, f"{_MARK[head.severity]} {head.code}: ")
     shown = page.shown(same, _SHOWN)
     fixes = {f.fix for f in same}
     for finding in shown:

@@ -73,6 +73,49 @@ class ScaleNotPositive(Refusal):
     channels: tuple[int, ...]
 
 
+@record
+class DeadPart:
+    """A tensor of which a quantizer makes one value.
+
+    Attributes:
+        tensor: Its name; a part of what the quantizer reads, or all of it.
+        low: Its least possible value.
+        high: Its greatest possible value.
+        node: The node that bounds it.
+        op: That node's operator.
+        value: What every value becomes.
+    """
+
+    tensor: str
+    low: float
+    high: float
+    node: str
+    op: str
+    value: float
+
+
+class ScaleDead(Refusal):
+    """A scale that makes one value of every possible value of a tensor.
+
+    Attributes:
+        scale: Of the quantizer.
+        zero_point: Of the quantizer.
+        parts: The tensors.
+        whole: Whether the first part is all that the quantizer reads; else a Concat joins the parts with others.
+    """
+
+    scale: float
+    zero_point: int
+    parts: tuple[DeadPart, ...]
+    whole: bool
+
+    @property
+    def reach(self) -> float | None:
+        """The largest magnitude that the whole tensor can have; None if no scale follows from it."""
+        reach = max(abs(self.parts[0].low), abs(self.parts[0].high))
+        return reach if self.whole and 0 < reach < float("inf") else None
+
+
 class ScaleRank(Refusal):
     """A scale of several dimensions; ``blocked`` where that means blocks."""
 
@@ -221,6 +264,26 @@ class WeightScales(Refusal):
     channels: int = 0
 
 
+class WeightsPerTensor(Refusal):
+    """Weights with one scale for all output channels, whose ranges differ; the node is the worst layer.
+
+    Attributes:
+        layers: The layers.
+        total: Layers with quantized weights that were looked at.
+        spread: Range of the widest channel over that of the narrowest, in the worst layer.
+        lost: Share of the channels of the worst layer that lose two bits or more.
+        lossy: Layers where at least a quarter of the channels lose two bits or more.
+        rounded: Layers of whose weights the file holds the rounded values only.
+    """
+
+    layers: tuple[str, ...]
+    total: int
+    spread: float
+    lost: float
+    lossy: int
+    rounded: int
+
+
 class WeightsOutput(Refusal):
     """Quantized weights that are an output of the network."""
 
@@ -246,9 +309,26 @@ class DeconvolutionFloat(Refusal):
 
 
 class JoinedBehindHead(Refusal):
-    """One scale for everything that a Concat behind the head joins."""
+    """One scale for everything that a Concat behind the head joins.
+
+    Attributes:
+        concat: The Concat.
+        scale: The scale; None if it is not known or not the same for all channels.
+        scores: A part that a Sigmoid or Softmax makes, at most 1; empty if none is known.
+        own: The scale that the scores have before the Concat; None if they have none.
+        raw: Whether it joins results of the last convolutions as they are: logits.
+    """
 
     concat: str
+    scale: float | None = None
+    scores: str = ""
+    own: float | None = None
+    raw: bool = False
+
+    @property
+    def lost_below(self) -> float:
+        """The scores that become 0: all up to this one."""
+        return 0.0 if self.scale is None or not self.scores else self.scale / 2
 
 
 class HeadQuantized(Refusal):

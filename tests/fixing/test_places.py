@@ -45,6 +45,22 @@ def faults() -> onnx.ModelProto:
     )
 
 
+def detector() -> onnx.ModelProto:
+    """A gate and a head whose scales fit other tensors, and weights with one scale for channels that differ."""
+    g = Graph()
+    stem = g.relu(g.conv(g.input(1, 16, 8, 8), "stem", 16), "r")
+    gate = g.pair(g.op("Sigmoid", stem, "gate"), "dead", 4.0)
+    g.channels[gate] = 16
+    weights = np.geomspace(0.01, 1.0, 16 * 16, dtype=np.float32).reshape(16, 16, 1, 1)
+    mixed = g.op(
+        "Conv", [gate, g.pair(g.const("w", weights), "wq", 1 / 127)], "mix", kernel_shape=[1, 1]
+    )
+    g.channels[mixed] = 16
+    box = g.conv(g.relu(mixed, "rm"), "box", 4, k=1)
+    score = g.op("Sigmoid", g.conv(stem, "score", 8, k=1), "probability")
+    return g.model(g.pair(g.concat([box, score], "all"), "behind", 5.0))
+
+
 def twice(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Two of it side by side; a name begins with its number."""
     first, second = (onnx.compose.add_prefix(proto, prefix) for prefix in ("1.", "2."))
@@ -55,7 +71,10 @@ def twice(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 @functools.cache
 def others() -> list[View]:
-    return [View(Model(proto)) for proto in (shared_model(), faults(), *map(network, range(12)))]
+    return [
+        View(Model(proto))
+        for proto in (shared_model(), faults(), detector(), *map(network, range(12)))
+    ]
 
 
 def reported_in(prediction: Prediction, step: Step) -> list[Refusal]:
@@ -139,7 +158,7 @@ def test_a_class_below_another_is_handled_as_that_one() -> None:
     for target in ("trt8.5", "rtx1.7"):
         others = [
             (view, predict(view.model, target))
-            for view in (View(Model(f())) for f in (shared_model, faults))
+            for view in (View(Model(f())) for f in (shared_model, faults, detector))
         ]
         for view, plain in (*zip(views(), predictions(target), strict=True), *others):
             other = copy.copy(plain)

@@ -5,10 +5,12 @@ from collections.abc import Iterable
 from qdqtool.explain.compiler import CODES
 from qdqtool.explain.lint import (
     activation_scales,
+    dead_scales,
     floats,
     heads,
     operators,
     quantizers,
+    weight_granularity,
     weight_scales,
     weights,
 )
@@ -28,8 +30,10 @@ def run(view: View, report: Report, convolutions: Iterable[ConvOutcome]) -> None
     quantizers.run(view, report)
     weights.run(view, report)
     weight_scales.run(view, report)
+    weight_granularity.run(view, report)
     activation_scales.by_gains(view, report)
     heads.run(view, report)
+    dead_scales.run(view, report)
     operators.shapes(view, report, {c.name: c for c in convolutions})
     floats.float_types(view, report)
     floats.half(view, report)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 
 from qdqtool.explain.report import Report
 from qdqtool.model import qdq
+from qdqtool.model.bounds import find_bounds, joined_parts
 from qdqtool.model.editor import float_model, placeholder
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.heads import Head, attentions, find_coordinates, find_head
@@ -83,7 +84,41 @@ def run(view: View, report: Report) -> None:
     for q in view.activation_qs:
         concat = None if q.index in view.feeds_weighted else _concat_above(view, q)
         if concat is not None:
-            report.add(faults.JoinedBehindHead(CHECK, q.name, concat.name))
+            found = _joined(view, q, concat)
+            report.add(found, fatal=_is_fatal(found))
+
+
+# Detectors report what scores above some value. Ultralytics' default is the usual one.
+CONFIDENCE = 0.25
+COARSE_LOGITS = 2.0  # a step of logits: scores of 0.5 and 0.88 are one step apart
+
+
+def _joined(view: View, q: Node, concat: Node) -> faults.JoinedBehindHead:
+    """The record of a Q that gives the parts of a Concat one scale, with the scores among the parts."""
+    params, known = view.params(q), find_bounds(view.model)
+    scale = float(params.scale[0]) if params.scale is not None and params.scale.size == 1 else None
+    parts = joined_parts(view.model, q.input(0))
+    scores = [t for t in parts if t in known and 0.0 <= known[t].low < known[t].high <= 1.0]
+    if not scores or len(scores) == len(parts):
+        raw = any(of(view.model.producer(t)).weights is not None for t in parts)
+        return faults.JoinedBehindHead(CHECK, q.name, concat.name, scale, raw=raw)
+    own = (
+        float(params.scale[0])
+        for reader in view.model.readers(scores[0])
+        if qdq.is_q(reader)
+        and (params := view.params(reader)).scale is not None
+        and params.scale.size == 1
+    )
+    return faults.JoinedBehindHead(
+        CHECK, q.name, concat.name, scale, scores[0], own=next(own, None)
+    )
+
+
+def _is_fatal(found: faults.JoinedBehindHead) -> bool:
+    """Whether the scale shows that scores which a detector would report are lost."""
+    if found.scores:
+        return found.lost_below >= CONFIDENCE
+    return found.raw and found.scale is not None and found.scale >= COARSE_LOGITS
 
 
 def _concat_above(view: View, q: Node) -> Node | None:

@@ -18,6 +18,7 @@ from qdqtool.trt.rtx.predict import status_of
 from qdqtool.types import Evidence, Prediction, Severity
 from tests.explain.test_producers import models as producer_models
 from tests.explain.test_producers import of_shape_1, predictions
+from tests.fixing.test_places import detector
 from tests.fuzz.driver import Lab
 from tests.fuzz.grammar import network
 from tests.trt.builder import Graph
@@ -154,7 +155,8 @@ def on_rtx() -> Iterator[tuple[onnx.ModelProto, Prediction]]:
     yield from ((model, predicted(question)) for question, model in models().items())
     yield from zip(producer_models(), predictions("rtx1.7"), strict=True)
     yield from (
-        (model, predict(model, "rtx1.7")) for model in (integers(), of_shape_1("Conv", "Softmax"))
+        (model, predict(model, "rtx1.7"))
+        for model in (integers(), of_shape_1("Conv", "Softmax"), detector())
     )
 
 

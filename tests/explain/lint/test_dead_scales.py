@@ -1,0 +1,146 @@
+"""Scales that make one value of a tensor, and what boxes and scores lose to one scale."""
+
+import numpy as np
+import pytest
+
+from qdqtool.prediction import predict
+from qdqtool.types import Finding, Severity
+from tests.trt.builder import Graph
+
+
+def findings(g: Graph, out: str, code: str, target: str = "trt10") -> list[Finding]:
+    return [f for f in predict(g.model(out), target).findings if f.code == code]
+
+
+@pytest.mark.parametrize("target", ["trt8.5", "trt10", "trt11", "rtx1.7"])
+@pytest.mark.parametrize("op", ["Sigmoid", "HardSigmoid", "Softmax"])
+def test_scale_dead_is_an_error(g: Graph, op: str, target: str) -> None:
+    gate = g.op(op, g.conv(g.input(1, 16, 8, 8), "c", 16), "gate")
+    g.channels[gate] = 16
+    (found,) = findings(g, g.conv(gate, "next", 16, scale=2.0), "SCALE-DEAD", target)
+    assert (found.node, found.severity, found.convolutions) == (
+        "next.in.Q",
+        Severity.ERROR,
+        ["next"],
+    )
+    r = found.causes[0].refusal
+    assert (r.scale, r.whole) == (2.0, True)
+    assert [(p.tensor, p.low, p.high, p.value) for p in r.parts] == [(gate, 0.0, 1.0, 0.0)]
+
+
+@pytest.mark.parametrize("scale", [1.9, 1 / 127, 0.003])
+def test_scale_dead_needs_a_proof(g: Graph, scale: float) -> None:
+    gate = g.op("Sigmoid", g.conv(g.input(1, 16, 8, 8), "c", 16), "gate")
+    g.channels[gate] = 16
+    assert findings(g, g.conv(gate, "next", 16, scale=scale), "SCALE-DEAD") == []
+
+
+def test_scale_dead_of_unbounded_tensor_is_unknown(g: Graph) -> None:
+    x = g.relu(g.conv(g.input(1, 16, 8, 8), "c", 16), "r")
+    assert findings(g, g.conv(x, "next", 16, scale=1e6), "SCALE-DEAD") == []
+
+
+def test_scale_dead_behind_what_moves_values(g: Graph) -> None:
+    """The bounds of a Sigmoid pass a Transpose, a MaxPool and a pair that keeps them."""
+    x = g.pair(g.op("Sigmoid", g.conv(g.input(1, 16, 8, 8), "c", 16), "gate"), "own", 1 / 127)
+    g.channels[x] = 16
+    x = g.pool(g.op("Transpose", x, "t", perm=[0, 1, 3, 2]), "m", k=3, stride=1)
+    g.channels[x] = 16
+    assert [f.node for f in findings(g, g.conv(x, "next", 16, scale=3.0), "SCALE-DEAD")] == [
+        "next.in.Q"
+    ]
+
+
+def test_scale_dead_of_a_part(g: Graph) -> None:
+    """A Concat of a gate and other values in front of a convolution: no head."""
+    x = g.conv(g.input(1, 16, 8, 8), "c", 16)
+    gate = g.op("Sigmoid", x, "gate")
+    joined = g.concat([gate, g.relu(x, "r")], "cat")
+    g.channels[joined] = 32
+    (found,) = findings(g, g.conv(joined, "next", 16, scale=4.0), "SCALE-DEAD")
+    r = found.causes[0].refusal
+    assert [p.tensor for p in r.parts] == [gate] and not r.whole and not found.automatic
+
+
+def head(g: Graph, scale: float, sigmoid: bool = True, own: float | None = None) -> str:
+    """Boxes and scores in one Concat, with a pair behind it."""
+    stem = g.relu(g.conv(g.input(1, 16, 8, 8), "stem", 16), "r")
+    box, score = (g.conv(stem, name, 16, k=1) for name in ("box", "score"))
+    score = g.op("Sigmoid", score, "probability") if sigmoid else score
+    score = score if own is None else g.pair(score, "own", own)
+    return g.pair(g.concat([box, score], "all"), "behind", scale)
+
+
+@pytest.mark.parametrize(
+    ("scale", "severity", "lost"),
+    [
+        (5.2, Severity.ERROR, 2.6),
+        (2.0, Severity.ERROR, 1.0),
+        (0.5, Severity.ERROR, 0.25),
+        (0.4, Severity.WARNING, 0.2),
+        (1 / 127, Severity.WARNING, 0.5 / 127),
+    ],
+)
+def test_head_concat_severity_follows_the_scale(
+    g: Graph, scale: float, severity: Severity, lost: float
+) -> None:
+    """A detector reports scores above 0.25: it finds nothing, or less, where those become 0."""
+    (found,) = findings(g, head(g, scale, own=0.004), "HEAD-CONCAT")
+    r = found.causes[0].refusal
+    assert (found.node, found.severity) == ("behind.Q", severity)
+    assert r.lost_below == pytest.approx(lost, rel=1e-6)
+    assert r.scale == pytest.approx(scale) and r.own == pytest.approx(0.004)
+    assert findings(g, "behind.DQ:0", "SCALE-DEAD") == []  # reported once
+
+
+@pytest.mark.parametrize(("scale", "severity"), [(5.2, Severity.ERROR), (0.2, Severity.WARNING)])
+def test_head_concat_of_logits(g: Graph, scale: float, severity: Severity) -> None:
+    (found,) = findings(g, head(g, scale, sigmoid=False), "HEAD-CONCAT")
+    assert found.severity == severity
+
+
+def per_tensor(g: Graph, spread: float, rounded: bool = False, stored: bool = False) -> str:
+    """Sixteen channels of which twelve have a smaller range, by that factor."""
+    weights = np.random.default_rng(0).uniform(-1, 1, (16, 16, 3, 3)).astype(np.float32)
+    weights /= np.abs(weights).max(axis=(1, 2, 3), keepdims=True)
+    weights[4:] /= spread
+    step = np.float32(1 / 127)
+    integers = np.rint(weights / step).astype(np.int8)
+    if stored:
+        w = g.dq(g.const("w", integers), "wdq", step)
+    else:
+        w = g.pair(g.const("w", integers * step if rounded else weights), "wq", step)
+    return g.op("Conv", [g.pair(g.input(1, 16, 8, 8), "in"), w], "c", kernel_shape=[3, 3])
+
+
+@pytest.mark.parametrize(
+    ("spread", "severity"),
+    [(4.0, Severity.WARNING), (40.0, Severity.WARNING), (3.0, Severity.INFO), (1.0, None)],
+)
+def test_weights_per_tensor(g: Graph, spread: float, severity: Severity | None) -> None:
+    """Two bits lost in many channels are worth a warning."""
+    found = findings(g, per_tensor(g, spread), "W-PER-TENSOR")
+    assert [f.severity for f in found] == [severity] * (severity is not None)
+    for f in found:
+        assert f.causes[0].refusal.spread == pytest.approx(spread, rel=1e-5)
+        assert f.causes[0].refusal.layers == ("c",) and f.convolutions == ["c"]
+
+
+@pytest.mark.parametrize("kind", ["float", "rounded", "stored"])
+def test_weights_per_tensor_are_fixed_from_float_weights_alone(g: Graph, kind: str) -> None:
+    out = per_tensor(g, 8.0, rounded=kind == "rounded", stored=kind == "stored")
+    (found,) = findings(g, out, "W-PER-TENSOR")
+    assert found.severity == Severity.WARNING
+    assert found.automatic == (kind == "float")
+    assert found.causes[0].refusal.rounded == (kind != "float")
+
+
+def test_weights_per_channel_are_no_finding(g: Graph) -> None:
+    assert findings(g, g.conv(g.input(1, 16, 8, 8), "c", 16), "W-PER-TENSOR") == []
+
+
+@pytest.mark.parametrize("op", ["ConvTranspose"])
+def test_weights_per_tensor_where_the_target_takes_no_other(g: Graph, op: str) -> None:
+    """insert gives such a layer one scale itself."""
+    out = g.conv(g.input(1, 16, 8, 8), "c", 16, weights="tensor", op=op, k=2, stride=2)
+    assert findings(g, out, "W-PER-TENSOR") == []

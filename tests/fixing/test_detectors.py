@@ -1,0 +1,421 @@
+"""Fixes of detectors: scores keep their values, whatever other tools made of them."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from qdqtool.base.notes import Remark
+from qdqtool.commands.demo_run import yolov8n
+from qdqtool.errors import DataError, QdqtoolError
+from qdqtool.explain.messages import onnxruntime_recipe
+from qdqtool.fixing.api import Fixed, fix
+from qdqtool.fixing.compare import Noise, noise_of_samples, within, worst_part
+from qdqtool.fixing.outputs import OutputPart
+from qdqtool.model.graph import Model
+from qdqtool.model.heads import find_head
+from qdqtool.prediction import predict
+from qdqtool.types import Severity
+from tests.errors import has
+from tests.insertion.nets import detector as small_detector
+from tests.trt.builder import Graph
+
+quantization = pytest.importorskip("onnxruntime.quantization")
+
+
+def run(proto: onnx.ModelProto, x: np.ndarray) -> list[np.ndarray]:
+    session = onnxruntime.InferenceSession(
+        proto.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    return session.run(None, {session.get_inputs()[0].name: x})
+
+
+def image(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, 1, shape).astype(np.float32)
+
+
+def codes(fixed: Fixed) -> list[str]:
+    return [c.code for c in fixed.applied]
+
+
+def head(scale: float = 5.0, own: float = 0.008) -> onnx.ModelProto:
+    """Boxes in pixels and scores, each with a pair, in one Concat with a pair behind it."""
+    g = Graph()
+    stem = g.relu(g.conv(g.input(1, 16, 8, 8), "stem", 16), "r")
+    box, score = (g.conv(stem, name, 8, k=1) for name in ("box", "score"))
+    pixels = g.pair(g.op("Mul", [box, g.const("stride", np.float32(32))], "decode"), "b", 5.0)
+    scores = g.pair(g.op("Sigmoid", score, "probability"), "s", own)
+    return g.model(g.pair(g.concat([pixels, scores], "all"), "behind", scale))
+
+
+def test_fix_keeps_scores() -> None:
+    proto, x = head(), image(1, 16, 8, 8)
+    assert not run(proto, x)[0][:, 8:].any()
+    fixed = fix(proto)
+    assert codes(fixed)[0] == "HEAD-CONCAT" and fixed.ok
+    scores = run(fixed.proto, x)[0][:, 8:]
+    assert scores.std() > 0.1 and len(np.unique(scores)) > 100
+    assert not {n.name for n in fixed.proto.graph.node} & {"b.Q", "s.Q", "behind.Q"}
+    assert fixed.after.summary()["int8"] == fixed.before.summary()["int8"]
+
+
+@pytest.mark.parametrize(
+    "order", [("CONCAT-SCALE", "HEAD-CONCAT"), ("HEAD-CONCAT", "CONCAT-SCALE")]
+)
+def test_fix_keeps_scores_in_any_order(order: tuple[str, str]) -> None:
+    proto = head()
+    for code in order:
+        proto = fix(proto, only=[code]).proto
+    assert run(proto, image(1, 16, 8, 8))[0][:, 8:].any()
+
+
+def test_fix_does_not_touch_a_harmless_head_unasked() -> None:
+    """Boxes from 0 to 1 may share a scale with scores; their pairs cost accuracy, not detections."""
+    proto = head(scale=0.01)
+    assert "HEAD-CONCAT" not in codes(fix(proto))
+    assert "HEAD-CONCAT" in codes(fix(proto, only=["HEAD-CONCAT"]))
+
+
+def joined(*scales: float, behind: float) -> onnx.ModelProto:
+    """Convolutions of one Concat, with a pair each and one behind it."""
+    g = Graph()
+    x = g.relu(g.conv(g.input(1, 16, 8, 8), "stem", 16), "r0")
+    parts = [
+        g.pair(g.relu(g.conv(x, f"c{i}", 16), f"r{i + 1}"), f"p{i}", scale)
+        for i, scale in enumerate(scales)
+    ]
+    cat = g.concat(parts, "cat")
+    g.channels[cat] = 16 * len(scales)
+    return g.model(g.conv(cat, "last", 16, scale=behind))
+
+
+@pytest.mark.parametrize(
+    ("scales", "behind", "applied"),
+    [
+        ((0.1, 0.2), 0.4, True),
+        ((0.1, 0.1), 0.4, True),
+        ((0.09, 0.4), 0.4, False),
+        ((0.1, 5.0), 5.0, False),
+    ],
+)
+def test_one_scale_costs_at_most_two_bits(
+    scales: tuple[float, ...], behind: float, applied: bool
+) -> None:
+    fixed = fix(joined(*scales, behind=behind))
+    assert ("CONCAT-SCALE" in codes(fixed)) == applied
+    refused = [c.why_not for c in fixed.refused if c.code == "CONCAT-SCALE"]
+    if applied:
+        assert refused == []
+    else:
+        (why,) = refused
+        assert why.remark is Remark.SCALE_TOO_COARSE
+        assert why.values["bits"] == pytest.approx(np.log2(behind / min(scales)), rel=1e-6)
+        kept = {
+            float(onnx.numpy_helper.to_array(t))
+            for t in fixed.proto.graph.initializer
+            if re.fullmatch(r"p\d\..*scale", t.name)
+        }
+        assert kept == {float(np.float32(s)) for s in scales}
+
+
+def gate(scale: float) -> onnx.ModelProto:
+    """Squeeze and excitation: a Sigmoid with a pair in front of a convolution."""
+    g = Graph()
+    x = g.op("Sigmoid", g.conv(g.input(1, 16, 8, 8), "c", 16), "gate")
+    g.channels[x] = 16
+    return g.model(g.conv(x, "next", 16, scale=scale), "next.in.DQ:0")
+
+
+def test_dead_scale_gets_the_range_of_its_operator() -> None:
+    proto, x = gate(5.0), image(1, 16, 8, 8)
+    assert not run(proto, x)[1].any()
+    fixed = fix(proto)
+    assert codes(fixed) == ["SCALE-DEAD"] and fixed.ok
+    values = run(fixed.proto, x)[1]
+    assert values.max() <= 1.0 and np.allclose(values * 127, np.rint(values * 127), atol=1e-4)
+    assert len(np.unique(values)) > 64
+
+
+def test_dead_scale_of_a_part_is_left() -> None:
+    """No scale fits a gate and what a Concat joins with it."""
+    g = Graph()
+    x = g.conv(g.input(1, 16, 8, 8), "c", 16)
+    cat = g.concat([g.op("Sigmoid", x, "gate"), g.relu(x, "r")], "cat")
+    g.channels[cat] = 32
+    fixed = fix(g.model(g.conv(cat, "next", 16, scale=4.0)))
+    assert not fixed.applied and not fixed.ok
+    assert [f.code for f in fixed.after.findings if f.severity == Severity.ERROR] == ["SCALE-DEAD"]
+
+
+def test_pair_moves_behind_sigmoid_with_a_scale_for_its_range(g: Graph) -> None:
+    """The scale of what a Sigmoid reads is ten times too coarse for what it writes."""
+    y = g.pair(g.conv(g.input(1, 16, 8, 8), "c", 16), "inner", 0.1)
+    x = g.op("Sigmoid", y, "gate")
+    g.channels[x] = 16
+    fixed = fix(g.model(g.conv(x, "next", 16, scale=None)), "trt8.5")
+    assert codes(fixed) == ["ACT-INNER-Q"]
+    q = next(n for n in fixed.proto.graph.node if n.name == "inner.Q_moved")
+    scale = next(t for t in fixed.proto.graph.initializer if t.name == q.input[1])
+    assert onnx.numpy_helper.to_array(scale) == pytest.approx(1 / 127, rel=1e-6)
+
+
+def test_weights_get_a_scale_for_each_channel() -> None:
+    weights = np.random.default_rng(0).uniform(-1, 1, (16, 16, 1, 1)).astype(np.float32)
+    weights[8:] /= 50
+    g = Graph()
+    w = g.pair(g.const("w", weights), "wq", np.abs(weights).max() / 127)
+    x = g.pair(g.input(1, 16, 8, 8), "in", 0.05)
+    proto = g.model(g.op("Conv", [x, w], "c", kernel_shape=[1, 1]))
+    fixed = fix(proto)
+    assert codes(fixed) == ["W-PER-TENSOR"]
+    data = image(1, 16, 8, 8)
+    inputs = np.clip(np.rint(data / np.float32(0.05)), -128, 127) * np.float32(0.05)
+    step = np.abs(weights).max(axis=(1, 2, 3), keepdims=True) / 127
+    rounded = np.rint(weights / step) * step
+    expected = np.einsum("oi,nihw->nohw", rounded[:, :, 0, 0], inputs)
+    assert np.allclose(run(fixed.proto, data)[0], expected, atol=1e-4)
+    exact = np.einsum("oi,nihw->nohw", weights[:, :, 0, 0], inputs)
+    errors = [np.abs(run(p, data)[0] - exact)[:, 8:].mean() for p in (proto, fixed.proto)]
+    assert errors[1] < errors[0] / 10
+
+
+# Errors of outputs -------------------------------------------------------------------------------------------------
+
+
+def test_errors_of_boxes_and_scores() -> None:
+    """The error of scores is computed apart from that of the boxes, which are a hundred times as large."""
+    proto, x = head(), image(1, 16, 8, 8)
+    fixed = fix(proto, inputs={"x": x})
+    boxes, scores = fixed.errors
+    assert [(e.output, e.tensor, e.channels) for e in fixed.errors] == [
+        ("behind.DQ:0", "decode:0", (0, 7)),
+        ("behind.DQ:0", "probability:0", (8, 15)),
+    ]
+    floats = onnx.ModelProto()
+    floats.CopyFrom(proto)
+    reference = run(without_pairs(floats, ("stem.in", "box.in", "score.in", "b", "s", "behind")), x)
+    for error, part in ((boxes, slice(0, 8)), (scores, slice(8, 16))):
+        exact = reference[0][:, part].astype(np.float64)
+        for value, model in ((error.before, proto), (error.after, fixed.proto)):
+            off = run(model, x)[0][:, part] - exact
+            assert value == pytest.approx(
+                np.sqrt(np.mean(off**2)) / np.sqrt(np.mean(exact**2)), rel=1e-4
+            )
+    assert scores.before == 1.0 and scores.after < 0.1 and not scores.lost
+
+
+def without_pairs(proto: onnx.ModelProto, names: tuple[str, ...]) -> onnx.ModelProto:
+    """The model with each Q and DQ of these names replaced by Identity nodes."""
+    for node in proto.graph.node:
+        if node.name.rpartition(".")[0] in names and node.op_type.endswith("Linear"):
+            node.op_type = "Identity"
+            del node.input[1:], node.attribute[:]
+    return proto
+
+
+BOXES, SCORES = ("out", "boxes"), ("out", "scores")
+
+
+@pytest.mark.parametrize(
+    ("scores", "lost", "worst"),
+    [
+        (0.1, (), None),
+        (0.16, (), None),
+        (0.2, (), SCORES),
+        (0.1, (SCORES,), SCORES),
+    ],
+    ids=["same", "within a factor", "grown", "one value only"],
+)
+def test_part_that_gets_worse(
+    scores: float, lost: tuple[tuple[str, str], ...], worst: tuple[str, str] | None
+) -> None:
+    """The error of an output is that of its boxes; that of its scores decides where parts are asked for."""
+    before = Noise({"out": 0.02}, True, {BOXES: 0.02, SCORES: 0.1})
+    after = Noise({"out": 0.02}, True, {BOXES: 0.02, SCORES: scores}, frozenset(lost))
+    assert worst_part(before, after, 1.5) == worst
+    assert within(before, after, 1.5)
+    assert within(before, after, 1.5, parts=True) == (worst is None)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_noise_over_samples(count: int) -> None:
+    """The squares of all samples are summed before the root is taken."""
+    generator = np.random.default_rng(0)
+    pairs = [
+        (
+            {"y": generator.normal(0, 1, (1, 4)).astype(np.float32)},
+            {"y": generator.normal(0, 1, (1, 4)).astype(np.float32)},
+        )
+        for _ in range(count)
+    ]
+    off = np.concatenate([a["y"] - b["y"] for a, b in pairs]).astype(np.float64)
+    level = np.concatenate([b["y"] for _, b in pairs]).astype(np.float64)
+    mask = np.array([[True, True, False, False]])
+    part = OutputPart("y", "first", (0, 1), 1, mask)
+    found = noise_of_samples(pairs, [part])
+    assert found.each["y"] == pytest.approx(np.sqrt(np.sum(off**2) / np.sum(level**2)), rel=1e-6)
+    assert found.parts["y", "first"] == pytest.approx(
+        np.sqrt(np.sum(off[:, :2] ** 2) / np.sum(level[:, :2] ** 2)), rel=1e-6
+    )
+    assert found.lost == frozenset()
+    dead = [({"y": np.zeros((1, 4), np.float32)}, b) for _, b in pairs]
+    assert noise_of_samples(dead, [part]).lost == {("y", "first")}
+
+
+def test_levels_of_a_head_are_compared_apart(g: Graph) -> None:
+    """Boxes and scores of two levels, joined along the last axis and reshaped in between."""
+    x = g.relu(g.conv(g.input(1, 16, 8, 8), "stem", 16), "r")
+    levels = []
+    for i in range(2):
+        box, score = (g.conv(x, f"{name}{i}", 4, k=1) for name in ("box", "score"))
+        both = g.op("Concat", [box, g.op("Sigmoid", score, f"s{i}")], f"cat{i}", axis=1)
+        shape = g.const(f"shape{i}", np.array([1, 8, -1], np.int64))
+        levels.append(g.op("Reshape", [both, shape], f"flat{i}"))
+    out = g.op("Transpose", g.op("Concat", levels, "all", axis=2), "t", perm=[0, 2, 1])
+    proto = g.model(out)
+    fixed = fix(proto, inputs={"x": image(1, 16, 8, 8)})
+    assert [(e.tensor, e.channels) for e in fixed.errors] == [
+        ("box0:0", None),
+        ("s0:0", None),
+        ("box1:0", None),
+        ("s1:0", None),
+    ]
+
+
+def test_fix_compares_on_images(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for seed in range(3):
+        pixels = np.random.default_rng(seed).integers(0, 256, (64, 64, 3)).astype(np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{seed}.png")
+    proto = quantize(small_detector(), tmp_path, "images")
+    fixed = fix(proto, data=tmp_path)
+    assert fixed.samples == 3 and fixed.ok
+    boxes, scores = fixed.errors
+    assert scores.before > 0.9 and scores.after < 0.5 and boxes.after < 0.5
+    assert fixed.as_json()["samples"] == 3
+    with pytest.raises(QdqtoolError, check=has("options-exclude-each-other", parameter="inputs")):
+        fix(proto, data=tmp_path, inputs={"images": image(1, 3, 64, 64)})
+    with pytest.raises(DataError):
+        fix(proto, data=tmp_path / "missing")
+
+
+# onnxruntime's quantizer -------------------------------------------------------------------------------------------
+
+
+class Reader(quantization.CalibrationDataReader):
+    def __init__(self, name: str, shape: list[int]) -> None:
+        generator = np.random.default_rng(0)
+        self.items = iter([{name: generator.random(shape).astype(np.float32)} for _ in range(2)])
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        return next(self.items, None)
+
+
+def quantize(
+    proto: onnx.ModelProto, folder: Path, name: str = "images", **options: Any
+) -> onnx.ModelProto:
+    onnx.save(proto, folder / "float.onnx")
+    shape = [d.dim_value for d in proto.graph.input[0].type.tensor_type.shape.dim]
+    quantization.quantize_static(
+        str(folder / "float.onnx"), str(folder / "q.onnx"), Reader(name, shape), **options
+    )
+    quantized = onnx.load(folder / "q.onnx")
+    for file in ("float.onnx", "q.onnx"):
+        (folder / file).unlink()
+    return quantized
+
+
+SYMMETRIC: dict[str, Any] = {
+    "activation_type": quantization.QuantType.QInt8,
+    "weight_type": quantization.QuantType.QInt8,
+    "extra_options": {"ActivationSymmetric": True},
+}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        SYMMETRIC,
+        {**SYMMETRIC, "per_channel": True},
+        {"activation_type": quantization.QuantType.QUInt8, "per_channel": True},
+    ],
+    ids=["default", "symmetric", "per-channel", "uint8"],
+)
+def test_detector_of_onnxruntime_keeps_its_scores(options: dict[str, Any], tmp_path: Path) -> None:
+    """Every recipe quantizes the last Concat, which makes all scores 0."""
+    floats = small_detector()
+    x = np.random.default_rng(0).random((1, 3, 64, 64)).astype(np.float32)
+    proto = quantize(floats, tmp_path, **options)
+    exact = run(floats, x)[0][:, 4:]
+    assert not run(proto, x)[0][:, 4:].any() and exact.min() > 0
+    fixed = fix(proto)
+    assert fixed.ok and "HEAD-CONCAT" in codes(fixed)
+    scores = run(fixed.proto, x)[0][:, 4:]
+    assert np.sqrt(np.mean((scores - exact) ** 2)) < 0.2 * np.sqrt(np.mean(exact**2))
+    assert Remark.INSERT_IS_BETTER in {n.remark for n in fixed.notes} or not (
+        {"ZP-NONZERO", "ZP-UINT8"} & set(codes(fixed))
+    )
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: yolov8n(64), small_detector], ids=["demo", "small detector"]
+)
+def test_recipe_and_fix_leave_no_error_and_no_warning(make: Any, tmp_path: Path) -> None:
+    """The recipe is taken from the text that predict prints; fix gives the parts of each Concat one scale."""
+    floats = make()
+    quantized = quantize(floats, tmp_path)
+    (text,) = re.findall(r"quantize_static\(\.\.\., (.*)\) and then", headline_of(quantized))
+    model = Model(floats)
+    ends = find_head(model)
+    options = eval(f"dict({text})", vars(quantization).copy())
+    assert set(options["nodes_to_exclude"]) == {model.nodes[i].name for i in ends.boxes | ends.dfl}
+    proto = quantize(floats, tmp_path, **options)
+    serious = {f.code for f in predict(proto).findings if f.severity != Severity.INFO}
+    assert serious <= {"CONCAT-SCALE"}
+    fixed = fix(proto)
+    assert [f.code for f in fixed.after.findings if f.severity != Severity.INFO] == []
+    summary = fixed.after.summary()
+    assert summary["float"] == len(ends.boxes | ends.dfl)
+    assert summary["conversions"] <= 2
+
+
+def headline_of(proto: onnx.ModelProto) -> str:
+    from qdqtool.explain.messages import obstacles
+
+    return obstacles(predict(proto).findings)
+
+
+def test_recipe_without_a_head_excludes_nothing() -> None:
+    assert "nodes_to_exclude" not in onnxruntime_recipe()
+
+
+def test_anchors_with_a_zero_point_become_exact_floats(g: Graph) -> None:
+    """Symmetric INT8 has half the steps: anchors would move by half a cell."""
+    anchors = np.arange(0.5, 128, dtype=np.float32).reshape(1, 1, 1, 128)
+    stored = np.arange(1, 256, 2).astype(np.uint8).reshape(anchors.shape)
+    x = g.relu(g.conv(g.input(1, 16, 1, 128), "c", 1), "r")
+    grid = g.dq(g.const("grid", stored), "gdq", 0.5, zero=1, integer=np.uint8)
+    proto = g.model(g.add(x, grid, "sum"))
+    x = image(1, 16, 1, 128)
+    (before,) = run(proto, x)
+    fixed = fix(proto)
+    assert {"ZP-NONZERO"} <= set(codes(fixed)) and "gdq" not in {
+        n.name for n in fixed.proto.graph.node
+    }
+    assert np.array_equal(run(fixed.proto, x)[0], before)
+
+
+def test_rounded_anchors_are_reported(g: Graph) -> None:
+    x = g.relu(g.conv(g.input(1, 16, 1, 128), "c", 1), "r")
+    stored = np.arange(128).astype(np.int8).reshape(1, 1, 1, 128)
+    fixed = fix(g.model(g.add(x, g.dq(g.const("grid", stored), "gdq", 1.004), "sum")))
+    (note,) = (n for n in fixed.notes if n.remark is Remark.CONSTANTS_ROUNDED)
+    assert (note.values["count"], note.values["tensor"]) == (1, "grid")
+    assert note.values["step"] == pytest.approx(1.004)
+    assert Remark.INSERT_IS_BETTER in {n.remark for n in fixed.notes}
