@@ -122,6 +122,8 @@ def test_search_for_dfl_is_linear_in_branches(g: Graph) -> None:
         (range(3), False),
         ([0, 1, 2, 4], False),
         (range(4), True),
+        pytest.param(np.rint(np.arange(16) * 127 / 15) * (15 / 127), True, id="stored-as-int8"),
+        pytest.param(np.arange(16) * 1.01, False, id="other-step"),
     ],
 )
 def test_counts_up(net: Net, values: Sequence[int], expected: bool) -> None:
