@@ -90,11 +90,21 @@ def yolov8(
 ) -> onnx.ModelProto:
     """Builds YOLOv8n, s, m, l or x, by the ``letter`` of :data:`SIZES`; otherwise as :func:`yolov8n`."""
     if size < 32 or size % 32:
-        raise ModelError(f"demo model: size {size} is not a positive multiple of 32")
+        raise ModelError(
+            f"demo model: size {size} is not a positive multiple of 32",
+            code="out-of-range",
+            parameter="size",
+        )
     if classes < 1:
-        raise ModelError(f"demo model: classes {classes} is below 1")
+        raise ModelError(
+            f"demo model: classes {classes} is below 1", code="out-of-range", parameter="classes"
+        )
     if activation not in _SECOND_MOMENT:
-        raise ModelError(f"demo model: activation '{activation}' is unknown; use silu or relu")
+        raise ModelError(
+            f"demo model: activation '{activation}' is unknown; use silu or relu",
+            code="unknown-choice",
+            parameter="activation",
+        )
     net = _Net(seed, activation)
     levels = _backbone_and_neck(net, *SIZES[letter])
     _detect(net, levels, size, classes)
@@ -447,7 +457,9 @@ def write_images(
         try:
             make_image(size, index, seed).save(path, compress_level=1)
         except OSError as error:
-            raise DataError(f"{path}: cannot be written: {error.strerror or error}") from error
+            raise DataError(
+                f"cannot be written: {error.strerror or error}", str(path), code="not-written"
+            ) from error
     return paths
 
 
@@ -470,14 +482,21 @@ def run(folder: Path, size: int, images: int, activation: str, target: Target) -
                 "{`size`:{size}}: the limit of the demo is {most} pixels",
                 size=size,
                 most=budgets.DEMO_SIZE,
-            )
+            ),
+            code="out-of-range",
+            parameter="size",
         )
     proto = yolov8n(size, activation=activation)
     pictures = folder / "images"
     try:
         pictures.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise QdqtoolError(f"{folder}: cannot be made: {error.strerror or error}") from error
+        raise QdqtoolError(
+            f"cannot be made: {error.strerror or error}",
+            str(folder),
+            code="not-written",
+            parameter="output",
+        ) from error
     model, quantized = folder / "yolov8n-demo.onnx", folder / "yolov8n-demo_qdq.onnx"
     save(proto, model)
     for old in pictures.glob("demo-*.png"):

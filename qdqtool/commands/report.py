@@ -7,6 +7,7 @@ import click
 from qdqtool.base.files import claim, named_as_model, stem
 from qdqtool.base.records import replaced
 from qdqtool.commands import inputs
+from qdqtool.commands.usage import UsageError
 from qdqtool.options import Assumed, Beside, Machine, OnBuilds
 
 
@@ -44,8 +45,10 @@ def command(
     others = [f for f in files if named_as_model(f)]
     builds = [f for f in files if f not in others]
     if len(others) + (beside.before is not None) > 1:
-        raise click.UsageError(
-            "two models at most: MODEL, and one before it (--float or OTHER.onnx)"
+        raise UsageError(
+            "two models at most: MODEL, and one before it (--float or OTHER.onnx)",
+            code="option-conflict",
+            parameter="before",
         )
     place = page.output or f"{stem(model) or 'model'}_report.html"  # in the current folder
     claim(place, "-o")
