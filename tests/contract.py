@@ -374,23 +374,42 @@ def silu_add() -> onnx.ModelProto:
     return g.model(g.conv(total, "c2", 16, scale=0.05))
 
 
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What a run of the command line printed, and its exit code."""
+
+    code: int
+    out: str
+    err: str
+
+
+def call(arguments: list[str], folder: Path) -> Answer:
+    """Run the command line in this process, with the trtexec of a prepared folder."""
+    environment = {
+        "PATH": f"{folder / 'bin'}:/usr/bin:/bin",
+        "XDG_STATE_HOME": str(folder),
+        "COLUMNS": "80",
+    }
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        mock.patch.dict(os.environ, environment),
+    ):
+        code = run(arguments)
+    return Answer(code, out.getvalue(), err.getvalue())
+
+
 def run_all(folder: Path) -> Description:
     """Run `RUNS` in a prepared folder and return exit codes and JSON fields with their types."""
-    environment = {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "XDG_STATE_HOME": str(folder)}
     results: Description = {}
     for name, line in RUNS.items():
         arguments = [a.format(d=folder, m=folder / "whole.onnx") for a in shlex.split(line)]
-        out, err = io.StringIO(), io.StringIO()
-        with (
-            contextlib.redirect_stdout(out),
-            contextlib.redirect_stderr(err),
-            mock.patch.dict(os.environ, environment),
-        ):
-            code = run(arguments)
-        results[name] = {"arguments": line, "exit": code}
+        answer = call(arguments, folder)
+        results[name] = {"arguments": line, "exit": answer.code}
         if "--format json" in line:
-            assert out.getvalue(), f"{name}: exit code {code}, {err.getvalue()}"
-            results[name]["fields"] = fields(json.loads(out.getvalue()))
+            assert answer.out, f"{name}: exit code {answer.code}, {answer.err}"
+            results[name]["fields"] = fields(json.loads(answer.out))
     return results
 
 

@@ -1,6 +1,5 @@
 """Each finding code comes out of a network."""
 
-import json
 from collections.abc import Callable
 
 import numpy as np
@@ -18,7 +17,7 @@ from tests.insertion.test_transformers import with_pairs
 from tests.insertion.transformers import vit
 from tests.timing.test_gpus import network as of_two
 from tests.trt.builder import Graph
-from tests.wording import DATA
+from tests.wording import findings
 
 
 def behind_a_pair(make: Callable[[Graph, str], str], opset: int = 17) -> onnx.ModelProto:
@@ -136,7 +135,6 @@ def test_a_target_data_or_a_gpu_that_does(code: str, make: Callable[[], Predicti
 
 def test_each_code_comes_out_of_a_network() -> None:
     """Of those above, the graphs of refusals and cases, and the networks whose words are held (test_wording)."""
-    worded = json.loads(DATA.read_text(encoding="utf-8"))["findings"]
-    found = {text.partition(":")[0] for texts in worded.values() for text in texts}
+    found = {f.code for _, listed in findings() for f in listed}
     found |= {f.code for prediction in predictions("trt8.5") for f in prediction.findings}
     assert found | NETWORKS.keys() | ELSEWHERE.keys() == CODES.keys()
