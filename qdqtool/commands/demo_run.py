@@ -105,13 +105,13 @@ def yolov8(
             code="unknown-choice",
             parameter="activation",
         )
-    net = _Net(seed, activation)
-    levels = _backbone_and_neck(net, *SIZES[letter])
-    _detect(net, levels, size, classes)
+    net = YoloBuilder(seed, activation)
+    levels = add_backbone_and_neck(net, *SIZES[letter])
+    add_head(net, levels, size, classes)
     return net.finish(size, classes, letter)
 
 
-class _Net:
+class YoloBuilder:
     """Collects nodes and initializers; every method returns the name of the tensor it makes."""
 
     def __init__(self, seed: int, activation: str) -> None:
@@ -285,8 +285,8 @@ class _Net:
         return onnx.shape_inference.infer_shapes(model)
 
 
-def _backbone_and_neck(
-    net: _Net, widths: Sequence[int], repeats: Sequence[int]
+def add_backbone_and_neck(
+    net: YoloBuilder, widths: Sequence[int], repeats: Sequence[int]
 ) -> list[tuple[str, int]]:
     """Layers 0 to 21; returns the three feature maps (tensor, channels) that the head reads."""
     a, b, c, d, e = widths
@@ -312,7 +312,7 @@ def _backbone_and_neck(
     return [(out3, c), (out4, d), (out5, e)]
 
 
-def _detect(net: _Net, levels: Sequence[tuple[str, int]], size: int, classes: int) -> None:
+def add_head(net: YoloBuilder, levels: Sequence[tuple[str, int]], size: int, classes: int) -> None:
     """The head: three levels of box and class branches, then the box decoding; it makes the graph output."""
     name = "/model.22"
     box = 4 * REG_MAX
@@ -352,7 +352,7 @@ def _detect(net: _Net, levels: Sequence[tuple[str, int]], size: int, classes: in
     net.concat(f"{name}/Concat_5", [pixels, net.one("Sigmoid", f"{name}/Sigmoid", scores)])
 
 
-def _dfl(net: _Net, name: str, boxes: str) -> str:
+def _dfl(net: YoloBuilder, name: str, boxes: str) -> str:
     """Expected distance of each box side from its distribution over 16 bins: [1, 64, anchors] to [1, 4, anchors]."""
     shape = net.integers(f"{name}/Reshape_shape", 1, 4, REG_MAX, -1)
     bins = net.one("Reshape", f"{name}/Reshape", boxes, shape, allowzero=0)

@@ -6,7 +6,7 @@ import re
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from qdqtool.base.notes import Remark
 from qdqtool.commands import COMMANDS
 from tests import contract, wording
 from tests.insertion.nets import detector
+from tests.optional import without_package
 from tests.snapshots import Cases
 
 # A number that is not a part of a name or of a version.
@@ -337,19 +338,6 @@ def folder() -> tempfile.TemporaryDirectory[str]:
     (path / "cut.onnx").write_bytes(whole[: len(whole) // 2])
     (path / "empty").mkdir()
     return home
-
-
-@contextlib.contextmanager
-def without_package(name: str) -> Iterator[None]:
-    """Let a package seem not to be installed."""
-    module = sys.modules.pop(name, None)
-    sys.modules[name] = None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        del sys.modules[name]
-        if module is not None:
-            sys.modules[name] = module
 
 
 def answer(line: str) -> str:

@@ -17,7 +17,7 @@ CONVOLUTIONS = 104
 _SLIM = 8  # by which the widths are divided while Q/DQ are placed, which needs the weights
 
 
-class _Net(demo._Net):
+class _Net(demo.YoloBuilder):
     """The demo's blocks; with ``whole`` weights of a known shape without data."""
 
     whole = False
@@ -54,8 +54,8 @@ def yolov8x(size: int = 640, slim: int = 1) -> onnx.ModelProto:
     net = _Net(0, "silu")
     net.whole = slim == 1
     widths, repeats = demo.SIZES["x"]
-    levels = demo._backbone_and_neck(net, [width // slim for width in widths], repeats)
-    demo._detect(net, levels, size, 80)
+    levels = demo.add_backbone_and_neck(net, [width // slim for width in widths], repeats)
+    demo.add_head(net, levels, size, 80)
     return net.finish(size, 80)
 
 
