@@ -154,7 +154,7 @@ ERRORS: dict[str, tuple[str, ...]] = {
         "tune branches.onnx --calib pixels.npy --budget-ms 3 --gpu T4 --keep 0.9",
         "tune branches.onnx --calib pixels.npy --gpu 'Jetson Nano'",
         "tune branches.onnx --calib pixels.npy --metric f",
-        "tune branches.onnx --calib pixels.npy --metric json:dumps --keep 0.9",
+        "tune branches.onnx --calib pixels.npy --metric json:dumps --workers 1",
         "tune branches.onnx --calib pixels.npy --time-limit soon",
         "tune branches.onnx --calib pixels.npy --eval one.npy",
         "tune branches.onnx --calib pixels.npy --eval nowhere",
