@@ -1,18 +1,25 @@
-"""What version 0.1 promised still holds: API, command line, exit codes and JSON fields may grow, and never change."""
+"""API, command line, exit codes and JSON fields keep what the releases promised: they grow and never change.
+
+What 0.2 promises is recorded before its release; `python -m tests.tools.record_contract` writes the record.
+"""
 
 import json
-from pathlib import Path
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
 
+from qdqtool.commands import COMMANDS
 from tests import contract
+from tests.contract import Description
 
-PROMISED: dict[str, Any] = json.loads(contract.DATA.read_text())
-_TEXTS = {"text", "path", "file"}
-_POSITIONAL = ("POSITIONAL_ONLY", "POSITIONAL_OR_KEYWORD")
-# What was changed on purpose. The default method: on images that nobody chose settings by, mse lost to others.
-MEANT = {
+PROMISED: dict[str, Description] = {
+    release: json.loads(path.read_text("utf-8")) for release, path in contract.RECORDS.items()
+}
+
+# Changes since 0.1 on purpose.
+CHANGES = {
+    # The method that is most accurate on images that nobody chose the settings by.
     "insert: default of method was 'mse', is 'focus'",
     "default of --method was mse, is focus",
     # TensorRT 10 is what users install; evidence tables name their targets.
@@ -20,12 +27,14 @@ MEANT = {
         f"{name}: default of target was 'trt8.5', is 'trt10'"
         for name in ("Insertion", "assert_int8", "fix", "insert", "predict")
     ),
-    # What stays float: FP16 where the file's types decide, so that TensorRT 11 does not run it in FP32.
+    # FP16 if the file's types decide, so that TensorRT 11 does not run the remainder in FP32.
     "insert: default of high_precision was 'fp32', is None",
     "default of --high-precision was fp32, is None",
-    "nargs of model was 1, is -1",  # predict takes several models
-    "calibration.methods.mse is gone",  # the methods that were used, each with a count
-    # A finding is made of what was refused, and worded from that; its attributes and its JSON stay.
+    # predict accepts several models.
+    "nargs of model was 1, is -1",
+    # The method of each tensor that was used, each with a count.
+    "calibration.methods.mse is gone",
+    # A finding is made of its causes. Its attributes and its JSON stay.
     "Finding: parameter message is gone",
     "Finding: parameter fix is gone",
     "Finding: new parameter causes has no default",
@@ -36,214 +45,241 @@ MEANT = {
 }
 
 
-# Python API -------------------------------------------------------------------------------------------------------
+# Importing these takes seconds.
+SLOW = ("qdqtool.qat.lightning", "qdqtool.qat.ultralytics")
 
 
-@pytest.fixture(scope="module")
-def python_api() -> dict[str, Any]:
-    return contract.python_api()
-
-
-@pytest.mark.parametrize("module", PROMISED["python"])
-def test_python_api(python_api: dict[str, Any], module: str) -> None:
-    broken = broken_names(PROMISED["python"][module], python_api[module])
-    broken = [text for text in broken if text not in MEANT]
-    assert not broken, f"{module}: {'; '.join(broken)}"
-
-
-def broken_names(promised: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What of a module's names is gone or changed."""
-    broken = []
-    for name, was in promised.items():
-        if name not in now:
-            broken.append(f"{name} is gone")
-        elif isinstance(was, dict):
-            broken += [f"{name}: {text}" for text in broken_value(was, now[name])]
-    return broken
-
-
-def broken_value(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """The same for one function, class or value."""
-    if was["kind"] != now["kind"]:
-        return [f"was a {was['kind']}, is a {now['kind']}"]
-    broken = []
-    if "parameters" in was:
-        broken += broken_parameters(was["parameters"], now.get("parameters", []))
-    for name, value in was.get("members", {}).items():
-        if now["members"].get(name) != value:
-            broken.append(f"member {name} was {value!r}, is {now['members'].get(name)!r}")
-    broken += [
-        f"{base} is no base any more" for base in was.get("bases", []) if base not in now["bases"]
+def each(section: str) -> list[Any]:
+    """Return release and entry of each promise in a section of the records."""
+    return [
+        pytest.param(
+            release,
+            entry,
+            id=f"{release}-{entry}",
+            marks=pytest.mark.slow if entry in SLOW else (),
+        )
+        for release, record in PROMISED.items()
+        for entry in record[section]
     ]
-    for name, attribute in was.get("attributes", {}).items():
+
+
+# Python API
+
+
+@pytest.mark.parametrize(("release", "module"), each("python"))
+def test_contract_python_api(release: str, module: str) -> None:
+    for package in contract.OPTIONAL_PACKAGES.get(module, ()):
+        if find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    breaks = broken_names(PROMISED[release]["python"][module], contract.describe_module(module))
+    assert not set(breaks) - CHANGES
+
+
+def broken_names(promised: Description, now: Description) -> list[str]:
+    """Return which public names of a module are gone or changed."""
+    breaks = []
+    for name, description in promised.items():
+        if name not in now:
+            breaks.append(f"{name} is gone")
+        elif isinstance(description, dict):
+            breaks += [f"{name}: {text}" for text in broken_value(description, now[name])]
+    return breaks
+
+
+def broken_value(promised: Description, now: Description) -> list[str]:
+    """Return what is gone from a function, class or value, or changed."""
+    if promised["kind"] != now["kind"]:
+        return [f"was a {promised['kind']}, is a {now['kind']}"]
+    breaks = []
+    if "parameters" in promised:
+        breaks += broken_parameters(promised["parameters"], now.get("parameters", []))
+    for name, value in promised.get("members", {}).items():
+        if now["members"].get(name) != value:
+            breaks.append(f"member {name} was {value!r}, is {now['members'].get(name)!r}")
+    breaks += [
+        f"{base} is not a base any more"
+        for base in promised.get("bases", [])
+        if base not in now["bases"]
+    ]
+    for name, attribute in promised.get("attributes", {}).items():
         if name not in now["attributes"]:
-            broken.append(f"attribute {name} is gone")
+            breaks.append(f"attribute {name} is gone")
         elif isinstance(attribute, list) != isinstance(now["attributes"][name], list):
-            broken.append(
-                f"attribute {name} was {'a method' if isinstance(attribute, list) else 'no method'}"
-            )
+            kind = "a method" if isinstance(attribute, list) else "not a method"
+            breaks.append(f"attribute {name} was {kind}")
         elif isinstance(attribute, list):
-            broken += [
-                f"{name}(): {text}"
-                for text in broken_parameters(attribute, now["attributes"][name])
-            ]
-    return broken
+            method = broken_parameters(attribute, now["attributes"][name])
+            breaks += [f"{name}(): {text}" for text in method]
+    return breaks
 
 
-def broken_parameters(was: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[str]:
-    """Every call that was right stays right: names, positions, kinds and defaults stay; new ones have a default."""
+def broken_parameters(promised: list[Description], now: list[Description]) -> list[str]:
+    """Return why a call that was right would be wrong now.
+
+    Names, positions, kinds and defaults stay; new parameters have a default.
+    """
     present = {p["name"]: p for p in now}
-    broken = []
-    for parameter in was:
-        found = present.get(parameter["name"])
-        if found is None:
-            broken.append(f"parameter {parameter['name']} is gone")
-        elif found["kind"] != parameter["kind"]:
-            broken.append(
-                f"parameter {parameter['name']} was {parameter['kind']}, is {found['kind']}"
-            )
-        elif parameter["default"] is not None and found["default"] != parameter["default"]:
-            broken.append(
-                f"default of {parameter['name']} was {parameter['default']}, is {found['default']}"
-            )
-    names = {p["name"] for p in was}
+    breaks = []
+    for parameter in promised:
+        name, default = parameter["name"], parameter["default"]
+        other = present.get(name)
+        if other is None:
+            breaks.append(f"parameter {name} is gone")
+        elif other["kind"] != parameter["kind"]:
+            breaks.append(f"parameter {name} was {parameter['kind']}, is {other['kind']}")
+        elif default is not None and other["default"] != default:
+            breaks.append(f"default of {name} was {default}, is {other['default']}")
+    names = {p["name"] for p in promised}
     for parameter in now:
-        variadic = parameter["kind"].startswith("VAR_")
-        if parameter["name"] not in names and parameter["default"] is None and not variadic:
-            broken.append(f"new parameter {parameter['name']} has no default")
-    before, after = ([p["name"] for p in ps if p["kind"] in _POSITIONAL] for ps in (was, now))
+        is_variadic = parameter["kind"].startswith("VAR_")
+        if parameter["name"] not in names and parameter["default"] is None and not is_variadic:
+            breaks.append(f"new parameter {parameter['name']} has no default")
+    before, after = (
+        [p["name"] for p in parameters if p["kind"].startswith("POSITIONAL")]
+        for parameters in (promised, now)
+    )
     if before != after[: len(before)]:
-        broken.append(f"positional parameters were {before}, are {after}")
-    return broken
+        breaks.append(f"positional parameters were {before}, are {after}")
+    return breaks
 
 
-# Command line -----------------------------------------------------------------------------------------------------
+# Command line
 
 
-@pytest.fixture(scope="module")
-def command_line() -> dict[str, Any]:
-    return contract.command_line()
+@pytest.mark.parametrize(("release", "command"), each("commands"))
+def test_contract_command_line(release: str, command: str) -> None:
+    breaks = broken_options(
+        PROMISED[release]["commands"][command], contract.describe_command(command)
+    )
+    assert not set(breaks) - CHANGES
 
 
-@pytest.mark.parametrize("command", PROMISED["commands"])
-def test_command_line(command_line: dict[str, Any], command: str) -> None:
-    assert command in command_line, f"the command {command} is gone"
-    broken = broken_options(PROMISED["commands"][command], command_line[command])
-    broken = [text for text in broken if text not in MEANT]
-    assert not broken, f"{command}: {'; '.join(broken)}"
+def test_contract_has_every_command() -> None:
+    assert PROMISED["0.2"]["commands"].keys() == COMMANDS.keys()
+    assert {run.split()[0] for run in PROMISED["0.2"]["runs"]} == COMMANDS.keys()
 
 
-def broken_options(promised: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What of a command's options is gone or changed."""
-    broken = []
-    for name, was in promised.items():
-        found = now.get(name)
-        if found is None:
-            broken.append(f"{name} is gone")
+def broken_options(promised: Description, now: Description) -> list[str]:
+    """Return which arguments and options of a command are gone or changed."""
+    breaks = []
+    texts = {"text", "path", "file"}
+    for name, option in promised.items():
+        other = now.get(name)
+        if other is None:
+            breaks.append(f"{name} is gone")
             continue
         for key in ("spellings", "choices"):
-            broken += [f"{name} takes no {x} any more" for x in was[key] if x not in found[key]]
-        if found["required"] and not was["required"]:
-            broken.append(f"{name} is required now")
-        if found["type"] != was["type"] and not {found["type"], was["type"]} <= _TEXTS:
-            broken.append(f"{name} was a {was['type']}, is a {found['type']}")
-        for key in ("nargs", "multiple", "flag", "default"):
-            if found[key] != was[key]:
-                broken.append(f"{key} of {name} was {was[key]}, is {found[key]}")
-    broken += [
+            breaks += [f"{name}: {x} is gone" for x in option[key] if x not in other[key]]
+        if other["required"] and not option["required"]:
+            breaks.append(f"{name} is required now")
+        if other["type"] != option["type"] and not {other["type"], option["type"]} <= texts:
+            breaks.append(f"{name} was a {option['type']}, is a {other['type']}")
+        for key in ("nargs", "multiple", "flag", "default", "value alone", "range"):
+            if key in option and other[key] != option[key]:
+                breaks.append(f"{key} of {name} was {option[key]}, is {other[key]}")
+    breaks += [
         f"new {name} is required"
-        for name, found in now.items()
-        if found["required"] and name not in promised
+        for name, option in now.items()
+        if option["required"] and name not in promised
     ]
-    return broken
+    return breaks
 
 
-# Exit codes and JSON ----------------------------------------------------------------------------------------------
+# Exit codes and JSON fields
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Description:
     folder = tmp_path_factory.mktemp("contract")
     contract.prepare(folder)
-    return folder
+    return contract.run_all(folder)
 
 
-@pytest.fixture(scope="module")
-def runs(prepared: Path) -> dict[str, Any]:
-    return contract.runs(prepared)
+@pytest.mark.parametrize(("release", "run"), each("runs"))
+def test_contract_exit_code_and_json_fields(runs: Description, release: str, run: str) -> None:
+    promised = PROMISED[release]["runs"][run]
+    assert runs[run]["exit"] == promised["exit"]
+    breaks = broken_fields(promised.get("fields", {}), runs[run].get("fields", {}))
+    assert not set(breaks) - CHANGES
 
 
-def test_runs_files_and_fields_are_as_recorded(prepared: Path) -> None:
-    assert {name for name, _ in contract.RUNS} >= set(PROMISED["runs"])
-    assert {"agrees.log", "differs.log", "half.log", "residual.onnx"} <= {
-        p.name for p in prepared.iterdir()
-    }
-    was = contract.fields({"schema": "a/1", "n": [{"x": 1, "y": None}]})
-    assert was == {
+def broken_fields(promised: dict[str, list[str]], now: dict[str, list[str]]) -> list[str]:
+    """Return which JSON fields are gone or have another type.
+
+    A value may become null, because it may be unknown.
+    """
+    breaks = []
+    for path, types in promised.items():
+        if path not in now:
+            breaks.append(f"{path or 'the answer'} is gone")
+        elif types != ["null"] and set(now[path]) - set(types) - {"null"}:
+            before, after = " or ".join(types), " or ".join(now[path])
+            breaks.append(f"{path or 'the answer'} was {before}, is {after}")
+    return breaks
+
+
+# The comparison itself
+
+
+def f(a: int, *, b: int = 1) -> None: ...
+def with_more(a: int, new: int = 0, *, b: int = 1, c: int = 2) -> None: ...
+def with_fewer(a: int) -> None: ...
+def with_other_default(a: int, *, b: int = 2) -> None: ...
+def with_required(a: int, new: int, *, b: int = 1) -> None: ...
+def with_other_order(new: int = 0, a: int = 0, *, b: int = 1) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("other", "breaks"),
+    [
+        (with_more, []),
+        (with_fewer, ["parameter b is gone"]),
+        (with_other_default, ["default of b was 1, is 2"]),
+        (with_required, ["new parameter new has no default"]),
+        (with_other_order, ["positional parameters were ['a'], are ['new', 'a']"]),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_broken_parameters(other: Any, breaks: list[str]) -> None:
+    assert broken_parameters(contract.parameters(f), contract.parameters(other)) == breaks
+
+
+def test_fields_have_paths_and_types() -> None:
+    assert contract.fields({"schema": "a/1", "n": [{"x": 1, "y": None}, {"x": "1"}]}) == {
         "": ["object"],
         "schema": ['string "a/1"'],
         "n": ["array"],
         "n[]": ["object"],
-        "n[].x": ["number"],
+        "n[].x": ["number", "string"],
         "n[].y": ["null"],
     }
-    assert (
-        broken_fields(
-            was, contract.fields({"schema": "a/1", "n": [{"x": 2, "y": "now known", "z": 0}]})
-        )
-        == []
-    )
-    assert broken_fields(was, contract.fields({"schema": "a/1", "n": [{"x": "2", "y": 1}]})) == [
-        "n[].x was number, is string"
+
+
+@pytest.mark.parametrize(
+    ("answer", "breaks"),
+    [
+        ({"schema": "a/1", "n": [{"x": 2, "y": "now known", "new": 0}]}, []),
+        ({"schema": "a/1", "n": [{"x": "2", "y": 1}]}, ["n[].x was number, is string"]),
+        (
+            {"schema": "a/2", "n": [{"x": 2}]},
+            ["n[].y is gone", 'schema was string "a/1", is string "a/2"'],
+        ),
+    ],
+    ids=["more", "other type", "fewer"],
+)
+def test_broken_fields(answer: Any, breaks: list[str]) -> None:
+    promised = contract.fields({"schema": "a/1", "n": [{"x": 1, "y": None}]})
+    assert broken_fields(promised, contract.fields(answer)) == breaks
+
+
+def test_broken_options() -> None:
+    promised = contract.describe_command("gpus")
+    assert broken_options(promised, promised) == []
+    changed = {name: dict(option) for name, option in promised.items()}
+    changed["--format"] |= {"choices": ["json"], "default": "json"}
+    del changed["--sources"]
+    assert broken_options(promised, changed) == [
+        "--sources is gone",
+        "--format: text is gone",
+        "default of --format was text, is json",
     ]
-    assert broken_fields(was, contract.fields({"schema": "a/2", "n": [{"x": 2}]})) == [
-        "n[].y is gone",
-        'schema was string "a/1", is string "a/2"',
-    ]
-
-
-@pytest.mark.parametrize("run", PROMISED["runs"])
-def test_exit_code_and_fields(runs: dict[str, Any], run: str) -> None:
-    promised = PROMISED["runs"][run]
-    assert runs[run]["exit"] == promised["exit"]
-    broken = broken_fields(promised.get("fields", {}), runs[run].get("fields", {}))
-    broken = [text for text in broken if text not in MEANT]
-    assert not broken, f"{run}: {'; '.join(broken)}"
-
-
-def broken_fields(promised: dict[str, list[str]], now: dict[str, list[str]]) -> list[str]:
-    """What of the JSON's fields is gone or has another type; null may come where there was a value to be unknown."""
-    broken = []
-    for path, types in promised.items():
-        if path not in now:
-            broken.append(f"{path or 'the answer'} is gone")
-            continue
-        new = set(now[path]) - set(types) - {"null"}
-        if new and types != ["null"]:
-            broken.append(
-                f"{path or 'the answer'} was {' or '.join(types)}, is {' or '.join(now[path])}"
-            )
-    return broken
-
-
-# The comparison itself --------------------------------------------------------------------------------------------
-
-
-def test_additions_are_allowed_and_losses_are_not() -> None:
-    def f(a: int, *, b: int = 1) -> None: ...
-    def more(a: int, new: int = 0, *, b: int = 1, c: int = 2) -> None: ...
-    def fewer(a: int) -> None: ...
-    def changed(a: int, *, b: int = 2) -> None: ...
-    def demanding(a: int, new: int, *, b: int = 1) -> None: ...
-    def shuffled(new: int = 0, a: int = 0, *, b: int = 1) -> None: ...
-
-    was = contract.parameters(f)
-    assert broken_parameters(was, contract.parameters(more)) == []
-    assert broken_parameters(was, contract.parameters(fewer)) == ["parameter b is gone"]
-    assert broken_parameters(was, contract.parameters(changed)) == ["default of b was 1, is 2"]
-    assert broken_parameters(was, contract.parameters(demanding)) == [
-        "new parameter new has no default"
-    ]
-    assert any(
-        "positional" in text for text in broken_parameters(was, contract.parameters(shuffled))
-    )

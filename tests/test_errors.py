@@ -1,4 +1,4 @@
-"""Errors say of which file they are, apart from what is wrong with it."""
+"""Attributes and text of errors."""
 
 import pickle
 
@@ -9,11 +9,15 @@ from qdqtool.timing.estimate import predict_on
 from tests.trt.builder import Graph
 
 
-def test_path_and_reason_are_apart_and_the_message_is_both() -> None:
-    path, wrong = "a: b.onnx", "is damaged"
-    error, plain = ModelError(wrong, path), DataError(wrong)
-    assert (str(error), error.path, error.reason) == (f"{path}: {wrong}", path, wrong)
-    assert (str(plain), plain.path, plain.reason) == (wrong, "", wrong)
+def test_error_text_is_path_and_reason() -> None:
+    path, reason = "a: b.onnx", "is damaged"
+    error, plain = ModelError(reason, path), DataError(reason)
+    assert (str(error), error.path, error.reason) == (f"{path}: {reason}", path, reason)
+    assert (str(plain), plain.path, plain.reason) == (reason, "", reason)
+
+
+def test_error_is_pickled_with_its_attributes() -> None:
+    error = ModelError("is damaged", "a: b.onnx")
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), str(again), again.path, again.reason) == (
         ModelError,
@@ -35,13 +39,13 @@ def test_error_attributes_name_the_cause_and_the_place() -> None:
     assert (again.code, again.node) == ("no-weights", "/c/Conv")
 
 
-def test_whatever_is_in_a_name_the_message_is_one_line_that_can_be_printed() -> None:
+def test_error_text_is_one_printable_line() -> None:
     error = ModelError("tensor '\x1b[31m\u2028\r' is damaged", "a\n\udcff é.onnx")
     assert str(error) == r"a\n\udcff é.onnx: tensor '\x1b[31m\u2028\r' is damaged"
     assert error.path == "a\n\udcff é.onnx"
 
 
-def test_why_a_gain_is_not_known_is_said_without_the_path() -> None:
+def test_unknown_gain_note_has_a_reason_without_path() -> None:
     g = Graph()
     _, time = predict_on(
         g.model(g.relu(g.input(1, 16, 8, 8), "r")), "trt8.5", Request(gpu="RTX 3060")

@@ -1,12 +1,7 @@
-"""The words of findings and comparisons; ``python -m tests.wording`` writes those of today into tests/data.
+"""Networks, models and records whose findings, comparisons and reasons have every wording; see `tests.snapshots`."""
 
-Wording is held here and nowhere else; all other tests look at codes and data.
-"""
-
-import contextlib
 import functools
 import json
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,11 +35,9 @@ from tests.trt.builder import Graph
 from tests.verification.comparing.networks import float_network, network
 from tests.verification.comparing.test_changes import listing
 
-DATA = Path(__file__).parent / "data" / "wording.json"
 
-
-def one(op: str, **attributes: object) -> onnx.ModelProto:
-    """An operator behind a quantized convolution and a pair."""
+def after_pair(op: str, **attributes: object) -> onnx.ModelProto:
+    """Return an operator after a quantized convolution and a pair."""
     g = Graph()
     return g.model(g.op(op, g.pair(g.conv(g.input(1, 32, 8, 8), "c", 32), "p"), "n", **attributes))
 
@@ -63,7 +56,7 @@ def padded() -> onnx.ModelProto:
 
 
 def networks() -> Iterator[tuple[str, onnx.ModelProto, str]]:
-    """A label, a network, and the target that it is predicted for."""
+    """Yield a label, a network, and the target that it is predicted for."""
     for reason, make in GRAPHS.items():
         for target in (TARGETS.get(reason, "trt8.5"), "trt8.4", "trt11", "rtx1.7"):
             yield f"{reason}, {target}", make(), target
@@ -91,8 +84,8 @@ def networks() -> Iterator[tuple[str, onnx.ModelProto, str]]:
         "8": conv(8),
         "groups": conv(32, groups=4),
         "depthwise SiLU": conv(32, "SiLU", groups=32),
-        "Softmax": one("Softmax"),
-        "plugin": one("Special", domain="trt"),
+        "Softmax": after_pair("Softmax"),
+        "plugin": after_pair("Special", domain="trt"),
         "residual": residual("float"),
         "one residual": residual("own", behind=False),
         "both": residual("own", conv_side=True),
@@ -202,31 +195,31 @@ def further() -> Iterator[tuple[str, onnx.ModelProto, str]]:
 
 
 def records() -> list[Refusal]:
-    """What data or a GPU show, of which there is one for each of its words; and forms of a normalization."""
-    made: list[Refusal] = [
+    """Return what data or a GPU show, one for each wording, and the forms of a decomposed LayerNorm."""
+    listed: list[Refusal] = [
         GpuLacks("GPU", "", fact, "a GPU", 2, "c", ("trt10", "10.0")) for fact in GpuFact
     ]
     fits = (ActivationFit("a.Q", 0.1, 0.25, 0.1, 2.0), ActivationFit("b.Q", 0.2, 0.0, 0.0, 0.125))
     for bad, samples, factor in ((1, 1, 2.0), (3, 4, 0.5), (3, 4, 0.0)):
-        made.append(ActivationScales(CHECK, "a.Q", fits[:bad], bad, 5, samples, factor))
-    made += [
+        listed.append(ActivationScales(CHECK, "a.Q", fits[:bad], bad, 5, samples, factor))
+    listed += [
         OutlierScales(CHECK, "a.Q", (("a.Q", 0.1, 50.0),), 2, 5, 4, linear)
         for linear in (True, False)
     ]
-    made += [
+    listed += [
         NormInPieces(CHECK, "n", exact, opset) for exact in (True, False) for opset in (13, 17)
     ]
-    return made
+    return listed
 
 
 @functools.cache
 def findings() -> tuple[tuple[str, list[Finding]], ...]:
-    """A label, and what is found of it."""
-    found = [
+    """Return the findings of each network, by its label, and those of the records."""
+    predicted = [
         (label, predict(proto, target).findings)
         for label, proto, target in (*networks(), *further())
     ]
-    made = [
+    recorded = [
         Finding(
             code_of(r),
             Severity.WARNING,
@@ -238,33 +231,28 @@ def findings() -> tuple[tuple[str, list[Finding]], ...]:
         )
         for r in records()
     ]
-    return (*found, ("records", made))
+    return (*predicted, ("records", recorded))
 
 
 def kinds_worded() -> set[type[Refusal]]:
-    """The classes of what these findings are of."""
-    return {type(cause.refusal) for _, found in findings() for f in found for cause in f.causes}
+    """Return the classes of the causes of these findings."""
+    return {type(cause.refusal) for _, listed in findings() for f in listed for cause in f.causes}
 
 
-def of_findings() -> dict[str, list[str]]:
-    """Network to the code, the message and the advice of its findings; texts of an earlier one are left out."""
-    found: dict[str, list[str]] = {}
-    seen: set[str] = set()
-    for label, made in findings():
-        texts = [f"{f.code}: {f.message} => {f.fix}" for f in made]
-        found[label] = [t for t in dict.fromkeys(texts) if t not in seen]
-        seen.update(texts)
-    return {label: texts for label, texts in found.items() if texts}
+def headlines() -> list[str]:
+    """Return the headlines of networks that TensorRT rejects, and of all together."""
+    groups = [
+        *(listed for _, listed in findings()),
+        [f for _, listed in findings() for f in listed],
+    ]
+    return [text for text in dict.fromkeys(map(messages.obstacles, groups)) if text]
 
 
-def of_obstacles() -> dict[str, list[str]]:
-    """What the headline says of networks that TensorRT does not take as they are quantized, and of all together."""
-    made = [*(found for _, found in findings()), [f for _, found in findings() for f in found]]
-    return {"headline": [text for text in dict.fromkeys(map(messages.obstacles, made)) if text]}
+def comparisons(folder: Path) -> dict[str, list[str]]:
+    """Return the lines that `compare` prints of two sides, and what its JSON says of them.
 
-
-def of_comparisons(folder: Path) -> dict[str, list[str]]:
-    """Two sides to the lines that `compare` prints of them; files are made in the folder, which is the current one."""
+    Files are written into the folder, which is the current one.
+    """
     models = {
         "good": network(),
         "two spoilt": network(spoilt=[0, 2]),
@@ -289,22 +277,23 @@ def of_comparisons(folder: Path) -> dict[str, list[str]]:
     ]
     pairs += [("good.onnx", f"{name}.json") for name in ("good", "bad")]
     pairs += [("bad.json", "good.onnx"), ("good.json", "bad.json")]
-    found = {}
+    lines = {}
     for a, b in pairs:
         compared = qdqtool.compare(a, b, target=None if "json" in a and "json" in b else "trt8.5")
+        keys = ("name", "changes", "lost", "finding", "scale_factor", "weights_scale_factor")
         nodes = [
-            json.dumps(node, sort_keys=True)
+            json.dumps({key: node[key] for key in keys})
             for node in compared.as_json()["nodes"]
             if node["changes"]
         ]
         text = render_comparison(compared).splitlines()
-        found[f"{a} {b}"] = [*text, json.dumps(compared.summary(), sort_keys=True), *nodes]
-    return found
+        lines[f"{a} {b}"] = [*text, json.dumps(compared.summary(), sort_keys=True), *nodes]
+    return lines
 
 
-def of_skipped() -> dict[str, list[str]]:
-    """Kinds of records of what a placement leaves float to their words, one for each value where it is one of few."""
-    made: dict[type[Refusal], list[tuple[object, ...]]] = {
+def left_float_reasons() -> dict[str, list[str]]:
+    """Return the reasons of each kind of node that a placement leaves float, one for each of its values."""
+    kinds: dict[type[Refusal], list[tuple[object, ...]]] = {
         kind: [()] for kind in left_float.WORDS
     } | {
         left_float.Excluded: [("exclude_op", "Add")],
@@ -328,20 +317,5 @@ def of_skipped() -> dict[str, list[str]]:
             left_float.SkippedNode(kind(left_float.PLACEMENT, "n", *values)).reason
             for values in rows
         ]
-        for kind, rows in made.items()
+        for kind, rows in kinds.items()
     }
-
-
-def wording(folder: Path) -> dict[str, dict[str, list[str]]]:
-    return {
-        "findings": of_findings(),
-        "obstacles": of_obstacles(),
-        "comparisons": of_comparisons(folder),
-        "skipped": of_skipped(),
-    }
-
-
-if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as made, contextlib.chdir(made):
-        text = json.dumps(wording(Path()), indent=1, sort_keys=True, ensure_ascii=False)
-    DATA.write_text(text + "\n", encoding="utf-8")

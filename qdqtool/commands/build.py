@@ -30,7 +30,9 @@ def command(model: str, how: Building, answer: inputs.Answer) -> int:
     forbid_dash(how.output or "", "-o")
     if how.sm and how.builder != "tensorrt-rtx":
         raise BuilderError(
-            f"--sm is for tensorrt-rtx; {how.builder} builds for the GPU of this machine"
+            f"--sm is for tensorrt-rtx; {how.builder} builds for the GPU of this machine",
+            code="option-conflict",
+            parameter="sm",
         )
     if how.builder == "tensorrt-rtx":
         from qdqtool.builders.child import is_installed, print_once

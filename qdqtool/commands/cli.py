@@ -19,6 +19,7 @@ from qdqtool.base import files, process
 from qdqtool.base.parameters import shown
 from qdqtool.base.text import Filtered, FilteredErrors, middle, one_line
 from qdqtool.commands import COMMANDS, overview
+from qdqtool.commands.usage import UsageError
 from qdqtool.errors import QdqtoolError
 from qdqtool.types import TOOL_VERSION
 
@@ -57,7 +58,9 @@ class LazyGroup(click.Group):
 
             near = difflib.get_close_matches(args[0], COMMANDS, n=1)
             hint = f"; did you mean '{near[0]}'?" if near else "; see 'qdqtool --help'"
-            raise click.UsageError(f"there is no command '{args[0]}'{hint}")
+            raise UsageError(
+                f"there is no command '{args[0]}'{hint}", code="unknown-choice", parameter="command"
+            )
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -65,7 +68,8 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
         except EOFError as error:  # click would take it for Ctrl-C
             raise QdqtoolError(
-                f"a file ended too soon ({error or 'no more data'}); copy it again"
+                f"a file ended too soon ({error or 'no more data'}); copy it again",
+                code="file-damaged",
             ) from error
         except KeyboardInterrupt as stop:  # click would turn it into Abort
             raise _Interruption(stop) from None

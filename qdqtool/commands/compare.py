@@ -10,6 +10,7 @@ import click
 
 from qdqtool.base.options import as_in, concern
 from qdqtool.commands import inputs
+from qdqtool.commands.usage import UsageError
 from qdqtool.options import Gpu, OnBuilds
 
 if TYPE_CHECKING:
@@ -91,10 +92,16 @@ def command(
     reserve_output(page, "--report")
     models = [is_model(path) for path in (a, b)]
     if (further.more_a and models[0]) or (further.more_b and models[1]):
-        raise click.UsageError("--with-a and --with-b add files to a build, not to a model")
+        raise UsageError(
+            "--with-a and --with-b add files to a build, not to a model",
+            code="option-conflict",
+            parameter="more_a" if models[0] and further.more_a else "more_b",
+        )
     if page is not None and not all(models):
-        raise click.UsageError(
-            "--report is for two models; 'qdqtool report MODEL BUILD' shows a model and its build"
+        raise UsageError(
+            "--report is for two models; 'qdqtool report MODEL BUILD' shows a model and its build",
+            code="option-conflict",
+            parameter="page",
         )
     result = compare([a, *further.more_a], [b, *further.more_b], on=on, machine=machine)
     if page is not None:

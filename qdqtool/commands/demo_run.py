@@ -89,18 +89,28 @@ def yolov8(
 ) -> onnx.ModelProto:
     """Builds YOLOv8n, s, m, l or x, by the ``letter`` of :data:`SIZES`; otherwise as :func:`yolov8n`."""
     if size < 32 or size % 32:
-        raise ModelError(f"demo model: size {size} is not a positive multiple of 32")
+        raise ModelError(
+            f"demo model: size {size} is not a positive multiple of 32",
+            code="out-of-range",
+            parameter="size",
+        )
     if classes < 1:
-        raise ModelError(f"demo model: classes {classes} is below 1")
+        raise ModelError(
+            f"demo model: classes {classes} is below 1", code="out-of-range", parameter="classes"
+        )
     if activation not in _SECOND_MOMENT:
-        raise ModelError(f"demo model: activation '{activation}' is unknown; use silu or relu")
-    net = _Net(seed, activation)
-    levels = _backbone_and_neck(net, *SIZES[letter])
-    _detect(net, levels, size, classes)
+        raise ModelError(
+            f"demo model: activation '{activation}' is unknown; use silu or relu",
+            code="unknown-choice",
+            parameter="activation",
+        )
+    net = YoloBuilder(seed, activation)
+    levels = add_backbone_and_neck(net, *SIZES[letter])
+    add_head(net, levels, size, classes)
     return net.finish(size, classes, letter)
 
 
-class _Net:
+class YoloBuilder:
     """Collects nodes and initializers; every method returns the name of the tensor it makes."""
 
     def __init__(self, seed: int, activation: str) -> None:
@@ -274,8 +284,8 @@ class _Net:
         return onnx.shape_inference.infer_shapes(model)
 
 
-def _backbone_and_neck(
-    net: _Net, widths: Sequence[int], repeats: Sequence[int]
+def add_backbone_and_neck(
+    net: YoloBuilder, widths: Sequence[int], repeats: Sequence[int]
 ) -> list[tuple[str, int]]:
     """Layers 0 to 21; returns the three feature maps (tensor, channels) that the head reads."""
     a, b, c, d, e = widths
@@ -301,7 +311,7 @@ def _backbone_and_neck(
     return [(out3, c), (out4, d), (out5, e)]
 
 
-def _detect(net: _Net, levels: Sequence[tuple[str, int]], size: int, classes: int) -> None:
+def add_head(net: YoloBuilder, levels: Sequence[tuple[str, int]], size: int, classes: int) -> None:
     """The head: three levels of box and class branches, then the box decoding; it makes the graph output."""
     name = "/model.22"
     box = 4 * REG_MAX
@@ -341,7 +351,7 @@ def _detect(net: _Net, levels: Sequence[tuple[str, int]], size: int, classes: in
     net.concat(f"{name}/Concat_5", [pixels, net.one("Sigmoid", f"{name}/Sigmoid", scores)])
 
 
-def _dfl(net: _Net, name: str, boxes: str) -> str:
+def _dfl(net: YoloBuilder, name: str, boxes: str) -> str:
     """Expected distance of each box side from its distribution over 16 bins: [1, 64, anchors] to [1, 4, anchors]."""
     shape = net.integers(f"{name}/Reshape_shape", 1, 4, REG_MAX, -1)
     bins = net.one("Reshape", f"{name}/Reshape", boxes, shape, allowzero=0)
@@ -446,7 +456,9 @@ def write_images(
         try:
             make_image(size, index, seed).save(path, compress_level=1)
         except OSError as error:
-            raise DataError(f"{path}: cannot be written: {error.strerror or error}") from error
+            raise DataError(
+                f"cannot be written: {error.strerror or error}", str(path), code="not-written"
+            ) from error
     return paths
 
 
@@ -469,14 +481,21 @@ def run(folder: Path, size: int, images: int, activation: str, target: Target) -
                 "{`size`:{size}}: the limit of the demo is {most} pixels",
                 size=size,
                 most=budgets.DEMO_SIZE,
-            )
+            ),
+            code="out-of-range",
+            parameter="size",
         )
     proto = yolov8n(size, activation=activation)
     pictures = folder / "images"
     try:
         pictures.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise QdqtoolError(f"{folder}: cannot be made: {error.strerror or error}") from error
+        raise QdqtoolError(
+            f"cannot be made: {error.strerror or error}",
+            str(folder),
+            code="not-written",
+            parameter="output",
+        ) from error
     model, quantized = folder / "yolov8n-demo.onnx", folder / "yolov8n-demo_qdq.onnx"
     save(proto, model)
     for old in pictures.glob("demo-*.png"):

@@ -53,11 +53,15 @@ def command(
 
             again = next(iter(rerun_commands(build).values()))
             raise BuildLogError(
-                f"{', '.join(paths)}: layer names without precisions; build again with: {again}"
+                f"layer names without precisions; build again with: {again}",
+                ", ".join(paths),
+                code="names-only",
             )
         if not build.layers:
             raise BuildLogError(
-                f"{', '.join(paths)}: no engine listing; give a layer JSON or a verbose build log"
+                "no engine listing; give a layer JSON or a verbose build log",
+                ", ".join(paths),
+                code="no-engine-listing",
             )
         costs = analyze(build)
         chosen = gpu_of(build, machine=machine)

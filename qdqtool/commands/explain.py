@@ -6,6 +6,7 @@ import click
 
 from qdqtool.base.records import published
 from qdqtool.commands import inputs
+from qdqtool.commands.usage import UsageError
 from qdqtool.errors import QdqtoolError
 from qdqtool.options import Way
 
@@ -42,7 +43,11 @@ def command(what: tuple[str, ...], shown: inputs.Shown, how: Way, answer: inputs
         answer.give(lambda: extra, lambda width: further(width).lstrip())
         return 0
     if not text:
-        raise click.UsageError("give a finding code, an error text or a line of a log, or --list")
+        raise UsageError(
+            "give a finding code, an error text or a line of a log, or --list",
+            code="missing-argument",
+            parameter="what",
+        )
     entry = codes.find(text)
     if entry is not None:
         answer.give(
@@ -63,7 +68,9 @@ def command(what: tuple[str, ...], shown: inputs.Shown, how: Way, answer: inputs
     if known is None:
         raise QdqtoolError(
             f"'{text[:80]}' is not a finding code, a known TensorRT error or a line of its optimizer; "
-            f"{codes.hint(text)}"
+            f"{codes.hint(text)}",
+            code="unknown-choice",
+            parameter="what",
         )
     answer.give(
         lambda: published(known) | extra, lambda width: error_text(known, width) + further(width)

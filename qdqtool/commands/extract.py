@@ -12,6 +12,7 @@ import click
 from qdqtool.base.process import INTERRUPTED
 from qdqtool.base.text import as_text
 from qdqtool.commands import inputs
+from qdqtool.commands.usage import UsageError
 from qdqtool.errors import QdqtoolError
 from qdqtool.options import On, Selection, Shrinking
 
@@ -55,7 +56,11 @@ def command(
 
     output, report = place.output, files.issue
     if further.verification is not None and report is None:
-        raise click.UsageError("--verification is for --report; give that as well")
+        raise UsageError(
+            "--verification is for --report; give that as well",
+            code="option-without-effect",
+            parameter="verification",
+        )
     index = load(model)
     reserve_output(output, "-o")
     reserve_output(report, "--report")
@@ -91,7 +96,9 @@ def _report(result: Extraction, model: str, output: str, seen: dict[str, Any] | 
     leak = hidden.leaked_prose(text)
     if leak is not None:
         raise QdqtoolError(
-            f"'{leak}' would be left in the private report; leave out --report and write it by hand"
+            f"'{leak}' would be left in the private report; leave out --report and write it by hand",
+            code="private-name-left",
+            parameter="report",
         )
     return text
 

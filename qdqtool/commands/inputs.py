@@ -26,6 +26,7 @@ from qdqtool.base.options import (
     options_of,
 )
 from qdqtool.base.records import replaced
+from qdqtool.commands.usage import UsageError
 from qdqtool.errors import BuilderError, QdqtoolError
 from qdqtool.options import BUILDERS, On
 
@@ -272,7 +273,11 @@ class _Optional(click.types.FloatParamType):
 def check_workers(where: Workers) -> None:
     """Raises UsageError for what is said of the workers of no cluster."""
     if where.mixed_cpus and where.cluster is None:
-        raise click.UsageError("--mixed-cpus is about the workers of --cluster, which is not given")
+        raise UsageError(
+            "--mixed-cpus is about the workers of --cluster, which is not given",
+            code="option-without-effect",
+            parameter="mixed_cpus",
+        )
 
 
 # What texts mean ----------------------------------------------------------------------------------------------------
@@ -331,9 +336,17 @@ def _assumed(texts: tuple[str, ...]) -> dict[str, str]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
-            raise QdqtoolError(f"--assume {text[:60]}: write name=value, such as silu-add=fused")
+            raise QdqtoolError(
+                f"--assume {text[:60]}: write name=value, such as silu-add=fused",
+                code="wrong-format",
+                parameter="assume",
+            )
         if found.setdefault(name.strip().lower(), value.strip().lower()) != value.strip().lower():
-            raise QdqtoolError(f"--assume {name.strip()} is given twice with different values")
+            raise QdqtoolError(
+                f"--assume {name.strip()} is given twice with different values",
+                code="option-conflict",
+                parameter="assume",
+            )
     return found
 
 
@@ -343,7 +356,11 @@ def _capabilities(texts: tuple[str, ...]) -> list[int]:
     for text in texts:
         digits = text.upper().removeprefix("SM").replace(".", "")
         if not digits.isdecimal():
-            raise BuilderError(f"--sm {text}: give a compute capability such as 86")
+            raise BuilderError(
+                f"--sm {text}: give a compute capability such as 86",
+                code="wrong-format",
+                parameter="sm",
+            )
         found.append(int(digits))
     return found
 
@@ -359,7 +376,9 @@ def _shapes(texts: tuple[str, ...]) -> dict[str, list[list[int]]]:
             shapes = []
         if not name or len(shapes) not in (1, 3) or len({len(s) for s in shapes}) != 1:
             raise BuilderError(
-                f"--shapes {text}: give INPUT:1x3x640x640, or three shapes (minimum, preferred, maximum)"
+                f"--shapes {text}: give INPUT:1x3x640x640, or three shapes (minimum, preferred, maximum)",
+                code="wrong-format",
+                parameter="shapes",
             )
         found[name] = shapes * 3 if len(shapes) == 1 else shapes
     return found

@@ -9,6 +9,7 @@ import click
 
 from qdqtool.base.options import Images, Kept, Ranges, Workers
 from qdqtool.commands import inputs
+from qdqtool.commands.usage import UsageError
 from qdqtool.options import Checking, Gpu, Measuring, Output, Placing, Request
 
 if TYPE_CHECKING:
@@ -62,16 +63,24 @@ def command(
     """
     calib, write_table = given.calib, files.write_table
     if calib is None and measuring.calib_table is None:
-        raise click.UsageError(
-            "give calibration images with --calib FOLDER (or ranges with --calib-table FILE)"
+        raise UsageError(
+            "give calibration images with --calib FOLDER (or ranges with --calib-table FILE)",
+            code="missing-argument",
+            parameter="calib",
         )
     if calib is not None and measuring.calib_table is not None:
-        raise click.UsageError(
-            "--calib and --calib-table exclude each other: ranges come from images or from a table"
+        raise UsageError(
+            "--calib and --calib-table exclude each other: ranges come from images or from a table",
+            code="option-conflict",
+            parameter="calib_table",
         )
     inputs.check_workers(where)
     if where.cluster is not None and calib is None:
-        raise click.UsageError("--cluster calibrates on images, and --calib-table needs none")
+        raise UsageError(
+            "--cluster calibrates on images, and --calib-table needs none",
+            code="option-without-effect",
+            parameter="cluster",
+        )
     path, wanted = to.beside(model), on.chosen()
     if machine.gpu is not None:
         from qdqtool.timing import gpus

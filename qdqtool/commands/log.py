@@ -60,7 +60,7 @@ def command(
         try:
             rows_of_pass = lines_of_pass(build, pass_name)
         except BuildLogError as error:
-            raise BuildLogError(f"--pass {error}") from None
+            raise BuildLogError(f"--pass {error}", code=error.code, parameter="pass_name") from None
         listed = [{"line": line, "text": line_text} for line, line_text in rows_of_pass]
         answer.give(lambda: listed, lambda width: pass_lines(rows_of_pass))
         return 0

@@ -12,6 +12,7 @@ import click
 from qdqtool.base.options import Images, as_in, concern
 from qdqtool.base.text import as_line
 from qdqtool.commands import inputs
+from qdqtool.commands.usage import UsageError
 from qdqtool.errors import QdqtoolError
 from qdqtool.options import Assumed, Request, Way
 from qdqtool.types import Prediction
@@ -90,16 +91,22 @@ def command(
     chosen = on.chosen()
     gpu = request.gpu
     if gpu is None and request != Request(sm=request.sm, no_fp16=request.no_fp16):
-        raise click.UsageError(
-            "--clock, --power, --batch, --calibrate and --save-calibration need --gpu"
+        raise UsageError(
+            "--clock, --power, --batch, --calibrate and --save-calibration need --gpu",
+            code="option-without-effect",
+            parameter="gpu",
         )
     if require_gain is not None and not math.isfinite(require_gain):
         raise click.BadParameter("it is no number", param_hint="--require-gain")
     if gpu is None and require_gain is not None:
-        raise click.UsageError("--require-gain needs --gpu")
+        raise UsageError(
+            "--require-gain needs --gpu", code="option-without-effect", parameter="require_gain"
+        )
     if len(model) > 1 and (answer.form == "json" or request.save_calibration is not None):
-        raise click.UsageError(
-            "--format json and --save-calibration take one model; call predict once for each"
+        raise UsageError(
+            "--format json and --save-calibration take one model; call predict once for each",
+            code="option-conflict",
+            parameter="model",
         )
     reserve_output(answer.output, "-o")
     reserve_output(request.save_calibration, "--save-calibration")
@@ -265,7 +272,9 @@ def _matched(patterns: list[re.Pattern[str]], predictions: list[Prediction]) -> 
             pattern.search(c.name) for prediction in predictions for c in prediction.convolutions
         ):
             raise QdqtoolError(
-                f"--require '{pattern.pattern}' matches none of the convolutions; see predict --all"
+                f"--require '{pattern.pattern}' matches none of the convolutions; see predict --all",
+                code="no-match",
+                parameter="required",
             )
 
 

@@ -8,6 +8,7 @@ from qdqtool.base.file_types import is_model_name, model_stem
 from qdqtool.base.files import reserve_output
 from qdqtool.base.records import replaced
 from qdqtool.commands import inputs
+from qdqtool.commands.usage import UsageError
 from qdqtool.options import Assumed, Beside, Machine, OnBuilds
 
 
@@ -45,8 +46,10 @@ def command(
     others = [f for f in files if is_model_name(f)]
     builds = [f for f in files if f not in others]
     if len(others) + (beside.before is not None) > 1:
-        raise click.UsageError(
-            "two models at most: MODEL, and one before it (--float or OTHER.onnx)"
+        raise UsageError(
+            "two models at most: MODEL, and one before it (--float or OTHER.onnx)",
+            code="option-conflict",
+            parameter="before",
         )
     place = page.output or f"{model_stem(model) or 'model'}_report.html"  # in the current folder
     reserve_output(place, "-o")

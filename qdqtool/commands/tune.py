@@ -11,6 +11,7 @@ import click
 from qdqtool.base.options import Images, Ranges, Workers
 from qdqtool.base.records import replaced
 from qdqtool.commands import inputs
+from qdqtool.commands.usage import UsageError
 from qdqtool.options import Aim, Effort, On, Placing, Powered, Remainder
 
 
@@ -64,12 +65,18 @@ def command(
     Exit codes: 0 done, 1 the goal cannot be reached (the best that was found is written), 2 bad input.
     """
     if effort.state is not None and state.no_state:
-        raise click.UsageError("--state and --no-state exclude each other")
+        raise UsageError(
+            "--state and --no-state exclude each other", code="option-conflict", parameter="state"
+        )
     inputs.check_workers(where)
     if machine.gpu is None and (
         machine.clock is not None or machine.power is not None or aim.budget_ms is not None
     ):
-        raise click.UsageError("--budget-ms, --clock and --power need --gpu")
+        raise UsageError(
+            "--budget-ms, --clock and --power need --gpu",
+            code="option-without-effect",
+            parameter="gpu",
+        )
     path = made.beside(model)
     from qdqtool.base.files import is_stream, reserve_output
 

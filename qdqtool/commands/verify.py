@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from qdqtool.commands import inputs
+from qdqtool.commands.usage import UsageError
 from qdqtool.errors import QdqtoolError, VersionError
 from qdqtool.options import Here, Machine, OnBuilds
 
@@ -49,7 +50,7 @@ def command(
     try:
         result = _run(files, on, here, machine, further.from_log)
     except VersionError as error:
-        raise QdqtoolError(f"{error}; give --target") from None
+        raise QdqtoolError(f"{error}; give --target", code=error.code, parameter="target") from None
     answer.give(result.as_json, lambda width: render_verification(result, width))
     return exit_code(result, gates.allow_partial)
 
@@ -61,22 +62,34 @@ def _run(
 
     if from_log:
         if here.builder or not files:
-            raise click.UsageError("--from-log takes the files of one build and no --builder")
+            raise UsageError(
+                "--from-log takes the files of one build and no --builder",
+                code="option-conflict",
+                parameter="from_log",
+            )
         if machine != Machine():
-            raise click.UsageError(
-                "--from-log compares no times: leave --gpu out, or give the MODEL"
+            raise UsageError(
+                "--from-log compares no times: leave --gpu out, or give the MODEL",
+                code="option-without-effect",
+                parameter="gpu",
             )
         from qdqtool.verification.api import verify_from_log
 
         return verify_from_log(*files, on=on)
     if here.builder:
         if len(files) != 1:
-            raise click.UsageError("--builder takes one MODEL and no BUILD")
+            raise UsageError(
+                "--builder takes one MODEL and no BUILD",
+                code="option-conflict",
+                parameter="builder",
+            )
         from qdqtool.verification.api import verify_with_builder
 
         return verify_with_builder(files[0], here=here, on=on)
     if len(files) < 2:
-        raise click.UsageError(
-            "give MODEL and at least one BUILD, or --from-log BUILD, or --builder"
+        raise UsageError(
+            "give MODEL and at least one BUILD, or --from-log BUILD, or --builder",
+            code="missing-argument",
+            parameter="files",
         )
     return verify(files[0], *files[1:], on=on, machine=machine)

@@ -3,39 +3,72 @@
 import json
 from typing import Any
 
+import click
 import pytest
 
+from qdqtool.commands.cli import cli as group
 from qdqtool.commands.cli import run
 
 
 class Cli:
-    """Runs the command line in this process; ``err`` is what the last call printed on stderr."""
+    """Runs the command line in this process.
 
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+    Attributes:
+        err: What the last call printed on stderr.
+        error: Error that ended the last call, None if there was none.
+    """
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         self._capsys = capsys
         self.err = ""
+        self.error: BaseException | None = None
+        main = group.main
+
+        def main_with_error(*args: Any, **options: Any) -> Any:
+            try:
+                return main(*args, **options)
+            except BaseException as error:
+                self.error = error
+                raise
+
+        monkeypatch.setattr(group, "main", main_with_error)
+
+    def run(self, *words: object) -> tuple[int, str]:
+        """Run a command, and return its exit code and what it prints on stdout."""
+        self.error = None
+        self._capsys.readouterr()
+        code = run([str(word) for word in words])
+        out, self.err = self._capsys.readouterr()
+        return code, out
 
     def __call__(self, *words: object, code: int = 0) -> str:
-        """What it prints on stdout; ``code`` is what it has to exit with."""
-        self._capsys.readouterr()
-        assert run([str(word) for word in words]) == code
-        out, self.err = self._capsys.readouterr()
+        """Run a command that ends with an exit code, and return what it prints on stdout."""
+        actual, out = self.run(*words)
+        assert actual == code, self.err
         return out
 
     def json(self, *words: object, code: int = 0) -> Any:
-        """The answer as JSON."""
+        """Run a command with `--format json` and return its answer."""
         return json.loads(self(*words, "--format", "json", code=code))
 
-    def refused(self, *words: object, code: int = 2) -> str:
-        """The one line that it prints of an error, and no traceback."""
+    def refuse(self, *words: object, code: int = 2) -> str:
+        """Run a command that fails, and return the only line that it prints."""
         assert self(*words, code=code) == ""
-        lines = [
-            line for line in self.err.splitlines() if line
-        ]  # click ends the ^C of a terminal with an empty line
+        # click ends the ^C of a terminal with an empty line
+        lines = [line for line in self.err.splitlines() if line]
         assert len(lines) == 1 and lines[0].startswith("qdqtool: "), self.err
         return lines[0]
 
+    @property
+    def cause(self) -> str:
+        """Code and parameter of the last error; of click's own errors the class and the option."""
+        error = self.error
+        if isinstance(error, click.BadParameter):
+            name = error.param.name if error.param is not None else error.param_hint
+            return f"{type(error).__name__} {name}"
+        return f"{getattr(error, 'code', '')} {getattr(error, 'parameter', '')}"
+
 
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
+    return Cli(capsys, monkeypatch)

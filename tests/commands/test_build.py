@@ -1,3 +1,5 @@
+"""`qdqtool build`."""
+
 from pathlib import Path
 
 import pytest
@@ -12,56 +14,75 @@ needs_compiler = pytest.mark.skipif(
 
 
 @pytest.fixture(autouse=True)
-def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the note on NVIDIA's license be printed once in each test."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 @needs_compiler
-def test_text_and_json(tmp_path: Path, cli: Cli) -> None:
+def test_build_text_lists_convolutions_and_files(tmp_path: Path, cli: Cli) -> None:
     path = saved(two_convolutions(), tmp_path)
-    out = cli("build", path, "-o", tmp_path / "out")
-    assert (
-        "1 of 2 convolutions in INT8" in out
-        and "build.log" in out
-        and "NVIDIA's licence" in cli.err
-    )
-    table = cli.json("build", path, "--sm", "8.9", "--sm", "SM86")
+    text = cli("build", path, "-o", tmp_path / "out")
+    assert "1 of 2" in text and str(tmp_path / "out" / "build.log") in text
+    assert "NVIDIA" in cli.err
+    cli("build", path)
     assert cli.err == ""
-    assert (table["schema"], table["status"], table["targets"]) == (
-        "qdqtool/build/1",
-        "built",
-        ["SM89", "SM86"],
-    )
+
+
+@needs_compiler
+def test_build_json_for_several_gpus(tmp_path: Path, cli: Cli) -> None:
+    path = saved(two_convolutions(), tmp_path)
+    table = cli.json("build", path, "--sm", "8.9", "--sm", "SM86")
+    assert table["schema"] == "qdqtool/build/1"
+    assert (table["status"], table["targets"]) == ("built", ["SM89", "SM86"])
     assert [n["precision"] for n in table["nodes"]] == ["INT8", "FP32"]
 
 
 @needs_compiler
-def test_what_was_built(tmp_path: Path, cli: Cli) -> None:
-    """The compiler gets a copy with such names, which is there when it reads it."""
+def test_verify_builder_agrees_on_nodes_with_odd_names(tmp_path: Path, cli: Cli) -> None:
+    """The compiler gets a copy of the model whose names it can print."""
     path = saved(two_convolutions(NASTY, ""), tmp_path)
-    assert "2 of 2 convolutions agree" in cli("verify", path, "--builder", "tensorrt-rtx")
+    counts = cli.json("verify", path, "--builder", "tensorrt-rtx")["convolutions"]
+    assert (counts["agree"], counts["total"]) == (2, 2)
+
+
+@needs_compiler
+def test_build_refused_model_exits_with_1_and_keeps_the_log(tmp_path: Path, cli: Cli) -> None:
     path = saved(two_convolutions(bad_zero_point=True), tmp_path)
-    assert "refused: Assertion failed: shiftIsAllZeros" in cli(
-        "build", path, "-o", tmp_path / "out", code=1
-    )
+    table = cli.json("build", path, "-o", tmp_path / "out", code=1)
+    assert table["status"] == "refused" and "shiftIsAllZeros" in table["message"]
     assert (tmp_path / "out" / "build.log").exists()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "cause"),
     [
-        (["--sm", "x"], "give a compute capability"),
-        (["--sm", "87"], "cannot build for SM87"),
-        (["--sm", "86", "--builder", "trtexec"], "--sm is for tensorrt-rtx"),
-        (["--shapes", "images"], "give INPUT:1x3x640x640"),
-        (["--shapes", "a:1x2,1x2"], "give INPUT:1x3x640x640"),
+        (["--sm", "x"], "wrong-format sm"),
+        (["--sm", "86", "--builder", "trtexec"], "option-conflict sm"),
+        (["--shapes", "images"], "wrong-format shapes"),
+        (["--shapes", "a:1x2,1x2"], "wrong-format shapes"),
+        (["--builder", "tvm"], "BadParameter builder"),
+    ],
+)
+def test_build_wrong_option_is_refused(
+    arguments: list[str], cause: str, tmp_path: Path, cli: Cli
+) -> None:
+    cli.refuse("build", saved(two_convolutions(), tmp_path), *arguments)
+    assert cli.cause == cause
+
+
+@pytest.mark.parametrize(
+    ("arguments", "value"),
+    [
+        (["--sm", "87"], "SM87"),
         (["--timeout", "-1"], "--timeout"),
         (["--timeout", "nan"], "--timeout"),
         (["--timeout", "inf"], "--timeout inf"),
-        (["--builder", "tvm"], "Invalid value for '--builder'"),
-        (["--engine"], "needs a folder"),
+        (["--engine"], "folder"),
     ],
 )
-def test_bad_usage_is_one_line(arguments: list[str], said: str, tmp_path: Path, cli: Cli) -> None:
+def test_build_wrong_value_is_refused(
+    arguments: list[str], value: str, tmp_path: Path, cli: Cli
+) -> None:
     cli("build", saved(two_convolutions(), tmp_path), *arguments, code=2)
-    assert said in cli.err.splitlines()[-1]
+    assert value in cli.err.splitlines()[-1]  # the first may be the note on NVIDIA's license

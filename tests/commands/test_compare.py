@@ -1,47 +1,60 @@
-"""``qdqtool compare`` as a user runs it."""
+"""`qdqtool compare`."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from qdqtool.commands.cli import run
 from tests.commands.conftest import Cli
 from tests.verification.comparing.networks import float_network, network
 from tests.verification.comparing.test_changes import listing
 
+CONDITIONS = (
+    "lost-int8",
+    "lost-int8-output",
+    "conversions",
+    "scales",
+    "unmatched",
+    "slower",
+    "any",
+)
+
 
 @pytest.fixture
-def models(tmp_path: Path) -> Path:
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write models and builds into the current folder: one without changes, one that lost INT8."""
     (tmp_path / "float.onnx").write_bytes(float_network().SerializeToString())
     (tmp_path / "good.onnx").write_bytes(network().SerializeToString())
     (tmp_path / "best.pt").write_bytes(b"PK\x03\x04archive")
     (tmp_path / "bad.onnx").write_bytes(network(spoilt=[0, 2]).SerializeToString())
+    text = json.dumps(listing(), indent=1)
+    (tmp_path / "good.json").write_text(text)
+    (tmp_path / "cut.json").write_text(text[: text.rindex('"Name"') - 20])
+    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def test_answers(models: Path, cli: Cli) -> None:
-    lines = cli(
-        "compare", models / "good.onnx", models / "bad.onnx", "--target", "trt8.5"
-    ).splitlines()
-    assert lines[0].startswith("2 convolutions lost INT8: the Q/DQ of their weights are gone")
-    assert max(map(len, lines)) <= 80
-    assert any("b0.a" in line for line in lines) and any("b2.a" in line for line in lines)
+def test_compare_json_lists_lost_convolutions(models: Path, cli: Cli) -> None:
+    answer = cli.json("compare", "good.onnx", "bad.onnx", "--target", "trt8.5")
+    lost = [node["name"] for node in answer["nodes"] if "lost-int8" in node["changes"]]
+    assert lost == ["b0.a", "b2.a"]
+
+
+def test_compare_text_shows_folders_of_files_of_one_name(models: Path, cli: Cli) -> None:
     (models / "other").mkdir()
     (models / "other" / "good.onnx").write_bytes((models / "bad.onnx").read_bytes())
-    named = cli("compare", models / "good.onnx", models / "other" / "good.onnx")
-    assert "other/good.onnx" in named.replace("\n   ", "")
-    cli(
-        "compare",
-        models / "good.onnx",
-        models / "good.onnx",
-        "--gpu",
-        "T4",
-        *(f"--fail-on={c}" for c in ("lost-int8", "conversions", "any", "slower")),
-    )
-    page = models / "page.html"
-    cli("compare", models / "float.onnx", models / "good.onnx", "--report", page)
-    assert "float.onnx" in page.read_text()
+    assert "other/good.onnx" in cli("compare", "good.onnx", "other/good.onnx")
+
+
+def test_compare_equal_models_meet_no_condition(models: Path, cli: Cli) -> None:
+    conditions = (f"--fail-on={c}" for c in ("lost-int8", "conversions", "any", "slower"))
+    cli("compare", "good.onnx", "good.onnx", "--gpu", "T4", *conditions)
+
+
+def test_compare_report_shows_both_models(models: Path, cli: Cli) -> None:
+    cli("compare", "float.onnx", "good.onnx", "--report", "page.html")
+    page = (models / "page.html").read_text()
+    assert "float.onnx" in page and "good.onnx" in page
 
 
 @pytest.mark.parametrize(
@@ -55,71 +68,52 @@ def test_answers(models: Path, cli: Cli) -> None:
         ("slower", 2),
     ],
 )
-def test_fail_on(models: Path, cli: Cli, condition: str, code: int) -> None:
-    cli(
-        "compare",
-        models / "good.onnx",
-        models / "bad.onnx",
-        "--target",
-        "trt8.5",
-        "--fail-on",
-        condition,
-        code=code,
-    )
+def test_compare_fail_on(models: Path, cli: Cli, condition: str, code: int) -> None:
+    arguments = ("--target", "trt8.5", "--fail-on", condition)
+    cli("compare", "good.onnx", "bad.onnx", *arguments, code=code)
     assert (f"--fail-on {condition}" in cli.err) == bool(code)
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "conditions"),
-    [
-        ("good.onnx", "good.json", ("scales", "slower", "any")),  # its listing has no Q
-        ("good.json", "good.json", ("scales", "slower")),
-        ("good.onnx", "good.onnx", ("slower",)),
-        ("good.json", "cut.json", ("any", "lost-int8", "conversions", "unmatched")),
-        ("good.onnx", "cut.json", ("any", "lost-int8")),
-    ],
-)
-def test_what_cannot_be_checked_is_no_success(
-    models: Path, capsys: pytest.CaptureFixture[str], a: str, b: str, conditions: tuple[str, ...]
+UNKNOWN = [
+    ("good.onnx", "good.json", ("scales", "slower", "any")),  # a layer listing has no Q
+    ("good.json", "good.json", ("scales", "slower")),
+    ("good.onnx", "good.onnx", ("slower",)),
+    ("good.json", "cut.json", ("any", "lost-int8", "conversions", "unmatched")),
+    ("good.onnx", "cut.json", ("any", "lost-int8")),
+]
+
+
+@pytest.mark.parametrize(("a", "b", "conditions"), UNKNOWN)
+def test_compare_unknown_condition_is_not_a_pass(
+    models: Path, cli: Cli, a: str, b: str, conditions: tuple[str, ...]
 ) -> None:
-    text = json.dumps(listing(), indent=1)
-    (models / "good.json").write_text(text)
-    (models / "cut.json").write_text(text[: text.rindex('"Name"') - 20])
     for condition in conditions:
-        code = run(["compare", str(models / a), str(models / b), "--fail-on", condition])
-        assert code in (1, 2) and capsys.readouterr().err.count("\n") == 1, condition
-    if b != "cut.json":
-        every = (
-            "lost-int8",
-            "lost-int8-output",
-            "conversions",
-            "scales",
-            "unmatched",
-            "slower",
-            "any",
-        )
-        others = [f"--fail-on={c}" for c in every if c not in conditions]
-        assert (
-            run(["compare", str(models / a), str(models / b), *others]) == 0
-            and not capsys.readouterr().err
-        )
+        code, _ = cli.run("compare", a, b, "--fail-on", condition)
+        assert code in (1, 2) and cli.err.count("\n") == 1, condition
+
+
+@pytest.mark.parametrize(("a", "b", "conditions"), UNKNOWN[:3])
+def test_compare_known_conditions_are_a_pass(
+    models: Path, cli: Cli, a: str, b: str, conditions: tuple[str, ...]
+) -> None:
+    cli("compare", a, b, *(f"--fail-on={c}" for c in CONDITIONS if c not in conditions))
+    assert not cli.err
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "value"),
     [
         (["good.onnx", "missing.onnx"], "missing.onnx"),
-        (["good.onnx", "best.pt"], "PyTorch"),
+        (["good.onnx", "best.pt"], "best.pt"),
         (["good.onnx", "bad.onnx", "--with-a", "bad.onnx"], "--with-a"),
         (["good.onnx", "bad.onnx", "--target", "trt5"], "trt5"),
         (["good.onnx", "bad.onnx", "--fail-on", "weather"], "weather"),
-        (["good.onnx", "bad.onnx", "-o", "good.onnx"], "good.onnx"),
+        (["good.onnx", "bad.onnx", "-o", "good.onnx"], "-o good.onnx"),
     ],
 )
-def test_bad_input_is_one_line(
-    models: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+def test_compare_wrong_input_is_refused(
+    models: Path, cli: Cli, arguments: list[str], value: str
 ) -> None:
-    monkeypatch.chdir(models)
     before = (models / "good.onnx").read_bytes()
-    assert said in cli.refused("compare", *arguments)
+    assert value in cli.refuse("compare", *arguments)
     assert (models / "good.onnx").read_bytes() == before

@@ -1,12 +1,9 @@
-"""``qdqtool demo``: the loop, its model and images, and the recorded build."""
+"""`qdqtool demo`: its steps, its model and images, and the recorded build."""
 
 import json
-import re
 import shlex
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,97 +11,79 @@ import onnx
 import pytest
 
 from qdqtool.builders import child
-from qdqtool.commands import demo_run as recording
+from qdqtool.commands import demo_run
 from qdqtool.commands.demo_run import RECORDING, make_image, verify_recorded, write_images, yolov8n
 from qdqtool.errors import DataError, ModelError
-from qdqtool.insertion.result import Insertion
-from qdqtool.trt.targets import target_named
 from qdqtool.verification.api import exit_code
 from qdqtool.verification.build_model import build_model
 from tests.commands.conftest import Cli
+from tests.errors import has
 from tests.insertion.nets import check, run
+from tests.optional import without_package
 from tests.tools.record_demo import quantized_demo
 
 
-def test_demo_writes_a_model_says_what_to_do_next_and_does_it_again(
-    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(child, "is_installed", lambda _package: False)  # what is built is below
-    folder = tmp_path / "demo"
-    inserted: list[Insertion] = []
-    insert = recording.insert
-    monkeypatch.setattr(
-        recording, "insert", lambda *a, **k: inserted.append(insert(*a, **k)) or inserted[-1]
-    )
-    asked: list[Any] = []
-    page = SimpleNamespace(
-        save=lambda path: Path(path).write_text("page")
-    )  # takes longer than all else: is slow
-    monkeypatch.setattr(
-        "qdqtool.render.reporting.api.report", lambda *a, **k: asked.append((*a, k)) or page
-    )
-    text = cli("demo", "-o", folder, "--size", "64", "--images", "5")
-    assert sorted(p.name for p in (folder / "images").iterdir()) == [
-        f"demo-{i:03d}.png" for i in range(5)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("demo")
+
+
+def test_demo_writes_all_files_again(folder: Path, cli: Cli) -> None:
+    with without_package("tensorrt_rtx"):
+        cli("demo", "-o", folder, "--size", "64", "--images", "5")
+        images = folder / "images"
+        assert sorted(p.name for p in images.iterdir()) == [f"demo-00{i}.png" for i in range(5)]
+        (images / "demo-000.png").rename(images / "demo-mine.png")
+        text = cli("demo", "-o", folder, "--size", "32", "--images", "2")
+    assert sorted(p.name for p in images.iterdir()) == [
+        "demo-000.png",
+        "demo-001.png",
+        "demo-mine.png",
     ]
+    for name in ("yolov8n-demo.onnx", "yolov8n-demo_qdq.onnx", "yolov8n-demo_report.html"):
+        assert str(folder / name) in text and (folder / name).exists()
+    command = shlex.split(text.splitlines()[-1])
+    assert command[-5:-3] == ["predict", str(folder / "yolov8n-demo_qdq.onnx")]
+    summary = cli.json(*command[-5:-1])["summary"]
+    assert (summary["int8"], summary["int8_to_int8"]) == (60, 54)
+
+
+def test_demo_model_is_valid(folder: Path) -> None:
     model = onnx.load(folder / "yolov8n-demo_qdq.onnx")
     check(model)
     assert sum(n.op_type == "DequantizeLinear" for n in model.graph.node) == 121
-    assert "60 INT8 (54 to INT8, 6 to float)" in text
-    assert f"qdqtool predict {folder / 'yolov8n-demo_qdq.onnx'}" in text
-    assert "qdqtool insert yolov8n.onnx --calib images/" in text
-    assert f"wrote {folder / 'yolov8n-demo_report.html'}: open it in a browser" in text
-    assert "of the default demo" in text and "recording of an earlier build" not in text
-    assert (
-        "pip install qdqtool[rtx]" in text
-        and max(map(len, text.splitlines())) <= 80 + len(str(tmp_path)) * 2
-    )
-    steps = re.split(r"^\d\. ", text, flags=re.M)
-    assert len(steps[2].splitlines()) <= 25
-    command = shlex.split(text.splitlines()[-1])
-    assert cli(*command[-5:]) and len(cli(*command[-5:-1]).splitlines()) <= 25
-    assert (folder / "yolov8n-demo_report.html").read_text() == "page" and asked == [
-        (
-            folder / "yolov8n-demo_qdq.onnx",
-            {
-                "before": folder / "yolov8n-demo.onnx",
-                "target": target_named("trt10"),
-                "gpu": "RTX 3060",
-                "calib_cache": folder / "calibration.npz",
-            },
-        )
-    ]
-    # A second run replaces the first, and no picture of another name.
-    (folder / "images" / "demo-000.png").rename(folder / "images" / "demo-mine.png")
-    monkeypatch.setattr(recording, "_difference", lambda *_: (0.0, 1.0))
-    kept: list[dict[str, Any]] = []
-    made = replace(inserted[0], read=None)  # read since by the other commands
-    monkeypatch.setattr(recording, "insert", lambda *_, **options: kept.append(options) or made)
-    cli("demo", "-o", folder, "--size", "32", "--images", "2")
-    assert len(list((folder / "images").iterdir())) == 3 and kept[0]["overwrite_cache"]
-    assert kept[0]["calib_cache"].exists() and onnx.load(folder / "yolov8n-demo_qdq.onnx") == model
+
+
+def test_demo_report_has_histograms_and_times(folder: Path) -> None:
+    page = (folder / "yolov8n-demo_report.html").read_text()
+    assert '<section id="histograms">' in page and "RTX 3060" in page
 
 
 @pytest.mark.parametrize(
-    ("args", "words"),
+    ("arguments", "cause"),
     [
-        (["--size", "100"], "not a positive multiple of 32"),
-        (["--target", "trt1"], "unknown target"),
-        (["--images", str(2**63)], "100000"),
-        (["--size", "992"], "--size 992: the limit of the demo is 960"),
+        (["--size", "100"], "out-of-range size"),
+        (["--size", "992"], "out-of-range size"),
+        (["--images", str(2**63)], "BadParameter images"),
     ],
 )
-def test_errors(tmp_path: Path, cli: Cli, args: list[str], words: str) -> None:
-    assert words in cli.refused("demo", "-o", tmp_path / "d", *args)
+def test_demo_wrong_option_is_refused(
+    tmp_path: Path, cli: Cli, arguments: list[str], cause: str
+) -> None:
+    cli.refuse("demo", "-o", tmp_path / "d", *arguments)
+    assert cli.cause == cause and not (tmp_path / "d").exists()
+
+
+def test_demo_unknown_target_is_refused(tmp_path: Path, cli: Cli) -> None:
+    assert "'trt1'" in cli.refuse("demo", "-o", tmp_path / "d", "--target", "trt1")
     assert not (tmp_path / "d").exists()
 
 
 # The model and its images
 
 
-def test_architecture_is_yolov8n() -> None:
-    """Counts of a simplified Ultralytics export of yolov8n, and 3,151,904 parameters as its fused summary says."""
+def test_yolov8n_has_the_published_architecture() -> None:
+    """The counts are those of a simplified Ultralytics export, 3,151,904 parameters those of its fused summary."""
     model = yolov8n(64)
     check(model)
     ops = Counter(n.op_type for n in model.graph.node)
@@ -119,15 +98,15 @@ def test_architecture_is_yolov8n() -> None:
     weights = [t for t in model.graph.initializer if t.name.startswith("model.")]
     assert sum(int(np.prod(t.dims)) for t in weights) == 3_151_904
     assert {p.key for p in model.metadata_props} >= {"names", "stride", "imgsz"}
-    assert (
-        yolov8n(64).SerializeToString()
-        == model.SerializeToString()
-        != yolov8n(64, seed=1).SerializeToString()
-    )
+
+
+def test_yolov8n_depends_on_its_seed_alone() -> None:
+    first, again, other = (yolov8n(64, seed=i).SerializeToString() for i in (0, 0, 1))
+    assert first == again != other
 
 
 @pytest.mark.parametrize("activation", ["silu", "relu"])
-def test_activations_keep_their_size_from_layer_to_layer(activation: str) -> None:
+def test_yolov8n_activations_keep_their_size(activation: str) -> None:
     model = yolov8n(160, activation=activation)
     outputs = [n.output[0] for n in model.graph.node if n.op_type == "Conv" and "dfl" not in n.name]
     model.graph.output.extend(onnx.helper.make_empty_tensor_value_info(t) for t in outputs)
@@ -137,41 +116,54 @@ def test_activations_keep_their_size_from_layer_to_layer(activation: str) -> Non
     assert max(spreads) < 4.0
 
 
-def test_outputs_and_images(tmp_path: object) -> None:
+def test_yolov8n_output_has_boxes_and_scores() -> None:
     model = yolov8n(64, classes=7)
     feeds = {"images": np.asarray(make_image(64, 3), np.float32).transpose(2, 0, 1)[None] / 255}
     (output,) = run(model, feeds)
     assert output.shape == (1, 11, 84)
     assert [d.dim_value for d in model.graph.output[0].type.tensor_type.shape.dim] == [1, 11, 84]
     assert ((output[:, 4:] > 0) & (output[:, 4:] < 1)).all()
-    centres = output[0, :2]
-    assert (centres > -300).all() and (centres < 364).all()
-    one, again, other = (np.asarray(make_image(48, i)) for i in (1, 1, 2))
-    assert one.shape == (48, 48, 3)
-    assert (one == again).all()
-    assert (one != other).any()
-    with pytest.raises(DataError, match="cannot be written"):
+    centers = output[0, :2]
+    assert (centers > -300).all() and (centers < 364).all()
+
+
+def test_make_image_depends_on_its_index_alone() -> None:
+    first, again, other = (np.asarray(make_image(48, i)) for i in (1, 1, 2))
+    assert first.shape == (48, 48, 3)
+    assert (first == again).all()
+    assert (first != other).any()
+
+
+def test_write_images_into_missing_folder() -> None:
+    path = "/no/such/folder/demo-000.png"
+    with pytest.raises(DataError, check=has("not-written", path=path)):
         write_images("/no/such/folder", 1, 32)
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"size": 100}, {"size": 0}, {"classes": 0}, {"activation": "mish"}]
+    ("parameter", "value", "code"),
+    [
+        ("size", 100, "out-of-range"),
+        ("size", 0, "out-of-range"),
+        ("classes", 0, "out-of-range"),
+        ("activation", "mish", "unknown-choice"),
+    ],
 )
-def test_wrong_arguments(wrong: dict[str, int]) -> None:
-    with pytest.raises(ModelError, match="demo model"):
-        yolov8n(**wrong)  # type: ignore[arg-type]
+def test_yolov8n_wrong_argument(parameter: str, value: Any, code: str) -> None:
+    with pytest.raises(ModelError, check=has(code, parameter=parameter)):
+        yolov8n(**{parameter: value})
 
 
-# The recorded build: of the default model, which says so when it is not, and a wrong entry shows
+# The recorded build of the default model
 
 
 @pytest.fixture(scope="module")
 def quantized(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The recording was made with 100 images and another method: scales do not count."""
+    """Return the default model with Q/DQ; scales do not count, so that one image is enough."""
     return quantized_demo(tmp_path_factory.mktemp("demo"), 1, method="max", losses=0, predict=False)
 
 
-def test_the_default_model_is_the_recorded_one(quantized: Path) -> None:
+def test_recording_agrees_with_the_default_model(quantized: Path) -> None:
     result = verify_recorded(quantized)
     assert result is not None, (
         "the demo's model or placement has changed: run python -m tests.tools.record_demo"
@@ -183,14 +175,14 @@ def test_the_default_model_is_the_recorded_one(quantized: Path) -> None:
     assert all(set(row) == {"name", "precision", "output"} for row in table["convolutions"])
 
 
-def test_a_recording_that_says_otherwise_is_a_mismatch(
+def test_recording_with_wrong_entries_is_a_mismatch(
     quantized: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = json.loads(RECORDING.read_text())
     changed, lost = table["convolutions"][5], table["convolutions"].pop(7)
     changed["precision"] = "FP32" if changed["precision"] == "INT8" else "INT8"
     (tmp_path / "other.json").write_text(json.dumps(table))
-    monkeypatch.setattr(recording, "RECORDING", tmp_path / "other.json")
+    monkeypatch.setattr(demo_run, "RECORDING", tmp_path / "other.json")
     result = verify_recorded(quantized)
     assert result is not None
     assert [m.name for m in result.mismatches] == [changed["name"]]
@@ -199,7 +191,7 @@ def test_a_recording_that_says_otherwise_is_a_mismatch(
 
 
 @pytest.mark.skipif(not child.is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed")
-def test_the_recording_is_what_the_compiler_says(quantized: Path) -> None:
+def test_recording_agrees_with_the_compiler(quantized: Path) -> None:
     built = {n.name: (str(n.precision), str(n.output)) for n in build_model(quantized).nodes}
     table = json.loads(RECORDING.read_text())
     assert {
@@ -208,11 +200,8 @@ def test_the_recording_is_what_the_compiler_says(quantized: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_default_demo_verifies_without_a_compiler(
-    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(child, "is_installed", lambda _package: False)
-    monkeypatch.setattr(recording, "_difference", lambda *_: (0.0, 1.0))
-    text = cli("demo", "-o", tmp_path, "--images", "1")
+def test_demo_default_is_verified_without_a_compiler(tmp_path: Path, cli: Cli) -> None:
+    with without_package("tensorrt_rtx"):
+        text = cli("demo", "-o", tmp_path, "--images", "1")
     assert '<section id="histograms">' in (tmp_path / "yolov8n-demo_report.html").read_text()
-    assert "64 of 64 convolutions agree" in text and "recording of an earlier build" in text
+    assert "64 of 64" in text

@@ -1,7 +1,8 @@
-"""``qdqtool engine``: tables, JSON, comparison, exits."""
+"""`qdqtool engine`."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,84 +11,81 @@ from tests.buildlog.test_engine import CONV, FP16, FP32, INT8, layer, tensor
 from tests.commands.conftest import Cli
 
 
+def profile(*times: tuple[str, float]) -> str:
+    """Return a profile JSON of one iteration with the milliseconds of each layer."""
+    rows = [
+        {"name": name, "timeMs": ms, "averageMs": ms, "medianMs": ms, "percentage": 1.0}
+        for name, ms in times
+    ]
+    return json.dumps([{"count": 1}, *rows])
+
+
 @pytest.fixture
-def engine(tmp_path: Path) -> Path:
-    path = tmp_path / "layers.json"
-    q = layer(
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write a listing of a quantizer and a convolution, and their profile, into the current folder."""
+    quantizer = layer(
         "q0",
         "Reformat",
         [tensor("i", [2, 64, 56, 56], FP32)],
         [tensor("x", [2, 64, 56, 56], INT8)],
         Origin="QDQ",
     )
-    path.write_text(json.dumps({"Layers": [q, CONV], "Bindings": ["i", "y"]}))
-    (tmp_path / "profile.json").write_text(
-        json.dumps(
-            [
-                {"count": 10},
-                {
-                    "name": "q0",
-                    "timeMs": 5.0,
-                    "averageMs": 0.5,
-                    "medianMs": 0.5,
-                    "percentage": 25.0,
-                },
-                {
-                    "name": "conv",
-                    "timeMs": 15.0,
-                    "averageMs": 1.5,
-                    "medianMs": 1.5,
-                    "percentage": 75.0,
-                },
-                {
-                    "name": "other",
-                    "timeMs": 0.0,
-                    "averageMs": 0.0,
-                    "medianMs": 0.0,
-                    "percentage": 0.0,
-                },
-            ]
-        )
-    )
-    return path
+    path = tmp_path / "layers.json"
+    path.write_text(json.dumps({"Layers": [quantizer, CONV], "Bindings": ["i", "y"]}))
+    (tmp_path / "profile.json").write_text(profile(("q0", 0.5), ("conv", 1.5), ("other", 0.0)))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
-def test_tables_and_json(engine: Path, cli: Cli, tmp_path: Path) -> None:
-    text = cli("engine", engine, "--profile", engine.with_name("profile.json"))
-    rows = [line for line in text.splitlines() if line.endswith(("  conv", "  q0"))]
-    assert rows[0].split() == ["1", "1.5000", "75.0%", "115.6", "1,278.0", "90.5", "conv"]
-    assert rows[1].split()[:3] == ["0", "0.5000", "25.0%"]
-    assert "2x64x56x56 INT8:32, 2x128x28x28 FP16 -> 2x128x28x28 FP16" in " ".join(text.split())
-    assert "in the profile and not in the listing: other" in text
-    assert "2 layers, 2.0000 ms" in text
-    data = cli.json("engine", engine, "--sort", "bytes")
+def rows(data: dict[str, Any], *keys: str) -> list[tuple[Any, ...]]:
+    return [tuple(row[key] for key in keys) for row in data["layers"]]
+
+
+def test_engine_table_is_sorted_by_time(engine: Path, cli: Cli) -> None:
+    text = cli("engine", "layers.json", "--profile", "profile.json")
+    table = [line.split() for line in text.splitlines() if line.endswith(("  conv", "  q0"))]
+    assert table[0] == ["1", "1.5000", "75.0%", "115.6", "1,278.0", "90.5", "conv"]
+    assert table[1][:3] == ["0", "0.5000", "25.0%"]
+    types = "2x64x56x56 INT8:32, 2x128x28x28 FP16 -> 2x128x28x28 FP16"
+    assert types in " ".join(text.split())
+
+
+def test_engine_json_with_profile(engine: Path, cli: Cli) -> None:
+    data = cli.json("engine", "layers.json", "--profile", "profile.json")
+    assert rows(data, "name", "ms") == [("q0", 0.5), ("conv", 1.5)]
+    assert (data["total_ms"], data["unmatched"]) == (2.0, ["other"])
+
+
+def test_engine_json_without_profile(engine: Path, cli: Cli) -> None:
+    data = cli.json("engine", "layers.json", "--sort", "bytes")
     assert data["schema"] == "qdqtool/engine/1"
     assert [row["name"] for row in data["layers"]] == ["q0", "conv"]
     assert data["layers"][0]["bytes"] == 2 * 64 * 56 * 56 * 5
     assert data["totals"]["kind"]["conversion"]["layers"] == 1
     assert data["total_ms"] is None
-    log = tmp_path / "build.log"
-    log.write_text(samples.trtexec_log())
-    assert "TensorRT 8.5.2 on Orin: 3 layers, 0.0625 ms" in cli("engine", log)
-    output = engine.with_name("engine.dot")
-    assert "2 layers drawn" in cli("engine", engine, "--dot", output)
-    assert output.read_text().startswith("digraph engine")
 
 
-def test_compare(engine: Path, tmp_path: Path, cli: Cli) -> None:
-    other = tmp_path / "fp16.json"
-    fields = {**CONV, "Inputs": [tensor("i", [2, 64, 56, 56], FP16), *CONV["Inputs"][1:]]}
-    other.write_text(json.dumps({"Layers": [fields], "Bindings": []}))
-    times = tmp_path / "times.json"
-    times.write_text(
-        json.dumps(
-            [{"count": 1}, {"name": "conv", "timeMs": 3.0, "averageMs": 3.0, "percentage": 100.0}]
-        )
-    )
-    profile = engine.with_name("profile.json")
-    arguments = ["engine", other, "--profile", times, "--compare", engine, "--compare", profile]
+def test_engine_reads_a_log_with_times(engine: Path, cli: Cli) -> None:
+    (engine / "build.log").write_text(samples.trtexec_log())
+    data = cli.json("engine", "build.log")
+    assert (data["build"]["tensorrt"], data["build"]["device"]) == ("8.5.2", "Orin")
+    assert (len(data["layers"]), data["total_ms"]) == (3, 0.0625)
+
+
+def test_engine_dot(engine: Path, cli: Cli) -> None:
+    assert cli("engine", "layers.json", "--dot", "engine.dot").startswith("2 ")
+    assert (engine / "engine.dot").read_text().startswith("digraph engine")
+
+
+def test_engine_compare(engine: Path, cli: Cli) -> None:
+    inputs = [tensor("i", [2, 64, 56, 56], FP16), *CONV["Inputs"][1:]]
+    fp16 = {"Layers": [{**CONV, "Inputs": inputs}], "Bindings": []}
+    (engine / "fp16.json").write_text(json.dumps(fp16))
+    (engine / "fp16-profile.json").write_text(profile(("conv", 3.0)))
+    arguments = ["engine", "fp16.json", "--profile", "fp16-profile.json"]
+    arguments += ["--compare", "layers.json", "--compare", "profile.json"]
     text = cli(*arguments)
-    assert "B is 1.0000 ms (33.3%) faster" in text
+    assert "1.0000 ms (33.3%)" in text
     assert "3.0000    1.5000   -1.5000  A FP16, FP16 -> FP16" in text
     assert "-    0.5000   +0.5000  B FP32 -> INT8" in text
     data = cli.json(*arguments)
@@ -95,17 +93,31 @@ def test_compare(engine: Path, tmp_path: Path, cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "code"),
     [
-        ('{"Layers": ["a", "b"]}', "names without precisions; build again with: trtexec"),
-        ('[{"count": 1}]', "no engine listing"),
-        ('{"x": 1}', "without 'Layers'"),
-        ("[" * 100_000, "nested too deeply"),
-        ('{"Layers": [' + '{"Name": "a", "x": ' * 50_000, "nested too deeply"),
-        ('{"Layers": [{"Name": "a", "Inputs": [' + "[" * 50_000, "nested too deeply"),
+        pytest.param('{"Layers": ["a", "b"]}', "names-only", id="names"),
+        pytest.param('[{"count": 1}]', "no-engine-listing", id="profile"),
     ],
 )
-def test_bad_input(content: str, words: str, tmp_path: Path, cli: Cli) -> None:
+def test_engine_without_listing_is_refused(
+    content: str, code: str, tmp_path: Path, cli: Cli
+) -> None:
     path = tmp_path / "bad.json"
     path.write_text(content)
-    assert words in cli.refused("engine", path)
+    assert cli.refuse("engine", path).startswith(f"qdqtool: {path}: ")
+    assert cli.cause == f"{code} "
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param('{"x": 1}', id="other JSON"),
+        pytest.param("[" * 100_000, id="nested lists"),
+        pytest.param('{"Layers": [' + '{"Name": "a", "x": ' * 50_000, id="nested layers"),
+        pytest.param('{"Layers": [{"Name": "a", "Inputs": [' + "[" * 50_000, id="nested inputs"),
+    ],
+)
+def test_engine_other_json_is_refused(content: str, tmp_path: Path, cli: Cli) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(content)
+    assert str(path) in cli.refuse("engine", path)

@@ -1,70 +1,87 @@
-"""``qdqtool explain``."""
+"""`qdqtool explain`, and `predict --for`."""
+
+from pathlib import Path
 
 import onnx
 import pytest
 
 from qdqtool.explain.codes import CODES
+from tests.commands.conftest import Cli
 from tests.explain.test_causes import residual
 
 
 @pytest.mark.parametrize("code", ["SKIP-FLOAT", "zp_nonzero", "CONCAT-SCALE"])
-def test_code(cli, code):
-    out = cli("explain", code)
-    for heading in ("Cause", "What TensorRT does", "In a log", "Fix", "Where it holds"):
-        assert f"\n{heading}\n" in out
-    assert max(map(len, out.splitlines())) <= 120
+def test_explain_code(cli: Cli, code: str) -> None:
+    answer = cli.json("explain", code)
+    assert answer["code"] == code.upper().replace("_", "-")
+    text = " ".join(cli("explain", code).split())
+    for part in ("cause", "tensorrt", "log", "fix"):
+        assert " ".join(answer[part].split()) in text, part
 
 
-def test_lists_and_texts(cli):
-    out = cli("explain", "--list")
-    assert all(code in out for code in CODES)
+def test_explain_list(cli: Cli) -> None:
+    text = cli("explain", "--list")
+    assert all(code in text for code in CODES)
     assert {c["code"] for c in cli.json("explain", "--list")} == set(CODES)
-    assert "Cause" in cli("explain", "Scale", "coefficients", "must", "all", "be", "positive")
-    out = cli("explain", "SKIP-FLOAT")
-    assert "trt8.0, trt8.4, trt8.5, trt8.6: seen:" in out and "trt10, trt11: assumed:" in out
-    assert "not on rtx1.7" in out
+
+
+def test_explain_code_shows_the_evidence_of_each_target(cli: Cli) -> None:
+    holds = cli.json("explain", "SKIP-FLOAT")["holds"]
+    evidence = {target: entry["evidence"] for entry in holds for target in entry["targets"]}
+    seen = dict.fromkeys(("trt8.0", "trt8.4", "trt8.5", "trt8.6"), "seen")
+    assert evidence == seen | {"trt10": "assumed", "trt11": "assumed"}
 
 
 @pytest.mark.parametrize(
-    "message",
+    ("message", "entry"),
     [
-        '[6] Assertion failed: shiftIsAllZeros(zeroPoint) && "TRT only supports symmetric quantization"',
-        "[E] [TRT] 4: Could not fuse 2nd input (kernel weights) of CONVOLUTION",
+        ("Scale coefficients must all be positive", "scale-positive"),
+        ("[6] Assertion failed: shiftIsAllZeros(zeroPoint)", "zero-point"),
+        (
+            "[E] [TRT] 4: Could not fuse 2nd input (kernel weights) of CONVOLUTION",
+            "weights-not-folded",
+        ),
     ],
 )
-def test_error_text(cli, message):
-    out = cli("explain", message)
-    assert (
-        "Cause" in out and "Fix" in out and "'qdqtool predict' reports it before the build" in out
-    )
+def test_explain_error_message(cli: Cli, message: str, entry: str) -> None:
+    answer = cli.json("explain", *message.split())
+    assert answer["id"] == entry and answer["cause"] and answer["fix"]
+    assert "qdqtool predict" in cli("explain", message)  # which reports it before a build
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "cause", "value"),
     [
-        (["SKIPFLOAT"], "SKIP-FLOAT"),
-        (["what ails thee"], "is not a finding code"),
-        ([], "give a finding"),
+        (["SKIPFLOAT"], "unknown-choice what", "SKIP-FLOAT"),
+        (["what ails thee"], "unknown-choice what", "'what ails thee'"),
+        ([], "missing-argument what", "--list"),
     ],
 )
-def test_unknown(cli, arguments, said):
-    assert said in cli.refused("explain", *arguments)
+def test_explain_unknown_text_is_refused(
+    cli: Cli, arguments: list[str], cause: str, value: str
+) -> None:
+    assert value in cli.refuse("explain", *arguments)
+    assert cli.cause == cause
 
 
-def test_ways_and_lines(tmp_path, cli):
+def test_predict_for_builder(tmp_path: Path, cli: Cli) -> None:
     model = tmp_path / "m.onnx"
     onnx.save(residual("own"), model)
     assert cli.json("predict", model, "--for", "onnxruntime")["for"]["way"] == "onnxruntime"
-    assert "To build it with DeepStream" in cli("predict", model, "--for", "deepstream")
+    assert "DeepStream" in cli("predict", model, "--for", "deepstream")
+    cli.refuse("predict", model, "--for", "make")
+
+
+def test_explain_for_builder(cli: Cli) -> None:
     assert "trt.Logger.VERBOSE" in cli("explain", "FLAG-FP16", "--for", "python")
-    assert cli("explain", "--for", "torch-tensorrt").startswith("With Torch-TensorRT")
-    cli.refused("predict", model, "--for", "make")
-    out = cli("explain", "[V] [TRT] Running: QDQToCopy on QuantizeLinear_28")
-    for part in (
-        "A conversion that stays in the engine",
-        "bevfusion-camera-orin-trt8502:870",
-        "Rule: qdqtool/trt/passes/qdq_to_copy.py",
-        "Test: tests/trt/passes/test_qdq_to_copy.py",
-    ):
-        assert part in out, part
-    assert all(len(line) <= 80 for line in out.splitlines())
+    assert "Torch-TensorRT" in cli("explain", "--for", "torch-tensorrt")
+
+
+def test_explain_log_line_names_builds_rule_and_test(cli: Cli) -> None:
+    answer = cli.json("explain", "[V] [TRT] Running: QDQToCopy on QuantizeLinear_28")
+    (rule,) = answer["rules"]
+    assert rule["pass"] == "QDQToCopy"
+    root = Path(__file__).parents[2]
+    assert (root / rule["file"]).is_file() and (root / rule["test"]).is_file()
+    builds = [build for case in rule["cases"] for build in case["builds"]]
+    assert "bevfusion-camera-orin-trt8502:870" in builds

@@ -1,4 +1,6 @@
-"""``qdqtool fix``."""
+"""`qdqtool fix`."""
+
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -6,77 +8,88 @@ import pytest
 
 from qdqtool.base import budgets
 from qdqtool.base.notes import Remark
+from tests.commands.conftest import Cli
 from tests.explain.graphs import GRAPHS
 from tests.explain.lint.test_api import simple
 from tests.explain.test_causes import residual
 
 
 @pytest.fixture
-def model(tmp_path):
-    path = tmp_path / "m.onnx"
-    onnx.save(residual("float"), path)
-    return str(path)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write a model with a float skip connection into the current folder."""
+    onnx.save(residual("float"), tmp_path / "m.onnx")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
-def test_report_metadata_and_names(model, tmp_path, cli):
-    out = tmp_path / "fixed.onnx"
-    said = cli("fix", model, "-o", out)
-    assert said.startswith(f"1 fix applied, written to {out}\n")
-    said = " ".join(said.split())
-    assert "before 4 convolutions: 4 INT8 (1 to INT8, 3 to float), 0 float; 3 conversions" in said
-    assert "after 4 convolutions: 4 INT8 (3 to INT8, 1 to float), 0 float; 1 conversion" in said
-    assert "SKIP-FLOAT (1)" in said
-    cli("predict", out, "--fail-on", "warning")
-    proto = onnx.load(model)
-    entry = proto.metadata_props.add()
-    entry.key, entry.value = "names", "{0: 'cat'}"
-    onnx.save(proto, model)
-    out = tmp_path / "f.onnx"
-    cli("fix", model, "-o", out)
-    fixed = onnx.load(out)
+def test_fix_json_has_counts_before_and_after(folder: Path, cli: Cli) -> None:
+    answer = cli.json("fix", "m.onnx", "-o", "fixed.onnx")
+    assert [change["code"] for change in answer["applied"]] == ["SKIP-FLOAT"]
+    keys = ("int8", "int8_to_int8", "conversions")
+    before, after = answer["before"]["summary"], answer["after"]["summary"]
+    assert [before[key] for key in keys] == [4, 1, 3]
+    assert [after[key] for key in keys] == [4, 3, 1]
+    cli("predict", "fixed.onnx", "--fail-on", "warning")
+
+
+def test_fix_text_names_file_and_codes(folder: Path, cli: Cli) -> None:
+    text = cli("fix", "m.onnx", "-o", "fixed.onnx")
+    assert "fixed.onnx" in text and "SKIP-FLOAT (1)" in text
+
+
+def test_fix_keeps_metadata_and_names(folder: Path, cli: Cli) -> None:
+    model = onnx.load("m.onnx")
+    model.metadata_props.add(key="names", value="{0: 'cat'}")
+    onnx.save(model, "m.onnx")
+    cli("fix", "m.onnx", "-o", "fixed.onnx")
+    fixed = onnx.load("fixed.onnx")
     assert fixed.metadata_props[0].value == "{0: 'cat'}"
-    assert [o.name for o in fixed.graph.output] == [o.name for o in proto.graph.output]
-    assert {n.name for n in proto.graph.node} <= {n.name for n in fixed.graph.node}
+    assert [o.name for o in fixed.graph.output] == [o.name for o in model.graph.output]
+    assert {n.name for n in model.graph.node} <= {n.name for n in fixed.graph.node}
 
 
-def test_parameters_are_options_in_text_and_json(model, tmp_path, monkeypatch, cli):
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_fix_names_parameters_as_options(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli, form: str
+) -> None:
     monkeypatch.setattr(budgets, "SESSION_WORK", 1)
-    for form in ("text", "json"):
-        said = " ".join(cli("fix", model, "-o", tmp_path / "f.onnx", "--format", form).split())
-        assert "raise it with --effort" in said and "`" not in said
+    text = cli("fix", "m.onnx", "-o", "f.onnx", "--format", form)
+    assert "--effort" in text and "`" not in text
 
 
-def test_what_was_asked_for_and_left(model, tmp_path, cli):
-    np.savez(tmp_path / "in.npz", x=np.ones((1, 16, 16, 16), np.float32))
-    cli("fix", model, "-o", tmp_path / "f.onnx", "--inputs", tmp_path / "in.npz")
-    onnx.save(simple(scale=float("nan"), zero=3), tmp_path / "bad.onnx")
-    assert "left: " in cli(
-        "fix", tmp_path / "bad.onnx", "-o", tmp_path / "f.onnx", "--only", "ADD-BOTH", code=1
-    )
-    onnx.save(GRAPHS["weights-not-constant"](), tmp_path / "m.onnx")
+def test_fix_runs_the_model_on_given_inputs(folder: Path, cli: Cli) -> None:
+    np.savez(folder / "in.npz", x=np.ones((1, 16, 16, 16), np.float32))
+    cli("fix", "m.onnx", "-o", "f.onnx", "--inputs", "in.npz")
+
+
+def test_fix_exits_with_1_if_an_error_is_left(folder: Path, cli: Cli) -> None:
+    onnx.save(simple(scale=float("nan"), zero=3), folder / "bad.onnx")
+    cli("fix", "bad.onnx", "-o", "f.onnx", "--only", "ADD-BOTH", code=1)
+
+
+def test_fix_only_tells_what_was_not_fixed(folder: Path, cli: Cli) -> None:
+    onnx.save(GRAPHS["weights-not-constant"](), folder / "m.onnx")
     arguments = ["--only", "W-NONCONST", "--only", "ADD-BOTH", "--target", "trt8.5"]
-    answer = cli.json("fix", tmp_path / "m.onnx", "-o", tmp_path / "f.onnx", *arguments)
-    assert answer["applied"] == [] and answer["notes"] == [
-        Remark.CODE_NOT_FOUND(code="ADD-BOTH", target="trt8.5")
-    ]
-    assert [(c["code"], c["node"], bool(c["why_not"])) for c in answer["refused"]] == [
-        ("W-NONCONST", "c", True)
-    ]
+    answer = cli.json("fix", "m.onnx", "-o", "f.onnx", *arguments)
+    assert answer["applied"] == []
+    assert answer["notes"] == [Remark.CODE_NOT_FOUND(code="ADD-BOTH", target="trt8.5")]
+    refused = [(c["code"], c["node"], bool(c["why_not"])) for c in answer["refused"]]
+    assert refused == [("W-NONCONST", "c", True)]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "value"),
     [
-        (["--only", "NOPE"], "no finding has the code 'NOPE'"),
-        (["--only", "CH-ALIGN"], "no automatic fix"),
-        (["--target", "trt7"], "unknown target"),
-        (["--inputs", "missing.npz"], "missing.npz: no such file"),
-        (["--inputs", "x.npz"], "not an npz file"),
+        (["--only", "NOPE"], "'NOPE'"),
+        (["--only", "CH-ALIGN"], "CH-ALIGN"),
+        (["--target", "trt7"], "'trt7'"),
+        (["--inputs", "missing.npz"], "missing.npz"),
+        (["--inputs", "x.npz"], "x.npz"),
     ],
 )
-def test_bad_usage(model, tmp_path, monkeypatch, cli, arguments, said):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "x.npz").write_bytes(b"hello")
-    out = tmp_path / "f.onnx"
-    assert said in cli.refused("fix", model, "-o", out, *arguments)
-    assert not out.exists()
+def test_fix_wrong_option_is_refused(
+    folder: Path, cli: Cli, arguments: list[str], value: str
+) -> None:
+    (folder / "x.npz").write_bytes(b"hello")
+    assert value in cli.refuse("fix", "m.onnx", "-o", "f.onnx", *arguments)
+    assert not (folder / "f.onnx").exists()

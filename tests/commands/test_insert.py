@@ -1,20 +1,27 @@
+"""`qdqtool insert`."""
+
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
 from PIL import Image
 
+from qdqtool.base.notes import Remark
 from qdqtool.commands.demo_run import write_images
 from tests.commands.conftest import Cli
 from tests.insertion.nets import Net, check, detector
 
+# The least that insert can do.
+QUICK = ("--losses", "0", "--no-predict", "--method", "max", "--max-images", "1")
+
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A detector m.onnx, two convolutions small.onnx, and a folder of images."""
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a detector m.onnx, two convolutions small.onnx, and a folder of images."""
     path = tmp_path_factory.mktemp("insert")
     onnx.save(detector(), path / "m.onnx")
     net = Net(3, 64)
@@ -25,284 +32,190 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_text_and_everything(
-    folder: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    text = cli("insert", folder / "m.onnx", "--calib", folder / "images")
-    check(onnx.load(folder / "m_qdq.onnx"))
-    assert cli.err == ""
-    for part in (
-        "quantized 24 activations (focus 24) and the weights of 27 nodes",
-        "Left float (4 nodes)",
-        "/model.22/dfl/conv/Conv",
-        "only 6 calibration images",
-        "31 convolutions: 27 INT8 (21 to INT8, 6 to float), 4",
-        "conversion at /model.0/conv/_input_quantizer/QuantizeLinear",
-        f"qdqtool predict {folder / 'm_qdq.onnx'} --target trt10",
-    ):
-        assert part in text, part
-    assert not [row for row in text.splitlines() if len(row) > 80 and str(folder) not in row]
-    text = cli(
-        "insert",
-        folder / "m.onnx",
-        "--calib",
-        folder / "images",
-        "-o",
-        tmp_path / "q.onnx",
-        "--method",
-        "max",
-        "--all",
-        "--target",
-        "trt10",
-    )
-    scales = text.split("Activation scales\n")[1].split("\n\n")[0].splitlines()
-    assert len(scales) == 24
-    assert all(float(row.split()[0]) > 0 and row.split()[1] == "max" for row in scales)
-    assert sum(row.startswith("  - scale ") for row in text.splitlines()) == 2
-    assert "Predicted for trt10" in text
-
-
-@pytest.mark.parametrize("target", ["10.7", "10.14.1", "trt11"])
-def test_the_next_command_names_the_target_as_it_was_given(
-    folder: Path, cli: Cli, target: str
-) -> None:
-    text = cli(
-        "insert",
-        folder / "small.onnx",
-        "--calib",
-        folder / "images",
-        "--target",
-        target,
-        "--losses",
-        "0",
-        "--no-predict",
-        "--method",
-        "max",
-        "--max-images",
-        "1",
-    )
-    assert text.split("next: ")[1].splitlines()[0].endswith(f"--target {target}")
-
-
-def test_the_next_command_asks_of_the_same_gpu(folder: Path, cli: Cli) -> None:
-    args = [
-        "--losses",
-        "0",
-        "--no-predict",
-        "--method",
-        "max",
-        "--max-images",
-        "1",
-        "--target",
-        "rtx1.7",
-    ]
-    text = cli(
-        "insert", folder / "small.onnx", "--calib", folder / "images", "--gpu", "Tesla T4", *args
-    )
-    command = shlex.split(text.split("next: qdqtool ")[1].splitlines()[0])
-    assert command[2:] == ["--target", "rtx1.7", "--gpu", "Tesla T4"]
-    assert cli.json(*command)["compute_capabilities"] == ["7.5"]
-
-
-def test_options_reach_the_library(folder: Path, cli: Cli, tmp_path: Path) -> None:
-    out, table = tmp_path / "q.onnx", tmp_path / "t.table"
-    args = ["insert", folder / "m.onnx", "--calib", folder / "images", "-o", out]
-    more = [
-        "--method-for",
-        "^images$=max",
-        "--exclude",
-        r"/model\.0/",
-        "--head",
-        "none",
-        "--residual",
-        "none",
-        "--weights",
-        "int8",
-        "--target",
-        "trt10",
-        "--high-precision",
-        "fp16",
-        "--write-table",
-        str(table),
-        "--bgr",
-        "--mean",
-        "0.1,0.2,0.3",
-        "--std",
-        "0.5",
-        "--max-images",
-        "4",
-        "--resize",
-        "stretch",
-        "--no-predict",
-    ]
-    # The first convolution was excluded, so that 'images' is not quantized
-    assert "--method-for ^images$=max: matches no quantized tensor" in cli.refused(*args, *more)
-    assert not out.exists()
-    more[3] = r"/model\.1/"
-    data = cli.json(*args, *more)
-    assert data["calibration"]["images"] == 4
-    assert data["prediction"] is None
-    assert data["target"] == "trt10"
-    assert {q["tensor"]: q["method"] for q in data["quantized"]}["images"] == "max"
-    assert "`" not in data["skipped"][0]["reason"]  # the option as the command line has it
-    assert table.read_text().startswith("TRT-")
-    assert {onnx.TensorProto.INT8, onnx.TensorProto.FLOAT16} <= {
-        t.data_type for t in onnx.load(out).graph.initializer
-    }
-    assert "is the name of 8 GPUs" in cli.refused(
-        "insert", folder / "m.onnx", "--calib", folder / "images", "--gpu", "Orin"
-    )
-
-
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (["MODEL"], "give calibration images with --calib FOLDER"),
-        (["MODEL", "--calib", "nowhere"], "nowhere: no such file or folder"),
-        (["MODEL", "--calib", "EMPTY"], "no images"),
-        (["MODEL", "--calib", "BROKEN"], "none of the 1 images could be read"),
-        (["MODEL", "--calib", "IMAGES", "-o", "no/where/q.onnx"], "does not exist"),
-        (["MODEL", "--calib", "IMAGES", "-o", "EMPTY"], "is a folder"),
-        (["MODEL", "--calib", "IMAGES", "--method-for", "max"], "is not REGEX=METHOD"),
-        (["MODEL", "--calib", "IMAGES", "--size", "big"], "neither a number nor HEIGHTxWIDTH"),
-        (["MODEL", "--calib", "IMAGES", "--mean", "1,2"], "neither a number nor three"),
-        (["MODEL", "--calib", "IMAGES", "--std", "0"], "std"),
-        (["MODEL", "--calib", "IMAGES", "--percentile", "0.99"], "outside 50 to 100"),
-        (["MODEL", "--calib", "IMAGES", "--max-images", "0"], "--max-images"),
-        (["MODEL", "--calib", "IMAGES", "--calib-table", "T"], "exclude each other"),
-        (["MODEL", "--calib-table", "MODEL"], "TensorRT calibration table"),
-        (["TEXT", "--calib", "IMAGES"], "not an ONNX model"),
-    ],
-)
-def test_errors_are_one_line_and_leave_nothing(
-    folder: Path,
-    tmp_path: Path,
-    cli: Cli,
-    args: list[str],
-    words: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture
+def folder(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make an empty current folder with links to these files and other kinds of files."""
+    for path in files.iterdir():
+        (tmp_path / path.name).symlink_to(path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "a.png").write_bytes(b"not a png")
     (tmp_path / "text.onnx").write_bytes(b"hello, this is not a model at all")
-    places = {
-        "MODEL": str(folder / "small.onnx"),
-        "IMAGES": str(folder / "images"),
-        "EMPTY": str(tmp_path / "empty"),
-        "BROKEN": str(tmp_path / "broken"),
-        "TEXT": str(tmp_path / "text.onnx"),
-    }
-    before = (folder / "small.onnx").read_bytes()
-    full = [places.get(a, a) for a in args]
-    if "-o" not in full and "small.onnx" in full[0]:
-        full += ["-o", str(tmp_path / "q.onnx")]
-    assert words in cli.refused("insert", *full)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["broken", "empty", "text.onnx"]
-    assert (folder / "small.onnx").read_bytes() == before
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    return tmp_path
 
 
-def test_broken_images_and_readers(folder: Path, tmp_path: Path, cli: Cli) -> None:
-    for i in range(3):
-        Image.new("RGB", (64, 48), (i * 40, 90, 200)).save(tmp_path / f"{i}.png")
-    (tmp_path / "bad.png").write_bytes(b"not a png")
-    text = cli(
-        "insert",
-        folder / "small.onnx",
-        "--calib",
-        tmp_path,
-        "-o",
-        tmp_path / "q.onnx",
-        "--method",
-        "max",
-        "--no-predict",
-    )
-    assert "1 of 4 images could not be read and were skipped" in " ".join(text.split())
-    args = ["insert", folder / "m.onnx", "--calib", folder / "images", "-o", tmp_path / "r.onnx"]
-    for option in ("--write-table", "--calib-cache"):
-        assert f"{option} {tmp_path / 'r.onnx'}: is the output of -o as well" in cli.refused(
-            *args, option, tmp_path / "r.onnx"
-        )
-    assert "is one of the files read" in cli.refused(*args, "--calib-cache", folder / "m.onnx")
-    assert not (tmp_path / "r.onnx").exists()
+def next_command(text: str) -> list[str]:
+    """Return the words of the command that the answer advises next."""
+    line = next(line for line in text.splitlines() if "qdqtool predict" in line)
+    return shlex.split(line[line.index("qdqtool predict") :])
 
 
-def test_an_interrupt_ends_with_130_and_leaves_nothing(
-    folder: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*args: object, **kwargs: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("qdqtool.base.files.os.replace", interrupted)
-    args = [
-        "insert",
-        folder / "small.onnx",
-        "--calib",
-        folder / "images",
-        "-o",
-        tmp_path / "q.onnx",
-    ]
-    assert "interrupted" in cli.refused(*args, "--method", "max", code=130)
-    assert list(tmp_path.iterdir()) == []
+def test_insert_writes_a_valid_model_next_to_the_float_model(folder: Path, cli: Cli) -> None:
+    text = cli("insert", "m.onnx", "--calib", "images")
+    assert cli.err == ""
+    check(onnx.load("m_qdq.onnx"))
+    assert "/model.22/dfl/conv/Conv" in text and "/model.0/conv/_input_quantizer" in text
+    assert next_command(text) == shlex.split("qdqtool predict m_qdq.onnx --target trt10")
+    wide = [row for row in text.splitlines() if len(row) > 80]
+    assert all("trtexec" in row for row in wide)  # a command is one line
 
 
-def test_a_reader_that_stops_is_no_answer(folder: Path) -> None:
-    args = ["predict", str(folder / "small.onnx")]
-    started = subprocess.Popen(
-        [sys.executable, "-m", "qdqtool", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    assert started.stdout is not None and started.stderr is not None
-    started.stdout.close()
-    error = started.stderr.read()
-    started.stderr.close()
-    assert started.wait(60) == 0
-    assert error == b""
+def test_insert_json_has_counts(folder: Path, cli: Cli) -> None:
+    answer = cli.json("insert", "m.onnx", "--calib", "images")
+    assert answer["prediction"]["int8"] == 27 and len(answer["skipped"]) == 4
+    assert answer["calibration"]["methods"] == {"focus": 24}
+    assert answer["calibration"]["images"] == 6
+    assert answer["calibration"]["warnings"] == [Remark.FEW_IMAGES(images=6, enough=100)]
 
 
-def test_a_gpu_says_whether_the_result_pays(folder: Path, cli: Cli, tmp_path: Path) -> None:
-    """A small picture on a large GPU gains less than 1.02 where the estimate says so, and then names what costs."""
-    common = [
-        "insert",
-        folder / "small.onnx",
-        "--calib",
-        folder / "images",
-        "-o",
-        tmp_path / "q.onnx",
-        "--gpu",
-        "RTX 4090",
-        "--losses",
-        "0",
-    ]
-    text = cli(*common)
-    assert "INT8 as placed: " in text
-    gain = cli.json(*common)["time"]["gain"]["value"]
-    assert ("not expected to be at least 1.02 times as fast" in " ".join(text.split())) is (
-        gain < 1.02
-    )
+def test_insert_all_lists_each_scale(folder: Path, cli: Cli) -> None:
+    arguments = ["--method", "max", "--target", "trt10"]
+    tensors = cli.json("insert", "m.onnx", "--calib", "images", *arguments)["quantized"]
+    rows = cli("insert", "m.onnx", "--calib", "images", "--all", *arguments).splitlines()
+    scales = [float(row.split()[0]) for row in rows if row.split()[1:2] == ["max"]]
+    expected = [tensor["scale"] for tensor in tensors if tensor["method"] == "max"]
+    assert len(scales) == 24 and min(scales) > 0
+    assert sorted(scales) == pytest.approx(sorted(expected), rel=1e-2)
+
+
+@pytest.mark.parametrize("target", ["10.7", "10.14.1", "trt11"])
+def test_insert_next_command_names_the_target_as_given(folder: Path, cli: Cli, target: str) -> None:
+    text = cli("insert", "small.onnx", "--calib", "images", "--target", target, *QUICK)
+    assert next_command(text)[-2:] == ["--target", target]
+
+
+def test_insert_next_command_names_the_gpu(folder: Path, cli: Cli) -> None:
+    arguments = ["--gpu", "Tesla T4", "--target", "rtx1.7", *QUICK]
+    _, *command = next_command(cli("insert", "small.onnx", "--calib", "images", *arguments))
+    assert command[2:] == ["--target", "rtx1.7", "--gpu", "Tesla T4"]
+    assert cli.json(*command)["compute_capabilities"] == ["7.5"]
+
+
+OPTIONS = shlex.split(
+    r"""--method-for ^images$=max --exclude /model\.1/ --head none --residual none --weights int8
+    --target trt10 --high-precision fp16 --write-table t.table --bgr --mean 0.1,0.2,0.3 --std 0.5
+    --max-images 4 --resize stretch --no-predict"""
+)
+
+
+def test_insert_options_reach_the_library(folder: Path, cli: Cli) -> None:
+    answer = cli.json("insert", "m.onnx", "--calib", "images", "-o", "q.onnx", *OPTIONS)
+    assert answer["calibration"]["images"] == 4
+    assert answer["prediction"] is None
+    assert answer["target"] == "trt10"
+    assert {q["tensor"]: q["method"] for q in answer["quantized"]}["images"] == "max"
+    assert "`" not in answer["skipped"][0]["reason"]  # parameters are named as options
+    assert (folder / "t.table").read_text().startswith("TRT-")
+    types = {t.data_type for t in onnx.load("q.onnx").graph.initializer}
+    assert types >= {onnx.TensorProto.INT8, onnx.TensorProto.FLOAT16}
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("arguments", "cause"),
     [
-        (["--gpu", "Jetson Nano"], "No INT8 on"),
-        (["--gpu", "T4", "--target", "rtx1.7"], " 0 INT8"),
-        (["--gpu", "T4", "--target", "10", "--strongly-typed"], "FP16: "),
+        ("small.onnx", "missing-argument calib"),
+        ("small.onnx --calib images --calib-table T", "option-conflict calib_table"),
+        ("small.onnx --calib-table T --cluster local:2", "option-without-effect cluster"),
+        ("small.onnx --calib images --mixed-cpus", "option-without-effect mixed_cpus"),
+        ("small.onnx --calib images --method-for max", "BadParameter method_for"),
+        ("small.onnx --calib images --size big", "BadParameter size"),
+        ("small.onnx --calib images --mean 1,2", "BadParameter mean"),
+        ("small.onnx --calib images --max-images 0", "BadParameter max_images"),
     ],
 )
-def test_what_a_gpu_makes_of_a_small_network(
-    folder: Path, cli: Cli, tmp_path: Path, options: list[str], said: str
+def test_insert_wrong_option_is_refused(folder: Path, cli: Cli, arguments: str, cause: str) -> None:
+    cli.refuse("insert", *arguments.split())
+    assert cli.cause == cause
+
+
+@pytest.mark.parametrize(
+    ("arguments", "value"),
+    [
+        ("small.onnx --calib nowhere", "nowhere"),
+        ("small.onnx --calib empty", "empty"),
+        ("small.onnx --calib broken", "a.png"),
+        ("small.onnx --calib images -o no/where/q.onnx", "-o no/where/q.onnx"),
+        ("small.onnx --calib images -o empty", "-o empty"),
+        ("small.onnx --calib images --std 0", "std"),
+        ("small.onnx --calib images --percentile 0.99", "percentile 0.99"),
+        ("small.onnx --calib images --gpu Orin", "'Orin'"),
+        ("small.onnx --calib-table small.onnx", "small.onnx"),
+        ("text.onnx --calib images", "text.onnx"),
+        (r"m.onnx --calib images --method-for ^images$=max --exclude /model\.0/", "^images$=max"),
+        ("m.onnx --calib images -o r.onnx --write-table r.onnx", "--write-table r.onnx"),
+        ("m.onnx --calib images -o r.onnx --calib-cache r.onnx", "--calib-cache r.onnx"),
+        ("m.onnx --calib images -o r.onnx --calib-cache m.onnx", "--calib-cache m.onnx"),
+    ],
+)
+def test_insert_wrong_input_leaves_nothing(
+    folder: Path, cli: Cli, arguments: str, value: str
 ) -> None:
-    text = cli(
-        "insert",
-        folder / "small.onnx",
-        "--calib",
-        folder / "images",
-        "-o",
-        tmp_path / "q.onnx",
-        *options,
-        "--losses",
-        "0",
+    names, before = sorted(folder.iterdir()), (folder / "small.onnx").read_bytes()
+    assert value in cli.refuse("insert", *arguments.split())
+    assert sorted(folder.iterdir()) == names
+    assert (folder / "small.onnx").read_bytes() == before
+
+
+def test_insert_skips_broken_images(folder: Path, cli: Cli) -> None:
+    for i in range(3):
+        Image.new("RGB", (64, 48), (i * 40, 90, 200)).save(folder / "broken" / f"{i}.png")
+    answer = cli.json("insert", "small.onnx", "--calib", "broken", *QUICK[:-2])
+    assert Remark.BROKEN_IMAGES(broken=1, total=4) in answer["calibration"]["warnings"]
+    assert answer["calibration"]["images"] == 3
+
+
+def test_insert_interrupted_exits_with_130_and_leaves_nothing(
+    folder: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.replace", interrupt)
+    names = sorted(folder.iterdir())
+    cli.refuse("insert", "small.onnx", "--calib", "images", *QUICK, code=130)
+    assert sorted(folder.iterdir()) == names
+
+
+def test_predict_into_a_closed_pipe_exits_with_0(files: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "qdqtool", "predict", str(files / "small.onnx")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
-    assert said in " ".join(text.split())
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    error = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(60) == 0
+    assert error == b""
+
+
+def insert_small(cli: Cli, *options: str) -> Any:
+    return cli.json("insert", "small.onnx", "--calib", "images", "--losses", "0", *options)
+
+
+def test_insert_gpu_json_has_the_expected_gain(folder: Path, cli: Cli) -> None:
+    gain = insert_small(cli, "--gpu", "RTX 4090")["time"]["gain"]
+    assert gain["low"] <= gain["value"] <= gain["high"]
+
+
+@pytest.mark.parametrize(
+    ("options", "int8", "precision"),
+    [
+        (["--gpu", "T4", "--target", "rtx1.7"], 0, "FP16"),
+        (["--gpu", "T4", "--target", "10", "--strongly-typed"], 2, "FP16"),
+    ],
+)
+def test_insert_gpu_decides_what_runs_in_int8(
+    folder: Path, cli: Cli, options: list[str], int8: int, precision: str
+) -> None:
+    answer = insert_small(cli, *options)
+    assert answer["prediction"]["int8"] == int8
+    assert answer["time"]["float"]["precision"] == precision
+
+
+def test_insert_gpu_without_int8_has_no_gain(folder: Path, cli: Cli) -> None:
+    answer = insert_small(cli, "--gpu", "Jetson Nano")
+    assert answer["time"]["gain"] is None

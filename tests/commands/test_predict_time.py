@@ -1,90 +1,126 @@
-"""``qdqtool predict --gpu``, ``qdqtool gpus``, times in ``verify`` and ``engine``: what users type and see."""
+"""`qdqtool predict --gpu`, `qdqtool gpus`, and times of `verify` and `engine`."""
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from qdqtool.model.modelfile import load
+from qdqtool.prediction import predict
+from qdqtool.timing.estimate import estimate
+from qdqtool.timing.gpus import find
+from qdqtool.trt.targets import target_named
+from tests.commands.conftest import Cli
 from tests.timing.models import chain, saved
 
 
 @pytest.fixture
-def model(tmp_path):
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("COLUMNS", "80")
     return saved(tmp_path, chain())
 
 
-def test_answers_with_times(model, cli, monkeypatch, tmp_path):
-    monkeypatch.setenv("COLUMNS", "80")
-    out = cli("predict", model, "--gpu", "rtx 3060")
-    assert "ms on RTX 3060 (1777 MHz), estimated" in out
-    assert out.startswith("INT8 as placed: ") and "; FP16: " in out.splitlines()[0]
-    assert "What each fix saves at most" in out and "Slowest layers" not in out
-    assert "Slowest layers" in cli("predict", model, "--gpu", "rtx 3060", "--layers")
-    assert (
-        max(len(line) for line in out.splitlines() if not line.startswith("build: ")) <= 80
-    )  # a command is one line
+def test_predict_gpu_text(model: str, cli: Cli) -> None:
+    text = cli("predict", model, "--gpu", "rtx 3060")
+    first = text.splitlines()[0]
+    assert "RTX 3060" in text and "1777 MHz" in text
+    assert "INT8" in first and "FP16" in first and first.count(" ms") >= 2
+    wide = [line for line in text.splitlines() if len(line) > 80]
+    assert all("trtexec" in line for line in wide)  # a command is one line
+
+
+def test_predict_gpu_layers_lists_the_time_of_each_layer(model: str, cli: Cli) -> None:
+    arguments = ("--gpu", "T4", "--target", "trt8.6")
+    layers = cli.json("predict", model, *arguments)["layers"]
+    text = cli("predict", model, *arguments, "--layers")
+    rows = [line for line in text.splitlines() if line.endswith(" ms") and line.startswith("  ")]
+    assert len(rows) >= len(layers)
+    assert len(rows) > cli("predict", model, *arguments).count(" ms\n")
+
+
+def test_predict_gpu_json_has_times_and_range(model: str, cli: Cli) -> None:
     data = cli.json("predict", model, "--gpu", "Jetson Orin Nano", "--clock", "600")
-    assert data["time"]["gpu"] == "Jetson Orin Nano 8GB" and data["time"]["clock_mhz"] == 600
-    assert 0 < data["time"]["low_ms"] < data["time"]["total_ms"] < data["time"]["high_ms"]
+    time = data["time"]
+    assert (time["gpu"], time["clock_mhz"]) == ("Jetson Orin Nano 8GB", 600)
+    assert 0 < time["low_ms"] < time["total_ms"] < time["high_ms"]
     assert all(isinstance(layer["ms"], float) for layer in data["layers"])
+
+
+def test_predict_without_gpu_has_no_times(model: str, cli: Cli) -> None:
     data = cli.json("predict", model)
     assert "time" not in data and all(layer["ms"] is None for layer in data["layers"])
-    assert (
-        "INT8 as placed: "
-        in cli("predict", model, "--gpu", "T4", "--format", "markdown").splitlines()[2]
-    )
-    out = cli("predict", model, "--target", "trt8.6", "--gpu", "T4", "--layers")
-    layers = out.partition("Engine layers")[2].partition("\n\n")[0].splitlines()[1:]
-    assert layers and all(line.endswith(" ms") for line in layers)
-    first = cli(
-        "predict", saved(tmp_path, chain(quantized=False, batch=16)), "--gpu", "A100"
-    ).splitlines()
-    assert first[0].startswith("FP16: ") and "INT8 would be" in first[1]
+
+
+def test_predict_gpu_markdown_has_the_times(model: str, cli: Cli) -> None:
+    times = re.findall(r"[\d.]+ ms", cli("predict", model, "--gpu", "T4").splitlines()[0])
+    markdown = cli("predict", model, "--gpu", "T4", "--format", "markdown")
+    assert len(times) >= 2 and all(time in markdown for time in times)
+
+
+def test_predict_gpu_of_float_model_says_what_int8_would_gain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
+) -> None:
+    path = saved(tmp_path, chain(quantized=False, batch=16))
+    time = cli.json("predict", path, "--gpu", "A100")["time"]
+    assert time["gain"] is None and time["best"]["gain"] > 1
+    first, second, *_ = cli("predict", path, "--gpu", "A100").splitlines()
+    assert "FP16" in first and "INT8" not in first and "INT8" in second
 
 
 @pytest.mark.parametrize(("options", "flag"), [([], True), (["--gpu", "T4", "--no-fp16"], False)])
-def test_the_build_line_is_of_the_build_that_was_estimated(model, cli, options, flag):
-    out = cli("predict", model, "--target", "trt8.6", *options)
-    assert ("--fp16" in next(x for x in out.splitlines() if x.startswith("build: "))) is flag
+def test_predict_build_command_has_the_types_of_the_estimate(
+    model: str, cli: Cli, options: list[str], flag: bool
+) -> None:
+    text = cli("predict", model, "--target", "trt8.6", *options)
+    (command,) = (line for line in text.splitlines() if "trtexec" in line)
+    assert ("--fp16" in command) is flag
 
 
-def test_calibrations_versions_and_gains(model, tmp_path, cli):
-    kept = tmp_path / "machine.json"
-    on = ("predict", model, "--gpu", "T4", "--calibrate")
-    assert "0.200 ms on Tesla T4" in cli(*on, "0.2ms", "--save-calibration", kept)
-    assert cli.json(*on, kept)["time"]["total_ms"] == pytest.approx(0.2, rel=1e-3)
+def test_predict_calibrate_with_a_measured_time(model: str, tmp_path: Path, cli: Cli) -> None:
+    calibration = tmp_path / "machine.json"
+    arguments = ("predict", model, "--gpu", "T4", "--calibrate")
+    time = cli.json(*arguments, "0.2ms", "--save-calibration", calibration)["time"]
+    assert time["total_ms"] == pytest.approx(0.2, rel=1e-3)
+    assert cli.json(*arguments, calibration)["time"]["total_ms"] == time["total_ms"]
     before = Path(model).read_bytes()
-    cli(*on, "1ms", "--save-calibration", model, code=2)
+    cli.refuse(*arguments, "1ms", "--save-calibration", model)
     assert Path(model).read_bytes() == before
-    for target in ("trt8.5", "trt10"):
-        found = cli.json("predict", model, "--gpu", "RTX 5090", "--target", target)["findings"]
-        assert ("GPU-VERSION" in {f["code"] for f in found}) is (target == "trt8.5")
-    cli("predict", model, "--require-gain", "1.1", code=2)
-    plain = saved(tmp_path, chain(quantized=False), "float.onnx")
-    cli("predict", plain, "--gpu", "rtx 3060", "--require-gain", "1.1", code=1)
-    assert "no Q/DQ" in cli.err
-    found = cli.json("predict", saved(tmp_path, chain(quantized=False)), "--gpu", "P100")[
-        "findings"
-    ]
-    assert "GPU-NO-INT8" not in {f["code"] for f in found}
+
+
+@pytest.mark.parametrize(("target", "reported"), [("trt8.5", True), ("trt10", False)])
+def test_predict_gpu_newer_than_the_target(
+    model: str, cli: Cli, target: str, reported: bool
+) -> None:
+    findings = cli.json("predict", model, "--gpu", "RTX 5090", "--target", target)["findings"]
+    assert ("GPU-VERSION" in {f["code"] for f in findings}) is reported
+
+
+def test_predict_float_model_meets_no_gain(tmp_path: Path, cli: Cli) -> None:
+    path = saved(tmp_path, chain(quantized=False))
+    cli("predict", path, "--gpu", "rtx 3060", "--require-gain", "1.1", code=1)
+    assert "--require-gain 1.1" in cli.err
+    findings = cli.json("predict", path, "--gpu", "P100")["findings"]
+    assert "GPU-NO-INT8" not in {f["code"] for f in findings}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "value"),
     [
-        (["--gpu", "rtx 9999"], "not in the table"),
-        (["--clock", "1000"], "need --gpu"),
+        (["--gpu", "rtx 9999"], "rtx 9999"),
         (["--gpu", "T4", "--clock", "5"], "--clock"),
         (["--gpu", "T4", "--calibrate", "nothing.json"], "nothing.json"),
-        (["--gpu", "T4", "--save-calibration", "x.json"], "give both"),
-        (["--sm", "banana"], "not in the table"),
-        (["--gpu", "T4", "--require-gain", "nan"], "--require-gain"),
-        (["--gpu", "T4", "--sm", "8.6"], "give one of the two"),
-        (["--gpu", "T4", "--power", "x"], "watts"),
+        (["--gpu", "T4", "--save-calibration", "x.json"], "--save-calibration"),
+        (["--sm", "banana"], "banana"),
+        (["--gpu", "T4", "--sm", "8.6"], "--sm"),
+        (["--gpu", "T4", "--power", "x"], "x"),
     ],
 )
-def test_mistakes_are_one_line_and_exit_2(model, cli, arguments, words):
-    assert words in cli.refused("predict", model, *arguments)
+def test_predict_wrong_gpu_option_is_refused(
+    model: str, cli: Cli, arguments: list[str], value: str
+) -> None:
+    assert value in cli.refuse("predict", model, *arguments)
 
 
 @pytest.mark.parametrize(
@@ -98,43 +134,36 @@ def test_mistakes_are_one_line_and_exit_2(model, cli, arguments, words):
         ("7.5", None),
     ],
 )
-def test_what_a_compute_capability_cannot_do(model, cli, capability, code):
-    found = cli.json("predict", model, "--target", "trt8.5", "--sm", capability)["findings"]
-    assert [f["code"] for f in found if f["code"].startswith("GPU-")] == ([code] if code else [])
+def test_predict_capability_findings(
+    model: str, cli: Cli, capability: str, code: str | None
+) -> None:
+    arguments = ("--target", "trt8.5", "--sm", capability)
+    codes = [f["code"] for f in cli.json("predict", model, *arguments)["findings"]]
+    assert [c for c in codes if c.startswith("GPU-")] == ([code] if code else [])
 
 
 @pytest.mark.parametrize("target", ["trt8.0", "trt8.4", "trt8.6", "trt10", "trt11", "rtx1.7"])
-def test_every_target_has_a_time(model, cli, target):
-    assert (
-        0.01
-        < cli.json("predict", model, "--gpu", "RTX 3060", "--target", target)["time"]["total_ms"]
-        < 1
-    )
+def test_predict_gpu_estimates_for_each_target(model: str, cli: Cli, target: str) -> None:
+    """Three convolutions of 0.23 GMACs each: between a hundredth of a millisecond and one."""
+    time = cli.json("predict", model, "--gpu", "RTX 3060", "--target", target)["time"]
+    assert 0.01 < time["total_ms"] < 1
 
 
-def test_gpus(cli, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    out = cli("gpus")
-    assert "Jetson Orin NX 16GB" in out and max(map(len, out.splitlines())) <= 80
-    found = cli.json("gpus", "orin-nx")["gpus"]
-    assert [g["name"] for g in found] == ["Jetson Orin NX 16GB"] and found[0]["source"]
-    cli("gpus", "nonsense", code=2)
+def test_gpus_lists_all_or_one(cli: Cli) -> None:
+    assert "Jetson Orin NX 16GB" in cli("gpus")
+    (gpu,) = cli.json("gpus", "orin-nx")["gpus"]
+    assert gpu["name"] == "Jetson Orin NX 16GB" and gpu["source"]
+    assert "nonsense" in cli.refuse("gpus", "nonsense")
 
 
-def profile_of(path, tmp_path, factor=1.0):
-    """A profile with the layers of a prediction, as if it had been measured."""
-    from qdqtool.model.modelfile import load
-    from qdqtool.prediction import predict
-    from qdqtool.timing.estimate import estimate
-    from qdqtool.timing.gpus import find
-    from qdqtool.trt.targets import target_named
-
+def write_profile(path: str, folder: Path, factor: float = 1.0) -> tuple[str, str, str]:
+    """Write listing and profile of a build whose layers take their estimated times, times a factor."""
     index = load(path)
     target = target_named("trt8.4")
     prediction = predict(index, target)
     times = estimate(index, prediction, find("A100 80GB PCIe"), target).layers
     keys = ("timeMs", "averageMs", "medianMs")
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"name": layer.name, **dict.fromkeys(keys, t * factor), "percentage": 1.0}
         for layer, t in zip(prediction.layers, times, strict=True)
     ]
@@ -143,21 +172,24 @@ def profile_of(path, tmp_path, factor=1.0):
             {"Name": layer.name, "LayerType": "CaskConvolution"} for layer in prediction.layers
         ]
     }
-    (tmp_path / "layers.json").write_text(json.dumps(listing))
-    (tmp_path / "profile.json").write_text(json.dumps([{"count": 1}, *rows]))
-    return path, str(tmp_path / "layers.json"), str(tmp_path / "profile.json")
+    (folder / "layers.json").write_text(json.dumps(listing))
+    (folder / "profile.json").write_text(json.dumps([{"count": 1}, *rows]))
+    return path, str(folder / "layers.json"), str(folder / "profile.json")
 
 
-def test_verify_compares_times(model, tmp_path, cli):
-    files = profile_of(model, tmp_path)
+def test_verify_gpu_compares_times(model: str, tmp_path: Path, cli: Cli) -> None:
+    files = write_profile(model, tmp_path)
     times = cli.json("verify", *files, "--gpu", "A100 80GB PCIe", code=1)["times"]
     assert times["within"] and times["layers"]["median_error"] < 0.01 and not times["slow"]
-    files = profile_of(model, tmp_path, 3.0)
-    out = cli("verify", *files, "--gpu", "A100 80GB PCIe", code=1)
-    assert "outside the range" in out and "slow:" in out
 
 
-def test_engine_says_what_layers_usually_take(tmp_path, cli):
+def test_verify_gpu_lists_slow_layers(model: str, tmp_path: Path, cli: Cli) -> None:
+    files = write_profile(model, tmp_path, 3.0)
+    times = cli.json("verify", *files, "--gpu", "A100 80GB PCIe", code=1)["times"]
+    assert not times["within"] and times["slow"]
+
+
+def test_engine_gpu_compares_layers_with_measured_ones(tmp_path: Path, cli: Cli) -> None:
     wide = "Thirty-two wide channel vectorized row major Int8 format"
     layer = {
         "Name": "conv",
@@ -186,13 +218,13 @@ def test_engine_says_what_layers_usually_take(tmp_path, cli):
             ]
         )
     )
-    out = cli("engine", tmp_path / "g.json", tmp_path / "p.json", "--gpu", "RTX 3060")
-    assert "Slower than such layers usually are on RTX 3060" in out and "slow_tactic" in out
+    text = cli("engine", tmp_path / "g.json", tmp_path / "p.json", "--gpu", "RTX 3060")
+    assert "slow_tactic" in text and "RTX 3060" in text
     row = cli.json("engine", tmp_path / "g.json", tmp_path / "p.json", "--gpu", "T4")["layers"][0]
     assert 0 < row["best_ms"] < row["expected_ms"] < 5 and row["times_expected"] > 10
 
 
-def test_the_decision_comes_first_and_has_a_range(model, cli):
+def test_predict_gain_has_a_range(model: str, cli: Cli) -> None:
     time = cli.json("predict", model, "--gpu", "rtx 3060")["time"]
     gain = time["gain"]
     assert gain["low"] < gain["value"] < gain["high"]
@@ -203,7 +235,9 @@ def test_the_decision_comes_first_and_has_a_range(model, cli):
 
 
 @pytest.mark.parametrize(("share", "code"), [(0.9, 0), (1.1, 1)])
-def test_require_gain_is_judged_by_the_low_end(model, cli, share, code):
+def test_predict_require_gain_compares_the_low_end(
+    model: str, cli: Cli, share: float, code: int
+) -> None:
     low = cli.json("predict", model, "--gpu", "rtx 3060")["time"]["gain"]["low"]
     cli("predict", model, "--gpu", "rtx 3060", "--require-gain", share * low, code=code)
     assert ("--require-gain" in cli.err) is bool(code)

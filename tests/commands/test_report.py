@@ -1,3 +1,5 @@
+"""`qdqtool report`."""
+
 import json
 from pathlib import Path
 
@@ -10,41 +12,28 @@ from tests.render.reporting.test_collect import result
 
 
 @pytest.fixture(scope="module")
-def seeds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def builds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     contract.prepare(folder)
     return folder
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    return Made(tmp_path_factory.mktemp("made"))
+def network(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return Made(tmp_path_factory.mktemp("network"))
 
 
-def test_reports(made: Made, tmp_path: Path, cli: Cli, seeds: Path) -> None:
-    (tmp_path / "t.json").write_text(json.dumps(result()))
-    out = tmp_path / "r.html"
-    said = cli(
-        "report",
-        made.model,
-        "--float",
-        made.float,
-        "--calib-cache",
-        made.cache,
-        "--gpu",
-        "T4",
-        "--tuning",
-        tmp_path / "t.json",
-        "-o",
-        out,
-    )
-    assert (
-        cli.err == ""
-        and said.splitlines()[0].startswith("3 convolutions: 3 INT8")
-        and f"wrote {out} (" in said
-    )
-    text = out.read_text()
-    for part in (
+def sections(page: Path) -> set[str]:
+    return {part.partition('"')[0] for part in page.read_text().split('<section id="')[1:]}
+
+
+def test_report_has_a_section_for_each_input(network: Made, tmp_path: Path, cli: Cli) -> None:
+    tuning, page = tmp_path / "t.json", tmp_path / "r.html"
+    tuning.write_text(json.dumps(result()))
+    arguments = ["--float", network.float, "--calib-cache", network.cache, "--tuning", tuning]
+    text = cli("report", network.model, *arguments, "--gpu", "T4", "-o", page)
+    assert cli.err == "" and str(page) in text
+    assert sections(page) >= {
         "network",
         "findings",
         "convolutions",
@@ -54,49 +43,66 @@ def test_reports(made: Made, tmp_path: Path, cli: Cli, seeds: Path) -> None:
         "histograms",
         "weights",
         "tuning",
-    ):
-        assert f'<section id="{part}">' in text
-    for log, words in (("agrees.log", "✓ agrees"), ("differs.log", "✗ differs")):
-        out = tmp_path / f"{log}.html"
-        cli("report", seeds / "whole.onnx", seeds / log, "-o", out)
-        assert words in out.read_text() and '<section id="verification">' in out.read_text()
-        assert cli.err == ""
-    out = tmp_path / "r.html"
-    told = cli.json("report", made.model, made.float, "-o", out)
-    assert told["schema"] == "qdqtool/report/1" and told["before"] == str(made.float)
-    assert told["bytes"] == out.stat().st_size
-    error = cli.refused(
-        "report", seeds / "residual.onnx", "--calib-cache", made.cache, "-o", tmp_path / "r.html"
-    )
-    assert "it is the cache of another model" in error
+    }
 
 
-def test_the_default_name(
-    cli: Cli, made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("log", "agree"), [("agrees.log", 6), ("differs.log", 5)])
+def test_report_compares_with_a_build(
+    builds: Path, tmp_path: Path, cli: Cli, log: str, agree: int
+) -> None:
+    page = tmp_path / "r.html"
+    answer = cli.json("report", builds / "whole.onnx", builds / log, "-o", page)
+    assert answer["agreement"].startswith(f"{agree} of 6 ")
+    assert cli.err == "" and "verification" in sections(page)
+
+
+def test_report_json(network: Made, tmp_path: Path, cli: Cli) -> None:
+    page = tmp_path / "r.html"
+    answer = cli.json("report", network.model, network.float, "-o", page)
+    assert answer["schema"] == "qdqtool/report/1" and answer["before"] == str(network.float)
+    assert answer["summary"]["int8"] == 3 and answer["bytes"] == page.stat().st_size
+
+
+def test_report_cache_of_another_model_is_refused(
+    builds: Path, network: Made, tmp_path: Path, cli: Cli
+) -> None:
+    arguments = ["--calib-cache", network.cache, "-o", tmp_path / "r.html"]
+    assert network.cache.name in cli.refuse("report", builds / "residual.onnx", *arguments)
+
+
+def test_report_default_name(
+    cli: Cli, network: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    cli("report", made.model)
+    cli("report", network.model)
     assert [p.name for p in tmp_path.iterdir()] == ["model_qdq_report.html"]
 
 
 @pytest.mark.parametrize(
-    ("args", "words"),
+    ("arguments", "value"),
     [
-        (["{m}", "{f}", "--float", "{f}"], "two models at most"),
-        (["{m}", "--clock", "1000"], "--clock needs --gpu"),
-        (["{m}", "--calib-cache", "{m}"], "is not a calibration cache"),
-        (["{m}", "--tuning", "{m}"], "is not JSON"),
-        (["{m}", "{garbage}"], "no line of TensorRT is in it"),
-        (["{m}", "-o", "{m}"], "is one of the files read"),
-        (["{m}", "-o", "no/such/folder/r.html"], "does not exist"),
-        (["{m}", "--assume", "silu"], "write name=value"),
+        (["{float}", "--float", "{float}"], "--float"),
+        (["--clock", "1000"], "--clock"),
+        (["--calib-cache", "{model}"], "model_qdq.onnx"),
+        (["--tuning", "{model}"], "model_qdq.onnx"),
+        (["garbage.log"], "garbage.log"),
+        (["-o", "{model}"], "-o {model}"),
+        (["-o", "no/such/folder/r.html"], "no/such/folder"),
+        (["--assume", "silu"], "--assume silu"),
     ],
+    ids=" ".join,
 )
-def test_bad_input_is_one_line(
-    made: Made, tmp_path: Path, cli: Cli, args: list[str], words: str
+def test_report_wrong_input_leaves_nothing(
+    network: Made,
+    tmp_path: Path,
+    cli: Cli,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    value: str,
 ) -> None:
-    (tmp_path / "garbage.log").write_text("hello\n" * 20)
-    known = {"m": made.model, "f": made.float, "garbage": tmp_path / "garbage.log"}
-    out = [] if "-o" in args else ["-o", str(tmp_path / "r.html")]
-    assert words in cli.refused("report", *(a.format(**known) for a in args), *out)
+    monkeypatch.chdir(tmp_path)
+    Path("garbage.log").write_text("hello\n" * 20)
+    names = {"model": network.model, "float": network.float}
+    line = cli.refuse("report", network.model, *(a.format(**names) for a in arguments))
+    assert value.format(**names) in line
     assert [p.name for p in tmp_path.iterdir()] == ["garbage.log"]

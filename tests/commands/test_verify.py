@@ -1,8 +1,9 @@
-"""``qdqtool verify``: what the command words itself."""
+"""`qdqtool verify`."""
 
 from pathlib import Path
 
 import onnx
+import pytest
 
 from qdqtool import predict
 from tests.commands.conftest import Cli
@@ -10,23 +11,42 @@ from tests.contract import residual
 from tests.verification.synthetic import log_of
 
 
-def test_versions_gpus_and_lines(tmp_path: Path, cli: Cli) -> None:
-    model, path = tmp_path / "m.onnx", tmp_path / "build.log"
-    onnx.save(residual(), model)
-    predicted = predict(residual(), "trt8.5")
-    path.write_text("\n".join(log_of(predicted, "7203")) + "\n")
-    error = cli.refused("verify", model, path)
-    assert "older than 8.0" in error and error.endswith("give --target")
-    cli("verify", model, path, "--target", "trt8.5")
-    path.write_text("\n".join(log_of(predicted)) + "\n")
-    assert "--from-log compares no times" in cli.refused(
-        "verify", "--from-log", path, "--gpu", "T4"
-    )
-    count = len(predicted.trace)
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write a model, its build, and a build of a TensorRT without a target into the current folder."""
+    prediction = predict(residual(), "trt8.5")
+    onnx.save(residual(), tmp_path / "m.onnx")
+    (tmp_path / "build.log").write_text("\n".join(log_of(prediction)) + "\n")
+    (tmp_path / "old.log").write_text("\n".join(log_of(prediction, "7203")) + "\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_verify_build_older_than_any_target_needs_a_target(folder: Path, cli: Cli) -> None:
+    assert "--target" in cli.refuse("verify", "m.onnx", "old.log")
+    cli("verify", "m.onnx", "old.log", "--target", "trt8.5")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cause"),
+    [
+        (["--from-log", "build.log", "--gpu", "T4"], "option-without-effect gpu"),
+        (["--from-log"], "option-conflict from_log"),
+        (["--from-log", "build.log", "--builder", "trtexec"], "option-conflict from_log"),
+        (["m.onnx", "build.log", "--builder", "trtexec"], "option-conflict builder"),
+        (["m.onnx"], "missing-argument files"),
+    ],
+)
+def test_verify_wrong_options_are_refused(
+    folder: Path, cli: Cli, arguments: list[str], cause: str
+) -> None:
+    cli.refuse("verify", *arguments)
+    assert cli.cause == cause
+
+
+def test_verify_counts_optimizer_lines(folder: Path, cli: Cli) -> None:
+    count = len(predict(residual(), "trt8.5").trace)
     assert count > 20
-    text = " ".join(cli("verify", model, path).split())
-    assert (
-        f"{count} of {count} agree ({count} predicted), {count} of them in the log's order" in text
-    )
-    trace = cli.json("verify", model, path)["trace"]
+    trace = cli.json("verify", "m.onnx", "build.log")["trace"]
     assert trace == {"predicted": count, "built": count, "agree": count, "in_order": count}
+    assert f"{count} of {count}" in cli("verify", "m.onnx", "build.log")

@@ -1,25 +1,54 @@
-"""Writes tests/data/contract.json from the code at hand: ``python -m tests.tools.record_contract``.
+"""Record the contract of the present code: `python -m tests.tools.record_contract`.
 
-Run it on a release, never to make a failing test pass: what it wrote for 0.1 is what users were promised.
+Record it for a release, or for what has been added since. Never record it to make a failing test pass: a record is
+what users were promised.
 """
 
 import json
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+from qdqtool.commands import COMMANDS
 from tests import contract
+from tests.contract import Description
+
+# Modules whose classes are results: users read their attributes and do not construct them.
+RESULTS = ("qdqtool", "qdqtool.fixing.api", "qdqtool.qat")
 
 
-def main() -> None:
+def record() -> Description:
     with tempfile.TemporaryDirectory() as folder:
         contract.prepare(Path(folder))
-        found = {
-            "python": contract.python_api(),
-            "commands": contract.command_line(),
-            "runs": contract.runs(Path(folder)),
-        }
-    contract.DATA.write_text(json.dumps(found, sort_keys=True, separators=(",", ":")) + "\n")
+        runs = contract.run_all(Path(folder))
+    modules = {name: contract.describe_module(name) for name in contract.MODULES}
+    for module in RESULTS:
+        for value in modules[module].values():
+            if value["kind"] == "class":
+                del value["parameters"]
+    commands = {name: contract.describe_command(name) for name in COMMANDS}
+    return {"python": modules, "commands": commands, "runs": runs}
+
+
+def as_lines(sections: Description) -> Iterator[str]:
+    """Yield a record as JSON with one line for each name, option and run, so that changes are easy to review."""
+    for section, entries in sections.items():
+        rows = [
+            f"{json.dumps(entry)}: "
+            + (
+                json.dumps(values, sort_keys=True)
+                if section == "runs"
+                else "{\n"
+                + ",\n".join(
+                    f"  {json.dumps(k)}: {json.dumps(v, sort_keys=True)}" for k, v in values.items()
+                )
+                + "\n }"
+            )
+            for entry, values in entries.items()
+        ]
+        yield f"{json.dumps(section)}: {{\n " + ",\n ".join(rows) + "\n}"
 
 
 if __name__ == "__main__":
-    main()
+    text = "{\n" + ",\n".join(as_lines(record())) + "\n}\n"
+    contract.RECORDS["0.2"].write_text(text, encoding="utf-8")

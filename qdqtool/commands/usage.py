@@ -1,0 +1,19 @@
+"""Wrong use of the command line, told apart by a code."""
+
+from __future__ import annotations
+
+import click
+
+
+class UsageError(click.UsageError):
+    """Arguments or options that are missing, contradict each other, or have no effect.
+
+    Attributes:
+        code: Identifier of the cause, such as ``"option-conflict"``. It stays when the message is reworded.
+        parameter: Argument or option that the error is about, as click names it.
+    """
+
+    def __init__(self, message: str, *, code: str, parameter: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.parameter = parameter
