@@ -332,7 +332,7 @@ class MemorySource(Source):
             if self.used and not self.repeatable:
                 raise DataError(
                     "the calibration data was a one-time iterator and is used up; give a list",
-                    code="iterator-exhausted",
+                    code="read-once",
                     parameter="data",
                 )
             with _users("the calibration data"):
@@ -499,7 +499,7 @@ def _listed(path: Path, wanted: int) -> list[Path]:
         content = read_input(path, budgets.LIST_FILE, error=DataError).decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(
-            f"cannot be read as a list of images: {error}", str(path), code="wrong-format"
+            f"cannot be read as a list of images: {error}", str(path), code="wrong-encoding"
         ) from error
     if sum(map(content.count, _LINE_ENDS)) - content.count("\r\n") > budgets.LIST_LINES:
         raise DataError(

@@ -455,7 +455,7 @@ def read_tensorrt_cache(path: str | os.PathLike[str]) -> dict[str, float]:
         raise DataError(
             "cannot be read as a TensorRT calibration table: not text",
             os.fspath(path),
-            code="wrong-format",
+            code="wrong-encoding",
         ) from error
     if not lines or not lines[0].startswith("TRT-"):
         raise DataError(

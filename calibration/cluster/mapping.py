@@ -245,7 +245,7 @@ def _not_begun(wanted: int, error: Exception) -> ClusterError:
     return ClusterError(
         f"{wanted} worker processes cannot be started here; settings of Dask, such as DASK_..., hold for them too "
         f"({_reason(error)})",
-        code="workers-not-started",
+        code="not-started",
         parameter="cluster",
     )
 

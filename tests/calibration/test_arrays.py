@@ -412,7 +412,7 @@ def test_iterators_are_read_once() -> None:
     assert source.digest(0) == b""
     with pytest.raises(IndexError):
         source.load(1)
-    with pytest.raises(DataError, check=has("iterator-exhausted", parameter="data")):
+    with pytest.raises(DataError, check=has("read-once", parameter="data")):
         source.restart()
     with pytest.raises(DataError, check=has("not-shareable", parameter="data")):
         source.portion([0])

@@ -565,7 +565,7 @@ def test_paths_of_a_list_begin_at_the_list_or_the_current_folder(
         pytest.param(
             b"a.png\n" + b"x" * 32_768, "invalid-path", ["line 2:", "32,767"], id="long path"
         ),
-        pytest.param(b"\xff\n", "wrong-format", ["'utf-8'"], id="not text"),
+        pytest.param(b"\xff\n", "wrong-encoding", ["'utf-8'"], id="not text"),
     ],
 )
 def test_lists_with_other_content_are_rejected(

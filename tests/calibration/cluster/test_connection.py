@@ -145,14 +145,14 @@ def test_local_workers_leave_no_folder_and_refuse_other_users(
         pytest.param(
             "local:1",
             {"distributed.nanny.preload": ["no_such_module"]},
-            "workers-not-started",
+            "not-started",
             "no_such_module",
             id="nanny",
         ),
         pytest.param(
             "local:1",
             {"distributed.worker.preload": ["no_such_module"]},
-            "workers-not-started",
+            "not-started",
             "no_such_module",
             id="worker",
             marks=pytest.mark.slow,
@@ -160,7 +160,7 @@ def test_local_workers_leave_no_folder_and_refuse_other_users(
         pytest.param(
             "local:1",
             {"distributed.comm.tls.min-version": "none"},
-            "workers-not-started",
+            "not-started",
             "none",
             id="tls version",
         ),
