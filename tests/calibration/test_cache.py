@@ -377,11 +377,19 @@ def test_table_with_other_lines_is_rejected(
         read_tensorrt_cache(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"\nTRT-1\n", b" TRT-1\n", b"TRT-1\n\xff: 0\n"], ids=repr)
-def test_other_files_are_no_tables(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (b"", "wrong-format"),
+        (b"\nTRT-1\n", "wrong-format"),
+        (b" TRT-1\n", "wrong-format"),
+        (b"TRT-1\n\xff: 0\n", "wrong-encoding"),
+    ],
+)
+def test_other_files_are_no_tables(tmp_path: Path, content: bytes, code: str) -> None:
     path = tmp_path / "t.cache"
     path.write_bytes(content)
-    with pytest.raises(DataError, check=has("wrong-format", path=str(path))):
+    with pytest.raises(DataError, check=has(code, path=str(path))):
         read_tensorrt_cache(path)
 
 
