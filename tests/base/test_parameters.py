@@ -389,6 +389,12 @@ def test_parameters_that_take_iterables() -> None:
     assert set(ITERABLES) > {*expected, ("Statistics", "notes")}
 
 
+def test_negative_number_of_bits_is_an_error() -> None:
+    with pytest.raises(DataError) as caught:
+        _STATS.coarse(-1)
+    assert "-1" in str(caught.value)
+
+
 def test_failed_iterable_changes_nothing() -> None:
     statistics = TensorStatistics()
     with pytest.raises(QdqtoolError, check=has("iteration-failed", parameter="parts")):
