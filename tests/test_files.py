@@ -351,8 +351,12 @@ def test_other_output_onto_an_input_is_refused(seeds: Path, tmp_path: Path, opti
     assert state(seeds, tmp_path) == before
 
 
+# Commands take the names of their help option from the group, and keep them.
+GROUP = click.Context(cli, **cli.context_settings)
+
+
 def command_named(name: str) -> click.Command:
-    command = cli.get_command(click.Context(cli), name)
+    command = cli.get_command(GROUP, name)
     assert command is not None
     return command
 
@@ -367,9 +371,11 @@ def lines_with_paths() -> list[tuple[str, list[str], int]]:
     places: dict[str, tuple[str, list[str], int]] = {}
     for words in lines:
         command = command_named(words[0])
-        values = command.make_context(words[0], list(words[1:]), resilient_parsing=True).params
+        context = command.make_context(
+            words[0], list(words[1:]), parent=GROUP, resilient_parsing=True
+        )
         for parameter in command.params:
-            value = values[str(parameter.name)]
+            value = context.params[str(parameter.name)]
             for path in value if isinstance(value, tuple) else (value,):
                 if isinstance(parameter.type, click.Path) and path in words:
                     option = f"{words[0]} {parameter.opts[-1]}"

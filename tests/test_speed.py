@@ -33,7 +33,7 @@ def test_measure_counts_the_processor_time_of_children(tmp_path: Path) -> None:
     run = speed.measure([sys.executable, "-m", "works"], tmp_path)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    assert run.cpu == pytest.approx(used)
+    assert run.cpu == pytest.approx(used, rel=1e-3)
     assert run.cpu >= float((tmp_path / "took").read_text())
     assert run.wall > 0 and run.peak > 5
 
