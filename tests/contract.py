@@ -26,12 +26,12 @@ from PIL import Image
 from qdqtool import predict
 from qdqtool.commands.cli import cli, run
 from tests.buildlog import samples
-from tests.buildlog.evidence import build_file
 from tests.explain.lint.test_api import simple
 from tests.insertion.nets import images
 from tests.trt.builder import Graph
 from tests.tuning.nets import branchy
 from tests.verification.synthetic import log_of
+from tests.verification.test_lines import log_with_parse_section
 
 DATA = Path(__file__).parent / "data"
 RECORDS = {"0.1": DATA / "contract-0.1.json", "0.2": DATA / "contract.json"}
@@ -206,7 +206,7 @@ RUNS = {
     "verify mismatch": "verify {m} {d}/differs.log --format json",
     "verify partial": "verify {m} {d}/half.log --format json",
     "verify partial allowed": "verify {m} {d}/half.log --allow-partial",
-    "verify from log": "verify --from-log {d}/recorded.log --format json",
+    "verify from log": "verify --from-log {d}/parsed.log --format json",
     "verify times": "verify {m} {d}/agrees.log {d}/profile.json --gpu T4 --format json",
     "verify builder": "verify {m} --builder trtexec --format json",
     "verify another model": "verify {d}/residual.onnx {d}/agrees.log",
@@ -310,7 +310,7 @@ def prepare(folder: Path) -> None:
     ]
     (folder / "profile.json").write_text(json.dumps([{"count": 50}, *times]))
     (folder / "trtexec.log").write_text(samples.trtexec_log())
-    (folder / "recorded.log").symlink_to(build_file("resnet18-qat-rtx2000-trt8510"))
+    (folder / "parsed.log").write_text(log_with_parse_section(whole))
     (folder / "garbage.onnx").write_bytes(b"garbage")
     (folder / "garbage.log").write_text("no build\n")
     write_trtexec(folder / "bin" / "trtexec", folder / "agrees.log")

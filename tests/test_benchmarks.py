@@ -1,4 +1,4 @@
-"""`make bench` runs what can run: a script that cannot without arguments or optional packages is known to `run.py`."""
+"""`make bench` runs what can run here: `run.py` lists scripts that need arguments or optional packages."""
 
 import ast
 import runpy
@@ -19,7 +19,7 @@ RUN: dict[str, Any] = runpy.run_path(str(HERE / "run.py"))
 NAMES = sorted(RUN["benchmarks"]())
 
 
-def wants_arguments(tree: ast.Module) -> bool:
+def needs_arguments(tree: ast.Module) -> bool:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and node.name == "main" and node.args.args:
             return True
@@ -43,14 +43,14 @@ def wants_arguments(tree: ast.Module) -> bool:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_a_script_needs_is_known(name: str) -> None:
-    assert (name in RUN["DATA"]) == wants_arguments(
+def test_run_lists_scripts_that_need_arguments(name: str) -> None:
+    assert (name in RUN["DATA"]) == needs_arguments(
         ast.parse((HERE / f"{name}.py").read_text("utf-8"))
     )
 
 
-def test_what_scripts_take_from_the_package_is_there() -> None:
-    """Scripts that need data or packages run rarely; a name that moved would be missed until then."""
+def test_imports_of_scripts_exist() -> None:
+    """Scripts that need data or packages run rarely, so that a moved name would go unnoticed."""
     pytest.importorskip("torch")
     for path in HERE.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -67,16 +67,16 @@ def test_what_scripts_take_from_the_package_is_there() -> None:
                     )
 
 
-def test_differences_and_names() -> None:
+def test_paired_difference_has_an_interval() -> None:
     paired = runpy.run_path(str(HERE / "common.py"))["paired"]
-    one = [float(v) for v in np.random.default_rng(0).normal(size=40)]
-    assert paired([(one, [v - 0.5 for v in one])], np.mean) == pytest.approx((0.5, 0.5, 0.5))
-    difference, low, high = paired([(one, one), (one, [v - 1.0 for v in one])], np.mean)
+    values = [float(v) for v in np.random.default_rng(0).normal(size=40)]
+    assert paired([(values, [v - 0.5 for v in values])], np.mean) == pytest.approx((0.5, 0.5, 0.5))
+    difference, low, high = paired([(values, values), (values, [v - 1.0 for v in values])], np.mean)
     assert (difference, low, high) == pytest.approx((0.5, 0.5, 0.5))
     assert set(RUN["DATA"]) <= set(NAMES)
 
 
-def test_tables_are_written_between_their_marks(tmp_path: Path) -> None:
+def test_publish_writes_a_table_between_its_marks(tmp_path: Path) -> None:
     common, page = runpy.run_path(str(HERE / "common.py")), tmp_path / "page.md"
     page.write_text("before\n<!-- a: written by x -->\nold\n\nold\n<!-- end of a -->\nafter\n")
     common["publish"]("a", common["table"](("x", "y"), [(1, "\\1")]), page)
@@ -88,7 +88,7 @@ def test_tables_are_written_between_their_marks(tmp_path: Path) -> None:
         common["publish"]("b", "", page)
 
 
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = RUN["missing"]
     monkeypatch.setattr(
         "importlib.util.find_spec", lambda name: None if name == "torch" else object()
@@ -103,7 +103,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ours", "low", "value", "high", "sure"),
+    ("times", "low", "value", "high", "sure"),
     [
         ([3.0, 1.0, 2.0], 1.0, 2.0, 3.0, 0.75),
         ([4.0], 4.0, 4.0, 4.0, 0.0),
@@ -117,24 +117,24 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         ),  # of nine, 1 + 9 ways in 512 on each side
     ],
 )
-def test_a_ratio_lies_between_order_statistics_of_the_turns(
-    ours: list[float], low: float, value: float, high: float, sure: float
+def test_ratio_is_between_order_statistics_of_the_turns(
+    times: list[float], low: float, value: float, high: float, sure: float
 ) -> None:
-    found = runpy.run_path(str(HERE / "speed.py"))["ratio"](
-        [2 * x for x in ours], [2.0] * len(ours)
+    ratio = runpy.run_path(str(HERE / "speed.py"))["ratio"](
+        [2 * x for x in times], [2.0] * len(times)
     )
-    assert (found.low, found.value, found.high) == (low, value, high)
-    assert found.sure == pytest.approx(sure)
+    assert (ratio.low, ratio.value, ratio.high) == (low, value, high)
+    assert ratio.sure == pytest.approx(sure)
 
 
-def test_what_a_peer_made_is_kept_by_the_model_and_the_images_that_it_was_made_from(
+def test_peer_model_is_cached_by_model_and_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The interpreter is a stand-in: it copies the model and notes that it was asked."""
+    """The interpreter is a stand-in, which copies the model and notes each call."""
     monkeypatch.syspath_prepend(str(HERE))
     accuracy = runpy.run_path(str(HERE / "accuracy.py"))
-    peer, asked, model = tmp_path / "peer", tmp_path / "asked", tmp_path / "net.onnx"
-    peer.write_text(f'#!/bin/sh\necho . >> "{asked}"\ncp "$3" "$7"\n')
+    peer, calls, model = tmp_path / "peer", tmp_path / "calls", tmp_path / "net.onnx"
+    peer.write_text(f'#!/bin/sh\necho . >> "{calls}"\ncp "$3" "$7"\n')
     peer.chmod(0o755)
     onnx.save(conv_net((1, 3, 64, 64)), model)
     options = SimpleNamespace(work=tmp_path, modelopt=peer)
@@ -142,8 +142,8 @@ def test_what_a_peer_made_is_kept_by_the_model_and_the_images_that_it_was_made_f
     split = accuracy["Split"]("a", model, tmp_path / "images", tmp_path / "others")
     for calibration, runs in ((images, 1), (images, 1), (images[:1], 2), (images + 1, 3)):
         split.made_from = accuracy["common"].digest(model.read_bytes(), calibration)
-        made = accuracy["quantized"](split, "ModelOpt entropy", calibration, options)
-        assert made == model.read_bytes() and asked.read_text().count(".") == runs
+        quantized = accuracy["quantized"](split, "ModelOpt entropy", calibration, options)
+        assert quantized == model.read_bytes() and calls.read_text().count(".") == runs
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_what_a_peer_made_is_kept_by_the_model_and_the_images_that_it_was_made_f
         ),
     ],
 )
-def test_a_list_of_splits_that_cannot_be_used_is_refused_in_one_line(
+def test_damaged_list_of_splits_is_refused_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, message: str
 ) -> None:
     monkeypatch.syspath_prepend(str(HERE))

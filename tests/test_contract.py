@@ -72,7 +72,7 @@ def test_contract_python_api(release: str, module: str) -> None:
         if find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
     breaks = broken_names(PROMISED[release]["python"][module], contract.describe_module(module))
-    assert not set(breaks) - CHANGES
+    assert [text for text in breaks if text not in CHANGES] == []
 
 
 def broken_names(promised: Description, now: Description) -> list[str]:
@@ -151,7 +151,7 @@ def test_contract_command_line(release: str, command: str) -> None:
     breaks = broken_options(
         PROMISED[release]["commands"][command], contract.describe_command(command)
     )
-    assert not set(breaks) - CHANGES
+    assert [text for text in breaks if text not in CHANGES] == []
 
 
 def test_contract_has_every_command() -> None:
@@ -200,7 +200,7 @@ def test_contract_exit_code_and_json_fields(runs: Description, release: str, run
     promised = PROMISED[release]["runs"][run]
     assert runs[run]["exit"] == promised["exit"]
     breaks = broken_fields(promised.get("fields", {}), runs[run].get("fields", {}))
-    assert not set(breaks) - CHANGES
+    assert [text for text in breaks if text not in CHANGES] == []
 
 
 def broken_fields(promised: dict[str, list[str]], now: dict[str, list[str]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Writing files whole or not at all."""
+"""Files: outputs are complete or absent, inputs are never overwritten, other kinds of files are refused."""
 
 import ast
 import os
@@ -23,26 +23,24 @@ from qdqtool.base.outputs import atomic_write, write_text
 from qdqtool.commands import COMMANDS as NAMES
 from qdqtool.commands.cli import cli, run
 from qdqtool.errors import ModelError, QdqtoolError
-from tests.errors import has
 from tests.fuzz_inputs.seeds import COMMANDS, write_seeds
 from tests.growth import Net
-from tests.raising import raises
 from tests.slow import slow_after
 from tests.sources import nodes_like
 from tests.verification.comparing.networks import network
 
 
-def test_an_error_leaves_what_was_there(tmp_path: Path) -> None:
+def test_atomic_write_error_leaves_the_file(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("before")
 
-    def broken() -> None:
+    def fail() -> None:
         with atomic_write(path) as file:
             file.write(b"half")
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        broken()
+        fail()
     assert path.read_text() == "before"
     assert os.listdir(tmp_path) == ["a.txt"]
 
@@ -50,7 +48,7 @@ def test_an_error_leaves_what_was_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "words", ["predict m.onnx -o", "build m.onnx -o", "demo -o", "log b.log --to-onnx"]
 )
-def test_a_dash_is_no_output(
+def test_dash_is_refused_as_output(
     words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -59,54 +57,64 @@ def test_a_dash_is_no_output(
     assert os.listdir() == []
 
 
-def test_a_descriptor_is_written_to_where_it_stands(tmp_path: Path) -> None:
-    """Never renamed over: the names of descriptors are links in /dev."""
+def test_descriptor_is_written_at_its_position(tmp_path: Path) -> None:
+    """The names of descriptors are links in /dev, which no file may replace."""
     with (tmp_path / "file").open("wb") as file:
         file.write(b"before ")
         file.flush()
         for name in (f"/dev/fd/{file.fileno()}", f"/proc/self/fd/{file.fileno()}"):
             write_text(name, "whole ")
     assert (tmp_path / "file").read_text() == "before whole whole "
+
+
+def test_descriptor_of_a_pipe_is_written_to(tmp_path: Path) -> None:
     read, write = os.pipe()
     write_text(f"/dev/fd/{write}", "whole")
     assert os.read(read, 100) == b"whole"
     os.close(read)
     os.close(write)
-    with pytest.raises(QdqtoolError, check=has("not-written")):
+    with pytest.raises(QdqtoolError, match=f"/dev/fd/{write}"):  # it is closed
         write_text(f"/dev/fd/{write}", "whole")
+
+
+def test_null_device_is_written_to() -> None:
     write_text(os.devnull, "whole")
-    assert Path(os.devnull).is_char_device() and os.listdir(tmp_path) == ["file"]
+    assert Path(os.devnull).is_char_device()
 
 
-def test_a_descriptor_of_a_file_that_was_read_is_refused(tmp_path: Path) -> None:
+def test_descriptor_of_an_input_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "read"
     path.write_text("kept")
     with path.open("ab") as file, files.record_inputs():
         files.record_input(path)
-        for refused in (write_text, files.reserve_output):
-            with pytest.raises(QdqtoolError):
-                refused(f"/dev/fd/{file.fileno()}", "-o")
+        for write in (write_text, files.reserve_output):
+            with pytest.raises(QdqtoolError, match=f"/dev/fd/{file.fileno()}"):
+                write(f"/dev/fd/{file.fileno()}", "-o")
     assert path.read_text() == "kept"
 
 
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="this system has no /dev/full")
-def test_a_full_device_is_one_line() -> None:
-    with open("/dev/full", "wb") as full, pytest.raises(QdqtoolError, check=has("not-written")):
+def test_full_device_is_an_error() -> None:
+    with open("/dev/full", "wb") as full, pytest.raises(QdqtoolError, match="/dev/fd/"):
         write_text(f"/dev/fd/{full.fileno()}", "text")
 
 
-def test_files_of_other_kinds_and_odd_names(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "a.pth", "w") as file:
-        file.writestr("archive/data.pkl", pickle.dumps({"w": 1}))
-    np.save(tmp_path / "a.npy", np.zeros(3))
-    (tmp_path / "weights").write_bytes(pickle.dumps([1], protocol=2))
-    assert "PyTorch" in said(tmp_path / "a.pth") and "torch.onnx.export" in said(tmp_path / "a.pth")
-    assert "numpy" in said(tmp_path / "a.npy") and "PyTorch" in said(tmp_path / "weights")
+def test_surrogates_are_written_as_escapes(tmp_path: Path) -> None:
     write_text(tmp_path / "a.txt", "name \udcff")
     assert (tmp_path / "a.txt").read_text("utf-8") == "name \\udcff"
 
 
-def said(path: Path) -> str:
+def test_pickles_and_arrays_are_recognized(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.pth", "w") as file:
+        file.writestr("archive/data.pkl", pickle.dumps({"w": 1}))
+    np.save(tmp_path / "a.npy", np.zeros(3))
+    (tmp_path / "weights").write_bytes(pickle.dumps([1], protocol=2))
+    for name, kind in (("a.pth", "PyTorch"), ("a.npy", "numpy"), ("weights", "PyTorch")):
+        assert kind in refusal(tmp_path / name)
+
+
+def refusal(path: Path) -> str:
+    """Return the message of the error that reading a model raises."""
     with pytest.raises(ModelError) as error:
         qdqtool.predict(path)
     return str(error.value)
@@ -121,33 +129,35 @@ def said(path: Path) -> str:
         ("best.tflite", b"\x1c\x00\x00\x00TFL3", "TensorFlow Lite"),
         ("best.xml", b'<?xml version="1.0"?>\n<net name="a">', "OpenVINO"),
         ("model.onnx", b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
-        ("model.onnx", b"<!DOCTYPE html><html>", "web page"),
-        ("model.onnx", b"", "empty"),
-        ("model.onnx", b"\x89PNG\r\n", "picture"),
+        ("model.onnx", b"<!DOCTYPE html><html>", "model.onnx"),
+        ("model.onnx", b"", "model.onnx"),
+        ("model.onnx", b"\x89PNG\r\n", "model.onnx"),
         ("model.safetensors", b"\x10\x00\x00\x00\x00\x00\x00\x00{}", "safetensors"),
         ("layers.json", b'{"Layers": []}', "JSON"),
-        ("noise.bin", b"\x91\x07\xee\x12", "not an ONNX model, or damaged"),
-        ("model.onnx", b"not a model", "not an ONNX model"),
+        ("noise.bin", b"\x91\x07\xee\x12", "ONNX"),
+        ("model.onnx", b"not a model", "ONNX"),
     ],
 )
-def test_other_files(tmp_path: Path, name: str, data: bytes, expected: str) -> None:
+def test_other_file_is_refused_by_its_kind(
+    tmp_path: Path, name: str, data: bytes, expected: str
+) -> None:
     path = tmp_path / name
     path.write_bytes(data)
-    message = said(path)
+    message = refusal(path)
     assert expected in message and str(path) in message and "\n" not in message
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.95])
-def test_a_cut_model_is_called_cut(tmp_path: Path, share: float) -> None:
+def test_truncated_model_is_refused(tmp_path: Path, share: float) -> None:
     data = network().SerializeToString()
     (tmp_path / "model.onnx").write_bytes(data[: int(share * len(data))])
-    assert "cut off or damaged" in said(tmp_path / "model.onnx")
+    assert "damaged" in refusal(tmp_path / "model.onnx")
 
 
 def nested(levels: int) -> bytes:
-    """An If inside an If, and so on; put together from the inside, since protobuf does not copy that deep."""
+    """Return an If inside an If, and so on, as bytes: protobuf does not copy graphs that deep."""
 
-    def held(field: int, data: bytes) -> bytes:
+    def as_field(field: int, data: bytes) -> bytes:
         size, length = len(data), b""
         while size > 127:
             length, size = length + bytes([size & 127 | 128]), size >> 7
@@ -160,31 +170,31 @@ def nested(levels: int) -> bytes:
         branch = onnx.AttributeProto(
             name="then_branch", type=onnx.AttributeProto.GRAPH
         ).SerializeToString()
-        graph = held(
-            1, onnx.NodeProto(op_type="If").SerializeToString() + held(5, branch + held(6, graph))
+        graph = as_field(
+            1,
+            onnx.NodeProto(op_type="If").SerializeToString()
+            + as_field(5, branch + as_field(6, graph)),
         )
     opsets = onnx.ModelProto(ir_version=8, opset_import=[onnx.helper.make_opsetid("", 17)])
-    return opsets.SerializeToString() + held(7, graph)
+    return opsets.SerializeToString() + as_field(7, graph)
 
 
-def test_a_model_nested_too_deeply_is_called_so(tmp_path: Path) -> None:
+def test_model_nested_too_deeply_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(nested(30))
     assert len(onnx.load(path).graph.node) == 1
     for levels in (40, 500):
         path.write_bytes(nested(levels))
-        assert said(path).startswith(
-            f"{path}: its graphs are nested deeper than the 100 levels that protobuf reads;"
-        )
+        assert "100 levels" in refusal(path)
     path.write_bytes(nested(30)[:-5])
-    assert "cut off or damaged" in said(path)
+    assert "damaged" in refusal(path)
 
 
 @pytest.mark.parametrize(
     ("inside", "last_first"),
     slow_after(2, [(False, True), (True, False), (False, False), (True, True)]),
 )
-def test_a_chain_of_functions_too_deep_for_python_is_named(
+def test_chain_of_functions_too_deep_for_python_is_refused(
     inside: bool,
     last_first: bool,
     tmp_path: Path,
@@ -213,42 +223,42 @@ def test_a_chain_of_functions_too_deep_for_python_is_named(
     path.write_bytes(model.SerializeToString())
     assert run(["predict", str(path)]) == 2
     assert capsys.readouterr().err.startswith(f"qdqtool: {path}: ")
-    with raises(QdqtoolError, "check_functions memory: 1201 500"):
-        qdqtool.predict(model)
-    del model.functions[:], model.graph.node[-1]
-    model.graph.node[0].output[0] = model.graph.output[0].name
-    path.write_bytes(model.SerializeToString())
-    monkeypatch.setattr("qdqtool.model.modelfile.check_functions", lambda *_: recursive())
-    with pytest.raises(QdqtoolError, match=f"^{re.escape(str(path))}: nested too deeply"):
-        qdqtool.predict(str(path))
-    with pytest.raises(QdqtoolError, check=has("nested-too-deeply")):
+    with pytest.raises(QdqtoolError, match=r"1201.*500"):
         qdqtool.predict(model)
 
 
-def recursive() -> None:
-    recursive()
+def recurse(*_: object) -> None:
+    recurse()
 
 
-def test_what_is_just_above_a_limit_is_told_in_digits() -> None:
-    for size, limit, expected in (
-        (1000, 999, "a: 1000 bytes; the limit is 999 bytes"),
-        (1 << 30, 999, "a: 1 GB; the limit is 999 bytes"),
-        ((512 << 20) + 128, 512 << 20, "a: 536871040 bytes; the limit is 536870912 bytes"),
-    ):
-        with pytest.raises(QdqtoolError) as caught:
-            budgets.require(size, limit, "a:")
-        assert str(caught.value) == expected
+def test_recursion_error_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qdqtool.model.modelfile.check_functions", recurse)
+    (tmp_path / "model.onnx").write_bytes(network().SerializeToString())
+    with pytest.raises(QdqtoolError, match=f"^{re.escape(str(tmp_path / 'model.onnx'))}: "):
+        qdqtool.predict(str(tmp_path / "model.onnx"))
+    with pytest.raises(QdqtoolError, match="nested"):
+        qdqtool.predict(network())
 
 
-def test_a_long_word_of_an_error_is_shortened(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("size", "limit", "numbers"),
+    [
+        (1000, 999, ["1000 bytes", "999 bytes"]),
+        (1 << 30, 999, ["1 GB", "999 bytes"]),
+        ((512 << 20) + 128, 512 << 20, ["536871040 bytes", "536870912 bytes"]),
+    ],
+)
+def test_size_just_above_a_limit_has_all_digits(size: int, limit: int, numbers: list[str]) -> None:
+    with pytest.raises(QdqtoolError) as caught:
+        budgets.require(size, limit, "a:")
+    assert all(number in str(caught.value) for number in numbers)
+
+
+def test_long_path_is_shortened_in_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["predict", "a" * 5000 + "/b.onnx"]) == 2
-    said = capsys.readouterr().err
-    assert (
-        len(said) < 400
-        and said.startswith("qdqtool: aaa")
-        and "aaa...aaa" in said
-        and "/b.onnx" in said
-    )
+    line = capsys.readouterr().err
+    assert line.startswith("qdqtool: aaa") and "aaa...aaa" in line and "/b.onnx" in line
+    assert len(line) < 400
 
 
 @pytest.fixture(scope="module")
@@ -262,7 +272,7 @@ def seeds(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def state(*folders: Path) -> dict[str, tuple[int, ...]]:
-    """What tells that a file was made, written to or replaced, without reading all of them."""
+    """Return what changes if a file is made, written to or replaced, without reading the files."""
     paths = (
         os.path.join(home, name)
         for folder in folders
@@ -287,7 +297,6 @@ INSERT = ["insert", "float.onnx", "--include", "conv"]
         (["predict", "qdq.onnx"], "qdq.onnx"),
         (["fix", "qdq.onnx"], "qdq.onnx"),
         (["fix", "qdq.onnx", "--inputs", "inputs.npz"], "inputs.npz"),
-        (["fix", "qdq.onnx", "--calib", "samples.npz"], "samples.npz"),
         (["insert", "external.onnx", "--include", "conv", "--calib", "samples.npz"], "w.bin"),
         ([*INSERT, "--calib", "images"], "images/b.jpg"),
         ([*INSERT, "--calib", "list.txt"], "list.txt"),
@@ -301,7 +310,7 @@ INSERT = ["insert", "float.onnx", "--include", "conv"]
     ],
 )
 @pytest.mark.parametrize("how", ["itself", "link", "hard link", "other spelling"])
-def test_an_output_onto_what_was_read_is_refused(
+def test_output_onto_an_input_is_refused(
     seeds: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -323,12 +332,12 @@ def test_an_output_onto_what_was_read_is_refused(
     before = state(seeds, tmp_path)
     assert run([*args, "-o", output]) == 2
     error = capsys.readouterr().err
-    assert "is one of the files read" in error and len(error.splitlines()) == 1
+    assert f"-o {output}" in error and len(error.splitlines()) == 1
     assert state(seeds, tmp_path) == before
 
 
 @pytest.mark.parametrize("option", ["--write-table", "--calib-cache"])
-def test_other_outputs_are_guarded_too(seeds: Path, tmp_path: Path, option: str) -> None:
+def test_other_output_onto_an_input_is_refused(seeds: Path, tmp_path: Path, option: str) -> None:
     before = state(seeds)
     args = [
         "insert",
@@ -342,14 +351,18 @@ def test_other_outputs_are_guarded_too(seeds: Path, tmp_path: Path, option: str)
     assert state(seeds, tmp_path) == before
 
 
-def command(name: str) -> click.Command:
-    found = cli.get_command(click.Context(cli), name)
-    assert found is not None
-    return found
+# Commands take the names of their help option from the group, and keep them.
+GROUP = click.Context(cli, **cli.context_settings)
 
 
-def _lines_with_paths() -> list[tuple[str, list[str], int]]:
-    """Command lines, and the place in each of a path, so that every option and argument that takes one comes once."""
+def command_named(name: str) -> click.Command:
+    command = cli.get_command(GROUP, name)
+    assert command is not None
+    return command
+
+
+def lines_with_paths() -> list[tuple[str, list[str], int]]:
+    """Return an option, a command line and the position of its path, for each option and argument with a path."""
     lines = [
         *(words for some in COMMANDS.values() for words in some),
         ("build", "qdq.onnx", "--builder", "trtexec", "-o", "OUT"),
@@ -357,36 +370,37 @@ def _lines_with_paths() -> list[tuple[str, list[str], int]]:
     ]
     places: dict[str, tuple[str, list[str], int]] = {}
     for words in lines:
-        given = (
-            command(words[0]).make_context(words[0], list(words[1:]), resilient_parsing=True).params
+        command = command_named(words[0])
+        context = command.make_context(
+            words[0], list(words[1:]), parent=GROUP, resilient_parsing=True
         )
-        for parameter in command(words[0]).params:
-            value = given[str(parameter.name)]
-            for one in value if isinstance(value, tuple) else (value,):
-                if isinstance(parameter.type, click.Path) and one in words:
+        for parameter in command.params:
+            value = context.params[str(parameter.name)]
+            for path in value if isinstance(value, tuple) else (value,):
+                if isinstance(parameter.type, click.Path) and path in words:
                     option = f"{words[0]} {parameter.opts[-1]}"
-                    places.setdefault(option, (option, list(words), words.index(one)))
+                    places.setdefault(option, (option, list(words), words.index(path)))
     return list(places.values())
 
 
-LINES = _lines_with_paths()
+LINES = lines_with_paths()
 
 
-def test_a_command_line_is_known_for_every_path() -> None:
-    wanted = {
+def test_each_option_with_a_path_has_a_command_line() -> None:
+    options = {
         f"{name} {p.opts[-1]}"
         for name in NAMES
-        for p in command(name).params
+        for p in command_named(name).params
         if isinstance(p.type, click.Path)
     }
-    assert wanted == {option for option, _, _ in LINES}
+    assert options == {option for option, _, _ in LINES}
     texts = {
         str(p.metavar)
         for name in NAMES
-        for p in command(name).params
+        for p in command_named(name).params
         if not isinstance(p.type, click.Path)
     }
-    assert not texts & {"FILE", "DIR", "MODEL", "IMAGES", "HTML"}  # what these stand for is a path
+    assert not texts & {"FILE", "DIR", "MODEL", "IMAGES", "HTML"}  # these are paths
 
 
 ODD = (
@@ -412,9 +426,9 @@ def test_only_regular_files_are_read_and_written(
     capsys: pytest.CaptureFixture[str],
     rest: bool,
 ) -> None:
-    """At once and in one line, whatever else a path names; a pipe that nobody uses would be waited for.
+    """Other kinds are refused at once and in one line; reading a pipe without a writer would block.
 
-    Each option gets a pipe and a third of the other kinds, with the next option the next third; all when it is slow.
+    Each option gets a pipe and a third of the other kinds, the next option the next third.
     """
     odd = tmp_path / "odd"
     odd.mkdir()
@@ -430,35 +444,35 @@ def test_only_regular_files_are_read_and_written(
     read, write = os.pipe()
     stdin = os.dup(0)
     os.dup2(read, 0)  # nobody writes to it
-    signal.signal(signal.SIGALRM, _too_late)
+    signal.signal(signal.SIGALRM, fail_after_timeout)
     monkeypatch.chdir(odd)
     before = state(seeds, tmp_path)  # stays as it is, else this fails
     try:
-        with socket.socket(socket.AF_UNIX) as held:
-            held.bind("socket.txt")
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind("socket.txt")
             for number, (option, words, place) in enumerate(LINES):
                 some = ("pipe", *ODD[1 + number % 3 :: 3])
-                args = _given(words, seeds)
+                args = with_paths(words, seeds)
                 for kind in [k for k in ODD if (k in some) is not rest]:
                     if kind == "folder" and option in FOLDERS:
                         continue
                     args[place] = names.get(kind, kind)
-                    signal.alarm(20)
+                    signal.alarm(120)
                     code = run(args)
                     signal.alarm(0)
-                    said = capsys.readouterr()
-                    what = f"{option}, {kind}: {' '.join(args)[:500]}: {code}: {said.err[:1000]} {said.out[:200]}"
-                    assert code == 2 and len(said.err.splitlines()) == 1, what
+                    out, err = capsys.readouterr()
+                    case = f"{option}, {kind}: {' '.join(args)[:500]}: {code}: {err[:1000]} {out[:200]}"
+                    assert code == 2 and len(err.splitlines()) == 1, case
                     shown = "x" * 45 if kind == "long" else args[place]
-                    assert shown in said.err or (
+                    assert shown in err or (
                         kind in ("long", "behind a file") and option in FOLDERS
-                    ), what
-                    assert state(seeds, tmp_path) == before, what
+                    ), case
+                    assert state(seeds, tmp_path) == before, case
     finally:
         signal.alarm(0)
         os.dup2(stdin, 0)
-        for one in (read, write, stdin):
-            os.close(one)
+        for descriptor in (read, write, stdin):
+            os.close(descriptor)
 
 
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs /proc/self/mem")
@@ -471,12 +485,12 @@ def test_model_that_fails_while_it_is_read_is_named(
     assert re.fullmatch(r"qdqtool: \S*odd\.onnx: cannot be read: .*\n", capsys.readouterr().err)
 
 
-def _given(words: list[str], seeds: Path) -> list[str]:
-    """A command line with the paths of whole files."""
+def with_paths(words: list[str], seeds: Path) -> list[str]:
+    """Return a command line with the paths of whole files."""
     kind = next((k for k, lines in COMMANDS.items() if tuple(words) in lines), "")
-    known = {"OUT": "out", "MORE": "more", "FILE": kind}
+    names = {"OUT": "out", "MORE": "more", "FILE": kind}
     args = [
-        str(seeds / known.get(w, w)) if w in known or (seeds / w).is_file() else w for w in words
+        str(seeds / names.get(w, w)) if w in names or (seeds / w).is_file() else w for w in words
     ]
     return [(seeds / kind).read_text() if w == "TEXT" else w for w in args]
 
@@ -486,25 +500,21 @@ FOLDERS = (
     "demo --output",
     *(
         f"{name} {option}"
-        for name in ("insert", "tune", "predict", "fix")
+        for name in ("insert", "tune", "predict")
         for option in ("--calib", "--eval")
     ),
 )
 
 
-def _too_late(*_: object) -> None:
-    raise AssertionError("it waits")
+def fail_after_timeout(*_: object) -> None:
+    raise AssertionError("the command waits")
 
 
 def test_every_file_is_read_through_the_guard() -> None:
-    # What reads for the guard, and what reads its own files, installed with it.
+    # Modules that read for the guard, and that read data installed with them.
     own = {"files.py", "gpus.py", "physics.py", "demo_run.py", "facts.py", "page.py", "tables.py"}
-    own |= {
-        "process.py",
-        "budgets.py",
-        "pictures.py",
-    }  # which read of the system, in /proc and /sys
-    children = {"worker.py", "run.py"}  # what builders wrote, in folders of their own
+    own |= {"process.py", "budgets.py", "pictures.py"}  # which read /proc and /sys
+    children = {"worker.py", "run.py"}  # which read what builders wrote into temporary folders
     for package in ("qdqtool", "calibration"):
         for path in (Path(__file__).parents[1] / package).rglob("*.py"):
             for node in nodes_like(path, ast.Call):
@@ -520,21 +530,19 @@ def test_every_file_is_read_through_the_guard() -> None:
                 assert not reads or path.name in own | children, f"{path.name}:{node.lineno}"
 
 
-def test_what_a_library_call_read_is_guarded(seeds: Path, tmp_path: Path) -> None:
+def test_save_onto_an_input_of_a_library_call_is_refused(seeds: Path, tmp_path: Path) -> None:
     folder = tmp_path / "work"
     shutil.copytree(seeds, folder, symlinks=True, ignore=shutil.ignore_patterns("pipe"))
-    made = insert(folder / "external.onnx", folder / "images", include=["conv"])
+    insertion = insert(folder / "external.onnx", folder / "images", include=["conv"])
     for victim in ("w.bin", "images/a.png", "external.onnx"):
-        with pytest.raises(QdqtoolError, check=has("output-is-input")):
-            made.save(folder / victim)
-    with pytest.raises(QdqtoolError, match=files.INVALID_NAME):
-        made.save(folder / "a\0b")
-    made.save(folder / "out.onnx")
+        with pytest.raises(QdqtoolError, match=re.escape(victim)):
+            insertion.save(folder / victim)
+    with pytest.raises(QdqtoolError, match=r"a\\x00b"):
+        insertion.save(folder / "a\0b")
+    insertion.save(folder / "out.onnx")
 
 
-def test_two_outputs_to_one_file(
-    seeds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_outputs_to_one_file_are_refused(seeds: Path, tmp_path: Path) -> None:
     out = str(tmp_path / "o")
     assert (
         run(["engine", str(seeds / "layers.json"), "--dot", out, "-o", str(tmp_path / "." / "o")])
@@ -553,7 +561,7 @@ def test_two_outputs_to_one_file(
         [*INSERT, "--calib", "samples.npz"],
     ],
 )
-def test_a_folder_that_cannot_be_written_to_is_told_before_the_work(
+def test_output_into_a_read_only_folder_is_refused_before_the_work(
     seeds: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -562,7 +570,7 @@ def test_a_folder_that_cannot_be_written_to_is_told_before_the_work(
     monkeypatch.chdir(seeds)
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)  # root may write anywhere
     assert run([*args, "-o", "out"]) == 2
-    assert "cannot be written to; name another one" in capsys.readouterr().err
+    assert "-o out" in capsys.readouterr().err
     assert not Path("out").exists()
     with outputs.atomic_write("/dev/null") as file:
         file.write(b"a device is no file of its folder")

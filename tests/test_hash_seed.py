@@ -1,4 +1,4 @@
-"""The same input gives the same bytes whatever order Python's sets have."""
+"""The same input gives the same bytes, whatever order Python's sets have."""
 
 import json
 import os
@@ -28,10 +28,10 @@ for words in json.load(sys.stdin):
 """
 
 
-def test_the_seed_changes_nothing(
+def test_outputs_do_not_depend_on_the_hash_seed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Here, by a seed of chance where none is set, and in a process with another one."""
+    """Compare this process, with a random seed if none is set, with a process that has another one."""
     net = growth.Net()
     last = net.conv("x")
     for i in range(3):
@@ -45,20 +45,20 @@ def test_the_seed_changes_nothing(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
 
-    def written() -> list[bytes]:
+    def read_outputs() -> list[bytes]:
         outs = sorted(tmp_path.glob("out*"))
         assert len(outs) == 3
-        found = [out.read_bytes() for out in outs]
+        data = [out.read_bytes() for out in outs]
         for out in outs:
             out.unlink()
-        return found
+        return data
 
     for words in commands:
         print(run(words))
     here = capsys.readouterr()
-    files = written()
+    files = read_outputs()
     seed = "1" if os.environ.get("PYTHONHASHSEED") == "0" else "0"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", SCRIPT],
         input=json.dumps(commands),
         capture_output=True,
@@ -66,5 +66,5 @@ def test_the_seed_changes_nothing(
         env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parents[1])},
         check=True,
     )
-    assert (done.stdout, done.stderr) == (here.out, here.err)
-    assert written() == files
+    assert (process.stdout, process.stderr) == (here.out, here.err)
+    assert read_outputs() == files

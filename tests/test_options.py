@@ -1,112 +1,110 @@
-"""The options of the commands, the parameters of the functions and their documentation are the fields' own."""
+"""Options of the commands agree with the parameters of the Python functions that they call."""
 
-import ast
-import functools
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import click
+import numpy as np
 import pytest
 
 import calibration
 import qdqtool
 from qdqtool import builders, options
-from qdqtool.base import options as of_calibration
-from qdqtool.base.options import as_in, choices_of, concern, option_of, options_of, takes
+from qdqtool.base.options import Ranges, as_in, concern, option_of, options_of, takes
 from qdqtool.commands import inputs
-from qdqtool.commands.cli import COMMANDS, cli
+from qdqtool.commands.cli import cli
 from qdqtool.errors import QdqtoolError
 from qdqtool.extraction.job import extract
 from qdqtool.fixing.api import fix
 from qdqtool.verification.api import verify_from_log, verify_with_builder
-from tests.raising import raises
-from tests.sources import nodes_like, nodes_of
-from tests.test_structure import sources
+from tests.contract import residual
 
-GROUPS = {
-    "insert": (qdqtool.insert, "Ranges Images Kept On Placing Output Workers Measuring Checking"),
-    "tune": (qdqtool.tune, "Aim Powered On Ranges Images Placing Remainder Workers Effort"),
-    "predict": (qdqtool.predict, "On Assumed Way"),
-    "verify": (qdqtool.verify, "OnBuilds Machine"),
-    "compare": (qdqtool.compare, "OnBuilds Gpu"),
-    "fix": (fix, "On Fixes"),
-    "report": (qdqtool.report, "Beside OnBuilds Machine Assumed"),
-    "extract": (extract, "Selection On Shrinking"),
-    "build": (builders.build, "Building"),
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "insert": qdqtool.insert,
+    "tune": qdqtool.tune,
+    "predict": qdqtool.predict,
+    "verify": qdqtool.verify,
+    "compare": qdqtool.compare,
+    "fix": fix,
+    "report": qdqtool.report,
+    "extract": extract,
+    "build": builders.build,
 }
-# What no command is called after.
-FUNCTIONS = {
-    calibration.collect: "Collected Workers",
-    calibration.open_data: "Samples",
-    verify_with_builder: "Here OnBuilds",
-    verify_from_log: "OnBuilds",
-}
-BY_PLACE = {
-    ("predict", "On"),
-    ("fix", "On"),
-    ("fix", "Fixes"),
-    ("build", "Building"),
-    ("open_data", "Samples"),
-    ("verify_with_builder", "Here"),
-    ("verify_with_builder", "OnBuilds"),
-}
+DOCUMENTED = (
+    *FUNCTIONS.values(),
+    calibration.collect,
+    calibration.open_data,
+    verify_from_log,
+    verify_with_builder,
+)
 
 
-def group_named(word: str) -> type:
-    found: type = getattr(options if hasattr(options, word) else of_calibration, word)
-    return found
-
-
-@pytest.mark.parametrize("name", GROUPS)
-def test_every_field_is_a_parameter_an_option_and_documented(name: str) -> None:
-    function, groups = GROUPS[name]
-    fields_are_parameters(name, function, groups)
+def shared_parameters(name: str) -> list[tuple[click.Option, inspect.Parameter]]:
+    """Return the options of a command with the parameters of its function that have their names."""
     command = cli.get_command(click.Context(cli), name)
-    assert command is not None and "{options}" not in (function.__doc__ or "")
-    made_options = {p.name: p for p in command.params}
-    for word in groups.split():
-        group = group_named(word)
-        for entry in options_of(group):
-            known = entry.metadata
-            if known["brief"]:
-                made = made_options[entry.name]
-                assert isinstance(made, click.Option) and made.help
-                assert made.opts[-1].removeprefix("--") == (known["name"] or entry.name).replace(
-                    "_", "-"
-                )
-                if known["choices"] and isinstance(made.type, click.Choice):
-                    assert (
-                        tuple(made.type.choices) == choices_of(group, entry.name)
-                        and made.default == entry.default
-                    )
+    assert command is not None
+    parameters = inspect.signature(FUNCTIONS[name]).parameters
+    return [
+        (option, parameters[str(option.name)])
+        for option in command.params
+        if isinstance(option, click.Option) and option.name in parameters
+    ]
 
 
-def fields_are_parameters(name: str, function: Any, groups: str) -> None:
-    parameters = inspect.signature(function).parameters
-    for word in groups.split():
-        kind = (
-            inspect.Parameter.POSITIONAL_OR_KEYWORD
-            if (name, word) in BY_PLACE
-            else inspect.Parameter.KEYWORD_ONLY
-        )
-        for entry in options_of(group_named(word)):
-            assert (
-                parameters[entry.name].default == entry.default
-                and parameters[entry.name].kind is kind
-            )
-            text = " ".join(entry.metadata["doc"].split())
-            assert text and f" {entry.name}: {text}" in " ".join((function.__doc__ or "").split())
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_command_has_the_defaults_of_the_function(name: str) -> None:
+    for option, parameter in shared_parameters(name):
+        assert option.help
+        if option.is_flag:
+            assert parameter.default is option.opts[0].startswith("--no-"), option.name
+        elif isinstance(option.default, (int, float, str)):  # else the command leaves it out
+            assert option.default == parameter.default, option.name
 
 
-@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
-def test_every_field_is_a_documented_parameter(function: Any) -> None:
-    fields_are_parameters(function.__name__, function, FUNCTIONS[function])
+@pytest.mark.parametrize(
+    ("name", "parameter"),
+    [
+        (name, str(option.name))
+        for name in FUNCTIONS
+        for option, _ in shared_parameters(name)
+        if isinstance(option.type, click.Choice) and name not in ("build", "verify")
+    ],
+)
+def test_function_has_the_choices_of_the_command(name: str, parameter: str) -> None:
+    (option,) = (o for o, _ in shared_parameters(name) if o.name == parameter)
+    assert isinstance(option.type, click.Choice)
+    arguments: dict[str, Any] = {"data": np.zeros((1, 8, 8, 8), np.float32)}
+    arguments = {
+        k: v for k, v in arguments.items() if k in inspect.signature(FUNCTIONS[name]).parameters
+    }
+    with pytest.raises(QdqtoolError, match="no-such") as caught:
+        FUNCTIONS[name](residual(), *arguments, **{parameter: "no-such"})
+    assert all(choice in str(caught.value) for choice in option.type.choices)
 
 
-@takes(placing=options.Placing, ranges=of_calibration.Ranges)
-def example(
-    first: int, *, placing: options.Placing, ranges: of_calibration.Ranges, last: str = ""
+@pytest.mark.parametrize("function", DOCUMENTED, ids=lambda f: f.__name__)
+def test_function_documents_each_parameter(function: Callable[..., Any]) -> None:
+    text = inspect.getdoc(function) or ""
+    assert "{options}" not in text
+    for name in inspect.signature(function).parameters:
+        assert f"\n    {name}" in text or f"\n    *{name}" in text or f"``{name}``" in text, name
+
+
+@pytest.mark.parametrize("function", DOCUMENTED, ids=lambda f: f.__name__)
+def test_function_rejects_unknown_keywords(function: Callable[..., Any]) -> None:
+    parameters = inspect.signature(function).parameters.values()
+    required = ["m.onnx" for p in parameters if p.default is p.empty and p.kind.value < 2]
+    with pytest.raises(TypeError, match="tarket"):
+        function(*required, tarket="trt8.5")
+
+
+# Functions and commands whose parameters are fields of classes
+
+
+@takes(placing=options.Placing, ranges=Ranges)
+def by_keyword(
+    first: int, *, placing: options.Placing, ranges: Ranges, last: str = ""
 ) -> tuple[object, ...]:
     """An example.
 
@@ -117,40 +115,29 @@ def example(
     return first, placing.head, placing.unify, ranges.percentile, last
 
 
-def test_keywords_become_fields() -> None:
-    assert example(1) == (1, "box", True, 99.99, "")
-    assert example(1, head="none", unify=False, percentile=99.0, last="x") == (
-        1,
-        "none",
-        False,
-        99.0,
-        "x",
-    )
-    assert list(inspect.signature(example).parameters)[:3] == ["first", "last", "head"]
-    with pytest.raises(TypeError, match="unexpected keyword argument 'heads'"):
-        example(1, heads="none")
-    with raises(QdqtoolError, "concern.<locals>.init `head='all'` box float none"):
-        example(1, head="all")
-    assert by_place(1) == (1, "trt10", (), "box")
-    assert by_place(1, "trt8.5", 2, 3, head="none") == (1, "trt8.5", (2, 3), "none")
-    assert (
-        by_place(1, target="trt11")
-        == by_place(1, on=options.On(target="trt11"))
-        == (1, "trt11", (), "box")
-    )
-    assert by_place(1, placing=options.Placing(head="float"))[-1] == "float"
-    assert [p.kind.name for p in inspect.signature(by_place).parameters.values()][:3] == [
-        "POSITIONAL_OR_KEYWORD",
-        "POSITIONAL_OR_KEYWORD",
-        "VAR_POSITIONAL",
-    ]
-
-
 @takes(on=options.On, placing=options.Placing)
-def by_place(
+def by_position(
     first: int, on: options.On, *rest: int, placing: options.Placing
 ) -> tuple[object, ...]:
     return first, on.target, rest, placing.head
+
+
+def test_keyword_parameters_become_fields() -> None:
+    assert by_keyword(1) == (1, "box", True, 99.99, "")
+    other = by_keyword(1, head="none", unify=False, percentile=99.0, last="x")  # type: ignore[call-arg]
+    assert other == (1, "none", False, 99.0, "x")
+    assert list(inspect.signature(by_keyword).parameters)[:3] == ["first", "last", "head"]
+    with pytest.raises(QdqtoolError, match=r"head='all'.*box.*float.*none"):
+        by_keyword(1, head="all")  # type: ignore[call-arg]
+
+
+def test_positional_parameters_become_fields() -> None:
+    function: Any = by_position
+    assert function(1) == (1, "trt10", (), "box")
+    assert function(1, "trt8.5", 2, 3, head="none") == (1, "trt8.5", (2, 3), "none")
+    assert function(1, target="trt11") == function(1, on=options.On(target="trt11"))
+    kinds = [p.kind.name for p in inspect.signature(function).parameters.values()]
+    assert kinds[:3] == ["POSITIONAL_OR_KEYWORD", "POSITIONAL_OR_KEYWORD", "VAR_POSITIONAL"]
 
 
 @concern
@@ -161,199 +148,32 @@ class Inherited(options.Placing):
     weights: str = as_in(options.Placing, "weights")
 
 
-def test_an_option_of_another_concern() -> None:
+def test_inherited_option_keeps_what_it_does_not_state() -> None:
     assert [o.name for o in options_of(Inherited)] == [o.name for o in options_of(options.Placing)]
     assert (Inherited().head, options.Placing().head, Inherited().weights) == (
         "float",
         "box",
         "float",
     )
-    was, now = option_of(options.Placing, "head").metadata, option_of(Inherited, "head").metadata
-    assert now == {**was, "doc": "Which."} and was["doc"] != "Which."
-    with raises(QdqtoolError, "concern.<locals>.init box float none"):
+    before, after = (option_of(c, "head").metadata for c in (options.Placing, Inherited))
+    assert after == {**before, "doc": "Which."} and before["doc"] != "Which."
+    with pytest.raises(QdqtoolError, match="head='all'"):
         Inherited(head="all")
-    with raises(QdqtoolError, "require exclude=3"):  # by the module that states it
+    with pytest.raises(QdqtoolError, match="exclude=3"):
         Inherited(exclude=3)
 
 
-def test_fields_in_another_order_and_without_a_text() -> None:
+def test_command_options_have_the_order_and_help_of_the_decorator() -> None:
     @click.command("example")
-    @inputs.made_of("one", Inherited, "weights", "head", head="As told.")
-    @inputs.made_of("two", inputs.Shown, "everything", everything="All of it.")
-    def command(one: Inherited, two: inputs.Shown) -> int:
-        return len(one.head) + len(one.weights) if two.everything else 0
+    @inputs.made_of("placing", Inherited, "weights", "head", head="As given.")
+    @inputs.made_of("shown", inputs.Shown, "everything", everything="All of it.")
+    def command(placing: Inherited, shown: inputs.Shown) -> int:
+        return len(placing.head) + len(placing.weights) if shown.everything else 0
 
-    told = {p.name: p.help for p in command.params if isinstance(p, click.Option)}
-    assert list(told.items()) == [
+    assert [(p.name, p.help) for p in command.params if isinstance(p, click.Option)] == [
         ("weights", option_of(options.Placing, "weights").metadata["brief"]),
-        ("head", "As told."),
+        ("head", "As given."),
         ("everything", "All of it."),
     ]
-    assert command.main(["--all", "--head", "none"], standalone_mode=False) == len("none") + len(
-        "float"
-    )
-
-
-# Stated once ------------------------------------------------------------------------------------------------------
-
-# Where click's options are made of fields. The arguments of a command stand there: they have no help and no default.
-MAKER = "qdqtool.commands.inputs"
-TEXTS = (ast.Constant, ast.JoinedStr)
-
-
-def made_by_hand(module: str, nodes: Iterable[ast.AST]) -> Iterator[str]:
-    """What is made of click's own options beside :data:`MAKER`, and there with a text or a default written out."""
-    for node in nodes:
-        if isinstance(node, ast.ImportFrom) and node.module == "click":
-            yield from (
-                f"{module}:{node.lineno}"
-                for a in node.names
-                if a.name.lower() in ("option", "argument")
-            )
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            kind = ast.unparse(node.func).lower()
-            written = [
-                k
-                for k in node.keywords
-                if k.arg in ("help", "default") and isinstance(k.value, TEXTS)
-            ]
-            if (kind == "click.option" and module != MAKER) or (
-                kind in ("click.option", "click.argument") and written
-            ):
-                yield f"{module}:{node.lineno}"
-
-
-def test_click_options_are_made_of_fields() -> None:
-    assert [
-        w for module, path in sources().items() for w in made_by_hand(module, nodes_of(path))
-    ] == []
-    source = """
-from click import option, Choice
-click.option("--a")
-click.argument("m", type=click.Path())
-click.argument("n", default=1)
-click.version_option("1", help="x")
-"""
-    assert list(made_by_hand("a", ast.walk(ast.parse(source)))) == ["a:2", "a:3", "a:5"]
-    written = 'click.option(*names, help="text")\nclick.option(*names, help=brief, default=shown)'
-    assert list(made_by_hand(MAKER, ast.walk(ast.parse(written)))) == [f"{MAKER}:1"]
-
-
-@functools.cache
-def concerns() -> set[type]:
-    """Every class with options."""
-    context = click.Context(cli)
-    commands = [cli.get_command(context, name) for name in COMMANDS]
-    homes = [
-        of_calibration,
-        options,
-        inputs,
-        *(inspect.getmodule(c.callback) for c in commands if c is not None),
-    ]
-    return {
-        v
-        for home in homes
-        for v in vars(home).values()
-        if isinstance(v, type) and "_options" in vars(v)
-    } | {of_calibration.Preprocess}
-
-
-def said_by(default: object) -> str:
-    """A default in words; empty where it says nothing that would have to be kept equal."""
-    return "" if isinstance(default, bool | None) or default in ((), "") else repr(default)
-
-
-def stated(module: str, nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str, bool, str]]:
-    """Name, default, whether it is an option's, and place of parameters and fields whose defaults are written there.
-
-    And of what a body takes where there is no value: ``x or 3``, ``3 if x is None else x``, ``x = 3``.
-    """
-    for node in nodes:
-        pairs: list[tuple[str, ast.expr | None]] = []
-        if isinstance(node, ast.FunctionDef):
-            given = node.args
-            pairs += zip(
-                [a.arg for a in (*given.posonlyargs, *given.args)][::-1],
-                given.defaults[::-1],
-                strict=False,
-            )
-            pairs += zip([a.arg for a in given.kwonlyargs], given.kw_defaults, strict=True)
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            pairs = [(node.target.id, node.value)]
-        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            pairs = [(node.targets[0].id, node.value)]
-        elif isinstance(node, ast.BoolOp | ast.IfExp):
-            parts = node.values if isinstance(node, ast.BoolOp) else [node.body, node.orelse]
-            named = [
-                ast.unparse(p).rpartition(".")[2]
-                for p in parts
-                if isinstance(p, ast.Name | ast.Attribute)
-            ]
-            pairs = [(name, parts[i]) for name in named for i in (0, -1)]
-        for name, value in pairs:
-            of_option = (
-                isinstance(value, ast.Call)
-                and ast.unparse(value.func) == "option"
-                and bool(value.args)
-            )
-            said = said_by(written(module, value.args[0] if of_option else value))  # type: ignore[union-attr]
-            if said:
-                yield name, said, of_option, f"{module}:{node.lineno}"  # type: ignore[attr-defined]
-
-
-def written(module: str, value: ast.AST | None) -> object:
-    """What is written out there, or where the name comes from; None where it is another's."""
-    if isinstance(value, ast.Name) and module in sources():
-        for node in nodes_like(sources()[module], ast.Assign, ast.ImportFrom):
-            if isinstance(node, ast.Assign) and any(
-                getattr(t, "id", "") == value.id for t in node.targets
-            ):
-                return written(module, node.value)
-            if isinstance(node, ast.ImportFrom) and value.id in [
-                a.asname or a.name for a in node.names
-            ]:
-                return (
-                    None if node.module == "qdqtool.options" else written(str(node.module), value)
-                )
-    try:
-        return ast.literal_eval(value) if isinstance(value, ast.expr) else None
-    except ValueError:
-        return None
-
-
-def test_no_default_is_stated_twice() -> None:
-    """A parameter named as an option takes its default from the option, and an option that of another (``as_in``)."""
-    known = {(o.name, said_by(o.default)) for group in concerns() for o in options_of(group)}
-    found: dict[tuple[str, str], list[str]] = {}
-    for module, path in sources().items():
-        kinds = (ast.FunctionDef, ast.AnnAssign, ast.Assign, ast.BoolOp, ast.IfExp)
-        for name, said, of_option, where in stated(module, nodes_like(path, *kinds)):
-            if (name, said) in known:
-                found.setdefault((name, said), [] if of_option else ["beside the option"]).append(
-                    where
-                )
-    assert {key: places for key, places in found.items() if len(places) > 1} == {}
-    assert (
-        ("head", "'box'") in found
-        and ("max_images", "512") in found
-        and ("max_images", "64") not in found
-    )
-    source = """
-def f(a=1, b="x", *, size=320, head=Placing.head, other=None):
-    a = a or 1
-    return 320 if size is None else self.size
-    size = 3
-class C:
-    size: int = option(320, "a text")
-    weights: str = "int8"
-"""
-    assert sorted(stated("a", ast.walk(ast.parse(source))), key=lambda row: row[3]) == [
-        ("b", "'x'", False, "a:2"),
-        ("a", "1", False, "a:2"),
-        ("size", "320", False, "a:2"),
-        ("a", "1", False, "a:3"),
-        ("size", "320", False, "a:4"),
-        ("size", "3", False, "a:5"),
-        ("size", "320", True, "a:7"),
-        ("weights", "'int8'", False, "a:8"),
-    ]
+    code = command.main(["--all", "--head", "none"], standalone_mode=False)
+    assert code == len("none") + len("float")

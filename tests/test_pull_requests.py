@@ -1,4 +1,4 @@
-"""What runs in pull requests: the steps of the action, the hook, and the SARIF and Markdown that they write."""
+"""Pull requests: the steps of the action, the hook, and the SARIF and Markdown that they write."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def committed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two commits: the second one adds ``new model.onnx`` (with a skip in float) and removes ``gone.onnx``."""
+    """Make two commits: the second one adds ``new model.onnx`` (with a skip in float) and removes ``gone.onnx``."""
     folder = tmp_path_factory.mktemp("committed")
     git(folder, "init", "-q")
     for name in ("old.onnx", "gone.onnx"):
@@ -51,12 +51,12 @@ def committed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def repository(committed: Path, tmp_path: Path) -> Path:
-    """A copy of it."""
+    """Copy the repository."""
     return Path(shutil.copytree(committed, tmp_path / "repository"))
 
 
 def act(folder: Path, temp: Path, base: str, **inputs: str) -> tuple[int, str, str, dict[str, str]]:
-    """Runs the shell steps as a runner does, with qdqtool of this tree; exit code, stdout, summary and outputs."""
+    """Run the shell steps as a runner does, and return exit code, stdout, summary and outputs."""
     temp.mkdir()
     tool = temp / "qdqtool" / "bin" / "qdqtool"
     tool.parent.mkdir(parents=True)
@@ -64,21 +64,21 @@ def act(folder: Path, temp: Path, base: str, **inputs: str) -> tuple[int, str, s
         f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(TREE))} exec {sys.executable} -m qdqtool "$@"\n'
     )
     tool.chmod(0o755)
-    given = {name: str(entry["default"]) for name, entry in ACTION["inputs"].items()} | inputs
-    assert given.keys() == ACTION["inputs"].keys()
-    known = {f"inputs.{name}": value for name, value in given.items()}
-    known |= {
+    values = {name: str(entry["default"]) for name, entry in ACTION["inputs"].items()} | inputs
+    assert values.keys() == ACTION["inputs"].keys()
+    context = {f"inputs.{name}": value for name, value in values.items()}
+    context |= {
         "github.event.pull_request.base.sha || github.event.before": base,
         "github.action_path": str(TREE),
     }
     summary, outputs = temp / "summary", temp / "outputs"
-    said = ""
+    printed = ""
     for step in ACTION["runs"]["steps"]:
         if "run" not in step or step["name"].startswith("Install"):
             continue
         assert "${{" not in step["run"], "inputs reach a script through its environment alone"
         env = {
-            k: re.sub(r"\$\{\{ (.*?) \}\}", lambda m: known[m[1]], v)
+            k: re.sub(r"\$\{\{ (.*?) \}\}", lambda m: context[m[1]], v)
             for k, v in step.get("env", {}).items()
         }
         env |= {
@@ -94,26 +94,24 @@ def act(folder: Path, temp: Path, base: str, **inputs: str) -> tuple[int, str, s
             text=True,
             check=False,
         )
-        said += done.stdout + done.stderr
+        printed += done.stdout + done.stderr
         if done.returncode:
             break
-    told = outputs.read_text().splitlines() if outputs.exists() else []
+    lines = outputs.read_text().splitlines() if outputs.exists() else []
     return (
         done.returncode,
-        said,
+        printed,
         summary.read_text() if summary.exists() else "",
-        dict(line.split("=", 1) for line in told),
+        dict(line.split("=", 1) for line in lines),
     )
 
 
-def test_the_action_and_the_hook_predict_what_changed(
-    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_action_predicts_changed_models(repository: Path, tmp_path: Path) -> None:
     base = git(repository, "rev-parse", "HEAD~")
-    code, said, summary, outputs = act(
+    code, printed, summary, outputs = act(
         repository, tmp_path / "t", base, **{"fail-on": "warning\nerror\n"}
     )
-    assert code == 1 and "::error title=qdqtool predict::qdqtool: --fail-on warning" in said
+    assert code == 1 and "::error title=qdqtool predict::qdqtool: --fail-on warning" in printed
     assert (
         summary.count("### ") == 1 and "new model.onnx" in summary and "| SKIP-FLOAT |" in summary
     )
@@ -122,6 +120,9 @@ def test_the_action_and_the_hook_predict_what_changed(
         r["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] for r in runs[0]["results"]
     }
     assert len(runs) == 1 and uris == {"new%20model.onnx"}
+
+
+def test_hook_predicts_all_models(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = [
         name for name in git(repository, "ls-files").splitlines() if re.search(HOOK["files"], name)
     ]
@@ -160,7 +161,7 @@ def test_the_action_and_the_hook_predict_what_changed(
         ],
     ),
 )
-def test_inputs_of_the_action(
+def test_action_inputs(
     repository: Path,
     tmp_path: Path,
     inputs: dict[str, str],
@@ -172,16 +173,13 @@ def test_inputs_of_the_action(
     onnx.save(residual("shared"), repository / "-odd.onnx")
     (repository / "damaged.onnx").write_bytes(b"\x08\x09damaged")
     commit = base if base.startswith("0") else git(repository, "rev-parse", base)
-    found = act(repository, tmp_path / "t", commit, **inputs)
-    assert found[0] == code, found
-    assert re.findall("^### (.*) on trt", found[2], re.M) == models
-    assert ("sarif" in found[3]) == bool(models)
-    assert found[2].count("Not predicted") == (
-        "damaged" in inputs.get("models", "") and bool(models)
-    )
+    actual, printed, summary, outputs = act(repository, tmp_path / "t", commit, **inputs)
+    assert actual == code, printed
+    assert re.findall("^### (.*) on trt", summary, re.M) == models
+    assert ("sarif" in outputs) == bool(models)
 
 
-# SARIF and Markdown -----------------------------------------------------------------------------------------------
+# SARIF and Markdown
 
 
 def written(capsys: pytest.CaptureFixture[str], form: str, *arguments: str) -> str:
@@ -190,7 +188,7 @@ def written(capsys: pytest.CaptureFixture[str], form: str, *arguments: str) -> s
 
 
 def sarif_faults(log: dict[str, Any]) -> list[str]:
-    """What SARIF 2.1.0 and GitHub's code scanning ask for and is not there."""
+    """Return what SARIF 2.1.0 and GitHub's code scanning require and a log lacks."""
     faults = (
         []
         if log["version"] == "2.1.0" and "sarif-schema-2.1.0" in log["$schema"]
@@ -200,8 +198,8 @@ def sarif_faults(log: dict[str, Any]) -> list[str]:
     faults += (
         [] if len(set(categories)) == len(categories) else ["two runs of one category"]
     )  # refused since 2025
-    for one in log["runs"]:
-        driver = one["tool"]["driver"]
+    for sarif_run in log["runs"]:
+        driver = sarif_run["tool"]["driver"]
         rules = driver["rules"]
         faults += [f"driver lacks {n}" for n in ("name", "version") if not driver[n]]
         faults += [f"{r['id']}: no text" for r in rules if not r["shortDescription"]["text"]]
@@ -213,7 +211,7 @@ def sarif_faults(log: dict[str, Any]) -> list[str]:
                 else [f"{rule['id']}: level {level}"]
             )
             faults += ["help without text"] if "help" in rule and not rule["help"]["text"] else []
-        for result in one["results"]:
+        for result in sarif_run["results"]:
             if rules[result["ruleIndex"]]["id"] != result["ruleId"]:
                 faults.append("ruleIndex is of another rule")
             place = result["locations"][0]["physicalLocation"]
@@ -232,7 +230,7 @@ def sarif_faults(log: dict[str, Any]) -> list[str]:
     return faults
 
 
-def test_sarif_says_what_json_says_and_its_checks_can_fail(
+def test_sarif_has_the_findings_of_the_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = tmp_path / "\u00fc a.onnx"
@@ -254,6 +252,9 @@ def test_sarif_says_what_json_says_and_its_checks_can_fail(
         )
     uri = results[0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"]
     assert unquote(uri) == f"file://{model}"
+
+
+def test_sarif_faults_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     onnx.save(residual("float"), tmp_path / "m.onnx")
     log = json.loads(written(capsys, "sarif", str(tmp_path / "m.onnx")))
     log["runs"].append(log["runs"][0])
@@ -268,7 +269,7 @@ def test_sarif_says_what_json_says_and_its_checks_can_fail(
     }
 
 
-def test_fingerprints_stay_when_other_findings_come_and_go(
+def test_sarif_fingerprints_do_not_depend_on_other_findings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     onnx.save(residual("float"), tmp_path / "m.onnx")
@@ -283,7 +284,9 @@ def test_fingerprints_stay_when_other_findings_come_and_go(
     assert marks[0] == marks[1] and marks[0]
 
 
-def test_names_are_no_markup(g: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_are_escaped_in_markdown_and_sarif(
+    g: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     proto = g.model(g.conv(g.input(1, 16, 8, 8), "c", 16, scale=None, weights="float"))
     for node in proto.graph.node:
         node.name += ODD
@@ -295,50 +298,32 @@ def test_names_are_no_markup(g: Graph, tmp_path: Path, capsys: pytest.CaptureFix
     assert sarif_faults(json.loads(written(capsys, "sarif", str(tmp_path / "m.onnx")))) == []
 
 
-def test_several_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_several_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = [str(tmp_path / f"{kind}.onnx") for kind in ("float", "shared")]
     for name, kind in zip(names, ("float", "shared"), strict=True):
         onnx.save(residual(kind), name)
     assert sarif_faults(json.loads(written(capsys, "sarif", *names, *names))) == []
     assert run(["predict", *names, "--fail-on", "SKIP-FLOAT"]) == 1
-    said = capsys.readouterr()
-    assert (
-        said.err.startswith(f"qdqtool: {names[0]}: --fail-on SKIP-FLOAT")
-        and said.err.count("\n") == 1
-    )
-    assert [line for line in said.out.splitlines() if line in names] == names
+    out, err = capsys.readouterr()
+    assert err.startswith(f"qdqtool: {names[0]}: --fail-on SKIP-FLOAT") and err.count("\n") == 1
+    assert [line for line in out.splitlines() if line in names] == names
     assert run(["predict", *names, "--format", "json"]) == 2
-    capsys.readouterr()
-    damaged = tmp_path / "damaged.onnx"
-    damaged.write_bytes(b"\x08\x09damaged")
-    for form in ("sarif", "markdown", "text"):
-        assert (
-            run(
-                [
-                    "predict",
-                    names[0],
-                    str(damaged),
-                    names[1],
-                    "--format",
-                    form,
-                    "--fail-on",
-                    "SKIP-FLOAT",
-                ]
-            )
-            == 2
-        )
-        said = capsys.readouterr()
-        assert [line.split(":")[1].strip() for line in said.err.splitlines()] == [
-            names[0],
-            str(damaged),
-        ]
-        if form == "sarif":
-            runs = json.loads(said.out)["runs"]
-            assert sarif_faults(json.loads(said.out)) == []
-            assert [r["ruleId"] for r in runs[1]["results"]] == ["UNUSABLE"] and len(runs) == 3
-        elif form == "markdown":
-            assert (
-                re.findall("^### ", said.out, re.M) == ["### "] * 3
-                and said.out.count("Not predicted") == 1
-            )
-    assert run(["predict"]) == 2
+
+
+@pytest.mark.parametrize("form", ["sarif", "markdown", "text"])
+def test_predict_several_models_one_damaged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    names = [str(tmp_path / f"{kind}.onnx") for kind in ("float", "damaged", "shared")]
+    for name, kind in zip(names[::2], ("float", "shared"), strict=True):
+        onnx.save(residual(kind), name)
+    Path(names[1]).write_bytes(b"\x08\x09damaged")
+    assert run(["predict", *names, "--format", form, "--fail-on", "SKIP-FLOAT"]) == 2
+    out, err = capsys.readouterr()
+    assert [line.split(":")[1].strip() for line in err.splitlines()] == names[:2]
+    if form == "sarif":
+        runs = json.loads(out)["runs"]
+        assert sarif_faults(json.loads(out)) == []
+        assert [r["ruleId"] for r in runs[1]["results"]] == ["UNUSABLE"] and len(runs) == 3
+    elif form == "markdown":
+        assert len(re.findall("^### ", out, re.M)) == 3

@@ -1,5 +1,6 @@
 """`benchmarks/run.py --compare`: two versions in turns."""
 
+import resource
 import sys
 from pathlib import Path
 
@@ -7,7 +8,8 @@ import pytest
 
 from benchmarks import speed
 
-_WORKS = """
+#: Uses processor time in the system, in the process and in a child, and writes how much.
+WORK = """
 import os
 from pathlib import Path
 with open("/dev/urandom", "rb") as source:
@@ -25,28 +27,35 @@ Path("took").write_text(str(sum(os.times()[:4])))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /dev/urandom and forks")
-def test_a_process_of_a_tree_is_measured_with_its_children(tmp_path: Path) -> None:
-    (tmp_path / "works.py").write_text(_WORKS)
+def test_measure_counts_the_processor_time_of_children(tmp_path: Path) -> None:
+    (tmp_path / "works.py").write_text(WORK)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     run = speed.measure([sys.executable, "-m", "works"], tmp_path)
-    took = float((tmp_path / "took").read_text())
-    assert took >= 0.15 and took <= run.cpu <= took + 0.2 and run.wall > 0 and run.peak > 5
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert run.cpu == pytest.approx(used, rel=1e-3)
+    assert run.cpu >= float((tmp_path / "took").read_text())
+    assert run.wall > 0 and run.peak > 5
+
+
+def test_measure_failed_process_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="ended with 3: nothing"):
         speed.measure([sys.executable, "-c", "print('nothing'); raise SystemExit(3)"], tmp_path)
 
 
-def test_two_versions_run_in_turns_each_first_in_half_of_them(
+def test_compare_runs_two_versions_in_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ran: list[Path] = []
-    asked: list[str] = []
+    trees: list[Path] = []
+    commits: list[str] = []
 
     def sources(commit: str, folder: Path) -> Path:
-        asked.append(commit)
+        commits.append(commit)
         return tmp_path
 
     def measure(command: list[str], tree: Path) -> speed.Run:
-        ran.append(tree)
-        seconds = len(ran) * (3.0 if tree == tmp_path else 1.0)  # of a machine that gets slower
+        trees.append(tree)
+        seconds = len(trees) * (3.0 if tree == tmp_path else 1.0)  # the machine gets slower
         return speed.Run(seconds, 2 * seconds, 10.0)
 
     monkeypatch.setattr(speed, "sources", sources)
@@ -54,7 +63,7 @@ def test_two_versions_run_in_turns_each_first_in_half_of_them(
     monkeypatch.setattr(speed.subprocess, "run", lambda *command, **how: None)
     (row,) = speed.compare("abc", ["help"], 4, None, None)
     here = speed.ROOT
-    assert asked == ["abc"] and ran == [
+    assert commits == ["abc"] and trees == [
         here,
         tmp_path,
         tmp_path,
@@ -64,7 +73,7 @@ def test_two_versions_run_in_turns_each_first_in_half_of_them(
         tmp_path,
         here,
     ]
-    # 1 to 2 * 3, 4 to 3 * 3, 5 to 6 * 3 and 8 to 7 * 3: the median is the mean of the two in the middle
+    # 1 to 2 * 3, 4 to 3 * 3, 5 to 6 * 3 and 8 to 7 * 3: the median is the mean of the middle two
     middle = (5 / 18 + 8 / 21) / 2
     assert row[:3] == ["`--help`", "2.0 s", f"{middle:.2f} [0.17, 0.44]"]
     assert "now/before" in capsys.readouterr().out

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -14,20 +15,19 @@ import qdqtool
 from tests.tools.make_stub import PACKAGES, path_of, stub
 
 
-def test_they_are_current() -> None:
-    for package in PACKAGES:
-        assert path_of(package).read_text(encoding="utf-8") == stub(package), (
-            "run python -m tests.tools.make_stub"
-        )
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda p: p.__name__)
+def test_stub_is_current(package: ModuleType) -> None:
+    text = path_of(package).read_text(encoding="utf-8")
+    assert text == stub(package), "run python -m tests.tools.make_stub"
 
 
-def test_names_of_types_say_that_they_are() -> None:
-    """Where a checker cannot see onnx or numpy, it would take them for variables."""
+def test_stub_types_are_type_aliases() -> None:
+    """A checker that cannot see onnx or numpy would take them for variables."""
     for package in PACKAGES:
         for module, name in re.findall(r"^from (\S+) import (\w+)$", stub(package), re.MULTILINE):
-            found = importlib.import_module(module)
-            if not isinstance(getattr(found, name), type):
-                source = Path(str(found.__file__)).read_text(encoding="utf-8")
+            home = importlib.import_module(module)
+            if not isinstance(getattr(home, name), type):
+                source = Path(str(home.__file__)).read_text(encoding="utf-8")
                 assert re.search(rf"^{name}: TypeAlias = ", source, re.MULTILINE), (
                     f"{module}.{name}"
                 )
@@ -48,10 +48,10 @@ qdqtool.insert("m.onnx").saved("q.onnx")
 
 
 @pytest.mark.slow
-def test_mypy_reads_it(tmp_path: Path) -> None:
+def test_mypy_reads_the_stubs(tmp_path: Path) -> None:
     (tmp_path / "user.py").write_text(USER)
-    read = [str(path_of(package)) for package in PACKAGES]
-    read += [str(inspect.getsourcefile(kind)) for kind in (qdqtool.Prediction, qdqtool.Insertion)]
+    files = [str(path_of(package)) for package in PACKAGES]
+    files += [str(inspect.getsourcefile(kind)) for kind in (qdqtool.Prediction, qdqtool.Insertion)]
     arguments = [
         "--strict",
         "--config-file=",
@@ -59,9 +59,9 @@ def test_mypy_reads_it(tmp_path: Path) -> None:
         "--cache-dir",
         os.devnull,
         "--no-site-packages",
-    ]  # nine tenths of the time goes into other modules and libraries
-    found = subprocess.run(
-        [sys.executable, "-m", "mypy", *arguments, "user.py", *read],
+    ]  # other modules and libraries would take nine tenths of the time
+    process = subprocess.run(
+        [sys.executable, "-m", "mypy", *arguments, "user.py", *files],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -69,10 +69,10 @@ def test_mypy_reads_it(tmp_path: Path) -> None:
         timeout=300,
     )
     errors = [
-        line for line in found.stdout.splitlines() if re.match(r"user\.py:\d+: error: ", line)
+        line for line in process.stdout.splitlines() if re.match(r"user\.py:\d+: error: ", line)
     ]
     assert [line.split(":")[1] for line in errors] == ["5", "6", "8", "9", "10", "11"], (
-        found.stdout + found.stderr
+        process.stdout + process.stderr
     )
     assert 'Unexpected keyword argument "tarket"' in errors[0] and 'expected "str"' in errors[1]
     assert (

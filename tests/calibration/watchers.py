@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from qdqtool.base import process
+from qdqtool.base import progress
 
 HANG = 60  # seconds until a test that hangs fails
 
@@ -32,7 +32,7 @@ def watch_progress(
 ) -> ProgressStream:
     """Print a line of progress for each sample, and call `on_sample` in the main thread before that."""
     stream = ProgressStream(on_sample)
-    monkeypatch.setattr(process, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
     monkeypatch.setattr("sys.stderr", stream)
     return stream
 

@@ -63,7 +63,7 @@ ANSWERS: dict[str, tuple[str, ...]] = {
         "verify whole.onnx half.log",
         "verify whole.onnx half.log --allow-partial",
         "verify whole.onnx agrees.log profile.json --gpu T4",
-        "verify --from-log recorded.log",
+        "verify --from-log parsed.log",
         "verify whole.onnx --builder trtexec",
     ),
     "compare": (
