@@ -500,7 +500,7 @@ FOLDERS = (
     "demo --output",
     *(
         f"{name} {option}"
-        for name in ("insert", "tune", "predict")
+        for name in ("insert", "fix", "tune", "predict")
         for option in ("--calib", "--eval")
     ),
 )
