@@ -58,20 +58,20 @@ fit-timing: $(VENV)/.test-installed
 	$(BIN)/python benchmarks/timing_docs.py
 
 fuzz: $(VENV)/.test-installed
-	$(BIN)/python -m tests.fuzz --networks $(N)
+	$(BIN)/python -m tools.fuzz --networks $(N)
 
 fuzz-logs: $(VENV)/.test-installed
-	$(BIN)/python -m tests.fuzz_logs
+	$(BIN)/python -m tools.fuzz_logs
 
 fuzz-inputs: $(VENV)/.test-installed
-	$(BIN)/python -m tests.fuzz_inputs --cases 50000 --processes 1000
+	$(BIN)/python -m tools.fuzz_inputs --cases 50000 --processes 1000
 
 # About an hour: what to run before a release.
 fuzz-all: $(VENV)/.test-installed
-	$(BIN)/python -m tests.fuzz_inputs --seconds 1800 --processes 1000
-	$(BIN)/python -m tests.fuzz_inputs.interrupts
-	$(BIN)/python -m tests.fuzz_logs --files 1000000 --seconds 1200 --base $$(date +%s)
-	$(BIN)/python -m tests.fuzz --networks 100000 --seconds 600 || [ $$? -eq 2 ]
+	$(BIN)/python -m tools.fuzz_inputs --seconds 1800 --processes 1000
+	$(BIN)/python -m tools.fuzz_inputs.interrupts
+	$(BIN)/python -m tools.fuzz_logs --files 1000000 --seconds 1200 --base $$(date +%s)
+	$(BIN)/python -m tools.fuzz --networks 100000 --seconds 600 || [ $$? -eq 2 ]
 
 # All cases take hours; the sample takes some minutes, and asks for the same.
 growth: $(VENV)/.test-installed
@@ -85,7 +85,7 @@ $(VENV)/.mutants-installed: $(VENV)/.test-installed
 	touch $@
 
 mutants: $(VENV)/.mutants-installed
-	$(BIN)/python -m tests.mutants --mutants $(N) $(if $(SEED),--seed $(SEED)) $(P)
+	$(BIN)/python -m tools.mutants --mutants $(N) $(if $(SEED),--seed $(SEED)) $(P)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .hypothesis

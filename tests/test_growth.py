@@ -31,8 +31,8 @@ from qdqtool.timing.estimate import predict_on
 from qdqtool.trt import refusals, surroundings
 from qdqtool.trt.passes import const_weights_fusion
 from qdqtool.trt.targets import TARGETS
-from tests.growth import FAMILIES
 from tests.slow import slow_after
+from tools.growth.families import FAMILIES
 
 EXPONENT = 1.3  # of work, by the size of the file
 QUICK = ("C2f", "If")  # the others have names and code in common with these

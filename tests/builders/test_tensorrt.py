@@ -24,8 +24,8 @@ from qdqtool.trt.targets import RTX
 from qdqtool.types import Precision
 from qdqtool.verification.build_model import build_model, compare, status_agrees
 from tests.builders.models import NASTY, saved, two_convolutions
-from tests.fuzz.net import Net
 from tests.raising import raises
+from tools.fuzz.net import Net
 
 PACKAGE = """
 import enum, json, os

@@ -22,8 +22,8 @@ from qdqtool.base import budgets
 from qdqtool.base.notes import Remark
 from qdqtool.errors import DataError, QdqtoolError
 from tests.calibration.nets import refused, write_pictures
-from tests.fuzz_inputs.seeds import jpeg_in_scans
 from tests.raising import raises
+from tools.fuzz_inputs.seeds import jpeg_in_scans
 
 RAW = Preprocess(scale=1.0)
 

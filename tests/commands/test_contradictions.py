@@ -5,7 +5,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from qdqtool.commands.cli import run
-from tests.growth import Net
+from tools.growth.families import Net
 
 
 def _state(model: onnx.ModelProto, **types: list[int]) -> onnx.ModelProto:

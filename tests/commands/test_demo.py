@@ -23,7 +23,7 @@ from qdqtool.verification.api import exit_code
 from qdqtool.verification.build_model import build_model
 from tests.commands.conftest import Cli
 from tests.insertion.nets import check, run
-from tests.tools.record_demo import quantized_demo
+from tools.record_demo import quantized_demo
 
 
 def test_demo_writes_a_model_says_what_to_do_next_and_does_it_again(
@@ -174,7 +174,7 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_default_model_is_the_recorded_one(quantized: Path) -> None:
     result = verify_recorded(quantized)
     assert result is not None, (
-        "the demo's model or placement has changed: run python -m tests.tools.record_demo"
+        "the demo's model or placement has changed: run python -m tools.record_demo"
     )
     assert result.convolutions.agree == result.convolutions.total == 64
     assert (exit_code(result), result.build.tensorrt) == (0, "1.7.1.116")

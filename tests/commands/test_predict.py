@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from tests.explain.test_causes import residual
-from tests.growth import convolutions
+from tools.growth.families import convolutions
 
 
 @pytest.fixture

@@ -32,8 +32,8 @@ from qdqtool.types import Cause, Evidence, Finding, Precision, Prediction, Sever
 from tests.explain.graphs import GRAPHS
 from tests.explain.test_producers import prediction
 from tests.explain.test_refusals import TARGETS
-from tests.fuzz.grammar import network
 from tests.slow import slow_after
+from tools.fuzz.grammar import network
 
 
 def made(refusal: Any, code: Any = "OUT-FLOAT", **more: Any) -> Finding:

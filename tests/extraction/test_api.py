@@ -26,12 +26,12 @@ from qdqtool.model.qdq import DQ, Q, quantizers, read_params
 from qdqtool.trt.refusals import ConcatScales
 from tests.explain.graphs import concat
 from tests.extraction.networks import SECRET, residual, secretive
-from tests.growth import split_joined, wide_split
 from tests.insertion.nets import run
 from tests.raising import raises
 from tests.slow import slow_after
 from tests.trt.builder import Graph
 from tests.trt.evidence import HOME
+from tools.growth.families import split_joined, wide_split
 
 YOLO = HOME / "yolo-resnet18-orin-trt8502" / "model.onnx.gz"
 

@@ -391,7 +391,7 @@ def test_wrong_wishes_end_in_one_line(tmp_path: Any) -> None:
 
 @needs_compiler
 def test_the_compiler_makes_the_same_of_it() -> None:
-    from tests.fuzz.driver import Lab
+    from tools.fuzz.driver import Lab
 
     with Lab() as lab:
         answer = lab.answer(

@@ -201,7 +201,7 @@ def test_predicted_of_attention_in_int8(target: str) -> None:
 @pytest.mark.parametrize("attention", slow_after(1, ["int8", "float"]))
 def test_tensorrt_rtx_makes_one_kernel_of_each_attention(attention: str) -> None:
     """It reads INT8 where the products' inputs are quantized: all 14 or 18 layers are as predicted."""
-    from tests.fuzz.driver import Lab
+    from tools.fuzz.driver import Lab
 
     model = quantized(attention=attention, target="rtx1.7").model
     with Lab() as lab:
@@ -422,7 +422,7 @@ def test_ends_of_detectors_and_flows() -> None:
 @pytest.mark.parametrize("kind", slow_after(1, KINDS))
 def test_tensorrt_rtx_builds_a_detr_as_predicted(kind: str) -> None:
     """Values that GridSample reads come from an INT8 Linear and are float: no Q passes it."""
-    from tests.fuzz.driver import Lab
+    from tools.fuzz.driver import Lab
 
     with Lab() as lab:
         answer = lab.answer(inserted(kind, target="rtx1.7").model)
@@ -555,7 +555,7 @@ def test_projections_with_weights_of_three_dimensions_are_quantized(
 @needs_compiler
 def test_tensorrt_rtx_computes_products_in_einsums_as_predicted() -> None:
     """One kernel of the attention, or two products: each is compared."""
-    from tests.fuzz.driver import Lab
+    from tools.fuzz.driver import Lab
 
     with Lab() as lab:
         answer = lab.answer(with_einsums(quantized(attention="int8", target="rtx1.7").model))

@@ -21,9 +21,9 @@ from qdqtool.model import apart
 from qdqtool.model.graph import Model
 from qdqtool.model.inference import is_odd
 from tests.forks import can_fork
-from tests.fuzz.grammar import network
-from tests.growth import FAMILIES
 from tests.raising import raises
+from tools.fuzz.grammar import network
+from tools.growth.families import FAMILIES
 
 FLOAT = TensorProto.FLOAT
 

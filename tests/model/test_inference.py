@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from qdqtool.model import apart
 from qdqtool.model.graph import Model
 from qdqtool.model.inference import FOLLOWED, Alike, grows, infer, shorten_names, stays_small
-from tests.growth import FAMILIES, branches
+from tools.growth.families import FAMILIES, branches
 
 LONG = 1 << 40
 

@@ -19,9 +19,9 @@ from qdqtool.trt.targets import (
     trtexec_of_version,
 )
 from qdqtool.types import ConvOutcome, Evidence, Precision
-from tests.fuzz.net import Net
 from tests.raising import raises
 from tests.trt.builder import Graph
+from tools.fuzz.net import Net
 
 CLASSIC = [t for t in TARGETS.values() if not t.is_rtx]
 INT8, FLOAT = Precision.INT8, Precision.FLOAT

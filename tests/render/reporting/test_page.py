@@ -17,9 +17,9 @@ import qdqtool
 from qdqtool.base import budgets
 from qdqtool.errors import QdqtoolError
 from qdqtool.render.reporting import page
-from tests.fuzz.grammar import network
 from tests.raising import raises
 from tests.render.reporting.conftest import Made
+from tools.fuzz.grammar import network
 
 HOSTILE = (
     "<script>alert(1)</script>",

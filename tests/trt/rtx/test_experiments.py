@@ -17,10 +17,10 @@ from qdqtool.trt.rtx.predict import status_of
 from qdqtool.types import Evidence, Prediction, Severity
 from tests.explain.test_producers import models as of_refusals_and_cases
 from tests.explain.test_producers import of_shape_1, predictions
-from tests.fuzz.driver import Lab
-from tests.fuzz.grammar import network
 from tests.trt.builder import Graph
 from tests.trt.rtx.record import SEEDS, TABLE, answer, models
+from tools.fuzz.driver import Lab
+from tools.fuzz.grammar import network
 
 
 @functools.cache

@@ -8,10 +8,10 @@ import random
 import pytest
 
 from qdqtool.commands.cli import run
-from tests.fuzz_inputs import mutate
-from tests.fuzz_inputs.check import LEFT, Bench
-from tests.fuzz_inputs.seeds import COMMANDS
 from tests.slow import slow_after
+from tools.fuzz_inputs import mutate
+from tools.fuzz_inputs.check import LEFT, Bench
+from tools.fuzz_inputs.seeds import COMMANDS
 
 
 @pytest.fixture(scope="module")

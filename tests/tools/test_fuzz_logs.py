@@ -12,9 +12,9 @@ from qdqtool.base.notes import Remark
 from qdqtool.buildlog import sections
 from qdqtool.buildlog.read import MAX_LINE, lines_of, read_build
 from tests.buildlog import samples
-from tests.fuzz_logs.check import check
-from tests.fuzz_logs.mutate import mutated, seeds
 from tests.slow import slow_after
+from tools.fuzz_logs.check import check
+from tools.fuzz_logs.mutate import mutated, seeds
 
 
 def test_the_seeds_themselves_are_read() -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cosmic_ray.work_db import WorkDB
 
 ROOT = Path(__file__).parents[1]
-CONFIG = "tests/mutants.toml"
+CONFIG = "tools/mutants.toml"
 PACKAGES = (
     "calibration",
     "qdqtool/buildlog",
@@ -44,7 +44,7 @@ SECONDS = 60  # that one test may take: a mutant can make a loop endless
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.mutants", description="Which random mutants do tests see?"
+        prog="python -m tools.mutants", description="Which random mutants do tests see?"
     )
     parser.add_argument(
         "packages", nargs="*", default=PACKAGES, help=f"as {', '.join(PACKAGES)} (the default)"

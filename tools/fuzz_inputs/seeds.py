@@ -22,19 +22,18 @@ from qdqtool import insert, predict
 from qdqtool.commands.cli import run
 from qdqtool.timing.parts import Calibration
 from qdqtool.types import VERIFICATION_SCHEMA
-from tests.buildlog import samples
 from tests.calibration.nets import conv_net
 from tests.contract import residual
-from tests.fuzz.grammar import network
-from tests.fuzz_logs.mutate import JSON, PROFILE
-from tests.growth import FAMILIES
-from tests.tables import rows
 from tests.verification.synthetic import log_of
+from tools.fuzz.grammar import network
+from tools.fuzz_logs.mutate import JSON, PROFILE, TRTEXEC_LOG
+from tools.growth.families import FAMILIES
 
 #: Which commands read a kind; FILE is the mutated file, TEXT what stands in it, OUT and MORE outputs, the others stay
 #: as they are.
 COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {}
-for _kind, _words in rows("fuzz-inputs.tsv"):
+for _line in (Path(__file__).parent / "commands.tsv").read_text("utf-8").splitlines():
+    _kind, _words = _line.split("\t")
     COMMANDS[_kind] = (*COMMANDS.get(_kind, ()), tuple(shlex.split(_words)))
 
 
@@ -125,7 +124,7 @@ def _write(folder: Path) -> None:
     write_tensorrt_cache(
         folder / "table.cache", dict.fromkeys(("images", "a1", "s1", "c1", "c2", "r2", "out"), 0.01)
     )
-    (folder / "build.log").write_text(samples.trtexec_log())
+    (folder / "build.log").write_text(TRTEXEC_LOG)
     (folder / "layers.json").write_text(json.dumps(JSON))
     (folder / "profile.json").write_text(json.dumps(PROFILE, indent=1))
     _write_own(folder)

@@ -4,10 +4,10 @@ import onnx
 import pytest
 
 from qdqtool.builders.child import is_installed
-from tests.fuzz.driver import Answer, Lab, run
-from tests.fuzz.grammar import network
-from tests.fuzz.net import Net
-from tests.fuzz.shrink import shrink, shrink_answer
+from tools.fuzz.driver import Answer, Lab, run
+from tools.fuzz.grammar import network
+from tools.fuzz.net import Net
+from tools.fuzz.shrink import shrink, shrink_answer
 
 needs_compiler = pytest.mark.skipif(
     not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed"

@@ -7,8 +7,6 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.steps import chain as one_by_one  # a family is called chain here
-
 
 class Net:
     """A network under construction: INT8 pairs and convolutions of eight channels."""
@@ -91,7 +89,13 @@ def chain(op: str, *others: object, **attributes: object) -> Family:
 
 def by_turns(*steps: Step) -> Family:
     """Operators of which the last gives back the shape that was there before the first."""
-    return repeated(one_by_one(*steps))
+
+    def add(net: Net, tensor: str) -> str:
+        for step in steps:
+            tensor = step(net, tensor)
+        return tensor
+
+    return repeated(add)
 
 
 def quantized(*steps: Step) -> Family:

@@ -1,4 +1,4 @@
-"""``python -m tests.fuzz_logs [--files 10000] [--base 0] [--first 0]``: the long run; ends with 1 on the "
+"""``python -m tools.fuzz_logs [--files 10000] [--base 0] [--first 0]``: the long run; ends with 1 on the "
 "first defect."""
 
 import argparse
@@ -7,8 +7,8 @@ import resource
 import sys
 import time
 
-from tests.fuzz_logs.check import check
-from tests.fuzz_logs.mutate import mutated
+from tools.fuzz_logs.check import check
+from tools.fuzz_logs.mutate import mutated
 
 MEMORY_MB = 700  # of the process, with numpy and onnx loaded; a file has at most 8 MB
 

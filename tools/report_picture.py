@@ -1,4 +1,4 @@
-"""Writes docs/report.png, the picture of a report: ``python -m tests.tools.report_picture``.
+"""Writes docs/report.png, the picture of a report: ``python -m tools.report_picture``.
 
 Needs Chromium, chromedriver and the extra ``test``.
 """
@@ -11,9 +11,9 @@ from PIL import Image
 
 import qdqtool
 from tests.render.reporting.browser import browser, missing
-from tests.tools.record_demo import quantized_demo
+from tools.record_demo import quantized_demo
 
-PICTURE = Path(__file__).parents[2] / "docs" / "report.png"
+PICTURE = Path(__file__).parents[1] / "docs" / "report.png"
 WIDTH, HEAD, HEIGHT = (
     1280,
     326,

@@ -5,12 +5,12 @@ import json
 import lzma
 import random
 from collections.abc import Callable
-
-from tests.buildlog import samples
-from tests.buildlog.test_engine import CONV
+from pathlib import Path
 
 Mutation = Callable[[bytes, random.Random], bytes]
 
+DATA = Path(__file__).parents[2] / "tests" / "data"
+TRTEXEC_LOG = (DATA / "logs" / "small-trt852.txt").read_text("utf-8")
 OLD_LOG = "\n".join(
     [
         "[TensorRT] VERBOSE: Original: 12 layers",
@@ -46,6 +46,22 @@ INFO = "\n".join(
         "",
     ]
 )
+_INT8 = "Thirty-two wide channel vectorized row major Int8 format"
+_FP16 = "Row major linear FP16 format"
+CONV = {
+    "Name": "conv",
+    "LayerType": "CaskConvolution",
+    "Inputs": [
+        {"Name": "x", "Dimensions": [2, 64, 56, 56], "Format/Datatype": _INT8},
+        {"Name": "r", "Dimensions": [2, 128, 28, 28], "Format/Datatype": _FP16},
+    ],
+    "Outputs": [{"Name": "y", "Dimensions": [2, 128, 28, 28], "Format/Datatype": _FP16}],
+    "Kernel": [3, 3],
+    "Stride": [2, 2],
+    "OutMaps": 128,
+    "Groups": 1,
+    "Weights": {"Type": "Int8", "Count": 128 * 64 * 9},
+}
 JSON = {
     "Layers": [
         CONV,
@@ -164,7 +180,7 @@ PROFILE = [
 def seeds() -> list[bytes]:
     """One of each dialect, all our own."""
     return [
-        samples.trtexec_log().encode(),
+        TRTEXEC_LOG.encode(),
         OLD_LOG.encode(),
         INFO.encode(),
         json.dumps(JSON).encode(),

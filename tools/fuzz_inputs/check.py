@@ -15,8 +15,8 @@ from pathlib import Path
 
 from qdqtool.base.process import INTERRUPTED
 from qdqtool.commands.cli import run
-from tests.fuzz_inputs.mutate import mutated
-from tests.fuzz_inputs.seeds import COMMANDS, KINDS, PROGRESS, write_seeds
+from tools.fuzz_inputs.mutate import mutated
+from tools.fuzz_inputs.seeds import COMMANDS, KINDS, PROGRESS, write_seeds
 
 SECONDS = 10.0  # of processor time
 MEMORY_MB = 1000

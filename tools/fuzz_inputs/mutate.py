@@ -13,9 +13,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
-from tests.fuzz_inputs.seeds import hostile_tensor, jpeg_in_scans
-from tests.fuzz_logs.mutate import MUTATIONS as TEXT
-from tests.growth import FAMILIES
+from tools.fuzz_inputs.seeds import hostile_tensor, jpeg_in_scans
+from tools.fuzz_logs.mutate import MUTATIONS as TEXT
+from tools.growth.families import FAMILIES
 
 _WORDS = (
     b"\x1b]0;owned\x07",

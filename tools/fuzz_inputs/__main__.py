@@ -1,4 +1,4 @@
-"""`python -m tests.fuzz_inputs [--seconds 60 | --cases N] [--processes N] [--seed S]`: ends with 1 on a defect."""
+"""`python -m tools.fuzz_inputs [--seconds 60 | --cases N] [--processes N] [--seed S]`: ends with 1 on a defect."""
 
 import argparse
 import collections
@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from qdqtool.base.process import OBJECTS_BETWEEN_COLLECTIONS
-from tests.fuzz_inputs.check import MEMORY_MB, Bench
+from tools.fuzz_inputs.check import MEMORY_MB, Bench
 
 
 def main() -> int:

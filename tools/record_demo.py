@@ -1,6 +1,6 @@
 """Records what TensorRT-RTX makes of the demo's default model: names and data types of its convolutions.
 
-usage: python -m tests.tools.record_demo
+usage: python -m tools.record_demo
 
 Needs tensorrt_rtx. Run it again when the demo's model or the placement of its Q/DQ pairs changes.
 """

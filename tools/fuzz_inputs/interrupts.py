@@ -1,4 +1,4 @@
-"""`python -m tests.fuzz_inputs.interrupts [--trials 1000] [--seed S]`: Ctrl-C at random moments ends with 130.
+"""`python -m tools.fuzz_inputs.interrupts [--trials 1000] [--seed S]`: Ctrl-C at random moments ends with 130.
 
 The moment lies anywhere from the first line of ``main`` to the end that the command takes undisturbed.
 """
@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from qdqtool.base.process import INTERRUPTED
-from tests.growth import FAMILIES
+from tools.growth.families import FAMILIES
 
 _START = "import sys; from qdqtool.__main__ import main; print('begun', file=sys.__stdout__, flush=True); main()"
 COMMANDS = {

@@ -6,7 +6,7 @@ import onnx
 
 from qdqtool.extraction.moves import LOOSE
 from qdqtool.extraction.select import Shrinker
-from tests.fuzz.driver import Answer
+from tools.fuzz.driver import Answer
 
 Disagrees = Callable[[onnx.ModelProto], bool]
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import onnx
 
-from tests.fuzz.moves import between
-from tests.fuzz.net import Net
+from tools.fuzz.moves import between
+from tools.fuzz.net import Net
 
 SCALES = (0.02, 0.05, 0.1)
 ACTIVATIONS = ("silu", "relu", "hardswish", "leaky", "clip", "none")

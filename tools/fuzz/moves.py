@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tests.fuzz.net import Net
+from tools.fuzz.net import Net
 
 I64 = np.int64
 Move = Callable[[Net, random.Random, str], str]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import mutants
+from tools import mutants
 
 #: Only looked for: reading all tests does not load it.
 pytestmark = pytest.mark.skipif(find_spec("cosmic_ray") is None, reason="needs qdqtool[mutants]")

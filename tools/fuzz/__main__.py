@@ -1,4 +1,4 @@
-"""`python -m tests.fuzz --networks N [--seed S]`: random networks, predicted and built by TensorRT-RTX."""
+"""`python -m tools.fuzz --networks N [--seed S]`: random networks, predicted and built by TensorRT-RTX."""
 
 import argparse
 import sys
@@ -8,9 +8,9 @@ from collections import Counter
 from onnx.printer import to_text
 
 from qdqtool.builders.child import is_installed
-from tests.fuzz.driver import Lab, run
-from tests.fuzz.grammar import network
-from tests.fuzz.shrink import shrink_answer
+from tools.fuzz.driver import Lab, run
+from tools.fuzz.grammar import network
+from tools.fuzz.shrink import shrink_answer
 
 GOAL = 0.999  # share of convolutions on which both must agree
 FEW = 2  # disagreements that a short run may have by chance: one in 4,700 convolutions is known
@@ -19,7 +19,7 @@ MOST_SHRUNK = 5
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the fuzzer; 0 when it reached its goal, 1 when not, 2 without a compiler."""
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.fuzz", description=__doc__)
     parser.add_argument("--networks", type=int, default=1000, help="how many (default 1000)")
     parser.add_argument(
         "--seed", type=int, default=None, help="of the first network (default: from the clock)"

@@ -1,6 +1,6 @@
 """Derives the truth tables under tests/data/evidence from published build logs and engine listings.
 
-usage: python -m tests.tools.derive_truth FOLDER
+usage: python -m tools.derive_truth FOLDER
 
 FOLDER holds one folder for each build (log.txt or graph.json, and model.onnx.gz). The logs and listings belong to
 others and are not part of this project; only names, precisions and counts derived from them are. The reading here is
@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-HOME = Path(__file__).parents[1] / "data" / "evidence"
+HOME = Path(__file__).parents[1] / "tests" / "data" / "evidence"
 CASES = {
     "yolo-resnet18-orin-trt8502": ("8.5.2", "trt8.5", "log"),
     "resnet18-qat-rtx2000-trt8510": ("8.5.10", "trt8.5", "log"),
