@@ -23,7 +23,7 @@ from qdqtool.base.notes import Remark
 from qdqtool.errors import DataError, QdqtoolError
 from tests.calibration.nets import refused, write_pictures
 from tests.raising import raises
-from tools.fuzz_inputs.seeds import jpeg_in_scans
+from tools.fuzz_inputs.mutate import jpeg_in_scans
 
 RAW = Preprocess(scale=1.0)
 

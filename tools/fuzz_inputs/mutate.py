@@ -1,9 +1,10 @@
-"""Damage of every kind: to the bytes of any file, and to the structure of models, archives and JSON."""
+"""Damage the bytes of files, and the structure of models, archives and JSON."""
 
 import copy
 import gzip
 import io
 import json
+import math
 import random
 import warnings
 import zipfile
@@ -13,7 +14,6 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
-from tools.fuzz_inputs.seeds import hostile_tensor, jpeg_in_scans
 from tools.fuzz_logs.mutate import MUTATIONS as TEXT
 from tools.growth.families import FAMILIES
 
@@ -36,11 +36,11 @@ _WORDS = (
     b"e\xcc\x81",
 )
 
-MOST = 8 << 20  # bytes of a mutated file
+MAX_BYTES = 8 << 20  # bytes of a mutated file
 
 
 def mutated(data: bytes, kind: str, rng: random.Random) -> bytes:
-    """One to three mutations of a file."""
+    """Apply one to three mutations to a file."""
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         if not data:
             break
@@ -56,9 +56,7 @@ def mutated(data: bytes, kind: str, rng: random.Random) -> bytes:
         elif kind.endswith(".onnx") and choice < 0.6:
             try:
                 data = _model(data, rng)
-            except (
-                UnicodeDecodeError
-            ):  # bytes that an earlier mutation broke are read as texts only now
+            except UnicodeDecodeError:  # protobuf decodes texts when they are first read
                 data = _bytes(data, rng)
         elif kind.endswith((".gz", ".tuning")) and choice < 0.7:
             data = _inside(data, kind, rng)
@@ -70,7 +68,7 @@ def mutated(data: bytes, kind: str, rng: random.Random) -> bytes:
             data = rng.choice(TEXT)(data, rng)
         else:
             data = _bytes(data, rng)
-        data = data[:MOST]
+        data = data[:MAX_BYTES]
     return data
 
 
@@ -147,8 +145,8 @@ def _opset(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> 
 
 
 def _types(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> None:
-    """Inputs, or one stored tensor, of a type that few know."""
-    wanted = rng.choice(
+    """Give inputs, or one stored tensor, a rare type."""
+    element_type = rng.choice(
         (
             TensorProto.INT4,
             TensorProto.UINT4,
@@ -164,13 +162,13 @@ def _types(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> 
     )
     if rng.random() < 0.6 or not model.graph.initializer:
         for value in model.graph.input:
-            value.type.tensor_type.elem_type = wanted
+            value.type.tensor_type.elem_type = element_type
     else:
-        rng.choice(model.graph.initializer).data_type = wanted
+        rng.choice(model.graph.initializer).data_type = element_type
 
 
 def _inputs(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> None:
-    """An input that is declared twice with other ranks, or without a name, or as an output too."""
+    """Declare an input twice with other ranks, without a name, or as an output as well."""
     name = rng.choice(("", *(v.name for v in model.graph.input)))
     rank = rng.choice((0, 1, 3, 65))
     rng.choice((model.graph.input, model.graph.output)).append(
@@ -179,7 +177,7 @@ def _inputs(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) ->
 
 
 def _bomb(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> None:
-    """Few bytes that stand for long vectors, where shapes are computed from values."""
+    """Add a few bytes that stand for long vectors, where shapes are computed from values."""
     length = rng.choice((1 << 16, 1 << 25, 1 << 40))
     kind = rng.choice((TensorProto.INT64, TensorProto.FLOAT))
     model.graph.input.append(helper.make_tensor_value_info("long", kind, [length]))
@@ -209,7 +207,7 @@ def _bomb(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> N
 
 
 def _quantizer(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> None:
-    """A scale or zero point of another value, shape or type."""
+    """Change value, shape or type of a scale or zero point."""
     read = {
         t
         for n in model.graph.node
@@ -231,7 +229,7 @@ def _quantizer(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random)
 
 
 def _attribute(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> None:
-    """An attribute that refers to a function's outside of one, or is there twice, or of another type."""
+    """Make an attribute a reference outside of a function, duplicate it, or change its type."""
     if not node.attribute:
         node.attribute.append(helper.make_attribute("axis", rng.choice((-1, 1, 99, 1 << 40))))
     attribute = rng.choice(node.attribute)
@@ -245,7 +243,7 @@ def _attribute(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random)
 
 
 def _calls(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> None:
-    """A function of the model's own that holds a constant, called again and again behind a node."""
+    """Call a local function with a constant many times after a node."""
     size, times = rng.choice(((1, 50), (1 << 18, 30), (1 << 18, 2000), (1, 4000)))
     value = helper.make_tensor("v", TensorProto.FLOAT, [size], bytes(4 * size), raw=True)
     body = [
@@ -264,7 +262,7 @@ def _calls(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> 
 
 
 def _einsum(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> None:
-    """A result with a dimension for each letter of a text."""
+    """Add a result with a dimension for each letter of an equation."""
     source = next((t for t in node.output), "x")
     left, right = rng.choice(("abcd", "...", "a")), "a" * rng.choice((4, 64, 65, 1 << 20))
     model.graph.node.append(
@@ -274,7 +272,7 @@ def _einsum(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) ->
 
 
 def _long_name(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> None:
-    """A tensor whose name no exporter writes, wherever it is written and read."""
+    """Give a tensor a name that no exporter writes, at its producer and its consumers."""
     for old in list(node.output[:1]):
         new = rng.choice("t\u00e9_") * rng.choice((60_000, 1 << 16, (1 << 16) + 1, 1 << 20))
         for other in model.graph.node:
@@ -285,15 +283,15 @@ def _long_name(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random)
 
 
 def _operator(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> None:
-    """Other operators, for which inputs and attributes are too many, too few or of another kind."""
+    """Change operators, so that inputs and attributes do not fit."""
     for other in rng.choices(model.graph.node, k=rng.choice((1, 3))):
         other.op_type = rng.choice(_OPERATORS)
 
 
 def _stated(model: onnx.ModelProto, node: onnx.NodeProto, rng: random.Random) -> None:
-    """Types that contradict what the nodes make, in rank or with dimensions that there cannot be."""
-    made = [t for n in model.graph.node for t in n.output if isinstance(t, str) and t]
-    for name in rng.choices(made, k=rng.choice((1, 5, 50))) if made else ():
+    """State types that contradict the nodes, in rank or with impossible dimensions."""
+    outputs = [t for n in model.graph.node for t in n.output if isinstance(t, str) and t]
+    for name in rng.choices(outputs, k=rng.choice((1, 5, 50))) if outputs else ():
         rank = rng.choice((0, 0, 1, 1, 2, 4, 5))
         dims = [rng.choice((0, 1, 2, 8, 8, 64, -1, 1 << 31, "n", None)) for _ in range(rank)]
         kind = rng.choice(
@@ -316,7 +314,7 @@ _DAMAGE = (
     _operator,
     _stated,
 )
-# `pipe` and `loop` lie beside the list; devices and what the kernel makes up are no files either.
+# `pipe` and `loop` are next to the list; devices and files of the kernel are not images either.
 _SPECIAL = (
     b"pipe",
     b"loop",
@@ -375,7 +373,7 @@ _VALUES = (
 
 
 def _json(data: bytes, rng: random.Random) -> bytes:
-    """The same JSON with values replaced, doubled, or taken away."""
+    """Replace, duplicate or remove values of a JSON."""
     try:
         whole = json.loads(data)
     except (ValueError, RecursionError):
@@ -400,14 +398,14 @@ def _json(data: bytes, rng: random.Random) -> bytes:
     text = io.StringIO()
     for piece in json.JSONEncoder().iterencode(
         whole
-    ):  # 3000 of 3000 of 3000 are one list in memory
-        if text.write(piece) and text.tell() > MOST:
+    ):  # stop early: 3000 copies of 3000 copies of 3000 copies
+        if text.write(piece) and text.tell() > MAX_BYTES:
             break
     return text.getvalue().encode()
 
 
 def _inside(data: bytes, kind: str, rng: random.Random) -> bytes:
-    """What is packed, damaged and packed again."""
+    """Damage the content of a compressed file."""
     try:
         plain = gzip.decompress(data)
     except Exception:
@@ -417,7 +415,7 @@ def _inside(data: bytes, kind: str, rng: random.Random) -> bytes:
 
 
 def _archive(data: bytes, rng: random.Random) -> bytes:
-    """The archive packed again, with a member damaged, renamed, doubled, or packed otherwise."""
+    """Pack an archive again, with a member damaged, renamed, removed, or packed in another way."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             members = [(n, archive.read(n)) for n in archive.namelist()]
@@ -460,3 +458,48 @@ def _archive(data: bytes, rng: random.Random) -> bytes:
                 content = content[: len(content) // 2]
             archive.writestr(name, content)
     return out.getvalue()
+
+
+def hostile_tensor(model: onnx.ModelProto, number: int) -> None:
+    """Replace an initializer by an unusual tensor."""
+    tensors = model.graph.initializer
+    if tensors:
+        tensor = tensors[number % len(tensors)]
+        odd = (
+            TensorProto(name=tensor.name, data_type=tensor.data_type, dims=[1 << 40, 1 << 40]),
+            TensorProto(name=tensor.name, data_type=99, dims=tensor.dims),
+            numpy_helper.from_array(np.full((1,), np.nan, np.float32), tensor.name),
+            helper.make_tensor(tensor.name, TensorProto.FLOAT, [0], []),
+            TensorProto(name=tensor.name, data_type=TensorProto.FLOAT, dims=[-1]),
+        )
+        tensor.CopyFrom(odd[number % len(odd)])
+
+
+def jpeg_in_scans(width: int, height: int, times: int, together: bool = False) -> bytes:
+    """Return a gray baseline JPEG of three components, in separate scans or together, with an EXIF thumbnail."""
+    packed = io.BytesIO()
+    Image.new("L", (8, 8)).save(packed, "JPEG")
+    data = packed.getvalue()
+    tables = b""
+    place = 2
+    while (marker := data[place : place + 2]) != b"\xff\xda":
+        end = place + 2 + int.from_bytes(data[place + 2 : place + 4], "big")
+        tables += data[place:end] if marker in (b"\xff\xdb", b"\xff\xc4") else b""
+        place = end
+
+    def segment(marker: int, *content: int) -> bytes:
+        return bytes([0xFF, marker, 0, 2 + len(content), *content])
+
+    size = (*height.to_bytes(2), *width.to_bytes(2))
+    frame = segment(0xC0, 8, *size, 3, *(n for c in (1, 2, 3) for n in (c, 0x11, 0)))
+    blocks = math.ceil(width / 8) * math.ceil(height / 8)
+    scans = [((1, 2, 3),)] if together else [((1,), (2,), (3,))] * times
+    jpeg = (
+        b"\xff\xd8" + segment(0xE1, 0xFF, 0xD8, 0xFF, 0xDA, 0xFF, 0xD9) + b"\xff" + tables + frame
+    )
+    for components in (c for turn in scans for c in turn):
+        bits = "001010" * blocks * len(components)  # a difference of 0, and the end of the block
+        bits += "1" * (-len(bits) % 8)
+        jpeg += segment(0xDA, len(components), *(n for c in components for n in (c, 0)), 0, 63, 0)
+        jpeg += int(bits, 2).to_bytes(len(bits) // 8, "big").replace(b"\xff", b"\xff\0")
+    return jpeg + b"\xff\xd9"

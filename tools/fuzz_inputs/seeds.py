@@ -1,11 +1,10 @@
-"""Small inputs of every kind that the commands read, written into a folder."""
+"""Small valid inputs of every kind that the commands read."""
 
 import contextlib
 import functools
 import gzip
 import io
 import json
-import math
 import os
 import shlex
 import shutil
@@ -14,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
 from calibration.cache import write_tensorrt_cache
@@ -29,15 +27,15 @@ from tools.fuzz.grammar import network
 from tools.fuzz_logs.mutate import JSON, PROFILE, TRTEXEC_LOG
 from tools.growth.families import FAMILIES
 
-#: Which commands read a kind; FILE is the mutated file, TEXT what stands in it, OUT and MORE outputs, the others stay
-#: as they are.
+#: Commands that read a kind of file. FILE is the damaged file, TEXT its content, OUT and MORE are outputs, other words
+#: stay as they are.
 COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {}
 for _line in (Path(__file__).parent / "commands.tsv").read_text("utf-8").splitlines():
     _kind, _words = _line.split("\t")
     COMMANDS[_kind] = (*COMMANDS.get(_kind, ()), tuple(shlex.split(_words)))
 
 
-#: Kinds as often as they are tried: what is told in milliseconds more often than what runs a network or writes a page.
+#: Each kind as often as it is chosen: quick commands more often than those that run a network or write a page.
 _SLOW = (
     "samples.npz",
     "samples.npy",
@@ -56,7 +54,7 @@ _SLOW = (
     "statistics.npz",
 )
 KINDS = [kind for kind in COMMANDS for _ in range(1 if kind in _SLOW else 3)]
-#: How lines begin by which `tune` says what it does.
+#: First words of the progress lines of `tune`.
 PROGRESS = tuple(f"qdqtool: {words}" for words in (*map(str, range(10)), "putting choices"))
 
 _LINES = (
@@ -70,18 +68,18 @@ _LINES = (
 
 
 def write_seeds(folder: Path) -> None:
-    """Writes one small, whole file of every kind."""
-    shutil.copytree(_made().name, folder, symlinks=True, dirs_exist_ok=True)
+    """Write one small, valid file of every kind."""
+    shutil.copytree(_valid_files().name, folder, symlinks=True, dirs_exist_ok=True)
     if hasattr(os, "mkfifo"):
         os.mkfifo(folder / "pipe")
         (folder / "loop").symlink_to("loop")
 
 
 @functools.cache
-def _made() -> tempfile.TemporaryDirectory[str]:
-    made = tempfile.TemporaryDirectory(prefix="qdqtool-seeds-")
-    _write(Path(made.name))
-    return made
+def _valid_files() -> tempfile.TemporaryDirectory[str]:
+    folder = tempfile.TemporaryDirectory(prefix="qdqtool-seeds-")
+    _write(Path(folder.name))
+    return folder
 
 
 def _write(folder: Path) -> None:
@@ -114,12 +112,12 @@ def _write(folder: Path) -> None:
         include=["conv"],
     )
     inserted.save(folder / "inserted.onnx")
-    known = {
+    shapes = {
         v.name: tuple(d.dim_value for d in v.type.tensor_type.shape.dim) for v in qdq.graph.input
     }
     np.savez(
         folder / "inputs.npz",
-        **{name: rng.random(shape, np.float32) for name, shape in known.items()},
+        **{name: rng.random(shape, np.float32) for name, shape in shapes.items()},
     )
     write_tensorrt_cache(
         folder / "table.cache", dict.fromkeys(("images", "a1", "s1", "c1", "c2", "r2", "out"), 0.01)
@@ -134,7 +132,7 @@ def _write(folder: Path) -> None:
 
 
 def _write_own(folder: Path) -> None:
-    """A quantized model, a build that agrees with its prediction, and what other commands say of it."""
+    """Write a quantized model, a build that agrees with its prediction, and results of other commands."""
     proto = residual()
     (folder / "own.onnx").write_bytes(proto.SerializeToString())
     predicted = predict(proto)
@@ -144,7 +142,7 @@ def _write_own(folder: Path) -> None:
         for layer in predicted.layers
     ]
     (folder / "own-profile.json").write_text(json.dumps([{"count": 50}, *rows], indent=1))
-    seen = {
+    mismatch = {
         "kind": "convolution",
         "name": "c3",
         "predicted": {"precision": "INT8"},
@@ -154,7 +152,7 @@ def _write_own(folder: Path) -> None:
         json.dumps(
             {
                 "schema": VERIFICATION_SCHEMA,
-                "mismatches": [seen],
+                "mismatches": [mismatch],
                 "build": {"tensorrt": "8.5.2", "device": "Orin"},
             }
         )
@@ -167,48 +165,3 @@ def _write_own(folder: Path) -> None:
         for words in COMMANDS["state.tuning"]:
             run([str(folder / names.get(w, w)) if w in names or "." in w else w for w in words])
     (folder / "out").unlink()
-
-
-def hostile_tensor(model: onnx.ModelProto, number: int) -> None:
-    """Puts an odd tensor where an initializer was."""
-    tensors = model.graph.initializer
-    if tensors:
-        tensor = tensors[number % len(tensors)]
-        odd = (
-            TensorProto(name=tensor.name, data_type=tensor.data_type, dims=[1 << 40, 1 << 40]),
-            TensorProto(name=tensor.name, data_type=99, dims=tensor.dims),
-            numpy_helper.from_array(np.full((1,), np.nan, np.float32), tensor.name),
-            helper.make_tensor(tensor.name, TensorProto.FLOAT, [0], []),
-            TensorProto(name=tensor.name, data_type=TensorProto.FLOAT, dims=[-1]),
-        )
-        tensor.CopyFrom(odd[number % len(odd)])
-
-
-def jpeg_in_scans(width: int, height: int, times: int, together: bool = False) -> bytes:
-    """A grey baseline JPEG of three components, each in scans of its own (or in the same), with EXIF's thumbnail."""
-    held = io.BytesIO()
-    Image.new("L", (8, 8)).save(held, "JPEG")
-    data = held.getvalue()
-    tables = b""
-    place = 2
-    while (marker := data[place : place + 2]) != b"\xff\xda":
-        end = place + 2 + int.from_bytes(data[place + 2 : place + 4], "big")
-        tables += data[place:end] if marker in (b"\xff\xdb", b"\xff\xc4") else b""
-        place = end
-
-    def segment(marker: int, *content: int) -> bytes:
-        return bytes([0xFF, marker, 0, 2 + len(content), *content])
-
-    size = (*height.to_bytes(2), *width.to_bytes(2))
-    frame = segment(0xC0, 8, *size, 3, *(n for c in (1, 2, 3) for n in (c, 0x11, 0)))
-    blocks = math.ceil(width / 8) * math.ceil(height / 8)
-    scans = [((1, 2, 3),)] if together else [((1,), (2,), (3,))] * times
-    made = (
-        b"\xff\xd8" + segment(0xE1, 0xFF, 0xD8, 0xFF, 0xDA, 0xFF, 0xD9) + b"\xff" + tables + frame
-    )
-    for components in (c for turn in scans for c in turn):
-        bits = "001010" * blocks * len(components)  # a difference of 0, and the block's end
-        bits += "1" * (-len(bits) % 8)
-        made += segment(0xDA, len(components), *(n for c in components for n in (c, 0)), 0, 63, 0)
-        made += int(bits, 2).to_bytes(len(bits) // 8, "big").replace(b"\xff", b"\xff\0")
-    return made + b"\xff\xd9"

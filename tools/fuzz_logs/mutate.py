@@ -1,4 +1,4 @@
-"""Seeds and mutations: small builds of every kind, damaged in the ways files get damaged and in hostile ones."""
+"""Small logs of every dialect, and mutations as by accident and by an attacker."""
 
 import gzip
 import json
@@ -81,7 +81,7 @@ JSON = {
     "Bindings": ["x", "y"],
 }
 _TOKENS = [{"Name": "__mln_k_arg__bb1_2", "Dimensions": [1, -1, 64], "Format/Datatype": "Int8"}]
-TEN = {  # TensorRT 10: rows of Myelin with streams and events, the network's inputs and outputs as objects
+TEN = {  # TensorRT 10: Myelin's rows with streams and events, inputs and outputs as objects
     "Layers": [
         {
             "Name": "wait^3_myl2_3",
@@ -143,7 +143,7 @@ TEN_LOG = "\n".join(
     ]
 )
 RTX_LOG = "\n".join(
-    [  # the spellings of TensorRT-RTX, around a network of one convolution
+    [  # TensorRT-RTX, a network of one convolution
         "[I] Input filename:   one.onnx",
         "[I] Opset version:    17",
         "[V] Adding network input: x with dtype: float32, dimensions: (1, 32, 8, 8)",
@@ -178,7 +178,7 @@ PROFILE = [
 
 
 def seeds() -> list[bytes]:
-    """One of each dialect, all our own."""
+    """Return one log of each dialect."""
     return [
         TRTEXEC_LOG.encode(),
         OLD_LOG.encode(),
@@ -223,7 +223,7 @@ def _drop_lines(data: bytes, rng: random.Random) -> bytes:
 
 def _long_line(data: bytes, rng: random.Random) -> bytes:
     lines = data.split(b"\n")
-    at = rng.randrange(len(lines))
+    number = rng.randrange(len(lines))
     piece = rng.choice(
         (
             b"A",
@@ -248,12 +248,12 @@ def _long_line(data: bytes, rng: random.Random) -> bytes:
             b" with ",
         )
     )
-    lines[at] = lines[at] + piece * rng.choice((100, 5000, 60_000))
+    lines[number] = lines[number] + piece * rng.choice((100, 5000, 60_000))
     return b"\n".join(lines)
 
 
 def _numbers(data: bytes, rng: random.Random) -> bytes:
-    """Puts a hostile number where a number was."""
+    """Replace digits by a hostile number."""
     hostile = rng.choice(
         (b"9" * 400, b"-1", b"1e999", b"nan", b"0", b"1" + b"0" * 30, b"0x", b"--", b".")
     )
@@ -276,7 +276,7 @@ def _nest(data: bytes, rng: random.Random) -> bytes:
 
 
 def _words(data: bytes, rng: random.Random) -> bytes:
-    """Swaps a word of the format for another, so that lines turn up where they do not belong."""
+    """Replace a word of the format by another, so that lines appear in the wrong place."""
     words = (
         b"inputs",
         b"outputs",
@@ -343,7 +343,7 @@ MUTATIONS: tuple[Mutation, ...] = (
 
 
 def mutated(number: int, base: int = 0) -> bytes:
-    """The file of that number: one to three mutations of a seed; the same number gives the same file."""
+    """Return the file of a number: one to three mutations of a seed."""
     rng = random.Random(base * 1_000_003 + number)
     data = rng.choice(seeds())
     for _ in range(rng.choice((1, 1, 2, 3))):
