@@ -1,4 +1,4 @@
-"""Families of graphs by size, for tests and benchmarks of how cost grows with the input."""
+"""Families of graphs of any size, to measure how cost grows with the size of the input."""
 
 import zlib
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 
 class Net:
-    """A network under construction: INT8 pairs and convolutions of eight channels."""
+    """Network under construction: INT8 pairs and convolutions of eight channels."""
 
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []
@@ -25,8 +25,8 @@ class Net:
 
     def add(self, op: str, *inputs: str, outputs: int = 1, **attributes: object) -> str:
         name = f"n{len(self.nodes)}"
-        made = [name, *(f"{name}.{i}" for i in range(1, outputs))]
-        self.nodes.append(helper.make_node(op, list(inputs), made, name=name, **attributes))
+        results = [name, *(f"{name}.{i}" for i in range(1, outputs))]
+        self.nodes.append(helper.make_node(op, list(inputs), results, name=name, **attributes))
         return name
 
     def pair(self, x: str, scale: float = 0.5) -> str:
@@ -51,14 +51,14 @@ class Net:
         )
 
 
-Family = Callable[[int], onnx.ModelProto]  # by its number of nodes
-Step = Callable[[Net, str], str]  # from one tensor to the next
+Family = Callable[[int], onnx.ModelProto]  # by the number of nodes
+Step = Callable[[Net, str], str]  # adds nodes after a tensor, returns the last tensor
 
 
 def repeated(step: Step) -> Family:
-    """A convolution, some nodes again and again, and a convolution behind a pair."""
+    """Return the family of a convolution, repeated steps, and a convolution after a pair."""
 
-    def make(size: int) -> onnx.ModelProto:
+    def build(size: int) -> onnx.ModelProto:
         net = Net()
         tensor = net.conv("x")
         begin = len(net.nodes)
@@ -66,11 +66,11 @@ def repeated(step: Step) -> Family:
             tensor = step(net, tensor)
         return net.done(net.conv(tensor))
 
-    return make
+    return build
 
 
 def node(op: str, *others: object, outputs: int = 1, **attributes: object) -> Step:
-    """One node, with constants as its other inputs."""
+    """Return the step of one node, with constants as its other inputs."""
 
     def add(net: Net, tensor: str) -> str:
         names = [
@@ -83,12 +83,12 @@ def node(op: str, *others: object, outputs: int = 1, **attributes: object) -> St
 
 
 def chain(op: str, *others: object, **attributes: object) -> Family:
-    """The operator again and again."""
+    """Return the family of one operator in a row."""
     return repeated(node(op, *others, **attributes))
 
 
-def by_turns(*steps: Step) -> Family:
-    """Operators of which the last gives back the shape that was there before the first."""
+def in_turn(*steps: Step) -> Family:
+    """Return the family of several steps in turn; the last one restores the shape before the first."""
 
     def add(net: Net, tensor: str) -> str:
         for step in steps:
@@ -99,8 +99,8 @@ def by_turns(*steps: Step) -> Family:
 
 
 def quantized(*steps: Step) -> Family:
-    """The same with a pair in front of each."""
-    return by_turns(Net.pair, *steps)
+    """Return the same family with a pair before the steps."""
+    return in_turn(Net.pair, *steps)
 
 
 def product(net: Net, tensor: str) -> str:
@@ -131,18 +131,18 @@ def resize(by: float) -> Step:
     return add
 
 
-def excited(net: Net, tensor: str) -> str:
-    """As in squeeze and excitation: scaled by the means of its channels."""
+def squeeze_excitation(net: Net, tensor: str) -> str:
+    """Scale a tensor by the means of its channels."""
     return net.add("Mul", tensor, net.add("ReduceMean", tensor, axes=[2, 3]))
 
 
-def chosen(net: Net, tensor: str) -> str:
+def where(net: Net, tensor: str) -> str:
     mask = net._constant("mask", np.ones((1, 8, 4, 4), bool))
     return net.add("Where", mask, tensor, net._constant("one", np.float32(1)))
 
 
-def by_its_shape(net: Net, tensor: str) -> str:
-    """As exporters write it: the first two dimensions stay, the others are joined, and then restored."""
+def reshape_by_shape(net: Net, tensor: str) -> str:
+    """Join all but the first two dimensions and restore them, as exporters write it."""
     shape = net.add("Shape", tensor)
     kept = net.add("Slice", shape, *(net._constant(f"{i}", np.array([i])) for i in (0, 2)))
     joined = net.add(
@@ -151,8 +151,8 @@ def by_its_shape(net: Net, tensor: str) -> str:
     return net.add("Reshape", joined, shape)
 
 
-def sizes(size: int) -> onnx.ModelProto:
-    """A shape that is multiplied by one again and again; half of the results are read by a Reshape behind a pair."""
+def shape_products(size: int) -> onnx.ModelProto:
+    """Return a shape multiplied by one in a row; Reshapes after a pair consume half of the products."""
     net = Net()
     last = net.conv("x")
     shape = net.add("Shape", last)
@@ -162,21 +162,21 @@ def sizes(size: int) -> onnx.ModelProto:
     return net.done(net.conv(last))
 
 
-def _result(name: str) -> onnx.ValueInfoProto:
+def _output(name: str) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
 
 
 def nested_ifs(size: int) -> onnx.ModelProto:
-    """Eight Ifs, each in a branch of the one around it; a pair; and so on."""
+    """Return groups of eight Ifs, each in a branch of the one around it, with a pair after each group."""
     net = Net()
     last, condition = net.conv("x"), net._constant("c", np.asarray(True))
     for _ in range(size // 18):
         inner = helper.make_node("Relu", [last], ["z"])
         for _ in range(8):
             other = helper.make_graph(
-                [helper.make_node("Neg", [last], ["z"])], "b", [], [_result("z")]
+                [helper.make_node("Neg", [last], ["z"])], "b", [], [_output("z")]
             )
-            same = helper.make_graph([inner], "a", [], [_result("z")])
+            same = helper.make_graph([inner], "a", [], [_output("z")])
             inner = helper.make_node("If", [condition], ["z"], then_branch=same, else_branch=other)
         last = net.pair(net.add("If", condition, **{a.name: a.g for a in inner.attribute}))
     return net.done(net.conv(last))
@@ -192,13 +192,13 @@ def loop(net: Net, tensor: str) -> str:
         )
     )
     turn = [helper.make_node("Identity", ["go"], ["on"]), helper.make_node("Relu", ["a"], ["b"])]
-    body = helper.make_graph(turn, "body", [number, go, _result("a")], [on, _result("b")])
+    body = helper.make_graph(turn, "body", [number, go, _output("a")], [on, _output("b")])
     twice, always = net._constant("twice", np.int64(2)), net._constant("c", np.asarray(True))
     return net.pair(net.add("Loop", twice, always, tensor, body=body))
 
 
 def function(net: Net, tensor: str) -> str:
-    """A call of the model's own function: a convolution behind a pair, and a Relu."""
+    """Call a local function of the model: a convolution after a pair, and a Relu."""
     if not net.functions:
         inner = [
             helper.make_node("QuantizeLinear", ["a", "s", "zero"], ["q"]),
@@ -222,7 +222,7 @@ def pairs(size: int) -> onnx.ModelProto:
 
 
 def constants(size: int) -> onnx.ModelProto:
-    """Identities of a scale in a row, some read by a pair: each is folded into the constant, whose name grows."""
+    """Return Identities of a scale in a row, each folded into a constant with a longer name; pairs consume some."""
     net = Net()
     last, scale = net.conv("x"), "s0.5"
     for i in range(size):
@@ -235,9 +235,9 @@ def constants(size: int) -> onnx.ModelProto:
 
 
 def weights(op: str, **attributes: object) -> Family:
-    """The operator again and again on one weight; convolutions read half of the results through a pair."""
+    """Return the family of one operator in a row on a weight; convolutions consume half of the results."""
 
-    def make(size: int) -> onnx.ModelProto:
+    def build(size: int) -> onnx.ModelProto:
         net = Net()
         last, weight = net.conv("x"), "w"
         shape = net._constant("shape", np.array([8, 8, 1, 1]))
@@ -246,11 +246,11 @@ def weights(op: str, **attributes: object) -> Family:
             last = net.add("Conv", net.pair(last), net.pair(weight)) if i % 2 else last
         return net.done(net.conv(last))
 
-    return make
+    return build
 
 
 def split_weight(size: int) -> onnx.ModelProto:
-    """Convolutions that read the parts of one weight."""
+    """Return convolutions whose weights are the parts of one constant."""
     net, count = Net(), size // 5
     last = "x"
     net._constant("all", np.ones((8 * count, 8, 1, 1), np.float32))
@@ -260,8 +260,8 @@ def split_weight(size: int) -> onnx.ModelProto:
     return net.done(last)
 
 
-def rearranged(size: int) -> onnx.ModelProto:
-    """Transposes behind the one pair of a weight; convolutions read half of the results."""
+def transposed_weight(size: int) -> onnx.ModelProto:
+    """Return Transposes after the pair of a weight; convolutions consume half of the results."""
     net = Net()
     last, weight = net.conv("x"), net.pair("w")
     for i in range(size // 3):
@@ -270,8 +270,8 @@ def rearranged(size: int) -> onnx.ModelProto:
     return net.done(net.conv(last))
 
 
-def one_pair(size: int) -> onnx.ModelProto:
-    """Convolutions that all read the same quantized weights."""
+def shared_weight(size: int) -> onnx.ModelProto:
+    """Return convolutions that share their quantized weights."""
     net = Net()
     last, weight = "x", net.pair("w")
     for i in range(size // 4):
@@ -288,7 +288,7 @@ def convolutions(size: int) -> onnx.ModelProto:
 
 
 def partly_quantized(size: int) -> onnx.ModelProto:
-    """Every second convolution without a pair: one finding for each."""
+    """Return convolutions of which every second has no pair: one finding for each."""
     net = Net()
     last = "x"
     for i in range(size // 4):
@@ -300,8 +300,8 @@ def silu(size: int) -> onnx.ModelProto:
     net = Net()
     last = "x"
     for _ in range(size // 7):
-        made = net.conv(last)
-        last = net.add("Mul", made, net.add("Sigmoid", made))
+        result = net.conv(last)
+        last = net.add("Mul", result, net.add("Sigmoid", result))
     return net.done(last)
 
 
@@ -314,7 +314,7 @@ def residual(size: int) -> onnx.ModelProto:
 
 
 def mesh(size: int) -> onnx.ModelProto:
-    """Sum and product of the same two tensors at each level, the sum behind a pair."""
+    """Return sum and product of the same two tensors at each level, the sum after a pair."""
     net = Net()
     a = b = net.conv("x")
     for _ in range(size // 4):
@@ -323,7 +323,7 @@ def mesh(size: int) -> onnx.ModelProto:
 
 
 def split_concat(size: int) -> onnx.ModelProto:
-    """As in ShuffleNet: halves that are put together again, with a pair at the end."""
+    """Return halves that are joined again, as in ShuffleNet, with a pair at the end."""
     net = Net()
     last = net.conv("x")
     for _ in range(size // 2):
@@ -347,7 +347,7 @@ def c2f(size: int) -> onnx.ModelProto:
 
 
 def lattice(size: int) -> onnx.ModelProto:
-    """Each Concat joins the two before it."""
+    """Return Concats that each join the two before it."""
     net = Net()
     before, last = net.conv("x"), net.conv("x")
     for _ in range(size):
@@ -356,7 +356,7 @@ def lattice(size: int) -> onnx.ModelProto:
 
 
 def diamonds(size: int) -> onnx.ModelProto:
-    """A Concat of a tensor with itself, cut back to its size."""
+    """Return Concats of a tensor with itself, each cut back to its size."""
     net = Net()
     last = net.conv("x")
     for _ in range(size // 2):
@@ -365,7 +365,7 @@ def diamonds(size: int) -> onnx.ModelProto:
     return net.done(net.conv(last))
 
 
-def doubled(size: int) -> onnx.ModelProto:
+def concat_of_itself(size: int) -> onnx.ModelProto:
     net = Net()
     last = net.conv("x")
     for _ in range(size):
@@ -373,8 +373,8 @@ def doubled(size: int) -> onnx.ModelProto:
     return net.done(net.pair(last))
 
 
-def unlike_pairs(size: int) -> onnx.ModelProto:
-    """Each Concat joins the one before it and its pair, with a scale unlike the one before."""
+def concat_of_pairs(size: int) -> onnx.ModelProto:
+    """Return Concats that each join the one before it and its pair, with changing scales."""
     net = Net()
     last = net.conv("x")
     for i in range(size // 3):
@@ -382,7 +382,7 @@ def unlike_pairs(size: int) -> onnx.ModelProto:
     return net.done(net.pair(last))
 
 
-def with_root(size: int) -> onnx.ModelProto:
+def concat_with_root(size: int) -> onnx.ModelProto:
     net = Net()
     root = last = net.conv("x")
     for _ in range(size):
@@ -390,8 +390,8 @@ def with_root(size: int) -> onnx.ModelProto:
     return net.done(net.pair(last))
 
 
-def rolling(size: int) -> onnx.ModelProto:
-    """Each Concat takes the one before; a convolution reads each with a scale of its own."""
+def rolling_concat(size: int) -> onnx.ModelProto:
+    """Return Concats that each extend the one before; a convolution with its own scale consumes each."""
     net, outputs = Net(), []
     last = net.conv("x")
     for i in range(size // 6):
@@ -400,23 +400,23 @@ def rolling(size: int) -> onnx.ModelProto:
     return net.done(*outputs)
 
 
-def conv_concat(size: int) -> onnx.ModelProto:
-    """As in DenseNet: each convolution reads what all before it made."""
+def dense_net(size: int) -> onnx.ModelProto:
+    """Return convolutions that each consume the outputs of all convolutions before it."""
     net = Net()
     last = net.conv("x")
     for i in range(size // 6):
         width = 8 * (i + 1)
         net._constant(f"w{width}", np.ones((8, width, 1, 1), np.int8))
         number = net._constant("s0.5", np.float32(0.5))
-        made = net.add(
+        result = net.add(
             "Conv", net.pair(last), net.add("DequantizeLinear", f"w{width}", number, "zero")
         )
-        last = net.add("Concat", last, made, axis=1)
+        last = net.add("Concat", last, result, axis=1)
     return net.done(net.pair(last))
 
 
 def fan_out(size: int, same: bool = False) -> onnx.ModelProto:
-    """One tensor, read by convolutions with scales of their own."""
+    """Return convolutions with their own scales that consume one tensor."""
     net = Net()
     last = net.conv("x")
     ends = [net.conv(last, 0.5 if same else 0.5 + i / 1000) for i in range(size // 5)]
@@ -438,10 +438,10 @@ def wide_split(size: int) -> onnx.ModelProto:
     return net.done(*ends)
 
 
-def read_along(op: str, **attributes: object) -> Family:
-    """The operator again and again, each result read by a pair with one of thirteen scales."""
+def consumed_along(op: str, **attributes: object) -> Family:
+    """Return the family of one operator in a row; a pair with one of thirteen scales consumes each result."""
 
-    def make(size: int) -> onnx.ModelProto:
+    def build(size: int) -> onnx.ModelProto:
         net, ends = Net(), []
         last = net.conv("x")
         for i in range(size // 4):
@@ -449,11 +449,11 @@ def read_along(op: str, **attributes: object) -> Family:
             ends.append(net.pair(last, 0.5 + i % 13))
         return net.done(*ends)
 
-    return make
+    return build
 
 
 def split_joined(size: int) -> onnx.ModelProto:
-    """The parts of one Split, put together again and again, each time behind a Q with a scale of its own."""
+    """Return the parts of one Split, joined by many Concats, each before a Q with its own scale."""
     net = Net()
     first = net.add("Split", net.conv("x"), outputs=8, axis=1)
     parts = [first, *(f"{first}.{i}" for i in range(1, 8))]
@@ -462,8 +462,8 @@ def split_joined(size: int) -> onnx.ModelProto:
     )
 
 
-def crossed(size: int) -> onnx.ModelProto:
-    """Two Concats that each join the two before them, in both orders."""
+def crossed_concats(size: int) -> onnx.ModelProto:
+    """Return pairs of Concats that each join the two before them, in both orders."""
     net = Net()
     a, b = net.conv("x"), net.conv("x")
     for _ in range(size // 2):
@@ -471,8 +471,8 @@ def crossed(size: int) -> onnx.ModelProto:
     return net.done(net.pair(a), net.pair(b, 1.5))
 
 
-def crossed_pairs(size: int) -> onnx.ModelProto:
-    """The same, with pairs of which the scales differ in front of each."""
+def crossed_concats_with_pairs(size: int) -> onnx.ModelProto:
+    """Return the crossed Concats with a pair before one input of each; the scales change."""
     net = Net()
     a, b = net.conv("x"), net.conv("x")
     for i in range(size // 8):
@@ -484,12 +484,13 @@ def crossed_pairs(size: int) -> onnx.ModelProto:
 
 
 def branches(size: int) -> onnx.ModelProto:
+    """Return Ifs of two branches in a row, with a pair after each."""
     net = Net()
     last = net.conv("x")
     net._constant("c", np.asarray(True))
     for _ in range(size // 3):
         inner = [
-            helper.make_graph([helper.make_node(op, [last], ["z"])], "b", [], [_result("z")])
+            helper.make_graph([helper.make_node(op, [last], ["z"])], "b", [], [_output("z")])
             for op in ("Relu", "Neg")
         ]
         last = net.pair(net.add("If", "c", then_branch=inner[0], else_branch=inner[1]))
@@ -511,8 +512,8 @@ FAMILIES: dict[str, Family] = {
     "Transposes of a weight": weights("Transpose", perm=[1, 0, 2, 3]),
     "Reshapes of a weight": weights("Reshape"),
     "parts of a weight": split_weight,
-    "Transposes of a dequantized weight": rearranged,
-    "one pair of weights": one_pair,
+    "Transposes of a dequantized weight": transposed_weight,
+    "one pair of weights": shared_weight,
     "convolutions": convolutions,
     "partly quantized": partly_quantized,
     "SiLU": silu,
@@ -522,20 +523,20 @@ FAMILIES: dict[str, Family] = {
     "C2f": c2f,
     "lattice": lattice,
     "diamonds": diamonds,
-    "Concat of itself": doubled,
-    "Concat with the root": with_root,
-    "rolling Concat": rolling,
-    "Concat of pairs": unlike_pairs,
-    "DenseNet": conv_concat,
+    "Concat of itself": concat_of_itself,
+    "Concat with the root": concat_with_root,
+    "rolling Concat": rolling_concat,
+    "Concat of pairs": concat_of_pairs,
+    "DenseNet": dense_net,
     "fan-out": fan_out,
     "fan-out, equal": lambda size: fan_out(size, same=True),
     "wide Concat": wide_concat,
     "wide Split": wide_split,
     "wide Split with own scales": split_joined,
-    "crossed Concats": crossed,
-    "crossed Concats with pairs": crossed_pairs,
+    "crossed Concats": crossed_concats,
+    "crossed Concats with pairs": crossed_concats_with_pairs,
     "If": branches,
-    "MaxPool, read along": read_along("MaxPool", kernel_shape=[1, 1]),
+    "MaxPool, read along": consumed_along("MaxPool", kernel_shape=[1, 1]),
     "Identity": chain("Identity"),
     "Cast": chain("Cast", to=TensorProto.FLOAT),
     "Slice": chain("Slice", np.array([3]), np.array([-5]), np.array([3]), np.array([-1])),
@@ -544,20 +545,20 @@ FAMILIES: dict[str, Family] = {
     "Clip": chain("Clip", np.float32(0), np.float32(6)),
     "PRelu": chain("PRelu", np.ones((8, 1, 1), np.float32)),
     "TopK": chain("TopK", np.array([4]), outputs=2),
-    "Flatten": by_turns(node("Flatten"), TO_IMAGE),
+    "Flatten": in_turn(node("Flatten"), TO_IMAGE),
     "Tile": chain("Tile", np.ones(4, np.int64)),
     "GridSample": chain("GridSample", np.zeros((1, 4, 4, 2), np.float32)),
     "AveragePool": chain("AveragePool", kernel_shape=[1, 1]),
-    "Where": repeated(chosen),
-    "Pad and Slice": by_turns(
+    "Where": repeated(where),
+    "Pad and Slice": in_turn(
         node("Pad", np.array([0, 0, 0, 1] * 2)),
         node("Slice", np.array([1]), np.array([5]), np.array([3])),
     ),
-    "Reshape": by_turns(node("Reshape", np.array([1, 8, 16])), TO_IMAGE),
-    "Squeeze": by_turns(node("Squeeze", np.array([0])), node("Unsqueeze", np.array([0]))),
-    "DepthToSpace": by_turns(node("DepthToSpace", blocksize=2), node("SpaceToDepth", blocksize=2)),
-    "Resize": by_turns(resize(2), resize(0.5)),
-    "Transposes and Reshapes": by_turns(
+    "Reshape": in_turn(node("Reshape", np.array([1, 8, 16])), TO_IMAGE),
+    "Squeeze": in_turn(node("Squeeze", np.array([0])), node("Unsqueeze", np.array([0]))),
+    "DepthToSpace": in_turn(node("DepthToSpace", blocksize=2), node("SpaceToDepth", blocksize=2)),
+    "Resize": in_turn(resize(2), resize(0.5)),
+    "Transposes and Reshapes": in_turn(
         node("Transpose", perm=[0, 2, 3, 1]),
         node("Reshape", np.array([1, 16, 8])),
         node("Transpose", perm=[0, 2, 1]),
@@ -573,10 +574,10 @@ FAMILIES: dict[str, Family] = {
     ),
     "BatchNormalization": quantized(node("BatchNormalization", *[np.ones(8, np.float32)] * 4)),
     "Einsum": quantized(node("Einsum", np.ones((4, 4), np.float32), equation="bchw,wv->bchv")),
-    "ReduceMean": quantized(excited),
-    "Shape": repeated(by_its_shape),
-    "sizes": sizes,
-    "Shapes between pairs": quantized(by_its_shape),
+    "ReduceMean": quantized(squeeze_excitation),
+    "Shape": repeated(reshape_by_shape),
+    "sizes": shape_products,
+    "Shapes between pairs": quantized(reshape_by_shape),
     "nested Ifs": nested_ifs,
     "Loops": repeated(loop),
     "functions": repeated(function),
