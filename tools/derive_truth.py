@@ -1,10 +1,10 @@
-"""Derives the truth tables under tests/data/evidence from published build logs and engine listings.
+"""Write the truth tables under tests/data/evidence from published build logs and engine listings.
 
 usage: python -m tools.derive_truth FOLDER
 
-FOLDER holds one folder for each build (log.txt or graph.json, and model.onnx.gz). The logs and listings belong to
-others and are not part of this project; only names, precisions and counts derived from them are. The reading here is
-deliberately its own, a few regular expressions, so that the tables do not rest on the code that they test.
+FOLDER has one folder for each build (log.txt or graph.json, and model.onnx.gz). The logs and listings belong to
+others and are not part of this project; only names, precisions and counts from them are. This script reads them with a
+few regular expressions of its own, so that the tables do not depend on the code that they test.
 """
 
 import gzip
@@ -33,8 +33,8 @@ WEIGHTED = re.compile(r"(?:^|/)(?:Conv|ConvTranspose|Gemm)(?:_\d+)?$")
 QUANTIZER = re.compile(
     r"(?:QuantizeLinear|DequantizeLinear)(?:_\d+)?(?:_quantize_scale_node)?(?:_clone_\d+)*$"
 )
-TAKEN = re.compile(r"(?:^|/)(?:Add|Relu|MaxPool|LeakyRelu|Clip)(?:_\d+)?$")
-ASIDE = ("TrainStation", "Constant", "Myelin", "DeviceToShapeHost", "ShapeHostToDevice")
+FUSED = re.compile(r"(?:^|/)(?:Add|Relu|MaxPool|LeakyRelu|Clip)(?:_\d+)?$")
+IGNORED = ("TrainStation", "Constant", "Myelin", "DeviceToShapeHost", "ShapeHostToDevice")
 LINE = re.compile(r"^Layer\((\w+)\): (.*?), Tactic: -?\w+, (.*?) ?-> ?(.*)$")
 EDGE = re.compile(r"(?:^|, )(.+?) ?[(\[](Int8|Float|Half|Int32|Bool)[(\[]")
 
@@ -49,7 +49,7 @@ def parts(name: str) -> list[str]:
     return [p.strip() for p in re.split(r" \+ ", re.sub(r"PWN\(([^()]*)\)", r"\1", name))]
 
 
-def rows_of_log(path: Path) -> list[dict[str, Any]]:
+def read_log(path: Path) -> list[dict[str, Any]]:
     rows = []
     for line in path.read_text(errors="replace").splitlines():
         match = LINE.match(line.strip())
@@ -62,7 +62,7 @@ def rows_of_log(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def rows_of_json(path: Path) -> list[dict[str, Any]]:
+def read_json(path: Path) -> list[dict[str, Any]]:
     rows = []
     for layer in json.loads(path.read_text(errors="replace"), strict=False)["Layers"]:
         ends = [
@@ -80,7 +80,7 @@ def rows_of_json(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def rows_of_table(path: Path) -> list[dict[str, Any]]:
+def read_table(path: Path) -> list[dict[str, Any]]:
     rows = []
     for line in path.read_text().splitlines()[1:]:
         name, kind, types, output, tensors, tensor = line.split("\t")
@@ -96,25 +96,25 @@ def rows_of_table(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def tables(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def derive_tables(rows: list[dict[str, Any]]) -> dict[str, Any]:
     convolutions, conversions, layers, types = [], [], [], {}
     for row in rows:
         name = row["name"]
-        if row["type"] in ASIDE or name.startswith("Reformatting CopyNode"):
+        if row["type"] in IGNORED or name.startswith("Reformatting CopyNode"):
             continue
         layers.append(name)
         if row["outputs"]:
             types[name] = [[p for _, p in row["inputs"]], row["outputs"][0][1]]
         pieces = parts(name)
-        found = [p for p in pieces if WEIGHTED.search(p)]
-        if found and row["type"] not in ("Reformat", "Scale"):
+        weighted = [p for p in pieces if WEIGHTED.search(p)]
+        if weighted and row["type"] not in ("Reformat", "Scale"):
             convolutions.append(
                 {
-                    "name": found[0],
+                    "name": weighted[0],
                     "layer": name,
                     "inputs": [p for _, p in row["inputs"]],
                     "output": row["outputs"][0][1],
-                    "fused": [p for p in pieces if TAKEN.search(p)],
+                    "fused": [p for p in pieces if FUSED.search(p)],
                 }
             )
         elif len(pieces) == 1 and QUANTIZER.search(name):
@@ -127,7 +127,7 @@ def tables(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-SENTENCES = (
+LINES = (
     (r"Running: (\w+) on (.+)", "Running", 1, 2, 0),
     (r"(\w+): (Fusing) (.+) with (.+)", "Fusing", 1, 3, 4),
     (r"(\w+): (fusing) (.+) into (.+)", "fusing", 1, 3, 4),
@@ -165,10 +165,10 @@ SENTENCES = (
 )
 
 
-def trace_of(path: Path, excerpts: bool = False) -> list[list[str]]:
-    """[pass, event, subject, object] of the optimizer's sentences between its first and last heading.
+def derive_trace(path: Path, excerpts: bool = False) -> list[list[str]]:
+    """Return [pass, event, subject, object] of the optimizer's lines between its first and last heading.
 
-    In excerpts the headings may be missing, and so may the line that says which pass is running.
+    In excerpts the headings may be missing, and so may the line that names the running pass.
     """
     rows: list[list[str]] = []
     inside, running = excerpts, ""
@@ -176,7 +176,7 @@ def trace_of(path: Path, excerpts: bool = False) -> list[list[str]]:
         text = re.sub(r"^\[[^]]*\] \[.\] \[TRT\] ", "", line)
         started = inside or text.startswith("Original: ")
         inside = started and (excerpts or not text.startswith("Graph construction and"))
-        for pattern, event, owner, subject, other in SENTENCES if inside else ():
+        for pattern, event, owner, subject, other in LINES if inside else ():
             match = re.fullmatch(pattern, text)
             if match:
                 running = match[1] if event == "Running" else running
@@ -194,19 +194,19 @@ def main(folder: Path) -> None:
         home.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(folder / case / "model.onnx.gz", home / "model.onnx.gz")
         source = folder / case / SOURCES[kind]
-        rows = {"log": rows_of_log, "json": rows_of_json, "tsv": rows_of_table}[kind](source)
-        truth = {"tensorrt": version, "target": target, **tables(rows)}
+        rows = {"log": read_log, "json": read_json, "tsv": read_table}[kind](source)
+        truth = {"tensorrt": version, "target": target, **derive_tables(rows)}
         (home / "truth.json").write_text(json.dumps(truth, indent=1) + "\n")
         if kind == "tsv":  # its lines were transcribed into a file of their own
             source = source.parent / "lines.txt"
         if kind != "json" and version != "8.0":
             with gzip.GzipFile(home / "trace.json.gz", "wb", mtime=0) as file:
-                file.write(json.dumps(trace_of(source), indent=0).encode())
+                file.write(json.dumps(derive_trace(source), indent=0).encode())
         counts = {k: len(v) for k, v in truth.items() if isinstance(v, list)}
         print(case, counts)
     home = HOME / EXCERPTS
     home.mkdir(exist_ok=True)
-    quoted = trace_of(folder / EXCERPTS / "log.txt", excerpts=True)
+    quoted = derive_trace(folder / EXCERPTS / "log.txt", excerpts=True)
     unique = [
         list(row) for row in dict.fromkeys(map(tuple, quoted))
     ]  # the article quotes some lines twice

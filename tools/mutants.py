@@ -1,8 +1,8 @@
-"""``make mutants N=200 SEED=7 P=qdqtool/trt``: do the tests hold the rules, or only run them?
+"""Count the mutants that no test finds: ``make mutants N=200 SEED=7 P=qdqtool/trt``.
 
-cosmic-ray changes one thing at a time (a comparison, ``and``/``or``, a condition, a number, True or False) and looks
-whether the tests of that package notice. There are tens of thousands of such changes, so this draws some of them by a
-seed. cosmic-ray changes files where they stand: everything happens in a copy of the tree.
+cosmic-ray changes one place at a time (a comparison, ``and``/``or``, a condition, a number, True or False) and runs the
+tests of that package. Of tens of thousands of such mutants, this draws a sample by a seed. cosmic-ray changes files in
+place, so everything happens in a copy of the repository.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ PACKAGES = (
     "qdqtool/trt",
     "qdqtool/verification",
 )
-SECONDS = 60  # that one test may take: a mutant can make a loop endless
+SECONDS = 60  # limit of one test: a mutant can make a loop endless
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m tools.mutants", description="Which random mutants do tests see?"
+        prog="python -m tools.mutants", description="Count random mutants that tests find."
     )
     parser.add_argument(
-        "packages", nargs="*", default=PACKAGES, help=f"as {', '.join(PACKAGES)} (the default)"
+        "packages", nargs="*", default=PACKAGES, help=f"default: {', '.join(PACKAGES)}"
     )
     parser.add_argument(
         "-n", "--mutants", type=int, default=200, help="in all, the same share for each package"
@@ -56,34 +56,32 @@ def main() -> int:
         "--seed",
         type=int,
         default=random.SystemRandom().randrange(10**6),
-        help="draws the same again",
+        help="draws the same mutants again",
     )
-    parser.add_argument(
-        "--judge", action="store_true", help="run the tests of the file that is changed here"
-    )
+    parser.add_argument("--test", action="store_true", help="run the tests of the changed file")
     options = parser.parse_args()
-    if options.judge:
-        return judge()
+    if options.test:
+        return test_changed_file()
     packages = [p.rstrip("/") for p in options.packages]
     for package in packages:
-        if not (ROOT / package).is_dir() or not tests_of(ROOT, package).is_dir():
+        if not (ROOT / package).is_dir() or not test_folder(ROOT, package).is_dir():
             print(f"{package}: no such package, or no tests of its own", file=sys.stderr)
             return 2
     print(f"seed {options.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="qdqtool-mutants-") as folder:
-        tree = copy_of(ROOT, Path(folder) / "tree")
+        tree = copy_repository(ROOT, Path(folder) / "tree")
         share = -(-options.mutants // len(packages))
         for package in packages:
-            run(tree, package, share, f"{options.seed} {package}")
+            run_mutants(tree, package, share, f"{options.seed} {package}")
     return 0
 
 
-def tests_of(root: Path, package: str) -> Path:
+def test_folder(root: Path, package: str) -> Path:
     return root / "tests" / package.removeprefix("qdqtool/")
 
 
-def copy_of(root: Path, to: Path) -> Path:
-    """A repository of its own with what git knows of a tree."""
+def copy_repository(root: Path, to: Path) -> Path:
+    """Copy the files of a git repository into a new one."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     for name in (
         subprocess.run(command, cwd=root, check=True, capture_output=True)
@@ -93,7 +91,7 @@ def copy_of(root: Path, to: Path) -> Path:
         if name and (root / name).is_file():
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(root / name, to / name)
-    # By hash: a mutant may have the size and the second of the original.
+    # Compile by hash: a mutant may have the size and modification time of the original.
     compileall.compile_dir(
         to, quiet=2, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH
     )
@@ -102,8 +100,8 @@ def copy_of(root: Path, to: Path) -> Path:
     return to
 
 
-def run(tree: Path, package: str, count: int, seed: str) -> None:
-    """Lets cosmic-ray try ``count`` mutants of a package, and prints those that survive and their share."""
+def run_mutants(tree: Path, package: str, count: int, seed: str) -> None:
+    """Try ``count`` mutants of a package; print those that no test finds, and the share of the others."""
     from cosmic_ray.commands.init import init
     from cosmic_ray.tools.survival_rate import kills_count
     from cosmic_ray.work_db import use_db
@@ -114,7 +112,7 @@ def run(tree: Path, package: str, count: int, seed: str) -> None:
         "PYTHONPATH": str(tree),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
-    here: dict[str, Any] = {"cwd": tree, "env": environment, "check": True}
+    options: dict[str, Any] = {"cwd": tree, "env": environment, "check": True}
     script = [
         sys.executable,
         "-m",
@@ -122,9 +120,9 @@ def run(tree: Path, package: str, count: int, seed: str) -> None:
         "-qx",
         "-p",
         "no:cacheprovider",
-        str(tests_of(tree, package)),
+        str(test_folder(tree, package)),
     ]
-    subprocess.run(script, **here, stdout=subprocess.DEVNULL)  # without a mutant they pass
+    subprocess.run(script, **options, stdout=subprocess.DEVNULL)  # they pass without a mutant
     with use_db(session) as db:
         os.chdir(tree)
         init(sorted(Path(package).rglob("*.py")), db, {})
@@ -134,14 +132,14 @@ def run(tree: Path, package: str, count: int, seed: str) -> None:
         ["cli", "exec", CONFIG, session],
         ["tools.report", "--surviving-only", "--show-diff", session],
     ):
-        subprocess.run([sys.executable, "-m", f"cosmic_ray.{words[0]}", *words[1:]], **here)
+        subprocess.run([sys.executable, "-m", f"cosmic_ray.{words[0]}", *words[1:]], **options)
     with use_db(session) as db:
         killed, tried = kills_count(db), db.num_results
     print(f"{package}: {killed} of {tried} killed, {killed / max(tried, 1):.0%}", flush=True)
 
 
 def sample(db: WorkDB, count: int, dice: random.Random) -> int:
-    """Leaves up to ``count`` mutants in a session, one for each place; gives the number of places."""
+    """Reduce a session to ``count`` mutants, at most one for each place; return the number of places."""
     from cosmic_ray.config import load_config
 
     filters = load_config(CONFIG).sub("filters", "operators-filter")
@@ -156,7 +154,7 @@ def sample(db: WorkDB, count: int, dice: random.Random) -> int:
             .splitlines()[change.start_pos[0] - 1]
             .strip()
         )
-        # Nobody has to see a change of slots=True or of an assertion, and no test what is for type checkers alone.
+        # No test has to find a change of slots=True, of an assertion, or of imports for type checkers.
         if not excluded.match(change.operator_name) and not re.match(
             r"@|assert\b|if TYPE_CHECKING", line
         ):
@@ -167,23 +165,23 @@ def sample(db: WorkDB, count: int, dice: random.Random) -> int:
     return len(places)
 
 
-def judge() -> int:
-    """The tests of the package of the file that cosmic-ray has changed here, those that import its module first."""
+def test_changed_file() -> int:
+    """Run the tests of the package of the changed file, those that import its module first."""
     command = ["git", "diff", "--name-only"]
     file = Path(
         subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[0]
     )
     package = next(p for p in PACKAGES if file.is_relative_to(p))
 
-    class OwnFirst:
+    class OwnTestsFirst:
         def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
             items.sort(key=lambda item: f".{file.stem} import" not in item.path.read_text("utf-8"))
 
-    endless = [f"faulthandler_timeout={SECONDS}", "faulthandler_exit_on_timeout=true"]
+    timeout = [f"faulthandler_timeout={SECONDS}", "faulthandler_exit_on_timeout=true"]
     words = ["-qx", "-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-seed=0"]
     return pytest.main(
-        [*words, *(w for e in endless for w in ("-o", e)), str(tests_of(Path(), package))],
-        [OwnFirst()],
+        [*words, *(w for e in timeout for w in ("-o", e)), str(test_folder(Path(), package))],
+        [OwnTestsFirst()],
     )
 
 

@@ -1,4 +1,4 @@
-"""Records what TensorRT-RTX makes of the demo's default model: names and data types of its convolutions.
+"""Record how TensorRT-RTX builds the demo's default model: names and data types of its convolutions.
 
 usage: python -m tools.record_demo
 
@@ -20,9 +20,9 @@ SIZE = 320  # the demo's default
 
 
 def quantized_demo(folder: Path, images: int, **others: Any) -> Path:
-    """The demo's default model with Q/DQ, calibrated with its first images, as ``qdqtool demo`` writes it.
+    """Return the path of the demo's default model with Q/DQ, calibrated with its first images.
 
-    ``others`` are options of :func:`qdqtool.insertion.api.insert` that it does not set.
+    ``others`` are further options of :func:`qdqtool.insertion.api.insert`.
     """
     model, quantized = folder / "demo.onnx", folder / "demo_qdq.onnx"
     (folder / "images").mkdir()

@@ -1,4 +1,4 @@
-"""Writes docs/report.png, the picture of a report: ``python -m tools.report_picture``.
+"""Write docs/report.png, the picture of a report: ``python -m tools.report_picture``.
 
 Needs Chromium, chromedriver and the extra ``test``.
 """
@@ -14,16 +14,13 @@ from tests.render.reporting.browser import browser, missing
 from tools.record_demo import quantized_demo
 
 PICTURE = Path(__file__).parents[1] / "docs" / "report.png"
-WIDTH, HEAD, HEIGHT = (
-    1280,
-    326,
-    860,
-)  # pixels: of both parts, of the verdict, of the network with its details
+WIDTH = 1280  # pixels
+HEAD, HEIGHT = 326, 860  # pixels of the verdict, and of the network with its details
 NODE = "/model.22/cv3.1/cv3.1.1/conv/Conv"  # where INT8 and float meet
 
 
 def main() -> None:
-    """The verdict above a node of the network; few colours."""
+    """Write a picture of the verdict above a node of the network, with few colors."""
     if reason := missing():
         raise SystemExit(reason)
     with tempfile.TemporaryDirectory() as name, browser() as page:

@@ -4,7 +4,7 @@ import onnx
 import pytest
 
 from qdqtool.builders.child import is_installed
-from tools.fuzz.driver import Answer, Lab, run
+from tools.fuzz.driver import Answer, Lab, run_seeds
 from tools.fuzz.grammar import network
 from tools.fuzz.net import Net
 from tools.fuzz.shrink import shrink, shrink_answer
@@ -18,7 +18,7 @@ needs_compiler = pytest.mark.skipif(
 @needs_compiler
 def test_twelve_networks_agree() -> None:
     with Lab() as lab:
-        answers = dict(run(iter(range(700_000, 700_012)), network, lab))
+        answers = dict(run_seeds(iter(range(700_000, 700_012)), network, lab))
     wrong = {seed: a.wrong for seed, a in answers.items() if a.wrong}
     assert not wrong
     assert sum(a.convolutions for a in answers.values()) > 24

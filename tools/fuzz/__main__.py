@@ -1,4 +1,4 @@
-"""`python -m tools.fuzz --networks N [--seed S]`: random networks, predicted and built by TensorRT-RTX."""
+"""Compare predictions of random networks with TensorRT-RTX: ``python -m tools.fuzz --networks N [--seed S]``."""
 
 import argparse
 import sys
@@ -8,24 +8,24 @@ from collections import Counter
 from onnx.printer import to_text
 
 from qdqtool.builders.child import is_installed
-from tools.fuzz.driver import Lab, run
+from tools.fuzz.driver import Lab, run_seeds
 from tools.fuzz.grammar import network
 from tools.fuzz.shrink import shrink_answer
 
 GOAL = 0.999  # share of convolutions on which both must agree
-FEW = 2  # disagreements that a short run may have by chance: one in 4,700 convolutions is known
-MOST_SHRUNK = 5
+TOLERATED = 2  # disagreements in a short run; one in 4,700 convolutions is known
+MAX_SHRUNK = 5
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the fuzzer; 0 when it reached its goal, 1 when not, 2 without a compiler."""
+    """Run the fuzzer; return 0 if it reached its goal, 1 if not, 2 without a compiler."""
     parser = argparse.ArgumentParser(prog="python -m tools.fuzz", description=__doc__)
     parser.add_argument("--networks", type=int, default=1000, help="how many (default 1000)")
     parser.add_argument(
-        "--seed", type=int, default=None, help="of the first network (default: from the clock)"
+        "--seed", type=int, default=None, help="seed of the first network (default: from the clock)"
     )
     parser.add_argument("--no-shrink", action="store_true", help="only count disagreements")
-    parser.add_argument("--seconds", type=float, default=None, help="stop after so long")
+    parser.add_argument("--seconds", type=float, default=None, help="stop after this time")
     options = parser.parse_args(arguments)
     if not is_installed("tensorrt_rtx"):
         print(
@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
         )
         return 2
     first = options.seed if options.seed is not None else int(time.time()) * 10_000
-    told = absent = 0
+    compared = absent = 0
     statuses: Counter[str] = Counter()
     wrong: list[tuple[int, tuple[str, str, str]]] = []
     start = time.monotonic()
@@ -41,13 +41,13 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"seed {first}", flush=True)
     with Lab() as lab:
         for count, (seed, answer) in enumerate(
-            run(iter(range(first, first + options.networks)), network, lab), 1
+            run_seeds(iter(range(first, first + options.networks)), network, lab), 1
         ):
             done = count
-            told += answer.convolutions
+            compared += answer.convolutions
             absent += answer.absent
             statuses[answer.status] += 1
-            wrong += [(seed, w) for w in answer.wrong]
+            wrong += [(seed, disagreement) for disagreement in answer.wrong]
             for name, predicted, built in answer.wrong:
                 print(
                     f"seed {seed}: {name or 'status'}: predicted {predicted}, built {built[:200]}",
@@ -58,18 +58,18 @@ def main(arguments: list[str] | None = None) -> int:
             if options.seconds is not None and time.monotonic() - start > options.seconds:
                 break
         if not options.no_shrink:
-            for seed in list(dict.fromkeys(s for s, _ in wrong))[:MOST_SHRUNK]:
+            for seed in list(dict.fromkeys(s for s, _ in wrong))[:MAX_SHRUNK]:
                 print(
                     f"seed {seed}, for onnx.parser:\n{to_text(shrink_answer(network(seed), lab.answer))}",
                     flush=True,
                 )
-    agreed = (told - len(wrong)) / told if told else 1.0
+    agreed = (compared - len(wrong)) / compared if compared else 1.0
     print(
-        f"seeds {first} to {first + done - 1}: {done} networks ({dict(statuses)}), {told} "
+        f"seeds {first} to {first + done - 1}: {done} networks ({dict(statuses)}), {compared} "
         f"convolutions, {len(wrong)} disagree ({agreed:.3%} agree), {absent} without a layer of their own, "
         f"{time.monotonic() - start:.0f} s"
     )
-    return 0 if len(wrong) <= max(FEW, (1 - GOAL) * told) else 1
+    return 0 if len(wrong) <= max(TOLERATED, (1 - GOAL) * compared) else 1
 
 
 if __name__ == "__main__":

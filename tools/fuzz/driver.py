@@ -1,4 +1,4 @@
-"""Builds random networks, predicts them, and holds one against the other."""
+"""Predict and build random networks, and compare both."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -19,13 +19,13 @@ SM = (86,)
 
 @dataclass
 class Answer:
-    """One network.
+    """What prediction and build of one network have in common.
 
     Attributes:
-        convolutions: Convolutions that both sides speak of (1 for a wrong status).
-        wrong: (name, predicted, built) of each that disagrees; the name is empty for the status.
+        convolutions: Convolutions that both sides list (1 for a wrong status).
+        wrong: (name, predicted, built) of each disagreement; the name is empty for the status.
         absent: Convolutions without a layer of their own.
-        status: What the compiler made of the model.
+        status: Outcome of the build.
     """
 
     convolutions: int
@@ -35,7 +35,7 @@ class Answer:
 
 
 class Lab:
-    """Compiles models in one child process, which is replaced when it dies."""
+    """Compile models in one child process, which is replaced when it dies."""
 
     def __init__(self) -> None:
         self.child = Child()
@@ -50,7 +50,7 @@ class Lab:
         self._folder.cleanup()
 
     def build(self, proto: onnx.ModelProto) -> BuiltModel:
-        """Builds a model with TensorRT-RTX for SM86."""
+        """Build a model with TensorRT-RTX for SM86."""
         path = self.work / "model.onnx"
         path.write_bytes(proto.SerializeToString())
         (self.work / "build.log").unlink(missing_ok=True)
@@ -60,7 +60,7 @@ class Lab:
         return mapped(result)
 
     def answer(self, proto: onnx.ModelProto) -> Answer:
-        """Predicts and builds."""
+        """Return the disagreements between prediction and build."""
         model = modelfile.load(proto)
         prediction = predict_rtx(model)
         result = self.build(proto)
@@ -74,22 +74,22 @@ class Lab:
         if result.status != "built":
             return Answer(1, [], 0, result.status)
         pairs = compare(prediction, result)
-        told = [p for p in pairs if p.built is not None]
+        built = [p for p in pairs if p.built is not None]
         wrong = [
             (
                 p.predicted.name,
                 str(p.predicted.precision),
                 f"{p.built.precision} writing {p.built.output}",
             )
-            for p in told
+            for p in built
             if p.built is not None and not p.same_precision
         ]
-        return Answer(len(told), wrong, len(pairs) - len(told), "built")
+        return Answer(len(built), wrong, len(pairs) - len(built), "built")
 
 
-def run(
+def run_seeds(
     seeds: Iterator[int], make: Callable[[int], onnx.ModelProto], lab: Lab
 ) -> Iterator[tuple[int, Answer]]:
-    """Yields the answer for each seed."""
+    """Yield the answer for each seed."""
     for seed in seeds:
         yield seed, lab.answer(make(seed))

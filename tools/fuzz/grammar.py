@@ -1,4 +1,4 @@
-"""Random Q/DQ networks: blocks that detection networks are made of, with Q/DQ placed as users and tools place them."""
+"""Random Q/DQ networks of the blocks of detection networks, with Q/DQ where users and tools place them."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import onnx
 
-from tools.fuzz.moves import between
+from tools.fuzz.moves import add_random_operator
 from tools.fuzz.net import Net
 
 SCALES = (0.02, 0.05, 0.1)
@@ -41,7 +41,7 @@ class Grammar:
         return SCALES[0] if self.one_scale and self.r.random() < 0.9 else self.r.choice(SCALES)
 
     def pair(self, x: str) -> str:
-        """A Q/DQ pair in one of the spellings."""
+        """Add a Q/DQ pair in one of the forms that exporters write."""
         net, r = self.net, self.r
         roll = r.random()
         if roll < 0.03:
@@ -68,7 +68,7 @@ class Grammar:
         return self.pair(x) if self.r.random() < chance else x
 
     def own(self, x: str) -> str:
-        """What a convolution puts in front of itself, by the network's style."""
+        """Maybe quantize the input of a convolution, depending on the network's style."""
         chance = {"all": 0.97, "inherit": 0.35, "mixed": 0.6, "sparse": 0.25}[self.style]
         return self.maybe(x, chance)
 
@@ -131,7 +131,7 @@ class Grammar:
         return net.op("Resize", x, "", scales, mode=mode, **extra)
 
     def concat(self, *xs: str, axis: int = 1) -> str:
-        """Concat whose inputs have pairs of one scale, of several, some or none."""
+        """Add a Concat whose inputs have pairs of one scale, of several, or none."""
         roll = self.r.random()
         if roll < 0.25:
             s = self.scale()
@@ -234,11 +234,11 @@ class Grammar:
         )
 
     def block_moves(self, x: str) -> str:
-        """Operators between a pair and a convolution without one."""
+        """Add operators between a pair and a convolution without a pair of its own."""
         x = self.pair(x)
         for _ in range(self.r.choice((1, 1, 1, 2, 2, 3))):
-            x = between(self.net, self.r, x)
-            if self.r.random() < 0.3:  # somebody else reads it too
+            x = add_random_operator(self.net, self.r, x)
+            if self.r.random() < 0.3:  # another consumer
                 other = self.r.choice(("float", "pair", "Q", "conv"))
                 if other == "conv" and len(self.net.shape(x)) == 4:
                     self.outputs.append(self.net.conv(x, 4, 1, weights="axis0"))
@@ -282,7 +282,7 @@ class Grammar:
         return self.conv(net.op("Reshape", mixed, net.const(np.array([n, 8, h, w], I64))), 8, 1)
 
     def block_transformer(self, x: str) -> str:
-        """A patch embedding, attention of one head and an MLP on tokens [N, patches, 8], as in ViT and Swin."""
+        """Add a patch embedding, attention of one head and an MLP on tokens [N, patches, 8], as in ViT and Swin."""
         net, r = self.net, self.r
         patch = r.choice((2, 4))
         weight = net.weight((8, net.shape(x)[1], patch, patch), self.weights())
@@ -343,7 +343,7 @@ class Grammar:
         return x
 
     def network(self) -> onnx.ModelProto:
-        """Builds it."""
+        """Build the network."""
         net, r = self.net, self.r
         size = r.choice((8, 12, 16))
         x = net.input((1, r.choice((3, 4, 8)), size, size))
@@ -378,5 +378,5 @@ class Grammar:
 
 
 def network(seed: int) -> onnx.ModelProto:
-    """The random network of a seed."""
+    """Return the random network of a seed."""
     return Grammar(seed).network()

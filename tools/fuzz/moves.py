@@ -1,4 +1,4 @@
-"""Operators that stand between a Q/DQ pair and a convolution; each keeps the rank, so that they can be chained."""
+"""Operators between a Q/DQ pair and a convolution. Each keeps the rank, so that they can be chained."""
 
 import random
 from collections.abc import Callable
@@ -134,7 +134,7 @@ def _reduce(net: Net, r: random.Random, x: str) -> str:
 
 
 def _join(net: Net, r: random.Random, x: str) -> str:
-    """With itself moved, or with another quantized tensor."""
+    """Join a tensor with a function of itself, or with its quantized copy."""
     other = r.choice(
         (
             lambda: net.op("Neg", x),
@@ -221,6 +221,6 @@ MOVES: tuple[Move, ...] = (
 )
 
 
-def between(net: Net, r: random.Random, x: str) -> str:
-    """Applies one random operator to a tensor [N, C, H, W]."""
+def add_random_operator(net: Net, r: random.Random, x: str) -> str:
+    """Apply one random operator to a tensor [N, C, H, W]."""
     return r.choice(MOVES)(net, r, x)

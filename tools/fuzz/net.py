@@ -1,4 +1,4 @@
-"""A small builder of Q/DQ graphs, for experiments and for the fuzzer: one call a node, shapes known at every step."""
+"""Builder of small Q/DQ graphs: one call per node, shapes are inferred at once."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,13 +12,13 @@ Shape = tuple[int, ...]
 
 
 class Net:
-    """Collects nodes and tells the shape of every tensor made so far.
+    """Graph under construction, with the shapes of its tensors.
 
     Args:
         opset: Version of the default domain.
         half: Whether float tensors and constants are float16.
         constant_nodes: Whether constants become Constant nodes instead of initializers.
-        seed: Of the random weights.
+        seed: Seed of the random weights.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Net:
         return tuple(d.dim_value for d in self.values[tensor].tensor_type.shape.dim)
 
     def input(self, shape: Sequence[int], elem: int = 0) -> str:
-        """A graph input of the network's float type, or of ``elem``."""
+        """Add a graph input of the network's float type, or of ``elem``."""
         name = self.fresh("x")
         self.values[name] = helper.make_tensor_type_proto(
             elem or helper.np_dtype_to_tensor_dtype(np.dtype(self.dtype)), list(shape)
@@ -52,7 +52,7 @@ class Net:
         return name
 
     def const(self, value: npt.ArrayLike, dtype: Any = None, stem: str = "k") -> str:
-        """A constant; floats take the network's type unless ``dtype`` says otherwise."""
+        """Add a constant; floats have the network's type unless ``dtype`` is given."""
         array = np.asarray(value)
         array = array.astype(dtype or (self.dtype if array.dtype.kind == "f" else array.dtype))
         return self.const_tensor(numpy_helper.from_array(array), stem)
@@ -73,13 +73,13 @@ class Net:
     def op(
         self, kind: str, *inputs: str, outputs: int = 1, name: str = "", **attributes: Any
     ) -> str:
-        """Adds a node and returns its first output."""
+        """Add a node; return its first output."""
         return self.ops(kind, *inputs, outputs=outputs, name=name, **attributes)[0]
 
     def ops(
         self, kind: str, *inputs: str, outputs: int = 1, name: str = "", **attributes: Any
     ) -> list[str]:
-        """Adds a node and returns its outputs."""
+        """Add a node; return its outputs."""
         name = name or self.fresh(kind)
         out = [f"{name}_y{i}" for i in range(outputs)] if outputs > 1 else [name + "_y"]
         node = helper.make_node(kind, list(inputs), out, name, **attributes)
@@ -129,11 +129,11 @@ class Net:
         return names
 
     def qdq(self, x: str, scale: npt.ArrayLike = 0.05, axis: int | None = None) -> str:
-        """A Q/DQ pair: scalar scale for per-tensor, a vector and its axis for per-channel."""
+        """Add a Q/DQ pair: a scalar scale per tensor, or a vector and its axis per channel."""
         return self.dq(self.q(x, scale, axis), scale, axis)
 
     def weight(self, shape: Sequence[int], quantized: str = "axis0", name: str = "") -> str:
-        """A weight constant.
+        """Add a weight constant.
 
         ``quantized`` is ``none``, ``tensor``, ``axis0``, ``axis1`` (float weight with Q and DQ), the same with ``-dq``
         (stored int8 with DQ only), or ``shape1`` (per-tensor scale of shape [1]).
@@ -167,7 +167,7 @@ class Net:
         dilation: int = 1,
         name: str = "",
     ) -> str:
-        """A Conv of 'same' padding on an N-D input."""
+        """Add a Conv with 'same' padding on an N-D input."""
         shape = self.shape(x)
         rank = len(shape) - 2
         w = self.weight((channels, shape[1] // groups, *(k,) * rank), weights)
@@ -195,7 +195,7 @@ class Net:
         weights: str = "axis1",
         name: str = "",
     ) -> str:
-        """A ConvTranspose of stride 2 that doubles height and width."""
+        """Add a ConvTranspose of stride 2 that doubles height and width."""
         w = self.weight((self.shape(x)[1], channels // groups, k, k), weights)
         pad = (k - 2) // 2
         return self.op(
@@ -210,7 +210,7 @@ class Net:
         )
 
     def model(self, *outputs: str) -> onnx.ModelProto:
-        """The finished model; ``outputs`` are the graph's."""
+        """Return the model with these tensors as outputs."""
         graph = helper.make_graph(
             self.nodes,
             "net",

@@ -1,4 +1,4 @@
-"""Makes a network on which prediction and build disagree as small as it gets while they still do."""
+"""Shrink a network while prediction and build still disagree."""
 
 from collections.abc import Callable
 
@@ -12,11 +12,11 @@ Disagrees = Callable[[onnx.ModelProto], bool]
 
 
 def shrink(proto: onnx.ModelProto, disagrees: Disagrees, limit: int = 400) -> onnx.ModelProto:
-    """The smallest network found that still disagrees.
+    """Return the smallest network that still disagrees.
 
     Args:
         proto: A network that disagrees.
-        disagrees: Predicts and builds.
+        disagrees: Predicts and builds a network; whether both disagree.
         limit: Number of builds to spend.
     """
     return Shrinker(proto, disagrees, LOOSE, limit).run()
@@ -25,14 +25,14 @@ def shrink(proto: onnx.ModelProto, disagrees: Disagrees, limit: int = 400) -> on
 def shrink_answer(
     proto: onnx.ModelProto, answer: Callable[[onnx.ModelProto], Answer]
 ) -> onnx.ModelProto:
-    """Shrinks while a disagreement of the same kind (status, or the same two precisions) stays."""
-    kind = _kind(answer(proto).wrong)
+    """Shrink while a disagreement of the same kind (status, or the same two precisions) remains."""
+    kinds = _kinds_of(answer(proto).wrong)
 
     def disagrees(smaller: onnx.ModelProto) -> bool:
-        return bool(kind & _kind(answer(smaller).wrong))
+        return bool(kinds & _kinds_of(answer(smaller).wrong))
 
-    return shrink(proto, disagrees) if kind else proto
+    return shrink(proto, disagrees) if kinds else proto
 
 
-def _kind(wrong: list[tuple[str, str, str]]) -> set[tuple[bool, str, str]]:
+def _kinds_of(wrong: list[tuple[str, str, str]]) -> set[tuple[bool, str, str]]:
     return {(bool(name), predicted, built[:60]) for name, predicted, built in wrong}

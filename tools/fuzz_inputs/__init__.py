@@ -1,1 +1,1 @@
-"""Mutated models, arrays, images, caches, tables, lists and JSON against every command."""
+"""Damaged models, arrays, images, caches, tables, lists and JSON for every command."""

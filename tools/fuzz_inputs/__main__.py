@@ -1,4 +1,4 @@
-"""`python -m tools.fuzz_inputs [--seconds 60 | --cases N] [--processes N] [--seed S]`: ends with 1 on a defect."""
+"""Give damaged inputs to every command: ``python -m tools.fuzz_inputs [--seconds 60 | --cases N] [--seed S]``."""
 
 import argparse
 import collections
@@ -15,22 +15,25 @@ from tools.fuzz_inputs.check import MEMORY_MB, Bench
 
 
 def main() -> int:
-    """Runs cases until the time or the number is over, and reports counts, the slowest and the memory used."""
+    """Run cases; print counts, the slowest case and the memory. Return 1 if a case fails."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=None)
     parser.add_argument("--cases", type=int, default=None)
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument(
-        "--processes", type=int, default=0, help="so many of the cases as whole processes, first"
+        "--processes",
+        type=int,
+        default=0,
+        help="run this many of the first cases as processes of their own",
     )
     parser.add_argument("--seed", type=int, default=None, help="default: from the clock")
     parser.add_argument(
-        "--keep", default=None, metavar="DIR", help="where to keep the files of failing cases"
+        "--keep", default=None, metavar="DIR", help="folder for the files of failing cases"
     )
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else int(time.time())
-    most = options.cases if options.cases is not None else 10**9
-    until = time.monotonic() + (options.seconds if options.seconds is not None else 10**9)
+    max_cases = options.cases if options.cases is not None else 10**9
+    deadline = time.monotonic() + (options.seconds if options.seconds is not None else 10**9)
     print(f"seed {seed}", flush=True)
     codes: collections.Counter[int] = collections.Counter()
     slowest, largest = (0.0, 0), (0, 0)
@@ -38,16 +41,16 @@ def main() -> int:
     failures = 0
     with tempfile.TemporaryDirectory(prefix="qdqtool-fuzz-") as temporary:
         bench = Bench(Path(temporary))
-        gc.freeze()  # what is there stays, and need not be looked through a hundred thousand times
+        gc.freeze()  # 100,000 collections need not search these objects
         gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
-        for number in range(options.first, options.first + most):
-            if time.monotonic() > until:
+        for number in range(options.first, options.first + max_cases):
+            if time.monotonic() > deadline:
                 break
-            whole = number - options.first < options.processes
-            begun = time.process_time()
+            as_process = number - options.first < options.processes
+            begin = time.process_time()
             try:
                 codes[
-                    bench.check_process(number, seed) if whole else bench.check(number, seed)
+                    bench.check_process(number, seed) if as_process else bench.check(number, seed)
                 ] += 1
             except KeyboardInterrupt:
                 break
@@ -59,10 +62,10 @@ def main() -> int:
                     for file in Path(temporary).glob("mutated-*"):
                         shutil.copy(file, Path(options.keep) / f"{seed}-{number}-{file.name}")
             for file in Path(temporary).glob("mutated-*"):
-                file.unlink()  # of a case that failed
+                file.unlink()  # left by a failed case
             if (codes.total() + failures) % 1000 == 0:
                 print(f"{codes.total() + failures} cases", flush=True)
-            slowest = max(slowest, (time.process_time() - begun, number))
+            slowest = max(slowest, (time.process_time() - begin, number))
             memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
             if memory > largest[0]:
                 largest = memory, number

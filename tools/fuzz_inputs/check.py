@@ -1,4 +1,4 @@
-"""What must hold for any input of any command: an answer or one line, in time, and nothing changed that was read."""
+"""Check what must hold for any input of any command: an answer or one line, in time, and no changed inputs."""
 
 import contextlib
 import io
@@ -23,17 +23,17 @@ MEMORY_MB = 1000
 State = dict[str, tuple[int, ...]]
 _OUTPUTS = {"OUT": "out", "MORE": "more"}
 LEFT = {*_OUTPUTS.values(), "out.data", "out.tuning"}
-_REPLACED = ("statistics.npz", "state.tuning")  # what a command reads and replaces
-_ARGUMENT = 100_000  # bytes of one; Linux takes 128 KB
+_REPLACED = ("statistics.npz", "state.tuning")  # commands read and replace them
+_ARGUMENT = 100_000  # bytes; Linux takes 128 KB
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e]")
 
 
-def _no_number(name: str) -> None:
-    raise AssertionError(f"{name} is no number in JSON")
+def _reject_constant(name: str) -> None:
+    raise AssertionError(f"{name} is not a JSON number")
 
 
 class Bench:
-    """A folder with one whole file of each kind, and the commands that read them."""
+    """Folder with a valid file of each kind, and the commands that read them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -42,7 +42,7 @@ class Bench:
         self.others = {p.name for p in folder.iterdir()}
 
     def case(self, number: int, seed: int) -> tuple[list[str], Path]:
-        """The command line of a number, with its mutated file written."""
+        """Write the damaged file of a case; return the command line and the file."""
         rng = random.Random(seed * 1_000_003 + number)
         kind = rng.choice(KINDS)
         file = self.folder / f"mutated-{kind}"
@@ -57,10 +57,10 @@ class Bench:
         return [names.get(word, word) for word in rng.choice(COMMANDS[kind])], file
 
     def check(self, number: int, seed: int) -> int:
-        """Runs a case in this process; its exit code.
+        """Run a case in this process; return its exit code.
 
         Raises:
-            AssertionError: Something does not hold.
+            AssertionError: A rule is broken.
         """
         args, file = self.case(number, seed)
         before = self._state(file)
@@ -70,7 +70,7 @@ class Bench:
             code = run(args)
         if code == INTERRUPTED:
             raise KeyboardInterrupt
-        self._judge(
+        self._check_result(
             args,
             code,
             out.getvalue(),
@@ -82,7 +82,7 @@ class Bench:
         return code
 
     def check_process(self, number: int, seed: int) -> int:
-        """Runs a case as a process of its own."""
+        """Run a case as a process of its own; return its exit code."""
         args, file = self.case(number, seed)
         before = self._state(file)
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as error:
@@ -91,16 +91,16 @@ class Bench:
             )
             _, status, used = os.wait4(process.pid, 0)
             code = process.returncode = os.waitstatus_to_exitcode(status)
-            said = []
+            streams = []
             for stream in (out, error):
                 stream.seek(0)
-                said.append(stream.read().decode("utf-8", "replace"))
-        self._judge(args, code, *said, used.ru_utime + used.ru_stime, before, file)
+                streams.append(stream.read().decode("utf-8", "replace"))
+        self._check_result(args, code, *streams, used.ru_utime + used.ru_stime, before, file)
         assert used.ru_maxrss <= MEMORY_MB << 10, f"{used.ru_maxrss >> 10} MB: {' '.join(args)}"
         return code
 
     def _state(self, file: Path) -> State:
-        """What tells that a file was written to or replaced: looking into all of them takes longer than most cases."""
+        """Return what changes if a file is written to or replaced; reading all files would take too long."""
         stats = {
             n: os.lstat(self.folder / n)
             for n in (*self.others, file.name)
@@ -108,7 +108,7 @@ class Bench:
         }
         return {n: (s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for n, s in stats.items()}
 
-    def _judge(
+    def _check_result(
         self,
         args: list[str],
         code: int,
@@ -118,21 +118,21 @@ class Bench:
         before: State,
         file: Path,
     ) -> None:
-        what = f"{' '.join(args)}: exit code {code}, {error[-2000:]}"
-        assert code in (0, 1, 2), what
-        assert "Traceback" not in error and "internal error" not in error, what
-        assert "pass " not in error or " failed (" not in error, what
-        assert seconds <= SECONDS, f"{seconds:.1f} s: {what}"
-        assert not _HIDDEN.search(out + error), what
+        context = f"{' '.join(args)}: exit code {code}, {error[-2000:]}"
+        assert code in (0, 1, 2), context
+        assert "Traceback" not in error and "internal error" not in error, context
+        assert "pass " not in error or " failed (" not in error, context
+        assert seconds <= SECONDS, f"{seconds:.1f} s: {context}"
+        assert not _HIDDEN.search(out + error), context
         if code == 2 and not out and not (self.folder / "out").exists():
-            said = [line for line in error.strip().splitlines() if not line.startswith(PROGRESS)]
-            assert len(said) == 1, what
+            lines = [line for line in error.strip().splitlines() if not line.startswith(PROGRESS)]
+            assert len(lines) == 1, context
         if "json" in args and out:
-            json.loads(out, parse_constant=_no_number)
+            json.loads(out, parse_constant=_reject_constant)
         left = {p.name for p in self.folder.iterdir()} - self.others - LEFT
         left = {name for name in left if not name.startswith("mutated-")}
-        assert not left, f"{left}: {what}"
-        assert self._state(file) == before, f"changed what was read: {what}"
+        assert not left, f"{left}: {context}"
+        assert self._state(file) == before, f"changed an input: {context}"
         for name in LEFT:
             path = self.folder / name
             if path.is_dir():

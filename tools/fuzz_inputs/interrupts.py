@@ -1,6 +1,6 @@
-"""`python -m tools.fuzz_inputs.interrupts [--trials 1000] [--seed S]`: Ctrl-C at random moments ends with 130.
+"""Press Ctrl-C at random moments: ``python -m tools.fuzz_inputs.interrupts [--trials 1000] [--seed S]``.
 
-The moment lies anywhere from the first line of ``main`` to the end that the command takes undisturbed.
+The moment is between the first line of ``main`` and the usual end of the command, which must exit with 130.
 """
 
 import argparse
@@ -28,12 +28,12 @@ COMMANDS = {
 
 
 def trial(command: str, folder: Path, wait: float | None) -> tuple[int, float, str]:
-    """One run; exit code, seconds since ``main`` began, and what it said on stderr.
+    """Run a command; return exit code, seconds since ``main`` began, and stderr.
 
     Args:
         command: One of :data:`COMMANDS`.
-        folder: With ``model.onnx``.
-        wait: Seconds from the beginning of ``main`` to the signal; None: no signal.
+        folder: Folder with ``model.onnx``.
+        wait: Seconds from the beginning of ``main`` to the signal; None for no signal.
     """
     names = {"MODEL": str(folder / "model.onnx"), "OUT": str(folder / "out")}
     with tempfile.TemporaryFile() as error:
@@ -44,27 +44,28 @@ def trial(command: str, folder: Path, wait: float | None) -> tuple[int, float, s
         )
         assert process.stdout is not None
         process.stdout.readline()
-        begun = time.monotonic()
+        begin = time.monotonic()
         if wait is not None:
             time.sleep(wait)
             process.send_signal(signal.SIGINT)
         process.communicate()
-        seconds = time.monotonic() - begun
+        seconds = time.monotonic() - begin
         error.seek(0)
-        said = error.read().decode("utf-8", "replace")
+        stderr = error.read().decode("utf-8", "replace")
     left = [p.name for p in folder.iterdir() if p.name not in ("model.onnx", "out")]
     assert not left, f"{left} left behind"
-    return process.returncode, seconds, said
+    return process.returncode, seconds, stderr
 
 
-def right(code: int, said: str) -> bool:
-    """Whether a run ended as it may: interrupted with at most one line, or done before the signal came."""
-    if code == -signal.SIGINT and said.count("File ") == 1:
-        return True  # on a busy machine it came between what says that `main` begins, and its first line
-    return code in (0, INTERRUPTED) and "Traceback" not in said and said.count("\n") <= 1
+def right(code: int, stderr: str) -> bool:
+    """Return whether a run ended correctly: interrupted with at most one line, or before the signal."""
+    if code == -signal.SIGINT and stderr.count("File ") == 1:
+        return True  # on a busy machine the signal may come before the first line of `main`
+    return code in (0, INTERRUPTED) and "Traceback" not in stderr and stderr.count("\n") <= 1
 
 
 def main() -> int:
+    """Run trials; return 1 if one ended wrongly."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
@@ -75,16 +76,16 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="qdqtool-interrupt-") as temporary:
         folder = Path(temporary)
         (folder / "model.onnx").write_bytes(FAMILIES["residual"](120).SerializeToString())
-        takes = {command: trial(command, folder, None)[1] for command in COMMANDS}
+        durations = {command: trial(command, folder, None)[1] for command in COMMANDS}
         for number in range(options.trials):
             command = rng.choice(list(COMMANDS))
-            wait = rng.random() * takes[command]
-            code, _, said = trial(command, folder, wait)
+            wait = rng.random() * durations[command]
+            code, _, stderr = trial(command, folder, wait)
             codes[code] += 1
-            if not right(code, said):
+            if not right(code, stderr):
                 wrong += 1
                 print(
-                    f"trial {number}: {command} after {wait:.3f} s: exit code {code}, {said[-600:]}",
+                    f"trial {number}: {command} after {wait:.3f} s: exit code {code}, {stderr[-600:]}",
                     flush=True,
                 )
     print(f"{options.trials} trials: exit codes {dict(sorted(codes.items()))}, {wrong} wrong")

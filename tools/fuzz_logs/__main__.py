@@ -1,5 +1,4 @@
-"""``python -m tools.fuzz_logs [--files 10000] [--base 0] [--first 0]``: the long run; ends with 1 on the "
-"first defect."""
+"""Give damaged logs to the log reader: ``python -m tools.fuzz_logs [--files 10000] [--base 0] [--first 0]``."""
 
 import argparse
 import collections
@@ -14,12 +13,12 @@ MEMORY_MB = 700  # of the process, with numpy and onnx loaded; a file has at mos
 
 
 def main() -> int:
-    """Runs the files in one process and reports counts, the slowest file and the memory used."""
+    """Read the files in one process; print counts, the slowest file and the memory. Stop at the first defect."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--files", type=int, default=10_000)
-    parser.add_argument("--base", type=int, default=0, help="another base gives other files")
+    parser.add_argument("--base", type=int, default=0, help="seed of the files")
     parser.add_argument("--first", type=int, default=0, help="number of the first file")
-    parser.add_argument("--seconds", type=float, default=None, help="stop after so long")
+    parser.add_argument("--seconds", type=float, default=None, help="stop after this time")
     options = parser.parse_args()
     print(f"base {options.base}", flush=True)
     counts: collections.Counter[str] = collections.Counter()
@@ -31,13 +30,13 @@ def main() -> int:
             break
         done += 1
         data = mutated(number, options.base)
-        begun = time.perf_counter()
+        begin = time.perf_counter()
         try:
             counts[check(data)] += 1
         except Exception:
             print(f"file {number} (base {options.base}, {len(data)} bytes):", file=sys.stderr)
             raise
-        slowest = max(slowest, (time.perf_counter() - begun, number))
+        slowest = max(slowest, (time.perf_counter() - begin, number))
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(
         f"{done} files in {time.perf_counter() - started:.0f} s: {counts['read']} read, "

@@ -1,4 +1,4 @@
-"""What must hold for any file at all: an answer or one clear line, soon, in bounded memory."""
+"""Check what must hold for any file: an answer, or an error of one line, within SECONDS."""
 
 import contextlib
 import io
@@ -19,19 +19,19 @@ from qdqtool.render.output import Page
 SECONDS = 10.0
 
 
-class Slow(AssertionError):
+class SlowFileError(AssertionError):
     """A file took longer than SECONDS."""
 
 
 def check(data: bytes) -> str:
-    """Reads a file and makes everything that can be made of it.
+    """Read a file and produce every answer about it.
 
     Returns:
-        ``read``, or ``refused`` when it was refused in one line.
+        ``read``, or ``refused`` if the error is one line.
 
     Raises:
-        AssertionError: An answer was not what it must be.
-        Exception: Anything else that escaped: a defect.
+        AssertionError: An answer breaks a rule.
+        Exception: The reader failed.
     """
     started = time.perf_counter()
     try:
@@ -39,30 +39,30 @@ def check(data: bytes) -> str:
     except QdqtoolError as error:
         outcome = "refused"
         message = str(error)
-        assert message, "a refusal without words"
-        assert "\n" not in message, "a refusal of more than one line"
+        assert message, "an error without a message"
+        assert "\n" not in message, "an error of more than one line"
     else:
         outcome = "read"
-        use(build)
+        use_build(build)
     seconds = time.perf_counter() - started
     if seconds > SECONDS:
-        raise Slow(f"{seconds:.1f} s")
+        raise SlowFileError(f"{seconds:.1f} s")
     return outcome
 
 
-def use(build: Build) -> None:
-    """Everything the commands do with a build."""
-    facts = summarize(build)
-    json.dumps(facts, allow_nan=False)
-    log_text.render(facts, 80)
-    log_text.render(facts, 80, everything=True)
-    for row in facts["passes"]:
+def use_build(build: Build) -> None:
+    """Do everything that the commands do with a build."""
+    summary = summarize(build)
+    json.dumps(summary, allow_nan=False)
+    log_text.render(summary, 80)
+    log_text.render(summary, 80, everything=True)
+    for row in summary["passes"]:
         if row["pass"]:
             assert lines_of_pass(build, row["pass"])
     assert build.complete <= bool(build.layers)
-    known = build.parse.names
+    node_names = build.parse.names
     for layer in build.layers:
-        parts(layer.name, known)
+        parts(layer.name, node_names)
     report = analyze(build)
     assert len(report.rows) == len(build.layers)
     json.dumps(report.as_json(), allow_nan=False)
