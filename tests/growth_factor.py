@@ -1,4 +1,4 @@
-"""How much longer work takes for a longer input, measured in one process, so that the machine's speed does not count."""
+"""How much longer work takes for a longer input, independent of the machine's speed."""
 
 import time
 from collections.abc import Callable
@@ -6,7 +6,8 @@ from collections.abc import Callable
 SHORTEST, LONGEST = 1 << 8, 1 << 16  # characters
 STEP = 4  # ratio of one length to the next
 RESOLUTION = 0.002  # seconds; a shorter measurement is not compared
-# Linear work takes 4 times as long for 4 times the length, quadratic work 16 times, cubic work 64 times.
+# Linear work takes 4 times as long for 4 times the length, quadratic work 16 times, cubic work 64
+# times.
 LINEAR, QUADRATIC = STEP**1.5, STEP**2.5
 
 
@@ -23,7 +24,8 @@ def processor_time(function: Callable[[], object], repeats: int) -> float:
 def growth_factor(work: Callable[[int], object], limit: float, longest: int = LONGEST) -> float:
     """Return how many times as long `work` takes for `STEP` times the length.
 
-    The length grows until the factor exceeds `limit` twice in a row of measurements, or reaches `longest`.
+    The length grows until the factor exceeds `limit` twice in a row of measurements, or reaches
+    `longest`.
     """
     times: dict[int, float] = {}
     length = SHORTEST

@@ -1,4 +1,7 @@
-"""Cost grows with the input: twice the nodes take at most 2^1.3 times the calls. `make growth` measures time and memory."""
+"""Cost grows with the input.
+
+Twice the nodes take at most 2^1.3 times the calls. `make growth` measures time and memory.
+"""
 
 import gc
 import io
@@ -120,7 +123,10 @@ def test_fix_sites_share_findings_up_to_a_limit(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("family", ["convolutions", "residual", "C2f"])
 def test_fix_predicts_a_few_times(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sites of a step are tried together; the prediction shows those that are no improvement."""
+    """The sites of a step are tried together.
+
+    The prediction shows those that are no improvement.
+    """
     calls = []
     monkeypatch.setattr(
         api, "predict", lambda *args: calls.append(1) or qdqtool.predict(args[0], args[1].name)
@@ -132,13 +138,13 @@ def test_fix_predicts_a_few_times(family: str, monkeypatch: pytest.MonkeyPatch) 
 def assert_time_grows_slowly(
     seconds: Callable[[int], float], size: int, ratio: float = 8.0, shortest: float = 0.03
 ) -> None:
-    """Compare the seconds for a size and for four times that size, twice if the machine is busy."""
+    """Compare the seconds for a size and four times that size, twice if necessary."""
     assert any(seconds(4 * size) < ratio * max(seconds(size), shortest) for _ in range(2))
 
 
 @pytest.mark.slow
 def test_growth_of_removing_quantizers_with_one_scale() -> None:
-    """An edit updates the index in time that is linear in its size, also if all scales are one tensor."""
+    """An edit takes time linear in its size, also if all scales are one tensor."""
 
     def remove_all(model: Model) -> None:
         editor = Editor(model)
@@ -157,7 +163,7 @@ def test_growth_of_removing_quantizers_with_one_scale() -> None:
 
 @pytest.mark.slow
 def test_growth_of_removing_a_chain() -> None:
-    """After a chain of nodes is removed, each consumer along it reads the input of the first node."""
+    """Each consumer along a removed chain reads the input of its first node."""
 
     def remove_casts(model: Model) -> None:
         editor = Editor(model)

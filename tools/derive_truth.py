@@ -1,10 +1,11 @@
-"""Write the truth tables under tests/data/evidence from published build logs and engine listings.
+"""Write tests/data/evidence from published build logs and engine listings.
 
 usage: python -m tools.derive_truth FOLDER
 
-FOLDER has one folder for each build (log.txt or graph.json, and model.onnx.gz). The logs and listings belong to
-others and are not part of this project; only names, precisions and counts from them are. This script reads them with a
-few regular expressions of its own, so that the tables do not depend on the code that they test.
+FOLDER has one folder for each build (log.txt or graph.json, and model.onnx.gz). The logs and
+listings belong to others and are not part of this project; only names, precisions and counts from
+them are. This script reads them with a few regular expressions of its own, so that the tables do
+not depend on the code that they test.
 """
 
 import gzip
@@ -166,7 +167,9 @@ LINES = (
 
 
 def derive_trace(path: Path, excerpts: bool = False) -> list[list[str]]:
-    """Return [pass, event, subject, object] of the optimizer's lines between its first and last heading.
+    """Return [pass, event, subject, object] of the optimizer's lines.
+
+    Lines count between the first and the last heading.
 
     In excerpts the headings may be missing, and so may the line that names the running pass.
     """

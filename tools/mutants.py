@@ -1,8 +1,8 @@
 """Count the mutants that no test finds: ``make mutants N=200 SEED=7 P=qdqtool/trt``.
 
-cosmic-ray changes one place at a time (a comparison, ``and``/``or``, a condition, a number, True or False) and runs the
-tests of that package. Of tens of thousands of such mutants, this draws a sample by a seed. cosmic-ray changes files in
-place, so everything happens in a copy of the repository.
+cosmic-ray changes one place at a time (a comparison, ``and``/``or``, a condition, a number, True or
+False) and runs the tests of that package. Of tens of thousands of such mutants, this draws a sample
+by a seed. cosmic-ray changes files in place, so everything happens in a copy of the repository.
 """
 
 from __future__ import annotations
@@ -101,7 +101,10 @@ def copy_repository(root: Path, to: Path) -> Path:
 
 
 def run_mutants(tree: Path, package: str, count: int, seed: str) -> None:
-    """Try ``count`` mutants of a package; print those that no test finds, and the share of the others."""
+    """Try ``count`` mutants of a package.
+
+    Print those that no test finds, and the share of the others.
+    """
     from cosmic_ray.commands.init import init
     from cosmic_ray.tools.survival_rate import kills_count
     from cosmic_ray.work_db import use_db
@@ -139,7 +142,10 @@ def run_mutants(tree: Path, package: str, count: int, seed: str) -> None:
 
 
 def sample(db: WorkDB, count: int, dice: random.Random) -> int:
-    """Reduce a session to ``count`` mutants, at most one for each place; return the number of places."""
+    """Reduce a session to ``count`` mutants, at most one for each place.
+
+    Return the number of places.
+    """
     from cosmic_ray.config import load_config
 
     filters = load_config(CONFIG).sub("filters", "operators-filter")
@@ -154,7 +160,8 @@ def sample(db: WorkDB, count: int, dice: random.Random) -> int:
             .splitlines()[change.start_pos[0] - 1]
             .strip()
         )
-        # No test has to find a change of slots=True, of an assertion, or of imports for type checkers.
+        # No test has to find a change of slots=True, of an assertion, or of imports for type
+        # checkers.
         if not excluded.match(change.operator_name) and not re.match(
             r"@|assert\b|if TYPE_CHECKING", line
         ):

@@ -1,4 +1,6 @@
-"""Record how TensorRT-RTX builds the demo's default model: names and data types of its convolutions.
+"""Record how TensorRT-RTX builds the demo's default model.
+
+Names and data types of its convolutions.
 
 usage: python -m tools.record_demo
 

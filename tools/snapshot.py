@@ -1,4 +1,7 @@
-"""Record what qdqtool answers today, and compare it with another commit: ``python tools/snapshot.py --help``."""
+"""Record what qdqtool answers today, and compare it with another commit.
+
+``python tools/snapshot.py --help``.
+"""
 
 import argparse
 import json

@@ -1,4 +1,7 @@
-"""The differential fuzzer in small: twelve networks, and the tools around it without a compiler."""
+"""The differential fuzzer in small.
+
+Twelve networks, and the tools around it without a compiler.
+"""
 
 import onnx
 import pytest

@@ -1,4 +1,7 @@
-"""Thirty mutated inputs; `.ci/run` takes a minute of others and `make fuzz-inputs` fifty thousand."""
+"""Thirty mutated inputs.
+
+`.ci/run` takes a minute of others and `make fuzz-inputs` fifty thousand.
+"""
 
 import contextlib
 import io
@@ -30,9 +33,12 @@ def test_lists_of_lists_of_lists_are_written_no_further_than_a_file_may_be_long(
 
 @pytest.mark.parametrize(("some", "refused"), slow_after(1, [(slice(1), 0), (slice(1, None), 9)]))
 def test_whole_inputs_are_read(bench: Bench, some: slice, refused: int) -> None:
-    """Else the mutations would only ever meet the first check. Of each kind the first command, and the others.
+    """Else the mutations would only ever meet the first check.
 
-    Logs, layer table, float model and tuning are of another network; a name is no --assume, --sm, pass or path.
+    Of each kind the first command, and the others.
+
+    Logs, layer table, float model and tuning are of another network; a name is no --assume, --sm,
+    pass or path.
     """
     codes = []
     for kind, commands in COMMANDS.items():

@@ -1,4 +1,7 @@
-"""A hundred mutated files, two hundred when slow, and one line of 100 MB; ``make fuzz-logs`` runs ten thousand."""
+"""A hundred mutated files, two hundred when slow, and one line of 100 MB.
+
+``make fuzz-logs`` runs ten thousand.
+"""
 
 import io
 import subprocess

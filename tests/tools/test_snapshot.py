@@ -38,6 +38,23 @@ def test_snapshot_data_has_no_texts(value: Any, data: Any) -> None:
     assert normalize.to_data(value) == data
 
 
+@pytest.mark.parametrize(
+    ("printed", "normal"),
+    [
+        pytest.param("done in 2.4 s.", "done in <seconds>.", id="seconds"),
+        pytest.param("<repo>/a.py:77: UserWarning", "<repo>/a.py: UserWarning", id="source line"),
+        pytest.param("scale 0.05 is small", "scale 0.05 is small", id="number"),
+    ],
+)
+def test_snapshot_ignores_circumstances_of_a_run(printed: str, normal: str) -> None:
+    assert normalize.without_circumstances(printed) == normal
+
+
+def test_snapshot_ignores_version_and_time_of_tuning() -> None:
+    answer = {"tool": "0.2.0", "effort": {"seconds": 2.5, "runs": 3}, "log": {"seconds": 2.5}}
+    assert normalize.without_run(answer) == {"effort": {"runs": 3}, "log": {"seconds": 2.5}}
+
+
 def quantized_relu(scale: float = 0.5, prefix: str = "x_", after: str = "Relu") -> onnx.ModelProto:
     """Return x -> Q -> DQ -> Relu -> y, with names of a prefix for all that a quantizer adds."""
     q, dq, s, zero = (prefix + name for name in ("Q", "DQ", "scale", "zero"))

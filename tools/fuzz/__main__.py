@@ -1,4 +1,7 @@
-"""Compare predictions of random networks with TensorRT-RTX: ``python -m tools.fuzz --networks N [--seed S]``."""
+"""Compare predictions of random networks with TensorRT-RTX.
+
+``python -m tools.fuzz --networks N [--seed S]``.
+"""
 
 import argparse
 import sys

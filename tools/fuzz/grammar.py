@@ -1,4 +1,4 @@
-"""Random Q/DQ networks of the blocks of detection networks, with Q/DQ where users and tools place them."""
+"""Random networks of the blocks of detectors, with Q/DQ as users and tools place them."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ class Grammar:
         self.one_scale = self.r.random() < 0.4
         self.outputs: list[str] = []
 
-    # Q/DQ ------------------------------------------------------------------------------------------------------
+    # Q/DQ -----------------------------------------------------------------------------
 
     def scale(self) -> float:
         return SCALES[0] if self.one_scale and self.r.random() < 0.9 else self.r.choice(SCALES)
@@ -81,7 +81,7 @@ class Grammar:
             return self.weights_form
         return r.choice(("axis0", "axis0-dq", "tensor", "tensor-dq", "shape1", "axis1"))
 
-    # nodes -----------------------------------------------------------------------------------------------------
+    # nodes ----------------------------------------------------------------------------
 
     def conv(
         self,
@@ -151,7 +151,7 @@ class Grammar:
             net.op("Slice", x, cut[1], cut[2], cut[3]),
         ]
 
-    # blocks ----------------------------------------------------------------------------------------------------
+    # blocks ---------------------------------------------------------------------------
 
     def block_conv(self, x: str) -> str:
         return self.conv(
@@ -282,7 +282,7 @@ class Grammar:
         return self.conv(net.op("Reshape", mixed, net.const(np.array([n, 8, h, w], I64))), 8, 1)
 
     def block_transformer(self, x: str) -> str:
-        """Add a patch embedding, attention of one head and an MLP on tokens [N, patches, 8], as in ViT and Swin."""
+        """Add patches, attention of one head and an MLP on tokens [N, patches, 8], as in ViT."""
         net, r = self.net, self.r
         patch = r.choice((2, 4))
         weight = net.weight((8, net.shape(x)[1], patch, patch), self.weights())

@@ -1,4 +1,7 @@
-"""Operators between a Q/DQ pair and a convolution. Each keeps the rank, so that they can be chained."""
+"""Operators between a Q/DQ pair and a convolution.
+
+Each keeps the rank, so that they can be chained.
+"""
 
 import random
 from collections.abc import Callable

@@ -135,8 +135,9 @@ class Net:
     def weight(self, shape: Sequence[int], quantized: str = "axis0", name: str = "") -> str:
         """Add a weight constant.
 
-        ``quantized`` is ``none``, ``tensor``, ``axis0``, ``axis1`` (float weight with Q and DQ), the same with ``-dq``
-        (stored int8 with DQ only), or ``shape1`` (per-tensor scale of shape [1]).
+        ``quantized`` is ``none``, ``tensor``, ``axis0``, ``axis1`` (float weight with Q and DQ),
+        the same with ``-dq`` (stored int8 with DQ only), or ``shape1`` (per-tensor scale of shape
+        [1]).
         """
         form = quantized.removesuffix("-dq")
         values = self.random.normal(0, 0.2, tuple(shape))

@@ -25,7 +25,7 @@ def shrink(proto: onnx.ModelProto, disagrees: Disagrees, limit: int = 400) -> on
 def shrink_answer(
     proto: onnx.ModelProto, answer: Callable[[onnx.ModelProto], Answer]
 ) -> onnx.ModelProto:
-    """Shrink while a disagreement of the same kind (status, or the same two precisions) remains."""
+    """Shrink while a disagreement of the same kind (status, two precisions) remains."""
     kinds = _kinds_of(answer(proto).wrong)
 
     def disagrees(smaller: onnx.ModelProto) -> bool:

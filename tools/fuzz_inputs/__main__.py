@@ -1,4 +1,7 @@
-"""Give damaged inputs to every command: ``python -m tools.fuzz_inputs [--seconds 60 | --cases N] [--seed S]``."""
+"""Give damaged inputs to every command.
+
+``python -m tools.fuzz_inputs [--seconds 60 | --cases N] [--seed S]``.
+"""
 
 import argparse
 import collections

@@ -1,4 +1,7 @@
-"""Check what must hold for any input of any command: an answer or one line, in time, and no changed inputs."""
+"""Check what must hold for any input of any command.
+
+An answer or one line, in time, and no changed inputs.
+"""
 
 import contextlib
 import io
@@ -100,7 +103,10 @@ class Bench:
         return code
 
     def _state(self, file: Path) -> State:
-        """Return what changes if a file is written to or replaced; reading all files would take too long."""
+        """Return what changes if a file is written to or replaced.
+
+        Reading all files would take too long.
+        """
         stats = {
             n: os.lstat(self.folder / n)
             for n in (*self.others, file.name)

@@ -1,6 +1,9 @@
-"""Press Ctrl-C at random moments: ``python -m tools.fuzz_inputs.interrupts [--trials 1000] [--seed S]``.
+"""Press Ctrl-C at random moments.
 
-The moment is between the first line of ``main`` and the usual end of the command, which must exit with 130.
+``python -m tools.fuzz_inputs.interrupts [--trials 1000] [--seed S]``.
+
+The moment is between the first line of ``main`` and the usual end of the command, which must exit
+with 130.
 """
 
 import argparse
@@ -58,7 +61,10 @@ def trial(command: str, folder: Path, wait: float | None) -> tuple[int, float, s
 
 
 def right(code: int, stderr: str) -> bool:
-    """Return whether a run ended correctly: interrupted with at most one line, or before the signal."""
+    """Return whether a run ended correctly.
+
+    Interrupted with at most one line, or before the signal.
+    """
     if code == -signal.SIGINT and stderr.count("File ") == 1:
         return True  # on a busy machine the signal may come before the first line of `main`
     return code in (0, INTERRUPTED) and "Traceback" not in stderr and stderr.count("\n") <= 1

@@ -329,7 +329,7 @@ _SPECIAL = (
 
 
 def _large_picture(kind: str, rng: random.Random) -> bytes:
-    """A file of kilobytes that decodes to tens of megabytes."""
+    """Return a file of kilobytes that decodes to tens of megabytes."""
     size = rng.choice(
         ((1, 20_000), (60_000, 40), (3000, 3000), (7900, 7900), (9000, 9000), (70_000, 1))
     )
@@ -415,7 +415,7 @@ def _inside(data: bytes, kind: str, rng: random.Random) -> bytes:
 
 
 def _archive(data: bytes, rng: random.Random) -> bytes:
-    """Pack an archive again, with a member damaged, renamed, removed, or packed in another way."""
+    """Pack an archive again, with a damaged, renamed or missing member."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             members = [(n, archive.read(n)) for n in archive.namelist()]
@@ -476,7 +476,7 @@ def hostile_tensor(model: onnx.ModelProto, number: int) -> None:
 
 
 def jpeg_in_scans(width: int, height: int, times: int, together: bool = False) -> bytes:
-    """Return a gray baseline JPEG of three components, in separate scans or together, with an EXIF thumbnail."""
+    """Return a gray JPEG of three components, in separate scans or together, with a thumbnail."""
     packed = io.BytesIO()
     Image.new("L", (8, 8)).save(packed, "JPEG")
     data = packed.getvalue()

@@ -1,1 +1,1 @@
-"""Mutated logs, layer JSONs and profiles against the build reader and everything made of it."""
+"""Damaged logs, layer JSONs and profiles for the log reader."""

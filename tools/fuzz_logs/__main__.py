@@ -1,4 +1,7 @@
-"""Give damaged logs to the log reader: ``python -m tools.fuzz_logs [--files 10000] [--base 0] [--first 0]``."""
+"""Give damaged logs to the log reader.
+
+``python -m tools.fuzz_logs [--files 10000] [--base 0] [--first 0]``.
+"""
 
 import argparse
 import collections
@@ -13,7 +16,10 @@ MEMORY_MB = 700  # of the process, with numpy and onnx loaded; a file has at mos
 
 
 def main() -> int:
-    """Read the files in one process; print counts, the slowest file and the memory. Stop at the first defect."""
+    """Read the files in one process.
+
+    Print counts, the slowest file and the memory. Stop at the first defect.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--files", type=int, default=10_000)
     parser.add_argument("--base", type=int, default=0, help="seed of the files")

@@ -1,4 +1,7 @@
-"""Measure time and memory of commands on families of graphs: ``python -m tools.growth [--sample] [--only FAMILY]``."""
+"""Measure time and memory of commands on families of graphs.
+
+``python -m tools.growth [--sample] [--only FAMILY]``.
+"""
 
 import argparse
 import sys

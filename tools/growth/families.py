@@ -88,7 +88,10 @@ def chain(op: str, *others: object, **attributes: object) -> Family:
 
 
 def in_turn(*steps: Step) -> Family:
-    """Return the family of several steps in turn; the last one restores the shape before the first."""
+    """Return the family of several steps in turn.
+
+    The last one restores the shape before the first.
+    """
 
     def add(net: Net, tensor: str) -> str:
         for step in steps:
@@ -152,7 +155,10 @@ def reshape_by_shape(net: Net, tensor: str) -> str:
 
 
 def shape_products(size: int) -> onnx.ModelProto:
-    """Return a shape multiplied by one in a row; Reshapes after a pair consume half of the products."""
+    """Return a shape multiplied by one in a row.
+
+    Reshapes after a pair consume half of the products.
+    """
     net = Net()
     last = net.conv("x")
     shape = net.add("Shape", last)
@@ -167,7 +173,7 @@ def _output(name: str) -> onnx.ValueInfoProto:
 
 
 def nested_ifs(size: int) -> onnx.ModelProto:
-    """Return groups of eight Ifs, each in a branch of the one around it, with a pair after each group."""
+    """Return groups of eight nested Ifs, with a pair after each group."""
     net = Net()
     last, condition = net.conv("x"), net._constant("c", np.asarray(True))
     for _ in range(size // 18):
@@ -222,7 +228,10 @@ def pairs(size: int) -> onnx.ModelProto:
 
 
 def constants(size: int) -> onnx.ModelProto:
-    """Return Identities of a scale in a row, each folded into a constant with a longer name; pairs consume some."""
+    """Return Identities of a scale in a row, each folded into a constant with a longer name.
+
+    Pairs consume some.
+    """
     net = Net()
     last, scale = net.conv("x"), "s0.5"
     for i in range(size):
@@ -235,7 +244,10 @@ def constants(size: int) -> onnx.ModelProto:
 
 
 def weights(op: str, **attributes: object) -> Family:
-    """Return the family of one operator in a row on a weight; convolutions consume half of the results."""
+    """Return the family of one operator in a row on a weight.
+
+    Convolutions consume half of the results.
+    """
 
     def build(size: int) -> onnx.ModelProto:
         net = Net()
@@ -391,7 +403,10 @@ def concat_with_root(size: int) -> onnx.ModelProto:
 
 
 def rolling_concat(size: int) -> onnx.ModelProto:
-    """Return Concats that each extend the one before; a convolution with its own scale consumes each."""
+    """Return Concats that each extend the one before.
+
+    A convolution with its own scale consumes each.
+    """
     net, outputs = Net(), []
     last = net.conv("x")
     for i in range(size // 6):
@@ -439,7 +454,10 @@ def wide_split(size: int) -> onnx.ModelProto:
 
 
 def consumed_along(op: str, **attributes: object) -> Family:
-    """Return the family of one operator in a row; a pair with one of thirteen scales consumes each result."""
+    """Return the family of one operator in a row.
+
+    A pair with one of thirteen scales consumes each result.
+    """
 
     def build(size: int) -> onnx.ModelProto:
         net, ends = Net(), []
@@ -453,7 +471,7 @@ def consumed_along(op: str, **attributes: object) -> Family:
 
 
 def split_joined(size: int) -> onnx.ModelProto:
-    """Return the parts of one Split, joined by many Concats, each before a Q with its own scale."""
+    """Return Concats of the parts of one Split, each before a Q with its own scale."""
     net = Net()
     first = net.add("Split", net.conv("x"), outputs=8, axis=1)
     parts = [first, *(f"{first}.{i}" for i in range(1, 8))]

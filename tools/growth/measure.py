@@ -1,7 +1,10 @@
-"""Measure how cost grows with the size of a graph: twice the nodes may take at most 2^1.3 times the work and memory.
+"""Measure how cost grows with the size of a graph.
 
-Calls of functions and bytes of objects are counted on small graphs: the counts are the same on every machine. Seconds
-and the memory of whole processes are measured on graphs of up to 4,000 nodes.
+Twice the nodes may take at most 2^1.3 times the work and memory.
+
+Calls of functions and bytes of objects are counted on small graphs: the counts are the same on
+every machine. Seconds and the memory of whole processes are measured on graphs of up to 4,000
+nodes.
 """
 
 import cProfile
@@ -41,8 +44,8 @@ NOISE_BYTES = 16e6  # what the process had left free is not counted
 CACHE_SHARE = 0.1  # of the time: the same work per node takes longer once its data leaves the processor's caches
 ATTEMPTS = 5  # on a busy machine; the best counts
 
-# Families of which predict and the other commands are counted on 150 and 300 nodes in place of 100 and 200: smaller
-# ones spend most of their time on a start that costs little.
+# Families of which predict and the other commands are counted on 150 and 300 nodes in place of 100
+# and 200: smaller ones spend most of their time on a start that costs little.
 SLOW_START = (
     "C2f",
     "If",
@@ -74,18 +77,19 @@ BOUNDED = (
     "MaxPool, read along",
 )
 COUNTED_SIZES = {"crossed Concats with pairs": (300, 450)}  # merges of scales begin later
-# Limits of these lists, by module. With an eighth of them the lists are full from 150 to 300 nodes on; with less,
-# a list without a limit would stay unnoticed.
+# Limits of these lists, by module. With an eighth of them the lists are full from 150 to 300 nodes
+# on; with less, a list without a limit would stay unnoticed.
 LIMITS = {
     "qdqtool.trt.surroundings": ("_PATHS", "_STEPS", "STEPS"),
     "qdqtool.trt.refusals": ("STEPS",),
     "qdqtool.trt.passes.const_weights_fusion": ("STEPS",),
     "qdqtool.fixing.weights": ("STEPS",),
 }
-# Savings of fixes are estimated as well; that of residual Adds is a fix of its own from some 600 nodes on.
+# Savings of fixes are estimated as well; that of residual Adds is a fix of its own from some 600
+# nodes on.
 BEGINS_LATE = ("predict on a GPU", "residual")
-# onnx's shape inference and version converter, and onnxruntime, copy the table of all tensors for each subgraph. The
-# rest of their cost is counted in calls.
+# onnx's shape inference and version converter, and onnxruntime, copy the table of all tensors for
+# each subgraph. The rest of their cost is counted in calls.
 SQUARE = ("If", "nested Ifs", "Loops")
 # They cost seconds, or share their code with "crossed Concats with pairs" and other families.
 NOT_COUNTED = (
@@ -161,7 +165,7 @@ COUNTED_IN_SAMPLE = (
 )
 
 
-# Counts on small graphs -------------------------------------------------------------------------------------------
+# Counts on small graphs ---------------------------------------------------------------
 
 
 def count_calls(work: Work, model: onnx.ModelProto) -> int:
@@ -189,9 +193,10 @@ def count_bytes(work: Work, model: onnx.ModelProto) -> int:
 def find_excess(
     count: Measure, command: str, family: str, sizes: Sequence[tuple[int, int]]
 ) -> list[tuple[int, int]]:
-    """Return the pairs of sizes between which a count grows by more than the file to the power of EXPONENT.
+    """Return the pairs of sizes between which a count grows too fast.
 
-    The file counts and not the number of nodes, because DenseNet's file has n^2 numbers for n nodes.
+    The file counts and not the number of nodes, because DenseNet's file has n^2 numbers for n
+    nodes.
     """
     make, work = FAMILIES[family], WORK[command]
     smallest = make(SMALLEST)
@@ -207,7 +212,7 @@ def find_excess(
 
 
 def find_excess_calls(command: str, family: str) -> list[tuple[int, int]]:
-    """Return the pairs of sizes between which the number of calls grows too fast, at the sizes of the family."""
+    """Return the pairs of sizes, chosen by family, between which calls grow too fast."""
     sizes = COUNTED_SIZES.get(
         family, (150, 300) if family in (*SLOW_START, *BOUNDED) else (100, 200)
     )
@@ -241,20 +246,21 @@ def exceeds(
     noise: float = 0,
     exponent: float = EXPONENT,
 ) -> bool:
-    """Return whether cost grows by more than ``ratio**exponent``, without that of the smallest network.
+    """Return whether cost, less that of the smallest network, exceeds ``ratio**exponent``.
 
-    ``start`` is not subtracted if it is most of ``small``: parts of a handful of nodes are trimmed, larger ones not.
+    ``start`` is not subtracted if it is most of ``small``: parts of a handful of nodes are trimmed,
+    larger ones not.
     """
     if start >= small / 2:
         start = 0
     return large - start >= ratio**exponent * (small - start) + noise
 
 
-# Seconds and memory of processes ------------------------------------------------------------------------------------
+# Seconds and memory of processes ------------------------------------------------------
 
 
 def measure_process(work: Work, model: onnx.ModelProto) -> tuple[float, float]:
-    """Return processor seconds and peak memory in bytes of a process that does the work, with its children."""
+    """Return processor seconds and peak bytes of a process that does the work."""
     gc.collect()
     # Making models leaves memory free, which the work would use without being counted.
     ctypes.CDLL(None).malloc_trim(0)
@@ -279,7 +285,10 @@ def measure_process(work: Work, model: onnx.ModelProto) -> tuple[float, float]:
 
 
 def measure_growth(command: str, family: str) -> list[str]:
-    """Measure a command on a family at all sizes; return a line for each growth that is too fast."""
+    """Measure a command on a family at all sizes.
+
+    Return a line for each growth that is too fast.
+    """
     sizes = SIZES[1:] if (command, family) == BEGINS_LATE else SIZES
     models = {size: FAMILIES[family](size) for size in (SMALLEST, *sizes)}
     spent = dict.fromkeys(models, (math.inf, math.inf))

@@ -44,7 +44,7 @@ class Comparison:
         return int(bool(self.data or self.before_only or self.after_only or self.inputs))
 
     def describe(self, *kept: Path) -> str:
-        """Return the answer as text, with values of the entries whose JSON was kept in two folders."""
+        """Return the answer as text, with values if the JSON was kept in two folders."""
         lines = [f"note: {note}" for note in self.notes]
         lines += [f"inputs differ: {name}" for name in self.inputs]
         for title, entries in (

@@ -45,7 +45,7 @@ def segmenter() -> onnx.ModelProto:
 
 
 def transformer() -> onnx.ModelProto:
-    """Return two blocks of attention and MLP on 16 tokens of 32 channels, as exporters write a vision transformer."""
+    """Return a vision transformer of two blocks on 16 tokens of 32 channels."""
     net = Net(opset=17, seed=3)
     x = net.op("Relu", net.conv(net.input((1, 3, 16, 16)), 32, k=5, stride=4, weights="none"))
     x = net.op("Reshape", x, net.const(np.array([1, 32, 16]), np.int64))
@@ -92,7 +92,10 @@ def _add_mlp(net: Net, x: str) -> str:
 
 
 def without_pairs(model: onnx.ModelProto) -> onnx.ModelProto | None:
-    """Return the float network behind a Q/DQ model; None if a Q reads or feeds something else than a DQ."""
+    """Return the float network behind a Q/DQ model.
+
+    None if a Q reads or feeds something else than a DQ.
+    """
     model = onnx.ModelProto.FromString(model.SerializeToString())
     producers = {o: n for n in model.graph.node for o in n.output}
     renamed: dict[str, str] = {}
@@ -147,7 +150,10 @@ def input_shapes(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:
 
 
 def samples(model: onnx.ModelProto, count: int) -> bytes:
-    """Return an npz with ``count`` samples for each input of a model: smooth pictures with an outlier each."""
+    """Return an npz with ``count`` samples for each input of a model.
+
+    Smooth pictures with an outlier each.
+    """
     generator = np.random.default_rng(5)
     arrays = {}
     for value in model.graph.input:

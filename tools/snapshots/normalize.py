@@ -1,8 +1,9 @@
 """Normal forms of what qdqtool writes, and hashes of these.
 
-A normal form has everything that a program can rely on and nothing that depends on the machine: no absolute
-paths, no version of qdqtool. Each is hashed twice, as *data* and as *full*. The data leaves out texts for people,
-checksums, and in models the names that qdqtool gives to tensors and nodes of its own.
+A normal form has everything that a program can rely on and nothing that depends on the machine: no
+absolute paths, no version of qdqtool. Each is hashed twice, as *data* and as *full*. The data
+leaves out texts for people, checksums, and in models the names that qdqtool gives to tensors and
+nodes of its own.
 """
 
 import base64
@@ -30,7 +31,8 @@ TEXT_KEYS = frozenset(
     what why why_not words
     """.split()  # noqa: SIM905
 )
-# Strings below these keys are data however many words they have: names in the model, in layers and in log lines.
+# Strings below these keys are data however many words they have: names in the model, in layers and
+# in log lines.
 DATA_KEYS = frozenset(
     """
     aliases bindings case cases device event format fused gpu inputs layer name names node nodes object outputs pass
@@ -40,6 +42,7 @@ DATA_KEYS = frozenset(
 CHECKSUM_KEYS = frozenset(["sha256"])  # changes with the names that qdqtool chooses
 VERSION_KEYS = frozenset(["producer_version", "tool", "tool_version"])  # of qdqtool
 TIME_KEYS = frozenset(["cpu_seconds", "seconds"])  # below "effort": the time that `tune` took
+_SOURCE_LINE = re.compile(r"(\.py):\d+\b")  # in warnings of Python
 _SECONDS = re.compile(r"\b\d+(?:\.\d+)? s\b")
 # Any other string is a text if it has three words in a row.
 _WORDS = re.compile(r"[A-Za-z][a-z']*[,;:]? [a-z']+[,;:]? [a-z']+")
@@ -72,9 +75,9 @@ def without_run(value: Json, key: str = "") -> Json:
     return value
 
 
-def without_times(text: str) -> str:
-    """Return what a command printed without the seconds that it took."""
-    return _SECONDS.sub("<seconds>", text)
+def without_circumstances(text: str) -> str:
+    """Return what a command printed without the seconds that it took and lines of sources."""
+    return _SOURCE_LINE.sub(r"\1", _SECONDS.sub("<seconds>", text))
 
 
 def without_paths(text: str, folders: Iterable[tuple[Path, str]]) -> str:
@@ -92,7 +95,7 @@ def hash_bytes(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
-# Models ---------------------------------------------------------------------------------------------------------
+# Models -------------------------------------------------------------------------------
 
 
 def names_of(model: onnx.ModelProto) -> set[str]:
@@ -119,7 +122,8 @@ def describe_model(model: onnx.ModelProto, known: Collection[str] | None) -> Jso
 
     Args:
         model: Any model.
-        known: Names that stay. Other tensors are named after what computes them, other nodes have no name.
+        known: Names that stay. Other tensors are named after what computes them, other nodes have
+            no name.
             None keeps all names.
     """
     return {
@@ -165,6 +169,7 @@ class _GraphDescription:
             "inputs": inputs,
             "outputs": [self._describe_value(v) for v in graph.output],
             "weights": weights,
+            "weight_count": len(graph.initializer),
             "nodes": nodes,
             "values": sorted(self._describe_value(v) for v in graph.value_info),
             "annotations": sorted(
@@ -225,7 +230,7 @@ def _describe_tensor(tensor: TensorProto) -> Json:
     return [tensor.data_type, list(tensor.dims), hash_bytes(content)]
 
 
-# Files ----------------------------------------------------------------------------------------------------------
+# Files --------------------------------------------------------------------------------
 
 
 def page_data(html: str) -> Json:
@@ -237,7 +242,10 @@ def page_data(html: str) -> Json:
 
 
 def describe_arrays(path: Path) -> Json:
-    """Return types, shapes and hashes of the arrays of an npz file; an array of JSON as this JSON."""
+    """Return types, shapes and hashes of the arrays of an npz file.
+
+    An array of JSON as this JSON.
+    """
     described = {}
     with zipfile.ZipFile(path) as archive:
         names = sorted(archive.namelist())
@@ -253,7 +261,10 @@ def describe_arrays(path: Path) -> Json:
 
 
 def describe_file(path: Path, known: Collection[str]) -> tuple[Json, Json]:
-    """Return the normal forms of a written file: the full one, and the one that is reduced to data."""
+    """Return the normal forms of a written file.
+
+    The full one, and the one that is reduced to data.
+    """
     if path.suffix == ".onnx":
         model = onnx.load(path, load_external_data=False)
         return describe_model(model, None), describe_model(model, known)

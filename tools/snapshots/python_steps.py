@@ -1,4 +1,4 @@
-"""Steps through the public Python API, run by worker.py inside the checkout that is recorded."""
+"""Steps through the public Python API, run by worker.py in the recorded checkout."""
 
 from typing import Any
 

@@ -37,7 +37,8 @@ class Record:
         scope: Which scenarios were run: ``full``, ``quick``, or the groups.
         versions: Of Python and the packages that compute.
         inputs: Scenario to the hash of its files.
-        entries: ``scenario|step`` or ``scenario|step|file`` to two hashes: of the data, and of all with texts.
+        entries: ``scenario|step`` or ``scenario|step|file`` to two hashes: of the data, and of all
+            with texts.
     """
 
     commit: str
@@ -134,7 +135,7 @@ def _versions() -> dict[str, str]:
     return {**versions, "onnxruntime": version("onnxruntime")}
 
 
-# In the processes of the pool -----------------------------------------------------------------------------------
+# In the processes of the pool ---------------------------------------------------------
 
 _scenarios: dict[str, Scenario] = {}
 _worker: subprocess.Popen[str] | None = None
@@ -209,7 +210,7 @@ def _run_scenario(repository: Path, work: Path, keep: Path | None, name: str) ->
 
 
 def _names_in(folder: Path, scenario: Scenario) -> set[str]:
-    """Return the names of tensors and nodes of a scenario's models, as far as these can be read."""
+    """Return the names of tensors and nodes of a scenario's readable models."""
     names: set[str] = set()
     for file in scenario.files:
         if file.endswith(".onnx"):
@@ -224,11 +225,15 @@ def _names_in(folder: Path, scenario: Scenario) -> set[str]:
 def _describe_step(
     step: Step, code: int, out: str, error: str, folder: Path, known: set[str]
 ) -> dict[str, tuple[Any, Any]]:
-    """Return the normal forms, full and reduced to data, of a step and of the files that it wrote."""
+    """Return both normal forms of a step and of each file that it wrote."""
     answer = _parse(out)
     if isinstance(answer, str):
-        answer = normalize.without_times(answer)
-    full = {"exit": code, "answer": answer, "stderr": normalize.without_times(error).splitlines()}
+        answer = normalize.without_circumstances(answer)
+    full = {
+        "exit": code,
+        "answer": answer,
+        "stderr": normalize.without_circumstances(error).splitlines(),
+    }
     data = {"exit": code, "answer": None if isinstance(answer, str) else answer}
     forms = {step.name: (full, data)}
     for output in step.outputs:

@@ -1,4 +1,7 @@
-"""The scenarios of a snapshot: files in a folder of their own, and steps that read and write there."""
+"""The scenarios of a snapshot.
+
+Files in a folder of their own, and steps that read and write there.
+"""
 
 import functools
 import io
@@ -92,7 +95,7 @@ def serialized(make: Callable[[], onnx.ModelProto]) -> Callable[[], bytes]:
     return lambda: make().SerializeToString()
 
 
-# Recorded builds ------------------------------------------------------------------------------------------------
+# Recorded builds ----------------------------------------------------------------------
 
 PREDICTIONS = tuple(
     f"predict {{}} --target {target}"
@@ -111,7 +114,7 @@ PREDICTIONS = tuple(
 
 
 def recorded_builds() -> Iterator[Scenario]:
-    """Models of recorded builds: all commands that need no images."""
+    """Yield models of recorded builds: all commands that need no images."""
     for path in sorted((DATA / "evidence").glob("*/model.onnx.gz")):
         steps = [
             *(cli(words.format("model.onnx.gz")) for words in PREDICTIONS),
@@ -134,7 +137,7 @@ _LAYERS = ("layer_info.json", "graph.json", "engine_w8.json", "engine_w8a8.json"
 
 
 def logs_of_builds() -> Iterator[Scenario]:
-    """Logs, layer tables and profiles of recorded builds, where ``../shared`` has them."""
+    """Yield logs, layer tables and profiles of recorded builds, if ``../shared`` has them."""
     for folder in sorted((SHARED / "evidence").glob("*/")):
         kept = {
             p.name: p
@@ -171,11 +174,11 @@ def logs_of_builds() -> Iterator[Scenario]:
             )
 
 
-# Random inputs --------------------------------------------------------------------------------------------------
+# Random inputs ------------------------------------------------------------------------
 
 
 def families() -> Iterator[Scenario]:
-    """Families of growth at a small size."""
+    """Yield families of growth at a small size."""
     for number, (family, make) in enumerate(FAMILIES.items()):
         files = {"model.onnx": serialized(functools.partial(make, 40))}
         quick = [
@@ -204,7 +207,7 @@ def families() -> Iterator[Scenario]:
 
 
 def random_networks() -> Iterator[Scenario]:
-    """Networks of the differential fuzzer, Q/DQ and float."""
+    """Yield networks of the differential fuzzer, Q/DQ and float."""
     for seed in range(60):
         files = {"model.onnx": serialized(functools.partial(network, seed))}
         steps = [
@@ -221,7 +224,7 @@ def random_networks() -> Iterator[Scenario]:
 
 
 def damaged_inputs() -> Iterator[Scenario]:
-    """Damaged models and logs of the other fuzzers: answers and refusals."""
+    """Yield damaged models and logs of the other fuzzers: answers and refusals."""
     sources = {
         "random": network(11).SerializeToString(),
         "C2f": FAMILIES["C2f"](30).SerializeToString(),
@@ -251,7 +254,7 @@ def damaged_inputs() -> Iterator[Scenario]:
 
 
 def whole_small_logs() -> Iterator[Scenario]:
-    """One small build of each dialect."""
+    """Yield one small build of each dialect."""
     for number, data in enumerate(whole_logs()):
         steps = [
             cli("log build.log"),
@@ -264,7 +267,7 @@ def whole_small_logs() -> Iterator[Scenario]:
 
 
 def public_questions() -> Iterator[Scenario]:
-    """Small inputs behind public questions, where ``../shared`` has them."""
+    """Yield small inputs behind public questions, if ``../shared`` has them."""
     for path in sorted((SHARED / "replay3").glob("*.onnx")):
         steps = [
             *(cli(words.format("model.onnx")) for words in PREDICTIONS[:3]),
@@ -279,7 +282,7 @@ def public_questions() -> Iterator[Scenario]:
         yield Scenario("replay/torchtrt log", files, steps, 99)
 
 
-# Insertion ------------------------------------------------------------------------------------------------------
+# Insertion ----------------------------------------------------------------------------
 
 OPTIONS = (
     "--target 8.5",
@@ -320,7 +323,7 @@ def insertion_steps(model: str, data: str, options: Sequence[str]) -> Iterator[S
 
 
 def insertions() -> Iterator[Scenario]:
-    """Float networks of every kind through insert, and what it writes through the other commands."""
+    """Yield float networks through insert, and the Q/DQ models through the other commands."""
     for name, make in networks.FLOAT_NETWORKS.items():
         files = {
             "float.onnx": serialized(make),
@@ -422,7 +425,7 @@ def _pictures(folder: str, count: int) -> dict[str, Content]:
 
 
 def demonstrations() -> Iterator[Scenario]:
-    """The demo, and insert with images on its YOLOv8-style network."""
+    """Yield the demo, and insert with images on its YOLOv8-style network."""
     for activation in ("silu", "relu"):
         model = "demo/yolov8n-demo.onnx"
         written = [model, "demo/yolov8n-demo_qdq.onnx", "demo/yolov8n-demo_report.html"]
@@ -471,7 +474,7 @@ def trainings() -> Iterator[Scenario]:
             yield Scenario(name, {}, steps[: 2 - number % 2])
 
 
-# Words ----------------------------------------------------------------------------------------------------------
+# Words --------------------------------------------------------------------------------
 
 CODES = ("SKIP-FLOAT", "OUT-FLOAT", "NOT-QUANTIZED", "SILU-INNER-Q", "BIAS-DQ", "W-SCALE", "NO-QDQ")
 TEXTS = (

@@ -1,4 +1,7 @@
-"""Exports of trained networks, run by worker.py inside the checkout that is recorded; needs torch."""
+"""Exports of trained networks, run by worker.py inside the checkout that is recorded.
+
+Needs torch.
+"""
 
 from typing import Any
 

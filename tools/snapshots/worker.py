@@ -1,10 +1,13 @@
-"""Run steps of scenarios with the qdqtool of one checkout: ``python worker.py FOLDER...``, driven through pipes.
+"""Run steps of scenarios with the qdqtool of one checkout.
 
-A line of JSON on stdin names a folder and its steps; a line of JSON on stdout answers with their exit codes and
-processor times. Each step runs in a process that is forked after qdqtool is imported, with its streams in files of the folder.
+``python worker.py FOLDER...``, driven through pipes.
 
-This file imports nothing of this repository but what the checkout's ``PYTHONPATH`` offers, so that old and new commits
-are run by the same code.
+A line of JSON on stdin names a folder and its steps; a line of JSON on stdout answers with their
+exit codes and processor times. Each step runs in a process that is forked after qdqtool is
+imported, with its streams in files of the folder.
+
+This file imports nothing of this repository but what the checkout's ``PYTHONPATH`` offers, so that
+old and new commits are run by the same code.
 """
 
 import json
@@ -92,7 +95,7 @@ def _run(step: dict[str, Any]) -> int:
 
 
 def _fill_in(word: str) -> str:
-    """Replace ``{finding}`` by the code of the first finding of the last JSON that a step of the folder printed."""
+    """Replace ``{finding}`` by the first finding of the last JSON that a step printed."""
     if word != "{finding}":
         return word
     for path in sorted(Path().glob("*.stdout"), key=lambda p: int(p.stem), reverse=True):
