@@ -3,7 +3,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 N ?= 1000
-GROWTH := tests/test_growth.py tests/calibration/test_picture_memory.py
 # `make mutants N=200 SEED=7 P="calibration qdqtool/insertion"`: without SEED a new one, without P every package.
 SEED ?=
 P ?=
@@ -25,16 +24,17 @@ demo: $(VENV)/.installed
 
 # Some minutes on two cores; what it took is printed in the end.
 test: $(VENV)/.test-installed
-	$(BIN)/python -m tests -n auto --dist loadgroup
+	$(BIN)/python -m tests -n auto --dist loadfile
 
 # What `test` leaves out: slow tests, and 20 more examples of each property.
 test-all: test
-	$(BIN)/python -m tests -n auto --dist loadgroup --all -m "slow or hypothesis"
+	$(BIN)/python -m tests -n auto --dist loadfile --all -m "slow or hypothesis"
 
 lint: $(VENV)/.test-installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check -q .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 # sdist and wheel into dist/, checked, and the wheel run in a clean environment.
 package:
@@ -58,34 +58,36 @@ fit-timing: $(VENV)/.test-installed
 	$(BIN)/python benchmarks/timing_docs.py
 
 fuzz: $(VENV)/.test-installed
-	$(BIN)/python -m tests.fuzz --networks $(N)
+	$(BIN)/python -m tools.fuzz --networks $(N)
 
 fuzz-logs: $(VENV)/.test-installed
-	$(BIN)/python -m tests.fuzz_logs
+	$(BIN)/python -m tools.fuzz_logs
 
 fuzz-inputs: $(VENV)/.test-installed
-	$(BIN)/python -m tests.fuzz_inputs --cases 50000 --processes 1000
+	$(BIN)/python -m tools.fuzz_inputs --cases 50000 --processes 1000
 
 # About an hour: what to run before a release.
 fuzz-all: $(VENV)/.test-installed
-	$(BIN)/python -m tests.fuzz_inputs --seconds 1800 --processes 1000
-	$(BIN)/python -m tests.fuzz_inputs.interrupts
-	$(BIN)/python -m tests.fuzz_logs --files 1000000 --seconds 1200 --base $$(date +%s)
-	$(BIN)/python -m tests.fuzz --networks 100000 --seconds 600 || [ $$? -eq 2 ]
+	$(BIN)/python -m tools.fuzz_inputs --seconds 1800 --processes 1000
+	$(BIN)/python -m tools.fuzz_inputs.interrupts
+	$(BIN)/python -m tools.fuzz_logs --files 1000000 --seconds 1200 --base $$(date +%s)
+	$(BIN)/python -m tools.fuzz --networks 100000 --seconds 600 || [ $$? -eq 2 ]
 
-# All cases take hours; the sample takes some minutes, and asks for the same.
+# All cases take hours; the sample takes ten minutes.
 growth: $(VENV)/.test-installed
-	$(BIN)/pytest -q $(GROWTH) -m growth --growth
+	$(BIN)/python -m tools.growth
+	$(BIN)/pytest tests/calibration/test_picture_memory.py -m growth --growth
 
 growth-sample: $(VENV)/.test-installed
-	$(BIN)/pytest -q $(GROWTH) -m sampled --growth
+	$(BIN)/python -m tools.growth --sample
+	$(BIN)/pytest tests/calibration/test_picture_memory.py -m sampled --growth
 
 $(VENV)/.mutants-installed: $(VENV)/.test-installed
 	$(BIN)/pip install -q --disable-pip-version-check -e '.[test,mutants]'
 	touch $@
 
 mutants: $(VENV)/.mutants-installed
-	$(BIN)/python -m tests.mutants --mutants $(N) $(if $(SEED),--seed $(SEED)) $(P)
+	$(BIN)/python -m tools.mutants --mutants $(N) $(if $(SEED),--seed $(SEED)) $(P)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .hypothesis

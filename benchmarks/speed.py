@@ -138,7 +138,7 @@ def _large(path: Path) -> None:
     """A long quantized network of small tensors, C2f blocks without end."""
     import onnx
 
-    from tests.growth import c2f
+    from tools.growth.families import c2f
 
     onnx.save(c2f(100_000), path)
 

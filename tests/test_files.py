@@ -23,11 +23,11 @@ from qdqtool.base.outputs import atomic_write, write_text
 from qdqtool.commands import COMMANDS as NAMES
 from qdqtool.commands.cli import cli, run
 from qdqtool.errors import ModelError, QdqtoolError
-from tests.fuzz_inputs.seeds import COMMANDS, write_seeds
-from tests.growth import Net
 from tests.slow import slow_after
 from tests.sources import nodes_like
 from tests.verification.comparing.networks import network
+from tools.fuzz_inputs.seeds import COMMANDS, write_seeds
+from tools.growth.families import Net
 
 
 def test_atomic_write_error_leaves_the_file(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from qdqtool import predict
 from qdqtool.commands.cli import run
-from tests import growth
+from tools.growth import families as growth
 
 COMMANDS = (
     ("predict", "m.onnx", "--format", "json"),

@@ -28,8 +28,8 @@ from qdqtool.render.predict_text import render
 from qdqtool.trt.rtx.operands import CompilerFault, Fault, Form
 from qdqtool.types import Cause, Evidence, Finding, Severity
 from tests.explain.test_causes import residual
-from tests.fuzz_inputs.seeds import write_seeds
 from tests.insertion.nets import detector
+from tools.fuzz_inputs.seeds import write_seeds
 
 EXAMPLES = table("examples")
 

@@ -25,9 +25,9 @@ from qdqtool.commands.cli import run
 from qdqtool.errors import ModelError
 from qdqtool.model.modelfile import load, quiet_graphsurgeon
 from tests.buildlog import samples
-from tests.fuzz.grammar import network
-from tests.fuzz_inputs.seeds import write_seeds
 from tests.slow import slow_after
+from tools.fuzz.grammar import network
+from tools.fuzz_inputs.seeds import write_seeds
 
 TOOL = f"{sys.executable} -m qdqtool"
 ODD = "\x1b]0;owned\x07 \x9b31m \x85 \x7f \u202e"

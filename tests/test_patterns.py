@@ -12,8 +12,7 @@ import pkgutil
 import re
 import re._constants as sre
 import re._parser as parser
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,13 @@ import pytest
 import calibration
 import qdqtool
 from qdqtool.buildlog.names import base_name, parts
+from tests.growth_factor import LINEAR, LONGEST, QUADRATIC, growth_factor
+from tests.growth_factor import (
+    processor_time as processor_time,  # imported from here by other tests
+)
 from tests.sources import nodes_like
 
 METHODS = ("match", "fullmatch", "search", "finditer", "findall", "sub", "split")
-
-SHORTEST, LONGEST = 1 << 8, 1 << 16  # characters
-STEP = 4  # ratio of one length to the next
-RESOLUTION = 0.002  # seconds; a shorter measurement is not compared
-# A linear pattern takes 4 times as long for 4 times the text, a quadratic one 16 times, a cubic one 64 times.
-LINEAR, QUADRATIC = STEP**1.5, STEP**2.5
 
 # These patterns search the first 4,000 characters of a message only, and may be quadratic.
 BOUNDED_MODULE, BOUNDED_LENGTH = "qdqtool.explain.errors", 1 << 12
@@ -176,38 +173,6 @@ def provoking_texts(items: Any) -> Iterator[tuple[str, str, str]]:
         elif op is sre.BRANCH:
             for branch in argument[1]:
                 yield from provoking_texts(branch)
-
-
-def processor_time(function: Callable[[], object], repeats: int) -> float:
-    """Return the shortest processor time of several calls, in seconds."""
-    times = []
-    for _ in range(repeats):
-        start = time.process_time()
-        function()
-        times.append(time.process_time() - start)
-    return min(times)
-
-
-def growth_factor(work: Callable[[int], object], limit: float, longest: int = LONGEST) -> float:
-    """Return how many times as long `work` takes for `STEP` times the length.
-
-    The length grows until the factor exceeds `limit` twice in a row of measurements, or reaches `longest`.
-    """
-    times: dict[int, float] = {}
-    length = SHORTEST
-    factor = 0.0
-    while length <= longest:
-        times[length] = processor_time(lambda: work(length), repeats=1)  # noqa: B023
-        shorter = length // STEP
-        if shorter in times and times[length] > RESOLUTION:
-            factor = times[length] / max(times[shorter], 1e-7)
-            if factor > limit:  # measure again: other processes may have disturbed one of the two
-                first = processor_time(lambda: work(shorter), repeats=5)  # noqa: B023
-                factor = processor_time(lambda: work(length), repeats=3) / max(first, 1e-7)  # noqa: B023
-            if factor > limit:
-                return factor
-        length *= STEP
-    return factor
 
 
 def apply_method(pattern: re.Pattern[Any], method: str, text: str) -> None:

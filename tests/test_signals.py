@@ -14,9 +14,9 @@ import pytest
 
 from tests.calibration.nets import conv_net
 from tests.forks import can_fork
-from tests.fuzz.grammar import network
-from tests.fuzz_inputs import interrupts
 from tests.slow import slow_after
+from tools.fuzz.grammar import network
+from tools.fuzz_inputs import interrupts
 
 
 def restore_signals() -> None:

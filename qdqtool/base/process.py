@@ -14,7 +14,7 @@ from types import FrameType
 from qdqtool.errors import QdqtoolError
 
 INTERRUPTED = 130  # exit code after Ctrl-C: 128 and the number of the signal
-_OBJECTS_BETWEEN_COLLECTIONS = 50_000
+OBJECTS_BETWEEN_COLLECTIONS = 50_000
 _MESSAGES = {130: "interrupted", 143: "terminated", 129: "the terminal was closed"}
 
 
@@ -38,9 +38,7 @@ def stop_message(stop: KeyboardInterrupt) -> str:
 
 def prepare() -> None:
     """Set up the process of the command line. Called once, before anything is opened."""
-    gc.set_threshold(
-        _OBJECTS_BETWEEN_COLLECTIONS
-    )  # imports make many objects, none of them garbage
+    gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)  # imports make many objects, none of them garbage
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its threads wait busily
     for name in ("SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)

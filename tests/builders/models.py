@@ -4,7 +4,7 @@ from pathlib import Path
 
 import onnx
 
-from tests.fuzz.net import Net
+from tools.fuzz.net import Net
 
 NASTY = "/a b/[x], Name: {y}, LayerType: z\n\x1e/Conv"
 

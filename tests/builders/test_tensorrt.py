@@ -25,7 +25,7 @@ from qdqtool.types import Precision
 from qdqtool.verification.build_model import build_model, compare, status_agrees
 from tests.builders.models import NASTY, saved, two_convolutions
 from tests.errors import has
-from tests.fuzz.net import Net
+from tools.fuzz.net import Net
 
 PACKAGE = """
 import enum, json, os

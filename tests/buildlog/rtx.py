@@ -7,7 +7,7 @@ import pytest
 
 from qdqtool import builders
 from qdqtool.builders.child import is_installed
-from tests.fuzz.net import Net
+from tools.fuzz.net import Net
 
 
 def c2f_split() -> onnx.ModelProto:

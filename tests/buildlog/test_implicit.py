@@ -13,8 +13,8 @@ from qdqtool.verification.api import check_explicit
 from tests.buildlog.evidence import build_file
 from tests.buildlog.samples import build_of
 from tests.errors import has
-from tests.fuzz.net import Net
 from tests.trt.evidence import HOME
+from tools.fuzz.net import Net
 
 IMPLICIT = [("mobilenet-fpn-implicit-int8", "log.txt"), ("aeb-implicit-int8-layers", "graph.json")]
 EXPLICIT = [

@@ -29,7 +29,7 @@ from tests.calibration.checks import check_limit, reports
 from tests.calibration.nets import png_chunk, write_pictures
 from tests.calibration.watchers import HANG, Waits
 from tests.errors import has
-from tests.fuzz_inputs.seeds import jpeg_in_scans
+from tools.fuzz_inputs.mutate import jpeg_in_scans
 
 RAW = Preprocess(scale=1.0)
 SPEC = InputSpec("images", (1, 3, 16, 16))

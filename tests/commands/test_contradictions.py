@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from tests.commands.conftest import Cli
-from tests.growth import Net
+from tools.growth.families import Net
 
 
 def with_types(model: onnx.ModelProto, **types: list[int]) -> onnx.ModelProto:

@@ -20,7 +20,7 @@ from tests.commands.conftest import Cli
 from tests.errors import has
 from tests.insertion.nets import check, run
 from tests.optional import without_package
-from tests.tools.record_demo import quantized_demo
+from tools.record_demo import quantized_demo
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +166,7 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_recording_agrees_with_the_default_model(quantized: Path) -> None:
     result = verify_recorded(quantized)
     assert result is not None, (
-        "the demo's model or placement has changed: run python -m tests.tools.record_demo"
+        "the demo's model or placement has changed: run python -m tools.record_demo"
     )
     assert result.convolutions.agree == result.convolutions.total == 64
     assert (exit_code(result), result.build.tensorrt) == (0, "1.7.1.116")

@@ -9,8 +9,8 @@ import pytest
 
 from tests.commands.conftest import Cli
 from tests.explain.test_causes import residual
-from tests.growth import convolutions
 from tests.trt.builder import Graph
+from tools.growth.families import convolutions
 
 
 @pytest.fixture

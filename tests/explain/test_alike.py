@@ -33,8 +33,8 @@ from qdqtool.types import Cause, Evidence, Finding, Precision, Prediction, Sever
 from tests.explain.graphs import GRAPHS
 from tests.explain.test_producers import prediction
 from tests.explain.test_refusals import TARGETS
-from tests.fuzz.grammar import network
 from tests.slow import slow_after
+from tools.fuzz.grammar import network
 
 
 def finding(refusal: Any, code: Any = "OUT-FLOAT", **cause: Any) -> Finding:

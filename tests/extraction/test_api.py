@@ -30,11 +30,11 @@ from qdqtool.trt.targets import Target
 from tests.errors import has
 from tests.explain.graphs import concat
 from tests.extraction.networks import SECRET, residual, secretive
-from tests.growth import split_joined, wide_split
 from tests.insertion.nets import run
 from tests.slow import slow_after
 from tests.trt.builder import Graph
 from tests.trt.evidence import HOME
+from tools.growth.families import split_joined, wide_split
 
 YOLO = HOME / "yolo-resnet18-orin-trt8502" / "model.onnx.gz"
 

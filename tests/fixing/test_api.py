@@ -26,12 +26,12 @@ from tests.explain.lint.test_api import shared_model
 from tests.explain.test_causes import concat, residual, split
 from tests.explain.test_producers import models, predictions, views
 from tests.fixing.steps import sites
-from tests.growth import FAMILIES
 from tests.indexing import indexed
 from tests.insertion import nets
 from tests.slow import slow_after
 from tests.trt.builder import Graph
 from tests.trt.test_cases import model_of
+from tools.growth.families import FAMILIES
 
 
 def run(proto, **inputs):

@@ -29,10 +29,10 @@ from qdqtool.timing.gpus import find
 from qdqtool.trt.refusals import ResidualFloat
 from qdqtool.trt.targets import target_named
 from tests.fixing.steps import sites
-from tests.growth import Net, convolutions
 from tests.insertion.nets import run
 from tests.trt import evidence
 from tests.trt.builder import Graph
+from tools.growth.families import Net, convolutions
 
 AIM = Aim((ResidualFloat,), noise=1.0)
 

@@ -24,9 +24,9 @@ from qdqtool.types import Prediction, Refusal
 from tests.explain.lint.test_api import shared_model
 from tests.explain.test_producers import predictions, views
 from tests.fixing.steps import sites
-from tests.fuzz.grammar import network
 from tests.slow import slow_after
 from tests.trt.builder import Graph
+from tools.fuzz.grammar import network
 
 
 def faults() -> onnx.ModelProto:

@@ -27,7 +27,6 @@ from qdqtool.trt.targets import TARGETS, target_named
 from qdqtool.tuning.configuration import Planner
 from qdqtool.tuning.sites import ATTENTION, find_sites
 from qdqtool.types import Prediction, Refusal
-from tests.fuzz.driver import Answer, Lab
 from tests.insertion.nets import (
     Net,
     copied,
@@ -40,6 +39,7 @@ from tests.insertion.nets import (
 from tests.insertion.transformers import HEADS, WIDTH, Detr, Tokens, detr, samples, vit
 from tests.slow import slow_after
 from tests.trt.builder import Graph
+from tools.fuzz.driver import Answer, Lab
 
 FEW_FIRST = slow_after(
     3, sorted(TARGETS, key=("trt8.6", "trt10", "rtx1.7").__contains__, reverse=True)

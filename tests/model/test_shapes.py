@@ -22,8 +22,8 @@ from qdqtool.model.shapes import (
     infer_types,
     is_safe,
 )
-from tests.fuzz.grammar import network
-from tests.growth import FAMILIES
+from tools.fuzz.grammar import network
+from tools.growth.families import FAMILIES
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 IMAGE = (1, 8, 4, 4)

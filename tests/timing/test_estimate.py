@@ -27,11 +27,11 @@ from qdqtool.timing.physics import constants
 from qdqtool.timing.twin import Shapes
 from qdqtool.trt.targets import TARGETS, strongly_typed
 from qdqtool.types import Precision, Prediction
-from tests.growth import convolutions
 from tests.slow import slow_after
 from tests.timing.models import TARGET, chain, timed, workload
 from tests.trt import evidence
 from tests.trt.builder import Graph
+from tools.growth.families import convolutions
 
 CASES = ("resnet18-a100-qat", "mobilenetv2-titanrtx-qat-residual")
 

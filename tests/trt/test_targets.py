@@ -21,8 +21,8 @@ from qdqtool.trt.targets import (
 )
 from qdqtool.types import ConvOutcome, Evidence, Precision
 from tests.errors import has
-from tests.fuzz.net import Net
 from tests.trt.builder import Graph
+from tools.fuzz.net import Net
 
 CLASSIC = [t for t in TARGETS.values() if not t.is_rtx]
 INT8, FLOAT = Precision.INT8, Precision.FLOAT

@@ -36,9 +36,9 @@ from qdqtool.verification.lines import agreement, in_order
 from tests.builders.models import two_convolutions
 from tests.buildlog.calls import count_calls
 from tests.buildlog.samples import build_of
-from tests.fuzz.net import Net
 from tests.trt.builder import Graph
 from tests.verification.synthetic import log_of
+from tools.fuzz.net import Net
 
 
 @pytest.mark.parametrize(

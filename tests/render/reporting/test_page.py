@@ -17,8 +17,8 @@ from qdqtool.base import budgets
 from qdqtool.errors import QdqtoolError
 from qdqtool.render.reporting import page
 from tests.errors import has
-from tests.fuzz.grammar import network
 from tests.render.reporting.conftest import NetworkFiles
+from tools.fuzz.grammar import network
 
 HOSTILE = (
     "<script>alert(1)</script>",

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import onnx
 
-from tests.fuzz.net import Net
 from tests.trt.rtx import operators as ops
 from tests.trt.rtx.operators import OPERATORS, Step, chain, ints
+from tools.fuzz.net import Net
 
 Outputs = str | tuple[str, ...]
 Make = Callable[[Net], Outputs]

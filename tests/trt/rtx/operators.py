@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tests.fuzz.net import Net
 from tests.steps import chain
+from tools.fuzz.net import Net
 
 Step = Callable[[Net, str], str]
 I64 = np.int64

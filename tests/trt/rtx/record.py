@@ -8,10 +8,10 @@ import onnx
 
 from qdqtool.base.outputs import write_text
 from qdqtool.types import Precision
-from tests.fuzz.driver import Lab
-from tests.fuzz.grammar import network
 from tests.trt.rtx.experiments import EXPERIMENTS, FORMS, finish
 from tests.trt.rtx.experiments_scales import HALVES, NEW, OLD, SCALES
+from tools.fuzz.driver import Lab
+from tools.fuzz.grammar import network
 
 TABLE = Path(__file__).parents[2] / "data" / "rtx" / "answers.json"
 SEEDS = range(150)

@@ -19,10 +19,10 @@ from qdqtool.types import Evidence, Prediction, Severity
 from tests.explain.test_producers import models as producer_models
 from tests.explain.test_producers import of_shape_1, predictions
 from tests.fixing.test_places import detector
-from tests.fuzz.driver import Lab
-from tests.fuzz.grammar import network
 from tests.trt.builder import Graph
 from tests.trt.rtx.record import SEEDS, TABLE, answer, build_models
+from tools.fuzz.driver import Lab
+from tools.fuzz.grammar import network
 
 
 @functools.cache

@@ -1,1 +1,0 @@
-"""Mutated models, arrays, images, caches, tables, lists and JSON against every command."""

@@ -1,0 +1,94 @@
+"""The differential fuzzer in small.
+
+Twelve networks, and the tools around it without a compiler.
+"""
+
+import onnx
+import pytest
+
+from qdqtool.builders.child import is_installed
+from tools.fuzz.driver import Answer, Lab, run_seeds
+from tools.fuzz.grammar import network
+from tools.fuzz.net import Net
+from tools.fuzz.shrink import shrink, shrink_answer
+
+needs_compiler = pytest.mark.skipif(
+    not is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed"
+)
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_twelve_networks_agree() -> None:
+    with Lab() as lab:
+        answers = dict(run_seeds(iter(range(700_000, 700_012)), network, lab))
+    wrong = {seed: a.wrong for seed, a in answers.items() if a.wrong}
+    assert not wrong
+    assert sum(a.convolutions for a in answers.values()) > 24
+    assert sum(a.absent for a in answers.values()) < 4
+
+
+def test_networks_are_valid_and_repeat() -> None:
+    operators: set[str] = set()
+    for seed in (*range(45), 86):
+        model = network(seed)
+        onnx.checker.check_model(model, full_check=True)
+        assert seed % 4 or model.SerializeToString() == network(seed).SerializeToString()
+        operators.update(n.op_type for n in model.graph.node)
+    # What users have is in the grammar.
+    assert {
+        "Conv",
+        "ConvTranspose",
+        "Gemm",
+        "MatMul",
+        "Add",
+        "Concat",
+        "Split",
+        "Slice",
+        "MaxPool",
+        "Resize",
+        "Sigmoid",
+        "Relu",
+        "HardSwish",
+        "LeakyRelu",
+        "Clip",
+        "BatchNormalization",
+        "Softmax",
+        "Transpose",
+        "Reshape",
+        "Pad",
+        "GlobalAveragePool",
+        "LayerNormalization",
+        "Erf",
+        "QuantizeLinear",
+        "DequantizeLinear",
+        "Constant",
+    } <= operators
+
+
+def _deep() -> onnx.ModelProto:
+    net = Net()
+    x = net.input((1, 4, 8, 8))
+    for _ in range(6):
+        x = net.op("Relu", net.conv(net.qdq(x), 4))
+    y = net.op("Sigmoid", net.op("Tanh", x))
+    return net.model(net.op("Add", x, y), y)
+
+
+def test_shrinking_keeps_the_cause_and_the_kind() -> None:
+    def has_tanh(model: onnx.ModelProto) -> bool:
+        return any(n.op_type == "Tanh" for n in model.graph.node)
+
+    small = shrink(_deep(), has_tanh)
+    assert [n.op_type for n in small.graph.node] == ["Tanh"]
+    assert len(small.graph.output) == 1
+    assert not small.graph.initializer
+
+    def answer(model: onnx.ModelProto) -> Answer:
+        kinds = [n.op_type for n in model.graph.node]
+        if kinds.count("Conv") >= 2:
+            return Answer(2, [("conv", "INT8", "FP32 writing FP32")])
+        return Answer(1, [("conv", "FP32", "INT8 writing FP32")]) if "Conv" in kinds else Answer(1)
+
+    small = shrink_answer(_deep(), answer)
+    assert [n.op_type for n in small.graph.node].count("Conv") == 2

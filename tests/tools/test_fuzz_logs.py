@@ -1,0 +1,97 @@
+"""A hundred mutated files, two hundred when slow, and one line of 100 MB.
+
+``make fuzz-logs`` runs ten thousand.
+"""
+
+import io
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from qdqtool.base.notes import Remark
+from qdqtool.buildlog import sections
+from qdqtool.buildlog.read import MAX_LINE, lines_of, read_build
+from tests.buildlog import samples
+from tests.slow import slow_after
+from tools.fuzz_logs.check import check
+from tools.fuzz_logs.mutate import mutated, seeds
+
+
+def test_the_seeds_themselves_are_read() -> None:
+    assert [check(seed) for seed in seeds()] == ["read"] * len(seeds())
+
+
+@pytest.mark.parametrize("part", slow_after(1, range(2)))
+def test_no_file_breaks_the_reader(part: int) -> None:
+    outcomes = [check(mutated(number)) for number in range(part * 100, (part + 1) * 100)]
+    assert outcomes.count("read") > 20  # the mutations are mild enough to get past the door
+
+
+_READ_ONE_LINE = """
+import io, re, sys
+from qdqtool.buildlog.read import read_build
+class Source(io.RawIOBase):
+    def __init__(self):
+        self.left, self.head = 100_000_000, sys.argv[1].encode()
+        self.tail = b"\\nOriginal: 5 layers\\n"
+    def read(self, size=-1):
+        if self.head:
+            data, self.head = self.head, b""
+        elif self.left > 0:
+            data = b"Tactic: (PWN(a + b), " * (min(size, self.left, 1 << 20) // 21 + 1)
+            self.left -= len(data)
+        else:
+            data, self.tail = self.tail, b""
+        return data
+build = read_build(Source())
+status = open("/proc/self/status").read()  # getrusage would count the memory of the process that started this one
+print(build.milestones[-1].layers, build.lines.total, int(re.search(r"VmHWM:\\s+(\\d+)", status)[1]) // 1024)
+"""
+
+
+_FIRST = "[V] Original: 4 layers\n"
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="the peak memory is read from /proc"
+)
+@pytest.mark.parametrize(
+    "head", [_FIRST + "[V] [TRT] ", _FIRST + "Layer(Cask): ", _FIRST + "Name: "]
+)
+def test_a_line_of_100_mb(head: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _READ_ONE_LINE, head],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    layers, lines, memory = map(int, done.stdout.split())
+    assert (layers, lines) == (5, 3)
+    assert memory < 150
+
+
+def test_long_lines_are_cut_and_the_next_ones_whole() -> None:
+    def blocks() -> Iterator[bytes]:
+        yield b"first\nlo"
+        for _ in range(5):
+            yield b"x" * MAX_LINE
+        yield b"end\nlast\nopen"
+
+    lines = [line for group in lines_of(blocks()) for line in group]
+    assert [len(line) for line in lines] == [5, MAX_LINE, 4, 4]
+    assert (lines[0], lines[2], lines[3]) == (b"first", b"last", b"open")
+
+
+def test_what_is_kept_of_an_endless_log_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By 300,000 lines, a hundred times those of any real build; here by a hundredth of that."""
+    assert sections._MAX_RECORDS == 300_000
+    monkeypatch.setattr(sections, "_MAX_RECORDS", 3000)
+    line = b"[V] [TRT] Removing /some/layer/of/the/network/number\n"
+    build = read_build(io.BytesIO(samples.trtexec_log().encode() + line * 3050))
+    assert 2900 < len(build.trace) <= 3000
+    assert Remark.TOO_LONG(records=3000) in build.notes
+    assert not build.complete

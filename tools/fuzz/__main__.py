@@ -1,0 +1,79 @@
+"""Compare predictions of random networks with TensorRT-RTX.
+
+``python -m tools.fuzz --networks N [--seed S]``.
+"""
+
+import argparse
+import sys
+import time
+from collections import Counter
+
+from onnx.printer import to_text
+
+from qdqtool.builders.child import is_installed
+from tools.fuzz.driver import Lab, run_seeds
+from tools.fuzz.grammar import network
+from tools.fuzz.shrink import shrink_answer
+
+GOAL = 0.999  # share of convolutions on which both must agree
+TOLERATED = 2  # disagreements in a short run; one in 4,700 convolutions is known
+MAX_SHRUNK = 5
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the fuzzer; return 0 if it reached its goal, 1 if not, 2 without a compiler."""
+    parser = argparse.ArgumentParser(prog="python -m tools.fuzz", description=__doc__)
+    parser.add_argument("--networks", type=int, default=1000, help="how many (default 1000)")
+    parser.add_argument(
+        "--seed", type=int, default=None, help="seed of the first network (default: from the clock)"
+    )
+    parser.add_argument("--no-shrink", action="store_true", help="only count disagreements")
+    parser.add_argument("--seconds", type=float, default=None, help="stop after this time")
+    options = parser.parse_args(arguments)
+    if not is_installed("tensorrt_rtx"):
+        print(
+            "TensorRT-RTX is not installed: pip install 'qdqtool[rtx]' (this accepts NVIDIA's licence)"
+        )
+        return 2
+    first = options.seed if options.seed is not None else int(time.time()) * 10_000
+    compared = absent = 0
+    statuses: Counter[str] = Counter()
+    wrong: list[tuple[int, tuple[str, str, str]]] = []
+    start = time.monotonic()
+    done = 0
+    print(f"seed {first}", flush=True)
+    with Lab() as lab:
+        for count, (seed, answer) in enumerate(
+            run_seeds(iter(range(first, first + options.networks)), network, lab), 1
+        ):
+            done = count
+            compared += answer.convolutions
+            absent += answer.absent
+            statuses[answer.status] += 1
+            wrong += [(seed, disagreement) for disagreement in answer.wrong]
+            for name, predicted, built in answer.wrong:
+                print(
+                    f"seed {seed}: {name or 'status'}: predicted {predicted}, built {built[:200]}",
+                    flush=True,
+                )
+            if sys.stderr.isatty():
+                print(f"\r{count}/{options.networks}", end="", file=sys.stderr)
+            if options.seconds is not None and time.monotonic() - start > options.seconds:
+                break
+        if not options.no_shrink:
+            for seed in list(dict.fromkeys(s for s, _ in wrong))[:MAX_SHRUNK]:
+                print(
+                    f"seed {seed}, for onnx.parser:\n{to_text(shrink_answer(network(seed), lab.answer))}",
+                    flush=True,
+                )
+    agreed = (compared - len(wrong)) / compared if compared else 1.0
+    print(
+        f"seeds {first} to {first + done - 1}: {done} networks ({dict(statuses)}), {compared} "
+        f"convolutions, {len(wrong)} disagree ({agreed:.3%} agree), {absent} without a layer of their own, "
+        f"{time.monotonic() - start:.0f} s"
+    )
+    return 0 if len(wrong) <= max(TOLERATED, (1 - GOAL) * compared) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

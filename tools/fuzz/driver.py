@@ -1,0 +1,95 @@
+"""Predict and build random networks, and compare both."""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx
+
+from qdqtool.builders.child import Child
+from qdqtool.builders.run import build_with, log_names, read_log
+from qdqtool.model import modelfile
+from qdqtool.trt.rtx.predict import predict_rtx, status_of
+from qdqtool.verification.build_model import BuiltModel, compare, mapped, status_agrees
+
+TIMEOUT = 60.0
+SM = (86,)
+
+
+@dataclass
+class Answer:
+    """What prediction and build of one network have in common.
+
+    Attributes:
+        convolutions: Convolutions that both sides list (1 for a wrong status).
+        wrong: (name, predicted, built) of each disagreement; the name is empty for the status.
+        absent: Convolutions without a layer of their own.
+        status: Outcome of the build.
+    """
+
+    convolutions: int
+    wrong: list[tuple[str, str, str]] = field(default_factory=list)
+    absent: int = 0
+    status: str = "built"
+
+
+class Lab:
+    """Compile models in one child process, which is replaced when it dies."""
+
+    def __init__(self) -> None:
+        self.child = Child()
+        self._folder = tempfile.TemporaryDirectory(prefix="qdqtool-fuzz-")
+        self.work = Path(self._folder.name)
+
+    def __enter__(self) -> "Lab":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.child.close()
+        self._folder.cleanup()
+
+    def build(self, proto: onnx.ModelProto) -> BuiltModel:
+        """Build a model with TensorRT-RTX for SM86."""
+        path = self.work / "model.onnx"
+        path.write_bytes(proto.SerializeToString())
+        (self.work / "build.log").unlink(missing_ok=True)
+        result = build_with(self.child, path, self.work, "tensorrt-rtx", SM, TIMEOUT)
+        model = modelfile.load(proto)
+        read_log(model, log_names(model), self.work, result)
+        return mapped(result)
+
+    def answer(self, proto: onnx.ModelProto) -> Answer:
+        """Return the disagreements between prediction and build."""
+        model = modelfile.load(proto)
+        prediction = predict_rtx(model)
+        result = self.build(proto)
+        if not status_agrees(prediction, result):
+            return Answer(
+                1,
+                [("", status_of(prediction), f"{result.status}: {result.message}")],
+                0,
+                result.status,
+            )
+        if result.status != "built":
+            return Answer(1, [], 0, result.status)
+        pairs = compare(prediction, result)
+        built = [p for p in pairs if p.built is not None]
+        wrong = [
+            (
+                p.predicted.name,
+                str(p.predicted.precision),
+                f"{p.built.precision} writing {p.built.output}",
+            )
+            for p in built
+            if p.built is not None and not p.same_precision
+        ]
+        return Answer(len(built), wrong, len(pairs) - len(built), "built")
+
+
+def run_seeds(
+    seeds: Iterator[int], make: Callable[[int], onnx.ModelProto], lab: Lab
+) -> Iterator[tuple[int, Answer]]:
+    """Yield the answer for each seed."""
+    for seed in seeds:
+        yield seed, lab.answer(make(seed))

@@ -1,0 +1,1 @@
+"""Damaged models, arrays, images, caches, tables, lists and JSON for every command."""

@@ -1,0 +1,1 @@
+"""Damaged logs, layer JSONs and profiles for the log reader."""

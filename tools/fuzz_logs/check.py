@@ -1,0 +1,74 @@
+"""Check what must hold for any file: an answer, or an error of one line, within SECONDS."""
+
+import contextlib
+import io
+import json
+import time
+
+from qdqtool.buildlog import drawing
+from qdqtool.buildlog.costs import analyze, compare
+from qdqtool.buildlog.names import parts
+from qdqtool.buildlog.read import read_build
+from qdqtool.buildlog.reconstruct import graph_from_log
+from qdqtool.buildlog.summary import lines_of_pass, summarize
+from qdqtool.buildlog.types import Build
+from qdqtool.errors import QdqtoolError
+from qdqtool.render import build_text, log_text
+from qdqtool.render.output import Page
+
+SECONDS = 10.0
+
+
+class SlowFileError(AssertionError):
+    """A file took longer than SECONDS."""
+
+
+def check(data: bytes) -> str:
+    """Read a file and produce every answer about it.
+
+    Returns:
+        ``read``, or ``refused`` if the error is one line.
+
+    Raises:
+        AssertionError: An answer breaks a rule.
+        Exception: The reader failed.
+    """
+    started = time.perf_counter()
+    try:
+        build = read_build(io.BytesIO(data))
+    except QdqtoolError as error:
+        outcome = "refused"
+        message = str(error)
+        assert message, "an error without a message"
+        assert "\n" not in message, "an error of more than one line"
+    else:
+        outcome = "read"
+        use_build(build)
+    seconds = time.perf_counter() - started
+    if seconds > SECONDS:
+        raise SlowFileError(f"{seconds:.1f} s")
+    return outcome
+
+
+def use_build(build: Build) -> None:
+    """Do everything that the commands do with a build."""
+    summary = summarize(build)
+    json.dumps(summary, allow_nan=False)
+    log_text.render(summary, 80)
+    log_text.render(summary, 80, everything=True)
+    for row in summary["passes"]:
+        if row["pass"]:
+            assert lines_of_pass(build, row["pass"])
+    assert build.complete <= bool(build.layers)
+    node_names = build.parse.names
+    for layer in build.layers:
+        parts(layer.name, node_names)
+    report = analyze(build)
+    assert len(report.rows) == len(build.layers)
+    json.dumps(report.as_json(), allow_nan=False)
+    build_text.render(report, "ms", 80, everything=True)
+    drawing.dot(drawing.drawing_of(report))
+    if len(report.rows) < 300:
+        build_text.engines(Page(), compare(report, report))
+    with contextlib.suppress(QdqtoolError):
+        graph_from_log(build)

@@ -1,0 +1,353 @@
+"""Measure how cost grows with the size of a graph.
+
+Twice the nodes may take at most 2^1.3 times the work and memory.
+
+Calls of functions and bytes of objects are counted on small graphs: the counts are the same on
+every machine. Seconds and the memory of whole processes are measured on graphs of up to 4,000
+nodes.
+"""
+
+import cProfile
+import ctypes
+import gc
+import importlib
+import itertools
+import math
+import os
+import resource
+import sys
+import time
+import traceback
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import onnx
+
+import qdqtool
+from qdqtool.base import budgets
+from qdqtool.fixing.api import add_fixes, fix
+from qdqtool.model.run_cost import estimate_run_cost
+from qdqtool.options import Request
+from qdqtool.timing.estimate import predict_on
+from tools.growth.families import FAMILIES
+
+Work = Callable[[onnx.ModelProto], object]
+Measure = Callable[[Work, onnx.ModelProto], int]
+
+EXPONENT = 1.3  # of work, by the size of the file
+SMALLEST = 16  # nodes; with one node, some families have no Q/DQ
+SIZES = (500, 1000, 2000, 4000)
+NOISE_SECONDS = 0.1
+NOISE_BYTES = 16e6  # what the process had left free is not counted
+CACHE_SHARE = 0.1  # of the time: the same work per node takes longer once its data leaves the processor's caches
+ATTEMPTS = 5  # on a busy machine; the best counts
+
+# Families of which predict and the other commands are counted on 150 and 300 nodes in place of 100
+# and 200: smaller ones spend most of their time on a start that costs little.
+SLOW_START = (
+    "C2f",
+    "If",
+    "mesh",
+    "Relu",
+    "Sigmoid",
+    "Add",
+    "Mul",
+    "Transpose",
+    "MaxPool",
+    "Softmax",
+    "Transposes of a dequantized weight",
+    "Gemm",
+    "LayerNormalization",
+    "InstanceNormalization",
+    "BatchNormalization",
+    "ReduceMean",
+    "Loops",
+)
+# Families that fill the lists below (consumers of a tensor, ways to it) only from 500 nodes on.
+BOUNDED = (
+    "rolling Concat",
+    "Concat of pairs",
+    "crossed Concats with pairs",
+    "Casts of a weight",
+    "Transposes of a weight",
+    "Reshapes of a weight",
+    "one pair of weights",
+    "MaxPool, read along",
+)
+COUNTED_SIZES = {"crossed Concats with pairs": (300, 450)}  # merges of scales begin later
+# Limits of these lists, by module. With an eighth of them the lists are full from 150 to 300 nodes
+# on; with less, a list without a limit would stay unnoticed.
+LIMITS = {
+    "qdqtool.trt.surroundings": ("_PATHS", "_STEPS", "STEPS"),
+    "qdqtool.trt.refusals": ("STEPS",),
+    "qdqtool.trt.passes.const_weights_fusion": ("STEPS",),
+    "qdqtool.fixing.weights": ("STEPS",),
+}
+# Savings of fixes are estimated as well; that of residual Adds is a fix of its own from some 600
+# nodes on.
+BEGINS_LATE = ("predict on a GPU", "residual")
+# onnx's shape inference and version converter, and onnxruntime, copy the table of all tensors for
+# each subgraph. The rest of their cost is counted in calls.
+SQUARE = ("If", "nested Ifs", "Loops")
+# They cost seconds, or share their code with "crossed Concats with pairs" and other families.
+NOT_COUNTED = (
+    "wide Split with own scales",
+    "Concat of pairs",
+    "Identity",
+    "Cast",
+    "Clip",
+    "PRelu",
+    "Flatten",
+    "Tile",
+    "AveragePool",
+    "Where",
+    "Expand",
+    "GridSample",
+    "DepthToSpace",
+    "InstanceNormalization",
+    "BatchNormalization",
+    "Reshape",
+    "Slice",
+    "Gather",
+    "TopK",
+    "Pad and Slice",
+    "LayerNormalization",
+    "ReduceMean",
+    "Gemm",
+)
+
+
+def _extract_finding(model: onnx.ModelProto, **options: Any) -> None:
+    """Extract by the first finding, or by the last node if there is none."""
+    findings = qdqtool.predict(model, target="trt8.5").findings
+    place = {"finding": findings[0].code} if findings else {"node": model.graph.node[-1].name}
+    qdqtool.extract(model, target="trt8.5", **place, **options)
+
+
+WORK: dict[str, Work] = {
+    "predict": lambda model: qdqtool.predict(model, target="trt8.5").as_json(),
+    "predict on a GPU": lambda model: predict_on(
+        model, "trt8.5", Request(gpu="T4"), also=add_fixes
+    )[0].as_json(),
+    "fix": lambda model: fix(model, target="trt8.5").as_json(),
+    "fix to half": lambda model: fix(model, target="rtx1.7").as_json(),
+    "extract": lambda model: qdqtool.extract(
+        model, outputs=[model.graph.output[0].name], target="trt8.5"
+    ),
+    "extract a finding": _extract_finding,
+    "extract in private": lambda model: _extract_finding(model, private=True),
+    "extract the least": lambda model: _extract_finding(model, minimize=True),
+    "report": lambda model: qdqtool.report(model, target="trt8.5"),
+}
+
+CASES = [(command, family) for command in WORK for family in FAMILIES]
+# Some of each command that end in minutes.
+SAMPLE = CASES[9::23]
+# Counted in every test run, and with the sample.
+COUNTED_ALWAYS = (
+    *(("predict", family) for family in ("C2f", "If", "MatMul", "Shape")),
+    ("fix", "C2f"),
+    ("extract", "C2f"),
+    ("predict on a GPU", "mesh"),
+)
+COUNTED_IN_SAMPLE = (
+    *itertools.product(("fix", "fix to half"), SQUARE),
+    ("fix", "residual"),
+    ("fix", "fan-out"),
+    ("extract", "lattice"),
+    *(
+        ("predict", family)
+        for family in FAMILIES
+        if family not in NOT_COUNTED and ("predict", family) not in COUNTED_ALWAYS
+    ),
+)
+
+
+# Counts on small graphs ---------------------------------------------------------------
+
+
+def count_calls(work: Work, model: onnx.ModelProto) -> int:
+    """Return the number of function calls, built-in functions included."""
+    profile = cProfile.Profile(subcalls=False)
+    profile.enable()
+    try:
+        work(model)
+    finally:
+        profile.disable()
+    return sum(entry.callcount for entry in profile.getstats())
+
+
+def count_bytes(work: Work, model: onnx.ModelProto) -> int:
+    """Return the largest number of bytes that Python objects take at the same time."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        work(model)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def find_excess(
+    count: Measure, command: str, family: str, sizes: Sequence[tuple[int, int]]
+) -> list[tuple[int, int]]:
+    """Return the pairs of sizes between which a count grows too fast.
+
+    The file counts and not the number of nodes, because DenseNet's file has n^2 numbers for n
+    nodes.
+    """
+    make, work = FAMILIES[family], WORK[command]
+    smallest = make(SMALLEST)
+    work(smallest)  # imports and fills caches
+    start = count(work, make(SMALLEST))
+    excess = []
+    for few, many in sizes:
+        small, large = make(few), make(many)
+        ratio = large.ByteSize() / small.ByteSize()
+        if exceeds(start, count(work, small), count(work, large), ratio):
+            excess.append((few, many))
+    return excess
+
+
+def find_excess_calls(command: str, family: str) -> list[tuple[int, int]]:
+    """Return the pairs of sizes, chosen by family, between which calls grow too fast."""
+    sizes = COUNTED_SIZES.get(
+        family, (150, 300) if family in (*SLOW_START, *BOUNDED) else (100, 200)
+    )
+    if family not in BOUNDED:
+        return find_excess(count_calls, command, family, [sizes])
+    with lower_limits():
+        return find_excess(count_calls, command, family, [sizes])
+
+
+@contextmanager
+def lower_limits() -> Iterator[None]:
+    """Set LIMITS to an eighth."""
+    previous = []
+    for module_name, names in LIMITS.items():
+        module = importlib.import_module(module_name)
+        for name in names:
+            previous.append((module, name, getattr(module, name)))
+            setattr(module, name, getattr(module, name) // 8)
+    try:
+        yield
+    finally:
+        for module, name, value in previous:
+            setattr(module, name, value)
+
+
+def exceeds(
+    start: float,
+    small: float,
+    large: float,
+    ratio: float,
+    noise: float = 0,
+    exponent: float = EXPONENT,
+) -> bool:
+    """Return whether cost, less that of the smallest network, exceeds ``ratio**exponent``.
+
+    ``start`` is not subtracted if it is most of ``small``: parts of a handful of nodes are trimmed,
+    larger ones not.
+    """
+    if start >= small / 2:
+        start = 0
+    return large - start >= ratio**exponent * (small - start) + noise
+
+
+# Seconds and memory of processes ------------------------------------------------------
+
+
+def measure_process(work: Work, model: onnx.ModelProto) -> tuple[float, float]:
+    """Return processor seconds and peak bytes of a process that does the work."""
+    gc.collect()
+    # Making models leaves memory free, which the work would use without being counted.
+    ctypes.CDLL(None).malloc_trim(0)
+    reads, writes = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            gc.freeze()
+            work(model)
+            os.write(writes, str(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss).encode())
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc(file=sys.__stderr__)
+        finally:
+            os._exit(1)
+    _, status, usage = os.wait4(child, 0)
+    if status:
+        raise RuntimeError("the work failed; the traceback is on stderr")
+    os.close(writes)
+    with open(reads, encoding="ascii") as pipe:
+        return usage.ru_utime + usage.ru_stime, int(pipe.read()) * 1024.0
+
+
+def measure_growth(command: str, family: str) -> list[str]:
+    """Measure a command on a family at all sizes.
+
+    Return a line for each growth that is too fast.
+    """
+    sizes = SIZES[1:] if (command, family) == BEGINS_LATE else SIZES
+    models = {size: FAMILIES[family](size) for size in (SMALLEST, *sizes)}
+    spent = dict.fromkeys(models, (math.inf, math.inf))
+    excess: list[str] = []
+    for _ in range(ATTEMPTS):
+        for size, model in models.items():
+            seconds, peak = measure_process(WORK[command], model)
+            spent[size] = (min(spent[size][0], seconds), min(spent[size][1], peak))
+        # Extracting from the smallest network may run a part that is large beside it.
+        spent[SMALLEST] = (spent[SMALLEST][0], min(peak for _, peak in spent.values()))
+        excess = [
+            line
+            for few, many in itertools.pairwise(sizes)
+            for line in _describe_excess(command, family, models, spent, few, many)
+        ]
+        figures = ", ".join(f"{n}: {s:.2f} s {b / 1e6:.0f} MB" for n, (s, b) in spent.items())
+        print(f"{command}, {family}: {figures}", flush=True)
+        if not excess:
+            break
+    return excess
+
+
+def _describe_excess(
+    command: str,
+    family: str,
+    models: dict[int, onnx.ModelProto],
+    spent: dict[int, tuple[float, float]],
+    few: int,
+    many: int,
+) -> list[str]:
+    """Return which of time and memory grow too fast from few to many nodes."""
+    (start, start_bytes), (seconds, peak), (more_seconds, more_bytes) = (
+        spent[size] for size in (SMALLEST, few, many)
+    )
+    file_ratio = models[many].ByteSize() / models[few].ByteSize()
+    memory_ratio = file_ratio
+    if command.startswith("fix"):
+        memory_ratio = _bytes_to_run(models[many]) / _bytes_to_run(models[few])
+    exponent = 2 if family in SQUARE else EXPONENT
+    noise = NOISE_SECONDS + CACHE_SHARE * more_seconds
+    lines = []
+    if exceeds(start, seconds, more_seconds, file_ratio, noise, exponent):
+        lines.append(f"{command}, {family}: time from {few} to {many} nodes")
+    if exceeds(0, peak - start_bytes, more_bytes - start_bytes, memory_ratio, NOISE_BYTES):
+        lines.append(f"{command}, {family}: memory from {few} to {many} nodes")
+    return lines
+
+
+def _bytes_to_run(model: onnx.ModelProto) -> int:
+    """Return the size of the file and of its tensors at run time: ``fix`` compares outputs.
+
+    The outputs of rolling Concats are n^2 numbers. Models above the product's limit are not run.
+    """
+    run = estimate_run_cost(model, {}).peak_bytes
+    return model.ByteSize() + (run if run <= budgets.SESSION_BYTES else 0)
+
+
+def measure_seconds(work: Callable[[Any], object], argument: Any) -> float:
+    gc.collect()
+    begin = time.process_time()
+    work(argument)
+    return time.process_time() - begin

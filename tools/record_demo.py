@@ -1,0 +1,58 @@
+"""Record how TensorRT-RTX builds the demo's default model.
+
+Names and data types of its convolutions.
+
+usage: python -m tools.record_demo
+
+Needs tensorrt_rtx. Run it again when the demo's model or the placement of its Q/DQ pairs changes.
+"""
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from qdqtool.commands.demo_run import RECORDING, structure, write_images, yolov8n
+from qdqtool.insertion.api import insert
+from qdqtool.model.modelfile import load, save
+from qdqtool.types import Precision
+from qdqtool.verification.build_model import build_model
+
+SIZE = 320  # the demo's default
+
+
+def quantized_demo(folder: Path, images: int, **others: Any) -> Path:
+    """Return the path of the demo's default model with Q/DQ, calibrated with its first images.
+
+    ``others`` are further options of :func:`qdqtool.insertion.api.insert`.
+    """
+    model, quantized = folder / "demo.onnx", folder / "demo_qdq.onnx"
+    (folder / "images").mkdir()
+    save(yolov8n(SIZE), model)
+    write_images(folder / "images", images, SIZE)
+    insert(model, folder / "images", target="trt8.5", **others).save(quantized)
+    return quantized
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = quantized_demo(Path(folder), 100)
+        result = build_model(path, "tensorrt-rtx")
+        if result.status != "built":
+            raise SystemExit(f"{result.status}: {result.message}")
+        table = {
+            "what": "the demo's default model as TensorRT-RTX built it: data types of its convolutions",
+            "tensorrt": result.version,
+            "structure": structure(load(path)),
+            "convolutions": [
+                {"name": n.name, "precision": str(n.precision), "output": str(n.output)}
+                for n in result.nodes
+                if n.precision != Precision.UNKNOWN
+            ],
+        }
+    RECORDING.write_text(json.dumps(table, indent=1) + "\n")
+    print(f"{RECORDING}: {len(result.nodes)} convolutions")
+
+
+if __name__ == "__main__":
+    main()
