@@ -192,6 +192,12 @@ def further() -> Iterator[tuple[str, onnx.ModelProto, str]]:
         "GlobalAveragePool", g.pair(g.op("Softmax", g.input(1, 8, 8, 8), "soft"), "in"), "pool"
     )
     yield "pool", g.model(g.op("Tanh", x, "end")), "trt8.5"
+    g = Graph()
+    yield "float input", g.model(g.conv(g.input(1, 16, 8, 8), "c", 16, scale=None)), "trt8.5"
+    g = Graph()
+    x = g.relu(g.conv(g.input(1, 16, 16, 16), "c0", 16), "r0")
+    consumers = (g.conv(x, "a", 16, scale=0.02), g.conv(x, "b", 16, scale=0.05))
+    yield "scales of siblings", g.model(*consumers), "trt8.5"
 
 
 def records() -> list[Refusal]:

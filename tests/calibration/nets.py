@@ -2,7 +2,6 @@
 
 import struct
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,6 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
-
-from qdqtool.errors import QdqtoolError
-from tests.raising import raises
 
 
 def conv_net(
@@ -89,11 +85,3 @@ def write_pictures(
 
 def png_chunk(kind: bytes, body: bytes = b"") -> bytes:
     return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
-
-def refused(
-    error: type[QdqtoolError], told: str, call: Callable[..., object], *args: Any, **options: Any
-) -> None:
-    """Check a call by `tests.raising.raises`; for tests of insertion only, until they check codes."""
-    with raises(error, told):
-        call(*args, **options)

@@ -50,8 +50,8 @@ def test_verify_builder_agrees_on_nodes_with_odd_names(tmp_path: Path, cli: Cli)
 def test_build_refused_model_exits_with_1_and_keeps_the_log(tmp_path: Path, cli: Cli) -> None:
     path = saved(two_convolutions(bad_zero_point=True), tmp_path)
     table = cli.json("build", path, "-o", tmp_path / "out", code=1)
-    assert table["status"] == "refused" and "shiftIsAllZeros" in table["message"]
-    assert (tmp_path / "out" / "build.log").exists()
+    assert table["status"] == "refused" and table["message"]
+    assert "shiftIsAllZeros" in (tmp_path / "out" / "build.log").read_text()
 
 
 @pytest.mark.parametrize(

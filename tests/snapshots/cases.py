@@ -6,7 +6,7 @@ import re
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,11 @@ import onnx
 
 from qdqtool.base.notes import Remark
 from qdqtool.commands import COMMANDS
+from qdqtool.explain.codes import CODES
+from qdqtool.prediction import predict
+from qdqtool.types import Finding
 from tests import contract, wording
+from tests.explain import test_each_code
 from tests.insertion.nets import detector
 from tests.optional import without_package
 from tests.snapshots import Cases
@@ -365,13 +369,22 @@ def overview_cases() -> Cases:
     }
 
 
+def networks_with_findings() -> Iterator[tuple[str, list[Finding]]]:
+    yield from wording.findings()
+    for code, make in test_each_code.NETWORKS.items():
+        yield f"network of {code}", predict(make(), "trt8.5").findings
+    for code, make_prediction in test_each_code.ELSEWHERE.items():
+        yield f"prediction of {code}", make_prediction().findings
+
+
 def finding_cases() -> Cases:
     """Return the messages and fixes of each finding code, with the first network that shows each."""
     texts: dict[str, dict[str, str]] = {}
-    for network, findings in wording.findings():
+    for network, findings in networks_with_findings():
         for f in findings:
             text = f"{f.message}\n    fix: {f.fix}"
             texts.setdefault(f.code, {}).setdefault(text, f"{network}: {f.severity}")
+    assert texts.keys() == CODES.keys()
     return {
         code: "\n".join(f"{network}\n    {text}" for text, network in texts[code].items())
         for code in sorted(texts)
