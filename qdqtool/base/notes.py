@@ -208,8 +208,8 @@ class Remark(Enum):
         "{output} has one value only, which the float network has not: what it means is lost"
     )
     CONSTANTS_ROUNDED = (
-        "{count:were constant} that no convolution reads stored as INT8, so that the file lacks the exact values ('{tensor}' "
-        "has steps of {step:.4g}): anchors of a detector move boxes by half a step"
+        "{count:were constant} stored as INT8 that are no weights, so that the file lacks their exact values ('{tensor}' has "
+        "steps of {step:.4g}): anchors of a detector are off by up to half a step"
     )
     INSERT_IS_BETTER = (
         "the scales are those of another quantizer, and a fix has no data to find better ones: quantize the float model "

@@ -73,7 +73,7 @@ def _dead(finding: Finding, cause: Cause, r: lint.ScaleDead) -> Words:
     )
     if not r.whole:
         return text, (
-            "Quantize what the Concat joins apart, or leave it in float: no scale fits all of it."
+            "Leave it in float, or quantize what the Concat joins apart: no scale fits all of it."
         )
     if r.reach is None:
         return text, "Calibrate again: the scale and zero point are those of another tensor."

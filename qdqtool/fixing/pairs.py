@@ -26,7 +26,7 @@ from qdqtool.model.heads import find_dfl
 from qdqtool.model.operators import LayerKind, inputs_behind_q, of, passage
 from qdqtool.model.qdq import QuantParams
 from qdqtool.model.view import View, adds_computed
-from qdqtool.trt.faults import HeadQuantized, JoinedBehindHead
+from qdqtool.trt.faults import HeadQuantized, JoinedBehindHead, ScaleDead
 from qdqtool.trt.refusals import InsideActivation, ResidualBothQuantized, ResidualFloat
 from qdqtool.trt.targets import Target
 from qdqtool.types import Precision, Refusal
@@ -242,7 +242,7 @@ def heads(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]
 
 
 def head_tails(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
-    """No pairs behind the last convolutions of a head whose Concat gives boxes and scores one scale.
+    """No pairs behind the last layers of a head whose Concat gives boxes and scores one scale.
 
     Pairs between the convolutions and that Concat go too: a step of boxes in pixels is several pixels. Only the one
     in front of a DFL's convolution stays, whose input it quantizes.
@@ -250,8 +250,9 @@ def head_tails(view: View, target: Target, reported: Sequence[Refusal]) -> list[
     sites: list[Site] = []
     seen: set[int] = set()
     dfl = find_dfl(view.model) if reported else set()
-    for reported_q in nodes_of(view, only(JoinedBehindHead, reported)):
-        if reported_q.index in seen:
+    parts = [r for r in only(ScaleDead, reported) if not r.whole]
+    for reported_q in nodes_of(view, [*only(JoinedBehindHead, reported), *parts]):
+        if reported_q.index in seen or _reaches_weights(view, reported_q):
             continue
         tail = _unweighted_around(view, reported_q, dfl)
         seen |= tail
@@ -268,7 +269,7 @@ def head_tails(view: View, target: Target, reported: Sequence[Refusal]) -> list[
                 editor.bypass(q, _dqs(view, q))
 
         names = messages.names((q.name for q in pairs), _NAMED)
-        what = f"{len(pairs)} Q/DQ pairs removed behind the head's last convolutions ({names})"
+        what = f"{len(pairs)} Q/DQ pairs removed behind the last layers of the head ({names})"
         sites.append(Site(pairs[0].name, what, apply, [q.name for q in pairs]))
     return sites
 

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqtool.explain.messages import number
+from qdqtool.fixing.pairs import head_tails
 from qdqtool.fixing.site import Site, along, named, nodes_of, only
 from qdqtool.fixing.weights import dequantized
 from qdqtool.insertion import halfprecision
@@ -216,9 +217,9 @@ def dead_scales(view: View, target: Target, reported: Sequence[Refusal]) -> list
     """A scale for all that the tensor's operator can give, where the scale there makes one value of it.
 
     The range is that of the operator, not an estimate of the data's. Where only a part of what a Q reads is lost,
-    no scale fits all of it.
+    no scale fits all of it: the pair goes if no layer with weights is downstream, and stays otherwise.
     """
-    sites: list[Site] = []
+    sites = head_tails(view, target, [r for r in only(ScaleDead, reported) if not r.whole])
     dead = {r.node: r for r in only(ScaleDead, reported)}
     for q in nodes_of(view, reported):
         r = dead[q.name]

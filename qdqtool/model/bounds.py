@@ -113,7 +113,10 @@ def _dequantized(model: Model, node: Node, known: dict[str, Bounds]) -> Bounds |
     if q is not None and before is not None and qdq.read_params(model, q).same_as(params):
         rounded = quantized_range(params, before)
         if rounded is not None and rounded[0] < rounded[1]:
-            return Bounds(*rounded, before.node, before.op)
+            step = float(params.scale[0]) if params.scale is not None else 0.0
+            cut = rounded[0] > before.low + step or rounded[1] < before.high - step
+            maker = (node.name, node.op) if cut else (before.node, before.op)
+            return Bounds(*rounded, *maker)
         return before  # a quantizer downstream is judged by what it would read without this one
     held = quantized_range(params, Bounds(-math.inf, math.inf, node.name, node.op))
     return None if held is None else Bounds(*held, node.name, node.op)

@@ -151,6 +151,21 @@ def test_dead_scale_of_a_part_is_left() -> None:
     assert [f.code for f in fixed.after.findings if f.severity == Severity.ERROR] == ["SCALE-DEAD"]
 
 
+def test_dead_part_that_no_layer_reads_becomes_float() -> None:
+    """An end-to-end head joins boxes, the best scores and their classes: there is no last convolution."""
+    g = Graph()
+    w = g.weights("w", (16, 8), "qdq", axis=1)
+    x = g.op("MatMul", [g.pair(g.input(1, 20, 16), "in"), w], "fc")
+    scores, _ = g.ops("TopK", [g.op("Sigmoid", x, "s"), g.const("k", np.array([4]))], "top", 2)
+    boxes = g.op("Mul", [x, g.const("size", np.float32(640))], "boxes")
+    proto = g.model(g.pair(g.op("Concat", [boxes, scores], "all", axis=2), "behind", 5.0))
+    x = image(1, 20, 16)
+    assert not run(proto, x)[0][..., 8:].any()
+    fixed = fix(proto)
+    assert codes(fixed) == ["SCALE-DEAD"] and fixed.ok
+    assert np.unique(run(fixed.proto, x)[0][..., 8:]).size > 10
+
+
 def test_pair_moves_behind_sigmoid_with_a_scale_for_its_range(g: Graph) -> None:
     """The scale of what a Sigmoid reads is ten times too coarse for what it writes."""
     y = g.pair(g.conv(g.input(1, 16, 8, 8), "c", 16), "inner", 0.1)

@@ -21,8 +21,11 @@ def run(view: View, report: Report) -> None:
     for q in view.activation_qs:
         found = find_dead_parts(view, q)
         if found is not None and (found.whole or q.name not in heads):
+            unread = not found.whole and q.index not in view.feeds_weighted
             report.add(
-                found, convolutions=view.convolutions_behind(q), automatic=found.reach is not None
+                found,
+                convolutions=view.convolutions_behind(q),
+                automatic=unread or found.reach is not None,
             )
 
 
