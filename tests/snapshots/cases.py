@@ -373,7 +373,7 @@ def networks_with_findings() -> Iterator[tuple[str, list[Finding]]]:
     yield from wording.findings()
     for code, make in test_each_code.NETWORKS.items():
         yield f"network of {code}", predict(make(), "trt8.5").findings
-    for code, make_prediction in test_each_code.ELSEWHERE.items():
+    for code, make_prediction in test_each_code.PREDICTIONS.items():
         yield f"prediction of {code}", make_prediction().findings
 
 
