@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 N ?= 1000
-# `make mutants N=200 SEED=7 P="calibration qdqtool/insertion"`: without SEED a new one, without P every package.
+# `make mutants N=200 SEED=7 P="calibration qdqtool/insertion"`: a new seed without SEED, all packages without P.
 SEED ?=
 P ?=
 
@@ -22,11 +22,11 @@ $(VENV)/.test-installed: $(VENV)/.installed
 demo: $(VENV)/.installed
 	$(BIN)/qdqtool demo
 
-# Some minutes on two cores; what it took is printed in the end.
+# Some minutes on two cores; the time is printed at the end.
 test: $(VENV)/.test-installed
 	$(BIN)/python -m tests -n auto --dist loadfile
 
-# What `test` leaves out: slow tests, and 20 more examples of each property.
+# Slow tests, and more examples of each property, which `test` leaves out.
 test-all: test
 	$(BIN)/python -m tests -n auto --dist loadfile --all -m "slow or hypothesis"
 
@@ -44,7 +44,7 @@ $(VENV)/.docs-installed: $(VENV)/.installed
 	$(BIN)/pip install -q --disable-pip-version-check -e '.[docs]'
 	touch $@
 
-# The documentation into build/site, with what the commands print now; a broken link ends it.
+# Build the documentation into build/site, with the present output of the commands; a broken link is an error.
 # Its search needs a server: python3 -m http.server -d build/site
 docs: $(VENV)/.docs-installed
 	$(BIN)/python docs/build_site.py
@@ -66,7 +66,7 @@ fuzz-logs: $(VENV)/.test-installed
 fuzz-inputs: $(VENV)/.test-installed
 	$(BIN)/python -m tools.fuzz_inputs --cases 50000 --processes 1000
 
-# About an hour: what to run before a release.
+# About an hour, before a release.
 fuzz-all: $(VENV)/.test-installed
 	$(BIN)/python -m tools.fuzz_inputs --seconds 1800 --processes 1000
 	$(BIN)/python -m tools.fuzz_inputs.interrupts

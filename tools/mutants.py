@@ -30,7 +30,6 @@ CONFIG = "tools/mutants.toml"
 PACKAGES = (
     "calibration",
     "qdqtool/buildlog",
-    "qdqtool/comparing",
     "qdqtool/explain",
     "qdqtool/fixing",
     "qdqtool/insertion",

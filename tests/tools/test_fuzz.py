@@ -19,7 +19,7 @@ needs_compiler = pytest.mark.skipif(
 
 @pytest.mark.slow
 @needs_compiler
-def test_twelve_networks_agree() -> None:
+def test_fuzz_twelve_networks_agree() -> None:
     with Lab() as lab:
         answers = dict(run_seeds(iter(range(700_000, 700_012)), network, lab))
     wrong = {seed: a.wrong for seed, a in answers.items() if a.wrong}
@@ -28,14 +28,14 @@ def test_twelve_networks_agree() -> None:
     assert sum(a.absent for a in answers.values()) < 4
 
 
-def test_networks_are_valid_and_repeat() -> None:
+def test_fuzz_networks_are_valid_and_reproducible() -> None:
     operators: set[str] = set()
     for seed in (*range(45), 86):
         model = network(seed)
         onnx.checker.check_model(model, full_check=True)
         assert seed % 4 or model.SerializeToString() == network(seed).SerializeToString()
         operators.update(n.op_type for n in model.graph.node)
-    # What users have is in the grammar.
+    # The operators of users' networks are in the grammar.
     assert {
         "Conv",
         "ConvTranspose",
@@ -67,6 +67,7 @@ def test_networks_are_valid_and_repeat() -> None:
 
 
 def _deep() -> onnx.ModelProto:
+    """Return six convolutions with Relu, and a branch with Tanh."""
     net = Net()
     x = net.input((1, 4, 8, 8))
     for _ in range(6):
@@ -75,7 +76,7 @@ def _deep() -> onnx.ModelProto:
     return net.model(net.op("Add", x, y), y)
 
 
-def test_shrinking_keeps_the_cause_and_the_kind() -> None:
+def test_fuzz_shrink_keeps_cause_and_kind() -> None:
     def has_tanh(model: onnx.ModelProto) -> bool:
         return any(n.op_type == "Tanh" for n in model.graph.node)
 

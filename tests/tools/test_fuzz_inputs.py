@@ -22,23 +22,19 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     return Bench(tmp_path_factory.mktemp("bench"))
 
 
-def test_lists_of_lists_of_lists_are_written_no_further_than_a_file_may_be_long() -> None:
-    """Each may be made 3,000 times as long, of which case 3,237 of seed 4511003 took 22 GB."""
+def test_fuzz_inputs_mutated_json_has_a_size_limit() -> None:
+    """Without the limit, 3,000 copies of 3,000 copies of a list take 22 GB."""
     data = json.dumps([[[[["a" * 100]]]]]).encode()
     sizes = [len(mutate._json(data, random.Random(seed))) for seed in (40, 80, 189)]
-    assert all(
-        mutate.MAX_BYTES < size < mutate.MAX_BYTES + 100_000 for size in sizes
-    )  # which is then cut to it
+    assert all(mutate.MAX_BYTES < size < mutate.MAX_BYTES + 100_000 for size in sizes)
 
 
 @pytest.mark.parametrize(("some", "refused"), slow_after(1, [(slice(1), 0), (slice(1, None), 9)]))
-def test_whole_inputs_are_read(bench: Bench, some: slice, refused: int) -> None:
-    """Else the mutations would only ever meet the first check.
+def test_fuzz_inputs_valid_files_are_read(bench: Bench, some: slice, refused: int) -> None:
+    """Mutations of files that no command reads would test the first check only.
 
-    Of each kind the first command, and the others.
-
-    Logs, layer table, float model and tuning are of another network; a name is no --assume, --sm,
-    pass or path.
+    Nine commands refuse their file: logs, layer table, float model and tuning belong to another
+    network, and a name is not an assumption, compute capability, pass or path.
     """
     codes = []
     for kind, commands in COMMANDS.items():
@@ -49,18 +45,18 @@ def test_whole_inputs_are_read(bench: Bench, some: slice, refused: int) -> None:
                 contextlib.redirect_stdout(io.StringIO()),
                 contextlib.redirect_stderr(io.StringIO()),
             ):
-                said = [
+                arguments = [
                     text if w == "TEXT" else str(bench.folder / names[w]) if w in names else w
                     for w in words
                 ]
-                codes.append(run(said))
+                codes.append(run(arguments))
     for name in LEFT:
         (bench.folder / name).unlink(missing_ok=True)
     assert codes.count(0) >= len(codes) - refused
 
 
 @pytest.mark.parametrize("part", slow_after(1, range(2)))
-def test_no_input_breaks_a_command(bench: Bench, part: int) -> None:
+def test_fuzz_inputs_damaged_files_are_handled(bench: Bench, part: int) -> None:
     codes = [bench.check(number, 7) for number in range(part * 30, part * 30 + 30)]
     for file in bench.folder.glob("mutated-*"):
         file.unlink()

@@ -20,14 +20,14 @@ from tools.fuzz_logs.check import check
 from tools.fuzz_logs.mutate import mutated, seeds
 
 
-def test_the_seeds_themselves_are_read() -> None:
+def test_fuzz_logs_seeds_are_read() -> None:
     assert [check(seed) for seed in seeds()] == ["read"] * len(seeds())
 
 
 @pytest.mark.parametrize("part", slow_after(1, range(2)))
-def test_no_file_breaks_the_reader(part: int) -> None:
+def test_fuzz_logs_damaged_files_are_handled(part: int) -> None:
     outcomes = [check(mutated(number)) for number in range(part * 100, (part + 1) * 100)]
-    assert outcomes.count("read") > 20  # the mutations are mild enough to get past the door
+    assert outcomes.count("read") > 20  # most mutations are mild
 
 
 _READ_ONE_LINE = """
@@ -61,7 +61,7 @@ _FIRST = "[V] Original: 4 layers\n"
 @pytest.mark.parametrize(
     "head", [_FIRST + "[V] [TRT] ", _FIRST + "Layer(Cask): ", _FIRST + "Name: "]
 )
-def test_a_line_of_100_mb(head: str) -> None:
+def test_log_line_of_100_mb_takes_little_memory(head: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _READ_ONE_LINE, head],
         capture_output=True,
@@ -74,7 +74,7 @@ def test_a_line_of_100_mb(head: str) -> None:
     assert memory < 150
 
 
-def test_long_lines_are_cut_and_the_next_ones_whole() -> None:
+def test_log_long_lines_are_truncated() -> None:
     def blocks() -> Iterator[bytes]:
         yield b"first\nlo"
         for _ in range(5):
@@ -86,7 +86,7 @@ def test_long_lines_are_cut_and_the_next_ones_whole() -> None:
     assert (lines[0], lines[2], lines[3]) == (b"first", b"last", b"open")
 
 
-def test_what_is_kept_of_an_endless_log_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_number_of_records_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """By 300,000 lines, a hundred times those of any real build; here by a hundredth of that."""
     assert sections._MAX_RECORDS == 300_000
     monkeypatch.setattr(sections, "_MAX_RECORDS", 3000)
