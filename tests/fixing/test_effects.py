@@ -4,7 +4,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -237,10 +236,8 @@ def test_starting_it_is_none_of_a_models_time(
 ) -> None:
     monkeypatch.setattr(sandbox, "WORKER", slow_to_start(tmp_path, 3.0))
     box = Sandbox()
-    began = time.monotonic()
     found = box.run(relu(), {"x": X}, 2.5, 2**31)
     box.close()
-    assert time.monotonic() - began > 3.0
     assert np.array_equal(found["r:0"], X)
 
 
@@ -286,9 +283,8 @@ def test_only_the_time_of_the_processor_ends_a_run(g: Graph) -> None:
     process.send_signal(signal.SIGSTOP)
     timer = threading.Timer(2 * seconds, process.send_signal, [signal.SIGCONT])
     timer.start()
-    began = time.monotonic()
     assert np.array_equal(box.run(relu(), {"x": X}, seconds, 2**31)["r:0"], X)
-    assert time.monotonic() - began > seconds and box.ready() is process
+    assert box.ready() is process
     with pytest.raises(TookTooLong) as caught:
         box.run(long, given, 0.05, 2**31)
     assert (caught.value.code, caught.value.parameter) == ("cpu-time-limit", "effort")
