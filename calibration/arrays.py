@@ -35,7 +35,7 @@ from calibration.pictures import (
     prepare,
 )
 from calibration.urls import is_url, local_path, url_source
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.base.archives import Archive, Header, read_values
 from qdqtool.base.files import INVALID_NAME, open_input, read_input
 from qdqtool.base.notes import Remark
@@ -83,7 +83,9 @@ class StackedArray:
                 str(path),
                 code="empty",
             )
-        budgets.require(self.row_bytes, budgets.SAMPLE, f"{self.what}: one sample takes", DataError)
+        limits.check_size(
+            self.row_bytes, limits.SAMPLE, f"{self.what}: one sample takes", DataError
+        )
 
     def __len__(self) -> int:
         return self.shape[0] if self.shape else 1
@@ -231,13 +233,13 @@ class SampleFilesSource(FilesSource):
     def load(self, index: int) -> Sample:
         path = self.paths[index]
         if path.suffix.lower() == ".npz":
-            with Archive(path, budgets.SAMPLE) as archive:
+            with Archive(path, limits.SAMPLE) as archive:
                 arrays = {name: archive.read(name) for name in archive.members}
         else:
             with open_input(path, error=DataError) as file:
                 header = Header(file, os.fstat(file.fileno()).st_size, str(path))
-                budgets.require(
-                    header.bytes, budgets.SAMPLE, f"{path}: one sample takes", DataError
+                limits.check_size(
+                    header.bytes, limits.SAMPLE, f"{path}: one sample takes", DataError
                 )
                 arrays = {self.inputs[0].name: read_values(file, header, str(path))}
         return fit_all(arrays, self.inputs, str(path))
@@ -496,14 +498,14 @@ def _listed(path: Path, wanted: int) -> list[Path]:
     Of a long list they are those alone that are used for ``wanted`` samples: a million files take long to look for.
     """
     try:
-        content = read_input(path, budgets.LIST_FILE, error=DataError).decode("utf-8")
+        content = read_input(path, limits.LIST_FILE, error=DataError).decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(
             f"cannot be read as a list of images: {error}", str(path), code="wrong-encoding"
         ) from error
-    if sum(map(content.count, _LINE_ENDS)) - content.count("\r\n") > budgets.LIST_LINES:
+    if sum(map(content.count, _LINE_ENDS)) - content.count("\r\n") > limits.LIST_LINES:
         raise DataError(
-            f"has more than {budgets.LIST_LINES:,} lines, the limit",
+            f"has more than {limits.LIST_LINES:,} lines, the limit",
             str(path),
             code="file-too-large",
         )
@@ -522,7 +524,7 @@ def _listed(path: Path, wanted: int) -> list[Path]:
             texts.append(text)
     if not texts:
         raise DataError("lists no images", str(path), code="no-images")
-    if len(texts) > budgets.LISTED:
+    if len(texts) > limits.LISTED:
         texts = [texts[i] for i in spread(len(texts), wanted)]
     found = []
     for text in texts:

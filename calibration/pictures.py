@@ -20,7 +20,7 @@ from PIL import BmpImagePlugin, Image, JpegImagePlugin, PngImagePlugin, WebPImag
 
 from calibration.dataset import Array, FilesSource, InputSpec
 from calibration.listing import Folder
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.base.files import read_all, reading_problem, record_input
 from qdqtool.base.options import Preprocess, Samples
 from qdqtool.base.said import said
@@ -66,8 +66,8 @@ def decode(source: str | os.PathLike[str] | IO[bytes], name: str = "") -> npt.ND
 
     Raises:
         DataError: It cannot be read, is no regular file, is cut off, has a side of more than
-            :data:`qdqtool.base.budgets.PICTURE_SIDE` pixels, or would take more than
-            :data:`qdqtool.base.budgets.PICTURE_BYTES` in between: of 64 million pixels, a WebP of half as many.
+            :data:`qdqtool.base.limits.PICTURE_SIDE` pixels, or would take more than
+            :data:`qdqtool.base.limits.PICTURE_BYTES` in between: of 64 million pixels, a WebP of half as many.
     """
     with decoded(source, name) as picture:
         return _as_array(picture)
@@ -87,12 +87,12 @@ def _fit(picture: Image.Image, packed: int, least: int | None) -> int:
         DataError: It is too much, or it is a JPEG of more scans than any encoder writes.
     """
     width, height = picture.size
-    scales, kept, more, limit = [1], 0, 0, budgets.PICTURE_BYTES
+    scales, kept, more, limit = [1], 0, 0, limits.PICTURE_BYTES
     most = limit
     if isinstance(picture, JpegImagePlugin.JpegImageFile):
         kept = _scans_kept(picture)
         if least is not None:
-            most = budgets.PICTURE_REDUCED
+            most = limits.PICTURE_REDUCED
             scales += [s for s in _SCALES if _divided(width, s) * _divided(height, s) >= least]
     elif picture.format == "WEBP":
         kept, more = _WEBP, max(0, packed - 2 * width * height)
@@ -139,9 +139,9 @@ def _in_several_scans(picture: Image.Image, components: int) -> bool:
         file.seek(0)
         scans, last = 0, b""
         while block := file.read(STRIP_PIXELS):
-            budgets.require(
+            limits.check_size(
                 file.tell(),
-                budgets.PICTURE_FILE,
+                limits.PICTURE_FILE,
                 "the file of a JPEG of several scans has",
                 DataError,
             )
@@ -149,7 +149,7 @@ def _in_several_scans(picture: Image.Image, components: int) -> bool:
             last = block[-1:]
     finally:
         file.seek(place)
-    whole = budgets.PICTURE_BYTES // (_PILLOW + _ARRAY)
+    whole = limits.PICTURE_BYTES // (_PILLOW + _ARRAY)
     most = _SCANS * whole // max(whole, picture.width * picture.height)
     if scans > most:
         raise DataError(f"a JPEG of {scans} scans; the limit is {most}", code="too-many-scans")
@@ -198,10 +198,10 @@ def decoded(
                     raise DataError(reason, code="file-unreadable" if exists else "file-missing")
                 name, source = Path(source).name, stack.enter_context(open(source, "rb"))
             elif not source.seekable():
-                data = read_all(source, budgets.PICTURE_FILE)
+                data = read_all(source, limits.PICTURE_FILE)
                 if data is None:
                     raise DataError(
-                        f"it gives more than {budgets.amount(budgets.PICTURE_FILE)}, the limit",
+                        f"it gives more than {limits.format_bytes(limits.PICTURE_FILE)}, the limit",
                         code="file-too-large",
                     )
                 source = io.BytesIO(data)
@@ -236,8 +236,8 @@ class _Pieces(io.RawIOBase):
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        self._left = budgets.PICTURE_PIECES
-        self.held, self.most = 0, budgets.PICTURE_HEADER
+        self._left = limits.PICTURE_PIECES
+        self.held, self.most = 0, limits.PICTURE_HEADER
         self.flows = False  # what is read is used at once
         self.seek, self.tell = file.seek, file.tell  # type: ignore[method-assign]
 
@@ -245,7 +245,7 @@ class _Pieces(io.RawIOBase):
         self._left -= 1
         if self._left < 0:
             raise DataError(
-                f"its file is read in more than {budgets.PICTURE_PIECES} pieces, the limit",
+                f"its file is read in more than {limits.PICTURE_PIECES} pieces, the limit",
                 code="too-many-pieces",
             )
         if self.flows and size is not None and size >= 0:
@@ -258,7 +258,7 @@ class _Pieces(io.RawIOBase):
         )
         if data is None or len(data) > room:
             raise DataError(
-                f"more than {budgets.amount(self.most)} of its file would be held, the limit",
+                f"more than {limits.format_bytes(self.most)} of its file would be held, the limit",
                 code="header-too-large",
             )
         self.held += len(data)
@@ -270,7 +270,7 @@ class _Png(PngImagePlugin.PngImageFile):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, PngImagePlugin.PngStream):  # 68 kB became 266 MB, for each thread
-            value.text_memory = PngImagePlugin.MAX_TEXT_MEMORY - budgets.PICTURE_HEADER // 4
+            value.text_memory = PngImagePlugin.MAX_TEXT_MEMORY - limits.PICTURE_HEADER // 4
         super().__setattr__(name, value)
 
     def load_end(self) -> None:
@@ -292,11 +292,11 @@ _LARGE = threading.Lock()  # of one thread that waits for its turn and holds muc
 
 def _begun(file: _Pieces, name: str, least: int | None, turn: contextlib.ExitStack) -> Image.Image:
     """A picture that is opened, as soon as it may be decoded, which it may until the end of ``turn``."""
-    with _LARGE if file.seek(0, os.SEEK_END) > budgets.PICTURE_HEADER else contextlib.nullcontext():
+    with _LARGE if file.seek(0, os.SEEK_END) > limits.PICTURE_HEADER else contextlib.nullcontext():
         picture = _opened(file, name)
-        if max(picture.size) > budgets.PICTURE_SIDE:
+        if max(picture.size) > limits.PICTURE_SIDE:
             raise DataError(
-                f"{picture.width}x{picture.height} pixels; a side may have {budgets.PICTURE_SIDE}",
+                f"{picture.width}x{picture.height} pixels; a side may have {limits.PICTURE_SIDE}",
                 code="picture-too-large",
             )
         file.flows = True
@@ -315,7 +315,7 @@ def _opened(file: _Pieces, name: str) -> Image.Image:
         ):  # a plugin's "this is not mine"
             if accept is None or accept(start) is True:
                 file.seek(0)
-                file.most = budgets.PICTURE_FILE if form == _WebP.format else budgets.PICTURE_HEADER
+                file.most = limits.PICTURE_FILE if form == _WebP.format else limits.PICTURE_HEADER
                 return _OWN.get(form, factory)(cast(IO[bytes], file), "")
     raise DataError(f"cannot identify image file {name!r}", code="wrong-format")
 
@@ -356,7 +356,7 @@ def _as_rgb(picture: Image.Image) -> npt.NDArray[np.uint8]:
 class DecodingBudget:
     """Limit on the bytes that pictures take while they are decoded, over all threads; one picture alone always may.
 
-    Processes that have the same folder in their environment (:data:`qdqtool.base.budgets.TOGETHER`) share so much for
+    Processes that have the same folder in their environment (:data:`qdqtool.base.limits.TOGETHER`) share so much for
     every eight cores, but for small pictures: many cores decode many photographs at once.
     """
 
@@ -382,7 +382,7 @@ class DecodingBudget:
     @contextlib.contextmanager
     def _slots(self, size: int) -> Iterator[None]:
         """As many slots as the size makes."""
-        folder, places = os.environ.get(budgets.TOGETHER), _SLOTS * max(1, cores() // _CORES)
+        folder, places = os.environ.get(limits.TOGETHER), _SLOTS * max(1, cores() // _CORES)
         wanted = min(_SLOTS, math.ceil(size * _SLOTS / self._limit))
         with contextlib.ExitStack() as taken:
             if folder and size * _SMALL > self._limit:
@@ -415,7 +415,7 @@ def _locked(held: contextlib.ExitStack, folder: str, name: str, wait: bool = Fal
     except (OSError, ImportError) as error:
         reason = getattr(error, "strerror", None) or error
         raise QdqtoolError(
-            f"{budgets.TOGETHER}={folder}: cannot have locks: {reason}", code="no-file-locks"
+            f"{limits.TOGETHER}={folder}: cannot have locks: {reason}", code="no-file-locks"
         ) from None
     held.callback(file.close)
     held.callback(
@@ -426,7 +426,7 @@ def _locked(held: contextlib.ExitStack, folder: str, name: str, wait: bool = Fal
 
 _SLOTS, _CORES, _LOOK_SECONDS = 16, 8, 0.005
 _SMALL = 64  # pictures of so small a part of the budget, or smaller, do not count
-_DECODING = DecodingBudget(budgets.PICTURE_BYTES)
+_DECODING = DecodingBudget(limits.PICTURE_BYTES)
 
 
 def prepare(
@@ -595,8 +595,8 @@ class ImageSource(FilesSource):
         if self.nhwc:
             array = np.ascontiguousarray(array.transpose(0, 2, 3, 1))
         if self.integer:
-            limits = np.iinfo(self.spec.numpy_dtype)
-            array = np.rint(array, out=array).clip(limits.min, limits.max)
+            bounds = np.iinfo(self.spec.numpy_dtype)
+            array = np.rint(array, out=array).clip(bounds.min, bounds.max)
         return {self.spec.name: array.astype(self.spec.numpy_dtype, copy=False)}
 
 
@@ -633,10 +633,10 @@ def _layout(spec: InputSpec, size: tuple[int, int] | None) -> tuple[bool, int, i
                 node=spec.name,
             )
         height, width = height or size[0], width or size[1]
-    if height < 1 or width < 1 or height * width > budgets.INPUT_PIXELS:
+    if height < 1 or width < 1 or height * width > limits.INPUT_PIXELS:
         raise DataError(
             f"input '{spec.name}' {shown}: image size {height}x{width} is not possible; the limit is "
-            f"{budgets.INPUT_PIXELS} pixels",
+            f"{limits.INPUT_PIXELS} pixels",
             code="out-of-range",
             parameter="size",
             node=spec.name,

@@ -15,7 +15,7 @@ from typing import Any, Self
 from calibration.dataset import Array, InputSpec, printable
 from calibration.listing import UNREADABLE
 from calibration.pictures import IMAGE_SUFFIXES, ImageSource
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.base.options import Preprocess
 from qdqtool.base.text import reason_of
 from qdqtool.errors import DataError
@@ -116,7 +116,7 @@ def _pictures(system: Any, root: str) -> Iterator[str]:
 
 
 class UrlSource(ImageSource):
-    """Pictures behind a URL, each read whole and within :data:`qdqtool.base.budgets.PICTURE_FILE`."""
+    """Pictures behind a URL, each read whole and within :data:`qdqtool.base.limits.PICTURE_FILE`."""
 
     def __init__(
         self,
@@ -183,12 +183,12 @@ class UrlSource(ImageSource):
         try:
             with system.open(self._path(index), "rb") as file:
                 details = getattr(file, "details", None)
-                data = file.read(budgets.PICTURE_FILE + 1)
+                data = file.read(limits.PICTURE_FILE + 1)
         except FileNotFoundError:
             raise DataError("no such file", code="file-missing") from None
         except Exception as error:
             raise DataError(reason_of(error), code="file-unreadable") from None
-        budgets.require(len(data), budgets.PICTURE_FILE, "the file has", DataError)
+        limits.check_size(len(data), limits.PICTURE_FILE, "the file has", DataError)
         mark = _mark(details) if isinstance(details, dict) else b""
         mark = mark or hashlib.blake2b(data, digest_size=16).digest()
         self._read.held = (index, data, mark)

@@ -18,7 +18,7 @@ import pytest
 
 import qdqtool
 from qdqtool import insert
-from qdqtool.base import budgets, files, outputs
+from qdqtool.base import files, limits, outputs
 from qdqtool.base.outputs import atomic_write, write_text
 from qdqtool.commands import COMMANDS as NAMES
 from qdqtool.commands.cli import cli, run
@@ -236,7 +236,7 @@ def test_what_is_just_above_a_limit_is_told_in_digits() -> None:
         ((512 << 20) + 128, 512 << 20, "a: 536871040 bytes; the limit is 536870912 bytes"),
     ):
         with pytest.raises(QdqtoolError) as caught:
-            budgets.require(size, limit, "a:")
+            limits.check_size(size, limit, "a:")
         assert str(caught.value) == expected
 
 
@@ -501,7 +501,7 @@ def test_every_file_is_read_through_the_guard() -> None:
     own = {"files.py", "gpus.py", "physics.py", "demo_run.py", "facts.py", "page.py", "tables.py"}
     own |= {
         "process.py",
-        "budgets.py",
+        "limits.py",
         "pictures.py",
     }  # which read of the system, in /proc and /sys
     children = {"worker.py", "run.py"}  # what builders wrote, in folders of their own

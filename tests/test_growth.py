@@ -17,7 +17,7 @@ import onnx
 import pytest
 
 import qdqtool
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.reconstruct import graph_from_log
 from qdqtool.fixing import api, site, weights
@@ -274,7 +274,7 @@ def _held(model: onnx.ModelProto) -> int:
     Where that is too much, as with Concats that double at each step, nothing is run.
     """
     run = estimate_run_cost(model, {}).peak_bytes
-    return model.ByteSize() + (run if run <= budgets.SESSION_BYTES else 0)
+    return model.ByteSize() + (run if run <= limits.SESSION_BYTES else 0)
 
 
 def bounded_by_an_eighth(patch):

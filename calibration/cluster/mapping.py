@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from qdqtool.base.budgets import PROCESSES, TOGETHER
+from qdqtool.base.limits import PROCESSES, TOGETHER
 from qdqtool.base.process import pause_gc
 from qdqtool.base.said import said
 from qdqtool.base.subprocesses import temporary_folder

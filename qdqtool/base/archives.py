@@ -15,7 +15,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.base.files import StrPath, open_input
 from qdqtool.base.text import reason_of
 from qdqtool.errors import DataError, QdqtoolError
@@ -102,7 +102,7 @@ class Header:
         if self.bytes > size - self.start:
             raise DataError(
                 f"{what}: the file is cut off: {list(shape)} of {dtype} need "
-                f"{budgets.amount(self.bytes)}, it has {budgets.amount(max(0, size - self.start))}",
+                f"{limits.format_bytes(self.bytes)}, it has {limits.format_bytes(max(0, size - self.start))}",
                 code="file-damaged",
             )
 
@@ -130,13 +130,13 @@ class Archive:
     """
 
     def __init__(
-        self, path: StrPath, limit: int = budgets.UNPACKED_ARRAYS, note: bool = True
+        self, path: StrPath, limit: int = limits.UNPACKED_ARRAYS, note: bool = True
     ) -> None:
         """Opens it.
 
         Args:
             path: The file.
-            limit: Bytes of all arrays together, unpacked; see :func:`qdqtool.base.budgets.unpacked`.
+            limit: Bytes of all arrays together, unpacked; see :func:`qdqtool.base.limits.unpacked`.
             note: Whether it becomes one of the files that were read.
 
         Raises:
@@ -161,7 +161,7 @@ class Archive:
         self._file = file
         self.members: dict[str, zipfile.ZipInfo] = {}
         try:
-            self._take(entries, budgets.unpacked(limit, size))
+            self._take(entries, limits.unpacked(limit, size))
         except BaseException:
             self.close()
             raise
@@ -188,7 +188,9 @@ class Archive:
                 raise DataError(f"has two arrays '{name}'", os.fspath(self.path), code="duplicate")
             self.members[name] = entry
         total = sum(entry.file_size for entry in self.members.values())
-        budgets.require(total, limit, "its arrays unpack to", DataError, path=os.fspath(self.path))
+        limits.check_size(
+            total, limit, "its arrays unpack to", DataError, path=os.fspath(self.path)
+        )
 
     def what(self, name: str) -> str:
         """What to call an array in messages."""

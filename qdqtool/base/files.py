@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, ParamSpec, Protocol, TypeVar
 
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.errors import QdqtoolError
 
 P = ParamSpec("P")
@@ -310,10 +310,10 @@ def read_input(path: StrPath, limit: int, *, error: type[QdqtoolError] = Qdqtool
     """
     with open_input(path, error=error) as file:
         size = os.fstat(file.fileno()).st_size
-        budgets.require(size, limit, "the file has", error, path=os.fspath(path))
+        limits.check_size(size, limit, "the file has", error, path=os.fspath(path))
         data = read_all(file, limit)
     if data is None:
-        reason = f"holds more than {budgets.amount(limit)}, the limit"
+        reason = f"holds more than {limits.format_bytes(limit)}, the limit"
         raise error(reason, os.fspath(path), code="file-too-large")
     return data
 

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.errors import QdqtoolError
 
 BLOCK = 1 << 20
@@ -105,7 +105,7 @@ def unpack(
                 total += len(block)
                 if total > limit:
                     raise error(
-                        f"unpacks to more than {budgets.amount(limit)}, the limit",
+                        f"unpacks to more than {limits.format_bytes(limit)}, the limit",
                         name,
                         code="file-too-large",
                     )

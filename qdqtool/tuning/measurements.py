@@ -24,7 +24,7 @@ import numpy.typing as npt
 from calibration.arrays import Preprocess, open_data
 from calibration.dataset import Dataset, Part, spread
 from calibration.session import input_specs, metadata_size
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.base.files import check_output, open_input, same_file
 from qdqtool.base.json_text import parse_json
 from qdqtool.base.options import Images, Ranges
@@ -115,7 +115,7 @@ class Store:
                     code="wrong-format",
                     parameter="state",
                 )
-            limit = budgets.TUNING_STATE
+            limit = limits.TUNING_STATE
             blocks = unpack(
                 head, lambda: file.read(BLOCK), str(path), limit, whole=True, error=DataError
             )
@@ -398,7 +398,7 @@ def open_sets(
     Raises:
         DataError: There is nothing usable, too little, or it can be read once only.
     """
-    chosen_on, judged_on = (min(n, budgets.TUNING_SAMPLES) for n in (chosen_on, judged_on))
+    chosen_on, judged_on = (min(n, limits.TUNING_SAMPLES) for n in (chosen_on, judged_on))
     images = images or Images()
     whole = _open(model, data, images, max_images, "data")
     assert whole.indices is not None

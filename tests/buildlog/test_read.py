@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqtool.base import budgets, packed
+from qdqtool.base import limits, packed
 from qdqtool.buildlog import layers
 from qdqtool.buildlog.lines import PARSERS, read_metric
 from qdqtool.buildlog.log import LogReader
@@ -461,8 +461,8 @@ def test_pipe_without_end_is_read_up_to_a_limit(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, size: int, lines: int
 ) -> None:
     """The limit does not apply to files."""
-    monkeypatch.setattr(budgets, "PIPED_LOG", size)
-    monkeypatch.setattr(budgets, "PIPED_LINES", lines)
+    monkeypatch.setattr(limits, "PIPED_LOG", size)
+    monkeypatch.setattr(limits, "PIPED_LINES", lines)
     text = b"[TRT] Trace of TensorRT version: 8.5.2\n" + b"[TRT] x\n" * 5000
     (tmp_path / "log").write_bytes(text)
     assert read_build(str(tmp_path / "log")).lines.total == 5001
@@ -481,12 +481,12 @@ def test_packed_log_unpacks_to_a_multiple_of_its_size(
         b"[TRT] Trace of TensorRT version: 8.5.2\n" + b"[TRT] x\n" * 5000,
     )
     path.write_bytes(gzip.compress(text))
-    monkeypatch.setattr(budgets, "UNPACKED_LOG_TIMES", 10)
+    monkeypatch.setattr(limits, "UNPACKED_LOG_TIMES", 10)
     assert read_build(path).lines.total == 5001
-    monkeypatch.setattr(budgets, "UNPACKED_SMALL_LOG", 1000)
+    monkeypatch.setattr(limits, "UNPACKED_SMALL_LOG", 1000)
     with pytest.raises(BuildLogError, match=str(path)):
         read_build(path)
-    monkeypatch.setattr(budgets, "UNPACKED_LOG_TIMES", 1000)
+    monkeypatch.setattr(limits, "UNPACKED_LOG_TIMES", 1000)
     assert read_build(path).lines.total == 5001
 
 

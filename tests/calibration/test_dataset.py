@@ -27,7 +27,7 @@ from calibration.dataset import (
     spread,
 )
 from calibration.listing import UNREADABLE, Inodes, file_digest, files_under, read_ahead
-from qdqtool.base import budgets, files
+from qdqtool.base import files, limits
 from qdqtool.base.notes import Note, Remark
 from qdqtool.errors import DataError, QdqtoolError
 from tests.calibration.checks import check_limit, reports
@@ -532,8 +532,8 @@ def test_long_list_looks_only_for_the_images_that_are_used(
     exists = os.path.exists
     monkeypatch.setattr(os.path, "exists", lambda path: sought.add(Path(path).name) or exists(path))
     names = ["0.png", "25.png", "50.png", "75.png", "100.png"]
-    for limit, number in ((budgets.LISTED, 101), (100, 5)):
-        monkeypatch.setattr(budgets, "LISTED", limit)
+    for limit, number in ((limits.LISTED, 101), (100, 5)):
+        monkeypatch.setattr(limits, "LISTED", limit)
         sought.clear()
         data = open_data(image_list, [SPEC], max_images=5)
         assert [data.name(k) for k in range(len(data))] == names

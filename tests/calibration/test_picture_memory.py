@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from tests.calibration.nets import png_chunk
 
-BUDGET = budgets.PICTURE_BYTES // 4
+BUDGET = limits.PICTURE_BYTES // 4
 OTHER_BYTES = 32_000_000  # strips that are converted, and what a decoder takes for any size
 SAMPLED = (("PNG", "RGBA", 1), ("MPO", "RGB", 4), ("WEBP", "RGBA", 3))
 PRINT_PEAKS = """
 import re, sys, threading
 from pathlib import Path
-from qdqtool.base import budgets
-budgets.PICTURE_BYTES = int(sys.argv[2])
+from qdqtool.base import limits
+limits.PICTURE_BYTES = int(sys.argv[2])
 from calibration.dataset import InputSpec
 from calibration.pictures import ImageSource, YOLO_PREPROCESS, decode
 path = Path(sys.argv[1])

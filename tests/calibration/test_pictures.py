@@ -22,7 +22,7 @@ from calibration.arrays import Dataset, open_data
 from calibration.dataset import InputSpec
 from calibration.listing import file_digest
 from calibration.pictures import DecodingBudget, ImageSource, Preprocess, decode, describe, prepare
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.base.notes import Remark
 from qdqtool.errors import DataError, QdqtoolError
 from tests.calibration.checks import check_limit, reports
@@ -336,7 +336,7 @@ def test_jpeg_that_is_too_large_is_divided(
         return source.prepared(io.BytesIO(data))["x"][0]
 
     budget = int(64 * 128 * bytes_a_pixel)
-    monkeypatch.setattr(budgets, "PICTURE_BYTES", budget)
+    monkeypatch.setattr(limits, "PICTURE_BYTES", budget)
     expected = whole.reshape(height, scale, width, scale, 3).mean((1, 3))
     assert np.abs(read(height) - expected).max() < 8
     check = reports("picture-too-large", "128x64")
@@ -345,7 +345,7 @@ def test_jpeg_that_is_too_large_is_divided(
             read(least)
     for name, limit in (("PICTURE_REDUCED", 64 * 128 - 1), ("PICTURE_BYTES", budget - 1)):
         with monkeypatch.context() as patch:
-            patch.setattr(budgets, name, limit)
+            patch.setattr(limits, name, limit)
             with pytest.raises(DataError, check=check):
                 read(height)
     with pytest.raises(DataError, check=check):
@@ -408,7 +408,7 @@ def test_headers_in_many_pieces_are_rejected(
 ) -> None:
     """Pillow reads them in Python: 9 MB of fill bytes in a JPEG took 22 s."""
     data = encode(noise(16, 16), kind)
-    monkeypatch.setattr(budgets, "PICTURE_PIECES", 1000)
+    monkeypatch.setattr(limits, "PICTURE_PIECES", 1000)
     assert decode_bytes(data[:place] + piece * 10 + data[place:]).shape == (16, 16, 3)
     with pytest.raises(DataError, check=reports("too-many-pieces", 1000)):
         decode_bytes(data[:place] + piece * 1000 + data[place:])
@@ -431,8 +431,8 @@ def test_large_headers_are_rejected(
 ) -> None:
     """A decoder keeps profiles, texts and other chunks in addition to the pixels."""
     data = encode(noise(40, 40), kind, lossless=True)
-    monkeypatch.setattr(budgets, "PICTURE_HEADER", 8000)
-    monkeypatch.setattr(budgets, "PICTURE_FILE", len(data) + 3000)
+    monkeypatch.setattr(limits, "PICTURE_HEADER", 8000)
+    monkeypatch.setattr(limits, "PICTURE_FILE", len(data) + 3000)
     place = len(data) if place is None else place
     small, large = (data[:place] + segment(bytes(size)) + data[place:] for size in (1000, 9000))
     assert (decode_bytes(small) == decode_bytes(data)).all()
@@ -445,7 +445,7 @@ def test_texts_of_a_png_have_a_limit(
     monkeypatch: pytest.MonkeyPatch, characters: int, fits: bool
 ) -> None:
     """They unpack to many times their size in the file, four bytes a character."""
-    monkeypatch.setattr(budgets, "PICTURE_HEADER", 8000)
+    monkeypatch.setattr(limits, "PICTURE_HEADER", 8000)
     texts = PngImagePlugin.PngInfo()
     for name in ("note", "more"):
         texts.add_itxt(name, "\u00e9" * (characters // 2), zip=True)  # two bytes of UTF-8 each
@@ -507,9 +507,9 @@ def test_pictures_wait_for_the_budget(decoders: Decoders) -> None:
 def test_processes_share_the_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoders: Decoders
 ) -> None:
-    """Two budgets stand for two of the processes of `local:N`."""
+    """Two limits stand for two of the processes of `local:N`."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(8), raising=False)
-    monkeypatch.setenv(budgets.TOGETHER, str(tmp_path))
+    monkeypatch.setenv(limits.TOGETHER, str(tmp_path))
     first, second = DecodingBudget(1600), DecodingBudget(1600)
     with decoders.decode(first, 1001):
         assert not decoders.wait(second, 500) and not decoders.wait(second, 25)
@@ -520,14 +520,14 @@ def test_processes_share_the_budget(
         assert decoders.wait(second, 26)
         with (tmp_path / "gate").open("ab") as gate, pytest.raises(BlockingIOError):
             fcntl.flock(gate, fcntl.LOCK_EX | fcntl.LOCK_NB)  # one at a time waits for slots
-        monkeypatch.delenv(budgets.TOGETHER)
+        monkeypatch.delenv(limits.TOGETHER)
         assert not decoders.wait(DecodingBudget(1600), 1600), "another process, without the folder"
 
 
 def test_processes_have_a_budget_for_every_eight_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoders: Decoders
 ) -> None:
-    monkeypatch.setenv(budgets.TOGETHER, str(tmp_path))
+    monkeypatch.setenv(limits.TOGETHER, str(tmp_path))
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(16), raising=False)
     with decoders.decode(DecodingBudget(1600), 10_000):
         assert not decoders.wait(DecodingBudget(1600), 10_000)
@@ -538,9 +538,9 @@ def test_folder_without_locks_is_no_broken_picture(
 ) -> None:
     """The images are not skipped because of it."""
     folder = tmp_path / "none"
-    monkeypatch.setenv(budgets.TOGETHER, str(folder))
+    monkeypatch.setenv(limits.TOGETHER, str(folder))
     with pytest.raises(
-        QdqtoolError, check=reports("no-file-locks", f"{budgets.TOGETHER}={folder}")
+        QdqtoolError, check=reports("no-file-locks", f"{limits.TOGETHER}={folder}")
     ) as caught:
         decode_bytes(encode(Image.new("RGB", (1200, 900)), "PNG"))
     assert not isinstance(caught.value, DataError)
@@ -603,7 +603,7 @@ def test_layout_of_an_input(
 def test_inputs_that_take_no_pictures_are_rejected(
     shape: Shape, size: tuple[int, int] | None, code: str, value: str
 ) -> None:
-    assert budgets.INPUT_PIXELS == 4096 * 4096
+    assert limits.INPUT_PIXELS == 4096 * 4096
     values = [value, 4096 * 4096] if code == "out-of-range" else [value]
     with pytest.raises(DataError, check=reports(code, *values, node="x")):
         source_of(shape, size)

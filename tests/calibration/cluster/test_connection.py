@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from calibration.cluster.mapping import check_where, connected
-from qdqtool.base.budgets import PROCESSES, TOGETHER
+from qdqtool.base.limits import PROCESSES, TOGETHER
 from qdqtool.base.process import pause_gc
 from qdqtool.commands import cli
 from qdqtool.errors import ClusterError
