@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 N ?= 1000
-GROWTH := tests/test_growth.py tests/calibration/test_picture_memory.py
+GROWTH := tests/test_growth.py
 # `make mutants N=200 SEED=7 P="calibration qdqtool/insertion"`: without SEED a new one, without P every package.
 SEED ?=
 P ?=

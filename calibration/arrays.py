@@ -25,15 +25,15 @@ from calibration.dataset import (
     printable,
     spread,
 )
-from calibration.listing import BLOCK, block_starts, file_digest, files_under
-from calibration.pictures import (
+from calibration.images import (
     IMAGE_SUFFIXES,
-    OTHER_PICTURES,
+    OTHER_IMAGE_SUFFIXES,
     ImageSource,
     decode,
     describe,
     prepare,
 )
+from calibration.listing import BLOCK, block_starts, file_digest, files_under
 from calibration.urls import is_url, local_path, url_source
 from qdqtool.base import limits
 from qdqtool.base.archives import Archive, Header, read_values
@@ -449,7 +449,7 @@ def _path_source(
 ) -> Source:
     suffix = path.suffix.lower()
     if path.is_dir():
-        passed = dict.fromkeys(OTHER_PICTURES, 0)
+        passed = dict.fromkeys(OTHER_IMAGE_SUFFIXES, 0)
         dead: list[str] = []
         pictures = files_under(path, IMAGE_SUFFIXES, passed, dead)
         kinds = ", ".join(sorted(s[1:] for s in IMAGE_SUFFIXES))

@@ -502,7 +502,7 @@ def test_every_file_is_read_through_the_guard() -> None:
     own |= {
         "process.py",
         "limits.py",
-        "pictures.py",
+        "images.py",
     }  # which read of the system, in /proc and /sys
     children = {"worker.py", "run.py"}  # what builders wrote, in folders of their own
     for package in ("qdqtool", "calibration"):

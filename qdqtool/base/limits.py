@@ -38,13 +38,9 @@ EXTERNAL_DATA = 16 * GB  # external weights of a model together
 EXTERNAL_SHARED = 64 * MB  # external weights that several tensors share
 
 # Calibration
-PICTURE_BYTES = 448_000_000  # images that all threads decode at the same time
-TOGETHER = "QDQTOOL_TOGETHER"  # environment variable: folder of processes that share these
-PICTURE_REDUCED = 1 << 28  # pixels of a JPEG that is decoded at a part of its size
-PICTURE_SIDE = 65_535  # pixels of a side
-PICTURE_PIECES = 500_000  # pieces in which a decoder reads an image file
-PICTURE_HEADER = 16 * MB  # an image file without its pixels
-PICTURE_FILE = 256 * MB  # an image file that is read whole
+IMAGE_PIXELS = 1 << 26  # pixels of a decoded image
+LARGE_JPEG_PIXELS = 1 << 28  # pixels of a JPEG that is decoded at half its sides
+IMAGE_FILE = 256 * MB  # an image file
 INPUT_PIXELS = 1 << 24  # height times width of the network's input
 SAMPLE = 512 * MB  # one sample of an array file
 SAMPLE_ROWS = 4096  # rows of a fixed batch
