@@ -227,7 +227,7 @@ def load_progress(path: str | os.PathLike[str]) -> Progress:
     name = os.fspath(path)
     try:
         # Not noted as read: a cache is the one file that a command reads and replaces.
-        with Archive(path, limits.UNPACKED_CACHE, note=False) as archive:
+        with Archive(path, record=False) as archive:
             if "header" not in archive.members:
                 raise _Unfit(
                     "is not a calibration cache; give another name or delete it",

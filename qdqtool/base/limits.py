@@ -16,10 +16,8 @@ GB = 1 << 30
 
 # Files
 MODEL_MESSAGE = (1 << 31) - 1  # a serialized model, as protobuf reads it
-UNPACKED_MODEL = 320 * MB  # contents of a compressed model
-UNPACKED_ARRAYS = 512 * MB  # contents of an npz
-UNPACKED_CACHE = 256 * MB  # contents of a calibration cache
-UNPACKED_TIMES = 8  # contents of a larger compressed file, as a multiple of its size
+UNPACKED = 512 * MB  # contents of a compressed file: model, arrays, cache or log
+UNPACKED_RATIO = 8  # contents of a larger compressed file, as a multiple of its size
 UNPACKED_LOG = 4 * GB  # contents of a log
 UNPACKED_SMALL_LOG = 512 * MB  # contents of a compressed log
 UNPACKED_LOG_TIMES = 100  # contents of a larger compressed log, as a multiple; real ones reach 30
@@ -28,8 +26,6 @@ PIPED_LINES = 2_000_000  # lines of such a log
 LOG_LINE = 1 * MB  # the beginning of a log line that is kept
 LOG_CONSTANTS = 320 * MB  # weights of a network that is rebuilt from a log; YOLOv8x has 260 MB
 LIST_FILE = 64 * MB  # a list of images, a calibration table, a recorded JSON
-LIST_LINES = 4_000_000  # lines of a list of images
-LISTED = 20_000  # paths of a list that are looked up
 CACHE_HEADER = 64 * MB  # the header of a calibration cache
 JSON_FILE = 20 * MB  # a layer or profile JSON, which takes forty times as much in Python
 JSON_VALUES = 8_000_000  # values in a JSON
@@ -144,9 +140,9 @@ def session_memory() -> int:
     return int(SESSION_SHARE * min(sizes, default=0) / processes)
 
 
-def unpacked(limit: int, size: int) -> int:
+def unpacked_limit(size: int) -> int:
     """Return how many bytes a compressed file of `size` bytes may hold."""
-    return max(limit, UNPACKED_TIMES * size)
+    return max(UNPACKED, UNPACKED_RATIO * size)
 
 
 def format_bytes(size: float) -> str:

@@ -260,7 +260,7 @@ def _read_limited(file: IO[bytes], path: Path) -> bytes | None:
         raise _too_large(path, file.read(file_types.HEAD))
     head = file.read(packed.HEAD)
     if packed.kind_of(head) == packed.GZIP:
-        limit = min(limits.unpacked(limits.UNPACKED_MODEL, size), MAX_PROTO_BYTES)
+        limit = min(limits.unpacked_limit(size), MAX_PROTO_BYTES)
         blocks = packed.unpack(
             head, lambda: file.read(packed.BLOCK), str(path), limit, whole=True, error=ModelError
         )
