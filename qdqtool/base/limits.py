@@ -18,15 +18,13 @@ GB = 1 << 30
 MODEL_MESSAGE = (1 << 31) - 1  # a serialized model, as protobuf reads it
 UNPACKED = 512 * MB  # contents of a compressed file: model, arrays, cache or log
 UNPACKED_RATIO = 8  # contents of a larger compressed file, as a multiple of its size
-UNPACKED_LOG = 4 * GB  # contents of a log
-UNPACKED_SMALL_LOG = 512 * MB  # contents of a compressed log
-UNPACKED_LOG_TIMES = 100  # contents of a larger compressed log, as a multiple; real ones reach 30
+UNPACKED_LOG_RATIO = 100  # the same for a log; real ones reach 30
+LOG = 4 * GB  # a log, unpacked
 PIPED_LOG = 256 * MB  # a log from a pipe, which may have no end
 PIPED_LINES = 2_000_000  # lines of such a log
 LOG_LINE = 1 * MB  # the beginning of a log line that is kept
 LOG_CONSTANTS = 320 * MB  # weights of a network that is rebuilt from a log; YOLOv8x has 260 MB
 LIST_FILE = 64 * MB  # a list of images, a calibration table, a recorded JSON
-CACHE_HEADER = 64 * MB  # the header of a calibration cache
 JSON_FILE = 20 * MB  # a layer or profile JSON, which takes forty times as much in Python
 JSON_VALUES = 8_000_000  # values in a JSON
 VERIFICATION_FILE = 8 * MB  # the JSON of `verify`
@@ -42,6 +40,7 @@ SAMPLE = 512 * MB  # one sample of an array file
 SAMPLE_ROWS = 4096  # rows of a fixed batch
 FETCHED = 256 * MB  # tensors that all threads fetch together
 COUNTED = 512 * MB  # histograms of all threads together
+CACHE_HEADER = 64 * MB  # the header of a calibration cache
 CACHE_MEMORY = 512 * MB  # statistics in a calibration cache
 
 # Graphs
@@ -127,7 +126,7 @@ def check_seconds(seconds: float | None, name: str) -> float:
 
 
 def session_memory() -> int:
-    """Return the bytes for all onnxruntime sessions of this process; 0 if the machine's memory is unknown."""
+    """Return the bytes for all onnxruntime sessions of this process, 0 if unknown."""
     sizes = []
     with contextlib.suppress(AttributeError, ValueError, OSError):  # Windows has no sysconf
         sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
@@ -140,9 +139,9 @@ def session_memory() -> int:
     return int(SESSION_SHARE * min(sizes, default=0) / processes)
 
 
-def unpacked_limit(size: int) -> int:
+def unpacked_limit(size: int, ratio: int = UNPACKED_RATIO) -> int:
     """Return how many bytes a compressed file of `size` bytes may hold."""
-    return max(UNPACKED, UNPACKED_RATIO * size)
+    return max(UNPACKED, ratio * size)
 
 
 def format_bytes(size: float) -> str:

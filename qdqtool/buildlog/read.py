@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import functools
 import gzip
 import itertools
 import os
@@ -13,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import IO, BinaryIO, cast
 
-from qdqtool.base import limits, packed
+from qdqtool.base import compression, limits
 from qdqtool.base.files import open_input, record_input
 from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.layers import read_json
@@ -27,7 +28,7 @@ __all__ = ["LogSource", "read_build"]
 
 LogSource = str | os.PathLike[str] | IO[bytes]
 
-BLOCK = packed.BLOCK
+BLOCK = compression.BLOCK
 MAX_LINE = limits.LOG_LINE
 MAX_JSON = limits.JSON_FILE
 
@@ -95,19 +96,18 @@ def _unpacked(stream: BinaryIO, name: str) -> Iterator[bytes]:
     head = _read_file(stream, 6)
     while 0 < len(head) < 6 and (more := _read_file(stream, 6 - len(head))):
         head += more
-    if packed.kind_of(head):
-        limit = limits.UNPACKED_LOG
+    if compression.find_magic(head):
+        limit = limits.LOG
         with contextlib.suppress(OSError, ValueError, AttributeError):  # bytes in memory
             size = os.fstat(stream.fileno()).st_size
-            limit = min(limit, max(limits.UNPACKED_SMALL_LOG, limits.UNPACKED_LOG_TIMES * size))
-        yield from packed.unpack(
-            head, lambda: _read_file(stream, BLOCK), name, limit, whole=False, error=BuildLogError
-        )
+            limit = min(limit, limits.unpacked_limit(size, limits.UNPACKED_LOG_RATIO))
+        read = functools.partial(_read_file, stream)
+        yield from compression.unpack(head, read, name, limit, whole=False, error=BuildLogError)
         return
     total = 0
     while head:
         total += len(head)
-        limits.check_size(total, limits.UNPACKED_LOG, f"{name}: the log has", BuildLogError)
+        limits.check_size(total, limits.LOG, f"{name}: the log has", BuildLogError)
         yield head
         head = _read_file(stream, BLOCK)
 

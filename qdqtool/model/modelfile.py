@@ -12,7 +12,7 @@ from typing import IO, Any, TypeAlias
 import onnx
 from google.protobuf.message import DecodeError, EncodeError
 
-from qdqtool.base import file_types, limits, packed
+from qdqtool.base import compression, file_types, limits
 from qdqtool.base.files import open_input, read_all, same_file
 from qdqtool.base.outputs import atomic_write
 from qdqtool.base.text import middle, reason_of
@@ -258,12 +258,10 @@ def _read_limited(file: IO[bytes], path: Path) -> bytes | None:
     size = os.fstat(file.fileno()).st_size
     if size > MAX_PROTO_BYTES:
         raise _too_large(path, file.read(file_types.HEAD))
-    head = file.read(packed.HEAD)
-    if packed.kind_of(head) == packed.GZIP:
+    head = file.read(compression.HEAD)
+    if compression.find_magic(head) == compression.GZIP:
         limit = min(limits.unpacked_limit(size), MAX_PROTO_BYTES)
-        blocks = packed.unpack(
-            head, lambda: file.read(packed.BLOCK), str(path), limit, whole=True, error=ModelError
-        )
+        blocks = compression.unpack(head, file.read, str(path), limit, whole=True, error=ModelError)
         return b"".join(blocks)
     with contextlib.suppress(OSError):  # some files of the kernel can be read only once
         file.seek(0)

@@ -25,11 +25,11 @@ from calibration.arrays import Preprocess, open_data
 from calibration.dataset import Dataset, Part, spread
 from calibration.session import input_specs, metadata_size
 from qdqtool.base import limits
+from qdqtool.base.compression import HEAD, find_magic, unpack
 from qdqtool.base.files import check_output, open_input, same_file
 from qdqtool.base.json_text import parse_json
 from qdqtool.base.options import Images, Ranges
 from qdqtool.base.outputs import atomic_write
-from qdqtool.base.packed import BLOCK, HEAD, kind_of, unpack
 from qdqtool.base.progress import track
 from qdqtool.base.said import Parameter, said
 from qdqtool.errors import DataError
@@ -108,7 +108,7 @@ class Store:
         remedy = "give another name with {`state`}, or remove it"
         with open_input(path, error=DataError, record=False) as file:
             head = file.read(HEAD)
-            if not kind_of(head):
+            if not find_magic(head):
                 raise DataError(
                     said(what + "; give another name with {`state`}"),
                     str(path),
@@ -116,9 +116,7 @@ class Store:
                     parameter="state",
                 )
             limit = limits.TUNING_STATE
-            blocks = unpack(
-                head, lambda: file.read(BLOCK), str(path), limit, whole=True, error=DataError
-            )
+            blocks = unpack(head, file.read, str(path), limit, whole=True, error=DataError)
             try:
                 data = parse_json(b"".join(blocks))
             except (ValueError, RecursionError):
