@@ -1,4 +1,4 @@
-"""Arrays as calibration data: npz and npy files, read one sample at a time and never unpickled, and in memory."""
+"""Calibration data from npz and npy files, folders, lists of images, and arrays in memory."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import contextlib
 import copy
 import functools
 import hashlib
+import io
 import os
 import threading
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,19 +27,19 @@ from calibration.dataset import (
     printable,
     spread,
 )
-from calibration.listing import BLOCK, block_starts, file_digest, files_under
-from calibration.pictures import (
+from calibration.images import (
     IMAGE_SUFFIXES,
-    OTHER_PICTURES,
+    OTHER_IMAGE_SUFFIXES,
     ImageSource,
     decode,
     describe,
     prepare,
 )
+from calibration.listing import BLOCK, block_starts, file_digest, list_files
 from calibration.urls import is_url, local_path, url_source
-from qdqtool.base import budgets
-from qdqtool.base.archives import Archive, Header, read_values
-from qdqtool.base.files import INVALID_NAME, open_input, read_input
+from qdqtool.base import limits
+from qdqtool.base.archives import Archive, read_header, read_values
+from qdqtool.base.files import INVALID_NAME, open_input, read_input, record_input
 from qdqtool.base.notes import Remark
 from qdqtool.base.options import Preprocess, Samples, takes
 from qdqtool.base.parameters import shown, typed
@@ -45,145 +47,129 @@ from qdqtool.base.text import reason_of
 from qdqtool.errors import DataError, QdqtoolError
 
 ARRAY_SUFFIXES = frozenset({".npz", ".npy"})
+LIST_SUFFIXES = frozenset({".txt", ".lst", ".list"})
+
+
+# Files -----------------------------------------------------------------------------------------------
 
 
 class StackedArray:
-    """An array in a file, [samples, ...], of which one row at a time is read.
+    """Array of shape [samples, ...] in a file, read one row at a time.
 
-    A plain .npy, or one stored uncompressed in an .npz, is read at any place; a compressed one from front to back.
+    Rows of an npy file, and of an uncompressed array of an npz file, are read in any order, those of a
+    compressed array from front to back.
+
+    Args:
+        path: File.
+        archive: The file as an npz file, None for an npy file.
+        member: Name of the array in the archive.
+
+    Raises:
+        DataError: It is missing, damaged, in Fortran order, or a row is empty or too large.
     """
 
     def __init__(self, path: Path, archive: Archive | None = None, member: str = "") -> None:
         self.path = path
-        self.what = str(path) if archive is None else archive.what(member)
-        self._place = "" if archive is None else f"array '{member}': "  # in the file, for messages
-        self._archive = archive  # which closes its file when nothing needs it any more
         self.lock = threading.Lock()
-        self.file: IO[bytes]
+        self._archive = archive  # whose file is closed when nothing refers to it
         if archive is None:
+            self.label, self._prefix = str(path), ""
+            self.random_access = True
             self.file = open_input(path, error=DataError)
             size = os.fstat(self.file.fileno()).st_size
         else:
+            self.label, self._prefix = archive.describe(member), f"array '{member}': "
+            self.random_access = not archive.members[member].compress_type
             self.file = archive.open(member)
             size = archive.members[member].file_size
-        self.random_access = archive is None or not archive.members[member].compress_type
-        header = Header(self.file, size, self.what)
+        weakref.finalize(self, self.file.close)
+        header = read_header(self.file, size, self.label)
         if header.fortran and len(header.shape) > 1:
-            raise DataError(
-                f"{self._place}is in Fortran order; save it with numpy.ascontiguousarray",
-                str(path),
-                code="fortran-order",
-            )
+            reason = "is in Fortran order; save it with numpy.ascontiguousarray"
+            raise self._error(reason, "fortran-order")
         self.shape, self.dtype, self.start = header.shape, header.dtype, header.start
-        count = self.shape[0] if self.shape else 1
-        self.row_bytes = header.bytes // max(count, 1)
-        if count and not self.row_bytes:
-            raise DataError(
-                f"{self._place}its samples have no values (shape {list(self.shape)})",
-                str(path),
-                code="empty",
-            )
-        budgets.require(self.row_bytes, budgets.SAMPLE, f"{self.what}: one sample takes", DataError)
+        self.row_bytes = header.nbytes // max(len(self), 1)
+        if len(self) and not self.row_bytes:
+            reason = f"its samples have no values (shape {list(self.shape)})"
+            raise self._error(reason, "empty")
+        subject = f"{self.label}: one sample takes"
+        limits.check_size(self.row_bytes, limits.SAMPLE, subject, DataError)
+
+    def _error(self, reason: str, code: str) -> DataError:
+        return DataError(f"{self._prefix}{reason}", str(self.path), code=code)
 
     def __len__(self) -> int:
         return self.shape[0] if self.shape else 1
 
     def row(self, index: int) -> Array:
-        """Row ``index`` as an array of the other dimensions.
+        """Return one row, without the first dimension.
 
         Raises:
             DataError: The file is cut off or damaged.
         """
         with self.lock:
             try:
-                # zipfile's reader seeks by reading on, or from the start again when going back.
                 self.file.seek(self.start + index * self.row_bytes)
                 data = self.file.read(self.row_bytes)
-            except QdqtoolError:
-                raise
-            except (
-                Exception
-            ) as error:  # zlib.error, EOFError, ValueError, OSError: all of them are damage
-                raise DataError(
-                    f"{self._place}damaged at sample {index}: {reason_of(error)}",
-                    str(self.path),
-                    code="file-damaged",
-                ) from error
+            except Exception as error:  # zipfile and zlib have classes of their own
+                reason = f"damaged at sample {index}: {reason_of(error)}"
+                raise self._error(reason, "file-damaged") from error
         if len(data) != self.row_bytes:
-            raise DataError(
-                f"{self._place}the file is cut off at sample {index}; copy it again",
-                str(self.path),
-                code="file-damaged",
-            )
+            reason = f"the file is cut off at sample {index}; copy it again"
+            raise self._error(reason, "file-damaged")
         return np.frombuffer(data, self.dtype).reshape(self.shape[1:])
-
-    def __del__(self) -> None:
-        with contextlib.suppress(OSError, AttributeError):  # what was refused has no file
-            self.file.close()
 
 
 class StackedSource(Source):
-    """Rows of arrays in one file: an npz of stacked arrays keyed by input name, or an npy for a model with one input.
+    """Rows of the arrays in an npz file, one array for each input, or of an npy file.
 
-    An array that has the input's own rank is stacked along the batch dimension; one rank more is a stack of batches.
-    Another process opens the file when it wants the first row.
+    An array with the rank of the input is stacked along the batch dimension. An array with one more
+    dimension is a stack of batches. Another process opens the file when it loads the first row.
+
+    Raises:
+        DataError: The file does not fit the inputs.
     """
 
     def __init__(self, path: Path, inputs: Sequence[InputSpec]) -> None:
-        """Opens the file.
-
-        Raises:
-            DataError: It does not fit the inputs.
-        """
         self.path = path
         self.inputs = inputs
-        lengths = {name: len(a) for name, a in self.arrays.items()}
+        lengths = {name: len(array) for name, array in self.arrays.items()}
         if len(set(lengths.values())) > 1:
-            text = ", ".join(f"'{n}' {k}" for n, k in lengths.items())
-            raise DataError(
-                f"the arrays have different numbers of samples: {text}",
-                str(path),
-                code="wrong-length",
-            )
+            text = ", ".join(f"'{name}' {length}" for name, length in lengths.items())
+            reason = f"the arrays have different numbers of samples: {text}"
+            raise DataError(reason, str(path), code="wrong-length")
         self.rows: Sequence[int] = range(next(iter(lengths.values())))
         if not self.rows:
             raise DataError("holds no samples", str(path), code="empty")
-        self.random_access = all(a.random_access for a in self.arrays.values())
-        first = self.load(0)  # the shapes are checked before any work is done
+        self.random_access = all(array.random_access for array in self.arrays.values())
+        first = self.load(0)  # checks the shapes before any work is done
         self.single_rows = all(first[i.name].ndim == len(self.arrays[i.name].shape) for i in inputs)
 
     @functools.cached_property
     def arrays(self) -> dict[str, StackedArray]:
-        """By input."""
-        path, inputs = self.path, self.inputs
-        if path.suffix.lower() == ".npy":
-            if len(inputs) > 1:
-                raise DataError(
-                    f"one npy cannot feed a model with {len(inputs)} inputs; give an npz",
-                    str(path),
-                    code="input-count",
-                )
-            return {inputs[0].name: StackedArray(path)}
-        archive = Archive(path)
-        names = {m: m for m in archive.members}
-        if len(inputs) == 1 and len(names) == 1:
-            names = {inputs[0].name: next(iter(names))}
-        missing = next((i.name for i in inputs if i.name not in names), None)
-        if missing is not None:
-            found = ", ".join(f"'{n}'" for n in names) or "nothing"
-            raise DataError(
-                f"has no array for the model's input '{missing}'; it has {found}",
-                str(path),
-                code="missing-input",
-                node=missing,
-            )
-        return {i.name: StackedArray(path, archive, names[i.name]) for i in inputs}
+        """Array of each input."""
+        if self.path.suffix.lower() == ".npy":
+            if len(self.inputs) > 1:
+                reason = f"one npy cannot feed a model with {len(self.inputs)} inputs; give an npz"
+                raise DataError(reason, str(self.path), code="input-count")
+            return {self.inputs[0].name: StackedArray(self.path)}
+        archive = Archive(self.path)
+        if len(self.inputs) == 1 and len(archive.members) == 1:
+            (member,) = archive.members
+            return {self.inputs[0].name: StackedArray(self.path, archive, member)}
+        for spec in self.inputs:
+            if spec.name not in archive.members:
+                members = ", ".join(f"'{name}'" for name in archive.members) or "nothing"
+                reason = f"has no array for the model's input '{spec.name}'; it has {members}"
+                raise DataError(reason, str(self.path), code="missing-input", node=spec.name)
+        return {i.name: StackedArray(self.path, archive, i.name) for i in self.inputs}
 
     @functools.cached_property
     def _file_digest(self) -> bytes:
         return file_digest(self.path)
 
     def __getstate__(self) -> dict[str, Any]:
+        """Leave out what another process opens itself."""
         return {k: v for k, v in self.__dict__.items() if k not in ("arrays", "_file_digest")}
 
     def count(self) -> int:
@@ -191,12 +177,14 @@ class StackedSource(Source):
 
     def load(self, index: int) -> Sample:
         row = self.rows[index]
-        return {
-            i.name: i.fit(self.arrays[i.name].row(row), self.arrays[i.name].what)
-            for i in self.inputs
-        }
+        sample = {}
+        for spec in self.inputs:
+            array = self.arrays[spec.name]
+            sample[spec.name] = spec.fit(array.row(row), array.label)
+        return sample
 
     def digest(self, index: int) -> bytes:
+        """Return the row's number; that of the first row stands for the whole file."""
         row = self.rows[index]
         return (b"" if row else file_digest(self.path)) + row.to_bytes(8, "big")
 
@@ -205,12 +193,11 @@ class StackedSource(Source):
 
     def portion(self, indices: Sequence[int]) -> StackedSource:
         if not self.random_access:
-            raise DataError(
-                "is compressed, so that workers cannot begin in the middle; save it with numpy.savez, "
-                "uncompressed",
-                str(self.path),
-                code="compressed-archive",
+            reason = (
+                "is compressed, so that workers cannot begin in the middle; save it with "
+                "numpy.savez, uncompressed"
             )
+            raise DataError(reason, str(self.path), code="compressed-archive")
         part = copy.copy(self)
         part.path = Path(os.path.abspath(self.path))
         part.rows = [self.rows[i] for i in indices]
@@ -221,60 +208,64 @@ class StackedSource(Source):
 
 
 class SampleFilesSource(FilesSource):
-    """One npz or npy for each sample."""
+    """One npz or npy file for each sample."""
 
     def __init__(self, paths: Sequence[Path], root: Path, inputs: Sequence[InputSpec]) -> None:
         self.paths = paths
         self.root = root
         self.inputs = inputs
+        for path in paths:
+            record_input(path)
 
     def load(self, index: int) -> Sample:
         path = self.paths[index]
         if path.suffix.lower() == ".npz":
-            with Archive(path, budgets.SAMPLE) as archive:
+            with Archive(path) as archive:
                 arrays = {name: archive.read(name) for name in archive.members}
         else:
-            with open_input(path, error=DataError) as file:
-                header = Header(file, os.fstat(file.fileno()).st_size, str(path))
-                budgets.require(
-                    header.bytes, budgets.SAMPLE, f"{path}: one sample takes", DataError
-                )
-                arrays = {self.inputs[0].name: read_values(file, header, str(path))}
+            arrays = {self.inputs[0].name: _read_npy(path)}
         return fit_all(arrays, self.inputs, str(path))
 
 
-# In memory -----------------------------------------------------------------------------------------------------------
+def _read_npy(path: Path) -> Array:
+    with open_input(path, error=DataError) as file:
+        header = read_header(file, os.fstat(file.fileno()).st_size, str(path))
+        subject = f"{path}: one sample takes"
+        limits.check_size(header.nbytes, limits.SAMPLE, subject, DataError)
+        return read_values(file, header, str(path))
 
 
-def rows_of(arrays: Mapping[str, Any], inputs: Sequence[InputSpec]) -> list[Sample]:
-    """Stacked arrays in memory as samples of one row each (views); as one sample where they are not stacked."""
-    with _users("an array of the calibration data"):
-        named = {
-            name: np.asarray(array)
-            for name, array in _named(arrays, "the calibration data").items()
-        }
-    by_input = {i.name: named[i.name] for i in inputs if i.name in named}
-    lengths = {len(a) for a in by_input.values() if a.ndim}
-    stacked = len(by_input) == len(inputs) and all(
-        i.shape and by_input[i.name].ndim == len(i.shape) and i.shape[0] in (1, None)
-        for i in inputs
-    )
-    if not stacked or len(lengths) != 1:
+# Memory ----------------------------------------------------------------------------------------------
+
+
+def split_rows(arrays: Mapping[str, Any], inputs: Sequence[InputSpec]) -> list[Sample]:
+    """Return stacked arrays as samples of one row each (views), other arrays as one sample."""
+    with _user_errors("an array of the calibration data"):
+        sample = _check_sample(arrays, "the calibration data")
+        named = {name: np.asarray(array) for name, array in sample.items()}
+    lengths = set()
+    for spec in inputs:
+        array = named.get(spec.name)
+        if array is None or not spec.shape or spec.shape[0] not in (1, None):
+            return [named]
+        if array.ndim != len(spec.shape):
+            return [named]
+        lengths.add(len(array))
+    if len(lengths) != 1:
         return [named]
+    stacked = {spec.name: named[spec.name] for spec in inputs}
     return [
-        {name: array[k : k + 1] for name, array in by_input.items()} for k in range(lengths.pop())
+        {name: array[row : row + 1] for name, array in stacked.items()}
+        for row in range(lengths.pop())
     ]
 
 
-_END = object()
-
-
 @contextlib.contextmanager
-def _users(what: str) -> Iterator[None]:
-    """Names what objects of the user's were asked for when they raise; what ends a process passes.
+def _user_errors(subject: str) -> Iterator[None]:
+    """Name what was read from an object of the user when the object raises.
 
     Raises:
-        DataError: They raised something.
+        DataError: The object raised an exception.
     """
     try:
         yield
@@ -282,37 +273,36 @@ def _users(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         kind, reason = type(error).__name__, reason_of(error)
+        text = kind if reason == kind else f"{kind}: {reason}"
         raise DataError(
-            f"{what} cannot be had: {kind}" + f": {reason}" * (reason != kind),
-            code="source-failed",
-            parameter="data",
+            f"{subject} cannot be had: {text}", code="source-failed", parameter="data"
         ) from error
 
 
-def _named(sample: object, what: str) -> Mapping[str, Any]:
-    """A sample of the user's, which has an array for each name.
+def _check_sample(sample: object, subject: str) -> Mapping[str, Any]:
+    """Return a sample of the user.
 
     Raises:
-        DataError: It is something else.
+        DataError: It is not a dictionary of name to array.
     """
     if not isinstance(sample, Mapping):
-        raise DataError(
-            f"{what} is a {type(sample).__name__}; give a dict of name to array",
-            code="wrong-type",
-            parameter="data",
-        )
-    wrong = next((key for key in sample if not isinstance(key, str)), None)
-    if wrong is not None:
-        raise DataError(
-            f"{what} has the key {shown(wrong)}, which is no text; give a dict of name to array",
-            code="key-not-text",
-            parameter="data",
-        )
+        reason = f"{subject} is a {type(sample).__name__}; give a dict of name to array"
+        raise DataError(reason, code="wrong-type", parameter="data")
+    for key in sample:
+        if not isinstance(key, str):
+            reason = (
+                f"{subject} has the key {shown(key)}, which is no text; "
+                "give a dict of name to array"
+            )
+            raise DataError(reason, code="key-not-text", parameter="data")
     return sample
 
 
+_END = object()
+
+
 class MemorySource(Source):
-    """Dictionaries of arrays from any iterable; a list can be gone through again, a generator once."""
+    """Dictionaries of arrays from an iterable. A list can be read again, an iterator once."""
 
     def __init__(self, source: Iterable[object], inputs: Sequence[InputSpec]) -> None:
         self.inputs = inputs
@@ -324,35 +314,33 @@ class MemorySource(Source):
         self.used = False
 
     def count(self) -> int | None:
-        with _users("the number of calibration samples"):
+        with _user_errors("the number of calibration samples"):
             return None if self.samples is None else len(self.samples)
 
     def restart(self) -> None:
-        if self.samples is None:
-            if self.used and not self.repeatable:
-                raise DataError(
-                    "the calibration data was a one-time iterator and is used up; give a list",
-                    code="read-once",
-                    parameter="data",
-                )
-            with _users("the calibration data"):
-                self.iterator = iter(self.iterable)
-            self.used = True
+        if self.samples is not None:
+            return
+        if self.used and not self.repeatable:
+            reason = "the calibration data was a one-time iterator and is used up; give a list"
+            raise DataError(reason, code="read-once", parameter="data")
+        with _user_errors("the calibration data"):
+            self.iterator = iter(self.iterable)
+        self.used = True
 
     def load(self, index: int) -> Sample:
-        what = f"calibration sample {index}"
-        with _users(what):
+        label = f"calibration sample {index}"
+        with _user_errors(label):
             if self.samples is not None:
                 sample = self.samples[index]
             else:
                 assert self.iterator is not None
                 sample = next(self.iterator, _END)
             if sample is not _END:
-                return fit_all(_named(sample, what), self.inputs, what)
+                return fit_all(_check_sample(sample, label), self.inputs, label)
         raise IndexError(index)
 
     def portion(self, indices: Sequence[int]) -> MemorySource:
-        """They travel with it."""
+        """Return some samples, which travel with the source."""
         if self.samples is None:
             raise DataError(
                 "calibration data from an iterator cannot be shared out to a cluster; give a list, or a "
@@ -360,15 +348,15 @@ class MemorySource(Source):
                 code="not-shareable",
                 parameter="data",
             )
-        with _users(f"one of {len(indices)} calibration samples"):
+        with _user_errors(f"one of {len(indices)} calibration samples"):
             return MemorySource([self.samples[i] for i in indices], self.inputs)
 
     def digest(self, index: int) -> bytes:
         if self.samples is None:
             return b""
-        what = f"calibration sample {index}"
-        with _users(what):
-            sample = _named(self.samples[index], what)
+        label = f"calibration sample {index}"
+        with _user_errors(label):
+            sample = _check_sample(self.samples[index], label)
             arrays = {name: np.ascontiguousarray(array) for name, array in sorted(sample.items())}
         digest = hashlib.blake2b(digest_size=16)
         for name, value in arrays.items():
@@ -379,7 +367,7 @@ class MemorySource(Source):
         return digest.digest()
 
 
-# From whatever the user has to a Dataset -----------------------------------------------------------------------------
+# Opening data ----------------------------------------------------------------------------------------
 
 
 __all__ = ["Dataset", "InputSpec", "Preprocess", "decode", "describe", "open_data", "prepare"]
@@ -429,7 +417,7 @@ def open_data(source: object, inputs: Sequence[InputSpec], samples: Samples) -> 
     if isinstance(source, np.ndarray):
         source = {inputs[0].name: source}
     if isinstance(source, Iterable):
-        rows = rows_of(source, inputs) if isinstance(source, Mapping) else source
+        rows = split_rows(source, inputs) if isinstance(source, Mapping) else source
         return Dataset(MemorySource(rows, inputs), inputs, max_images)
     raise DataError(
         f"calibration data of type {type(source).__name__} is not understood; give a folder of images",
@@ -443,42 +431,20 @@ def _path_source(
     inputs: Sequence[InputSpec],
     preprocess: Preprocess,
     size: tuple[int, int] | None,
-    wanted: int,
+    max_images: int,
 ) -> Source:
     suffix = path.suffix.lower()
     if path.is_dir():
-        passed = dict.fromkeys(OTHER_PICTURES, 0)
-        dead: list[str] = []
-        pictures = files_under(path, IMAGE_SUFFIXES, passed, dead)
-        kinds = ", ".join(sorted(s[1:] for s in IMAGE_SUFFIXES))
-        others = [f"{number} {suffix[1:]}" for suffix, number in passed.items() if number]
-        unread = Remark.OTHER_FORMATS(formats=others, kinds=kinds) if others else None
-        if len(pictures):
-            source = ImageSource(pictures, path, inputs, preprocess, size)
-            lost = [Remark.DEAD_LINKS(count=len(dead), first=min(dead))] if dead else []
-            source.remarks = [*([unread] if unread else []), *lost]
-            return source
-        arrays = files_under(path, ARRAY_SUFFIXES)
-        if len(arrays):
-            return SampleFilesSource(arrays, path, inputs)
-        broken = (
-            f"; {len(dead)} links in it lead nowhere ({min(dead)}, ...): are the images mounted?"
-            if dead
-            else ""
-        )
-        raise DataError(
-            f"{unread or f'no images ({kinds}) and no npz or npy files in this folder'}{broken}",
-            str(path),
-            code="no-images",
-        )
+        return _folder_source(path, inputs, preprocess, size)
     if not path.exists():
         raise DataError("no such file or folder", str(path), code="file-missing")
     if suffix in ARRAY_SUFFIXES:
         return StackedSource(path, inputs)
     if suffix in IMAGE_SUFFIXES:
         return ImageSource([path], path.parent, inputs, preprocess, size)
-    if suffix in (".txt", ".lst", ".list"):
-        return ImageSource(_listed(path, wanted), path.parent, inputs, preprocess, size)
+    if suffix in LIST_SUFFIXES:
+        paths = _read_list(path, max_images)
+        return ImageSource(paths, path.parent, inputs, preprocess, size)
     raise DataError(
         "not a folder, a list of images (.txt), an image, .npz or .npy",
         str(path),
@@ -486,46 +452,59 @@ def _path_source(
     )
 
 
-_LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"  # as Python's `splitlines` has them
-_LONGEST = 32_767  # on Windows, and elsewhere less
+def _folder_source(
+    path: Path,
+    inputs: Sequence[InputSpec],
+    preprocess: Preprocess,
+    size: tuple[int, int] | None,
+) -> Source:
+    listing = list_files(path, IMAGE_SUFFIXES)
+    links, counts = listing.broken_links, listing.suffixes
+    formats = [f"{counts[s]} {s[1:]}" for s in OTHER_IMAGE_SUFFIXES if counts[s]]
+    kinds = ", ".join(sorted(suffix[1:] for suffix in IMAGE_SUFFIXES))
+    remarks = [Remark.OTHER_FORMATS(formats=formats, kinds=kinds)] if formats else []
+    if listing.paths:
+        if links:
+            remarks.append(Remark.DEAD_LINKS(count=len(links), first=min(links)))
+        source = ImageSource(listing.paths, path, inputs, preprocess, size)
+        source.remarks = remarks
+        return source
+    arrays = list_files(path, ARRAY_SUFFIXES)
+    if arrays.paths:
+        return SampleFilesSource(arrays.paths, path, inputs)
+    reason = f"no images ({kinds}) and no npz or npy files in this folder"
+    if remarks:
+        reason = str(remarks[0])
+    if links:
+        example = f"{len(links)} links in it lead nowhere ({min(links)}, ...)"
+        reason = f"{reason}; {example}: are the images mounted?"
+    raise DataError(reason, str(path), code="no-images")
 
 
-def _listed(path: Path, wanted: int) -> list[Path]:
-    """The paths in a text file; relative ones count from the file's folder, else from the current one.
+def _read_list(path: Path, max_images: int) -> list[Path]:
+    """Return the paths in a text file that are used for so many images.
 
-    Of a long list they are those alone that are used for ``wanted`` samples: a million files take long to look for.
+    A relative path begins at the folder of the list, or at the current folder if there is no such file.
     """
     try:
-        content = read_input(path, budgets.LIST_FILE, error=DataError).decode("utf-8")
+        content = read_input(path, limits.LIST_FILE, error=DataError).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"cannot be read as a list of images: {error}", str(path), code="wrong-encoding"
-        ) from error
-    if sum(map(content.count, _LINE_ENDS)) - content.count("\r\n") > budgets.LIST_LINES:
-        raise DataError(
-            f"has more than {budgets.LIST_LINES:,} lines, the limit",
-            str(path),
-            code="file-too-large",
-        )
-    texts = []
-    for number, line in enumerate(content.splitlines(), 1):
-        text = line.strip()
-        if "\0" in text:
+        reason = f"cannot be read as a list of images: {error}"
+        raise DataError(reason, str(path), code="wrong-encoding") from error
+    names = []
+    for number, line in enumerate(io.StringIO(content, newline=None), 1):
+        name = line.strip()
+        if "\0" in name:
             raise DataError(f"line {number}: {INVALID_NAME}", str(path), code="invalid-path")
-        if len(text) > _LONGEST:
-            raise DataError(
-                f"line {number}: is no path, which has {_LONGEST:,} characters at most",
-                str(path),
-                code="invalid-path",
-            )
-        if text and not text.startswith("#"):
-            texts.append(text)
-    if not texts:
+        if name and not name.startswith("#"):
+            names.append(name)
+    if not names:
         raise DataError("lists no images", str(path), code="no-images")
-    if len(texts) > budgets.LISTED:
-        texts = [texts[i] for i in spread(len(texts), wanted)]
-    found = []
-    for text in texts:
-        beside = path.parent / text
-        found.append(beside if os.path.exists(beside) or not os.path.exists(text) else Path(text))
-    return found
+    return [_resolve(names[i], path.parent) for i in spread(len(names), max_images)]
+
+
+def _resolve(name: str, folder: Path) -> Path:
+    path = folder / name
+    if not os.path.exists(path) and os.path.exists(name):
+        return Path(name)
+    return path

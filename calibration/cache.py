@@ -25,7 +25,7 @@ from calibration.statistics import (
     TensorStatistics,
     counted_bytes,
 )
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.base.archives import Archive
 from qdqtool.base.files import read_input
 from qdqtool.base.json_text import parse_json
@@ -227,16 +227,16 @@ def load_progress(path: str | os.PathLike[str]) -> Progress:
     name = os.fspath(path)
     try:
         # Not noted as read: a cache is the one file that a command reads and replaces.
-        with Archive(path, budgets.UNPACKED_CACHE, note=False) as archive:
+        with Archive(path, record=False) as archive:
             if "header" not in archive.members:
                 raise _Unfit(
                     "is not a calibration cache; give another name or delete it",
                     name,
                     code="wrong-format",
                 )
-            budgets.require(
+            limits.check_size(
                 archive.members["header"].file_size,
-                budgets.CACHE_HEADER,
+                limits.CACHE_HEADER,
                 f"{name}: its header takes",
                 DataError,
             )
@@ -293,9 +293,9 @@ def _parse(archive: Archive, path: str) -> Progress:
     if len(counts) and counts.min() < 0:
         raise ValueError("negative counts")
     if names:
-        budgets.require(
+        limits.check_size(
             counted_bytes(len(names), bins),
-            budgets.CACHE_MEMORY,
+            limits.CACHE_MEMORY,
             f"{path}: the statistics of {len(names)} tensors take",
             DataError,
         )
@@ -451,7 +451,7 @@ def read_tensorrt_cache(path: str | os.PathLike[str]) -> dict[str, float]:
         DataError: The file is missing or not such a table.
     """
     try:
-        lines = read_input(path, budgets.LIST_FILE, error=DataError).decode("utf-8").splitlines()
+        lines = read_input(path, limits.LIST_FILE, error=DataError).decode("utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise DataError(
             "cannot be read as a TensorRT calibration table: not text",

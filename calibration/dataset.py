@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from calibration.listing import file_digest, read_ahead
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.parameters import require, typed, typed_fields
 from qdqtool.errors import DataError
@@ -319,9 +319,9 @@ class Dataset:
         self.skipped: list[tuple[str, str]] = []
         self.max_images = max_images
         self.batch = max(i.batch for i in self.inputs) if source.single_rows else 1
-        if self.batch > budgets.SAMPLE_ROWS:
+        if self.batch > limits.SAMPLE_ROWS:
             raise DataError(
-                f"the model has a fixed batch of {self.batch}; the most is {budgets.SAMPLE_ROWS}: export "
+                f"the model has a fixed batch of {self.batch}; the most is {limits.SAMPLE_ROWS}: export "
                 "it with a batch of 1, or a dynamic one",
                 code="batch-too-large",
             )

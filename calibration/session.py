@@ -15,7 +15,7 @@ from google.protobuf.message import EncodeError
 from onnx import external_data_helper
 
 from calibration.dataset import InputSpec, Sample
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.base.json_text import parse_json
 from qdqtool.errors import ModelError
 from qdqtool.model import external, sessions
@@ -195,8 +195,8 @@ def worker_count(fetched_bytes: int, available: int, counted_bytes: int = 0) -> 
         counted_bytes: What each counts into; one alone needs nothing to merge them into.
     """
     wanted = max(1, min(_MAX_WORKERS, available // 2 if available > 3 else available))
-    room = budgets.COUNTED // max(counted_bytes, 1) - 1
-    return max(1, min(wanted, budgets.FETCHED // max(fetched_bytes, 1), room))
+    room = limits.COUNTED // max(counted_bytes, 1) - 1
+    return max(1, min(wanted, limits.FETCHED // max(fetched_bytes, 1), room))
 
 
 def fetched_bytes(model: Model, names: Sequence[str]) -> int:

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 from calibration.dataset import Array, InputSpec, printable
+from calibration.images import IMAGE_SUFFIXES, ImageSource
 from calibration.listing import UNREADABLE
-from calibration.pictures import IMAGE_SUFFIXES, ImageSource
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.base.options import Preprocess
 from qdqtool.base.text import reason_of
 from qdqtool.errors import DataError
@@ -116,7 +116,7 @@ def _pictures(system: Any, root: str) -> Iterator[str]:
 
 
 class UrlSource(ImageSource):
-    """Pictures behind a URL, each read whole and within :data:`qdqtool.base.budgets.PICTURE_FILE`."""
+    """Pictures behind a URL, each read whole and within :data:`qdqtool.base.limits.IMAGE_FILE`."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class UrlSource(ImageSource):
         size: tuple[int, int] | None,
     ) -> None:
         """Describes them; nothing is read yet. ``folder`` is that of the URL in its file system."""
-        self.describe(url, inputs, preprocess, size)
+        self.configure(url, inputs, preprocess, size)
         self.url, self.folder, self.names = url, folder, names
 
     @functools.cached_property
@@ -157,7 +157,7 @@ class UrlSource(ImageSource):
     def load(self, index: int) -> dict[str, Array]:
         data = self._content(index)[0]
         self._read.held = None
-        return self.prepared(io.BytesIO(data), self.names[index].rpartition("/")[2])
+        return self.load_image(io.BytesIO(data), self.names[index].rpartition("/")[2])
 
     def _path(self, index: int) -> str:
         return f"{self.folder}/{self.names[index]}"
@@ -183,12 +183,12 @@ class UrlSource(ImageSource):
         try:
             with system.open(self._path(index), "rb") as file:
                 details = getattr(file, "details", None)
-                data = file.read(budgets.PICTURE_FILE + 1)
+                data = file.read(limits.IMAGE_FILE + 1)
         except FileNotFoundError:
             raise DataError("no such file", code="file-missing") from None
         except Exception as error:
             raise DataError(reason_of(error), code="file-unreadable") from None
-        budgets.require(len(data), budgets.PICTURE_FILE, "the file has", DataError)
+        limits.check_size(len(data), limits.IMAGE_FILE, "the file has", DataError)
         mark = _mark(details) if isinstance(details, dict) else b""
         mark = mark or hashlib.blake2b(data, digest_size=16).digest()
         self._read.held = (index, data, mark)

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from qdqtool.base.budgets import MINIMIZED_BYTES, MINIMIZED_NODES, USER_SECONDS, amount
+from qdqtool.base.limits import MINIMIZED_BYTES, MINIMIZED_NODES, USER_SECONDS, format_bytes
 from qdqtool.base.options import Ranges, as_in, concern, option
 
 DEFAULT_TARGET = "trt10"  # what users install today, with JetPack 6 and 7
@@ -513,7 +513,7 @@ class Shrinking:
     limit: int | None = option(
         None,
         f"The most models to try when shrinking (default {TRIES}; {BUILDS} with a builder or a command). Without "
-        f"one and without these it also ends after {MINIMIZED_NODES:,} nodes or {amount(MINIMIZED_BYTES)} of models "
+        f"one and without these it also ends after {MINIMIZED_NODES:,} nodes or {format_bytes(MINIMIZED_BYTES)} of models "
         "predicted or made with other weights, a minute or two.",
         f"The most models to try (default {TRIES} within a minute or two, {BUILDS} with builds).",
         kind="int",

@@ -18,7 +18,7 @@ import pytest
 
 import qdqtool
 from qdqtool import insert
-from qdqtool.base import budgets, files, outputs
+from qdqtool.base import files, limits, outputs
 from qdqtool.base.outputs import atomic_write, write_text
 from qdqtool.commands import COMMANDS as NAMES
 from qdqtool.commands.cli import cli, run
@@ -250,7 +250,7 @@ def test_recursion_error_names_the_file(tmp_path: Path, monkeypatch: pytest.Monk
 )
 def test_size_just_above_a_limit_has_all_digits(size: int, limit: int, numbers: list[str]) -> None:
     with pytest.raises(QdqtoolError) as caught:
-        budgets.require(size, limit, "a:")
+        limits.check_size(size, limit, "a:")
     assert all(number in str(caught.value) for number in numbers)
 
 
@@ -513,7 +513,7 @@ def fail_after_timeout(*_: object) -> None:
 def test_every_file_is_read_through_the_guard() -> None:
     # Modules that read for the guard, and that read data installed with them.
     own = {"files.py", "gpus.py", "physics.py", "demo_run.py", "facts.py", "page.py", "tables.py"}
-    own |= {"process.py", "budgets.py", "pictures.py"}  # which read /proc and /sys
+    own |= {"process.py", "limits.py", "images.py"}  # which read /proc and /sys
     children = {"worker.py", "run.py"}  # which read what builders wrote into temporary folders
     for package in ("qdqtool", "calibration"):
         for path in (Path(__file__).parents[1] / package).rglob("*.py"):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.resources
-import importlib.util
 import logging
 import multiprocessing.resource_tracker
 import queue
@@ -19,7 +18,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from qdqtool.base.budgets import PROCESSES, TOGETHER
+from qdqtool.base.limits import PROCESSES
 from qdqtool.base.process import pause_gc
 from qdqtool.base.said import said
 from qdqtool.base.subprocesses import temporary_folder
@@ -166,8 +165,6 @@ def connected(where: object) -> Iterator[Client]:
 def _processes(count: str | None) -> Iterator[Any]:
     """Workers of one thread each on this machine, with what they write in a folder that goes with them.
 
-    They share the budget of pictures, where the system has the locks that it takes.
-
     Other users of the machine reach its ports, and whoever may connect to a worker runs programs on it: certificates
     that this process makes for itself admit nobody else. There are no web pages: they ask for none.
 
@@ -201,10 +198,6 @@ def _processes(count: str | None) -> Iterator[Any]:
                 }
             )
         )
-        if importlib.util.find_spec("fcntl") is not None:
-            settings.enter_context(
-                dask.config.set({f"distributed.nanny.environ.{TOGETHER}": folder})
-            )
         cluster = None
         try:
             try:

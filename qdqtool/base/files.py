@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, ParamSpec, Protocol, TypeVar
 
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.errors import QdqtoolError
 
 P = ParamSpec("P")
@@ -25,14 +25,6 @@ FileKey = tuple[int | str, ...]
 _BLOCK = 1 << 24
 _MAX_NAMES = 3  # files in a message
 INVALID_NAME = "no file name can hold a NUL or half a character"
-
-
-class FileSet(Protocol):
-    """Input files that are too many to be recorded one by one."""
-
-    def find(self, key: FileKey) -> str | None:
-        """Return the name of the file with a key (see :func:`file_key`), None if it is not in the set."""
-        ...
 
 
 class InputFiles:
@@ -45,7 +37,6 @@ class InputFiles:
     def __init__(self, outer: InputFiles | None = None) -> None:
         self._outer = outer
         self._names: dict[FileKey, str] = {}
-        self._sets: list[FileSet] = []
         self._reserved: dict[FileKey, tuple[str, str]] = {}  # option and path
 
     def _with_outer(self) -> Iterator[InputFiles]:
@@ -65,19 +56,6 @@ class InputFiles:
             if key in inputs._reserved:
                 raise _is_input(*inputs._reserved[key], name)
 
-    def add_set(self, files: FileSet) -> None:
-        """Record many files that are read.
-
-        Raises:
-            QdqtoolError: One of them is reserved for an output.
-        """
-        for inputs in self._with_outer():
-            inputs._sets.append(files)
-            for key, (option, path) in inputs._reserved.items():
-                name = files.find(key)
-                if name is not None:
-                    raise _is_input(option, path, name)
-
     def forbid_overwrite(self, path: StrPath, option: str = "") -> None:
         """Refuse an output that was read, by this name or another one.
 
@@ -89,9 +67,8 @@ class InputFiles:
             return
         key = file_key(path)
         for inputs in self._with_outer():
-            names = [inputs._names.get(key), *(files.find(key) for files in inputs._sets)]
-            for name in filter(None, names):
-                raise _is_input(option, os.fspath(path), name)
+            if key in inputs._names:
+                raise _is_input(option, os.fspath(path), inputs._names[key])
 
     def reserve(self, path: StrPath, option: str) -> None:
         """Reserve a file for the output of an option, before any work is done.
@@ -202,13 +179,6 @@ def record_input(path: StrPath | int) -> None:
             inputs.add((status.st_dev, status.st_ino), name)
 
 
-def record_input_set(files: FileSet) -> None:
-    """Record many files that are read; see :meth:`InputFiles.add_set`."""
-    inputs = _current.get()
-    if inputs is not None:
-        inputs.add_set(files)
-
-
 def _output_error(reason: str, path: StrPath, option: str, code: str) -> QdqtoolError:
     """Return an error about an output, with the option that names it in front."""
     if option:
@@ -310,10 +280,10 @@ def read_input(path: StrPath, limit: int, *, error: type[QdqtoolError] = Qdqtool
     """
     with open_input(path, error=error) as file:
         size = os.fstat(file.fileno()).st_size
-        budgets.require(size, limit, "the file has", error, path=os.fspath(path))
+        limits.check_size(size, limit, "the file has", error, path=os.fspath(path))
         data = read_all(file, limit)
     if data is None:
-        reason = f"holds more than {budgets.amount(limit)}, the limit"
+        reason = f"holds more than {limits.format_bytes(limit)}, the limit"
         raise error(reason, os.fspath(path), code="file-too-large")
     return data
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.base.process import pause_gc
 
 _MAX_DIGITS = 20  # of a 64-bit integer; a longer one becomes a float
@@ -57,8 +57,8 @@ def parse_json(text: str | bytes, *, strict: bool = True, infinities: bool = Fal
     """
     import json
 
-    if len(text) > budgets.JSON_VALUES and _count_separators(text) > budgets.JSON_VALUES:
-        raise TooManyValues(f"more than {budgets.JSON_VALUES:,} values")
+    if len(text) > limits.JSON_VALUES and _count_separators(text) > limits.JSON_VALUES:
+        raise TooManyValues(f"more than {limits.JSON_VALUES:,} values")
     constant = float if infinities else lambda _name: None
     with pause_gc():
         return json.loads(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.base.options import takes
 from qdqtool.errors import BuilderError, ModelError
 from qdqtool.options import BUILDERS, DEFAULT_SM, Building
@@ -40,7 +40,7 @@ def build(model: str | os.PathLike[str], how: Building) -> BuildResult:
             code="unknown-choice",
             parameter="builder",
         )
-    timeout = budgets.seconds(how.timeout, "timeout")
+    timeout = limits.check_seconds(how.timeout, "timeout")
     if sm and builder != "tensorrt-rtx":
         raise BuilderError(
             f"compute capabilities are for tensorrt-rtx; {builder} builds for the GPU of this machine",

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.base.said import said
 from qdqtool.base.text import as_line, as_text, ending
 from qdqtool.buildlog.costs import EngineReport, LayerCost, describe, title_of
@@ -106,17 +106,15 @@ def too_large(ranks: dict[str, int], edges: Sequence[_Link]) -> str:
 
     The layout is quadratic in what is in one row, and an edge is in every row that it passes.
     """
-    if len(ranks) > budgets.DRAWN_LAYERS:
-        return (
-            f"{len(ranks)} layers are too many for a picture, the limit is {budgets.DRAWN_LAYERS}"
-        )
+    if len(ranks) > limits.DRAWN_LAYERS:
+        return f"{len(ranks)} layers are too many for a picture, the limit is {limits.DRAWN_LAYERS}"
     passed = sum(max(1, ranks[target] - ranks[source]) for source, target in edges)
     widest = max(Counter(ranks.values()).values(), default=0)
-    if passed > budgets.DRAWN_POINTS or widest > budgets.DRAWN_ROW:
+    if passed > limits.DRAWN_POINTS or widest > limits.DRAWN_ROW:
         return (
             f"{len(ranks)} layers and {len(edges)} edges, up to {widest} in one row, are too many for a picture; "
-            f"the limits are {budgets.DRAWN_POINTS} edges, one for each row that they pass, and "
-            f"{budgets.DRAWN_ROW} in a row"
+            f"the limits are {limits.DRAWN_POINTS} edges, one for each row that they pass, and "
+            f"{limits.DRAWN_ROW} in a row"
         )
     return ""
 

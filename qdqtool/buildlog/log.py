@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.base.notes import Remark
 from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.lines import number
@@ -115,7 +115,7 @@ class Carrier:
         text = self._begun.pop(piece[1], b"") + piece[3] + text
         if piece[2] == b"F":
             return text
-        self._begun[piece[1]] = text[: budgets.LOG_LINE]
+        self._begun[piece[1]] = text[: limits.LOG_LINE]
         return b""
 
     def _look(self, lines: list[bytes]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import functools
 import gzip
 import itertools
 import os
@@ -13,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import IO, BinaryIO, cast
 
-from qdqtool.base import budgets, packed
+from qdqtool.base import compression, limits
 from qdqtool.base.files import open_input, record_input
 from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.layers import read_json
@@ -27,9 +28,9 @@ __all__ = ["LogSource", "read_build"]
 
 LogSource = str | os.PathLike[str] | IO[bytes]
 
-BLOCK = packed.BLOCK
-MAX_LINE = budgets.LOG_LINE
-MAX_JSON = budgets.JSON_FILE
+BLOCK = compression.BLOCK
+MAX_LINE = limits.LOG_LINE
+MAX_JSON = limits.JSON_FILE
 
 
 def name_of(source: LogSource) -> str:
@@ -81,9 +82,9 @@ def _counted(source: Iterator[bytes], name: str) -> Iterator[bytes]:
     for block in source:
         size += len(block)
         lines += block.count(b"\n")
-        if size > budgets.PIPED_LOG or lines > budgets.PIPED_LINES:
+        if size > limits.PIPED_LOG or lines > limits.PIPED_LINES:
             raise BuildLogError(
-                f"a pipe gives more than {budgets.amount(budgets.PIPED_LOG)} or {budgets.PIPED_LINES:,} lines, "
+                f"a pipe gives more than {limits.format_bytes(limits.PIPED_LOG)} or {limits.PIPED_LINES:,} lines, "
                 "the limit; write the log into a file, and give that",
                 name,
                 code="file-too-large",
@@ -95,19 +96,18 @@ def _unpacked(stream: BinaryIO, name: str) -> Iterator[bytes]:
     head = _read_file(stream, 6)
     while 0 < len(head) < 6 and (more := _read_file(stream, 6 - len(head))):
         head += more
-    if packed.kind_of(head):
-        limit = budgets.UNPACKED_LOG
+    if compression.find_magic(head):
+        limit = limits.LOG
         with contextlib.suppress(OSError, ValueError, AttributeError):  # bytes in memory
             size = os.fstat(stream.fileno()).st_size
-            limit = min(limit, max(budgets.UNPACKED_SMALL_LOG, budgets.UNPACKED_LOG_TIMES * size))
-        yield from packed.unpack(
-            head, lambda: _read_file(stream, BLOCK), name, limit, whole=False, error=BuildLogError
-        )
+            limit = min(limit, limits.unpacked_limit(size, limits.UNPACKED_LOG_RATIO))
+        read = functools.partial(_read_file, stream)
+        yield from compression.unpack(head, read, name, limit, whole=False, error=BuildLogError)
         return
     total = 0
     while head:
         total += len(head)
-        budgets.require(total, budgets.UNPACKED_LOG, f"{name}: the log has", BuildLogError)
+        limits.check_size(total, limits.LOG, f"{name}: the log has", BuildLogError)
         yield head
         head = _read_file(stream, BLOCK)
 

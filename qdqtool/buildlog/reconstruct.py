@@ -19,7 +19,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.base.notes import Note, Remark
 from qdqtool.buildlog.layers import int_list
 from qdqtool.buildlog.names import base_name
@@ -185,16 +185,16 @@ class _Rebuilder:
             math.prod(d or 1 for d in shape) * dtype.itemsize
         )  # numpy counts past zeros too
         of_log = ", ".join(self.build.files) or "the log"
-        if len(shape) > budgets.RANK:
+        if len(shape) > limits.RANK:
             raise BuildLogError(
-                f"'{name[:80]}' has {len(shape)} dimensions; the limit is {budgets.RANK}",
+                f"'{name[:80]}' has {len(shape)} dimensions; the limit is {limits.RANK}",
                 of_log,
                 code="too-many-dimensions",
                 node=name,
             )
-        budgets.require(
+        limits.check_size(
             self._bytes,
-            budgets.LOG_CONSTANTS,
+            limits.LOG_CONSTANTS,
             f"{of_log}: its constants up to '{name[:80]}' of {shape} would take",
             BuildLogError,
         )

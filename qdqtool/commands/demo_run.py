@@ -20,7 +20,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image, ImageDraw, ImageFilter
 
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.base.notes import Remark
 from qdqtool.base.said import said
 from qdqtool.buildlog.agreement import BuildFacts, BuildSource
@@ -475,12 +475,12 @@ def run(folder: Path, size: int, images: int, activation: str, target: Target) -
         QdqtoolError: The folder cannot be made or written, or the size is wrong.
     """
     started = time.perf_counter()
-    if size > budgets.DEMO_SIZE:
+    if size > limits.DEMO_SIZE:
         raise DataError(
             said(
                 "{`size`:{size}}: the limit of the demo is {most} pixels",
                 size=size,
-                most=budgets.DEMO_SIZE,
+                most=limits.DEMO_SIZE,
             ),
             code="out-of-range",
             parameter="size",

@@ -17,7 +17,7 @@ from typing import Protocol
 
 import onnx
 
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.said import Said, said
 from qdqtool.base.subprocesses import run_command, temporary_folder
@@ -215,14 +215,14 @@ class CommandCheck:
         proto: onnx.ModelProto,
         command: str,
         says: str = "",
-        timeout: float = budgets.USER_SECONDS,
+        timeout: float = limits.USER_SECONDS,
     ) -> None:
-        if len(command) > budgets.COMMAND:
+        if len(command) > limits.COMMAND:
             raise QdqtoolError(
                 said(
                     "{`check`}: has {count} characters; the limit is {limit}",
                     count=len(command),
-                    limit=budgets.COMMAND,
+                    limit=limits.COMMAND,
                 ),
                 code="too-long",
                 parameter="check",
@@ -340,7 +340,7 @@ def _kept(path: Path) -> Iterator[int]:
     ended = threading.Event()
 
     def keep() -> None:
-        left = budgets.COMMAND_OUTPUT
+        left = limits.COMMAND_OUTPUT
         with os.fdopen(read, "rb", 0) as source, path.open("wb") as kept:
             while True:
                 last = (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import onnx
 
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.base.files import record_inputs
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import takes
@@ -191,7 +191,7 @@ class Job:
             if self._part_holds(part):
                 break
         if self.effort.left < 0:
-            self.notes.append(Remark.TRIMMING_ENDED(nodes=budgets.TRIMMED_NODES))
+            self.notes.append(Remark.TRIMMING_ENDED(nodes=limits.TRIMMED_NODES))
         self._set(part)
         if part != self.cutter.whole():
             self._plainer()
@@ -454,7 +454,7 @@ def extract(
             code="option-conflict",
             parameter="check",
         )
-    timeout = budgets.seconds(shrinking.check_timeout, "check_timeout")
+    timeout = limits.check_seconds(shrinking.check_timeout, "check_timeout")
     tries = limit if limit is not None else (BUILDS if builder or check else TRIES)
     if tries < 1 or (hops is not None and hops < 0):
         raise QdqtoolError(

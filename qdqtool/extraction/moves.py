@@ -10,7 +10,7 @@ import numpy.typing as npt
 import onnx
 from onnx import helper, numpy_helper
 
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.model import qdq
 from qdqtool.model.external import array_of
 from qdqtool.model.subgraphs import STANDARD, captured, part_of
@@ -343,7 +343,7 @@ def may_hold_sizes(tensor: onnx.TensorProto) -> bool:
     return (
         tensor.data_type in _INTEGERS
         and len(tensor.dims) <= 1
-        and math.prod(tensor.dims) <= budgets.SHAPE_ENTRIES
+        and math.prod(tensor.dims) <= limits.SHAPE_ENTRIES
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import onnx
 
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.base.files import InputFiles, forbid_overwrite, read_input
 from qdqtool.base.json_text import parse_json
 from qdqtool.base.notes import Note
@@ -115,7 +115,7 @@ def read_verification(path: str | os.PathLike[str]) -> dict[str, Any]:
         DataError: It cannot be read, or is something else.
     """
     try:
-        data = parse_json(read_input(path, budgets.VERIFICATION_FILE, error=DataError))
+        data = parse_json(read_input(path, limits.VERIFICATION_FILE, error=DataError))
     except (ValueError, RecursionError) as error:
         raise DataError(
             f"cannot be read as JSON: {error}", os.fspath(path), code="wrong-format"

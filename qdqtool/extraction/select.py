@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import onnx
 
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.base.said import Said, said
 from qdqtool.errors import BuilderError, ModelError
 from qdqtool.explain.alike import key, readers_in
@@ -186,7 +186,7 @@ class Effort:
     """
 
     def __init__(self) -> None:
-        self.left = budgets.TRIMMED_NODES
+        self.left = limits.TRIMMED_NODES
 
 
 def trim(
@@ -354,7 +354,7 @@ class Shrinker:
         holds: Whether a smaller one still shows what it should; one that raises does not.
         moves: How to make it smaller; see :mod:`qdqtool.extraction.moves`.
         limit: The most models to try.
-        bounded: Whether nodes and bytes of those that are tried are limited too, see :mod:`qdqtool.base.budgets`.
+        bounded: Whether nodes and bytes of those that are tried are limited too, see :mod:`qdqtool.base.limits`.
 
     Attributes:
         tried: Models tried.
@@ -369,7 +369,7 @@ class Shrinker:
         limit: int = TRIES,
         bounded: bool = False,
     ) -> None:
-        self._left = (budgets.MINIMIZED_NODES, budgets.MINIMIZED_BYTES) if bounded else None
+        self._left = (limits.MINIMIZED_NODES, limits.MINIMIZED_BYTES) if bounded else None
         self._strict = True
         self._apart: dict[str, onnx.TensorProto] = {}
         light = put_apart(proto, self._apart)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy.typing as npt
 import onnx
 
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.base.files import InputFiles, forbid_overwrite, records_inputs
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import Images, takes
@@ -250,12 +250,12 @@ def fix(
     """
     chosen, only, effort = target_named(on.target), fixes.only, fixes.effort
     wanted = _wanted(only)
-    if not 0 < effort <= budgets.EFFORT:
+    if not 0 < effort <= limits.EFFORT:
         raise QdqtoolError(
             said(
                 "{`effort`:{effort!r}}: give a number above 0, up to {most:g}",
                 effort=effort,
-                most=budgets.EFFORT,
+                most=limits.EFFORT,
             ),
             code="value-out-of-range",
             parameter="effort",

@@ -13,7 +13,7 @@ import onnx
 from google.protobuf.message import EncodeError
 
 from calibration.session import partial_model
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.base.said import said
 from qdqtool.errors import DataError
 from qdqtool.fixing import sandbox
@@ -125,10 +125,10 @@ def random_inputs(model: Model, seed: int = 0) -> Arrays:
                 node=name,
             ) from None
         size = math.prod(shape) * 4
-        if size > budgets.SESSION_INPUT or min(shape, default=1) < 1:
+        if size > limits.SESSION_INPUT or min(shape, default=1) < 1:
             raise TooMuch(
                 f"input '{name}' of the shape {shape} would take "
-                f"{budgets.against(size, budgets.SESSION_INPUT)}",
+                f"{limits.format_excess(size, limits.SESSION_INPUT)}",
                 code="input-too-large",
                 node=name,
             )
@@ -211,7 +211,7 @@ class Runs:
 
     def __init__(self, effort: float = Fixes.effort, samples: int = 1) -> None:
         self.effort = effort
-        self.left = budgets.SESSION_WORK_ALL * effort * samples
+        self.left = limits.SESSION_WORK_ALL * effort * samples
 
     def run(self, proto: onnx.ModelProto, inputs: Arrays) -> Arrays:
         """The outputs of a model, computed on the CPU without fusing Q/DQ.
@@ -232,28 +232,28 @@ class Runs:
         ):  # of a field that is there twice, the last one counts
             source += onnx.ModelProto(ir_version=sessions.IR_VERSION).SerializeToString()
         cost = estimate_run_cost(proto, {n: array.shape for n, array in inputs.items()})
-        need, memory = cost.peak_bytes, budgets.SESSION_BYTES * self.effort
+        need, memory = cost.peak_bytes, limits.SESSION_BYTES * self.effort
         if need > memory:
             raise TooMuch(
                 said(
                     "its tensors would take {size}, raise it with {`effort`}",
-                    size=budgets.against(need, memory, " at once"),
+                    size=limits.format_excess(need, memory, " at once"),
                 ),
                 code="memory-limit",
                 parameter="effort",
             )
-        if cost.operations > budgets.SESSION_WORK * self.effort:
+        if cost.operations > limits.SESSION_WORK * self.effort:
             raise TooMuch(
                 said(
                     "it takes {operations:.2g} multiplications; the limit is {most:.2g}, raise it with "
                     "{`effort`}",
                     operations=cost.operations,
-                    most=budgets.SESSION_WORK * self.effort,
+                    most=limits.SESSION_WORK * self.effort,
                 ),
                 code="work-limit",
                 parameter="effort",
             )
-        work = cost.operations + budgets.SESSION_RUN + budgets.SESSION_WORK_BYTE * len(source)
+        work = cost.operations + limits.SESSION_RUN + limits.SESSION_WORK_BYTE * len(source)
         if work > self.left:
             raise TooMuch(
                 said("the work for comparing outputs is used up; raise it with {`effort`}"),
@@ -265,8 +265,8 @@ class Runs:
             return sandbox.SHARED.run(
                 source,
                 inputs,
-                budgets.SESSION_SECONDS * self.effort,
-                budgets.SESSION_PROCESS + 4 * len(source) + need,
+                limits.SESSION_SECONDS * self.effort,
+                limits.SESSION_PROCESS + 4 * len(source) + need,
             )
         except TookTooLong:
             self.left = 0  # what could not be counted once would not be counted again

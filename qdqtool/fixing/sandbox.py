@@ -20,7 +20,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.base.said import said
 from qdqtool.model.sessions import OUT_OF_MEMORY
 
@@ -97,7 +97,7 @@ class Sandbox:
     def _run(self, source: bytes, inputs: Arrays, seconds: float, memory: int) -> Arrays:
         process = self.ready()
         self._used = True
-        clock = _CLOCK * seconds + (budgets.SESSION_STUCK if hasattr(signal, "setitimer") else 0.0)
+        clock = _CLOCK * seconds + (limits.SESSION_STUCK if hasattr(signal, "setitimer") else 0.0)
         try:
             with _ended_after(process, clock) as late:
                 return self._ask(process, source, inputs, seconds, memory)
@@ -137,7 +137,7 @@ class Sandbox:
         """
         if self._process is None or self._process.poll() is not None:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", str(WORKER), str(budgets.SESSION_PROCESS)],
+                [sys.executable, "-P", str(WORKER), str(limits.SESSION_PROCESS)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -150,7 +150,7 @@ class Sandbox:
     def _await(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
         try:
-            with _ended_after(process, budgets.SESSION_STUCK):
+            with _ended_after(process, limits.SESSION_STUCK):
                 if not process.stdout.readline():
                     raise RunError(
                         "a process for onnxruntime does not start", code="worker-not-started"

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto
 
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.errors import ModelError
 from qdqtool.model.graph import EDITED, Model, Node
 from qdqtool.model.qdq import FLOATS, Numbers, is_dq, is_q
@@ -88,12 +88,12 @@ class Editor:
         """Adds an initializer and returns its name.
 
         Raises:
-            ModelError: All added ones together take more than :data:`qdqtool.base.budgets.ADDED_CONSTANTS`.
+            ModelError: All added ones together take more than :data:`qdqtool.base.limits.ADDED_CONSTANTS`.
         """
         self._added += np.asarray(value).nbytes
-        budgets.require(
+        limits.check_size(
             self._added,
-            budgets.ADDED_CONSTANTS,
+            limits.ADDED_CONSTANTS,
             "new constants would take",
             ModelError,
             code="constants-too-large",

@@ -18,7 +18,7 @@ import onnx
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.base.files import INVALID_NAME, record_input
 from qdqtool.errors import ModelError
 from qdqtool.model.subgraphs import held
@@ -85,7 +85,7 @@ def array_of(tensor: onnx.TensorProto, model: str = "", name: str = "") -> npt.N
 
 def is_possible(dims: Sequence[int]) -> bool:
     """Whether a tensor can have such dimensions: other libraries crash on more, whose product fits no number."""
-    return len(dims) <= budgets.RANK and abs(math.prod(dims)) < _ELEMENTS
+    return len(dims) <= limits.RANK and abs(math.prod(dims)) < _ELEMENTS
 
 
 def is_outside(tensor: onnx.TensorProto) -> bool:
@@ -173,13 +173,13 @@ def check(proto: onnx.ModelProto, base_dir: str, model: str) -> None:
     if not found:
         return
     what = "the external weights of all tensors together take"
-    budgets.require(
-        total, budgets.EXTERNAL_DATA, what, ModelError, path=model, code="weights-too-large"
+    limits.check_size(
+        total, limits.EXTERNAL_DATA, what, ModelError, path=model, code="weights-too-large"
     )
     there = sum(size for _, size in found.values())
-    if total > there + budgets.EXTERNAL_SHARED:
+    if total > there + limits.EXTERNAL_SHARED:
         raise ModelError(
-            f"{what} {budgets.amount(total)}, but their files hold {budgets.amount(there)}; "
+            f"{what} {limits.format_bytes(total)}, but their files hold {limits.format_bytes(there)}; "
             "the model is damaged, export it again",
             model,
             code="weights-damaged",

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import onnx
 from google.protobuf.message import EncodeError
 
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.errors import ModelError
 from qdqtool.model import external
 from qdqtool.model.external import Parts
@@ -695,7 +695,7 @@ def _type_of(value: onnx.TypeProto) -> TensorType:
 def _hash_of(proto: onnx.ModelProto) -> str:
     try:
         parts = Parts(proto)
-        if parts.size > budgets.MODEL_MESSAGE:
+        if parts.size > limits.MODEL_MESSAGE:
             return ""  # no file that it could identify
         found = hashlib.sha256()
         for part in parts:

@@ -12,7 +12,7 @@ from typing import IO, Any, TypeAlias
 import onnx
 from google.protobuf.message import DecodeError, EncodeError
 
-from qdqtool.base import budgets, file_types, packed
+from qdqtool.base import compression, file_types, limits
 from qdqtool.base.files import open_input, read_all, same_file
 from qdqtool.base.outputs import atomic_write
 from qdqtool.base.text import middle, reason_of
@@ -158,7 +158,7 @@ def _nodes(nodes: Iterable[onnx.NodeProto], texts: list[Any], *, main: bool = Fa
 
 ModelSource: TypeAlias = str | os.PathLike[str] | bytes | onnx.ModelProto
 
-MAX_PROTO_BYTES = budgets.MODEL_MESSAGE  # larger models keep their weights in external files
+MAX_PROTO_BYTES = limits.MODEL_MESSAGE  # larger models keep their weights in external files
 
 
 def load(source: ModelSource | Model) -> Model:
@@ -183,22 +183,22 @@ def _with_short_names(model: Model) -> Model:
         *(n.name for n in model.nodes),
     ]
     if (
-        sum(map(len, names)) > budgets.NAMES
+        sum(map(len, names)) > limits.NAMES
     ):  # each of them counts once; to find out which are the same takes time
         names = list(set(names))
     longest = max(names, key=len, default="")
     what = model.path or "model in memory"
-    if len(longest) > budgets.NAME:
+    if len(longest) > limits.NAME:
         raise ModelError(
             f"the name '{middle(longest, 60)}' has {len(longest)} characters; the limit is "
-            f"{budgets.NAME}",
+            f"{limits.NAME}",
             what,
             code="name-too-long",
             node=longest,
         )
-    budgets.require(
+    limits.check_size(
         sum(map(len, names)),
-        budgets.NAMES,
+        limits.NAMES,
         "the names of its nodes and tensors take",
         ModelError,
         path=what,
@@ -258,12 +258,10 @@ def _read_limited(file: IO[bytes], path: Path) -> bytes | None:
     size = os.fstat(file.fileno()).st_size
     if size > MAX_PROTO_BYTES:
         raise _too_large(path, file.read(file_types.HEAD))
-    head = file.read(packed.HEAD)
-    if packed.kind_of(head) == packed.GZIP:
-        limit = min(budgets.unpacked(budgets.UNPACKED_MODEL, size), MAX_PROTO_BYTES)
-        blocks = packed.unpack(
-            head, lambda: file.read(packed.BLOCK), str(path), limit, whole=True, error=ModelError
-        )
+    head = file.read(compression.HEAD)
+    if compression.find_magic(head) == compression.GZIP:
+        limit = min(limits.unpacked_limit(size), MAX_PROTO_BYTES)
+        blocks = compression.unpack(head, file.read, str(path), limit, whole=True, error=ModelError)
         return b"".join(blocks)
     with contextlib.suppress(OSError):  # some files of the kernel can be read only once
         file.seek(0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import onnx
 
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.errors import ModelError
 from qdqtool.model.constants import Constants
 from qdqtool.model.graph import Model, Node
@@ -98,11 +98,11 @@ def check_loops(model: Model) -> None:
     """Refuse a model with a loop whose trip count makes one run take days.
 
     Raises:
-        ModelError: One takes more than `budgets.LOOP_WORK`.
+        ModelError: One takes more than `limits.LOOP_WORK`.
     """
     constants = Constants(model)
     for node in model.nodes:
-        if _subgraph_operations(node.proto, constants) > budgets.LOOP_WORK:
+        if _subgraph_operations(node.proto, constants) > limits.LOOP_WORK:
             raise ModelError(
                 f"node '{node.name}' ({node.op}) turns so often that one run would take days; "
                 "check its trip count, or cut it off",
@@ -153,7 +153,7 @@ def _subgraph_operations(node: onnx.NodeProto, constants: Constants) -> int:
     for attribute in node.attribute:
         for graph in held(attribute):
             for inner in graph.node:
-                work += budgets.INNER_NODE + _subgraph_operations(inner, constants)
+                work += limits.INNER_NODE + _subgraph_operations(inner, constants)
     return work * _trip_count(node, constants)
 
 

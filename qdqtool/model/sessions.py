@@ -17,7 +17,7 @@ import numpy.typing as npt
 import onnx
 from google.protobuf.message import EncodeError
 
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.base.subprocesses import temporary_folder
 from qdqtool.base.text import reason_of
 from qdqtool.errors import QdqtoolError
@@ -110,7 +110,7 @@ def _has_arena() -> bool:
             "Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT
         )
         # Takes what is asked for, not twice that.
-        ort.create_and_register_allocator(cpu, ort.OrtArenaCfg(budgets.session_memory(), 1, -1, -1))
+        ort.create_and_register_allocator(cpu, ort.OrtArenaCfg(limits.session_memory(), 1, -1, -1))
     except Exception:  # onnxruntime's exceptions have no common base but this
         return False
     return True
@@ -119,7 +119,7 @@ def _has_arena() -> bool:
 def failure(error: BaseException) -> str:
     """Why a session does not open or run, in a line."""
     if OUT_OF_MEMORY in str(error):
-        return f"it takes more memory than there is, or than {budgets.amount(budgets.session_memory())}"
+        return f"it takes more memory than there is, or than {limits.format_bytes(limits.session_memory())}"
     return reason_of(error, 300)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import onnx
 
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.model.subgraphs import STANDARD, held, nodes_of
 
 Types = dict[str, onnx.TypeProto]
@@ -128,14 +128,14 @@ def convert_opset(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
 def _run_in_child(proto: onnx.ModelProto, task: str, *numbers: int) -> onnx.ModelProto:
     """Run one task of shapes_worker.py in a child process and return its model."""
     source = proto.SerializeToString()
-    memory = budgets.ONNX_BYTES + budgets.ONNX_BYTES_BYTE * len(source)
+    memory = limits.ONNX_BYTES + limits.ONNX_BYTES_BYTE * len(source)
     command = [sys.executable, "-P", str(_WORKER), str(memory), task, *map(str, numbers)]
     try:
         child = subprocess.run(
-            command, input=source, capture_output=True, timeout=budgets.ONNX_SECONDS, check=False
+            command, input=source, capture_output=True, timeout=limits.ONNX_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
-        raise RuntimeError(f"onnx takes more than {budgets.ONNX_SECONDS} s for it") from None
+        raise RuntimeError(f"onnx takes more than {limits.ONNX_SECONDS} s for it") from None
     if child.returncode < 0:
         raise RuntimeError("onnx crashes on it")
     if child.returncode:
@@ -290,7 +290,7 @@ def _weight_sizes(
 
 def _small_values(tensor: onnx.TensorProto | None) -> list[Any] | None:
     """Return the values of a constant with at most 64 entries, None for others."""
-    if tensor is None or tensor.external_data or not 0 <= math.prod(tensor.dims) <= budgets.RANK:
+    if tensor is None or tensor.external_data or not 0 <= math.prod(tensor.dims) <= limits.RANK:
         return None
     try:
         return list(onnx.numpy_helper.to_array(tensor).flat)
@@ -309,7 +309,7 @@ def _vector_lengths(
         dims = value.type.tensor_type.shape.dim
         if len(dims) == 1:
             lengths[value.name] = dims[0].dim_value
-        elif len(dims) > budgets.RANK:
+        elif len(dims) > limits.RANK:
             lengths[value.name] = _LARGE_SIZE
     return lengths
 
@@ -321,11 +321,11 @@ def _makes_large_tensors(
 ) -> bool:
     """Return whether a constant asks for an output of unusual rank or size, or for a huge step."""
     for node in nodes:
-        if any(len(a.ints) > budgets.RANK for a in node.attribute if node.op_type != "Constant"):
+        if any(len(a.ints) > limits.RANK for a in node.attribute if node.op_type != "Constant"):
             return True
         position = _SIZE_INPUTS.get(node.op_type, len(node.input))
         tensor = "".join(node.input[position : position + 1])
-        if lengths.get(tensor, 0) > budgets.RANK:
+        if lengths.get(tensor, 0) > limits.RANK:
             return True
         if tensor in constants:
             values = _small_values(constants[tensor])
@@ -362,7 +362,7 @@ def _has_long_vectors(
         length = sum(inputs) if node.op_type == "Concat" else max(inputs, default=0)
         lengths[node.output[0]] = length
         total += length
-        if length > budgets.SHAPE_ENTRIES or total > budgets.SHAPE_ENTRIES_ALL:
+        if length > limits.SHAPE_ENTRIES or total > limits.SHAPE_ENTRIES_ALL:
             return True
     return False
 
@@ -459,4 +459,4 @@ class NodeTypeCache:
 
 def _is_complete(known: KnownType) -> bool:
     elem_type, dims = known
-    return bool(elem_type) and dims is not None and None not in dims and len(dims) <= budgets.RANK
+    return bool(elem_type) and dims is not None and None not in dims and len(dims) <= limits.RANK

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import onnx
 
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.errors import ModelError
 
 _Any = TypeVar("_Any")
@@ -224,7 +224,7 @@ def check_functions(proto: onnx.ModelProto, what: str) -> None:
 
     Raises:
         ModelError: A function calls itself, or functions call one another through more levels than
-            :data:`qdqtool.base.budgets.FUNCTION_LEVELS`, or there would be more nodes than FUNCTION_CALLS, or more
+            :data:`qdqtool.base.limits.FUNCTION_LEVELS`, or there would be more nodes than FUNCTION_CALLS, or more
             copies than FUNCTION_COPIES.
     """
     if not proto.functions:
@@ -252,28 +252,28 @@ def check_functions(proto: onnx.ModelProto, what: str) -> None:
             node=name,
         ) from None
     deepest = max(levels.values())
-    if deepest > budgets.FUNCTION_LEVELS:
+    if deepest > limits.FUNCTION_LEVELS:
         raise ModelError(
             f"its own functions call one another through {deepest} levels; the limit is "
-            f"{budgets.FUNCTION_LEVELS}; export the model without functions",
+            f"{limits.FUNCTION_LEVELS}; export the model without functions",
             what,
             code="nested-too-deeply",
         )
     calling = [_called(n) for n in with_inner(proto.graph.node)]
     total = sum(sizes.get(c, 0) for c in calling)
-    if total > budgets.FUNCTION_CALLS:
+    if total > limits.FUNCTION_CALLS:
         about = total if total < 10**9 else "more than a billion"
         raise ModelError(
             f"its own functions stand for {about} nodes; the limit is "
-            f"{budgets.FUNCTION_CALLS}; export the model without functions",
+            f"{limits.FUNCTION_CALLS}; export the model without functions",
             what,
             code="too-many-nodes",
         )
     copies = sum(copied.get(c, 0) for c in calling) - sum(own_bytes.values())
-    if copies > budgets.FUNCTION_COPIES:
+    if copies > limits.FUNCTION_COPIES:
         raise ModelError(
             "what its own functions hold would be copied for each call, which takes "
-            f"{budgets.against(copies, budgets.FUNCTION_COPIES)}; export the model without functions",
+            f"{limits.format_excess(copies, limits.FUNCTION_COPIES)}; export the model without functions",
             what,
             code="too-many-copies",
         )

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.base.files import read_input
 from qdqtool.base.json_text import parse_json
 from qdqtool.base.records import published
@@ -169,7 +169,7 @@ def read_calibration(path: str | os.PathLike[str]) -> Calibration | None:
             code="file-missing",
             parameter="calibrate",
         )
-    text = read_input(file, budgets.JSON_FILE).decode("utf-8", "replace")
+    text = read_input(file, limits.JSON_FILE).decode("utf-8", "replace")
     if CALIBRATION_SCHEMA not in text[:4096]:
         return None
     try:

@@ -16,7 +16,7 @@ from google.protobuf.message import EncodeError
 from calibration.cluster import mapping
 from calibration.dataset import Dataset
 from qdqtool import prediction
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.base.files import records_inputs
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import Images, Ranges, Workers, takes
@@ -102,7 +102,7 @@ def tune(
     began, cpu = time.monotonic(), time.process_time()
     if where.cluster is not None:
         mapping.check_where(where.cluster)
-    limit = budgets.seconds(effort.check_timeout, "check_timeout")
+    limit = limits.check_seconds(effort.check_timeout, "check_timeout")
     _check(aim, machine.gpu, effort)
     keep, time_limit = aim.keep, effort.time_limit
     keep = KEEP if keep is None and aim.budget_ms is None else keep
@@ -354,7 +354,7 @@ def _check(aim: Aim, gpu: str | None, effort: Effort) -> None:
                 parameter=parameter,
             )
     if effort.time_limit is not None:
-        budgets.seconds(effort.time_limit, "time_limit")
+        limits.check_seconds(effort.time_limit, "time_limit")
 
 
 def _gpu(machine: Powered, target: Target) -> gpus.Gpu | None:

@@ -29,7 +29,7 @@ from calibration.cluster.mapping import Job as Handed
 from calibration.clustered import shared
 from calibration.dataset import Dataset
 from calibration.session import Fetcher, open_packed, partial_model
-from qdqtool.base import budgets, parameters
+from qdqtool.base import limits, parameters
 from qdqtool.base.said import said
 from qdqtool.base.text import reason_of
 from qdqtool.base.threads import SharedTasks, run_threads
@@ -267,7 +267,7 @@ class References:
 
     def __init__(self) -> None:
         self._known: dict[int, Reference] = {}
-        self._left = budgets.TUNING_REFERENCES
+        self._left = limits.TUNING_REFERENCES
         self._lock = threading.Lock()
 
     def known(self, number: int) -> Reference | None:
@@ -290,7 +290,7 @@ class Held:
     def __init__(self, read: Mapping[Step, Sequence[int]]) -> None:
         self.made: dict[Step, _Arrays] = {}
         self._read = read
-        self._left = budgets.TUNING_HELD
+        self._left = limits.TUNING_HELD
 
     def add(self, step: Step, made: _Arrays) -> None:
         self.made[step] = made
@@ -319,7 +319,7 @@ class Sessions:
         self._open: dict[
             tuple[int, str], tuple[Fetcher, int]
         ] = {}  # with bytes, that used last at the end
-        self._left = budgets.TUNING_SESSIONS
+        self._left = limits.TUNING_SESSIONS
         self._lock = threading.Lock()
 
     @property

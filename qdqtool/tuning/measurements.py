@@ -24,12 +24,12 @@ import numpy.typing as npt
 from calibration.arrays import Preprocess, open_data
 from calibration.dataset import Dataset, Part, spread
 from calibration.session import input_specs, metadata_size
-from qdqtool.base import budgets
+from qdqtool.base import limits
+from qdqtool.base.compression import HEAD, find_magic, unpack
 from qdqtool.base.files import check_output, open_input, same_file
 from qdqtool.base.json_text import parse_json
 from qdqtool.base.options import Images, Ranges
 from qdqtool.base.outputs import atomic_write
-from qdqtool.base.packed import BLOCK, HEAD, kind_of, unpack
 from qdqtool.base.progress import track
 from qdqtool.base.said import Parameter, said
 from qdqtool.errors import DataError
@@ -108,17 +108,15 @@ class Store:
         remedy = "give another name with {`state`}, or remove it"
         with open_input(path, error=DataError, record=False) as file:
             head = file.read(HEAD)
-            if not kind_of(head):
+            if not find_magic(head):
                 raise DataError(
                     said(what + "; give another name with {`state`}"),
                     str(path),
                     code="wrong-format",
                     parameter="state",
                 )
-            limit = budgets.TUNING_STATE
-            blocks = unpack(
-                head, lambda: file.read(BLOCK), str(path), limit, whole=True, error=DataError
-            )
+            limit = limits.TUNING_STATE
+            blocks = unpack(head, file.read, str(path), limit, whole=True, error=DataError)
             try:
                 data = parse_json(b"".join(blocks))
             except (ValueError, RecursionError):
@@ -398,7 +396,7 @@ def open_sets(
     Raises:
         DataError: There is nothing usable, too little, or it can be read once only.
     """
-    chosen_on, judged_on = (min(n, budgets.TUNING_SAMPLES) for n in (chosen_on, judged_on))
+    chosen_on, judged_on = (min(n, limits.TUNING_SAMPLES) for n in (chosen_on, judged_on))
     images = images or Images()
     whole = _open(model, data, images, max_images, "data")
     assert whole.indices is not None

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.base.files import read_input
 from qdqtool.base.parameters import require
 from qdqtool.base.said import said
@@ -333,14 +333,14 @@ class UserMetric:
     function: Callable[[Outputs, Outputs, str], float] | None = (
         None  # the function itself, where it was given as one
     )
-    seconds: float = budgets.USER_SECONDS  # how long one call may take
+    seconds: float = limits.USER_SECONDS  # how long one call may take
 
     @property
     def identity(self) -> str:
         """Changes with the source of the function's module: what another one measured is not this one's."""
         function = self.function or imported(self.name)
         try:
-            source = read_input(inspect.getfile(inspect.unwrap(function)), budgets.LIST_FILE)
+            source = read_input(inspect.getfile(inspect.unwrap(function)), limits.LIST_FILE)
         except (QdqtoolError, TypeError):  # built in, or typed into an interpreter
             return self.name
         return f"{self.name} {hashlib.sha256(source).hexdigest()}"
@@ -462,7 +462,7 @@ def _module(name: str) -> Any:
 def metric_for(
     model: Model,
     wanted: str | Callable[[Outputs, Outputs, str], float] | None,
-    seconds: float = budgets.USER_SECONDS,
+    seconds: float = limits.USER_SECONDS,
 ) -> Metric:
     """The user's metric, or the one that fits the outputs.
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.base.json_text import TooManyValues, parse_json
 
 
@@ -16,9 +16,9 @@ def test_json_with_too_many_values_is_an_error(text: str, monkeypatch: pytest.Mo
     # Lists and dicts take thirty times the memory of their text. Marks in strings count as well.
     value = parse_json(text)
     marks = sum(text.count(mark) for mark in ",[{")
-    monkeypatch.setattr(budgets, "JSON_VALUES", marks)
+    monkeypatch.setattr(limits, "JSON_VALUES", marks)
     assert parse_json(text) == parse_json(text.encode()) == value
-    monkeypatch.setattr(budgets, "JSON_VALUES", marks - 1)
+    monkeypatch.setattr(limits, "JSON_VALUES", marks - 1)
     for data in (text, text.encode()):
         with pytest.raises(TooManyValues):
             parse_json(data)

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.base.notes import Remark
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.reconstruct import MARK, attributes_of, graph_from_log
@@ -283,9 +283,9 @@ def test_graph_from_log_limits_the_size_of_constants(monkeypatch: pytest.MonkeyP
     with pytest.raises(BuildLogError, match="'w'"):
         graph_from_log(samples.build_of(huge))
     size = 4 * (16 * 3 * 3 * 3 + 1)  # w and s
-    monkeypatch.setattr(budgets, "LOG_CONSTANTS", size)
+    monkeypatch.setattr(limits, "LOG_CONSTANTS", size)
     graph_from_log(samples.build_of(log))
-    monkeypatch.setattr(budgets, "LOG_CONSTANTS", size - 1)
+    monkeypatch.setattr(limits, "LOG_CONSTANTS", size - 1)
     with pytest.raises(BuildLogError, match="'s'"):
         graph_from_log(samples.build_of(log))
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from calibration import Statistics, TensorStatistics
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.errors import DataError
 from tests.errors import has
 
@@ -32,11 +32,11 @@ def reports(code: str | None, *values: object, **attributes: str) -> Check:
 
 
 def check_limit(name: str, limit: int, call: Callable[[], object], check: Check) -> None:
-    """Check that a call succeeds at a limit of `budgets`, and raises an error one below it."""
+    """Check that a call succeeds at a limit of `limits`, and raises an error one below it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(budgets, name, limit)
+        patch.setattr(limits, name, limit)
         call()
-        patch.setattr(budgets, name, limit - 1)
+        patch.setattr(limits, name, limit - 1)
         with pytest.raises(DataError, check=check):
             call()
 

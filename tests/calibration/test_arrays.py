@@ -17,7 +17,7 @@ from calibration.arrays import (
     SampleFilesSource,
     StackedSource,
     open_data,
-    rows_of,
+    split_rows,
 )
 from calibration.dataset import Dataset, InputSpec
 from calibration.listing import file_digest
@@ -173,7 +173,7 @@ def write(path: Path, content: bytes) -> Path:
             lambda f: npy_with_header(f, (2**62, 2**62, 0, 1)), [SPEC], None, [2**62], id="2**62"
         ),
         pytest.param(
-            lambda f: npy_with_header(f, (1,) * 100), [SPEC], None, [100], id="dimensions"
+            lambda f: npy_with_header(f, (1,) * 100), [SPEC], "wrong-shape", [], id="dimensions"
         ),
     ],
 )
@@ -443,7 +443,7 @@ def test_rows_of_stacked_arrays(
     inputs: dict[str, Shape], arrays: dict[str, tuple[int, ...]], samples: int
 ) -> None:
     stacked = {n: np.arange(np.prod(s), dtype=np.float32).reshape(s) for n, s in arrays.items()}
-    rows = rows_of(stacked, [InputSpec(n, s) for n, s in inputs.items()])
+    rows = split_rows(stacked, [InputSpec(n, s) for n, s in inputs.items()])
     assert len(rows) == samples
     if samples == 1:
         assert list(rows[0]) == list(stacked)

@@ -26,7 +26,7 @@ from calibration.cache import (
 from calibration.dataset import Looks
 from calibration.runner import collect
 from calibration.statistics import CHANNELS, POSITIONS, TensorStatistics
-from qdqtool.base import budgets, files
+from qdqtool.base import files, limits
 from qdqtool.base.notes import Remark
 from qdqtool.errors import DataError, QdqtoolError
 from tests.calibration.checks import check_limit, contents, reports
@@ -343,7 +343,7 @@ def test_damage_is_reported(
 def test_header_may_have_the_limit(good: Path) -> None:
     with zipfile.ZipFile(good) as archive:
         size = archive.getinfo("header.npy").file_size
-    sizes = budgets.amount(size), budgets.amount(size - 1)
+    sizes = limits.format_bytes(size), limits.format_bytes(size - 1)
     check_limit("CACHE_HEADER", size, lambda: load_progress(good), reports(None, good, *sizes))
 
 

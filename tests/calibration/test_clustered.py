@@ -12,7 +12,7 @@ import pytest
 from calibration import Focus, Statistics, collect
 from calibration.clustered import PortionSizer
 from calibration.dataset import Dataset, InputSpec
-from calibration.pictures import YOLO_PREPROCESS
+from calibration.images import YOLO_PREPROCESS
 from qdqtool.base.notes import Remark
 from qdqtool.errors import ClusterError, DataError
 from tests.calibration.checks import contents, reports

@@ -29,7 +29,7 @@ from calibration.session import (
     partial_model,
     worker_count,
 )
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.errors import ClusterError, ModelError
 from qdqtool.model import sessions
 from qdqtool.model.graph import Model
@@ -225,7 +225,7 @@ def test_worker_count_by_cores(cores: int, count: int) -> None:
     ],
 )
 def test_worker_count_by_bytes(fetched: int, counted: int, count: int) -> None:
-    assert (budgets.FETCHED, budgets.COUNTED) == (256 * MB, 512 * MB)
+    assert (limits.FETCHED, limits.COUNTED) == (256 * MB, 512 * MB)
     assert worker_count(fetched, 64, counted) == count
 
 

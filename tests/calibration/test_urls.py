@@ -189,7 +189,7 @@ def test_picture_without_a_checksum_travels_once(source: Any, folder: Path) -> N
 def test_picture_may_have_the_limit(source: Any, folder: Path) -> None:
     size = (folder / "picture001.png").stat().st_size
     check = reports(None, size, size - 1)
-    check_limit("PICTURE_FILE", size, lambda: source.load(PICTURE), check)
+    check_limit("IMAGE_FILE", size, lambda: source.load(PICTURE), check)
 
 
 def test_picture_that_is_gone_is_reported(source: Any) -> None:

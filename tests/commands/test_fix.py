@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.base.notes import Remark
 from tests.commands.conftest import Cli
 from tests.explain.graphs import GRAPHS
@@ -52,7 +52,7 @@ def test_fix_keeps_metadata_and_names(folder: Path, cli: Cli) -> None:
 def test_fix_names_parameters_as_options(
     folder: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli, form: str
 ) -> None:
-    monkeypatch.setattr(budgets, "SESSION_WORK", 1)
+    monkeypatch.setattr(limits, "SESSION_WORK", 1)
     text = cli("fix", "m.onnx", "-o", "f.onnx", "--format", form)
     assert "--effort" in text and "`" not in text
 

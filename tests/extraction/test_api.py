@@ -16,7 +16,7 @@ from onnx import helper, numpy_helper
 
 import qdqtool
 from qdqtool import extract
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.base.notes import Remark, remarks
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.extraction import job
@@ -412,7 +412,7 @@ def test_trimming_ends_within_its_budget(
     tensors = [numpy_helper.from_array(np.asarray(v), name) for name, v in constants.items()]
     graph = helper.make_graph(nodes, "g", [start], ends, tensors)
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    monkeypatch.setattr(budgets, "TRIMMED_NODES", 500)
+    monkeypatch.setattr(limits, "TRIMMED_NODES", 500)
     result = extract(proto, node="conv7")
     assert sum(map(len, sketches)) < 500 + 3 * 64
     assert Remark.TRIMMING_ENDED in remarks(result.notes)
@@ -453,7 +453,7 @@ def test_trimming_budget_counts_findings_if_they_are_more_than_nodes(
         costs.append(max(len(model.nodes), len(prediction.findings)))
         return prediction
 
-    monkeypatch.setattr(budgets, "TRIMMED_NODES", 600)
+    monkeypatch.setattr(limits, "TRIMMED_NODES", 600)
     monkeypatch.setattr(job, "of_part", count)
     extract(proto, node="n4", target="trt8.5")
     assert max(costs) > 1.5 * len(proto.graph.node)
@@ -469,7 +469,7 @@ def test_minimize_ends_within_its_budget(budget: str, monkeypatch: pytest.Monkey
     model = residual(0)
     whole = minimize(model)
     size = len(model.graph.node) if budget == "MINIMIZED_NODES" else model.ByteSize()
-    monkeypatch.setattr(budgets, budget, 3 * size)
+    monkeypatch.setattr(limits, budget, 3 * size)
     bounded = minimize(model)
     assert not whole.notes and Remark.STOPPED_EARLY in remarks(bounded.notes)
     assert len(whole.proto.graph.node) < len(bounded.proto.graph.node)
@@ -484,7 +484,7 @@ def test_minimize_sheds_large_weights_first(g: Graph, monkeypatch: pytest.Monkey
     model = g.model(x)
     size = model.ByteSize()
     assert size > 4 * 256 * 256 * 9 * 4
-    monkeypatch.setattr(budgets, "MINIMIZED_BYTES", size // 4)
+    monkeypatch.setattr(limits, "MINIMIZED_BYTES", size // 4)
     small = minimize(model, target="trt8.6")
     assert not small.notes and small.proto.ByteSize() < size / 1000
 

@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 import qdqtool
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.base.notes import Remark, remarks
 from qdqtool.base.process import INTERRUPTED, Stopped
 from qdqtool.builders.child import is_installed
@@ -173,7 +173,7 @@ def test_stopped_minimize_raises(stop: BaseException, keep: bool) -> None:
         pytest.param("no-such-program-here", "missing-program", id="no-program"),
         pytest.param("true a\0b", "not-started", id="nul"),
         pytest.param("true \ud800", "not-started", id="surrogate"),
-        pytest.param("x" * (budgets.COMMAND + 1), "too-long", id="too-long"),
+        pytest.param("x" * (limits.COMMAND + 1), "too-long", id="too-long"),
     ],
 )
 def test_command_that_cannot_run_is_an_error(command: str, code: str) -> None:
@@ -193,7 +193,7 @@ def test_check_timeout_of_zero_is_an_error() -> None:
 
 
 def test_command_output_is_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budgets, "COMMAND_OUTPUT", 100_000)
+    monkeypatch.setattr(limits, "COMMAND_OUTPUT", 100_000)
     command = "sh -c 'printf here; head -c 3000000 /dev/zero; printf there'"
     check = CommandCheck(residual(1), command, "here")
     assert check.output.stat().st_size == 100_000 and check.holds(residual(1))

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import qdqtool
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.errors import BuilderError
 from qdqtool.extraction import moves
 from qdqtool.extraction.job import Job
@@ -114,7 +114,7 @@ def test_refused_candidates_count_the_bytes_that_they_copy(
         "v": np.ones((1, 1, 1600, 7), np.float32),
     }
     model = one_output_model(nodes, {"x": [1, 1, 4, 4], "y": [1, 1, 1, 7]}, constants)
-    monkeypatch.setattr(budgets, "MINIMIZED_BYTES", constants["w"].nbytes)
+    monkeypatch.setattr(limits, "MINIMIZED_BYTES", constants["w"].nbytes)
     shrinker = Shrinker(model, lambda proto: False, (move,), bounded=True)
     shrinker.run()
     assert shrinker.tried == 0 and shrinker.exhausted is exhausted

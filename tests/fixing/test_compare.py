@@ -5,7 +5,7 @@ import onnx
 import onnx.parser
 import pytest
 
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.base.notes import Remark, remarks
 from qdqtool.fixing import compare
 from qdqtool.fixing.api import fix
@@ -192,13 +192,13 @@ def test_a_type_that_onnxruntime_cannot_be_given_is_no_traceback(kind: str) -> N
 def test_budgets_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = convolution(20), {"x": np.zeros((1, 8, 20, 20), np.float32)}
     one = estimate_run_cost(model, {}).operations
-    monkeypatch.setattr(budgets, "SESSION_WORK", one - 1)
+    monkeypatch.setattr(limits, "SESSION_WORK", one - 1)
     with pytest.raises(compare.TooMuch) as caught:
         compare.Runs().run(model, x)
     assert (caught.value.code, caught.value.parameter) == ("work-limit", "effort")
     assert compare.Runs(2.0).run(model, x)["y"].shape == (1, 16, 20, 20)
-    monkeypatch.setattr(budgets, "SESSION_WORK", 10 * one)
-    monkeypatch.setattr(budgets, "SESSION_WORK_ALL", 2 * (one + budgets.SESSION_RUN + 10**6))
+    monkeypatch.setattr(limits, "SESSION_WORK", 10 * one)
+    monkeypatch.setattr(limits, "SESSION_WORK_ALL", 2 * (one + limits.SESSION_RUN + 10**6))
     runs = compare.Runs()
     runs.run(model, x)
     runs.run(model, x)
@@ -210,11 +210,11 @@ def test_budgets_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = compare.Runs(2.5)
     for _ in range(5):
         runs.run(model, x)
-    assert set(given) == {2.5 * budgets.SESSION_SECONDS}
+    assert set(given) == {2.5 * limits.SESSION_SECONDS}
     with pytest.raises(compare.TooMuch) as caught:
         runs.run(model, x)
     assert (caught.value.code, caught.value.parameter) == ("work-used-up", "effort")
-    monkeypatch.setattr(budgets, "SESSION_BYTES", estimate_run_cost(model, {}).peak_bytes - 1)
+    monkeypatch.setattr(limits, "SESSION_BYTES", estimate_run_cost(model, {}).peak_bytes - 1)
     with pytest.raises(compare.TooMuch) as caught:
         compare.Runs().run(model, x)
     assert (caught.value.code, caught.value.parameter) == ("memory-limit", "effort")

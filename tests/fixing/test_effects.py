@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from onnx import numpy_helper
 
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.base.records import replaced
 from qdqtool.fixing import api, sandbox, weights
 from qdqtool.fixing.api import add_fixes, fix
@@ -264,7 +264,7 @@ def test_one_that_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         Sandbox().run(relu(), {"x": X}, 60, 2**31)
     assert caught.value.code == "worker-not-started"
     monkeypatch.setattr(sandbox, "WORKER", slow_to_start(tmp_path, 60))
-    monkeypatch.setattr(budgets, "SESSION_STUCK", 0.2)
+    monkeypatch.setattr(limits, "SESSION_STUCK", 0.2)
     with pytest.raises(RunError) as caught:
         Sandbox().run(relu(), {"x": X}, 60, 2**31)
     assert caught.value.code == "worker-not-started"
@@ -296,7 +296,7 @@ def test_only_the_time_of_the_processor_ends_a_run(g: Graph) -> None:
 def test_one_that_neither_computes_nor_ends_is_ended_by_the_clock(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(budgets, "SESSION_STUCK", 0.2)
+    monkeypatch.setattr(limits, "SESSION_STUCK", 0.2)
     command = [sys.executable, "-ISc", "import time; time.sleep(60)"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     box = Sandbox()

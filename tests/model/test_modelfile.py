@@ -13,7 +13,7 @@ from google.protobuf.message import EncodeError
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqtool import extract, predict
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.commands import cli
 from qdqtool.errors import ModelError
 from qdqtool.model import external, modelfile, sessions
@@ -74,7 +74,7 @@ def test_name_is_at_most_65536_characters_long(tmp_path: Path) -> None:
 
 
 def test_names_of_model_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budgets, "NAMES", 2001)
+    monkeypatch.setattr(limits, "NAMES", 2001)
     load(named("y" * 1000, "z" * 1000))
     with pytest.raises(ModelError, check=has("names-too-long", path="model in memory")):
         load(named("y" * 1000, "z" * 1001))

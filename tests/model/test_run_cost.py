@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.errors import ModelError
 from qdqtool.model.graph import Model
 from qdqtool.model.run_cost import check_loops, estimate_run_cost
@@ -140,7 +140,7 @@ NESTED = """Loop (n, , v) <body = e (int64 j, bool p, float[4] u) => (bool q, fl
     ],
 )
 def test_operations_count_the_turns_of_loops(model: onnx.ModelProto, inner_nodes: int) -> None:
-    other = estimate_run_cost(model, {}).operations - inner_nodes * budgets.INNER_NODE
+    other = estimate_run_cost(model, {}).operations - inner_nodes * limits.INNER_NODE
     assert 0 <= other < 100
 
 

@@ -271,7 +271,7 @@ def test_infer_types_takes_little_memory(name: str, tmp_path: Any) -> None:
     path.write_bytes(BOMBS[name].SerializeToString())
     code = (
         "import resource, sys, onnx; from qdqtool.model.shapes import infer_types;"
-        "from qdqtool.base import budgets; budgets.ONNX_SECONDS = 2;"
+        "from qdqtool.base import limits; limits.ONNX_SECONDS = 2;"
         "resource.setrlimit(resource.RLIMIT_DATA, (1 << 30, 1 << 30));"
         "infer_types(onnx.load(sys.argv[1]))"
     )

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from calibration.dataset import Dataset
 from calibration.session import Fetcher
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.commands.demo_run import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.model.graph import Model
@@ -228,8 +228,8 @@ def test_float_network_runs_once_per_sample(
     kept = OutputAgreement.kept
     count = lambda self, outputs: calls.append(1) or kept(self, outputs)  # noqa: E731
     monkeypatch.setattr(OutputAgreement, "kept", count)
-    for room, runs in ((budgets.TUNING_REFERENCES, 4), (0, 2 * len(tasks))):
-        monkeypatch.setattr(budgets, "TUNING_REFERENCES", room)
+    for room, runs in ((limits.TUNING_REFERENCES, 4), (0, 2 * len(tasks))):
+        monkeypatch.setattr(limits, "TUNING_REFERENCES", room)
         calls.clear()
         new = with_metric(job, job.metric)
         results.append([run_task(new, task) for task in tasks])
@@ -253,8 +253,8 @@ def test_parts_that_a_change_does_not_reach_run_once(monkeypatch: pytest.MonkeyP
     runs: list[Any] = []
     fetch = Fetcher.run
     monkeypatch.setattr(Fetcher, "run", lambda self, sample: runs.append(1) or fetch(self, sample))
-    for room in (budgets.TUNING_HELD, 0):
-        monkeypatch.setattr(budgets, "TUNING_HELD", room)
+    for room in (limits.TUNING_HELD, 0):
+        monkeypatch.setattr(limits, "TUNING_HELD", room)
         runs.clear()
         assert run_task(job_of(planner, DATA), Task("t", (0,), recipes)).rows == alone
         # Five parts in float, in INT8 and with c0 float; c1 and c2 each with the part after it.
@@ -267,7 +267,7 @@ def test_open_sessions_are_limited(
     """Each session takes 128 KiB, and up to 18 KB of weights."""
     task = Task("t", (0, 1), recipes)
     expected = run_task(job, task)
-    monkeypatch.setattr(budgets, "TUNING_SESSIONS", 300_000)
+    monkeypatch.setattr(limits, "TUNING_SESSIONS", 300_000)
     new = with_metric(job, job.metric)
     sessions, counts = new.network.sessions, list[int]()
     get = sessions.get

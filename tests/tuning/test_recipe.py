@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import qdqtool
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion.result import Insertion
 from qdqtool.tuning.configuration import Configuration, Recipe, first_change
@@ -133,7 +133,7 @@ def test_store_refuses_state_of_another_tuning(state: Path, field: str, code: st
 def test_store_refuses_state_that_unpacks_to_too_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(budgets, "TUNING_STATE", 1000)
+    monkeypatch.setattr(limits, "TUNING_STATE", 1000)
     path = tmp_path / "t"
     path.write_bytes(pack(bytes(100_000)))
     with pytest.raises(DataError, match="the limit"):

@@ -26,7 +26,7 @@ from typing import Any
 import onnx
 
 import qdqtool
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.fixing.api import add_fixes, fix
 from qdqtool.model.run_cost import estimate_run_cost
 from qdqtool.options import Request
@@ -343,7 +343,7 @@ def _bytes_to_run(model: onnx.ModelProto) -> int:
     The outputs of rolling Concats are n^2 numbers. Models above the product's limit are not run.
     """
     run = estimate_run_cost(model, {}).peak_bytes
-    return model.ByteSize() + (run if run <= budgets.SESSION_BYTES else 0)
+    return model.ByteSize() + (run if run <= limits.SESSION_BYTES else 0)
 
 
 def measure_seconds(work: Callable[[Any], object], argument: Any) -> float:

@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from dataclasses import dataclass
 
-from qdqtool.base import budgets, parameters
+from qdqtool.base import limits, parameters
 from qdqtool.base.files import InputFiles, forbid_overwrite, records_inputs
 from qdqtool.base.options import takes
 from qdqtool.base.outputs import write_text
@@ -115,7 +115,7 @@ def report(
     page = collect(model, *builds, beside=beside, on=on, machine=machine, assumed=assumed)
     html = render(page)
     size = len(html.encode())
-    budgets.require(size, budgets.REPORT, f"{page.model.path or 'the model'}: its report takes")
+    limits.check_size(size, limits.REPORT, f"{page.model.path or 'the model'}: its report takes")
     return Report(page, html)
 
 

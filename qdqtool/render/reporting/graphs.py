@@ -13,7 +13,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.base.text import counted
 from qdqtool.buildlog import drawing
 from qdqtool.model import qdq
@@ -28,7 +28,7 @@ BOX_WIDTH, COLUMN_GAP, ROW_GAP, MARGIN = 232.0, 40.0, 66.0, 24.0
 HEADER, WEIGHTED_ROW, ROW, PADDING, ENGINE_HEIGHT, END_HEIGHT = 20.0, 42.0, 22.0, 6.0, 62.0, 34.0
 MOST_MODULES, FEW = 40, 12  # boxes of the overview, and boxes that are no reason to divide a module
 NAME_WIDTH = 33  # characters of a name in a box
-_MOST_EDGES = 4 * budgets.DRAWN_POINTS  # between layers, those that are drawn as one included
+_MOST_EDGES = 4 * limits.DRAWN_POINTS  # between layers, those that are drawn as one included
 _MOST_MARKS = 64  # Q and DQ on one edge
 _TABLES = "The tables below hold every node."
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.base.files import read_input, record_input
 from qdqtool.base.json_text import parse_json
 from qdqtool.base.progress import track
@@ -125,7 +125,7 @@ def tuning_of(path: str | os.PathLike[str], model: Model) -> data.Tuning:
 
     name = os.fspath(path)
     try:
-        found = parse_json(read_input(path, budgets.JSON_FILE, error=DataError))
+        found = parse_json(read_input(path, limits.JSON_FILE, error=DataError))
     except (ValueError, RecursionError) as error:
         raise DataError(
             f"is not JSON ({str(error)[:80]}); {_GIVE}",

@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.errors import ModelError
 from qdqtool.model.operators import case_of
 from qdqtool.trt.layers import Layer, Tensor, can_absorb, dq_of, node_name, only_q, rank_before
@@ -37,7 +37,7 @@ class SplitQAcrossPrecedingFanIn(Pass):
                 continue
             network.q_copies += len(concat.inputs)
             limit = max(
-                budgets.Q_COPIES, 4 * network.counts["Original"]
+                limits.Q_COPIES, 4 * network.counts["Original"]
             )  # an ordinary large network makes many
             if network.q_copies > limit:
                 raise ModelError(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.base import file_types, packed
+from qdqtool.base import compression, file_types
 from qdqtool.base.files import InputFiles, open_input
 from qdqtool.base.notes import Note
 from qdqtool.base.outputs import Saved
@@ -426,10 +426,10 @@ def is_model(path: str | os.PathLike[str]) -> bool:
     if name == "-":
         return False
     with open_input(path) as file:
-        head = file.read(packed.HEAD)
+        head = file.read(compression.HEAD)
     if head[:1] == _FIRST_FIELD:
         return True
-    known = file_types.recognize(name, head) if not packed.kind_of(head) else None
+    known = file_types.recognize(name, head) if not compression.find_magic(head) else None
     if known is not None and not known.of_build:
         raise file_types.not_a_model(name, head, error=QdqtoolError)
     return False

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from calibration.pictures import ImageSource
+from calibration.images import ImageSource
 from tests.calibration.watchers import HANG
 
 #: Dask watches each process up to a hundred times a second, which takes a tenth of the time of the tests.

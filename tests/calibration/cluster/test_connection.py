@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from calibration.cluster.mapping import check_where, connected
-from qdqtool.base.budgets import PROCESSES, TOGETHER
+from qdqtool.base.limits import PROCESSES
 from qdqtool.base.process import pause_gc
 from qdqtool.commands import cli
 from qdqtool.errors import ClusterError
@@ -112,9 +112,8 @@ def test_local_workers_leave_no_folder_and_refuse_other_users(
         assert client.submit(int, "7").result() == 7
         (folder,) = tmp_path.iterdir()
         assert folder.name.startswith("qdqtool-")
-        assert client.run(os.getenv, TOGETHER) == {worker: str(folder)}
         assert client.run(os.getenv, PROCESSES) == {worker: "1"}
-        assert TOGETHER not in os.environ and PROCESSES not in os.environ
+        assert PROCESSES not in os.environ
         for address in (client.scheduler.address, worker, facts["workers"][worker]["nanny"]):
             assert address.startswith("tls://127.0.0.1:")
             for scheme, security in (("tls", Security.temporary()), ("tcp", None)):

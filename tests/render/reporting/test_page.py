@@ -13,7 +13,7 @@ import onnx
 import pytest
 
 import qdqtool
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.errors import QdqtoolError
 from qdqtool.render.reporting import page
 from tests.errors import has
@@ -150,7 +150,7 @@ def test_report_names_missing_packages(
 def test_report_of_large_graph_has_tables_without_picture(
     files: NetworkFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(budgets, "DRAWN_LAYERS", 2)
+    monkeypatch.setattr(limits, "DRAWN_LAYERS", 2)
     report = qdqtool.report(files.model)
     assert "too many for a picture" in report.page.model.onnx.why and "third" in report.html
 
@@ -158,7 +158,7 @@ def test_report_of_large_graph_has_tables_without_picture(
 def test_report_refuses_too_large_page(
     files: NetworkFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(budgets, "REPORT", 1000)
+    monkeypatch.setattr(limits, "REPORT", 1000)
     with pytest.raises(QdqtoolError, match="its report takes"):
         qdqtool.report(files.model)
 

@@ -1,35 +1,27 @@
-"""Pictures: sizes, colors and numbers at their limits, against arithmetic by hand; limits of files; folders."""
+"""Images: sizes, colors and numbers at their limits, against arithmetic by hand; limits of files; folders."""
 
-import contextlib
-import fcntl
 import io
 import os
-import queue
 import struct
-import threading
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from PIL import Image, ImageOps, PngImagePlugin
+from PIL import Image, ImageOps
 
-from calibration import pictures
 from calibration.arrays import Dataset, open_data
 from calibration.dataset import InputSpec
+from calibration.images import ImageSource, Preprocess, decode, describe, prepare
 from calibration.listing import file_digest
-from calibration.pictures import DecodingBudget, ImageSource, Preprocess, decode, describe, prepare
-from qdqtool.base import budgets
+from qdqtool.base import limits
 from qdqtool.base.notes import Remark
-from qdqtool.errors import DataError, QdqtoolError
+from qdqtool.errors import DataError
 from tests.calibration.checks import check_limit, reports
 from tests.calibration.nets import png_chunk, write_pictures
-from tests.calibration.watchers import HANG, Waits
 from tests.errors import has
-from tools.fuzz_inputs.mutate import jpeg_in_scans
 
 RAW = Preprocess(scale=1.0)
 SPEC = InputSpec("images", (1, 3, 16, 16))
@@ -56,7 +48,7 @@ def decode_bytes(data: bytes) -> npt.NDArray[np.uint8]:
 
 
 @pytest.mark.parametrize("resize", ["letterbox", "stretch"])
-def test_picture_of_the_right_size_is_not_resized(resize: Any) -> None:
+def test_image_of_the_right_size_is_not_resized(resize: Any) -> None:
     picture = noise(12, 20)
     prepared = prepare(picture, 12, 20, Preprocess(resize, scale=1.0))
     assert (prepared[0] == picture.transpose(2, 0, 1)).all()
@@ -163,7 +155,7 @@ def test_preprocess_rejects_other_values(arguments: dict[str, Any], values: list
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("size", [(24, 40), (10, 12), (12, 10)])
-def test_prepared_pictures_are_those_that_are_decoded(
+def test_prepared_images_are_those_that_are_decoded(
     tmp_path: Path, size: tuple[int, int], orientation: int
 ) -> None:
     """Upright RGB pictures are resized without a copy of their pixels."""
@@ -213,26 +205,27 @@ def test_decode_does_not_use_a_replacement_of_pillows_open(monkeypatch: pytest.M
         decode_bytes(b"no picture")
 
 
-@pytest.mark.parametrize("strip", [1, 7, 40, 1 << 22])
-def test_16_bits_are_reduced_to_the_high_byte(monkeypatch: pytest.MonkeyPatch, strip: int) -> None:
-    monkeypatch.setattr(pictures, "STRIP_PIXELS", strip)
-    values = np.random.default_rng(0).integers(0, 65536, (11, 7)).astype(np.uint16)
-    values[0, :4] = 0, 255, 256, 65535
-    expected = (values >> 8).astype(np.uint8)[..., None]
-    assert (decode_bytes(encode(values, "PNG")) == expected).all()
+def png_of_16_bits(values: npt.NDArray[np.uint16]) -> bytes:
+    """Return a PNG of 16 bits a channel, which Pillow writes for gray images only."""
+    height, width, channels = values.shape
+    color = {1: 0, 2: 4, 3: 2, 4: 6}[channels]
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+    header = struct.pack(">IIBBBBB", width, height, 16, color, 0, 0, 0)
+    pixels = png_chunk(b"IDAT", zlib.compress(rows))
+    return b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", header) + pixels + png_chunk(b"IEND")
 
 
-def test_numbers_beyond_16_bits_are_clipped() -> None:
-    wide = Image.fromarray(np.array([[-5, 70_000, 512]], np.int32))
-    assert prepare(wide, 1, 3, RAW)[0, 0].tolist() == [[0, 255, 2]]
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_16_bits_are_reduced_to_the_high_byte(channels: int) -> None:
+    values = np.random.default_rng(0).integers(0, 65536, (11, 7, channels)).astype(np.uint16)
+    values[0, :4] = np.array([0, 255, 256, 65535])[:, None]
+    expected = (values >> 8).astype(np.uint8)[..., :3]
+    assert (decode_bytes(png_of_16_bits(values)) == expected).all()
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_strips_are_converted_and_turned_like_the_whole(
-    monkeypatch: pytest.MonkeyPatch, mode: str, orientation: int
-) -> None:
-    monkeypatch.setattr(pictures, "STRIP_PIXELS", 50)
+def test_images_are_converted_and_turned(mode: str, orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     image = Image.fromarray(noise(23, 17)).convert(mode)
@@ -242,311 +235,100 @@ def test_strips_are_converted_and_turned_like_the_whole(
     assert (decode_bytes(data) == whole).all()
 
 
-# Limits of pixels. A pixel is 4 bytes in Pillow and 3 in the array; a progressive JPEG's coefficients are 2 bytes each.
-
-RUNS = b"\2\1\0\0" * 10 + b"\0\1"  # ten rows of two pixels, which Pillow unpacks in Python
-
-
-def bmp_of_runs() -> bytes:
-    """Return 12 x 10 pixels, most of which no run has: 4 kB with short rows took half a minute."""
-    start = 54 + 1024
-    form = (40, 12, 10, 1, 8, 1, len(RUNS), 1, 1, 256, 0)
-    header = struct.pack("<IHHIIiiHHIIiiII", start + len(RUNS), 0, 0, start, *form)
-    return b"BM" + header + b"\0\0\0\0\7\7\7\0" + bytes(1016) + RUNS
-
-
-def encoded(kind: str, mode: str, **options: Any) -> bytes:
-    return encode(Image.fromarray(noise(10, 12)).convert(mode), kind.split()[-1], **options)
-
-
-PROGRESSIVE = {"progressive": True, "subsampling": 0}
+# Limits
 
 
 @pytest.mark.parametrize(
-    ("data", "kind", "bytes_a_pixel"),
-    [
-        *(
-            pytest.param(encoded(kind, mode, **options), kind, size, id=f"{kind} {mode} {size}")
-            for kind, mode, size, options in (
-                ("PNG", "RGB", 7, {}),
-                ("PNG", "RGBA", 7, {}),
-                ("PNG", "L", 7, {}),
-                ("WEBP", "RGB", 14, {}),
-                ("JPEG", "RGB", 7, {}),
-                ("JPEG", "CMYK", 7, {}),
-                ("progressive JPEG", "CMYK", 12, {"progressive": True}),
-                ("progressive JPEG", "RGB", 10, PROGRESSIVE),
-                ("progressive JPEG", "RGB", 7, {"progressive": True, "subsampling": 2}),
-                ("progressive MPO", "RGB", 10, {**PROGRESSIVE, **MPO}),
-            )
-        ),
-        pytest.param(bmp_of_runs(), "BMP", 28, id="BMP of runs"),
-        # Coefficients of components in scans of their own are kept too: 62 million pixels took 640 MB.
-        pytest.param(jpeg_in_scans(12, 10, 1), "JPEG", 10, id="JPEG of several scans"),
-        pytest.param(jpeg_in_scans(12, 10, 1, together=True), "JPEG", 7, id="JPEG of one scan"),
-    ],
+    ("kind", "options"),
+    [("PNG", {}), ("BMP", {}), ("WEBP", {}), ("JPEG", {}), ("JPEG", {"progressive": True})],
 )
-def test_picture_may_have_as_many_pixels_as_the_budget_has_bytes(
-    data: bytes, kind: str, bytes_a_pixel: int
-) -> None:
-    check = reports("picture-too-large", "12x10", f" {kind} ", 119)
-    check_limit("PICTURE_BYTES", 120 * bytes_a_pixel, lambda: decode_bytes(data), check)
+def test_image_may_have_the_limit_of_pixels(kind: str, options: dict[str, Any]) -> None:
+    data = encode(noise(10, 12), kind, **options)
+    check = reports("image-too-large", "12x10", kind, 119)
+    check_limit("IMAGE_PIXELS", 120, lambda: decode_bytes(data), check)
 
 
-def test_bmp_of_runs_is_decoded() -> None:
-    pixels = decode_bytes(bmp_of_runs())
-    assert (pixels[:, :2] == 7).all() and not pixels[:, 2:].any()
-
-
-@pytest.mark.parametrize("size", [(1, 65_536), (65_536, 1)])
-def test_sides_have_a_limit(size: tuple[int, int]) -> None:
-    """Each row costs a pointer in every copy: 148 kB of PNG were 1.9 GB."""
-    with pytest.raises(
-        DataError, check=reports("picture-too-large", f"{size[0]}x{size[1]}", 65_535)
-    ):
-        decode_bytes(encode(Image.new("L", size), "PNG"))
+def png_of_size(width: int, height: int, depth: int = 8, color: int = 2) -> bytes:
+    """Return a few bytes that claim so many pixels."""
+    header = struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0)
+    pixels = png_chunk(b"IDAT", zlib.compress(b""))
+    return b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", header) + pixels + png_chunk(b"IEND")
 
 
 @pytest.mark.parametrize(
-    ("scale", "bytes_a_pixel", "options"),
+    "data",
     [
-        (2, 7 / 4, {}),
-        (4, 7 / 16, {}),
-        (8, 7 / 64, {}),
-        (2, 7 / 4, MPO),
-        (4, 7 / 16, {"orientation": 6}),
-        (4, 6 + 4 / 16, PROGRESSIVE),
-        (8, 3 + 4 / 64, {"progressive": True, "subsampling": 2}),
+        pytest.param(png_of_size(40_000, 40_000), id="square"),
+        pytest.param(png_of_size(1, 1 << 28), id="column"),
+        pytest.param(png_of_size((1 << 31) - 1, (1 << 31) - 1), id="largest"),
+        # Two 16-bit images just below 100 million pixels took 3.9 GB.
+        pytest.param(png_of_size(9_900, 9_900, 16, 0), id="16 bits"),
+        pytest.param(png_of_size(9_900, 9_900, 16, 6), id="16 bits RGBA"),
     ],
 )
-def test_jpeg_that_is_too_large_is_divided(
-    monkeypatch: pytest.MonkeyPatch, scale: int, bytes_a_pixel: float, options: dict[str, Any]
+def test_png_bomb_is_rejected_before_it_is_decoded(data: bytes) -> None:
+    with pytest.raises(DataError, check=reports("image-too-large", 1 << 26)):
+        decode_bytes(data)
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+@pytest.mark.parametrize("frames", [1, 2])
+def test_large_jpeg_is_halved(
+    monkeypatch: pytest.MonkeyPatch, orientation: int, frames: int
 ) -> None:
-    """Each pixel is the mean of as many, as long as there are as many as the input has."""
+    """Each pixel is the mean of four. A file of two frames is an MPO, as cameras write it."""
     smooth = np.add.outer(np.arange(64) * 2, np.arange(128))[..., None] * np.array([1, 0.5, 0.25])
-    exif, options = Image.Exif(), dict(options)
-    exif[0x0112] = orientation = options.pop("orientation", 1)
-    kind = "MPO" if "save_all" in options else "JPEG"
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    options = MPO if frames == 2 else {}
+    kind = "MPO" if frames == 2 else "JPEG"
     data = encode(smooth.astype(np.uint8), kind, quality=100, exif=exif, **options)
     whole = np.rot90(smooth, -1) if orientation == 6 else smooth
-    height, width = whole.shape[0] // scale, whole.shape[1] // scale
-
-    def read(height: int) -> Any:
-        source = source_of((1, height, width, 3), resize="stretch", scale=1.0)
-        return source.prepared(io.BytesIO(data))["x"][0]
-
-    budget = int(64 * 128 * bytes_a_pixel)
-    monkeypatch.setattr(budgets, "PICTURE_BYTES", budget)
-    expected = whole.reshape(height, scale, width, scale, 3).mean((1, 3))
-    assert np.abs(read(height) - expected).max() < 8
-    check = reports("picture-too-large", "128x64")
-    for least in (height + 1, 10**4):  # more pixels, or all of them
-        with pytest.raises(DataError, check=check):
-            read(least)
-    for name, limit in (("PICTURE_REDUCED", 64 * 128 - 1), ("PICTURE_BYTES", budget - 1)):
-        with monkeypatch.context() as patch:
-            patch.setattr(budgets, name, limit)
-            with pytest.raises(DataError, check=check):
-                read(height)
+    height, width = whole.shape[0] // 2, whole.shape[1] // 2
+    source = source_of((1, height, width, 3), resize="stretch", scale=1.0)
+    expected = whole.reshape(height, 2, width, 2, 3).mean((1, 3))
+    monkeypatch.setattr(limits, "IMAGE_PIXELS", 64 * 128 - 1)
+    monkeypatch.setattr(limits, "LARGE_JPEG_PIXELS", 64 * 128)
+    assert np.abs(source.load_image(io.BytesIO(data))["x"][0] - expected).max() < 8
+    check = reports("image-too-large", "128x64")
     with pytest.raises(DataError, check=check):
         decode_bytes(data)
+    monkeypatch.setattr(limits, "LARGE_JPEG_PIXELS", 64 * 128 - 1)
+    with pytest.raises(DataError, check=check):
+        source.load_image(io.BytesIO(data))
 
 
-# Limits of files
+def test_large_progressive_jpeg_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its decoder would hold the whole image."""
+    data = encode(noise(64, 128), "JPEG", progressive=True)
+    monkeypatch.setattr(limits, "IMAGE_PIXELS", 64 * 128 - 1)
+    with pytest.raises(DataError, check=reports("image-too-large", "128x64")):
+        source_of((1, 3, 16, 16)).load_image(io.BytesIO(data))
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "MPO"])
-@pytest.mark.parametrize(("more", "fits"), [(0, True), (40, True), (200, False)])
-def test_jpeg_of_many_scans_is_rejected(kind: str, more: int, fits: bool) -> None:
-    """Each costs the time of a picture: 298 kB with 506 scans took 17 s, in which Ctrl-C does nothing."""
-    data = encode(noise(16, 16), kind, progressive=True, **(MPO if kind == "MPO" else {}))
-    end = data.index(b"\xff\xd9")
-    scan = data[data.rindex(b"\xff\xda", 0, end) : end]
-    data = data[:end] + scan * more + data[end:]
-    if fits:
-        assert decode_bytes(data).shape == (16, 16, 3)
-        return
-    with pytest.raises(DataError, check=reports("too-many-scans", 100)):
-        decode_bytes(data)
+def test_image_file_may_have_the_limit(tmp_path: Path) -> None:
+    data = encode(noise(16, 16), "PNG")
+    (tmp_path / "a.png").write_bytes(data)
+    for source in (tmp_path / "a.png", io.BytesIO(data)):
+        check = reports("file-too-large", len(data) - 1)
+        check_limit("IMAGE_FILE", len(data), lambda source=source: decode(source), check)
 
 
-def hidden_scans(jpeg: bytes) -> bytes:
-    """Hide the scans of a JPEG behind a marker without a size.
-
-    A decoder goes on behind it at once. A reader that takes the next two bytes, 65534, for a size gets into the
-    second comment, at what looks like a scan of three components.
-    """
-    comments = (b"x" * 59_998, b"y" * 5_528 + b"\xff\xda\0\x0c\3" + b"z" * 10)
-    segments = b"".join(b"\xff\xfe" + (len(c) + 2).to_bytes(2, "big") + c for c in comments)
-    data = b"\xff\xd8\xff\xd0" + segments + jpeg[2:]
-    assert data[65_538:65_540] == b"\xff\xda"
-    return data
-
-
-def test_jpeg_of_many_scans_of_single_components_is_rejected() -> None:
-    assert decode_bytes(jpeg_in_scans(12, 10, 33)).shape == (10, 12, 3)
-    many = jpeg_in_scans(12, 10, 34)
-    for data in (many, hidden_scans(many)):
-        with pytest.raises(DataError, check=reports("too-many-scans", 100)):
-            decode_bytes(data)
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+@pytest.mark.parametrize("name", ["pipe", "link", "loop", "/dev/zero"])
+def test_special_files_in_a_list_are_skipped(tmp_path: Path, name: str) -> None:
+    """Nobody writes to the pipe, and a device has no end."""
+    (path,) = write_pictures(tmp_path, 1)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "list.txt").write_text(f"{path.name}\n{name}\n")
+    data = open_data(tmp_path / "list.txt", [SPEC])
+    assert len(list(data)) == 1 and data.fingerprint
+    assert [skipped for skipped, _ in data.skipped] == [name]
 
 
-def test_file_of_several_scans_has_a_limit() -> None:
-    """The whole file is searched for them, and may have 2 GB of holes."""
-    data = encode(noise(16, 16), "JPEG", progressive=True)
-    check = reports(None, "several scans", "limit")
-    check_limit("PICTURE_FILE", len(data), lambda: decode_bytes(data), check)
-
-
-@pytest.mark.parametrize(
-    ("kind", "piece", "place"),
-    [("JPEG", b"\xff", 2), ("PNG", png_chunk(b"teSt"), 33)],
-    ids=["JPEG", "PNG"],
-)
-def test_headers_in_many_pieces_are_rejected(
-    monkeypatch: pytest.MonkeyPatch, kind: str, piece: bytes, place: int
-) -> None:
-    """Pillow reads them in Python: 9 MB of fill bytes in a JPEG took 22 s."""
-    data = encode(noise(16, 16), kind)
-    monkeypatch.setattr(budgets, "PICTURE_PIECES", 1000)
-    assert decode_bytes(data[:place] + piece * 10 + data[place:]).shape == (16, 16, 3)
-    with pytest.raises(DataError, check=reports("too-many-pieces", 1000)):
-        decode_bytes(data[:place] + piece * 1000 + data[place:])
-
-
-@pytest.mark.parametrize(
-    ("kind", "place", "segment"),
-    [
-        pytest.param(
-            "JPEG", 2, lambda body: b"\xff\xed" + (len(body) + 2).to_bytes(2) + body, id="JPEG"
-        ),
-        pytest.param("PNG", 33, lambda body: png_chunk(b"teSt", body), id="PNG before the pixels"),
-        pytest.param("PNG", -12, lambda body: png_chunk(b"teSt", body), id="PNG after the pixels"),
-        pytest.param("PNG", -12, lambda body: png_chunk(b"IDAT", body), id="PNG of more pixels"),
-        pytest.param("WEBP", None, bytes, id="WEBP"),
-    ],
-)
-def test_large_headers_are_rejected(
-    monkeypatch: pytest.MonkeyPatch, kind: str, place: int | None, segment: Any
-) -> None:
-    """A decoder keeps profiles, texts and other chunks in addition to the pixels."""
-    data = encode(noise(40, 40), kind, lossless=True)
-    monkeypatch.setattr(budgets, "PICTURE_HEADER", 8000)
-    monkeypatch.setattr(budgets, "PICTURE_FILE", len(data) + 3000)
-    place = len(data) if place is None else place
-    small, large = (data[:place] + segment(bytes(size)) + data[place:] for size in (1000, 9000))
-    assert (decode_bytes(small) == decode_bytes(data)).all()
-    with pytest.raises(DataError, match="limit", check=has("header-too-large")):
-        decode_bytes(large)
-
-
-@pytest.mark.parametrize(("characters", "fits"), [(1990, True), (2010, False)])
-def test_texts_of_a_png_have_a_limit(
-    monkeypatch: pytest.MonkeyPatch, characters: int, fits: bool
-) -> None:
-    """They unpack to many times their size in the file, four bytes a character."""
-    monkeypatch.setattr(budgets, "PICTURE_HEADER", 8000)
-    texts = PngImagePlugin.PngInfo()
-    for name in ("note", "more"):
-        texts.add_itxt(name, "\u00e9" * (characters // 2), zip=True)  # two bytes of UTF-8 each
-    data = encode(Image.new("RGB", (40, 40)), "PNG", pnginfo=texts)
-    expected = contextlib.nullcontext() if fits else pytest.raises(DataError, match="text")
-    with expected:
-        decode_bytes(data)
-
-
-# The budget of pictures that are decoded at the same time
-
-
-class Decoders:
-    """Threads that decode pictures of some sizes."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._watcher = Waits(monkeypatch)
-        self._threads: list[threading.Thread] = []
-
-    def wait(self, budget: DecodingBudget, size: int) -> bool:
-        """Return whether one more picture has to wait; it is decoded later."""
-        outcomes: queue.SimpleQueue[bool] = queue.SimpleQueue()
-
-        def reserve() -> None:
-            self._watcher.listen(lambda: outcomes.put(True))
-            with budget.reserve(size):
-                outcomes.put(False)
-
-        self._threads.append(threading.Thread(target=reserve, daemon=True))
-        self._threads[-1].start()
-        return outcomes.get(timeout=HANG)
-
-    @contextlib.contextmanager
-    def decode(self, budget: DecodingBudget, size: int) -> Iterator[None]:
-        """Decode a picture until the end of the block; then those that wait are decoded."""
-        with budget.reserve(size):
-            yield
-        for thread in self._threads:
-            thread.join(HANG)
-            assert not thread.is_alive()
-
-
-@pytest.fixture
-def decoders(monkeypatch: pytest.MonkeyPatch) -> Decoders:
-    return Decoders(monkeypatch)
-
-
-def test_pictures_wait_for_the_budget(decoders: Decoders) -> None:
-    budget = DecodingBudget(100)
-    with decoders.decode(budget, 60):
-        assert not decoders.wait(budget, 40)
-        assert decoders.wait(budget, 41)
-    assert not decoders.wait(budget, 1000), "one picture alone is always decoded"
-    with decoders.decode(budget, 1000):
-        assert decoders.wait(budget, 1)
-    assert not decoders.wait(budget, 100)
-
-
-def test_processes_share_the_budget(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoders: Decoders
-) -> None:
-    """Two budgets stand for two of the processes of `local:N`."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(8), raising=False)
-    monkeypatch.setenv(budgets.TOGETHER, str(tmp_path))
-    first, second = DecodingBudget(1600), DecodingBudget(1600)
-    with decoders.decode(first, 1001):
-        assert not decoders.wait(second, 500) and not decoders.wait(second, 25)
-        assert decoders.wait(second, 501)
-    assert not decoders.wait(second, 10_000), "one picture alone is always decoded"
-    with decoders.decode(first, 10_000):
-        assert not decoders.wait(second, 25), "small pictures do not count"
-        assert decoders.wait(second, 26)
-        with (tmp_path / "gate").open("ab") as gate, pytest.raises(BlockingIOError):
-            fcntl.flock(gate, fcntl.LOCK_EX | fcntl.LOCK_NB)  # one at a time waits for slots
-        monkeypatch.delenv(budgets.TOGETHER)
-        assert not decoders.wait(DecodingBudget(1600), 1600), "another process, without the folder"
-
-
-def test_processes_have_a_budget_for_every_eight_cores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoders: Decoders
-) -> None:
-    monkeypatch.setenv(budgets.TOGETHER, str(tmp_path))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(16), raising=False)
-    with decoders.decode(DecodingBudget(1600), 10_000):
-        assert not decoders.wait(DecodingBudget(1600), 10_000)
-
-
-def test_folder_without_locks_is_no_broken_picture(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The images are not skipped because of it."""
-    folder = tmp_path / "none"
-    monkeypatch.setenv(budgets.TOGETHER, str(folder))
-    with pytest.raises(
-        QdqtoolError, check=reports("no-file-locks", f"{budgets.TOGETHER}={folder}")
-    ) as caught:
-        decode_bytes(encode(Image.new("RGB", (1200, 900)), "PNG"))
-    assert not isinstance(caught.value, DataError)
-
-
-# Inputs that take pictures
+# Inputs that take images
 
 Shape = tuple[int | None, ...]
 
@@ -600,17 +382,17 @@ def test_layout_of_an_input(
         ((1, 3, 4096, 4097), None, "out-of-range", "4096x4097"),
     ],
 )
-def test_inputs_that_take_no_pictures_are_rejected(
+def test_inputs_that_take_no_images_are_rejected(
     shape: Shape, size: tuple[int, int] | None, code: str, value: str
 ) -> None:
-    assert budgets.INPUT_PIXELS == 4096 * 4096
+    assert limits.INPUT_PIXELS == 4096 * 4096
     values = [value, 4096 * 4096] if code == "out-of-range" else [value]
     with pytest.raises(DataError, check=reports(code, *values, node="x")):
         source_of(shape, size)
 
 
 @pytest.mark.parametrize("inputs", [[], [SPEC, InputSpec("y", (1,))]], ids=["none", "two"])
-def test_model_of_pictures_has_one_input(inputs: list[InputSpec]) -> None:
+def test_model_of_images_has_one_input(inputs: list[InputSpec]) -> None:
     with pytest.raises(
         DataError, check=reports("input-count", f"{len(inputs)} inputs", path="pictures")
     ):
@@ -685,10 +467,10 @@ def test_source_of_a_list(tmp_path: Path) -> None:
     assert (part.load(0)["images"] == source.load(1)["images"]).all()
 
 
-# Folders of pictures
+# Folders of images
 
 
-def test_pictures_of_other_formats_are_counted(tmp_path: Path) -> None:
+def test_images_of_other_formats_are_counted(tmp_path: Path) -> None:
     for name in ("a.tiff", "b.TIFF", "deep/c.heic", "notes.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"II*\0")
@@ -719,19 +501,12 @@ def test_names_may_hold_any_bytes(tmp_path: Path) -> None:
     assert data.fingerprint
 
 
-def huge_png() -> bytes:
-    """Return a few bytes that claim 40000 x 40000 pixels."""
-    header = struct.pack(">IIBBBBB", 40000, 40000, 8, 2, 0, 0, 0)
-    pixels = png_chunk(b"IDAT", zlib.compress(b""))
-    return b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", header) + pixels + png_chunk(b"IEND")
-
-
-def test_broken_pictures_are_skipped_and_counted_once(tmp_path: Path) -> None:
+def test_broken_images_are_skipped_and_counted_once(tmp_path: Path) -> None:
     _, cut = write_pictures(tmp_path, 2, 64, 64)
     cut.write_bytes(cut.read_bytes()[:900])
     (tmp_path / "text.jpg").write_text("not a picture")
     (tmp_path / "empty.png").write_bytes(b"")
-    (tmp_path / "huge.png").write_bytes(huge_png())
+    (tmp_path / "huge.png").write_bytes(png_of_size(40_000, 40_000))
     data = open_data(tmp_path, [SPEC])
     for _ in range(2):
         assert len(list(data)) == 1
@@ -748,7 +523,7 @@ def test_dataset_is_opened_as_it_is(tmp_path: Path) -> None:
     assert isinstance(data, Dataset) and open_data(data, [SPEC]) is data
 
 
-def test_fingerprint_is_of_pictures_preprocessing_and_input(tmp_path: Path) -> None:
+def test_fingerprint_is_of_images_preprocessing_and_input(tmp_path: Path) -> None:
     paths = write_pictures(tmp_path / "a", 3)
     write_pictures(tmp_path / "b", 3)
 

@@ -1,15 +1,15 @@
-"""Limits that depend on where a process runs."""
+"""Memory limits that depend on where a process runs."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from qdqtool.base import budgets
+from qdqtool.base import limits
 
 
 @pytest.mark.parametrize(
-    ("limits", "processes", "expected"),
+    ("container_limits", "processes", "expected"),
     [
         ([], "", 96),
         ([""], "", 96),
@@ -25,7 +25,7 @@ from qdqtool.base import budgets
     ],
 )
 def test_session_memory(
-    limits: list[str],
+    container_limits: list[str],
     processes: str,
     expected: int,
     tmp_path: Path,
@@ -35,15 +35,15 @@ def test_session_memory(
     monkeypatch.setattr(
         os, "sysconf", {"SC_PHYS_PAGES": 8, "SC_PAGE_SIZE": 16}.__getitem__, raising=False
     )
-    files = [tmp_path / f"{number}-of-{'-'.join(limits)}" for number in range(2)]
-    for file, text in zip(files, limits, strict=False):
+    files = [tmp_path / f"{number}-of-{'-'.join(container_limits)}" for number in range(2)]
+    for file, text in zip(files, container_limits, strict=False):
         file.write_text(text + "\n")
-    monkeypatch.setattr(budgets, "CONTAINER", [str(f) for f in files])
-    monkeypatch.setenv(budgets.PROCESSES, processes)
-    assert budgets.session_memory() == expected
+    monkeypatch.setattr(limits, "CONTAINER", [str(f) for f in files])
+    monkeypatch.setenv(limits.PROCESSES, processes)
+    assert limits.session_memory() == expected
 
 
 def test_session_memory_of_unknown_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sysconf", raising=False)
-    monkeypatch.setattr(budgets, "CONTAINER", ())
-    assert budgets.session_memory() == 0
+    monkeypatch.setattr(limits, "CONTAINER", ())
+    assert limits.session_memory() == 0

@@ -1,0 +1,352 @@
+"""Images as network inputs: decoding, letterbox, layout, normalization."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import numpy.typing as npt
+from PIL import BmpImagePlugin, Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
+
+from calibration.dataset import Array, FilesSource, InputSpec
+from qdqtool.base import limits
+from qdqtool.base.files import read_all, reading_problem, record_input
+from qdqtool.base.options import Preprocess, Samples
+from qdqtool.base.said import said
+from qdqtool.base.text import reason_of
+from qdqtool.errors import DataError, QdqtoolError
+
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
+OTHER_IMAGE_SUFFIXES = tuple(
+    ".tif .tiff .gif .heic .heif .avif .jp2 .jxl .ppm .pgm .tga".split()  # in the order of messages
+)
+YOLO_PREPROCESS = Samples.preprocess
+# Files are recognized by content. The other decoders of Pillow stay unused: that of EPS starts Ghostscript.
+_FORMATS = (
+    JpegImagePlugin.JpegImageFile.format,
+    PngImagePlugin.PngImageFile.format,
+    BmpImagePlugin.BmpImageFile.format,
+    BmpImagePlugin.DibImageFile.format,
+    WebPImagePlugin.WebPImageFile.format,
+)
+_ORIENTATION = 0x0112  # EXIF tag
+_TRANSPOSITIONS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+ImageFile = str | os.PathLike[str] | IO[bytes]
+
+
+# Decoding --------------------------------------------------------------------------------------------
+
+
+def decode(source: ImageFile, name: str = "") -> npt.NDArray[np.uint8]:
+    """Decode an image like OpenCV's imread: upright by its EXIF data, without alpha, 8 bits.
+
+    Args:
+        source: Path, or open file.
+        name: Name of an open file for messages.
+
+    Returns:
+        RGB values, uint8 [height, width, 3].
+
+    Raises:
+        DataError: It cannot be read, is damaged, is not a regular file, or has more than
+            :data:`qdqtool.base.limits.IMAGE_PIXELS` pixels.
+    """
+    return np.array(read_image(source, name))
+
+
+def read_image(source: ImageFile, name: str = "", *, halve: bool = False) -> Image.Image:
+    """Decode an image as an RGB image of Pillow; see :func:`decode`.
+
+    Args:
+        source: Path, or open file.
+        name: Name of an open file for messages.
+        halve: Whether a large JPEG is decoded at half its sides instead of being rejected.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            if isinstance(source, str | os.PathLike):
+                name = Path(source).name
+                source = stack.enter_context(_open_file(source))
+            image = stack.enter_context(_open_image(_seekable(source), name))
+            _check_pixels(image, halve)
+            return _to_upright_rgb(image)
+        except QdqtoolError:
+            raise
+        except Exception as error:  # the decoders raise nearly anything for a damaged file
+            reason = getattr(error, "strerror", None) or reason_of(error)
+            raise DataError(reason, code="file-damaged") from error
+
+
+def _open_file(path: str | os.PathLike[str]) -> IO[bytes]:
+    """Open a regular file. Unlike those of `open_input`, messages do not begin with the path."""
+    problem = reading_problem(path)
+    if problem:
+        code = "file-unreadable" if os.path.exists(path) else "file-missing"
+        raise DataError(problem, code=code)
+    return open(path, "rb")
+
+
+def _seekable(file: IO[bytes]) -> IO[bytes]:
+    """Return the file, or its contents if it is a stream, and check the size."""
+    if not file.seekable():
+        data = read_all(file, limits.IMAGE_FILE)
+        if data is None:
+            limit = limits.format_bytes(limits.IMAGE_FILE)
+            raise DataError(f"it has more than {limit}, the limit", code="file-too-large")
+        return io.BytesIO(data)
+    limits.check_size(file.seek(0, os.SEEK_END), limits.IMAGE_FILE, "the file has", DataError)
+    return file
+
+
+def _open_image(file: IO[bytes], name: str) -> Image.Image:
+    """Open an image like `PIL.Image.open`.
+
+    Ultralytics replaces `open` by a function that installs a package if a file is not an image.
+    """
+    file.seek(0)
+    start = file.read(16)
+    for image_format in _FORMATS:
+        open_format, accepts = Image.OPEN[image_format]
+        # What the decoders raise for another format.
+        with contextlib.suppress(SyntaxError, IndexError, TypeError, struct.error):
+            if accepts is None or accepts(start) is True:
+                file.seek(0)
+                return open_format(file, "")
+    raise DataError(f"cannot identify image file {name!r}", code="wrong-format")
+
+
+def _check_pixels(image: Image.Image, halve: bool) -> None:
+    """Reject an image that is too large, before its pixels are decoded."""
+    width, height = image.size
+    limit = limits.IMAGE_PIXELS
+    # The decoder holds a progressive JPEG in its full size.
+    is_jpeg = isinstance(image, JpegImagePlugin.JpegImageFile)
+    if halve and is_jpeg and width * height > limit and "progressive" not in image.info:
+        limit = limits.LARGE_JPEG_PIXELS
+        image.draft(None, (width // 2, height // 2))
+    if width * height > limit:
+        reason = f"{width}x{height} pixels; the limit for {image.format} is {limit}"
+        raise DataError(reason, code="image-too-large")
+
+
+def _to_upright_rgb(image: Image.Image) -> Image.Image:
+    transposition = _TRANSPOSITIONS.get(image.getexif().get(_ORIENTATION, 1))
+    if image.mode.startswith("I"):  # 16 bits: the high byte, as imread does
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode == "RGB":
+        image.load()  # before the file is closed
+    else:
+        image = image.convert("RGB")
+    return image if transposition is None else image.transpose(transposition)
+
+
+# Preprocessing ---------------------------------------------------------------------------------------
+
+
+def prepare(
+    image: npt.NDArray[np.uint8] | Image.Image,
+    height: int,
+    width: int,
+    preprocess: Preprocess = YOLO_PREPROCESS,
+    channels: int = 3,
+) -> npt.NDArray[np.float32]:
+    """Resize, pad and normalize one image.
+
+    Args:
+        image: RGB values, uint8 [h, w, 3], or an RGB image of Pillow.
+        height: Height of the result in pixels.
+        width: Width of the result in pixels.
+        preprocess: See :class:`Preprocess`.
+        channels: 3, or 1 for the luminance (ITU-R 601, as OpenCV's).
+
+    Returns:
+        float32 [1, channels, height, width], contiguous.
+    """
+    if not isinstance(image, Image.Image):
+        image = Image.fromarray(image)
+    resize = _stretch if preprocess.resize == "stretch" else _letterbox
+    pixels = resize(image, height, width, preprocess.fill)
+    if channels == 1:
+        pixels = np.asarray(Image.fromarray(pixels).convert("L"))[..., None]
+    elif preprocess.bgr:
+        pixels = pixels[..., ::-1]
+    scale = np.float32(preprocess.scale)
+    result = np.multiply(pixels.transpose(2, 0, 1), scale, dtype=np.float32, order="C")
+    if any(preprocess.mean):
+        result -= np.asarray(preprocess.mean[:channels], np.float32)[:, None, None]
+    if any(s != 1.0 for s in preprocess.std):
+        result /= np.asarray(preprocess.std[:channels], np.float32)[:, None, None]
+    return result[None]
+
+
+def _letterbox(image: Image.Image, height: int, width: int, fill: int) -> npt.NDArray[np.uint8]:
+    """Fit an image into the input like Ultralytics' LetterBox with auto=False.
+
+    It is scaled by the smaller ratio, up as well as down, to whole pixels, and padded evenly. The odd
+    pixel of the padding is at the right and at the bottom.
+    """
+    if image.size == (width, height):
+        return np.asarray(image)
+    ratio = min(height / image.height, width / image.width)
+    new_height = max(1, round(image.height * ratio))
+    new_width = max(1, round(image.width * ratio))
+    top = round((height - new_height) / 2 - 0.1)
+    left = round((width - new_width) / 2 - 0.1)
+    canvas = np.full((height, width, 3), fill, np.uint8)
+    canvas[top : top + new_height, left : left + new_width] = _stretch(image, new_height, new_width)
+    return canvas
+
+
+def _stretch(image: Image.Image, height: int, width: int, fill: int = 0) -> npt.NDArray[np.uint8]:
+    """Resize like OpenCV's INTER_LINEAR: bilinear without antialiasing, as for YOLO's training."""
+    if image.size != (width, height):
+        extent = (0, 0, image.width, image.height)
+        size, method = (width, height), Image.Transform.EXTENT
+        image = image.transform(size, method, extent, Image.Resampling.BILINEAR)
+    return np.asarray(image)
+
+
+def describe(preprocess: Preprocess) -> str:
+    """Describe the preprocessing in a few words, for a report."""
+    parts = [preprocess.resize, "BGR" if preprocess.bgr else "RGB", f"scale {preprocess.scale:.6g}"]
+    if any(preprocess.mean):
+        parts.append(f"mean {list(preprocess.mean)}")
+    if any(s != 1.0 for s in preprocess.std):
+        parts.append(f"std {list(preprocess.std)}")
+    return ", ".join(parts)
+
+
+# Image files as samples ------------------------------------------------------------------------------
+
+
+class ImageSource(FilesSource):
+    """Images for a model with one input of rank 4, NCHW or NHWC, with 3 channels or 1.
+
+    Raises:
+        DataError: The model does not take images.
+    """
+
+    single_rows = is_images = True
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        root: Path,
+        inputs: Sequence[InputSpec],
+        preprocess: Preprocess,
+        size: tuple[int, int] | None,
+    ) -> None:
+        self.configure(str(root), inputs, preprocess, size)
+        self.paths = paths
+        self.root = root
+        for path in paths:
+            record_input(path)
+
+    def configure(
+        self,
+        where: str,
+        inputs: Sequence[InputSpec],
+        preprocess: Preprocess,
+        size: tuple[int, int] | None,
+    ) -> None:
+        """Choose layout, size and preprocessing by the model's input.
+
+        Raises:
+            DataError: The model does not take images.
+        """
+        if len(inputs) != 1:
+            names = ", ".join(f"'{i.name}'" for i in inputs)
+            raise DataError(
+                f"images cannot feed a model with {len(inputs)} inputs ({names}); give npz files",
+                where,
+                code="input-count",
+            )
+        self.spec = inputs[0]
+        self.integer = self.spec.numpy_dtype.kind in "iu"
+        if self.integer and preprocess.scale == YOLO_PREPROCESS.scale:
+            # The network divides by 255 itself. Values between 0 and 1 would be rounded to 0.
+            preprocess = replace(preprocess, scale=1.0)
+        self.preprocess = preprocess
+        self.nhwc, self.channels, self.height, self.width = _find_layout(self.spec, size)
+
+    def settings(self) -> str:
+        return f"{self.preprocess} {self.channels}x{self.height}x{self.width} nhwc={self.nhwc}"
+
+    def load(self, index: int) -> dict[str, Array]:
+        return self.load_image(self.paths[index])
+
+    def load_image(self, source: ImageFile, name: str = "") -> dict[str, Array]:
+        """Return an image as the network's input; see :func:`decode`."""
+        image = read_image(source, name, halve=True)
+        array = prepare(image, self.height, self.width, self.preprocess, self.channels)
+        if self.nhwc:
+            array = np.ascontiguousarray(array.transpose(0, 2, 3, 1))
+        if self.integer:
+            bounds = np.iinfo(self.spec.numpy_dtype)
+            array = np.rint(array, out=array).clip(bounds.min, bounds.max)
+        return {self.spec.name: array.astype(self.spec.numpy_dtype, copy=False)}
+
+
+def _find_layout(spec: InputSpec, size: tuple[int, int] | None) -> tuple[bool, int, int, int]:
+    """Return whether the input is NHWC, its channels, height and width."""
+    label = f"input '{spec.name}' {spec.shape_text()}"
+    if len(spec.shape) != 4:
+        reason = f"{label} does not take images (rank 4 needed); give npz files"
+        raise DataError(reason, code="wrong-rank", node=spec.name)
+    nhwc = spec.shape[3] in (1, 3) and spec.shape[1] not in (1, 3)
+    _, *dims = spec.shape
+    if nhwc:
+        height, width, channels = dims
+    else:
+        channels, height, width = dims
+    if channels is None:
+        channels = 3
+    if channels not in (1, 3):
+        reason = f"{label} takes {channels} channels, images have 3 or 1; give npz files"
+        raise DataError(reason, code="wrong-channels", node=spec.name)
+    if height is None or width is None:
+        height, width = _complete_size(spec, height, width, size)
+    if height < 1 or width < 1 or height * width > limits.INPUT_PIXELS:
+        raise DataError(
+            f"{label}: image size {height}x{width} is not possible; the limit is "
+            f"{limits.INPUT_PIXELS} pixels",
+            code="out-of-range",
+            parameter="size",
+            node=spec.name,
+        )
+    return nhwc, channels, height, width
+
+
+def _complete_size(
+    spec: InputSpec, height: int | None, width: int | None, size: tuple[int, int] | None
+) -> tuple[int, int]:
+    """Return the height and width of an input whose shape leaves one of them open."""
+    if size is None:
+        raise DataError(
+            said(
+                "input '{name}' {shown} leaves the image size open; give {`size`}, for example "
+                "640x640",
+                name=spec.name,
+                shown=spec.shape_text(),
+            ),
+            code="missing-argument",
+            parameter="size",
+            node=spec.name,
+        )
+    return height or size[0], width or size[1]
