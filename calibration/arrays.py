@@ -40,8 +40,7 @@ from qdqtool.base.archives import Archive, Header, read_values
 from qdqtool.base.files import INVALID_NAME, open_input, read_input
 from qdqtool.base.notes import Remark
 from qdqtool.base.options import Preprocess, Samples, takes
-from qdqtool.base.parameters import shown, typed
-from qdqtool.base.text import reason_of
+from qdqtool.base.text import brief_repr, reason_of
 from qdqtool.errors import DataError, QdqtoolError
 
 ARRAY_SUFFIXES = frozenset({".npz", ".npy"})
@@ -304,7 +303,7 @@ def _named(sample: object, what: str) -> Mapping[str, Any]:
     wrong = next((key for key in sample if not isinstance(key, str)), None)
     if wrong is not None:
         raise DataError(
-            f"{what} has the key {shown(wrong)}, which is no text; give a dict of name to array",
+            f"{what} has the key {brief_repr(wrong)}, which is no text; give a dict of name to array",
             code="key-not-text",
             parameter="data",
         )
@@ -386,7 +385,6 @@ __all__ = ["Dataset", "InputSpec", "Preprocess", "decode", "describe", "open_dat
 
 
 @takes(samples=Samples)
-@typed
 def open_data(source: object, inputs: Sequence[InputSpec], samples: Samples) -> Dataset:
     """Opens calibration data for a model.
 

@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from calibration.statistics import MIN_TOP, Floats, Histogram, TensorStatistics, rounding
 from qdqtool.base.options import Ranges
-from qdqtool.base.parameters import typed
 from qdqtool.errors import brief
 
 METHODS = ("max", "percentile", "mse", "entropy", "focus")
@@ -51,13 +50,11 @@ class Range(NamedTuple):
     power: float | None
 
 
-@typed
 def amax_of(stats: TensorStatistics, method: str, percentile: float = Ranges.percentile) -> float:
     """The range that a method chooses; see :func:`range_of`."""
     return range_of(stats, method, percentile).amax
 
 
-@typed
 def range_of(stats: TensorStatistics, method: str, percentile: float = Ranges.percentile) -> Range:
     """The range that a method chooses, and how.
 
@@ -117,7 +114,6 @@ def squared_error(stats: TensorStatistics, amax: float, levels: int = INT8_LEVEL
 def squared_error(
     stats: TensorStatistics, amax: npt.NDArray[np.float64], levels: int = INT8_LEVELS
 ) -> Floats: ...
-@typed
 def squared_error(
     stats: TensorStatistics, amax: float | npt.NDArray[np.float64], levels: int = INT8_LEVELS
 ) -> float | Floats:
@@ -237,7 +233,6 @@ def unbiased(
     return float(ranges[int(np.argmin(costs + BIASED_WEIGHT * np.mean(shares, axis=0) ** 2))])
 
 
-@typed
 def focused_error(
     stats: TensorStatistics,
     amax: npt.NDArray[np.float64],
@@ -283,7 +278,6 @@ def _weighted(stats: TensorStatistics, bits: int | None) -> list[tuple[Histogram
     ]
 
 
-@typed
 def clipped_fraction(stats: TensorStatistics, amax: float) -> float:
     """The share of values whose magnitude is beyond a range, from 0 to 1; exact to within one bin."""
     if not stats.count or amax >= stats.absmax:

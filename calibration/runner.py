@@ -30,7 +30,6 @@ from calibration.statistics import DEFAULT_BINS, counted_bytes
 from qdqtool.base.files import check_output
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import Collected, Workers, takes
-from qdqtool.base.parameters import typed
 from qdqtool.base.progress import track
 from qdqtool.base.records import replaced
 from qdqtool.base.said import said
@@ -49,7 +48,6 @@ SAVE_SECONDS = 5.0
 
 
 @takes(collected=Collected, where=Workers)
-@typed
 def collect(
     model: ModelSource | Model,
     data: object,

@@ -6,7 +6,6 @@ from collections import defaultdict
 
 from qdqtool.base.files import records_inputs
 from qdqtool.base.options import Images, takes
-from qdqtool.base.parameters import typed
 from qdqtool.base.process import pause_gc
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource, load, load_full
@@ -18,7 +17,6 @@ from qdqtool.types import ConvOutcome, Finding, Prediction, Severity
 
 
 @takes(on=On, assumed=Assumed, how=Way)
-@typed
 @records_inputs
 def predict(
     model: ModelSource | Model,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qdqtool.base.parameters import compile_pattern, typed
+from qdqtool.base.checks import compile_pattern
 from qdqtool.errors import QdqtoolError
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource
@@ -22,7 +22,6 @@ from qdqtool.types import ConvOutcome, Finding, Prediction, Severity
 _SHOWN = 8  # failures shown in full; more would hide the first
 
 
-@typed
 def assert_int8(
     model: ModelSource | Model,
     target: str | Target = DEFAULT_TARGET,

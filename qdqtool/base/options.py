@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import numbers
 import os
 import textwrap
 from collections import OrderedDict
@@ -17,10 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, dataclass_transform
 
-from qdqtool.base.parameters import require_field, shown, typed_fields
+from qdqtool.base.checks import check_choice
 from qdqtool.base.records import record
-from qdqtool.base.said import Parameter, said
-from qdqtool.errors import DataError, QdqtoolError
+from qdqtool.base.text import brief_repr
+from qdqtool.errors import DataError
 
 _Result = TypeVar("_Result")
 _Class = TypeVar("_Class")
@@ -121,22 +120,9 @@ def concern(kind: type[_Class]) -> type[_Class]:
         assign(self, **values)
         for entry in self._options:
             value, choices = getattr(self, entry.name), entry.metadata["choices"]
-            if value is entry.default:
-                continue
-            value = require_field(self, entry.name, entry.type, entry.module)
-            if choices and any(
-                v not in choices for v in (value if entry.default == () else (value,))
-            ):
-                raise QdqtoolError(
-                    said(
-                        "{option:{value!r}}: choose one of {choices:joined , }",
-                        option=Parameter(entry.name),
-                        value=value,
-                        choices=choices,
-                    ),
-                    code="unknown-choice",
-                    parameter=entry.name,
-                )
+            if choices and value is not entry.default:
+                for one in value if entry.default == () else (value,):
+                    check_choice(entry.name, one, choices)
 
     kind.__init__ = init  # type: ignore[method-assign]
     return kind
@@ -232,6 +218,11 @@ def takes(**groups: type) -> Callable[[Callable[..., _Result]], Callable[..., _R
     return decorate
 
 
+def _plain(number: float) -> float:
+    """Return a number of numpy as Python's; an integer stays one."""
+    return number if isinstance(number, int) else float(number)
+
+
 @dataclass(frozen=True)
 class Preprocess:
     """How a picture becomes a network input; the defaults are those of Ultralytics YOLO.
@@ -278,12 +269,13 @@ class Preprocess:
     fill: int = _stated(option(114))
 
     def __post_init__(self) -> None:
-        given: list[Sequence[Any]] = [v for v in (self.mean, self.std) if type(v) in (tuple, list)]
-        if any(len(v) != 3 and all(issubclass(type(n), numbers.Real) for n in v) for v in given):
+        for name in ("mean", "std"):
+            object.__setattr__(self, name, tuple(map(_plain, getattr(self, name))))
+        if not len(self.mean) == len(self.std) == 3:
             raise DataError(
                 "mean and std take three numbers, one for each channel", code="wrong-length"
             )
-        typed_fields(self)
+        object.__setattr__(self, "scale", _plain(self.scale))
         if self.resize not in ("letterbox", "stretch"):
             raise DataError(
                 f"resize is '{self.resize}'; use letterbox or stretch",
@@ -298,7 +290,7 @@ class Preprocess:
             )
         if not 0 <= self.fill <= 255:
             raise DataError(
-                f"fill is {shown(self.fill)}; it is a grey level from 0 to 255",
+                f"fill is {brief_repr(self.fill)}; it is a grey level from 0 to 255",
                 code="out-of-range",
                 parameter="fill",
             )

@@ -13,7 +13,6 @@ from qdqtool.base import budgets
 from qdqtool.base.files import record_inputs
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import takes
-from qdqtool.base.parameters import typed
 from qdqtool.base.process import INTERRUPTED
 from qdqtool.base.progress import track
 from qdqtool.base.said import Parameter, Said, said
@@ -417,7 +416,6 @@ def _last(steps: Iterator[Part | None]) -> Part | None:
 
 
 @takes(selection=Selection, on=On, shrinking=Shrinking)
-@typed
 def extract(
     model: ModelSource | Model,
     *,

@@ -14,7 +14,6 @@ from qdqtool.base import budgets
 from qdqtool.base.files import InputFiles, forbid_overwrite, records_inputs
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import Images, takes
-from qdqtool.base.parameters import typed
 from qdqtool.base.process import pause_gc
 from qdqtool.base.said import Said, of_error, said
 from qdqtool.errors import ModelError, QdqtoolError
@@ -190,7 +189,6 @@ class Fixed:
         """Whether no finding that is an error is left."""
         return all(f.severity != Severity.ERROR for f in self.after.findings)
 
-    @typed
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the fixed model, atomically.
 
@@ -225,7 +223,6 @@ class Fixed:
 
 
 @takes(on=On, fixes=Fixes, images=Images)
-@typed
 @records_inputs
 def fix(
     source: ModelSource | Model,

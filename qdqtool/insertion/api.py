@@ -11,7 +11,6 @@ from qdqtool import prediction
 from qdqtool.base.files import records_inputs
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import Images, Kept, Preprocess, Ranges, Workers, takes
-from qdqtool.base.parameters import typed
 from qdqtool.base.said import of_error, said
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain.left_float import nothing_to_quantize
@@ -71,7 +70,6 @@ _DIFFERS, _TIMES = 0.1, 5.0
     measuring=Measuring,
     checking=Checking,
 )
-@typed
 def insert(
     model: ModelSource | Model,
     data: object = None,

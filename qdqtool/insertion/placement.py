@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx
 
+from qdqtool.base.checks import compile_pattern
 from qdqtool.base.notes import Note, Remark
-from qdqtool.base.parameters import compile_pattern
 from qdqtool.base.said import Parameter, said
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain.left_float import (

@@ -10,7 +10,6 @@ import onnx
 
 from qdqtool.base.files import InputFiles, forbid_overwrite
 from qdqtool.base.notes import Note
-from qdqtool.base.parameters import typed
 from qdqtool.explain.left_float import SkippedNode
 from qdqtool.insertion.losses import Fidelity, Losses
 from qdqtool.insertion.scales import GroupScale
@@ -86,7 +85,6 @@ class Insertion:
     def weights(self) -> list[QuantizedTensor]:
         return [q for q in self.quantized if q.method == "weights-max"]
 
-    @typed
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the model, atomically; one of over 2 GB gets its weights in ``<name>.data`` beside it.
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from qdqtool.base.checks import compile_pattern
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import Ranges, choices_of
-from qdqtool.base.parameters import compile_pattern
 from qdqtool.base.said import said
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.model.graph import Model

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from qdqtool.base.checks import compile_pattern
 from qdqtool.base.options import takes
-from qdqtool.base.parameters import compile_pattern, typed
 from qdqtool.errors import QdqtoolError
 from qdqtool.explain.left_float import (
     PLACEMENT,
@@ -153,7 +153,6 @@ def _place(site: Site) -> str:
 
 
 @takes(trained=Trained)
-@typed
 def plan(model: nn.Module | Any, sample: Any = None, *, trained: Trained) -> Plan:
     """Decides where quantizers go; the network is not changed.
 

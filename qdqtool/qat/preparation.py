@@ -8,7 +8,6 @@ from typing import Any
 from torch import nn
 
 from qdqtool.base.options import takes
-from qdqtool.base.parameters import typed
 from qdqtool.errors import QdqtoolError
 from qdqtool.options import Trained
 from qdqtool.qat.modules import Int8, Quantizing, make_quantizing, quantizers_of, set_amax
@@ -20,7 +19,6 @@ PLAN = "qdqtool_plan"
 
 
 @takes(trained=Trained)
-@typed
 def prepare(
     model: nn.Module | Any,
     sample: Any = None,
@@ -180,7 +178,6 @@ def backend_named(name: str) -> Callable[[int | None], nn.Module]:
 FORMAT = "qdqtool/qat/1"
 
 
-@typed
 def checkpoint(model: nn.Module | Any) -> dict[str, Any]:
     """A prepared network as plain data: ``format``, ``plan``, ``off`` (quantizers that are disabled), ``state``.
 
@@ -196,7 +193,6 @@ def checkpoint(model: nn.Module | Any) -> dict[str, Any]:
     return {"format": FORMAT, "plan": plan_data(plan), "off": off, "state": model.state_dict()}
 
 
-@typed
 def restore(model: nn.Module | Any, saved: Mapping[str, Any]) -> Plan:
     """Puts the quantizers, ranges and weights of a checkpoint into a network, in place; nothing is traced.
 

@@ -17,7 +17,6 @@ from calibration import TensorStatistics
 from calibration.statistics import OCTAVES, merge_all, top_of
 from qdqtool.base.notes import Note
 from qdqtool.base.options import Ranges
-from qdqtool.base.parameters import read, typed
 from qdqtool.base.progress import track
 from qdqtool.base.said import said
 from qdqtool.base.text import reason_of
@@ -52,7 +51,6 @@ class Calibration:
     warnings: list[Note] = field(default_factory=list)
 
 
-@typed
 def calibrate(
     model: nn.Module | Any,
     data: Iterable[Any],
@@ -168,7 +166,7 @@ def _look(
             statistics[member.name].add(value, max(now, 1))
 
     with evaluating(model), observing(seen), resting(model, plan.counted):
-        for batch in track(read("data", given), "Calibrating", count or total):
+        for batch in track(given, "Calibrating", count or total):
             if max_batches is not None and batches >= max_batches:
                 break
             call = call_for(batch, plan, model, fn)

@@ -11,7 +11,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from qdqtool.base.parameters import require
 from qdqtool.base.records import record, replaced
 from qdqtool.base.said import said
 from qdqtool.errors import QdqtoolError, VersionError
@@ -267,7 +266,6 @@ def target_named(name: str | Target) -> Target:
     """
     if isinstance(name, Target):
         return name
-    require("target", name, "str | Target", __name__)
     text = name.lower().strip()
     base = text.removesuffix(STRONGLY_TYPED)
     found = TARGETS.get(base) or _of_version(base)

@@ -20,9 +20,9 @@ from qdqtool.base import budgets
 from qdqtool.base.files import records_inputs
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import Images, Ranges, Workers, takes
-from qdqtool.base.parameters import shown, typed
 from qdqtool.base.records import replaced
 from qdqtool.base.said import Parameter, of_error, said
+from qdqtool.base.text import brief_repr
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain.left_float import nothing_to_quantize
 from qdqtool.insertion import losses
@@ -65,7 +65,6 @@ _TIMED = 4  # samples that tell how long it takes
     where=Workers,
     effort=Effort,
 )
-@typed
 def tune(
     model: ModelSource | Model,
     data: object,
@@ -348,7 +347,7 @@ def _check(aim: Aim, gpu: str | None, effort: Effort) -> None:
                 said(
                     "{parameter} {number}: has to be above 0",
                     parameter=Parameter(parameter),
-                    number=shown(number),
+                    number=brief_repr(number),
                 ),
                 code="out-of-range",
                 parameter=parameter,

@@ -14,7 +14,6 @@ from qdqtool.base.file_types import is_model_name
 from qdqtool.base.files import records_inputs
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import takes
-from qdqtool.base.parameters import require, typed
 from qdqtool.base.records import replaced
 from qdqtool.base.said import said
 from qdqtool.builders.child import print_once
@@ -58,7 +57,6 @@ FEW = 0.2  # fewer of a model's convolutions named by a log than this: the log i
 
 
 @takes(on=OnBuilds, machine=Machine)
-@typed
 @records_inputs
 def verify(
     model: ModelSource | Model,
@@ -81,7 +79,6 @@ def verify(
         ModelError: The model cannot be read.
         BuildLogError: The build cannot be read, or is of another model.
     """
-    require("target", on.target, str | Target | None, __name__)
     build = build_of(builds)
     return verified(load(model), build, on.target, machine)[0]
 

@@ -6,11 +6,10 @@ import os
 from collections import Counter
 from dataclasses import dataclass
 
-from qdqtool.base import budgets, parameters
+from qdqtool.base import budgets
 from qdqtool.base.files import InputFiles, forbid_overwrite, records_inputs
 from qdqtool.base.options import takes
 from qdqtool.base.outputs import write_text
-from qdqtool.base.parameters import typed
 from qdqtool.base.said import said
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import DataError, QdqtoolError
@@ -22,7 +21,6 @@ from qdqtool.render.reporting import data, sections
 from qdqtool.render.reporting.graphs import draw
 from qdqtool.render.reporting.nodes import Collector, Subject, gpu_for, look_at
 from qdqtool.render.reporting.page import render, require
-from qdqtool.trt.targets import Target
 from qdqtool.types import TOOL_VERSION, Json, Severity
 from qdqtool.verification.api import build_of
 
@@ -54,7 +52,6 @@ class Report:
         quiet = all(f.severity == Severity.INFO for f in self.page.model.findings)
         return quiet and (self.page.agreement is None or self.page.agreement.ok)
 
-    @typed
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the page, atomically.
 
@@ -88,7 +85,6 @@ class Report:
 
 @takes(beside=Beside, on=OnBuilds, machine=Machine, assumed=Assumed)
 @records_inputs
-@typed
 def report(
     model: ModelSource | Model,
     *builds: str | os.PathLike[str] | Build,
@@ -109,8 +105,6 @@ def report(
         DataError: ``before``, ``calib_cache`` or ``tuning`` is of another network.
         QdqtoolError: jinja2 or fast-sugiyama is missing, a file cannot be used, or the page gets too large.
     """
-    parameters.require("before", beside.before, ModelSource | Model | None, __name__)
-    parameters.require("target", on.target, str | Target | None, __name__)
     require()
     page = collect(model, *builds, beside=beside, on=on, machine=machine, assumed=assumed)
     html = render(page)

@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 from qdqtool.base.files import records_inputs
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.options import takes
-from qdqtool.base.parameters import typed
 from qdqtool.base.said import Parameter, said
 from qdqtool.buildlog.costs import EngineReport, analyze
 from qdqtool.buildlog.costs import compare as compare_engines
@@ -47,7 +46,6 @@ Side: TypeAlias = ModelSource | Model | Build | EngineReport | Sequence[str | os
 
 
 @takes(on=OnBuilds, machine=Gpu)
-@typed
 @records_inputs
 def compare(a: Side, b: Side, *, on: OnBuilds, machine: Gpu) -> Comparison:
     """Says what differs between two sides, what was lost first.
