@@ -26,8 +26,8 @@ from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model
 from qdqtool.model.run_cost import estimate_run_cost
 from qdqtool.model.view import View
-from qdqtool.options import Request
 from qdqtool.timing.estimate import predict_on
+from qdqtool.timing.options import TimingOptions
 from qdqtool.trt import refusals, surroundings
 from qdqtool.trt.passes import const_weights_fusion
 from qdqtool.trt.targets import TARGETS
@@ -77,7 +77,7 @@ def _extract(model, **how):
 WORK = {
     "predict": lambda model: qdqtool.predict(model, target="trt8.5").as_json(),
     "predict on a GPU": lambda model: predict_on(
-        model, "trt8.5", Request(gpu="T4"), also=add_fixes
+        model, "trt8.5", TimingOptions(gpu="T4"), also=add_fixes
     )[0].as_json(),
     "fix": lambda model: fix(model, target="trt8.5").as_json(),
     "fix to half": lambda model: fix(model, target="rtx1.7").as_json(),
@@ -336,7 +336,7 @@ def test_nothing_is_collected_while_times_are_estimated():
     predict_on(
         FAMILIES["convolutions"](6),
         "trt8.5",
-        Request(gpu="T4"),
+        TimingOptions(gpu="T4"),
         also=lambda *_: seen.append(gc.isenabled()),
     )
     seen.append(gc.isenabled())

@@ -135,10 +135,17 @@ _current: ContextVar[InputFiles | None] = ContextVar("inputs", default=None)
 
 @contextlib.contextmanager
 def record_inputs() -> Iterator[InputFiles]:
-    """Record all files that are read inside the block."""
+    """Record all files that are read inside the block, for :func:`forbid_overwrite`.
+
+    Raises:
+        QdqtoolError: One of them is nested deeper than Python's stack.
+    """
     inputs = InputFiles(_current.get())
     with inputs.active():
-        yield inputs
+        try:
+            yield inputs
+        except RecursionError as error:
+            raise inputs.nesting_error() from error
 
 
 class HasInputs(Protocol):

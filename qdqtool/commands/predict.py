@@ -117,6 +117,7 @@ def command(
     timed = gpu is not None or request.sm is not None
     if timed:
         from qdqtool.timing.estimate import of_capability, predict_on
+        from qdqtool.timing.options import TimingOptions
 
         if request.sm is not None:
             named = of_capability(request.sm)
@@ -129,15 +130,20 @@ def command(
     def answered(path: str) -> _Answer:
         time = None
         if not timed:
-            prediction = predict(path, chosen, assumed=assumed, how=how)
+            prediction = predict(path, chosen, **vars(assumed), **vars(how))
         else:
             prediction, time = predict_on(
-                path, chosen, request, assumed=assumed, how=how, also=_add_fixes
+                path,
+                chosen,
+                TimingOptions(**vars(request)),
+                **vars(assumed),
+                **vars(how),
+                also=_add_fixes,
             )
         if calib is not None:
             from qdqtool.prediction import check_activations
 
-            check_activations(path, prediction, calib, progress=True, images=images)
+            check_activations(path, prediction, calib, progress=True, **vars(images))
         unmet = [*_unmet_patterns(prediction, patterns), *_unmet_findings(prediction, codes)]
         return path, prediction, time, unmet + _unmet_gain(time, require_gain)
 
