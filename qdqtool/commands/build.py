@@ -39,7 +39,7 @@ def command(model: str, how: Building, answer: inputs.Answer) -> int:
 
         if is_installed("tensorrt_rtx"):
             print_once()
-    result = build_model(model, how=how)
+    result = build_model(model, **vars(how))
     answer.give(result.as_json, lambda width: _text(result, model))
     return 0 if result.status == "built" else 1
 

@@ -103,7 +103,7 @@ def command(
             code="option-conflict",
             parameter="page",
         )
-    result = compare([a, *further.more_a], [b, *further.more_b], on=on, machine=machine)
+    result = compare([a, *further.more_a], [b, *further.more_b], target=on.target, gpu=machine.gpu)
     if page is not None:
         from qdqtool.render.reporting.api import report
         from qdqtool.render.reporting.page import require

@@ -64,7 +64,7 @@ def command(
                 code="no-engine-listing",
             )
         costs = analyze(build)
-        chosen = gpu_of(build, machine=machine)
+        chosen = gpu_of(build, machine.gpu, machine.clock)
         if chosen is not None:
             add_expected(costs, chosen)
         return costs

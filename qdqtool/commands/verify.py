@@ -75,7 +75,7 @@ def _run(
             )
         from qdqtool.verification.api import verify_from_log
 
-        return verify_from_log(*files, on=on)
+        return verify_from_log(*files, target=on.target)
     if here.builder:
         if len(files) != 1:
             raise UsageError(
@@ -85,11 +85,11 @@ def _run(
             )
         from qdqtool.verification.api import verify_with_builder
 
-        return verify_with_builder(files[0], here=here, on=on)
+        return verify_with_builder(files[0], **vars(here), target=on.target)
     if len(files) < 2:
         raise UsageError(
             "give MODEL and at least one BUILD, or --from-log BUILD, or --builder",
             code="missing-argument",
             parameter="files",
         )
-    return verify(files[0], *files[1:], on=on, machine=machine)
+    return verify(files[0], *files[1:], target=on.target, **vars(machine))
