@@ -44,7 +44,7 @@ def command(
 
     output = place.output
     reserve_output(output, "-o")
-    fixed = fix(model, on.chosen(), fixes=fixes, data=data.calib, images=images)
+    fixed = fix(model, on.chosen(), **vars(fixes), data=data.calib, **vars(images))
     fixed.save(output)
     answer.give(
         lambda: {**worded(fixed.as_json()), "output": output},
