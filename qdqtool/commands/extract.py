@@ -69,7 +69,13 @@ def command(
         from qdqtool.builders.child import print_once
 
         print_once()
-    result = extract(index, selection=selection, on=on, shrinking=shrinking, keep_interrupted=True)
+    result = extract(
+        index,
+        target=on.target,
+        **vars(selection),
+        **vars(shrinking),
+        keep_interrupted=True,
+    )
     text = _report(result, model, output, seen) if report is not None else None
     save(result.proto, output, source=model)
     if report is not None and text is not None:
