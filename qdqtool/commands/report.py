@@ -54,7 +54,7 @@ def command(
     place = page.output or f"{model_stem(model) or 'model'}_report.html"  # in the current folder
     reserve_output(place, "-o")
     beside = replaced(beside, before=beside.before or (others[0] if others else None))
-    made = report(model, *builds, beside=beside, on=on, machine=machine, assumed=assumed)
+    made = report(model, *builds, **vars(beside), **vars(on), **vars(machine), **vars(assumed))
     made.save(place)
     told = made.as_json()
     answer.give(
