@@ -10,7 +10,7 @@ import click
 from qdqtool.base.options import Images, Kept, Ranges, Workers
 from qdqtool.commands import inputs
 from qdqtool.commands.usage import UsageError
-from qdqtool.options import Checking, Gpu, Measuring, Output, Placing, Request
+from qdqtool.options import Checking, Gpu, Measuring, Output, Placing
 
 if TYPE_CHECKING:
     import onnx
@@ -105,15 +105,15 @@ def command(
     result = insert(
         model,
         calib,
-        ranges=ranges,
-        images=images,
-        kept=kept,
-        placing=placing,
-        made=made,
-        where=where,
-        measuring=measuring,
+        **vars(ranges),
+        **vars(images),
+        **vars(kept),
+        **vars(placing),
+        **vars(made),
+        **vars(where),
+        **vars(measuring),
         target=wanted,
-        checking=checking,
+        **vars(checking),
         progress=True,
     )
     result.save(path)
@@ -150,7 +150,8 @@ def _paying(
     """Whether the new model is expected to be faster than in float, in lines and as JSON."""
     from qdqtool.render.predict_text import whether_it_pays
     from qdqtool.timing.estimate import predict_on
+    from qdqtool.timing.options import TimingOptions
 
-    prediction, time = predict_on(model, target, Request(gpu=machine.gpu))
+    prediction, time = predict_on(model, target, TimingOptions(gpu=machine.gpu))
     assert time is not None
     return ["", *whether_it_pays(time, prediction, width)], time.as_json()
