@@ -16,13 +16,11 @@ from torch import Tensor, distributed, nn
 from calibration import TensorStatistics
 from calibration.statistics import OCTAVES, merge_all, top_of
 from qdqtool.base.notes import Note
-from qdqtool.base.options import Ranges
 from qdqtool.base.progress import track
 from qdqtool.base.said import said
 from qdqtool.base.text import reason_of
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion.scales import LEVELS, GroupScale, MethodChoice, ScaleGroup, choose_scale
-from qdqtool.options import Fitted
 from qdqtool.qat.modules import Quantizer, observing, quantizers_of, set_amax
 from qdqtool.qat.networks import unwrapped
 from qdqtool.qat.planning import Plan
@@ -54,10 +52,10 @@ class Calibration:
 def calibrate(
     model: nn.Module | Any,
     data: Iterable[Any],
-    method: str = Fitted.method,
+    method: str = "mse",
     *,
     fn: Callable[[Any], Any] | None = None,
-    percentile: float = Ranges.percentile,
+    percentile: float = 99.99,
     method_for: Sequence[tuple[str, str]] = (),
     max_batches: int | None = None,
     total: int | None = None,
