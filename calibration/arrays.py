@@ -6,6 +6,7 @@ import contextlib
 import copy
 import functools
 import hashlib
+import operator
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ from calibration.listing import BLOCK, block_starts, file_digest, files_under
 from calibration.pictures import (
     IMAGE_SUFFIXES,
     OTHER_PICTURES,
+    YOLO_PREPROCESS,
     ImageSource,
     decode,
     describe,
@@ -39,7 +41,7 @@ from qdqtool.base import budgets
 from qdqtool.base.archives import Archive, Header, read_values
 from qdqtool.base.files import INVALID_NAME, open_input, read_input
 from qdqtool.base.notes import Remark
-from qdqtool.base.options import Preprocess, Samples, takes
+from qdqtool.base.options import Preprocess
 from qdqtool.base.text import brief_repr, reason_of
 from qdqtool.errors import DataError, QdqtoolError
 
@@ -384,9 +386,14 @@ class MemorySource(Source):
 __all__ = ["Dataset", "InputSpec", "Preprocess", "decode", "describe", "open_data", "prepare"]
 
 
-@takes(samples=Samples)
-def open_data(source: object, inputs: Sequence[InputSpec], samples: Samples) -> Dataset:
-    """Opens calibration data for a model.
+def open_data(
+    source: object,
+    inputs: Sequence[InputSpec],
+    preprocess: Preprocess = YOLO_PREPROCESS,
+    max_images: int = 512,
+    size: tuple[int, int] | None = None,
+) -> Dataset:
+    """Open calibration data for a model.
 
     Args:
         source: A folder of pictures (searched through, in the order of their paths), a ``.txt`` file with one path a
@@ -394,14 +401,16 @@ def open_data(source: object, inputs: Sequence[InputSpec], samples: Samples) -> 
             stacked arrays keyed by input name, an ``.npy``, a folder of ``.npz`` or ``.npy`` with one sample each; an
             iterable of ``{input name: array}``; or a Dataset, returned as it is.
         inputs: The model's inputs.
-        {options}
+        preprocess: How images become inputs; arrays are used as they are.
+        max_images: Maximum number of samples, spread evenly over the data.
+        size: Height and width in pixels if the model leaves them open.
 
     Raises:
         DataError: There is nothing usable, or it does not fit the inputs.
     """
     if isinstance(source, Dataset):
         return source
-    preprocess, max_images, size = samples.preprocess, samples.max_images, samples.size
+    max_images = operator.index(max_images)
     if max_images < 1:
         raise DataError(
             f"the number of calibration images is {max_images}; it must be at least 1",

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from calibration.statistics import MIN_TOP, Floats, Histogram, TensorStatistics, rounding
-from qdqtool.base.options import Ranges
 from qdqtool.errors import brief
 
 METHODS = ("max", "percentile", "mse", "entropy", "focus")
@@ -50,12 +49,12 @@ class Range(NamedTuple):
     power: float | None
 
 
-def amax_of(stats: TensorStatistics, method: str, percentile: float = Ranges.percentile) -> float:
+def amax_of(stats: TensorStatistics, method: str, percentile: float = 99.99) -> float:
     """The range that a method chooses; see :func:`range_of`."""
     return range_of(stats, method, percentile).amax
 
 
-def range_of(stats: TensorStatistics, method: str, percentile: float = Ranges.percentile) -> Range:
+def range_of(stats: TensorStatistics, method: str, percentile: float = 99.99) -> Range:
     """The range that a method chooses, and how.
 
     Args:

@@ -22,7 +22,7 @@ from calibration.dataset import Array, FilesSource, InputSpec
 from calibration.listing import Folder
 from qdqtool.base import budgets
 from qdqtool.base.files import read_all, reading_problem, record_input
-from qdqtool.base.options import Preprocess, Samples
+from qdqtool.base.options import Preprocess
 from qdqtool.base.said import said
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.model.sessions import cores
@@ -51,7 +51,7 @@ _ORIENTATION = 0x0112  # EXIF's tag
 _TURNED = range(2, 9)  # its values that are not upright
 _Picture = npt.NDArray[np.uint8] | Image.Image
 
-YOLO_PREPROCESS = Samples.preprocess
+YOLO_PREPROCESS = Preprocess()
 
 
 def decode(source: str | os.PathLike[str] | IO[bytes], name: str = "") -> npt.NDArray[np.uint8]:
