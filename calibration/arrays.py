@@ -7,6 +7,7 @@ import copy
 import functools
 import hashlib
 import io
+import operator
 import os
 import threading
 import weakref
@@ -36,14 +37,13 @@ from calibration.images import (
     prepare,
 )
 from calibration.listing import BLOCK, block_starts, file_digest, list_files
+from calibration.options import YOLO_PREPROCESS, Preprocess
 from calibration.urls import is_url, local_path, url_source
 from qdqtool.base import limits
 from qdqtool.base.archives import Archive, read_header, read_values
 from qdqtool.base.files import INVALID_NAME, open_input, read_input, record_input
 from qdqtool.base.notes import Remark
-from qdqtool.base.options import Preprocess, Samples, takes
-from qdqtool.base.parameters import shown, typed
-from qdqtool.base.text import reason_of
+from qdqtool.base.text import brief_repr, reason_of
 from qdqtool.errors import DataError, QdqtoolError
 
 ARRAY_SUFFIXES = frozenset({".npz", ".npy"})
@@ -291,7 +291,7 @@ def _check_sample(sample: object, subject: str) -> Mapping[str, Any]:
     for key in sample:
         if not isinstance(key, str):
             reason = (
-                f"{subject} has the key {shown(key)}, which is no text; "
+                f"{subject} has the key {brief_repr(key)}, which is no text; "
                 "give a dict of name to array"
             )
             raise DataError(reason, code="key-not-text", parameter="data")
@@ -373,10 +373,14 @@ class MemorySource(Source):
 __all__ = ["Dataset", "InputSpec", "Preprocess", "decode", "describe", "open_data", "prepare"]
 
 
-@takes(samples=Samples)
-@typed
-def open_data(source: object, inputs: Sequence[InputSpec], samples: Samples) -> Dataset:
-    """Opens calibration data for a model.
+def open_data(
+    source: object,
+    inputs: Sequence[InputSpec],
+    preprocess: Preprocess = YOLO_PREPROCESS,
+    max_images: int = 512,
+    size: tuple[int, int] | None = None,
+) -> Dataset:
+    """Open calibration data for a model.
 
     Args:
         source: A folder of pictures (searched through, in the order of their paths), a ``.txt`` file with one path a
@@ -384,14 +388,16 @@ def open_data(source: object, inputs: Sequence[InputSpec], samples: Samples) -> 
             stacked arrays keyed by input name, an ``.npy``, a folder of ``.npz`` or ``.npy`` with one sample each; an
             iterable of ``{input name: array}``; or a Dataset, returned as it is.
         inputs: The model's inputs.
-        {options}
+        preprocess: How images become inputs; arrays are used as they are.
+        max_images: Maximum number of samples, spread evenly over the data.
+        size: Height and width in pixels if the model leaves them open.
 
     Raises:
         DataError: There is nothing usable, or it does not fit the inputs.
     """
     if isinstance(source, Dataset):
         return source
-    preprocess, max_images, size = samples.preprocess, samples.max_images, samples.size
+    max_images = operator.index(max_images)
     if max_images < 1:
         raise DataError(
             f"the number of calibration images is {max_images}; it must be at least 1",

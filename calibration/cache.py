@@ -30,7 +30,6 @@ from qdqtool.base.archives import Archive
 from qdqtool.base.files import read_input
 from qdqtool.base.json_text import parse_json
 from qdqtool.base.outputs import atomic_write, write_text
-from qdqtool.base.parameters import typed
 from qdqtool.base.text import reason_of
 from qdqtool.errors import DataError
 
@@ -54,7 +53,6 @@ class Statistics(Mapping[str, TensorStatistics]):
         notes: What was done with the cache.
     """
 
-    @typed
     def __init__(
         self,
         tensors: Mapping[str, TensorStatistics],
@@ -84,7 +82,6 @@ class Statistics(Mapping[str, TensorStatistics]):
     def __repr__(self) -> str:
         return f"<Statistics of {len(self.tensors)} tensors over {self.images} images>"
 
-    @typed
     def merge(self, other: Statistics) -> Statistics:
         """Statistics over the data of both, as if collected in one pass; tensors of either are kept.
 
@@ -422,13 +419,11 @@ def _counter(
     return counter
 
 
-@typed
 def save_statistics(statistics: Statistics, path: str | os.PathLike[str]) -> None:
     """Writes statistics as npz, atomically."""
     save_progress(Progress("", statistics, set(), None), path)
 
 
-@typed
 def load_statistics(path: str | os.PathLike[str]) -> Statistics:
     """Reads statistics, from a cache as well.
 

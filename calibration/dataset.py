@@ -19,7 +19,6 @@ import numpy.typing as npt
 from calibration.listing import file_digest, read_ahead
 from qdqtool.base import limits
 from qdqtool.base.notes import Note, Remark
-from qdqtool.base.parameters import require, typed, typed_fields
 from qdqtool.errors import DataError
 
 FEW_IMAGES = 100  # NVIDIA's and Ultralytics' advice is several hundred; below this, ranges depend on the choice
@@ -82,9 +81,6 @@ class InputSpec:
     shape: tuple[int | None, ...]
     dtype: str = "float32"
 
-    def __post_init__(self) -> None:
-        typed_fields(self)
-
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
         return np.dtype(self.dtype)
@@ -103,9 +99,6 @@ class InputSpec:
         Raises:
             DataError: Its shape or type does not fit; ``what`` names it.
         """
-        if type(array) is not np.ndarray:  # the kind of one is looked at below
-            require("array", array, Array, __name__)
-        require("what", what, str, __name__)
         if array.ndim == len(self.shape) - 1:
             array = array[None]
         if array.ndim != len(self.shape) or any(
@@ -312,7 +305,6 @@ class Dataset:
 
     _lock = threading.Lock()  # of all datasets: it is held for a few additions
 
-    @typed
     def __init__(self, source: Source, inputs: Sequence[InputSpec], max_images: int) -> None:
         self.source = source
         self.inputs = list(inputs)
@@ -349,7 +341,6 @@ class Dataset:
             if sample is not None:
                 yield sample[0]
 
-    @typed
     def tasks(self, done: Set[int] = frozenset()) -> Iterator[tuple[int, Task]]:
         """The work of one pass: a sample's number and a function that loads it, which any thread may call.
 
@@ -369,26 +360,22 @@ class Dataset:
                     loaded = self._load(group)
                     yield number, lambda loaded=loaded: loaded  # type: ignore[misc]
 
-    @typed
     def group(self, number: int) -> list[int]:
         """The source's indices in sample ``number``; only where the length is known."""
         assert self.indices is not None
         return list(self.indices[number * self.batch : (number + 1) * self.batch])
 
-    @typed
     def take(self, looks: Looks, skipped: Iterable[tuple[str, str]]) -> None:
         """Notes what was noticed about samples that were loaded elsewhere."""
         with self._lock:
             self.looks.merge(looks)
             self.skipped.extend(skipped)
 
-    @typed
     def load(self, number: int) -> Sample | None:
         """Sample ``number`` of a source that has a length; None when all of its images are broken."""
         loaded = self._load(self.group(number))
         return None if loaded is None else loaded[0]
 
-    @typed
     def name(self, number: int) -> str:
         """What the (first) image of a sample is called."""
         return self.source.name(self.group(number)[0])

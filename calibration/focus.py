@@ -20,8 +20,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.base.parameters import typed, typed_fields
-
 THRESHOLD = math.log(0.1 / 0.9)  # a score of 0.1, as a logit
 SHARE = 0.001
 _Mask = npt.NDArray[np.bool_]
@@ -35,12 +33,10 @@ class FocusMap:
         masks: Boolean maps [height, width] of each row of the batch, on the finest class output's grid.
     """
 
-    @typed
     def __init__(self, masks: Sequence[_Mask]) -> None:
         self.masks = masks
         self._known: dict[tuple[int, int], list[_Indices]] = {}
 
-    @typed
     def values(self, array: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
         """What an activation [n, c, h, w] holds at these positions: [c, positions] of each row of the batch.
 
@@ -55,7 +51,6 @@ class FocusMap:
             if len(at)
         ]
 
-    @typed
     def covers(self, array: npt.NDArray[Any]) -> bool:
         """Whether every position of an activation [n, c, h, w] is looked at, so that :meth:`values` has all of it."""
         if array.ndim != 4 or len(array) != len(self.masks):
@@ -112,10 +107,6 @@ class Focus:
     threshold: float = THRESHOLD
     share: float = SHARE
 
-    def __post_init__(self) -> None:
-        typed_fields(self)
-
-    @typed
     def find(self, outputs: dict[str, npt.NDArray[Any]]) -> FocusMap | None:
         """The positions looked at; None where an output is no map, not finite, or the batches differ."""
         maps = []

@@ -16,9 +16,9 @@ import numpy.typing as npt
 from PIL import BmpImagePlugin, Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 
 from calibration.dataset import Array, FilesSource, InputSpec
+from calibration.options import YOLO_PREPROCESS, Preprocess
 from qdqtool.base import limits
 from qdqtool.base.files import read_all, reading_problem, record_input
-from qdqtool.base.options import Preprocess, Samples
 from qdqtool.base.said import said
 from qdqtool.base.text import reason_of
 from qdqtool.errors import DataError, QdqtoolError
@@ -27,7 +27,6 @@ IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
 OTHER_IMAGE_SUFFIXES = tuple(
     ".tif .tiff .gif .heic .heif .avif .jp2 .jxl .ppm .pgm .tga".split()  # in the order of messages
 )
-YOLO_PREPROCESS = Samples.preprocess
 # Files are recognized by content. The other decoders of Pillow stay unused: that of EPS starts Ghostscript.
 _FORMATS = (
     JpegImagePlugin.JpegImageFile.format,

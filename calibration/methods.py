@@ -13,8 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from calibration.statistics import MIN_TOP, Floats, Histogram, TensorStatistics, rounding
-from qdqtool.base.options import Ranges
-from qdqtool.base.parameters import typed
 from qdqtool.errors import brief
 
 METHODS = ("max", "percentile", "mse", "entropy", "focus")
@@ -51,14 +49,12 @@ class Range(NamedTuple):
     power: float | None
 
 
-@typed
-def amax_of(stats: TensorStatistics, method: str, percentile: float = Ranges.percentile) -> float:
+def amax_of(stats: TensorStatistics, method: str, percentile: float = 99.99) -> float:
     """The range that a method chooses; see :func:`range_of`."""
     return range_of(stats, method, percentile).amax
 
 
-@typed
-def range_of(stats: TensorStatistics, method: str, percentile: float = Ranges.percentile) -> Range:
+def range_of(stats: TensorStatistics, method: str, percentile: float = 99.99) -> Range:
     """The range that a method chooses, and how.
 
     Args:
@@ -117,7 +113,6 @@ def squared_error(stats: TensorStatistics, amax: float, levels: int = INT8_LEVEL
 def squared_error(
     stats: TensorStatistics, amax: npt.NDArray[np.float64], levels: int = INT8_LEVELS
 ) -> Floats: ...
-@typed
 def squared_error(
     stats: TensorStatistics, amax: float | npt.NDArray[np.float64], levels: int = INT8_LEVELS
 ) -> float | Floats:
@@ -237,7 +232,6 @@ def unbiased(
     return float(ranges[int(np.argmin(costs + BIASED_WEIGHT * np.mean(shares, axis=0) ** 2))])
 
 
-@typed
 def focused_error(
     stats: TensorStatistics,
     amax: npt.NDArray[np.float64],
@@ -283,7 +277,6 @@ def _weighted(stats: TensorStatistics, bits: int | None) -> list[tuple[Histogram
     ]
 
 
-@typed
 def clipped_fraction(stats: TensorStatistics, amax: float) -> float:
     """The share of values whose magnitude is beyond a range, from 0 to 1; exact to within one bin."""
     if not stats.count or amax >= stats.absmax:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import operator
+import os
 import time
 import warnings
 from collections.abc import Sequence, Set
@@ -17,6 +19,7 @@ from calibration.counting import Tally, ThreadPass, turns
 from calibration.dataset import Dataset, Looks
 from calibration.focus import Focus
 from calibration.listing import file_digest
+from calibration.options import YOLO_PREPROCESS, Preprocess
 from calibration.session import (
     check_tensors,
     external_folder,
@@ -29,10 +32,7 @@ from calibration.session import (
 from calibration.statistics import DEFAULT_BINS, counted_bytes
 from qdqtool.base.files import check_output
 from qdqtool.base.notes import Note, Remark
-from qdqtool.base.options import Collected, Workers, takes
-from qdqtool.base.parameters import typed
 from qdqtool.base.progress import track
-from qdqtool.base.records import replaced
 from qdqtool.base.said import said
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.model.external import location_of
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
 SAVE_SECONDS = 5.0
 
 
-@takes(collected=Collected, where=Workers)
-@typed
 def collect(
     model: ModelSource | Model,
     data: object,
@@ -58,10 +56,15 @@ def collect(
     bins: int = DEFAULT_BINS,
     progress: bool = True,
     focus: Focus | None = None,
-    collected: Collected,
-    where: Workers,
+    preprocess: Preprocess = YOLO_PREPROCESS,
+    max_images: int = 512,
+    size: tuple[int, int] | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    overwrite_cache: bool = False,
+    cluster: object = None,
+    mixed_cpus: bool = False,
 ) -> Statistics:
-    """Collects statistics of tensors over calibration data, in one pass.
+    """Collect statistics of tensors over calibration data, in one pass.
 
     Only the wanted tensors leave onnxruntime, and only one sample for each worker thread is held at a time, so that
     memory does not depend on the number of images.
@@ -74,35 +77,47 @@ def collect(
         progress: Draw a progress bar when stderr is a terminal.
         focus: Which tensors show where the network looks; the wanted tensors that are maps then get ``focus``
             statistics over these positions as well.
-        {options}
+        preprocess: How images become inputs; arrays are used as they are.
+        max_images: Maximum number of samples, spread evenly over the data.
+        size: Height and width in pixels if the model leaves them open. Default: its ``imgsz``
+            metadata.
+        cache: File that keeps the statistics. It is saved every few seconds and at the end,
+            resumed after an interruption, and reused if model, data and tensors are the same.
+            ``notes`` of the result says what was done.
+        overwrite_cache: Whether a cache of another model or of other data is replaced. Otherwise
+            it is an error.
+        cluster: Workers that run the network: address of a Dask scheduler, ``local:N`` for N
+            processes on this machine, or a ``distributed.Client``. Default: this process. The
+            result is the same, bit for bit.
+        mixed_cpus: Whether workers are allowed whose results may differ in the last bits.
 
     Raises:
         ModelError: The model cannot be run, has no such tensor, or a loop of which one run would not end.
         DataError: The data or the cache cannot be used, or a tensor is never finite.
         ClusterError: The cluster cannot be reached, or is not fit for the work.
     """
-    if where.cluster is not None:
+    if cluster is not None:
         from calibration.cluster.mapping import check_where
 
-        check_where(where.cluster)
+        check_where(cluster)
+    bins = operator.index(bins)
     loaded = load(model)
     names = list(dict.fromkeys(tensors))
     check_loops(loaded)
     check_tensors(loaded, [*names, *(focus.scores if focus else ())])
-    samples = replaced(collected, size=collected.size or metadata_size(loaded))
-    dataset = open_data(data, input_specs(loaded), samples=samples)
+    size = size or metadata_size(loaded)
+    dataset = open_data(data, input_specs(loaded), preprocess, max_images, size)
     dataset.forget()
-    cache = None if collected.cache is None else Path(collected.cache)
     job = _Job(
         loaded,
         dataset,
         names,
         bins,
-        cache,
+        None if cache is None else Path(cache),
         focus,
-        collected.overwrite_cache,
-        where.cluster,
-        where.mixed_cpus,
+        overwrite_cache,
+        cluster,
+        mixed_cpus,
     )
     return _checked(job.run(progress), names, loaded)
 

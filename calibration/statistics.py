@@ -27,14 +27,15 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.base.parameters import shown, typed
 from qdqtool.base.said import said
+from qdqtool.base.text import brief_repr
 from qdqtool.errors import DataError
 
 Counts = npt.NDArray[np.int64]
@@ -73,7 +74,7 @@ def mantissa_bits(bins: int) -> int:
     """
     if bins < 4 or bins > 65536 or bins & (bins - 1):
         raise DataError(
-            f"bins is {shown(bins)}; it must be a power of two from 4 to 65536",
+            f"bins is {brief_repr(bins)}; it must be a power of two from 4 to 65536",
             code="out-of-range",
             parameter="bins",
         )
@@ -393,14 +394,13 @@ class TensorStatistics:
         "spots",
     )
 
-    @typed
     def __init__(self, bins: int = DEFAULT_BINS) -> None:
-        self.bins = bins
+        self.bins = operator.index(bins)
         self.count = 0
         self.nonfinite = 0
         self.minimum = math.inf
         self.maximum = -math.inf
-        self.counter = MagnitudeCounter(mantissa_bits(bins))
+        self.counter = MagnitudeCounter(mantissa_bits(self.bins))
         self.focus: TensorStatistics | None = None
         self.spots: list[Spots] = []
         self.channels: npt.NDArray[np.float32] | None = None
@@ -428,7 +428,6 @@ class TensorStatistics:
         """Counts and edges of |x|, the bins as they were collected; the first bin starts at 0."""
         return self.counter.histogram(self.absmax)
 
-    @typed
     def coarse(self, bits: int) -> Histogram:
         """As :attr:`histogram`, with at most ``2**bits`` bins to an octave.
 
@@ -443,7 +442,6 @@ class TensorStatistics:
             )
         return self.counter.histogram(self.absmax, bits)
 
-    @typed
     def linear(self, bins: int = DEFAULT_BINS) -> Histogram:
         """Counts (float64) in equal bins from 0 to the largest magnitude; bins that are split count as evenly filled.
 
@@ -464,7 +462,6 @@ class TensorStatistics:
         ends = np.append(edges[:-1], max(self.absmax, found[-1]))
         return Histogram(np.diff(np.interp(ends, found, cumulative)), edges)
 
-    @typed
     def add(
         self,
         array: npt.NDArray[Any],
@@ -520,7 +517,6 @@ class TensorStatistics:
             values, scratch, parts[1].counter if looked_at else None, every, (low, high)
         )
 
-    @typed
     def add_focus(self, parts: Iterable[npt.NDArray[Any]], scratch: Scratch | None = None) -> None:
         """Takes in values that lie where the network looks; :meth:`add` has to get them as well."""
         parts = list(parts)  # none is taken in where a later one cannot be had
@@ -535,14 +531,12 @@ class TensorStatistics:
         if self.focus is not None and self.focus.counter is self.counter:
             self.focus.counter = self.counter.merged(MagnitudeCounter(self.counter.bits))
 
-    @typed
     def add_spots(self, array: npt.NDArray[Any], number: int) -> None:
         """Remembers a few positions of an activation [n, c, h, w]; :meth:`add` has to get it as well."""
         found = taken(array, number)
         if found is not None:
             self.spots.append(found)
 
-    @typed
     def add_channels(self, array: npt.NDArray[Any]) -> None:
         """Takes in the range of each place of the last axis, unless a value is not finite; :meth:`add` gets it too."""
         if array.ndim and array.size:
@@ -551,7 +545,6 @@ class TensorStatistics:
             if np.isfinite(found).all():
                 self.channels = _joined(self.channels, found)
 
-    @typed
     def merge(self, other: TensorStatistics) -> TensorStatistics:
         """Statistics of the values of both.
 
@@ -585,7 +578,6 @@ class TensorStatistics:
         return self.merge(TensorStatistics(self.bins))
 
     @staticmethod
-    @typed
     def of(array: npt.NDArray[Any], bins: int = DEFAULT_BINS) -> TensorStatistics:
         """Statistics of one array."""
         result = TensorStatistics(bins)
@@ -612,7 +604,6 @@ def _joined(
     return np.stack([np.minimum(one[0], other[0]), np.maximum(one[1], other[1])])
 
 
-@typed
 def merge_all(parts: Iterable[TensorStatistics]) -> TensorStatistics:
     """Statistics of the values of all parts, for tensors that share one scale.
 

@@ -15,8 +15,8 @@ from typing import Any, Self
 from calibration.dataset import Array, InputSpec, printable
 from calibration.images import IMAGE_SUFFIXES, ImageSource
 from calibration.listing import UNREADABLE
+from calibration.options import Preprocess
 from qdqtool.base import limits
-from qdqtool.base.options import Preprocess
 from qdqtool.base.text import reason_of
 from qdqtool.errors import DataError
 

@@ -115,20 +115,7 @@ def main() -> None:
                 "site_dir": str(given.output.resolve()),
                 "hooks": [str(DOCS / "mkdocs_hooks.py")],
                 "nav": navigation(titles),
-                "plugins": {
-                    "mkdocstrings": {
-                        "handlers": {
-                            "python": {
-                                "paths": [str(ROOT)],
-                                "options": {
-                                    "extensions": [
-                                        f"{DOCS / 'mkdocs_hooks.py'}:CompletedDocstrings"
-                                    ]
-                                },
-                            }
-                        }
-                    }
-                },
+                "plugins": {"mkdocstrings": {"handlers": {"python": {"paths": [str(ROOT)]}}}},
             }
         )
     )

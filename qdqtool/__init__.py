@@ -10,19 +10,35 @@ Every result has ``ok``, a short ``repr`` and ``as_json()``; those that make a f
 (``insert``, ``extract``, ``fix``, ``tune``), a page (``report``) or JSON (``compare``,
 ``verify``). Nothing that was read is overwritten.
 
-What is wrong with an argument is told by a ``QdqtoolError`` that names the parameter, and so is what an iterable, a
-mapping or calibration data of yours raises while it is read; your own exception is its ``__cause__``. What a function
-of yours raises (``say``) comes as it is.
+A ``QdqtoolError`` for an argument names the parameter. So does the error for calibration data of yours that raises
+while it is read; your own exception is its ``__cause__``. An argument of a wrong Python type raises what Python raises,
+and what a function of yours raises (``say``) is passed on.
 
 Packages are named after what they make (``insertion``, ``verification``), so that the verbs stay functions.
-Each name is imported when it is first used, so that ``import qdqtool`` costs next to nothing. Type checkers and editors
-read ``__init__.pyi``, which ``python -m tests.tools.make_stub`` writes.
+Each name is imported on first use, so that ``import qdqtool`` takes almost no time.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from qdqtool.extraction.job import extract
+    from qdqtool.extraction.result import Extraction
+    from qdqtool.fixing.api import Fixed, fix
+    from qdqtool.insertion.api import insert
+    from qdqtool.insertion.result import Insertion
+    from qdqtool.prediction import predict
+    from qdqtool.render.reporting.api import Report, report
+    from qdqtool.tuning.api import tune
+    from qdqtool.tuning.result import Tuning
+    from qdqtool.types import TOOL_VERSION as __version__
+    from qdqtool.types import ConvOutcome, Finding, Precision, Prediction
+    from qdqtool.verification.api import verify
+    from qdqtool.verification.comparing.api import compare
+    from qdqtool.verification.comparing.result import Comparison
+    from qdqtool.verification.lines import Verification
 
 _HOMES = {
     "compare": "qdqtool.verification.comparing.api",

@@ -3,84 +3,107 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from qdqtool.base.files import records_inputs
-from qdqtool.base.options import Images, takes
-from qdqtool.base.parameters import typed
+from qdqtool.base.files import record_inputs
 from qdqtool.base.process import pause_gc
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource, load, load_full
 from qdqtool.model.qdq import without_pairs
-from qdqtool.options import Assumed, Looking, On, Way
 from qdqtool.trt.outcome import assumed_target, settled, simulate
-from qdqtool.trt.targets import Target, target_named
+from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import ConvOutcome, Finding, Prediction, Severity
 
+if TYPE_CHECKING:
+    from calibration.options import Preprocess
 
-@takes(on=On, assumed=Assumed, how=Way)
-@typed
-@records_inputs
+
 def predict(
     model: ModelSource | Model,
-    on: On,
+    target: str | Target = DEFAULT_TARGET,
     *,
     advice: bool = True,
-    assumed: Assumed,
-    how: Way,
+    assume: Mapping[str, str] | None = None,
+    way: str | None = None,
 ) -> Prediction:
-    """Says which convolutions TensorRT will run in INT8, which not, and why. Needs no GPU and no TensorRT.
+    """Predict which convolutions TensorRT will run in INT8, which not, and why.
+
+    Needs no GPU and no TensorRT.
 
     Args:
-        model: Path, ModelProto or bytes of a Q/DQ model. Weights are not needed: external data may be missing.
+        model: Path, ModelProto or bytes of a Q/DQ model. External data may be missing.
+        target: TensorRT version such as ``8.5``, ``10.3`` or ``11``, or ``rtx1.7``; or a
+            :class:`qdqtool.trt.targets.Target`.
         advice: Whether to look for findings as well.
-        {options}
+        assume: Outcome of fusions that TensorRT decides by timing: ``{"silu-add": "fused"}``
+            or ``"apart"``.
+        way: How the engine is built, such as ``trtexec`` or ``onnxruntime``. Findings then
+            name its flags. The error for another name lists the choices.
 
     Returns:
-        The prediction: outcomes of every Conv, ConvTranspose, Gemm and MatMul, engine layers, the optimizer's trace,
-        conversions that stay at run time, and findings with their fixes.
+        The prediction: outcomes of every Conv, ConvTranspose, Gemm and MatMul, engine layers,
+        the optimizer's trace, remaining conversions, and findings with their fixes.
 
     Raises:
         ModelError: The model cannot be read.
-        QdqtoolError: The target, the assumption or the way is not known.
+        QdqtoolError: The target, the assumption or the build method is unknown.
     """
-    chosen, way = assumed_target(target_named(on.target), assumed.assume), how.way
+    with record_inputs() as inputs:
+        prediction = _predict(model, target_named(target), advice, assume, way)
+    prediction.read = inputs
+    return prediction
+
+
+def _predict(
+    model: ModelSource | Model,
+    target: Target,
+    advice: bool,
+    assume: Mapping[str, str] | None,
+    way: str | None,
+) -> Prediction:
+    assumed = assumed_target(target, assume)
     if way is not None:
         from qdqtool.explain.ways import way_named
 
         way = way_named(way).name
     with pause_gc():
         index = load(model)
-        if chosen.is_rtx:
+        if assumed.is_rtx:
             from qdqtool.trt.rtx.predict import predict_rtx
 
-            prediction = predict_rtx(index, chosen)
+            prediction = predict_rtx(index, assumed)
         else:
-            prediction = simulate(index, target_named(on.target), assumed.assume)
+            prediction = simulate(index, target, assume)
         if advice:
             prediction.findings = advise(index, prediction, way)
     return prediction
 
 
-@takes(images=Images, looking=Looking)
 def check_activations(
     model: ModelSource | Model,
     prediction: Prediction,
     data: object,
     *,
-    images: Images,
-    looking: Looking,
+    preprocess: Preprocess | None = None,
+    size: tuple[int, int] | None = None,
+    max_images: int = 64,
     progress: bool = False,
 ) -> None:
-    """Runs a Q/DQ model on data and adds a finding where scales of activations do not fit it.
+    """Run a Q/DQ model on data and add a finding if scales of activations do not fit it.
 
-    It runs with the quantizers of activations taken out, so that what one clips says nothing of those behind it.
+    The quantizers of activations are removed first, so that one that clips does not affect
+    those after it.
 
     Args:
         model: The model that was predicted; its weights are needed.
         prediction: Its prediction, to which the finding is added.
-        data: What :func:`calibration.open_data` takes: a folder of images, a list file, npz or npy, arrays.
-        {options}
-        progress: Whether to draw progress on stderr (only when that is a terminal).
+        data: Images, as for :func:`calibration.open_data`: folder, list file, npz, npy or arrays.
+        preprocess: How images become inputs. Default: letterbox, RGB, divided by 255.
+        size: Height and width in pixels if the model leaves them open. Default: its ``imgsz``
+            metadata.
+        max_images: Maximum number of samples, spread evenly over the data.
+        progress: Whether to draw progress on stderr if that is a terminal.
 
     Raises:
         ModelError: onnxruntime cannot run the model.
@@ -105,9 +128,9 @@ def check_activations(
         float_model(index.copy(), weights=True).proto,
         data,
         list(dict.fromkeys(sources.values())),
-        preprocess=images.preprocess or Preprocess(),
-        size=images.size,
-        max_images=looking.max_images,
+        preprocess=preprocess or Preprocess(),
+        size=size,
+        max_images=max_images,
         progress=progress,
     )
     report = Report(prediction.target)

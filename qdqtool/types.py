@@ -17,7 +17,6 @@ from typing import Any, ClassVar, Literal, dataclass_transform
 
 from qdqtool.base.files import InputFiles
 from qdqtool.base.outputs import save_answer
-from qdqtool.base.parameters import typed
 from qdqtool.base.records import names_in, record
 from qdqtool.errors import brief
 
@@ -532,7 +531,6 @@ class Prediction:
     compute_capabilities: list[str] = field(default_factory=list)
     read: InputFiles | None = field(default=None, repr=False, compare=False)
 
-    @typed
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the JSON that ``qdqtool predict --format json`` prints, atomically.
 
@@ -584,7 +582,6 @@ class Prediction:
         possible = sum(len(r.possible) for r in self.regions)
         return max(0, min(known) - possible), max(known) + sum(r.uncertain for r in self.regions)
 
-    @typed
     def convolution(self, name: str) -> ConvOutcome:
         """The outcome of the convolution of that name.
 

@@ -4,8 +4,8 @@ import pickle
 
 from qdqtool.base.notes import Remark
 from qdqtool.errors import DataError, ModelError
-from qdqtool.options import Request
 from qdqtool.timing.estimate import predict_on
+from qdqtool.timing.options import TimingOptions
 from tests.trt.builder import Graph
 
 
@@ -48,7 +48,7 @@ def test_error_text_is_one_printable_line() -> None:
 def test_unknown_gain_note_has_a_reason_without_path() -> None:
     g = Graph()
     _, time = predict_on(
-        g.model(g.relu(g.input(1, 16, 8, 8), "r")), "trt8.5", Request(gpu="RTX 3060")
+        g.model(g.relu(g.input(1, 16, 8, 8), "r")), "trt8.5", TimingOptions(gpu="RTX 3060")
     )
     assert time is not None
     (note,) = (n for n in time.notes if n.remark is Remark.GAIN_UNKNOWN)

@@ -17,8 +17,8 @@ from qdqtool.fixing.api import fix
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model
 from qdqtool.model.view import View
-from qdqtool.options import Request
 from qdqtool.timing.estimate import predict_on
+from qdqtool.timing.options import TimingOptions
 from qdqtool.trt import refusals, surroundings
 from qdqtool.trt.targets import TARGETS
 from tests.slow import slow_after
@@ -73,7 +73,7 @@ def test_estimate_pauses_garbage_collection() -> None:
     predict_on(
         FAMILIES["convolutions"](6),
         "trt8.5",
-        Request(gpu="T4"),
+        TimingOptions(gpu="T4"),
         also=lambda *_: during.append(gc.isenabled()),
     )
     after = gc.isenabled()

@@ -1,7 +1,8 @@
-"""Options of the commands agree with the parameters of the Python functions that they call."""
+"""Names, defaults and choices of options are the same in functions, option classes and commands."""
 
 import inspect
 from collections.abc import Callable
+from dataclasses import MISSING, Field, fields
 from typing import Any
 
 import click
@@ -10,170 +11,319 @@ import pytest
 
 import calibration
 import qdqtool
-from qdqtool import builders, options
-from qdqtool.base.options import Ranges, as_in, concern, option_of, options_of, takes
-from qdqtool.commands import inputs
+from calibration import Preprocess
+from calibration.methods import METHODS
+from qdqtool import builders
+from qdqtool.base import limits
+from qdqtool.builders.options import BUILDERS, BuildOptions
 from qdqtool.commands.cli import cli
+from qdqtool.commands.options import DEFAULT_TARGET as COMMAND_TARGET
 from qdqtool.errors import QdqtoolError
-from qdqtool.extraction.job import extract
-from qdqtool.fixing.api import fix
-from qdqtool.verification.api import verify_from_log, verify_with_builder
-from tests.contract import residual
-
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "insert": qdqtool.insert,
-    "tune": qdqtool.tune,
-    "predict": qdqtool.predict,
-    "verify": qdqtool.verify,
-    "compare": qdqtool.compare,
-    "fix": fix,
-    "report": qdqtool.report,
-    "extract": extract,
-    "build": builders.build,
-}
-DOCUMENTED = (
-    *FUNCTIONS.values(),
-    calibration.collect,
-    calibration.open_data,
-    verify_from_log,
-    verify_with_builder,
+from qdqtool.extraction.options import (
+    CHECKED_MODELS,
+    PREDICTED_MODELS,
+    SelectionOptions,
+    ShrinkOptions,
 )
+from qdqtool.fixing.options import FixOptions
+from qdqtool.insertion import options as of_insertion
+from qdqtool.insertion.losses import LITTLE, SAMPLES
+from qdqtool.insertion.options import (
+    CacheOptions,
+    ClusterOptions,
+    ImageOptions,
+    InsertOptions,
+    NetworkOptions,
+    PlacementOptions,
+    RangeOptions,
+)
+from qdqtool.prediction import check_activations
+from qdqtool.render.reporting.options import ReportInputs
+from qdqtool.timing.estimate import predict_on
+from qdqtool.timing.options import GpuOptions, TimingOptions
+from qdqtool.trt.targets import DEFAULT_SM, DEFAULT_TARGET
+from qdqtool.tuning.options import KEEP, SearchBudget, TuningGoal
+from qdqtool.verification.api import verify_with_builder
+from qdqtool.verification.build_model import build_model
+from tests.errors import has
+
+Function = Callable[..., Any]
 
 
-def shared_parameters(name: str) -> list[tuple[click.Option, inspect.Parameter]]:
-    """Return the options of a command with the parameters of its function that have their names."""
-    command = cli.get_command(click.Context(cli), name)
-    assert command is not None
-    parameters = inspect.signature(FUNCTIONS[name]).parameters
-    return [
-        (option, parameters[str(option.name)])
-        for option in command.params
-        if isinstance(option, click.Option) and option.name in parameters
-    ]
+def parameters(function: Function) -> dict[str, inspect.Parameter]:
+    return dict(inspect.signature(function).parameters)
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_command_has_the_defaults_of_the_function(name: str) -> None:
-    for option, parameter in shared_parameters(name):
-        assert option.help
-        if option.is_flag:
-            assert parameter.default is option.opts[0].startswith("--no-"), option.name
-        elif isinstance(option.default, (int, float, str)):  # else the command leaves it out
-            assert option.default == parameter.default, option.name
+def scalar_fields(cls: type) -> list[Field[Any]]:
+    """Return the fields of an option class that do not hold another option class."""
+    return [f for f in fields(cls) if f.default_factory is MISSING and f.default is not MISSING]
+
+
+CALIBRATION = (RangeOptions, ImageOptions, ClusterOptions, PlacementOptions)
+CLASSES: dict[Function, tuple[type, ...]] = {
+    qdqtool.insert: (*CALIBRATION, CacheOptions, NetworkOptions, InsertOptions),
+    qdqtool.tune: (*CALIBRATION, NetworkOptions, GpuOptions, TuningGoal, SearchBudget),
+    qdqtool.verify: (GpuOptions,),
+    qdqtool.report: (GpuOptions, ReportInputs),
+    qdqtool.fix: (FixOptions, ImageOptions),
+    qdqtool.extract: (SelectionOptions, ShrinkOptions),
+    builders.build: (BuildOptions,),
+    build_model: (BuildOptions,),
+    calibration.collect: (ClusterOptions,),
+}
+# Fields that a function has no parameter for, because it has no use for them.
+NOT_PARAMETERS = {
+    (qdqtool.tune, "input_type"),
+    (qdqtool.verify, "power"),
+    (qdqtool.report, "power"),
+}
+
+
+@pytest.mark.parametrize("function", CLASSES, ids=lambda f: f.__name__)
+def test_option_classes_have_defaults_of_parameters(function: Function) -> None:
+    known = parameters(function)
+    for cls in CLASSES[function]:
+        for field in scalar_fields(cls):
+            if (function, field.name) not in NOT_PARAMETERS:
+                assert known[field.name].default == field.default, field.name
+
+
+def test_functions_have_the_same_defaults() -> None:
+    fitted = ("percentile", "max_images", "size", "overwrite_cache")
+    for name in fitted:
+        default = parameters(qdqtool.insert)[name].default
+        for function in (calibration.collect, calibration.open_data, calibration.amax_of):
+            if name in parameters(function):
+                assert parameters(function)[name].default == default, name
+    assert [
+        parameters(f)["preprocess"].default for f in (calibration.collect, calibration.open_data)
+    ] == [Preprocess()] * 2
 
 
 @pytest.mark.parametrize(
-    ("name", "parameter"),
+    "function",
+    [*CLASSES, qdqtool.predict, qdqtool.compare, calibration.open_data, check_activations],
+    ids=lambda f: f.__name__,
+)
+def test_every_parameter_is_documented(function: Function) -> None:
+    text = inspect.getdoc(function) or ""
+    if function is build_model:  # names those of build
+        return
+    for name in parameters(function):
+        assert f"\n    {name}: " in text, name
+
+
+# Numbers of numpy
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "expected"),
     [
-        (name, str(option.name))
-        for name in FUNCTIONS
-        for option, _ in shared_parameters(name)
-        if isinstance(option.type, click.Choice) and name not in ("build", "verify")
+        (RangeOptions(percentile=np.float32(99.5)), "percentile", 99.5),
+        (RangeOptions(max_images=np.int64(8)), "max_images", 8),
+        (ImageOptions(size=np.array([32, 64])), "size", (32, 64)),  # type: ignore[arg-type]
+        (InsertOptions(losses=np.int64(2)), "losses", 2),
+        (NetworkOptions(smooth=np.float32(0.5)), "smooth", 0.5),
+        (GpuOptions(clock=np.float32(1500)), "clock", 1500.0),
+        (TuningGoal(keep=np.float64(0.5)), "keep", 0.5),
+        (SearchBudget(workers=np.int8(2)), "workers", 2),
+        (FixOptions(effort=np.float32(2)), "effort", 2.0),
+        (SelectionOptions(hops=np.int64(1)), "hops", 1),
+        (ShrinkOptions(limit=np.int64(9)), "tries", 9),
+        (Preprocess(scale=np.float32(0.5)), "scale", 0.5),
+        (Preprocess(mean=np.array([1.0, 2.0, 3.0])), "mean", (1.0, 2.0, 3.0)),  # type: ignore[arg-type]
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_options_hold_numbers_of_python(options: Any, field: str, expected: Any) -> None:
+    value = getattr(options, field)
+    assert value == expected and type(value) is type(expected)
+    if isinstance(value, tuple):
+        assert {type(v) for v in value} == {type(v) for v in expected}
+
+
+def test_fraction_is_not_a_number_of_images() -> None:
+    with pytest.raises(TypeError):
+        qdqtool.insert(b"", max_images=2.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("parameter", ["exclude", "include", "exclude_op"])
+@pytest.mark.parametrize("function", [qdqtool.insert, qdqtool.tune], ids=["insert", "tune"])
+def test_single_pattern_is_not_a_list(function: Function, parameter: str) -> None:
+    with pytest.raises(QdqtoolError, check=has("wrong-type", parameter=parameter)):
+        function(b"", None, **{parameter: "conv"})
+
+
+# Commands
+
+
+def options_of(command: str) -> dict[str, click.Option]:
+    found = cli.get_command(click.Context(cli), command)
+    assert found is not None
+    return {str(p.name): p for p in found.params if isinstance(p, click.Option)}
+
+
+def default_of(option: click.Option) -> Any:
+    """Return the value of an option that is not given."""
+    value = option.get_default(click.Context(cli))
+    return value if isinstance(value, (bool, int, float, str)) else None
+
+
+FUNCTIONS: dict[str, tuple[Function, ...]] = {
+    "insert": (qdqtool.insert,),
+    "tune": (qdqtool.tune,),
+    "predict": (qdqtool.predict, predict_on, check_activations, TimingOptions),
+    "verify": (qdqtool.verify, verify_with_builder),
+    "compare": (qdqtool.compare,),
+    "report": (qdqtool.report,),
+    "fix": (qdqtool.fix,),
+    "extract": (qdqtool.extract,),
+    "build": (builders.build,),
+}
+IMAGES = {f.name for f in fields(Preprocess)} - {"fill"}
+# Options of commands that are not parameters: outputs, formats, and what decides the exit code.
+ONLY_COMMANDS = {
+    "output",
+    "form",
+    "everything",
+    "strongly_typed",  # part of the target
+    *IMAGES,  # fields of `preprocess`
+}
+ONLY_COMMAND = {
+    "insert": {"calib", "write_table", "gpu"},
+    "tune": {"calib", "result", "no_state"},
+    "predict": {"trace", "layers", "require_gain", "required", "fail_on", "calib"},
+    "verify": {"from_log", "allow_partial"},
+    "compare": {"more_a", "more_b", "fail_on", "page"},
+    "report": set(),
+    "fix": {"calib"},
+    "extract": {"issue", "verification"},
+    "build": set(),
+}
+# Parameters of functions without an option: inputs, objects of Python, and what a command always does.
+ONLY_FUNCTION = {
+    "insert": {"model", "data", "progress", "preprocess"},
+    "tune": {"model", "data", "mapper", "progress", "say", "preprocess"},
+    "predict": {"model", "advice"},
+    "verify": {"model", "builds"},
+    "compare": {"a", "b"},
+    "report": {"model", "builds"},
+    "fix": {"source", "data", "preprocess"},
+    "extract": {"model", "keep_interrupted"},
+    "build": {"model"},
+}
+# Defaults of commands that differ from those of functions.
+OTHER_DEFAULT = {
+    ("insert", "losses"): (None, 0),  # a user of the command wants the measurement
+    ("tune", "state"): (None, None),  # OUTPUT.tuning, a name that a function does not know
+}
+# Options whose missing value (None, no value, no flag) stands for the function's default.
+UNSET = {"target": DEFAULT_TARGET, "effort": 1.0, "unify": True, "predict": True, "finding": ()}
+
+
+@pytest.mark.parametrize("command", FUNCTIONS)
+def test_options_are_the_parameters(command: str) -> None:
+    function = FUNCTIONS[command][0]
+    extra = ONLY_COMMANDS | ONLY_COMMAND[command]
+    if "output" in parameters(function):
+        extra = extra - {"output"}
+    of_functions = {name for f in FUNCTIONS[command] for name in parameters(f)}
+    options = options_of(command)
+    assert options.keys() - extra <= of_functions
+    assert parameters(function).keys() - options.keys() == ONLY_FUNCTION[command]
+
+
+@pytest.mark.parametrize("command", FUNCTIONS)
+def test_options_have_defaults_of_parameters(command: str) -> None:
+    known = parameters(FUNCTIONS[command][0])
+    for name, option in options_of(command).items():
+        if name not in known or (command, name) in OTHER_DEFAULT:
+            continue
+        default = known[name].default
+        if option.show_default:
+            assert default_of(option) == default, name
+        elif not (option.multiple or option.is_flag):
+            assert default_of(option) is None or option.required, name
+            assert default in (None, UNSET.get(name)), name
+        else:
+            assert default in ((), None, False) or UNSET.get(name) is default, name
+
+
+@pytest.mark.parametrize(("command", "name"), OTHER_DEFAULT)
+def test_other_defaults_of_commands(command: str, name: str) -> None:
+    of_command, of_function = OTHER_DEFAULT[command, name]
+    assert default_of(options_of(command)[name]) is of_command
+    assert parameters(FUNCTIONS[command][0])[name].default == of_function
+
+
+def test_image_options_have_defaults_of_preprocess() -> None:
+    defaults = {f.name: f.default for f in fields(Preprocess)}
+    options = options_of("insert")
+    assert default_of(options["resize"]) == defaults["resize"]
+    assert defaults["bgr"] is False and options["bgr"].is_flag
+    assert all(default_of(options[name]) is None for name in ("scale", "mean", "std"))
+
+
+CHOICES = {
+    "method": of_insertion.METHODS,
+    "head": of_insertion.HEADS,
+    "residual": of_insertion.RESIDUALS,
+    "builder": BUILDERS,
+}
+
+
+@pytest.mark.parametrize("command", FUNCTIONS)
+def test_choices_are_those_of_functions(command: str) -> None:
+    for name, option in options_of(command).items():
+        if name in CHOICES:
+            assert isinstance(option.type, click.Choice)
+            assert tuple(option.type.choices) == CHOICES[name]
+
+
+def test_methods_are_those_of_the_calibration() -> None:
+    assert set(of_insertion.METHODS) == set(METHODS)
+
+
+# Defaults in texts
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "text"),
+    [
+        ("insert", "target", f"[default: {DEFAULT_TARGET}]"),
+        ("verify", "target", f"[default: the build's own, else {DEFAULT_TARGET}]"),
+        ("insert", "losses", f"[default: {SAMPLES}, and"),
+        ("insert", "losses", f"by {LITTLE:.0%} or more]"),
+        ("insert", "smooth", f"ALPHA is {options_of('insert')['smooth'].flag_value} if"),
+        ("tune", "keep", f"[default: {KEEP}]"),
+        ("tune", "check_timeout", f"[default: {limits.USER_SECONDS:g}]"),
+        ("extract", "check_timeout", f"[default: {limits.USER_SECONDS:g}]"),
+        ("extract", "limit", f"(default {PREDICTED_MODELS} within"),
+        ("extract", "limit", f"{CHECKED_MODELS} with builds)"),
+        ("fix", "effort", f"[default: {FixOptions.effort:g}]"),
     ],
 )
-def test_function_has_the_choices_of_the_command(name: str, parameter: str) -> None:
-    (option,) = (o for o, _ in shared_parameters(name) if o.name == parameter)
-    assert isinstance(option.type, click.Choice)
-    arguments: dict[str, Any] = {"data": np.zeros((1, 8, 8, 8), np.float32)}
-    arguments = {
-        k: v for k, v in arguments.items() if k in inspect.signature(FUNCTIONS[name]).parameters
-    }
-    with pytest.raises(QdqtoolError, match="no-such") as caught:
-        FUNCTIONS[name](residual(), *arguments, **{parameter: "no-such"})
-    assert all(choice in str(caught.value) for choice in option.type.choices)
+def test_help_states_default(command: str, name: str, text: str) -> None:
+    assert text in str(options_of(command)[name].help)
 
 
-@pytest.mark.parametrize("function", DOCUMENTED, ids=lambda f: f.__name__)
-def test_function_documents_each_parameter(function: Callable[..., Any]) -> None:
-    text = inspect.getdoc(function) or ""
-    assert "{options}" not in text
-    for name in inspect.signature(function).parameters:
-        assert f"\n    {name}" in text or f"\n    *{name}" in text or f"``{name}``" in text, name
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (qdqtool.compare, f"build: ``{DEFAULT_TARGET}``"),
+        (qdqtool.report, f"build: ``{DEFAULT_TARGET}``"),
+        (builders.build, f"Default: {DEFAULT_SM[0]}."),
+        (qdqtool.tune, f"Default: {KEEP} without a"),
+        (qdqtool.tune, f"Default: {limits.USER_SECONDS:g}."),
+        (qdqtool.extract, f"Default: {limits.USER_SECONDS:g}."),
+        (qdqtool.extract, f"Default: {PREDICTED_MODELS}, or {CHECKED_MODELS} with a"),
+        (qdqtool.insert, f"None: {SAMPLES} samples, and"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_docstring_states_default(function: Function, text: str) -> None:
+    assert text in " ".join((inspect.getdoc(function) or "").split())
 
 
-@pytest.mark.parametrize("function", DOCUMENTED, ids=lambda f: f.__name__)
-def test_function_rejects_unknown_keywords(function: Callable[..., Any]) -> None:
-    parameters = inspect.signature(function).parameters.values()
-    required = ["m.onnx" for p in parameters if p.default is p.empty and p.kind.value < 2]
-    with pytest.raises(TypeError, match="tarket"):
-        function(*required, tarket="trt8.5")
-
-
-# Functions and commands whose parameters are fields of classes
-
-
-@takes(placing=options.Placing, ranges=Ranges)
-def by_keyword(
-    first: int, *, placing: options.Placing, ranges: Ranges, last: str = ""
-) -> tuple[object, ...]:
-    """An example.
-
-    Args:
-        first: The first.
-        {options}
-    """
-    return first, placing.head, placing.unify, ranges.percentile, last
-
-
-@takes(on=options.On, placing=options.Placing)
-def by_position(
-    first: int, on: options.On, *rest: int, placing: options.Placing
-) -> tuple[object, ...]:
-    return first, on.target, rest, placing.head
-
-
-def test_keyword_parameters_become_fields() -> None:
-    assert by_keyword(1) == (1, "box", True, 99.99, "")
-    other = by_keyword(1, head="none", unify=False, percentile=99.0, last="x")  # type: ignore[call-arg]
-    assert other == (1, "none", False, 99.0, "x")
-    assert list(inspect.signature(by_keyword).parameters)[:3] == ["first", "last", "head"]
-    with pytest.raises(QdqtoolError, match=r"head='all'.*box.*float.*none"):
-        by_keyword(1, head="all")  # type: ignore[call-arg]
-
-
-def test_positional_parameters_become_fields() -> None:
-    function: Any = by_position
-    assert function(1) == (1, "trt10", (), "box")
-    assert function(1, "trt8.5", 2, 3, head="none") == (1, "trt8.5", (2, 3), "none")
-    assert function(1, target="trt11") == function(1, on=options.On(target="trt11"))
-    kinds = [p.kind.name for p in inspect.signature(function).parameters.values()]
-    assert kinds[:3] == ["POSITIONAL_OR_KEYWORD", "POSITIONAL_OR_KEYWORD", "VAR_POSITIONAL"]
-
-
-@concern
-class Inherited(options.Placing):
-    """An example."""
-
-    head: str = as_in(options.Placing, "head", "float", doc="Which.")
-    weights: str = as_in(options.Placing, "weights")
-
-
-def test_inherited_option_keeps_what_it_does_not_state() -> None:
-    assert [o.name for o in options_of(Inherited)] == [o.name for o in options_of(options.Placing)]
-    assert (Inherited().head, options.Placing().head, Inherited().weights) == (
-        "float",
-        "box",
-        "float",
-    )
-    before, after = (option_of(c, "head").metadata for c in (options.Placing, Inherited))
-    assert after == {**before, "doc": "Which."} and before["doc"] != "Which."
-    with pytest.raises(QdqtoolError, match="head='all'"):
-        Inherited(head="all")
-    with pytest.raises(QdqtoolError, match="exclude=3"):
-        Inherited(exclude=3)
-
-
-def test_command_options_have_the_order_and_help_of_the_decorator() -> None:
-    @click.command("example")
-    @inputs.made_of("placing", Inherited, "weights", "head", head="As given.")
-    @inputs.made_of("shown", inputs.Shown, "everything", everything="All of it.")
-    def command(placing: Inherited, shown: inputs.Shown) -> int:
-        return len(placing.head) + len(placing.weights) if shown.everything else 0
-
-    assert [(p.name, p.help) for p in command.params if isinstance(p, click.Option)] == [
-        ("weights", option_of(options.Placing, "weights").metadata["brief"]),
-        ("head", "As given."),
-        ("everything", "All of it."),
-    ]
-    code = command.main(["--all", "--head", "none"], standalone_mode=False)
-    assert code == len("none") + len("float")
+def test_commands_have_the_default_target() -> None:
+    assert COMMAND_TARGET == DEFAULT_TARGET

@@ -7,19 +7,16 @@ through :func:`qdqtool.base.outputs.atomic_write`, which refuses recorded files.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
-from typing import IO, ParamSpec, Protocol, TypeVar
+from typing import IO
 
 from qdqtool.base import limits
 from qdqtool.errors import QdqtoolError
 
-P = ParamSpec("P")
-R = TypeVar("R", bound="HasInputs")
 StrPath = str | os.PathLike[str]
 FileKey = tuple[int | str, ...]
 _BLOCK = 1 << 24
@@ -112,32 +109,17 @@ _current: ContextVar[InputFiles | None] = ContextVar("inputs", default=None)
 
 @contextlib.contextmanager
 def record_inputs() -> Iterator[InputFiles]:
-    """Record all files that are read inside the block."""
+    """Record all files that are read inside the block, for :func:`forbid_overwrite`.
+
+    Raises:
+        QdqtoolError: One of them is nested deeper than Python's stack.
+    """
     inputs = InputFiles(_current.get())
     with inputs.active():
-        yield inputs
-
-
-class HasInputs(Protocol):
-    """A result that knows the files from which it was made."""
-
-    read: InputFiles | None
-
-
-def records_inputs(function: Callable[P, R]) -> Callable[P, R]:
-    """Record the files that a function reads in its result, for :func:`forbid_overwrite`."""
-
-    @functools.wraps(function)
-    def recording(*args: P.args, **kwargs: P.kwargs) -> R:
-        with record_inputs() as inputs:
-            try:
-                result = function(*args, **kwargs)
-            except RecursionError as error:
-                raise inputs.nesting_error() from error
-        result.read = inputs
-        return result
-
-    return recording
+        try:
+            yield inputs
+        except RecursionError as error:
+            raise inputs.nesting_error() from error
 
 
 def forbid_overwrite(inputs: InputFiles | None) -> contextlib.AbstractContextManager[None]:

@@ -18,7 +18,6 @@ from qdqtool.base.files import (
     is_stream,
 )
 from qdqtool.base.json_text import json_text
-from qdqtool.base.parameters import typed
 from qdqtool.base.text import visible
 from qdqtool.errors import QdqtoolError
 
@@ -90,7 +89,6 @@ class Saved:
     def as_json(self) -> dict[str, Any]:
         raise NotImplementedError
 
-    @typed
     def save(self, path: StrPath) -> None:
         """Write the JSON that the command's ``--format json`` prints.
 

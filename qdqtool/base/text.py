@@ -21,6 +21,8 @@ _HIDDEN = re.compile(
     "\ufffe\uffff\U000e0000-\U000e007f]"
 )
 
+_REPR = 60  # characters of a value in a message
+
 
 def visible(text: str) -> str:
     r"""The text with every hidden character written as ``\u001b``, which means the same inside a JSON string."""
@@ -77,6 +79,15 @@ def reason_of(error: BaseException, length: int = 200, *, first_line: bool = Fal
     if first_line:
         text = next(iter(text.strip().splitlines()), "")
     return " ".join(text.split())[:length] or type(error).__name__
+
+
+def brief_repr(value: object) -> str:
+    """Return the beginning of a value's `repr` on one line, for a message."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # a class of the user's, or an integer of more digits than Python prints
+        text = object.__repr__(value)
+    return text if len(text) <= _REPR else f"{text[:_REPR]}..."
 
 
 def counted(number: int | str | None, word: str) -> str:

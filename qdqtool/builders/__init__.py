@@ -6,70 +6,63 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from qdqtool.base import limits
-from qdqtool.base.options import takes
+from qdqtool.builders.options import BuildOptions
 from qdqtool.errors import BuilderError, ModelError
-from qdqtool.options import BUILDERS, DEFAULT_SM, Building
 
 if TYPE_CHECKING:
     from qdqtool.builders.run import BuildResult
+    from qdqtool.trt.targets import Target
 
 
-@takes(how=Building)
-def build(model: str | os.PathLike[str], how: Building) -> BuildResult:
-    """Builds a model and reads the build.
+def build(
+    model: str | os.PathLike[str],
+    builder: str = "tensorrt-rtx",
+    output: str | os.PathLike[str] | None = None,
+    sm: Sequence[int] | None = None,
+    timeout: float = 1800.0,
+    keep_engine: bool = False,
+    shapes: Mapping[str, Sequence[Sequence[int]]] | None = None,
+) -> BuildResult:
+    """Build a model and read the build.
 
     Args:
         model: Path of an ONNX model; it is not changed.
-        {options}
+        builder: ``tensorrt-rtx`` (needs no GPU), ``trtexec`` or ``tensorrt`` (for the GPU of this
+            machine).
+        output: Folder for ``build.log`` and the engine; it is made if it is missing. None keeps
+            nothing on disk.
+        sm: Compute capabilities to build for, as ``[86]`` (TensorRT-RTX only). Default: 86.
+        timeout: Seconds until the build is stopped.
+        keep_engine: Whether to write ``engine.plan`` into `output`.
+        shapes: Minimum, preferred and maximum shape of inputs with run-time dimensions, by the
+            name of the input.
 
     Returns:
-        What came out. A model that the compiler refuses, or that crashes it, is an answer and not an error.
+        The build. A model that the compiler rejects, or that crashes it, is not an error.
 
     Raises:
         BuilderError: The builder is unknown, not installed, or cannot run here.
         ModelError: The model cannot be read.
-        QdqtoolError: ``timeout`` is no number of seconds.
+        QdqtoolError: `timeout` is not a number of seconds.
     """
-    builder, output, sm = how.builder, how.output, how.sm
-    if builder not in BUILDERS:
-        raise BuilderError(
-            f"unknown builder '{builder}'; use one of {', '.join(BUILDERS)}",
-            code="unknown-choice",
-            parameter="builder",
-        )
-    timeout = limits.check_seconds(how.timeout, "timeout")
-    if sm and builder != "tensorrt-rtx":
-        raise BuilderError(
-            f"compute capabilities are for tensorrt-rtx; {builder} builds for the GPU of this machine",
-            code="option-conflict",
-            parameter="sm",
-        )
-    if sm:
+    options = BuildOptions(builder, output, sm, timeout, keep_engine, shapes)
+    seconds = limits.check_seconds(options.timeout, "timeout")
+    if options.sm:
         from qdqtool.trt.targets import RTX
 
-        for capability in sm:
-            if capability not in RTX.buildable:
-                raise BuilderError(
-                    f"TensorRT-RTX 1.7 cannot build for SM{capability}; it knows "
-                    f"SM{', SM'.join(map(str, RTX.buildable))}",
-                    code="unknown-choice",
-                    parameter="sm",
-                )
-    if how.keep_engine and output is None:
-        raise BuilderError(
-            "an engine needs a folder to be kept in", code="missing-argument", parameter="output"
-        )
-    if builder == "trtexec":
+        check_capabilities(options.sm, RTX)
+    if options.builder == "trtexec":
         from qdqtool.builders.run import build_with_trtexec, run_one
 
         return run_one(
             model,
-            output,
+            options.output,
             lambda path, work: build_with_trtexec(
-                path, work, timeout, how.keep_engine, how.shapes or {}
+                path, work, seconds, options.keep_engine, options.shapes or {}
             ),
         )
     from qdqtool.builders.child import Child
@@ -77,21 +70,38 @@ def build(model: str | os.PathLike[str], how: Building) -> BuildResult:
     if isinstance(model, (str, os.PathLike)) and not os.path.exists(model):
         # The same with and without a compiler on this machine.
         raise ModelError("no such file", os.fspath(model), code="file-missing")
-    with Child("tensorrt_rtx" if builder == "tensorrt-rtx" else "tensorrt") as child:
+    with Child("tensorrt_rtx" if options.builder == "tensorrt-rtx" else "tensorrt") as child:
         child.start()  # the compiler loads while onnx is imported and the model is read
         from qdqtool.builders.run import build_with, run_one
+        from qdqtool.trt.targets import DEFAULT_SM
 
         return run_one(
             model,
-            output,
+            options.output,
             lambda path, work: build_with(
                 child,
                 path,
                 work,
-                builder,
-                tuple(sm or DEFAULT_SM),
-                timeout,
-                how.keep_engine,
-                how.shapes,
+                options.builder,
+                tuple(options.sm or DEFAULT_SM),
+                seconds,
+                options.keep_engine,
+                options.shapes,
             ),
         )
+
+
+def check_capabilities(capabilities: Sequence[int], target: Target) -> None:
+    """Check that TensorRT-RTX can build for compute capabilities.
+
+    Raises:
+        BuilderError: It cannot build for one of them.
+    """
+    for capability in capabilities:
+        if capability not in target.buildable:
+            raise BuilderError(
+                f"TensorRT-RTX 1.7 cannot build for SM{capability}; it knows "
+                f"SM{', SM'.join(map(str, target.buildable))}",
+                code="unknown-choice",
+                parameter="sm",
+            )

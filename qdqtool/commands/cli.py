@@ -16,8 +16,7 @@ from typing import Any
 import click
 
 from qdqtool.base import files, process
-from qdqtool.base.parameters import shown
-from qdqtool.base.text import Filtered, FilteredErrors, middle, one_line
+from qdqtool.base.text import Filtered, FilteredErrors, brief_repr, middle, one_line
 from qdqtool.commands import COMMANDS, overview
 from qdqtool.commands.usage import UsageError
 from qdqtool.errors import QdqtoolError
@@ -130,7 +129,7 @@ def _run(args: list[str] | None) -> int:
     if nameless := next(
         (a for a in args or () if "\0" in a), None
     ):  # click asks the system about names as they are
-        return _fail(f"{shown(nameless)}: {files.INVALID_NAME}", 2)
+        return _fail(f"{brief_repr(nameless)}: {files.INVALID_NAME}", 2)
     try:
         with files.record_inputs() as read:
             result: Any = cli.main(args=args, prog_name="qdqtool", standalone_mode=False)

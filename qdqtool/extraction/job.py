@@ -12,16 +12,15 @@ import onnx
 from qdqtool.base import limits
 from qdqtool.base.files import record_inputs
 from qdqtool.base.notes import Note, Remark
-from qdqtool.base.options import takes
-from qdqtool.base.parameters import typed
 from qdqtool.base.process import INTERRUPTED
 from qdqtool.base.progress import track
-from qdqtool.base.said import Parameter, Said, said
+from qdqtool.base.said import Said, said
 from qdqtool.base.text import listed
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain.alike import key
 from qdqtool.extraction.cut import Cutter, Part
 from qdqtool.extraction.moves import ALL, BYTES_FIRST, constants
+from qdqtool.extraction.options import SelectionOptions, ShrinkOptions
 from qdqtool.extraction.private import made_private
 from qdqtool.extraction.result import Extraction
 from qdqtool.extraction.select import (
@@ -38,9 +37,8 @@ from qdqtool.extraction.select import (
 )
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.modelfile import ModelSource, load, load_full
-from qdqtool.options import BUILDS, TRIES, On, Selection, Shrinking
 from qdqtool.prediction import of_part, predict
-from qdqtool.trt.targets import target_named
+from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import ConvOutcome, Finding, Prediction
 
 if TYPE_CHECKING:
@@ -416,97 +414,95 @@ def _last(steps: Iterator[Part | None]) -> Part | None:
     return found
 
 
-@takes(selection=Selection, on=On, shrinking=Shrinking)
-@typed
 def extract(
     model: ModelSource | Model,
     *,
-    selection: Selection,
-    on: On,
-    shrinking: Shrinking,
     keep_interrupted: bool = False,
+    finding: str | Sequence[str] | None = (),
+    node: str | None = None,
+    hops: int | None = None,
+    inputs: Sequence[str] = (),
+    outputs: Sequence[str] = (),
+    target: str | Target = DEFAULT_TARGET,
+    minimize: bool = False,
+    builder: str | None = None,
+    check: str | None = None,
+    says: str | None = None,
+    check_timeout: float | None = None,
+    limit: int | None = None,
+    private: bool = False,
 ) -> Extraction:
-    """Cuts the part out of a Q/DQ model that a finding, a node or a failing build depends on.
+    """Extract the part of a Q/DQ model that a finding, a node or a failing build depends on.
 
     Args:
         model: Path, bytes, ModelProto, or an onnx-graphsurgeon Graph. It is not changed.
-        keep_interrupted: Whether Ctrl-C while shrinking ends that, and the smallest model found by then is returned.
-        {options}
+        keep_interrupted: Whether Ctrl-C while shrinking returns the smallest model so far.
+        finding: ``CODE`` or ``CODE:n`` (the n-th of that code, from 1, in the order of
+            ``predict``), or several. With `node`: those at that node.
+        node: Name of a node whose prediction stays.
+        hops: Number of nodes around `node`. Default: as many as its prediction needs.
+        inputs: Tensors at which the part begins. Default: the network's inputs.
+        outputs: Tensors at which it ends. Default: the network's outputs.
+        target: TensorRT version such as ``8.5``, ``10.3`` or ``11``, or ``rtx1.7``; or a
+            :class:`qdqtool.trt.targets.Target`.
+        minimize: Whether to shrink further: fewer nodes, channels and pixels, plain weights.
+        builder: ``tensorrt-rtx``, ``trtexec`` or ``tensorrt``. The small model builds, fails or
+            differs as the whole does. A builder or a check alone searches the whole model for
+            what the build depends on, as `minimize` does.
+        check: Command that exits with the same code for the small model as for the whole; see
+            :class:`qdqtool.extraction.checks.CommandCheck`.
+        says: Text that the command prints for the whole model and has to print for the small
+            one. The exit code alone cannot distinguish errors.
+        check_timeout: Seconds for one run of the command. Default: 600. On a smaller model it may
+            take ten seconds more than three times the time of the whole.
+        limit: Maximum number of models to try when shrinking. Default: 2000, or 400 with a
+            builder or a command. Without both and without a limit, shrinking also ends after a
+            minute or two.
+        private: Whether to replace names, weights, scales and metadata; see
+            :mod:`qdqtool.extraction.private`.
 
     Returns:
-        The small model, its prediction, and what was kept and why. The same arguments give the same bytes.
+        The small model, its prediction, and what was kept and why. The same arguments give the
+        same bytes.
 
     Raises:
         ModelError: The model cannot be read, or has no such finding, node or tensor.
-        BuilderError: The builder is not here.
-        QdqtoolError: The arguments do not go together.
+        BuilderError: The builder is not on this machine.
+        QdqtoolError: The arguments contradict each other.
     """
-    builder, check, says, limit = (
-        shrinking.builder,
-        shrinking.check,
-        shrinking.says,
-        shrinking.limit,
-    )
-    node, hops, minimize = selection.node, selection.hops, shrinking.minimize
-    if builder is not None and check is not None:
-        raise QdqtoolError(
-            said("give a {`builder`} or a {`check`}, not both"),
-            code="option-conflict",
-            parameter="check",
-        )
-    timeout = limits.check_seconds(shrinking.check_timeout, "check_timeout")
-    tries = limit if limit is not None else (BUILDS if builder or check else TRIES)
-    if tries < 1 or (hops is not None and hops < 0):
-        raise QdqtoolError(
-            said("{`limit`} is at least 1, {`hops`} at least 0"),
-            code="out-of-range",
-            parameter="limit" if tries < 1 else "hops",
-        )
-    given = selection.finding
-    findings = [given] if isinstance(given, str) else list(given or ())
-    if not (findings or node or selection.inputs or selection.outputs):
-        minimize = True  # whatever the build depends on: that has to be found
-    texts = {
-        "finding": findings,
-        "inputs": selection.inputs,
-        "outputs": selection.outputs,
-        "node": [node],
-        "check": [check],
-        "says": [says],
-    }
-    if says is not None and check is None:
-        raise QdqtoolError(
-            said("{`says`} is what a {`check`} prints; give that as well"),
-            code="missing-argument",
-            parameter="check",
-        )
-    for parameter, told in texts.items():
-        if any(text is not None and not text.strip() for text in told):
-            raise QdqtoolError(
-                said(
-                    "{parameter}: is empty; leave it out, or say what it is",
-                    parameter=Parameter(parameter),
-                ),
-                code="empty",
-                parameter=parameter,
-            )
-    name = target_named(on.target).name
-    with (
-        record_inputs() as guard
-    ):  # not over the whole: shrinking writes and reads files of its own
+    shrinking = ShrinkOptions(minimize, builder, check, says, check_timeout, limit, private)
+    selection = SelectionOptions(finding, node, hops, inputs, outputs)
+    timeout = limits.check_seconds(check_timeout, "check_timeout")
+    name = target_named(target).name
+    with record_inputs() as read:  # not over the whole: shrinking reads and writes own files
         index = load(model)
-    job = Job(index, name)
+    result = _extract(Job(index, name), selection, shrinking, timeout, keep_interrupted)
+    result.source, result.read = index.path, read
+    return result
+
+
+def _extract(
+    job: Job,
+    selection: SelectionOptions,
+    shrinking: ShrinkOptions,
+    timeout: float,
+    keep_interrupted: bool,
+) -> Extraction:
     job.select(
-        findings, node, hops, selection.inputs, selection.outputs, free=bool(builder or check)
+        selection.findings,
+        selection.node,
+        selection.hops,
+        selection.inputs,
+        selection.outputs,
+        free=shrinking.is_checked,
     )
     with ExitStack() as stack:
-        if builder or check:
-            job.use(builder, check, says or "", stack, timeout)
+        if shrinking.is_checked:
+            job.use(shrinking.builder, shrinking.check, shrinking.says or "", stack, timeout)
         job.keep_checked()
-        if minimize:
-            job.minimize(tries, keep_interrupted, bounded=limit is None and job.check is None)
+        if shrinking.minimize or selection.is_empty:  # what the build depends on is unknown
+            bounded = shrinking.limit is None and job.check is None
+            job.minimize(shrinking.tries, keep_interrupted, bounded=bounded)
         elif job.widened:
             job.notes.append(Remark.WHOLE_KEPT())
-    result = job.finish(shrinking.private)
-    result.source, result.read = index.path, guard
-    return result
+    return job.finish(shrinking.private)

@@ -12,7 +12,6 @@ from qdqtool.base import limits
 from qdqtool.base.files import InputFiles, forbid_overwrite, read_input
 from qdqtool.base.json_text import parse_json
 from qdqtool.base.notes import Note
-from qdqtool.base.parameters import typed
 from qdqtool.base.text import as_line, as_text
 from qdqtool.buildlog.agreement import MismatchKind
 from qdqtool.errors import DataError
@@ -71,7 +70,6 @@ class Extraction:
         """Whether it shows what it was taken for, to the end."""
         return not self.interrupted and bool(self.shown.findings or self.shown.convolutions)
 
-    @typed
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the small model, atomically.
 

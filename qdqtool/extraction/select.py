@@ -16,11 +16,11 @@ from qdqtool.errors import BuilderError, ModelError
 from qdqtool.explain.alike import key, readers_in
 from qdqtool.extraction.cut import Cutter, Part
 from qdqtool.extraction.moves import ALL, LARGE, OF_DATA, Move, copied, may_hold_sizes, pruned
+from qdqtool.extraction.options import PREDICTED_MODELS
 from qdqtool.model.external import has_data, stored
 from qdqtool.model.graph import Node
 from qdqtool.model.shapes import infer_shapes
 from qdqtool.model.slim import tensor_bytes, without_data
-from qdqtool.options import TRIES
 from qdqtool.types import ConvOutcome, Finding, Prediction
 
 
@@ -366,7 +366,7 @@ class Shrinker:
         proto: onnx.ModelProto,
         holds: ModelHolds,
         moves: Sequence[Move] = ALL,
-        limit: int = TRIES,
+        limit: int = PREDICTED_MODELS,
         bounded: bool = False,
     ) -> None:
         self._left = (limits.MINIMIZED_NODES, limits.MINIMIZED_BYTES) if bounded else None

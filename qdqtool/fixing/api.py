@@ -5,22 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 import onnx
 
-from qdqtool.base import limits
-from qdqtool.base.files import InputFiles, forbid_overwrite, records_inputs
+from qdqtool.base.files import InputFiles, forbid_overwrite, record_inputs
 from qdqtool.base.notes import Note, Remark
-from qdqtool.base.options import Images, takes
-from qdqtool.base.parameters import typed
 from qdqtool.base.process import pause_gc
 from qdqtool.base.said import Said, of_error, said
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain import codes
 from qdqtool.explain.coded import TRIED, ScalesAround, fixed, fixes_of
 from qdqtool.fixing import compare, gains, pairs, quantizers, weights
+from qdqtool.fixing.options import FixOptions
 from qdqtool.fixing.outputs import (
     OutputError,
     OutputPart,
@@ -34,15 +32,17 @@ from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource, load_full, save
 from qdqtool.model.qdq import is_quantized
 from qdqtool.model.view import View
-from qdqtool.options import Fixes, On
 from qdqtool.prediction import predict
 from qdqtool.timing.estimate import TimeEstimate, time_like
 from qdqtool.timing.parts import FixTime
 from qdqtool.trt import faults
 from qdqtool.trt import refusals as trt
 from qdqtool.trt.rtx.operands import IntegersLost, ScalesJoined
-from qdqtool.trt.targets import Target, target_named
+from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import TOOL_VERSION, Finding, Json, Prediction, Severity
+
+if TYPE_CHECKING:
+    from calibration.options import Preprocess
 
 FIX_SCHEMA = "qdqtool/fix/1"
 
@@ -190,7 +190,6 @@ class Fixed:
         """Whether no finding that is an error is left."""
         return all(f.severity != Severity.ERROR for f in self.after.findings)
 
-    @typed
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the fixed model, atomically.
 
@@ -224,43 +223,58 @@ class Fixed:
         }
 
 
-@takes(on=On, fixes=Fixes, images=Images)
-@typed
-@records_inputs
 def fix(
     source: ModelSource | Model,
-    on: On,
-    fixes: Fixes,
+    target: str | Target = DEFAULT_TARGET,
+    only: Sequence[str] = (),
+    inputs: Mapping[str, Any] | None = None,
+    effort: float = 1.0,
     *,
     data: object = None,
-    images: Images,
+    preprocess: Preprocess | None = None,
+    size: tuple[int, int] | None = None,
 ) -> Fixed:
-    """Applies the fixes of a Q/DQ model that need no calibration; ``docs/fix.md`` says which are kept.
+    """Apply the fixes of a Q/DQ model that need no calibration.
+
+    Each fix is tried, and kept only if that shows it to be one; see ``docs/fix.md``.
 
     Args:
         source: The model; all its weights must be available.
-        data: What :func:`calibration.open_data` takes: a folder of images, a list file, npz or npy, arrays. Outputs
-            are compared on some of it instead of on random inputs.
-        {options}
+        target: TensorRT version such as ``8.5``, ``10.3`` or ``11``, or ``rtx1.7``; or a
+            :class:`qdqtool.trt.targets.Target`.
+        only: Finding codes to fix. Default: all except those of the head (``HEAD-QUANT``) that
+            are not errors, because they change what is quantized.
+        inputs: Arrays by input name to run the model with. Default: random ones.
+        effort: Factor on the limits of comparing outputs (multiplications, bytes), for large
+            models.
+        data: Images to compare outputs on instead of random inputs, as for
+            :func:`calibration.open_data`: folder, list file, npz, npy or arrays.
+        preprocess: How images become inputs. Default: letterbox, RGB, divided by 255.
+        size: Height and width in pixels if the model leaves them open. Default: its ``imgsz``
+            metadata.
 
     Raises:
         ModelError: The model cannot be read, has no Q/DQ, or a weight file is missing.
-        QdqtoolError: A code in ``only`` is unknown or has no automatic fix.
+        QdqtoolError: A code in `only` is unknown or has no automatic fix.
         DataError: The inputs or the data do not fit.
     """
-    chosen, only, effort = target_named(on.target), fixes.only, fixes.effort
-    wanted = _wanted(only)
-    if not 0 < effort <= limits.EFFORT:
-        raise QdqtoolError(
-            said(
-                "{`effort`:{effort!r}}: give a number above 0, up to {most:g}",
-                effort=effort,
-                most=limits.EFFORT,
-            ),
-            code="value-out-of-range",
-            parameter="effort",
-        )
-    if data is not None and fixes.inputs is not None:
+    chosen, options = target_named(target), FixOptions(only, inputs, effort)
+    with record_inputs() as read:
+        fixed = _fix(source, chosen, options, data, preprocess, size)
+    fixed.read = read
+    return fixed
+
+
+def _fix(
+    source: ModelSource | Model,
+    target: Target,
+    options: FixOptions,
+    data: object,
+    preprocess: Preprocess | None,
+    size: tuple[int, int] | None,
+) -> Fixed:
+    wanted = _wanted(options.only)
+    if data is not None and options.inputs is not None:
         raise QdqtoolError(
             said("{`inputs`} and {`data`} exclude each other: give one of them"),
             code="options-exclude-each-other",
@@ -273,15 +287,15 @@ def fix(
             model.path or "model",
             code="not-quantized",
         )
-    samples = None if data is None else read_samples(model, data, images)
+    samples = None if data is None else read_samples(model, data, preprocess, size)
     with pause_gc():
-        work = _Work(model, chosen, fixes.inputs, samples, effort)
+        work = _Work(model, target, options.inputs, samples, options.effort)
         for step in STEPS:
-            if wanted.intersection(step.codes) or (not only and work.is_due(step)):
-                work.try_step(step, wanted if only else set(step.codes))
+            if wanted.intersection(step.codes) or (not options.only and work.is_due(step)):
+                work.try_step(step, wanted if options.only else set(step.codes))
         work.try_together()
         for aim, what, convert in _WHOLE:
-            if not only or wanted.intersection(aim.codes):
+            if not options.only or wanted.intersection(aim.codes):
                 work.try_whole(aim, what, convert)
         work.account_for(wanted)
         work.report_losses()

@@ -17,6 +17,7 @@ from qdqtool.base import limits
 from qdqtool.base.said import said
 from qdqtool.errors import DataError
 from qdqtool.fixing import sandbox
+from qdqtool.fixing.options import FixOptions
 from qdqtool.fixing.outputs import OutputPart, is_lost, relative, sums_of_squares
 from qdqtool.fixing.sandbox import Arrays, RunError, TookTooLong, TooMuch
 from qdqtool.model import qdq, sessions
@@ -24,7 +25,6 @@ from qdqtool.model.graph import Model
 from qdqtool.model.run_cost import estimate_run_cost
 from qdqtool.model.subgraphs import RUN_DOMAINS, STANDARD
 from qdqtool.model.view import View
-from qdqtool.options import Fixes
 
 __all__ = ["Arrays", "Noise", "NotFinite", "RunError", "Runs", "TooMuch"]
 _DYNAMIC = {0: 1}  # an unknown batch
@@ -209,7 +209,7 @@ class Runs:
         left: Multiplications that are left for all runs.
     """
 
-    def __init__(self, effort: float = Fixes.effort, samples: int = 1) -> None:
+    def __init__(self, effort: float = FixOptions.effort, samples: int = 1) -> None:
         self.effort = effort
         self.left = limits.SESSION_WORK_ALL * effort * samples
 

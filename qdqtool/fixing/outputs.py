@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,9 @@ from qdqtool.errors import DataError
 from qdqtool.fixing.sandbox import Arrays, RunError
 from qdqtool.model.bounds import joined_parts
 from qdqtool.model.graph import Model, Node
+
+if TYPE_CHECKING:
+    from calibration.options import Preprocess
 
 MAX_PARTS = 16  # of one output; those of another network are no groups of its outputs
 SAMPLES = 8  # images that outputs are compared on
@@ -193,7 +196,13 @@ def _channels(mask: npt.NDArray[np.bool_]) -> tuple[tuple[int, int] | None, int]
     return None, 0
 
 
-def read_samples(model: Model, data: object, images: Any, count: int = SAMPLES) -> list[Arrays]:
+def read_samples(
+    model: Model,
+    data: object,
+    preprocess: Preprocess | None = None,
+    size: tuple[int, int] | None = None,
+    count: int = SAMPLES,
+) -> list[Arrays]:
     """Return samples of some data, evenly spread, as inputs of a model.
 
     Raises:
@@ -202,8 +211,8 @@ def read_samples(model: Model, data: object, images: Any, count: int = SAMPLES) 
     from calibration import Preprocess, open_data
     from calibration.session import input_specs, metadata_size
 
-    size = images.size or metadata_size(model)
-    dataset = open_data(data, input_specs(model), images.preprocess or Preprocess(), count, size)
+    size = size or metadata_size(model)
+    dataset = open_data(data, input_specs(model), preprocess or Preprocess(), count, size)
     found = list(dataset)
     if not found:
         raise DataError(said("{`data`}: holds no samples"), code="no-samples", parameter="data")

@@ -8,10 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from qdqtool import prediction
-from qdqtool.base.files import records_inputs
+from qdqtool.base.files import record_inputs
 from qdqtool.base.notes import Note, Remark
-from qdqtool.base.options import Images, Kept, Preprocess, Ranges, Workers, takes
-from qdqtool.base.parameters import typed
 from qdqtool.base.said import of_error, said
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain.left_float import nothing_to_quantize
@@ -35,6 +33,15 @@ from qdqtool.insertion.losses import (
     measure,
     with_predictions,
 )
+from qdqtool.insertion.options import (
+    CacheOptions,
+    ClusterOptions,
+    ImageOptions,
+    InsertOptions,
+    NetworkOptions,
+    PlacementOptions,
+    RangeOptions,
+)
 from qdqtool.insertion.placement import place
 from qdqtool.insertion.prepare import MIN_OPSET, fold_leading, prepare
 from qdqtool.insertion.result import Insertion
@@ -48,53 +55,106 @@ from qdqtool.model.layernorm import as_one, in_half, layer_norms, sums_of_square
 from qdqtool.model.modelfile import ModelSource, load_full
 from qdqtool.model.qdq import is_quantized
 from qdqtool.model.view import View
-from qdqtool.options import Checking, Measuring, On, Output, Placing
-from qdqtool.trt.targets import Target, target_named
+from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import Finding, Json, Prediction, QuantizedTensor, Severity
 
 if TYPE_CHECKING:
     from calibration import Statistics
+    from calibration.options import Preprocess
 
 # The finished model's error is FP16's where it is so large, and so many times that of INT8 activations alone.
 _DIFFERS, _TIMES = 0.1, 5.0
 
 
-@records_inputs
-@takes(
-    ranges=Ranges,
-    images=Images,
-    kept=Kept,
-    on=On,
-    placing=Placing,
-    made=Output,
-    where=Workers,
-    measuring=Measuring,
-    checking=Checking,
-)
-@typed
 def insert(
     model: ModelSource | Model,
     data: object = None,
     *,
-    ranges: Ranges,
-    images: Images,
-    kept: Kept,
-    on: On,
-    placing: Placing,
-    made: Output,
-    where: Workers,
-    measuring: Measuring,
-    checking: Checking,
     progress: bool = False,
+    method: str = "focus",
+    method_for: Sequence[tuple[str, str]] = (),
+    percentile: float = 99.99,
+    max_images: int = 512,
+    preprocess: Preprocess | None = None,
+    size: tuple[int, int] | None = None,
+    calib_cache: str | os.PathLike[str] | None = None,
+    overwrite_cache: bool = False,
+    target: str | Target = DEFAULT_TARGET,
+    head: str = "box",
+    residual: str = "auto",
+    attention: str = "float",
+    unify: bool = True,
+    exclude: Sequence[str] = (),
+    include: Sequence[str] = (),
+    exclude_op: Sequence[str] = (),
+    weights: str = "float",
+    high_precision: str | None = None,
+    smooth: float | None = None,
+    input_type: str = "float",
+    cluster: object = None,
+    mixed_cpus: bool = False,
+    calib_table: str | os.PathLike[str] | None = None,
+    losses: int | None = 0,
+    predict: bool = True,
 ) -> Insertion:
-    """Inserts calibrated Q/DQ pairs where TensorRT uses them.
+    """Insert calibrated Q/DQ pairs where TensorRT uses them.
 
     Args:
-        model: A float ONNX model; it is not changed.
-        data: What :func:`calibration.open_data` takes: a folder of images, a list file, npz or npy, arrays. Not needed
-            with ``calib_table``.
-        progress: Whether to draw progress on stderr (only when that is a terminal).
-        {options}
+        model: Float ONNX model; it is not changed.
+        data: Images, as for :func:`calibration.open_data`: folder, list file, npz, npy or arrays.
+            Not needed with `calib_table`.
+        progress: Whether to draw progress on stderr if that is a terminal.
+        method: ``focus``, ``mse``, ``percentile``, ``entropy`` or ``max``: how the range of an
+            activation is chosen.
+        method_for: Pairs of a regular expression on tensor names and the method for these
+            tensors.
+        percentile: For the method ``percentile``, in percent of the absolute values.
+        max_images: Maximum number of samples, spread evenly over the data.
+        preprocess: How images become inputs. Default: letterbox, RGB, divided by 255.
+        size: Height and width in pixels if the model leaves them open. Default: its ``imgsz``
+            metadata.
+        calib_cache: File that keeps the statistics, so that another run needs no inference.
+        overwrite_cache: Whether a cache of another model or of other data is replaced. Otherwise
+            it is an error.
+        target: TensorRT version such as ``8.5``, ``10.3`` or ``11``, or ``rtx1.7``; or a
+            :class:`qdqtool.trt.targets.Target`.
+        head: ``box`` leaves DFL and box outputs of a YOLOv8-style head float, and the layers of a
+            DETR that compute boxes, reference points and sampling offsets. ``float`` leaves every
+            last convolution and such scores float. ``none`` leaves nothing float.
+        residual: ``auto``, ``skip``, ``both`` or ``none``: which inputs of a residual Add are
+            quantized.
+        attention: ``float`` leaves the products of attention (queries with keys, Softmax with
+            values) float. ``int8`` quantizes their inputs, the Softmax's result with its fixed
+            range 0 to 1. Users measured INT8 attention to be slower: 800 us instead of 200 on an
+            Orin with 8.6 (NVIDIA/TensorRT issue 3243), 111 ms instead of 43 for a UNet of Stable
+            Diffusion on an A10 (2905). TensorRT-RTX 1.7 makes one kernel of each attention of
+            ViT-B/16 and Swin-T in either type, and several of YOLO11's.
+        unify: Whether tensors tied by Concat, Split, Slice, MaxPool, Resize and the like share
+            one scale.
+        exclude: Regular expressions (``re.search``) on names of nodes that stay float.
+        include: The same for nodes to quantize although a preset would leave them float.
+        exclude_op: Operator types that stay float.
+        weights: ``float`` keeps float weights with Q and DQ, ``int8`` stores int8 with DQ alone.
+        high_precision: ``fp32`` leaves the float remainder as it is. ``fp16`` converts it, except
+            tensors near the largest value of FP16, inputs and outputs. Default: ``fp16`` if the
+            target computes in the types of the file (TensorRT 11, TensorRT-RTX), else ``fp32``.
+        smooth: SmoothQuant before the calibration, for networks with outlier channels
+            (ACT-OUTLIER): scales of the inputs of Linears move into their weights, and the
+            inverse into the LayerNormalization, Linear or Mul before them, which is the same in
+            float. Strength from 0 to 1, mostly 0.5.
+        input_type: ``float`` leaves the network's inputs as they are. ``int8`` and ``uint8``: see
+            :mod:`qdqtool.insertion.inputs`.
+        cluster: Workers that calibrate and measure: address of a Dask scheduler, ``local:N`` for
+            N processes on this machine, or a ``distributed.Client``. Default: this process. The
+            result is the same, bit for bit.
+        mixed_cpus: Whether workers are allowed whose results may differ in the last bits.
+        calib_table: TensorRT calibration table with the ranges, instead of `data`.
+        losses: Number of samples to measure on how far INT8 moves the outputs, which activations
+            cost most (:mod:`qdqtool.insertion.losses`), and how far an FP16 model is from the
+            float model. The network runs up to ten times for each sample. 0 measures nothing.
+            None: 2 samples, and single activations only if the outputs move by 10 % or more; the
+            command's default.
+        predict: Whether to predict the result.
 
     Returns:
         The Q/DQ model with scales (units of the tensor per integer step) and reasons.
@@ -105,26 +165,49 @@ def insert(
         ClusterError: The cluster cannot be reached, or is not fit for the work.
         QdqtoolError: An option is wrong, or a pattern matches nothing.
     """
-    calib_table, losses = measuring.calib_table, measuring.losses
+    options = InsertOptions(
+        RangeOptions(method, method_for, percentile, max_images),
+        ImageOptions(preprocess, size),
+        CacheOptions(calib_cache, overwrite_cache),
+        PlacementOptions(head, residual, attention, unify, exclude, include, exclude_op, weights),
+        NetworkOptions(high_precision, smooth, input_type),
+        ClusterOptions(cluster, mixed_cpus),
+        calib_table,
+        losses,
+        predict,
+        progress,
+    )
+    with record_inputs() as inputs:
+        insertion = _insert(model, data, target_named(target), options)
+    insertion.read = inputs
+    return insertion
+
+
+def _insert(
+    model: ModelSource | Model, data: object, chosen: Target, options: InsertOptions
+) -> Insertion:
+    from calibration import Preprocess
+
+    ranges, images, network = options.ranges, options.images, options.network
+    calib_table, losses = options.calib_table, options.losses
     preprocess = images.preprocess or Preprocess()
-    if where.cluster is not None:
+    if options.cluster.cluster is not None:
         from calibration.cluster.mapping import check_where
 
-        check_where(where.cluster)
-    chosen = target_named(on.target)
-    check_input_type(made.input_type, chosen)
+        check_where(options.cluster.cluster)
+    check_input_type(network.input_type, chosen)
     loaded = load_full(model)
     source = loaded.path
     ours = is_ours(loaded, model)
     work, half, notes, warnings = prepared(
-        model, loaded, chosen, placing.weights, made.high_precision
+        model, loaded, chosen, options.placement.weights, network.high_precision
     )
-    rules, placement = placed_for(work, placing, chosen)
+    rules, placement = placed_for(work, options.placement, chosen)
     notes.extend(placement.notes)
     smoothed: list[Smoothed] = []
-    if made.smooth is not None:
+    if network.smooth is not None:
         smoothed, done = smooth(
-            work, placement, made.smooth, None if calib_table is not None else data, images
+            work, placement, network.smooth, None if calib_table is not None else data, images
         )
         notes.append(done)
     if smoothed:
@@ -132,7 +215,7 @@ def insert(
         placement = place(work, rules)
     if not placement.readers:
         raise nothing_to_quantize(placement.skipped, source or "model")
-    groups = scale_groups(work, placement.readers, placing.unify)
+    groups = scale_groups(work, placement.readers, options.placement.unify)
     methods = MethodChoice.chosen(ranges)
     methods.check([t for g in groups for t in g.tensors])
     statistics = None
@@ -146,12 +229,12 @@ def insert(
             groups,
             max_images=ranges.max_images,
             images=images,
-            kept=kept,
-            workers=where,
-            progress=progress,
+            cache=options.cache,
+            cluster=options.cluster,
+            progress=options.progress,
         )
         found = []
-        if made.input_type == "uint8":
+        if network.input_type == "uint8":
             for name in work.inputs:
                 if name in statistics and statistics[name].count:
                     check_pixels(
@@ -172,11 +255,11 @@ def insert(
         for s in found
         for t in s.group.quantized
     }
-    quantized = rewrite(work, placement, scales, placing.weights)
+    quantized = rewrite(work, placement, scales, options.placement.weights)
     findings = (
         [] if statistics is None else _of_outliers(work, found, quantized, statistics, chosen)
     )
-    advice = made.smooth is None or bool(smoothed)  # not, where it was taken in vain
+    advice = network.smooth is None or bool(smoothed)  # not, where it was taken in vain
     remark = Remark.OF_FINDING_TO_FIX if advice else Remark.OF_FINDING
     warnings.extend(remark(code=f.code, finding=f) for f in findings)
     seen = {} if statistics is None else {t: s.absmax for t, s in statistics.items()}
@@ -198,8 +281,8 @@ def insert(
     if half:
         readable = data if calib_table is None else None
         wide = too_large(work, quantized, seen, readable, warnings, images)
-        notes.extend(said_of_half(work, chosen, wide, made.high_precision is None))
-        first = work if made.input_type == "float" else work.copy()
+        notes.extend(said_of_half(work, chosen, wide, network.high_precision is None))
+        first = work if network.input_type == "float" else work.copy()
         halfprecision.to_half(first, wide)
         if losses != 0 and readable is not None:
             try:
@@ -216,8 +299,8 @@ def insert(
                     warnings.append(Remark.HALF_DIFFERS(int8=measured.error, half=agreement.error))
             except ModelError as error:
                 warnings.append(Remark.AGREEMENT_NOT_MEASURED(error=of_error(error)))
-    if made.input_type != "float":
-        notes.extend(change_inputs(work, made.input_type, preprocess))
+    if network.input_type != "float":
+        notes.extend(change_inputs(work, network.input_type, preprocess))
         if half:
             halfprecision.to_half(work, wide)
     in_pieces = _of_norms(work, chosen)
@@ -248,7 +331,7 @@ def insert(
         findings=findings,
         compute_capabilities=chosen.told,
     )
-    if checking.predict:
+    if options.predict:
         try:
             work.path, work.sha256 = "", None  # from here on it is a model in memory as any other
             result.prediction = prediction.predict(work, chosen)
@@ -323,7 +406,7 @@ def too_large(
     seen: Mapping[str, float],
     data: object,
     warnings: list[Note],
-    images: Images = AS_CALIBRATED,
+    images: ImageOptions = AS_CALIBRATED,
 ) -> dict[str, float]:
     """Tensors of a Q/DQ model that near the largest value of FP16: as ``seen`` in the calibration, by their scale, or
     on a few samples of the data, where there is any; ``warnings`` gets what could not be looked at."""

@@ -22,9 +22,9 @@ import numpy.typing as npt
 from onnx import TensorProto, helper
 
 from qdqtool.base.notes import Note, Remark
-from qdqtool.base.options import Images, Kept, Preprocess, Workers
 from qdqtool.base.said import said
 from qdqtool.errors import DataError, ModelError, QdqtoolError
+from qdqtool.insertion.options import CacheOptions, ClusterOptions, ImageOptions
 from qdqtool.insertion.placement import class_outputs
 from qdqtool.insertion.scales import LEVELS, GroupScale, Member, ScaleGroup, known_scale, positive
 from qdqtool.model.editor import Editor
@@ -35,6 +35,7 @@ from qdqtool.types import Json
 
 if TYPE_CHECKING:
     from calibration import Statistics
+    from calibration.options import Preprocess
     from qdqtool.insertion.result import Insertion
 
 
@@ -253,9 +254,9 @@ def collect_for(
     groups: Sequence[ScaleGroup],
     *,
     max_images: int,
-    images: Images | None = None,
-    kept: Kept | None = None,
-    workers: Workers | None = None,
+    images: ImageOptions | None = None,
+    cache: CacheOptions | None = None,
+    cluster: ClusterOptions | None = None,
     progress: bool = False,
 ) -> tuple[Statistics, Json]:
     """Runs the model over the data and returns statistics of the groups' sources, and what to report.
@@ -264,7 +265,7 @@ def collect_for(
         ModelError: onnxruntime cannot run the model.
         DataError: There is no usable data.
     """
-    from calibration import Focus, collect
+    from calibration import Focus, Preprocess, collect
 
     if data is None:
         raise DataError(
@@ -275,22 +276,23 @@ def collect_for(
             code="missing-argument",
             parameter="data",
         )
-    images, kept, workers = images or Images(), kept or Kept(), workers or Workers()
+    images, cache = images or ImageOptions(), cache or CacheOptions()
+    cluster = cluster or ClusterOptions()
     tensors = list(dict.fromkeys(t for g in groups for t in g.sources))
     scores = class_outputs(model)
     statistics = collect(
         model,
         data,
         tensors,
-        cache=kept.calib_cache,
-        overwrite_cache=kept.overwrite_cache,
+        cache=cache.calib_cache,
+        overwrite_cache=cache.overwrite_cache,
         progress=progress,
         preprocess=images.preprocess or Preprocess(),
         max_images=max_images,
         size=images.size,
         focus=Focus(scores) if scores else None,
-        cluster=workers.cluster,
-        mixed_cpus=workers.mixed_cpus,
+        cluster=cluster.cluster,
+        mixed_cpus=cluster.mixed_cpus,
     )
     report: Json = {
         "images": statistics.images,
@@ -298,7 +300,7 @@ def collect_for(
         "tensors": len(tensors),
         "focus": list(scores),
         "fingerprint": statistics.fingerprint,
-        "cache": os.fspath(kept.calib_cache) if kept.calib_cache is not None else None,
+        "cache": os.fspath(cache.calib_cache) if cache.calib_cache is not None else None,
         "skipped": [{"file": name, "reason": reason} for name, reason in statistics.skipped],
         "warnings": list(statistics.warnings),
         "notes": list(statistics.notes),

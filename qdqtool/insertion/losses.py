@@ -19,9 +19,9 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqtool.base.options import Images, Preprocess
 from qdqtool.base.threads import SharedTasks, run_threads
 from qdqtool.errors import ModelError
+from qdqtool.insertion.options import ImageOptions
 from qdqtool.insertion.placement import class_outputs
 from qdqtool.insertion.switched import Feeds, SwitchedNetwork
 from qdqtool.model.editor import Editor, with_more
@@ -32,7 +32,6 @@ from qdqtool.model.qdq import is_dq
 from qdqtool.model.run_cost import peak_activation_bytes, with_input_shapes
 from qdqtool.model.sessions import cores
 from qdqtool.model.slim import without_large_weights
-from qdqtool.options import LITTLE
 from qdqtool.types import Json, Prediction, QuantizedTensor
 
 if TYPE_CHECKING:
@@ -41,7 +40,9 @@ if TYPE_CHECKING:
 TRIED = 8
 SAMPLES = 2
 NAMED = 5
-AS_CALIBRATED = Images()
+# Part of the outputs' standard deviation: if INT8 moves them by less, detections hardly suffer (docs/accuracy.md).
+LITTLE = 0.1
+AS_CALIBRATED = ImageOptions()
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def measure(
     data: object,
     *,
     activations: Sequence[QuantizedTensor],
-    images: Images = AS_CALIBRATED,
+    images: ImageOptions = AS_CALIBRATED,
     samples: int | None = SAMPLES,
     named: int = NAMED,
 ) -> Losses | None:
@@ -149,7 +150,7 @@ def measure(
     Raises:
         ModelError: onnxruntime cannot run the model, or its outputs are not finite.
     """
-    from calibration import Focus, open_data
+    from calibration import Focus, Preprocess, open_data
     from calibration.session import input_specs, return_freed_memory, worker_count
 
     if isinstance(data, Iterator):
@@ -343,7 +344,7 @@ class Fidelity:
 
 
 def largest_values(
-    model: Model, data: object, *, images: Images = AS_CALIBRATED, samples: int = FEW
+    model: Model, data: object, *, images: ImageOptions = AS_CALIBRATED, samples: int = FEW
 ) -> dict[str, float]:
     """The largest absolute value of every tensor of a Q/DQ model that FP16 would hold, on a few samples, evenly spread.
 
@@ -376,7 +377,7 @@ def channel_maxima(
     tensors: Mapping[str, int],
     data: object,
     *,
-    images: Images = AS_CALIBRATED,
+    images: ImageOptions = AS_CALIBRATED,
     samples: int = FEW,
 ) -> dict[str, npt.NDArray[Any]]:
     """The largest absolute value of tensors for each place of their last axis, whose length is given: ``[channels]``.
@@ -388,7 +389,11 @@ def channel_maxima(
 
 
 def values_of(
-    model: Model, tensors: Sequence[str], shapes: Mapping[str, str], data: object, images: Images
+    model: Model,
+    tensors: Sequence[str],
+    shapes: Mapping[str, str],
+    data: object,
+    images: ImageOptions,
 ) -> dict[str, npt.NDArray[Any]]:
     """Tensors as the first sample makes them, and the ``shapes`` of others under the names given.
 
@@ -406,7 +411,7 @@ def _largest(
     model: Model,
     tensors: Sequence[str],
     data: object,
-    images: Images,
+    images: ImageOptions,
     samples: int,
     channels: Mapping[str, int] | None = None,
 ) -> dict[str, npt.NDArray[Any]]:
@@ -454,7 +459,7 @@ def compare(
     data: object,
     *,
     samples: int,
-    images: Images = AS_CALIBRATED,
+    images: ImageOptions = AS_CALIBRATED,
 ) -> list[Fidelity]:
     """How far the outputs of Q/DQ models are from those of the float model that they were made from.
 
@@ -485,13 +490,13 @@ def _runs(
     models: Sequence[Model],
     tensors: Sequence[str],
     data: object,
-    images: Images,
+    images: ImageOptions,
     samples: int,
     *,
     exact: bool = False,
 ) -> Iterator[list[dict[str, npt.NDArray[Any]]]]:
     """The tensors of each model, as float32 unless they are wanted exactly, for one sample after the other."""
-    from calibration import open_data
+    from calibration import Preprocess, open_data
     from calibration.session import Fetcher, input_specs, open_session
 
     fetchers = [Fetcher(open_session(model, tensors, cores())) for model in models]

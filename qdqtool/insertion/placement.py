@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx
 
+from qdqtool.base.checks import compile_pattern
 from qdqtool.base.notes import Note, Remark
-from qdqtool.base.parameters import compile_pattern
 from qdqtool.base.said import Parameter, said
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain.left_float import (
@@ -45,6 +45,7 @@ from qdqtool.explain.left_float import (
     nothing_to_quantize,
 )
 from qdqtool.explain.lint.operators import depthwise, large_kernel
+from qdqtool.insertion.options import PlacementOptions
 from qdqtool.insertion.prepare import Products
 from qdqtool.insertion.structure import (
     all_dequantized,
@@ -61,7 +62,6 @@ from qdqtool.model.qdq import QUANTIZABLE, is_sparse
 from qdqtool.model.sizes import contraction
 from qdqtool.model.subgraphs import DOMAINS, inner_graphs
 from qdqtool.model.view import View
-from qdqtool.options import Placing
 from qdqtool.trt import detect
 from qdqtool.trt.taken import taken
 from qdqtool.types import Refusal
@@ -92,8 +92,8 @@ class Rules:
         failing: Forms of convolutions that builds for the target failed on, to leave float: classes of their refusals.
     """
 
-    head: str = Placing.head
-    residual: str = Placing.residual
+    head: str = PlacementOptions.head
+    residual: str = PlacementOptions.residual
     residual_after_activation: str = "both"
     exclude: Sequence[str] = ()
     include: Sequence[str] = ()
@@ -102,7 +102,7 @@ class Rules:
     transposed_per_channel: bool = False
     floats: Collection[str] = ()
     quantized: Collection[str] = ()
-    attention: str = Placing.attention
+    attention: str = PlacementOptions.attention
     failing: Collection[type[Refusal]] = ()
 
 

@@ -10,13 +10,12 @@ import onnx
 
 from qdqtool.base.files import InputFiles, forbid_overwrite
 from qdqtool.base.notes import Note
-from qdqtool.base.parameters import typed
 from qdqtool.explain.left_float import SkippedNode
 from qdqtool.insertion.losses import Fidelity, Losses
 from qdqtool.insertion.scales import GroupScale
 from qdqtool.insertion.smoothing import Smoothed
 from qdqtool.model.modelfile import save
-from qdqtool.options import DEFAULT_TARGET
+from qdqtool.trt.targets import DEFAULT_TARGET
 from qdqtool.types import INSERTION_SCHEMA, TOOL_VERSION, Finding, Json, Prediction, QuantizedTensor
 
 
@@ -86,7 +85,6 @@ class Insertion:
     def weights(self) -> list[QuantizedTensor]:
         return [q for q in self.quantized if q.method == "weights-max"]
 
-    @typed
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the model, atomically; one of over 2 GB gets its weights in ``<name>.data`` beside it.
 

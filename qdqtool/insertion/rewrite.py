@@ -12,13 +12,13 @@ import numpy.typing as npt
 from onnx import TensorProto
 
 from qdqtool.errors import ModelError
+from qdqtool.insertion.options import PlacementOptions
 from qdqtool.insertion.placement import Placement, Reader, WeightSite
 from qdqtool.insertion.scales import weight_scale
 from qdqtool.model import qdq
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.operators import needs_own_dq
-from qdqtool.options import Placing
 from qdqtool.types import QuantizedTensor
 
 _ROLES = ("_residual_quantizer", "_input_quantizer")
@@ -38,7 +38,7 @@ def rewrite(
     model: Model,
     placement: Placement,
     scales: Mapping[str, ActivationScale],
-    weights: str = Placing.weights,
+    weights: str = PlacementOptions.weights,
 ) -> list[QuantizedTensor]:
     """Inserts Q/DQ pairs into a model, in place.
 

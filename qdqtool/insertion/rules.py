@@ -9,12 +9,12 @@ from qdqtool.base.records import replaced
 from qdqtool.errors import QdqtoolError
 from qdqtool.explain import codes
 from qdqtool.explain.coded import MADE
+from qdqtool.insertion.options import PlacementOptions
 from qdqtool.insertion.placement import Placement, Reader, Rules, WeightSite, place
 from qdqtool.insertion.rewrite import ActivationScale, rewrite
 from qdqtool.insertion.scales import ScaleGroup, scale_groups
 from qdqtool.model.graph import EDITED, Model
 from qdqtool.model.slim import without_large_weights
-from qdqtool.options import Placing
 from qdqtool.trt.faults import DepthwiseAdd, DepthwiseSilu, LargeKernel
 from qdqtool.trt.outcome import settled
 from qdqtool.trt.targets import Target
@@ -27,13 +27,15 @@ OPTIONS = (
 Worth = tuple[int, int, int]
 
 
-def placed_for(model: Model, placing: Placing, target: Target) -> tuple[Rules, Placement]:
+def placed_for(model: Model, placing: PlacementOptions, target: Target) -> tuple[Rules, Placement]:
     """The rules for a prepared model, and what they place; errors are those of :func:`place`."""
     rules, placement = rules_for(model, placing, target)
     return rules, placement or place(model, rules)
 
 
-def rules_for(model: Model, placing: Placing, target: Target) -> tuple[Rules, Placement | None]:
+def rules_for(
+    model: Model, placing: PlacementOptions, target: Target
+) -> tuple[Rules, Placement | None]:
     """The rules that the user's choices and the target's abilities make for a prepared model; and what they place,
     where that was looked for to find them."""
     rules = Rules(

@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from qdqtool.base.checks import compile_pattern
 from qdqtool.base.notes import Note, Remark
-from qdqtool.base.options import Ranges, choices_of
-from qdqtool.base.parameters import compile_pattern
 from qdqtool.base.said import said
 from qdqtool.errors import DataError, QdqtoolError
+from qdqtool.insertion.options import METHODS, PlacementOptions, RangeOptions
 from qdqtool.model.graph import Model
 from qdqtool.model.heads import holds_shares
 from qdqtool.model.operators import fills_below, inputs_behind_q
 from qdqtool.model.qdq import source_of_dq
-from qdqtool.options import Placing
 
 if TYPE_CHECKING:
     from calibration.methods import Range
@@ -69,7 +68,7 @@ class Ties:
 
 
 def scale_groups(
-    model: Model, quantized: Iterable[str], unify: bool = Placing.unify
+    model: Model, quantized: Iterable[str], unify: bool = PlacementOptions.unify
 ) -> list[ScaleGroup]:
     """Groups quantized tensors over pairs and the operators that a Q passes; without ``unify`` all stay alone.
 
@@ -127,7 +126,6 @@ def _largest(model: Model, quantized: Sequence[str]) -> float | None:
 
 
 LEVELS = 127  # symmetric INT8: -127 ... 127, so that a range of amax has the step amax / 127
-METHODS = choices_of(Ranges, "method")
 _SMALLEST = float(np.finfo(np.float32).tiny)
 _CANDIDATES = 48
 
@@ -142,12 +140,12 @@ class MethodChoice:
         percentile: Of the absolute values, for the method ``percentile``, in percent.
     """
 
-    default: str = Ranges.method
+    default: str = RangeOptions.method
     overrides: Sequence[tuple[str, str]] = ()
-    percentile: float = Ranges.percentile
+    percentile: float = RangeOptions.percentile
 
     @classmethod
-    def chosen(cls, ranges: Ranges) -> MethodChoice:
+    def chosen(cls, ranges: RangeOptions) -> MethodChoice:
         """What the user chose."""
         return cls(ranges.method, tuple(ranges.method_for), ranges.percentile)
 

@@ -23,11 +23,11 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqtool.base.notes import Note, Remark
-from qdqtool.base.options import Images
 from qdqtool.base.said import Said, said
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion import losses
 from qdqtool.insertion.losses import AS_CALIBRATED, channel_maxima
+from qdqtool.insertion.options import ImageOptions
 from qdqtool.insertion.placement import Placement
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model, Node
@@ -55,7 +55,7 @@ class Sizes:
         ModelError: onnxruntime cannot run the model.
     """
 
-    def __init__(self, model: Model, data: object, images: Images) -> None:
+    def __init__(self, model: Model, data: object, images: ImageOptions) -> None:
         self.model = model
         self._shapes: dict[str, tuple[int | None, ...]] = {}
         self._values: dict[str, npt.NDArray[Any]] = {}
@@ -252,7 +252,11 @@ class Smoothed:
 
 
 def smooth(
-    model: Model, placement: Placement, alpha: float, data: object, images: Images = AS_CALIBRATED
+    model: Model,
+    placement: Placement,
+    alpha: float,
+    data: object,
+    images: ImageOptions = AS_CALIBRATED,
 ) -> tuple[list[Smoothed], Note]:
     """Moves scales of activations into weights, in place; placement has to be done again afterwards.
 

@@ -13,7 +13,6 @@ import onnx
 import torch
 from torch import Tensor, nn
 
-from qdqtool.base.parameters import typed
 from qdqtool.base.said import said
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.insertion.scales import LEVELS, weight_scale
@@ -73,7 +72,6 @@ class Export:
         return self.check.noise
 
 
-@typed
 def export(
     model: nn.Module | Any,
     path: str | os.PathLike[str],
@@ -168,7 +166,6 @@ def export(
     return Export(os.fspath(path), predict(path, target or plan.target), found, plan)
 
 
-@typed
 def check(
     model: nn.Module | Any,
     path: str | os.PathLike[str],

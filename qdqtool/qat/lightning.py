@@ -14,7 +14,6 @@ from typing import Any
 from torch import nn
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.options import Fitted
 from qdqtool.qat.exporting import Export, export
 from qdqtool.qat.modules import uncalibrated
 from qdqtool.qat.networks import FREEZE_NORMS, freeze
@@ -61,7 +60,7 @@ class QATCallback(Callback):  # type: ignore[misc]
         network: str = "",
         fn: Any = None,
         batches: int = 32,
-        method: str = Fitted.method,
+        method: str = "mse",
         freeze_norms: bool = FREEZE_NORMS,
         path: str | os.PathLike[str] | None = None,
         **options: Any,

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from qdqtool.base.options import takes
-from qdqtool.base.parameters import compile_pattern, typed
+from qdqtool.base.checks import compile_pattern
 from qdqtool.errors import QdqtoolError
 from qdqtool.explain.left_float import (
     PLACEMENT,
@@ -21,12 +20,12 @@ from qdqtool.explain.left_float import (
     nothing_to_quantize,
 )
 from qdqtool.insertion import rules
+from qdqtool.insertion.options import PlacementOptions
 from qdqtool.insertion.placement import Placement, can_be_quantized
 from qdqtool.insertion.prepare import prepare as prepare_network
 from qdqtool.insertion.scales import Ties, scale_groups
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.operators import WEIGHTED, LayerKind, of, output_axis
-from qdqtool.options import Placing, Trained
 from qdqtool.qat.networks import (
     copied,
     exporting_heads,
@@ -35,11 +34,12 @@ from qdqtool.qat.networks import (
     mergeable,
     unwrapped,
 )
+from qdqtool.qat.options import QatOptions
 from qdqtool.qat.sites import ADD, LINEAR, Site
 from qdqtool.qat.sites import WEIGHTED as WEIGHTED_MODULES
 from qdqtool.qat.trace import Traced, as_call, fold_constants, trace
 from qdqtool.trt import detect
-from qdqtool.trt.targets import Target, target_named
+from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import Refusal
 
 
@@ -152,10 +152,20 @@ def _place(site: Site) -> str:
     return f"{name} (projection {site.call})" if site.kind == LINEAR else name
 
 
-@takes(trained=Trained)
-@typed
-def plan(model: nn.Module | Any, sample: Any = None, *, trained: Trained) -> Plan:
-    """Decides where quantizers go; the network is not changed.
+def plan(
+    model: nn.Module | Any,
+    sample: Any = None,
+    *,
+    target: str | Target = DEFAULT_TARGET,
+    backend: str = "pytorch-quantization",
+    head: str = "box",
+    residual: str = "auto",
+    unify: bool = True,
+    exclude: Sequence[str] = (),
+    include: Sequence[str] = (),
+    merge: bool = True,
+) -> Plan:
+    """Decide where quantizers go; the network is not changed.
 
     The float network, its head in export mode, is exported to ONNX in memory,
     :func:`qdqtool.insertion.placement.place` decides as for :func:`qdqtool.insert`, and each decision is carried
@@ -165,17 +175,36 @@ def plan(model: nn.Module | Any, sample: Any = None, *, trained: Trained) -> Pla
         model: The float network, on any device.
         sample: A tensor, a tuple of arguments or a dict of keyword arguments to call it with; None for Ultralytics'
             wrapper takes an image of its size.
-        {options}
+        target: TensorRT version such as ``8.5``, ``10.3`` or ``11``, or ``rtx1.7``; or a
+            :class:`qdqtool.trt.targets.Target`.
+        backend: ``pytorch-quantization`` or ``modelopt``: whose quantizer modules are used.
+        head: What stays float in a detection head, as for :func:`qdqtool.insert`.
+        residual: Which inputs of a residual Add are quantized, as for :func:`qdqtool.insert`.
+        unify: Whether tensors that Concat, Split, Slice, MaxPool or Resize tie together share one
+            quantizer.
+        exclude: Regular expressions (``re.search``) on names of modules, or of nodes in the ONNX
+            graph, that stay float; each has to match one. An Add belongs to the module in whose
+            ``forward`` it is written.
+        include: The same for modules to quantize although a rule leaves them float.
+        merge: Whether parallel branches that deploy as one convolution (RepVGG, RepConv of YOLOv7
+            and v9) are merged first, by the network's own method. Training then continues with
+            the one convolution. A plan merges them on a copy.
 
     Raises:
         QdqtoolError: An option is wrong, or a pattern matches nothing.
         ModelError: torch cannot export the network, or nothing in it can be quantized.
     """
-    chosen = target_named(trained.target)
+    options = QatOptions(target, backend, head, residual, unify, exclude, include, merge)
+    return make_plan(model, sample, options)
+
+
+def make_plan(model: nn.Module | Any, sample: Any, options: QatOptions) -> Plan:
+    """Decide where quantizers go; see :func:`plan`."""
+    chosen = target_named(options.target)
     sample = sample_for(model, sample)
     model = unwrapped(model)
     merged: list[str] = []
-    if trained.merge and mergeable(model):
+    if options.merge and mergeable(model):
         merged = merge_branches(model := copied(model))
     with exporting_heads(model):
         traced = trace(model, sample)
@@ -186,17 +215,17 @@ def plan(model: nn.Module | Any, sample: Any = None, *, trained: Trained) -> Pla
         n.name: traced.sites.get((n.name, 0)) or traced.sites.get((n.name, 1)) for n in candidates
     }
     names = {node: "" if site is None else site.module for node, site in places.items()}
-    reasons = _matches(names, trained.exclude, "exclude")
+    reasons = _matches(names, options.exclude, "exclude")
     included = _matches(
-        {n.name: names[n.name] for n in candidates if n.op in WEIGHTED}, trained.include, "include"
+        {n.name: names[n.name] for n in candidates if n.op in WEIGHTED}, options.include, "include"
     )
     while True:
-        placing = Placing(
-            head=trained.head,
-            residual=trained.residual,
+        placing = PlacementOptions(
+            head=options.head,
+            residual=options.residual,
             exclude=_exactly(reasons),
             include=_exactly(included),
-            unify=trained.unify,
+            unify=options.unify,
         )
         _, placement = rules.placed_for(work, placing, chosen)
         unreachable = _unreachable(traced, placement, dict(model.named_modules()))
@@ -205,7 +234,7 @@ def plan(model: nn.Module | Any, sample: Any = None, *, trained: Trained) -> Pla
         reasons.update(unreachable)
     if not placement.readers:
         raise nothing_to_quantize(placement.skipped, type(model).__name__)
-    decided = _as_plan(traced, work, placement, chosen, trained, reasons, names)
+    decided = _as_plan(traced, work, placement, chosen, options, reasons, names)
     call = as_call(sample)
     _refuse_varied(decided, traced, model)
     decided.merged, decided.unseen = merged, _unseen(traced, model)
@@ -341,16 +370,16 @@ def _as_plan(
     work: Model,
     placement: Placement,
     target: Target,
-    trained: Trained,
+    options: QatOptions,
     reasons: dict[str, Refusal],
     names: dict[str, str],
 ) -> Plan:
     once = {m for m, count in traced.runs.items() if count == 1}
     norms = {norm: conv for norm, conv in traced.norms.items() if norm in once and conv in once}
-    result = Plan(target.name, trained.backend, norms=norms)
+    result = Plan(target.name, options.backend, norms=norms)
     for module, kind in traced.calls:
         result.counted.setdefault(kind, []).append(module)
-    numbers = _group_numbers(traced, work, placement, trained.unify)
+    numbers = _group_numbers(traced, work, placement, options.unify)
     order = {n.index: i for i, n in enumerate(work.ordered)}
     readers = [(t, r) for t, found in placement.readers.items() for r in found]
     seen: set[Site] = set()

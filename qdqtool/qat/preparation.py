@@ -1,34 +1,38 @@
 """``qat.prepare``: puts the quantizers of a plan into a network."""
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
 from torch import nn
 
-from qdqtool.base.options import takes
-from qdqtool.base.parameters import typed
 from qdqtool.errors import QdqtoolError
-from qdqtool.options import Trained
 from qdqtool.qat.modules import Int8, Quantizing, make_quantizing, quantizers_of, set_amax
 from qdqtool.qat.networks import merge_branches, protect, refuse_wrapped, unwrapped
-from qdqtool.qat.planning import ActivationQuantizer, Plan, WeightQuantizer, plan, sample_for
+from qdqtool.qat.options import QatOptions
+from qdqtool.qat.planning import ActivationQuantizer, Plan, WeightQuantizer, make_plan, sample_for
 from qdqtool.qat.sites import LINEAR, Site
+from qdqtool.trt.targets import DEFAULT_TARGET, Target
 
 PLAN = "qdqtool_plan"
 
 
-@takes(trained=Trained)
-@typed
 def prepare(
     model: nn.Module | Any,
     sample: Any = None,
     *,
-    trained: Trained,
     report: Callable[[str], object] | None = print,
+    target: str | Target = DEFAULT_TARGET,
+    backend: str = "pytorch-quantization",
+    head: str = "box",
+    residual: str = "auto",
+    unify: bool = True,
+    exclude: Sequence[str] = (),
+    include: Sequence[str] = (),
+    merge: bool = True,
 ) -> Plan:
-    """Inserts quantizers into a float network, in place, where TensorRT uses them.
+    """Insert quantizers into a float network, in place, where TensorRT uses them.
 
     Quantized are the inputs and weights of convolutions, transposed convolutions and linear layers, the skip branch of
     residual Adds, and averaging pools; nothing between a convolution, its BatchNormalization and its activation; the
@@ -40,8 +44,21 @@ def prepare(
         model: The network; it may be on any device, in training or evaluation. Ultralytics' wrapper is taken as well.
         sample: A tensor, a tuple of arguments or a dict of keyword arguments to call it with; None for Ultralytics'
             wrapper takes an image of its size.
-        {options}
-        report: Gets the plan in words before anything is touched; None for silence.
+        report: Called with the plan as text before the network changes; None for silence.
+        target: TensorRT version such as ``8.5``, ``10.3`` or ``11``, or ``rtx1.7``; or a
+            :class:`qdqtool.trt.targets.Target`.
+        backend: ``pytorch-quantization`` or ``modelopt``: whose quantizer modules are used.
+        head: What stays float in a detection head, as for :func:`qdqtool.insert`.
+        residual: Which inputs of a residual Add are quantized, as for :func:`qdqtool.insert`.
+        unify: Whether tensors that Concat, Split, Slice, MaxPool or Resize tie together share one
+            quantizer.
+        exclude: Regular expressions (``re.search``) on names of modules, or of nodes in the ONNX
+            graph, that stay float; each has to match one. An Add belongs to the module in whose
+            ``forward`` it is written.
+        include: The same for modules to quantize although a rule leaves them float.
+        merge: Whether parallel branches that deploy as one convolution (RepVGG, RepConv of YOLOv7
+            and v9) are merged first, by the network's own method. Training then continues with
+            the one convolution. A plan merges them on a copy.
 
     Returns:
         The plan. Activations have no range yet: call :func:`qdqtool.qat.calibrate` next. Weights are quantized by their
@@ -51,6 +68,17 @@ def prepare(
         QdqtoolError: An option is wrong, a pattern matches nothing, the backend is missing, or it is prepared already.
         ModelError: torch cannot export the network, or nothing in it can be quantized.
     """
+    options = QatOptions(target, backend, head, residual, unify, exclude, include, merge)
+    return insert_quantizers(model, sample, options, report)
+
+
+def insert_quantizers(
+    model: nn.Module | Any,
+    sample: Any,
+    options: QatOptions,
+    report: Callable[[str], object] | None = None,
+) -> Plan:
+    """Insert quantizers into a float network, in place; see :func:`prepare`."""
     refuse_wrapped(model)
     sample = sample_for(model, sample)
     model = unwrapped(model)
@@ -60,8 +88,8 @@ def prepare(
             code="already-prepared",
             parameter="model",
         )
-    decided = plan(model, sample, trained=trained)
-    backend_named(trained.backend)
+    decided = make_plan(model, sample, options)
+    backend_named(options.backend)
     if report is not None:
         report(decided.text())
     if decided.merged:
@@ -180,7 +208,6 @@ def backend_named(name: str) -> Callable[[int | None], nn.Module]:
 FORMAT = "qdqtool/qat/1"
 
 
-@typed
 def checkpoint(model: nn.Module | Any) -> dict[str, Any]:
     """A prepared network as plain data: ``format``, ``plan``, ``off`` (quantizers that are disabled), ``state``.
 
@@ -196,7 +223,6 @@ def checkpoint(model: nn.Module | Any) -> dict[str, Any]:
     return {"format": FORMAT, "plan": plan_data(plan), "off": off, "state": model.state_dict()}
 
 
-@typed
 def restore(model: nn.Module | Any, saved: Mapping[str, Any]) -> Plan:
     """Puts the quantizers, ranges and weights of a checkpoint into a network, in place; nothing is traced.
 

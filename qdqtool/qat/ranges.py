@@ -16,14 +16,11 @@ from torch import Tensor, distributed, nn
 from calibration import TensorStatistics
 from calibration.statistics import OCTAVES, merge_all, top_of
 from qdqtool.base.notes import Note
-from qdqtool.base.options import Ranges
-from qdqtool.base.parameters import read, typed
 from qdqtool.base.progress import track
 from qdqtool.base.said import said
 from qdqtool.base.text import reason_of
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion.scales import LEVELS, GroupScale, MethodChoice, ScaleGroup, choose_scale
-from qdqtool.options import Fitted
 from qdqtool.qat.modules import Quantizer, observing, quantizers_of, set_amax
 from qdqtool.qat.networks import unwrapped
 from qdqtool.qat.planning import Plan
@@ -52,14 +49,13 @@ class Calibration:
     warnings: list[Note] = field(default_factory=list)
 
 
-@typed
 def calibrate(
     model: nn.Module | Any,
     data: Iterable[Any],
-    method: str = Fitted.method,
+    method: str = "mse",
     *,
     fn: Callable[[Any], Any] | None = None,
-    percentile: float = Ranges.percentile,
+    percentile: float = 99.99,
     method_for: Sequence[tuple[str, str]] = (),
     max_batches: int | None = None,
     total: int | None = None,
@@ -168,7 +164,7 @@ def _look(
             statistics[member.name].add(value, max(now, 1))
 
     with evaluating(model), observing(seen), resting(model, plan.counted):
-        for batch in track(read("data", given), "Calibrating", count or total):
+        for batch in track(given, "Calibrating", count or total):
             if max_batches is not None and batches >= max_batches:
                 break
             call = call_for(batch, plan, model, fn)

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from qdqtool.base.parameters import compile_pattern, read, typed
+from qdqtool.base.checks import compile_pattern
 from qdqtool.base.progress import track
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.qat.checking import furthest, tensors_of
@@ -20,7 +20,6 @@ from qdqtool.qat.ranges import answer, batches_of, call_for, check_limit
 from qdqtool.qat.trace import device_of, evaluating
 
 
-@typed
 def disable(model: nn.Module | Any, patterns: str | Sequence[str] = ()) -> list[str]:
     """Lets values pass quantizers unchanged, in training, evaluation and the export (which then writes no Q/DQ there).
 
@@ -37,7 +36,6 @@ def disable(model: nn.Module | Any, patterns: str | Sequence[str] = ()) -> list[
     return _switch(model, patterns, off=True)
 
 
-@typed
 def enable(model: nn.Module | Any, patterns: str | Sequence[str] = ()) -> list[str]:
     """Switches quantizers on again; see :func:`disable`.
 
@@ -51,7 +49,6 @@ def enable(model: nn.Module | Any, patterns: str | Sequence[str] = ()) -> list[s
 
 
 @contextmanager
-@typed
 def disabled(model: nn.Module | Any, patterns: str | Sequence[str] = ()) -> Iterator[None]:
     """:func:`disable` for a while: ``with qat.disabled(model): ...`` is the float network.
 
@@ -105,7 +102,6 @@ class Sensitivity:
     loss: float
 
 
-@typed
 def sensitivity(
     model: nn.Module | Any,
     data: Any,
@@ -135,7 +131,7 @@ def sensitivity(
     owned = {name: module for name, module in model.named_modules() if name in set(layers)}
     check_limit(max_batches)
     most = None if max_batches is None else min(max_batches, sys.maxsize)
-    given = () if metric else itertools.islice(read("data", batches_of(data, plan)), most)
+    given = () if metric else itertools.islice(batches_of(data, plan), most)
     calls = [call_for(batch, plan, model, fn) for batch in given]
     if not metric and not calls:
         raise DataError("no data: the iterable gave no batch", code="no-batches", parameter="data")

@@ -19,6 +19,7 @@ one), with this trainer as with theirs.
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import Any
 
@@ -30,13 +31,11 @@ from ultralytics.engine.trainer import BaseTrainer
 from ultralytics.models import rtdetr, yolo
 from ultralytics.utils import DEFAULT_CFG, LOGGER
 
-from qdqtool.base.options import as_in, concern, option, options_of
-from qdqtool.base.records import replaced
 from qdqtool.errors import QdqtoolError
-from qdqtool.options import Fitted, Trained
 from qdqtool.qat.modules import uncalibrated
 from qdqtool.qat.networks import FREEZE_NORMS, changed, freeze, protect, untrained, unwrapped
-from qdqtool.qat.preparation import is_prepared, prepare
+from qdqtool.qat.options import QatOptions
+from qdqtool.qat.preparation import insert_quantizers, is_prepared
 from qdqtool.qat.ranges import calibrate
 
 # Fine-tuning a trained network: a twentieth of the rate from scratch, no warm-up of the biases (it starts at 0.1),
@@ -53,16 +52,20 @@ RECIPE: dict[str, Any] = {
 }
 
 
-@concern
-class Options(Trained):
-    """What the trainer does before the first step; the other fields are as for :func:`qdqtool.qat.prepare`."""
+@dataclass(frozen=True)
+class Options(QatOptions):
+    """Options of the trainer; further ones are those of :func:`qdqtool.qat.prepare`.
 
-    method: str = as_in(Fitted, "method", doc="As for :func:`qdqtool.qat.calibrate`.")
-    images: int = option(128, "How many training images calibrate.")
-    freeze_norms: bool = option(
-        FREEZE_NORMS,
-        "Whether BatchNormalization keeps its statistics, see :data:`qdqtool.qat.networks.FREEZE_NORMS`.",
-    )
+    Attributes:
+        method: How ranges are chosen, as for :func:`qdqtool.qat.calibrate`.
+        images: Number of training images for the calibration.
+        freeze_norms: Whether BatchNormalization keeps its statistics, see
+            :data:`qdqtool.qat.networks.FREEZE_NORMS`.
+    """
+
+    method: str = "mse"
+    images: int = 128
+    freeze_norms: bool = FREEZE_NORMS
 
 
 class QuantizedTraining:
@@ -80,13 +83,13 @@ class QuantizedTraining:
         listed: dict[str, Any] = {
             k: tuple(v) if isinstance(v, list) else v for k, v in changes.items()
         }
-        for name in listed.keys() - {o.name for o in options_of(Options)}:
+        for name in listed.keys() - {f.name for f in fields(Options)}:
             raise QdqtoolError(
                 f"Trainer.with_options: got an unexpected keyword argument '{name}'",
                 code="unknown-choice",
                 parameter=name,
             )
-        options = replaced(cls.options, **listed)
+        options = replace(cls.options, **listed)
         return type(cls.__name__, (cls,), {"options": options, "__module__": cls.__module__})
 
     def get_model(self, cfg: Any = None, weights: Any = None, verbose: bool = True) -> Any:
@@ -135,7 +138,7 @@ class QuantizedTraining:
         channels = self.data.get("channels", 3)
         device = next(network.parameters()).device
         sample = torch.zeros(1, channels, height, width, device=device)
-        plan = prepare(network, sample, trained=self.options, report=None)
+        plan = insert_quantizers(network, sample, self.options)
         LOGGER.info(f"qdqtool: {plan.text().splitlines()[0]}")
 
     def _size(self, network: nn.Module) -> tuple[int, int]:

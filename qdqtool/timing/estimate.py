@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,6 @@ from onnx import TensorProto
 
 from qdqtool.base.json_text import json_text
 from qdqtool.base.notes import Note, Remark
-from qdqtool.base.options import takes
 from qdqtool.base.outputs import write_text
 from qdqtool.base.process import pause_gc
 from qdqtool.base.said import said
@@ -24,10 +23,10 @@ from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource, load
 from qdqtool.model.operators import WEIGHTED
 from qdqtool.model.view import View
-from qdqtool.options import Assumed, Request, Way
 from qdqtool.prediction import predict
 from qdqtool.timing import gpus, parts, twin, work
 from qdqtool.timing.gpus import Gpu
+from qdqtool.timing.options import TimingOptions
 from qdqtool.timing.parts import BestTime, Calibration, FixTime, FloatTime, Gain, Kernel, rounded
 from qdqtool.timing.physics import Constants, constants, seconds
 from qdqtool.timing.predicted import Workload, workload_of
@@ -506,53 +505,52 @@ def _total(like: TimeEstimate, model: Model, target: Target) -> tuple[Prediction
 # A prediction on a GPU: what ``--gpu`` and ``--sm`` ask for ----------------------------------------------------------
 
 
-@takes(assumed=Assumed, how=Way)
 def predict_on(
     model: ModelSource | Model,
     target: str | Target,
-    request: Request,
+    options: TimingOptions,
     *,
-    assumed: Assumed,
-    how: Way,
+    assume: Mapping[str, str] | None = None,
+    way: str | None = None,
     also: Callable[[Model, Prediction, TimeEstimate, Target], None] | None = None,
 ) -> tuple[Prediction, TimeEstimate | None]:
-    """Predicts, adds what the GPU cannot do, and estimates the time where a GPU is named.
+    """Predict, add findings about the GPU, and estimate the time if a GPU is named.
 
-    ``also`` is called with the estimate before it is written into the prediction: what a room above knows of it.
+    ``also`` is called with the estimate before it is written into the prediction.
 
     Raises:
         QdqtoolError: The GPU is not known or none that the target builds for, or the calibration cannot be used.
         ModelError: The model cannot be read.
     """
     chosen = (
-        gpus.chosen(request.gpu, request.clock, request.power) if request.gpu is not None else None
+        gpus.chosen(options.gpu, options.clock, options.power) if options.gpu is not None else None
     )
-    if request.save_calibration and not request.calibrate:
+    if options.save_calibration and not options.calibrate:
         raise QdqtoolError(
             said("{`save_calibration`} keeps what {`calibrate`} measures; give both"),
             code="option-without-effect",
             parameter="save_calibration",
         )
-    if chosen is not None and request.sm and of_capability(request.sm).cc != chosen.cc:
+    if chosen is not None and options.sm and of_capability(options.sm).cc != chosen.cc:
         raise QdqtoolError(
             said(
                 "{`sm`} {sm}: '{name}' has compute capability {cc}; give one of the two",
-                sm=request.sm,
+                sm=options.sm,
                 name=chosen.name,
                 cc=chosen.cc,
             ),
             code="option-conflict",
             parameter="sm",
         )
-    index, gpu = load(model), chosen or of_capability(request.sm or "")
+    index, gpu = load(model), chosen or of_capability(options.sm or "")
     on = target_named(target).built_for(gpu.cc, chosen.name if chosen is not None else "")
-    prediction = predict(index, on, assumed=assumed, how=how)
+    prediction = predict(index, on, assume=assume, way=way)
     prediction.compute_capabilities = on.told or [gpu.cc]
     time = None
     if chosen is not None:
         chosen = gpus.used_by(on, chosen)
-        settled_on = assumed_target(on, assumed.assume)
-        plain = Precision.FP32 if request.no_fp16 else chosen.plain
+        settled_on = assumed_target(on, assume)
+        plain = Precision.FP32 if options.no_fp16 else chosen.plain
         with pause_gc():
             time = estimate(
                 index,
@@ -560,14 +558,14 @@ def predict_on(
                 chosen,
                 settled_on,
                 plain=plain,
-                batch=request.batch,
-                calibrate=request.calibrate,
+                batch=options.batch,
+                calibrate=options.calibrate,
             )
             if also is not None:
                 also(index, prediction, time, settled_on)
         prediction.time = time.as_json()
-        if request.save_calibration and time.calibration is not None:
-            write_text(request.save_calibration, json_text(time.calibration.as_json()) + "\n")
+        if options.save_calibration and time.calibration is not None:
+            write_text(options.save_calibration, json_text(time.calibration.as_json()) + "\n")
     prediction.findings += gpu_findings(prediction, gpu, index)
     return prediction, time
 

@@ -11,13 +11,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from qdqtool.base.notes import Note, Remark
-from qdqtool.base.options import takes
 from qdqtool.base.said import of_error, said
 from qdqtool.buildlog.costs import EngineReport, LayerCost
 from qdqtool.buildlog.layers import int_list
 from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, whole
 from qdqtool.errors import QdqtoolError
-from qdqtool.options import Machine
 from qdqtool.timing import gpus, work
 from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.physics import constants, seconds
@@ -312,17 +310,18 @@ _L2_PEAK = (
 _FLOOR_MS = 1e-3  # no kernel takes less than about a microsecond
 
 
-@takes(machine=Machine)
-def gpu_of(build: Build, machine: Machine) -> Gpu | None:
-    """The GPU that a build ran on, as its log describes it; None where that is not known.
+def gpu_of(build: Build, name: str | None = None, clock: float | None = None) -> Gpu | None:
+    """Return the GPU that a build ran on, as its log describes it; None if unknown.
 
-    ``machine`` is the user's words for it: the log's figures are taken where they can be that GPU's, else the table's;
-    the clock comes before the log's.
+    Args:
+        build: The build.
+        name: GPU that the user names. The log's figures are used if they can be that GPU's,
+            else the table's.
+        clock: SM clock in MHz, instead of the log's.
 
     Raises:
-        QdqtoolError: The user's GPU is not known.
+        QdqtoolError: No GPU has that name.
     """
-    name, clock = machine.gpu, machine.clock
     if name is not None:
         facts = of_facts(name, build.gpu)
         known = [] if "=" in name else gpus.answering(name)

@@ -72,12 +72,12 @@ def best_placement(model: Model, target: Target) -> Model:
     """
     from qdqtool.insertion.api import prepared
     from qdqtool.insertion.halfprecision import to_half
+    from qdqtool.insertion.options import PlacementOptions
     from qdqtool.insertion.rules import placed_for, sketch
     from qdqtool.insertion.scales import scale_groups
-    from qdqtool.options import Placing
 
-    work, half, _, _ = prepared(model, model, target, Placing().weights, None)
-    _, placement = placed_for(work, Placing(), target)
+    work, half, _, _ = prepared(model, model, target, PlacementOptions().weights, None)
+    _, placement = placed_for(work, PlacementOptions(), target)
     if not placement.readers:
         raise nothing_to_quantize(placement.skipped, model.path or "model")
     placed = sketch(work, placement, scale_groups(work, placement.readers))

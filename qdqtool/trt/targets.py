@@ -11,13 +11,14 @@ import re
 from pathlib import Path
 from typing import Any
 
-from qdqtool.base.parameters import require
 from qdqtool.base.records import record, replaced
 from qdqtool.base.said import said
 from qdqtool.errors import QdqtoolError, VersionError
 from qdqtool.knowledge import tables
-from qdqtool.options import DEFAULT_SM
 from qdqtool.types import Evidence
+
+DEFAULT_TARGET = "trt10"  # what users install today, with JetPack 6 and 7
+DEFAULT_SM = (86,)  # compute capabilities that TensorRT-RTX builds for, and is predicted for
 
 # What is known of Conv + activation + Add, by version. Nobody has shown a log of either.
 _APART_8 = "users saw them apart on 8.4 and 8.5 (NVIDIA/TensorRT issues 2204, 3861)"
@@ -267,7 +268,6 @@ def target_named(name: str | Target) -> Target:
     """
     if isinstance(name, Target):
         return name
-    require("target", name, "str | Target", __name__)
     text = name.lower().strip()
     base = text.removesuffix(STRONGLY_TYPED)
     found = TARGETS.get(base) or _of_version(base)

@@ -9,40 +9,47 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from google.protobuf.message import EncodeError
 
 from calibration.cluster import mapping
 from calibration.dataset import Dataset
+from calibration.options import Preprocess
 from qdqtool import prediction
 from qdqtool.base import limits
-from qdqtool.base.files import records_inputs
+from qdqtool.base.files import record_inputs
 from qdqtool.base.notes import Note, Remark
-from qdqtool.base.options import Images, Ranges, Workers, takes
-from qdqtool.base.parameters import shown, typed
-from qdqtool.base.records import replaced
-from qdqtool.base.said import Parameter, of_error, said
+from qdqtool.base.said import of_error, said
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain.left_float import nothing_to_quantize
 from qdqtool.insertion import losses
 from qdqtool.insertion.api import prepared, said_of_half, too_large
 from qdqtool.insertion.inputs import collect_for
+from qdqtool.insertion.options import (
+    ClusterOptions,
+    ImageOptions,
+    NetworkOptions,
+    PlacementOptions,
+    RangeOptions,
+)
 from qdqtool.insertion.placement import class_outputs, place
 from qdqtool.insertion.rules import rules_for
 from qdqtool.insertion.scales import MethodChoice
 from qdqtool.insertion.smoothing import smooth
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource, load_full
-from qdqtool.options import KEEP, Aim, Effort, On, Placing, Powered, Remainder
 from qdqtool.timing import gpus
+from qdqtool.timing.options import GpuOptions
 from qdqtool.timing.parts import PAYS
-from qdqtool.trt.targets import Target, target_named
+from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.tuning.configuration import FLOAT, Configuration, Planner
 from qdqtool.tuning.expected import expected, fitting, leave_time
 from qdqtool.tuning.measure import ClusterMapper, Job, Mapper, default_workers, local, looked_at
 from qdqtool.tuning.measurements import Measurements, OutOfTime, Sets, Store, open_sets
-from qdqtool.tuning.metrics import compared, metric_for
+from qdqtool.tuning.metrics import Outputs, compared, metric_for
+from qdqtool.tuning.options import SearchBudget, TuneOptions, TuningGoal
 from qdqtool.tuning.result import Choice, Point, SiteResult, Tuning
 from qdqtool.tuning.search import Search
 from qdqtool.tuning.sites import FREE, INT8
@@ -53,60 +60,145 @@ _RANGING = 0.25  # part of a time limit that the pass for ranges may take
 _TIMED = 4  # samples that tell how long it takes
 
 
-@records_inputs
-@takes(
-    aim=Aim,
-    machine=Powered,
-    on=On,
-    ranges=Ranges,
-    images=Images,
-    placing=Placing,
-    remainder=Remainder,
-    where=Workers,
-    effort=Effort,
-)
-@typed
 def tune(
     model: ModelSource | Model,
     data: object,
     *,
-    aim: Aim,
-    machine: Powered,
-    on: On,
-    ranges: Ranges,
-    images: Images,
-    placing: Placing,
-    remainder: Remainder,
-    where: Workers,
-    effort: Effort,
     mapper: Mapper | None = None,
     progress: bool = False,
     say: Callable[[str], None] | None = None,
+    evaluation: object = None,
+    keep: float | None = None,
+    budget_ms: float | None = None,
+    metric: str | Callable[[Outputs, Outputs, str], float] | None = None,
+    gpu: str | None = None,
+    clock: float | None = None,
+    power: str | None = None,
+    target: str | Target = DEFAULT_TARGET,
+    method: str = "focus",
+    method_for: Sequence[tuple[str, str]] = (),
+    percentile: float = 99.99,
+    max_images: int = 512,
+    preprocess: Preprocess | None = None,
+    size: tuple[int, int] | None = None,
+    head: str = "box",
+    residual: str = "auto",
+    attention: str = "float",
+    unify: bool = True,
+    exclude: Sequence[str] = (),
+    include: Sequence[str] = (),
+    exclude_op: Sequence[str] = (),
+    weights: str = "float",
+    high_precision: str | None = None,
+    smooth: float | None = None,
+    cluster: object = None,
+    mixed_cpus: bool = False,
+    state: str | os.PathLike[str] | None = None,
+    time_limit: float | None = None,
+    check_timeout: float | None = None,
+    whole_front: bool = False,
+    chosen_on: int = 32,
+    judged_on: int = 64,
+    swept_on: int | None = None,
+    workers: int | None = None,
 ) -> Tuning:
-    """Finds the placement of Q/DQ with the least predicted time whose measured accuracy is at least what is to be kept.
+    """Find the placement of Q/DQ with the least predicted time that keeps the accuracy.
 
     Args:
-        model: A float ONNX model; it is not changed.
-        data: Calibration data, see :func:`qdqtool.insert`; no iterator.
+        model: Float ONNX model; it is not changed.
+        data: Images for the calibration, as for :func:`qdqtool.insert`; not an iterator.
         mapper: Runs tasks elsewhere, see :mod:`qdqtool.tuning.measure`.
-        progress: Whether to draw progress on stderr (only when that is a terminal).
-        say: Called with lines on what is done and how long it will take.
-        {options}
+        progress: Whether to draw progress on stderr if that is a terminal.
+        say: Called with lines about the work and the time it will take.
+        evaluation: Data like that of the deployment. Choices are made on one half of it and
+            judged on the other. Default: two quarters of `data` are held out for that.
+        keep: Part of the float model's metric to keep, above 0 to 1. Default: 0.97 without a
+            budget.
+        budget_ms: Milliseconds on `gpu`. The most accurate placement within them is the result.
+        metric: ``package.module:function`` or a function ``(reference, outputs, image) -> float``,
+            called once for each sample with the outputs of the float and the quantized model
+            (dicts of name to array) and the name of the image. Higher is better; the mean over
+            the samples counts. Default: agreement mAP for YOLOv8-style outputs, a relative output
+            error for other models.
+        gpu: GPU to estimate times for; see ``qdqtool gpus``.
+        clock: SM clock in MHz under load.
+        power: Power mode of a Jetson.
+        target: TensorRT version such as ``8.5``, ``10.3`` or ``11``, or ``rtx1.7``; or a
+            :class:`qdqtool.trt.targets.Target`.
+        method: How the range of an activation is chosen, as for :func:`qdqtool.insert`.
+        method_for: Pairs of a regular expression on tensor names and the method for these
+            tensors.
+        percentile: For the method ``percentile``, in percent of the absolute values.
+        max_images: Maximum number of samples, spread evenly over the data.
+        preprocess: How images become inputs. Default: letterbox, RGB, divided by 255.
+        size: Height and width in pixels if the model leaves them open. Default: its ``imgsz``
+            metadata.
+        head: What stays float in a detection head, as for :func:`qdqtool.insert`.
+        residual: Which inputs of a residual Add are quantized, as for :func:`qdqtool.insert`.
+        attention: Type of the products of attention, as for :func:`qdqtool.insert`.
+        unify: Whether tensors tied by Concat and the like share one scale.
+        exclude: Regular expressions (``re.search``) on names of nodes that stay float.
+        include: The same for nodes to quantize although a preset would leave them float.
+        exclude_op: Operator types that stay float.
+        weights: ``float`` keeps float weights with Q and DQ, ``int8`` stores int8 with DQ alone.
+        high_precision: Type of the float remainder, as for :func:`qdqtool.insert`.
+        smooth: Strength of SmoothQuant, as for :func:`qdqtool.insert`.
+        cluster: Workers that calibrate and measure, as for :func:`qdqtool.insert`.
+        mixed_cpus: Whether workers are allowed whose results may differ in the last bits.
+        state: File that keeps what was measured, so that another run continues from there.
+        time_limit: Seconds after which the best placement so far is the result.
+        check_timeout: Seconds for one call of `metric`. Default: 600.
+        whole_front: Whether to measure the front even if the all-INT8 candidate is accurate
+            enough.
+        chosen_on: Maximum number of images to choose on.
+        judged_on: Maximum number of images to judge on.
+        swept_on: Maximum number of images for the sensitivity of single sites. Default: all to
+            choose on.
+        workers: Threads that measure. Default: one for each core. The result is the same.
 
     Raises:
-        ModelError: The model cannot be read or run, is quantized already, or has nothing to quantize.
+        ModelError: The model cannot be read or run, is quantized already, or has nothing to
+            quantize.
         DataError: The data or the state cannot be used.
-        QdqtoolError: An option is wrong, the target has no INT8 on the GPU or does not build for it, or the metric
-            failed.
+        QdqtoolError: An option is wrong, the target has no INT8 on the GPU or does not build for
+            it, or the metric failed.
     """
+    options = TuneOptions(
+        TuningGoal(evaluation, keep, budget_ms, metric),
+        GpuOptions(gpu, clock, power),
+        RangeOptions(method, method_for, percentile, max_images),
+        ImageOptions(preprocess, size),
+        PlacementOptions(head, residual, attention, unify, exclude, include, exclude_op, weights),
+        NetworkOptions(high_precision, smooth),
+        ClusterOptions(cluster, mixed_cpus),
+        SearchBudget(
+            state, time_limit, check_timeout, whole_front, chosen_on, judged_on, swept_on, workers
+        ),
+    )
+    with record_inputs() as inputs:
+        tuning = _tune(model, data, target_named(target), options, mapper, progress, say)
+    tuning.read = inputs
+    return tuning
+
+
+def _tune(
+    model: ModelSource | Model,
+    data: object,
+    chosen: Target,
+    options: TuneOptions,
+    mapper: Mapper | None,
+    progress: bool,
+    say: Callable[[str], None] | None,
+) -> Tuning:
+    aim, machine, ranges, images = options.goal, options.gpu, options.ranges, options.images
+    placing, remainder, where = options.placement, options.network, options.cluster
+    effort = options.search
     began, cpu = time.monotonic(), time.process_time()
     if where.cluster is not None:
         mapping.check_where(where.cluster)
     limit = limits.check_seconds(effort.check_timeout, "check_timeout")
-    _check(aim, machine.gpu, effort)
-    keep, time_limit = aim.keep, effort.time_limit
-    keep = KEEP if keep is None and aim.budget_ms is None else keep
-    chosen = target_named(on.target)
+    aim.check_budget(machine.gpu)
+    keep, time_limit = aim.kept_part, effort.time_limit
     chip = _gpu(machine, chosen)
     chosen = chosen if chip is None else chosen.built_for(chip.cc)
     loaded = load_full(model)
@@ -155,7 +247,7 @@ def tune(
             planner,
             sets,
             progress,
-            replaced(where, cluster=getattr(opened, "client", None)),
+            replace(where, cluster=getattr(opened, "client", None)),
             time_limit,
             store,
         )
@@ -310,54 +402,7 @@ def _unread(sets: Sets) -> list[Note]:
     return [Remark.UNREAD_IMAGES(count=len(skipped), file=name, reason=reason)]
 
 
-def _check(aim: Aim, gpu: str | None, effort: Effort) -> None:
-    keep, budget_ms = aim.keep, aim.budget_ms
-    if keep is not None and budget_ms is not None:
-        raise QdqtoolError(
-            said(
-                "{`keep`} and {`budget_ms`} exclude each other: one is the goal, the other what is "
-                "made small"
-            ),
-            code="option-conflict",
-            parameter="keep",
-        )
-    if keep is not None and not 0.0 < keep <= 1.0:
-        raise QdqtoolError(
-            said(
-                "{`keep`} {keep:g}: is a part of the float model's metric, above 0 and at most 1",
-                keep=keep,
-            ),
-            code="out-of-range",
-            parameter="keep",
-        )
-    if budget_ms is not None and (
-        gpu is None or not budget_ms > 0.0 or not math.isfinite(budget_ms)
-    ):
-        raise QdqtoolError(
-            said(
-                "{`budget_ms`} {budget_ms:g}: milliseconds above 0 on a GPU; name it with {`gpu`}",
-                budget_ms=budget_ms,
-            ),
-            code="missing-argument" if gpu is None else "out-of-range",
-            parameter="gpu" if gpu is None else "budget_ms",
-        )
-    for parameter in ("time_limit", "workers", "chosen_on", "judged_on", "swept_on"):
-        number = getattr(effort, parameter)
-        if number is not None and not number > 0:
-            raise QdqtoolError(
-                said(
-                    "{parameter} {number}: has to be above 0",
-                    parameter=Parameter(parameter),
-                    number=shown(number),
-                ),
-                code="out-of-range",
-                parameter=parameter,
-            )
-    if effort.time_limit is not None:
-        limits.check_seconds(effort.time_limit, "time_limit")
-
-
-def _gpu(machine: Powered, target: Target) -> gpus.Gpu | None:
+def _gpu(machine: GpuOptions, target: Target) -> gpus.Gpu | None:
     name = machine.gpu
     if name is None:
         return None
@@ -403,7 +448,7 @@ def _calibrate(
     planner: Planner,
     sets: Sets,
     progress: bool,
-    workers: Workers,
+    workers: ClusterOptions,
     time_limit: float | None,
     store: Store,
 ) -> Json:
@@ -424,13 +469,13 @@ def _calibrate(
         and len(data) > 2 * _TIMED
     ):
         began, few = time.monotonic(), _some(sets, _TIMED)
-        collect_for(planner.model, few, groups, max_images=len(few), workers=workers)
+        collect_for(planner.model, few, groups, max_images=len(few), cluster=workers)
         room = fitting(_RANGING * time_limit, (time.monotonic() - began) / len(few))
     store.ranged_on = room if 0 < room < len(data) else 0
     if store.ranged_on:
         data = _some(sets, room)
     statistics, report = collect_for(
-        planner.model, data, groups, max_images=len(data), workers=workers, progress=progress
+        planner.model, data, groups, max_images=len(data), cluster=workers, progress=progress
     )
     planner.statistics = statistics.tensors
     return report

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from qdqtool import prediction
 from qdqtool.base.notes import Note
 from qdqtool.insertion import halfprecision
+from qdqtool.insertion.options import PlacementOptions
 from qdqtool.insertion.placement import (
     Placement,
     Reader,
@@ -37,7 +38,6 @@ from qdqtool.insertion.scales import (
 from qdqtool.model.graph import EDITED, Model
 from qdqtool.model.operators import WEIGHTED
 from qdqtool.model.qdq import QUANTIZABLE
-from qdqtool.options import Placing
 from qdqtool.timing.estimate import estimate
 from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.twin import Shapes, light
@@ -99,7 +99,7 @@ class Recipe:
         return not self.pairs and not self.weights
 
     def build(
-        self, model: Model, weights: str = Placing.weights
+        self, model: Model, weights: str = PlacementOptions.weights
     ) -> tuple[Model, list[QuantizedTensor]]:
         """The Q/DQ model, and what got a Q/DQ pair.
 

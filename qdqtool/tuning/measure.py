@@ -29,9 +29,9 @@ from calibration.cluster.mapping import Job as Handed
 from calibration.clustered import shared
 from calibration.dataset import Dataset
 from calibration.session import Fetcher, open_packed, partial_model
-from qdqtool.base import limits, parameters
+from qdqtool.base import limits
 from qdqtool.base.said import said
-from qdqtool.base.text import reason_of
+from qdqtool.base.text import brief_repr, reason_of
 from qdqtool.base.threads import SharedTasks, run_threads
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.losses import Compared
@@ -552,6 +552,19 @@ def looked_at(mapper: Mapper) -> Mapper:
             parameter="mapper",
         )
 
+    def read(results: Iterable[Result]) -> Iterator[Result]:
+        try:
+            yield from results
+        except (QdqtoolError, MemoryError):
+            raise
+        except Exception as error:
+            raise wrong(
+                "iteration-failed",
+                "raises {kind} when it is read: {reason}",
+                kind=type(error).__name__,
+                reason=reason_of(error),
+            ) from error
+
     def run(job: Job, tasks: Sequence[Task]) -> Iterator[Result]:
         asked = {(c.key, n) for t in tasks for c in t.candidates for n in t.images}
         left = set(asked)
@@ -568,13 +581,11 @@ def looked_at(mapper: Mapper) -> Mapper:
                 reason=reason_of(error),
             ) from error
         try:
-            for result in parameters.read("mapper", results):
+            for result in read(results):
                 if not left:
                     break  # one more is asked for, so that what stands behind the last runs
-                if not isinstance(result, Result) or not parameters.fits(
-                    result.rows, dict[str, dict[int, Row | None]]
-                ):
-                    raise wrong("wrong-type", "gives {found}", found=parameters.shown(result))
+                if not isinstance(result, Result):
+                    raise wrong("wrong-type", "gives {found}", found=brief_repr(result))
                 if any(
                     row and abs(row.error) > LARGEST
                     for rows in result.rows.values()
@@ -584,14 +595,14 @@ def looked_at(mapper: Mapper) -> Mapper:
                         "out-of-range",
                         "gives an error above {most:g} as the result of {task}",
                         most=LARGEST,
-                        task=parameters.shown(result.key),
+                        task=brief_repr(result.key),
                     )
                 given = [(key, n) for key, rows in result.rows.items() for n in rows]
                 if not asked.issuperset(given):
                     raise wrong(
                         "result-not-requested",
                         "gives what was not asked for as the result of {task}",
-                        task=parameters.shown(result.key),
+                        task=brief_repr(result.key),
                     )
                 left.difference_update(given)
                 yield result

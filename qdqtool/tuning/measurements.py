@@ -28,15 +28,15 @@ from qdqtool.base import limits
 from qdqtool.base.compression import HEAD, find_magic, unpack
 from qdqtool.base.files import check_output, open_input, same_file
 from qdqtool.base.json_text import parse_json
-from qdqtool.base.options import Images, Ranges
 from qdqtool.base.outputs import atomic_write
 from qdqtool.base.progress import track
 from qdqtool.base.said import Parameter, said
 from qdqtool.errors import DataError
-from qdqtool.options import Effort
+from qdqtool.insertion.options import ImageOptions, RangeOptions
 from qdqtool.tuning.configuration import Recipe
 from qdqtool.tuning.measure import REVISION, Job, Mapper, Result, Row, Rows, Task
 from qdqtool.tuning.metrics import LARGEST, Evidence, resampled
+from qdqtool.tuning.options import SearchBudget
 from qdqtool.types import TOOL_VERSION, Json
 
 if TYPE_CHECKING:
@@ -380,11 +380,11 @@ def open_sets(
     model: Model,
     data: object,
     evaluation: object = None,
-    images: Images | None = None,
+    images: ImageOptions | None = None,
     *,
-    max_images: int = Ranges.max_images,
-    chosen_on: int = Effort.chosen_on,
-    judged_on: int = Effort.judged_on,
+    max_images: int = RangeOptions.max_images,
+    chosen_on: int = SearchBudget.chosen_on,
+    judged_on: int = SearchBudget.judged_on,
     swept_on: int | None = None,
 ) -> Sets:
     """Divides the data.
@@ -397,7 +397,7 @@ def open_sets(
         DataError: There is nothing usable, too little, or it can be read once only.
     """
     chosen_on, judged_on = (min(n, limits.TUNING_SAMPLES) for n in (chosen_on, judged_on))
-    images = images or Images()
+    images = images or ImageOptions()
     whole = _open(model, data, images, max_images, "data")
     assert whole.indices is not None
     if evaluation is None:
@@ -447,7 +447,7 @@ def _images(count: int) -> str:
     return "1 image is" if count == 1 else f"{count} images are"
 
 
-def _open(model: Model, data: object, images: Images, limit: int, what: str) -> Dataset:
+def _open(model: Model, data: object, images: ImageOptions, limit: int, what: str) -> Dataset:
     if data is None:
         raise DataError(
             said("{data}: no images; give a folder of images", data=Parameter(what)),

@@ -24,7 +24,6 @@ import numpy.typing as npt
 
 from qdqtool.base import limits
 from qdqtool.base.files import read_input
-from qdqtool.base.parameters import require
 from qdqtool.base.said import said
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.losses import Compared, compared_tensors
@@ -469,7 +468,6 @@ def metric_for(
     Raises:
         QdqtoolError: The user's cannot be imported, or is no function.
     """
-    require("metric", wanted, str | Callable | None, __name__)
     if isinstance(wanted, str):
         imported(wanted)
         return UserMetric(wanted, tuple(model.outputs), seconds=seconds)

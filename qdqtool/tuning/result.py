@@ -9,7 +9,6 @@ import onnx
 from qdqtool.base.files import InputFiles, forbid_overwrite
 from qdqtool.base.notes import Note
 from qdqtool.base.outputs import save_answer
-from qdqtool.base.parameters import typed
 from qdqtool.insertion.result import largest_json
 from qdqtool.model.modelfile import save
 from qdqtool.tuning.configuration import Configuration, Cost
@@ -208,13 +207,11 @@ class Tuning:
         """Whether the goal was reached, see :attr:`reached`."""
         return self.reached
 
-    @typed
     def model_of(self, point: Point) -> onnx.ModelProto:
         """The Q/DQ model of another point of :attr:`front` or :attr:`others`."""
         assert self.builder is not None
         return self.builder(point.configuration)
 
-    @typed
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the Q/DQ model, atomically.
 
@@ -225,7 +222,6 @@ class Tuning:
             save(self.model, path, source=self.source)
         self.output = os.fspath(path)
 
-    @typed
     def save_result(self, path: str | os.PathLike[str]) -> None:
         """Writes :meth:`as_json` to a file, for ``qdqtool report``.
 

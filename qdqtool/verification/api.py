@@ -10,14 +10,14 @@ from typing import TypeAlias
 import numpy as np
 import onnx
 
+from qdqtool.base.checks import check_choice
 from qdqtool.base.file_types import is_model_name
-from qdqtool.base.files import records_inputs
+from qdqtool.base.files import record_inputs
 from qdqtool.base.notes import Note, Remark
-from qdqtool.base.options import takes
-from qdqtool.base.parameters import require, typed
 from qdqtool.base.records import replaced
 from qdqtool.base.said import said
 from qdqtool.builders.child import print_once
+from qdqtool.builders.options import BUILDERS
 from qdqtool.buildlog.agreement import BuildFacts, BuildSource, Difference, Mismatch, MismatchKind
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.reconstruct import graph_from_log
@@ -28,10 +28,17 @@ from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource, load
 from qdqtool.model.qdq import quantizers
 from qdqtool.model.view import View
-from qdqtool.options import DEFAULT_TARGET, Here, Machine, OnBuilds
 from qdqtool.prediction import predict
+from qdqtool.timing.options import GpuOptions
 from qdqtool.trt.rtx.predict import status_of
-from qdqtool.trt.targets import RTX, TARGETS, Target, target_named, target_of_version
+from qdqtool.trt.targets import (
+    DEFAULT_TARGET,
+    RTX,
+    TARGETS,
+    Target,
+    target_named,
+    target_of_version,
+)
 from qdqtool.types import Event, Precision, Prediction
 from qdqtool.verification import build_model as built
 from qdqtool.verification.convolutions import (
@@ -57,41 +64,46 @@ FEW_WRONG = 0.1  # names that may stand for another node
 FEW = 0.2  # fewer of a model's convolutions named by a log than this: the log is of another model
 
 
-@takes(on=OnBuilds, machine=Machine)
-@typed
-@records_inputs
 def verify(
     model: ModelSource | Model,
     *builds: Source | Build | Sequence[Source],
-    on: OnBuilds,
-    machine: Machine,
+    target: str | Target | None = None,
+    gpu: str | None = None,
+    clock: float | None = None,
 ) -> Verification:
-    """Predicts for the build's own TensorRT version and compares the prediction with the build.
+    """Predict for the TensorRT version of a build and compare the prediction with the build.
 
     Args:
         model: The Q/DQ model that was built.
-        builds: A trtexec or Python-API log, a layer JSON, a profile, or several files of the same build, one by one
-            or as a list; ``-`` is standard input.
-        {options}
+        builds: A trtexec or Python-API log, a layer JSON, a profile, or several files of the
+            same build, one by one or as a list; ``-`` is standard input.
+        target: TensorRT to predict for instead of the build's own version, such as ``8.5``,
+            ``10.3``, ``11`` or ``rtx1.7``.
+        gpu: GPU that the build ran on, if the log does not name it; see ``qdqtool gpus``.
+            Estimated times are compared with measured ones.
+        clock: SM clock in MHz under load.
 
     Returns:
-        Agreement in counts and every mismatch; what the build does not say is unknown, never agreement.
+        Agreement in counts, and every mismatch. Unknown is not agreement.
 
     Raises:
         ModelError: The model cannot be read.
         BuildLogError: The build cannot be read, or is of another model.
+        QdqtoolError: The target or the GPU is unknown.
     """
-    require("target", on.target, str | Target | None, __name__)
-    build = build_of(builds)
-    return verified(load(model), build, on.target, machine)[0]
+    with record_inputs() as inputs:
+        build = build_of(builds)
+        result, _ = verified(load(model), build, target, GpuOptions(gpu, clock))
+    result.read = inputs
+    return result
 
 
 def verified(
-    index: Model, build: Build, target: str | Target | None, machine: Machine
+    index: Model, build: Build, target: str | Target | None, gpu: GpuOptions
 ) -> tuple[Verification, Target]:
-    """As :func:`verify`, for what was read; also the target that it predicts for."""
+    """Verify a model that was read; return the target that was predicted for as well."""
     check_explicit(build, index)
-    chosen, notes = target_of(build, target, machine)
+    chosen, notes = target_of(build, target, gpu)
     check_same_model(index, build)
     prediction = predict(index, chosen)
     if chosen.is_rtx:
@@ -101,8 +113,8 @@ def verified(
         assert result.prediction is not None
         from qdqtool.verification.times import compare_times, not_compared
 
-        result.times = compare_times(index, result.prediction, build, chosen, machine=machine)
-        if result.times is None and machine.gpu is None:
+        result.times = compare_times(index, result.prediction, build, chosen, gpu)
+        if result.times is None and gpu.gpu is None:
             notes += not_compared(build)
     result.notes[:0] = [*build.notes, *notes]
     return result, chosen
@@ -137,7 +149,7 @@ def build_of(builds: tuple[Source | Build | Sequence[Source], ...]) -> Build:
 
 
 def target_of(
-    build: Build, target: str | Target | None, machine: Machine
+    build: Build, target: str | Target | None, gpu: GpuOptions
 ) -> tuple[Target, list[Note]]:
     """As :func:`choose_target`, for the GPUs that the build says it is for, the one that was named or the log's.
 
@@ -145,12 +157,12 @@ def target_of(
         QdqtoolError: The GPU that was named is not known, or none that the target builds for or that the build is for.
     """
     chosen, notes = choose_target(build, target)
-    if chosen.is_rtx or machine.gpu is not None:
+    if chosen.is_rtx or gpu.gpu is not None:
         from qdqtool.timing import gpus
         from qdqtool.timing.expected import gpu_of, of_facts
 
         stated = of_facts("", build.gpu).cc
-        named = None if machine.gpu is None else gpus.chosen(machine.gpu)
+        named = None if gpu.gpu is None else gpus.chosen(gpu.gpu)
         if chosen.is_rtx and build.targets:
             chosen = replaced(chosen, capabilities=build.targets)
             if named is not None and named.cc not in chosen.told:
@@ -375,16 +387,22 @@ def exit_code(result: Verification, allow_partial: bool = False) -> int:
 # A build made here, and a log without its model ----------------------------------------------------------------------
 
 
-@takes(here=Here, on=OnBuilds)
-def verify_with_builder(model: str | os.PathLike[str], here: Here, on: OnBuilds) -> Verification:
-    """Builds a model with a TensorRT found here and compares the prediction with what came out.
+def verify_with_builder(
+    model: str | os.PathLike[str],
+    builder: str | None = None,
+    sm: str | None = None,
+    target: str | Target | None = None,
+) -> Verification:
+    """Build a model with a TensorRT of this machine and compare the prediction with the build.
 
     Args:
         model: The Q/DQ model.
-        {options}
+        builder: ``tensorrt-rtx``, ``trtexec`` or ``tensorrt``.
+        sm: Compute capability to build for (TensorRT-RTX), such as ``86`` or ``sm86``.
+        target: TensorRT to predict for instead of the builder's own version.
     """
-    index, sm, target = load(model), here.sm, on.target
-    if here.builder == "tensorrt-rtx":
+    index = load(model)
+    if builder == "tensorrt-rtx":
         print_once()
     digits = None if sm is None else sm.lower().removeprefix("sm")
     if digits is not None and not digits.isdigit():
@@ -393,12 +411,14 @@ def verify_with_builder(model: str | os.PathLike[str], here: Here, on: OnBuilds)
             code="wrong-format",
             parameter="sm",
         )
-    result = built.build_model(model, here.builder, sm=None if digits is None else [int(digits)])
+    check_choice("builder", builder, BUILDERS, BuilderError)
+    assert builder is not None
+    result = built.build_model(model, builder, sm=None if digits is None else [int(digits)])
     if result.status == "timeout":
         raise BuilderError(
             f"the build did not end in time; {result.message}", str(model), code="timeout"
         )
-    if here.builder != "tensorrt-rtx" and result.build is not None and result.status == "built":
+    if builder != "tensorrt-rtx" and result.build is not None and result.status == "built":
         return verify(index, result.build, target=target)
     on_target = target_named(target) if target is not None else RTX
     prediction = predict(index, on_target if digits is None else on_target.built_for(digits))
@@ -429,20 +449,21 @@ def verify_with_builder(model: str | os.PathLike[str], here: Here, on: OnBuilds)
     return verification
 
 
-@takes(on=OnBuilds)
-def verify_from_log(*sources: str | os.PathLike[str] | Build, on: OnBuilds) -> Verification:
-    """Rebuilds the graph from a log, predicts it, and compares the prediction with the same log.
+def verify_from_log(
+    *sources: str | os.PathLike[str] | Build, target: str | Target | None = None
+) -> Verification:
+    """Rebuild the graph from a log, predict it, and compare the prediction with the same log.
 
     Args:
         sources: The log, and further files of the same build.
-        {options}
+        target: TensorRT to predict for instead of the build's own version.
     """
     given = [s for s in sources if isinstance(s, Build)]
     build = given[0] if given else read_build(*(s for s in sources if not isinstance(s, Build)))
     check_explicit(build)
     proto, unknowns = graph_from_log(build)
     name = f"graph of {build.called if build.files else 'the log'}"
-    chosen, notes = choose_target(build, on.target)
+    chosen, notes = choose_target(build, target)
     if chosen.is_rtx:
         raise BuildLogError(
             f"{name}: a TensorRT-RTX log has no pass lines to compare with; give the model as well",

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from qdqtool import builders
-from qdqtool.base.options import takes
 from qdqtool.base.outputs import write_text
 from qdqtool.base.records import published
 from qdqtool.builders.run import BuildResult
 from qdqtool.buildlog.types import BuiltLayer
-from qdqtool.options import Building
 from qdqtool.trt.rtx.predict import status_of
 from qdqtool.types import TOOL_VERSION, ConvOutcome, Json, Precision, Prediction
 from qdqtool.verification.convolutions import BuiltNode, built_nodes
@@ -55,15 +53,33 @@ class BuiltModel(BuildResult):
         }
 
 
-@takes(how=Building)
-def build_model(model: str | os.PathLike[str], how: Building) -> BuiltModel:
-    """Builds a model and maps the build back to it; arguments and errors as for :func:`qdqtool.builders.build`.
+def build_model(
+    model: str | os.PathLike[str],
+    builder: str = "tensorrt-rtx",
+    output: str | os.PathLike[str] | None = None,
+    sm: Sequence[int] | None = None,
+    timeout: float = 1800.0,
+    keep_engine: bool = False,
+    shapes: Mapping[str, Sequence[Sequence[int]]] | None = None,
+) -> BuiltModel:
+    """Build a model and map the build back to its nodes.
 
-    With ``output``, the layers and convolutions are written to ``layers.json`` there.
+    Arguments and errors are those of :func:`qdqtool.builders.build`. With ``output``, the layers
+    and convolutions are written to ``layers.json`` there.
     """
-    result = mapped(builders.build(model, how=how))
-    if how.output is not None and result.build is not None and result.status == "built":
-        result.layers_path = Path(how.output) / "layers.json"
+    result = mapped(
+        builders.build(
+            model,
+            builder=builder,
+            output=output,
+            sm=sm,
+            timeout=timeout,
+            keep_engine=keep_engine,
+            shapes=shapes,
+        )
+    )
+    if output is not None and result.build is not None and result.status == "built":
+        result.layers_path = Path(output) / "layers.json"
         table = {
             **published(result, "builder", "version"),
             "targets": [f"SM{s}" for s in result.targets],

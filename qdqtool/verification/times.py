@@ -5,15 +5,14 @@ from __future__ import annotations
 import statistics
 
 from qdqtool.base.notes import Note, Remark
-from qdqtool.base.options import takes
 from qdqtool.base.said import said
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import QdqtoolError
 from qdqtool.model.graph import Model
-from qdqtool.options import Machine
 from qdqtool.timing import parts
 from qdqtool.timing.estimate import TimeEstimate, estimate, in_profile
 from qdqtool.timing.expected import contradicted, gpu_of, unknown_gpu
+from qdqtool.timing.options import GpuOptions
 from qdqtool.timing.physics import constants
 from qdqtool.trt.targets import Target
 from qdqtool.types import Json, Precision, Prediction
@@ -22,12 +21,11 @@ _SLOW = 1.5  # times the estimate from which on a layer is named
 _NAMED = 5
 
 
-@takes(machine=Machine)
 def compare_times(
-    model: Model, prediction: Prediction, build: Build, target: Target, machine: Machine
+    model: Model, prediction: Prediction, build: Build, target: Target, gpu: GpuOptions
 ) -> Json | None:
-    """Estimated against measured milliseconds; None where the build gives no times, or not on which GPU."""
-    chosen = gpu_of(build, machine=machine)
+    """Compare estimated with measured milliseconds; None without times or a known GPU."""
+    chosen = gpu_of(build, gpu.gpu, gpu.clock)
     if chosen is None or not is_timed(build):
         return None
     time = estimate(

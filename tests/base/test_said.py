@@ -2,10 +2,13 @@
 
 import pickle
 
+import pytest
+
 from qdqtool.base.notes import Note, Remark
 from qdqtool.base.said import Parameter, Said, of_error, said, told
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.fixing.sandbox import TooMuch
+from qdqtool.render.output import as_options
 from qdqtool.types import Precision
 
 
@@ -94,3 +97,49 @@ def test_renamed_replaces_names_in_containers() -> None:
         lambda name: name.replace("old", "new")
     )
     assert said("{kind}", kind=Precision.INT8).renamed(lambda name: "new") == str(Precision.INT8)
+
+
+LONG_SENTENCE = said(
+    "{`clock`} {name}: {why}", name="n" * 10_000, why=said("{what} is wrong", what="w" * 10_000)
+)
+
+
+@pytest.mark.parametrize(
+    ("reason", "path"),
+    [(LONG_SENTENCE, ""), (LONG_SENTENCE, "p" * 10_000), ("r" * 10_000, "p")],
+    ids=["sentence", "sentence and path", "text and path"],
+)
+def test_long_message_is_shortened(reason: str, path: str) -> None:
+    error = QdqtoolError(reason, path)
+    assert len(str(error)) < 500 and len(as_options(of_error(error))) < 700
+    assert str(error)[0] == (path or "`")[0] and error.path == path
+
+
+def test_shortened_message_keeps_beginning_and_end() -> None:
+    error = QdqtoolError(LONG_SENTENCE)
+    assert as_options(of_error(error)).startswith("--clock nnn")
+    assert str(error).endswith("www is wrong")
+
+
+FOLDER = "/".join(["folder"] * 30)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        QdqtoolError(
+            f"{FOLDER}/log.txt, {FOLDER}/layers.json: names 0 of 21 convolutions of {FOLDER}/model"
+        ),
+        QdqtoolError("names 0 of 21 convolutions " + FOLDER * 3, FOLDER),
+        QdqtoolError(
+            said(
+                "{names:joined , }: names 0 of 21 convolutions",
+                names=[f"{FOLDER}/{n}" for n in range(5)],
+            )
+        ),
+    ],
+    ids=["text", "path", "sentence"],
+)
+def test_shortened_message_keeps_text_between_long_paths(error: QdqtoolError) -> None:
+    for text in (str(error), of_error(error)):
+        assert "names 0 of 21 convolutions" in text and len(text) < 1000 < len(FOLDER) * 6

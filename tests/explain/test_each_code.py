@@ -7,9 +7,9 @@ import onnx
 import pytest
 
 from qdqtool.explain.codes import CODES
-from qdqtool.options import Request
 from qdqtool.prediction import check_activations, predict
 from qdqtool.timing.estimate import predict_on
+from qdqtool.timing.options import TimingOptions
 from qdqtool.types import Prediction
 from tests.explain.graphs import GRAPHS, ones, split, weighted
 from tests.explain.test_producers import on_a_wrong_axis, predictions
@@ -78,7 +78,7 @@ def on_gpu(sm: str) -> Prediction:
     g = Graph()
     x = g.silu(g.conv(g.input(1, 32, 16, 16), "a", 32, groups=32), "s")
     return predict_on(
-        g.model(g.conv(x, "b", 32, scale=None, weights="float")), "trt8.5", Request(sm=sm)
+        g.model(g.conv(x, "b", 32, scale=None, weights="float")), "trt8.5", TimingOptions(sm=sm)
     )[0]
 
 
@@ -110,7 +110,7 @@ NETWORKS: dict[str, Callable[[], onnx.ModelProto]] = {
 }
 PREDICTIONS: dict[str, Callable[[], Prediction]] = {
     "FLOAT-MIXED": lambda: predict(GRAPHS["float-types"](), "trt11"),
-    "FLOAT-SM75": lambda: predict_on(of_two(), "rtx1.7", Request(sm="75"))[0],
+    "FLOAT-SM75": lambda: predict_on(of_two(), "rtx1.7", TimingOptions(sm="75"))[0],
     "ACT-SCALE": lambda: with_data(1.0, 3.0),
     "ACT-OUTLIER": lambda: with_data(3.0, 381.0),
     "GPU-DP4A": lambda: on_gpu("6.1"),

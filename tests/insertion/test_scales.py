@@ -10,10 +10,10 @@ from calibration.cache import Statistics
 from calibration.methods import range_of
 from calibration.statistics import Histogram, TensorStatistics
 from qdqtool.base.notes import Remark
-from qdqtool.base.options import Kept
 from qdqtool.commands.demo_run import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion.inputs import collect_for, scales_from_table, write_table
+from qdqtool.insertion.options import CacheOptions
 from qdqtool.insertion.scales import (
     METHODS,
     MethodChoice,
@@ -309,8 +309,8 @@ def report_calibration(data: object, cache: Path | None = None) -> dict[str, Any
     body = net.op("Relu", "r", net.conv("c", "x"))
     model = net.output(net.op("Sigmoid", "s", net.conv("heat", body, cout=3))).index()
     groups = [ScaleGroup(("x",), ("x",), ("x",)), ScaleGroup((body,), (body,), (body, "x"))]
-    kept = Kept(calib_cache=cache)
-    _, report = collect_for(model, data, groups, max_images=3, kept=kept)
+    options = CacheOptions(calib_cache=cache)
+    _, report = collect_for(model, data, groups, max_images=3, cache=options)
     return report
 
 

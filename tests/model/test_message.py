@@ -1,12 +1,8 @@
 """The message of a model: its parts, its hash, and what public functions do with it."""
 
 import hashlib
-import inspect
-import os
-from collections.abc import Callable, Sequence
-from fractions import Fraction
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -14,7 +10,6 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import qdqtool
-from qdqtool.base.parameters import fits, require
 from qdqtool.commands.demo_run import yolov8n
 from qdqtool.errors import QdqtoolError
 from qdqtool.model.external import Parts
@@ -180,87 +175,6 @@ def test_extraction_never_overwrites_external_weights(tmp_path: Path) -> None:
 def relu_net() -> onnx.ModelProto:
     g = Graph()
     return g.model(g.relu(g.conv(g.input(1, 8, 8, 8), "c0"), "r0"))
-
-
-@pytest.mark.parametrize(
-    ("name", "parameter", "value"),
-    [
-        ("predict", "model", 5),
-        ("predict", "target", 8.5),
-        ("predict", "assume", [1]),
-        ("verify", "builds", None),
-        ("compare", "b", 1),
-        ("extract", "hops", "2"),
-        ("extract", "check", ["ls"]),
-        ("report", "calib_cache", 3),
-        ("tune", "keep", "0.9"),
-        ("tune", "exclude", "conv"),
-        ("insert", "percentile", "high"),
-        ("insert", "size", 320),
-        ("insert", "calib_cache", 4),
-        ("fix", "only", "BIAS-DQ"),
-        ("fix", "source", []),
-    ],
-)
-def test_error_of_wrong_type_names_parameter(name: str, parameter: str, value: object) -> None:
-    function = getattr(qdqtool, name)
-    required = dict.fromkeys(("model", "source", "a", "b"), relu_net()) | {"data": "images"}
-    names = inspect.signature(function).parameters
-    arguments = {n: v for n, v in required.items() if n in names} | {parameter: value}
-    positional = [arguments.pop(n) for n in ("model", "builds") if name == "verify"]
-    with pytest.raises(QdqtoolError, check=has("wrong-type", parameter=parameter)):
-        function(*positional, **arguments)
-
-
-@pytest.mark.parametrize(
-    ("value", "hint"),
-    [
-        (np.int64(3), int),
-        (np.float32(3), float),
-        (3, float),
-        (np.int8(3), float),
-        ([320, 320], tuple[int, int]),
-        (np.array([320, 320]), tuple[int, int]),
-        (Path("a"), os.PathLike[str]),
-    ],
-)
-def test_value_fits_type(value: object, hint: Any) -> None:
-    assert fits(value, hint)
-
-
-@pytest.mark.parametrize(
-    ("value", "hint"),
-    [
-        (True, int),
-        ([1], tuple[int, int]),
-        ("ab", tuple[str, str]),
-        (iter(["a"]), Sequence[str]),
-        (np.array(["a"]), Sequence[str]),
-    ],
-)
-def test_value_does_not_fit_type(value: object, hint: Any) -> None:
-    assert not fits(value, hint)
-
-
-def test_require_rejects_path_of_bytes() -> None:
-    path = next(os.scandir(b"/"))
-    with pytest.raises(QdqtoolError, check=has("wrong-type", parameter="path")):
-        require("path", path, os.PathLike[str], __name__)
-
-
-@pytest.mark.parametrize(
-    ("value", "hint", "expected"),
-    [
-        (np.float32(3), float, 3.0),
-        (Fraction(1, 2), "float | None", 0.5),
-        (np.int8(3), "int | float", 3),
-        (np.int8(3), float, 3.0),
-        (np.array([32, 64]), "tuple[int, int] | None", (32, 64)),
-    ],
-)
-def test_require_returns_plain_numbers(value: object, hint: Any, expected: object) -> None:
-    result = require("number", value, hint, __name__)
-    assert result == expected and type(result) is type(expected)
 
 
 def test_advice_may_be_a_bool_of_numpy() -> None:

@@ -1,7 +1,5 @@
-import contextlib
 import copy
 import functools
-import inspect
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,7 +31,6 @@ from qdqtool.qat.trace import (
     transpose_weights,
 )
 from qdqtool.testing import assert_int8
-from tests.base.test_parameters import HALVES, NEVER_RIGHT, WRONG
 from tests.errors import has
 from tests.insertion.nets import run
 from tests.qat import nets
@@ -528,67 +525,3 @@ def test_assert_int8_names_the_skip_and_its_fix() -> None:
     message = str(caught.value)
     assert "10 conversions stay, 1 allowed" in message
     assert "SKIP-FLOAT" in message and "fix:" in message
-
-
-# Arguments of other types -------------------------------------------------------------------------------------------
-
-FUNCTIONS = [n for n in qat.__all__ if inspect.isfunction(getattr(qat, n))]
-ARGUMENTS = [
-    (n, p)
-    for n in FUNCTIONS
-    for p in inspect.signature(getattr(qat, n)).parameters
-    if p not in ("model", "sample", "data")
-]
-
-
-class Strange:
-    """Value that no parameter takes."""
-
-
-def arguments_of(function: Callable[..., Any], **values: object) -> dict[str, object]:
-    """Return those of the values that are parameters of a function."""
-    parameters = inspect.signature(function).parameters
-    return {name: value for name, value in values.items() if name in parameters}
-
-
-def call_function(name: str, arguments: dict[str, object]) -> None:
-    """Call a function of `qat`, and enter its result if that is a context."""
-    result = getattr(qat, name)(**arguments)
-    with result if name == "disabled" else contextlib.nullcontext():
-        pass
-
-
-@pytest.mark.parametrize(("name", "parameter"), ARGUMENTS)
-def test_argument_of_wrong_type_is_named(name: str, parameter: str, tmp_path: Path) -> None:
-    """Every parameter of every public function is checked before anything is written."""
-    values = {"model": nn.Linear(3, 3), "sample": X, "data": [X], "path": tmp_path / "m.onnx"}
-    arguments = arguments_of(getattr(qat, name), **values, saved={})
-    with pytest.raises(QdqtoolError, match=f"`{parameter}=") as caught:
-        call_function(name, {**arguments, parameter: Strange()})
-    assert str(caught.value).isprintable() and not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_wrong_arguments_raise_only_qdqtool_errors(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Wrong values of every parameter are tried; errors of the user's functions are the user's."""
-    monkeypatch.chdir(tmp_path)
-    function, sample = getattr(qat, name), torch.rand(1, 3, 8, 8)
-    bare = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
-    model = bare if name in ("plan", "prepare") else ready(bare, sample)
-    for parameter in inspect.signature(function).parameters:
-        own = parameter in ("fn", "report", "metric")
-        for value in (v for v in (*WRONG, *NEVER_RIGHT, *HALVES) if not (own and callable(v))):
-            values = {"model": copy.deepcopy(model), "sample": sample, "data": [sample]}
-            arguments = arguments_of(function, **values, path="m.onnx", saved={})
-            message = ""
-            try:
-                call_function(name, {**arguments, parameter: value})
-            except QdqtoolError as error:
-                message = str(error)
-            except BaseException as error:
-                error.add_note(f"{parameter}=..., of {type(value)}")
-                raise
-            assert message.isprintable()

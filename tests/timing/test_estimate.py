@@ -16,12 +16,12 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load
 from qdqtool.model.slim import without_large_weights
-from qdqtool.options import Request
 from qdqtool.prediction import predict
 from qdqtool.render.predict_text import whether_it_pays
 from qdqtool.timing import twin, work
 from qdqtool.timing.estimate import estimate, predict_on
 from qdqtool.timing.gpus import Gpu, chosen, find, gpus
+from qdqtool.timing.options import TimingOptions
 from qdqtool.timing.parts import PAYS
 from qdqtool.timing.physics import constants
 from qdqtool.timing.twin import Shapes
@@ -105,7 +105,7 @@ def test_allowed_fp16_is_never_slower(name: str, typed: bool, gpu: str) -> None:
     for quantized in (True, False):
         model = load(chain(size=14, quantized=quantized))
         half, single = (
-            predict_on(model, target, Request(gpu=gpu, no_fp16=no_fp16))[1]
+            predict_on(model, target, TimingOptions(gpu=gpu, no_fp16=no_fp16))[1]
             for no_fp16 in (False, True)
         )
         assert half.total_ms <= single.total_ms
@@ -133,7 +133,9 @@ def test_best_time_of_a_float_model_is_the_time_after_insert(name: str, typed: b
     ).model
     # TensorRT-RTX has no INT8 on an RTX 2060; a small one is faster in FP16 than in TF32.
     gpu = "sm=8.6,sms=8,clock=765,bandwidth=102" if target.is_rtx else "RTX 2060"
-    before, after = (predict_on(load(m), target, Request(gpu=gpu))[1] for m in (network, quantized))
+    before, after = (
+        predict_on(load(m), target, TimingOptions(gpu=gpu))[1] for m in (network, quantized)
+    )
     assert before.best.total_ms == pytest.approx(after.total_ms, rel=1e-9)
     assert after.best.total_ms == pytest.approx(after.total_ms, rel=1e-9)
     assert before.best.gain == pytest.approx(after.gain, rel=0.02)
@@ -382,7 +384,7 @@ def test_weights_of_an_impossible_shape_have_no_estimate_or_are_an_error(
     proto = g.model(g.conv(g.input(1, 8, 16, 16), "c", 8, scale=None, weights="float"))
     next(t for t in proto.graph.initializer if t.name == "c.weight").dims[0] = channels
     with contextlib.suppress(QdqtoolError):
-        prediction, time = predict_on(proto, "trt10", Request(gpu="T4"))
+        prediction, time = predict_on(proto, "trt10", TimingOptions(gpu="T4"))
         assert time is not None and time.best is None and prediction.convolutions
 
 

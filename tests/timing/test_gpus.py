@@ -16,13 +16,13 @@ from qdqtool.buildlog.types import Build, BuiltLayer
 from qdqtool.commands.cli import run
 from qdqtool.errors import QdqtoolError
 from qdqtool.model.modelfile import load
-from qdqtool.options import Request
 from qdqtool.prediction import predict
 from qdqtool.timing import expected, gpus
 from qdqtool.timing import parts as calibration
 from qdqtool.timing.estimate import predict_on
 from qdqtool.timing.expected import gpu_of_device, of_facts
 from qdqtool.timing.gpus import find
+from qdqtool.timing.options import TimingOptions
 from qdqtool.timing.physics import seconds
 from qdqtool.trt.rtx.predict import status_of
 from qdqtool.trt.targets import RTX, TARGETS
@@ -286,7 +286,7 @@ def network(act: str = "Relu", groups: int = 1) -> onnx.ModelProto:
 
 
 def codes(proto: onnx.ModelProto, sm: str, target: str = "trt8.5") -> set[str]:
-    prediction, _ = predict_on(proto, target, Request(sm=sm))
+    prediction, _ = predict_on(proto, target, TimingOptions(sm=sm))
     return {f.code for f in prediction.findings if f.code.startswith("GPU-")}
 
 
@@ -314,15 +314,15 @@ def test_findings_of_a_gpu(sm: str, expected: set[str], act: str) -> None:
 @pytest.mark.parametrize(
     ("request_", "int8"),
     [
-        (Request(sm="75"), 0),
-        (Request(sm="7.5"), 0),
-        (Request(gpu="T4"), 0),
-        (Request(gpu="RTX 2060", sm="7.5"), 0),
-        (Request(sm="86"), 2),
-        (Request(gpu="RTX 3060"), 2),
+        (TimingOptions(sm="75"), 0),
+        (TimingOptions(sm="7.5"), 0),
+        (TimingOptions(gpu="T4"), 0),
+        (TimingOptions(gpu="RTX 2060", sm="7.5"), 0),
+        (TimingOptions(sm="86"), 2),
+        (TimingOptions(gpu="RTX 3060"), 2),
     ],
 )
-def test_rtx_has_no_int8_on_turing(request_: Request, int8: int) -> None:
+def test_rtx_has_no_int8_on_turing(request_: TimingOptions, int8: int) -> None:
     """Classic TensorRT has INT8 there."""
     prediction, time = predict_on(network(), "rtx1.7", request_)
     findings = [f.code for f in prediction.findings if f.convolutions]
@@ -344,7 +344,7 @@ def test_rtx_is_predicted_for_gpus_that_it_can_build_for(gpu: gpus.Gpu) -> None:
         return
     g = Graph()
     model = g.model(g.relu(g.input(1, 16, 8, 8), "r"))
-    for request in (Request(gpu=gpu.name), Request(sm=gpu.cc)):
+    for request in (TimingOptions(gpu=gpu.name), TimingOptions(sm=gpu.cc)):
         with pytest.raises(QdqtoolError, match=rf"^rtx1\.7 .* {gpu.cc}.* 12\.1"):
             predict_on(model, "rtx1.7", request)
 
@@ -374,7 +374,7 @@ def test_type_that_a_gpu_lacks_is_refused_for_this_gpu(gpu: str, status: str) ->
     g.initializers.append(onnx.helper.make_tensor(zero, onnx.TensorProto.FLOAT8E4M3FN, [], [0.0]))
     x = g.op("QuantizeLinear", [g.input(1, 16, 8, 8), scale, zero], "q")
     proto = g.model(g.op("DequantizeLinear", [x, scale, zero], "dq"))
-    prediction, _ = predict_on(proto, "rtx1.7", Request(gpu=gpu))
+    prediction, _ = predict_on(proto, "rtx1.7", TimingOptions(gpu=gpu))
     assert status_of(prediction) == status
 
 

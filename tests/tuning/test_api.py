@@ -22,9 +22,9 @@ from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.scales import GroupScale, MethodChoice, ScaleGroup, choose_scale
 from qdqtool.model.graph import Model
-from qdqtool.options import Request
 from qdqtool.timing import gpus
 from qdqtool.timing.estimate import estimate, predict_on
+from qdqtool.timing.options import TimingOptions
 from qdqtool.trt.targets import target_named
 from qdqtool.tuning import api, measurements, search
 from qdqtool.tuning.configuration import Configuration, Recipe
@@ -289,7 +289,7 @@ def test_tensor_too_large_for_fp16_stays_fp32() -> None:
     array = 1.5e5 * onnx.numpy_helper.to_array(tensor)
     tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
     tuning = tune(model=proto, keep=0.5, target="trt11", exclude=["^c6$"])
-    _, time = predict_on(tuning.model, "trt11", Request(gpu="RTX 3060"))
+    _, time = predict_on(tuning.model, "trt11", TimingOptions(gpu="RTX 3060"))
     assert time is not None and time.float_time is not None
     assert time.float_time.precision == Precision.FP16  # the type of most of the model
     assert "c6.out" in tuning.float32 and np.isfinite(run(tuning.model, DATA[0])[0]).all()

@@ -54,7 +54,6 @@ WRONG_MAPPERS: dict[str, tuple[Callable[[list[Task]], Any], str, str]] = {
     "returns-int": (lambda tasks: 5, "function-raised", "int"),
     "raises": (lambda tasks: {}["x"], "function-raised", "KeyError"),
     "yields-none": (lambda tasks: [None], "wrong-type", "None"),
-    "yields-number": (lambda tasks: [Result("s", {"a": {0: 0.5}})], "wrong-type", "Result"),  # type: ignore[dict-item]
     "yields-nothing": (lambda tasks: iter(()), "result-missing", "0 of 4"),
     "yields-one": (lambda tasks: [HALF], "result-missing", "1 of 4"),
     "yields-twice": (lambda tasks: [HALF] * 2, "result-missing", "1 of 4"),

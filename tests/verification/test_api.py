@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from qdqtool.base.notes import Note, Remark, remarks
+from qdqtool.builders.options import BuildOptions
 from qdqtool.builders.run import BuildResult
 from qdqtool.buildlog.agreement import (
     BuildFacts,
@@ -30,8 +31,8 @@ from qdqtool.buildlog.types import (
 from qdqtool.commands.cli import run
 from qdqtool.errors import BuildLogError, QdqtoolError
 from qdqtool.model.graph import Model
-from qdqtool.options import Building, Machine
 from qdqtool.timing.expected import gpu_of
+from qdqtool.timing.options import GpuOptions
 from qdqtool.trt.targets import RTX, TARGETS
 from qdqtool.types import Precision
 from qdqtool.verification.api import (
@@ -437,13 +438,13 @@ def test_exit_code(complete: bool, unknown: int, mismatch: bool, partial: bool, 
 
 
 @pytest.fixture
-def requests(monkeypatch: pytest.MonkeyPatch) -> list[Building]:
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[BuildOptions]:
     """Build as predicted, or refuse if the time limit is 1 s. Return the requests to the builder."""
-    requests: list[Building] = []
+    requests: list[BuildOptions] = []
 
-    def build(model: Model, how: Building) -> BuildResult:
-        requests.append(how)
-        if how.timeout == 1:
+    def build(model: Model, **options: Any) -> BuildResult:
+        requests.append(request := BuildOptions(**options))
+        if request.timeout == 1:
             return BuildResult("tensorrt", "refused", message="no")
         names = {node.index: node.name for node in model.nodes}
         log = build_of(log_of(prediction(CASE)))
@@ -453,7 +454,7 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[Building]:
     return requests
 
 
-def test_build_model_nodes(requests: list[Building]) -> None:
+def test_build_model_nodes(requests: list[BuildOptions]) -> None:
     result = build_model(MODEL, "tensorrt")
     assert (requests[0].keep_engine, result.layers_path) == (False, None)
     assert [n.precision for n in result.nodes] == [INT8] * 21
@@ -542,9 +543,9 @@ def test_verify_rtx_build_for_a_gpu(gpu: str | None, int8: int, capability: str)
 )
 def test_target_of_rtx_build_has_its_capabilities(build: Build, capabilities: list[str]) -> None:
     """The build proves that TensorRT-RTX can build for them."""
-    target, _ = target_of(replace(build, is_rtx=True), None, Machine())
+    target, _ = target_of(replace(build, is_rtx=True), None, GpuOptions())
     assert (target.told, target.name) == (capabilities, RTX.name)
-    assert target_of(build, None, Machine(gpu="V100"))[0].told == []
+    assert target_of(build, None, GpuOptions(gpu="V100"))[0].told == []
 
 
 TWO_TARGETS = Build(is_rtx=True, targets=(75, 86))
@@ -557,13 +558,13 @@ ORIN = Build(is_rtx=True, gpu={"Compute Capability": "8.7"})
     ids=["listed targets", "stated capability"],
 )
 def test_target_of_rtx_build_on_a_gpu(build: Build, gpu: str, capabilities: list[str]) -> None:
-    assert target_of(build, None, Machine(gpu=gpu))[0].told == capabilities
+    assert target_of(build, None, GpuOptions(gpu=gpu))[0].told == capabilities
 
 
 @pytest.mark.parametrize("build", [Build(is_rtx=True), ORIN], ids=["unknown", "8.7"])
 def test_target_of_rejects_a_gpu_that_rtx_cannot_build_for(build: Build) -> None:
     with pytest.raises(QdqtoolError, match=r" 7\.0 .*V100"):
-        target_of(build, None, Machine(gpu="V100"))
+        target_of(build, None, GpuOptions(gpu="V100"))
 
 
 @pytest.mark.parametrize(
@@ -575,11 +576,11 @@ def test_target_of_rejects_a_gpu_that_rtx_cannot_build_for(build: Build) -> None
 )
 def test_target_of_rejects_other_gpus(gpu: str, code: str, message: str) -> None:
     with pytest.raises(QdqtoolError, match=message, check=has(code, parameter="gpu")):
-        target_of(TWO_TARGETS, None, Machine(gpu=gpu))
+        target_of(TWO_TARGETS, None, GpuOptions(gpu=gpu))
 
 
 def test_target_of_prefers_the_capability_of_the_log() -> None:
     """It contradicts the GPU table, and the log has neither clock nor memory."""
     facts = {"Compute Capability": "8.9", "SMs": "28"}
     build = Build(is_rtx=True, device="NVIDIA GeForce RTX 3060", gpu=facts)
-    assert target_of(build, None, Machine())[0].told == ["8.9"] and gpu_of(build) is None
+    assert target_of(build, None, GpuOptions())[0].told == ["8.9"] and gpu_of(build) is None

@@ -18,7 +18,6 @@ from qdqtool.errors import BuilderError, QdqtoolError
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load
 from qdqtool.model.qdq import quantizers, read_params
-from qdqtool.options import Building
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import RTX
 from qdqtool.verification import api
@@ -127,8 +126,8 @@ class Builder:
     result: BuildResult
     sm: Any = None
 
-    def build(self, model: object, how: Building) -> BuildResult:
-        self.sm = how.sm
+    def build(self, model: object, sm: Any, **options: Any) -> BuildResult:
+        self.sm = sm
         return self.result
 
 

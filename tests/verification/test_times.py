@@ -23,6 +23,7 @@ from qdqtool.render.build_text import render_verification, verdict
 from qdqtool.render.output import as_options
 from qdqtool.timing.estimate import estimate
 from qdqtool.timing.gpus import chosen
+from qdqtool.timing.options import GpuOptions
 from qdqtool.timing.physics import constants
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import Precision
@@ -62,7 +63,7 @@ def profile(*factors: float) -> list[ProfileRow]:
 
 
 def compared(build: Build) -> dict[str, object]:
-    times = compare_times(MODEL, PREDICTED, build, TARGET)
+    times = compare_times(MODEL, PREDICTED, build, TARGET, GpuOptions())
     assert times is not None
     return times
 
@@ -83,11 +84,11 @@ def timed(median: float, **fields: Any) -> Build:
     ids=["no time", "no GPU", "no GPU, profile", "time", "profile"],
 )
 def test_compare_times_needs_a_gpu_and_a_time(build: Build, is_compared: bool) -> None:
-    assert (compare_times(MODEL, PREDICTED, build, TARGET) is not None) is is_compared
+    assert (compare_times(MODEL, PREDICTED, build, TARGET, GpuOptions()) is not None) is is_compared
 
 
 def test_compare_times_on_another_gpu() -> None:
-    times = compare_times(MODEL, PREDICTED, timed(1.0), TARGET, GPU, 1500.0)
+    times = compare_times(MODEL, PREDICTED, timed(1.0), TARGET, GpuOptions(GPU, 1500.0))
     assert times is not None and times["clock_mhz"] == 1500
 
 
@@ -95,7 +96,7 @@ def test_compare_times_rejects_unknown_gpus() -> None:
     with pytest.raises(
         QdqtoolError, match="'no GPU'", check=has("unknown-choice", parameter="gpu")
     ):
-        compare_times(MODEL, PREDICTED, timed(1.0), TARGET, "no GPU")
+        compare_times(MODEL, PREDICTED, timed(1.0), TARGET, GpuOptions("no GPU"))
 
 
 @pytest.mark.parametrize(
@@ -242,7 +243,7 @@ def test_compare_times_notes_a_log_of_another_device(
     facts: dict[str, str], contradicts: bool
 ) -> None:
     build = timed(1.0, device="Orin", gpu=facts)
-    times = compare_times(MODEL, PREDICTED, build, TARGET, "RTX 3060")
+    times = compare_times(MODEL, PREDICTED, build, TARGET, GpuOptions("RTX 3060"))
     assert times is not None and (Remark.CONTRADICTED in remarks(times["notes"])) is contradicts
     assert not contradicts or "--gpu" in as_options(times["notes"][0])
 

@@ -29,8 +29,8 @@ import qdqtool
 from qdqtool.base import limits
 from qdqtool.fixing.api import add_fixes, fix
 from qdqtool.model.run_cost import estimate_run_cost
-from qdqtool.options import Request
 from qdqtool.timing.estimate import predict_on
+from qdqtool.timing.options import TimingOptions
 from tools.growth.families import FAMILIES
 
 Work = Callable[[onnx.ModelProto], object]
@@ -129,7 +129,7 @@ def _extract_finding(model: onnx.ModelProto, **options: Any) -> None:
 WORK: dict[str, Work] = {
     "predict": lambda model: qdqtool.predict(model, target="trt8.5").as_json(),
     "predict on a GPU": lambda model: predict_on(
-        model, "trt8.5", Request(gpu="T4"), also=add_fixes
+        model, "trt8.5", TimingOptions(gpu="T4"), also=add_fixes
     )[0].as_json(),
     "fix": lambda model: fix(model, target="trt8.5").as_json(),
     "fix to half": lambda model: fix(model, target="rtx1.7").as_json(),

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from qdqtool.base import limits, parameters
-from qdqtool.base.files import InputFiles, forbid_overwrite, records_inputs
-from qdqtool.base.options import takes
+from qdqtool.base import limits
+from qdqtool.base.files import InputFiles, forbid_overwrite, record_inputs
 from qdqtool.base.outputs import write_text
-from qdqtool.base.parameters import typed
 from qdqtool.base.said import said
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource
 from qdqtool.model.operators import WEIGHTED
-from qdqtool.options import Assumed, Beside, Machine, OnBuilds
 from qdqtool.render.reporting import data, sections
 from qdqtool.render.reporting.graphs import draw
 from qdqtool.render.reporting.nodes import Collector, Subject, gpu_for, look_at
+from qdqtool.render.reporting.options import ReportInputs
 from qdqtool.render.reporting.page import render, require
+from qdqtool.timing.options import GpuOptions
 from qdqtool.trt.targets import Target
 from qdqtool.types import TOOL_VERSION, Json, Severity
 from qdqtool.verification.api import build_of
@@ -54,7 +54,6 @@ class Report:
         quiet = all(f.severity == Severity.INFO for f in self.page.model.findings)
         return quiet and (self.page.agreement is None or self.page.agreement.ok)
 
-    @typed
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the page, atomically.
 
@@ -86,57 +85,61 @@ class Report:
         }
 
 
-@takes(beside=Beside, on=OnBuilds, machine=Machine, assumed=Assumed)
-@records_inputs
-@typed
 def report(
     model: ModelSource | Model,
     *builds: str | os.PathLike[str] | Build,
-    beside: Beside,
-    on: OnBuilds,
-    machine: Machine,
-    assumed: Assumed,
+    before: ModelSource | Model | None = None,
+    calib_cache: str | os.PathLike[str] | None = None,
+    tuning: str | os.PathLike[str] | None = None,
+    target: str | Target | None = None,
+    gpu: str | None = None,
+    clock: float | None = None,
+    assume: Mapping[str, str] | None = None,
 ) -> Report:
-    """Makes one HTML page of what TensorRT makes of a model: the verdict, the network as a graph, tables and plots.
+    """Write one HTML page about a model: verdict, graph of the network, tables and plots.
 
     Args:
-        model: The Q/DQ model (a float one is shown as well).
-        builds: Files of one build of it: a log, a layer JSON, a profile; the prediction is compared with them, for
-            their version.
-        {options}
+        model: The Q/DQ model, or a float model.
+        builds: Files of one build of the model: a log, a layer JSON, a profile. The prediction
+            is made for their version and compared with them.
+        before: Another model to show first: the float model, or an earlier one.
+        calib_cache: Calibration cache of ``insert``: histograms, and the range that each method
+            would choose.
+        tuning: JSON of ``qdqtool tune``: its Pareto front.
+        target: TensorRT to predict for instead of the build's own version. Default without a
+            build: ``trt10``.
+        gpu: GPU to estimate times for; see ``qdqtool gpus``. Default: the GPU that a build names.
+        clock: SM clock in MHz under load.
+        assume: Outcome of fusions that TensorRT decides by timing: ``{"silu-add": "fused"}``
+            or ``"apart"``.
 
     Raises:
-        DataError: ``before``, ``calib_cache`` or ``tuning`` is of another network.
-        QdqtoolError: jinja2 or fast-sugiyama is missing, a file cannot be used, or the page gets too large.
+        DataError: `before`, `calib_cache` or `tuning` is of another network.
+        QdqtoolError: jinja2 or fast-sugiyama is missing, a file cannot be used, or the page is
+            too large.
     """
-    parameters.require("before", beside.before, ModelSource | Model | None, __name__)
-    parameters.require("target", on.target, str | Target | None, __name__)
-    require()
-    page = collect(model, *builds, beside=beside, on=on, machine=machine, assumed=assumed)
-    html = render(page)
+    inputs = ReportInputs(before, calib_cache, tuning, target, GpuOptions(gpu, clock), assume)
+    with record_inputs() as read:
+        require()
+        page = collect(model, *builds, inputs=inputs)
+        html = render(page)
     size = len(html.encode())
     limits.check_size(size, limits.REPORT, f"{page.model.path or 'the model'}: its report takes")
-    return Report(page, html)
+    return Report(page, html, read=read)
 
 
-@takes(beside=Beside, on=OnBuilds, machine=Machine, assumed=Assumed)
 def collect(
-    model: ModelSource | Model,
-    *builds: str | os.PathLike[str] | Build,
-    beside: Beside,
-    on: OnBuilds,
-    machine: Machine,
-    assumed: Assumed,
+    model: ModelSource | Model, *builds: str | os.PathLike[str] | Build, inputs: ReportInputs
 ) -> data.Page:
-    """What the page shows; arguments and errors as for :func:`report`."""
-    before = beside.before
-    if machine.clock is not None and machine.gpu is None and not builds:
+    """Return the contents of the page; errors are those of :func:`report`."""
+    before, gpu = inputs.before, inputs.gpu
+    if gpu.clock is not None and gpu.gpu is None and not builds:
         raise QdqtoolError(
             said("{`clock`} needs {`gpu`}"), code="missing-argument", parameter="gpu"
         )
     build = build_of(builds) if builds else None
-    chosen = gpu_for(build, machine)
-    subject = look_at(model, on.target, chosen, build, machine, assumed)
+    chosen = gpu_for(build, gpu)
+    subject = look_at(model, inputs, chosen, build)
     collector = Collector(subject, "after" if before is not None else "model")
     page = data.Page(TOOL_VERSION, collector.run())
     page.model.time = sections.time_of(subject)
@@ -144,7 +147,7 @@ def collect(
     sections.add_weights(collector)
     other = None
     if before is not None:
-        other = look_at(before, on.target, chosen, None, machine, assumed, subject.target)
+        other = look_at(before, inputs, chosen, None, subject.target)
         _require_same_network(other, subject)
         earlier = Collector(other, "before")
         page.before = earlier.run()
@@ -157,10 +160,10 @@ def collect(
     page.unlisted = sections.unlisted_of(subject)
     page.roof = sections.roof_of(subject)
     page.agreement = sections.agreement_of(collector)
-    if beside.calib_cache is not None:
-        page.histograms, page.calibration = sections.histograms_of(beside.calib_cache, collector)
-    if beside.tuning is not None:
-        page.tuning = sections.tuning_of(beside.tuning, subject.model)
+    if inputs.calib_cache is not None:
+        page.histograms, page.calibration = sections.histograms_of(inputs.calib_cache, collector)
+    if inputs.tuning is not None:
+        page.tuning = sections.tuning_of(inputs.tuning, subject.model)
     return page
 
 

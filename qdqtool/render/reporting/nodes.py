@@ -19,20 +19,21 @@ from qdqtool.model.modelfile import ModelSource, load
 from qdqtool.model.operators import WEIGHTED
 from qdqtool.model.qdq import is_dq, is_q, is_qdq
 from qdqtool.model.view import View
-from qdqtool.options import DEFAULT_TARGET, Assumed, Machine
 from qdqtool.prediction import predict
 from qdqtool.render.predict_text import remarks, verdict
 from qdqtool.render.reporting import data
+from qdqtool.render.reporting.options import ReportInputs
 from qdqtool.render.reporting.page import Spoken, message, plain, rounded, shown
 from qdqtool.timing import gpus, twin
 from qdqtool.timing.estimate import TimeEstimate, estimate, gpu_findings, in_profile
 from qdqtool.timing.gpus import Gpu
+from qdqtool.timing.options import GpuOptions
 from qdqtool.timing.predicted import workload_of
 from qdqtool.timing.work import Work
 from qdqtool.trt import trace
 from qdqtool.trt.outcome import assumed_target
 from qdqtool.trt.pipeline import cases
-from qdqtool.trt.targets import Target, target_named
+from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import BYTES, EngineLayer, Precision, Prediction
 from qdqtool.verification.convolutions import trt_name
 from qdqtool.verification.lines import Verification
@@ -501,16 +502,14 @@ class Subject:
 
 def look_at(
     source: ModelSource | Model,
-    target: str | Target | None,
+    inputs: ReportInputs,
     gpu: Gpu | None,
     build: Build | None,
-    machine: Machine,
-    assumed: Assumed,
     settled: Target | None = None,
 ) -> Subject:
-    """Predicts for a model, verifies it where a build is given, and estimates the time where a GPU is.
+    """Predict for a model, verify it if there is a build, and estimate the time if there is a GPU.
 
-    ``machine`` is the user's words for the GPU; ``settled`` is the target as it builds for it, where that is known.
+    ``settled`` is the target as it builds for the GPU, if that is known.
 
     Raises:
         ModelError: The model cannot be read.
@@ -521,20 +520,20 @@ def look_at(
     if build is not None:
         from qdqtool.verification.api import verified
 
-        verification, on = verified(model, build, target, machine)
+        verification, on = verified(model, build, inputs.target, inputs.gpu)
         assert verification.prediction is not None
         prediction = verification.prediction
     else:
-        on = settled or target_named(target or DEFAULT_TARGET)
+        on = settled or target_named(inputs.target or DEFAULT_TARGET)
         on = on if settled or gpu is None else on.built_for(gpu.cc, gpu.name)
-        prediction = predict(model, on, assumed=assumed)
+        prediction = predict(model, on, assume=inputs.assume)
     time = None
     if gpu is not None:
         gpu = gpus.used_by(on, gpu)
         from qdqtool.verification.times import plain_in, runs_as_graph
 
         plain = plain_in(build) if build else gpu.plain
-        settled_on = assumed_target(on, assumed.assume)
+        settled_on = assumed_target(on, inputs.assume)
         graph = build is not None and runs_as_graph(build)
         time = estimate(model, prediction, gpu, settled_on, plain=plain, graph=graph)
         prediction.time = time.as_json()
@@ -555,14 +554,14 @@ def _work(subject: Subject) -> list[Work]:
     return load_.layers if len(load_.layers) == len(layers) else []
 
 
-def gpu_for(build: Build | None, machine: Machine) -> Gpu | None:
-    """The GPU that was named, or that the build ran on.
+def gpu_for(build: Build | None, options: GpuOptions) -> Gpu | None:
+    """Return the GPU that was named, or that the build ran on.
 
     Raises:
-        QdqtoolError: It is not known.
+        QdqtoolError: It is unknown.
     """
     if build is not None:
         from qdqtool.timing.expected import gpu_of
 
-        return gpu_of(build, machine=machine)
-    return gpus.chosen(machine.gpu, machine.clock) if machine.gpu is not None else None
+        return gpu_of(build, options.gpu, options.clock)
+    return gpus.chosen(options.gpu, options.clock) if options.gpu is not None else None

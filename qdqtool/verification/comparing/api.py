@@ -6,10 +6,8 @@ import os
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from qdqtool.base.files import records_inputs
+from qdqtool.base.files import record_inputs
 from qdqtool.base.notes import Note, Remark
-from qdqtool.base.options import takes
-from qdqtool.base.parameters import typed
 from qdqtool.base.said import Parameter, said
 from qdqtool.buildlog.costs import EngineReport, analyze
 from qdqtool.buildlog.costs import compare as compare_engines
@@ -22,10 +20,10 @@ from qdqtool.explain.messages import obstacles
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource, load
 from qdqtool.model.view import View
-from qdqtool.options import DEFAULT_TARGET, Gpu, OnBuilds, Request
 from qdqtool.prediction import predict
+from qdqtool.timing.options import TimingOptions
 from qdqtool.trt.faults import IntegerOperator, UnsignedZeroPoint
-from qdqtool.trt.targets import Target, target_named
+from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import Finding, Precision, Prediction, Severity
 from qdqtool.verification.api import check_told, choose_target
 from qdqtool.verification.comparing import builds, models, words
@@ -46,17 +44,19 @@ _ONE_NETWORK = 0.9  # likeness from which on nothing needs to be said about it
 Side: TypeAlias = ModelSource | Model | Build | EngineReport | Sequence[str | os.PathLike[str]]
 
 
-@takes(on=OnBuilds, machine=Gpu)
-@typed
-@records_inputs
-def compare(a: Side, b: Side, *, on: OnBuilds, machine: Gpu) -> Comparison:
-    """Says what differs between two sides, what was lost first.
+def compare(
+    a: Side, b: Side, *, target: str | Target | None = None, gpu: str | None = None
+) -> Comparison:
+    """Compare two models, two builds, or a model and a build; losses come first.
 
     Args:
-        a: An ONNX model (float or with Q/DQ), or a build: a log, a layer JSON, a profile, or a list of several files of
-            one build.
-        b: The other side. Two models are matched by structure and names; a model and a build must be of one network.
-        {options}
+        a: An ONNX model (float or with Q/DQ), or a build: a log, a layer JSON, a profile, or a
+            list of several files of one build.
+        b: The other side. Two models are matched by structure and names; a model and a build
+            must be of one network.
+        target: TensorRT to predict for instead of the build's own version. Default without a
+            build: ``trt10``.
+        gpu: GPU to estimate the times of two models for; see ``qdqtool gpus``.
 
     Returns:
         The comparison; ``ok`` says whether nothing got worse for INT8 from ``a`` to ``b``.
@@ -64,9 +64,16 @@ def compare(a: Side, b: Side, *, on: OnBuilds, machine: Gpu) -> Comparison:
     Raises:
         ModelError: A model cannot be read.
         BuildLogError: A build cannot be read, or is of another model.
-        QdqtoolError: The target or the GPU is not known, or two models have no layer in common.
+        QdqtoolError: The target or the GPU is unknown, or two models have no layer in common.
     """
-    one, two, target, gpu = _read(a, "a"), _read(b, "b"), on.target, machine.gpu
+    with record_inputs() as inputs:
+        comparison = _compare(a, b, target, gpu)
+    comparison.read = inputs
+    return comparison
+
+
+def _compare(a: Side, b: Side, target: str | Target | None, gpu: str | None) -> Comparison:
+    one, two = _read(a, "a"), _read(b, "b")
     if isinstance(one, Model) and isinstance(two, Model):
         return _models(one, two, target, gpu)
     if gpu is not None:
@@ -164,7 +171,7 @@ def _asked(model: Model, target: Target, gpu: str | None, title: str) -> Asked:
         return Asked(View(model), predict(model, target), title)
     from qdqtool.timing.estimate import predict_on
 
-    prediction, _ = predict_on(model, target, Request(gpu=gpu))
+    prediction, _ = predict_on(model, target, TimingOptions(gpu=gpu))
     return Asked(View(model), prediction, title)
 
 

@@ -16,7 +16,6 @@ from qdqtool.base import compression, file_types
 from qdqtool.base.files import InputFiles, open_input
 from qdqtool.base.notes import Note
 from qdqtool.base.outputs import Saved
-from qdqtool.base.parameters import typed
 from qdqtool.base.records import published
 from qdqtool.buildlog.types import Gap, Lack, Section
 from qdqtool.errors import QdqtoolError
@@ -314,12 +313,10 @@ class Comparison(Saved):
         """The nodes at which something differs."""
         return [n for n in self.nodes if n.changes]
 
-    @typed
     def where(self, change: Change) -> list[NodeChange]:
         """The nodes at which that happened."""
         return [n for n in self.nodes if change in n.changes]
 
-    @typed
     def count(self, change: Change) -> int:
         """At how many nodes that happened."""
         return self._counts[change]

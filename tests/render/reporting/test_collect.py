@@ -24,13 +24,13 @@ from qdqtool.errors import DataError
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load
 from qdqtool.model.qdq import is_qdq, read_params
-from qdqtool.options import Request
 from qdqtool.render.reporting import data
 from qdqtool.render.reporting.api import Report, collect
 from qdqtool.render.reporting.page import embedded
 from qdqtool.render.reporting.page import render as render_page
 from qdqtool.render.reporting.sections import tuning_of
 from qdqtool.timing.estimate import predict_on
+from qdqtool.timing.options import TimingOptions
 from qdqtool.trt.trace import render
 from tests.errors import has
 from tests.insertion.nets import Net
@@ -540,7 +540,7 @@ def test_build_of_tensorrt_rtx_is_shown_for_its_gpu(
     report = qdqtool.report(model, build, gpu=gpu)
     assert report.page.model.counts["int8"] == 0
     assert report.as_json()["compute_capabilities"] == ["7.5"]
-    expected = predict_on(model, "rtx1.7", Request(gpu="T4"))[1]
+    expected = predict_on(model, "rtx1.7", TimingOptions(gpu="T4"))[1]
     time = report.page.model.time
     assert expected is not None and time is not None
     assert time.total == pytest.approx(expected.total_ms, rel=0.2)  # the log has another clock

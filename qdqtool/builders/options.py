@@ -1,0 +1,49 @@
+"""Options of builds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from qdqtool.base.checks import check_choice
+from qdqtool.errors import BuilderError
+
+BUILDERS = ("tensorrt-rtx", "trtexec", "tensorrt")
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """Builder, its settings, and the files to keep.
+
+    Attributes:
+        builder: One of :data:`BUILDERS`.
+        output: Folder for ``build.log``, layers and engine. None keeps no file.
+        sm: Compute capabilities to build for (TensorRT-RTX).
+        timeout: Seconds until the build is stopped.
+        keep_engine: Whether to write ``engine.plan`` into `output`.
+        shapes: Minimum, preferred and maximum shape of inputs with run-time dimensions.
+    """
+
+    builder: str = "tensorrt-rtx"
+    output: str | os.PathLike[str] | None = None
+    sm: Sequence[int] | None = None
+    timeout: float = 1800.0  # TensorRT times tactics for minutes on a Jetson
+    keep_engine: bool = False
+    shapes: Mapping[str, Sequence[Sequence[int]]] | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("builder", self.builder, BUILDERS, BuilderError)
+        if self.sm and self.builder != "tensorrt-rtx":
+            raise BuilderError(
+                f"compute capabilities are for tensorrt-rtx; {self.builder} builds for the GPU of "
+                "this machine",
+                code="option-conflict",
+                parameter="sm",
+            )
+        if self.keep_engine and self.output is None:
+            raise BuilderError(
+                "an engine needs a folder to be kept in",
+                code="missing-argument",
+                parameter="output",
+            )

@@ -1,0 +1,142 @@
+"""Options of an extraction."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from qdqtool.base.checks import check_choice, check_not_text
+from qdqtool.base.said import Parameter, said
+from qdqtool.builders.options import BUILDERS
+from qdqtool.errors import QdqtoolError
+
+PREDICTED_MODELS = 2000  # models to predict at most while shrinking
+CHECKED_MODELS = 400  # the same if each is built or given to the user's command
+
+
+@dataclass(frozen=True)
+class SelectionOptions:
+    """Part of a model that is extracted.
+
+    Attributes:
+        finding: Codes of findings, or ``CODE:n``.
+        node: Name of a node.
+        hops: Number of nodes around `node`. None: as many as its prediction needs.
+        inputs: Tensors at which the part begins.
+        outputs: Tensors at which it ends.
+    """
+
+    finding: str | Sequence[str] | None = ()
+    node: str | None = None
+    hops: int | None = None
+    inputs: Sequence[str] = ()
+    outputs: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        check_not_text("inputs", self.inputs)
+        check_not_text("outputs", self.outputs)
+        if self.hops is not None:
+            object.__setattr__(self, "hops", operator.index(self.hops))
+        if self.hops is not None and self.hops < 0:
+            raise QdqtoolError(
+                said("{`limit`} is at least 1, {`hops`} at least 0"),
+                code="out-of-range",
+                parameter="hops",
+            )
+        texts = {
+            "finding": self.findings,
+            "inputs": self.inputs,
+            "outputs": self.outputs,
+            "node": [self.node],
+        }
+        for parameter, values in texts.items():
+            check_not_empty(parameter, values)
+
+    @property
+    def findings(self) -> list[str]:
+        """The findings as a list."""
+        if isinstance(self.finding, str):
+            return [self.finding]
+        return list(self.finding or ())
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is selected."""
+        return not (self.findings or self.node or self.inputs or self.outputs)
+
+
+@dataclass(frozen=True)
+class ShrinkOptions:
+    """How a part is made smaller, and what it has to keep.
+
+    Attributes:
+        minimize: Whether to remove nodes, channels, pixels and weights.
+        builder: Builder whose result has to stay.
+        check: Command whose exit code has to stay.
+        says: Text that the command has to print.
+        check_timeout: Seconds for one run of the command.
+        limit: Maximum number of models to try.
+        private: Whether to replace names, weights, scales and metadata.
+    """
+
+    minimize: bool = False
+    builder: str | None = None
+    check: str | None = None
+    says: str | None = None
+    check_timeout: float | None = None
+    limit: int | None = None
+    private: bool = False
+
+    def __post_init__(self) -> None:
+        if self.builder is not None:
+            check_choice("builder", self.builder, BUILDERS)
+        if self.builder is not None and self.check is not None:
+            raise QdqtoolError(
+                said("give a {`builder`} or a {`check`}, not both"),
+                code="option-conflict",
+                parameter="check",
+            )
+        if self.limit is not None and operator.index(self.limit) < 1:
+            raise QdqtoolError(
+                said("{`limit`} is at least 1, {`hops`} at least 0"),
+                code="out-of-range",
+                parameter="limit",
+            )
+        if self.says is not None and self.check is None:
+            raise QdqtoolError(
+                said("{`says`} is what a {`check`} prints; give that as well"),
+                code="missing-argument",
+                parameter="check",
+            )
+        check_not_empty("check", [self.check])
+        check_not_empty("says", [self.says])
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether each model is built or given to a command."""
+        return bool(self.builder or self.check)
+
+    @property
+    def tries(self) -> int:
+        """Maximum number of models to try."""
+        if self.limit is not None:
+            return operator.index(self.limit)
+        return CHECKED_MODELS if self.is_checked else PREDICTED_MODELS
+
+
+def check_not_empty(parameter: str, values: Sequence[str | None]) -> None:
+    """Check that no text of an argument is blank.
+
+    Raises:
+        QdqtoolError: One is.
+    """
+    if any(value is not None and not value.strip() for value in values):
+        raise QdqtoolError(
+            said(
+                "{parameter}: is empty; leave it out, or say what it is",
+                parameter=Parameter(parameter),
+            ),
+            code="empty",
+            parameter=parameter,
+        )

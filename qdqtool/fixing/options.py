@@ -1,0 +1,41 @@
+"""Options of fixes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from qdqtool.base import limits
+from qdqtool.base.checks import check_not_text
+from qdqtool.base.said import said
+from qdqtool.errors import QdqtoolError
+
+
+@dataclass(frozen=True)
+class FixOptions:
+    """Findings to fix, and how outputs are compared.
+
+    Attributes:
+        only: Finding codes; empty for all but opt-in ones.
+        inputs: Arrays by input name to run the model with. None: random ones.
+        effort: Factor on the limits of comparing outputs.
+    """
+
+    only: Sequence[str] = ()
+    inputs: Mapping[str, Any] | None = None
+    effort: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_not_text("only", self.only)
+        if not 0 < self.effort <= limits.EFFORT:
+            raise QdqtoolError(
+                said(
+                    "{`effort`:{effort!r}}: give a number above 0, up to {most:g}",
+                    effort=self.effort,
+                    most=limits.EFFORT,
+                ),
+                code="value-out-of-range",
+                parameter="effort",
+            )
+        object.__setattr__(self, "effort", float(self.effort))

@@ -1,0 +1,173 @@
+"""Options of insertion: calibration, placement, and the network around the Q/DQ pairs."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from qdqtool.base.checks import check_choice, check_not_text
+
+if TYPE_CHECKING:
+    from calibration.options import Preprocess
+
+METHODS = ("focus", "mse", "percentile", "entropy", "max")
+HEADS = ("box", "float", "none")
+RESIDUALS = ("auto", "skip", "both", "none")
+
+
+@dataclass(frozen=True)
+class RangeOptions:
+    """How the range of an activation is chosen.
+
+    Attributes:
+        method: One of :data:`METHODS`.
+        method_for: Pairs of a regular expression on tensor names and a method.
+        percentile: For the method ``percentile``, in percent of the absolute values.
+        max_images: Maximum number of samples, spread evenly over the data.
+    """
+
+    method: str = "focus"
+    method_for: Sequence[tuple[str, str]] = ()
+    percentile: float = 99.99
+    max_images: int = 512
+
+    def __post_init__(self) -> None:
+        check_choice("method", self.method, METHODS)
+        object.__setattr__(self, "percentile", float(self.percentile))
+        object.__setattr__(self, "max_images", operator.index(self.max_images))
+
+
+@dataclass(frozen=True)
+class ImageOptions:
+    """How images become the network's inputs.
+
+    Attributes:
+        preprocess: None for letterbox, RGB, divided by 255.
+        size: Height and width in pixels if the model leaves them open. None: its ``imgsz``
+            metadata.
+    """
+
+    preprocess: Preprocess | None = None
+    size: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.size is not None:
+            height, width = self.size
+            object.__setattr__(self, "size", (operator.index(height), operator.index(width)))
+
+
+@dataclass(frozen=True)
+class CacheOptions:
+    """File that keeps the statistics of a calibration.
+
+    Attributes:
+        calib_cache: The file; None keeps nothing.
+        overwrite_cache: Whether a cache of another model or of other data is replaced.
+    """
+
+    calib_cache: str | os.PathLike[str] | None = None
+    overwrite_cache: bool = False
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """Workers that run the network.
+
+    Attributes:
+        cluster: Address of a Dask scheduler, ``local:N``, or a client; None: this process.
+        mixed_cpus: Whether results of workers may differ in the last bits.
+    """
+
+    cluster: object = None
+    mixed_cpus: bool = False
+
+
+@dataclass(frozen=True)
+class PlacementOptions:
+    """Which tensors are quantized, and how weights are stored.
+
+    Attributes:
+        head: One of :data:`HEADS`: what stays float in a detection head.
+        residual: One of :data:`RESIDUALS`: inputs of a residual Add that are quantized.
+        attention: ``float`` or ``int8``: type of the products of attention.
+        unify: Whether tensors that Concat and the like tie together share one scale.
+        exclude: Regular expressions on names of nodes that stay float.
+        include: The same for nodes that a preset would leave float.
+        exclude_op: Operator types that stay float.
+        weights: ``float`` with Q and DQ, or ``int8`` with DQ alone.
+    """
+
+    head: str = "box"
+    residual: str = "auto"
+    attention: str = "float"
+    unify: bool = True
+    exclude: Sequence[str] = ()
+    include: Sequence[str] = ()
+    exclude_op: Sequence[str] = ()
+    weights: str = "float"
+
+    def __post_init__(self) -> None:
+        check_choice("head", self.head, HEADS)
+        check_choice("residual", self.residual, RESIDUALS)
+        check_choice("attention", self.attention, ("float", "int8"))
+        check_choice("weights", self.weights, ("float", "int8"))
+        for parameter in ("exclude", "include", "exclude_op"):
+            check_not_text(parameter, getattr(self, parameter))
+
+
+@dataclass(frozen=True)
+class NetworkOptions:
+    """Changes of the network around its Q/DQ pairs.
+
+    Attributes:
+        high_precision: ``fp32`` or ``fp16``: type of what stays float. None: as the target needs.
+        smooth: Strength of SmoothQuant from 0 to 1. None does nothing.
+        input_type: ``float``, ``int8`` or ``uint8``: type of the network's inputs.
+    """
+
+    high_precision: str | None = None
+    smooth: float | None = None
+    input_type: str = "float"
+
+    def __post_init__(self) -> None:
+        if self.high_precision is not None:
+            check_choice("high_precision", self.high_precision, ("fp32", "fp16"))
+        if self.smooth is not None:
+            object.__setattr__(self, "smooth", float(self.smooth))
+        check_choice("input_type", self.input_type, ("float", "int8", "uint8"))
+
+
+@dataclass(frozen=True)
+class InsertOptions:
+    """All options of an insertion but its target.
+
+    Attributes:
+        ranges: How ranges are chosen.
+        images: How images become inputs.
+        cache: File that keeps the statistics.
+        placement: Which tensors are quantized.
+        network: Changes of the network around the pairs.
+        cluster: Workers that run the network.
+        calib_table: TensorRT calibration table with ranges, instead of data.
+        losses: Samples to measure the error on; None for the default, 0 for none.
+        predict: Whether to predict the result.
+        progress: Whether to draw progress.
+    """
+
+    ranges: RangeOptions = field(default_factory=RangeOptions)
+    images: ImageOptions = field(default_factory=ImageOptions)
+    cache: CacheOptions = field(default_factory=CacheOptions)
+    placement: PlacementOptions = field(default_factory=PlacementOptions)
+    network: NetworkOptions = field(default_factory=NetworkOptions)
+    cluster: ClusterOptions = field(default_factory=ClusterOptions)
+    calib_table: str | os.PathLike[str] | None = None
+    losses: int | None = 0
+    predict: bool = True
+    progress: bool = False
+
+    def __post_init__(self) -> None:
+        if self.losses is not None:
+            object.__setattr__(self, "losses", operator.index(self.losses))

@@ -1,0 +1,42 @@
+"""Options of quantization-aware training."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from qdqtool.base.checks import check_choice, check_not_text
+from qdqtool.insertion.options import HEADS, RESIDUALS
+from qdqtool.trt.targets import DEFAULT_TARGET, Target
+
+BACKENDS = ("pytorch-quantization", "modelopt")
+
+
+@dataclass(frozen=True)
+class QatOptions:
+    """Which quantizers a network gets for training.
+
+    Attributes:
+        target: TensorRT version whose rules decide.
+        backend: One of :data:`BACKENDS`: whose quantizer modules are used.
+        head: What stays float in a detection head, as for :func:`qdqtool.insert`.
+        residual: Inputs of a residual Add that are quantized, as for :func:`qdqtool.insert`.
+        unify: Whether tensors that Concat and the like tie together share one quantizer.
+        exclude: Regular expressions on names of modules or nodes that stay float.
+        include: The same for modules that a rule would leave float.
+        merge: Whether parallel branches that deploy as one convolution are merged first.
+    """
+
+    target: str | Target = DEFAULT_TARGET
+    backend: str = "pytorch-quantization"
+    head: str = "box"
+    residual: str = "auto"
+    unify: bool = True
+    exclude: Sequence[str] = ()
+    include: Sequence[str] = ()
+    merge: bool = True
+
+    def __post_init__(self) -> None:
+        check_choice("backend", self.backend, BACKENDS)
+        check_choice("head", self.head, HEADS)
+        check_choice("residual", self.residual, RESIDUALS)
+        check_not_text("exclude", self.exclude)
+        check_not_text("include", self.include)

@@ -1,0 +1,43 @@
+"""Options of time estimates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class GpuOptions:
+    """GPU that times are estimated for.
+
+    Attributes:
+        gpu: Name as in ``qdqtool gpus``. None: no times, or the GPU that a build names.
+        clock: SM clock in MHz under load. None: the boost clock.
+        power: Power mode of a Jetson, from which the clock is guessed.
+    """
+
+    gpu: str | None = None
+    clock: float | None = None
+    power: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.clock is not None:
+            object.__setattr__(self, "clock", float(self.clock))
+
+
+@dataclass(frozen=True)
+class TimingOptions(GpuOptions):
+    """GPU, batch and calibration of a time estimate.
+
+    Attributes:
+        sm: Compute capability such as ``7.5``, for findings without times.
+        batch: Batch to estimate for. None: the model's own.
+        no_fp16: Whether floats are FP32.
+        calibrate: A measured time, a profile or a calibration file.
+        save_calibration: File for the correction.
+    """
+
+    sm: str | None = None
+    batch: int | None = None
+    no_fp16: bool = False
+    calibrate: str | None = None
+    save_calibration: str | None = None

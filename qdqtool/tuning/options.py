@@ -1,0 +1,166 @@
+"""Options of a tuning."""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from qdqtool.base import limits
+from qdqtool.base.said import Parameter, said
+from qdqtool.base.text import brief_repr
+from qdqtool.errors import QdqtoolError
+from qdqtool.insertion.options import (
+    ClusterOptions,
+    ImageOptions,
+    NetworkOptions,
+    PlacementOptions,
+    RangeOptions,
+)
+from qdqtool.timing.options import GpuOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from qdqtool.tuning.metrics import Outputs
+
+KEEP = 0.97  # part of the float model's metric to keep without a budget
+
+
+@dataclass(frozen=True)
+class TuningGoal:
+    """What a tuning has to reach, and on which data.
+
+    Attributes:
+        evaluation: Data like that of the deployment. None: two quarters of the calibration data.
+        keep: Part of the float model's metric to keep. None: :data:`KEEP` without a budget.
+        budget_ms: Milliseconds on the GPU.
+        metric: The user's metric, or the name of it.
+    """
+
+    evaluation: object = None
+    keep: float | None = None
+    budget_ms: float | None = None
+    metric: str | Callable[[Outputs, Outputs, str], float] | None = None
+
+    def __post_init__(self) -> None:
+        if self.keep is not None and self.budget_ms is not None:
+            raise QdqtoolError(
+                said(
+                    "{`keep`} and {`budget_ms`} exclude each other: one is the goal, the other "
+                    "what is made small"
+                ),
+                code="option-conflict",
+                parameter="keep",
+            )
+        if self.keep is not None and not 0.0 < self.keep <= 1.0:
+            raise QdqtoolError(
+                said(
+                    "{`keep`} {keep:g}: is a part of the float model's metric, above 0 and at "
+                    "most 1",
+                    keep=self.keep,
+                ),
+                code="out-of-range",
+                parameter="keep",
+            )
+        for parameter in ("keep", "budget_ms"):
+            value = getattr(self, parameter)
+            if value is not None:
+                object.__setattr__(self, parameter, float(value))
+
+    @property
+    def kept_part(self) -> float | None:
+        """Part of the float model's metric to keep; None with a budget."""
+        return KEEP if self.keep is None and self.budget_ms is None else self.keep
+
+    def check_budget(self, gpu: str | None) -> None:
+        """Check the budget for a GPU.
+
+        Raises:
+            QdqtoolError: There is a budget and no GPU, or it is not a time.
+        """
+        budget_ms = self.budget_ms
+        if budget_ms is None or (gpu is not None and budget_ms > 0 and math.isfinite(budget_ms)):
+            return
+        raise QdqtoolError(
+            said(
+                "{`budget_ms`} {budget_ms:g}: milliseconds above 0 on a GPU; name it with {`gpu`}",
+                budget_ms=budget_ms,
+            ),
+            code="missing-argument" if gpu is None else "out-of-range",
+            parameter="gpu" if gpu is None else "budget_ms",
+        )
+
+
+@dataclass(frozen=True)
+class SearchBudget:
+    """Time and images of a search, and the file that keeps its measurements.
+
+    Attributes:
+        state: File that keeps what was measured.
+        time_limit: Seconds for the search.
+        check_timeout: Seconds for one call of the metric.
+        whole_front: Whether to measure the front even if the all-INT8 candidate is good enough.
+        chosen_on: Maximum number of images to choose on.
+        judged_on: Maximum number of images to judge on.
+        swept_on: Maximum number of images for the sensitivity of single sites. None: `chosen_on`.
+        workers: Threads that measure. None: one for each core.
+    """
+
+    state: str | os.PathLike[str] | None = None
+    time_limit: float | None = None
+    check_timeout: float | None = None
+    whole_front: bool = False
+    chosen_on: int = 32
+    judged_on: int = 64
+    swept_on: int | None = None
+    workers: int | None = None
+
+    def __post_init__(self) -> None:
+        for parameter in ("time_limit", "workers", "chosen_on", "judged_on", "swept_on"):
+            number = getattr(self, parameter)
+            if number is not None and not number > 0:
+                raise QdqtoolError(
+                    said(
+                        "{parameter} {number}: has to be above 0",
+                        parameter=Parameter(parameter),
+                        number=brief_repr(number),
+                    ),
+                    code="out-of-range",
+                    parameter=parameter,
+                )
+        if self.time_limit is not None:
+            object.__setattr__(
+                self, "time_limit", limits.check_seconds(self.time_limit, "time_limit")
+            )
+        for parameter in ("workers", "chosen_on", "judged_on", "swept_on"):
+            number = getattr(self, parameter)
+            if number is not None:
+                object.__setattr__(self, parameter, operator.index(number))
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """All options of a tuning but its target.
+
+    Attributes:
+        goal: What the tuning has to reach.
+        gpu: GPU that times are estimated for.
+        ranges: How ranges are chosen.
+        images: How images become inputs.
+        placement: What may be quantized.
+        network: Changes of the network around the pairs.
+        cluster: Workers that run the network.
+        search: Time and images of the search.
+    """
+
+    goal: TuningGoal
+    gpu: GpuOptions
+    ranges: RangeOptions
+    images: ImageOptions
+    placement: PlacementOptions
+    network: NetworkOptions
+    cluster: ClusterOptions
+    search: SearchBudget
