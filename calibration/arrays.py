@@ -27,10 +27,10 @@ from calibration.dataset import (
     spread,
 )
 from calibration.listing import BLOCK, block_starts, file_digest, files_under
+from calibration.options import YOLO_PREPROCESS, Preprocess
 from calibration.pictures import (
     IMAGE_SUFFIXES,
     OTHER_PICTURES,
-    YOLO_PREPROCESS,
     ImageSource,
     decode,
     describe,
@@ -41,7 +41,6 @@ from qdqtool.base import budgets
 from qdqtool.base.archives import Archive, Header, read_values
 from qdqtool.base.files import INVALID_NAME, open_input, read_input
 from qdqtool.base.notes import Remark
-from qdqtool.base.options import Preprocess
 from qdqtool.base.text import brief_repr, reason_of
 from qdqtool.errors import DataError, QdqtoolError
 

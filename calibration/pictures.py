@@ -20,9 +20,9 @@ from PIL import BmpImagePlugin, Image, JpegImagePlugin, PngImagePlugin, WebPImag
 
 from calibration.dataset import Array, FilesSource, InputSpec
 from calibration.listing import Folder
+from calibration.options import YOLO_PREPROCESS, Preprocess
 from qdqtool.base import budgets
 from qdqtool.base.files import read_all, reading_problem, record_input
-from qdqtool.base.options import Preprocess
 from qdqtool.base.said import said
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.model.sessions import cores
@@ -50,8 +50,6 @@ Image.core.set_block_size(1 << 26)  # type: ignore[attr-defined]
 _ORIENTATION = 0x0112  # EXIF's tag
 _TURNED = range(2, 9)  # its values that are not upright
 _Picture = npt.NDArray[np.uint8] | Image.Image
-
-YOLO_PREPROCESS = Preprocess()
 
 
 def decode(source: str | os.PathLike[str] | IO[bytes], name: str = "") -> npt.NDArray[np.uint8]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import time
 import warnings
@@ -18,7 +19,7 @@ from calibration.counting import Tally, ThreadPass, turns
 from calibration.dataset import Dataset, Looks
 from calibration.focus import Focus
 from calibration.listing import file_digest
-from calibration.pictures import YOLO_PREPROCESS
+from calibration.options import YOLO_PREPROCESS, Preprocess
 from calibration.session import (
     check_tensors,
     external_folder,
@@ -31,7 +32,6 @@ from calibration.session import (
 from calibration.statistics import DEFAULT_BINS, counted_bytes
 from qdqtool.base.files import check_output
 from qdqtool.base.notes import Note, Remark
-from qdqtool.base.options import Preprocess
 from qdqtool.base.progress import track
 from qdqtool.base.said import said
 from qdqtool.errors import DataError, QdqtoolError
@@ -100,6 +100,7 @@ def collect(
         from calibration.cluster.mapping import check_where
 
         check_where(cluster)
+    bins = operator.index(bins)
     loaded = load(model)
     names = list(dict.fromkeys(tensors))
     check_loops(loaded)

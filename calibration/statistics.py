@@ -27,6 +27,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -394,12 +395,12 @@ class TensorStatistics:
     )
 
     def __init__(self, bins: int = DEFAULT_BINS) -> None:
-        self.bins = bins
+        self.bins = operator.index(bins)
         self.count = 0
         self.nonfinite = 0
         self.minimum = math.inf
         self.maximum = -math.inf
-        self.counter = MagnitudeCounter(mantissa_bits(bins))
+        self.counter = MagnitudeCounter(mantissa_bits(self.bins))
         self.focus: TensorStatistics | None = None
         self.spots: list[Spots] = []
         self.channels: npt.NDArray[np.float32] | None = None

@@ -14,9 +14,9 @@ from typing import Any, Self
 
 from calibration.dataset import Array, InputSpec, printable
 from calibration.listing import UNREADABLE
+from calibration.options import Preprocess
 from calibration.pictures import IMAGE_SUFFIXES, ImageSource
 from qdqtool.base import budgets
-from qdqtool.base.options import Preprocess
 from qdqtool.base.text import reason_of
 from qdqtool.errors import DataError
 

@@ -11,13 +11,12 @@ from qdqtool.base.process import pause_gc
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource, load, load_full
 from qdqtool.model.qdq import without_pairs
-from qdqtool.options import DEFAULT_TARGET
 from qdqtool.trt.outcome import assumed_target, settled, simulate
-from qdqtool.trt.targets import Target, target_named
+from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import ConvOutcome, Finding, Prediction, Severity
 
 if TYPE_CHECKING:
-    from qdqtool.base.options import Preprocess
+    from calibration.options import Preprocess
 
 
 def predict(

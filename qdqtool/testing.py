@@ -14,9 +14,8 @@ from qdqtool.base.checks import compile_pattern
 from qdqtool.errors import QdqtoolError
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource
-from qdqtool.options import DEFAULT_TARGET
 from qdqtool.prediction import predict
-from qdqtool.trt.targets import Target
+from qdqtool.trt.targets import DEFAULT_TARGET, Target
 from qdqtool.types import ConvOutcome, Finding, Prediction, Severity
 
 _SHOWN = 8  # failures shown in full; more would hide the first

@@ -1,357 +1,329 @@
-"""The options of the commands, the parameters of the functions and their documentation are the fields' own."""
+"""Names, defaults and choices of options are the same in functions, option classes and commands."""
 
-import ast
-import functools
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable
+from dataclasses import MISSING, Field, fields
 from typing import Any
 
 import click
+import numpy as np
 import pytest
 
 import calibration
 import qdqtool
-from qdqtool import builders, options
-from qdqtool.base import options as of_calibration
-from qdqtool.base.options import as_in, choices_of, concern, option_of, options_of, takes
-from qdqtool.commands import inputs
-from qdqtool.commands.cli import COMMANDS, cli
+from calibration import Preprocess
+from calibration.methods import METHODS
+from qdqtool import builders
+from qdqtool.base import budgets
+from qdqtool.builders.options import BUILDERS, BuildOptions
+from qdqtool.commands.cli import cli
+from qdqtool.commands.options import DEFAULT_TARGET as COMMAND_TARGET
 from qdqtool.errors import QdqtoolError
-from qdqtool.extraction.job import extract
-from qdqtool.fixing.api import fix
-from qdqtool.verification.api import verify_from_log, verify_with_builder
-from tests.raising import raises
-from tests.sources import nodes_like, nodes_of
-from tests.test_structure import sources
+from qdqtool.extraction.options import (
+    CHECKED_MODELS,
+    PREDICTED_MODELS,
+    SelectionOptions,
+    ShrinkOptions,
+)
+from qdqtool.fixing.options import FixOptions
+from qdqtool.insertion import options as of_insertion
+from qdqtool.insertion.losses import LITTLE, SAMPLES
+from qdqtool.insertion.options import (
+    CacheOptions,
+    ClusterOptions,
+    ImageOptions,
+    InsertOptions,
+    NetworkOptions,
+    PlacementOptions,
+    RangeOptions,
+)
+from qdqtool.prediction import check_activations
+from qdqtool.render.reporting.options import ReportInputs
+from qdqtool.timing.estimate import predict_on
+from qdqtool.timing.options import GpuOptions, TimingOptions
+from qdqtool.trt.targets import DEFAULT_SM, DEFAULT_TARGET
+from qdqtool.tuning.options import KEEP, SearchBudget, TuningGoal
+from qdqtool.verification.api import verify_with_builder
+from qdqtool.verification.build_model import build_model
+from tests.errors import has
 
-GROUPS = {
-    "insert": (qdqtool.insert, "Ranges Images Kept On Placing Output Workers Measuring Checking"),
-    "tune": (qdqtool.tune, "Aim Powered On Ranges Images Placing Remainder Workers Effort"),
-    "predict": (qdqtool.predict, "On Assumed Way"),
-    "verify": (qdqtool.verify, "OnBuilds Machine"),
-    "compare": (qdqtool.compare, "OnBuilds Gpu"),
-    "fix": (fix, "On Fixes"),
-    "report": (qdqtool.report, "Beside OnBuilds Machine Assumed"),
-    "extract": (extract, "Selection On Shrinking"),
-    "build": (builders.build, "Building"),
+Function = Callable[..., Any]
+
+
+def parameters(function: Function) -> dict[str, inspect.Parameter]:
+    return dict(inspect.signature(function).parameters)
+
+
+def scalar_fields(cls: type) -> list[Field[Any]]:
+    """Return the fields of an option class that do not hold another option class."""
+    return [f for f in fields(cls) if f.default_factory is MISSING and f.default is not MISSING]
+
+
+CALIBRATION = (RangeOptions, ImageOptions, ClusterOptions, PlacementOptions)
+CLASSES: dict[Function, tuple[type, ...]] = {
+    qdqtool.insert: (*CALIBRATION, CacheOptions, NetworkOptions, InsertOptions),
+    qdqtool.tune: (*CALIBRATION, NetworkOptions, GpuOptions, TuningGoal, SearchBudget),
+    qdqtool.verify: (GpuOptions,),
+    qdqtool.report: (GpuOptions, ReportInputs),
+    qdqtool.fix: (FixOptions, ImageOptions),
+    qdqtool.extract: (SelectionOptions, ShrinkOptions),
+    builders.build: (BuildOptions,),
+    build_model: (BuildOptions,),
+    calibration.collect: (ClusterOptions,),
 }
-# What no command is called after.
-FUNCTIONS = {
-    calibration.collect: "Collected Workers",
-    calibration.open_data: "Samples",
-    verify_with_builder: "Here OnBuilds",
-    verify_from_log: "OnBuilds",
-}
-BY_PLACE = {
-    ("predict", "On"),
-    ("fix", "On"),
-    ("fix", "Fixes"),
-    ("build", "Building"),
-    ("open_data", "Samples"),
-    ("verify_with_builder", "Here"),
-    ("verify_with_builder", "OnBuilds"),
+# Fields that a function has no parameter for, because it has no use for them.
+NOT_PARAMETERS = {
+    (qdqtool.tune, "input_type"),
+    (qdqtool.verify, "power"),
+    (qdqtool.report, "power"),
 }
 
 
-def group_named(word: str) -> type:
-    found: type = getattr(options if hasattr(options, word) else of_calibration, word)
-    return found
+@pytest.mark.parametrize("function", CLASSES, ids=lambda f: f.__name__)
+def test_option_classes_have_defaults_of_parameters(function: Function) -> None:
+    known = parameters(function)
+    for cls in CLASSES[function]:
+        for field in scalar_fields(cls):
+            if (function, field.name) not in NOT_PARAMETERS:
+                assert known[field.name].default == field.default, field.name
 
 
-@pytest.mark.parametrize("name", GROUPS)
-def test_every_field_is_a_parameter_an_option_and_documented(name: str) -> None:
-    function, groups = GROUPS[name]
-    fields_are_parameters(name, function, groups)
-    command = cli.get_command(click.Context(cli), name)
-    assert command is not None and "{options}" not in (function.__doc__ or "")
-    made_options = {p.name: p for p in command.params}
-    for word in groups.split():
-        group = group_named(word)
-        for entry in options_of(group):
-            known = entry.metadata
-            if known["brief"]:
-                made = made_options[entry.name]
-                assert isinstance(made, click.Option) and made.help
-                assert made.opts[-1].removeprefix("--") == (known["name"] or entry.name).replace(
-                    "_", "-"
-                )
-                if known["choices"] and isinstance(made.type, click.Choice):
-                    assert (
-                        tuple(made.type.choices) == choices_of(group, entry.name)
-                        and made.default == entry.default
-                    )
-
-
-def fields_are_parameters(name: str, function: Any, groups: str) -> None:
-    parameters = inspect.signature(function).parameters
-    for word in groups.split():
-        kind = (
-            inspect.Parameter.POSITIONAL_OR_KEYWORD
-            if (name, word) in BY_PLACE
-            else inspect.Parameter.KEYWORD_ONLY
-        )
-        for entry in options_of(group_named(word)):
-            assert (
-                parameters[entry.name].default == entry.default
-                and parameters[entry.name].kind is kind
-            )
-            text = " ".join(entry.metadata["doc"].split())
-            assert text and f" {entry.name}: {text}" in " ".join((function.__doc__ or "").split())
-
-
-@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
-def test_every_field_is_a_documented_parameter(function: Any) -> None:
-    fields_are_parameters(function.__name__, function, FUNCTIONS[function])
-
-
-@takes(placing=options.Placing, ranges=of_calibration.Ranges)
-def example(
-    first: int, *, placing: options.Placing, ranges: of_calibration.Ranges, last: str = ""
-) -> tuple[object, ...]:
-    """An example.
-
-    Args:
-        first: The first.
-        {options}
-    """
-    return first, placing.head, placing.unify, ranges.percentile, last
-
-
-def test_keywords_become_fields() -> None:
-    assert example(1) == (1, "box", True, 99.99, "")
-    assert example(1, head="none", unify=False, percentile=99.0, last="x") == (
-        1,
-        "none",
-        False,
-        99.0,
-        "x",
-    )
-    assert list(inspect.signature(example).parameters)[:3] == ["first", "last", "head"]
-    with pytest.raises(TypeError, match="unexpected keyword argument 'heads'"):
-        example(1, heads="none")
-    with raises(QdqtoolError, "check_choice `head='all'` box float none"):
-        example(1, head="all")
-    assert by_place(1) == (1, "trt10", (), "box")
-    assert by_place(1, "trt8.5", 2, 3, head="none") == (1, "trt8.5", (2, 3), "none")
-    assert (
-        by_place(1, target="trt11")
-        == by_place(1, on=options.On(target="trt11"))
-        == (1, "trt11", (), "box")
-    )
-    assert by_place(1, placing=options.Placing(head="float"))[-1] == "float"
-    assert [p.kind.name for p in inspect.signature(by_place).parameters.values()][:3] == [
-        "POSITIONAL_OR_KEYWORD",
-        "POSITIONAL_OR_KEYWORD",
-        "VAR_POSITIONAL",
-    ]
-
-
-@takes(on=options.On, placing=options.Placing)
-def by_place(
-    first: int, on: options.On, *rest: int, placing: options.Placing
-) -> tuple[object, ...]:
-    return first, on.target, rest, placing.head
-
-
-@concern
-class Inherited(options.Placing):
-    """An example."""
-
-    head: str = as_in(options.Placing, "head", "float", doc="Which.")
-    weights: str = as_in(options.Placing, "weights")
-
-
-def test_an_option_of_another_concern() -> None:
-    assert [o.name for o in options_of(Inherited)] == [o.name for o in options_of(options.Placing)]
-    assert (Inherited().head, options.Placing().head, Inherited().weights) == (
-        "float",
-        "box",
-        "float",
-    )
-    was, now = option_of(options.Placing, "head").metadata, option_of(Inherited, "head").metadata
-    assert now == {**was, "doc": "Which."} and was["doc"] != "Which."
-    with raises(QdqtoolError, "check_choice box float none"):
-        Inherited(head="all")
-
-
-def test_fields_in_another_order_and_without_a_text() -> None:
-    @click.command("example")
-    @inputs.made_of("one", Inherited, "weights", "head", head="As told.")
-    @inputs.made_of("two", inputs.Shown, "everything", everything="All of it.")
-    def command(one: Inherited, two: inputs.Shown) -> int:
-        return len(one.head) + len(one.weights) if two.everything else 0
-
-    told = {p.name: p.help for p in command.params if isinstance(p, click.Option)}
-    assert list(told.items()) == [
-        ("weights", option_of(options.Placing, "weights").metadata["brief"]),
-        ("head", "As told."),
-        ("everything", "All of it."),
-    ]
-    assert command.main(["--all", "--head", "none"], standalone_mode=False) == len("none") + len(
-        "float"
-    )
-
-
-# Stated once ------------------------------------------------------------------------------------------------------
-
-# Where click's options are made of fields. The arguments of a command stand there: they have no help and no default.
-MAKER = "qdqtool.commands.inputs"
-TEXTS = (ast.Constant, ast.JoinedStr)
-
-
-def made_by_hand(module: str, nodes: Iterable[ast.AST]) -> Iterator[str]:
-    """What is made of click's own options beside :data:`MAKER`, and there with a text or a default written out."""
-    for node in nodes:
-        if isinstance(node, ast.ImportFrom) and node.module == "click":
-            yield from (
-                f"{module}:{node.lineno}"
-                for a in node.names
-                if a.name.lower() in ("option", "argument")
-            )
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            kind = ast.unparse(node.func).lower()
-            written = [
-                k
-                for k in node.keywords
-                if k.arg in ("help", "default") and isinstance(k.value, TEXTS)
-            ]
-            if (kind == "click.option" and module != MAKER) or (
-                kind in ("click.option", "click.argument") and written
-            ):
-                yield f"{module}:{node.lineno}"
-
-
-def test_click_options_are_made_of_fields() -> None:
+def test_functions_have_the_same_defaults() -> None:
+    fitted = ("percentile", "max_images", "size", "overwrite_cache")
+    for name in fitted:
+        default = parameters(qdqtool.insert)[name].default
+        for function in (calibration.collect, calibration.open_data, calibration.amax_of):
+            if name in parameters(function):
+                assert parameters(function)[name].default == default, name
     assert [
-        w for module, path in sources().items() for w in made_by_hand(module, nodes_of(path))
-    ] == []
-    source = """
-from click import option, Choice
-click.option("--a")
-click.argument("m", type=click.Path())
-click.argument("n", default=1)
-click.version_option("1", help="x")
-"""
-    assert list(made_by_hand("a", ast.walk(ast.parse(source)))) == ["a:2", "a:3", "a:5"]
-    written = 'click.option(*names, help="text")\nclick.option(*names, help=brief, default=shown)'
-    assert list(made_by_hand(MAKER, ast.walk(ast.parse(written)))) == [f"{MAKER}:1"]
+        parameters(f)["preprocess"].default for f in (calibration.collect, calibration.open_data)
+    ] == [Preprocess()] * 2
 
 
-@functools.cache
-def concerns() -> set[type]:
-    """Every class with options."""
-    context = click.Context(cli)
-    commands = [cli.get_command(context, name) for name in COMMANDS]
-    homes = [
-        of_calibration,
-        options,
-        inputs,
-        *(inspect.getmodule(c.callback) for c in commands if c is not None),
-    ]
-    return {
-        v
-        for home in homes
-        for v in vars(home).values()
-        if isinstance(v, type) and "_options" in vars(v)
-    } | {of_calibration.Preprocess}
+@pytest.mark.parametrize(
+    "function",
+    [*CLASSES, qdqtool.predict, qdqtool.compare, calibration.open_data, check_activations],
+    ids=lambda f: f.__name__,
+)
+def test_every_parameter_is_documented(function: Function) -> None:
+    text = inspect.getdoc(function) or ""
+    if function is build_model:  # names those of build
+        return
+    for name in parameters(function):
+        assert f"\n    {name}: " in text, name
 
 
-def said_by(default: object) -> str:
-    """A default in words; empty where it says nothing that would have to be kept equal."""
-    return "" if isinstance(default, bool | None) or default in ((), "") else repr(default)
+# Numbers of numpy
 
 
-def stated(module: str, nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str, bool, str]]:
-    """Name, default, whether it is an option's, and place of parameters and fields whose defaults are written there.
-
-    And of what a body takes where there is no value: ``x or 3``, ``3 if x is None else x``, ``x = 3``.
-    """
-    for node in nodes:
-        pairs: list[tuple[str, ast.expr | None]] = []
-        if isinstance(node, ast.FunctionDef):
-            given = node.args
-            pairs += zip(
-                [a.arg for a in (*given.posonlyargs, *given.args)][::-1],
-                given.defaults[::-1],
-                strict=False,
-            )
-            pairs += zip([a.arg for a in given.kwonlyargs], given.kw_defaults, strict=True)
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            pairs = [(node.target.id, node.value)]
-        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            pairs = [(node.targets[0].id, node.value)]
-        elif isinstance(node, ast.BoolOp | ast.IfExp):
-            parts = node.values if isinstance(node, ast.BoolOp) else [node.body, node.orelse]
-            named = [
-                ast.unparse(p).rpartition(".")[2]
-                for p in parts
-                if isinstance(p, ast.Name | ast.Attribute)
-            ]
-            pairs = [(name, parts[i]) for name in named for i in (0, -1)]
-        for name, value in pairs:
-            of_option = (
-                isinstance(value, ast.Call)
-                and ast.unparse(value.func) == "option"
-                and bool(value.args)
-            )
-            said = said_by(written(module, value.args[0] if of_option else value))  # type: ignore[union-attr]
-            if said:
-                yield name, said, of_option, f"{module}:{node.lineno}"  # type: ignore[attr-defined]
+@pytest.mark.parametrize(
+    ("options", "field", "expected"),
+    [
+        (RangeOptions(percentile=np.float32(99.5)), "percentile", 99.5),
+        (RangeOptions(max_images=np.int64(8)), "max_images", 8),
+        (ImageOptions(size=np.array([32, 64])), "size", (32, 64)),  # type: ignore[arg-type]
+        (InsertOptions(losses=np.int64(2)), "losses", 2),
+        (NetworkOptions(smooth=np.float32(0.5)), "smooth", 0.5),
+        (GpuOptions(clock=np.float32(1500)), "clock", 1500.0),
+        (TuningGoal(keep=np.float64(0.5)), "keep", 0.5),
+        (SearchBudget(workers=np.int8(2)), "workers", 2),
+        (FixOptions(effort=np.float32(2)), "effort", 2.0),
+        (SelectionOptions(hops=np.int64(1)), "hops", 1),
+        (ShrinkOptions(limit=np.int64(9)), "tries", 9),
+        (Preprocess(scale=np.float32(0.5)), "scale", 0.5),
+        (Preprocess(mean=np.array([1.0, 2.0, 3.0])), "mean", (1.0, 2.0, 3.0)),  # type: ignore[arg-type]
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_options_hold_numbers_of_python(options: Any, field: str, expected: Any) -> None:
+    value = getattr(options, field)
+    assert value == expected and type(value) is type(expected)
+    if isinstance(value, tuple):
+        assert {type(v) for v in value} == {type(v) for v in expected}
 
 
-def written(module: str, value: ast.AST | None) -> object:
-    """What is written out there, or where the name comes from; None where it is another's."""
-    if isinstance(value, ast.Name) and module in sources():
-        for node in nodes_like(sources()[module], ast.Assign, ast.ImportFrom):
-            if isinstance(node, ast.Assign) and any(
-                getattr(t, "id", "") == value.id for t in node.targets
-            ):
-                return written(module, node.value)
-            if isinstance(node, ast.ImportFrom) and value.id in [
-                a.asname or a.name for a in node.names
-            ]:
-                return (
-                    None if node.module == "qdqtool.options" else written(str(node.module), value)
-                )
-    try:
-        return ast.literal_eval(value) if isinstance(value, ast.expr) else None
-    except ValueError:
-        return None
+def test_fraction_is_not_a_number_of_images() -> None:
+    with pytest.raises(TypeError):
+        qdqtool.insert(b"", max_images=2.5)  # type: ignore[arg-type]
 
 
-def test_no_default_is_stated_twice() -> None:
-    """A parameter named as an option takes its default from the option, and an option that of another (``as_in``)."""
-    known = {(o.name, said_by(o.default)) for group in concerns() for o in options_of(group)}
-    found: dict[tuple[str, str], list[str]] = {}
-    for module, path in sources().items():
-        kinds = (ast.FunctionDef, ast.AnnAssign, ast.Assign, ast.BoolOp, ast.IfExp)
-        for name, said, of_option, where in stated(module, nodes_like(path, *kinds)):
-            if (name, said) in known:
-                found.setdefault((name, said), [] if of_option else ["beside the option"]).append(
-                    where
-                )
-    assert {key: places for key, places in found.items() if len(places) > 1} == {}
-    assert (
-        ("head", "'box'") in found
-        and ("max_images", "512") in found
-        and ("max_images", "64") not in found
-    )
-    source = """
-def f(a=1, b="x", *, size=320, head=Placing.head, other=None):
-    a = a or 1
-    return 320 if size is None else self.size
-    size = 3
-class C:
-    size: int = option(320, "a text")
-    weights: str = "int8"
-"""
-    assert sorted(stated("a", ast.walk(ast.parse(source))), key=lambda row: row[3]) == [
-        ("b", "'x'", False, "a:2"),
-        ("a", "1", False, "a:2"),
-        ("size", "320", False, "a:2"),
-        ("a", "1", False, "a:3"),
-        ("size", "320", False, "a:4"),
-        ("size", "3", False, "a:5"),
-        ("size", "320", True, "a:7"),
-        ("weights", "'int8'", False, "a:8"),
-    ]
+@pytest.mark.parametrize("parameter", ["exclude", "include", "exclude_op"])
+@pytest.mark.parametrize("function", [qdqtool.insert, qdqtool.tune], ids=["insert", "tune"])
+def test_single_pattern_is_not_a_list(function: Function, parameter: str) -> None:
+    with pytest.raises(QdqtoolError, check=has("wrong-type", parameter=parameter)):
+        function(b"", None, **{parameter: "conv"})
+
+
+# Commands
+
+
+def options_of(command: str) -> dict[str, click.Option]:
+    found = cli.get_command(click.Context(cli), command)
+    assert found is not None
+    return {str(p.name): p for p in found.params if isinstance(p, click.Option)}
+
+
+def default_of(option: click.Option) -> Any:
+    """Return the value of an option that is not given."""
+    value = option.get_default(click.Context(cli))
+    return value if isinstance(value, (bool, int, float, str)) else None
+
+
+FUNCTIONS: dict[str, tuple[Function, ...]] = {
+    "insert": (qdqtool.insert,),
+    "tune": (qdqtool.tune,),
+    "predict": (qdqtool.predict, predict_on, check_activations, TimingOptions),
+    "verify": (qdqtool.verify, verify_with_builder),
+    "compare": (qdqtool.compare,),
+    "report": (qdqtool.report,),
+    "fix": (qdqtool.fix,),
+    "extract": (qdqtool.extract,),
+    "build": (builders.build,),
+}
+IMAGES = {f.name for f in fields(Preprocess)} - {"fill"}
+# Options of commands that are not parameters: outputs, formats, and what decides the exit code.
+ONLY_COMMANDS = {
+    "output",
+    "form",
+    "everything",
+    "strongly_typed",  # part of the target
+    *IMAGES,  # fields of `preprocess`
+}
+ONLY_COMMAND = {
+    "insert": {"calib", "write_table", "gpu"},
+    "tune": {"calib", "result", "no_state"},
+    "predict": {"trace", "layers", "require_gain", "required", "fail_on", "calib"},
+    "verify": {"from_log", "allow_partial"},
+    "compare": {"more_a", "more_b", "fail_on", "page"},
+    "report": set(),
+    "fix": {"calib"},
+    "extract": {"issue", "verification"},
+    "build": set(),
+}
+# Parameters of functions without an option: inputs, objects of Python, and what a command always does.
+ONLY_FUNCTION = {
+    "insert": {"model", "data", "progress", "preprocess"},
+    "tune": {"model", "data", "mapper", "progress", "say", "preprocess"},
+    "predict": {"model", "advice"},
+    "verify": {"model", "builds"},
+    "compare": {"a", "b"},
+    "report": {"model", "builds"},
+    "fix": {"source", "data", "preprocess"},
+    "extract": {"model", "keep_interrupted"},
+    "build": {"model"},
+}
+# Defaults of commands that differ from those of functions.
+OTHER_DEFAULT = {
+    ("insert", "losses"): (None, 0),  # a user of the command wants the measurement
+    ("tune", "state"): (None, None),  # OUTPUT.tuning, a name that a function does not know
+}
+# Options whose missing value (None, no value, no flag) stands for the function's default.
+UNSET = {"target": DEFAULT_TARGET, "effort": 1.0, "unify": True, "predict": True, "finding": ()}
+
+
+@pytest.mark.parametrize("command", FUNCTIONS)
+def test_options_are_the_parameters(command: str) -> None:
+    function = FUNCTIONS[command][0]
+    extra = ONLY_COMMANDS | ONLY_COMMAND[command]
+    if "output" in parameters(function):
+        extra = extra - {"output"}
+    of_functions = {name for f in FUNCTIONS[command] for name in parameters(f)}
+    options = options_of(command)
+    assert options.keys() - extra <= of_functions
+    assert parameters(function).keys() - options.keys() == ONLY_FUNCTION[command]
+
+
+@pytest.mark.parametrize("command", FUNCTIONS)
+def test_options_have_defaults_of_parameters(command: str) -> None:
+    known = parameters(FUNCTIONS[command][0])
+    for name, option in options_of(command).items():
+        if name not in known or (command, name) in OTHER_DEFAULT:
+            continue
+        default = known[name].default
+        if option.show_default:
+            assert default_of(option) == default, name
+        elif not (option.multiple or option.is_flag):
+            assert default_of(option) is None or option.required, name
+            assert default in (None, UNSET.get(name)), name
+        else:
+            assert default in ((), None, False) or UNSET.get(name) is default, name
+
+
+@pytest.mark.parametrize(("command", "name"), OTHER_DEFAULT)
+def test_other_defaults_of_commands(command: str, name: str) -> None:
+    of_command, of_function = OTHER_DEFAULT[command, name]
+    assert default_of(options_of(command)[name]) is of_command
+    assert parameters(FUNCTIONS[command][0])[name].default == of_function
+
+
+def test_image_options_have_defaults_of_preprocess() -> None:
+    defaults = {f.name: f.default for f in fields(Preprocess)}
+    options = options_of("insert")
+    assert default_of(options["resize"]) == defaults["resize"]
+    assert defaults["bgr"] is False and options["bgr"].is_flag
+    assert all(default_of(options[name]) is None for name in ("scale", "mean", "std"))
+
+
+CHOICES = {
+    "method": of_insertion.METHODS,
+    "head": of_insertion.HEADS,
+    "residual": of_insertion.RESIDUALS,
+    "builder": BUILDERS,
+}
+
+
+@pytest.mark.parametrize("command", FUNCTIONS)
+def test_choices_are_those_of_functions(command: str) -> None:
+    for name, option in options_of(command).items():
+        if name in CHOICES:
+            assert isinstance(option.type, click.Choice)
+            assert tuple(option.type.choices) == CHOICES[name]
+
+
+def test_methods_are_those_of_the_calibration() -> None:
+    assert set(of_insertion.METHODS) == set(METHODS)
+
+
+# Defaults in texts
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "text"),
+    [
+        ("insert", "target", f"[default: {DEFAULT_TARGET}]"),
+        ("verify", "target", f"[default: the build's own, else {DEFAULT_TARGET}]"),
+        ("insert", "losses", f"[default: {SAMPLES}, and"),
+        ("insert", "losses", f"by {LITTLE:.0%} or more]"),
+        ("insert", "smooth", f"ALPHA is {options_of('insert')['smooth'].flag_value} if"),
+        ("tune", "keep", f"[default: {KEEP}]"),
+        ("tune", "check_timeout", f"[default: {budgets.USER_SECONDS:g}]"),
+        ("extract", "check_timeout", f"[default: {budgets.USER_SECONDS:g}]"),
+        ("extract", "limit", f"(default {PREDICTED_MODELS} within"),
+        ("extract", "limit", f"{CHECKED_MODELS} with builds)"),
+        ("fix", "effort", f"[default: {FixOptions.effort:g}]"),
+    ],
+)
+def test_help_states_default(command: str, name: str, text: str) -> None:
+    assert text in str(options_of(command)[name].help)
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (qdqtool.compare, f"build: ``{DEFAULT_TARGET}``"),
+        (qdqtool.report, f"build: ``{DEFAULT_TARGET}``"),
+        (builders.build, f"Default: {DEFAULT_SM[0]}."),
+        (qdqtool.tune, f"Default: {KEEP} without a"),
+        (qdqtool.tune, f"Default: {budgets.USER_SECONDS:g}."),
+        (qdqtool.extract, f"Default: {budgets.USER_SECONDS:g}."),
+        (qdqtool.extract, f"Default: {PREDICTED_MODELS}, or {CHECKED_MODELS} with a"),
+        (qdqtool.insert, f"None: {SAMPLES} samples, and"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_docstring_states_default(function: Function, text: str) -> None:
+    assert text in " ".join((inspect.getdoc(function) or "").split())
+
+
+def test_commands_have_the_default_target() -> None:
+    assert COMMAND_TARGET == DEFAULT_TARGET

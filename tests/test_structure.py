@@ -476,14 +476,15 @@ def names_a_parameter(node: ast.AST) -> bool:
 
 
 def codes_named() -> Broken:
-    """The class of a refusal gives its code (explain/coded.py); what is below findings, and ``fix``, name none."""
+    """The class of a refusal gives its code (explain/coded.py); what is below findings, and ``fix``, name none but in docstrings."""
     code = re.compile(
         rf"(?<![\w-])(?:{'|'.join(c for c in typing.get_args(FindingCode) if '-' in c)})(?![\w-])"
     )
     for module, path in sources().items():
-        if room_of(module) not in ("commands", "explain", "options", "render", "types"):
+        if room_of(module) not in ("commands", "explain", "render", "types"):
+            documentation = docstrings(path)
             for node in nodes_like(path, ast.Constant):
-                if code.search(str(node.value)):
+                if id(node) not in documentation and code.search(str(node.value)):
                     yield f"code: {module}", f"{path.relative_to(HOME)}:{node.lineno}"
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from qdqtool.base import budgets
 from qdqtool.builders.options import BuildOptions
 from qdqtool.errors import BuilderError, ModelError
-from qdqtool.options import DEFAULT_SM
 
 if TYPE_CHECKING:
     from qdqtool.builders.run import BuildResult
@@ -74,6 +73,7 @@ def build(
     with Child("tensorrt_rtx" if options.builder == "tensorrt-rtx" else "tensorrt") as child:
         child.start()  # the compiler loads while onnx is imported and the model is read
         from qdqtool.builders.run import build_with, run_one
+        from qdqtool.trt.targets import DEFAULT_SM
 
         return run_one(
             model,

@@ -2,45 +2,84 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from qdqtool.base.files import forbid_dash
 from qdqtool.base.text import as_text, layers_counted
-from qdqtool.commands import inputs
+from qdqtool.commands import options
 from qdqtool.errors import BuilderError
-from qdqtool.options import Building
 
 if TYPE_CHECKING:
     from qdqtool.verification.build_model import BuiltModel
 
 
-@click.command("build", cls=inputs.Command)
+@click.command("build", cls=options.HelpCommand)
 @click.argument("model", type=click.Path())
-@inputs.made_of("how", Building, "builder", "sm", "output", "keep_engine", "shapes", "timeout")
-@inputs.made_of("answer", inputs.Answer)
-def command(model: str, how: Building, answer: inputs.Answer) -> int:
+@options.builder_option(
+    "tensorrt-rtx needs no GPU. trtexec and tensorrt build for the GPU of this machine.",
+    default="tensorrt-rtx",
+    show_default=True,
+)
+@click.option(
+    "--sm",
+    multiple=True,
+    metavar="CC",
+    callback=options.parsed_by(options.parse_capabilities),
+    help="Compute capability to build for (tensorrt-rtx), such as 86; may be repeated.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(),
+    metavar="DIR",
+    help="Folder for build.log, layers.json and the engine.",
+)
+@click.option("--engine", "keep_engine", is_flag=True, help="Keep the engine (engine.plan).")
+@click.option(
+    "--shapes",
+    multiple=True,
+    metavar="INPUT:MIN,OPT,MAX",
+    callback=options.parsed_by(options.parse_shapes),
+    help="Shapes of an input with run-time dimensions, as images:1x3x640x640 or three of them.",
+)
+@click.option(
+    "--timeout",
+    type=click.FLOAT,
+    default=1800.0,
+    show_default=True,
+    help="Seconds until the build is stopped.",
+)
+@options.format_options
+def command(
+    model: str,
+    builder: str,
+    sm: list[int] | None,
+    output: str | None,
+    answer: options.Answer,
+    **settings: Any,
+) -> int:
     """Build MODEL and say in which type each convolution runs.
 
     A refusal by the compiler, its crash or a timeout is an answer: exit code 1.
     """
     from qdqtool.verification.build_model import build_model
 
-    forbid_dash(how.output or "", "-o")
-    if how.sm and how.builder != "tensorrt-rtx":
+    forbid_dash(output or "", "-o")
+    if sm and builder != "tensorrt-rtx":
         raise BuilderError(
-            f"--sm is for tensorrt-rtx; {how.builder} builds for the GPU of this machine",
+            f"--sm is for tensorrt-rtx; {builder} builds for the GPU of this machine",
             code="option-conflict",
             parameter="sm",
         )
-    if how.builder == "tensorrt-rtx":
+    if builder == "tensorrt-rtx":
         from qdqtool.builders.child import is_installed, print_once
 
         if is_installed("tensorrt_rtx"):
             print_once()
-    result = build_model(model, **vars(how))
-    answer.give(result.as_json, lambda width: _text(result, model))
+    result = build_model(model, builder=builder, sm=sm, output=output, **settings)
+    answer.write(result.as_json, lambda width: _text(result, model))
     return 0 if result.status == "built" else 1
 
 

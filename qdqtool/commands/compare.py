@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from qdqtool.base.options import as_in, concern
-from qdqtool.commands import inputs
+from qdqtool.commands import options
 from qdqtool.commands.usage import UsageError
-from qdqtool.options import Gpu, OnBuilds
 
 if TYPE_CHECKING:
     from qdqtool.verification.comparing.result import Comparison
@@ -41,37 +39,53 @@ _CHECKS: dict[str, tuple[Callable[[Comparison], bool], str]] = {
 }
 
 
-@concern
-class _Gates(inputs.Gates):
-    fail_on: tuple[str, ...] = as_in(
-        inputs.Gates,
-        "fail_on",
-        brief="Exit 1 where B is so against A.",
-        choices=tuple(_CHECKS),
-        metavar="",
-    )
-
-
-@click.command("compare", cls=inputs.Command)
+@click.command("compare", cls=options.HelpCommand)
 @click.argument("a", type=click.Path())
 @click.argument("b", type=click.Path())
-@inputs.made_of("further", inputs.Further, "more_a", "more_b")
-@inputs.made_of("on", OnBuilds)
-@inputs.made_of("machine", Gpu, gpu="Estimate the times of two models on a GPU (see qdqtool gpus).")
-@inputs.made_of("shown", inputs.Shown, "everything", everything="List every node and layer.")
-@inputs.made_of("gates", _Gates, "fail_on")
-@inputs.made_of("files", inputs.Files, "page")
-@inputs.made_of("answer", inputs.Written)
+@click.option(
+    "--with-a",
+    "more_a",
+    multiple=True,
+    type=click.Path(),
+    metavar="FILE",
+    help="Another file of the build A, such as its profile.",
+)
+@click.option(
+    "--with-b",
+    "more_b",
+    multiple=True,
+    type=click.Path(),
+    metavar="FILE",
+    help="Another file of the build B.",
+)
+@options.build_target_option
+@options.gpu_option("Estimate the times of two models on a GPU (see qdqtool gpus).")
+@options.all_option("List every node and layer.")
+@click.option(
+    "--fail-on",
+    multiple=True,
+    type=click.Choice(tuple(_CHECKS)),
+    help="Exit 1 if that holds for B against A.",
+)
+@click.option(
+    "--report",
+    "page",
+    type=click.Path(dir_okay=False),
+    metavar="HTML",
+    help="Write the report of two models as well: before and after.",
+)
+@options.output_options
 def command(
     a: str,
     b: str,
-    further: inputs.Further,
-    on: OnBuilds,
-    machine: Gpu,
-    shown: inputs.Shown,
-    gates: _Gates,
-    files: inputs.Files,
-    answer: inputs.Written,
+    more_a: tuple[str, ...],
+    more_b: tuple[str, ...],
+    target: str | None,
+    gpu: str | None,
+    everything: bool,
+    fail_on: tuple[str, ...],
+    page: str | None,
+    answer: options.Answer,
 ) -> int:
     """Show what B lost and gained against A.
 
@@ -87,15 +101,14 @@ def command(
     from qdqtool.verification.comparing.api import compare
     from qdqtool.verification.comparing.result import is_model
 
-    page = files.page
     reserve_output(answer.output, "-o")
     reserve_output(page, "--report")
     models = [is_model(path) for path in (a, b)]
-    if (further.more_a and models[0]) or (further.more_b and models[1]):
+    if (more_a and models[0]) or (more_b and models[1]):
         raise UsageError(
             "--with-a and --with-b add files to a build, not to a model",
             code="option-conflict",
-            parameter="more_a" if models[0] and further.more_a else "more_b",
+            parameter="more_a" if models[0] and more_a else "more_b",
         )
     if page is not None and not all(models):
         raise UsageError(
@@ -103,17 +116,17 @@ def command(
             code="option-conflict",
             parameter="page",
         )
-    result = compare([a, *further.more_a], [b, *further.more_b], target=on.target, gpu=machine.gpu)
+    result = compare([a, *more_a], [b, *more_b], target=target, gpu=gpu)
     if page is not None:
         from qdqtool.render.reporting.api import report
         from qdqtool.render.reporting.page import require
 
         require()
-        report(b, before=a, target=on.target, gpu=machine.gpu).save(page)
-    answer.give(
-        result.as_json, lambda width: render_comparison(result, width, everything=shown.everything)
+        report(b, before=a, target=target, gpu=gpu).save(page)
+    answer.write(
+        result.as_json, lambda width: render_comparison(result, width, everything=everything)
     )
-    asked = dict.fromkeys(gates.fail_on)
+    asked = dict.fromkeys(fail_on)
     met = [f"{name}: {_CHECKS[name][1]}" for name in asked if _CHECKS[name][0](result)]
     open_ = [
         f"{name} could not be checked: {why}"

@@ -7,24 +7,46 @@ from pathlib import Path
 import click
 
 from qdqtool.base.files import forbid_dash
-from qdqtool.commands import inputs
-from qdqtool.options import Loop, On
+from qdqtool.commands import options
 
 
-@click.command("demo", cls=inputs.Command)
-@inputs.made_of("loop", Loop, "output", "size", "images", "activation")
-@inputs.made_of("on", On)
-def command(loop: Loop, on: On) -> int:
+@click.command("demo", cls=options.HelpCommand)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(),
+    metavar="DIR",
+    default="qdqtool-demo",
+    show_default=True,
+    help="Folder to write to; it is made if it is missing.",
+)
+@click.option(
+    "--size",
+    type=click.INT,
+    default=320,
+    show_default=True,
+    help="Side of the network's input in pixels, a multiple of 32 up to 960.",
+)
+@click.option(
+    "--images",
+    type=click.IntRange(1, 100_000),
+    default=100,
+    show_default=True,
+    help="Images to calibrate with.",
+)
+@click.option(
+    "--activation", type=click.Choice(("silu", "relu")), default="silu", show_default=True
+)
+@options.target_option
+def command(output: str, size: int, images: int, activation: str, target: str | None) -> int:
     """Run the whole loop on an embedded model: nothing is downloaded, no GPU and no TensorRT are needed.
 
     The model has YOLOv8n's layers and random weights: it detects nothing, yet it quantizes like a real one.
     """
-    from qdqtool.trt.targets import target_named
-
-    forbid_dash(loop.output, "-o")
-    chosen = target_named(on.target)
+    forbid_dash(output, "-o")
+    chosen = options.choose_target(target)
     from qdqtool.commands.demo_run import run
 
-    for line in run(Path(loop.output), loop.size, loop.images, loop.activation, chosen):
+    for line in run(Path(output), size, images, activation, chosen):
         click.echo(line)
     return 0

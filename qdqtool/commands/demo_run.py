@@ -30,7 +30,6 @@ from qdqtool.insertion.result import Insertion
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load, save
 from qdqtool.model.sessions import open_session
-from qdqtool.options import Loop
 from qdqtool.prediction import predict
 from qdqtool.render.insertion_text import render
 from qdqtool.render.output import terminal_width, wrap
@@ -60,7 +59,7 @@ _POOL_GROWTH = 2.2  # a 5x5 maximum picks large values (measured on the demo ima
 
 
 def yolov8n(
-    size: int = 640, classes: int = 80, seed: int = 0, activation: str = Loop.activation
+    size: int = 640, classes: int = 80, seed: int = 0, activation: str = "silu"
 ) -> onnx.ModelProto:
     """Builds the model.
 
@@ -85,7 +84,7 @@ def yolov8(
     size: int = 640,
     classes: int = 80,
     seed: int = 0,
-    activation: str = Loop.activation,
+    activation: str = "silu",
 ) -> onnx.ModelProto:
     """Builds YOLOv8n, s, m, l or x, by the ``letter`` of :data:`SIZES`; otherwise as :func:`yolov8n`."""
     if size < 32 or size % 32:

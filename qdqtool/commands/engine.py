@@ -4,33 +4,47 @@ from __future__ import annotations
 
 import click
 
-from qdqtool.commands import inputs
+from qdqtool.commands import options
 from qdqtool.errors import BuildLogError
-from qdqtool.options import Machine
 
 
-@click.command("engine", cls=inputs.Command)
+@click.command("engine", cls=options.HelpCommand)
 @click.argument("files", nargs=-1, required=True, type=click.Path())
-@inputs.made_of("first", inputs.Further, "profile")
-@inputs.made_of(
-    "shown", inputs.Shown, "sort", "everything", everything="List every layer, names in full."
+@click.option(
+    "--profile", type=click.Path(), help="Profile JSON (--exportProfile) of the same engine."
 )
-@inputs.made_of("second", inputs.Further, "other")
-@inputs.made_of(
-    "machine",
-    Machine,
-    gpu="Where it ran, if the log does not say: adds what each layer usually takes.",
+@click.option(
+    "--sort",
+    type=click.Choice(("order", "ms", "macs", "bytes", "intensity", "name", "type")),
+    help="Order of the layers. [default: ms if timed, else order]",
 )
-@inputs.made_of("drawn", inputs.Files, "dot", "svg")
-@inputs.made_of("answer", inputs.Written)
+@options.all_option("List every layer, names in full.")
+@click.option(
+    "--compare",
+    "other",
+    multiple=True,
+    type=click.Path(),
+    metavar="FILE",
+    help="A second engine to compare with, as 'qdqtool compare' does. Repeat for its profile.",
+)
+@options.gpu_option(
+    "GPU of the build, if the log does not name it: adds the usual time of each layer."
+)
+@options.clock_option
+@click.option("--dot", type=click.Path(), help="Write the engine as a Graphviz file.")
+@click.option("--svg", type=click.Path(), help="Write the engine as an SVG (needs qdqtool[draw]).")
+@options.output_options
 def command(
     files: tuple[str, ...],
-    first: inputs.Further,
-    shown: inputs.Shown,
-    second: inputs.Further,
-    machine: Machine,
-    drawn: inputs.Files,
-    answer: inputs.Written,
+    profile: str | None,
+    sort: str | None,
+    everything: bool,
+    other: tuple[str, ...],
+    gpu: str | None,
+    clock: float | None,
+    dot: str | None,
+    svg: str | None,
+    answer: options.Answer,
 ) -> int:
     """Per-layer precision, memory, MACs and time of the engine in FILES: a layer JSON or a build log.
 
@@ -42,7 +56,6 @@ def command(
     from qdqtool.buildlog.read import read_build
     from qdqtool.timing.expected import add_expected, gpu_of
 
-    dot, svg, sort, other = drawn.dot, drawn.svg, shown.sort, second.other
     for target, option in ((answer.output, "-o"), (dot, "--dot"), (svg, "--svg")):
         reserve_output(target, option)
 
@@ -64,12 +77,12 @@ def command(
                 code="no-engine-listing",
             )
         costs = analyze(build)
-        chosen = gpu_of(build, machine.gpu, machine.clock)
+        chosen = gpu_of(build, gpu, clock)
         if chosen is not None:
             add_expected(costs, chosen)
         return costs
 
-    report = report_of([*files, *((first.profile,) if first.profile else ())])
+    report = report_of([*files, *((profile,) if profile else ())])
     if dot or svg:
         from qdqtool.buildlog import drawing
 
@@ -90,17 +103,17 @@ def command(
 
         comparison = compare(report, report_of(list(other)))
         assert comparison.engines is not None
-        answer.give(
+        answer.write(
             comparison.engines.as_json,
-            lambda width: render_comparison(comparison, width, everything=shown.everything),
+            lambda width: render_comparison(comparison, width, everything=everything),
         )
         return 0
     key = sort or ("ms" if report.timed else "order")
-    answer.give(
+    answer.write(
         lambda: {
             **report.as_json(),
             "layers": [row.as_json() for row in report.sorted_rows(sort or "order")],
         },
-        lambda width: render(report, key, width, everything=shown.everything),
+        lambda width: render(report, key, width, everything=everything),
     )
     return 0

@@ -5,18 +5,19 @@ from __future__ import annotations
 import click
 
 from qdqtool.base.records import published
-from qdqtool.commands import inputs
+from qdqtool.commands import options
 from qdqtool.commands.usage import UsageError
 from qdqtool.errors import QdqtoolError
-from qdqtool.options import Way
 
 
-@click.command("explain", cls=inputs.Command)
+@click.command("explain", cls=options.HelpCommand)
 @click.argument("what", nargs=-1)
-@inputs.made_of("shown", inputs.Shown, "listing")
-@inputs.made_of("how", Way, way="How you build, as for predict. Alone: what to give that builder.")
-@inputs.made_of("answer", inputs.Written)
-def command(what: tuple[str, ...], shown: inputs.Shown, how: Way, answer: inputs.Written) -> int:
+@click.option("--list", "listing", is_flag=True, help="List every finding code.")
+@options.way_option(
+    "How the engine is built, as for predict. Without WHAT: what to give that builder."
+)
+@options.output_options
+def command(what: tuple[str, ...], listing: bool, way: str | None, answer: options.Answer) -> int:
     """Explain WHAT: a finding code such as SKIP-FLOAT, a TensorRT error, or a line of the optimizer's log.
 
     The cause, what TensorRT does, how to see it in a log, the fix, and on which versions it is known to hold. For a
@@ -28,10 +29,10 @@ def command(what: tuple[str, ...], shown: inputs.Shown, how: Way, answer: inputs
     from qdqtool.render.log_text import code_json, code_text, error_text, list_text, way_text
 
     reserve_output(answer.output, "-o")
-    building = way_named(how.way) if how.way is not None else None
-    if shown.listing:
+    building = way_named(way) if way is not None else None
+    if listing:
         rows = list(codes.CODES.values())
-        answer.give(lambda: [code_json(c) for c in rows], lambda width: list_text(rows, width))
+        answer.write(lambda: [code_json(c) for c in rows], lambda width: list_text(rows, width))
         return 0
 
     def further(width: int) -> str:
@@ -40,7 +41,7 @@ def command(what: tuple[str, ...], shown: inputs.Shown, how: Way, answer: inputs
     extra = {} if building is None else {"for": published(building)}
     text = " ".join(what).strip()
     if not text and building is not None:
-        answer.give(lambda: extra, lambda width: further(width).lstrip())
+        answer.write(lambda: extra, lambda width: further(width).lstrip())
         return 0
     if not text:
         raise UsageError(
@@ -50,7 +51,7 @@ def command(what: tuple[str, ...], shown: inputs.Shown, how: Way, answer: inputs
         )
     entry = codes.find(text)
     if entry is not None:
-        answer.give(
+        answer.write(
             lambda: code_json(entry) | extra, lambda width: code_text(entry, width) + further(width)
         )
         return 0
@@ -60,7 +61,7 @@ def command(what: tuple[str, ...], shown: inputs.Shown, how: Way, answer: inputs
     if line is not None:
         from qdqtool.render.log_text import line_text
 
-        answer.give(line.as_json, lambda width: line_text(line, width))
+        answer.write(line.as_json, lambda width: line_text(line, width))
         return 0
     from qdqtool.explain.errors import lookup
 
@@ -72,7 +73,7 @@ def command(what: tuple[str, ...], shown: inputs.Shown, how: Way, answer: inputs
             code="unknown-choice",
             parameter="what",
         )
-    answer.give(
+    answer.write(
         lambda: published(known) | extra, lambda width: error_text(known, width) + further(width)
     )
     return 0

@@ -11,33 +11,82 @@ import click
 
 from qdqtool.base.process import INTERRUPTED
 from qdqtool.base.text import as_text
-from qdqtool.commands import inputs
+from qdqtool.commands import options
 from qdqtool.commands.usage import UsageError
 from qdqtool.errors import QdqtoolError
-from qdqtool.options import On, Selection, Shrinking
 
 if TYPE_CHECKING:
     from qdqtool.extraction.result import Extraction
 
 
-@click.command("extract", cls=inputs.Command)
+@click.command("extract", cls=options.HelpCommand)
 @click.argument("model", type=click.Path())
-@inputs.made_of("place", inputs.Place, output="Where to write the small model.")
-@inputs.made_of("selection", Selection)
-@inputs.made_of("on", On)
-@inputs.made_of("shrinking", Shrinking)
-@inputs.made_of("files", inputs.Files, "issue")
-@inputs.made_of("further", inputs.Further, "verification")
-@inputs.made_of("answer", inputs.Answer)
+@options.model_output_option("Where to write the small model.", required=True)
+@click.option(
+    "--finding",
+    multiple=True,
+    metavar="CODE[:n]",
+    help="Keep what this finding depends on (the n-th of the code, from 1; repeat for more).",
+)
+@click.option(
+    "--node",
+    metavar="NAME",
+    help="Keep what the prediction of this node depends on; with --finding: its place.",
+)
+@click.option(
+    "--hops",
+    type=click.IntRange(0),
+    help="With --node: this many nodes around it instead.",
+)
+@click.option(
+    "--inputs", multiple=True, metavar="TENSOR", help="Begin at this tensor (repeat for more)."
+)
+@click.option(
+    "--outputs", multiple=True, metavar="TENSOR", help="End at this tensor (repeat for more)."
+)
+@options.target_option
+@click.option("--minimize", is_flag=True, help="Shrink further: nodes, channels, pixels, weights.")
+@options.builder_option(
+    "Build on this machine; the small model has to fail or differ as the whole does."
+)
+@click.option(
+    "--check",
+    metavar="COMMAND",
+    help="Run this command on each model; it has to exit as it does for the whole.",
+)
+@click.option(
+    "--says",
+    metavar="TEXT",
+    help="Text that COMMAND prints for the whole, and has to print for the small model.",
+)
+@options.check_timeout_option("Limit for one run of COMMAND. [default: 600]")
+@click.option(
+    "--limit",
+    type=click.IntRange(1),
+    help="Maximum number of models to try (default 2000 within a minute or two, 400 with builds).",
+)
+@click.option("--private", is_flag=True, help="Replace names, weights, scales and metadata.")
+@click.option(
+    "--report",
+    "issue",
+    type=click.Path(),
+    help="Write the text of a bug report, in Markdown.",
+)
+@click.option(
+    "--verification",
+    type=click.Path(),
+    help="JSON of 'qdqtool verify' for the report: expected and seen.",
+)
+@options.format_options
 def command(
     model: str,
-    place: inputs.Place,
-    selection: Selection,
-    on: On,
-    shrinking: Shrinking,
-    files: inputs.Files,
-    further: inputs.Further,
-    answer: inputs.Answer,
+    output: str,
+    target: str | None,
+    builder: str | None,
+    issue: str | None,
+    verification: str | None,
+    answer: options.Answer,
+    **settings: Any,
 ) -> int:
     """Cut out of a Q/DQ MODEL what a finding, a node or a failing build depends on, and write it as a model.
 
@@ -54,8 +103,7 @@ def command(
     from qdqtool.model.modelfile import load, save
     from qdqtool.render.output import worded
 
-    output, report = place.output, files.issue
-    if further.verification is not None and report is None:
+    if verification is not None and issue is None:
         raise UsageError(
             "--verification is for --report; give that as well",
             code="option-without-effect",
@@ -63,26 +111,26 @@ def command(
         )
     index = load(model)
     reserve_output(output, "-o")
-    reserve_output(report, "--report")
-    seen = read_verification(further.verification) if further.verification is not None else None
-    if shrinking.builder == "tensorrt-rtx":
+    reserve_output(issue, "--report")
+    seen = read_verification(verification) if verification is not None else None
+    if builder == "tensorrt-rtx":
         from qdqtool.builders.child import print_once
 
         print_once()
     result = extract(
         index,
-        target=on.target,
-        **vars(selection),
-        **vars(shrinking),
+        target=options.choose_target(target),
+        builder=builder,
         keep_interrupted=True,
+        **settings,
     )
-    text = _report(result, model, output, seen) if report is not None else None
+    text = _report(result, model, output, seen) if issue is not None else None
     save(result.proto, output, source=model)
-    if report is not None and text is not None:
-        write_text(report, text)
-    answer.give(
-        lambda: {**worded(result.as_json()), "output": output, "report": report},
-        lambda width: _text(result, output, report, width),
+    if issue is not None and text is not None:
+        write_text(issue, text)
+    answer.write(
+        lambda: {**worded(result.as_json()), "output": output, "report": issue},
+        lambda width: _text(result, output, issue, width),
     )
     return INTERRUPTED if result.interrupted else 0
 

@@ -4,31 +4,44 @@ from __future__ import annotations
 
 import click
 
-from qdqtool.base.options import Images
-from qdqtool.commands import inputs
-from qdqtool.options import Fixes
+from qdqtool.commands import options
 
 
-@click.command("fix", cls=inputs.Command)
+@click.command("fix", cls=options.HelpCommand)
 @click.argument("model", type=click.Path())
-@inputs.made_of("place", inputs.Place)
-@inputs.made_of("on", inputs.Typed)
-@inputs.made_of("fixes", Fixes)
-@inputs.made_of(
-    "data",
-    inputs.Data,
-    calib="Compare outputs on some of these images, not on random inputs.",
+@options.model_output_option("Where to write the fixed model.", required=True)
+@options.target_options
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="CODE",
+    help="Fix these findings only (HEAD-QUANT is opt-in).",
 )
-@inputs.images
-@inputs.made_of("answer", inputs.Answer)
+@click.option(
+    "--inputs",
+    type=click.Path(),
+    help="npz with an array for each input. [default: random inputs]",
+)
+@click.option(
+    "--effort",
+    type=click.FLOAT,
+    metavar="FACTOR",
+    help="Raise the limits on comparing outputs, for large models. [default: 1]",
+)
+@options.calib_option("Compare outputs on some of these images, not on random inputs.")
+@options.image_options
+@options.format_options
 def command(
     model: str,
-    place: inputs.Place,
-    on: inputs.Typed,
-    fixes: Fixes,
-    data: inputs.Data,
-    images: Images,
-    answer: inputs.Answer,
+    output: str,
+    target: str | None,
+    strongly_typed: bool,
+    only: tuple[str, ...],
+    inputs: str | None,
+    effort: float | None,
+    calib: str | None,
+    images: options.ImageArguments,
+    answer: options.Answer,
 ) -> int:
     """Apply the fixes of a Q/DQ MODEL that need no calibration, and write the result.
 
@@ -37,16 +50,25 @@ def command(
 
     Exit codes: 0 done (also when there was nothing to fix), 1 an error-level finding is left, 2 bad input.
     """
+    from qdqtool.base.archives import read_arrays
     from qdqtool.base.files import reserve_output
     from qdqtool.fixing.api import fix
     from qdqtool.render.insertion_text import render_fixed
     from qdqtool.render.output import worded
 
-    output = place.output
+    arrays = None if inputs is None else read_arrays(inputs)
     reserve_output(output, "-o")
-    fixed = fix(model, on.chosen(), **vars(fixes), data=data.calib, **vars(images))
+    fixed = fix(
+        model,
+        options.choose_target(target, strongly_typed),
+        only=only,
+        inputs=arrays,
+        effort=1.0 if effort is None else effort,
+        data=calib,
+        **images.as_keywords(),
+    )
     fixed.save(output)
-    answer.give(
+    answer.write(
         lambda: {**worded(fixed.as_json()), "output": output},
         lambda width: render_fixed(fixed, output, width),
     )

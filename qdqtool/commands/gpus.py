@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import click
 
-from qdqtool.commands import inputs
+from qdqtool.commands import options
 
 
-@click.command("gpus", cls=inputs.Command)
+@click.command("gpus", cls=options.HelpCommand)
 @click.argument("name", required=False)
-@inputs.made_of("shown", inputs.Shown, "sources")
-@inputs.made_of("answer", inputs.Written)
-def command(name: str | None, shown: inputs.Shown, answer: inputs.Written) -> int:
+@click.option(
+    "--sources", is_flag=True, help="Show the source of each figure, and how well it is proven."
+)
+@options.output_options
+def command(name: str | None, sources: bool, answer: options.Answer) -> int:
     """List the GPUs that predict --gpu knows, or what NAME stands for.
 
     Exit codes: 0 done, 2 no such GPU.
@@ -20,8 +22,8 @@ def command(name: str | None, shown: inputs.Shown, answer: inputs.Written) -> in
     from qdqtool.timing import gpus
 
     found = [gpus.chosen(name)] if name else list(gpus.gpus())
-    answer.give(
+    answer.write(
         lambda: {"schema": "qdqtool/gpus/1", "gpus": [g.as_json() for g in found]},
-        lambda width: gpus_text(found, width, sources=shown.sources or bool(name)),
+        lambda width: gpus_text(found, width, sources=sources or bool(name)),
     )
     return 0

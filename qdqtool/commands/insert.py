@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qdqtool.base.options import Images, Kept, Ranges, Workers
-from qdqtool.commands import inputs
+from qdqtool.commands import options
 from qdqtool.commands.usage import UsageError
-from qdqtool.options import Checking, Gpu, Measuring, Output, Placing
 
 if TYPE_CHECKING:
     import onnx
@@ -18,74 +16,101 @@ if TYPE_CHECKING:
     from qdqtool.trt.targets import Target
 
 
-@click.command("insert", cls=inputs.Command)
+@click.command("insert", cls=options.HelpCommand)
 @click.argument("model", type=click.Path())
-@inputs.made_of("given", inputs.Data)
-@inputs.made_of("to", inputs.Made)
-@inputs.made_of("on", inputs.Typed)
-@inputs.made_of("ranges", Ranges)
-@inputs.images
-@inputs.made_of("kept", Kept)
-@inputs.made_of("where", Workers)
-@inputs.made_of("measuring", Measuring)
-@inputs.made_of("files", inputs.Files, "write_table")
-@inputs.made_of("placing", Placing)
-@inputs.made_of("made", Output)
-@inputs.made_of(
-    "machine",
-    Gpu,
-    gpu="Say whether the result is expected to be faster than FP16 on a GPU (see qdqtool gpus).",
+@options.calib_option()
+@options.quantized_output_option
+@options.target_options
+@options.range_options
+@options.image_options
+@options.cache_options
+@options.cluster_options
+@click.option(
+    "--calib-table",
+    type=click.Path(),
+    metavar="FILE",
+    help="Take ranges from a TensorRT calibration table.",
 )
-@inputs.made_of("checking", Checking)
-@inputs.made_of("shown", inputs.Shown, "everything", everything="List every node, group and scale.")
-@inputs.made_of("answer", inputs.Answer)
+@click.option(
+    "--losses",
+    type=click.IntRange(0),
+    metavar="SAMPLES",
+    help="Number of samples to measure on which activations cost most; 0 measures nothing. "
+    "[default: 2, and single activations only if INT8 moves the outputs by 10% or more]",
+)
+@click.option(
+    "--write-table",
+    type=click.Path(),
+    metavar="FILE",
+    help="Write a TensorRT calibration table as well.",
+)
+@options.placement_options
+@options.network_options
+@click.option(
+    "--input-type",
+    type=click.Choice(("float", "int8", "uint8")),
+    default="float",
+    show_default=True,
+    help="Type of the network's input. int8 takes the result of the first Q, uint8 takes pixels.",
+)
+@options.gpu_option(
+    "Report whether the result is expected to be faster than FP16 on a GPU (see qdqtool gpus)."
+)
+@click.option(
+    "--no-predict",
+    "predict",
+    is_flag=True,
+    callback=options.inverted,
+    help="Do not predict what TensorRT makes of the result.",
+)
+@options.all_option("List every node, group and scale.")
+@options.format_options
 def command(
     model: str,
-    given: inputs.Data,
-    to: inputs.Made,
-    on: inputs.Typed,
-    ranges: Ranges,
-    images: Images,
-    kept: Kept,
-    where: Workers,
-    measuring: Measuring,
-    files: inputs.Files,
-    placing: Placing,
-    made: Output,
-    machine: Gpu,
-    checking: Checking,
-    shown: inputs.Shown,
-    answer: inputs.Answer,
+    calib: str | None,
+    output: str | None,
+    target: str | None,
+    strongly_typed: bool,
+    images: options.ImageArguments,
+    calib_cache: str | None,
+    calib_table: str | None,
+    cluster: str | None,
+    mixed_cpus: bool,
+    write_table: str | None,
+    gpu: str | None,
+    everything: bool,
+    answer: options.Answer,
+    **settings: Any,
 ) -> int:
     """Insert calibrated Q/DQ pairs into the float MODEL where TensorRT will use them.
 
     Needs onnxruntime and images; no GPU and no TensorRT. Exit codes: 0 done, 2 bad input.
     """
-    calib, write_table = given.calib, files.write_table
-    if calib is None and measuring.calib_table is None:
+    if calib is None and calib_table is None:
         raise UsageError(
             "give calibration images with --calib FOLDER (or ranges with --calib-table FILE)",
             code="missing-argument",
             parameter="calib",
         )
-    if calib is not None and measuring.calib_table is not None:
+    if calib is not None and calib_table is not None:
         raise UsageError(
             "--calib and --calib-table exclude each other: ranges come from images or from a table",
             code="option-conflict",
             parameter="calib_table",
         )
-    inputs.check_workers(where)
-    if where.cluster is not None and calib is None:
+    options.check_cluster(cluster, mixed_cpus)
+    if cluster is not None and calib is None:
         raise UsageError(
             "--cluster calibrates on images, and --calib-table needs none",
             code="option-without-effect",
             parameter="cluster",
         )
-    path, wanted = to.beside(model), on.chosen()
-    if machine.gpu is not None:
+    path = options.quantized_path(model, output)
+    wanted = options.choose_target(target, strongly_typed)
+    if gpu is not None:
         from qdqtool.timing import gpus
 
-        named = gpus.chosen(machine.gpu)
+        named = gpus.chosen(gpu)
         wanted = wanted.built_for(
             named.cc, named.name
         )  # before the work: an unknown GPU is refused, and one of others
@@ -94,7 +119,7 @@ def command(
     for written, option in (
         (path, "-o"),
         (write_table, "--write-table"),
-        (kept.calib_cache, "--calib-cache"),
+        (calib_cache, "--calib-cache"),
     ):
         reserve_output(written, option)
     from qdqtool.insertion.api import insert
@@ -105,53 +130,49 @@ def command(
     result = insert(
         model,
         calib,
-        **vars(ranges),
-        **vars(images),
-        **vars(kept),
-        **vars(placing),
-        **vars(made),
-        **vars(where),
-        **vars(measuring),
         target=wanted,
-        **vars(checking),
+        **images.as_keywords(),
+        calib_cache=calib_cache,
+        calib_table=calib_table,
+        cluster=cluster,
+        mixed_cpus=mixed_cpus,
         progress=True,
+        **settings,
     )
     result.save(path)
     if write_table is not None:
         save_table(result, write_table)
-    paying, time = (
-        _paying(result.model, machine, wanted, terminal_width()) if machine.gpu else ([], None)
-    )
-    answer.give(
+    paying, time = _paying(result.model, gpu, wanted, terminal_width()) if gpu else ([], None)
+    answer.write(
         lambda: worded(result.as_json()) | ({"time": time} if time else {}),
         lambda width: "\n".join(
             [
-                render(result, width, everything=shown.everything),
+                render(result, width, everything=everything),
                 *paying,
                 f"wrote {path}",
-                *_next(wanted, path, machine, width),
+                *_next(wanted, path, gpu, width),
             ]
         ),
     )
     return 0
 
 
-def _next(target: Target, path: str, machine: Gpu, width: int) -> list[str]:
+def _next(target: Target, path: str, gpu: str | None, width: int) -> list[str]:
     from qdqtool.render.predict_text import to_build
 
-    gpu = "" if machine.gpu is None else f" --gpu {shlex.quote(machine.gpu)}"
-    again = f"next: qdqtool predict {shlex.quote(path)} --target {target.given}{gpu}"
+    on_gpu = "" if gpu is None else f" --gpu {shlex.quote(gpu)}"
+    again = f"next: qdqtool predict {shlex.quote(path)} --target {target.given}{on_gpu}"
     return [again] if target.is_rtx else [again, to_build(target, path, width)]
 
 
 def _paying(
-    model: onnx.ModelProto, machine: Gpu, target: Target, width: int
+    model: onnx.ModelProto, gpu: str, target: Target, width: int
 ) -> tuple[list[str], dict[str, Any]]:
     """Whether the new model is expected to be faster than in float, in lines and as JSON."""
     from qdqtool.render.predict_text import whether_it_pays
     from qdqtool.timing.estimate import predict_on
     from qdqtool.timing.options import TimingOptions
 
-    prediction, time = predict_on(model, target, TimingOptions(gpu=machine.gpu))
+    prediction, time = predict_on(model, target, TimingOptions(gpu=gpu))
     assert time is not None
     return ["", *whether_it_pays(time, prediction, width)], time.as_json()

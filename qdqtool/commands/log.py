@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import click
 
-from qdqtool.commands import inputs
+from qdqtool.commands import options
 
 
-@click.command("log", cls=inputs.Command)
+@click.command("log", cls=options.HelpCommand)
 @click.argument("files", nargs=-1, required=True, type=click.Path())
-@inputs.made_of(
-    "shown",
-    inputs.Shown,
-    "pass_name",
-    "everything",
-    everything="List every conversion, reformat and merge.",
+@click.option("--pass", "pass_name", metavar="NAME", help="Print the lines of one optimizer pass.")
+@options.all_option("List every conversion, reformat and merge.")
+@click.option(
+    "--to-onnx",
+    type=click.Path(),
+    metavar="FILE",
+    help="Write the ONNX graph that the parse section states (no weights).",
 )
-@inputs.made_of("written", inputs.Files, "to_onnx")
-@inputs.made_of("answer", inputs.Written)
+@options.output_options
 def command(
-    files: tuple[str, ...], shown: inputs.Shown, written: inputs.Files, answer: inputs.Written
+    files: tuple[str, ...],
+    pass_name: str | None,
+    everything: bool,
+    to_onnx: str | None,
+    answer: options.Answer,
 ) -> int:
     """Summarize a TensorRT build from FILES: a verbose log, a layer JSON, a profile JSON, or several of one build.
 
@@ -35,7 +39,6 @@ def command(
     from qdqtool.explain.errors import annotate
     from qdqtool.render.log_text import pass_lines, render
 
-    pass_name, to_onnx = shown.pass_name, written.to_onnx
     reserve_output(answer.output, "-o")
     reserve_output(to_onnx, "--to-onnx")
     build = read_build(*files)
@@ -52,7 +55,7 @@ def command(
             "unknown": unknown,
         }
         text = f"{to_onnx}: {len(model.graph.node)} nodes; not in the log, and filled in:"
-        answer.give(
+        answer.write(
             lambda: graph, lambda width: as_text([text, *(f"  {line}" for line in unknown)])
         )
         return 0
@@ -62,8 +65,8 @@ def command(
         except BuildLogError as error:
             raise BuildLogError(f"--pass {error}", code=error.code, parameter="pass_name") from None
         listed = [{"line": line, "text": line_text} for line, line_text in rows_of_pass]
-        answer.give(lambda: listed, lambda width: pass_lines(rows_of_pass))
+        answer.write(lambda: listed, lambda width: pass_lines(rows_of_pass))
         return 0
     facts = annotate(summarize(build))
-    answer.give(lambda: facts, lambda width: render(facts, width, everything=shown.everything))
+    answer.write(lambda: facts, lambda width: render(facts, width, everything=everything))
     return 0

@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 import re
 import sys
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
-from qdqtool.base.options import Images, as_in, concern
 from qdqtool.base.text import as_line
-from qdqtool.commands import inputs
+from qdqtool.commands import options
 from qdqtool.commands.usage import UsageError
 from qdqtool.errors import QdqtoolError
-from qdqtool.options import Assumed, Request, Way
 from qdqtool.types import Prediction
 
 if TYPE_CHECKING:
@@ -25,48 +23,86 @@ if TYPE_CHECKING:
 _SEVERITIES = ("error", "warning")
 
 
-@concern
-class _Answered(inputs.Written):
-    form: str = as_in(inputs.Written, "form", choices=("text", "json", "sarif", "markdown"))
-
-
 #: A model's path, its prediction, its time where one was asked for, and what of the requirements is not met.
 _Answer: TypeAlias = "tuple[str, Prediction, TimeEstimate | None, list[str]]"
 
 
-@click.command("predict", cls=inputs.Command)
+@click.command("predict", cls=options.HelpCommand)
 @click.argument("model", type=click.Path(), nargs=-1, required=True)
-@inputs.made_of("on", inputs.Typed)
-@inputs.made_of(
-    "shown",
-    inputs.Shown,
-    "everything",
-    "trace",
-    "layers",
-    everything="Show every convolution and every finding in full.",
+@options.target_options
+@options.all_option("Show every convolution and every finding in full.")
+@click.option("--trace", is_flag=True, help="Print the lines that TensorRT's optimizer would log.")
+@click.option("--layers", is_flag=True, help="List the engine's layers.")
+@options.gpu_option()
+@options.clock_option
+@options.power_option
+@click.option(
+    "--sm",
+    metavar="CC",
+    help="Only report what a compute capability, such as 7.5, cannot do.",
 )
-@inputs.made_of("request", Request)
-@inputs.made_of("assumed", Assumed)
-@inputs.made_of("how", Way)
-@inputs.made_of("gates", inputs.Gates, "require_gain", "required", "fail_on")
-@inputs.made_of(
-    "data",
-    inputs.Data,
-    calib="Run the model on images too: what the scales of activations clip and waste.",
+@click.option("--batch", type=click.IntRange(1, 65536), help="Estimate the time for this batch.")
+@click.option(
+    "--no-fp16",
+    is_flag=True,
+    help="Estimate for a builder without --fp16: floats are FP32.",
 )
-@inputs.images
-@inputs.made_of("answer", _Answered)
+@click.option(
+    "--calibrate",
+    metavar="TIME|FILE",
+    help="A measured time (5.3ms), a trtexec profile of this model, or a file of "
+    "--save-calibration.",
+)
+@click.option(
+    "--save-calibration",
+    type=click.Path(),
+    metavar="FILE",
+    help="Keep the correction for later calls.",
+)
+@options.assume_option
+@options.way_option(
+    "How the engine is built (trtexec, python, deepstream, ...). Findings then name that tool's "
+    "flags. An unknown value lists the choices."
+)
+@click.option(
+    "--require-gain",
+    type=click.FloatRange(0.01, 100),
+    metavar="X",
+    help="Exit 1 unless INT8 is at least X times as fast as float, by the low end of the range "
+    "(with --gpu).",
+)
+@click.option(
+    "--require",
+    "required",
+    multiple=True,
+    metavar="REGEX",
+    help="These convolutions must be INT8.",
+)
+@click.option(
+    "--fail-on",
+    multiple=True,
+    metavar="CODE|error|warning",
+    help="Exit 1 if there is such a finding.",
+)
+@options.calib_option("Run the model on images too: what the scales of activations clip and waste.")
+@options.image_options
+@options.make_output_options("text", "json", "sarif", "markdown")
 def command(
     model: tuple[str, ...],
-    on: inputs.Typed,
-    shown: inputs.Shown,
-    request: Request,
-    assumed: Assumed,
-    how: Way,
-    gates: inputs.Gates,
-    data: inputs.Data,
-    images: Images,
-    answer: _Answered,
+    target: str | None,
+    strongly_typed: bool,
+    everything: bool,
+    trace: bool,
+    layers: bool,
+    assume: dict[str, str] | None,
+    way: str | None,
+    require_gain: float | None,
+    required: tuple[str, ...],
+    fail_on: tuple[str, ...],
+    calib: str | None,
+    images: options.ImageArguments,
+    answer: options.Answer,
+    **timing: Any,
 ) -> int:
     """Say which convolutions of each Q/DQ MODEL TensorRT will run in INT8, which not, why, and what to change.
 
@@ -76,21 +112,19 @@ def command(
     others are predicted).
     """
     model = tuple(dict.fromkeys(model))  # a run of SARIF for each, none twice
-    patterns = [_pattern(text) for text in gates.required]
-    codes, require_gain, calib = (
-        [_code(text) for text in gates.fail_on],
-        gates.require_gain,
-        data.calib,
-    )
+    patterns = [_pattern(text) for text in required]
+    codes = [_code(text) for text in fail_on]
     from qdqtool.base.files import record_input, reserve_output
     from qdqtool.base.said import of_error
     from qdqtool.explain.ways import way_named
     from qdqtool.prediction import predict
     from qdqtool.render.output import as_options, emit, terminal_width, to_json
+    from qdqtool.timing.options import TimingOptions
 
-    chosen = on.chosen()
+    chosen = options.choose_target(target, strongly_typed)
+    request = TimingOptions(**timing)
     gpu = request.gpu
-    if gpu is None and request != Request(sm=request.sm, no_fp16=request.no_fp16):
+    if gpu is None and request != TimingOptions(sm=request.sm, no_fp16=request.no_fp16):
         raise UsageError(
             "--clock, --power, --batch, --calibrate and --save-calibration need --gpu",
             code="option-without-effect",
@@ -112,12 +146,10 @@ def command(
     reserve_output(request.save_calibration, "--save-calibration")
     if request.calibrate is not None:
         record_input(request.calibrate)
-    choices = assumed.assume
-    building = way_named(how.way) if how.way is not None else None
+    building = way_named(way) if way is not None else None
     timed = gpu is not None or request.sm is not None
     if timed:
         from qdqtool.timing.estimate import of_capability, predict_on
-        from qdqtool.timing.options import TimingOptions
 
         if request.sm is not None:
             named = of_capability(request.sm)
@@ -130,20 +162,20 @@ def command(
     def answered(path: str) -> _Answer:
         time = None
         if not timed:
-            prediction = predict(path, chosen, **vars(assumed), **vars(how))
+            prediction = predict(path, chosen, assume=assume, way=way)
         else:
             prediction, time = predict_on(
                 path,
                 chosen,
-                TimingOptions(**vars(request)),
-                **vars(assumed),
-                **vars(how),
+                request,
+                assume=assume,
+                way=way,
                 also=_add_fixes,
             )
         if calib is not None:
             from qdqtool.prediction import check_activations
 
-            check_activations(path, prediction, calib, progress=True, **vars(images))
+            check_activations(path, prediction, calib, progress=True, **images.as_keywords())
         unmet = [*_unmet_patterns(prediction, patterns), *_unmet_findings(prediction, codes)]
         return path, prediction, time, unmet + _unmet_gain(time, require_gain)
 
@@ -156,9 +188,9 @@ def command(
             damaged[path] = as_options(of_error(error))
     if not damaged:
         _matched(patterns, [one[1] for one in answers])
-    if choices and answers and not any(prediction.assumptions for _, prediction, _, _ in answers):
+    if assume and answers and not any(prediction.assumptions for _, prediction, _, _ in answers):
         print(
-            f"qdqtool: --assume: nothing in this model depends on {', '.join(choices)}",
+            f"qdqtool: --assume: nothing in this model depends on {', '.join(assume)}",
             file=sys.stderr,
         )
     if answer.form == "json":
@@ -190,9 +222,9 @@ def command(
             text = render(
                 prediction,
                 width,
-                everything=shown.everything,
-                layers=shown.layers,
-                trace=shown.trace,
+                everything=everything,
+                layers=layers,
+                trace=trace,
                 time=time,
                 way=building,
             )

@@ -2,34 +2,57 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from qdqtool.base.file_types import is_model_name, model_stem
 from qdqtool.base.files import reserve_output
-from qdqtool.base.records import replaced
-from qdqtool.commands import inputs
+from qdqtool.commands import options
 from qdqtool.commands.usage import UsageError
-from qdqtool.options import Assumed, Beside, Machine, OnBuilds
 
 
-@click.command("report", cls=inputs.Command)
+@click.command("report", cls=options.HelpCommand)
 @click.argument("model", type=click.Path())
 @click.argument("files", nargs=-1, metavar="[OTHER.onnx] [BUILD...]", type=click.Path())
-@inputs.made_of("beside", Beside)
-@inputs.made_of("page", inputs.Page)
-@inputs.made_of("on", OnBuilds)
-@inputs.made_of("machine", Machine)
-@inputs.made_of("assumed", Assumed)
-@inputs.made_of("answer", inputs.Answer)
+@click.option(
+    "--float",
+    "before",
+    type=click.Path(),
+    metavar="MODEL",
+    help="The model without Q/DQ: before and after.",
+)
+@click.option(
+    "--calib-cache",
+    type=click.Path(),
+    metavar="FILE",
+    help="Cache of insert --calib-cache: histograms.",
+)
+@click.option(
+    "--tuning",
+    type=click.Path(),
+    metavar="FILE",
+    help="JSON of qdqtool tune: its Pareto front.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False),
+    metavar="HTML",
+    help="The page.  [default: <MODEL>_report.html, here]",
+)
+@options.build_target_option
+@options.gpu_option()
+@options.clock_option
+@options.assume_option
+@options.format_options
 def command(
     model: str,
     files: tuple[str, ...],
-    beside: Beside,
-    page: inputs.Page,
-    on: OnBuilds,
-    machine: Machine,
-    assumed: Assumed,
-    answer: inputs.Answer,
+    before: str | None,
+    output: str | None,
+    answer: options.Answer,
+    **settings: Any,
 ) -> int:
     """Write one HTML page about MODEL that opens anywhere: the verdict, the network as a graph, tables and plots.
 
@@ -45,22 +68,22 @@ def command(
     require()
     others = [f for f in files if is_model_name(f)]
     builds = [f for f in files if f not in others]
-    if len(others) + (beside.before is not None) > 1:
+    if len(others) + (before is not None) > 1:
         raise UsageError(
             "two models at most: MODEL, and one before it (--float or OTHER.onnx)",
             code="option-conflict",
             parameter="before",
         )
-    place = page.output or f"{model_stem(model) or 'model'}_report.html"  # in the current folder
-    reserve_output(place, "-o")
-    beside = replaced(beside, before=beside.before or (others[0] if others else None))
-    made = report(model, *builds, **vars(beside), **vars(on), **vars(machine), **vars(assumed))
-    made.save(place)
-    told = made.as_json()
-    answer.give(
-        lambda: told,
+    path = output or f"{model_stem(model) or 'model'}_report.html"  # in the current folder
+    reserve_output(path, "-o")
+    result = report(model, *builds, before=before or (others[0] if others else None), **settings)
+    result.save(path)
+    fields = result.as_json()
+    answer.write(
+        lambda: fields,
         lambda _: (
-            f"{made.page.model.verdict}\nwrote {place} ({told['bytes'] / 1e6:.1f} MB): open it in a browser"
+            f"{result.page.model.verdict}\nwrote {path} ({fields['bytes'] / 1e6:.1f} MB): open it "
+            "in a browser"
         ),
     )
     return 0

@@ -5,57 +5,127 @@ from __future__ import annotations
 import contextlib
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
-from qdqtool.base.options import Images, Ranges, Workers
-from qdqtool.base.records import replaced
-from qdqtool.commands import inputs
+from qdqtool.commands import options
 from qdqtool.commands.usage import UsageError
-from qdqtool.options import Aim, Effort, On, Placing, Powered, Remainder
 
 
-@click.command("tune", cls=inputs.Command)
+@click.command("tune", cls=options.HelpCommand)
 @click.argument("model", type=click.Path())
-@inputs.made_of("data", inputs.Needed)
-@inputs.made_of("aim", Aim)
-@inputs.made_of(
-    "machine", Powered, gpu="Where it will run (see qdqtool gpus); counts milliseconds."
+@options.calib_option(required=True)
+@click.option(
+    "--eval",
+    "evaluation",
+    type=click.Path(),
+    metavar="IMAGES",
+    help="Images like those of the deployment: one half to choose on, the other to judge on. "
+    "[default: two quarters of --calib]",
 )
-@inputs.made_of("made", inputs.Made)
-@inputs.made_of("files", inputs.Files, "result")
-@inputs.made_of("effort", Effort)
-@inputs.made_of("state", inputs.Files, "no_state")
-@inputs.made_of("where", Workers)
-@inputs.made_of("on", On)
-@inputs.made_of("ranges", Ranges)
-@inputs.images
-@inputs.made_of("placing", Placing)
-@inputs.made_of("remainder", Remainder)
-@inputs.made_of(
-    "shown",
-    inputs.Shown,
-    "everything",
-    everything="Show every site, also those that were never measured.",
+@click.option(
+    "--keep",
+    type=click.FLOAT,
+    metavar="PART",
+    help="Part of the float model's metric to keep. [default: 0.97]",
 )
-@inputs.made_of("answer", inputs.Answer)
+@click.option(
+    "--budget-ms",
+    type=click.FLOAT,
+    metavar="MS",
+    help="Find the most accurate placement that takes at most this time on --gpu.",
+)
+@click.option(
+    "--metric",
+    metavar="PACKAGE.MODULE:FUNCTION",
+    help="A function (reference, outputs, image) -> float, higher is better. [default: agreement "
+    "mAP for YOLOv8-style outputs, else a relative output error]",
+)
+@options.gpu_option("Estimate milliseconds for this GPU (see qdqtool gpus).")
+@options.clock_option
+@options.power_option
+@options.quantized_output_option
+@click.option(
+    "--result",
+    type=click.Path(),
+    metavar="FILE",
+    help="Write the JSON as well, for qdqtool report.",
+)
+@click.option(
+    "--state",
+    type=click.Path(),
+    metavar="FILE",
+    help="File that keeps what was measured; another run continues from there. "
+    "[default: OUTPUT.tuning]",
+)
+@click.option(
+    "--time-limit",
+    type=options.ParsedText(options.parse_seconds),
+    metavar="TIME",
+    help="Take the best placement so far after this time: 600, 10m, 1.5h.",
+)
+@options.check_timeout_option("Limit for one call of --metric. [default: 600]")
+@click.option(
+    "--front",
+    "whole_front",
+    is_flag=True,
+    help="Measure the whole front even if the all-INT8 candidate is accurate enough.",
+)
+@click.option(
+    "--chosen-on",
+    type=click.IntRange(1),
+    default=32,
+    show_default=True,
+    metavar="N",
+    help="Maximum number of images to choose on.",
+)
+@click.option(
+    "--judged-on",
+    type=click.IntRange(1),
+    default=64,
+    show_default=True,
+    metavar="N",
+    help="Maximum number of images to judge on.",
+)
+@click.option(
+    "--swept-on",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Maximum number of images for the sensitivity of single sites. [default: all to choose on]",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 64),
+    help="Number of threads. The result does not depend on it.",
+)
+@click.option("--no-state", is_flag=True, help="Do not keep what was measured.")
+@options.cluster_options
+@options.target_option
+@options.range_options
+@options.image_options
+@options.placement_options
+@options.network_options
+@options.all_option("Show every site, also those that were never measured.")
+@options.format_options
 def command(
     model: str,
-    data: inputs.Needed,
-    aim: Aim,
-    machine: Powered,
-    made: inputs.Made,
-    files: inputs.Files,
-    effort: Effort,
-    state: inputs.Files,
-    where: Workers,
-    on: On,
-    ranges: Ranges,
-    images: Images,
-    placing: Placing,
-    remainder: Remainder,
-    shown: inputs.Shown,
-    answer: inputs.Answer,
+    calib: str,
+    budget_ms: float | None,
+    gpu: str | None,
+    clock: float | None,
+    power: str | None,
+    output: str | None,
+    result: str | None,
+    state: str | None,
+    no_state: bool,
+    cluster: str | None,
+    mixed_cpus: bool,
+    target: str | None,
+    images: options.ImageArguments,
+    everything: bool,
+    answer: options.Answer,
+    **settings: Any,
 ) -> int:
     """Find the placement of Q/DQ in the float MODEL with the least time that keeps its accuracy.
 
@@ -64,29 +134,24 @@ def command(
 
     Exit codes: 0 done, 1 the goal cannot be reached (the best that was found is written), 2 bad input.
     """
-    if effort.state is not None and state.no_state:
+    if state is not None and no_state:
         raise UsageError(
             "--state and --no-state exclude each other", code="option-conflict", parameter="state"
         )
-    inputs.check_workers(where)
-    if machine.gpu is None and (
-        machine.clock is not None or machine.power is not None or aim.budget_ms is not None
-    ):
+    options.check_cluster(cluster, mixed_cpus)
+    if gpu is None and (clock is not None or power is not None or budget_ms is not None):
         raise UsageError(
             "--budget-ms, --clock and --power need --gpu",
             code="option-without-effect",
             parameter="gpu",
         )
-    path = made.beside(model)
+    path = options.quantized_path(model, output)
     from qdqtool.base.files import is_stream, reserve_output
 
-    kept = (
-        None
-        if state.no_state
-        else effort.state or (None if is_stream(Path(path)) else f"{path}.tuning")
-    )
+    if state is None and not no_state and not is_stream(Path(path)):
+        state = f"{path}.tuning"
 
-    for written, option in ((path, "-o"), (files.result, "--result"), (kept, "--state")):
+    for written, option in ((path, "-o"), (result, "--result"), (state, "--state")):
         reserve_output(written, option)
     from qdqtool.base.text import as_line
     from qdqtool.render.insertion_text import render_tuning
@@ -96,33 +161,32 @@ def command(
     with contextlib.redirect_stdout(
         sys.stderr
     ):  # a metric of the user's may print, and stdout is the answer's
-        result = tune(
+        tuning = tune(
             model,
-            data.calib,
-            **vars(aim),
-            **vars(machine),
-            **vars(on),
-            **vars(ranges),
-            **vars(images),
-            **vars(placing),
-            **vars(remainder),
-            **vars(where),
-            **vars(replaced(effort, state=kept)),
+            calib,
+            budget_ms=budget_ms,
+            gpu=gpu,
+            clock=clock,
+            power=power,
+            target=options.choose_target(target),
+            **images.as_keywords(),
+            cluster=cluster,
+            mixed_cpus=mixed_cpus,
+            state=state,
+            **settings,
             progress=True,
             say=lambda line: print(f"qdqtool: {as_line(as_options(line))}", file=sys.stderr),
         )
-    result.save(path)
-    if files.result is not None:
-        result.save_result(files.result)
+    tuning.save(path)
+    if result is not None:
+        tuning.save_result(result)
     notes = [f"wrote {path}"]
-    if kept is not None:
+    if state is not None:
         notes.append(
-            f"kept {kept}: what was measured, for another --keep; remove it when you are done"
+            f"kept {state}: what was measured, for another --keep; remove it when you are done"
         )
-    answer.give(
-        lambda: worded(result.as_json()),
-        lambda width: "\n".join(
-            [render_tuning(result, width, everything=shown.everything), *notes]
-        ),
+    answer.write(
+        lambda: worded(tuning.as_json()),
+        lambda width: "\n".join([render_tuning(tuning, width, everything=everything), *notes]),
     )
-    return 0 if result.reached else 1
+    return 0 if tuning.reached else 1

@@ -6,33 +6,46 @@ from typing import TYPE_CHECKING
 
 import click
 
-from qdqtool.commands import inputs
+from qdqtool.commands import options
 from qdqtool.commands.usage import UsageError
 from qdqtool.errors import QdqtoolError, VersionError
-from qdqtool.options import Here, Machine, OnBuilds
 
 if TYPE_CHECKING:
     from qdqtool.verification.lines import Verification
 
 
-@click.command("verify", cls=inputs.Command)
+@click.command("verify", cls=options.HelpCommand)
 @click.argument("files", nargs=-1, metavar="[MODEL] BUILD...", type=click.Path())
-@inputs.made_of("on", OnBuilds)
-@inputs.made_of("here", Here)
-@inputs.made_of(
-    "machine", Machine, gpu="Where the build ran, if it does not say: times are compared."
+@options.build_target_option
+@options.builder_option("Build MODEL on this machine, then compare.")
+@click.option(
+    "--sm",
+    metavar="CC",
+    help="Compute capability to build for (tensorrt-rtx), such as 86.",
 )
-@inputs.made_of("further", inputs.Further, "from_log")
-@inputs.made_of("gates", inputs.Gates, "allow_partial")
-@inputs.made_of("answer", inputs.Written)
+@options.gpu_option("GPU of the build, if the log does not name it. Times are compared.")
+@options.clock_option
+@click.option(
+    "--from-log",
+    is_flag=True,
+    help="There is no model: rebuild the graph from the log itself.",
+)
+@click.option(
+    "--allow-partial",
+    is_flag=True,
+    help="Exit 0 if nothing contradicts, even if the build is partial.",
+)
+@options.output_options
 def command(
     files: tuple[str, ...],
-    on: OnBuilds,
-    here: Here,
-    machine: Machine,
-    further: inputs.Further,
-    gates: inputs.Gates,
-    answer: inputs.Written,
+    target: str | None,
+    builder: str | None,
+    sm: str | None,
+    gpu: str | None,
+    clock: float | None,
+    from_log: bool,
+    allow_partial: bool,
+    answer: options.Answer,
 ) -> int:
     """Compare the prediction with a real TensorRT build.
 
@@ -48,48 +61,65 @@ def command(
 
     reserve_output(answer.output, "-o")
     try:
-        result = _run(files, on, here, machine, further.from_log)
+        if from_log:
+            result = _verify_from_log(files, target, builder, gpu, clock)
+        elif builder:
+            result = _verify_with_builder(files, target, builder, sm)
+        else:
+            result = _verify(files, target, gpu, clock)
     except VersionError as error:
         raise QdqtoolError(f"{error}; give --target", code=error.code, parameter="target") from None
-    answer.give(result.as_json, lambda width: render_verification(result, width))
-    return exit_code(result, gates.allow_partial)
+    answer.write(result.as_json, lambda width: render_verification(result, width))
+    return exit_code(result, allow_partial)
 
 
-def _run(
-    files: tuple[str, ...], on: OnBuilds, here: Here, machine: Machine, from_log: bool
+def _verify_from_log(
+    files: tuple[str, ...],
+    target: str | None,
+    builder: str | None,
+    gpu: str | None,
+    clock: float | None,
 ) -> Verification:
-    from qdqtool.verification.api import verify
+    if builder or not files:
+        raise UsageError(
+            "--from-log takes the files of one build and no --builder",
+            code="option-conflict",
+            parameter="from_log",
+        )
+    if gpu is not None or clock is not None:
+        raise UsageError(
+            "--from-log compares no times: leave --gpu out, or give the MODEL",
+            code="option-without-effect",
+            parameter="gpu",
+        )
+    from qdqtool.verification.api import verify_from_log
 
-    if from_log:
-        if here.builder or not files:
-            raise UsageError(
-                "--from-log takes the files of one build and no --builder",
-                code="option-conflict",
-                parameter="from_log",
-            )
-        if machine != Machine():
-            raise UsageError(
-                "--from-log compares no times: leave --gpu out, or give the MODEL",
-                code="option-without-effect",
-                parameter="gpu",
-            )
-        from qdqtool.verification.api import verify_from_log
+    return verify_from_log(*files, target=target)
 
-        return verify_from_log(*files, target=on.target)
-    if here.builder:
-        if len(files) != 1:
-            raise UsageError(
-                "--builder takes one MODEL and no BUILD",
-                code="option-conflict",
-                parameter="builder",
-            )
-        from qdqtool.verification.api import verify_with_builder
 
-        return verify_with_builder(files[0], **vars(here), target=on.target)
+def _verify_with_builder(
+    files: tuple[str, ...], target: str | None, builder: str, sm: str | None
+) -> Verification:
+    if len(files) != 1:
+        raise UsageError(
+            "--builder takes one MODEL and no BUILD",
+            code="option-conflict",
+            parameter="builder",
+        )
+    from qdqtool.verification.api import verify_with_builder
+
+    return verify_with_builder(files[0], builder=builder, sm=sm, target=target)
+
+
+def _verify(
+    files: tuple[str, ...], target: str | None, gpu: str | None, clock: float | None
+) -> Verification:
     if len(files) < 2:
         raise UsageError(
             "give MODEL and at least one BUILD, or --from-log BUILD, or --builder",
             code="missing-argument",
             parameter="files",
         )
-    return verify(files[0], *files[1:], target=on.target, **vars(machine))
+    from qdqtool.verification.api import verify
+
+    return verify(files[0], *files[1:], target=target, gpu=gpu, clock=clock)

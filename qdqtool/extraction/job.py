@@ -37,9 +37,8 @@ from qdqtool.extraction.select import (
 )
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.modelfile import ModelSource, load, load_full
-from qdqtool.options import DEFAULT_TARGET
 from qdqtool.prediction import of_part, predict
-from qdqtool.trt.targets import Target, target_named
+from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import ConvOutcome, Finding, Prediction
 
 if TYPE_CHECKING:

@@ -36,7 +36,9 @@ class SelectionOptions:
     def __post_init__(self) -> None:
         check_not_text("inputs", self.inputs)
         check_not_text("outputs", self.outputs)
-        if self.hops is not None and operator.index(self.hops) < 0:
+        if self.hops is not None:
+            object.__setattr__(self, "hops", operator.index(self.hops))
+        if self.hops is not None and self.hops < 0:
             raise QdqtoolError(
                 said("{`limit`} is at least 1, {`hops`} at least 0"),
                 code="out-of-range",

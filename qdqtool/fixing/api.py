@@ -32,18 +32,17 @@ from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource, load_full, save
 from qdqtool.model.qdq import is_quantized
 from qdqtool.model.view import View
-from qdqtool.options import DEFAULT_TARGET
 from qdqtool.prediction import predict
 from qdqtool.timing.estimate import TimeEstimate, time_like
 from qdqtool.timing.parts import FixTime
 from qdqtool.trt import faults
 from qdqtool.trt import refusals as trt
 from qdqtool.trt.rtx.operands import IntegersLost, ScalesJoined
-from qdqtool.trt.targets import Target, target_named
+from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import TOOL_VERSION, Finding, Json, Prediction, Severity
 
 if TYPE_CHECKING:
-    from qdqtool.base.options import Preprocess
+    from calibration.options import Preprocess
 
 FIX_SCHEMA = "qdqtool/fix/1"
 

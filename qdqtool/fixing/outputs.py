@@ -24,7 +24,7 @@ from qdqtool.model.bounds import joined_parts
 from qdqtool.model.graph import Model, Node
 
 if TYPE_CHECKING:
-    from qdqtool.base.options import Preprocess
+    from calibration.options import Preprocess
 
 MAX_PARTS = 16  # of one output; those of another network are no groups of its outputs
 SAMPLES = 8  # images that outputs are compared on

@@ -55,13 +55,12 @@ from qdqtool.model.layernorm import as_one, in_half, layer_norms, sums_of_square
 from qdqtool.model.modelfile import ModelSource, load_full
 from qdqtool.model.qdq import is_quantized
 from qdqtool.model.view import View
-from qdqtool.options import DEFAULT_TARGET
-from qdqtool.trt.targets import Target, target_named
+from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import Finding, Json, Prediction, QuantizedTensor, Severity
 
 if TYPE_CHECKING:
     from calibration import Statistics
-    from qdqtool.base.options import Preprocess
+    from calibration.options import Preprocess
 
 # The finished model's error is FP16's where it is so large, and so many times that of INT8 activations alone.
 _DIFFERS, _TIMES = 0.1, 5.0

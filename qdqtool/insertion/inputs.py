@@ -35,7 +35,7 @@ from qdqtool.types import Json
 
 if TYPE_CHECKING:
     from calibration import Statistics
-    from qdqtool.base.options import Preprocess
+    from calibration.options import Preprocess
     from qdqtool.insertion.result import Insertion
 
 

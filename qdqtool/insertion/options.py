@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from qdqtool.base.checks import check_choice, check_not_text
 
 if TYPE_CHECKING:
-    from qdqtool.base.options import Preprocess
+    from calibration.options import Preprocess
 
 METHODS = ("focus", "mse", "percentile", "entropy", "max")
 HEADS = ("box", "float", "none")
@@ -167,3 +167,7 @@ class InsertOptions:
     losses: int | None = 0
     predict: bool = True
     progress: bool = False
+
+    def __post_init__(self) -> None:
+        if self.losses is not None:
+            object.__setattr__(self, "losses", operator.index(self.losses))

@@ -15,7 +15,7 @@ from qdqtool.insertion.losses import Fidelity, Losses
 from qdqtool.insertion.scales import GroupScale
 from qdqtool.insertion.smoothing import Smoothed
 from qdqtool.model.modelfile import save
-from qdqtool.options import DEFAULT_TARGET
+from qdqtool.trt.targets import DEFAULT_TARGET
 from qdqtool.types import INSERTION_SCHEMA, TOOL_VERSION, Finding, Json, Prediction, QuantizedTensor
 
 

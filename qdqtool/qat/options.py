@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from qdqtool.base.checks import check_choice, check_not_text
 from qdqtool.insertion.options import HEADS, RESIDUALS
-from qdqtool.options import DEFAULT_TARGET
-from qdqtool.trt.targets import Target
+from qdqtool.trt.targets import DEFAULT_TARGET, Target
 
 BACKENDS = ("pytorch-quantization", "modelopt")
 

@@ -26,7 +26,6 @@ from qdqtool.insertion.prepare import prepare as prepare_network
 from qdqtool.insertion.scales import Ties, scale_groups
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.operators import WEIGHTED, LayerKind, of, output_axis
-from qdqtool.options import DEFAULT_TARGET
 from qdqtool.qat.networks import (
     copied,
     exporting_heads,
@@ -40,7 +39,7 @@ from qdqtool.qat.sites import ADD, LINEAR, Site
 from qdqtool.qat.sites import WEIGHTED as WEIGHTED_MODULES
 from qdqtool.qat.trace import Traced, as_call, fold_constants, trace
 from qdqtool.trt import detect
-from qdqtool.trt.targets import Target, target_named
+from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import Refusal
 
 

@@ -8,13 +8,12 @@ from typing import Any
 from torch import nn
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.options import DEFAULT_TARGET
 from qdqtool.qat.modules import Int8, Quantizing, make_quantizing, quantizers_of, set_amax
 from qdqtool.qat.networks import merge_branches, protect, refuse_wrapped, unwrapped
 from qdqtool.qat.options import QatOptions
 from qdqtool.qat.planning import ActivationQuantizer, Plan, WeightQuantizer, make_plan, sample_for
 from qdqtool.qat.sites import LINEAR, Site
-from qdqtool.trt.targets import Target
+from qdqtool.trt.targets import DEFAULT_TARGET, Target
 
 PLAN = "qdqtool_plan"
 

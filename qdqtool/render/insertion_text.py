@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from qdqtool.base.text import counted, ending
 from qdqtool.explain.left_float import SkippedNode
-from qdqtool.options import LITTLE
+from qdqtool.insertion.losses import LITTLE
 from qdqtool.render.output import Page, as_options
 from qdqtool.render.predict_text import verdict
 from qdqtool.types import Prediction

@@ -15,8 +15,10 @@ from qdqtool.base.records import record, replaced
 from qdqtool.base.said import said
 from qdqtool.errors import QdqtoolError, VersionError
 from qdqtool.knowledge import tables
-from qdqtool.options import DEFAULT_SM
 from qdqtool.types import Evidence
+
+DEFAULT_TARGET = "trt10"  # what users install today, with JetPack 6 and 7
+DEFAULT_SM = (86,)  # compute capabilities that TensorRT-RTX builds for, and is predicted for
 
 # What is known of Conv + activation + Add, by version. Nobody has shown a log of either.
 _APART_8 = "users saw them apart on 8.4 and 8.5 (NVIDIA/TensorRT issues 2204, 3861)"

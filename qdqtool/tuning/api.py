@@ -16,11 +16,11 @@ from google.protobuf.message import EncodeError
 
 from calibration.cluster import mapping
 from calibration.dataset import Dataset
+from calibration.options import Preprocess
 from qdqtool import prediction
 from qdqtool.base import budgets
 from qdqtool.base.files import record_inputs
 from qdqtool.base.notes import Note, Remark
-from qdqtool.base.options import Preprocess
 from qdqtool.base.said import of_error, said
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain.left_float import nothing_to_quantize
@@ -40,11 +40,10 @@ from qdqtool.insertion.scales import MethodChoice
 from qdqtool.insertion.smoothing import smooth
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource, load_full
-from qdqtool.options import DEFAULT_TARGET
 from qdqtool.timing import gpus
 from qdqtool.timing.options import GpuOptions
 from qdqtool.timing.parts import PAYS
-from qdqtool.trt.targets import Target, target_named
+from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.tuning.configuration import FLOAT, Configuration, Planner
 from qdqtool.tuning.expected import expected, fitting, leave_time
 from qdqtool.tuning.measure import ClusterMapper, Job, Mapper, default_workers, local, looked_at

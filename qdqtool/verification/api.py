@@ -28,11 +28,17 @@ from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource, load
 from qdqtool.model.qdq import quantizers
 from qdqtool.model.view import View
-from qdqtool.options import DEFAULT_TARGET
 from qdqtool.prediction import predict
 from qdqtool.timing.options import GpuOptions
 from qdqtool.trt.rtx.predict import status_of
-from qdqtool.trt.targets import RTX, TARGETS, Target, target_named, target_of_version
+from qdqtool.trt.targets import (
+    DEFAULT_TARGET,
+    RTX,
+    TARGETS,
+    Target,
+    target_named,
+    target_of_version,
+)
 from qdqtool.types import Event, Precision, Prediction
 from qdqtool.verification import build_model as built
 from qdqtool.verification.convolutions import (

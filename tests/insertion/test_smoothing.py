@@ -344,9 +344,9 @@ def test_smooth_without_effect_is_a_note(
     assert run_insert(tmp_path, model, data, "{}", "--smooth", "0.5") == 0
 
 
-@pytest.mark.parametrize("alpha", [1.5, float("nan"), "yes"])
-def test_smooth_outside_0_to_1_is_refused(alpha: object) -> None:
-    with pytest.raises(QdqtoolError, match=f"`smooth='?{alpha}'?`"):
+@pytest.mark.parametrize("alpha", [1.5, float("nan")])
+def test_smooth_outside_0_to_1_is_refused(alpha: float) -> None:
+    with pytest.raises(QdqtoolError, match=f"`smooth={alpha}`"):
         qdqtool.insert(vit(), samples(vit()), smooth=alpha)
 
 

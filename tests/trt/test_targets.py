@@ -6,9 +6,9 @@ import pytest
 from qdqtool.base.records import replaced
 from qdqtool.errors import QdqtoolError, VersionError
 from qdqtool.explain.ways import trtexec_command, trtexec_remark
-from qdqtool.options import DEFAULT_TARGET
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import (
+    DEFAULT_TARGET,
     RTX,
     TARGETS,
     Target,

@@ -19,7 +19,6 @@ from qdqtool.model.modelfile import ModelSource, load
 from qdqtool.model.operators import WEIGHTED
 from qdqtool.model.qdq import is_dq, is_q, is_qdq
 from qdqtool.model.view import View
-from qdqtool.options import DEFAULT_TARGET
 from qdqtool.prediction import predict
 from qdqtool.render.predict_text import remarks, verdict
 from qdqtool.render.reporting import data
@@ -34,7 +33,7 @@ from qdqtool.timing.work import Work
 from qdqtool.trt import trace
 from qdqtool.trt.outcome import assumed_target
 from qdqtool.trt.pipeline import cases
-from qdqtool.trt.targets import Target, target_named
+from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import BYTES, EngineLayer, Precision, Prediction
 from qdqtool.verification.convolutions import trt_name
 from qdqtool.verification.lines import Verification

@@ -20,11 +20,10 @@ from qdqtool.explain.messages import obstacles
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource, load
 from qdqtool.model.view import View
-from qdqtool.options import DEFAULT_TARGET
 from qdqtool.prediction import predict
 from qdqtool.timing.options import TimingOptions
 from qdqtool.trt.faults import IntegerOperator, UnsignedZeroPoint
-from qdqtool.trt.targets import Target, target_named
+from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import Finding, Precision, Prediction, Severity
 from qdqtool.verification.api import check_told, choose_target
 from qdqtool.verification.comparing import builds, models, words

@@ -1,0 +1,600 @@
+"""Options that commands share, in groups, and what their texts mean.
+
+A group is a decorator: it gives a command its options in the order of ``--help``. An option of a single command stands at
+that command. Names and defaults are those of the public functions (``tests/test_options.py`` compares them). They are
+written out here because ``--help`` imports no function.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from qdqtool.base.file_types import model_stem
+from qdqtool.commands.usage import UsageError
+from qdqtool.errors import BuilderError, QdqtoolError
+
+if TYPE_CHECKING:
+    from qdqtool.trt.targets import Target
+
+Command = Callable[..., int]
+Decorator = Callable[[Command], Command]
+
+DEFAULT_TARGET = "trt10"
+
+
+class HelpCommand(click.Command):
+    """A command whose help ends with its examples (``qdqtool/knowledge/examples.toml``)."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from qdqtool.knowledge.tables import table
+
+        with formatter.section("Examples"):
+            for example in table("examples")[str(self.name)]:
+                formatter.write(f"  # {example['says']}\n  {example['run']}\n")
+
+
+def group(*options: Callable[[Any], Any]) -> Decorator:
+    """Return a decorator that gives a command several options."""
+
+    def decorate(function: Command) -> Command:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+# Texts of options
+
+
+class ParsedText(click.types.StringParamType):
+    """A text with a format of its own; `parse` raises ValueError if it has another one."""
+
+    def __init__(self, parse: Callable[[str], Any]) -> None:
+        self.parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return self.parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class OptionalNumber(click.types.FloatParamType):
+    """A number that may be missing if the next word is an option; any other next word is its text."""
+
+    def fail(
+        self, message: str, param: click.Parameter | None = None, ctx: click.Context | None = None
+    ) -> NoReturn:
+        super().fail(
+            f"{message} Give the option a number, or put it behind the other arguments.", param, ctx
+        )
+
+
+def parse_method_for(text: str) -> tuple[str, str]:
+    """Return pattern and method of ``REGEX=METHOD``."""
+    pattern, equals, method = text.rpartition("=")
+    if not equals or not pattern or not method:
+        raise ValueError(f"'{text}' is not REGEX=METHOD")
+    return pattern, method
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """Return height and width of ``H`` or ``HxW``."""
+    parts = text.lower().replace(",", "x").split("x")
+    if len(parts) > 2 or not all(p.isdecimal() and 0 < int(p) <= 65536 for p in parts):
+        raise ValueError(f"'{text}' is neither a number nor HEIGHTxWIDTH")
+    return int(parts[0]), int(parts[-1])
+
+
+def parse_channels(text: str) -> tuple[float, float, float]:
+    """Return the numbers of three channels, from one number or three."""
+    try:
+        values = [float(v) for v in text.split(",")]
+    except ValueError:
+        values = []
+    if len(values) not in (1, 3):
+        raise ValueError(f"'{text}' is neither a number nor three with commas between")
+    red, green, blue = values * 3 if len(values) == 1 else values
+    return red, green, blue
+
+
+def parse_seconds(text: str) -> float:
+    """Return the seconds of a duration such as ``600``, ``10m`` or ``1.5h``."""
+    unit = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:].lower())
+    try:
+        value = float(text[:-1] if unit else text) * (unit or 1.0)
+    except ValueError:
+        value = 0.0
+    if not 0.0 < value < 1e9:
+        raise ValueError(f"'{text}' is not a valid duration. Examples: 600, 10m, 1.5h")
+    return value
+
+
+def parse_assumptions(texts: tuple[str, ...]) -> dict[str, str] | None:
+    """Return name and value of each ``name=value``; None without any.
+
+    Raises:
+        QdqtoolError: One has another form, or a name is given twice with different values.
+    """
+    assumptions: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise QdqtoolError(
+                f"--assume {text[:60]}: write name=value, such as silu-add=fused",
+                code="wrong-format",
+                parameter="assume",
+            )
+        value = value.strip().lower()
+        if assumptions.setdefault(name.strip().lower(), value) != value:
+            raise QdqtoolError(
+                f"--assume {name.strip()} is given twice with different values",
+                code="option-conflict",
+                parameter="assume",
+            )
+    return assumptions or None
+
+
+def parse_capabilities(texts: tuple[str, ...]) -> list[int] | None:
+    """Return compute capabilities as numbers; None without any.
+
+    Raises:
+        BuilderError: One is not a compute capability.
+    """
+    capabilities = []
+    for text in texts:
+        digits = text.upper().removeprefix("SM").replace(".", "")
+        if not digits.isdecimal():
+            raise BuilderError(
+                f"--sm {text}: give a compute capability such as 86",
+                code="wrong-format",
+                parameter="sm",
+            )
+        capabilities.append(int(digits))
+    return capabilities or None
+
+
+def parse_shapes(texts: tuple[str, ...]) -> dict[str, list[list[int]]] | None:
+    """Return minimum, preferred and maximum shape of each input; None without any.
+
+    Raises:
+        BuilderError: A text has another form.
+    """
+    profiles = {}
+    for text in texts:
+        name, _, rest = text.rpartition(":")
+        try:
+            shapes = [[int(d) for d in part.split("x")] for part in rest.split(",")]
+        except ValueError:
+            shapes = []
+        if not name or len(shapes) not in (1, 3) or len({len(s) for s in shapes}) != 1:
+            raise BuilderError(
+                f"--shapes {text}: give INPUT:1x3x640x640, or three shapes (minimum, preferred, "
+                "maximum)",
+                code="wrong-format",
+                parameter="shapes",
+            )
+        profiles[name] = shapes * 3 if len(shapes) == 1 else shapes
+    return profiles or None
+
+
+def parsed_by(
+    parse: Callable[[Any], Any],
+) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    """Return a callback that parses all values of an option."""
+    return lambda ctx, param, value: parse(value)
+
+
+def inverted(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
+    """Callback of a flag that switches off a parameter of another name."""
+    return not value
+
+
+# Answers
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Format of an answer, and the file that it goes to.
+
+    Attributes:
+        form: ``text``, ``json``, or another format of the command.
+        output: The file; None for stdout.
+    """
+
+    form: str
+    output: str | None = None
+
+    def write(self, data: Callable[[], Any], text: Callable[[int], str]) -> None:
+        """Write the answer: `data` returns it as JSON, `text` for a width in columns.
+
+        Raises:
+            QdqtoolError: The file cannot be written, or stdout is closed.
+        """
+        from qdqtool.render.output import emit, terminal_width, to_json
+
+        if self.form == "json":
+            emit(to_json(data()), self.output)
+        else:
+            emit(text(100 if self.output else terminal_width()), self.output)
+
+
+def _format_option(*choices: str) -> Decorator:
+    return click.option(
+        "--format",
+        "form",
+        type=click.Choice(choices),
+        default="text",
+        show_default=True,
+        help="Format of the answer.",
+    )
+
+
+def _pass_answer(function: Command) -> Command:
+    """Pass format and output of the answer as one argument."""
+
+    @functools.wraps(function)
+    def call(form: str, output: str | None, **arguments: Any) -> int:
+        return function(**arguments, answer=Answer(form, output))
+
+    return call
+
+
+def format_options(function: Command) -> Command:
+    """Give a command ``--format``; it gets an :class:`Answer` that goes to stdout."""
+
+    @functools.wraps(function)
+    def call(form: str, **arguments: Any) -> int:
+        return function(**arguments, answer=Answer(form))
+
+    return _format_option("text", "json")(call)
+
+
+def make_output_options(*formats: str) -> Decorator:
+    """Return a decorator that gives a command ``--format`` and ``-o``; it gets an :class:`Answer`."""
+    output = click.option(
+        "-o", "--output", "output", type=click.Path(), help="Write the answer to a file."
+    )
+    options = group(_format_option(*formats), output)
+    return lambda function: options(_pass_answer(function))
+
+
+output_options = make_output_options("text", "json")
+
+
+# Files
+
+
+def calib_option(
+    text: str = "Folder of images, text file of paths, npz or npy.", **more: Any
+) -> Decorator:
+    """Return ``--calib`` with a help text."""
+    return click.option("--calib", type=click.Path(), metavar="IMAGES", help=text, **more)
+
+
+def model_output_option(text: str, **more: Any) -> Decorator:
+    """Return ``-o`` for a model, with a help text."""
+    return click.option("-o", "--output", "output", type=click.Path(), help=text, **more)
+
+
+quantized_output_option = model_output_option("The Q/DQ model. [default: MODEL_qdq.onnx]")
+
+
+def quantized_path(model: str, output: str | None) -> str:
+    """Return where the Q/DQ model goes, by default ``model_qdq.onnx`` next to ``model.onnx``."""
+    return output or str(Path(model).with_name(f"{model_stem(model)}_qdq.onnx"))
+
+
+def all_option(text: str) -> Decorator:
+    """Return ``--all`` with a help text."""
+    return click.option("--all", "everything", is_flag=True, help=text)
+
+
+# Target and GPU
+
+target_option = click.option(
+    "--target",
+    type=click.STRING,
+    help=f"TensorRT version such as 8.5, 10.3 or 11, or rtx1.7. [default: {DEFAULT_TARGET}]",
+)
+
+target_options = group(
+    target_option,
+    click.option(
+        "--strongly-typed",
+        is_flag=True,
+        help="The network is strongly typed (trtexec --stronglyTyped). For TensorRT 10; from 11 on, "
+        "all networks are.",
+    ),
+)
+
+build_target_option = click.option(
+    "--target",
+    type=click.STRING,
+    help=f"TensorRT to predict for. [default: the build's own, else {DEFAULT_TARGET}]",
+)
+
+
+def choose_target(name: str | None, strongly_typed: bool = False) -> Target:
+    """Return the target of a name, strongly typed if requested.
+
+    Raises:
+        QdqtoolError: The target is unknown, or has no strongly typed networks.
+    """
+    from qdqtool.trt import targets
+
+    target = targets.target_named(name or DEFAULT_TARGET)
+    return targets.strongly_typed(target) if strongly_typed else target
+
+
+def gpu_option(
+    text: str = "Estimate the time on a GPU, such as 'RTX 3060' (see qdqtool gpus).",
+) -> Decorator:
+    """Return ``--gpu`` with a help text."""
+    return click.option("--gpu", metavar="NAME", help=text)
+
+
+clock_option = click.option(
+    "--clock",
+    type=click.FLOAT,
+    metavar="MHZ",
+    help="SM clock under load, if it is not the boost clock.",
+)
+
+power_option = click.option(
+    "--power",
+    metavar="W|MAXN",
+    help="Power mode of a Jetson (15W). The clock is guessed from it.",
+)
+
+assume_option = click.option(
+    "--assume",
+    multiple=True,
+    metavar="silu-add=fused|apart",
+    callback=parsed_by(parse_assumptions),
+    help="Assume that TensorRT fuses (or does not fuse) Conv + activation + Add. It decides by timing.",
+)
+
+
+def way_option(text: str) -> Decorator:
+    """Return ``--for`` with a help text."""
+    return click.option("--for", "way", metavar="WAY", help=text)
+
+
+def builder_option(text: str, **more: Any) -> Decorator:
+    """Return ``--builder`` with a help text."""
+    return click.option(
+        "--builder",
+        type=click.Choice(("tensorrt-rtx", "trtexec", "tensorrt")),
+        help=text,
+        **more,
+    )
+
+
+def check_timeout_option(text: str) -> Decorator:
+    """Return ``--check-timeout`` with a help text."""
+    return click.option("--check-timeout", type=click.FLOAT, metavar="SECONDS", help=text)
+
+
+# Images
+
+
+@dataclass(frozen=True)
+class ImageArguments:
+    """Options about images; None is the default of :class:`calibration.Preprocess`."""
+
+    resize: str
+    bgr: bool
+    scale: float | None
+    mean: tuple[float, float, float] | None
+    std: tuple[float, float, float] | None
+    size: tuple[int, int] | None
+
+    def as_keywords(self) -> dict[str, Any]:
+        """Return the arguments `preprocess` and `size` of a public function."""
+        from calibration.options import Preprocess
+
+        numbers = {"scale": self.scale, "mean": self.mean, "std": self.std}
+        given: dict[str, Any] = {k: v for k, v in numbers.items() if v is not None}
+        return {"preprocess": Preprocess(self.resize, self.bgr, **given), "size": self.size}
+
+
+def image_options(function: Command) -> Command:
+    """Give a command the options about images; it gets them as :class:`ImageArguments`."""
+
+    @functools.wraps(function)
+    def call(
+        resize: str, bgr: bool, scale: Any, mean: Any, std: Any, size: Any, **arguments: Any
+    ) -> int:
+        images = ImageArguments(resize, bgr, scale, mean, std, size)
+        return function(**arguments, images=images)
+
+    options = group(
+        click.option(
+            "--resize",
+            type=click.Choice(("letterbox", "stretch")),
+            default="letterbox",
+            show_default=True,
+            help="How images are resized to the network input.",
+        ),
+        click.option("--bgr", is_flag=True, help="Channels in the order blue, green, red."),
+        click.option(
+            "--scale",
+            type=click.FLOAT,
+            help="Factor for pixel values. [default: 1/255; 1 for an integer input]",
+        ),
+        click.option(
+            "--mean",
+            type=ParsedText(parse_channels),
+            metavar="M[,M,M]",
+            help="Subtracted after --scale; by channel, after --bgr.",
+        ),
+        click.option(
+            "--std",
+            type=ParsedText(parse_channels),
+            metavar="S[,S,S]",
+            help="Divided by after --mean.",
+        ),
+        click.option(
+            "--size",
+            type=ParsedText(parse_size),
+            metavar="H[xW]",
+            help="Image size in pixels if the model leaves it open.",
+        ),
+    )
+    return options(call)
+
+
+# Calibration
+
+range_options = group(
+    click.option(
+        "--method",
+        type=click.Choice(("focus", "mse", "percentile", "entropy", "max")),
+        default="focus",
+        show_default=True,
+        help="How the range of an activation is chosen. focus is mse with more weight on objects.",
+    ),
+    click.option(
+        "--method-for",
+        multiple=True,
+        type=ParsedText(parse_method_for),
+        metavar="REGEX=METHOD",
+        help="Another method for some tensors.",
+    ),
+    click.option(
+        "--percentile",
+        type=click.FLOAT,
+        default=99.99,
+        show_default=True,
+        help="For the method percentile.",
+    ),
+    click.option(
+        "--max-images",
+        type=click.IntRange(1),
+        default=512,
+        show_default=True,
+        help="Maximum number of images, spread over the whole set.",
+    ),
+)
+
+cache_options = group(
+    click.option(
+        "--calib-cache",
+        type=click.Path(),
+        metavar="FILE",
+        help="File that keeps the statistics; another run resumes and reuses them.",
+    ),
+    click.option(
+        "--overwrite-cache",
+        is_flag=True,
+        help="Replace a cache of another model or of other images.",
+    ),
+)
+
+cluster_options = group(
+    click.option(
+        "--cluster",
+        metavar="ADDRESS",
+        help="Calibrate and measure on the workers of this Dask scheduler. local:N starts N "
+        "processes on this machine.",
+    ),
+    click.option(
+        "--mixed-cpus",
+        is_flag=True,
+        help="Allow workers whose results may differ in the last bits.",
+    ),
+)
+
+
+def check_cluster(cluster: str | None, mixed_cpus: bool) -> None:
+    """Check that ``--mixed-cpus`` comes with a cluster.
+
+    Raises:
+        UsageError: It does not.
+    """
+    if mixed_cpus and cluster is None:
+        raise UsageError(
+            "--mixed-cpus is about the workers of --cluster, which is not given",
+            code="option-without-effect",
+            parameter="mixed_cpus",
+        )
+
+
+# Placement
+
+placement_options = group(
+    click.option(
+        "--head",
+        type=click.Choice(("box", "float", "none")),
+        default="box",
+        show_default=True,
+        help="Which detection-head outputs stay float: box (boxes, DFL, sampling offsets of a DETR), "
+        "float (scores as well), or none.",
+    ),
+    click.option(
+        "--residual",
+        type=click.Choice(("auto", "skip", "both", "none")),
+        default="auto",
+        show_default=True,
+        help="Inputs of a residual Add to quantize.",
+    ),
+    click.option(
+        "--attention",
+        type=click.Choice(("float", "int8")),
+        default="float",
+        show_default=True,
+        help="Type of the products of attention. Users measured INT8 to be slower (800 us instead "
+        "of 200 on an Orin with 8.6, NVIDIA/TensorRT#3243; 111 ms instead of 43 for Stable "
+        "Diffusion's UNet on an A10, #2905): measure.",
+    ),
+    click.option(
+        "--no-unify",
+        "unify",
+        is_flag=True,
+        callback=inverted,
+        help="Give tensors that Concat and the like tie together scales of their own.",
+    ),
+    click.option("--exclude", multiple=True, metavar="REGEX", help="Leave these nodes float."),
+    click.option(
+        "--include",
+        multiple=True,
+        metavar="REGEX",
+        help="Quantize these nodes although a preset would not.",
+    ),
+    click.option(
+        "--exclude-op", multiple=True, metavar="OP", help="Leave these operator types float."
+    ),
+    click.option(
+        "--weights",
+        type=click.Choice(("float", "int8")),
+        default="float",
+        show_default=True,
+        help="Store weights as float with Q and DQ, or as int8 with DQ alone.",
+    ),
+)
+
+network_options = group(
+    click.option(
+        "--high-precision",
+        type=click.Choice(("fp32", "fp16")),
+        help="Type of what stays float. [default: fp16 if the types of the file decide (trt11, "
+        "rtx1.7), else fp32]",
+    ),
+    click.option(
+        "--smooth",
+        type=OptionalNumber(),
+        is_flag=False,
+        flag_value=0.5,
+        metavar="[ALPHA]",
+        help="SmoothQuant: move outlier channels of the inputs of Linears into their weights. "
+        "ALPHA is 0.5 if it is missing.",
+    ),
+)
