@@ -70,7 +70,7 @@ def predicted_once() -> Iterator[None]:
     ) -> tuple[Statistics, Json]:
         whole = getattr(data.source, "whole", None)
         in_memory = isinstance(whole, MemorySource) and whole.repeatable
-        if not in_memory or options["workers"].cluster is not None:
+        if not in_memory or options["cluster"].cluster is not None:
             return collect_for(model, data, groups, **options)
         samples = tuple((n, v.tobytes()) for sample in data for n, v in sorted(sample.items()))
         proto = model.proto.SerializeToString(deterministic=True)

@@ -24,13 +24,14 @@ from qdqtool.errors import DataError
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import load
 from qdqtool.model.qdq import is_qdq, read_params
-from qdqtool.render.reporting import data
-from qdqtool.render.reporting.api import Report, collect
+from qdqtool.render.reporting import api, data
+from qdqtool.render.reporting.api import Report
+from qdqtool.render.reporting.options import ReportInputs
 from qdqtool.render.reporting.page import embedded
 from qdqtool.render.reporting.page import render as render_page
 from qdqtool.render.reporting.sections import tuning_of
 from qdqtool.timing.estimate import predict_on
-from qdqtool.timing.options import TimingOptions
+from qdqtool.timing.options import GpuOptions, TimingOptions
 from qdqtool.trt.trace import render
 from tests.errors import has
 from tests.insertion.nets import Net
@@ -43,6 +44,10 @@ from tests.trt.evidence import model as published
 
 FIRST = ("yolo-resnet18-orin-trt8502", "resnet18-a100-qat-residual", "resnet18-qat-rtx2000-trt8510")
 SOME_FIRST = slow_after(1, [*FIRST, *(case for case in DIFFERENT if case not in FIRST)])
+
+
+def collect(model: Any, *builds: Path, gpu: str | None = None, **inputs: Any) -> data.Page:
+    return api.collect(model, *builds, inputs=ReportInputs(gpu=GpuOptions(gpu), **inputs))
 
 
 @functools.cache
