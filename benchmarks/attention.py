@@ -305,7 +305,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     for name in given.table or TABLES:
-        head: tuple[str, ...] = ("what is INT8", "direction right", "overlap of boxes", "warned of")
+        head: tuple[str, ...] = ("quantized", "correct directions", "box overlap", "findings")
         if name in QUERIES:
             found = rows(QUERIES[name], given.steps)
         else:

@@ -80,8 +80,8 @@ def fit_figures(layers: Rows, fitted: Rows) -> str:
             ),
             ("fitted to timed layers", sum(r["layers"] for r in layers)),
             ("and to times of whole networks", len(fitted)),
-            ("a kernel of an engine without a CUDA graph waits", f"{c.gap_us:.2g} us"),
-            ("what a profile is assumed to add to each layer", f"{c.overhead_us:g} us"),
+            ("wait of each kernel in an engine without a CUDA graph", f"{c.gap_us:.2g} us"),
+            ("assumed overhead of a profile for each layer", f"{c.overhead_us:g} us"),
             (
                 "reformats and copies of YOLOv8n, ModelOpt's placement, 10.14.1 strongly typed (46 and 49 in two builds)",
                 copies("yolov8n-modelopt@trt10", 46, 49),
@@ -121,8 +121,8 @@ def yolo_figures(networks: Rows) -> str:
 def blind_figures(blind: Rows) -> str:
     within = sum(map(is_inside, blind))
     return (
-        f"Median error of the {len(blind)} times {median(blind, 'model_ms'):.0%}; {within} "
-        f"({within / len(blind):.0%}) lie in the range."
+        f"The median error of the {len(blind)} times is {median(blind, 'model_ms'):.0%}. {within} "
+        f"({within / len(blind):.0%}) are in the range."
     )
 
 
@@ -133,7 +133,13 @@ def gain_sentence(pairs: Rows) -> str:
     off = statistics.median(abs(r["left_out"] / r["measured"] - 1) for r in engine)
     always = sum(r["measured"] > 1.05 for r in pairs)
     shown = table(
-        ("pairs", "faster one right", "INT8 always would be", "gain off, median", "80 % within"),
+        (
+            "pairs",
+            "faster one correct",
+            "correct with always INT8",
+            "median error of the gain",
+            "80 % within",
+        ),
         [
             (
                 "all",
@@ -152,8 +158,8 @@ def gain_sentence(pairs: Rows) -> str:
         ],
     )
     return (
-        f"{shown}\n\nAlways INT8 would be right in {always} of the {gains['pairs']} pairs that differ by more than "
-        f"5 %: few with a slower INT8 are published, so that this figure alone says little."
+        f"{shown}\n\nAlways choosing INT8 would be right in {always} of the {gains['pairs']} pairs that differ by more "
+        f"than 5 %. Few pairs with a slower INT8 are published, so this figure alone is weak evidence."
     )
 
 
@@ -189,12 +195,12 @@ def range_figures(fitted: Rows) -> str:
         [
             ("`low_ms` to `high_ms`", f"{spreads['total']:.2f}"),
             (
-                "where the architecture was not measured",
+                "if the architecture was not measured",
                 f"{spreads['total_unknown'] * UNMEASURED:.2f}",
             ),
-            ("with a calibration kept from another network", f"{spreads['total_calibrated']:.2f}"),
+            ("with a calibration saved from another network", f"{spreads['total_calibrated']:.2f}"),
             (
-                "times of whole networks that lie in it, their GPU left out",
+                "times of whole networks in the range, their GPU left out",
                 f"{len(fitted) - len(outside)} of {len(fitted)} ({count} of the others are {network} on the {gpu})",
             ),
         ],
@@ -214,7 +220,7 @@ def network_table(networks: Rows) -> str:
         found.append(
             (gpu, what, len(rows), f"x{seen:.2f}", f"x{left:.2f}", "yes" if used else "no")
         )
-    return table(("GPU", "what", "times", "in the fit", "left out", "fitted"), found)
+    return table(("GPU", "kind and network", "times", "in the fit", "left out", "fitted"), found)
 
 
 def blind_table(blind: Rows) -> str:
@@ -225,7 +231,7 @@ def blind_table(blind: Rows) -> str:
         kind = "INT8 (Q/DQ)" if variant == "qdq" else plain
         groups[n["gpu"], f"{family} {kind}, batch {batch[1:]}"].append(n)
     return table(
-        ("GPU", "what", "times", "model over measured", "median error", "in the range"),
+        ("GPU", "network", "times", "model over measured", "median error", "in the range"),
         [
             (
                 gpu,

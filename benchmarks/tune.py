@@ -152,14 +152,14 @@ def page(rows: list[Row]) -> str:
             )
         )
     head = (
-        "of",
+        "split",
         "placement",
         "INT8",
         "conversions",
         "cost",
-        "chosen on",
-        "judged on",
-        "front at no more cost",
+        "selection",
+        "held-out",
+        "front at the same cost or less",
     )
     return common.table(head, lines)
 
