@@ -164,7 +164,7 @@ def _look(
             statistics[member.name].add(value, max(now, 1))
 
     with evaluating(model), observing(seen), resting(model, plan.counted):
-        for batch in track(given, "Calibrating", count or total):
+        for batch in track(iter(given), "Calibrating", count or total):
             if max_batches is not None and batches >= max_batches:
                 break
             call = call_for(batch, plan, model, fn)

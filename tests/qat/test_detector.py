@@ -296,7 +296,7 @@ def test_calibrate_refuses_data(data: object, code: str, value: str) -> None:
 
 @pytest.mark.parametrize("data", [3, "images"])
 def test_data_of_wrong_type_is_named(data: object) -> None:
-    with pytest.raises(QdqtoolError, match=f"`data={data!r}`"):
+    with pytest.raises(DataError, check=has("wrong-type", parameter="data")):
         qat.calibrate(prepared(), data)  # type: ignore[arg-type]
 
 

@@ -249,10 +249,9 @@ class Loader:
 
 
 @FUNCTIONS
-def test_error_of_loader_is_named(function: Callable[..., object]) -> None:
-    with pytest.raises(QdqtoolError, match=r"`data=.*OSError.*b\.jpg is cut off") as caught:
+def test_error_of_loader_is_passed_on(function: Callable[..., object]) -> None:
+    with pytest.raises(OSError, match=r"b\.jpg is cut off"):
         function(prepared(), Loader())
-    assert isinstance(caught.value.__cause__, OSError)
 
 
 def test_calibrate_refuses_network_without_quantizers() -> None:
