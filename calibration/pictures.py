@@ -25,7 +25,7 @@ from qdqtool.base.files import read_all, reading_problem, record_input
 from qdqtool.base.options import Preprocess, Samples
 from qdqtool.base.said import said
 from qdqtool.errors import DataError, QdqtoolError
-from qdqtool.model.sessions import cores
+from qdqtool.model.sessions import core_count
 
 # By content, whatever the file is called: no other decoder of Pillow's, least of all EPS, which starts Ghostscript.
 # Pillow loads all that it has, forty, where one that is asked for is not loaded yet.
@@ -382,7 +382,7 @@ class DecodingBudget:
     @contextlib.contextmanager
     def _slots(self, size: int) -> Iterator[None]:
         """As many slots as the size makes."""
-        folder, places = os.environ.get(budgets.TOGETHER), _SLOTS * max(1, cores() // _CORES)
+        folder, places = os.environ.get(budgets.TOGETHER), _SLOTS * max(1, core_count() // _CORES)
         wanted = min(_SLOTS, math.ceil(size * _SLOTS / self._limit))
         with contextlib.ExitStack() as taken:
             if folder and size * _SMALL > self._limit:

@@ -420,7 +420,7 @@ def test_what_many_quantizers_share_costs_no_more_to_leave():
         for node in [n for n in model.nodes if n.op == "QuantizeLinear" and "x" not in n.inputs][
             :-1
         ]:
-            editor.bypass(
+            editor.remove_pairs(
                 node, [n for n in model.readers(node.output) if n.op == "DequantizeLinear"]
             )
         editor.finish()
@@ -435,7 +435,7 @@ def test_what_is_read_past_a_chain_is_found_in_one_walk():
     def work(model):
         editor = Editor(model)
         for node in [n for n in model.nodes if n.op == "Cast"]:
-            editor.pass_by(node, node.input(0))
+            editor.bypass(node, node.input(0))
         editor.finish()
 
     _grows(lambda size: _seconds(work, Model(FAMILIES["Casts of a weight"](size))), 4000)

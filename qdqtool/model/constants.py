@@ -104,21 +104,21 @@ _LINEAR = frozenset(
 _PRODUCTS = ("MatMul", "Gemm")
 
 
-class Constants:
+class ConstantEvaluator:
     """Computes constants of a model.
 
     Attributes:
-        left: Operations that are left for all of them together.
+        operations_left: Operations that are left for all of them together.
     """
 
     def __init__(self, model: Model, work: int = MOST_WORK) -> None:
         self.model = model
-        self.left = work
+        self.operations_left = work
         self._place: dict[int, int] = {}
         self._kept: dict[str, _Array] = {}
         self._room = _KEPT
 
-    def value(self, tensor: str) -> _Array | None:
+    def evaluate(self, tensor: str) -> _Array | None:
         """A constant's value; None where it depends on an input or a quantizer, or where limits forbid that."""
         model = self.model
         known: dict[str, _Array] = {}
@@ -141,7 +141,7 @@ class Constants:
             self._place = {n.index: i for i, n in enumerate(model.ordered)}
         elements = 0
         for node in sorted(found.values(), key=lambda n: self._place[n.index]):
-            made = self.results(node, known, MOST_ELEMENTS - elements)
+            made = self.evaluate_node(node, known, MOST_ELEMENTS - elements)
             if made is None:
                 return None
             size = sum(v.size for v in made.values())
@@ -152,7 +152,7 @@ class Constants:
                 self._kept.update(made)
         return known.get(tensor)
 
-    def results(
+    def evaluate_node(
         self, node: Node, known: Mapping[str, _Array], most: int
     ) -> dict[str, _Array] | None:
         """What one node makes of the values of its inputs: its outputs by name, with no more elements than ``most``.
@@ -175,9 +175,9 @@ class Constants:
         if node.op in _PRODUCTS:
             first = inputs[node.input(0)]
             work += sum(sizes) * max(first.shape[-1:] + first.shape[:1], default=1)
-        if work > self.left:
+        if work > self.operations_left:
             return None
-        self.left -= work
+        self.operations_left -= work
         from onnx.reference import ReferenceEvaluator
 
         try:

@@ -18,10 +18,10 @@ from qdqtool.model.graph import Model, Node
 from qdqtool.model.operators import (
     WEIGHTED,
     LayerKind,
-    inputs_behind_q,
+    commuting_inputs,
     is_pointwise,
     is_run_time,
-    of,
+    operator_of,
     output_axis,
     rearranges,
 )
@@ -32,7 +32,7 @@ from qdqtool.model.pointwise import (
     region,
     run_time_inputs,
 )
-from qdqtool.model.qdq import is_dq, is_qdq, source_of_dq
+from qdqtool.model.qdq import find_pair, is_dq, is_qdq
 from qdqtool.model.subgraphs import DOMAINS
 
 _Range = tuple[int, int] | None  # channels [from, to) of axis 1; None for all of them
@@ -53,7 +53,7 @@ class Head:
         self.dfl, self.boxes, self.finals = set(dfl), set(boxes), set(finals)
 
     @property
-    def last(self) -> set[int]:
+    def last_convolutions(self) -> set[int]:
         """The last convolutions in front of any decoding: all of these, those of the boxes behind an activation too."""
         return self.finals | self.boxes
 
@@ -64,8 +64,8 @@ def find_head(model: Model) -> Head:
     for softmax in (n for n in model.ordered if n.op == "Softmax"):
         if products := _bin_products(model, softmax, set()):
             head.dfl.update(n.index for n in products)
-            head.boxes.update(convolutions_above(model, softmax.input(0)))
-    feeding = feeding_weighted(model, head.dfl)
+            head.boxes.update(convolutions_upstream(model, softmax.input(0)))
+    feeding = tensors_upstream_of_weighted(model, head.dfl)
     head.finals = {
         n.index
         for n in model.ordered
@@ -92,8 +92,8 @@ def _bin_products(model: Model, softmax: Node, seen: set[str]) -> list[Node]:
         if tensor in seen:
             continue
         seen.add(tensor)
-        for reader in model.readers(tensor):
-            known = of(reader)
+        for reader in model.consumers(tensor):
+            known = operator_of(reader)
             multiplies = known.weights is not None or known.operation == "PROD"
             if multiplies and any(
                 _are_bins(model, reader, t) for t in reader.inputs if t and t != tensor
@@ -109,7 +109,7 @@ def _are_bins(model: Model, node: Node, tensor: str) -> bool:
 
     Stored integers, of which a DQ makes a multiple, are among these.
     """
-    found = source_of_dq(model, tensor)
+    found = find_pair(model, tensor)
     source = found[1].input(0) if found is not None and found[1] is not None else tensor
     if node.op != "Conv" or tensor != node.input(1) or model.constant(source) is not None:
         return counts_up(model, source)
@@ -119,14 +119,14 @@ def _are_bins(model: Model, node: Node, tensor: str) -> bool:
     return shape is not None and shape[:1] == (1,) and all(d == 1 for d in shape[2:])
 
 
-def convolutions_above(model: Model, tensor: str) -> set[int]:
+def convolutions_upstream(model: Model, tensor: str) -> set[int]:
     """Weighted nodes that make the channels of ``tensor``, followed up through operators that only move values."""
     found: set[int] = set()
     queue: list[tuple[str, _Range]] = [(tensor, None)]
     seen = set(queue)
     for name, channels in queue:
         node = model.producer(name)
-        known = of(node)
+        known = operator_of(node)
         above: list[tuple[str, _Range]] = []
         if node is None:
             continue
@@ -144,7 +144,7 @@ def convolutions_above(model: Model, tensor: str) -> set[int]:
             above = [(node.input(0), part)]
         elif known.kind == LayerKind.SHUFFLE:
             above = [(node.input(0), channels if _keeps_channels(model, node) else None)]
-        elif inputs_behind_q(model, node):
+        elif commuting_inputs(model, node):
             above = [(node.input(0), channels)]
         queue += [place for place in above if place not in seen]
         seen.update(above)
@@ -219,7 +219,7 @@ def _concat_inputs(model: Model, node: Node, channels: _Range) -> list[tuple[str
     return wanted
 
 
-def feeding_weighted(model: Model, dfl: Collection[int]) -> set[str]:
+def tensors_upstream_of_weighted(model: Model, dfl: Collection[int]) -> set[str]:
     """Tensors from which a Conv, ConvTranspose, Gemm or MatMul is reached, the nodes of a DFL apart."""
     found: set[str] = set()
     for node in reversed(model.ordered):
@@ -237,7 +237,7 @@ def _is_activated(model: Model, tensor: str) -> bool:
         for result in activation_outputs(model, name):
             last = model.producer(result)
             for node in region(model, name, last) if last is not None else ():
-                known = of(node)
+                known = operator_of(node)
                 if known.activation is not None and known.activation.type != "SIGMOID":
                     return True
                 if (
@@ -246,8 +246,8 @@ def _is_activated(model: Model, tensor: str) -> bool:
                     return True
         same += [
             n.output
-            for n in model.readers(name)
-            if of(n).kind == LayerKind.IDENTITY and n.output not in same
+            for n in model.consumers(name)
+            if operator_of(n).kind == LayerKind.IDENTITY and n.output not in same
         ]
     return False
 
@@ -282,16 +282,16 @@ class Attention:
         scores: The product of queries and keys.
         softmax: The Softmax behind it.
         values: The product of its result with the values.
-        shares: The tensor that ``values`` reads the Softmax's result from: 0 to 1.
+        probabilities: The tensor that ``values`` reads the Softmax's result from: 0 to 1.
     """
 
     scores: Node
     softmax: Node
     values: Node
-    shares: str
+    probabilities: str
 
 
-def attentions(model: Model) -> list[Attention]:
+def find_attentions(model: Model) -> list[Attention]:
     """Every attention of a float or Q/DQ model, in graph order."""
     return [
         Attention(scores, softmax, *values)
@@ -304,17 +304,17 @@ def attentions(model: Model) -> list[Attention]:
 
 def is_computed_product(model: Model, node: Node | None) -> bool:
     """Whether a node is a MatMul of two tensors that are computed at run time, Q/DQ aside."""
-    if node is None or node.op != "MatMul" or of(node).kind != LayerKind.MATRIX_MULTIPLY:
+    if node is None or node.op != "MatMul" or operator_of(node).kind != LayerKind.MATRIX_MULTIPLY:
         return False
     return len(node.inputs) == 2 and not any(_from_constant(model, t) for t in node.inputs)
 
 
-def holds_shares(model: Model, tensor: str, *, quantized: bool = False) -> bool:
+def is_attention_probability(model: Model, tensor: str, *, quantized: bool = False) -> bool:
     """Whether a tensor has values of 0 to 1 for a product: a Softmax's result, or that with some of it moved or masked.
 
     A mask behind a Softmax (Where) puts zeros in. ``quantized``: the product reads it through a pair already.
     """
-    if not quantized and not any(is_computed_product(model, r) for r in model.readers(tensor)):
+    if not quantized and not any(is_computed_product(model, r) for r in model.consumers(tensor)):
         return False
     for _ in range(_HOPS):
         node = model.producer(tensor)
@@ -351,7 +351,7 @@ def _product_with_values(model: Model, softmax: Node) -> tuple[Node, str] | None
     for tensor in queue:
         if len(queue) > _HOPS:
             return None
-        for reader in model.readers(tensor):
+        for reader in model.consumers(tensor):
             if is_computed_product(model, reader):
                 return reader, tensor
             if _moves(reader) and tensor == reader.input(_data_of(reader)):
@@ -387,51 +387,51 @@ _SIDES = 4  # of a box; reference points have two or four numbers
 _ROUNDS = 64  # each finds the next layer of a decoder
 
 
-class Coordinates:
+class CoordinateLayers:
     """Layers by node index, all empty for a network that has none.
 
     Attributes:
-        makers: Layers whose results are boxes, reference points or sampling offsets.
+        producers: Layers whose results are boxes, reference points or sampling offsets.
         mlps: The layers of an MLP in front of one of these.
-        readers: Linears that read such points, at most four numbers each.
+        consumers: Linears that read such points, at most four numbers each.
         scores: Layers that make the scores by which a decoder's queries are selected.
     """
 
     def __init__(self) -> None:
-        self.makers: set[int] = set()
+        self.producers: set[int] = set()
         self.mlps: set[int] = set()
-        self.readers: set[int] = set()
+        self.consumers: set[int] = set()
         self.scores: set[int] = set()
 
     @property
     def all(self) -> set[int]:
         """All but the scores."""
-        return self.makers | self.mlps | self.readers
+        return self.producers | self.mlps | self.consumers
 
 
-def find_coordinates(model: Model, finals: Iterable[int]) -> Coordinates:
+def find_coordinates(model: Model, finals: Iterable[int]) -> CoordinateLayers:
     """Finds what makes coordinates in a float network with these last layers, see :class:`Head`."""
-    found = Coordinates()
+    found = CoordinateLayers()
     for node in model.ordered:
         if node.op == "GridSample" and node.domain in DOMAINS:
-            found.makers |= _makers(model, node.input(1))[0]
-    if not found.makers:
-        found.makers = _boxes_without_grid(model, finals)
-    if not found.makers:
+            found.producers |= _makers(model, node.input(1))[0]
+    if not found.producers:
+        found.producers = _boxes_without_grid(model, finals)
+    if not found.producers:
         return found
     marked = _refined(model, found)
-    for index in list(found.makers):
+    for index in list(found.producers):
         found.mlps |= _mlp_above(model, model.nodes[index])
-    found.mlps -= found.makers
+    found.mlps -= found.producers
     for node in model.nodes:
         shape = (
             model.constant_shape(node.input(1))
-            if of(node).kind == LayerKind.MATRIX_MULTIPLY
+            if operator_of(node).kind == LayerKind.MATRIX_MULTIPLY
             else None
         )
         if shape is not None and node.input(0) in marked and len(shape) == 2:
             if shape[1 - (output_axis(node, 2) or 0)] <= _SIDES:
-                found.readers.add(node.index)
+                found.consumers.add(node.index)
         if node.op == "TopK":
             found.scores |= _makers(model, node.input(0), reduced=True)[0]
     found.scores -= found.all
@@ -462,12 +462,12 @@ def _makers(model: Model, tensor: str, *, reduced: bool = False) -> tuple[set[in
 
 
 def _has_weights(model: Model, node: Node) -> bool:
-    return of(node).weights is not None and not is_run_time(model, node.input(1))
+    return operator_of(node).weights is not None and not is_run_time(model, node.input(1))
 
 
 def _values(model: Model, node: Node, reduced: bool = False) -> tuple[str, ...]:
     """The inputs whose values a node gives or calculates with; none for what mixes them otherwise."""
-    known = of(node)
+    known = operator_of(node)
     if is_pointwise(node):
         return tuple(run_time_inputs(model, node))
     if known.joins:
@@ -506,31 +506,35 @@ def _columns(model: Model, node: Node) -> int | None:
     return shape[axis] if shape and axis is not None and axis < len(shape) else None
 
 
-def _refined(model: Model, found: Coordinates) -> set[str]:
+def _refined(model: Model, found: CoordinateLayers) -> set[str]:
     """Adds the layers whose results are combined with coordinates; returns all tensors that are coordinates."""
     marked: set[str] = set()
     for _ in range(_ROUNDS):
-        before = len(found.makers)
+        before = len(found.producers)
         marked = set()
         for node in model.ordered:
             above = _values(model, node)
-            if node.index in found.makers or not marked.isdisjoint(above):
+            if node.index in found.producers or not marked.isdisjoint(above):
                 marked.update(o for o in node.outputs if o)
-                if is_pointwise(node) and len(above) > 1 and node.index not in found.makers:
+                if is_pointwise(node) and len(above) > 1 and node.index not in found.producers:
                     for tensor in above:
                         makers, pure = (
                             (set(), False) if tensor in marked else _makers(model, tensor)
                         )
-                        found.makers |= makers if pure else set()
-        if len(found.makers) == before:
+                        found.producers |= makers if pure else set()
+        if len(found.producers) == before:
             break
     return marked
 
 
 def _boxes_without_grid(model: Model, finals: Iterable[int]) -> set[int]:
     """Last Linears of four columns behind an MLP, where there are others beside and attention in front."""
-    ends = [model.nodes[i] for i in finals if of(model.nodes[i]).kind == LayerKind.MATRIX_MULTIPLY]
-    if len(ends) < 2 or not attentions(model):
+    ends = [
+        model.nodes[i]
+        for i in finals
+        if operator_of(model.nodes[i]).kind == LayerKind.MATRIX_MULTIPLY
+    ]
+    if len(ends) < 2 or not find_attentions(model):
         return set()
     found = {n.index for n in ends if _columns(model, n) == _SIDES and _mlp_above(model, n)}
     return found if len(found) < len(ends) else set()
@@ -539,7 +543,7 @@ def _boxes_without_grid(model: Model, finals: Iterable[int]) -> set[int]:
 def _mlp_above(model: Model, node: Node) -> set[int]:
     """The Linears in front of a Linear, each behind the activation of the one before and read by nothing else."""
     found: set[int] = set()
-    while of(node).kind == LayerKind.MATRIX_MULTIPLY:
+    while operator_of(node).kind == LayerKind.MATRIX_MULTIPLY:
         tensor, activated = node.input(0), False
         above = model.producer(tensor)
         while above is not None and not _has_weights(model, above):
@@ -549,9 +553,9 @@ def _mlp_above(model: Model, node: Node) -> set[int]:
             activated = activated or (source is not None and not is_bias(model, above))
             tensor = source if source is not None else above.input(0)
             above = model.producer(tensor)
-        if above is None or not activated or of(above).kind != LayerKind.MATRIX_MULTIPLY:
+        if above is None or not activated or operator_of(above).kind != LayerKind.MATRIX_MULTIPLY:
             return found
-        if len(model.readers(above.output)) != 1 or model.is_output(above.output):
+        if len(model.consumers(above.output)) != 1 or model.is_output(above.output):
             return found
         found.add(above.index)
         node = above

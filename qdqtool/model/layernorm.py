@@ -13,14 +13,14 @@ import onnx
 from qdqtool.base.records import record
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model, Node
-from qdqtool.model.operators import is_run_time, of, rearranges, reduced_axes
+from qdqtool.model.operators import is_run_time, operator_of, rearranges, reduced_axes
 from qdqtool.model.qdq import FLOATS, is_dq, is_q, read_params
 from qdqtool.model.sizes import contraction
 from qdqtool.model.subgraphs import DOMAINS
 from qdqtool.types import Precision
 
 NORM_OPSET = 17  # the first with LayerNormalization
-NORMALIZES = (
+NORMALIZATIONS = (
     "LayerNormalization",
     "GroupNormalization",
     "InstanceNormalization",
@@ -45,13 +45,13 @@ _Array = npt.NDArray[Any]
 
 
 @record
-class Pieces:
+class DecomposedLayerNorm:
     """A normalization in pieces: of a layer, or of its root mean square alone.
 
     Attributes:
-        tensor: What is normalized, in front of Casts.
+        input: What is normalized, in front of Casts.
         nodes: Its nodes, Casts between them too; the one that makes its result last.
-        wide: Those to compute in FP32: squares, their mean and the root, and what leads to and divides by these.
+        fp32_nodes: Those to compute in FP32: squares, their mean and the root, and what leads to and divides by these.
         square: The node that squares.
         mean: The ReduceMean over the squares.
         axes: The axes that it works on, from the end (-1 is the last), ascending; None where they are not known, or
@@ -61,9 +61,9 @@ class Pieces:
         bias: The constant that is added then; empty for none.
     """
 
-    tensor: str
+    input: str
     nodes: tuple[Node, ...]
-    wide: tuple[Node, ...]
+    fp32_nodes: tuple[Node, ...]
     square: Node
     mean: Node
     axes: tuple[int, ...] | None
@@ -89,7 +89,7 @@ _SQUARES = (
 )
 
 
-def layer_norms(model: Model) -> list[Pieces]:
+def find_decomposed_layer_norms(model: Model) -> list[DecomposedLayerNorm]:
     """Every normalization in pieces, in graph order, recognised by what reads what past Casts between float types."""
     return [
         found
@@ -98,21 +98,25 @@ def layer_norms(model: Model) -> list[Pieces]:
     ]
 
 
-def gains_of_last_axis(model: Model) -> dict[str, str]:
+def last_axis_gains(model: Model) -> dict[str, str]:
     """The gains of normalizations over the last axis, also those in pieces, by what they make; empty for none."""
     found = {
         n.output: n.input(1)
         for n in model.nodes
         if _is(n, "LayerNormalization", "RMSNormalization") and n.integer("axis", -1) == -1
     }
-    return found | {p.output: p.scale for p in layer_norms(model) if p.axes == (-1,)}
+    return found | {
+        p.output: p.scale for p in find_decomposed_layer_norms(model) if p.axes == (-1,)
+    }
 
 
-def sums_of_squares(model: Model, norms: Iterable[Pieces]) -> list[tuple[Node, ...]]:
+def find_sums_of_squares(
+    model: Model, norms: Iterable[DecomposedLayerNorm]
+) -> list[tuple[Node, ...]]:
     """Other squares that are summed, as in F.normalize: the nodes to compute in FP32, what squares first.
 
     A product of vectors with themselves (Einsum, MatMul) squares and sums as well. Those are left out of which a scale,
-    a gain or an operator in front proves that FP16 holds them. ``norms`` are the model's :func:`layer_norms`.
+    a gain or an operator in front proves that FP16 holds them. ``norms`` are the model's :func:`find_decomposed_layer_norms`.
     """
     inside = {n.index for pieces in norms for n in pieces.nodes}
     found: list[tuple[Node, ...]] = []
@@ -191,14 +195,14 @@ def _held(model: Model, square: Node, sums: list[Node]) -> bool:
         return False
     count = math.prod(d or 0 for d in sizes)
     gains = _gains(model, maker) if axes <= {-1, len(shape) - 1} else None
-    known = magnitudes(model, tensor) if gains is None else gains
+    known = magnitude_range(model, tensor) if gains is None else gains
     if known is None or not count:
         return False
     least = known[0] ** 2 / (1 if gains else count)
     return least > _LEAST and count * known[1] ** 2 < _MOST
 
 
-def magnitudes(model: Model, tensor: str) -> tuple[float, float] | None:
+def magnitude_range(model: Model, tensor: str) -> tuple[float, float] | None:
     """What a tensor's magnitudes are by what makes it, whatever the data are: those above zero, and the largest.
 
     Known behind a DQ (its step and range), a Clip, a LayerNormalization, and functions that stay within 1, also where
@@ -206,7 +210,7 @@ def magnitudes(model: Model, tensor: str) -> tuple[float, float] | None:
     """
     node = model.producer(tensor)
     while node is not None and (
-        _is(node, *_NO_LARGER) or is_q(node) or rearranges(node) or of(node).cuts
+        _is(node, *_NO_LARGER) or is_q(node) or rearranges(node) or operator_of(node).cuts
     ):
         tensor = node.input(0)
         node = model.producer(tensor)
@@ -246,7 +250,9 @@ def _gains(model: Model, node: Node) -> tuple[float, float] | None:
     return float(sizes[0].min()), sum(float(v.max()) for v in sizes)
 
 
-def as_one(model: Model, pieces: Pieces) -> tuple[str, _Array, _Array | None] | None:
+def layer_norm_inputs(
+    model: Model, pieces: DecomposedLayerNorm
+) -> tuple[str, _Array, _Array | None] | None:
     """What the LayerNormalization that computes the same reads, its scale and its bias; None where none does.
 
     It normalizes the last axes, with a scale and a bias of their shape, and nothing else reads what is between.
@@ -262,21 +268,21 @@ def as_one(model: Model, pieces: Pieces) -> tuple[str, _Array, _Array | None] | 
     inside = {n.index for n in pieces.nodes}
     for node in pieces.nodes[:-1]:
         if model.is_output(node.output) or any(
-            r.index not in inside for r in model.readers(node.output)
+            r.index not in inside for r in model.consumers(node.output)
         ):
             return None
-    ends = [shape for t in (pieces.tensor, pieces.output) if (shape := model.shape(t)) is not None]
+    ends = [shape for t in (pieces.input, pieces.output) if (shape := model.shape(t)) is not None]
     if len(ends) == 2 and len(ends[0]) != len(ends[1]):
         return None
     given = [_number(model, name) if name else None for name in (pieces.scale, pieces.bias)]
-    sizes = _sizes(model, pieces.tensor, len(axes), given[0])
+    sizes = _sizes(model, pieces.input, len(axes), given[0])
     if sizes is None or any(
         name and not _fits(v, sizes)
         for name, v in zip((pieces.scale, pieces.bias), given, strict=True)
     ):
         return None
     # Of a tensor and what a Cast makes of it, that of the result's type is read.
-    kind, tensors = model.elem_type(pieces.output), [pieces.nodes[0].input(0), pieces.tensor]
+    kind, tensors = model.elem_type(pieces.output), [pieces.nodes[0].input(0), pieces.input]
     tensor = next((t for t in tensors if kind in (0, model.elem_type(t))), None)
     if tensor is None:
         return None
@@ -290,25 +296,29 @@ def as_one(model: Model, pieces: Pieces) -> tuple[str, _Array, _Array | None] | 
     return tensor, values[0] if values[0] is not None else np.ones(sizes, dtype), values[1]
 
 
-def in_half(model: Model, nodes: Iterable[Node]) -> bool:
+def computes_in_fp16(model: Model, nodes: Iterable[Node]) -> bool:
     """Whether the file states FP16 for the squares or their sum."""
     return any(model.elem_type(n.output) == onnx.TensorProto.FLOAT16 for n in nodes)
 
 
-def write_layer_norms(model: Model) -> int:
+def fuse_layer_norms(model: Model) -> int:
     """Writes those that a LayerNormalization computes exactly as one, in place, and returns how many they are.
 
     The last node of each becomes the LayerNormalization, so that name and output stay. Needs opset 17 or newer.
     """
     editor = Editor(model)
-    found = [(p, made) for p in layer_norms(model) if (made := as_one(model, p)) is not None]
+    found = [
+        (p, made)
+        for p in find_decomposed_layer_norms(model)
+        if (made := layer_norm_inputs(model, p)) is not None
+    ]
     for pieces, (tensor, scale, bias) in found:
         assert pieces.axes is not None and pieces.epsilon is not None
         last = pieces.nodes[-1]
         inputs = [tensor, editor.constant(f"{last.name}/scale", scale)]
         if bias is not None:
             inputs.append(editor.constant(f"{last.name}/bias", bias))
-        proto = editor.proto_of(last)
+        proto = editor.edit_proto(last)
         proto.CopyFrom(
             onnx.helper.make_node(
                 "LayerNormalization",
@@ -342,14 +352,14 @@ def _fits(value: _Array | None, sizes: list[int]) -> bool:
     return value.size == math.prod(sizes) and list(value.shape[-len(sizes) :]) == sizes
 
 
-def constant_behind(model: Model, tensor: str) -> str:
+def skip_identities(model: Model, tensor: str) -> str:
     """A tensor, or the one behind Identity nodes, which exporters write for equal weights."""
     while (node := model.producer(tensor)) is not None and node.op == "Identity":
         tensor = node.input(0)
     return tensor
 
 
-def _pieces(model: Model, root: Node) -> Pieces | None:
+def _pieces(model: Model, root: Node) -> DecomposedLayerNorm | None:
     """The normalization of which a node takes the root."""
     inner = _squares(model, root.input(0)) if abs(_power(model, root) or 0.0) == 0.5 else []
     if not inner:
@@ -401,7 +411,7 @@ def _pieces(model: Model, root: Node) -> Pieces | None:
         and _source(model, subs[0].input(0)) == tensor
         and _mean(model, subs[0]) is not None
     )
-    return Pieces(
+    return DecomposedLayerNorm(
         tensor,
         _with_casts(model, nodes),
         tuple(wide),
@@ -510,7 +520,7 @@ def _readers(model: Model, node: Node, depth: int = _DEEPEST) -> list[Node]:
     """What reads a node's result, also behind Casts."""
     return [
         r
-        for n in model.readers(node.output)
+        for n in model.consumers(node.output)
         for r in (_readers(model, n, depth - 1) if depth and _is_cast(model, n) else [n])
     ]
 
@@ -530,7 +540,7 @@ def _number(model: Model, tensor: str) -> _Array | None:
     """The value of a constant, also behind Casts and Identity nodes."""
     behind = ""
     while behind != tensor:
-        behind, tensor = tensor, constant_behind(model, _source(model, tensor))
+        behind, tensor = tensor, skip_identities(model, _source(model, tensor))
     return model.constant(tensor)
 
 

@@ -45,7 +45,7 @@ def activation_input(model: Model, node: Node | None) -> str | None:
 
 def _place(model: Model, tensor: str) -> int:
     """Of the tensor's maker in a topological order; before all of them where the network is given it."""
-    places = model.memory.setdefault("places", {})
+    places = model.cache.setdefault("places", {})
     if not places:
         places.update({n.index: place for place, n in enumerate(model.ordered)})
     maker = model.producer(tensor)
@@ -74,7 +74,7 @@ def activation_outputs(model: Model, tensor: str) -> Iterator[str]:
     inside: set[int] = set()
     queue = [tensor]
     for current in queue:
-        for node in model.readers(current):
+        for node in model.consumers(current):
             if (
                 node.index in inside
                 or len(inside) >= _LONGEST
@@ -87,7 +87,7 @@ def activation_outputs(model: Model, tensor: str) -> Iterator[str]:
                 known[node.output] = None
                 queue.append(node.output)
     for name in list(known)[1:]:
-        readers = model.readers(name)
+        readers = model.consumers(name)
         if model.is_output(name) or not readers or any(r.index not in inside for r in readers):
             yield name
 

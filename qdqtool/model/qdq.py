@@ -88,7 +88,7 @@ class PerChannel:
 
 
 @record
-class Numbers:
+class ParameterValues:
     """The flat values of a scale or a zero point: one object for all nodes that read the tensor, which may be large."""
 
     values: npt.NDArray[Any]
@@ -96,17 +96,17 @@ class Numbers:
     __eq__, __hash__ = object.__eq__, object.__hash__
 
     @functools.cached_property
-    def positive(self) -> bool:
+    def is_positive(self) -> bool:
         """Whether all are finite and above 0."""
         return bool(np.all((self.values > 0) & np.isfinite(self.values)))
 
     @functools.cached_property
-    def alike(self) -> bool:
+    def is_uniform(self) -> bool:
         """Whether all are one number."""
         return bool(np.ptp(self.values) == 0)
 
     @functools.cached_property
-    def zero(self) -> bool:
+    def is_zero(self) -> bool:
         """Whether all are 0."""
         return not np.any(self.values)
 
@@ -141,17 +141,17 @@ class QuantParams:
         has_zero_point: Whether the node has a zero-point input.
         precision: The quantized type.
         axis: The channel axis of a per-channel node, as written (default 1); None for per-tensor.
-        axis_given: Whether the node has an ``axis`` attribute.
+        has_axis: Whether the node has an ``axis`` attribute.
     """
 
-    scales: Numbers | None
+    scales: ParameterValues | None
     scale_shape: tuple[int, ...] | None
     scale_type: int
-    zero_points: Numbers | None
+    zero_points: ParameterValues | None
     has_zero_point: bool
     precision: Precision
     axis: int | None
-    axis_given: bool
+    has_axis: bool
 
     __eq__, __hash__ = object.__eq__, object.__hash__
 
@@ -209,9 +209,9 @@ def is_qdq(node: Node | None) -> bool:
 
 def read_params(model: Model, node: Node) -> QuantParams:
     """Reads scale and zero point of a Q or DQ node, whatever their spelling."""
-    known = model.memory.get("quantizers")
+    known = model.cache.get("quantizers")
     if known is None:
-        known = model.memory["quantizers"] = {}
+        known = model.cache["quantizers"] = {}
     found: QuantParams | None = known.get(node.index)
     if found is None:
         # A Q and its DQ, and quantizers that share their scale, are read once, where no type of theirs comes in.
@@ -241,7 +241,7 @@ def _read_params(model: Model, node: Node) -> QuantParams:
         zeros = _numbers(model, zero_name, np.int64)
     else:
         # As many as there are scales: what the file says of their number may be wrong.
-        zeros = Numbers(
+        zeros = ParameterValues(
             np.broadcast_to(np.zeros(1, np.int64), (size if scales is not None else 1,))
         )
     return QuantParams(
@@ -252,20 +252,20 @@ def _read_params(model: Model, node: Node) -> QuantParams:
         has_zero_point=bool(zero_name),
         precision=_quantized_type(model, node, zero_name),
         axis=None if count <= 1 else axis if isinstance(axis, int) else 1,
-        axis_given="axis" in node.attributes,
+        has_axis="axis" in node.attributes,
     )
 
 
-def _numbers(model: Model, name: str, dtype: type[np.generic]) -> Numbers | None:
+def _numbers(model: Model, name: str, dtype: type[np.generic]) -> ParameterValues | None:
     """A constant's values, kept with the model for its other readers."""
-    known = model.memory.setdefault(f"numbers of {dtype.__name__}", {})
+    known = model.cache.setdefault(f"numbers of {dtype.__name__}", {})
     if name not in known:
         value = model.constant(name)
         known[name] = (
-            None if value is None else Numbers(np.asarray(value).astype(dtype).reshape(-1))
+            None if value is None else ParameterValues(np.asarray(value).astype(dtype).reshape(-1))
         )
     found = known[name]
-    assert found is None or isinstance(found, Numbers)
+    assert found is None or isinstance(found, ParameterValues)
     return found
 
 
@@ -298,7 +298,7 @@ def is_sparse(model: Model, tensor: str) -> bool:
     return any(sparse.values.name == tensor for sparse in model.proto.graph.sparse_initializer)
 
 
-def misread_constants(model: Model) -> Iterator[tuple[Node, str]]:
+def find_misread_constants(model: Model) -> Iterator[tuple[Node, str]]:
     """Nodes that read a stored int8, int4 or FP8 constant though they are no quantizer, with its name.
 
     TensorRT's optimizer takes every such constant for quantized values, whatever it was meant for. Operators of other
@@ -313,7 +313,7 @@ def misread_constants(model: Model) -> Iterator[tuple[Node, str]]:
     reading = {
         n.index
         for t in stored
-        for n in model.readers(t)
+        for n in model.consumers(t)
         if not (is_qdq(n) or n.op == "Shape" or n.op in INTEGER_OPERATORS)
         and n.domain in STANDARD
         and onnx.defs.has(n.op)
@@ -332,7 +332,7 @@ def misread_constants(model: Model) -> Iterator[tuple[Node, str]]:
     yield from reversed(found)
 
 
-def source_of_dq(model: Model, tensor: str) -> tuple[Node, Node | None] | None:
+def find_pair(model: Model, tensor: str) -> tuple[Node, Node | None] | None:
     """The DQ that makes a tensor, with the Q in front of it (None for stored integers); None when no DQ makes it."""
     dq = model.producer(tensor)
     if dq is None or not is_dq(dq):
@@ -341,8 +341,8 @@ def source_of_dq(model: Model, tensor: str) -> tuple[Node, Node | None] | None:
     return dq, q if is_q(q) else None
 
 
-def without_pairs(model: Model, tensor: str) -> str:
+def float_tensor(model: Model, tensor: str) -> str:
     """The tensor that stands in the float network for what pairs in a row make."""
-    while (found := source_of_dq(model, tensor)) is not None and found[1] is not None:
+    while (found := find_pair(model, tensor)) is not None and found[1] is not None:
         tensor = found[1].input(0)
     return tensor

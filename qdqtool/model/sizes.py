@@ -8,7 +8,7 @@ from typing import NamedTuple
 from onnx import TensorProto
 
 from qdqtool.model.graph import Model, Node
-from qdqtool.model.operators import CUTS, WEIGHTED, LayerKind, of, rearranges
+from qdqtool.model.operators import CUTS, WEIGHTED, LayerKind, operator_of, rearranges
 from qdqtool.model.qdq import QUANTIZABLE
 from qdqtool.model.subgraphs import DOMAINS, STANDARD
 
@@ -32,7 +32,7 @@ _RANK = 64  # no tensor of a network has as many axes
 _INTEGERS = (TensorProto.UNDEFINED, TensorProto.INT64, TensorProto.INT32)
 
 
-def follow_from_sizes(model: Model) -> tuple[list[str], list[str]]:
+def find_size_constants(model: Model) -> tuple[list[str], list[str]]:
     """What is the same for all data of one size, although the model does not state it.
 
     Returns:
@@ -53,7 +53,7 @@ def follow_from_sizes(model: Model) -> tuple[list[str], list[str]]:
             or loose.intersection(inputs)
         ):
             loose.update(node.outputs)
-        elif of(node).kind == LayerKind.SHAPE or (
+        elif operator_of(node).kind == LayerKind.SHAPE or (
             inputs and node.op not in RANDOM and all(map(fixed, inputs))
         ):
             known.update(node.outputs)
@@ -74,26 +74,30 @@ def follow_from_sizes(model: Model) -> tuple[list[str], list[str]]:
 
 def is_linear(model: Model, node: Node) -> bool:
     """Whether a node multiplies the last axis of its data with constant weights of two dimensions."""
-    if of(node).kind != LayerKind.MATRIX_MULTIPLY or node.integer("transA", 0):
+    if operator_of(node).kind != LayerKind.MATRIX_MULTIPLY or node.integer("transA", 0):
         return False
     shape = model.constant_shape(node.input(1))
     return shape is not None and len(shape) == 2 and model.elem_type(node.input(1)) in QUANTIZABLE
 
 
-def with_last_axis(model: Model, tensor: str) -> list[str]:
+def last_axis_sources(model: Model, tensor: str) -> list[str]:
     """The tensors of which one only has other axes moved, joined or cut: its last axis is theirs.
 
     A Reshape and its like keep the last axis where it is as long before and after, as they go row by row.
     """
     node, last = model.producer(tensor), (model.shape(tensor) or (None,))[-1]
-    if node is None or last is None or not (rearranges(node) or of(node).joins or of(node).cuts):
+    if (
+        node is None
+        or last is None
+        or not (rearranges(node) or operator_of(node).joins or operator_of(node).cuts)
+    ):
         return []
     perm = node.attributes.get("perm")
     if node.op == "Transpose" and not (
         isinstance(perm, list) and perm and perm[-1] == len(perm) - 1
     ):
         return []
-    above = node.inputs if of(node).joins else node.inputs[:1]
+    above = node.inputs if operator_of(node).joins else node.inputs[:1]
     return [t for t in above if (model.shape(t) or (None,))[-1] == last]
 
 
@@ -102,7 +106,7 @@ def linear_inputs(model: Model) -> set[str]:
     found = {n.input(0): None for n in model.nodes if is_linear(model, n)}
     pending = list(found)
     for tensor in pending:
-        new = dict.fromkeys(t for t in with_last_axis(model, tensor) if t not in found)
+        new = dict.fromkeys(t for t in last_axis_sources(model, tensor) if t not in found)
         found.update(new)
         pending += new
     return set(found)

@@ -11,12 +11,12 @@ from typing import Any
 from qdqtool.base.records import record
 from qdqtool.model import operators, qdq
 from qdqtool.model.graph import Model, Node
-from qdqtool.model.heads import feeding_weighted, find_dfl
+from qdqtool.model.heads import find_dfl, tensors_upstream_of_weighted
 from qdqtool.model.operators import (
     WEIGHTED,
     LayerKind,
-    inputs_behind_q,
-    of,
+    commuting_inputs,
+    operator_of,
     output_axis,
     rearranges,
 )
@@ -27,7 +27,7 @@ SHAPE_LIMIT = (
 )
 
 
-class Chain:
+class NodeChain:
     """Nodes in a row, from a tensor up, the nearest first: a list that the tensors on the way share.
 
     Attributes:
@@ -38,13 +38,15 @@ class Chain:
 
     __slots__ = ("_above", "_length", "begin", "node", "top")
 
-    def __init__(self, begin: str, node: Node | None = None, above: Chain | None = None) -> None:
+    def __init__(
+        self, begin: str, node: Node | None = None, above: NodeChain | None = None
+    ) -> None:
         self.begin, self.node, self._above = begin, node, above
         self.top: Node | None = above.top if above else node
         self._length = 0 if above is None else len(above) + 1
 
     def __iter__(self) -> Iterator[Node]:
-        chain: Chain | None = self
+        chain: NodeChain | None = self
         while chain is not None and chain.node is not None:
             yield chain.node
             chain = chain._above
@@ -54,7 +56,7 @@ class Chain:
 
 
 @dataclass(slots=True)
-class Weights:
+class WeightSource:
     """Where the second input of a Conv, ConvTranspose, Gemm or MatMul comes from.
 
     Attributes:
@@ -73,12 +75,12 @@ class Weights:
     source: str
     constant: bool
     folded: bool
-    before: Chain
-    after: Chain
+    before: NodeChain
+    after: NodeChain
     shape: tuple[int, ...] | None = None
 
     @property
-    def first(self) -> Node | None:
+    def first_quantizer(self) -> Node | None:
         """The quantizer next to the constant."""
         return self.q or self.dq
 
@@ -92,11 +94,11 @@ class View:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self._weights: dict[str, Weights] = {}
-        self._before: dict[str, Chain] = {}
-        self._after: dict[str, Chain] = {}
+        self._weights: dict[str, WeightSource] = {}
+        self._before: dict[str, NodeChain] = {}
+        self._after: dict[str, NodeChain] = {}
         #: What functions over a view worked out about tensors, by the function's name.
-        self.known: dict[str, dict[str, Any]] = {}
+        self.cache: dict[str, dict[str, Any]] = {}
 
     def params(self, node: Node) -> QuantParams:
         """Scale and zero point of a Q or DQ."""
@@ -110,7 +112,7 @@ class View:
         params = self.params(node)
         return (
             0
-            if params.per_channel and not params.axis_given and self.model.opset < 13
+            if params.per_channel and not params.has_axis and self.model.opset < 13
             else params.axis
         )
 
@@ -129,8 +131,7 @@ class View:
         return frozenset(
             n.index
             for n in self.weighted
-            if qdq.source_of_dq(self.model, n.input(0)) is not None
-            and self.weights(n).dq is not None
+            if qdq.find_pair(self.model, n.input(0)) is not None and self.weights(n).dq is not None
         )
 
     @functools.cached_property
@@ -150,7 +151,7 @@ class View:
         found = set(self.model.inputs)
         for node in self.model.ordered:
             reads = not (found.isdisjoint(node.inputs) and found.isdisjoint(node.captured))
-            if reads and of(node).kind != LayerKind.SHAPE:
+            if reads and operator_of(node).kind != LayerKind.SHAPE:
                 found.update(node.outputs)
                 found.discard("")
         return frozenset(found)
@@ -164,7 +165,7 @@ class View:
         """Whether a Q or DQ works on a constant."""
         return node.input(0) in self.constants
 
-    def weights(self, node: Node) -> Weights:
+    def weights(self, node: Node) -> WeightSource:
         """Where the weights of a convolution come from (its second input)."""
         tensor = node.input(1)
         found = self._weights.get(tensor)
@@ -174,19 +175,19 @@ class View:
                 found.shape = self.model.constant_shape(found.source) or None
         return found
 
-    def _trace(self, tensor: str) -> Weights:
+    def _trace(self, tensor: str) -> WeightSource:
         model = self.model
         after = _chain(self._after, tensor, self._rearranged)
         dq = model.producer(after.begin)
         if dq is None or not qdq.is_dq(dq):
-            return Weights(
+            return WeightSource(
                 None,
                 None,
                 tensor,
                 model.is_constant(tensor),
                 tensor in self.constants,
-                Chain(tensor),
-                Chain(tensor),
+                NodeChain(tensor),
+                NodeChain(tensor),
             )
         maker = model.producer(dq.input(0))
         q = maker if qdq.is_q(maker) else None
@@ -195,9 +196,9 @@ class View:
         before = (
             _chain(self._before, source, self._computed)
             if folded and not constant
-            else Chain(source)
+            else NodeChain(source)
         )
-        return Weights(dq, q, source, constant, folded, before, after)
+        return WeightSource(dq, q, source, constant, folded, before, after)
 
     def _rearranged(self, tensor: str) -> tuple[Node, str] | None:
         """What only moves the values of a tensor, and that tensor."""
@@ -215,7 +216,7 @@ class View:
             return None
         return maker, next((t for t in maker.inputs if t and not self.model.is_constant(t)), "")
 
-    def folding(self) -> set[str]:
+    def folded_nodes(self) -> set[str]:
         """Names of the nodes between constants and the quantizers of weights."""
         for node in self.weighted:
             self.weights(node)
@@ -239,7 +240,7 @@ class View:
         """Dimensions where they are known or cheap to infer."""
         return self.model.shape(tensor) if len(self.model.nodes) <= SHAPE_LIMIT else None
 
-    def values(self, tensor: str) -> int | None:
+    def element_count(self, tensor: str) -> int | None:
         """Number of elements of a tensor, an unknown batch counted as 1; None when its shape is not known."""
         shape = self.shape(tensor)
         if shape is None or any(not d for d in shape[1:]):
@@ -249,30 +250,30 @@ class View:
     @functools.cached_property
     def feeds_weighted(self) -> frozenset[int]:
         """Indices of the nodes with a Conv, ConvTranspose, Gemm or MatMul downstream, the DFL convolution apart."""
-        feeding = feeding_weighted(self.model, find_dfl(self.model))
+        feeding = tensors_upstream_of_weighted(self.model, find_dfl(self.model))
         return frozenset(n.index for n in self.model.nodes if not feeding.isdisjoint(n.outputs))
 
-    def convolutions_behind(self, node: Node) -> list[str]:
+    def consuming_convolutions(self, node: Node) -> list[str]:
         """Names of the convolutions that read a Q or DQ as data, weights or bias, past what a DQ moves past."""
         dqs = (
-            [n for n in self.model.readers(node.output) if qdq.is_dq(n)]
+            [n for n in self.model.consumers(node.output) if qdq.is_dq(n)]
             if qdq.is_q(node)
             else [node]
         )
-        readers = (use.node for dq in dqs for use in uses(self, dq.output))
+        readers = (use.node for dq in dqs for use in find_consumers(self, dq.output))
         return [n.name for n in readers if n is not None and n.op in WEIGHTED]
 
     def pairs(self) -> Iterator[tuple[Node, list[Node]]]:
         """Each activation Q with the DQs that read it."""
         for q in self.activation_qs:
-            yield q, [n for n in self.model.readers(q.output) if qdq.is_dq(n)]
+            yield q, [n for n in self.model.consumers(q.output) if qdq.is_dq(n)]
 
 
 _LIMIT = 400  # readers looked at from one tensor
 
 
 @record
-class Use:
+class Consumer:
     """A reader of a tensor, behind the operators on the way to it that a Q passes.
 
     Attributes:
@@ -289,9 +290,9 @@ class Use:
 _KEPT = 4096  # tensors whose readers are remembered
 
 
-def uses(view: View, tensor: str) -> list[Use]:
+def find_consumers(view: View, tensor: str) -> list[Consumer]:
     """The readers of a tensor, looked for past operators that a Q passes; kept for the next caller."""
-    known: dict[str, list[Use]] = view.known.setdefault("uses", {})
+    known: dict[str, list[Consumer]] = view.cache.setdefault("uses", {})
     if tensor not in known:
         if len(known) > _KEPT:
             known.clear()
@@ -299,25 +300,25 @@ def uses(view: View, tensor: str) -> list[Use]:
     return known[tensor]
 
 
-def _uses(view: View, tensor: str) -> list[Use]:
-    found: list[Use] = []
+def _uses(view: View, tensor: str) -> list[Consumer]:
+    found: list[Consumer] = []
     queue: list[tuple[str, tuple[Node, ...]]] = [(tensor, ())]
     visited: set[str] = {tensor}
     for current, path in queue:
         if len(visited) > _LIMIT:
             break
         if view.model.is_output(current):
-            found.append(Use("output", None, path))
-        for node in dict.fromkeys(view.model.readers(current)):
+            found.append(Consumer("output", None, path))
+        for node in dict.fromkeys(view.model.consumers(current)):
             if qdq.is_q(node):
-                found.append(Use("q", node, path))
-            elif current in inputs_behind_q(view.model, node):
+                found.append(Consumer("q", node, path))
+            elif current in commuting_inputs(view.model, node):
                 for output in node.outputs:
                     if output and output not in visited:
                         visited.add(output)
                         queue.append((output, (*path, node)))
             else:
-                found.append(Use("add" if adds_computed(view, node) else "op", node, path))
+                found.append(Consumer("add" if adds_computed(view, node) else "op", node, path))
     return found
 
 
@@ -327,14 +328,14 @@ def adds_computed(view: View, node: Node) -> bool:
 
 
 def _chain(
-    known: dict[str, Chain], tensor: str, step: Callable[[str], tuple[Node, str] | None]
-) -> Chain:
+    known: dict[str, NodeChain], tensor: str, step: Callable[[str], tuple[Node, str] | None]
+) -> NodeChain:
     """The nodes up from a tensor: ``step`` tells what makes one, and the tensor in front of that."""
     way: list[tuple[str, Node]] = []
     while tensor not in known and (found := step(tensor)) is not None:
         way.append((tensor, found[0]))
         tensor = found[1]
-    chain = known.get(tensor) or Chain(tensor)
+    chain = known.get(tensor) or NodeChain(tensor)
     for made, node in reversed(way):
-        chain = known[made] = Chain(chain.begin, node, chain)
+        chain = known[made] = NodeChain(chain.begin, node, chain)
     return chain

@@ -22,7 +22,9 @@ def run(view: View, report: Report) -> None:
         found = find_dead_parts(view, q)
         if found is not None and (found.whole or q.name not in heads):
             report.add(
-                found, convolutions=view.convolutions_behind(q), automatic=found.reach is not None
+                found,
+                convolutions=view.consuming_convolutions(q),
+                automatic=found.reach is not None,
             )
 
 
