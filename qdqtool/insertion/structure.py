@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.operators import CONVOLVE, commuting_inputs, operator_of
 from qdqtool.model.operators import weight_scale_axis as weight_scale_axis
-from qdqtool.model.pointwise import activation_outputs, region
+from qdqtool.model.pointwise import activation_outputs, pointwise_region
 
 
 def is_convolution(node: Node | None) -> bool:
@@ -86,7 +86,7 @@ def all_dequantized(model: Model, tensor: str, readers: Callable[[str], set[int]
             n.index
             for out in behind
             if (last := model.producer(out))
-            for n in region(model, name, last)
+            for n in pointwise_region(model, name, last)
         }
         stack.extend(behind)
         for reader in model.consumers(name):

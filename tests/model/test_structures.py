@@ -247,7 +247,7 @@ def test_activation_is_function_of_convolution_output(
         assert node is not None
         source = pointwise.activation_input(model, node)
         assert source is not None
-        nodes += len(pointwise.region(model, source, node))
+        nodes += len(pointwise.pointwise_region(model, source, node))
         tensor = source
     assert nodes == count
 
