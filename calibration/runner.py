@@ -39,7 +39,7 @@ from qdqtool.model.external import location_of
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource, load
 from qdqtool.model.run_cost import check_loops
-from qdqtool.model.sessions import cores
+from qdqtool.model.sessions import core_count
 from qdqtool.model.sizes import linear_inputs
 
 if TYPE_CHECKING:
@@ -338,9 +338,11 @@ class _Job:
         count = 1
         if self.dataset.source.random_access:
             count = worker_count(
-                fetched_bytes(self.model, computed), cores(), counted_bytes(len(wanted), self.bins)
+                fetched_bytes(self.model, computed),
+                core_count(),
+                counted_bytes(len(wanted), self.bins),
             )
-        threads = max(1, cores() // count)
+        threads = max(1, core_count() // count)
         session = open_session(self.model, computed, threads) if computed else None
         samples = None if self.dataset.indices is None else len(self.dataset)
         by_channel = linear_inputs(self.model)

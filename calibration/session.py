@@ -23,7 +23,7 @@ from qdqtool.model.external import all_tensors, location_of
 from qdqtool.model.graph import Model
 from qdqtool.model.sessions import open_proto
 from qdqtool.model.slim import without_data
-from qdqtool.model.subgraphs import part_of
+from qdqtool.model.subgraphs import extract_part
 
 Size = tuple[int, int]
 
@@ -140,7 +140,7 @@ def partial_model(
         for t in source.graph.initializer
     )
     outputs = [onnx.ValueInfoProto(name=t) for t in tensors]
-    result, needed = part_of(source, [n.proto for n in model.ordered], outputs, stored, fed)
+    result, needed = extract_part(source, [n.proto for n in model.ordered], outputs, stored, fed)
     result.ir_version = min(source.ir_version, sessions.IR_VERSION)
     graph = result.graph
     graph.name = graph.name or "calibration"
@@ -270,7 +270,7 @@ def open_packed(source: bytes, threads: int, name: str, **options: Any) -> Any:
 
 def _refused(name: str, error: BaseException) -> ModelError:
     return ModelError(
-        f"onnxruntime cannot run it: {sessions.failure(error)}",
+        f"onnxruntime cannot run it: {sessions.describe_failure(error)}",
         name or "model",
         code="onnxruntime-failed",
     )
@@ -311,7 +311,7 @@ class Fetcher:
             values = self.session.run(self.outputs, {n: sample[n] for n in self.inputs})
         except Exception as error:
             raise ModelError(
-                f"onnxruntime failed on a sample: {sessions.failure(error)}",
+                f"onnxruntime failed on a sample: {sessions.describe_failure(error)}",
                 code="onnxruntime-failed",
             ) from error
         return dict(zip(self.outputs, values, strict=True))

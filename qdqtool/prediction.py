@@ -10,7 +10,7 @@ from qdqtool.base.files import record_inputs
 from qdqtool.base.process import pause_gc
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource, load, load_full
-from qdqtool.model.qdq import without_pairs
+from qdqtool.model.qdq import float_tensor
 from qdqtool.trt.outcome import assumed_target, settled, simulate
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import ConvOutcome, Finding, Prediction, Severity
@@ -112,20 +112,20 @@ def check_activations(
     from calibration import Preprocess, Statistics, collect
     from qdqtool.explain.lint import activation_scales
     from qdqtool.explain.report import Report
-    from qdqtool.model.editor import float_model
+    from qdqtool.model.editor import remove_quantizers
     from qdqtool.model.view import View
     from qdqtool.trt.faults import OutlierScales
 
     index = load_full(model)
     view = View(index)
     sources = {
-        q.input(0): without_pairs(index, q.input(0)) for q in activation_scales.quantized(view)
+        q.input(0): float_tensor(index, q.input(0)) for q in activation_scales.quantized(view)
     }
     if not sources:
         return
     # With Q/DQ at the weights alone onnxruntime loses tensors in front of an Add when it fuses that.
     statistics = collect(
-        float_model(index.copy(), weights=True).proto,
+        remove_quantizers(index.copy(), weights=True).proto,
         data,
         list(dict.fromkeys(sources.values())),
         preprocess=preprocess or Preprocess(),

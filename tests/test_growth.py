@@ -151,7 +151,7 @@ def test_growth_of_removing_quantizers_with_one_scale() -> None:
         for node in [n for n in model.nodes if n.op == "QuantizeLinear" and "x" not in n.inputs][
             :-1
         ]:
-            editor.bypass(
+            editor.remove_pairs(
                 node, [n for n in model.readers(node.output) if n.op == "DequantizeLinear"]
             )
         editor.finish()
@@ -168,7 +168,7 @@ def test_growth_of_removing_a_chain() -> None:
     def remove_casts(model: Model) -> None:
         editor = Editor(model)
         for node in [n for n in model.nodes if n.op == "Cast"]:
-            editor.pass_by(node, node.input(0))
+            editor.bypass(node, node.input(0))
         editor.finish()
 
     assert_time_grows_slowly(

@@ -23,7 +23,7 @@ from qdqtool.base.process import pause_gc
 from qdqtool.base.said import said
 from qdqtool.base.subprocesses import temporary_folder
 from qdqtool.errors import ClusterError, QdqtoolError
-from qdqtool.model.sessions import cores
+from qdqtool.model.sessions import core_count
 
 if TYPE_CHECKING:
     from distributed import Client, Future, LocalCluster
@@ -174,7 +174,7 @@ def _processes(count: str | None) -> Iterator[Any]:
     from distributed import LocalCluster, Security
     from distributed.gc import disable_gc_diagnosis
 
-    wanted = int(count) if count else cores()
+    wanted = int(count) if count else core_count()
     try:
         security = Security.temporary()
     except ImportError as error:

@@ -54,7 +54,7 @@ def explain(prediction: Prediction, report: Report, view: View) -> None:
         concerned = (
             [r.node]
             if r.node in convolutions or quantizer is None
-            else view.convolutions_behind(quantizer)
+            else view.consuming_convolutions(quantizer)
         )
         joined = code in _OF_PAIR or (ends_build(r) and code != "QTYPE")
         report.add(
@@ -67,7 +67,7 @@ def _quantizer(view: View, name: str) -> Node | None:
     try:
         node: Node | None = view.model.node(name)
     except KeyError:
-        node = next(filter(qdq.is_qdq, view.model.readers(name)), None)
+        node = next(filter(qdq.is_qdq, view.model.consumers(name)), None)
     if node is None or not qdq.is_qdq(node):
         return None
     q = view.model.producer(node.input(0)) if qdq.is_dq(node) else None

@@ -11,7 +11,7 @@ from qdqtool.errors import ModelError
 from qdqtool.model import qdq
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.slim import tensor_bytes, without_data
-from qdqtool.model.subgraphs import called, inner_graphs, leading_to, part_of
+from qdqtool.model.subgraphs import called_functions, extract_part, find_dependencies, nested_graphs
 
 _SMALL = 4096  # bytes; larger constants are put in when the part is found
 
@@ -51,7 +51,7 @@ class Cutter:
             if maker is not None and maker.index not in self.constant:
                 yield maker
         for tensor in node.outputs:
-            yield from self.model.readers(tensor)
+            yield from self.model.consumers(tensor)
 
     def around(self, nodes: Iterable[Node], hops: int) -> set[int]:
         """Indices of the nodes at most ``hops`` steps away."""
@@ -98,7 +98,7 @@ class Cutter:
                 ):
                     wanted.append(maker)
             if qdq.is_q(node):
-                readers = model.readers(node.output)
+                readers = model.consumers(node.output)
                 if not any(r.index in inside for r in readers):
                     wanted.extend(readers)
             for other in wanted:
@@ -120,7 +120,7 @@ class Cutter:
         model = self.model
         for node in self._sorted(inside - self.constant):
             for tensor in node.outputs:
-                readers = model.readers(tensor)
+                readers = model.consumers(tensor)
                 outside = any(r.index not in inside for r in readers)
                 read = any(r.index in inside for r in readers)
                 if model.is_output(tensor) or (outside and (every_output or not read)):
@@ -145,10 +145,10 @@ class Cutter:
                     node=tensor,
                 )
         nodes = [n.proto for n in model.ordered]
-        leading, needed = leading_to(nodes, ends, given)
+        leading, needed = find_dependencies(nodes, ends, given)
         if given:
             if needed.isdisjoint(given):
-                turned = not leading_to(nodes, given)[1].isdisjoint(ends)
+                turned = not find_dependencies(nodes, given)[1].isdisjoint(ends)
                 way = (
                     ", but the other way round: exchange them"
                     if turned
@@ -236,7 +236,7 @@ class Cutter:
         """
         result = self._cut(part, lambda tensor: tensor)
         graph = result.graph
-        functions = called(result)
+        functions = called_functions(result)
         if len(functions) < len(result.functions):
             functions = [onnx.FunctionProto.FromString(f.SerializeToString()) for f in functions]
             del result.functions[:]
@@ -247,7 +247,7 @@ class Cutter:
             | {""}
         )
         opsets = [o for o in result.opset_import if o.domain in used or o.domain == "ai.onnx"]
-        if any(True for _ in inner_graphs(graph.node)):
+        if any(True for _ in nested_graphs(graph.node)):
             opsets = list(result.opset_import)  # a subgraph may use any of them
         copies = [onnx.OperatorSetIdProto.FromString(o.SerializeToString()) for o in opsets]
         del result.opset_import[:]
@@ -290,7 +290,7 @@ class Cutter:
         kept = sorted(
             (t for t in read if t in self._stored and t not in typed), key=self._stored.__getitem__
         )
-        cut, _ = part_of(
+        cut, _ = extract_part(
             self.model.proto,
             [n.proto for n in inside],
             [typed[t] for t in part.outputs],

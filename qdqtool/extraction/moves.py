@@ -12,8 +12,8 @@ from onnx import helper, numpy_helper
 
 from qdqtool.base import limits
 from qdqtool.model import qdq
-from qdqtool.model.external import array_of
-from qdqtool.model.subgraphs import STANDARD, captured, part_of
+from qdqtool.model.external import to_array
+from qdqtool.model.subgraphs import STANDARD, captured_tensors, extract_part
 
 Move = Callable[..., Iterator[onnx.ModelProto]]
 Whole = Callable[[onnx.TensorProto], onnx.TensorProto]
@@ -44,7 +44,7 @@ def pruned(proto: onnx.ModelProto, stored: Whole = _as_it_is) -> onnx.ModelProto
         stored: What is put in the place of an initializer.
     """
     graph = proto.graph
-    result, needed = part_of(proto, graph.node, graph.output, map(stored, graph.initializer))
+    result, needed = extract_part(proto, graph.node, graph.output, map(stored, graph.initializer))
     result.graph.input.extend(v for v in graph.input if v.name in needed)
     unknown = {o for n in result.graph.node if not _is_inferred(n, proto) for o in n.output}
     result.graph.value_info.extend(
@@ -119,7 +119,12 @@ def starts(proto: onnx.ModelProto, floats: bool = True) -> Iterator[onnx.ModelPr
 
     def without(gone: range) -> Iterator[onnx.ModelProto]:
         made = {o: nodes[i] for i in gone for o in nodes[i].output if o and o not in constants}
-        read = {t for i, n in enumerate(nodes) if i not in gone for t in (*n.input, *captured(n))}
+        read = {
+            t
+            for i, n in enumerate(nodes)
+            if i not in gone
+            for t in (*n.input, *captured_tensors(n))
+        }
         entering = [t for t in made if t in read]
         if left & set(made) or any(t not in types for t in entering):
             return
@@ -268,7 +273,7 @@ def weights(proto: onnx.ModelProto, whole: Whole = _as_it_is) -> Iterator[onnx.M
         candidate = copied(proto)
         for index in group:
             tensor = candidate.graph.initializer[index]
-            array = array_of(whole(tensor))
+            array = to_array(whole(tensor))
             flat = array.reshape(-1)
             plain = np.full_like(array, flat[int(np.argmax(np.abs(flat.astype(np.float64))))])
             tensor.CopyFrom(numpy_helper.from_array(plain, tensor.name))
@@ -281,7 +286,7 @@ def _can_be_plain(tensor: onnx.TensorProto, whole: Whole) -> bool:
         or np.prod(tensor.dims) <= _PLAIN
     ):
         return False
-    array = array_of(whole(tensor))
+    array = to_array(whole(tensor))
     return bool((array != array.reshape(-1)[0]).any())
 
 
@@ -316,7 +321,7 @@ def _resized(
         wanted = [change(d) if axis < 2 else d for axis, d in enumerate(tensor.dims)]
         if wanted == list(tensor.dims):
             return tensor
-        part: npt.NDArray[Any] = array_of(whole(tensor))[tuple(slice(0, w) for w in wanted)]
+        part: npt.NDArray[Any] = to_array(whole(tensor))[tuple(slice(0, w) for w in wanted)]
         return numpy_helper.from_array(np.ascontiguousarray(part), tensor.name)
 
     candidate = pruned(proto, lambda tensor: resized(tensor, tensor.name))
@@ -351,7 +356,7 @@ def _map_contents(proto: onnx.ModelProto, change: Callable[[int], int]) -> None:
     """Changes the sizes that Reshape, Slice, Split and the like take from constants and attributes."""
     for tensor in _tensors(proto):
         if may_hold_sizes(tensor):
-            array = array_of(tensor)
+            array = to_array(tensor)
             changed = np.array(
                 [change(int(v)) if 1 < v < 2**31 else int(v) for v in array.reshape(-1)],
                 array.dtype,

@@ -28,10 +28,10 @@ from qdqtool.errors import ModelError
 from qdqtool.extraction.select import Shown
 from qdqtool.knowledge import entry, table
 from qdqtool.model import operators, qdq
-from qdqtool.model.external import all_tensors, array_of, location_of
+from qdqtool.model.external import all_tensors, location_of, to_array
 from qdqtool.model.graph import Model
 from qdqtool.model.sessions import load_onnxruntime
-from qdqtool.model.subgraphs import RUN_DOMAINS, STANDARD, inner_graphs
+from qdqtool.model.subgraphs import RUN_DOMAINS, STANDARD, nested_graphs
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import FindingCode, Precision, Prediction
@@ -78,7 +78,7 @@ def masked(proto: onnx.ModelProto, random: np.random.Generator) -> None:
         if name in after:
             tensor.CopyFrom(_tensor(after[name], tensor))
         elif name not in kept and tensor.data_type in _WEIGHTS and tensor.dims:
-            value = array_of(tensor)
+            value = to_array(tensor)
             ratio = _ratio(model, name, value, before, after)
             tensor.CopyFrom(_tensor(_like(value, ratio, random), tensor))
         elif (
@@ -86,7 +86,7 @@ def masked(proto: onnx.ModelProto, random: np.random.Generator) -> None:
             and np.prod(tensor.dims) > _LARGE
             and tensor.data_type != onnx.TensorProto.STRING
         ):
-            value = array_of(tensor)
+            value = to_array(tensor)
             if value.dtype.kind in "iuf":
                 tensor.CopyFrom(_tensor(_like(value, 1.0, random), tensor))
     for _, node in _nodes(proto):
@@ -108,7 +108,7 @@ def _all_graphs(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.GraphProto]]
     """Every graph of a model; names of the inner ones are no names of the main one and get a prefix."""
     yield "", proto.graph
     for nodes in (proto.graph.node, *(f.node for f in proto.functions)):
-        yield from (("/", g) for g in inner_graphs(nodes))
+        yield from (("/", g) for g in nested_graphs(nodes))
 
 
 def _nodes(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.NodeProto]]:
@@ -176,7 +176,7 @@ def _ratio(
     """New over old scale of what quantizes a constant, shaped to be multiplied with it; 1 where nothing does."""
     if value.dtype.kind != "f":
         return 1.0
-    for node in model.readers(name):
+    for node in model.consumers(name):
         scale = node.input(1)
         if qdq.is_q(node) and node.input(0) == name and scale in before:
             old, new = (

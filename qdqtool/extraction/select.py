@@ -17,7 +17,7 @@ from qdqtool.explain.alike import key, readers_in
 from qdqtool.extraction.cut import Cutter, Part
 from qdqtool.extraction.moves import ALL, LARGE, OF_DATA, Move, copied, may_hold_sizes, pruned
 from qdqtool.extraction.options import PREDICTED_MODELS
-from qdqtool.model.external import has_data, stored
+from qdqtool.model.external import has_data, stored_bytes
 from qdqtool.model.graph import Node
 from qdqtool.model.shapes import infer_shapes
 from qdqtool.model.slim import tensor_bytes, without_data
@@ -491,7 +491,7 @@ class Shrinker:
 
 def _data(proto: onnx.ModelProto) -> int:
     """Bytes of the initializers that have their data, as their dimensions say it: protobuf would write all of them."""
-    return sum(stored(t) for t in proto.graph.initializer if has_data(t))
+    return sum(stored_bytes(t) for t in proto.graph.initializer if has_data(t))
 
 
 def put_apart(proto: onnx.ModelProto, apart: dict[str, onnx.TensorProto]) -> onnx.ModelProto:

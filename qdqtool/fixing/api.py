@@ -27,7 +27,7 @@ from qdqtool.fixing.outputs import (
     read_samples,
 )
 from qdqtool.fixing.site import Aim, Site, Step
-from qdqtool.model.editor import Editor, float_model
+from qdqtool.model.editor import Editor, remove_quantizers
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource, load_full, save
 from qdqtool.model.qdq import is_quantized
@@ -608,14 +608,14 @@ class _Work:
             proto, cut = compare.runnable(candidate, self._body)
             part = Model(proto, self.given.path, sha256="part") if cut else candidate
             if aim.weights:
-                exact = self._run_all(float_model(part.copy(), weights=True).proto)
+                exact = self._run_all(remove_quantizers(part.copy(), weights=True).proto)
                 current, _ = compare.runnable(self.model, self._body)
                 now, then = (self._noise_of(p, exact) for p in (current, proto))
                 if not compare.within(now, then, aim.noise, aim.rounding):
                     return _grown(now, then, aim.noise, False), None
             reference = self._reference
             if aim.costs or aim.weights:
-                reference = self._run_all(float_model(part.copy()).proto)
+                reference = self._run_all(remove_quantizers(part.copy()).proto)
             noise = self._noise_of(proto, reference)
         except compare.RunError as error:
             return Remark.RESULT_CANNOT_RUN(error=of_error(error)), None
@@ -662,7 +662,7 @@ class _Work:
             self._arrays = [compare.check_inputs(part, self._given)]
         else:
             self._arrays = [compare.random_inputs(part)]
-        floats = float_model(part.copy())
+        floats = remove_quantizers(part.copy())
         reference = self._run_all(floats.proto)
         for outputs in reference:
             compare.check_finite(outputs)

@@ -158,7 +158,7 @@ def _images(generator: np.random.Generator, shape: list[int]) -> npt.NDArray[np.
 
 def _range_of(view: View, name: str) -> float:
     """What the first quantizer of an input can hold; 1 where it has none."""
-    for node in view.model.readers(name):
+    for node in view.model.consumers(name):
         if qdq.is_q(node):
             params = view.params(node)
             if params.scale is not None and params.scale.size == 1 and 0 < params.scale[0] < 1e4:

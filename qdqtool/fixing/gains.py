@@ -182,4 +182,4 @@ def _around(model: Model, node: Node) -> Iterator[Node]:
         if maker is not None and maker.op != "Constant":
             yield maker
     for tensor in node.outputs:
-        yield from model.readers(tensor)
+        yield from model.consumers(tensor)

@@ -23,7 +23,7 @@ from qdqtool.model.bounds import find_bounds
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Node
 from qdqtool.model.heads import find_dfl
-from qdqtool.model.operators import LayerKind, inputs_behind_q, of, passage
+from qdqtool.model.operators import LayerKind, commuting_inputs, operator_of, passage
 from qdqtool.model.qdq import QuantParams
 from qdqtool.model.view import View, adds_computed
 from qdqtool.trt.faults import HeadQuantized, JoinedBehindHead, ScaleDead
@@ -33,7 +33,7 @@ from qdqtool.types import Precision, Refusal
 
 
 def _dqs(view: View, q: Node) -> list[Node]:
-    return [n for n in view.model.readers(q.output) if qdq.is_dq(n)]
+    return [n for n in view.model.consumers(q.output) if qdq.is_dq(n)]
 
 
 def inside_activations(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
@@ -55,11 +55,11 @@ def inside_activations(view: View, target: Target, reported: Sequence[Refusal]) 
 def _inner(view: View, q: Node, activation: Node) -> Site | None:
     """None where another pair feeds the activation: TensorRT merged the two."""
     dqs = _dqs(view, q)
-    ends = [n for dq in dqs for n in view.model.readers(dq.output)]
+    ends = [n for dq in dqs for n in view.model.consumers(dq.output)]
     if activation not in ends:
         return None
-    last = next((n for n in ends if of(n).operation == "PROD"), activation)
-    readers = view.model.readers(last.output)
+    last = next((n for n in ends if operator_of(n).operation == "PROD"), activation)
+    readers = view.model.consumers(last.output)
     if (
         (readers and all(qdq.is_q(n) for n in readers))
         or view.model.is_output(last.output)
@@ -70,7 +70,7 @@ def _inner(view: View, q: Node, activation: Node) -> Site | None:
     scale = _scale_within_bounds(view, q, last.output)
 
     def move(editor: Editor) -> None:
-        if not editor.bypass(q, dqs):
+        if not editor.remove_pairs(q, dqs):
             return
         dq = dqs[0]
         first = min(readers, key=lambda n: n.index)
@@ -111,7 +111,7 @@ def _bypass(view: View, q: Node) -> Callable[[Editor], None]:
     dqs = _dqs(view, q)
 
     def apply(editor: Editor) -> None:
-        editor.bypass(q, dqs)
+        editor.remove_pairs(q, dqs)
 
     return apply
 
@@ -161,14 +161,14 @@ def _shared(view: View, add: Node, residual: str | None) -> list[tuple[int, Node
     """
     wanted: list[tuple[int, Node]] = []
     for position, tensor in enumerate(add.inputs):
-        if (residual is not None and tensor != residual) or qdq.source_of_dq(
+        if (residual is not None and tensor != residual) or qdq.find_pair(
             view.model, tensor
         ) is not None:
             continue
         q = next(
             (
                 n
-                for n in view.model.readers(tensor)
+                for n in view.model.consumers(tensor)
                 if qdq.is_q(n) and not view.params(n).per_channel
             ),
             None,
@@ -183,15 +183,19 @@ def behind_pads(view: View, target: Target, reported: Sequence[Refusal]) -> list
     """The pair moves in front of a Pad that a Q passes (of zeros, or one that copies)."""
     sites: list[Site] = []
     for conv in nodes_of(view, reported):
-        found = qdq.source_of_dq(view.model, conv.input(0))
+        found = qdq.find_pair(view.model, conv.input(0))
         if found is None or found[1] is None:
             continue
         dq, q = found[0], found[1]
         pad = view.model.producer(q.input(0))
-        if pad is None or of(pad).kind != LayerKind.PADDING or passage(view.model, pad) is None:
+        if (
+            pad is None
+            or operator_of(pad).kind != LayerKind.PADDING
+            or passage(view.model, pad) is None
+        ):
             continue
         if any(
-            len(view.model.readers(t)) != 1 or view.model.is_output(t)
+            len(view.model.consumers(t)) != 1 or view.model.is_output(t)
             for t in (pad.output, q.output, dq.output)
         ):
             continue
@@ -218,7 +222,7 @@ def heads(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]
     """Float box outputs and DFL (all last convolutions without one)."""
     sites: list[Site] = []
     for conv in nodes_of(view, only(HeadQuantized, reported)):
-        data, weights = qdq.source_of_dq(view.model, conv.input(0)), view.weights(conv)
+        data, weights = qdq.find_pair(view.model, conv.input(0)), view.weights(conv)
         if data is None or data[1] is None or weights.dq is None or weights.after:
             continue
         stored = dequantized(view, weights.dq) if weights.q is None else None
@@ -266,7 +270,7 @@ def head_tails(view: View, target: Target, reported: Sequence[Refusal]) -> list[
 
         def apply(editor: Editor, pairs: list[Node] = pairs) -> None:
             for q in pairs:
-                editor.bypass(q, _dqs(view, q))
+                editor.remove_pairs(q, _dqs(view, q))
 
         names = messages.names((q.name for q in pairs), _NAMED)
         what = f"{len(pairs)} Q/DQ pairs removed behind the last layers of the head ({names})"
@@ -281,11 +285,11 @@ def _unweighted_around(view: View, start: Node, dfl: Collection[int]) -> set[int
     while stack:
         node = stack.pop()
         producers = (view.model.producer(t) for t in node.inputs)
-        consumers = (n for t in node.outputs for n in view.model.readers(t))
+        consumers = (n for t in node.outputs for n in view.model.consumers(t))
         for other in (*producers, *consumers):
             if other is None or other.index in found or other.op == "Constant":
                 continue
-            if of(other).weights is None or other.index in dfl:
+            if operator_of(other).weights is None or other.index in dfl:
                 found.add(other.index)
                 stack.append(other)
     return found
@@ -293,8 +297,8 @@ def _unweighted_around(view: View, start: Node, dfl: Collection[int]) -> set[int
 
 def _reaches_weights(view: View, q: Node) -> bool:
     """Whether a layer with weights is downstream of a Q, or reads its pair directly (the DFL)."""
-    direct = (n for dq in _dqs(view, q) for n in view.model.readers(dq.output))
-    return q.index in view.feeds_weighted or any(of(n).weights is not None for n in direct)
+    direct = (n for dq in _dqs(view, q) for n in view.model.consumers(dq.output))
+    return q.index in view.feeds_weighted or any(operator_of(n).weights is not None for n in direct)
 
 
 _NAMED = 4  # quantizers of a group
@@ -314,12 +318,12 @@ def scales(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site
         *(t for n in view.model.ordered for t in n.outputs),
     ]
     for group in scale_groups(view.model, tensors):
-        readers = {n.index for tensor in group.tensors for n in view.model.readers(tensor)}
+        readers = {n.index for tensor in group.tensors for n in view.model.consumers(tensor)}
         members = [activations[index] for index in sorted(readers & activations.keys())]
         crossed = [
             n
             for n in map(view.model.producer, group.tensors)
-            if n and inputs_behind_q(view.model, n)
+            if n and commuting_inputs(view.model, n)
         ]
         values = [_scalar(view.params(q)) for q in members]
         known = [v for v in values if v is not None]
@@ -338,7 +342,7 @@ def scales(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site
 
         def apply(editor: Editor, members: list[Node] = members, unified: float = unified) -> None:
             for q in members:
-                for node in (q, *(n for n in view.model.readers(q.output) if qdq.is_dq(n))):
+                for node in (q, *(n for n in view.model.consumers(q.output) if qdq.is_dq(n))):
                     shape = view.params(node).scale_shape or ()
                     editor.set_quantizer(node, np.full(shape, unified), np.zeros(shape, np.int8))
 

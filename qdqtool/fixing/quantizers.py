@@ -17,7 +17,7 @@ from qdqtool.model import qdq
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.half import HALF_OPSET
-from qdqtool.model.layernorm import NORM_OPSET, write_layer_norms
+from qdqtool.model.layernorm import NORM_OPSET, fuse_layer_norms
 from qdqtool.model.qdq import QuantParams
 from qdqtool.model.view import View
 from qdqtool.trt.faults import ScaleDead
@@ -55,7 +55,7 @@ def _float_constant(view: View, dq: Node) -> Site | None:
         value is None
         or not shifted
         or view.model.is_output(dq.output)
-        or any(n.captured for n in view.model.readers(dq.output))
+        or any(n.captured for n in view.model.consumers(dq.output))
     ):
         return None
 
@@ -85,7 +85,7 @@ def _families(view: View, reported: Sequence[Refusal]) -> list[tuple[Node | None
     families: list[tuple[Node | None, list[Node]]] = []
     for node in view.quantizers:
         if qdq.is_q(node):
-            families.append((node, [n for n in view.model.readers(node.output) if qdq.is_dq(n)]))
+            families.append((node, [n for n in view.model.consumers(node.output) if qdq.is_dq(n)]))
         elif not qdq.is_q(view.model.producer(node.input(0))):
             families.append((None, [node]))
     return [
@@ -226,7 +226,7 @@ def dead_scales(view: View, target: Target, reported: Sequence[Refusal]) -> list
         if r.reach is None:
             continue
         scale = np.asarray([r.reach / _LEVELS], np.float64)
-        nodes = [q, *(n for n in view.model.readers(q.output) if qdq.is_dq(n))]
+        nodes = [q, *(n for n in view.model.consumers(q.output) if qdq.is_dq(n))]
 
         def apply(editor: Editor, nodes: list[Node] = nodes, scale: Floats = scale) -> None:
             for node in nodes:
@@ -303,4 +303,4 @@ def to_layer_norm(model: Model, target: Target) -> Model | None:
     copy = model.copy()
     if copy.opset < NORM_OPSET:
         raise_opset(copy, NORM_OPSET)
-    return copy if write_layer_norms(copy) else None
+    return copy if fuse_layer_norms(copy) else None

@@ -18,11 +18,11 @@ from qdqtool.fixing.site import Site, along, at, named, nodes_of, only
 from qdqtool.insertion.rewrite import quantize, round_up_to_half
 from qdqtool.insertion.scales import weight_scale
 from qdqtool.model import qdq
-from qdqtool.model.constants import Constants
+from qdqtool.model.constants import ConstantEvaluator
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Node
-from qdqtool.model.operators import LayerKind, of, weight_scale_axis
-from qdqtool.model.view import View, Weights
+from qdqtool.model.operators import LayerKind, operator_of, weight_scale_axis
+from qdqtool.model.view import View, WeightSource
 from qdqtool.trt.faults import WeightsPerTensor, WeightsStored
 from qdqtool.trt.refusals import STEPS, BatchNormNotConstant, WeightsShared
 from qdqtool.trt.targets import Target
@@ -39,7 +39,7 @@ def biases(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site
         if (
             value is None
             or view.model.is_output(dq.output)
-            or any(n.captured for n in view.model.readers(dq.output))
+            or any(n.captured for n in view.model.consumers(dq.output))
         ):
             continue
 
@@ -96,7 +96,7 @@ def stored_integers(view: View, target: Target, reported: Sequence[Refusal]) -> 
 
 def shared(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
     """Constant, Q and DQ copied for every convolution but the first."""
-    users: dict[str, list[tuple[Node, Weights]]] = defaultdict(list)
+    users: dict[str, list[tuple[Node, WeightSource]]] = defaultdict(list)
     refused = only(WeightsShared, reported)
     sources = {r.weight for r in refused}
     for conv in at(view, (name for r in refused for name in r.convolutions)):
@@ -110,7 +110,7 @@ def shared(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site
             continue
 
         def apply(
-            editor: Editor, found: list[tuple[Node, Weights]] = found, value: _Array = value
+            editor: Editor, found: list[tuple[Node, WeightSource]] = found, value: _Array = value
         ) -> None:
             for conv, weights in found[1:]:
                 editor.copy_weights(conv, weights, value)
@@ -123,18 +123,18 @@ def shared(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site
 def computed(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
     """What is between the constant and its quantizer, computed now."""
     sites: list[Site] = []
-    constants = Constants(view.model)
+    constants = ConstantEvaluator(view.model)
     names = named(reported)
     for conv in view.weighted:
         weights = view.weights(conv)
-        first = weights.first
+        first = weights.first_quantizer
         between = list(itertools.islice(weights.before, STEPS))
         places = [conv.name, *(n.name for n in between)]
         if names.isdisjoint(places):
             continue
         if first is None or not between:
             continue
-        value = constants.value(weights.source)
+        value = constants.evaluate(weights.source)
         if value is None:
             continue
 
@@ -158,7 +158,7 @@ def bare(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
         if (
             weights.dq is not None
             or not weights.constant
-            or qdq.source_of_dq(view.model, conv.input(0)) is None
+            or qdq.find_pair(view.model, conv.input(0)) is None
         ):
             continue
         value = view.model.constant(weights.source)
@@ -204,8 +204,8 @@ def transposed(view: View, target: Target, reported: Sequence[Refusal]) -> list[
     for conv in nodes_of(view, reported):
         weights = view.weights(conv)
         if (
-            of(conv).kind != LayerKind.DECONVOLUTION
-            or weights.first is None
+            operator_of(conv).kind != LayerKind.DECONVOLUTION
+            or weights.first_quantizer is None
             or not weights.constant
             or weights.after
         ):
@@ -217,11 +217,11 @@ def transposed(view: View, target: Target, reported: Sequence[Refusal]) -> list[
         axes = [view.axis(n) for n in (weights.q, weights.dq) if n is not None]
         if value is None or all(a is None or a == wanted for a in axes):
             continue
-        integers = dequantized(view, weights.first) if weights.q is None else None
+        integers = dequantized(view, weights.first_quantizer) if weights.q is None else None
         real = integers() if integers is not None else value if weights.q is not None else None
         if (
             real is None
-            or view.params(weights.first).precision != Precision.INT8
+            or view.params(weights.first_quantizer).precision != Precision.INT8
             or not np.all(np.isfinite(real))
         ):
             continue
@@ -229,7 +229,7 @@ def transposed(view: View, target: Target, reported: Sequence[Refusal]) -> list[
         def apply(
             editor: Editor,
             conv: Node = conv,
-            weights: Weights = weights,
+            weights: WeightSource = weights,
             value: _Array = real,
             like: _Array = value,
         ) -> None:
@@ -239,7 +239,9 @@ def transposed(view: View, target: Target, reported: Sequence[Refusal]) -> list[
     return sites
 
 
-def _one_scale(editor: Editor, conv: Node, weights: Weights, value: _Array, like: _Array) -> None:
+def _one_scale(
+    editor: Editor, conv: Node, weights: WeightSource, value: _Array, like: _Array
+) -> None:
     """Q and DQ of a convolution's weights, with one scale for all of them."""
     assert weights.dq is not None
     scale: _Array = weight_scale(value, None)
@@ -280,7 +282,7 @@ def per_channel(view: View, target: Target, reported: Sequence[Refusal]) -> list
         def apply(
             editor: Editor,
             conv: Node = conv,
-            weights: Weights = weights,
+            weights: WeightSource = weights,
             value: _Array = value,
             axis: int = axis,
         ) -> None:
@@ -290,7 +292,7 @@ def per_channel(view: View, target: Target, reported: Sequence[Refusal]) -> list
     return sites
 
 
-def _rescale(editor: Editor, conv: Node, weights: Weights, scale: _Array, axis: int) -> None:
+def _rescale(editor: Editor, conv: Node, weights: WeightSource, scale: _Array, axis: int) -> None:
     """New Q and DQ for the weights of one layer; others may share those that it has."""
     assert weights.dq is not None
     kind = editor.model.elem_type(weights.dq.input(1))
@@ -313,12 +315,12 @@ def _rescale(editor: Editor, conv: Node, weights: Weights, scale: _Array, axis: 
 def parameters(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site]:
     """Parameters that other nodes make from constants, as constants."""
     sites: list[Site] = []
-    constants = Constants(view.model)
+    constants = ConstantEvaluator(view.model)
     for norm in at(view, (r.batchnorm for r in only(BatchNormNotConstant, reported))):
         values: dict[int, _Array] = {}
         for position, tensor in enumerate(norm.inputs[1:], 1):
             if view.model.constant_proto(tensor) is None:
-                value = constants.value(tensor)
+                value = constants.evaluate(tensor)
                 if value is not None:
                     values[position] = value
         if not values:
@@ -343,7 +345,7 @@ def folded_into_transposed(view: View, target: Target, reported: Sequence[Refusa
     """
     sites: list[Site] = []
     for conv in nodes_of(view, reported):
-        readers = view.model.readers(conv.output)
+        readers = view.model.consumers(conv.output)
         if len(readers) != 1 or readers[0].op != "BatchNormalization":
             continue
         site = _fold(view, conv, readers[0])
@@ -358,7 +360,7 @@ def _fold(view: View, conv: Node, norm: Node) -> Site | None:
     bias = model.constant(conv.input(2)) if conv.input(2) else np.zeros((), np.float32)
     parts = [model.constant(t) for t in norm.inputs[1:5]]
     value = model.constant(weights.source) if weights.constant and not weights.after else None
-    params = view.params(weights.first) if weights.first is not None else None
+    params = view.params(weights.first_quantizer) if weights.first_quantizer is not None else None
     if (
         value is None
         or bias is None
@@ -367,7 +369,7 @@ def _fold(view: View, conv: Node, norm: Node) -> Site | None:
         or any(p is None for p in parts)
         or conv.integer("group", 1) != 1
         or model.is_output(conv.output)
-        or view.axis(weights.first) not in (None, 1)  # type: ignore[arg-type]
+        or view.axis(weights.first_quantizer) not in (None, 1)  # type: ignore[arg-type]
         or params.zero_point is None
         or np.any(params.zero_point != 0)
     ):

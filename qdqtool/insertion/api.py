@@ -51,7 +51,12 @@ from qdqtool.insertion.scales import LEVELS, GroupScale, MethodChoice, choose_sc
 from qdqtool.insertion.smoothing import Smoothed, smooth
 from qdqtool.model.graph import EDITED, Model
 from qdqtool.model.half import HALF_OPSET, WIDE
-from qdqtool.model.layernorm import as_one, in_half, layer_norms, sums_of_squares
+from qdqtool.model.layernorm import (
+    computes_in_fp16,
+    find_decomposed_layer_norms,
+    find_sums_of_squares,
+    layer_norm_inputs,
+)
 from qdqtool.model.modelfile import ModelSource, load_full
 from qdqtool.model.qdq import is_quantized
 from qdqtool.model.view import View
@@ -436,15 +441,17 @@ def said_of_half(
         notes.append(Remark.HALF_BY_DEFAULT(target=target.name))
     if kept:
         notes.append(Remark.STAY_FP32(count=len(kept), kept=list(kept.items())))
-    pieces = layer_norms(model)
-    others = [p for p in pieces if as_one(model, p) is None]
-    left = [p for p in others if not in_half(model, (p.square, p.mean))]
+    pieces = find_decomposed_layer_norms(model)
+    others = [p for p in pieces if layer_norm_inputs(model, p) is None]
+    left = [p for p in others if not computes_in_fp16(model, (p.square, p.mean))]
     if len(pieces) > len(others):
         notes.append(Remark.NORMS_WRITTEN(count=len(pieces) - len(others)))
     if left:
         notes.append(Remark.NORMS_STAY_FP32(count=len(left), first=left[0].square.name))
     if loose := [
-        nodes[0].name for nodes in sums_of_squares(model, pieces) if not in_half(model, nodes)
+        nodes[0].name
+        for nodes in find_sums_of_squares(model, pieces)
+        if not computes_in_fp16(model, nodes)
     ]:
         notes.append(Remark.SQUARES_STAY_FP32(count=len(loose), first=loose[0]))
     return notes

@@ -20,11 +20,11 @@ from qdqtool.insertion.rewrite import round_up_to_half
 from qdqtool.insertion.scales import GroupScale
 from qdqtool.model import qdq
 from qdqtool.model.editor import Editor
-from qdqtool.model.external import array_of
+from qdqtool.model.external import to_array
 from qdqtool.model.graph import Model, Node
-from qdqtool.model.half import half_nodes, stays_float
-from qdqtool.model.layernorm import write_layer_norms
-from qdqtool.model.subgraphs import inner_graphs, rename
+from qdqtool.model.half import find_fp16_nodes, keeps_float32
+from qdqtool.model.layernorm import fuse_layer_norms
+from qdqtool.model.subgraphs import nested_graphs, rename_tensors
 from qdqtool.types import QuantizedTensor
 
 _RAISED = 1.01  # times, from which on a scale that FP16 holds is another one
@@ -45,7 +45,7 @@ def to_half(model: Model, wide: Collection[str] = ()) -> int:
     Returns:
         The number of nodes that can compute in FP16, and now do.
     """
-    write_layer_norms(model)
+    fuse_layer_norms(model)
     return _Halver(model, wide).run()
 
 
@@ -53,7 +53,7 @@ class _Halver:
     def __init__(self, model: Model, wide: Collection[str]) -> None:
         self.model = model
         self.editor = Editor(model)
-        self.half = half_nodes(model, wide)
+        self.half = find_fp16_nodes(model, wide)
         self.added: dict[str, str] = {}
         self.read: dict[str, tuple[bool, bool]] = {}  # whether as FP16, whether as FP32
 
@@ -95,12 +95,12 @@ class _Halver:
         """Whether something reads a float tensor as FP16 (or as FP32)."""
         if tensor not in self.read:  # each of a thousand readers asks
             stays: list[bool] = []
-            for node in dict.fromkeys(self.model.readers(tensor)):
+            for node in dict.fromkeys(self.model.consumers(tensor)):
                 positions = [
                     i for i, t in enumerate(node.inputs) if t == tensor
                 ]  # none where a body inside reads it
                 stays += [
-                    node.index not in self.half or stays_float(self.model, node, i)
+                    node.index not in self.half or keeps_float32(self.model, node, i)
                     for i in positions
                 ] or [True]
             self.read[tensor] = not all(stays), any(stays)
@@ -108,7 +108,7 @@ class _Halver:
 
     def _take_half_inputs(self, node: Node) -> None:
         for position, tensor in enumerate(node.inputs):
-            if not tensor or stays_float(self.model, node, position):
+            if not tensor or keeps_float32(self.model, node, position):
                 continue
             if self.model.elem_type(tensor) != TensorProto.FLOAT:
                 continue
@@ -131,7 +131,7 @@ class _Halver:
 
     def _half_name(self, tensor: str) -> str:
         if tensor not in self.added:
-            self.added[tensor] = self.editor.name(f"{tensor}_fp16")
+            self.added[tensor] = self.editor.unique_name(f"{tensor}_fp16")
         return self.added[tensor]
 
     def _half_constant(self, tensor: str, is_scale: bool) -> str:
@@ -201,16 +201,16 @@ def to_float(model: Model) -> None:
     renamed: dict[str, str] = {}
     for name in model.inputs:
         if model.elem_type(name) == TensorProto.FLOAT16:
-            renamed[name] = editor.name(f"{name}_fp32")
+            renamed[name] = editor.unique_name(f"{name}_fp32")
             editor.cast(name, renamed[name], TensorProto.FLOAT)
     for name in model.outputs:
         if model.elem_type(name) == TensorProto.FLOAT16 and name not in renamed:
-            renamed[name] = editor.name(f"{name}_fp32")
+            renamed[name] = editor.unique_name(f"{name}_fp32")
             editor.cast(renamed[name], name, TensorProto.FLOAT16, model.producer(name))
     for changed in model.nodes:
-        editor.proto_of(changed)
-    rename(graph.node, renamed)
-    for inner in (graph, *inner_graphs(graph.node)):
+        editor.edit_proto(changed)
+    rename_tensors(graph.node, renamed)
+    for inner in (graph, *nested_graphs(graph.node)):
         for node in inner.node:
             _widen_attributes(node)
         for tensor in inner.initializer:
@@ -228,7 +228,7 @@ def to_float(model: Model) -> None:
             if value.type.tensor_type.elem_type == TensorProto.FLOAT16:
                 value.type.tensor_type.elem_type = TensorProto.FLOAT
     editor.finish()
-    model.read_again()
+    model.reindex()
 
 
 def _widen_attributes(node: onnx.NodeProto) -> None:
@@ -243,5 +243,5 @@ def _widen_attributes(node: onnx.NodeProto) -> None:
 
 def _widen_tensor(tensor: onnx.TensorProto) -> None:
     if tensor.data_type == TensorProto.FLOAT16:
-        wide = array_of(tensor).astype(np.float32)
+        wide = to_array(tensor).astype(np.float32)
         tensor.CopyFrom(numpy_helper.from_array(wide, tensor.name))

@@ -107,7 +107,7 @@ def change_inputs(model: Model, kind: str, preprocess: Preprocess) -> list[Note]
     for name in model.inputs:
         tensor = _float_of(model, name)
         quantizers = [
-            r for r in model.readers(tensor) if r.op == "QuantizeLinear" and r.input(0) == tensor
+            r for r in model.consumers(tensor) if r.op == "QuantizeLinear" and r.input(0) == tensor
         ]
         if not quantizers or model.elem_type(tensor) not in QUANTIZABLE:
             continue
@@ -131,7 +131,7 @@ def change_inputs(model: Model, kind: str, preprocess: Preprocess) -> list[Note]
 
 def _float_of(model: Model, name: str) -> str:
     """A float16 input's values as float, where a Cast makes them and nothing else reads it; else the input itself."""
-    readers = model.readers(name)
+    readers = model.consumers(name)
     if model.elem_type(name) != TensorProto.FLOAT16 or len(readers) != 1 or readers[0].op != "Cast":
         return name
     return name if model.is_output(name) else readers[0].output
@@ -147,7 +147,9 @@ def _int8(
     editor: Editor, name: str, tensor: str, quantizers: Sequence[Node], preprocess: Preprocess
 ) -> Note:
     model = editor.model
-    others = [r.name for r in model.readers(tensor) if r.index not in {q.index for q in quantizers}]
+    others = [
+        r.name for r in model.consumers(tensor) if r.index not in {q.index for q in quantizers}
+    ]
     scales = {_scale_of(model, q) for q in quantizers}
     if others or len(scales) != 1 or model.is_output(tensor):
         reader = "it is needed as float or with several scales"
@@ -167,7 +169,7 @@ def _int8(
         editor.redirect(q.output, name)
         editor.remove(q)
     if tensor != name:
-        editor.remove(model.readers(name)[0])
+        editor.remove(model.consumers(name)[0])
     editor.set_type([name], TensorProto.INT8)
     scale = scales.pop()
     if _plain(preprocess):
@@ -189,9 +191,9 @@ def _uint8(editor: Editor, name: str, tensor: str, preprocess: Preprocess) -> No
         )
     pixels, kind = tensor, model.elem_type(tensor)
     if tensor == name:  # else the Cast that there is makes float of pixels too
-        pixels = editor.name(f"{name}_pixels")
+        pixels = editor.unique_name(f"{name}_pixels")
         editor.cast(name, pixels, kind)
-    readers = model.readers(tensor)
+    readers = model.consumers(tensor)
     plain = _plain(preprocess)
     folded = [r for r in readers if plain and r.op == "QuantizeLinear"]
     rest = [r for r in readers if r not in folded]
@@ -212,7 +214,7 @@ def _uint8(editor: Editor, name: str, tensor: str, preprocess: Preprocess) -> No
 
 def _scaled(editor: Editor, name: str, pixels: str, preprocess: Preprocess) -> str:
     """What the float network takes, made of pixels: one Mul, and an Add where there is a mean."""
-    first = editor.model.readers(name)[0]
+    first = editor.model.consumers(name)[0]
     kind = helper.tensor_dtype_to_np_dtype(editor.model.elem_type(name))
 
     def step(op: str, source: str, what: str, value: object) -> str:

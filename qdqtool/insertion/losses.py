@@ -24,13 +24,13 @@ from qdqtool.errors import ModelError
 from qdqtool.insertion.options import ImageOptions
 from qdqtool.insertion.placement import class_outputs
 from qdqtool.insertion.switched import Feeds, SwitchedNetwork
-from qdqtool.model.editor import Editor, with_more
+from qdqtool.model.editor import Editor, with_nodes
 from qdqtool.model.graph import EDITED, Model
-from qdqtool.model.half import half_nodes
+from qdqtool.model.half import find_fp16_nodes
 from qdqtool.model.heads import find_head
 from qdqtool.model.qdq import is_dq
 from qdqtool.model.run_cost import peak_activation_bytes, with_input_shapes
-from qdqtool.model.sessions import cores
+from qdqtool.model.sessions import core_count
 from qdqtool.model.slim import without_large_weights
 from qdqtool.types import Json, Prediction, QuantizedTensor
 
@@ -168,11 +168,11 @@ def measure(
     known = all(model.shape(n) == shape for n, shape in shapes.items())
     fed = model if known else with_input_shapes(model.proto, shapes)
     held = peak_activation_bytes(fed)
-    at_once = max(1, min(count, worker_count(held, cores())))
+    at_once = max(1, min(count, worker_count(held, core_count())))
 
     def opened(alone: Sequence[QuantizedTensor]) -> SwitchedNetwork:
         found = SwitchedNetwork(
-            model, activations, alone, compared_tensors(model), max(1, cores() // at_once)
+            model, activations, alone, compared_tensors(model), max(1, core_count() // at_once)
         )
         return_freed_memory()
         return found
@@ -265,7 +265,7 @@ class Compared:
 
 def compared_tensors(model: Model) -> list[str]:
     """Where the error is measured: the last convolutions in front of any decoding, else the network's outputs."""
-    last = find_head(model).last
+    last = find_head(model).last_convolutions
     ends = [n.output for n in model.ordered if n.index in last and n.op == "Conv"]
     return list(dict.fromkeys(ends)) or list(model.outputs)
 
@@ -275,7 +275,7 @@ def without_pair(model: Model, entry: QuantizedTensor) -> Model:
     copy = model.copy()
     quantizer = copy.node(entry.node)
     editor = Editor(copy)
-    editor.bypass(quantizer, [n for n in copy.readers(quantizer.output) if is_dq(n)])
+    editor.remove_pairs(quantizer, [n for n in copy.consumers(quantizer.output) if is_dq(n)])
     return editor.finish()
 
 
@@ -307,11 +307,11 @@ def with_predictions(
 
 def _readers(model: Model, entry: QuantizedTensor) -> tuple[str, ...]:
     names: dict[str, None] = {}
-    for reader in model.readers(entry.tensor):
+    for reader in model.consumers(entry.tensor):
         if reader.name != entry.node:
             continue
-        for dequantizer in model.readers(reader.output):
-            names.update(dict.fromkeys(r.name for r in model.readers(dequantizer.output)))
+        for dequantizer in model.consumers(reader.output):
+            names.update(dict.fromkeys(r.name for r in model.consumers(dequantizer.output)))
     return tuple(names)
 
 
@@ -355,7 +355,7 @@ def largest_values(
     """
     if isinstance(data, Iterator):
         return {}
-    half = half_nodes(model)
+    half = find_fp16_nodes(model)
     tensors = list(
         dict.fromkeys(
             t
@@ -400,7 +400,7 @@ def values_of(
     Raises:
         ModelError: onnxruntime cannot run the model.
     """
-    watched = with_more(
+    watched = with_nodes(
         model, [helper.make_node("Shape", [t], [name]) for t, name in shapes.items()]
     )
     (values,) = next(_runs([watched], [*tensors, *shapes.values()], data, images, 1, exact=True))
@@ -444,7 +444,7 @@ def _largest(
                 **attributes,
             )
         )
-    watched = with_more(model, nodes, constants)
+    watched = with_nodes(model, nodes, constants)
     found: dict[str, npt.NDArray[Any]] = {}
     for values in _runs([watched], [t + _LARGEST for t in tensors], data, images, samples):
         for tensor in tensors:
@@ -499,7 +499,7 @@ def _runs(
     from calibration import Preprocess, open_data
     from calibration.session import Fetcher, input_specs, open_session
 
-    fetchers = [Fetcher(open_session(model, tensors, cores())) for model in models]
+    fetchers = [Fetcher(open_session(model, tensors, core_count())) for model in models]
     preprocess = images.preprocess or Preprocess()
     for sample in open_data(data, input_specs(models[0]), preprocess, samples, images.size):
         yield [

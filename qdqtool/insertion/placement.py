@@ -55,12 +55,12 @@ from qdqtool.insertion.structure import (
     weight_scale_axis,
 )
 from qdqtool.model.graph import Model, Node
-from qdqtool.model.heads import attentions, convolutions_above, find_coordinates, find_head
-from qdqtool.model.operators import WEIGHTED, LayerKind, is_sum, of, pooling_of
+from qdqtool.model.heads import convolutions_upstream, find_attentions, find_coordinates, find_head
+from qdqtool.model.operators import WEIGHTED, LayerKind, is_sum, operator_of, pooling_type
 from qdqtool.model.pointwise import activation_outputs
 from qdqtool.model.qdq import QUANTIZABLE, is_sparse
 from qdqtool.model.sizes import contraction
-from qdqtool.model.subgraphs import DOMAINS, inner_graphs
+from qdqtool.model.subgraphs import DOMAINS, nested_graphs
 from qdqtool.model.view import View
 from qdqtool.trt import detect
 from qdqtool.trt.taken import taken
@@ -165,7 +165,7 @@ def place(model: Model, rules: Rules) -> Placement:
             if isinstance(why := products.find(node, known), Unwritten):
                 placement.skipped.append(SkippedNode(ProductInEinsum(PLACEMENT, node.name, why)))
     for node in model.ordered:
-        if count := sum(n.op_type in WEIGHTED for g in inner_graphs([node.proto]) for n in g.node):
+        if count := sum(n.op_type in WEIGHTED for g in nested_graphs([node.proto]) for n in g.node):
             placement.skipped.append(SkippedNode(InBody(PLACEMENT, node.name, count)))
     if not any(n.op in WEIGHTED for n in model.nodes):
         raise nothing_to_quantize(placement.skipped, model.path or "model", found=False)
@@ -189,13 +189,17 @@ def float_nodes(model: Model, choice: str) -> dict[int, Part]:
     for nodes, what in (
         (head.boxes, Part.BOX),
         (head.dfl, Part.DFL),
-        (places.makers, Part.PLACES),
+        (places.producers, Part.PLACES),
         (places.mlps, Part.MLP),
-        (places.readers, Part.REFERENCE),
+        (places.consumers, Part.REFERENCE),
     ):
         result.update(dict.fromkeys(nodes, what))
     if choice == "box" and not head.dfl:
-        ends = [i for i in sorted(head.finals) if of(model.nodes[i]).kind == LayerKind.CONVOLUTION]
+        ends = [
+            i
+            for i in sorted(head.finals)
+            if operator_of(model.nodes[i]).kind == LayerKind.CONVOLUTION
+        ]
         if len(ends) >= _DETECTOR:
             result.update(dict.fromkeys(ends, Part.DETECTOR))
     if choice == "float":
@@ -206,16 +210,16 @@ def float_nodes(model: Model, choice: str) -> dict[int, Part]:
 
 def is_averaging(model: Model, node: Node) -> bool:
     """Whether a node is a pooling that averages, or a reduction that TensorRT turns into one."""
-    known = of(node)
+    known = operator_of(node)
     return known.averages and (
-        known.kind == LayerKind.POOLING or pooling_of(model, node) is not None
+        known.kind == LayerKind.POOLING or pooling_type(model, node) is not None
     )
 
 
 def can_be_quantized(model: Model, node: Node) -> bool:
     """Whether placement decides about a node at all: weights, averaging poolings and sums of two tensors."""
     return (
-        of(node).weights is not None
+        operator_of(node).weights is not None
         or is_averaging(model, node)
         or (is_sum(node) and len(node.inputs) == 2)
     )
@@ -252,7 +256,7 @@ class _Choice:
                 )
         self.excluded_ops = {op.lower() for op in rules.exclude_ops}
         self.varying = View(model).varying
-        self.attention = {n.index for a in attentions(model) for n in (a.scores, a.values)}
+        self.attention = {n.index for a in find_attentions(model) for n in (a.scores, a.values)}
 
     def refusal(self, node: Node) -> Refusal | None:
         """Why the user wants a node float."""
@@ -354,7 +358,7 @@ def _impossible(model: Model, node: Node, rules: Rules, varying: frozenset[str])
     assert shape is not None
     if 0 in shape:
         return UnfitInput(PLACEMENT, name, Unfit.EMPTY)
-    known = of(node).kind
+    known = operator_of(node).kind
     if known == LayerKind.MATRIX_MULTIPLY and len(shape) != 2:
         return WeightsRank(PLACEMENT, name, len(shape))
     if known == LayerKind.MATRIX_MULTIPLY and node.integer("transA", 0):
@@ -365,7 +369,7 @@ def _impossible(model: Model, node: Node, rules: Rules, varying: frozenset[str])
 def _small(model: Model, node: Node) -> Refusal | None:
     """ModelOpt's published rule for convolutions with fewer than 16 channels (``find_nodes_from_convs_to_exclude``)."""
     shape = model.constant_shape(node.input(1)) or ()
-    if of(node).kind != LayerKind.CONVOLUTION or len(shape) < 3:
+    if operator_of(node).kind != LayerKind.CONVOLUTION or len(shape) < 3:
         return None
     out, per_group, kernel = shape[0], shape[1], shape[2:]
     if out >= 16 and per_group >= 16:
@@ -382,7 +386,7 @@ def _small(model: Model, node: Node) -> Refusal | None:
 
 def _failing(model: Model, node: Node, rules: Rules) -> Refusal | None:
     """Forms that the prediction advises to leave float: patch embeddings, depthwise ones into an Add or SiLU."""
-    if of(node).kind != LayerKind.CONVOLUTION:
+    if operator_of(node).kind != LayerKind.CONVOLUTION:
         return None
     shape = model.constant_shape(node.input(1)) or ()
     found: list[Refusal | None] = [large_kernel(PLACEMENT, node, shape[2:])]
@@ -393,7 +397,7 @@ def _failing(model: Model, node: Node, rules: Rules) -> Refusal | None:
     )
     if layer is not None:
         activation = layer.fusion.activation
-        readers = model.readers(layer.fusion.bare or layer.out.source)
+        readers = model.consumers(layer.fusion.bare or layer.out.source)
         found += depthwise(
             PLACEMENT, node, activation.op if activation is not None else "", readers
         )
@@ -404,7 +408,9 @@ def _place_around(model: Model, placement: Placement, chosen: _Choice) -> None:
     """Residual Adds and averaging pools; one can make the next one worth while, so until nothing changes."""
     quantized = {r.node.index for readers in placement.readers.values() for r in readers}
     open_nodes = [
-        n for n in reversed(model.ordered) if of(n).weights is None and can_be_quantized(model, n)
+        n
+        for n in reversed(model.ordered)
+        if operator_of(n).weights is None and can_be_quantized(model, n)
     ]
     refused: dict[int, Refusal | None] = {}
     changed = True
@@ -497,7 +503,7 @@ def _comes_from_quantized(model: Model, tensor: str, quantized: set[int]) -> boo
         node = model.producer(name)
         return (
             ()
-            if node is None or of(node).weights is not None or is_averaging(model, node)
+            if node is None or operator_of(node).weights is not None or is_averaging(model, node)
             else node.inputs
         )
 
@@ -520,7 +526,7 @@ def class_outputs(model: Model) -> tuple[str, ...]:
     for node in model.ordered:
         if node.op != "Sigmoid" or not _goes_out(model, node):
             continue
-        for index in sorted(convolutions_above(model, node.input(0)) & head.finals - head.boxes):
+        for index in sorted(convolutions_upstream(model, node.input(0)) & head.finals - head.boxes):
             output = model.nodes[index].output
             shape = model.shape(output)
             if model.nodes[index].op == "Conv" and shape is not None and len(shape) == 4:
@@ -531,7 +537,7 @@ def class_outputs(model: Model) -> tuple[str, ...]:
 def _goes_out(model: Model, node: Node) -> bool:
     """Whether nothing calculates with a node's output before it leaves the network or is sorted."""
     return not any(
-        of(reader).kind in _CALCULATES
+        operator_of(reader).kind in _CALCULATES
         for name in reached(node.output, lambda t: moved(model, t))
-        for reader in model.readers(name)
+        for reader in model.consumers(name)
     )

@@ -30,10 +30,10 @@ from qdqtool.base.text import reason_of
 from qdqtool.errors import ModelError
 from qdqtool.explain.left_float import Unwritten
 from qdqtool.insertion.structure import is_convolution
-from qdqtool.model.constants import Constants
+from qdqtool.model.constants import ConstantEvaluator
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model, Node
-from qdqtool.model.operators import LayerKind, of, output_axis
+from qdqtool.model.operators import LayerKind, operator_of, output_axis
 from qdqtool.model.shapes import convert_opset, infer_types
 from qdqtool.model.sizes import Contraction, contraction
 from qdqtool.model.slim import without_large_weights
@@ -50,7 +50,11 @@ def fold_batch_normalization(model: Model) -> int:
     count = 0
     for norm in model.nodes:
         conv = model.producer(norm.input(0))
-        if of(norm).kind != LayerKind.SCALE or conv is None or not _foldable(model, conv, norm):
+        if (
+            operator_of(norm).kind != LayerKind.SCALE
+            or conv is None
+            or not _foldable(model, conv, norm)
+        ):
             continue
         folded = _fold(model, conv, norm)
         if folded is None:
@@ -72,7 +76,7 @@ def _set_weights(editor: Editor, conv: Node, suffix: str, values: tuple[_Array, 
 def _foldable(model: Model, conv: Node, norm: Node) -> bool:
     return (
         is_convolution(conv)
-        and len(model.readers(conv.output)) == 1
+        and len(model.consumers(conv.output)) == 1
         and not model.is_output(conv.output)
         and not norm.integer("training_mode", 0)
         and not any(norm.outputs[1:])
@@ -119,9 +123,9 @@ def fold_leading(model: Model) -> int:
     editor = Editor(model)
     count = 0
     for norm in model.nodes:
-        if of(norm).kind != LayerKind.SCALE or norm.integer("training_mode", 0):
+        if operator_of(norm).kind != LayerKind.SCALE or norm.integer("training_mode", 0):
             continue
-        readers = model.readers(norm.output)
+        readers = model.consumers(norm.output)
         if not readers or model.is_output(norm.output) or any(norm.outputs[1:]):
             continue
         parameters = _parameters(model, norm)
@@ -150,7 +154,7 @@ def _folded(
     model: Model, conv: Node, factor: _Floats, shift: _Floats
 ) -> tuple[_Array, _Array] | None:
     """New weights and bias; None where folding is not exact, or something other than the data is not constant."""
-    if of(conv).kind != LayerKind.CONVOLUTION:
+    if operator_of(conv).kind != LayerKind.CONVOLUTION:
         return None
     constants = _constants(model, conv)
     if constants is None or constants[0].dtype.kind != "f" or constants[0].ndim < 3:
@@ -233,9 +237,9 @@ def prepare(model: Model, *, opset: int = MIN_OPSET) -> list[Note]:
         notes.append(Remark.NODES_NAMED(count=renamed))
     sums = [n for n in model.nodes if n.op == "Sum" and n.domain in STANDARD and len(n.inputs) == 2]
     for node in sums:
-        editor.proto_of(node).op_type = "Add"
+        editor.edit_proto(node).op_type = "Add"
     lowered = sum(
-        _lower_letters(editor.proto_of(n))
+        _lower_letters(editor.edit_proto(n))
         for n in model.nodes
         if n.op == "Einsum" and n.domain in DOMAINS
     )
@@ -520,7 +524,7 @@ def _inline(model: Model) -> None:
     del proto.functions[:]
     del proto.opset_import[:]
     proto.opset_import.extend(inlined.opset_import)
-    model.read_again()
+    model.reindex()
 
 
 def _rename_duplicates(editor: Editor) -> int:
@@ -535,7 +539,7 @@ def _rename_duplicates(editor: Editor) -> int:
         while name in taken:
             name, number = f"{wanted}_{number}", number + 1
         taken.add(name)
-        editor.proto_of(node).name = name
+        editor.edit_proto(node).name = name
     return len(shared)
 
 
@@ -565,7 +569,7 @@ def raise_opset(model: Model, opset: int) -> None:
     for entry in proto.opset_import:
         if entry.domain in STANDARD:
             entry.version = opset
-    model.read_again()
+    model.reindex()
 
 
 def _restore_names(proto: onnx.ModelProto, converted: onnx.ModelProto) -> None:
@@ -583,7 +587,7 @@ def fold_constant_weights(model: Model) -> int:
     fixed = View(model).constants
     places: list[tuple[Node, int]] = []
     for node in model.nodes:
-        known = of(node)
+        known = operator_of(node)
         positions = (
             (1, 2)
             if known.weights is not None
@@ -598,8 +602,8 @@ def fold_constant_weights(model: Model) -> int:
             for p in positions
             if node.input(p) in fixed and not model.is_constant(node.input(p))
         ]
-    constants = Constants(model)
-    values = {t: constants.value(t) for t in dict.fromkeys(node.input(p) for node, p in places)}
+    constants = ConstantEvaluator(model)
+    values = {t: constants.evaluate(t) for t in dict.fromkeys(node.input(p) for node, p in places)}
     editor = Editor(model)
     count = 0
     for node, position in places:
@@ -620,10 +624,12 @@ def copy_shared_weights(model: Model) -> int:
     owners: dict[str, int] = {}
     for node in model.nodes:
         name = node.input(1)
-        if of(node).weights is None or not model.is_constant(name):
+        if operator_of(node).weights is None or not model.is_constant(name):
             continue
         owner = owners.setdefault(name, node.index)
-        if owner == node.index and all(of(r).weights is not None for r in model.readers(name)):
+        if owner == node.index and all(
+            operator_of(r).weights is not None for r in model.consumers(name)
+        ):
             continue
         value = model.constant(name)
         if value is not None:

@@ -170,7 +170,7 @@ class _Writer:
 
     def _is_taken(self, base: str) -> bool:
         names = (qdq.Q, qdq.DQ, "scale", "zero_point", f"{qdq.Q}_output_0", f"{qdq.DQ}_output_0")
-        return any(self.editor.is_taken(f"{base}/{name}") for name in names)
+        return any(self.editor.has_name(f"{base}/{name}") for name in names)
 
 
 def _only(reader: Reader) -> int | None:

@@ -17,9 +17,9 @@ from qdqtool.base.said import said
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion.options import METHODS, PlacementOptions, RangeOptions
 from qdqtool.model.graph import Model
-from qdqtool.model.heads import holds_shares
-from qdqtool.model.operators import fills_below, inputs_behind_q
-from qdqtool.model.qdq import source_of_dq
+from qdqtool.model.heads import is_attention_probability
+from qdqtool.model.operators import commuting_inputs, fills_below
+from qdqtool.model.qdq import find_pair
 
 if TYPE_CHECKING:
     from calibration.methods import Range
@@ -89,14 +89,14 @@ def scale_groups(
         seen.add(tensor)
         ties.group(tensor)
         node = model.producer(tensor)
-        pair = source_of_dq(model, tensor)
+        pair = find_pair(model, tensor)
         if pair is not None:
             inputs = pair[1].inputs[:1] if pair[1] is not None else ()
         else:
             inputs = (
                 node.inputs[:1]
                 if node is not None and fills_below(model, node)
-                else inputs_behind_q(model, node)
+                else commuting_inputs(model, node)
             )
         above = [t for t in inputs if not model.is_constant(t)]
         if not above or len(above) < len(
@@ -119,7 +119,7 @@ def scale_groups(
 
 
 def _largest(model: Model, quantized: Sequence[str]) -> float | None:
-    return 1.0 if all(holds_shares(model, t) for t in quantized) else None
+    return 1.0 if all(is_attention_probability(model, t) for t in quantized) else None
 
 
 # Scales --------------------------------------------------------------------------------------------------------------

@@ -31,11 +31,11 @@ from qdqtool.insertion.options import ImageOptions
 from qdqtool.insertion.placement import Placement
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model, Node
-from qdqtool.model.layernorm import constant_behind
-from qdqtool.model.operators import LayerKind, of, rearranges, reduced_axes
+from qdqtool.model.layernorm import skip_identities
+from qdqtool.model.operators import LayerKind, operator_of, rearranges, reduced_axes
 from qdqtool.model.qdq import QUANTIZABLE, SMOOTHED
-from qdqtool.model.sizes import MOVES, follow_from_sizes, is_linear
-from qdqtool.model.subgraphs import DOMAINS, STANDARD, copy_of
+from qdqtool.model.sizes import MOVES, find_size_constants, is_linear
+from qdqtool.model.subgraphs import DOMAINS, STANDARD, copy_node
 from qdqtool.types import Json
 
 Places = npt.NDArray[np.int64]
@@ -62,7 +62,7 @@ class Sizes:
         self.open = any(
             d is None or d <= 0 for t in model.inputs for d in model.shape(t) or (None,)
         )
-        values, open_shapes = ([], []) if self.open else follow_from_sizes(model)
+        values, open_shapes = ([], []) if self.open else find_size_constants(model)
         if open_shapes:
             found = losses.values_of(
                 model, values, {t: t + _SHAPE for t in open_shapes}, data, images
@@ -112,7 +112,7 @@ class Sizes:
     def _entries(self, node: Node) -> tuple[list[tuple[int, ...]], list[Places]]:
         """The dimensions of a node's inputs that hold data, and which of their entries (counted through) each output
         holds; nothing where that is not known."""
-        known = of(node)
+        known = operator_of(node)
         if node.domain not in STANDARD or not (known.joins or known.cuts or node.op in MOVES):
             return [], []
         count = len(node.inputs) if known.joins else 1
@@ -127,7 +127,7 @@ class Sizes:
             np.arange(a, a + math.prod(s)).reshape(s)
             for a, s in zip(starts[:-1], inputs, strict=True)
         ]
-        alone = copy_of(
+        alone = copy_node(
             node.proto, [f"{p}" if t else "" for p, t in enumerate(node.inputs)], node.outputs
         )
         from onnx.reference import ReferenceEvaluator
@@ -450,7 +450,7 @@ def _enter(sizes: Sizes, region: _Region, tensor: str) -> tuple[_Left, str] | No
     if not _takes_above(sizes, region, maker, tensor, places):
         region.at = maker.name
         return _Left.MADE, maker.op
-    for reader in dict.fromkeys(model.readers(tensor)):
+    for reader in dict.fromkeys(model.consumers(tensor)):
         if reader.op != "Shape" and not _takes_below(sizes, region, reader, tensor, places):
             region.at = reader.name
             return _Left.READ, reader.op
@@ -470,7 +470,7 @@ def _takes_above(sizes: Sizes, region: _Region, node: Node, tensor: str, places:
     if node.op == "LayerNormalization" and known and tensor == node.output and places.ndim == 1:
         positions = [p for p in (1, 2) if node.input(p)]
         fits = all(
-            model.constant_shape(constant_behind(model, node.input(p))) == places.shape
+            model.constant_shape(skip_identities(model, node.input(p))) == places.shape
             for p in positions
         )
         return bool(positions) and fits and region.made_by(node, positions, places, -1)
@@ -542,8 +542,8 @@ def _handed_on(
 ) -> bool:
     """Whether a node that computes nothing of several channels hands s on, and what it makes of it joins."""
     ends = node.inputs if up else node.outputs
-    kept = _keeps(sizes, node, places) and (up or of(node).joins or not place)
-    moved = [places] * (len(ends) if of(node).joins or not up else 1) if kept else None
+    kept = _keeps(sizes, node, places) and (up or operator_of(node).joins or not place)
+    moved = [places] * (len(ends) if operator_of(node).joins or not up else 1) if kept else None
     if moved is None or not region.whole:
         moved = sizes.across(node, place, places, up=up) or moved
     return moved is not None and all(
@@ -559,13 +559,13 @@ def _mixes(places: Places, position: int) -> bool:
 
 def _fixed(model: Model, node: Node) -> list[int]:
     """The inputs of an operator on two tensors that are constant, where the other is not."""
-    found = [p for p, t in enumerate(node.inputs) if model.is_constant(constant_behind(model, t))]
+    found = [p for p, t in enumerate(node.inputs) if model.is_constant(skip_identities(model, t))]
     return found if len(found) == 1 and len(node.inputs) == 2 else []
 
 
 def _is_vector(model: Model, tensor: str, places: Places) -> bool:
     """Whether a constant is one number, or has axes where those along which s changes are, as long as these."""
-    shape = model.constant_shape(constant_behind(model, tensor))
+    shape = model.constant_shape(skip_identities(model, tensor))
     if shape is None or model.elem_type(tensor) not in QUANTIZABLE:
         return False
     return all(d == 1 for d in shape) or (
@@ -579,7 +579,7 @@ def _multiplies(node: Node, fixed: Sequence[int]) -> bool:
 
 
 def _sums(node: Node) -> bool:
-    return of(node).operation in ("SUM", "SUB")
+    return operator_of(node).operation in ("SUM", "SUB")
 
 
 def _keeps(sizes: Sizes, node: Node, places: Places) -> bool:
@@ -601,16 +601,21 @@ def _keeps(sizes: Sizes, node: Node, places: Places) -> bool:
         return amounts is not None and not amounts.any()
     if node.op == "ReduceMean":
         return last and _apart(sizes, node, reduced_axes(model, node))
-    if of(node).averages:  # height and width, behind the channels
+    if operator_of(node).averages:  # height and width, behind the channels
         return (
             places.shape[1:] == (1, 1) and len(sizes.shape(node.input(0)) or ()) == places.ndim + 1
         )
-    if node.op == "Gather" or of(node).cuts or of(node).joins:
+    if node.op == "Gather" or operator_of(node).cuts or operator_of(node).joins:
         return last and _apart(sizes, node, [node.integer("axis", 0)])
-    if node.op == "Relu" or of(node).kind == LayerKind.IDENTITY:
+    if node.op == "Relu" or operator_of(node).kind == LayerKind.IDENTITY:
         return not any(node.outputs[1:])
     ends = [(sizes.shape(t) or (None,))[-1] for t in (node.input(0), node.output)]
-    return rearranges(node) and not of(node).moves and last and ends[0] == ends[1] == len(places)
+    return (
+        rearranges(node)
+        and not operator_of(node).moves
+        and last
+        and ends[0] == ends[1] == len(places)
+    )
 
 
 def _apart(sizes: Sizes, node: Node, axes: Sequence[int] | None) -> bool:
@@ -628,7 +633,7 @@ def _apply(
     """Multiplies the constants of a region in ``values``; nothing is done where one would not be finite."""
     made = {}
     for (index, position), powers in region.folds.items():
-        name = constant_behind(model, model.nodes[index].input(position))
+        name = skip_identities(model, model.nodes[index].input(position))
         before = values.get((index, position), model.constant(name))
         if before is None:
             return False
@@ -651,7 +656,7 @@ def _write(model: Model, values: dict[tuple[int, int], _Array]) -> None:
         name = node.input(position)
         if (
             name in model.initializers
-            and len(model.readers(name)) == 1
+            and len(model.consumers(name)) == 1
             and not model.is_output(name)
         ):
             editor.set_constant(name, value)

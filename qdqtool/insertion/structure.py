@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from qdqtool.model.graph import Model, Node
-from qdqtool.model.operators import CONVOLVE, inputs_behind_q, of
+from qdqtool.model.operators import CONVOLVE, commuting_inputs, operator_of
 from qdqtool.model.operators import weight_scale_axis as weight_scale_axis
-from qdqtool.model.pointwise import activation_outputs, region
+from qdqtool.model.pointwise import activation_outputs, pointwise_region
 
 
 def is_convolution(node: Node | None) -> bool:
     """Whether a node is a Conv or ConvTranspose."""
-    return of(node).kind in CONVOLVE
+    return operator_of(node).kind in CONVOLVE
 
 
 def reached(start: str, onward: Callable[[str], Iterable[str]]) -> Iterator[str]:
@@ -29,8 +29,8 @@ def reached(start: str, onward: Callable[[str], Iterable[str]]) -> Iterator[str]
 
 def moved(model: Model, tensor: str) -> Iterator[str]:
     """Results of nodes that a Q passes, which only move a tensor's values."""
-    for reader in model.readers(tensor):
-        if tensor in inputs_behind_q(model, reader):
+    for reader in model.consumers(tensor):
+        if tensor in commuting_inputs(model, reader):
             yield from reader.outputs
 
 
@@ -86,13 +86,13 @@ def all_dequantized(model: Model, tensor: str, readers: Callable[[str], set[int]
             n.index
             for out in behind
             if (last := model.producer(out))
-            for n in region(model, name, last)
+            for n in pointwise_region(model, name, last)
         }
         stack.extend(behind)
-        for reader in model.readers(name):
+        for reader in model.consumers(name):
             if reader.index in read or reader.index in inside:
                 continue
-            if name not in inputs_behind_q(model, reader):
+            if name not in commuting_inputs(model, reader):
                 return False
             stack.extend(reader.outputs)
     return True

@@ -18,13 +18,13 @@ import onnx
 from onnx import TensorProto, helper
 
 from qdqtool.errors import ModelError
-from qdqtool.model.cuts import Cuts
+from qdqtool.model.cuts import NetworkCuts
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.qdq import is_dq
-from qdqtool.model.sessions import failure, open_proto
+from qdqtool.model.sessions import describe_failure, open_proto
 from qdqtool.model.slim import without_large_weights
-from qdqtool.model.subgraphs import copy_of
+from qdqtool.model.subgraphs import copy_node
 from qdqtool.types import QuantizedTensor
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class SwitchedNetwork:
         from calibration.session import Fetcher, partial_model
 
         self._names, network = _switched(model, activations)
-        cuts = Cuts(network, wanted)
+        cuts = NetworkCuts(network, wanted)
         switches = set(self._names.values())
         place: dict[str, int] = {}  # of the node that reads a switch first
         for position, node in enumerate(network.ordered):
@@ -85,7 +85,7 @@ class SwitchedNetwork:
             (0, ())
         ]  # cuts that a run can begin at, and what is fed there
         for position in sorted(set(begins.values())):
-            crossing = tuple(t for t in cuts.crossing(position) if cuts.made[t] >= 0)
+            crossing = tuple(t for t in cuts.crossing_tensors(position) if cuts.positions[t] >= 0)
             new = not set(fed[-1][1]).issuperset(crossing) and not set(crossing).issuperset(wanted)
             if new and all(map(model.elem_type, crossing)):
                 fed.append((position, crossing))
@@ -159,8 +159,8 @@ def _branches(quantizer: Node, dequantizer: Node) -> dict[str, onnx.GraphProto]:
     """What an If in the place of a DQ gives: the same, or what its Q gets. Where would read both, each time."""
     code, quantized = f"{dequantizer.output}/code", f"{dequantizer.output}/quantized"
     pair = [
-        copy_of(quantizer.proto, quantizer.inputs, [code]),
-        copy_of(dequantizer.proto, [code, *dequantizer.inputs[1:]], [quantized]),
+        copy_node(quantizer.proto, quantizer.inputs, [code]),
+        copy_node(dequantizer.proto, [code, *dequantizer.inputs[1:]], [quantized]),
     ]
     unquantized = helper.make_node(
         "Identity", [quantizer.input(0)], [f"{dequantizer.output}/float"]
@@ -178,6 +178,6 @@ def _session(part: onnx.ModelProto, model: Model, threads: int) -> Any:
         return open_proto(part, threads, weights=model.initializers, fold_qdq=False, one_arena=True)
     except Exception as error:  # onnxruntime's exceptions have no common base but this
         raise ModelError(
-            f"onnxruntime cannot run the quantized model: {failure(error)}",
+            f"onnxruntime cannot run the quantized model: {describe_failure(error)}",
             code="onnxruntime-failed",
         ) from error

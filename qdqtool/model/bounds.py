@@ -14,7 +14,7 @@ import numpy as np
 from qdqtool.base.records import record
 from qdqtool.model import qdq
 from qdqtool.model.graph import Model, Node
-from qdqtool.model.operators import of, rearranges
+from qdqtool.model.operators import operator_of, rearranges
 from qdqtool.model.qdq import QuantParams
 from qdqtool.model.subgraphs import DOMAINS
 from qdqtool.types import Precision
@@ -70,9 +70,9 @@ _KEEPING = frozenset(
 
 def find_bounds(model: Model) -> dict[str, Bounds]:
     """Return the bounds of all tensors that have some, kept with the model until it is edited."""
-    known: dict[str, Bounds] | None = model.memory.get("bounds")
+    known: dict[str, Bounds] | None = model.cache.get("bounds")
     if known is None:
-        known = model.memory["bounds"] = {}
+        known = model.cache["bounds"] = {}
         for node in model.ordered:
             found = _bounds_of(model, node, known) if node.domain in DOMAINS else None
             if found is not None:
@@ -137,7 +137,7 @@ def is_scalar(params: QuantParams) -> bool:
         scales is not None
         and zeros is not None
         and scales.values.size == zeros.values.size == 1
-        and scales.positive
+        and scales.is_positive
         and params.precision in _CODES
     )
 
@@ -286,7 +286,7 @@ def joined_parts(model: Model, tensor: str) -> list[str]:
     while stack and len(seen) <= _MAX_HOPS:
         current = stack.pop()
         node = model.producer(current)
-        if node is not None and of(node).joins:
+        if node is not None and operator_of(node).joins:
             inputs = [t for t in node.inputs if t]
         elif node is not None and (rearranges(node) or qdq.is_qdq(node)) and node.inputs:
             inputs = [node.input(0)]
@@ -304,7 +304,7 @@ def joined_parts(model: Model, tensor: str) -> list[str]:
 def _passes_concat(model: Model, tensor: str) -> bool:
     for _ in range(_MAX_HOPS):
         node = model.producer(tensor)
-        if node is None or of(node).joins:
+        if node is None or operator_of(node).joins:
             return node is not None
         if not (rearranges(node) or qdq.is_qdq(node)) or not node.inputs:
             return False

@@ -1,4 +1,4 @@
-"""Where a network can be cut in two, and what crosses the cut."""
+"""Cuts of a network into parts, and the tensors that cross them."""
 
 from __future__ import annotations
 
@@ -7,36 +7,46 @@ from collections.abc import Iterable, Sequence
 from qdqtool.model.graph import Model
 
 
-class Cuts:
-    """Cuts through a network in front of its nodes, in topological order.
+class NetworkCuts:
+    """Cuts through a network before its nodes, in topological order.
 
     Attributes:
         model: The network.
-        made: The position of the node that makes each tensor but the constants; -1 for those that are given.
+        positions: Position of the node that produces each tensor except constants; -1 for network
+            inputs.
     """
 
-    def __init__(self, model: Model, wanted: Sequence[str]) -> None:
-        """``wanted`` are the tensors that are read at the end."""
+    def __init__(self, model: Model, outputs: Sequence[str]) -> None:
+        """Index the positions of producers and of the last consumers.
+
+        Args:
+            model: The network.
+            outputs: Tensors that are read after the last node.
+        """
         self.model = model
-        self.made: dict[str, int] = {}
-        at_end = frozenset(wanted)
+        self.positions: dict[str, int] = {}
         self._last: dict[str, int] = {}
+        required = frozenset(outputs)
         for position, node in enumerate(model.ordered):
-            self.made.update(
-                (t, position)
-                for t in node.outputs
-                if t in at_end or (t and not model.is_constant(t))
-            )
+            for tensor in node.outputs:
+                if tensor in required or (tensor and not model.is_constant(tensor)):
+                    self.positions[tensor] = position
             self._last.update(dict.fromkeys((*node.inputs, *node.captured), position))
-        self.made.update(
-            dict.fromkeys((*model.inputs, *(t for t in wanted if t in model.initializers)), -1)
-        )
-        self._last.update(dict.fromkeys(wanted, len(model.ordered)))
+        stored_outputs = [tensor for tensor in outputs if tensor in model.initializers]
+        self.positions.update(dict.fromkeys((*model.inputs, *stored_outputs), -1))
+        self._last.update(dict.fromkeys(outputs, len(model.ordered)))
 
-    def crossing(self, position: int) -> tuple[str, ...]:
-        """Tensors made in front of a node (graph inputs included) that it or what follows still reads."""
-        return tuple(t for t, made in self.made.items() if made < position <= self._last.get(t, -1))
+    def crossing_tensors(self, position: int) -> tuple[str, ...]:
+        """Return the tensors from before a node that the node or a later one consumes.
 
-    def behind(self, tensors: Iterable[str]) -> int:
-        """The first cut behind which all of some tensors are made."""
-        return max((self.made[t] for t in tensors), default=-1) + 1
+        Network inputs are included.
+        """
+        crossing = []
+        for tensor, produced in self.positions.items():
+            if produced < position <= self._last.get(tensor, -1):
+                crossing.append(tensor)
+        return tuple(crossing)
+
+    def first_cut_after(self, tensors: Iterable[str]) -> int:
+        """Return the position of the first cut after the producers of all tensors."""
+        return max((self.positions[tensor] for tensor in tensors), default=-1) + 1

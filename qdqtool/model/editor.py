@@ -20,10 +20,10 @@ from onnx import TensorProto
 from qdqtool.base import limits
 from qdqtool.errors import ModelError
 from qdqtool.model.graph import EDITED, Model, Node
-from qdqtool.model.qdq import FLOATS, Numbers, is_dq, is_q
+from qdqtool.model.qdq import FLOATS, ParameterValues, is_dq, is_q
 from qdqtool.model.slim import without_large_weights
-from qdqtool.model.subgraphs import captured, in_order
-from qdqtool.model.view import View, Weights
+from qdqtool.model.subgraphs import captured_tensors, sort_topologically
+from qdqtool.model.view import View, WeightSource
 
 _LARGE_PARAMETER = 1 << 16  # bytes; 16,384 channels
 
@@ -57,7 +57,7 @@ class Editor:
         self._alias: dict[str, str] = {}
         self._shared: dict[tuple[str, tuple[int, ...], bytes], str] = {}
 
-    def proto_of(self, node: Node) -> onnx.NodeProto:
+    def edit_proto(self, node: Node) -> onnx.NodeProto:
         """The message of a node, to be changed; of a node of the model that this one is a copy of, that in the copy."""
         self._touched.add(node.index)
         self.edited.add(node.index)
@@ -66,7 +66,7 @@ class Editor:
     def is_removed(self, node: Node) -> bool:
         return node.index in self._removed
 
-    def name(self, wanted: str) -> str:
+    def unique_name(self, wanted: str) -> str:
         """``wanted``, or with a number where that name is taken."""
         name, number = wanted, self._numbers.get(wanted, 1)
         while name in self._taken:
@@ -80,7 +80,7 @@ class Editor:
         """Entries of the graph's inputs; old exporters list the initializers there."""
         return {v.name: v for v in self.proto.graph.input}
 
-    def is_taken(self, name: str) -> bool:
+    def has_name(self, name: str) -> bool:
         """Whether a node or tensor has that name."""
         return name in self._taken
 
@@ -98,7 +98,7 @@ class Editor:
             ModelError,
             code="constants-too-large",
         )
-        name = self.name(wanted)
+        name = self.unique_name(wanted)
         self._add_constant(onnx.numpy_helper.from_array(np.asarray(value), name))
         return name
 
@@ -137,22 +137,22 @@ class Editor:
 
     def set_input(self, node: Node, position: int, tensor: str) -> None:
         """Makes a node read another tensor; missing optional inputs before it are filled in as not set."""
-        proto = self.proto_of(node)
+        proto = self.edit_proto(node)
         while len(proto.input) <= position:
             proto.input.append("")
         proto.input[position] = tensor
 
     def redirect(self, old: str, new: str, readers: Iterable[Node] | None = None) -> None:
         """Makes the readers of a tensor (all of them, or those given) read another one."""
-        for node in self.model.readers(old) if readers is None else readers:
-            proto = self.proto_of(node)
+        for node in self.model.consumers(old) if readers is None else readers:
+            proto = self.edit_proto(node)
             for position, tensor in enumerate(proto.input):
                 if tensor == old:
                     proto.input[position] = new
 
     def is_captured(self, tensor: str) -> bool:
         """Whether a subgraph (If, Loop, Scan) reads a tensor, which :meth:`redirect` does not reach."""
-        return any(tensor in n.captured for n in self.model.readers(tensor))
+        return any(tensor in n.captured for n in self.model.consumers(tensor))
 
     def remove(self, node: Node) -> None:
         """Removes a node; what it alone read is pruned in :meth:`finish`."""
@@ -168,8 +168,8 @@ class Editor:
         attributes: dict[str, Any] | None = None,
     ) -> str:
         """Adds a node with one output in front of another and returns the output's name."""
-        name = self.name(wanted)
-        output = self.name(f"{name}_output_0")
+        name = self.unique_name(wanted)
+        output = self.unique_name(f"{name}_output_0")
         self.edited.add(before.index)
         self._before[before.index].append(
             onnx.helper.make_node(op, inputs, [output], name=name, **(attributes or {}))
@@ -186,7 +186,7 @@ class Editor:
 
     def set_output(self, node: Node, position: int, tensor: str) -> None:
         """Makes a node write another tensor; who reads the old one is not changed."""
-        self.proto_of(node).output[position] = tensor
+        self.edit_proto(node).output[position] = tensor
         self._taken.add(tensor)
 
     def set_type(self, tensors: Iterable[str], elem_type: int) -> None:
@@ -201,7 +201,7 @@ class Editor:
         """A constant for one node; one that is larger than any real scale is stored once for all that get the same."""
         if value.nbytes <= _LARGE_PARAMETER:
             return self.constant(wanted, value)
-        key = value.dtype.str, value.shape, Numbers(value.reshape(-1)).digest
+        key = value.dtype.str, value.shape, ParameterValues(value.reshape(-1)).digest
         if key not in self._shared:
             self._shared[key] = self.constant(wanted, value)
         return self._shared[key]
@@ -210,7 +210,7 @@ class Editor:
         self, node: Node, scale: npt.NDArray[Any], zero_point: npt.NDArray[Any]
     ) -> None:
         """Gives a Q or DQ new parameters; the scale keeps the type that it had."""
-        proto = self.proto_of(node)
+        proto = self.edit_proto(node)
         self._retyped.update(node.outputs)  # a quantized tensor's type may change
         kind = self.model.elem_type(node.input(1))
         dtype = onnx.helper.tensor_dtype_to_np_dtype(kind) if kind else np.dtype(np.float32)
@@ -218,7 +218,7 @@ class Editor:
         self.set_input(node, 2, self._parameter(f"{node.name}/zero_point", zero_point))
         _drop(proto.attribute, lambda name: name == "output_dtype")
 
-    def copy_weights(self, node: Node, weights: Weights, value: npt.NDArray[Any]) -> None:
+    def copy_weights(self, node: Node, weights: WeightSource, value: npt.NDArray[Any]) -> None:
         """Gives a node weights of its own: constant, Q and DQ as they are, in front of what moves them for it alone."""
         tensor = self.constant(f"{weights.source}_copy", value)
         reader, position = (weights.after.top or node, 0 if weights.after else 1)
@@ -234,13 +234,13 @@ class Editor:
         self, node: Node, op: str, inputs: Sequence[str], attributes: dict[str, Any]
     ) -> None:
         """Lets another operator make what a node makes."""
-        proto = self.proto_of(node)
+        proto = self.edit_proto(node)
         proto.op_type, proto.domain = op, ""
         del proto.attribute[:]
         proto.attribute.extend(onnx.helper.make_attribute(k, v) for k, v in attributes.items())
         proto.input[:] = inputs
 
-    def pass_by(self, node: Node, source: str) -> None:
+    def bypass(self, node: Node, source: str) -> None:
         """Lets what reads a node read another tensor; for a subgraph or a network output the node becomes a copy."""
         if not self.model.is_output(node.output) and not self.is_captured(node.output):
             self._alias[node.output] = source
@@ -253,7 +253,7 @@ class Editor:
         self.remove(node)
         self._add_constant(made)
 
-    def bypass(self, q: Node, dqs: Iterable[Node]) -> bool:
+    def remove_pairs(self, q: Node, dqs: Iterable[Node]) -> bool:
         """Removes Q/DQ pairs: what read a DQ reads what Q read, and the maker of that makes a network output instead.
 
         Returns:
@@ -275,13 +275,13 @@ class Editor:
                 self.redirect(dq.output, source)
                 self._alias[dq.output] = source  # source may itself be removed by another bypass
             self.remove(dq)
-        if all(self.is_removed(n) for n in self.model.readers(q.output)):
+        if all(self.is_removed(n) for n in self.model.consumers(q.output)):
             self.remove(q)
         if ends and maker is not None:
-            outputs = self.proto_of(maker).output
+            outputs = self.edit_proto(maker).output
             outputs[list(outputs).index(source)] = ends[0].output
             self.redirect(source, ends[0].output)
-            for reader in (r for dq in pairs for r in self.model.readers(dq.output)):
+            for reader in (r for dq in pairs for r in self.model.consumers(dq.output)):
                 self.redirect(source, ends[0].output, [reader])
         return True
 
@@ -300,12 +300,12 @@ class Editor:
         if self._alias:
             for entry in nodes:
                 if not self._alias.keys().isdisjoint(_message(entry).input):
-                    inputs = (self.proto_of(entry) if isinstance(entry, Node) else entry).input
+                    inputs = (self.edit_proto(entry) if isinstance(entry, Node) else entry).input
                     inputs[:] = [self._resolved(t) for t in inputs]
-        read = set(self.model.consumers)
+        read = set(self.model.consumers_by_tensor)
         inside = self._captured()
         pruned = self._prune(nodes, inside)
-        kept = in_order(pruned, self._reads, self._makes)
+        kept = sort_topologically(pruned, self._reads, self._makes)
         self.model.replace_constants((), self._constants, self._retyping)
         self.model.replace_nodes(
             kept if len(kept) == len(pruned) else pruned, self._touched
@@ -359,12 +359,15 @@ class Editor:
 
     def _reads(self, node: Node | onnx.NodeProto) -> tuple[str, ...]:
         same = self._as_indexed(node)
-        return (*self._inputs(node), *(captured(_message(node)) if same is None else same.captured))
+        return (
+            *self._inputs(node),
+            *(captured_tensors(_message(node)) if same is None else same.captured),
+        )
 
     def _drop_constants(self, was_read: set[str], inside: set[str]) -> None:
         """Drops initializers that lost their last reader, and their entries among the inputs."""
         graph, model = self.proto.graph, self.model
-        read = model.consumers.keys() | {v.name for v in graph.output} | inside
+        read = model.consumers_by_tensor.keys() | {v.name for v in graph.output} | inside
         gone = {
             n
             for n in model.initializers
@@ -381,11 +384,11 @@ class Editor:
             t
             for n in self.model.nodes
             if n.captured or n.index in self._touched
-            for t in captured(n.proto)
+            for t in captured_tensors(n.proto)
         }
 
     def _is_used(self, tensor: str) -> bool:
-        return bool(tensor) and (bool(self.model.readers(tensor)) or self.model.is_output(tensor))
+        return bool(tensor) and (bool(self.model.consumers(tensor)) or self.model.is_output(tensor))
 
     def _drop_stale(self) -> None:
         graph = self.proto.graph
@@ -415,7 +418,7 @@ def placeholder(name: str, dims: Iterable[int], kind: int = TensorProto.FLOAT) -
     return tensor
 
 
-def float_model(
+def remove_quantizers(
     model: Model,
     weights: bool = False,
     stored: Callable[[str, Iterable[int]], TensorProto] | None = None,
@@ -446,13 +449,13 @@ def float_model(
             editor.replace(node, stored(node.output, constant.dims))
         elif maker is not None and is_q(maker) and (weights or not view.is_weight(maker)):
             if is_dq(node) or stored is not None:
-                editor.pass_by(node, maker.input(0))
+                editor.bypass(node, maker.input(0))
         elif stored is not None:
-            editor.pass_by(node, node.input(0))
+            editor.bypass(node, node.input(0))
     return editor.finish()
 
 
-def with_more(
+def with_nodes(
     model: Model, nodes: Iterable[onnx.NodeProto], constants: Iterable[TensorProto] = ()
 ) -> Model:
     """A variant of a model, without large weights, that computes more of its tensors: nodes and what they read."""
@@ -462,7 +465,7 @@ def with_more(
     return Model(proto, sha256=EDITED, constants=model)
 
 
-def own_weights(model: Model) -> Model:
+def unshare_weights(model: Model) -> Model:
     """A model, itself, whose layers share no quantized weights: one that is called twice would have to."""
     view, editor = View(model), Editor(model)
     first: dict[str, Node] = {}
@@ -471,7 +474,7 @@ def own_weights(model: Model) -> Model:
         value = (
             model.constant(weights.source) if weights.dq is not None and weights.constant else None
         )
-        alone = all(len(model.readers(n.output)) == 1 for n in weights.after)
+        alone = all(len(model.consumers(n.output)) == 1 for n in weights.after)
         if value is not None and alone and first.setdefault(weights.source, node) is not node:
             editor.copy_weights(node, weights, value)
     return editor.finish()

@@ -21,7 +21,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from qdqtool.base import limits
 from qdqtool.base.files import INVALID_NAME, record_input
 from qdqtool.errors import ModelError
-from qdqtool.model.subgraphs import held
+from qdqtool.model.subgraphs import attribute_graphs
 
 _LARGE = 1 << 14  # elements
 _ELEMENTS = 1 << 63  # sizes are numbers of 64 bits
@@ -51,11 +51,11 @@ def all_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
             if attribute.HasField("t"):
                 yield attribute.t
             yield from attribute.tensors
-            for inner in held(attribute):
+            for inner in attribute_graphs(attribute):
                 yield from all_tensors(inner)
 
 
-def array_of(tensor: onnx.TensorProto, model: str = "", name: str = "") -> npt.NDArray[Any]:
+def to_array(tensor: onnx.TensorProto, model: str = "", name: str = "") -> npt.NDArray[Any]:
     """The values of a tensor whose data is in its message.
 
     Errors name the model by its path, and the tensor by ``name`` where it has none of its own.
@@ -68,7 +68,7 @@ def array_of(tensor: onnx.TensorProto, model: str = "", name: str = "") -> npt.N
         if (
             dtype is not None
             and tensor.HasField("raw_data")
-            and not (is_outside(tensor) or tensor.HasField("segment"))
+            and not (is_external(tensor) or tensor.HasField("segment"))
         ):
             return np.frombuffer(tensor.raw_data, dtype).reshape(tensor.dims)
         from onnx import numpy_helper
@@ -88,14 +88,14 @@ def is_possible(dims: Sequence[int]) -> bool:
     return len(dims) <= limits.RANK and abs(math.prod(dims)) < _ELEMENTS
 
 
-def is_outside(tensor: onnx.TensorProto) -> bool:
+def is_external(tensor: onnx.TensorProto) -> bool:
     """Whether a tensor's values are in a file beside the model."""
     return tensor.data_location == onnx.TensorProto.EXTERNAL
 
 
 def has_data(tensor: onnx.TensorProto) -> bool:
     """Whether a tensor's values are there or in a file; not so in copies without large weights."""
-    return is_outside(tensor) or any(
+    return is_external(tensor) or any(
         f.name.endswith("_data") and f.name != "external_data" for f, _ in tensor.ListFields()
     )
 
@@ -161,7 +161,7 @@ def check(proto: onnx.ModelProto, base_dir: str, model: str) -> None:
     found: dict[str, tuple[Path | None, int]] = {}
     total = 0
     for tensor in all_tensors(proto.graph):
-        if not is_outside(tensor):
+        if not is_external(tensor):
             continue
         location = location_of(tensor)
         if location not in found:
@@ -188,7 +188,7 @@ def check(proto: onnx.ModelProto, base_dir: str, model: str) -> None:
 
 def _length(tensor: onnx.TensorProto, size: int, model: str) -> int:
     """Bytes of the file that a tensor takes."""
-    needed = stored(tensor)
+    needed = stored_bytes(tensor)
     numbers = {"offset": 0, "length": min(size, needed)}
     keys = [entry.key for entry in tensor.external_data]
     for entry in tensor.external_data:
@@ -223,18 +223,18 @@ def _length(tensor: onnx.TensorProto, size: int, model: str) -> int:
     return max(0, min(numbers["length"], size - numbers["offset"]))
 
 
-def stored(tensor: onnx.TensorProto) -> int:
+def stored_bytes(tensor: onnx.TensorProto) -> int:
     """Bytes that a tensor of such dimensions takes; of an unknown type the most that there may be."""
     elements: int = math.prod(tensor.dims)
     return max(0, -(-elements * _BITS.get(tensor.data_type, 128) // 8))
 
 
-def stated(tensor: onnx.TensorProto) -> onnx.TensorProto:
+def with_length(tensor: onnx.TensorProto) -> onnx.TensorProto:
     """A copy of an external tensor that states how much of the file it is; else that is all behind its offset."""
     made = onnx.TensorProto()
     made.CopyFrom(tensor)
     if tensor.data_type in _BITS and all(entry.key != "length" for entry in tensor.external_data):
-        made.external_data.add(key="length", value=str(stored(tensor)))
+        made.external_data.add(key="length", value=str(stored_bytes(tensor)))
     return made
 
 
@@ -245,7 +245,7 @@ _BYTES_FOLLOW = 2  # the wire type of messages and strings
 _COPIED = 1 << 12  # bytes of a tensor that are not copied once more
 
 
-class Parts:
+class MessageParts:
     """The parts of a model's message, one for each initializer; joined they are what protobuf makes of the whole.
 
     Attributes:

@@ -24,10 +24,10 @@ from google.protobuf.message import EncodeError
 from qdqtool.base import limits
 from qdqtool.errors import ModelError
 from qdqtool.model import external
-from qdqtool.model.external import Parts
+from qdqtool.model.external import MessageParts
 from qdqtool.model.shapes import NodeTypeCache, infer_types
 from qdqtool.model.slim import without_large_weights
-from qdqtool.model.subgraphs import STANDARD, captured, in_order, require_texts
+from qdqtool.model.subgraphs import STANDARD, captured_tensors, require_utf8, sort_topologically
 
 Shape = tuple[int | None, ...]
 TensorType = tuple[int, Shape | None]  # ONNX element type (0 when unknown), and dimensions
@@ -106,13 +106,13 @@ class Node:
         except TypeError:  # bytes: no UTF-8, which a model refuses
             self.op, self.inputs, self.outputs = op, tuple(inputs), tuple(outputs)
         if proto.attribute:
-            self.captured = tuple(captured(proto))
+            self.captured = tuple(captured_tensors(proto))
             self._attributes = None
         else:
             self.captured = ()
             self._attributes = _NO_ATTRIBUTES
 
-    def copied(self, proto: onnx.NodeProto) -> Node:
+    def with_proto(self, proto: onnx.NodeProto) -> Node:
         """The same node with a message of its own."""
         found = Node.__new__(Node)
         found.index, found.name, found.op, found.domain = (
@@ -197,7 +197,7 @@ class Model:
         nodes: The main graph's nodes, in file order.
         ordered: The same in a topological order (file order where that already is one).
         producers: Tensor name to the node that makes it.
-        consumers: Tensor name to the nodes that read it, in order, once for each input that reads it.
+        consumers_by_tensor: Tensor name to the nodes that read it, in order, once for each input that reads it.
         initializers: Name to TensorProto.
         inputs: Names of the graph inputs that are not initializers.
         outputs: Names of the graph outputs.
@@ -238,7 +238,7 @@ class Model:
             *(n.inputs for n in self.nodes),
             *(n.outputs for n in self.nodes),
         )
-        require_texts(list(itertools.chain.from_iterable(stated)), self.path or "model in memory")
+        require_utf8(list(itertools.chain.from_iterable(stated)), self.path or "model in memory")
         kept = {} if self._constants is None else self._constants.initializers
         self.initializers: dict[str, onnx.TensorProto] = {
             t.name: kept.get(t.name, t) for t in graph.initializer
@@ -248,14 +248,14 @@ class Model:
         self._output_names = frozenset(self.outputs)
         self.opset = next((o.version for o in self.proto.opset_import if o.domain in STANDARD), 0)
         self.producers: dict[str, Node] = {}
-        self.consumers: dict[str, list[Node]] = {}
+        self.consumers_by_tensor: dict[str, list[Node]] = {}
         for node in self.nodes:
             self._enter(node)
         self.ordered = self._order()
         self._arrays: dict[str, npt.NDArray[Any] | None] = {}
         self._stated: dict[str, tuple[int, tuple[int, ...]]] = {}  # types of initializers
         #: What other modules worked out, by node index or tensor; dropped with the constants that it came from.
-        self.memory: dict[str, dict[Any, Any]] = {}
+        self.cache: dict[str, dict[Any, Any]] = {}
 
     @property
     def sha256(self) -> str:
@@ -272,7 +272,7 @@ class Model:
         """The same model with a message of its own, to be edited."""
         found = copy.copy(self)
         found.__dict__.pop("_by_name", None)
-        found.proto, found._sha256, found._arrays, found._stated, found.memory = (
+        found.proto, found._sha256, found._arrays, found._stated, found.cache = (
             onnx.ModelProto(),
             EDITED,
             {},
@@ -283,24 +283,25 @@ class Model:
         kept = {} if self._constants is None else self._constants.initializers
         found.initializers = {t.name: kept.get(t.name, t) for t in found.proto.graph.initializer}
         found.nodes = [
-            node.copied(proto)
+            node.with_proto(proto)
             for node, proto in zip(self.nodes, found.proto.graph.node, strict=True)
         ]
         found.ordered = [found.nodes[n.index] for n in self.ordered]
         found.producers = {t: found.nodes[n.index] for t, n in self.producers.items()}
-        found.consumers = {
-            t: [found.nodes[n.index] for n in nodes] for t, nodes in self.consumers.items()
+        found.consumers_by_tensor = {
+            t: [found.nodes[n.index] for n in nodes]
+            for t, nodes in self.consumers_by_tensor.items()
         }
         return found
 
-    def read_again(self) -> None:
+    def reindex(self) -> None:
         """Indexes the message anew, after all of it was written anew: inlined, or in another opset or type."""
         self._sha256, self._types, self._variant_of = EDITED, None, None
         self.__dict__.pop("_by_name", None)
         self._read()
 
     def _enter(self, node: Node) -> None:
-        producers, consumers = self.producers, self.consumers
+        producers, consumers = self.producers, self.consumers_by_tensor
         for name in node.outputs:
             if name:
                 if name in producers:
@@ -325,14 +326,16 @@ class Model:
         for name in {
             t for n in nodes for t in (*n.inputs, *n.captured) if t
         }:  # once each: all may read one scale
-            left = [n for n in self.consumers[name] if id(n) not in gone]
+            left = [n for n in self.consumers_by_tensor[name] if id(n) not in gone]
             if left:
-                self.consumers[name] = left
+                self.consumers_by_tensor[name] = left
             else:
-                del self.consumers[name]
+                del self.consumers_by_tensor[name]
 
     def _order(self) -> list[Node]:
-        order = in_order(self.nodes, lambda n: (*n.inputs, *n.captured), lambda n: n.outputs)
+        order = sort_topologically(
+            self.nodes, lambda n: (*n.inputs, *n.captured), lambda n: n.outputs
+        )
         if len(order) != len(self.nodes):
             made = {n.index for n in order}
             stuck = next(n for n in self.nodes if n.index not in made)
@@ -380,15 +383,15 @@ class Model:
         for node in entering:
             self._enter(node)
         for name in (
-            list(self.consumers)
+            list(self.consumers_by_tensor)
             if reordered
             else {t for n in entering for t in (*n.inputs, *n.captured) if t}
         ):
-            self.consumers[name].sort(key=lambda n: n.index)
+            self.consumers_by_tensor[name].sort(key=lambda n: n.index)
         self.ordered = self._order()
         self._update_types(entering, before)
         self._sha256 = EDITED
-        self.memory.clear()
+        self.cache.clear()
         self.__dict__.pop("_by_name", None)
 
     def replace_constants(
@@ -453,8 +456,8 @@ class Model:
             if old == new:
                 continue
             values = self.is_constant(new) or self.is_constant(old)
-            was = self.type_of(old) if self.is_constant(old) else known.get(old, (0, None))
-            if was != self.type_of(new) or (values and node.op not in _BY_SHAPE):
+            was = self.tensor_type(old) if self.is_constant(old) else known.get(old, (0, None))
+            if was != self.tensor_type(new) or (values and node.op not in _BY_SHAPE):
                 return self._made(node)
         if len(outputs) != len(node.outputs) or node.op in (
             "QuantizeLinear",
@@ -474,17 +477,21 @@ class Model:
             return None
         kind = 0
         if node.op == "QuantizeLinear":
-            kind = self.type_of(node.input(2))[0] if node.input(2) else int(onnx.TensorProto.UINT8)
+            kind = (
+                self.tensor_type(node.input(2))[0] if node.input(2) else int(onnx.TensorProto.UINT8)
+            )
         elif node.op == "DequantizeLinear":
             kind = (
-                self.type_of(node.input(1))[0] if self.opset >= 19 else int(onnx.TensorProto.FLOAT)
+                self.tensor_type(node.input(1))[0]
+                if self.opset >= 19
+                else int(onnx.TensorProto.FLOAT)
             )
         elif node.op == "Cast":
             kind = node.integer("to", 0)
-        shape = self.type_of(node.input(0))[1]
+        shape = self.tensor_type(node.input(0))[1]
         return [(kind, shape)] if kind and shape is not None else None
 
-    def type_of(self, tensor: str) -> TensorType:
+    def tensor_type(self, tensor: str) -> TensorType:
         """What :meth:`elem_type` and :meth:`shape` say."""
         kind, shape = found = self._constant_type(tensor)
         if shape is not None and kind:
@@ -509,9 +516,9 @@ class Model:
     def producer(self, tensor: str) -> Node | None:
         return self.producers.get(tensor)
 
-    def readers(self, tensor: str) -> list[Node]:
+    def consumers(self, tensor: str) -> list[Node]:
         """The nodes that read a tensor, once for each input that reads it."""
-        return self.consumers.get(tensor, [])
+        return self.consumers_by_tensor.get(tensor, [])
 
     def is_output(self, tensor: str) -> bool:
         return tensor in self._output_names
@@ -566,18 +573,18 @@ class Model:
             return None
         if proto.data_type == onnx.TensorProto.STRING:  # nobody computes with it
             return None
-        if external.is_outside(proto):
+        if external.is_external(proto):
             loaded = self.external_tensor(proto)
             if loaded is None:
                 return None
             proto = loaded
-        return external.array_of(proto, self.path, tensor)
+        return external.to_array(proto, self.path, tensor)
 
     def forget_constants(self) -> None:
         """Drops the cached values of constants, after their protos were filled in."""
         self._arrays.clear()
         self._stated.clear()
-        self.memory.clear()
+        self.cache.clear()
 
     def external_tensor(self, proto: onnx.TensorProto) -> onnx.TensorProto | None:
         """A copy of an external tensor with its data, None when the file is not there."""
@@ -588,7 +595,7 @@ class Model:
             return None
         from onnx import checker, external_data_helper
 
-        loaded = external.stated(proto)
+        loaded = external.with_length(proto)
         try:
             # onnx refuses absolute paths, '..' and links that leave the folder.
             external_data_helper.load_external_data_for_tensor(loaded, self.base_dir)
@@ -637,7 +644,7 @@ class Model:
         # Exporters state the float tensors, and quantizers leave out their own.
         for node in (n for n in self.ordered if not self._is_typed(n)):
             found = self._made(node) or cache.outputs(
-                node.proto, node.op, [self.type_of(t) for t in node.inputs]
+                node.proto, node.op, [self.tensor_type(t) for t in node.inputs]
             )
             made: dict[str, TensorType] = dict(zip(node.outputs, found or (), strict=False))
             if found is None or True in [
@@ -664,11 +671,11 @@ class Model:
 
     def shape(self, tensor: str) -> Shape | None:
         """Dimensions of a tensor (None for a symbolic one), or None when the rank is unknown."""
-        return self.type_of(tensor)[1]
+        return self.tensor_type(tensor)[1]
 
     def elem_type(self, tensor: str) -> int:
         """ONNX element type (``onnx.TensorProto.FLOAT`` ...) of a tensor; 0 when unknown."""
-        return self.type_of(tensor)[0]
+        return self.tensor_type(tensor)[0]
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -694,7 +701,7 @@ def _type_of(value: onnx.TypeProto) -> TensorType:
 
 def _hash_of(proto: onnx.ModelProto) -> str:
     try:
-        parts = Parts(proto)
+        parts = MessageParts(proto)
         if parts.size > limits.MODEL_MESSAGE:
             return ""  # no file that it could identify
         found = hashlib.sha256()

@@ -16,9 +16,9 @@ from onnx import TensorProto
 
 from qdqtool.model import qdq
 from qdqtool.model.graph import Model, Node
-from qdqtool.model.heads import feeding_weighted, find_dfl
-from qdqtool.model.layernorm import layer_norms, sums_of_squares
-from qdqtool.model.operators import WEIGHTED, inputs_behind_q
+from qdqtool.model.heads import find_dfl, tensors_upstream_of_weighted
+from qdqtool.model.layernorm import find_decomposed_layer_norms, find_sums_of_squares
+from qdqtool.model.operators import WEIGHTED, commuting_inputs
 from qdqtool.model.qdq import QUANTIZABLE
 from qdqtool.model.subgraphs import DOMAINS, STANDARD
 
@@ -34,7 +34,7 @@ _SMALL = 16  # elements; in constants up to this size a value that FP16 rounds t
 
 
 @functools.cache
-def form_of(op: str, opset: int, outputs: int) -> frozenset[int] | None:
+def float32_inputs(op: str, opset: int, outputs: int) -> frozenset[int] | None:
     """How an operator takes float16, by ONNX's own schema: the inputs that stay float32, or None where it cannot.
 
     It cannot where the type of an output, of those used, is float32 whatever the inputs are, is stated in an attribute,
@@ -60,21 +60,21 @@ def form_of(op: str, opset: int, outputs: int) -> frozenset[int] | None:
     return None if stay and len(stay) == len(floats) else stay
 
 
-def stays_float(model: Model, node: Node, position: int) -> bool:
+def keeps_float32(model: Model, node: Node, position: int) -> bool:
     """Whether an input of an FP16 node stays float32: its type says so, or it is a constant with no values in it."""
     empty = 0 in (model.constant_shape(node.input(position)) or ())
     return empty or position in (_form(model, node) or ())
 
 
-def half_nodes(model: Model, wide: Collection[str] = ()) -> set[int]:
+def find_fp16_nodes(model: Model, wide: Collection[str] = ()) -> set[int]:
     """Nodes of a model with Q/DQ, by index, that can compute in FP16, or do already.
 
     Values of ``wide`` tensors were seen to near the largest of FP16; those of which a Q says it are found here.
     """
     tail = _tail(model)
-    apart = {*wide, *out_of_range(model)}
-    norms = layer_norms(model)
-    squares = [*(p.wide for p in norms), *sums_of_squares(model, norms)]
+    apart = {*wide, *find_out_of_range(model)}
+    norms = find_decomposed_layer_norms(model)
+    squares = [*(p.fp32_nodes for p in norms), *find_sums_of_squares(model, norms)]
     kept = tail | {n.index for nodes in squares for n in nodes}
     half = {
         n.index
@@ -89,7 +89,7 @@ def half_nodes(model: Model, wide: Collection[str] = ()) -> set[int]:
     }
 
 
-def out_of_range(model: Model) -> Iterator[str]:
+def find_out_of_range(model: Model) -> Iterator[str]:
     """Activations that are quantized with a range near the largest value of FP16."""
     for node in model.nodes:
         if qdq.is_qdq(node) and not model.is_constant(node.input(0)):
@@ -103,7 +103,7 @@ def _follows(model: Model, q: Node, half: set[int]) -> bool:
 
     A pair has one scale. That of an activation may be written in both types, so that what makes it stays FP16.
     """
-    if all(r.index in half for r in model.readers(q.output) if qdq.is_dq(r)):
+    if all(r.index in half for r in model.consumers(q.output) if qdq.is_dq(r)):
         return False
     maker = model.producer(q.input(0))
     if maker is not None and qdq.is_dq(maker):
@@ -137,7 +137,7 @@ def _held_back(model: Model, free: set[int]) -> set[int]:
         node = queue.pop()
         near = [p for t in node.inputs if (p := model.producer(t)) is not None and qdq.is_dq(p)]
         if qdq.is_dq(node):
-            near += model.readers(node.output)
+            near += model.consumers(node.output)
         for other in near:
             if other.index not in found:
                 found.add(other.index)
@@ -162,7 +162,7 @@ def _can_be_half(model: Model, node: Node) -> bool:
     if not set(QUANTIZABLE).intersection(types) or 0 in types:
         return False
     for position, tensor in enumerate(node.inputs):
-        if model.elem_type(tensor) != TensorProto.FLOAT or stays_float(model, node, position):
+        if model.elem_type(tensor) != TensorProto.FLOAT or keeps_float32(model, node, position):
             continue
         value = model.constant(tensor)
         if value is None or not value.size:
@@ -180,18 +180,18 @@ def _can_be_half(model: Model, node: Node) -> bool:
 
 
 def _form(model: Model, node: Node) -> frozenset[int] | None:
-    return form_of(node.op, max(model.opset, HALF_OPSET), len(node.outputs))
+    return float32_inputs(node.op, max(model.opset, HALF_OPSET), len(node.outputs))
 
 
 def _tail(model: Model) -> set[int]:
     """Nodes behind the last convolutions, from the first that computes something."""
     dfl = find_dfl(model)
-    feeding = feeding_weighted(model, dfl)
+    feeding = tensors_upstream_of_weighted(model, dfl)
     tail: set[int] = set()
     for node in model.ordered:
         if not feeding.isdisjoint(node.outputs) or (node.op in WEIGHTED and node.index not in dfl):
             continue
         makers = [p.index for t in node.inputs if (p := model.producer(t)) is not None]
-        if not inputs_behind_q(model, node) or any(i in tail for i in makers):
+        if not commuting_inputs(model, node) or any(i in tail for i in makers):
             tail.add(node.index)
     return tail

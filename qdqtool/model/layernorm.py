@@ -1,10 +1,15 @@
-"""Normalization in pieces, as below opset 17: ReduceMean, Sub, Pow, ReduceMean, Add, Sqrt, Div, and its other forms."""
+"""Decomposed layer normalizations, and other sums of squares that may exceed FP16.
+
+Exporters write a layer normalization below opset 17 as ReduceMean, Sub, Pow, ReduceMean, Add, Sqrt,
+Div, or in another form of the same computation. The forms are recognized by structure, past Casts
+between float types.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,14 +18,14 @@ import onnx
 from qdqtool.base.records import record
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model, Node
-from qdqtool.model.operators import is_run_time, of, rearranges, reduced_axes
+from qdqtool.model.operators import is_run_time, operator_of, rearranges, reduced_axes
 from qdqtool.model.qdq import FLOATS, is_dq, is_q, read_params
 from qdqtool.model.sizes import contraction
 from qdqtool.model.subgraphs import DOMAINS
 from qdqtool.types import Precision
 
 NORM_OPSET = 17  # the first with LayerNormalization
-NORMALIZES = (
+NORMALIZATIONS = (
     "LayerNormalization",
     "GroupNormalization",
     "InstanceNormalization",
@@ -28,42 +33,49 @@ NORMALIZES = (
     "SkipLayerNormalization",
     "RMSNormalization",
 )
-_ARITHMETIC = (
-    "Add",
-    "Sub",
+_ROOTS = ("Sqrt", "Pow")
+_SQUARES = (
+    "ReduceL2",
+    "ReduceSumSquare",
+    "LpNormalization",
+    "RMSNormalization",
     "Mul",
-    "Div",
-    "Max",
-    "Clip",
-    "Relu",
-)  # between the mean of squares and its root
-_MOST, _LEAST = 65504.0, 6e-8  # of FP16
-_DEEPEST = 4  # nodes of it, and Casts behind one another
-_WITHIN_ONE = ("Softmax", "Sigmoid", "HardSigmoid", "Tanh", "Softsign", "Erf", "Sin", "Cos")
-_NO_LARGER = ("Relu", "Abs", "Neg", "Identity", "Dropout", "Cast", "Gather")  # than what they read
+    "Pow",
+    "Einsum",
+    "MatMul",
+)
+# Arithmetic between the mean of squares and its root
+_ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Max", "Clip", "Relu")
+# Operators whose results are at most 1, and those whose results are no larger than their input
+_AT_MOST_ONE = ("Softmax", "Sigmoid", "HardSigmoid", "Tanh", "Softsign", "Erf", "Sin", "Cos")
+_NOT_LARGER = ("Relu", "Abs", "Neg", "Identity", "Dropout", "Cast", "Gather")
+_FP16_MAX, _FP16_MIN = 65504.0, 6e-8
+_MAX_DEPTH = 4  # arithmetic nodes before the root, and consecutive Casts
 _Array = npt.NDArray[Any]
 
 
 @record
-class Pieces:
-    """A normalization in pieces: of a layer, or of its root mean square alone.
+class DecomposedLayerNorm:
+    """A layer normalization, or the root mean square of one, written in several nodes.
 
     Attributes:
-        tensor: What is normalized, in front of Casts.
-        nodes: Its nodes, Casts between them too; the one that makes its result last.
-        wide: Those to compute in FP32: squares, their mean and the root, and what leads to and divides by these.
+        input: The normalized tensor, before Casts.
+        nodes: Its nodes with the Casts between them; the last one produces the result.
+        fp32_nodes: Nodes to compute in FP32: the squares, their mean and its root, and the nodes
+            that lead to these or divide by them.
         square: The node that squares.
-        mean: The ReduceMean over the squares.
-        axes: The axes that it works on, from the end (-1 is the last), ascending; None where they are not known, or
-            where it is of a form that no LayerNormalization computes.
-        epsilon: What is added to the variance, and nothing else done to it; None where that is no constant number.
+        mean: The ReduceMean (or ReduceSum) of the squares.
+        axes: Normalized axes, counted from the end (-1 is the last), ascending. None if they are
+            unknown or if no LayerNormalization computes this form.
+        epsilon: The constant that is added to the variance; None if it is not a single constant or
+            if other arithmetic follows.
         scale: The constant that the result is multiplied with; empty for none.
-        bias: The constant that is added then; empty for none.
+        bias: The constant that is added afterwards; empty for none.
     """
 
-    tensor: str
+    input: str
     nodes: tuple[Node, ...]
-    wide: tuple[Node, ...]
+    fp32_nodes: tuple[Node, ...]
     square: Node
     mean: Node
     axes: tuple[int, ...] | None
@@ -76,491 +88,702 @@ class Pieces:
         return self.nodes[-1].output
 
 
-_ROOTS = ("Sqrt", "Pow")
-_SQUARES = (
-    "ReduceL2",
-    "ReduceSumSquare",
-    "LpNormalization",
-    "RMSNormalization",
-    "Mul",
-    "Pow",
-    "Einsum",
-    "MatMul",
-)
+class LayerNormInputs(NamedTuple):
+    """Inputs of the LayerNormalization that computes the same as a decomposed one.
 
-
-def layer_norms(model: Model) -> list[Pieces]:
-    """Every normalization in pieces, in graph order, recognised by what reads what past Casts between float types."""
-    return [
-        found
-        for root in model.ordered
-        if root.op in _ROOTS and (found := _pieces(model, root)) is not None
-    ]
-
-
-def gains_of_last_axis(model: Model) -> dict[str, str]:
-    """The gains of normalizations over the last axis, also those in pieces, by what they make; empty for none."""
-    found = {
-        n.output: n.input(1)
-        for n in model.nodes
-        if _is(n, "LayerNormalization", "RMSNormalization") and n.integer("axis", -1) == -1
-    }
-    return found | {p.output: p.scale for p in layer_norms(model) if p.axes == (-1,)}
-
-
-def sums_of_squares(model: Model, norms: Iterable[Pieces]) -> list[tuple[Node, ...]]:
-    """Other squares that are summed, as in F.normalize: the nodes to compute in FP32, what squares first.
-
-    A product of vectors with themselves (Einsum, MatMul) squares and sums as well. Those are left out of which a scale,
-    a gain or an operator in front proves that FP16 holds them. ``norms`` are the model's :func:`layer_norms`.
+    Attributes:
+        tensor: The tensor to normalize.
+        scale: Factors of the shape of the normalized axes.
+        bias: Summands of the same shape; None for none.
     """
-    inside = {n.index for pieces in norms for n in pieces.nodes}
-    found: list[tuple[Node, ...]] = []
+
+    tensor: str
+    scale: _Array
+    bias: _Array | None
+
+
+def find_decomposed_layer_norms(model: Model) -> list[DecomposedLayerNorm]:
+    """Return the decomposed layer normalizations in graph order."""
+    norms = [_match_norm(model, node) for node in model.ordered if node.op in _ROOTS]
+    return [norm for norm in norms if norm is not None]
+
+
+def last_axis_gains(model: Model) -> dict[str, str]:
+    """Return the gain tensor of each normalization over the last axis, by its output.
+
+    Decomposed normalizations are included. The gain is empty if there is none.
+    """
+    gains: dict[str, str] = {}
+    for node in model.nodes:
+        is_norm = _is(node, "LayerNormalization", "RMSNormalization")
+        if is_norm and node.integer("axis", -1) == -1:
+            gains[node.output] = node.input(1)
+    for norm in find_decomposed_layer_norms(model):
+        if norm.axes == (-1,):
+            gains[norm.output] = norm.scale
+    return gains
+
+
+# Sums of squares -------------------------------------------------------------------------------
+
+
+def find_sums_of_squares(
+    model: Model, norms: Iterable[DecomposedLayerNorm]
+) -> list[tuple[Node, ...]]:
+    """Return the nodes of other sums of squares that have to be computed in FP32.
+
+    F.normalize contains such a sum. A product of vectors with themselves (Einsum, MatMul) is one as
+    well. A sum is left out if a scale, a gain or an upstream operator proves that it fits FP16.
+
+    Args:
+        model: The model.
+        norms: Its decomposed normalizations, whose sums are left out.
+
+    Returns:
+        For each sum its nodes, the one that squares first.
+    """
+    norm_nodes = {node.index for norm in norms for node in norm.nodes}
+    groups: list[tuple[Node, ...]] = []
     for node in model.ordered:
-        if node.op not in _SQUARES or node.index in inside:
+        if node.op not in _SQUARES or node.index in norm_nodes:
             continue
-        alone = _is(node, "ReduceL2", "ReduceSumSquare") or (
-            _is(node, "LpNormalization") and node.integer("p", 2) == 2
-        )
-        half = node.integer("stash_type", onnx.TensorProto.FLOAT) == onnx.TensorProto.FLOAT16
-        sums = (
-            [r for r in _readers(model, node) if _is(r, "ReduceMean", "ReduceSum")]
-            if _power(model, node) == 2.0
-            else []
-        )
-        squares = (
-            alone or sums or (_is(node, "RMSNormalization") and half) or _with_itself(model, node)
-        )
-        if squares and is_run_time(model, node.input(0)) and not _held(model, node, sums):
-            found.append((node, *sums, *(r for s in (node, *sums) for r in _to_root(model, s))))
-    return found
+        sums = _sums_of_square(model, node)
+        if (sums or _squares_and_sums(model, node)) and not _fits_fp16(model, node, sums):
+            groups.append((node, *sums, *_downstream_roots(model, [node, *sums])))
+    return groups
 
 
-def _with_itself(model: Model, node: Node) -> list[int]:
-    """The axes that a product of vectors with themselves sums over, from the end; empty for another node."""
-    known = contraction(model, node)
-    if known is not None:
-        letters = known.operands[0]
-        same = len(set(_sources(model, node))) == 1 and known.operands[1] == letters
-        return [letters.index(c) - len(letters) for c in known.summed] if same else []
-    if not _is(node, "MatMul"):
+def _sums_of_square(model: Model, node: Node) -> list[Node]:
+    """Return the ReduceMean and ReduceSum nodes that consume a square."""
+    if _exponent(model, node) != 2.0:
         return []
-    row, column = (model.shape(node.input(i)) or () for i in range(2))
-    vectors = len(row) > 1 and len(column) > 1 and row[-2] == column[-1] == 1
-    return [-1] if vectors and len({_unmoved(model, t) for t in node.inputs}) == 1 else []
+    return [c for c in _consumers(model, node) if _is(c, "ReduceMean", "ReduceSum")]
 
 
-def _unmoved(model: Model, tensor: str) -> str:
-    """A tensor, or the one that only was moved and cast to make it."""
-    while (node := model.producer(tensor)) is not None and (
-        rearranges(node) or _is_cast(model, node)
-    ):
+def _squares_and_sums(model: Model, node: Node) -> bool:
+    """Return whether a single node squares its input and sums the squares."""
+    if _is(node, "ReduceL2", "ReduceSumSquare"):
+        return True
+    if _is(node, "LpNormalization"):
+        return node.integer("p", 2) == 2
+    if _is(node, "RMSNormalization"):
+        stash_type = node.integer("stash_type", onnx.TensorProto.FLOAT)
+        return stash_type == onnx.TensorProto.FLOAT16
+    return bool(_self_product_axes(model, node))
+
+
+def _self_product_axes(model: Model, node: Node) -> list[int]:
+    """Return the summed axes of a product of vectors with themselves, counted from the end.
+
+    Empty for another node.
+    """
+    product = contraction(model, node)
+    if product is not None:
+        letters = product.operands[0]
+        if product.operands[1] != letters or len(set(_inputs_before_casts(model, node))) != 1:
+            return []
+        return [letters.index(letter) - len(letters) for letter in product.summed]
+    if not _is(node, "MatMul") or not _multiplies_row_by_column(model, node):
+        return []
+    sources = {_skip_moves(model, tensor) for tensor in node.inputs}
+    return [-1] if len(sources) == 1 else []
+
+
+def _multiplies_row_by_column(model: Model, matmul: Node) -> bool:
+    row, column = model.shape(matmul.input(0)) or (), model.shape(matmul.input(1)) or ()
+    return len(row) > 1 and len(column) > 1 and row[-2] == column[-1] == 1
+
+
+def _skip_moves(model: Model, tensor: str) -> str:
+    """Return the tensor before the nodes that only move or cast its values."""
+    node = model.producer(tensor)
+    while node is not None and (rearranges(node) or _is_float_cast(model, node)):
         tensor = node.input(0)
+        node = model.producer(tensor)
     return tensor
 
 
-def _to_root(model: Model, node: Node) -> list[Node]:
-    """The Sqrt nodes behind a sum, with what only moves it in between."""
-    found: list[Node] = []
-    for reader in _readers(model, node):
-        behind = (
-            [reader]
-            if _is(reader, "Sqrt")
-            else _to_root(model, reader)
-            if rearranges(reader)
-            else []
-        )
-        found += behind if _is(reader, "Sqrt") or not behind else [reader, *behind]
-    return found
+def _downstream_roots(model: Model, sums: Iterable[Node]) -> list[Node]:
+    """Return the Sqrt nodes after sums, with the nodes between that only move values."""
+    nodes: list[Node] = []
+    for node in sums:
+        for consumer in _consumers(model, node):
+            if _is(consumer, "Sqrt"):
+                nodes.append(consumer)
+            elif rearranges(consumer):
+                roots = _downstream_roots(model, [consumer])
+                if roots:
+                    nodes += [consumer, *roots]
+    return nodes
 
 
-def _held(model: Model, square: Node, sums: list[Node]) -> bool:
-    """Whether neither the smallest nor the largest sum of squares is beyond FP16, by what the values are known to be.
+def _fits_fp16(model: Model, square: Node, sums: list[Node]) -> bool:
+    """Return whether the smallest and the largest sum of squares are known to fit FP16.
 
-    What a LayerNormalization makes has a mean square of 1 before its gains (unless all channels are alike).
+    The sum of a constant is not computed at run time and counts as fitting. The result of a
+    LayerNormalization has a mean square of 1 before its gains, unless all channels are equal.
     """
-    tensor = _source(model, square.input(0))
-    maker, shape = model.producer(tensor), model.shape(tensor)
-    axes = {a for r in sums or [square] for a in reduced_axes(model, r) or ()} or {
-        *_with_itself(model, square)
-    }
-    if maker is None or shape is None or not axes:
+    if not is_run_time(model, square.input(0)):
+        return True
+    tensor = _skip_casts(model, square.input(0))
+    shape, axes = model.shape(tensor), _summed_axes(model, square, sums)
+    if shape is None or not axes:
         return False
-    sizes = [shape[a] if -len(shape) <= a < len(shape) else None for a in axes]
-    if None in sizes:
+    count = _axes_size(shape, axes)
+    is_last = axes <= {-1, len(shape) - 1}
+    gains = _gain_range(model, model.producer(tensor)) if is_last else None
+    magnitudes = gains or magnitude_range(model, tensor)
+    if magnitudes is None or not count:
         return False
-    count = math.prod(d or 0 for d in sizes)
-    gains = _gains(model, maker) if axes <= {-1, len(shape) - 1} else None
-    known = magnitudes(model, tensor) if gains is None else gains
-    if known is None or not count:
-        return False
-    least = known[0] ** 2 / (1 if gains else count)
-    return least > _LEAST and count * known[1] ** 2 < _MOST
+    smallest, largest = magnitudes
+    mean_count = 1 if gains else count
+    return smallest**2 / mean_count > _FP16_MIN and count * largest**2 < _FP16_MAX
 
 
-def magnitudes(model: Model, tensor: str) -> tuple[float, float] | None:
-    """What a tensor's magnitudes are by what makes it, whatever the data are: those above zero, and the largest.
+def _summed_axes(model: Model, square: Node, sums: list[Node]) -> set[int]:
+    axes = set(_self_product_axes(model, square))
+    for reduction in sums or [square]:
+        axes.update(reduced_axes(model, reduction) or ())
+    return axes
 
-    Known behind a DQ (its step and range), a Clip, a LayerNormalization, and functions that stay within 1, also where
-    that was only moved or made positive. None where nothing says it.
+
+def _axes_size(shape: tuple[int | None, ...], axes: Iterable[int]) -> int | None:
+    """Return the number of elements along some axes; None if one is unknown."""
+    count = 1
+    for axis in axes:
+        size = shape[axis] if -len(shape) <= axis < len(shape) else None
+        if size is None:
+            return None
+        count *= size
+    return count
+
+
+# Magnitudes ------------------------------------------------------------------------------------
+
+
+def magnitude_range(model: Model, tensor: str) -> tuple[float, float] | None:
+    """Return the smallest magnitude above zero and the largest one that a tensor can have.
+
+    They are known after a DQ (its step and range), a Clip, a LayerNormalization and functions whose
+    results are at most 1, also if the values were moved or made positive afterwards. None if they
+    are unknown.
     """
+    while _keeps_magnitude(model.producer(tensor)):
+        tensor = model.producers[tensor].input(0)
     node = model.producer(tensor)
-    while node is not None and (
-        _is(node, *_NO_LARGER) or is_q(node) or rearranges(node) or of(node).cuts
-    ):
-        tensor = node.input(0)
-        node = model.producer(tensor)
     if node is None or node.domain not in DOMAINS:
         return None
     if is_dq(node):
-        params = read_params(model, node)
-        if params.scale is None or not params.scale.size or params.precision != Precision.INT8:
-            return None
-        return float(params.scale.min()), (255 if np.any(params.zero_point != 0) else 128) * float(
-            params.scale.max()
-        )
-    if node.op in _WITHIN_ONE:
+        return _dequantized_magnitudes(model, node)
+    if node.op in _AT_MOST_ONE:
         return 1.0, 1.0
     if node.op == "Clip":
-        bounds = [
-            _number(model, node.input(i)) if node.input(i) else node.attributes.get(name)
-            for i, name in ((1, "min"), (2, "max"))
-        ]
-        largest = max(
-            float("inf" if b is None else np.abs(np.asarray(b, np.float64)).max()) for b in bounds
-        )
-        return (largest, largest) if math.isfinite(largest) else None
-    gains, last = _gains(model, node), (model.shape(tensor) or (None,))[-1]
-    return None if gains is None or last is None else (gains[0], math.sqrt(last) * gains[1])
-
-
-def _gains(model: Model, node: Node) -> tuple[float, float] | None:
-    """The smallest gain of a LayerNormalization over the last axis, and the largest with that of its biases added."""
-    rank = len(model.shape(node.output) or ())
-    if not _is(node, "LayerNormalization") or node.integer("axis", -1) not in (-1, rank - 1):
+        return _clipped_magnitudes(model, node)
+    gains, last_size = _gain_range(model, node), (model.shape(tensor) or (None,))[-1]
+    if gains is None or last_size is None:
         return None
-    values = [_number(model, t) for t in node.inputs[1:3] if t]
-    if any(v is None or not v.size for v in values):
+    return gains[0], math.sqrt(last_size) * gains[1]
+
+
+def _keeps_magnitude(node: Node | None) -> bool:
+    return _is(node, *_NOT_LARGER) or is_q(node) or rearranges(node) or operator_of(node).cuts
+
+
+def _dequantized_magnitudes(model: Model, dq: Node) -> tuple[float, float] | None:
+    params = read_params(model, dq)
+    if params.scale is None or not params.scale.size or params.precision != Precision.INT8:
         return None
-    sizes = [np.abs(v.astype(np.float64)) for v in values if v is not None]
-    return float(sizes[0].min()), sum(float(v.max()) for v in sizes)
+    steps = 255 if np.any(params.zero_point != 0) else 128
+    return float(params.scale.min()), steps * float(params.scale.max())
 
 
-def as_one(model: Model, pieces: Pieces) -> tuple[str, _Array, _Array | None] | None:
-    """What the LayerNormalization that computes the same reads, its scale and its bias; None where none does.
-
-    It normalizes the last axes, with a scale and a bias of their shape, and nothing else reads what is between.
-    """
-    axes = pieces.axes
-    if (
-        axes is None
-        or axes != tuple(range(-len(axes), 0))
-        or pieces.epsilon is None
-        or not pieces.epsilon > 0.0
-    ):
-        return None
-    inside = {n.index for n in pieces.nodes}
-    for node in pieces.nodes[:-1]:
-        if model.is_output(node.output) or any(
-            r.index not in inside for r in model.readers(node.output)
-        ):
+def _clipped_magnitudes(model: Model, clip: Node) -> tuple[float, float] | None:
+    magnitudes: list[float] = []
+    for position, name in ((1, "min"), (2, "max")):
+        tensor = clip.input(position)
+        bound = _constant(model, tensor) if tensor else clip.attributes.get(name)
+        if bound is None:
             return None
-    ends = [shape for t in (pieces.tensor, pieces.output) if (shape := model.shape(t)) is not None]
-    if len(ends) == 2 and len(ends[0]) != len(ends[1]):
+        magnitudes.append(float(np.abs(np.asarray(bound, np.float64)).max()))
+    largest = max(magnitudes)
+    return (largest, largest) if math.isfinite(largest) else None
+
+
+def _gain_range(model: Model, node: Node | None) -> tuple[float, float] | None:
+    """Return the smallest gain of a LayerNormalization, and its largest gain plus its largest bias.
+
+    None for another node, for other axes than the last, and if a constant is unknown.
+    """
+    if node is None or not _is(node, "LayerNormalization"):
         return None
-    given = [_number(model, name) if name else None for name in (pieces.scale, pieces.bias)]
-    sizes = _sizes(model, pieces.tensor, len(axes), given[0])
-    if sizes is None or any(
-        name and not _fits(v, sizes)
-        for name, v in zip((pieces.scale, pieces.bias), given, strict=True)
-    ):
+    rank = len(model.shape(node.output) or ())
+    if node.integer("axis", -1) not in (-1, rank - 1):
         return None
-    # Of a tensor and what a Cast makes of it, that of the result's type is read.
-    kind, tensors = model.elem_type(pieces.output), [pieces.nodes[0].input(0), pieces.tensor]
-    tensor = next((t for t in tensors if kind in (0, model.elem_type(t))), None)
+    magnitudes: list[_Array] = []
+    for tensor in node.inputs[1:3]:
+        if tensor:
+            value = _constant(model, tensor)
+            if value is None or not value.size:
+                return None
+            magnitudes.append(np.abs(value.astype(np.float64)))
+    return float(magnitudes[0].min()), sum(float(m.max()) for m in magnitudes)
+
+
+# Fusing ----------------------------------------------------------------------------------------
+
+
+def layer_norm_inputs(model: Model, norm: DecomposedLayerNorm) -> LayerNormInputs | None:
+    """Return the inputs of the LayerNormalization that computes the same; None if none does.
+
+    One does if the last axes are normalized, scale and bias have their shape, and no other node
+    consumes a tensor in between.
+    """
+    if not _normalizes_last_axes(model, norm) or _is_used_inside(model, norm):
+        return None
+    scale, bias = _optional_constant(model, norm.scale), _optional_constant(model, norm.bias)
+    sizes = _normalized_sizes(model, norm, scale)
+    if sizes is None:
+        return None
+    if not _fits(norm.scale, scale, sizes) or not _fits(norm.bias, bias, sizes):
+        return None
+    elem_type = model.elem_type(norm.output)
+    tensor = _input_of_type(model, norm, elem_type)
     if tensor is None:
         return None
-    dtype = onnx.helper.tensor_dtype_to_np_dtype(kind or onnx.TensorProto.FLOAT)
-    values = [
-        None
-        if v is None
-        else np.broadcast_to(v.reshape(sizes if v.size > 1 else ()), sizes).astype(dtype)
-        for v in given
-    ]
-    return tensor, values[0] if values[0] is not None else np.ones(sizes, dtype), values[1]
-
-
-def in_half(model: Model, nodes: Iterable[Node]) -> bool:
-    """Whether the file states FP16 for the squares or their sum."""
-    return any(model.elem_type(n.output) == onnx.TensorProto.FLOAT16 for n in nodes)
-
-
-def write_layer_norms(model: Model) -> int:
-    """Writes those that a LayerNormalization computes exactly as one, in place, and returns how many they are.
-
-    The last node of each becomes the LayerNormalization, so that name and output stay. Needs opset 17 or newer.
-    """
-    editor = Editor(model)
-    found = [(p, made) for p in layer_norms(model) if (made := as_one(model, p)) is not None]
-    for pieces, (tensor, scale, bias) in found:
-        assert pieces.axes is not None and pieces.epsilon is not None
-        last = pieces.nodes[-1]
-        inputs = [tensor, editor.constant(f"{last.name}/scale", scale)]
-        if bias is not None:
-            inputs.append(editor.constant(f"{last.name}/bias", bias))
-        proto = editor.proto_of(last)
-        proto.CopyFrom(
-            onnx.helper.make_node(
-                "LayerNormalization",
-                inputs,
-                last.outputs,
-                last.proto.name,
-                axis=pieces.axes[0],
-                epsilon=pieces.epsilon,
-            )
-        )
-    if found:
-        editor.finish()
-    return len(found)
-
-
-def _sizes(model: Model, tensor: str, count: int, scale: _Array | None) -> list[int] | None:
-    """The last dimensions of a tensor; where they are not known those of the scale, which fits nothing else."""
-    shape = model.shape(tensor)
-    last = [d for d in shape[-count:] if d is not None] if shape is not None else []
-    if len(last) == count:
-        return last
-    return (
-        list(scale.shape) if scale is not None and scale.ndim == count and scale.size > 1 else None
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(elem_type or onnx.TensorProto.FLOAT)
+    full_scale = _broadcast(scale, sizes, dtype)
+    full_bias = _broadcast(bias, sizes, dtype)
+    return LayerNormInputs(
+        tensor, np.ones(sizes, dtype) if full_scale is None else full_scale, full_bias
     )
 
 
-def _fits(value: _Array | None, sizes: list[int]) -> bool:
-    """Whether a constant is one number, or one for each place of the dimensions."""
-    if value is None or value.size == 1:
-        return value is not None
+def _optional_constant(model: Model, tensor: str) -> _Array | None:
+    return _constant(model, tensor) if tensor else None
+
+
+def _normalizes_last_axes(model: Model, norm: DecomposedLayerNorm) -> bool:
+    if norm.axes is None or norm.epsilon is None or not norm.epsilon > 0.0:
+        return False
+    before, after = model.shape(norm.input), model.shape(norm.output)
+    if before is not None and after is not None and len(before) != len(after):
+        return False
+    return norm.axes == tuple(range(-len(norm.axes), 0))
+
+
+def _is_used_inside(model: Model, norm: DecomposedLayerNorm) -> bool:
+    """Return whether a network output or another node consumes a tensor between the nodes."""
+    inside = {node.index for node in norm.nodes}
+    for node in norm.nodes[:-1]:
+        if model.is_output(node.output):
+            return True
+        if any(consumer.index not in inside for consumer in model.consumers(node.output)):
+            return True
+    return False
+
+
+def _normalized_sizes(
+    model: Model, norm: DecomposedLayerNorm, scale: _Array | None
+) -> list[int] | None:
+    """Return the sizes of the normalized axes, from the scale if the tensor's are unknown."""
+    count = len(norm.axes or ())
+    shape = model.shape(norm.input)
+    sizes = [size for size in (shape or ())[-count:] if size is not None]
+    if len(sizes) == count:
+        return sizes
+    if scale is not None and scale.ndim == count and scale.size > 1:
+        return list(scale.shape)
+    return None
+
+
+def _fits(name: str, value: _Array | None, sizes: list[int]) -> bool:
+    """Return whether a scale or bias is absent, has one element, or one for each position."""
+    if not name or value is None:
+        return not name
+    if value.size == 1:
+        return True
     return value.size == math.prod(sizes) and list(value.shape[-len(sizes) :]) == sizes
 
 
-def constant_behind(model: Model, tensor: str) -> str:
-    """A tensor, or the one behind Identity nodes, which exporters write for equal weights."""
-    while (node := model.producer(tensor)) is not None and node.op == "Identity":
+def _input_of_type(model: Model, norm: DecomposedLayerNorm, elem_type: int) -> str | None:
+    """Return the normalized tensor of the result's type, before or after a Cast."""
+    for tensor in (norm.nodes[0].input(0), norm.input):
+        if elem_type in (0, model.elem_type(tensor)):
+            return tensor
+    return None
+
+
+def _broadcast(value: _Array | None, sizes: list[int], dtype: Any) -> _Array | None:
+    if value is None:
+        return None
+    shaped = value.reshape(sizes if value.size > 1 else ())
+    return np.broadcast_to(shaped, sizes).astype(dtype)
+
+
+def computes_in_fp16(model: Model, nodes: Iterable[Node]) -> bool:
+    """Return whether the file states FP16 for the result of a node."""
+    return any(model.elem_type(node.output) == onnx.TensorProto.FLOAT16 for node in nodes)
+
+
+def fuse_layer_norms(model: Model) -> int:
+    """Replace decomposed normalizations by LayerNormalization nodes in place.
+
+    Only those that a LayerNormalization computes exactly are replaced. The last node of each
+    becomes the LayerNormalization, so that name and output stay. Needs opset 17 or newer.
+
+    Returns:
+        The number of replaced normalizations.
+    """
+    editor = Editor(model)
+    count = 0
+    for norm in find_decomposed_layer_norms(model):
+        inputs = layer_norm_inputs(model, norm)
+        if inputs is not None:
+            _fuse(editor, norm, inputs)
+            count += 1
+    if count:
+        editor.finish()
+    return count
+
+
+def _fuse(editor: Editor, norm: DecomposedLayerNorm, inputs: LayerNormInputs) -> None:
+    assert norm.axes is not None and norm.epsilon is not None
+    last = norm.nodes[-1]
+    names = [inputs.tensor, editor.constant(f"{last.name}/scale", inputs.scale)]
+    if inputs.bias is not None:
+        names.append(editor.constant(f"{last.name}/bias", inputs.bias))
+    fused = onnx.helper.make_node(
+        "LayerNormalization",
+        names,
+        last.outputs,
+        last.proto.name,
+        axis=norm.axes[0],
+        epsilon=norm.epsilon,
+    )
+    editor.edit_proto(last).CopyFrom(fused)
+
+
+def skip_identities(model: Model, tensor: str) -> str:
+    """Return the tensor before Identity nodes, which exporters write for equal weights."""
+    node = model.producer(tensor)
+    while node is not None and node.op == "Identity":
         tensor = node.input(0)
+        node = model.producer(tensor)
     return tensor
 
 
-def _pieces(model: Model, root: Node) -> Pieces | None:
-    """The normalization of which a node takes the root."""
-    inner = _squares(model, root.input(0)) if abs(_power(model, root) or 0.0) == 0.5 else []
-    if not inner:
+# Recognizing -----------------------------------------------------------------------------------
+
+
+def _match_norm(model: Model, root: Node) -> DecomposedLayerNorm | None:
+    """Return the normalization that a root is part of; None if there is none."""
+    if abs(_exponent(model, root) or 0.0) != 0.5:
         return None
-    square, reduced, *behind = inner
-    base = _maker(model, square.input(0), "Sub")
-    mean = _mean(model, base)
-    tensor = _source(model, (square if mean is None or base is None else base).input(0))
-    powers, products = _divided(model, root)
-    first = next(
-        (p for p in products if p.op == "Div" or powers[-1].output in _sources(model, p)), None
-    )
-    read = [t for p in products for t in _sources(model, p) if t not in {n.output for n in powers}]
-    subs = [
-        sub
-        for t in read
-        for s in (t, *_factors(model, t))
-        if (sub := _maker(model, s, "Sub")) is not None
-    ]
-    if first is None or tensor not in {*read, *(t for n in subs for t in _sources(model, n))}:
+    variance = _variance_nodes(model, root.input(0))
+    if not variance:
         return None
-    plain = [n.op for n in behind] == ["Add"]
-    epsilon = [
-        e
-        for t in (behind[0].inputs if plain else ())
-        if (e := _number(model, t)) is not None and e.size == 1
-    ]
-    before = [
-        *dict.fromkeys(
-            n
-            for n in (mean, base, *(_mean(model, b) for b in subs), *subs)
-            if mean is not None and n is not None
+    candidate = _Candidate(model, root, variance)
+    return candidate.build() if candidate.divides_input() else None
+
+
+class _Candidate:
+    """The nodes around the root of a mean of squares, by their role.
+
+    Attributes:
+        variance: Nodes from the square to the last one before the root.
+        centered: The Sub whose result is squared; None if the input itself is squared.
+        mean: The ReduceMean that ``centered`` subtracts.
+        input: The tensor that may be normalized.
+        roots: The root, and its inverse or other functions of it with constants alone.
+        products: Nodes that multiply with a root or divide by it.
+        differences: Sub nodes that produce the other factors of the products.
+    """
+
+    def __init__(self, model: Model, root: Node, variance: list[Node]) -> None:
+        self.model = model
+        self.variance = variance
+        square = variance[0]
+        self.centered = _producer(model, square.input(0), "Sub")
+        self.mean = _subtracted_mean(model, self.centered)
+        first = square if self.mean is None or self.centered is None else self.centered
+        self.input = _skip_casts(model, first.input(0))
+        self.roots, self.products = _root_and_products(model, root)
+        root_outputs = {node.output for node in self.roots}
+        self._factors: list[str] = []
+        for product in self.products:
+            sources = _inputs_before_casts(model, product)
+            self._factors += [tensor for tensor in sources if tensor not in root_outputs]
+        self.differences = self._find_differences()
+
+    def _find_differences(self) -> list[Node]:
+        differences: list[Node] = []
+        for factor in self._factors:
+            for tensor in (factor, *_factors_with_constant(self.model, factor)):
+                difference = _producer(self.model, tensor, "Sub")
+                if difference is not None:
+                    differences.append(difference)
+        return differences
+
+    def divides_input(self) -> bool:
+        """Return whether the input, or a difference of it, is divided by the root."""
+        if self._first_product() is None:
+            return False
+        divided = set(self._factors)
+        for difference in self.differences:
+            divided.update(_inputs_before_casts(self.model, difference))
+        return self.input in divided
+
+    def _first_product(self) -> Node | None:
+        last_root = self.roots[-1].output
+        for product in self.products:
+            if product.op == "Div" or last_root in _inputs_before_casts(self.model, product):
+                return product
+        return None
+
+    def build(self) -> DecomposedLayerNorm:
+        """Return the normalization that the nodes form."""
+        product = self._first_product()
+        assert product is not None
+        square, reduction = self.variance[:2]
+        centering = self._centering_nodes()
+        fp32_nodes = [*centering, *self.variance, *self.roots, *self.products]
+        nodes, scale, bias = list(fp32_nodes), "", ""
+        if len(self.products) == 1:
+            scaled, scale = _following_constant(self.model, product, "Mul")
+            if scaled is not None:
+                nodes.append(scaled)
+                shifted, bias = _following_constant(self.model, scaled, "Add")
+                if shifted is not None:
+                    nodes.append(shifted)
+        return DecomposedLayerNorm(
+            input=self.input,
+            nodes=_with_casts(self.model, nodes),
+            fp32_nodes=tuple(fp32_nodes),
+            square=square,
+            mean=reduction,
+            axes=self._axes(product, centering),
+            epsilon=self._epsilon(),
+            scale=scale,
+            bias=bias,
         )
-    ]
-    wide = [*before, *inner, *powers, *products]
-    nodes, scale, bias = list(wide), "", ""
-    if len(products) == 1:
-        scaled, scale = _applied(model, first, "Mul")
-        shifted, bias = _applied(model, scaled, "Add") if scaled is not None else (None, "")
-        nodes += [n for n in (scaled, shifted) if n is not None]
-    axes = {_axes(model, n) for n in before + [reduced] if n.op != "Sub"}
-    exact = (
-        mean is not None
-        and reduced.op == "ReduceMean"
-        and plain
-        and len(subs) == len(products) == len(axes) == 1
-        and _inverts(model, first, powers)
-        and {_source(model, n.input(0)) for n in before if n.op != "Sub"} == {tensor}
-        and _source(model, subs[0].input(0)) == tensor
-        and _mean(model, subs[0]) is not None
-    )
-    return Pieces(
-        tensor,
-        _with_casts(model, nodes),
-        tuple(wide),
-        square,
-        reduced,
-        axes.pop() if exact else None,
-        float(epsilon[0].reshape(-1)[0]) if len(epsilon) == 1 else None,
-        scale,
-        bias,
-    )
+
+    def _centering_nodes(self) -> list[Node]:
+        """Return the means and differences that center the input, each once."""
+        if self.mean is None:
+            return []
+        means = [_subtracted_mean(self.model, difference) for difference in self.differences]
+        nodes = (self.mean, self.centered, *means, *self.differences)
+        return list(dict.fromkeys(node for node in nodes if node is not None))
+
+    def _adds_only_epsilon(self) -> bool:
+        return [node.op for node in self.variance[2:]] == ["Add"]
+
+    def _epsilon(self) -> float | None:
+        if not self._adds_only_epsilon():
+            return None
+        values = [_constant(self.model, tensor) for tensor in self.variance[2].inputs]
+        numbers = [value for value in values if value is not None and value.size == 1]
+        return float(numbers[0].reshape(-1)[0]) if len(numbers) == 1 else None
+
+    def _axes(self, product: Node, centering: list[Node]) -> tuple[int, ...] | None:
+        """Return the normalized axes; None if no LayerNormalization computes the same."""
+        reduction = self.variance[1]
+        means = [node for node in centering if node.op != "Sub"]
+        axes = {_axes_from_end(self.model, node) for node in (*means, reduction)}
+        if self.mean is None or reduction.op != "ReduceMean" or not self._adds_only_epsilon():
+            return None
+        if not len(self.differences) == len(self.products) == len(axes) == 1:
+            return None
+        is_exact = self._divides_centered_input(product, means)
+        return axes.pop() if is_exact else None
+
+    def _divides_centered_input(self, product: Node, means: list[Node]) -> bool:
+        """Return whether a product divides the input minus its mean by the root."""
+        difference = self.differences[0]
+        sources = {_skip_casts(self.model, node.input(0)) for node in (*means, difference)}
+        if sources != {self.input} or _subtracted_mean(self.model, difference) is None:
+            return False
+        return _divides_by_root(self.model, product, self.roots)
 
 
-def _factors(model: Model, tensor: str) -> list[str]:
-    """What a product with a constant multiplies: some multiply with the gain before they divide."""
-    product = _maker(model, tensor, "Mul")
-    found = _sources(model, product) if product is not None else []
-    return found if any(not is_run_time(model, t) for t in found) else []
+def _factors_with_constant(model: Model, tensor: str) -> list[str]:
+    """Return the factors of a product with a constant: some exporters apply the gain first."""
+    product = _producer(model, tensor, "Mul")
+    factors = [] if product is None else _inputs_before_casts(model, product)
+    return factors if any(not is_run_time(model, factor) for factor in factors) else []
 
 
-def _mean(model: Model, sub: Node | None) -> Node | None:
-    """The mean that is taken off the tensor that it is the mean of."""
-    mean = _maker(model, sub.input(1), "ReduceMean") if sub is not None else None
-    same = (
-        mean is not None and sub is not None and _sources(model, mean)[0] == _sources(model, sub)[0]
-    )
-    return mean if same else None
+def _subtracted_mean(model: Model, difference: Node | None) -> Node | None:
+    """Return the ReduceMean of a tensor that a Sub subtracts from the same tensor."""
+    if difference is None:
+        return None
+    mean = _producer(model, difference.input(1), "ReduceMean")
+    if mean is None:
+        return None
+    reduced, minuend = (_inputs_before_casts(model, node)[0] for node in (mean, difference))
+    return mean if reduced == minuend else None
 
 
-def _squares(model: Model, tensor: str, depth: int = _DEEPEST) -> list[Node]:
-    """What squares, the mean or sum of the squares, and the arithmetic behind it; empty for another tensor."""
-    node = _maker(model, tensor, "ReduceMean", "ReduceSum", *_ARITHMETIC)
+def _variance_nodes(model: Model, tensor: str, depth: int = _MAX_DEPTH) -> list[Node]:
+    """Return the nodes of a mean of squares: square, reduction and the arithmetic after it.
+
+    Empty for another tensor.
+    """
+    node = _producer(model, tensor, "ReduceMean", "ReduceSum", *_ARITHMETIC)
     if node is None:
         return []
     if node.op not in _ARITHMETIC:
-        square = model.producer(_source(model, node.input(0)))
-        return [square, node] if square is not None and _power(model, square) == 2 else []
-    found = (_squares(model, t, depth - 1) for t in node.inputs[:2] if depth)
-    return next(([*f, node] for f in found if f), [])
+        square = model.producer(_skip_casts(model, node.input(0)))
+        is_square = square is not None and _exponent(model, square) == 2
+        return [square, node] if is_square and square is not None else []
+    if depth:
+        for operand in node.inputs[:2]:
+            nodes = _variance_nodes(model, operand, depth - 1)
+            if nodes:
+                return [*nodes, node]
+    return []
 
 
-def _divided(model: Model, root: Node) -> tuple[list[Node], list[Node]]:
-    """The root and what it becomes with constants alone (its inverse), and the nodes that multiply or divide by it."""
-    powers, products = [root], dict[int, Node]()
-    for node in powers:
-        for reader in _readers(model, node):
-            others = [t for t in _sources(model, reader) if t != node.output]
-            fixed = all(not is_run_time(model, t) for t in others)
-            if reader.op == "Reciprocal" or (_is(reader, *_ARITHMETIC) and others and fixed):
-                powers.append(reader)
-            elif _is(reader, "Mul", "Div") and others:
-                products[reader.index] = reader
-    return powers, [*products.values()]
+def _root_and_products(model: Model, root: Node) -> tuple[list[Node], list[Node]]:
+    """Return the functions of a root and constants, and the products with these."""
+    roots, products = [root], dict[int, Node]()
+    for node in roots:
+        for consumer in _consumers(model, node):
+            others = [t for t in _inputs_before_casts(model, consumer) if t != node.output]
+            if consumer.op == "Reciprocal" or _combines_constants(model, consumer, others):
+                roots.append(consumer)
+            elif others and _is(consumer, "Mul", "Div"):
+                products[consumer.index] = consumer
+    return roots, list(products.values())
 
 
-def _inverts(model: Model, product: Node, powers: list[Node]) -> bool:
-    """Whether a product is that of the difference and of one over the root, and nothing else."""
-    inverted = (_power(model, powers[0]) or 0.0) < 0.0
-    for node in powers[1:]:
-        one = _number(model, node.input(0)) if node.op == "Div" else None
-        if inverted or not (
-            node.op == "Reciprocal" or (one is not None and bool(np.all(one == 1.0)))
-        ):
+def _combines_constants(model: Model, node: Node, operands: list[str]) -> bool:
+    if not operands or not _is(node, *_ARITHMETIC):
+        return False
+    return not any(is_run_time(model, tensor) for tensor in operands)
+
+
+def _divides_by_root(model: Model, product: Node, roots: list[Node]) -> bool:
+    """Return whether a product divides by the root itself, not by another function of it."""
+    inverted = (_exponent(model, roots[0]) or 0.0) < 0.0
+    for node in roots[1:]:
+        if inverted or not _inverts(model, node):
             return False
         inverted = True
-    return (
-        product.op == "Mul"
-        if inverted
-        else _sources(model, product)[1] == powers[0].output and product.op == "Div"
-    )
+    if inverted:
+        return product.op == "Mul"
+    divisor = _inputs_before_casts(model, product)[1]
+    return divisor == roots[0].output and product.op == "Div"
+
+
+def _inverts(model: Model, node: Node) -> bool:
+    """Return whether a node computes one divided by its other input."""
+    if node.op == "Reciprocal":
+        return True
+    dividend = _constant(model, node.input(0)) if node.op == "Div" else None
+    return dividend is not None and bool(np.all(dividend == 1.0))
+
+
+def _following_constant(model: Model, node: Node, op: str) -> tuple[Node | None, str]:
+    """Return the only consumer of a node and the constant that it applies with an operator."""
+    consumers = _consumers(model, node)
+    if len(consumers) != 1 or not _is(consumers[0], op):
+        return None, ""
+    consumer = consumers[0]
+    for tensor in consumer.inputs:
+        if _skip_casts(model, tensor) != node.output:
+            is_constant = bool(tensor) and not is_run_time(model, tensor)
+            return (consumer, tensor) if is_constant else (None, "")
+    return None, ""
+
+
+def _axes_from_end(model: Model, reduction: Node) -> tuple[int, ...] | None:
+    """Return the axes of a reduction that keeps dimensions, counted from the end."""
+    if not reduction.integer("keepdims", 1):
+        return None
+    axes, shape = reduced_axes(model, reduction), model.shape(reduction.input(0))
+    if not axes:
+        return None
+    if any(axis >= 0 for axis in axes):
+        if shape is None:
+            return None
+        axes = [axis - len(shape) if axis >= 0 else axis for axis in axes]
+    return tuple(sorted(axes))
+
+
+# Nodes past Casts ------------------------------------------------------------------------------
 
 
 def _is(node: Node | None, *ops: str) -> bool:
     return node is not None and node.op in ops and node.domain in DOMAINS
 
 
-def _is_cast(model: Model, node: Node | None) -> bool:
-    return (
-        node is not None
-        and _is(node, "Cast")
-        and {node.integer("to", 0), model.elem_type(node.input(0)) or onnx.TensorProto.FLOAT}
-        <= FLOATS
-    )
+def _is_float_cast(model: Model, node: Node) -> bool:
+    if not _is(node, "Cast"):
+        return False
+    source_type = model.elem_type(node.input(0)) or onnx.TensorProto.FLOAT
+    return {node.integer("to", 0), source_type} <= FLOATS
 
 
-def _source(model: Model, tensor: str) -> str:
-    """A tensor, or the one in front of Casts."""
-    for _ in range(_DEEPEST):
+def _skip_casts(model: Model, tensor: str) -> str:
+    """Return the tensor before Casts between float types."""
+    for _ in range(_MAX_DEPTH):
         node = model.producer(tensor)
-        if node is None or not _is_cast(model, node):
+        if node is None or not _is_float_cast(model, node):
             break
         tensor = node.input(0)
     return tensor
 
 
-def _sources(model: Model, node: Node) -> list[str]:
-    return [_source(model, t) for t in node.inputs]
+def _inputs_before_casts(model: Model, node: Node) -> list[str]:
+    return [_skip_casts(model, tensor) for tensor in node.inputs]
 
 
-def _maker(model: Model, tensor: str, *ops: str) -> Node | None:
-    """What makes a tensor, where it is one of these operators."""
-    node = model.producer(_source(model, tensor))
+def _producer(model: Model, tensor: str, *ops: str) -> Node | None:
+    """Return the producer of a tensor, past Casts, if it is one of the operators."""
+    node = model.producer(_skip_casts(model, tensor))
     return node if _is(node, *ops) else None
 
 
-def _readers(model: Model, node: Node, depth: int = _DEEPEST) -> list[Node]:
-    """What reads a node's result, also behind Casts."""
-    return [
-        r
-        for n in model.readers(node.output)
-        for r in (_readers(model, n, depth - 1) if depth and _is_cast(model, n) else [n])
-    ]
+def _consumers(model: Model, node: Node, depth: int = _MAX_DEPTH) -> list[Node]:
+    """Return the consumers of a node's output, past Casts."""
+    consumers: list[Node] = []
+    for consumer in model.consumers(node.output):
+        if depth and _is_float_cast(model, consumer):
+            consumers += _consumers(model, consumer, depth - 1)
+        else:
+            consumers.append(consumer)
+    return consumers
 
 
 def _with_casts(model: Model, nodes: list[Node]) -> tuple[Node, ...]:
-    """Nodes, with the Casts between them in front of their last."""
-    made = {n.output for n in nodes[:-1]}
+    """Return nodes with the Casts between them, which come before the last node."""
+    outputs = {node.output for node in nodes[:-1]}
     casts: dict[int, Node] = {}
-    for tensor in (t for n in nodes for t in n.inputs if _source(model, t) in made):
-        while tensor not in made:
-            cast = model.producers[tensor]
-            casts[cast.index], tensor = cast, cast.input(0)
+    for node in nodes:
+        for tensor in node.inputs:
+            if _skip_casts(model, tensor) in outputs:
+                while tensor not in outputs:
+                    cast = model.producers[tensor]
+                    casts[cast.index], tensor = cast, cast.input(0)
     return (*nodes[:-1], *casts.values(), nodes[-1])
 
 
-def _number(model: Model, tensor: str) -> _Array | None:
-    """The value of a constant, also behind Casts and Identity nodes."""
-    behind = ""
-    while behind != tensor:
-        behind, tensor = tensor, constant_behind(model, _source(model, tensor))
+def _constant(model: Model, tensor: str) -> _Array | None:
+    """Return the value of a constant, past Casts and Identity nodes."""
+    after = None
+    while after != tensor:
+        after, tensor = tensor, skip_identities(model, _skip_casts(model, tensor))
     return model.constant(tensor)
 
 
-def _power(model: Model, node: Node) -> float | None:
-    """The exponent that a node raises its input to; None for other operators and where it is not known."""
+def _exponent(model: Model, node: Node) -> float | None:
+    """Return the exponent that a node raises its input to; None if unknown."""
     if _is(node, "Sqrt"):
         return 0.5
-    if _is(node, "Mul") and len(set(_sources(model, node))) == 1:
+    if _is(node, "Mul") and len(set(_inputs_before_casts(model, node))) == 1:
         return 2.0
-    exponent = _number(model, node.input(1)) if _is(node, "Pow") else None
-    return float(exponent.reshape(-1)[0]) if exponent is not None and exponent.size == 1 else None
-
-
-def _applied(model: Model, node: Node, op: str) -> tuple[Node | None, str]:
-    """The node that alone reads another's result and multiplies it with (adds to it) a constant vector."""
-    readers = _readers(model, node)
-    if len(readers) != 1 or not _is(readers[0], op):
-        return None, ""
-    other = next((t for t in readers[0].inputs if _source(model, t) != node.output), "")
-    return (readers[0], other) if other and not is_run_time(model, other) else (None, "")
-
-
-def _axes(model: Model, reduce: Node) -> tuple[int, ...] | None:
-    if not reduce.integer("keepdims", 1):
+    exponent = _constant(model, node.input(1)) if _is(node, "Pow") else None
+    if exponent is None or exponent.size != 1:
         return None
-    axes, shape = reduced_axes(model, reduce), model.shape(reduce.input(0))
-    if not axes:
-        return None
-    if any(a >= 0 for a in axes):
-        if shape is None:
-            return None
-        axes = [a - len(shape) if a >= 0 else a for a in axes]
-    return tuple(sorted(axes))
+    return float(exponent.reshape(-1)[0])

@@ -18,10 +18,10 @@ from qdqtool.base.outputs import atomic_write
 from qdqtool.base.text import middle, reason_of
 from qdqtool.errors import ModelError
 from qdqtool.model import external
-from qdqtool.model.external import Parts
+from qdqtool.model.external import MessageParts
 from qdqtool.model.graph import Model
 from qdqtool.model.slim import tensor_bytes, without_large_weights
-from qdqtool.model.subgraphs import check_functions, require_texts, with_inner
+from qdqtool.model.subgraphs import check_functions, require_utf8, with_subgraph_nodes
 
 _VERSIONS = range(1000)  # of operator sets, far above any
 
@@ -54,7 +54,7 @@ def check_form(proto: onnx.ModelProto, what: str) -> None:
         declared.add(value.name)
     if not all(value.name for value in proto.graph.output):
         raise ModelError("an output has no name; the file is damaged", what, code="missing-name")
-    for node in with_inner([n for n in proto.graph.node if n.attribute]):
+    for node in with_subgraph_nodes([n for n in proto.graph.node if n.attribute]):
         for attribute in node.attribute:
             if attribute.ref_attr_name:
                 raise ModelError(
@@ -95,7 +95,7 @@ def check_names(proto: onnx.ModelProto, what: str) -> None:
             _nodes(function.node, texts)
     except ModelError as error:
         raise ModelError(error.reason, what, code=error.code, node=error.node) from None
-    require_texts(texts, what)
+    require_utf8(texts, what)
 
 
 def _metadata(entries: Iterable[Any], texts: list[Any]) -> None:
@@ -178,7 +178,7 @@ def _with_short_names(model: Model) -> Model:
     """What is said of a model, and every copy of it, repeats its names."""
     names = [
         *model.producers,
-        *model.consumers,
+        *model.consumers_by_tensor,
         *model.initializers,
         *(n.name for n in model.nodes),
     ]
@@ -375,7 +375,7 @@ def load_full(source: ModelSource | Model) -> Model:
         ModelError: As for load; also when an external weight file is missing or lies outside the model's folder.
     """
     model = load(source)
-    outside = [t for t in external.all_tensors(model.proto.graph) if external.is_outside(t)]
+    outside = [t for t in external.all_tensors(model.proto.graph) if external.is_external(t)]
     for tensor in outside:
         loaded = model.external_tensor(tensor)
         if loaded is None:
@@ -393,7 +393,7 @@ def require_weights(model: Model) -> None:
     """
     there: set[str] = set()
     for tensor in external.all_tensors(model.proto.graph):
-        if external.is_outside(tensor) and (location := external.location_of(tensor)) not in there:
+        if external.is_external(tensor) and (location := external.location_of(tensor)) not in there:
             if external.path_of(tensor, model.base_dir, model.path) is None:
                 raise _missing(model, tensor)
             there.add(location)
@@ -463,9 +463,9 @@ def write_model(proto: onnx.ModelProto, path: str | os.PathLike[str]) -> None:
     _save_external(proto, Path(path))
 
 
-def _parts(proto: onnx.ModelProto) -> Parts | None:
+def _parts(proto: onnx.ModelProto) -> MessageParts | None:
     try:
-        return Parts(proto)
+        return MessageParts(proto)
     except (ValueError, EncodeError):  # a part is over 2 GB
         return None
 
@@ -520,7 +520,7 @@ def write_apart(
             if not external.is_bytes(source):
                 tensor.CopyFrom(source)
                 continue
-            raw = source.raw_data or external.array_of(source).tobytes()
+            raw = source.raw_data or external.to_array(source).tobytes()
             file.write(raw)
             # Not onnx's set_external_data: it asks for the data to be in the tensor already.
             for key, value in (("location", data_name), ("offset", offset), ("length", len(raw))):

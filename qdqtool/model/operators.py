@@ -82,7 +82,7 @@ class Activation:
 
 
 @record
-class Weights:
+class WeightUse:
     """The operator multiplies with weights, its second input, and computes in INT8 where both are quantized.
 
     Attributes:
@@ -118,7 +118,7 @@ class Operator:
     joins: bool = False
     cuts: bool = False
     activation: Activation | None = None
-    weights: Weights | None = None
+    weights: WeightUse | None = None
     operation: str = ""
     averages: bool = False
     moves: bool = False
@@ -158,10 +158,10 @@ def fills_below(model: Model, node: Node) -> bool:
 
     What it fills in then has no part in a range: quantized it saturates, and is never the largest.
     """
-    value = _fill(model, node) if of(node).kind == LayerKind.PADDING else None
+    value = _fill(model, node) if operator_of(node).kind == LayerKind.PADDING else None
     if value is None or value >= 0:
         return False
-    return value == -math.inf or all(r.op == "MaxPool" for r in model.readers(node.output))
+    return value == -math.inf or all(r.op == "MaxPool" for r in model.consumers(node.output))
 
 
 _RESIZE = QPassage(
@@ -262,21 +262,21 @@ _INT8_MATMUL = documented(
 _TABLE: tuple[Operator, ...] = (
     Operator("QuantizeLinear", LayerKind.QUANTIZE),
     Operator("DequantizeLinear", LayerKind.DEQUANTIZE),
-    Operator("Conv", LayerKind.CONVOLUTION, weights=Weights(_INT8_CONV, lambda node, rank: 0)),
+    Operator("Conv", LayerKind.CONVOLUTION, weights=WeightUse(_INT8_CONV, lambda node, rank: 0)),
     Operator(
         "ConvTranspose",
         LayerKind.DECONVOLUTION,
-        weights=Weights(_INT8_DECONV, lambda node, rank: 1),
+        weights=WeightUse(_INT8_DECONV, lambda node, rank: 1),
     ),
     Operator(
         "Gemm",
         LayerKind.MATRIX_MULTIPLY,
-        weights=Weights(_INT8_GEMM, lambda node, rank: 0 if node.integer("transB", 0) else 1),
+        weights=WeightUse(_INT8_GEMM, lambda node, rank: 0 if node.integer("transB", 0) else 1),
     ),
     Operator(
         "MatMul",
         LayerKind.MATRIX_MULTIPLY,
-        weights=Weights(_INT8_MATMUL, lambda node, rank: max(rank - 1, 0)),
+        weights=WeightUse(_INT8_MATMUL, lambda node, rank: max(rank - 1, 0)),
     ),
     Operator("BatchNormalization", LayerKind.SCALE),
     # Activations
@@ -543,7 +543,7 @@ _POINTWISE_KINDS = (LayerKind.ACTIVATION, LayerKind.ELEMENTWISE, LayerKind.UNARY
 _UNKNOWN = Operator("")
 
 
-def of(node: Node | None) -> Operator:
+def operator_of(node: Node | None) -> Operator:
     """What is known about a node's operator; an empty entry for an operator that TensorRT's parser does not have."""
     if node is None or node.domain not in DOMAINS:
         return _UNKNOWN
@@ -568,7 +568,7 @@ def cases_of(operator: Operator) -> tuple[Case, ...]:
 
 def passage(model: Model, node: Node | None) -> QPassage | None:
     """How a Q passes a node, with the node's own condition (the Pad's value, the Cast's types) looked at."""
-    found = of(node).passage
+    found = operator_of(node).passage
     while (
         found is not None
         and node is not None
@@ -579,16 +579,16 @@ def passage(model: Model, node: Node | None) -> QPassage | None:
     return found
 
 
-def inputs_behind_q(model: Model, node: Node | None) -> tuple[str, ...]:
+def commuting_inputs(model: Model, node: Node | None) -> tuple[str, ...]:
     """The inputs that a Q behind a node moves up to: all of a Concat's, the data input of others, none if it stays."""
     if node is None or passage(model, node) is None:
         return ()
-    return tuple(t for t in node.inputs if t) if of(node).joins else node.inputs[:1]
+    return tuple(t for t in node.inputs if t) if operator_of(node).joins else node.inputs[:1]
 
 
 def output_axis(node: Node, rank: int) -> int | None:
     """The axis of a node's weights along which its outputs lie; None for an operator without weights."""
-    found = of(node).weights
+    found = operator_of(node).weights
     return None if found is None else found.output_axis(node, rank)
 
 
@@ -599,7 +599,7 @@ def weight_scale_axis(node: Node, rank: int, transposed_per_channel: bool) -> in
     where the target is not known to take one for each output (``Target.transposed_per_channel``), and where it is
     grouped: axis 1 of its weights counts the channels of one group only.
     """
-    if of(node).kind == LayerKind.DECONVOLUTION and (
+    if operator_of(node).kind == LayerKind.DECONVOLUTION and (
         not transposed_per_channel or node.integer("group", 1) != 1
     ):
         return None
@@ -612,17 +612,17 @@ def needs_own_dq(node: Node | None) -> bool:
     TensorRT puts a shuffle in front of a matrix product. A DQ passes it, and before TensorRT 11 only one with a single
     reader does (:class:`qdqtool.trt.passes.vanilla_swap_with_preceeding_dq.VanillaSwapWithPreceedingDQ`).
     """
-    return of(node).kind == LayerKind.MATRIX_MULTIPLY
+    return operator_of(node).kind == LayerKind.MATRIX_MULTIPLY
 
 
 def is_pointwise(node: Node | None) -> bool:
     """Whether each value that a node writes is made of the values at the same place: TensorRT joins such into PWN."""
-    return of(node).kind in _POINTWISE_KINDS
+    return operator_of(node).kind in _POINTWISE_KINDS
 
 
 def rearranges(node: Node | None) -> bool:
     """Whether a node gives the same values another order, shape or float type, as Reshape and Cast do."""
-    return of(node).kind in _REARRANGING
+    return operator_of(node).kind in _REARRANGING
 
 
 def is_run_time(model: Model, tensor: str) -> bool:
@@ -639,7 +639,7 @@ def is_run_time(model: Model, tensor: str) -> bool:
     return False
 
 
-def pooling_of(model: Model, node: Node) -> str | None:
+def pooling_type(model: Model, node: Node) -> str | None:
     """The pooling that a reduction over height and width is turned into: ``AVERAGE``, ``MAX``, None for no pooling.
 
     GlobalAveragePool was seen so (resnet18-qat-rtx2000-trt8510). NVIDIA's guide documents the same of a Reduce that
@@ -677,4 +677,4 @@ def reduced_axes(model: Model, node: Node) -> list[int] | None:
 
 def is_sum(node: Node | None) -> bool:
     """Whether a node adds tensors (a residual, or a bias where one of them is constant)."""
-    return of(node).operation == "SUM"
+    return operator_of(node).operation == "SUM"

@@ -1,11 +1,12 @@
-"""Activations by law: a pointwise subgraph of one run-time tensor, however many nodes it is written in.
+"""Activations as pointwise functions of one run-time tensor, in any number of nodes.
 
-SiLU (Sigmoid, Mul), GELU (Div, Erf, Add, Mul, Mul) and HardSwish (Add, Clip, Mul, Div) are functions of one tensor;
-constant operands are no inputs. TensorRT joins the nodes into one ``PWN`` and takes that into the convolution in front.
-:mod:`qdqtool.model.operators` lists which operators are pointwise.
+SiLU (Sigmoid, Mul), GELU (Div, Erf, Add, Mul, Mul) and HardSwish (Add, Clip, Mul, Div) are
+functions of one tensor; constant operands are no inputs. TensorRT joins the nodes into one ``PWN``
+and fuses it into the convolution before it. :mod:`qdqtool.model.operators` lists the pointwise
+operators.
 
-Insertion and heads ask here what is a function of what, before there is any Q/DQ. What a convolution takes in of it the
-simulator says (:mod:`qdqtool.trt.taken`).
+Insertion and heads use this module before there is any Q/DQ. The simulator decides which of these
+functions a convolution fuses (:mod:`qdqtool.trt.taken`).
 """
 
 from __future__ import annotations
@@ -15,83 +16,100 @@ from collections.abc import Iterator
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.operators import is_pointwise, is_run_time, is_sum
 
-_LONGEST = 24  # nodes of one activation; Mish written out has six
+_MAX_NODES = 24  # of one activation; Mish in its elementary operators has six
 
 
 def run_time_inputs(model: Model, node: Node) -> list[str]:
-    """The tensors computed at run time that a node reads, each once."""
+    """Return the tensors computed at run time that a node reads, each once."""
     return [t for t in dict.fromkeys(node.inputs) if t and is_run_time(model, t)]
 
 
 def activation_input(model: Model, node: Node | None) -> str | None:
-    """The tensor of which alone a pointwise node's output is a function, the nearest such; None where there is none.
+    """Return the nearest tensor that a pointwise node's output is a function of; None if none.
 
-    ``x`` for ``Relu(x)``, for the Mul of ``x * Sigmoid(x)`` and for that of ``x * (1 + Erf(x / 1.41))``; None for a sum
-    of two tensors that are no functions of one another.
+    It is ``x`` for ``Relu(x)``, for the Mul of ``x * Sigmoid(x)`` and for the Mul of
+    ``x * (1 + Erf(x / 1.41))``. There is none for a sum of two tensors that are not functions of
+    one another.
     """
-    read: dict[str, None] = {}
-    for _ in range(_LONGEST):
+    operands: dict[str, None] = {}
+    for _ in range(_MAX_NODES):
         if node is None or not is_pointwise(node) or len(node.outputs) != 1:
             return None
-        read.update(dict.fromkeys(run_time_inputs(model, node)))
-        if len(read) <= 1:
-            return next(iter(read), None)
-        # What was made last is a function of no other that is read, so it is none that all of them are functions of.
-        last = max(read, key=lambda tensor: _place(model, tensor))
-        del read[last]
+        operands.update(dict.fromkeys(run_time_inputs(model, node)))
+        if len(operands) <= 1:
+            return next(iter(operands), None)
+        # The operand that is computed last cannot be an input of the others, so it is not the
+        # tensor that all of them are functions of.
+        last = max(operands, key=lambda tensor: _position(model, tensor))
+        del operands[last]
         node = model.producer(last)
     return None
 
 
-def _place(model: Model, tensor: str) -> int:
-    """Of the tensor's maker in a topological order; before all of them where the network is given it."""
-    places = model.memory.setdefault("places", {})
-    if not places:
-        places.update({n.index: place for place, n in enumerate(model.ordered)})
-    maker = model.producer(tensor)
-    return -1 if maker is None else places[maker.index]
+def _position(model: Model, tensor: str) -> int:
+    """Return the topological position of a tensor's producer; -1 for a network input."""
+    positions = model.cache.setdefault("positions", {})
+    if not positions:
+        positions.update({node.index: place for place, node in enumerate(model.ordered)})
+    producer = model.producer(tensor)
+    return -1 if producer is None else positions[producer.index]
 
 
-def region(model: Model, tensor: str, node: Node) -> list[Node]:
-    """The nodes between a tensor and ``node``, a pointwise function of it (see :func:`activation_input`), in order."""
-    found: dict[int, Node] = {}
+def pointwise_region(model: Model, tensor: str, node: Node) -> list[Node]:
+    """Return the nodes from a tensor to a pointwise function of it, in graph order.
+
+    Args:
+        model: The model.
+        tensor: The function's input, see :func:`activation_input`.
+        node: The last node of the function.
+    """
+    nodes: dict[int, Node] = {}
     stack = [node]
     while stack:
         current = stack.pop()
-        if current.index in found:
+        if current.index in nodes:
             continue
-        found[current.index] = current
+        nodes[current.index] = current
         for name in run_time_inputs(model, current):
-            above = model.producer(name)
-            if name != tensor and above is not None:
-                stack.append(above)
-    return [found[i] for i in sorted(found)]
+            producer = model.producer(name)
+            if name != tensor and producer is not None:
+                stack.append(producer)
+    return [nodes[index] for index in sorted(nodes)]
 
 
 def activation_outputs(model: Model, tensor: str) -> Iterator[str]:
-    """Results of the pointwise functions of a tensor, those apart that only go on into them (a SiLU's Sigmoid)."""
-    known: dict[str, None] = {tensor: None}
+    """Yield the results of the pointwise functions of a tensor.
+
+    Results that are only used inside another function (a SiLU's Sigmoid) are left out.
+    """
+    functions: dict[str, None] = {tensor: None}  # tensors that depend on nothing but the input
     inside: set[int] = set()
     queue = [tensor]
     for current in queue:
-        for node in model.readers(current):
-            if (
-                node.index in inside
-                or len(inside) >= _LONGEST
-                or not is_pointwise(node)
-                or len(node.outputs) != 1
-            ):
+        for node in model.consumers(current):
+            if node.index in inside or len(inside) >= _MAX_NODES:
                 continue
-            if all(t in known for t in run_time_inputs(model, node)):
+            if _is_function_of(model, node, functions):
                 inside.add(node.index)
-                known[node.output] = None
+                functions[node.output] = None
                 queue.append(node.output)
-    for name in list(known)[1:]:
-        readers = model.readers(name)
-        if model.is_output(name) or not readers or any(r.index not in inside for r in readers):
+    for name in list(functions)[1:]:
+        if model.is_output(name) or _is_used_outside(model, name, inside):
             yield name
 
 
+def _is_used_outside(model: Model, tensor: str, nodes: set[int]) -> bool:
+    """Return whether a tensor has no consumer, or one that is not among some nodes."""
+    consumers = model.consumers(tensor)
+    return not consumers or not all(node.index in nodes for node in consumers)
+
+
+def _is_function_of(model: Model, node: Node, tensors: dict[str, None]) -> bool:
+    if not is_pointwise(node) or len(node.outputs) != 1:
+        return False
+    return all(name in tensors for name in run_time_inputs(model, node))
+
+
 def is_bias(model: Model, node: Node) -> bool:
-    """Whether a node adds a constant, which a convolution takes as its bias."""
+    """Return whether a node adds a constant, which a convolution takes as its bias."""
     return is_sum(node) and len(run_time_inputs(model, node)) == 1

@@ -1,7 +1,8 @@
-"""What a QuantizeLinear/DequantizeLinear pair is: find it, read its scale and zero point, judge them.
+"""QuantizeLinear and DequantizeLinear nodes: finding pairs, reading scales and zero points.
 
-Every spelling in use is understood: parameters as initializers or Constant nodes, shape ``[]`` or ``[1]``, float
-weights with Q and DQ, integer weights with DQ only, per-channel axes, a missing zero point, float16.
+All spellings in use are supported: parameters as initializers or Constant nodes, shape ``[]`` or
+``[1]``, float weights with Q and DQ, integer weights with DQ only, per-channel axes, a missing zero
+point, float16.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ FLOATS = frozenset(
         onnx.TensorProto.DOUBLE,
     }
 )
-QUANTIZABLE = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)  # what gets a Q
+QUANTIZABLE = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)  # types that are quantized
 Q = "QuantizeLinear"
 DQ = "DequantizeLinear"
-SMOOTHED = "qdqtool.smoothed"  # metadata of a model whose outliers were moved into weights: the tensors, one a line
+# Metadata key of a model whose outliers were moved into weights: the tensors, one per line
+SMOOTHED = "qdqtool.smoothed"
 INTEGER_OPERATORS = (
     "QLinearConv",
     "QLinearMatMul",
@@ -57,28 +59,34 @@ _PRECISIONS: dict[int, Precision] = {
     onnx.TensorProto.FLOAT16: Precision.FP16,
     onnx.TensorProto.BFLOAT16: Precision.BF16,
 }
-_STORED = (onnx.TensorProto.INT8, onnx.TensorProto.INT4, onnx.TensorProto.FLOAT8E4M3FN)
+_STORED_TYPES = (
+    onnx.TensorProto.INT8,
+    onnx.TensorProto.INT4,
+    onnx.TensorProto.FLOAT8E4M3FN,
+)
 
 
 def smoothed_tensors(model: Model) -> frozenset[str]:
-    """What Linears read of which outliers were moved into their weights, as the model's metadata say."""
+    """Return the inputs of Linears whose outliers were moved into weights, from the metadata."""
     return frozenset(model.metadata.get(SMOOTHED, "").splitlines())
 
 
 def precision_of(elem_type: int) -> Precision:
-    """The precision that an ONNX element type stands for."""
+    """Return the precision of an ONNX element type."""
     return _PRECISIONS.get(elem_type, Precision.UNKNOWN)
 
 
 @record
 class PerChannel:
-    """A summary of one scale for each channel; equal for equal scales. There may be a million, shown many times.
+    """Summary of the scales of all channels, equal for equal scales.
+
+    It stands for the scales in findings: there may be a million of them, used many times.
 
     Attributes:
-        count: How many.
-        digest: Of all of them, see :attr:`Numbers.digest`.
-        least: The least of them; NaN where there is none.
-        greatest: The greatest.
+        count: Number of scales.
+        digest: Hash of all of them, see :attr:`ParameterValues.digest`.
+        least: The smallest one; NaN if there is none.
+        greatest: The largest one.
     """
 
     count: int
@@ -88,44 +96,43 @@ class PerChannel:
 
 
 @record
-class Numbers:
-    """The flat values of a scale or a zero point: one object for all nodes that read the tensor, which may be large."""
+class ParameterValues:
+    """Flat values of a scale or zero point, shared by all nodes that read the tensor."""
 
     values: npt.NDArray[Any]
 
     __eq__, __hash__ = object.__eq__, object.__hash__
 
     @functools.cached_property
-    def positive(self) -> bool:
-        """Whether all are finite and above 0."""
+    def is_positive(self) -> bool:
+        """Whether all values are finite and above 0."""
         return bool(np.all((self.values > 0) & np.isfinite(self.values)))
 
     @functools.cached_property
-    def alike(self) -> bool:
-        """Whether all are one number."""
+    def is_uniform(self) -> bool:
+        """Whether all values are equal."""
         return bool(np.ptp(self.values) == 0)
 
     @functools.cached_property
-    def zero(self) -> bool:
-        """Whether all are 0."""
+    def is_zero(self) -> bool:
+        """Whether all values are 0."""
         return not np.any(self.values)
 
     @functools.cached_property
     def digest(self) -> bytes:
-        """Equal for equal values; of one value where all are the same."""
+        """Hash of the values, or of one value if all are equal."""
         values = self.values[:1] if (self.values == self.values[:1]).all() else self.values
         return hashlib.sha256(np.ascontiguousarray(values).data).digest()
 
     @functools.cached_property
     def summary(self) -> float | PerChannel:
-        """One number, or one for each channel."""
+        """The value, or the summary of the values of all channels."""
         values = self.values
         if values.size == 1:
             return float(values[0])
-        least, greatest = (
-            (float(values.min()), float(values.max())) if values.size else (math.nan, math.nan)
-        )
-        return PerChannel(values.size, self.digest, least, greatest)
+        if not values.size:
+            return PerChannel(0, self.digest, math.nan, math.nan)
+        return PerChannel(values.size, self.digest, float(values.min()), float(values.max()))
 
 
 @record
@@ -133,30 +140,31 @@ class QuantParams:
     """Scale and zero point of a Q or DQ node.
 
     Attributes:
-        scales: Flat float64 scales, in units of the tensor per integer step; None when computed at run time or the
-            data is not available.
-        scale_shape: The scale tensor's dimensions; None when unknown.
-        scale_type: ONNX element type of the scale; 0 when unknown.
-        zero_points: Flat int64 zero points; zeros where the input is missing; None when not known.
+        scales: Flat float64 scales, in units of the tensor per integer step; None if computed at
+            run time or if the data is not available.
+        scale_shape: Dimensions of the scale tensor; None if unknown.
+        scale_type: ONNX element type of the scale; 0 if unknown.
+        zero_points: Flat int64 zero points; zeros if the input is missing, None if unknown.
         has_zero_point: Whether the node has a zero-point input.
         precision: The quantized type.
-        axis: The channel axis of a per-channel node, as written (default 1); None for per-tensor.
-        axis_given: Whether the node has an ``axis`` attribute.
+        axis: Channel axis of a per-channel node as written (1 by default); None for per-tensor.
+        has_axis: Whether the node has an ``axis`` attribute.
     """
 
-    scales: Numbers | None
+    scales: ParameterValues | None
     scale_shape: tuple[int, ...] | None
     scale_type: int
-    zero_points: Numbers | None
+    zero_points: ParameterValues | None
     has_zero_point: bool
     precision: Precision
     axis: int | None
-    axis_given: bool
+    has_axis: bool
 
     __eq__, __hash__ = object.__eq__, object.__hash__
 
     @property
     def per_channel(self) -> bool:
+        """Whether each channel has its own scale."""
         return self.axis is not None
 
     @property
@@ -171,12 +179,12 @@ class QuantParams:
 
     @property
     def summary(self) -> float | PerChannel | None:
-        """One scale, or one for each channel; None where it is not known."""
+        """The scale, or the summary of the scales of all channels; None if unknown."""
         return None if self.scales is None else self.scales.summary
 
     @functools.cached_property
     def key(self) -> tuple[object, ...] | None:
-        """Equal for two that quantize alike (see :meth:`same_as`); None when a scale is not known or no number."""
+        """Key that is equal for equal quantization; None if a scale is unknown or NaN."""
         if self.scales is None or self.zero_points is None or np.isnan(self.scales.values).any():
             return None
         size = self.scales.values.size
@@ -184,66 +192,67 @@ class QuantParams:
         return self.precision, axis, size, self.scales.digest, self.zero_points.digest
 
     def same_as(self, other: QuantParams) -> bool | None:
-        """Whether both quantize alike; None when a scale is not known."""
-        if (
-            self.scale is None
-            or other.scale is None
-            or self.zero_point is None
-            or other.zero_point is None
-        ):
+        """Return whether both quantize alike; None if a scale or zero point is unknown."""
+        if self.scales is None or self.zero_points is None:
+            return None
+        if other.scales is None or other.zero_points is None:
             return None
         return self.key is not None and self.key == other.key
 
 
 def is_q(node: Node | None) -> bool:
+    """Return whether a node is a QuantizeLinear."""
     return node is not None and node.op == Q and node.domain in DOMAINS
 
 
 def is_dq(node: Node | None) -> bool:
+    """Return whether a node is a DequantizeLinear."""
     return node is not None and node.op == DQ and node.domain in DOMAINS
 
 
 def is_qdq(node: Node | None) -> bool:
+    """Return whether a node is a QuantizeLinear or DequantizeLinear."""
     return node is not None and node.op in (Q, DQ) and node.domain in DOMAINS
 
 
 def read_params(model: Model, node: Node) -> QuantParams:
-    """Reads scale and zero point of a Q or DQ node, whatever their spelling."""
-    known = model.memory.get("quantizers")
-    if known is None:
-        known = model.memory["quantizers"] = {}
-    found: QuantParams | None = known.get(node.index)
-    if found is None:
-        # A Q and its DQ, and quantizers that share their scale, are read once, where no type of theirs comes in.
-        axis = node.attributes.get("axis")
-        key = (
-            (node.input(1), node.input(2), axis)
-            if axis is None or isinstance(axis, int)
-            else node.index
-        )
-        alike = known.get(key)
-        if alike is None:
-            alike = _read_params(model, node)
-            if node.input(2) and model.elem_type(node.input(2)):
-                known[key] = alike
-        found = known[node.index] = alike
-    return found
+    """Return scale and zero point of a Q or DQ node in any spelling."""
+    cache = model.cache.get("quantizers")
+    if cache is None:
+        cache = model.cache["quantizers"] = {}
+    params: QuantParams | None = cache.get(node.index)
+    if params is None:
+        params = cache[node.index] = _read_shared_params(model, node, cache)
+    return params
+
+
+def _read_shared_params(model: Model, node: Node, cache: dict[Any, QuantParams]) -> QuantParams:
+    """Read parameters once for a Q and its DQ, and for quantizers that share their scale."""
+    axis = node.attributes.get("axis")
+    if axis is not None and not isinstance(axis, int):
+        return _read_params(model, node)
+    key = (node.input(1), node.input(2), axis)
+    params = cache.get(key)
+    if params is None:
+        params = _read_params(model, node)
+        # Without a zero point of known type the quantized type depends on the node.
+        if node.input(2) and model.elem_type(node.input(2)):
+            cache[key] = params
+    return params
 
 
 def _read_params(model: Model, node: Node) -> QuantParams:
     scale_name, zero_name = node.input(1), node.input(2)
-    scales = _numbers(model, scale_name, np.float64)
+    scales = _values(model, scale_name, np.float64)
     shape = model.constant_shape(scale_name)
     size = scales.values.size if scales is not None else 0
     count = math.prod(shape) if shape is not None else size
-    axis = node.attributes.get("axis", 1)
     if zero_name:
-        zeros = _numbers(model, zero_name, np.int64)
+        zeros = _values(model, zero_name, np.int64)
     else:
-        # As many as there are scales: what the file says of their number may be wrong.
-        zeros = Numbers(
-            np.broadcast_to(np.zeros(1, np.int64), (size if scales is not None else 1,))
-        )
+        # As many as there are scales: the number that the file states may be wrong.
+        zero_count = size if scales is not None else 1
+        zeros = ParameterValues(np.broadcast_to(np.zeros(1, np.int64), (zero_count,)))
     return QuantParams(
         scales=scales,
         scale_shape=shape,
@@ -251,89 +260,106 @@ def _read_params(model: Model, node: Node) -> QuantParams:
         zero_points=zeros,
         has_zero_point=bool(zero_name),
         precision=_quantized_type(model, node, zero_name),
-        axis=None if count <= 1 else axis if isinstance(axis, int) else 1,
-        axis_given="axis" in node.attributes,
+        axis=_channel_axis(node) if count > 1 else None,
+        has_axis="axis" in node.attributes,
     )
 
 
-def _numbers(model: Model, name: str, dtype: type[np.generic]) -> Numbers | None:
-    """A constant's values, kept with the model for its other readers."""
-    known = model.memory.setdefault(f"numbers of {dtype.__name__}", {})
-    if name not in known:
+def _channel_axis(node: Node) -> int:
+    axis = node.attributes.get("axis", 1)
+    return axis if isinstance(axis, int) else 1
+
+
+def _values(model: Model, name: str, dtype: type[np.generic]) -> ParameterValues | None:
+    """Return the values of a constant, cached with the model for its other consumers."""
+    cache: dict[str, ParameterValues | None] = model.cache.setdefault(
+        f"parameters of {dtype.__name__}", {}
+    )
+    if name not in cache:
         value = model.constant(name)
-        known[name] = (
-            None if value is None else Numbers(np.asarray(value).astype(dtype).reshape(-1))
-        )
-    found = known[name]
-    assert found is None or isinstance(found, Numbers)
-    return found
+        if value is None:
+            cache[name] = None
+        else:
+            cache[name] = ParameterValues(np.asarray(value).astype(dtype).reshape(-1))
+    return cache[name]
 
 
 def _quantized_type(model: Model, node: Node, zero_name: str) -> Precision:
-    if zero_name and (written := model.elem_type(zero_name)):
-        return precision_of(written)  # UNKNOWN for int16 and the like, which TensorRT does not take
+    zero_type = model.elem_type(zero_name) if zero_name else 0
+    if zero_type:
+        return precision_of(zero_type)  # UNKNOWN for int16 etc., which TensorRT does not support
     if node.op == Q:
-        out = node.integer("output_dtype", 0)
-        return (
-            precision_of(out) if out else Precision.UINT8
-        )  # ONNX: without a zero point the type is uint8
-    elem, producer = model.elem_type(node.input(0)), model.producer(node.input(0))
-    if not elem and producer is not None and producer.op == Q:
+        output_type = node.integer("output_dtype", 0)
+        # ONNX: without a zero point the type is uint8.
+        return precision_of(output_type) if output_type else Precision.UINT8
+    elem_type, producer = model.elem_type(node.input(0)), model.producer(node.input(0))
+    if not elem_type and producer is not None and producer.op == Q:
         return _quantized_type(model, producer, producer.input(2))
-    return precision_of(elem)
+    return precision_of(elem_type)
 
 
 def quantizers(model: Model) -> Iterator[Node]:
-    """All Q and DQ nodes, in graph order."""
-    return (n for n in model.ordered if is_qdq(n))
+    """Yield all Q and DQ nodes in graph order."""
+    return (node for node in model.ordered if is_qdq(node))
 
 
 def is_quantized(model: Model) -> bool:
-    """Whether a model already has Q/DQ nodes or integer operators."""
-    return any(is_qdq(n) or n.op in INTEGER_OPERATORS for n in model.nodes)
+    """Return whether a model has Q/DQ nodes or integer operators."""
+    return any(is_qdq(node) or node.op in INTEGER_OPERATORS for node in model.nodes)
 
 
 def is_sparse(model: Model, tensor: str) -> bool:
-    """Whether a tensor is stored as a sparse one."""
+    """Return whether a tensor is a sparse initializer."""
     return any(sparse.values.name == tensor for sparse in model.proto.graph.sparse_initializer)
 
 
-def misread_constants(model: Model) -> Iterator[tuple[Node, str]]:
-    """Nodes that read a stored int8, int4 or FP8 constant though they are no quantizer, with its name.
+def find_misread_constants(model: Model) -> Iterator[tuple[Node, str]]:
+    """Yield nodes that read a stored int8, int4 or FP8 constant as numbers, and its name.
 
-    TensorRT's optimizer takes every such constant for quantized values, whatever it was meant for. Operators of other
-    domains are plugins, which may read one; Shape asks for nothing but the dimensions; a node whose result nothing
-    needs is not built.
+    TensorRT's optimizer treats every such constant as quantized values. Operators of other domains
+    are plugins, which may read one. Shape needs only the dimensions. Nodes whose results are not
+    needed are not built.
     """
-    stored = {t.name for t in model.initializers.values() if t.data_type in _STORED}
-    for node in model.nodes:
-        proto = model.constant_proto(node.output) if node.op == "Constant" else None
-        if proto is not None and proto.data_type in _STORED:
-            stored.add(node.output)
-    reading = {
-        n.index
-        for t in stored
-        for n in model.readers(t)
-        if not (is_qdq(n) or n.op == "Shape" or n.op in INTEGER_OPERATORS)
-        and n.domain in STANDARD
-        and onnx.defs.has(n.op)
-    }
-    if not reading:
+    constants = _find_stored_constants(model)
+    misreading: set[int] = set()
+    for tensor in constants:
+        misreading.update(node.index for node in model.consumers(tensor) if _reads_values(node))
+    if not misreading:
         return
     needed = set(model.outputs)
-    found: list[tuple[Node, str]] = []
+    pairs: list[tuple[Node, str]] = []
     for node in reversed(model.ordered):
         if needed.isdisjoint(node.outputs):
             continue
         needed.update(node.inputs)
         needed.update(node.captured)
-        if node.index in reading:
-            found.extend((node, t) for t in dict.fromkeys(node.inputs) if t in stored)
-    yield from reversed(found)
+        if node.index in misreading:
+            pairs.extend((node, t) for t in dict.fromkeys(node.inputs) if t in constants)
+    yield from reversed(pairs)
 
 
-def source_of_dq(model: Model, tensor: str) -> tuple[Node, Node | None] | None:
-    """The DQ that makes a tensor, with the Q in front of it (None for stored integers); None when no DQ makes it."""
+def _find_stored_constants(model: Model) -> set[str]:
+    tensors = {t.name for t in model.initializers.values() if t.data_type in _STORED_TYPES}
+    for node in model.nodes:
+        if node.op == "Constant":
+            proto = model.constant_proto(node.output)
+            if proto is not None and proto.data_type in _STORED_TYPES:
+                tensors.add(node.output)
+    return tensors
+
+
+def _reads_values(node: Node) -> bool:
+    """Return whether an operator of ONNX reads the values of a constant as numbers."""
+    if is_qdq(node) or node.op == "Shape" or node.op in INTEGER_OPERATORS:
+        return False
+    return node.domain in STANDARD and onnx.defs.has(node.op)
+
+
+def find_pair(model: Model, tensor: str) -> tuple[Node, Node | None] | None:
+    """Return the DQ that produces a tensor and the Q before it; None if no DQ produces it.
+
+    The Q is None for stored integers.
+    """
     dq = model.producer(tensor)
     if dq is None or not is_dq(dq):
         return None
@@ -341,8 +367,10 @@ def source_of_dq(model: Model, tensor: str) -> tuple[Node, Node | None] | None:
     return dq, q if is_q(q) else None
 
 
-def without_pairs(model: Model, tensor: str) -> str:
-    """The tensor that stands in the float network for what pairs in a row make."""
-    while (found := source_of_dq(model, tensor)) is not None and found[1] is not None:
-        tensor = found[1].input(0)
+def float_tensor(model: Model, tensor: str) -> str:
+    """Return the tensor of the float network that consecutive Q/DQ pairs produce a tensor from."""
+    pair = find_pair(model, tensor)
+    while pair is not None and pair[1] is not None:
+        tensor = pair[1].input(0)
+        pair = find_pair(model, tensor)
     return tensor

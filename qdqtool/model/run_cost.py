@@ -10,10 +10,10 @@ import onnx
 
 from qdqtool.base import limits
 from qdqtool.errors import ModelError
-from qdqtool.model.constants import Constants
+from qdqtool.model.constants import ConstantEvaluator
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.slim import without_large_weights
-from qdqtool.model.subgraphs import DOMAINS, held
+from qdqtool.model.subgraphs import DOMAINS, attribute_graphs
 
 _PRODUCTS = ("Attention", "Gemm", "MatMul", "MatMulInteger", "QLinearMatMul")
 
@@ -100,7 +100,7 @@ def check_loops(model: Model) -> None:
     Raises:
         ModelError: One takes more than `limits.LOOP_WORK`.
     """
-    constants = Constants(model)
+    constants = ConstantEvaluator(model)
     for node in model.nodes:
         if _subgraph_operations(node.proto, constants) > limits.LOOP_WORK:
             raise ModelError(
@@ -143,28 +143,28 @@ def _operations(model: Model, node: Node) -> int:
 
 
 def _loop_operations(model: Model) -> int:
-    constants = Constants(model)
+    constants = ConstantEvaluator(model)
     return sum(_subgraph_operations(node.proto, constants) for node in model.ordered)
 
 
-def _subgraph_operations(node: onnx.NodeProto, constants: Constants) -> int:
+def _subgraph_operations(node: onnx.NodeProto, constants: ConstantEvaluator) -> int:
     """Return the work of a node's subgraphs: a fixed amount for each inner node and turn."""
     work = 0
     for attribute in node.attribute:
-        for graph in held(attribute):
+        for graph in attribute_graphs(attribute):
             for inner in graph.node:
                 work += limits.INNER_NODE + _subgraph_operations(inner, constants)
     return work * _trip_count(node, constants)
 
 
-def _trip_count(node: onnx.NodeProto, constants: Constants) -> int:
+def _trip_count(node: onnx.NodeProto, constants: ConstantEvaluator) -> int:
     """Return how often a Loop is known to turn; 1 if its condition or an input decides it."""
     if node.op_type != "Loop" or not node.input or not _ignores_condition(node, constants):
         return 1
     return max(1, _integer(node.input[0], constants) or 1)
 
 
-def _ignores_condition(node: onnx.NodeProto, constants: Constants) -> bool:
+def _ignores_condition(node: onnx.NodeProto, constants: ConstantEvaluator) -> bool:
     """Return whether a Loop's condition is true at the start and passed on unchanged."""
     start = "".join(node.input[1:2])
     if start and _integer(start, constants) != 1:
@@ -190,10 +190,10 @@ def _is_true(tensor: str, graph: onnx.GraphProto) -> bool:
     return any(math.prod(v.dims) == 1 and bool(onnx.numpy_helper.to_array(v).all()) for v in values)
 
 
-def _integer(tensor: str, constants: Constants) -> int | None:
+def _integer(tensor: str, constants: ConstantEvaluator) -> int | None:
     """Return the value of a constant with one integer or truth value, None for others."""
     try:
-        value = constants.value(tensor)
+        value = constants.evaluate(tensor)
     except ModelError:  # it depends on weights that are not available
         return None
     if value is None or value.size != 1 or value.dtype.kind not in "biu":

@@ -23,14 +23,14 @@ from qdqtool.base.text import reason_of
 from qdqtool.errors import QdqtoolError
 from qdqtool.model import external
 from qdqtool.model.modelfile import write_apart, write_model
-from qdqtool.model.subgraphs import captured
+from qdqtool.model.subgraphs import captured_tensors
 
 OUT_OF_MEMORY = "bfc_arena"  # part of onnxruntime's message if it gets no memory
 IR_VERSION = 10  # what every onnxruntime from 1.20 reads; later ones add types and annotations that no network here has
 FOLDER_KEY = "session.model_external_initializers_file_folder_path"
 
 
-def cores() -> int:
+def core_count() -> int:
     """Processor cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
@@ -70,7 +70,7 @@ def open_session(
     Raises:
         Exception: onnxruntime does not take the model; its classes have no common base but this.
     """
-    with silent():
+    with silence_output():
         onnxruntime = load_onnxruntime()
         onnxruntime.set_default_logger_severity(4)
         options = onnxruntime.SessionOptions()
@@ -116,7 +116,7 @@ def _has_arena() -> bool:
     return True
 
 
-def failure(error: BaseException) -> str:
+def describe_failure(error: BaseException) -> str:
     """Why a session does not open or run, in a line."""
     if OUT_OF_MEMORY in str(error):
         return f"it takes more memory than there is, or than {limits.format_bytes(limits.session_memory())}"
@@ -127,7 +127,7 @@ _descriptors = threading.RLock()  # two threads would each keep what the other o
 
 
 @contextlib.contextmanager
-def silent() -> Iterator[None]:
+def silence_output() -> Iterator[None]:
     """Points descriptors 1 and 2 at nothing: C++ code writes there past Python's streams. One thread at a time."""
     with _descriptors, contextlib.ExitStack() as stack:
         for stream in (sys.stdout, sys.stderr):
@@ -171,7 +171,7 @@ class SharedWeights:
         """onnxruntime's values of the weights that a model reads, for :func:`open_session`; in the model they are named
         as external, in the place of those of the same name."""
         graph = proto.graph
-        read = (t for n in graph.node for t in (*n.input, *captured(n)))
+        read = (t for n in graph.node for t in (*n.input, *captured_tensors(n)))
         used = {name: self._tensors[name] for name in read if name in self._tensors}
         own = [t for t in graph.initializer if t.name not in used]
         del graph.initializer[:]
@@ -212,7 +212,7 @@ def open_proto(
             if tensor.name in missing:
                 tensor.CopyFrom(missing[tensor.name])
     try:
-        source = serialized(proto)
+        source = serialize(proto)
     except (ValueError, EncodeError):
         with temporary_folder() as temporary:
             path = Path(temporary) / "model.onnx"
@@ -259,7 +259,7 @@ def _apart(
         yield path
 
 
-def serialized(proto: onnx.ModelProto) -> bytes:
+def serialize(proto: onnx.ModelProto) -> bytes:
     """The bytes of a model.
 
     Raises:

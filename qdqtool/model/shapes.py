@@ -18,7 +18,7 @@ from typing import Any
 import onnx
 
 from qdqtool.base import limits
-from qdqtool.model.subgraphs import STANDARD, held, nodes_of
+from qdqtool.model.subgraphs import STANDARD, all_nodes, attribute_graphs
 
 Types = dict[str, onnx.TypeProto]
 KnownType = tuple[int, tuple[int | None, ...] | None]
@@ -150,7 +150,7 @@ def _run_in_child(proto: onnx.ModelProto, task: str, *numbers: int) -> onnx.Mode
 
 def is_safe(proto: onnx.ModelProto) -> bool:
     """Return whether onnx's inference is known to neither crash on a model nor to take much memory."""
-    nodes = list(nodes_of(proto))
+    nodes = list(all_nodes(proto))
     if proto.functions or not all(_is_harmless(node) for node in nodes):
         return False
     constants = _constants(proto, nodes)
@@ -196,7 +196,7 @@ def _constants(
         for attribute in node.attribute:
             if node.op_type == "Constant" and node.output:
                 constants[node.output[0]] = _as_tensor(attribute)
-            for graph in held(attribute):
+            for graph in attribute_graphs(attribute):
                 constants.update((tensor.name, tensor) for tensor in graph.initializer)
     return constants
 
@@ -390,7 +390,7 @@ def infer_node(
         onnx.ValueInfoProto(name=name, type=kind) for name, kind in types.items()
     )
     proto.graph.initializer.extend((values or {}).values())
-    if any(True for a in node.attribute for _ in held(a)) or not is_safe(proto):
+    if any(True for a in node.attribute for _ in attribute_graphs(a)) or not is_safe(proto):
         return {}
     try:
         schema = onnx.defs.get_schema(node.op_type, opset, "")

@@ -17,14 +17,14 @@ INNER_DOMAINS = ("com.microsoft.", "com.ms.")  # how those begin that onnxruntim
 RUN_DOMAINS = (*DOMAINS, "ai.onnx.ml")  # that onnxruntime comes with
 
 
-def held(attribute: onnx.AttributeProto) -> Iterator[onnx.GraphProto]:
+def attribute_graphs(attribute: onnx.AttributeProto) -> Iterator[onnx.GraphProto]:
     """The graphs of one attribute."""
     if attribute.HasField("g"):
         yield attribute.g
     yield from attribute.graphs
 
 
-def inner_graphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
+def nested_graphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
     """The graphs inside nodes, and inside the nodes of these."""
     levels = [
         _graphs_of(nodes)
@@ -44,35 +44,37 @@ def _graphs_of(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
             node.attribute
         ):  # most nodes have none, and an iteration over them takes longer than a look
             for attribute in node.attribute:
-                yield from held(attribute)
+                yield from attribute_graphs(attribute)
 
 
-def with_inner(nodes: Collection[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+def with_subgraph_nodes(nodes: Collection[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     """Nodes, and those of their subgraphs."""
     yield from nodes
-    for graph in inner_graphs(nodes):
+    for graph in nested_graphs(nodes):
         yield from graph.node
 
 
-def nodes_of(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+def all_nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     """Every node of a model's graph, and of its own functions."""
     for nodes in (proto.graph.node, *(f.node for f in proto.functions)):
-        yield from with_inner(nodes)
+        yield from with_subgraph_nodes(nodes)
 
 
-def rename(nodes: Collection[onnx.NodeProto], names: Mapping[str, str]) -> None:
+def rename_tensors(nodes: Collection[onnx.NodeProto], names: Mapping[str, str]) -> None:
     """Renames tensors wherever nodes read or make them, in their subgraphs as well."""
-    for node in with_inner(nodes):
+    for node in with_subgraph_nodes(nodes):
         for tensors in (node.input, node.output):
             for position, tensor in enumerate(tensors):
                 if tensor in names:
                     tensors[position] = names[tensor]
-    for graph in inner_graphs(nodes):
+    for graph in nested_graphs(nodes):
         for value in graph.output:
             value.name = names.get(value.name, value.name)
 
 
-def copy_of(node: onnx.NodeProto, inputs: Iterable[str], outputs: Iterable[str]) -> onnx.NodeProto:
+def copy_node(
+    node: onnx.NodeProto, inputs: Iterable[str], outputs: Iterable[str]
+) -> onnx.NodeProto:
     """A node that does the same with other tensors."""
     made = onnx.NodeProto()
     made.CopyFrom(node)
@@ -80,14 +82,14 @@ def copy_of(node: onnx.NodeProto, inputs: Iterable[str], outputs: Iterable[str])
     return made
 
 
-def captured(node: onnx.NodeProto) -> Iterator[str]:
+def captured_tensors(node: onnx.NodeProto) -> Iterator[str]:
     """Tensors that the subgraphs of a node read from outside."""
     for attribute in node.attribute:
-        for graph in held(attribute):
+        for graph in attribute_graphs(attribute):
             inside = {v.name for v in graph.input} | {t.name for t in graph.initializer}
             seen: set[str] = set()
             for inner in graph.node:
-                for name in (*inner.input, *captured(inner)):
+                for name in (*inner.input, *captured_tensors(inner)):
                     if name and name not in inside and name not in seen:
                         seen.add(name)
                         yield name
@@ -98,7 +100,7 @@ def captured(node: onnx.NodeProto) -> Iterator[str]:
                     yield value.name
 
 
-def require_texts(texts: Collection[Any], what: str) -> None:
+def require_utf8(texts: Collection[Any], what: str) -> None:
     """Looks whether texts of a model called ``what`` are UTF-8: protobuf gives others as bytes.
 
     Raises:
@@ -112,7 +114,7 @@ def require_texts(texts: Collection[Any], what: str) -> None:
         )
 
 
-def in_order(
+def sort_topologically(
     nodes: list[_Any],
     reads: Callable[[_Any], Iterable[str]],
     makes: Callable[[_Any], Iterable[str]],
@@ -145,7 +147,7 @@ def in_order(
 _Key = tuple[str, str, str]
 
 
-def leading_to(
+def find_dependencies(
     nodes: Sequence[onnx.NodeProto], tensors: Iterable[str], given: Container[str] = ()
 ) -> tuple[list[onnx.NodeProto], set[str]]:
     """The nodes that tensors depend on, those ``given`` apart, and the tensors with all that these nodes read.
@@ -157,7 +159,7 @@ def leading_to(
     for node in reversed(nodes):
         if any(t and t in needed and t not in given for t in node.output):
             kept.append(node)
-            needed.update((*node.input, *captured(node)))
+            needed.update((*node.input, *captured_tensors(node)))
     return kept[::-1], needed
 
 
@@ -171,14 +173,14 @@ _HEADER = (
 )
 
 
-def part_of(
+def extract_part(
     proto: onnx.ModelProto,
     nodes: Sequence[onnx.NodeProto],
     outputs: Iterable[onnx.ValueInfoProto],
     constants: Iterable[onnx.TensorProto],
     given: Container[str] = (),
 ) -> tuple[onnx.ModelProto, set[str]]:
-    """The part of a model that some outputs depend on, and the tensors that it needs, see :func:`leading_to`.
+    """The part of a model that some outputs depend on, and the tensors that it needs, see :func:`find_dependencies`.
 
     Opsets, functions and metadata are those of the whole; inputs and types are for the caller to state.
 
@@ -192,7 +194,7 @@ def part_of(
     result = onnx.ModelProto()
     graph, whole = result.graph, proto.graph
     graph.output.extend(outputs)
-    kept, needed = leading_to(nodes, (v.name for v in graph.output), given)
+    kept, needed = find_dependencies(nodes, (v.name for v in graph.output), given)
     for field in _HEADER:
         if proto.HasField(field):
             setattr(result, field, getattr(proto, field))
@@ -232,8 +234,8 @@ def check_functions(proto: onnx.ModelProto, what: str) -> None:
     from graphlib import CycleError, TopologicalSorter
 
     functions = _functions(proto)
-    calls = calls_of(proto)
-    own = {key: sum(1 for _ in with_inner(f.node)) for key, f in functions.items()}
+    calls = function_calls(proto)
+    own = {key: sum(1 for _ in with_subgraph_nodes(f.node)) for key, f in functions.items()}
     own_bytes = {key: f.ByteSize() for key, f in functions.items()}
     sizes: dict[_Key, int] = {}
     copied: dict[_Key, int] = {}
@@ -259,7 +261,7 @@ def check_functions(proto: onnx.ModelProto, what: str) -> None:
             what,
             code="nested-too-deeply",
         )
-    calling = [_called(n) for n in with_inner(proto.graph.node)]
+    calling = [_called(n) for n in with_subgraph_nodes(proto.graph.node)]
     total = sum(sizes.get(c, 0) for c in calling)
     if total > limits.FUNCTION_CALLS:
         about = total if total < 10**9 else "more than a billion"
@@ -279,22 +281,22 @@ def check_functions(proto: onnx.ModelProto, what: str) -> None:
         )
 
 
-def calls_of(proto: onnx.ModelProto) -> dict[_Key, list[_Key]]:
+def function_calls(proto: onnx.ModelProto) -> dict[_Key, list[_Key]]:
     """What each of a model's functions calls of them, also from subgraphs, in the file's order."""
     functions = _functions(proto)
     return {
-        key: [c for n in with_inner(f.node) if (c := _called(n)) in functions]
+        key: [c for n in with_subgraph_nodes(f.node) if (c := _called(n)) in functions]
         for key, f in functions.items()
     }
 
 
-def called(proto: onnx.ModelProto) -> list[onnx.FunctionProto]:
+def called_functions(proto: onnx.ModelProto) -> list[onnx.FunctionProto]:
     """The functions that a model's graph calls, also from subgraphs and other functions, in the file's order."""
     functions = _functions(proto)
     found: set[_Key] = set()
     work = [proto.graph.node]
     while work:
-        for key in {_called(n) for n in with_inner(work.pop())} & set(functions) - found:
+        for key in {_called(n) for n in with_subgraph_nodes(work.pop())} & set(functions) - found:
             found.add(key)
             work.append(functions[key].node)
     return [f for key, f in functions.items() if key in found]

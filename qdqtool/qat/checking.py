@@ -250,7 +250,7 @@ def _pairs(
                 node=q.name,
             )
         name, scale, _, _ = wanted.calls[found[0]]
-        for node in (q, *model.readers(q.output)):
+        for node in (q, *model.consumers(q.output)):
             if node.op not in (qdq.Q, qdq.DQ):
                 raise ModelError(
                     f"'{q.name}' is read by '{node.name}', which is not a DequantizeLinear",
@@ -298,7 +298,7 @@ def _run_pieces(
     given = []
     for q, number in pairs:
         after = wanted.calls[number][3]
-        for dq in model.readers(q.output):
+        for dq in model.consumers(q.output):
             given.append(
                 onnx.helper.make_tensor_value_info(
                     dq.output, onnx.TensorProto.FLOAT, list(after.shape)

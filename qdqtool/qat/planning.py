@@ -25,7 +25,7 @@ from qdqtool.insertion.placement import Placement, can_be_quantized
 from qdqtool.insertion.prepare import prepare as prepare_network
 from qdqtool.insertion.scales import Ties, scale_groups
 from qdqtool.model.graph import Model, Node
-from qdqtool.model.operators import WEIGHTED, LayerKind, of, output_axis
+from qdqtool.model.operators import WEIGHTED, LayerKind, operator_of, output_axis
 from qdqtool.qat.networks import (
     copied,
     exporting_heads,
@@ -406,7 +406,7 @@ def _as_plan(
 
 def _module_axis(node: Node) -> int:
     """The axis of a torch module's weights along which its outputs lie; a Linear's are stored as [outputs, inputs]."""
-    return 0 if of(node).kind == LayerKind.MATRIX_MULTIPLY else output_axis(node, 4) or 0
+    return 0 if operator_of(node).kind == LayerKind.MATRIX_MULTIPLY else output_axis(node, 4) or 0
 
 
 def _group_numbers(

@@ -25,11 +25,11 @@ from torch.nn.modules import module as module_hooks
 from qdqtool.base.text import reason_of
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.model import qdq
-from qdqtool.model.constants import Constants
-from qdqtool.model.editor import Editor, own_weights
+from qdqtool.model.constants import ConstantEvaluator
+from qdqtool.model.editor import Editor, unshare_weights
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.operators import needs_own_dq
-from qdqtool.model.subgraphs import rename
+from qdqtool.model.subgraphs import rename_tensors
 from qdqtool.qat.networks import changed
 from qdqtool.qat.sites import ADD, CONTAINERS, WEIGHTED, CallWatcher, Site
 
@@ -393,7 +393,7 @@ def drop_marks(proto: onnx.ModelProto, source: dict[str, str]) -> None:
     """
     graph = proto.graph
     kept = [n for n in graph.node if n.domain != _DOMAIN]
-    rename(kept, source)
+    rename_tensors(kept, source)
     for output in graph.output:
         if output.name in source:
             raise ModelError(
@@ -417,7 +417,7 @@ _FOLDED = ("Constant", "Identity", "Cast", "Transpose", "Unsqueeze", "Slice")
 
 def fold_constants(model: Model) -> Model:
     """Constant nodes become initializers, and what moves or cuts constants (packed weights too) their value."""
-    editor, constants = Editor(model), Constants(model, sys.maxsize)
+    editor, constants = Editor(model), ConstantEvaluator(model, sys.maxsize)
     values: dict[str, np.ndarray] = {}
     for node in model.ordered:
         if node.op not in _FOLDED or node.domain != "" or model.is_output(node.output):
@@ -425,7 +425,7 @@ def fold_constants(model: Model) -> Model:
         value = model.constant(node.output)
         known = {t: v for t in node.inputs if (v := values.get(t, model.constant(t))) is not None}
         if known and len(known) == len(set(node.inputs)):
-            value = (constants.results(node, known, sys.maxsize) or {}).get(node.output)
+            value = (constants.evaluate_node(node, known, sys.maxsize) or {}).get(node.output)
         if value is not None:
             values[node.output] = value
     for tensor, value in values.items():
@@ -439,7 +439,7 @@ def tidied(
     raw: onnx.ModelProto, calls: dict[str, int]
 ) -> tuple[onnx.ModelProto, dict[str, list[int]]]:
     """Without superfluous nodes; each QuantizeLinear stands for all calls whose pair it took over."""
-    model = transpose_weights(own_weights(fold_constants(Model(raw))))
+    model = transpose_weights(unshare_weights(fold_constants(Model(raw))))
     same: dict[str, list[int]] = defaultdict(list)
     tensors = {n.name: n.input(0) for n in model.nodes if n.op == qdq.Q}
     for name, number in calls.items():
@@ -455,7 +455,7 @@ def transpose_weights(model: Model) -> Model:
     """A Transpose between a weight's DQ and a MatMul goes into the weights, so that the DQ is beside the product."""
     editor = Editor(model)
     for node in (n for n in model.nodes if n.op == "Transpose" and not model.is_output(n.output)):
-        dq, q = qdq.source_of_dq(model, node.input(0)) or (None, None)
+        dq, q = qdq.find_pair(model, node.input(0)) or (None, None)
         value = model.constant(q.input(0)) if q is not None else None
         if (
             dq is None
@@ -465,14 +465,14 @@ def transpose_weights(model: Model) -> Model:
             or editor.is_captured(node.output)
         ):
             continue
-        if len(model.readers(q.output)) != 1 or len(model.readers(dq.output)) != 1:
+        if len(model.consumers(q.output)) != 1 or len(model.consumers(dq.output)) != 1:
             continue
         perm = list(node.attributes.get("perm", range(value.ndim)[::-1]))
         editor.set_input(
             q, 0, editor.constant(f"{q.input(0)}_transposed", np.transpose(value, perm))
         )
         for pair in (q, dq):
-            for attribute in editor.proto_of(pair).attribute:
+            for attribute in editor.edit_proto(pair).attribute:
                 if attribute.name == "axis":
                     attribute.i = perm.index(attribute.i % value.ndim)
         editor.redirect(node.output, dq.output)
@@ -493,7 +493,7 @@ def merge_pairs(model: Model) -> Model:
         if q.op != qdq.Q or model.is_constant(q.input(0)):
             continue
         params = qdq.read_params(model, q)
-        dqs = model.readers(q.output)
+        dqs = model.consumers(q.output)
         if params.scale is None or params.scale.size != 1 or len(dqs) != 1 or dqs[0].op != qdq.DQ:
             continue
         dq = dqs[0]
@@ -503,7 +503,7 @@ def merge_pairs(model: Model) -> Model:
         if first is not q:
             editor.set_input(dq, 0, first.output)
             editor.remove(q)
-        if not any(needs_own_dq(r) for r in model.readers(dq.output)):
+        if not any(needs_own_dq(r) for r in model.consumers(dq.output)):
             common = shared.setdefault(first.output, dq)
             if common is not dq:
                 editor.redirect(dq.output, common.output)

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from qdqtool.base.notes import Note, Remark
 from qdqtool.errors import QdqtoolError
 from qdqtool.explain.left_float import nothing_to_quantize
-from qdqtool.model.editor import float_model, placeholder
+from qdqtool.model.editor import placeholder, remove_quantizers
 from qdqtool.model.external import has_data
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.qdq import FLOATS, is_qdq
@@ -33,7 +33,7 @@ def has_qdq(model: Model) -> bool:
 
 def float_twin(model: Model) -> Model:
     """The same network without its Q and DQ, constants without data where they are large; the model is not changed."""
-    found = float_model(
+    found = remove_quantizers(
         Model(light(model), model.path, types=model), weights=True, stored=placeholder
     )
     found.sha256 = model.sha256

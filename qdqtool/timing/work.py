@@ -358,7 +358,7 @@ def region_nodes(model: Model) -> frozenset[str]:
                 behind.add(node.name)
     for node in reversed(model.ordered):
         if node.name not in front and node.op not in _OUTSIDE:
-            if any(r.name in front for t in node.outputs for r in model.readers(t)):
+            if any(r.name in front for t in node.outputs for r in model.consumers(t)):
                 front.add(node.name)
     return frozenset(behind & front)
 
@@ -377,7 +377,7 @@ def work_in_region(model: Model, node: Node, shape_of: ShapeOf, plain: Precision
         if not shape:
             return nothing
         depth, columns = float(shape[-1]), float(target[-1]) if target else 1.0
-        first = any(r.op in ("Softmax", "Mul", "Div", "Add") for r in model.readers(node.output))
+        first = any(r.op in ("Softmax", "Mul", "Div", "Add") for r in model.consumers(node.output))
         ends = (read, 0.0) if first else ((sizes[-1] or 0.0), written)  # the scores stay inside
         return Work(
             CONV,

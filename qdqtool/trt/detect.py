@@ -10,8 +10,8 @@ import numpy as np
 
 from qdqtool.model import qdq
 from qdqtool.model.graph import Model, Node
-from qdqtool.model.operators import LayerKind, of
-from qdqtool.model.qdq import Numbers, QuantParams
+from qdqtool.model.operators import LayerKind, operator_of
+from qdqtool.model.qdq import ParameterValues, QuantParams
 from qdqtool.model.subgraphs import DOMAINS, INNER_DOMAINS
 from qdqtool.trt import faults, refusals
 from qdqtool.trt.refusals import Size
@@ -23,10 +23,10 @@ _NAMED = 5  # channels
 
 
 def nonzero_zero_point(
-    looked: str, node: str, dq: str, zeros: Numbers | None, unsigned: bool = False
+    looked: str, node: str, dq: str, zeros: ParameterValues | None, unsigned: bool = False
 ) -> refusals.NonzeroZeroPoint | None:
     """A zero point that is not 0."""
-    if zeros is None or zeros.zero:
+    if zeros is None or zeros.is_zero:
         return None
     values = np.nan_to_num(zeros.values)
     return refusals.NonzeroZeroPoint(
@@ -49,10 +49,10 @@ def scale_computed(
 
 
 def scale_not_positive(
-    looked: str, node: str, scales: Numbers | None, infinite: bool = False
+    looked: str, node: str, scales: ParameterValues | None, infinite: bool = False
 ) -> faults.ScaleNotPositive | None:
     """A scale that is zero, negative or no number; ``infinite``: whether one without end is taken."""
-    if scales is None or scales.positive:
+    if scales is None or scales.is_positive:
         return None
     values = scales.values
     places = np.flatnonzero(~((values > 0) & (infinite | np.isfinite(values))))
@@ -142,13 +142,13 @@ def weights_axis(
         return None
     known = tuple(d or 0 for d in shape)
     return refusals.WeightsAxis(
-        looked, node, quantizer, axis, expected, transposed, params.axis_given, known
+        looked, node, quantizer, axis, expected, transposed, params.has_axis, known
     )
 
 
 def stored_read_elsewhere(looked: str, model: Model) -> Iterator[faults.StoredReadElsewhere]:
     """What reads stored integers and is no DQ."""
-    for node, tensor in qdq.misread_constants(model):
+    for node, tensor in qdq.find_misread_constants(model):
         yield faults.StoredReadElsewhere(looked, node.name, node.op, tensor)
 
 
@@ -193,7 +193,7 @@ def deconvolution_float(looked: str, node: Node) -> faults.DeconvolutionFloat | 
     """A ConvTranspose, on a target that computes it in float."""
     return (
         faults.DeconvolutionFloat(looked, node.name)
-        if of(node).kind == LayerKind.DECONVOLUTION
+        if operator_of(node).kind == LayerKind.DECONVOLUTION
         else None
     )
 

@@ -64,7 +64,7 @@ class Importer:
         if found is None:
             if not name:
                 raise ValueError("an input or output is missing")
-            kind, shape = self.model.type_of(name)
+            kind, shape = self.model.tensor_type(name)
             found = self.tensors[name] = Tensor(name, elem_type=kind)
             found.shape = shape
         return found
@@ -117,7 +117,7 @@ class Importer:
         self, node: Node, inputs: list[Tensor], kind: LayerKind | None = None, operation: str = ""
     ) -> Layer:
         """The layer that computes a node's only output; of the operator's own kind, if no other is named."""
-        kind = kind or operators.of(node).kind
+        kind = kind or operators.operator_of(node).kind
         layer = self._add(kind, self._name(node), inputs, [self._tensor(node.output)], node)
         if operation:
             layer.operation = operation
@@ -147,7 +147,7 @@ class Importer:
     def _import(self, node: Node) -> None:
         if node.op == "Constant" or not any(node.outputs):
             return
-        known = operators.of(node)
+        known = operators.operator_of(node)
         if known.kind is _SHAPE or self._only_shapes(node):
             # Shape arithmetic is folded while parsing or runs on the host: it neither reads nor blocks a tensor.
             self._shape_only.update(o for o in node.outputs if o)
@@ -181,7 +181,7 @@ class Importer:
         self._simple(node)
 
     def _activation(self, node: Node) -> None:
-        known = operators.of(node).activation
+        known = operators.operator_of(node).activation
         assert known is not None
         if known.type != "HARD_SWISH":
             self._simple(node).activation = known.type
@@ -194,12 +194,12 @@ class Importer:
 
     def _shuffle(self, node: Node) -> None:
         shuffling = self._simple(node).shuffling
-        shuffling.moves = operators.of(node).moves
+        shuffling.moves = operators.operator_of(node).moves
         perm = node.attributes.get("perm") if node.op == "Transpose" else None
         shuffling.perm = tuple(perm) if perm is not None else None
 
     def _reduce(self, node: Node) -> None:
-        self._simple(node).pooling = operators.pooling_of(self.model, node)
+        self._simple(node).pooling = operators.pooling_type(self.model, node)
 
     def _elementwise(self, node: Node) -> None:
         if len([i for i in node.inputs if i]) != 2:
@@ -215,7 +215,7 @@ class Importer:
             if dims is not None and len(dims) < rank:
                 tensor = self._add_unnamed(LayerKind.SHUFFLE, "Shuffle", [tensor])
             inputs.append(tensor)
-        self._layer(node, inputs, operation=operators.of(node).operation)
+        self._layer(node, inputs, operation=operators.operator_of(node).operation)
 
     def _quantizer(self, node: Node) -> None:
         x = self._input(node.input(0))
@@ -284,7 +284,7 @@ class Importer:
 
     def _pool(self, node: Node) -> None:
         kernel = tuple(node.attributes.get("kernel_shape", ()))
-        kind = "AVERAGE" if operators.of(node).averages else "MAX"
+        kind = "AVERAGE" if operators.operator_of(node).averages else "MAX"
         self._simple(node).window = Window(kind, kernel, *_strides_and_pads(node, kernel))
 
     def _concat(self, node: Node) -> None:
@@ -374,7 +374,7 @@ _PASSED = (*QDQ, LayerKind.SHUFFLE, LayerKind.IDENTITY)
 
 def constant_behind(model: Model, tensor: str) -> bool:
     """Whether a tensor is a constant, looking through Q, DQ and operators that only reshape or cast."""
-    known: dict[str, bool] = model.memory.setdefault("constants behind", {})
+    known: dict[str, bool] = model.cache.setdefault("constants behind", {})
     way: list[str] = []
     while tensor not in known:
         way.append(tensor)
@@ -382,7 +382,7 @@ def constant_behind(model: Model, tensor: str) -> bool:
         if (
             model.is_constant(tensor)
             or producer is None
-            or operators.of(producer).kind not in _PASSED
+            or operators.operator_of(producer).kind not in _PASSED
         ):
             known[tensor] = model.is_constant(tensor)
             break

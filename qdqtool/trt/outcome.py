@@ -11,7 +11,7 @@ from qdqtool.base.records import replaced
 from qdqtool.errors import QdqtoolError
 from qdqtool.knowledge.tables import Case
 from qdqtool.model.graph import Model, Node
-from qdqtool.model.layernorm import NORMALIZES, layer_norms
+from qdqtool.model.layernorm import NORMALIZATIONS, find_decomposed_layer_norms
 from qdqtool.model.operators import LayerKind
 from qdqtool.model.qdq import is_dq, is_qdq
 from qdqtool.model.sizes import is_multiplication
@@ -244,7 +244,9 @@ class Outcome:
         types = {c.name: c.is_int8 for c in self.convolutions if c.is_product}
         types.update(dict.fromkeys(self.float_products, False))
         pieces = (
-            {p.square.name for p in layer_norms(self._model)} if self._network.regions else set()
+            {p.square.name for p in find_decomposed_layer_norms(self._model)}
+            if self._network.regions
+            else set()
         )
         for region in self._network.regions:
             inside = {n: is_qdq(self._node(n)) for n in region.nodes}
@@ -263,7 +265,7 @@ class Outcome:
                     products=sum(n in types for n in nodes),
                     int8_products=sum(types.get(n, False) for n in nodes),
                     softmaxes=ops.count("Softmax"),
-                    norms=sum(op in NORMALIZES for op in ops) + sum(n in pieces for n in nodes),
+                    norms=sum(op in NORMALIZATIONS for op in ops) + sum(n in pieces for n in nodes),
                 )
             )
         return regions

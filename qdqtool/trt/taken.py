@@ -87,5 +87,5 @@ def _behind(tensor: Tensor, reader: Layer) -> Layer | None:
 
 def taken(model: Model) -> Taken:
     """What a network's convolutions take in, kept until it is edited."""
-    known: dict[str, Taken] = model.memory.setdefault("taken", {})
+    known: dict[str, Taken] = model.cache.setdefault("taken", {})
     return known[""] if known else known.setdefault("", Taken(model))

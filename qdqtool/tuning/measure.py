@@ -36,19 +36,19 @@ from qdqtool.base.threads import SharedTasks, run_threads
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.losses import Compared
 from qdqtool.insertion.rewrite import rounded, rounded_name
-from qdqtool.model.cuts import Cuts
-from qdqtool.model.external import array_of, has_data
+from qdqtool.model.cuts import NetworkCuts
+from qdqtool.model.external import has_data, to_array
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.operators import WEIGHTED
 from qdqtool.model.qdq import QUANTIZABLE
-from qdqtool.model.sessions import SharedWeights, cores
+from qdqtool.model.sessions import SharedWeights, core_count
 from qdqtool.model.slim import without_large_weights
 from qdqtool.tuning import metrics
 from qdqtool.tuning.configuration import Recipe
 from qdqtool.tuning.metrics import LARGEST, Evidence, Metric
 
 
-class Partition(Cuts):
+class Partition(NetworkCuts):
     """A network in parts, each between two cuts."""
 
     def parts(self, more: int) -> list[Part]:
@@ -59,13 +59,13 @@ class Partition(Cuts):
         """
         model = self.model
         ends = {p for p, node in enumerate(model.ordered) if node.op in WEIGHTED} | {more}
-        crossing = {p: self.crossing(p) for p in sorted(ends) if 0 < p < len(model.ordered)}
+        crossing = {p: self.crossing_tensors(p) for p in sorted(ends) if 0 < p < len(model.ordered)}
         bounds = [
             0,
             *(p for p, tensors in crossing.items() if all(map(model.elem_type, tensors))),
             len(model.ordered),
         ]
-        crossing[bounds[-1]] = self.crossing(bounds[-1])
+        crossing[bounds[-1]] = self.crossing_tensors(bounds[-1])
         found: list[Part] = []
         maker: dict[str, int] = {}  # number of the part that makes a tensor
         for a, b in itertools.pairwise(bounds):
@@ -73,7 +73,10 @@ class Partition(Cuts):
             for nodes in self._branches(a, b):
                 made = [t for n in nodes for t in n.outputs if t in behind]
                 given = dict.fromkeys(
-                    t for n in nodes for t in (*n.inputs, *n.captured) if self.made.get(t, b) < a
+                    t
+                    for n in nodes
+                    for t in (*n.inputs, *n.captured)
+                    if self.positions.get(t, b) < a
                 )
                 after = dict.fromkeys(maker[t] for t in given if t in maker)
                 if made:
@@ -352,13 +355,13 @@ class Network:
         for tensor in slim.graph.initializer:
             own = whole.initializers[tensor.name]
             if not has_data(tensor) and own.data_type in QUANTIZABLE:
-                self.weights.add(tensor.name, array_of(own))
+                self.weights.add(tensor.name, to_array(own))
             else:
                 tensor.CopyFrom(own)
         self.model = Model(slim, types=whole, constants=whole)
         self._all = tuple(dict.fromkeys((*job.compared, *job.metric.tensors)))
         cuts = Partition(self.model, self._all)
-        self.parts = cuts.parts(cuts.behind(job.compared))
+        self.parts = cuts.parts(cuts.first_cut_after(job.compared))
         self._maker = {t: part.number for part in self.parts for t in part.made}
         self.focus = Focus(job.scores) if job.scores else None  # where it looks, if that is known
         self.references = References()
@@ -509,7 +512,7 @@ _MAX_WORKERS = 8
 
 def default_workers() -> int:
     """One worker for each core, up to eight: each holds samples and a session."""
-    return max(1, min(_MAX_WORKERS, cores()))
+    return max(1, min(_MAX_WORKERS, core_count()))
 
 
 def local(workers: int | None = None) -> Mapper:

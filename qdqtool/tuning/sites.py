@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from qdqtool.insertion.placement import Placement
 from qdqtool.model.graph import Model
-from qdqtool.model.heads import attentions, find_coordinates, find_head
+from qdqtool.model.heads import find_attentions, find_coordinates, find_head
 from qdqtool.model.operators import WEIGHTED
 from qdqtool.tuning.configuration import FLOAT, Configuration, Cost, Planner
 
@@ -83,7 +83,7 @@ def find_sites(planner: Planner) -> list[Site]:
         node = model.nodes[index]
         other = ATTENTION if node.op in WEIGHTED else RESIDUAL
         add(node.name, CONVOLUTION if index in weighted else other, [index])
-    for one in attentions(model):
+    for one in find_attentions(model):
         add(
             f"attention of {one.softmax.name}",
             ATTENTION,
@@ -108,7 +108,7 @@ def find_sites(planner: Planner) -> list[Site]:
 
 def _branches(model: Model, placed: Iterable[int]) -> Mapping[str, list[int]]:
     """Quantized nodes from which one last convolution alone is reached, by that convolution."""
-    ends = find_head(model).last
+    ends = find_head(model).last_convolutions
     branches: dict[str, list[int]] = defaultdict(list)
     if len(ends) < 2:
         return branches
@@ -133,7 +133,7 @@ def _left_by_preset(planner: Planner, placement: Placement) -> list[int]:
     ends = [
         n
         for n in planner.model.ordered
-        if n.index in (head.last | places) - head.dfl - left and n.op in WEIGHTED
+        if n.index in (head.last_convolutions | places) - head.dfl - left and n.op in WEIGHTED
     ]
     if not ends:
         return []
@@ -321,7 +321,7 @@ def neighbours(model: Model) -> dict[str, frozenset[str]]:
         seen: set[int] = set()
         stack = list(node.outputs)
         while stack:
-            for reader in model.readers(stack.pop()):
+            for reader in model.consumers(stack.pop()):
                 if reader.index in seen:
                     continue
                 seen.add(reader.index)

@@ -9,7 +9,7 @@ from qdqtool.base import limits
 from qdqtool.base.notes import Remark, remarks
 from qdqtool.fixing import compare
 from qdqtool.fixing.api import fix
-from qdqtool.model.editor import float_model
+from qdqtool.model.editor import remove_quantizers
 from qdqtool.model.graph import Model
 from qdqtool.model.run_cost import estimate_run_cost
 from tests.explain.test_causes import residual
@@ -22,13 +22,13 @@ def pair_model(scale=0.1):
 
 
 def test_what_is_compared():
-    proto = float_model(Model(pair_model())).proto
+    proto = remove_quantizers(Model(pair_model())).proto
     assert [n.op_type for n in proto.graph.node] == ["Identity"]
     x = np.random.default_rng(0).normal(0, 1, (1, 4, 8, 8)).astype(np.float32)
     assert np.array_equal(compare.Runs().run(proto, {"x": x})["p.DQ:0"], x)
     g = Graph()
     x = g.input(1, 4, 8, 8)
-    proto = float_model(Model(g.model(g.pair(x, "p", 0.1), "p.Q:0"))).proto
+    proto = remove_quantizers(Model(g.model(g.pair(x, "p", 0.1), "p.Q:0"))).proto
     assert {n.op_type for n in proto.graph.node} == {"QuantizeLinear", "Identity"}
     values = np.random.default_rng(0).normal(0, 1, (1, 4, 8, 8)).astype(np.float32)
     found = compare.Runs().run(proto, {"x": values})
@@ -48,7 +48,7 @@ def test_outputs_and_inputs_that_are_judged():
     assert not compare.within(before, compare.Noise({"a": 0.5, "b": 0.0}, False), 1.3)
     proto = pair_model()
     x = np.random.default_rng(0).uniform(-1, 1, (1, 4, 8, 8)).astype(np.float32)
-    reference = compare.Runs().run(float_model(Model(proto).copy()).proto, {"x": x})
+    reference = compare.Runs().run(remove_quantizers(Model(proto).copy()).proto, {"x": x})
     got = compare.noise(compare.Runs().run(proto, {"x": x}), reference)
     rounded = np.rint(x / np.float32(0.1)) * np.float32(0.1)
     wanted = np.sqrt(np.mean((rounded - x) ** 2.0)) / np.sqrt(np.mean(x.astype(float) ** 2))

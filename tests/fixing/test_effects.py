@@ -47,7 +47,7 @@ def removed(count: int, places: list[int]) -> tuple[Model, Model, list[set[int]]
         conv = [n for n in model.nodes if n.op == "Conv"][place]
         dq = model.producer(conv.input(0))
         editor.edited = set()
-        editor.bypass(model.producer(dq.input(0)), [dq])
+        editor.remove_pairs(model.producer(dq.input(0)), [dq])
         touched.append(editor.edited)
     return model, editor.finish(), touched
 

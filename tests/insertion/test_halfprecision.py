@@ -7,7 +7,7 @@ from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.api import insert
 from qdqtool.insertion.halfprecision import has_half, to_float, to_half
 from qdqtool.model.graph import Model
-from qdqtool.model.half import form_of
+from qdqtool.model.half import float32_inputs
 from tests.errors import has
 from tests.insertion.nets import (
     Net,
@@ -94,7 +94,7 @@ def test_constant_with_float_and_half_consumers_is_copied(net: Net) -> None:
     ],
 )
 def test_form_of_operator(op: str, opset: int, outputs: int, stay: set[int] | None) -> None:
-    assert form_of(op, opset, outputs) == (None if stay is None else frozenset(stay))
+    assert float32_inputs(op, opset, outputs) == (None if stay is None else frozenset(stay))
 
 
 @pytest.mark.parametrize(

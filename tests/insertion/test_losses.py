@@ -143,7 +143,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
         return run_segment(segment, values)
 
     monkeypatch.setattr(Segment, "run", recorded)
-    monkeypatch.setattr("qdqtool.insertion.losses.cores", lambda: 2)
+    monkeypatch.setattr("qdqtool.insertion.losses.core_count", lambda: 2)
     return runs
 
 
@@ -163,7 +163,7 @@ def test_measure_gives_same_losses_on_one_and_two_threads(
 ) -> None:
     losses = []
     for cores in (1, 2):
-        monkeypatch.setattr("qdqtool.insertion.losses.cores", lambda cores=cores: cores)
+        monkeypatch.setattr("qdqtool.insertion.losses.core_count", lambda cores=cores: cores)
         losses.append(measured(chained, images(3), samples=3))
     assert losses[0] is not None and losses[0] == losses[1]
 

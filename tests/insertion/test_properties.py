@@ -490,7 +490,7 @@ def test_reported_scales_are_those_of_the_file(net: Net, factor: float, input_ty
         scale = index.constant(q.input(1))
         assert scale is not None
         np.testing.assert_array_equal(scale, np.asarray(reported[q.name], scale.dtype))
-        for dq in index.readers(q.output):
+        for dq in index.consumers(q.output):
             other = index.constant(dq.input(1))
             assert other is not None and np.array_equal(scale, other)
             assert not index.is_constant(q.input(0)) or scale.dtype == other.dtype

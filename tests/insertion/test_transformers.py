@@ -369,7 +369,7 @@ def test_find_coordinates() -> None:
     places = find_coordinates(model, find_head(model).finals)
     makers, mlps, readers, scores = (
         {model.nodes[i].name for i in kind}
-        for kind in (places.makers, places.mlps, places.readers, places.scores)
+        for kind in (places.producers, places.mlps, places.consumers, places.scores)
     )
     heads = ("first", "d0.box", "d1.box")
     assert makers == {*(f"{head}.2" for head in heads), "d0.cross.offsets", "d1.cross.offsets"}
@@ -457,7 +457,7 @@ def test_best_placement_treats_patch_embedding_as_insert(
     patch: int, target: str, is_float: bool
 ) -> None:
     twin = Model(best_placement(Model(vit(patch=patch)), target_named(target)).proto)
-    assert ({n.op for n in twin.readers("x")} == {"Conv"}) is is_float
+    assert ({n.op for n in twin.consumers("x")} == {"Conv"}) is is_float
 
 
 @pytest.mark.parametrize("residual", ["both", "skip", "auto", "none"])

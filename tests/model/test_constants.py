@@ -8,14 +8,14 @@ import onnx
 import pytest
 from onnx import helper
 
-from qdqtool.model.constants import Constants
+from qdqtool.model.constants import ConstantEvaluator
 from qdqtool.model.graph import Model
 from tests.insertion.nets import Net
 
 
 def value(net: Net, tensor: str, work: int = 1 << 29) -> np.ndarray | None:
     net.output(net.conv("end", "x"))
-    return Constants(net.index(), work).value(tensor)
+    return ConstantEvaluator(net.index(), work).evaluate(tensor)
 
 
 def test_constant_of_chain_of_operators(net: Net) -> None:
@@ -33,10 +33,12 @@ def test_shared_part_of_constants_is_computed_once(net: Net) -> None:
     for i in range(20):
         chain.append(net.op("Neg", f"n{i}", chain[-1]))
     net.output(net.conv("end", "x"))
-    constants = Constants(net.index(), work=1000)
+    constants = ConstantEvaluator(net.index(), work=1000)
     for length in (10, 20, 5):
-        np.testing.assert_array_equal(constants.value(chain[length]), np.ones(8) * (-1) ** length)
-    assert constants.left == 1000 - 20 * (8 + 8)  # elements read and written by 20 nodes
+        np.testing.assert_array_equal(
+            constants.evaluate(chain[length]), np.ones(8) * (-1) ** length
+        )
+    assert constants.operations_left == 1000 - 20 * (8 + 8)  # elements read and written by 20 nodes
 
 
 def expensive_constant(net: Net, kind: str) -> str:
@@ -70,12 +72,12 @@ def expensive_constant(net: Net, kind: str) -> str:
 def test_expensive_constant_is_not_computed(net: Net, kind: str) -> None:
     net.output(net.conv("end", "x"))
     tensor = expensive_constant(net, kind)
-    constants = Constants(net.index(), work=1 << 28)
+    constants = ConstantEvaluator(net.index(), work=1 << 28)
     tracemalloc.start()
-    assert constants.value(tensor) is None
+    assert constants.evaluate(tensor) is None
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert constants.left >= 0
+    assert constants.operations_left >= 0
     assert peak < 2 * (4 << 25)  # bytes; constants have at most 2^25 elements
 
 
@@ -93,9 +95,13 @@ def test_loop_is_not_run(net: Net) -> None:
 def test_work_is_counted_for_all_constants(net: Net) -> None:
     net.output(net.conv("end", "x"))
     names = [net.op("Neg", f"n{i}", net.const(f"w{i}", np.ones(100))) for i in range(3)]
-    constants = Constants(net.index(), 450)
-    values: list[Any] = [constants.value(n) for n in names]
-    assert [v is not None for v in values] == [True, True, False] and constants.left == 50
+    constants = ConstantEvaluator(net.index(), 450)
+    values: list[Any] = [constants.evaluate(n) for n in names]
+    assert [v is not None for v in values] == [
+        True,
+        True,
+        False,
+    ] and constants.operations_left == 50
 
 
 def test_tensor_after_quantizer_is_not_constant(net: Net) -> None:
@@ -106,4 +112,4 @@ def test_tensor_after_quantizer_is_not_constant(net: Net) -> None:
 
 
 def test_unknown_tensor_is_not_constant() -> None:
-    assert Constants(Model(onnx.ModelProto())).value("nothing") is None
+    assert ConstantEvaluator(Model(onnx.ModelProto())).evaluate("nothing") is None

@@ -11,7 +11,7 @@ from qdqtool.errors import ModelError
 from qdqtool.model.editor import Editor
 from qdqtool.model.graph import Model, Node
 from qdqtool.model.qdq import is_dq, is_q
-from qdqtool.model.subgraphs import rename
+from qdqtool.model.subgraphs import rename_tensors
 from tests.errors import has
 from tests.trt.builder import Graph
 
@@ -46,7 +46,9 @@ def describe(model: Model) -> dict[str, object]:
         "attributes": [sorted(n.attributes) for n in model.nodes],
         "ordered": [n.index for n in model.ordered],
         "producers": {t: n.index for t, n in model.producers.items()},
-        "consumers": {t: [n.index for n in nodes] for t, nodes in model.consumers.items()},
+        "consumers": {
+            t: [n.index for n in nodes] for t, nodes in model.consumers_by_tensor.items()
+        },
         "by name": [model.node(n.name).index for n in model.nodes],
         "initializers": {t: p.SerializeToString() for t, p in model.initializers.items()},
         "inputs": model.inputs,
@@ -81,7 +83,7 @@ def edit(model: Model, draw: st.DrawFn) -> None:
                 node, 0, editor.insert(node, "DequantizeLinear", "new/DQ", [q, *constants])
             )
         elif kind == "cast":
-            name = editor.name(f"{node.output}_half")
+            name = editor.unique_name(f"{node.output}_half")
             editor.cast(node.output, name, onnx.TensorProto.FLOAT16, node)
             editor.set_input(
                 node, 0, editor.insert(node, "Cast", "back", [node.input(0)], {"to": 1})
@@ -89,9 +91,9 @@ def edit(model: Model, draw: st.DrawFn) -> None:
         elif kind == "redirect":
             editor.redirect(node.output, draw(st.sampled_from(tensors)))
         elif kind == "bypass" and is_q(node):
-            editor.bypass(
+            editor.remove_pairs(
                 node,
-                [n for n in model.readers(node.output) if is_dq(n) and not editor.is_removed(n)],
+                [n for n in model.consumers(node.output) if is_dq(n) and not editor.is_removed(n)],
             )
         elif kind == "constant" and model.initializers:
             name = draw(st.sampled_from(sorted(model.initializers)))
@@ -105,7 +107,7 @@ def edit(model: Model, draw: st.DrawFn) -> None:
         elif kind == "relu":
             editor.set_input(node, 0, editor.insert(node, "Relu", "same", [node.input(0)]))
         elif kind == "rename" and not model.is_output(node.output):
-            editor.redirect(node.output, fresh := editor.name("renamed"))
+            editor.redirect(node.output, fresh := editor.unique_name("renamed"))
             editor.set_output(node, 0, fresh)
     editor.finish()
 
@@ -152,7 +154,7 @@ def test_bypass_of_pair_keeps_network_output(g: Graph) -> None:
     y = g.relu(g.input(1, 4), "r")
     model = Model(g.model(g.relu(y, "other"), g.pair(y, "a")))
     editor = Editor(model.copy())
-    assert editor.bypass(model.node("a.Q"), [model.node("a.DQ")])
+    assert editor.remove_pairs(model.node("a.Q"), [model.node("a.DQ")])
     proto = editor.finish().proto
     assert [o.name for o in proto.graph.output] == ["other:0", "a.DQ:0"]
     assert [list(n.input) for n in proto.graph.node] == [["x"], ["a.DQ:0"]]
@@ -161,7 +163,7 @@ def test_bypass_of_pair_keeps_network_output(g: Graph) -> None:
 
 def test_bypass_of_pair_between_network_input_and_output_is_impossible(g: Graph) -> None:
     model = Model(g.model(g.pair(g.input(1, 4), "a")))
-    assert not Editor(model.copy()).bypass(model.node("a.Q"), [model.node("a.DQ")])
+    assert not Editor(model.copy()).remove_pairs(model.node("a.Q"), [model.node("a.DQ")])
 
 
 def test_editing_a_copy_keeps_the_original() -> None:
@@ -170,7 +172,7 @@ def test_editing_a_copy_keeps_the_original() -> None:
     copy = model.copy()
     assert describe(copy) == before[0]
     editor = Editor(copy)
-    assert editor.bypass(copy.node("p.Q"), [copy.node("p.DQ")])
+    assert editor.remove_pairs(copy.node("p.Q"), [copy.node("p.DQ")])
     assert editor.finish() is copy and "p.Q:0" not in copy.producers
     assert (describe(model), model.proto.SerializeToString()) == before
 
@@ -197,12 +199,12 @@ def test_finish_sorts_nodes() -> None:
 def test_replace_constants_of_a_copy_keeps_types_of_original() -> None:
     model = Model(two_pairs())
     copy, name = model.copy(), "spare"
-    before = model.type_of(name)
+    before = model.tensor_type(name)
     (stored,) = (t for t in copy.proto.graph.initializer if t.name == name)
     stored.CopyFrom(numpy_helper.from_array(np.zeros((2, 3), np.int8), name))
     copy.replace_constants((), {name: stored}, True)
-    assert copy.type_of(name) == (TensorProto.INT8, (2, 3))
-    assert model.type_of(name) == before == (TensorProto.FLOAT, ())
+    assert copy.tensor_type(name) == (TensorProto.INT8, (2, 3))
+    assert model.tensor_type(name) == before == (TensorProto.FLOAT, ())
 
 
 def test_edit_that_makes_a_cycle_is_an_error() -> None:
@@ -237,13 +239,13 @@ def test_tensor_read_by_new_branch_stays() -> None:
     model, source = model_with_branches()
     assert [n.name for n in model.nodes] == ["r", "a.DQ", "b.Q", "b.DQ", "end"]
     assert "a.Q.scale" not in model.initializers
-    assert {n.op for n in model.readers(source)} == {"If"}
+    assert {n.op for n in model.consumers(source)} == {"If"}
 
 
 def test_rename_includes_branches() -> None:
     model, source = model_with_branches()
     nodes = model.proto.graph.node
-    rename(nodes, {source: "new", "in": "inner"})
+    rename_tensors(nodes, {source: "new", "in": "inner"})
     branch = nodes[1].attribute[0].g
     assert (nodes[0].output[0], branch.node[0].input[0]) == ("new", "new")
     assert (branch.node[0].output[0], branch.output[0].name) == ("inner", "inner")
@@ -260,7 +262,7 @@ def two_pairs() -> onnx.ModelProto:
 def test_bypass_removes_pair_and_its_constants() -> None:
     model = Model(two_pairs())
     editor = Editor(model.copy())
-    assert editor.bypass(model.node("a.Q"), [model.node("a.DQ")])
+    assert editor.remove_pairs(model.node("a.Q"), [model.node("a.DQ")])
     proto = editor.finish().proto
     assert [n.name for n in proto.graph.node] == ["r", "b.Q", "b.DQ", "end"]
     names = {t.name for t in proto.graph.initializer}
@@ -274,7 +276,7 @@ def test_bypass_of_two_pairs(order: str) -> None:
     model = Model(two_pairs())
     editor = Editor(model.copy())
     for stem in order:
-        assert editor.bypass(model.node(f"{stem}.Q"), [model.node(f"{stem}.DQ")])
+        assert editor.remove_pairs(model.node(f"{stem}.Q"), [model.node(f"{stem}.DQ")])
     proto = editor.finish().proto
     assert [n.name for n in proto.graph.node] == ["r", "end"]
     onnx.checker.check_model(proto, full_check=True)

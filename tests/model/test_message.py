@@ -12,9 +12,9 @@ from onnx import TensorProto, helper, numpy_helper
 import qdqtool
 from qdqtool.commands.demo_run import yolov8n
 from qdqtool.errors import QdqtoolError
-from qdqtool.model.external import Parts
+from qdqtool.model.external import MessageParts
 from qdqtool.model.graph import Model
-from qdqtool.model.subgraphs import part_of
+from qdqtool.model.subgraphs import extract_part
 from tests.calibration.nets import conv_net
 from tests.errors import has
 from tests.trt.builder import Graph
@@ -106,7 +106,7 @@ BINARY_DOCUMENTATION = [
 def test_joined_parts_are_the_message(build: Callable[[], onnx.ModelProto]) -> None:
     model = build()
     message = model.SerializeToString(deterministic=True)
-    parts = Parts(model)
+    parts = MessageParts(model)
     assert b"".join(parts) == message
     assert b"".join(parts) == message, "parts can be iterated twice"
     assert parts.size == len(message)
@@ -115,7 +115,7 @@ def test_joined_parts_are_the_message(build: Callable[[], onnx.ModelProto]) -> N
 def test_parts_are_as_small_as_weights() -> None:
     model = yolov8n(64)
     weights = [len(t.raw_data) for t in model.graph.initializer]
-    assert max(map(len, Parts(model))) < max(weights) + 200_000 < sum(weights) / 8
+    assert max(map(len, MessageParts(model))) < max(weights) + 200_000 < sum(weights) / 8
 
 
 def test_sha256_is_that_of_the_message() -> None:
@@ -204,7 +204,7 @@ def whole() -> onnx.ModelProto:
 
 def test_part_has_nodes_and_constants_that_its_outputs_need() -> None:
     proto = whole()
-    part, needed = part_of(
+    part, needed = extract_part(
         proto, proto.graph.node, [onnx.ValueInfoProto(name="c")], proto.graph.initializer
     )
     assert [n.op_type for n in part.graph.node] == ["Relu", "If", "Mul"]
@@ -217,7 +217,7 @@ def test_part_has_nodes_and_constants_that_its_outputs_need() -> None:
 
 def test_part_does_not_compute_tensors_that_are_fed() -> None:
     proto = whole()
-    part, needed = part_of(
+    part, needed = extract_part(
         proto, proto.graph.node, [onnx.ValueInfoProto(name="c")], proto.graph.initializer, {"b"}
     )
     assert [n.op_type for n in part.graph.node] == ["Mul"] and needed == {"b", "sparse", "c"}

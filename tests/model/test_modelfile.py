@@ -360,7 +360,7 @@ def test_session_of_large_model(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(proto: onnx.ModelProto) -> bytes:
         raise EncodeError("Failed to serialize proto")  # as protobuf does above 2 GB
 
-    monkeypatch.setattr(sessions, "serialized", refuse)
+    monkeypatch.setattr(sessions, "serialize", refuse)
     results = open_proto(model, 1, folder="/nowhere").run(None, feed)
     assert all((a == b).all() for a, b in zip(expected, results, strict=True))
 
@@ -378,7 +378,7 @@ def test_array_of_returns_values(dtype: str, raw: bool) -> None:
     if not raw:
         numbers = values.reshape(-1).tolist()
         tensor = helper.make_tensor("w", tensor.data_type, values.shape, numbers)
-    array = external.array_of(tensor)
+    array = external.to_array(tensor)
     assert array.dtype == values.dtype and np.array_equal(array, numpy_helper.to_array(tensor))
 
 
@@ -390,4 +390,4 @@ def test_array_of_damaged_tensor_is_an_error(dtype: str, damage: dict[str, Any])
     kind = helper.np_dtype_to_tensor_dtype(values.dtype)
     tensor = onnx.TensorProto(name="w", data_type=kind, **fields)
     with pytest.raises(ModelError, check=has("tensor-damaged", path="m.onnx", node="w")):
-        external.array_of(tensor, "m.onnx")
+        external.to_array(tensor, "m.onnx")

@@ -21,7 +21,7 @@ from qdqtool.model import operators, qdq
 from qdqtool.model.graph import Model
 from qdqtool.model.operators import OPERATORS, LayerKind, Operator
 from qdqtool.model.pointwise import activation_input
-from qdqtool.model.view import View, uses
+from qdqtool.model.view import View, find_consumers
 from qdqtool.trt import importer
 from qdqtool.trt.outcome import simulate
 from qdqtool.trt.pipeline import id_of
@@ -152,7 +152,7 @@ def test_q_passes_operator_in_simulation_and_placement(operator: Operator, recip
     model, results = quantized(recipe)
     node = model.node("op")
     assert operators.passage(model, node) is not None
-    assert operators.inputs_behind_q(model, node)
+    assert operators.commuting_inputs(model, node)
     prediction = simulate(model, TARGET)
     is_layer = any("op" in layer.nodes for layer in prediction.layers)  # an Identity is not
     assert "op" in operators_that_a_q_passed(prediction) or not is_layer
@@ -160,7 +160,7 @@ def test_q_passes_operator_in_simulation_and_placement(operator: Operator, recip
     assert str(outcome.output) == "INT8"
     (group,) = scale_groups(model, ["before:0", *results])
     assert set(group.quantized) == {"before:0", *results}
-    assert {u.kind for u in uses(View(model), "before:0")} == {"q"}
+    assert {u.kind for u in find_consumers(View(model), "before:0")} == {"q"}
 
 
 @pytest.mark.parametrize(("operator", "recipe"), forms(lambda o: o.passage))
@@ -183,7 +183,7 @@ def test_fix_unifies_scales_across_operator_that_a_q_passes(
 def test_q_does_not_pass_other_operator(operator: Operator, recipe: Recipe) -> None:
     model, results = quantized(recipe)
     node = model.node("op")
-    assert operators.inputs_behind_q(model, node) == ()
+    assert operators.commuting_inputs(model, node) == ()
     assert "op" not in operators_that_a_q_passed(simulate(model, TARGET))
     assert len(scale_groups(model, ["before:0", *results])) == 1 + len(results)
 
@@ -228,7 +228,7 @@ def test_q_passes_operator_that_joins(g: Graph, name: str) -> None:
     x = g.input(*SHAPE)
     a, b = g.conv(x, "a"), g.conv(x, "b")
     model = Model(g.model(g.op("Neg", g.pair(g.op(name, [a, b], "op", axis=1), "q"), "end")))
-    assert operators.inputs_behind_q(model, model.node("op")) == (a, b)
+    assert operators.commuting_inputs(model, model.node("op")) == (a, b)
     assert [str(c.output) for c in simulate(model, TARGET).convolutions] == ["INT8", "INT8"]
     (group,) = scale_groups(model, ["op:0"])
     assert set(group.sources) == {a, b}
@@ -414,4 +414,4 @@ def test_quantizers_are_q_and_dq() -> None:
 def test_of_depends_on_domain(name: str, domain: str) -> None:
     node = helper.make_node(name, ["x"], ["y"], "n", domain=domain)
     model = Model(helper.make_model(helper.make_graph([node], "g", [], [])))
-    assert operators.of(model.node("n")).name == ("" if domain else name)
+    assert operators.operator_of(model.node("n")).name == ("" if domain else name)

@@ -203,5 +203,5 @@ def test_insert_holds_weights_in_model_and_onnxruntime_only(
 
 
 def test_failure_is_one_short_line() -> None:
-    line = sessions.failure(RuntimeError("a \n b" + "c" * 400))
+    line = sessions.describe_failure(RuntimeError("a \n b" + "c" * 400))
     assert line.startswith("a bccc") and len(line) == 300

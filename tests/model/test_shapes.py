@@ -394,7 +394,7 @@ def test_node_type_cache_skips_damaged_nodes_and_functions() -> None:
 def test_model_type_is_inferred_again_if_the_file_contradicts_it() -> None:
     proto = one_node("Relu", [[2, 3]])
     proto.graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT16
-    assert Model(proto).type_of("y0") == (TensorProto.FLOAT16, None)
+    assert Model(proto).tensor_type("y0") == (TensorProto.FLOAT16, None)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")

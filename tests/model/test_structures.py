@@ -16,15 +16,15 @@ from qdqtool.insertion.placement import Rules, place
 from qdqtool.model import pointwise
 from qdqtool.model.graph import Model
 from qdqtool.model.heads import (
-    attentions,
+    find_attentions,
     find_coordinates,
-    holds_shares,
+    is_attention_probability,
     is_computed_product,
 )
-from qdqtool.model.layernorm import as_one, layer_norms
+from qdqtool.model.layernorm import find_decomposed_layer_norms, layer_norm_inputs
 from qdqtool.model.modelfile import load
-from qdqtool.model.qdq import Numbers, PerChannel, QuantParams, read_params
-from qdqtool.model.subgraphs import inner_graphs, leading_to, with_inner
+from qdqtool.model.qdq import ParameterValues, PerChannel, QuantParams, read_params
+from qdqtool.model.subgraphs import find_dependencies, nested_graphs, with_subgraph_nodes
 from qdqtool.prediction import predict
 from tests.errors import has
 from tests.insertion.nets import Net
@@ -36,12 +36,13 @@ from tests.insertion.transformers import Tokens, vit
 def test_attentions_of_vision_transformer() -> None:
     model = Model(vit())
     assert [
-        (a.scores.name, a.softmax.name, a.values.name, a.shares) for a in attentions(model)
+        (a.scores.name, a.softmax.name, a.values.name, a.probabilities)
+        for a in find_attentions(model)
     ] == [
         (f"b{i}.attn.qk", f"b{i}.attn.soft", f"b{i}.attn.av", f"b{i}.attn.soft.out") for i in (0, 1)
     ]
     assert sum(is_computed_product(model, n) for n in model.nodes) == 4
-    shares = [n.output for n in model.nodes if holds_shares(model, n.output)]
+    shares = [n.output for n in model.nodes if is_attention_probability(model, n.output)]
     assert shares == ["b0.attn.soft.out", "b1.attn.soft.out"]
 
 
@@ -68,10 +69,12 @@ def test_attention_through_mask_transpose_and_pair() -> None:
     turned = net.op("Transpose", "turned", pair, perm=[0, 2, 1])
     net.output(net.op("MatMul", "av", v, turned))
     model = net.index()
-    (attention,) = attentions(model)
+    (attention,) = find_attentions(model)
     assert (attention.scores.name, attention.values.name) == ("qk", "av")
-    assert attention.shares == "turned.out"
-    assert holds_shares(model, "turned.out") and not holds_shares(model, "v.out")
+    assert attention.probabilities == "turned.out"
+    assert is_attention_probability(model, "turned.out") and not is_attention_probability(
+        model, "v.out"
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,13 +96,13 @@ def test_other_products_are_not_attention(kind: str) -> None:
         net.output(net.op("MatMul", "av", soft, net.op("Transpose", "v", flat, perm=[0, 2, 1])))
     else:
         net.output(net.op("Mul", "av", soft, above))
-    assert attentions(net.index()) == []
+    assert find_attentions(net.index()) == []
 
 
 @pytest.mark.parametrize("square", ["Pow", "Mul"])
 def test_decomposed_layer_norms(square: str) -> None:
     model = Model(vit(pieces=True, square=square))
-    norms = layer_norms(model)
+    norms = find_decomposed_layer_norms(model)
     assert [norm.nodes[0].name for norm in norms] == [
         "b0.ln1.mean",
         "b0.ln2.mean",
@@ -108,14 +111,14 @@ def test_decomposed_layer_norms(square: str) -> None:
         "ln.mean",
     ]
     first = norms[0]
-    assert (first.tensor, first.output) == ("embed.tokens.out", "b0.ln1.shift.out")
+    assert (first.input, first.output) == ("embed.tokens.out", "b0.ln1.shift.out")
     assert (first.square.name, first.axes) == ("b0.ln1.square", (-1,))
     assert first.epsilon == pytest.approx(1e-6)
     assert (first.scale, first.bias) == ("b0.ln1.gamma", "b0.ln1.beta")
 
 
 def test_layer_normalization_operators_are_not_decomposed_layer_norms() -> None:
-    assert layer_norms(Model(vit())) == []
+    assert find_decomposed_layer_norms(Model(vit())) == []
 
 
 @pytest.mark.parametrize("root", ["variance", "standard deviation", "squares"])
@@ -146,10 +149,10 @@ def test_layer_norm_with_gain_before_division_is_not_fused(root: str, inverse: b
         else net.op("Div", "out", scaled, below)
     )
     model = net.index()
-    (norm,) = layer_norms(model)
+    (norm,) = find_decomposed_layer_norms(model)
     assert norm.square.name == ("x2" if root == "squares" else "square")
-    assert as_one(model, norm) is None
-    assert {"root", "out"} <= {n.name for n in norm.wide}
+    assert layer_norm_inputs(model, norm) is None
+    assert {"root", "out"} <= {n.name for n in norm.fp32_nodes}
 
 
 def vit_with_change(change: str) -> Model:
@@ -169,16 +172,16 @@ def vit_with_change(change: str) -> Model:
 
 
 def test_mean_of_cubes_is_not_a_layer_norm() -> None:
-    assert len(layer_norms(vit_with_change(""))) == 5
-    assert len(layer_norms(vit_with_change("cube"))) == 4
+    assert len(find_decomposed_layer_norms(vit_with_change(""))) == 5
+    assert len(find_decomposed_layer_norms(vit_with_change("cube"))) == 4
 
 
 @pytest.mark.parametrize("change", ["other mean", "other axes", "no epsilon"])
 def test_other_normalization_is_not_fused_into_layer_norm(change: str) -> None:
     # These remain normalizations by a root mean square.
     model = vit_with_change(change)
-    norms = layer_norms(model)
-    assert len(norms) == 5 and as_one(model, norms[0]) is None
+    norms = find_decomposed_layer_norms(model)
+    assert len(norms) == 5 and layer_norm_inputs(model, norms[0]) is None
 
 
 @pytest.mark.parametrize(
@@ -195,7 +198,7 @@ def test_coordinates_from_weights_without_output_axis() -> None:
     grid = net.op("ConvTranspose", "up", "x", net.const("w", np.ones(3)))
     net.output(net.op("GridSample", "s", "x", grid))
     model = Model(net.open_model())
-    assert find_coordinates(model, ()).makers == {model.node("up").index}
+    assert find_coordinates(model, ()).producers == {model.node("up").index}
 
 
 # Activations: pointwise subgraphs of one run-time tensor
@@ -244,7 +247,7 @@ def test_activation_is_function_of_convolution_output(
         assert node is not None
         source = pointwise.activation_input(model, node)
         assert source is not None
-        nodes += len(pointwise.region(model, source, node))
+        nodes += len(pointwise.pointwise_region(model, source, node))
         tensor = source
     assert nodes == count
 
@@ -308,24 +311,24 @@ def test_activation_input_is_the_nearest_tensor_in_any_order_of_nodes(net: Net) 
 
 @pytest.mark.parametrize(("scales", "text"), [([0.5, 0.125, 2.0], "0.125 to 2"), ([], "unknown")])
 def test_text_of_scales_has_least_and_greatest(scales: list[float], text: str) -> None:
-    assert scale_words(Numbers(np.array(scales)).summary) == text
+    assert scale_words(ParameterValues(np.array(scales)).summary) == text
 
 
 def test_summary_of_one_scale_is_its_number() -> None:
-    assert Numbers(np.array([0.5])).summary == 0.5
+    assert ParameterValues(np.array([0.5])).summary == 0.5
 
 
 def test_summary_of_scales_per_channel() -> None:
-    summary = Numbers(np.array([0.5, 0.125, 2.0])).summary
+    summary = ParameterValues(np.array([0.5, 0.125, 2.0])).summary
     assert isinstance(summary, PerChannel)
     assert (summary.count, summary.least, summary.greatest) == (3, 0.125, 2.0)
 
 
 def test_summaries_are_equal_for_equal_scales() -> None:
-    summary = Numbers(np.array([0.5, 0.125, 2.0])).summary
-    assert summary == Numbers(np.array([0.5, 0.125, 2.0])).summary
-    assert summary != Numbers(np.array([0.125, 0.5, 2.0])).summary
-    assert Numbers(np.full(2, 0.5)).summary != Numbers(np.full(3, 0.5)).summary
+    summary = ParameterValues(np.array([0.5, 0.125, 2.0])).summary
+    assert summary == ParameterValues(np.array([0.5, 0.125, 2.0])).summary
+    assert summary != ParameterValues(np.array([0.125, 0.5, 2.0])).summary
+    assert ParameterValues(np.full(2, 0.5)).summary != ParameterValues(np.full(3, 0.5)).summary
 
 
 def pairs(count: int, scale: np.ndarray, zeros: bool = True) -> onnx.ModelProto:
@@ -354,7 +357,7 @@ def pairs(count: int, scale: np.ndarray, zeros: bool = True) -> onnx.ModelProto:
 def params(*scales: float, zeros: tuple[int, ...] = (0,), axis: int | None = 1) -> QuantParams:
     model = Model(pairs(1, np.array(scales)))
     q = read_params(model, model.node("Q0"))
-    zero_points = Numbers(np.array(zeros, np.int64))
+    zero_points = ParameterValues(np.array(zeros, np.int64))
     return QuantParams(q.scales, q.scale_shape, 1, zero_points, True, q.precision, axis, True)
 
 
@@ -423,13 +426,13 @@ def test_inner_graphs_are_listed_with_those_inside_of_them() -> None:
     branch = helper.make_node("If", ["c"], ["y"], then_branch=then, else_branch=otherwise)
     several = helper.make_node("Own", [], [], domain="own", graphs=[deep, otherwise])
     nodes = [helper.make_node("Relu", ["x"], ["c"]), branch, several]
-    names = [g.name for g in inner_graphs(nodes)]
+    names = [g.name for g in nested_graphs(nodes)]
     assert names in (
         ["then", "deep", "else", "deep", "else"],
         ["else", "then", "deep", "deep", "else"],
     )
     node = helper.make_node("Own", [], [], domain="own", graphs=[then])
-    assert [n.op_type for n in with_inner([node])] == ["Own", "Loop"]
+    assert [n.op_type for n in with_subgraph_nodes([node])] == ["Own", "Loop"]
 
 
 def test_leading_to_returns_upstream_nodes() -> None:
@@ -441,8 +444,8 @@ def test_leading_to_returns_upstream_nodes() -> None:
         helper.make_node("Clip", ["c", "", "max"], ["d"]),
         helper.make_node("Dropout", ["x"], ["e", ""]),  # an unset output connects nothing
     ]
-    assert leading_to(nodes, ["d"]) == (nodes[:4], {"d", "c", "", "max", "a", "b", "x"})
-    assert leading_to(nodes, ["d", "b"], {"a", "b"})[0] == nodes[2:4]
+    assert find_dependencies(nodes, ["d"]) == (nodes[:4], {"d", "c", "", "max", "a", "b", "x"})
+    assert find_dependencies(nodes, ["d", "b"], {"a", "b"})[0] == nodes[2:4]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from qdqtool.model.qdq import Numbers
+from qdqtool.model.qdq import ParameterValues
 from qdqtool.trt import detect
 
 
@@ -50,7 +50,7 @@ def test_scale_not_positive(
 ) -> None:
     expected = channels if accept_infinity else strict_channels
     fault = detect.scale_not_positive(
-        "", "q", Numbers(np.array(scales, np.float64)), accept_infinity
+        "", "q", ParameterValues(np.array(scales, np.float64)), accept_infinity
     )
     if not expected:
         assert fault is None

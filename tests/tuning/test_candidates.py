@@ -106,9 +106,9 @@ def test_partition_divides_where_few_tensors_cross() -> None:
     names = [n.name for n in model.ordered]
     tensors = {"c0": "x", "c4": "add.out a3/Mul.out", "c5": "cat.out"}
     for name, crossing in tensors.items():
-        assert set(cuts.crossing(names.index(name))) == set(crossing.split())
-    assert cuts.crossing(len(names)) == ("c6.out",)
-    assert cuts.behind(["cat.out", "a3/Mul.out"]) == names.index("cat") + 1
+        assert set(cuts.crossing_tensors(names.index(name))) == set(crossing.split())
+    assert cuts.crossing_tensors(len(names)) == ("c6.out",)
+    assert cuts.first_cut_after(["cat.out", "a3/Mul.out"]) == names.index("cat") + 1
     parts = cuts.parts(names.index("cat") + 1)
     position = {n.index: i for i, n in enumerate(model.ordered)}
     ends = [names[max(position[i] for i in part.nodes)] for part in parts]
@@ -121,7 +121,7 @@ def test_partition_keeps_network_outputs() -> None:
     proto = branchy()
     proto.graph.output.append(onnx.helper.make_tensor_value_info("a0/Mul.out", 1, [1, 16, 16, 16]))
     model = Model(proto)
-    assert "a0/Mul.out" in Partition(model, model.outputs).crossing(len(model.ordered) - 1)
+    assert "a0/Mul.out" in Partition(model, model.outputs).crossing_tensors(len(model.ordered) - 1)
 
 
 @pytest.mark.parametrize(

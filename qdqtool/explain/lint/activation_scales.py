@@ -11,11 +11,11 @@ import numpy as np
 
 from qdqtool.explain.report import Report
 from qdqtool.model.graph import Model, Node
-from qdqtool.model.heads import holds_shares
-from qdqtool.model.layernorm import constant_behind, gains_of_last_axis
-from qdqtool.model.operators import LayerKind, of
+from qdqtool.model.heads import is_attention_probability
+from qdqtool.model.layernorm import last_axis_gains, skip_identities
+from qdqtool.model.operators import LayerKind, operator_of
 from qdqtool.model.qdq import SMOOTHED, is_qdq, smoothed_tensors
-from qdqtool.model.sizes import with_last_axis
+from qdqtool.model.sizes import last_axis_sources
 from qdqtool.model.view import View
 from qdqtool.trt.faults import CHECK, ActivationFit, ActivationScales, OutlierScales
 from qdqtool.types import Precision
@@ -106,14 +106,14 @@ def by_gains(view: View, report: Report, judged: Collection[str] = ()) -> None:
     distributed (lognormal) as those below the middle are. Of what was smoothed the gains say nothing: the weights make
     up for them. ``judged`` are Qs that data tell of.
     """
-    gains, apart = gains_of_last_axis(view.model), smoothed_tensors(view.model)
+    gains, apart = last_axis_gains(view.model), smoothed_tensors(view.model)
     spreads = []
     for q in quantized(view) if gains else ():
         scale, tensor = view.params(q).scale, q.input(0)
         if q.name in judged or tensor in apart:
             continue
         gain = view.model.constant(
-            constant_behind(view.model, gains.get(_normalized(view.model, tensor, gains), ""))
+            skip_identities(view.model, gains.get(_normalized(view.model, tensor, gains), ""))
         )
         sizes = np.abs(np.zeros(0) if gain is None else gain.astype(np.float64))
         if scale is not None and sizes.any() and np.isfinite(sizes).all():
@@ -132,7 +132,7 @@ def by_gains(view: View, report: Report, judged: Collection[str] = ()) -> None:
 def _normalized(model: Model, tensor: str, gains: Mapping[str, str]) -> str:
     """What a normalization over the last axis made, of which a tensor was only moved or rounded; empty for another."""
     while tensor not in gains:
-        node, above = model.producer(tensor), with_last_axis(model, tensor)
+        node, above = model.producer(tensor), last_axis_sources(model, tensor)
         if node is not None and (is_qdq(node) or node.op == "Cast"):
             above = [node.input(0)]
         if len(above) != 1:
@@ -152,11 +152,11 @@ def outliers(
     ``found`` are a Q, what it quantizes, its scale, and the statistics of that or of all that it is made of; of these
     the one that the scale fits best counts.
     """
-    gains, apart = gains_of_last_axis(model), smoothed_tensors(model)
+    gains, apart = last_axis_gains(model), smoothed_tensors(model)
     spreads = []
     for name, tensor, scale, parts in found:
         seen = [s for s in parts if s.count >= _FEW and s.absmax > 0.0]
-        if seen and not holds_shares(model, tensor, quantized=True):
+        if seen and not is_attention_probability(model, tensor, quantized=True):
             by_channel = tensor not in apart and bool(_normalized(model, tensor, gains))
             spreads.append((name, scale, min(_spread(s, scale, by_channel) for s in seen)))
     _covering(report, model, spreads, samples)
@@ -186,11 +186,11 @@ def _covering(
 
 def _read_by_product(model: Model, quantizer: str) -> bool:
     """Whether a matrix product reads what a Q quantizes."""
-    dqs = model.readers(model.node(quantizer).output)
+    dqs = model.consumers(model.node(quantizer).output)
     return any(
-        of(reader).kind == LayerKind.MATRIX_MULTIPLY
+        operator_of(reader).kind == LayerKind.MATRIX_MULTIPLY
         for dq in dqs
-        for reader in model.readers(dq.output)
+        for reader in model.consumers(dq.output)
     )
 
 

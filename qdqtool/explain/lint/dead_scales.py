@@ -24,7 +24,7 @@ def run(view: View, report: Report) -> None:
             unread = not found.whole and q.index not in view.feeds_weighted
             report.add(
                 found,
-                convolutions=view.convolutions_behind(q),
+                convolutions=view.consuming_convolutions(q),
                 automatic=unread or found.reach is not None,
             )
 

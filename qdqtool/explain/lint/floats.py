@@ -6,9 +6,14 @@ import onnx
 from qdqtool.explain.report import Report
 from qdqtool.model import qdq
 from qdqtool.model.graph import Node
-from qdqtool.model.half import half_nodes
-from qdqtool.model.layernorm import as_one, in_half, layer_norms, sums_of_squares
-from qdqtool.model.operators import OPERATORS, LayerKind, of
+from qdqtool.model.half import find_fp16_nodes
+from qdqtool.model.layernorm import (
+    computes_in_fp16,
+    find_decomposed_layer_norms,
+    find_sums_of_squares,
+    layer_norm_inputs,
+)
+from qdqtool.model.operators import OPERATORS, LayerKind, operator_of
 from qdqtool.model.subgraphs import DOMAINS
 from qdqtool.model.view import View
 from qdqtool.trt import faults
@@ -34,14 +39,14 @@ def half(view: View, report: Report) -> None:
 def norms(view: View, report: Report) -> None:
     """Adds a finding for each normalization in pieces and other sum of squares, where these are or may be FP16."""
     target, model = target_named(report.target), view.model
-    whole = layer_norms(model)
+    whole = find_decomposed_layer_norms(model)
     for pieces in whole:
-        if not target.strongly_typed or in_half(model, (pieces.square, pieces.mean)):
-            exact = target.layer_normalization and as_one(model, pieces) is not None
+        if not target.strongly_typed or computes_in_fp16(model, (pieces.square, pieces.mean)):
+            exact = target.layer_normalization and layer_norm_inputs(model, pieces) is not None
             found = faults.NormInPieces(CHECK, pieces.square.name, exact, model.opset)
             report.add(found, automatic=exact)
-    for square, *others in sums_of_squares(model, whole):
-        if not target.strongly_typed or in_half(model, (square, *others)):
+    for square, *others in find_sums_of_squares(model, whole):
+        if not target.strongly_typed or computes_in_fp16(model, (square, *others)):
             found = faults.NormInPieces(CHECK, square.name, False, model.opset, square.op)
             report.add(found, automatic=False)
 
@@ -60,7 +65,11 @@ def _constants(view: View, report: Report) -> None:
             if value is None or value.dtype != np.float32 or not 0 < value.size <= _VALUES:
                 continue
             sizes = np.abs(value[np.isfinite(value) & (value != 0)])
-            above = 0 if of(node).operation in ("MIN", "MAX") else int((sizes > _LARGEST).any())
+            above = (
+                0
+                if operator_of(node).operation in ("MIN", "MAX")
+                else int((sizes > _LARGEST).any())
+            )
             below = tiny = 0
             if value.size == 1:  # an epsilon; in a vector, a bias, small values do no harm
                 below, tiny = (
@@ -85,7 +94,7 @@ def _operands(node: Node) -> tuple[str, ...]:
         return ()
     if node.op == "Where":
         return tuple(node.inputs[1:3])
-    return tuple(node.inputs) if of(node).kind == LayerKind.ELEMENTWISE else ()
+    return tuple(node.inputs) if operator_of(node).kind == LayerKind.ELEMENTWISE else ()
 
 
 def float_types(view: View, report: Report) -> None:
@@ -99,17 +108,17 @@ def float_types(view: View, report: Report) -> None:
     types = {n.index: _computes_in(view, n) for n in weighted}
     if onnx.TensorProto.FLOAT not in types.values() or onnx.TensorProto.FLOAT16 in types.values():
         return  # a file with both types says of each node what it wants
-    half = half_nodes(view.model)
+    half = find_fp16_nodes(view.model)
     float32 = [n for n in weighted if n.index in half and types[n.index] == onnx.TensorProto.FLOAT]
     if float32:
-        products = sum(of(n).kind == LayerKind.MATRIX_MULTIPLY for n in weighted)
+        products = sum(operator_of(n).kind == LayerKind.MATRIX_MULTIPLY for n in weighted)
         report.add(
             faults.FloatStays(CHECK, "", len(float32), len(weighted), float32[0].name, products)
         )
 
 
 def _computes_in(view: View, conv: Node) -> int:
-    found = qdq.source_of_dq(view.model, conv.input(0))
+    found = qdq.find_pair(view.model, conv.input(0))
     if found is not None:
         return view.params(found[0]).scale_type
     return view.model.elem_type(conv.input(1))

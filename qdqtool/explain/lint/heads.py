@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable
 from qdqtool.explain.report import Report
 from qdqtool.model import qdq
 from qdqtool.model.bounds import find_bounds, joined_parts
-from qdqtool.model.editor import float_model, placeholder
+from qdqtool.model.editor import placeholder, remove_quantizers
 from qdqtool.model.graph import Model, Node
-from qdqtool.model.heads import Head, attentions, find_coordinates, find_head
-from qdqtool.model.layernorm import NORMALIZES, layer_norms
-from qdqtool.model.operators import LayerKind, of, rearranges
+from qdqtool.model.heads import Head, find_attentions, find_coordinates, find_head
+from qdqtool.model.layernorm import NORMALIZATIONS, find_decomposed_layer_norms
+from qdqtool.model.operators import LayerKind, operator_of, rearranges
 from qdqtool.model.slim import without_large_weights
 from qdqtool.model.view import View, adds_computed
 from qdqtool.trt import faults
@@ -31,17 +31,17 @@ def last_convolutions(view: View) -> list[Node]:
 
 def coordinates_of(view: View) -> set[int]:
     """What makes boxes, reference points and sampling offsets of a DETR, as insertion leaves it float."""
-    if not any(n.op == "GridSample" for n in view.model.nodes) and not attentions(view.model):
+    if not any(n.op == "GridSample" for n in view.model.nodes) and not find_attentions(view.model):
         return set()
     return _float_network(view)[1]()
 
 
 def _float_network(view: View) -> tuple[Head, Callable[[], set[int]]]:
     """The head of the network without quantizers, and what finds its coordinates: nodes of the Q/DQ model."""
-    known: dict[str, tuple[Head, Callable[[], set[int]]]] = view.known.setdefault("head", {})
+    known: dict[str, tuple[Head, Callable[[], set[int]]]] = view.cache.setdefault("head", {})
     if not known:
         slim = Model(without_large_weights(view.model.proto), types=view.model)
-        model = float_model(slim, weights=True, stored=placeholder)
+        model = remove_quantizers(slim, weights=True, stored=placeholder)
 
         def here(nodes: Iterable[int]) -> set[int]:
             return {
@@ -100,11 +100,11 @@ def _joined(view: View, q: Node, concat: Node) -> faults.JoinedBehindHead:
     parts = joined_parts(view.model, q.input(0))
     scores = [t for t in parts if t in known and 0.0 <= known[t].low < known[t].high <= 1.0]
     if not scores or len(scores) == len(parts):
-        raw = any(of(view.model.producer(t)).weights is not None for t in parts)
+        raw = any(operator_of(view.model.producer(t)).weights is not None for t in parts)
         return faults.JoinedBehindHead(CHECK, q.name, concat.name, scale, raw=raw)
     own = (
         float(params.scale[0])
-        for reader in view.model.readers(scores[0])
+        for reader in view.model.consumers(scores[0])
         if qdq.is_q(reader)
         and (params := view.params(reader)).scale is not None
         and params.scale.size == 1
@@ -125,7 +125,10 @@ def _concat_above(view: View, q: Node) -> Node | None:
     """The Concat behind a head's branches, past what is between: the Sigmoid of the scores, and what only reshapes."""
     node = view.model.producer(q.input(0))
     for _ in range(_WALK):
-        moves = node is not None and of(node).kind in (LayerKind.SHUFFLE, LayerKind.IDENTITY)
+        moves = node is not None and operator_of(node).kind in (
+            LayerKind.SHUFFLE,
+            LayerKind.IDENTITY,
+        )
         if node is None or not (moves or node.op == "Sigmoid" or qdq.is_qdq(node)):
             break
         node = view.model.producer(node.input(0))
@@ -137,8 +140,8 @@ def _concat_above(view: View, q: Node) -> Node | None:
 
 def streams(view: View, report: Report) -> None:
     """Adds findings about sums with Q/DQ whose result a layer normalization reads: a transformer's residual stream."""
-    norms = {n.input(0): n.name for n in view.model.nodes if n.op in NORMALIZES}
-    norms |= {p.tensor: p.nodes[0].name for p in layer_norms(view.model)}
+    norms = {n.input(0): n.name for n in view.model.nodes if n.op in NORMALIZATIONS}
+    norms |= {p.input: p.nodes[0].name for p in find_decomposed_layer_norms(view.model)}
     for tensor, norm in norms.items():
         add = view.model.producer(tensor)
         while add is not None and (qdq.is_qdq(add) or rearranges(add)) and add.input(0):
@@ -146,12 +149,10 @@ def streams(view: View, report: Report) -> None:
         if add is None or not adds_computed(view, add):
             continue
         pairs = [
-            found[0].name
-            for t in add.inputs
-            if (found := qdq.source_of_dq(view.model, t)) is not None
+            found[0].name for t in add.inputs if (found := qdq.find_pair(view.model, t)) is not None
         ]
         if pairs:
             report.add(
                 faults.QuantizedStream(CHECK, add.name, tuple(pairs), norm),
-                values=view.values(add.output),
+                values=view.element_count(add.output),
             )

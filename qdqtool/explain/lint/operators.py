@@ -8,7 +8,7 @@ import onnx
 from qdqtool.explain.report import Report
 from qdqtool.model import qdq
 from qdqtool.model.graph import Node
-from qdqtool.model.operators import CONVOLUTIONS, CONVOLVE, LayerKind, of
+from qdqtool.model.operators import CONVOLUTIONS, CONVOLVE, LayerKind, operator_of
 from qdqtool.model.sizes import contraction
 from qdqtool.model.subgraphs import DOMAINS
 from qdqtool.model.view import View
@@ -38,7 +38,7 @@ def run(view: View, report: Report) -> None:
         if kind not in plain:
             plain[kind] = _is_plain(node)
         if plain[kind]:
-            if node.index in quantized and of(node).kind in CONVOLVE:
+            if node.index in quantized and operator_of(node).kind in CONVOLVE:
                 _convolution(view, report, node)
             continue
         if qdq.is_qdq(node):
@@ -48,12 +48,14 @@ def run(view: View, report: Report) -> None:
             report.add(integers)
         elif named := _other_type(node):
             outside[named].append(node)
-        elif of(node).name == "" and (node.domain not in DOMAINS or not onnx.defs.has(node.op)):
+        elif operator_of(node).name == "" and (
+            node.domain not in DOMAINS or not onnx.defs.has(node.op)
+        ):
             unknown[node.op].append(node)
-        elif _normalizes(node) and qdq.source_of_dq(view.model, node.input(0)) is not None:
+        elif _normalizes(node) and qdq.find_pair(view.model, node.input(0)) is not None:
             report.add(
                 faults.NormalizationFloat(CHECK, node.name, node.op),
-                values=view.values(node.input(0)),
+                values=view.element_count(node.input(0)),
             )
         elif contraction(view.model, node) is not None and not target_named(report.target).is_rtx:
             _einsum(view, report, node)
@@ -63,7 +65,7 @@ def run(view: View, report: Report) -> None:
         report.add(
             faults.OtherTypes(CHECK, nodes[0].name, kinds),
             "",
-            [c for n in nodes for c in view.convolutions_behind(n)],
+            [c for n in nodes for c in view.consuming_convolutions(n)],
         )
     for op, nodes in unknown.items():
         report.add(faults.UnknownOperator(CHECK, nodes[0].name, op, len(nodes) - 1))
@@ -76,7 +78,7 @@ def run(view: View, report: Report) -> None:
 def _is_plain(node: Node) -> bool:
     """Whether nothing is asked of the nodes of an operator, whatever they read, but the form of a convolution."""
     return (
-        of(node).name != ""
+        operator_of(node).name != ""
         and node.op not in (qdq.Q, qdq.DQ, "Einsum")
         and not (detect.computes_integers(node) or _normalizes(node))
     )
@@ -84,7 +86,7 @@ def _is_plain(node: Node) -> bool:
 
 def _einsum(view: View, report: Report, node: Node) -> None:
     """A product that would be INT8 as a MatMul: behind a DQ, or of weights in a model with Q/DQ."""
-    read = [qdq.source_of_dq(view.model, t) is not None for t in node.inputs]
+    read = [qdq.find_pair(view.model, t) is not None for t in node.inputs]
     weights = any(t in view.constants for t in node.inputs)
     if any(read) or (weights and qdq.is_quantized(view.model)):
         report.add(
@@ -94,7 +96,7 @@ def _einsum(view: View, report: Report, node: Node) -> None:
 
 def _normalizes(node: Node) -> bool:
     named = node.op.endswith("Normalization") and node.op != "BatchNormalization"
-    return named or of(node).kind == LayerKind.SOFTMAX
+    return named or operator_of(node).kind == LayerKind.SOFTMAX
 
 
 def _other_type(node: Node) -> str:
@@ -118,7 +120,7 @@ def _convolution(view: View, report: Report, conv: Node) -> None:
         if isinstance(stated, (list, tuple))
         else ()
     )
-    if of(conv).kind == LayerKind.DECONVOLUTION:
+    if operator_of(conv).kind == LayerKind.DECONVOLUTION:
         if (found := detect.deconvolution_3d(CHECK, conv.name, kernel)) is not None:
             report.add(found, convolutions=concerned)
         return
@@ -166,7 +168,7 @@ def _shape(view: View, report: Report, conv: Node, outcome: ConvOutcome | None) 
         return
     inputs, outputs, groups = known
     if groups > 1 and groups == inputs and outcome is not None:
-        readers, last = view.model.readers(outcome.bare), conv.index not in view.feeds_weighted
+        readers, last = view.model.consumers(outcome.bare), conv.index not in view.feeds_weighted
         # builds were seen to fail on the SiLU alone, not on other gates
         seen = any(view.model.node(name).op == "Sigmoid" for name in outcome.fused)
         for form in depthwise(CHECK, conv, outcome.activation if seen else "", readers, last):
@@ -184,7 +186,7 @@ def _shape(view: View, report: Report, conv: Node, outcome: ConvOutcome | None) 
 
 
 def _reads_network_input(view: View, conv: Node) -> bool:
-    found = qdq.source_of_dq(view.model, conv.input(0))
+    found = qdq.find_pair(view.model, conv.input(0))
     if found is None:
         return False
     tensor = (found[1] or found[0]).input(0)

@@ -51,7 +51,7 @@ def run(view: View, report: Report) -> None:
             ),
         ):
             faulty = True
-            report.add(found, convolutions=view.convolutions_behind(node))
+            report.add(found, convolutions=view.consuming_convolutions(node))
         if shared is not None and not faulty:
             clean.add(shared)
 
@@ -118,7 +118,7 @@ def _axis(view: View, node: Node, params: QuantParams) -> Iterator[Refusal | Non
         return
     name = node.name
     if view.model.opset < 13:
-        yield faults.AxisOpset(CHECK, name, view.model.opset, params.axis_given)
+        yield faults.AxisOpset(CHECK, name, view.model.opset, params.has_axis)
     if not view.is_weight(node):
         yield detect.activation_per_channel(CHECK, name, name, params)
         return

@@ -103,7 +103,7 @@ def find_per_tensor(view: View, target: str) -> tuple[list[Granularity], int]:
 def measure_granularity(view: View, node: Node, axis: int) -> Granularity | None:
     """Return how the channels of a layer's weights differ; None unless one scale is for several channels."""
     weights = view.weights(node)
-    first = weights.first
+    first = weights.first_quantizer
     if first is None or not weights.constant or weights.before or weights.after:
         return None
     params = view.params(first)
@@ -111,7 +111,7 @@ def measure_granularity(view: View, node: Node, axis: int) -> Granularity | None
     if params.precision != Precision.INT8 or scale is None or scale.size != 1 or zero is None:
         return None
     proto = view.model.constant_proto(weights.source)
-    if proto is None or proto.external_data or not params.scales or not params.scales.positive:
+    if proto is None or proto.external_data or not params.scales or not params.scales.is_positive:
         return None
     values = view.model.constant(weights.source)
     if values is None or values.ndim < 2 or not values.size or values.shape[axis] < 2:

@@ -271,7 +271,7 @@ def _fit(
 ) -> _Fit | None:
     """How the scales of a layer fit; ``known`` holds what was measured of weights, scales and axes."""
     weights = view.weights(node)
-    first = weights.first
+    first = weights.first_quantizer
     if first is None or not weights.constant or weights.before or weights.after:
         return None
     params = view.params(first)
@@ -281,7 +281,7 @@ def _fit(
         or scales is None
         or scale is None
         or not scale.size
-        or not scales.positive
+        or not scales.is_positive
     ):
         return None
     proto = view.model.constant_proto(weights.source)
@@ -312,7 +312,7 @@ def _fit(
     fits = axis in (0, 1) and output_axis(node, len(shape)) is not None and other < len(shape)
     across = fits and shape[other] == scale.size and not stored and own.off > _SAME
     return _Fit(
-        node, own, measured(other).ratios if across else np.empty(0), stored, flat=scales.alike
+        node, own, measured(other).ratios if across else np.empty(0), stored, flat=scales.is_uniform
     )
 
 

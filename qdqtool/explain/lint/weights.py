@@ -6,8 +6,8 @@ from collections import defaultdict
 from qdqtool.explain.report import Report
 from qdqtool.model import qdq
 from qdqtool.model.graph import Node
-from qdqtool.model.operators import CONVOLUTIONS, LayerKind, is_sum, of, output_axis
-from qdqtool.model.view import View, Weights
+from qdqtool.model.operators import CONVOLUTIONS, LayerKind, is_sum, operator_of, output_axis
+from qdqtool.model.view import View, WeightSource
 from qdqtool.trt import detect, faults, refusals
 from qdqtool.trt.faults import CHECK
 from qdqtool.trt.targets import target_named
@@ -16,7 +16,7 @@ from qdqtool.types import Precision, Refusal
 
 def run(view: View, report: Report) -> None:
     """Adds the findings about weights and biases."""
-    sources: dict[str, list[tuple[Node, Weights]]] = defaultdict(list)
+    sources: dict[str, list[tuple[Node, WeightSource]]] = defaultdict(list)
     for conv in view.weighted:
         weights = view.weights(conv)
         if weights.dq is not None and weights.folded:
@@ -28,7 +28,7 @@ def run(view: View, report: Report) -> None:
                 CHECK, conv.name, weights.source, weights.folded, sparse
             )
             _add(report, found, conv)
-        elif weights.dq is not None and qdq.source_of_dq(view.model, conv.input(0)) is not None:
+        elif weights.dq is not None and qdq.find_pair(view.model, conv.input(0)) is not None:
             report.add(faults.ProductOfActivations(CHECK, conv.name), convolutions=[conv.name])
         _bias(view, report, conv)
         _floats(view, report, conv)
@@ -44,7 +44,7 @@ def _add(report: Report, found: Refusal | None, *concerned: Node) -> None:
         report.add(found, convolutions=[c.name for c in concerned])
 
 
-def _others(view: View, conv: Node, weights: Weights) -> list[str]:
+def _others(view: View, conv: Node, weights: WeightSource) -> list[str]:
     """What else reads a convolution's quantized weights, or what their DQ makes of them."""
     dq = weights.dq
     if dq is None or weights.after:
@@ -52,14 +52,14 @@ def _others(view: View, conv: Node, weights: Weights) -> list[str]:
     return [
         n.name
         for tensor in (dq.input(0), dq.output)
-        for n in view.model.readers(tensor)
+        for n in view.model.consumers(tensor)
         if n not in (dq, conv)
     ]
 
 
 def _misread(view: View, report: Report) -> None:
     """Stored integers of no convolution's weights that something else than a DQ reads; those are reported above."""
-    reported = view.folding()
+    reported = view.folded_nodes()
     for found in detect.stored_read_elsewhere(CHECK, view.model):
         if found.node not in reported:
             report.add(found)
@@ -81,8 +81,8 @@ def _float_type(view: View, tensor: str) -> Precision:
     return qdq.precision_of(kind)
 
 
-def _quantized(view: View, report: Report, conv: Node, weights: Weights) -> None:
-    first = weights.first
+def _quantized(view: View, report: Report, conv: Node, weights: WeightSource) -> None:
+    first = weights.first_quantizer
     assert first is not None
     concerned = [conv.name]
     if weights.before:
@@ -103,12 +103,12 @@ def _quantized(view: View, report: Report, conv: Node, weights: Weights) -> None
     _axis(view, report, conv, weights)
 
 
-def _axis(view: View, report: Report, conv: Node, weights: Weights) -> None:
+def _axis(view: View, report: Report, conv: Node, weights: WeightSource) -> None:
     shape = view.weight_shape(conv)
     if shape is None:
         return
     wanted = (output_axis(conv, len(shape)) or 0) if shape else 0
-    transposed = of(conv).kind == LayerKind.DECONVOLUTION
+    transposed = operator_of(conv).kind == LayerKind.DECONVOLUTION
     proven = not transposed or target_named(report.target).transposed_per_channel
     for node in (weights.q, weights.dq):
         if node is None:
@@ -116,7 +116,7 @@ def _axis(view: View, report: Report, conv: Node, weights: Weights) -> None:
         params, axis = view.params(node), view.axis(node)
         count = params.scale.size if params.scale is not None and axis is not None else 0
         if (
-            node is weights.first
+            node is weights.first_quantizer
             and detect.scale_count(CHECK, node.name, count, axis or 0, shape) is not None
         ):
             return
@@ -132,10 +132,10 @@ def _axis(view: View, report: Report, conv: Node, weights: Weights) -> None:
 def _bias(view: View, report: Report, conv: Node) -> None:
     candidates = [conv.input(2)]
     if conv.op == "MatMul":
-        sums = filter(is_sum, view.model.readers(conv.output))
+        sums = filter(is_sum, view.model.consumers(conv.output))
         candidates = [t for reader in sums for t in reader.inputs if t != conv.output]
     for tensor in filter(None, candidates):
-        found = qdq.source_of_dq(view.model, tensor)
+        found = qdq.find_pair(view.model, tensor)
         if found is None or not view.is_weight(found[0]):
             continue
         precision = view.params(found[0]).precision  # what is added to a product may be a residual

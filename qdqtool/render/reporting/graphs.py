@@ -105,7 +105,7 @@ class _Onnx:
         number: dict[str | int, int] = {}  # of an input by its name, of a box by its first node
         for name in self.index.inputs:
             if any(
-                n.index in self.collector.place or qdq.is_qdq(n) for n in self.index.readers(name)
+                n.index in self.collector.place or qdq.is_qdq(n) for n in self.index.consumers(name)
             ):
                 number[name] = len(boxes)
                 boxes.append(_end("input", name, self._type_of(name)))

@@ -163,7 +163,7 @@ class Collector:
         for position, tensor in enumerate(node.inputs):
             maker = index.producer(tensor)
             if node.op in WEIGHTED and position == 1 and tensor in view.constants:
-                quantizer = view.weights(node).first
+                quantizer = view.weights(node).first_quantizer
                 if quantizer is not None:
                     found.append(self._scale("weights", quantizer))
                 continue
@@ -178,7 +178,7 @@ class Collector:
                 else "other input"
             )
             found.append(self._scale(where, q if q is not None and is_q(q) else maker))
-        readers = (r for t in node.outputs if t for r in dict.fromkeys(index.readers(t)))
+        readers = (r for t in node.outputs if t for r in dict.fromkeys(index.consumers(t)))
         return [*found, *(self._scale("output", r) for r in readers if is_q(r))]
 
     def _scale(self, where: str, quantizer: OnnxNode) -> data.Scale:
@@ -214,7 +214,7 @@ class Collector:
         """Whether it, or a DQ that reads it, is a conversion."""
         index = self.subject.model
         return quantizer.name in self.staying or any(
-            is_dq(r) and r.name in self.staying for r in index.readers(quantizer.output)
+            is_dq(r) and r.name in self.staying for r in index.consumers(quantizer.output)
         )
 
     def nodes_of(self, names: Iterable[str]) -> list[int]:
@@ -240,7 +240,7 @@ class Collector:
         found: list[int] = []
         waiting, seen = [quantizer], {quantizer.index}
         while waiting and len(found) < MOST_SERVED:
-            for reader in index.readers(waiting.pop().output)[:MOST_SERVED]:
+            for reader in index.consumers(waiting.pop().output)[:MOST_SERVED]:
                 if reader.index in self.place:
                     found.append(self.place[reader.index])
                 elif is_qdq(reader) and reader.index not in seen and len(seen) < MOST_PASSED:

@@ -389,7 +389,7 @@ def add_weights(collector: Collector) -> None:
 def _ranges(view: View, node: Node) -> tuple[npt.NDArray[Any], npt.NDArray[Any], str] | None:
     """Largest magnitudes [channels], ranges [channels] (or [1] of one scale), and the shape as text."""
     weights = view.weights(node)
-    quantizer = weights.first
+    quantizer = weights.first_quantizer
     if quantizer is None or weights.before:
         return None
     scale = view.params(quantizer).scale

@@ -74,14 +74,14 @@ class Sharing:
             if node.op in ("Shape", "Size") and node.output in self.constants.plain:
                 continue
             for tensor in filter(None, node.outputs):
-                readers = self.model.readers(tensor)
+                readers = self.model.consumers(tensor)
                 if self.model.is_output(tensor) or any(r.index in found for r in readers):
                     found.add(node.index)
         return found
 
     def readers(self, tensor: str) -> list[Node]:
         """The readers that are not dead."""
-        return [r for r in self.model.readers(tensor) if r.index in self.live]
+        return [r for r in self.model.consumers(tensor) if r.index in self.live]
 
     def same_value(self, a: str, b: str) -> bool:
         """Whether two constants hold equal numbers, whatever their shape."""

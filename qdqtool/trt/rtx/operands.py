@@ -295,7 +295,7 @@ class Constants:
         self.plain: set[str] = set(model.initializers)
         self.with_quantizers: set[str] = set(model.initializers)
         self._values: dict[str, npt.NDArray[Any] | None] = {}
-        self._computing = constants.Constants(model)
+        self._computing = constants.ConstantEvaluator(model)
         for node in model.ordered:
             inputs = set(filter(None, node.inputs))
             shape = model.shape(node.input(0)) if node.op in ("Shape", "Size") else None
@@ -346,7 +346,7 @@ class Constants:
         if any(v is None for v, t in zip(values, node.inputs, strict=True) if t):
             return None
         known = {t: v for t, v in zip(node.inputs, values, strict=True) if v is not None}
-        return (self._computing.results(node, known, _SMALL) or {}).get(tensor)
+        return (self._computing.evaluate_node(node, known, _SMALL) or {}).get(tensor)
 
     def scalar(self, tensor: str) -> float | None:
         """The value of a one-element constant."""

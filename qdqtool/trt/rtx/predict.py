@@ -9,8 +9,8 @@ import onnx
 
 from qdqtool.model import qdq
 from qdqtool.model.graph import Model, Node
-from qdqtool.model.heads import attentions
-from qdqtool.model.layernorm import NORMALIZES, layer_norms
+from qdqtool.model.heads import find_attentions
+from qdqtool.model.layernorm import NORMALIZATIONS, find_decomposed_layer_norms
 from qdqtool.model.qdq import precision_of
 from qdqtool.model.sizes import is_multiplication
 from qdqtool.model.subgraphs import STANDARD
@@ -76,10 +76,10 @@ def predict_rtx(model: Model, target: Target = RTX) -> Prediction:
 def _regions(view: View, prediction: Prediction) -> list[MyelinRegion]:
     """Myelin compiles the whole network; reported where that matters: with attention or a normalization in it."""
     model = view.model
-    norms = [n for n in model.ordered if n.op in NORMALIZES] + [
-        p.square for p in layer_norms(model)
+    norms = [n for n in model.ordered if n.op in NORMALIZATIONS] + [
+        p.square for p in find_decomposed_layer_norms(model)
     ]
-    softmaxes = [a.softmax for a in attentions(model)]
+    softmaxes = [a.softmax for a in find_attentions(model)]
     if not norms and not softmaxes:
         return []
     nodes = [n for n in model.nodes if n.output in view.varying]
@@ -528,7 +528,7 @@ def _scale(walk: _Walk, node: Node, named: str) -> Iterator[Refusal | None]:
         return
     scales = qdq.read_params(model, node).scales
     if scales is None and (value := constants.value(name)) is not None:
-        scales = qdq.Numbers(value.astype(np.float64).reshape(-1))
+        scales = qdq.ParameterValues(value.astype(np.float64).reshape(-1))
     yield detect.scale_not_positive(COMPILER, named, scales, infinite=True)
     if shape is None or dims is None or (math.prod(shape) == 1 and len(shape) < 2):
         return
@@ -555,7 +555,7 @@ def _zero_point(walk: _Walk, node: Node, named: str) -> Iterator[Refusal | None]
     value = constants.value(name)
     if value is not None:
         unsigned = qdq.read_params(walk.model, node).precision == Precision.UINT8
-        zeros = qdq.Numbers(np.asarray(value).astype(np.float64))
+        zeros = qdq.ParameterValues(np.asarray(value).astype(np.float64))
         yield detect.nonzero_zero_point(COMPILER, named, named, zeros, unsigned)
 
 

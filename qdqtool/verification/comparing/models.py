@@ -9,7 +9,7 @@ import numpy as np
 from qdqtool.explain.messages import obstacles
 from qdqtool.model import qdq
 from qdqtool.model.graph import Node
-from qdqtool.model.operators import RESIZES, LayerKind, of, rearranges
+from qdqtool.model.operators import RESIZES, LayerKind, operator_of, rearranges
 from qdqtool.model.view import View
 from qdqtool.types import Precision, Prediction
 from qdqtool.verification.comparing.result import NodeSide, Scales, Side
@@ -80,7 +80,9 @@ def _asked_of(view: View, node: Node, weighted: bool) -> NodeSide:
         weights = view.weights(node)
         side.weights = weights.dq is not None if weights.folded else None
         side.weights_scale = (
-            scales_of(view, weights.first, of(node).kind != LayerKind.MATRIX_MULTIPLY)
+            scales_of(
+                view, weights.first_quantizer, operator_of(node).kind != LayerKind.MATRIX_MULTIPLY
+            )
             if weights.folded
             else None
         )
@@ -133,7 +135,7 @@ def side_of(asked: Asked) -> Side:
     prediction = asked.prediction
     weighted = [n for n in asked.view.weighted if n.output in asked.view.varying]
     side = Side("model", asked.title, qdq.is_quantized(asked.view.model), len(weighted))
-    side.products = sum(of(n).kind == LayerKind.MATRIX_MULTIPLY for n in weighted)
+    side.products = sum(operator_of(n).kind == LayerKind.MATRIX_MULTIPLY for n in weighted)
     side.plain = len(weighted) - side.products
     if prediction is not None:
         summary = prediction.summary()

@@ -13,7 +13,7 @@ import qdqtool
 from qdqtool.base.notes import Remark, remarks
 from qdqtool.fixing.api import fix
 from qdqtool.model.graph import Model
-from qdqtool.model.layernorm import as_one, layer_norms
+from qdqtool.model.layernorm import find_decomposed_layer_norms, layer_norm_inputs
 from qdqtool.prediction import predict
 from qdqtool.render.predict_text import render
 from qdqtool.trt.faults import ConstantsInHalf, NormInPieces
@@ -257,13 +257,13 @@ def normalized(form: str, eps: float) -> onnx.ModelProto:
 @pytest.mark.parametrize("form", FORMS)
 def test_decomposed_norm_of_each_form_is_found(form: str) -> None:
     model = Model(normalized(form, 1e-5))
-    (pieces,) = layer_norms(model)
-    assert (pieces.tensor, pieces.square.name) == ("first.add.out", "square")
+    (pieces,) = find_decomposed_layer_norms(model)
+    assert (pieces.input, pieces.square.name) == ("first.add.out", "square")
     assert pieces.epsilon == (
         None if form in ("squares less the mean's", "unbiased") else pytest.approx(1e-5)
     )
-    assert {"square", "var", "eps", "div"} <= {n.name for n in pieces.wide}
-    assert (as_one(model, pieces) is not None) is (form in EXACT)
+    assert {"square", "var", "eps", "div"} <= {n.name for n in pieces.fp32_nodes}
+    assert (layer_norm_inputs(model, pieces) is not None) is (form in EXACT)
     assert "div" in {n.name for n in pieces.nodes}
 
 
@@ -605,8 +605,8 @@ def test_layer_norm_of_the_pieces_computes_the_same(form: str) -> None:
         out = out if form == "no bias" else net.op("Add", "shift", out, net.const("beta", beta))
     net.output(out)
     model = net.index()
-    (pieces,) = layer_norms(model)
-    norm = as_one(model, pieces)
+    (pieces,) = find_decomposed_layer_norms(model)
+    norm = layer_norm_inputs(model, pieces)
     assert norm is not None and norm[0] == "flat.out" and pieces.epsilon is not None
     arrays = {name: v for name, v in zip("sb", norm[1:], strict=True) if v is not None}
     attributes: Any = {"axis": -len(axes), "epsilon": pieces.epsilon}
@@ -665,8 +665,8 @@ def test_pieces_that_no_layer_norm_computes(change: str) -> None:
     )
     net.output(*([out, net.op("Relu", "other", centered)] if change == "read elsewhere" else [out]))
     model = net.index()
-    (pieces,) = layer_norms(model)
-    assert as_one(model, pieces) is None
+    (pieces,) = find_decomposed_layer_norms(model)
+    assert layer_norm_inputs(model, pieces) is None
 
 
 @pytest.mark.parametrize(
