@@ -12,7 +12,7 @@ from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource, load, load_full
 from qdqtool.model.qdq import without_pairs
 from qdqtool.options import Assumed, Looking, On, Way
-from qdqtool.trt.outcome import assumed_target, settled, simulate
+from qdqtool.trt.outcome import apply_assumptions, simulate, simulate_without_alternatives
 from qdqtool.trt.targets import Target, target_named
 from qdqtool.types import ConvOutcome, Finding, Prediction, Severity
 
@@ -43,7 +43,7 @@ def predict(
         ModelError: The model cannot be read.
         QdqtoolError: The target, the assumption or the way is not known.
     """
-    chosen, way = assumed_target(target_named(on.target), assumed.assume), how.way
+    chosen, way = apply_assumptions(target_named(on.target), assumed.assume), how.way
     if way is not None:
         from qdqtool.explain.ways import way_named
 
@@ -126,7 +126,7 @@ def outcome(model: Model, target: Target) -> Prediction:
             from qdqtool.trt.rtx.predict import predict_rtx
 
             return predict_rtx(model, target)
-        return settled(model, target)
+        return simulate_without_alternatives(model, target)
 
 
 def advise(model: Model, prediction: Prediction, way: str | None = None) -> list[Finding]:

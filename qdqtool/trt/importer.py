@@ -13,7 +13,7 @@ from qdqtool.model.graph import Model, Node
 from qdqtool.model.heads import find_dfl
 from qdqtool.model.operators import CONVOLVE, LayerKind
 from qdqtool.model.qdq import read_params
-from qdqtool.trt.layers import QDQ, Layer, Tensor, Weighted, Window
+from qdqtool.trt.layers import QDQ, Layer, LayerWeights, PoolingWindow, Tensor
 from qdqtool.trt.network import Network
 
 _QUANTIZE, _SHAPE = (
@@ -54,7 +54,7 @@ class Importer:
             self.network.outputs.append(tensor)
         self.network.counts["Original"] = len(self.network.layers)
         self.network.remove_dead()
-        self.network.order()
+        self.network.rank_layers()
         return self.network
 
     # Tensors --------------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class Importer:
             out.elem_type, out.shape = inputs[0].elem_type, inputs[0].shape
         layer = self._add(kind, name, inputs, [out], None)
         if node is not None:
-            layer.op, layer.of = node.op, node.name
+            layer.op, layer.owner = node.op, node.name
         layer.operation = operation
         return out
 
@@ -194,12 +194,12 @@ class Importer:
 
     def _shuffle(self, node: Node) -> None:
         shuffling = self._simple(node).shuffling
-        shuffling.moves = operators.of(node).moves
+        shuffling.reorders_values = operators.of(node).moves
         perm = node.attributes.get("perm") if node.op == "Transpose" else None
         shuffling.perm = tuple(perm) if perm is not None else None
 
     def _reduce(self, node: Node) -> None:
-        self._simple(node).pooling = operators.pooling_of(self.model, node)
+        self._simple(node).possible_pooling = operators.pooling_of(self.model, node)
 
     def _elementwise(self, node: Node) -> None:
         if len([i for i in node.inputs if i]) != 2:
@@ -227,9 +227,9 @@ class Importer:
         layer.quant = read_params(self.model, node)
         above = x.producer
         if above is not None and above.kind is _QUANTIZE:
-            layer.pair = above.nodes[0]
+            layer.paired_q = above.nodes[0]
         if computed:
-            layer.computed_scale = True
+            layer.has_computed_scale = True
 
     def _convolution(self, node: Node) -> None:
         weights, bias = node.input(1), node.input(2)
@@ -241,10 +241,10 @@ class Importer:
         group = node.integer("group", 1)
         kernel = tuple(attributes.get("kernel_shape", ()) or list(dims[2:]))
         strides, pads = _strides_and_pads(node, kernel)
-        layer.weights = Weighted(
+        layer.weights = LayerWeights(
             name=weights,
             constant=constant,
-            inside=constant,
+            in_layer=constant,
             dims=tuple(dims),
             axis=operators.output_axis(node, len(dims)) or 0,
             kernel=kernel,
@@ -285,7 +285,7 @@ class Importer:
     def _pool(self, node: Node) -> None:
         kernel = tuple(node.attributes.get("kernel_shape", ()))
         kind = "AVERAGE" if operators.of(node).averages else "MAX"
-        self._simple(node).window = Window(kind, kernel, *_strides_and_pads(node, kernel))
+        self._simple(node).window = PoolingWindow(kind, kernel, *_strides_and_pads(node, kernel))
 
     def _concat(self, node: Node) -> None:
         node.integer("axis", 0)  # a damaged one is reported here
@@ -302,7 +302,7 @@ class Importer:
         layer = self._simple(node)
         steps = self.model.constant(node.input(4)) if node.op != "Tile" and node.input(4) else None
         # A Tile repeats its input, so that it is no view of it.
-        layer.strided = node.op == "Tile" or (steps is not None and bool((steps != 1).any()))
+        layer.has_steps = node.op == "Tile" or (steps is not None and bool((steps != 1).any()))
 
     def _matrix(self, node: Node) -> None:
         """A product, and behind a Gemm's the sum with its bias."""
@@ -314,10 +314,10 @@ class Importer:
         )
         layer = self._add(LayerKind.MATRIX_MULTIPLY, self._name(node), inputs, [middle], node)
         dims = tuple(self.model.shape(node.input(1)) or ())
-        layer.weights = Weighted(
+        layer.weights = LayerWeights(
             node.input(1),
             constant_behind(self.model, node.input(1)),
-            inside=False,
+            in_layer=False,
             dims=dims,
             axis=operators.output_axis(node, len(dims)) or 0,
             dfl=node.index in self._dfl,
@@ -339,7 +339,7 @@ class Importer:
         middle.shape = out.shape
         self._add(LayerKind.SOFTMAX, name, [x], [middle], node)
         shuffle = self._add(LayerKind.SHUFFLE, self._unnamed("Shuffle"), [middle], [out], None)
-        shuffle.shuffling.joined = True
+        shuffle.shuffling.may_be_identity = True
 
 
 def _strides_and_pads(

@@ -19,8 +19,8 @@ from qdqtool.model.view import View
 from qdqtool.trt import importer, pipeline
 from qdqtool.trt.importer import constant_behind
 from qdqtool.trt.layers import QDQ, Layer, Tensor, float_precision
-from qdqtool.trt.network import Network, sentence, weakest
-from qdqtool.trt.pipeline import id_of
+from qdqtool.trt.network import Network, describe_rules, weakest_evidence
+from qdqtool.trt.pipeline import case_id
 from qdqtool.trt.targets import Target
 from qdqtool.types import (
     CHOICES,
@@ -66,12 +66,14 @@ _OF_MYELIN = (KERNEL, _TYPES[LayerKind.MATRIX_MULTIPLY])
 
 def _surrounds_product(layer: Layer) -> bool:
     """Whether it is a reshape that 8.x lists around a product that it runs as a convolution; Myelin has none."""
-    return layer.kind == LayerKind.SHUFFLE and not layer.nodes and not layer.shuffling.moves
+    return (
+        layer.kind == LayerKind.SHUFFLE and not layer.nodes and not layer.shuffling.reorders_values
+    )
 
 
 def _integer(layer: Layer) -> Precision:
     """The quantized type that a layer computes in; TensorRT reads UINT8 with zero point 0 as INT8."""
-    found = layer.quantized_as
+    found = layer.quantized_type
     return found if found in _UNLIKE_INT8 else _INT8
 
 
@@ -81,9 +83,9 @@ def _type(layer: Layer) -> str:
         return KERNEL
     if layer.region is not None and layer.kind is _CONVOLUTION:
         return _TYPES[LayerKind.MATRIX_MULTIPLY]
-    if layer.kind == LayerKind.SHUFFLE and not layer.shuffling.moves:
+    if layer.kind == LayerKind.SHUFFLE and not layer.shuffling.reorders_values:
         return "NoOp"
-    if layer.copied:
+    if layer.becomes_copy:
         return "Reformat"
     return layer.op or "Other" if layer.kind in _OF_THE_MODEL else _TYPES[layer.kind]
 
@@ -114,7 +116,7 @@ class Outcome:
             tuple[tuple[Case, ...], frozenset[Case]], tuple[Evidence, tuple[str, ...]]
         ] = {}
         self._edges: dict[int, TensorPrecision] = {}
-        order = network.in_order()
+        order = network.breadth_first()
         for layer in order:
             for node in layer.nodes:
                 self._by_node.setdefault(node, layer)
@@ -152,7 +154,7 @@ class Outcome:
                     if layer.quant.precision != Precision.UINT8
                     else Precision.INT8
                 )
-        elif layer.kind in _PASS_THROUGH or layer.pools == "MAX":
+        elif layer.kind in _PASS_THROUGH or layer.pooling_type == "MAX":
             if {self.precision(t) for t in layer.inputs} == _ONLY_INT8:
                 return _INT8
         return float_precision(tensor.elem_type, self._target.strongly_typed)
@@ -168,7 +170,7 @@ class Outcome:
             if layer.region is not None
             and not layer.in_myelin
             and (
-                kernels.isdisjoint(layer.nodes or [layer.of or layer.name])
+                kernels.isdisjoint(layer.nodes or [layer.owner or layer.name])
                 if layer.kind == LayerKind.COPY
                 else _surrounds_product(layer)
             )
@@ -183,19 +185,19 @@ class Outcome:
             for name, tensor in layer.copies:
                 written = TensorPrecision(layer.out.memory.name, self.precision(tensor))
                 self.layers.append(EngineLayer(name, "Reformat", [self._edge(tensor)], [written]))
-            if layer.eliminated:
+            if layer.is_eliminated:
                 continue
             inputs, outputs = (
                 [self._edge(t) for t in layer.inputs],
                 [self._edge(t) for t in layer.outputs],
             )
             convolution = layer.kind is _CONVOLUTION
-            group = layer.fusion.merged if convolution else ""
+            group = layer.fusion.merged_name if convolution else ""
             if group in merged:
                 merged[group].outputs.extend(outputs)
                 merged[group].nodes.extend(layer.nodes)
                 continue
-            kind = "ConvActPool" if convolution and layer.fusion.pooled else _type(layer)
+            kind = "ConvActPool" if convolution and layer.fusion.has_pooling else _type(layer)
             name = (
                 layer.nodes[0]
                 if layer.region is not None and kind in _OF_MYELIN and layer.nodes
@@ -222,9 +224,9 @@ class Outcome:
         if layer.out.is_output:
             self._renamed[source.memory.name] = layer.out.memory.name
         self._passed[id(layer.out)] = source
-        reader = layer.out.only_reader()
+        reader = layer.out.single_consumer()
         while reader is not None and reader.id in fused and reader.kind == LayerKind.SHUFFLE:
-            reader = reader.out.only_reader()
+            reader = reader.out.single_consumer()
         alone = reader is not None and reader.kind == LayerKind.COPY and reader.id not in fused
         quantizes = layer.kind == LayerKind.COPY and layer.op == "QuantizeLinear"
         if quantizes and not alone and len(layer.data.consumers) == 1:
@@ -315,25 +317,25 @@ class Outcome:
             compute,
             inputs,
             self.precision(layer.out),
-            layer=layer.fusion.merged or layer.name if layer.region is None else None,
+            layer=layer.fusion.merged_name or layer.name if layer.region is None else None,
             fused=[n for n in layer.nodes if n != node.name and not is_qdq(self._node(n))],
             evidence=evidence,
             cases=list(cases),
             activation=activation.op if activation is not None else "",
-            bare=layer.fusion.bare or layer.out.source,
+            bare=layer.fusion.tensor_before_activation or layer.out.source,
         )
 
     def _proof(self, layer: Layer) -> tuple[Evidence, tuple[str, ...]]:
         """How well a layer's outcome is proven, with the conversions in front, and the ids of its cases."""
         own = tuple(layer.cases)
         copies = frozenset(
-            case for above in layer.above if above.kind is _COPY for case in above.cases
+            case for above in layer.producers if above.kind is _COPY for case in above.cases
         )
         found = self._proven.get((own, copies))
         if found is None:
             found = self._proven[own, copies] = (
-                weakest([*own, *copies], self._target),
-                tuple(map(id_of, own)),
+                weakest_evidence([*own, *copies], self._target),
+                tuple(map(case_id, own)),
             )
         return found
 
@@ -362,7 +364,7 @@ def simulate(model: Model, target: Target, assume: Assume | None = None) -> Pred
     Raises:
         QdqtoolError: A choice has no such name or value.
     """
-    chosen = assumed_target(target, assume)
+    chosen = apply_assumptions(target, assume)
     prediction, places = _once(model, chosen)
     if places:
         value = SiluAdd.FUSED if chosen.residual_through_activation else SiluAdd.APART
@@ -383,12 +385,12 @@ def simulate(model: Model, target: Target, assume: Assume | None = None) -> Pred
     return prediction
 
 
-def settled(model: Model, target: Target) -> Prediction:
+def simulate_without_alternatives(model: Model, target: Target) -> Prediction:
     """The prediction of exactly this target: no other choice is looked at."""
     return _once(model, target)[0]
 
 
-def assumed_target(target: Target, assume: Assume | None) -> Target:
+def apply_assumptions(target: Target, assume: Assume | None) -> Target:
     """The target with the user's choices in place of its own.
 
     Raises:
@@ -426,7 +428,7 @@ def _once(model: Model, target: Target) -> tuple[Prediction, tuple[str, ...]]:
     network = importer.build(model)
     run = pipeline.run(network, target)
     outcome = Outcome(model, network, target)
-    rules = sentence((c for layer in network.layers.values() for c in layer.cases), target)
+    rules = describe_rules((c for layer in network.layers.values() for c in layer.cases), target)
     prediction = Prediction(
         ModelInfo(model.path, model.sha256, model.opset, len(model.nodes)),
         target.name,
@@ -441,7 +443,7 @@ def _once(model: Model, target: Target) -> tuple[Prediction, tuple[str, ...]]:
         regions=outcome.regions(),
         float_products=outcome.float_products,
     )
-    return prediction, tuple(network.residuals_behind_activation)
+    return prediction, tuple(network.adds_after_activation)
 
 
 def _counts(prediction: Prediction) -> Counts:

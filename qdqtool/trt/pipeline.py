@@ -130,7 +130,7 @@ class Run:
         self._network = network
         self._done: list[str] = []
 
-    def one(self, step: Pass) -> list[Refusal]:
+    def run_pass(self, step: Pass) -> list[Refusal]:
         """Runs one pass."""
         try:
             step.run(self._network)
@@ -146,25 +146,25 @@ class Run:
         self.trace += step.events
         return step.refusals
 
-    def loop(self, steps: list[Pass]) -> list[Refusal]:
+    def run_loop(self, steps: list[Pass]) -> list[Refusal]:
         """Runs passes to a fixpoint; refusals of the last round only: an earlier one may have been overtaken."""
         network = self._network
-        network.focus, network.refusing = None, False
+        network.focus, network.reports_refusals = None, False
         while True:
-            network.touched = {}
+            network.edited_tensors = {}
             refusals: list[Refusal] = []
             start = len(self.trace)
             for step in steps:
                 before = len(self.trace)
-                refusals += self.one(step)
+                refusals += self.run_pass(step)
                 if len(self.trace) > before and step is not steps[0]:
                     break
             if len(self.trace) > start:
-                network.focus, network.refusing = network.touched, False
-            elif network.refusing:
+                network.focus, network.reports_refusals = network.edited_tensors, False
+            elif network.reports_refusals:
                 return refusals
             else:
-                network.focus, network.refusing = (
+                network.focus, network.reports_refusals = (
                     None,
                     True,
                 )  # nothing more to do near the last edits: a look at all
@@ -179,11 +179,11 @@ def run(network: Network, target: Target, last: type[Pass] | None = None) -> Run
     result = Run(network)
     for stage in PIPELINE:
         if isinstance(stage, tuple):
-            result.refusals += result.loop([kind(target) for kind in stage])
+            result.refusals += result.run_loop([kind(target) for kind in stage])
         elif issubclass(stage, Pass):
-            result.refusals += result.one(stage(target))
+            result.refusals += result.run_pass(stage(target))
         else:
-            network.order()
+            network.rank_layers()
         if stage is last:
             break
     return result
@@ -220,7 +220,7 @@ def _ids() -> dict[Case, str]:
     return found
 
 
-def id_of(case: Case) -> str:
+def case_id(case: Case) -> str:
     """The id of a case.
 
     Raises:

@@ -16,8 +16,8 @@ from qdqtool.trt.layers import (
     WEIGHTED,
     Layer,
     Tensor,
-    constant_of,
-    dq_of,
+    constant_before,
+    dq_before,
     node_name,
     weights_position,
 )
@@ -35,26 +35,26 @@ _RETYPING = frozenset(name for name, known in OPERATORS.items() if known.kind ==
 _ELEMENTWISE = (LayerKind.ACTIVATION, LayerKind.POINTWISE)
 
 
-def scale_of(layer: Layer | None) -> Scale:
+def quantizer_scale(layer: Layer | None) -> Scale:
     """The scale of a Q or DQ: one number, or one for each channel."""
     return None if layer is None or layer.quant is None else layer.quant.summary
 
 
-def elements(tensor: Tensor) -> Size | None:
+def tensor_size(tensor: Tensor) -> Size | None:
     """How large a tensor is; None where its shape is not known."""
     shape = tensor.shape
-    if shape is None and (reader := tensor.only_reader(LayerKind.SHUFFLE)) is not None:
+    if shape is None and (reader := tensor.single_consumer(LayerKind.SHUFFLE)) is not None:
         shape = reader.out.shape  # behind a matrix product that became a convolution
     if shape is None or any(not d for d in shape[1:]):
         return None
     return Size("x".join(map(str, shape[1:])), math.prod(d or 1 for d in shape))
 
 
-def step_of(layer: Layer, part: int = -1) -> Step:
+def to_step(layer: Layer, part: int = -1) -> Step:
     return Step(node_name(layer), layer.op or layer.kind.value.title(), part)
 
 
-def readers_of(tensor: Tensor, *, through: bool = True) -> tuple[Reader, ...]:
+def find_consumers(tensor: Tensor, *, through: bool = True) -> tuple[Reader, ...]:
     """The readers of a tensor, looked for past the operators that a Q could pass.
 
     Args:
@@ -82,9 +82,9 @@ def readers_of(tensor: Tensor, *, through: bool = True) -> tuple[Reader, ...]:
             found.append(Reader(ReaderKind.OUTPUT, current.name, "Output", path))
         for layer in itertools.islice(current.consumers, _READERS):
             if layer.kind == LayerKind.QUANTIZE and layer.data is current:
-                scale = scale_of(layer)
-                for name, passed in ((node_name(layer), layer.passed), *layer.merged):
-                    steps = passed.last(max(_FEW, min(left, STEPS)))
+                scale = quantizer_scale(layer)
+                for name, passed in ((node_name(layer), layer.path), *layer.merged_quantizers):
+                    steps = passed.latest_steps(max(_FEW, min(left, STEPS)))
                     left -= len(steps)
                     found.append(Reader(ReaderKind.Q, name, layer.op, (*path, *steps), scale))
             elif (
@@ -101,7 +101,7 @@ def readers_of(tensor: Tensor, *, through: bool = True) -> tuple[Reader, ...]:
                     if id(output) not in visited:
                         visited.add(id(output))
                         room -= len(path) + 1
-                        queue.append((output, (*path, step_of(layer, part))))
+                        queue.append((output, (*path, to_step(layer, part))))
             else:
                 found.append(_reader(layer, current, path))
     if len(found) > _READERS:
@@ -119,26 +119,26 @@ def _place(tensor: Tensor, path: tuple[Step, ...]) -> str:
 def _reader(layer: Layer, tensor: Tensor, path: tuple[Step, ...]) -> Reader:
     kind = ReaderKind.SUM if is_sum(layer) else ReaderKind.OP
     node, name = node_name(layer), layer.op or layer.kind.value
-    if layer.joined is not None and tensor is not layer.data:
-        kind, node, name = ReaderKind.SUM, layer.joined[1], "Add"
+    if layer.activation_and_add is not None and tensor is not layer.data:
+        kind, node, name = ReaderKind.SUM, layer.activation_and_add[1], "Add"
     shares = kind == ReaderKind.SUM and all(map(_has_scale, layer.inputs))
     return Reader(kind, node, name, path, None, _feeds_weighted(layer), _gains(layer), shares)
 
 
 def _has_scale(tensor: Tensor) -> bool:
     """Whether a DQ right there makes a tensor, or a Q with one scale reads it right there."""
-    dq = dq_of(tensor)
-    return (dq is not None and not dq.passed.ops) or any(
+    dq = dq_before(tensor)
+    return (dq is not None and not dq.path.ops) or any(
         q.kind == LayerKind.QUANTIZE
-        and isinstance(scale_of(q), float)
-        and any(not way.ops for way in (q.passed, *(way for _, way in q.merged)))
+        and isinstance(quantizer_scale(q), float)
+        and any(not way.ops for way in (q.path, *(way for _, way in q.merged_quantizers)))
         for q in tensor.consumers
     )
 
 
 def is_sum(layer: Layer) -> bool:
     """Whether a layer adds two computed tensors."""
-    return layer.operation == "SUM" and sum(not constant_of(t) for t in layer.inputs) > 1
+    return layer.operation == "SUM" and sum(not constant_before(t) for t in layer.inputs) > 1
 
 
 def _gains(layer: Layer) -> bool:
@@ -148,11 +148,11 @@ def _gains(layer: Layer) -> bool:
     reads its result, past activations, other sums and what a Q passes, are Qs.
     """
     if layer.kind in WEIGHTED:
-        return (layer.weights.constant or any(map(dq_of, layer.inputs[1:]))) and _leads_to_weights(
-            layer
-        )
+        return (
+            layer.weights.constant or any(map(dq_before, layer.inputs[1:]))
+        ) and _leads_to_weights(layer)
     if not (
-        layer.joined is not None
+        layer.activation_and_add is not None
         or _averages(layer)
         or (is_sum(layer) and any(map(_taken, layer.inputs)))
     ):
@@ -182,16 +182,18 @@ def _gains(layer: Layer) -> bool:
 
 def _taken(tensor: Tensor) -> bool:
     """Whether a sum can read a tensor in INT8, or be part of the convolution that writes it for the sum alone."""
-    return dq_of(tensor) is not None or bool(tensor.maker(*WEIGHTED) and tensor.only_reader())
+    return dq_before(tensor) is not None or bool(
+        tensor.producer_of_kind(*WEIGHTED) and tensor.single_consumer()
+    )
 
 
 def _averages(layer: Layer) -> bool:
-    return "AVERAGE" in (layer.pooling, layer.pools)
+    return "AVERAGE" in (layer.possible_pooling, layer.pooling_type)
 
 
 def _feeds_weighted(layer: Layer) -> bool:
     """Whether it is a quantized convolution, or a convolution lies behind it (YOLO's DFL does not count)."""
-    return any(map(dq_of, layer.inputs)) if layer.kind in WEIGHTED else _leads_to_weights(layer)
+    return any(map(dq_before, layer.inputs)) if layer.kind in WEIGHTED else _leads_to_weights(layer)
 
 
 def _leads_to_weights(layer: Layer) -> bool:
@@ -210,28 +212,28 @@ def _leads_to_weights(layer: Layer) -> bool:
     return False
 
 
-def output_refusal(
+def explain_float_output(
     layer: Layer, by: str
 ) -> refusals.OutputNotQuantized | refusals.OutputDifferentScales | refusals.OutputManyConsumers:
     """Why a layer writes float, judged by everything that reads its result."""
-    readers = readers_of(layer.out)
-    told = (by, node_name(layer), layer.out.source, readers, elements(layer.out))
+    readers = find_consumers(layer.out)
+    told = (by, node_name(layer), layer.out.source, readers, tensor_size(layer.out))
     quantizers = [r for r in readers if r.kind == ReaderKind.Q]
     if quantizers and len(quantizers) < len(readers):
         return refusals.OutputManyConsumers(*told)
-    return different_scales(*told) or refusals.OutputNotQuantized(*told, layer.fusion.activation)
+    return check_output_scales(*told) or refusals.OutputNotQuantized(*told, layer.fusion.activation)
 
 
-def different_scales(
+def check_output_scales(
     by: str, node: str, tensor: str, readers: tuple[Reader, ...], size: Size | None
 ) -> refusals.OutputDifferentScales | None:
     """Whether Qs of different scales read a result, and nothing else does."""
-    if not differ(readers) or any(r.kind != ReaderKind.Q for r in readers):
+    if not have_different_scales(readers) or any(r.kind != ReaderKind.Q for r in readers):
         return None
     return refusals.OutputDifferentScales(by, node, tensor, readers, size)
 
 
-def scales_differ(
+def check_equal_scales(
     by: str, node: str, tensor: Tensor, quantizers: Sequence[Layer]
 ) -> refusals.ScalesDiffer | None:
     """Whether quantizers in a row, or on one tensor, quantize differently, as far as is known."""
@@ -239,16 +241,18 @@ def scales_differ(
     if len(quantizers) < 2 or (len(keys) == 1 and None not in keys):
         return None
     names = tuple(map(node_name, quantizers))
-    return refusals.ScalesDiffer(by, node, tensor.source, names, tuple(map(scale_of, quantizers)))
+    return refusals.ScalesDiffer(
+        by, node, tensor.source, names, tuple(map(quantizer_scale, quantizers))
+    )
 
 
-def differ(quantizers: Sequence[Reader]) -> bool:
+def have_different_scales(quantizers: Sequence[Reader]) -> bool:
     """Whether Qs have different scales; one that is not known differs from any other."""
     scales = {r.scale for r in quantizers}
     return len(quantizers) > 1 and (len(scales) > 1 or None in scales)
 
 
-def origin_of(tensor: Tensor) -> Origin:
+def find_origin(tensor: Tensor) -> Origin:
     """What writes a tensor, looked for up past at most :data:`STEPS` operators that a Q could pass, but no Concat."""
     path: list[Step] = []
     maker = tensor.producer
@@ -260,7 +264,7 @@ def origin_of(tensor: Tensor) -> Origin:
             or maker.kind == LayerKind.CONCATENATION
         ):
             break
-        path.append(step_of(maker))
+        path.append(to_step(maker))
         tensor = maker.data
         maker = tensor.producer
     if maker is None:
@@ -268,7 +272,7 @@ def origin_of(tensor: Tensor) -> Origin:
     convolution = next(iter(maker.nodes), "") if maker.kind in WEIGHTED else ""
     quantizer = ""
     if maker.kind in QDQ:
-        quantizer = maker.pair or node_name(maker)
+        quantizer = maker.paired_q or node_name(maker)
     return Origin(
         tensor.source,
         node_name(maker),
@@ -278,11 +282,11 @@ def origin_of(tensor: Tensor) -> Origin:
         maker.int8 or maker.int8_out,
         maker.nodes[-1] if maker.nodes else "",
         quantizer,
-        scale_of(maker) if quantizer else None,
+        quantizer_scale(maker) if quantizer else None,
     )
 
 
-def weighted_behind(tensor: Tensor) -> tuple[str, ...]:
+def find_weighted_consumers(tensor: Tensor) -> tuple[str, ...]:
     """The convolutions (and other layers with weights) whose data a tensor is, through DQs and what a Q could pass."""
     found: dict[str, None] = {}
     queue, visited = [tensor], {id(tensor)}
@@ -302,7 +306,7 @@ def weighted_behind(tensor: Tensor) -> tuple[str, ...]:
 _HOPS = 40  # layers looked at above a convolution for the DQ that does not reach it
 
 
-def refusal_of(layer: Layer, by: str, target: Target) -> Refusal | None:
+def find_int8_obstacle(layer: Layer, by: str, target: Target) -> Refusal | None:
     """Why a weighted layer cannot run in INT8; None when it can.
 
     Args:
@@ -312,8 +316,8 @@ def refusal_of(layer: Layer, by: str, target: Target) -> Refusal | None:
     """
     node = node_name(layer)
     position = weights_position(layer)
-    data = dq_of(layer.data)
-    weights = dq_of(layer.inputs[position]) if position is not None else None
+    data = dq_before(layer.data)
+    weights = dq_before(layer.inputs[position]) if position is not None else None
     if data is None:
         producer = layer.data.producer
         return refusals.InputNotDequantized(
@@ -324,17 +328,17 @@ def refusal_of(layer: Layer, by: str, target: Target) -> Refusal | None:
             (producer.op or producer.kind.value) if producer else "Input",
             weights is not None,
             *_nearest_dq(layer),
-            elements(layer.out),
+            tensor_size(layer.out),
         )
     if position is None or weights is None:
         # A DQ right in front needs no name; of two computed operands it tells which one is quantized.
-        named = node_name(data) if data.passed.ops or not layer.weights.constant else ""
+        named = node_name(data) if data.path.ops or not layer.weights.constant else ""
         return refusals.WeightsNotDequantized(
-            by, node, layer.weights.name, named, elements(layer.data)
+            by, node, layer.weights.name, named, tensor_size(layer.data)
         )
     for dq in (data, weights):
         if (
-            computed := detect.scale_computed(by, node, node_name(dq), dq.computed_scale)
+            computed := detect.scale_computed(by, node, node_name(dq), dq.has_computed_scale)
         ) is not None:
             return computed
     types = (_precision(data), _precision(weights))
@@ -371,7 +375,7 @@ def _of_quantizers(layer: Layer, by: str, data: Layer, weights: Layer) -> Iterat
             layer.kind == LayerKind.DECONVOLUTION,
         )
     if layer.kind != LayerKind.MATRIX_MULTIPLY:
-        constant = known.constant or constant_of(weights.data) is not None
+        constant = known.constant or constant_before(weights.data) is not None
         yield detect.weights_not_constant(by, node, known.name, constant)
 
 
@@ -388,8 +392,8 @@ def _nearest_dq(layer: Layer) -> tuple[str, Step | None]:
             return node_name(above), blocker
         visible = above.passage is None or above.kind == LayerKind.CONCATENATION
         # A DQ still in front of what DQs pass stays there: it has other readers, or a scale for each channel.
-        if blocker is None and (visible or dq_of(above.data) is not None):
-            blocker = step_of(above)
+        if blocker is None and (visible or dq_before(above.data) is not None):
+            blocker = to_step(above)
         for source in above.inputs:
             if id(source) not in seen:
                 seen.add(id(source))
@@ -399,7 +403,7 @@ def _nearest_dq(layer: Layer) -> tuple[str, Step | None]:
 
 def _float(dq: Layer) -> Precision:
     """The float type that a DQ gives its reader: that of its scale, or of the Cast that it moved down past."""
-    if dq.quant is None or not _RETYPING.isdisjoint(dq.passed.ops):
+    if dq.quant is None or not _RETYPING.isdisjoint(dq.path.ops):
         return precision_of(dq.out.elem_type)
     return precision_of(dq.quant.scale_type)
 

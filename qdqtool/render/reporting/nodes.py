@@ -30,7 +30,7 @@ from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.predicted import workload_of
 from qdqtool.timing.work import Work
 from qdqtool.trt import trace
-from qdqtool.trt.outcome import assumed_target
+from qdqtool.trt.outcome import apply_assumptions
 from qdqtool.trt.pipeline import cases
 from qdqtool.trt.targets import Target, target_named
 from qdqtool.types import BYTES, EngineLayer, Precision, Prediction
@@ -534,7 +534,7 @@ def look_at(
         from qdqtool.verification.times import plain_in, runs_as_graph
 
         plain = plain_in(build) if build else gpu.plain
-        settled_on = assumed_target(on, assumed.assume)
+        settled_on = apply_assumptions(on, assumed.assume)
         graph = build is not None and runs_as_graph(build)
         time = estimate(model, prediction, gpu, settled_on, plain=plain, graph=graph)
         prediction.time = time.as_json()

@@ -45,15 +45,15 @@ class ConcatRemoval(Pass):
     """Lets the inputs of a Concat be written straight into its output."""
 
     cases = (DIRECT, RESIZE, DECONVOLUTION, SHARED, STOMPING)
-    unnamed = (ELIMINATING_CONCAT, RETARGETING, COPY_STRIDING, COPY_STOMPING)
+    anonymous_lines = (ELIMINATING_CONCAT, RETARGETING, COPY_STRIDING, COPY_STOMPING)
 
     def apply(self, network: Network) -> None:
         taken: set[Tensor] = set()
-        for concat in reversed(network.of_kind(LayerKind.CONCATENATION)):
+        for concat in reversed(network.layers_of_kind(LayerKind.CONCATENATION)):
             if concat.in_myelin:
                 continue
             self.fire(DIRECT, concat, ELIMINATING_CONCAT, concat.name, by="")
-            concat.eliminated = True
+            concat.is_eliminated = True
             copies = []
             for tensor in concat.inputs:
                 kind, case = self._how(tensor, taken)
@@ -67,17 +67,17 @@ class ConcatRemoval(Pass):
 
     @staticmethod
     def _how(tensor: Tensor, taken: set[Tensor]) -> tuple[str, Case]:
-        if tensor.maker(LayerKind.RESIZE):
+        if tensor.producer_of_kind(LayerKind.RESIZE):
             return COPY_STRIDING, RESIZE
-        if tensor.maker(LayerKind.DECONVOLUTION):
+        if tensor.producer_of_kind(LayerKind.DECONVOLUTION):
             return COPY_STRIDING, DECONVOLUTION
-        if tensor.maker(LayerKind.CONVOLUTION) and len(tensor.consumers) > 1:
+        if tensor.producer_of_kind(LayerKind.CONVOLUTION) and len(tensor.consumers) > 1:
             return COPY_STRIDING, SHARED
         producer = tensor.producer
         if (
             tensor in taken
             or _from_outside(producer)
-            or (producer is not None and producer.eliminated)
+            or (producer is not None and producer.is_eliminated)
         ):
             return COPY_STOMPING, STOMPING
         return RETARGETING, DIRECT
@@ -90,7 +90,7 @@ def _from_outside(producer: Layer | None) -> bool:
         and producer.inputs
         and (
             producer.kind == LayerKind.COPY
-            or (producer.kind == LayerKind.SHUFFLE and not producer.shuffling.moves)
+            or (producer.kind == LayerKind.SHUFFLE and not producer.shuffling.reorders_values)
         )
     ):
         producer = producer.data.producer

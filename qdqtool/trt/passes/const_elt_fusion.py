@@ -9,7 +9,7 @@ from qdqtool.trt.passes._infra import (
     Network,
     Pass,
     assumed,
-    constant_of,
+    constant_before,
     seen,
 )
 
@@ -33,14 +33,14 @@ class ConstEltFusion(Pass):
     """Turns an elementwise sum or product with a constant into a scale."""
 
     cases = (PLAIN, WITH_RELU)
-    compared = False
+    is_compared = False
 
     def apply(self, network: Network) -> None:
-        for layer in network.of_kind(LayerKind.ELEMENTWISE):
-            constant = next(filter(None, map(constant_of, reversed(layer.inputs))), None)
-            if constant is None or constant.out.only_reader() is not layer or _left(layer):
+        for layer in network.layers_of_kind(LayerKind.ELEMENTWISE):
+            constant = next(filter(None, map(constant_before, reversed(layer.inputs))), None)
+            if constant is None or constant.out.single_consumer() is not layer or _left(layer):
                 continue
-            self.fusing(WITH_RELU if layer.relu else PLAIN, layer, constant, layer)
+            self.fire_fusing(WITH_RELU if layer.relu_name else PLAIN, layer, constant, layer)
             layer.per_channel = constant.dims is not None and math.prod(constant.dims) != 1
             layer.shift_only = layer.operation == "SUM"
             layer.name = f"{constant.name} + {layer.name}"
@@ -53,6 +53,12 @@ def _left(layer: Layer) -> bool:
     """Whether an elementwise layer stays one, or has the reshape behind a matrix product pushed behind it first."""
     if layer.operation not in ("SUM", "PROD") or len(layer.inputs) != 2 or layer.in_myelin:
         return True
-    if layer.relu and not any(t.maker(*CONVOLVE) for t in layer.inputs if t.only_reader() is layer):
+    if layer.relu_name and not any(
+        t.producer_of_kind(*CONVOLVE) for t in layer.inputs if t.single_consumer() is layer
+    ):
         return True  # a convolution would take sum and Relu
-    return any(s.shuffling.after_matmul for t in layer.inputs if (s := t.maker(LayerKind.SHUFFLE)))
+    return any(
+        s.shuffling.after_matmul
+        for t in layer.inputs
+        if (s := t.producer_of_kind(LayerKind.SHUFFLE))
+    )

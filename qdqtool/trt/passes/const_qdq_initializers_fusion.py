@@ -7,7 +7,7 @@ from qdqtool.trt.passes._infra import (
     Network,
     Pass,
     assumed,
-    constant_of,
+    constant_before,
     node_name,
     seen,
 )
@@ -31,22 +31,22 @@ class ConstQDQInitializersFusion(Pass):
     """Folds scale and zero-point constants into each Q and DQ."""
 
     cases = (CONSTANT, COMPUTED)
-    unnamed = (REMOVING,)
+    anonymous_lines = (REMOVING,)
 
     def apply(self, network: Network) -> None:
-        for layer in network.of_kind(*QDQ):
-            case = COMPUTED if layer.computed_scale else CONSTANT
-            self.running(case, layer)
+        for layer in network.layers_of_kind(*QDQ):
+            case = COMPUTED if layer.has_computed_scale else CONSTANT
+            self.fire_running(case, layer)
             computed = detect.scale_computed(
-                self.name, node_name(layer), node_name(layer), layer.computed_scale
+                self.name, node_name(layer), node_name(layer), layer.has_computed_scale
             )
             if computed is not None:
                 self.refuse(computed)
             inputs = layer.inputs
             while len(inputs) > 1:
-                constant = constant_of(inputs[1])
+                constant = constant_before(inputs[1])
                 if constant is None:
                     break
                 network.drop_input(layer, 1)
-                if network.remove_unread(constant):
+                if network.remove_if_unused(constant):
                     self.fire(case, layer, REMOVING, constant.name)

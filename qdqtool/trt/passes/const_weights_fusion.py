@@ -31,7 +31,7 @@ class ConstWeightsFusion(Pass):
     cases = (PLAIN,)
 
     def apply(self, network: Network) -> None:
-        for constant in network.of_kind(LayerKind.CONSTANT):
+        for constant in network.layers_of_kind(LayerKind.CONSTANT):
             readers = [r for r in constant.out.consumers if r.kind in WEIGHTED and r.int8]
             if not readers:
                 continue
@@ -54,6 +54,6 @@ class ConstWeightsFusion(Pass):
                 self.refusals.extend(shared)
                 continue
             (conv,) = readers
-            self.fusing(PLAIN, conv, constant, conv)
-            network.take_weights(conv, constant)
-            conv.rest_on(*constant.cases)
+            self.fire_fusing(PLAIN, conv, constant, conv)
+            network.absorb_weights(conv, constant)
+            conv.add_cases(*constant.cases)

@@ -27,18 +27,18 @@ class ConstWeightsQuantizeFusion(Pass):
     cases = (PLAIN, SHARED)
 
     def apply(self, network: Network) -> None:
-        for constant in network.of_kind(LayerKind.CONSTANT):
+        for constant in network.layers_of_kind(LayerKind.CONSTANT):
             readers = [
                 r
                 for r in constant.out.consumers
                 if r.kind == LayerKind.QUANTIZE and r.data is constant.out
             ]
             for q in readers:
-                alone = constant.out.only_reader() is q
-                self.fusing(PLAIN if alone else SHARED, q, constant, q)
+                alone = constant.out.single_consumer() is q
+                self.fire_fusing(PLAIN if alone else SHARED, q, constant, q)
                 name = f"{constant.name} + {q.name}{self.target.quantize_suffix}"
                 if alone:
-                    network.absorb_reader(constant, q, name)
+                    network.absorb_consumer(constant, q, name)
                 else:
                     self._separate(network, constant, q, name)
 

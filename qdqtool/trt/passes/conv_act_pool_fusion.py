@@ -1,6 +1,6 @@
 """ConvActPoolFusion."""
 
-from qdqtool.trt.layers import Window
+from qdqtool.trt.layers import PoolingWindow
 from qdqtool.trt.passes._infra import Layer, LayerKind, Network, Pass, assumed, seen
 
 STEM = seen(
@@ -32,17 +32,19 @@ class ConvActPoolFusion(Pass):
     def apply(self, network: Network) -> None:
         if not self.target.fuses_stem_pool:
             return
-        for conv, pool in network.pairs(LayerKind.CONVOLUTION, read_by=LayerKind.POOLING):
+        for conv, pool in network.single_consumer_pairs(
+            LayerKind.CONVOLUTION, consumer_kind=LayerKind.POOLING
+        ):
             if conv.int8 and conv.int8_out and _is_stem(conv) and _is_stem_pool(pool.window):
-                self.join(
+                self.fuse_consumer(
                     network, STEM if conv.weights.kernel == (7, 7) else OTHER_STEM, conv, pool
                 )
-                conv.fusion.pooled = True
+                conv.fusion.has_pooling = True
 
 
 def _is_stem(conv: Layer) -> bool:
     known = conv.weights
-    if len(known.dims) != 4 or conv.fusion.pointwise:
+    if len(known.dims) != 4 or conv.fusion.has_pointwise:
         return False
     channels = known.dims[1]
     return (
@@ -50,7 +52,7 @@ def _is_stem(conv: Layer) -> bool:
     )
 
 
-def _is_stem_pool(window: Window | None) -> bool:
+def _is_stem_pool(window: PoolingWindow | None) -> bool:
     return window is not None and (window.type, window.kernel, window.strides) == (
         "MAX",
         (3, 3),

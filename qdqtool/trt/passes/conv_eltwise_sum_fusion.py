@@ -7,8 +7,8 @@ from qdqtool.trt.passes._infra import (
     LayerKind,
     Network,
     Pass,
-    constant_of,
-    dq_of,
+    constant_before,
+    dq_before,
     seen,
 )
 
@@ -39,28 +39,30 @@ class ConvEltwiseSumFusion(Pass):
     cases = (PLAIN, BOTH, DEQUANTIZED)
 
     def apply(self, network: Network) -> None:
-        for conv, add in network.pairs(LayerKind.CONVOLUTION, read_by=LayerKind.ELEMENTWISE):
+        for conv, add in network.single_consumer_pairs(
+            LayerKind.CONVOLUTION, consumer_kind=LayerKind.ELEMENTWISE
+        ):
             if add.operation != "SUM" or len(add.inputs) != 2:
                 continue
             if not _can_take(conv):
                 continue
-            first, last = (t.maker(LayerKind.CONVOLUTION) for t in add.inputs)
+            first, last = (t.producer_of_kind(LayerKind.CONVOLUTION) for t in add.inputs)
             case = PLAIN
-            if last is not None and _can_take(last) and last.out.only_reader() is add:
+            if last is not None and _can_take(last) and last.out.single_consumer() is add:
                 case = BOTH if first is not None and _can_take(first) else PLAIN
                 conv = last
             self._take(network, case, conv, add)
 
     def _take(self, network: Network, case: Case, conv: Layer, add: Layer) -> None:
         other = next((t for t in add.inputs if t is not conv.out), None)
-        if other is None or constant_of(other) is not None:
+        if other is None or constant_before(other) is not None:
             return
         if other.shape is not None and conv.out.shape is not None and other.shape != conv.out.shape:
             return
-        self.join(network, DEQUANTIZED if dq_of(other) else case, conv, add)
+        self.fuse_consumer(network, DEQUANTIZED if dq_before(other) else case, conv, add)
         conv.residual = other
-        conv.fusion.activated = True
+        conv.fusion.has_activation = True
 
 
 def _can_take(conv: Layer) -> bool:
-    return not conv.int8_out and not conv.fusion.activated and weights_position(conv) is None
+    return not conv.int8_out and not conv.fusion.has_activation and weights_position(conv) is None

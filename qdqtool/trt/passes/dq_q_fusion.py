@@ -7,10 +7,10 @@ from qdqtool.trt.passes._infra import (
     Pass,
     assumed,
     node_name,
-    only_q,
+    q_after,
     seen,
 )
-from qdqtool.trt.surroundings import scales_differ
+from qdqtool.trt.surroundings import check_equal_scales
 
 EQUAL = seen(
     "equal-scales",
@@ -35,7 +35,7 @@ class DqQFusion(Pass):
     cases = (EQUAL, SEVERAL)
 
     def apply(self, network: Network) -> None:
-        for dq in network.near(LayerKind.DEQUANTIZE):
+        for dq in network.layers_to_visit(LayerKind.DEQUANTIZE):
             for q in [
                 r for r in dq.out.consumers if r.kind == LayerKind.QUANTIZE and r.data is dq.out
             ]:
@@ -44,15 +44,15 @@ class DqQFusion(Pass):
     def _cancel(self, network: Network, dq: Layer, q: Layer) -> None:
         if dq.quant is None or q.quant is None or q.out.is_output:
             return
-        differ = scales_differ(self.name, node_name(q), q.data, (dq, q))
+        differ = check_equal_scales(self.name, node_name(q), q.data, (dq, q))
         if differ is not None:
             self.refuse(differ)
             return
-        case = EQUAL if only_q(dq.out) is q else SEVERAL
-        self.running(case, dq)
+        case = EQUAL if q_after(dq.out) is q else SEVERAL
+        self.fire_running(case, dq)
         source, out = dq.data, q.out
         for reader in out.consumers:
-            reader.rest_on(case, *q.cases, *dq.cases)
+            reader.add_cases(case, *q.cases, *dq.cases)
         producer = source.producer
         network.remove(q)
         if producer is None or source.is_output:
@@ -62,5 +62,5 @@ class DqQFusion(Pass):
             network.set_output(producer, out, producer.outputs.index(source))
             if out.shape is None:
                 out.shape = source.shape
-        if network.alive(dq):
-            network.remove_unread(dq)
+        if network.contains(dq):
+            network.remove_if_unused(dq)

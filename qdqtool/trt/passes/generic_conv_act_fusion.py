@@ -4,7 +4,7 @@ from qdqtool.model.operators import CONVOLVE, OPERATORS
 from qdqtool.trt.layers import SILU, Layer, node_name
 from qdqtool.trt.passes._infra import Case, LayerKind, Network, Pass, assumed, documented, seen
 from qdqtool.trt.refusals import ActivationBeforeAdd, ActivationJoined, Step
-from qdqtool.trt.surroundings import elements, origin_of
+from qdqtool.trt.surroundings import find_origin, tensor_size
 from qdqtool.types import Evidence
 
 POINTWISE = seen(
@@ -44,31 +44,33 @@ class GenericConvActFusion(Pass):
     cases = (*dict.fromkeys(_SINGLE.values()), POINTWISE, DEPTHWISE, DECONVOLUTION, WITH_ADD)
 
     def apply(self, network: Network) -> None:
-        for layer, pointwise in network.pairs(*CONVOLVE, read_by=LayerKind.POINTWISE):
-            if layer.fusion.activated:
+        for layer, pointwise in network.single_consumer_pairs(
+            *CONVOLVE, consumer_kind=LayerKind.POINTWISE
+        ):
+            if layer.fusion.has_activation:
                 continue
             if len(pointwise.inputs) != 1:
                 self._refuse(layer, pointwise)
                 continue
             last = pointwise.nodes[-1] if pointwise.nodes else pointwise.name
             acts_as = pointwise.acts_as or pointwise.op
-            self.join(network, _case(layer, pointwise), layer, pointwise)
-            layer.fusion.activated = layer.fusion.pointwise = True
+            self.fuse_consumer(network, _case(layer, pointwise), layer, pointwise)
+            layer.fusion.has_activation = layer.fusion.has_pointwise = True
             layer.fusion.activation = Step(last, SILU if acts_as in ("Swish", "Silu") else acts_as)
 
     def _refuse(self, layer: Layer, pointwise: Layer) -> None:
-        others = tuple(origin_of(t) for t in pointwise.inputs if t is not layer.out)
-        node, size = node_name(layer), elements(layer.out)
-        if pointwise.joined is None:
+        others = tuple(find_origin(t) for t in pointwise.inputs if t is not layer.out)
+        node, size = node_name(layer), tensor_size(layer.out)
+        if pointwise.activation_and_add is None:
             self.refuse(ActivationJoined(self.name, node, tuple(pointwise.nodes), others, size))
             return
-        activation, add = pointwise.joined
+        activation, add = pointwise.activation_and_add
         self.refuse(
             ActivationBeforeAdd(
                 self.name, node, add, activation, others[0] if others else None, size
             )
         )
-        layer.rest_on(WITH_ADD)
+        layer.add_cases(WITH_ADD)
 
 
 def _case(layer: Layer, pointwise: Layer) -> Case:

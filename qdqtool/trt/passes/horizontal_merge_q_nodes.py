@@ -13,7 +13,7 @@ from qdqtool.trt.passes._infra import (
     node_name,
     seen,
 )
-from qdqtool.trt.surroundings import scales_differ
+from qdqtool.trt.surroundings import check_equal_scales
 from qdqtool.trt.trace import ELIMINATING, REMOVING
 
 EARLIER = seen(
@@ -50,14 +50,14 @@ class HorizontalMergeQNodes(Pass):
     """Merges Qs that read the same tensor with the same scale; with different scales both stay."""
 
     cases = (EARLIER, LATER, CLONE, OUTPUT, UNKNOWN)
-    unnamed = (ELIMINATING, REMOVING)
+    anonymous_lines = (ELIMINATING, REMOVING)
 
     def apply(self, network: Network) -> None:
-        qs = [q for q in network.near(LayerKind.QUANTIZE) if len(q.data.consumers) > 1]
+        qs = [q for q in network.layers_to_visit(LayerKind.QUANTIZE) if len(q.data.consumers) > 1]
         read = Counter(q.data for q in qs)
         by_tensor: dict[Tensor, list[Layer]] = {}
         for q in sorted(
-            (q for q in qs if read[q.data] > 1), key=lambda q: _precedence(q, network.relisted)
+            (q for q in qs if read[q.data] > 1), key=lambda q: _precedence(q, network.was_relisted)
         ):
             by_tensor.setdefault(q.data, []).append(q)
         for tensor, group in by_tensor.items():
@@ -77,22 +77,22 @@ class HorizontalMergeQNodes(Pass):
                 merged.setdefault(survivor, []).append(q)
         for survivor, others in merged.items():
             self._eliminate(network, survivor, others)
-        differ = scales_differ(self.name, node_name(kept[0]), tensor, kept)
+        differ = check_equal_scales(self.name, node_name(kept[0]), tensor, kept)
         if differ is not None:
             for q in kept if None in differ.scales else ():
-                q.rest_on(UNKNOWN)
+                q.add_cases(UNKNOWN)
             self.refuse(differ)
 
     def _eliminate(self, network: Network, survivor: Layer, others: list[Layer]) -> None:
         """One heading, then what is eliminated, then what is removed."""
-        cases = [_case(survivor, q, network.relisted) for q in others]
-        self.running(cases[0], survivor)
+        cases = [_case(survivor, q, network.was_relisted) for q in others]
+        self.fire_running(cases[0], survivor)
         for case, q in zip(cases, others, strict=True):
             self.fire(case, survivor, ELIMINATING, q.name, survivor.name)
         for case, q in zip(cases, others, strict=True):
             self.fire(case, survivor, REMOVING, q.name)
-            survivor.stand_for(node_name(q), q)
-            survivor.rest_on(*q.cases)  # which of them is left depends on the order of the nodes
+            survivor.merge_quantizer(node_name(q), q)
+            survivor.add_cases(*q.cases)  # which of them is left depends on the order of the nodes
         network.retarget(others[0].out, survivor.out, *(q.out for q in others[1:]))
         for q in others:
             network.remove(q)
@@ -103,10 +103,10 @@ class HorizontalMergeQNodes(Pass):
 def _case(survivor: Layer, other: Layer, relisted: bool) -> Case:
     if survivor.out.is_output:
         return OUTPUT
-    if other.clone and not survivor.clone:
+    if other.is_clone and not survivor.is_clone:
         return CLONE
-    return LATER if relisted and not survivor.clone else EARLIER
+    return LATER if relisted and not survivor.is_clone else EARLIER
 
 
 def _precedence(q: Layer, relisted: bool) -> tuple[bool, bool, int]:
-    return not q.out.is_output, q.clone, q.id if q.clone or not relisted else -q.id
+    return not q.out.is_output, q.is_clone, q.id if q.is_clone or not relisted else -q.id

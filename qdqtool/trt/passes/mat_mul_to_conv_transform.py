@@ -8,11 +8,11 @@ from qdqtool.trt.layers import (
     Dims,
     Layer,
     Tensor,
-    constant_of,
-    dq_of,
-    inserted_shuffle,
+    constant_before,
+    create_shuffle,
+    dq_before,
+    rank_after,
     rank_before,
-    rank_behind,
 )
 from qdqtool.trt.passes._infra import Case, LayerKind, Network, Pass, documented
 from qdqtool.trt.trace import CONVERT_TYPE
@@ -41,14 +41,14 @@ class MatMulToConvTransform(Pass):
     """Turns a fully connected layer with constant weights into a 1x1 convolution."""
 
     cases = (GEMM, MATMUL, PLAIN)
-    unnamed = (CONVERT_TYPE,)
+    anonymous_lines = (CONVERT_TYPE,)
 
     def apply(self, network: Network) -> None:
-        for layer in network.of_kind(LayerKind.MATRIX_MULTIPLY):
+        for layer in network.layers_of_kind(LayerKind.MATRIX_MULTIPLY):
             case = _case(layer)
             if case is None:
                 continue
-            self.running(case, layer)
+            self.fire_running(case, layer)
             self.fire(case, layer, CONVERT_TYPE, layer.name, "MATRIX_MULTIPLY to CONVOLUTION")
             network.set_kind(layer, LayerKind.CONVOLUTION)
             layer.weights = replace(
@@ -58,13 +58,13 @@ class MatMulToConvTransform(Pass):
                 pads=(0, 0, 0, 0),
                 dilations=(1, 1),
                 from_matmul=True,
-                inside=case is PLAIN,
+                in_layer=case is PLAIN,
             )
             if case is PLAIN:
-                constant = constant_of(layer.inputs[1])
+                constant = constant_before(layer.inputs[1])
                 network.drop_input(layer, 1)
                 if constant is not None:
-                    network.remove_unread(constant)
+                    network.remove_if_unused(constant)
             self._surround(network, layer)
 
     @staticmethod
@@ -80,16 +80,19 @@ class MatMulToConvTransform(Pass):
                 layer.nodes.extend(turn.nodes)
                 network.remove(turn)
                 continue
-            shuffle = inserted_shuffle(f"{what}_{layer.name}", rank_before(layer.rank, position))
-            shuffle.shuffling.before_matmul, shuffle.shuffling.moves = True, position == 1 or images
+            shuffle = create_shuffle(f"{what}_{layer.name}", rank_before(layer.rank, position))
+            shuffle.shuffling.before_matmul, shuffle.shuffling.reorders_values = (
+                True,
+                position == 1 or images,
+            )
             source = layer.inputs[position]
             between = Tensor(f"{shuffle.name}_out_tensor", source.source, source.elem_type)
             if position == 0:
                 shuffle.shuffling.perm = _TO_CHANNELS_FIRST if images else None
                 between.shape = _rows(source.shape, images)
             network.insert_before(layer, position, shuffle, between)
-        after = inserted_shuffle(f"reshape_after_{layer.name}", rank_behind(layer.rank))
-        after.shuffling.after_matmul, after.shuffling.moves = True, images
+        after = create_shuffle(f"reshape_after_{layer.name}", rank_after(layer.rank))
+        after.shuffling.after_matmul, after.shuffling.reorders_values = True, images
         after.shuffling.perm = _TO_CHANNELS_LAST if images else None
         out = layer.out
         raw = Tensor(f"{layer.name}_out_tensor", out.source, out.elem_type)
@@ -110,21 +113,21 @@ def _rows(shape: Dims | None, images: bool) -> Dims | None:
 
 def _turn_of(layer: Layer) -> Layer | None:
     """The Transpose that alone is between a MatMul and the DQ of its weights: a linear layer as PyTorch exports."""
-    turn = layer.inputs[1].maker(LayerKind.SHUFFLE) if layer.op == "MatMul" else None
-    if turn is None or turn.shuffling.perm != (1, 0) or dq_of(turn.data) is None:
+    turn = layer.inputs[1].producer_of_kind(LayerKind.SHUFFLE) if layer.op == "MatMul" else None
+    if turn is None or turn.shuffling.perm != (1, 0) or dq_before(turn.data) is None:
         return None
-    return turn if turn.out.only_reader() else None
+    return turn if turn.out.single_consumer() else None
 
 
 def _case(layer: Layer) -> Case | None:
     """The case of a matrix product, None for one that stays what it is."""
     if not layer.weights.constant or len(layer.inputs) != 2 or layer.in_myelin:
         return None
-    if dq_of(layer.inputs[1]) is None and _turn_of(layer) is None:
+    if dq_before(layer.inputs[1]) is None and _turn_of(layer) is None:
         plain = (
             layer.op == "Gemm"
-            and constant_of(layer.inputs[1]) is not None
-            and dq_of(layer.data) is None
+            and constant_before(layer.inputs[1]) is not None
+            and dq_before(layer.data) is None
         )
         return PLAIN if plain else None
     if layer.op != "MatMul":

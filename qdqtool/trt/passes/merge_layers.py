@@ -25,13 +25,13 @@ class MergeLayers(Pass):
     """
 
     cases = (EQUAL,)
-    unnamed = (MERGING,)
+    anonymous_lines = (MERGING,)
 
     def apply(self, network: Network) -> None:
         if not self.target.merges_parallel:
             return
         alike = Counter(
-            _key(conv) for conv in network.of_kind(LayerKind.CONVOLUTION) if _mergeable(conv)
+            _key(conv) for conv in network.layers_of_kind(LayerKind.CONVOLUTION) if _mergeable(conv)
         )
         if max(alike.values(), default=0) < 2:
             return
@@ -43,8 +43,8 @@ class MergeLayers(Pass):
             if len(group) > 1:
                 name = " || ".join(c.name for c in group)
                 for conv in group:
-                    conv.fusion.merged = name
-                    conv.rest_on(EQUAL)
+                    conv.fusion.merged_name = name
+                    conv.add_cases(EQUAL)
                 self.fire(EQUAL, group[0], MERGING, name, by="")
 
 
@@ -54,7 +54,9 @@ def _mergeable(conv: Layer) -> bool:
         conv.residual is None
         and len(conv.inputs) == 1
         and known.group == 1
-        and not (fusion.pointwise or fusion.pooled or fusion.padded or known.from_matmul)
+        and not (
+            fusion.has_pointwise or fusion.has_pooling or fusion.has_padding or known.from_matmul
+        )
         and known.auto_pad in ("NOTSET", "VALID")
     )
 
@@ -69,5 +71,5 @@ def _key(conv: Layer) -> tuple[object, ...]:
         known.dilations,
         conv.int8,
         conv.int8_out,
-        conv.fusion.activated,
+        conv.fusion.has_activation,
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Container
 
-from qdqtool.trt.layers import WEIGHTED, constant_of, needs_myelin, node_name, reached
+from qdqtool.trt.layers import WEIGHTED, constant_before, find_reachable, needs_myelin, node_name
 from qdqtool.trt.passes._infra import (
     CONVOLVE,
     QDQ,
@@ -12,10 +12,10 @@ from qdqtool.trt.passes._infra import (
     Pass,
     Tensor,
     assumed,
-    dq_of,
+    dq_before,
 )
 from qdqtool.trt.refusals import InMyelin
-from qdqtool.trt.surroundings import step_of
+from qdqtool.trt.surroundings import to_step
 
 TAIL = assumed(
     "tail",
@@ -41,7 +41,7 @@ class MyelinOptimization(Pass):
     """
 
     cases = (TAIL, CONSTANTS)
-    compared = False
+    is_compared = False
 
     def apply(self, network: Network) -> None:
         if any(map(needs_myelin, network.layers.values())):
@@ -50,8 +50,8 @@ class MyelinOptimization(Pass):
 
     def _take(self, network: Network) -> None:
         tail = self._tail(network)
-        varying = reached(
-            (r for t in network.inputs for r in t.consumers), lambda layer: layer.readers
+        varying = find_reachable(
+            (r for t in network.inputs for r in t.consumers), lambda layer: layer.consumers
         )
         left = set(tail)
         for layer in filter(needs_myelin, tail):
@@ -64,21 +64,23 @@ class MyelinOptimization(Pass):
                 if member.kind in WEIGHTED:
                     self._refuse(layer, member)
                 member.in_myelin = True
-                member.rest_on(TAIL if moves else CONSTANTS)
-            network.relisted = network.relisted or moves
+                member.add_cases(TAIL if moves else CONSTANTS)
+            network.was_relisted = network.was_relisted or moves
 
     def _refuse(self, trigger: Layer, member: Layer) -> None:
-        quantized = [dq_of(t) is not None for t in member.inputs[:2]]
+        quantized = [dq_before(t) is not None for t in member.inputs[:2]]
         self.refuse(
             InMyelin(
-                self.name, node_name(member), step_of(trigger), quantized[0], all(quantized[1:])
+                self.name, node_name(member), to_step(trigger), quantized[0], all(quantized[1:])
             )
         )
 
     @staticmethod
     def _tail(network: Network) -> list[Layer]:
         """Layers from which no convolution, Q or DQ can be reached."""
-        above = reached(network.of_kind(*CONVOLVE, *QDQ), lambda layer: layer.above)
+        above = find_reachable(
+            network.layers_of_kind(*CONVOLVE, *QDQ), lambda layer: layer.producers
+        )
         kept = above.keys() | _quantized_products(network)
         return [
             layer
@@ -91,25 +93,25 @@ def _connected(
     trigger: Layer, left: Container[Layer], apart: Container[Layer]
 ) -> dict[Layer, None]:
     """The layers around one, of those that are left and not kept apart."""
-    return reached(
-        [trigger], lambda layer: (o for o in layer.beside if o in left and o not in apart)
+    return find_reachable(
+        [trigger], lambda layer: (o for o in layer.neighbors if o in left and o not in apart)
     )
 
 
 def _quantized_products(network: Network) -> set[Layer]:
     """Matrix products with dequantized inputs, and the sum with a constant and the activation behind each."""
     found: set[Layer] = set()
-    for layer in network.of_kind(LayerKind.MATRIX_MULTIPLY):
-        if not any(map(dq_of, layer.inputs)):
+    for layer in network.layers_of_kind(LayerKind.MATRIX_MULTIPLY):
+        if not any(map(dq_before, layer.inputs)):
             continue
         found.add(layer)
-        reader = layer.out.only_reader()
+        reader = layer.out.single_consumer()
         constants = (
             {*filter(None, map(_constant_behind, reader.inputs))} if reader is not None else set()
         )
         if reader is not None and reader.kind == LayerKind.ELEMENTWISE and constants:
             found |= {reader, *constants}
-            reader = reader.out.only_reader()
+            reader = reader.out.single_consumer()
         if reader is not None and reader.kind == LayerKind.ACTIVATION:
             found.add(reader)
     return found
@@ -117,5 +119,9 @@ def _quantized_products(network: Network) -> set[Layer]:
 
 def _constant_behind(tensor: Tensor) -> Layer | None:
     """What makes a constant operand: the constant or the reshape of one."""
-    shuffle = tensor.maker(LayerKind.SHUFFLE)
-    return shuffle if shuffle is not None and constant_of(shuffle.data) else constant_of(tensor)
+    shuffle = tensor.producer_of_kind(LayerKind.SHUFFLE)
+    return (
+        shuffle
+        if shuffle is not None and constant_before(shuffle.data)
+        else constant_before(tensor)
+    )

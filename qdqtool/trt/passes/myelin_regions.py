@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator
 
 from qdqtool.model.operators import CONVOLVE
-from qdqtool.trt.layers import QDQ, Layer, needs_myelin, node_name, reached
+from qdqtool.trt.layers import QDQ, Layer, find_reachable, needs_myelin, node_name
 from qdqtool.trt.passes._infra import LayerKind, Network, Pass, assumed, seen
 from qdqtool.types import MyelinRegion
 
@@ -52,13 +52,13 @@ class MyelinRegions(Pass):
     """
 
     cases = (PRODUCT, EDGE, INSIDE, POINTWISE)
-    compared = False
+    is_compared = False
 
     def apply(self, network: Network) -> None:
         takes = self.target.products_in_myelin
         seeds = set(filter(_is_seed if takes else _is_transformer, network.layers.values()))
         done: set[Layer] = set()
-        for seed in network.in_order() if seeds else ():
+        for seed in network.breadth_first() if seeds else ():
             if seed not in seeds or seed in done:
                 continue
             members = _connected(seed)
@@ -77,23 +77,23 @@ class MyelinRegions(Pass):
         """Takes the layers into the region, and each Q and DQ around that nothing outside needs."""
         for layer in members:
             layer.region = region
-            layer.rest_on(PRODUCT)
+            layer.add_cases(PRODUCT)
         for layer in _quantizers_around(members):
             maker, behind = layer.data.producer, layer.out.consumers
             written = maker is not None and maker in members
             read = bool(behind) and not layer.out.is_output and all(r in members for r in behind)
             quantizes = layer.kind == LayerKind.QUANTIZE
-            names = layer.nodes or [layer.of or layer.name]
+            names = layer.nodes or [layer.owner or layer.name]
             if quantizes and maker is not None and written:
                 certain = _is_seed(maker) or maker.kind == LayerKind.SHUFFLE
-                layer.rest_on(INSIDE if certain else POINTWISE)
+                layer.add_cases(INSIDE if certain else POINTWISE)
                 region.fused.extend(names)
                 region.uncertain += not certain
             elif read and not quantizes:
-                layer.rest_on(INSIDE)
+                layer.add_cases(INSIDE)
                 region.fused.extend(names)
             elif read or written:
-                layer.rest_on(EDGE)
+                layer.add_cases(EDGE)
                 region.kernels.extend(names)
             else:
                 continue
@@ -125,17 +125,18 @@ def _connected(seed: Layer) -> Collection[Layer]:
     """The region around a seed: what is connected to it past Q and DQ, in the order of the search."""
 
     def further(layer: Layer) -> Iterator[Layer]:
-        past = reached(
-            [layer], lambda other: other.beside if other is layer or other.kind in QDQ else ()
+        past = find_reachable(
+            [layer], lambda other: other.neighbors if other is layer or other.kind in QDQ else ()
         )
         return (other for other in past if other.kind not in _OUTSIDE or _is_seed(other))
 
-    return reached([seed], further)
+    return find_reachable([seed], further)
 
 
 def _quantizers_around(members: Iterable[Layer]) -> list[Layer]:
     """The Q and DQ that a region's layers read or write, and those behind a Q or in front of a DQ of these."""
-    around = reached(
-        members, lambda layer: (q for q in layer.beside if q.kind in QDQ and q.inputs and q.outputs)
+    around = find_reachable(
+        members,
+        lambda layer: (q for q in layer.neighbors if q.kind in QDQ and q.inputs and q.outputs),
     )
     return sorted((q for q in around if q.kind in QDQ), key=lambda q: q.rank)

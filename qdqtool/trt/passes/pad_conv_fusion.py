@@ -16,22 +16,22 @@ class PadConvFusion(Pass):
     """Joins a Pad and the convolution behind it, without a Q/DQ pair between them."""
 
     cases = (PLAIN,)
-    compared = False
+    is_compared = False
 
     def apply(self, network: Network) -> None:
-        for pad, conv in network.pairs(LayerKind.PADDING):
+        for pad, conv in network.single_consumer_pairs(LayerKind.PADDING):
             if (
                 conv.kind != LayerKind.CONVOLUTION
                 or conv.data is not pad.out
                 or pad.passage is not ZERO_PAD
             ):
                 continue
-            if conv.int8 and not pad.dq_passed:
+            if conv.int8 and not pad.dq_moved_past:
                 self.refuse(BehindPad(self.name, node_name(conv), node_name(pad)))
                 continue
-            conv.rest_on(PLAIN, *pad.cases)
+            conv.add_cases(PLAIN, *pad.cases)
             conv.name = f"{pad.name} + {conv.name}"
             conv.nodes.extend(pad.nodes)
-            conv.fusion.padded = True
+            conv.fusion.has_padding = True
             network.set_input(conv, 0, pad.data)
             network.remove(pad)

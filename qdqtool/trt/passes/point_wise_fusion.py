@@ -3,7 +3,7 @@
 import math
 
 from qdqtool.model.operators import GATES
-from qdqtool.trt.layers import SILU, Layer, Tensor, constant_of, dq_of, is_relu, node_name
+from qdqtool.trt.layers import SILU, Layer, Tensor, constant_before, dq_before, is_relu, node_name
 from qdqtool.trt.passes._infra import (
     CONVOLVE,
     MAX_JOINED,
@@ -14,7 +14,7 @@ from qdqtool.trt.passes._infra import (
     seen,
 )
 from qdqtool.trt.refusals import InsideActivation
-from qdqtool.trt.surroundings import elements
+from qdqtool.trt.surroundings import tensor_size
 
 CHAIN = seen(
     "chain",
@@ -35,7 +35,7 @@ WITH_ADD = documented(
     "A residual Add behind an activation is joined with it.",
     "NVIDIA/TensorRT issue 2204, 8.4.1",
 )
-KINDS = (
+POINTWISE_KINDS = (
     LayerKind.ACTIVATION,
     LayerKind.ELEMENTWISE,
     LayerKind.UNARY,
@@ -58,13 +58,13 @@ class PointWiseFusion(Pass):
     cases = (CHAIN, CONSTANT, WITH_ADD)
 
     def apply(self, network: Network) -> None:
-        for q in network.of_kind(LayerKind.QUANTIZE):
+        for q in network.layers_of_kind(LayerKind.QUANTIZE):
             self._refuse_inside(q)
         if self.target.constants_first:
             self._take_constants(network)
-        for layer in network.of_kind(*KINDS):
-            while network.alive(layer) and _fusable(layer):
-                reader = layer.out.sole_reader()
+        for layer in network.layers_of_kind(*POINTWISE_KINDS):
+            while network.contains(layer) and _fusable(layer):
+                reader = layer.out.single_consuming_layer()
                 if (
                     reader is None
                     or not _fusable(reader)
@@ -72,7 +72,7 @@ class PointWiseFusion(Pass):
                 ):
                     break
                 if _quantized_residual(layer, reader):
-                    network.residuals_behind_activation[node_name(reader)] = None
+                    network.adds_after_activation[node_name(reader)] = None
                     if self.target.residual_through_activation:
                         break
                 self._fuse(network, layer, reader)
@@ -80,9 +80,9 @@ class PointWiseFusion(Pass):
             self._take_constants(network)
 
     def _refuse_inside(self, q: Layer) -> None:
-        above = q.data.maker(LayerKind.ACTIVATION)
+        above = q.data.producer_of_kind(LayerKind.ACTIVATION)
         conv = _quantized_convolution(q.data)
-        if conv is not None and q.data.only_reader() is q:
+        if conv is not None and q.data.single_consumer() is q:
             ends = _dequantized(q)
             gates = [r for r in ends if r.kind == LayerKind.ACTIVATION]
             muls = [r for r in ends if r.kind != LayerKind.ACTIVATION]
@@ -105,7 +105,7 @@ class PointWiseFusion(Pass):
                         any(m.op == "Mul" for m in muls),
                         False,
                         node_name(next(inner, None)),
-                        elements(q.data),
+                        tensor_size(q.data),
                     )
                 )
         elif (
@@ -123,13 +123,15 @@ class PointWiseFusion(Pass):
                         True,
                         True,
                         "",
-                        elements(above.data),
+                        tensor_size(above.data),
                     )
                 )
 
     def _take_constants(self, network: Network) -> None:
-        for layer in network.of_kind(LayerKind.ELEMENTWISE, LayerKind.POINTWISE):
-            while not layer.in_myelin and not layer.relu and self._take_constant(network, layer):
+        for layer in network.layers_of_kind(LayerKind.ELEMENTWISE, LayerKind.POINTWISE):
+            while (
+                not layer.in_myelin and not layer.relu_name and self._take_constant(network, layer)
+            ):
                 pass
 
     def _take_constant(self, network: Network, layer: Layer) -> bool:
@@ -140,9 +142,9 @@ class PointWiseFusion(Pass):
         position, constant = found[-1]
         direct = layer.inputs[position]
         if self.target.constants_first:
-            self.fusing(CONSTANT, layer, constant, layer)
+            self.fire_fusing(CONSTANT, layer, constant, layer)
             layer.name = f"PWN({constant.name}, {layer.name})"
-        layer.rest_on(CONSTANT)
+        layer.add_cases(CONSTANT)
         network.drop_input(layer, position)
         network.set_kind(layer, LayerKind.POINTWISE)
         while direct.producer is not None and not direct.consumers and not direct.is_output:
@@ -153,18 +155,21 @@ class PointWiseFusion(Pass):
 
     def _fuse(self, network: Network, layer: Layer, reader: Layer) -> None:
         case = WITH_ADD if reader.op == "Add" and layer.kind == LayerKind.POINTWISE else CHAIN
-        self.fusing(case, layer, layer, reader)
+        self.fire_fusing(case, layer, layer, reader)
         name = f"PWN({self._member(layer)}, {self._member(reader)})"
         rank = reader.rank
         if (
             reader.operation == "SUM"
             and reader.nodes
-            and layer.joined is None
+            and layer.activation_and_add is None
             and _several(layer, reader)
         ):
-            layer.joined = (layer.nodes[-1] if layer.nodes else layer.name, reader.nodes[0])
+            layer.activation_and_add = (
+                layer.nodes[-1] if layer.nodes else layer.name,
+                reader.nodes[0],
+            )
         layer.acts_as = SILU if _gates(layer, reader) else reader.acts_as or reader.op
-        network.absorb_reader(layer, reader, name)
+        network.absorb_consumer(layer, reader, name)
         layer.rank = rank
         for position in reversed(range(len(layer.inputs))):
             if layer.inputs[position] in layer.inputs[:position]:
@@ -198,22 +203,22 @@ def _dequantized(q: Layer) -> list[Layer]:
 
 def _made_of(tensor: Tensor) -> Layer | None:
     """What makes a tensor, a pair aside."""
-    dq = dq_of(tensor)
-    q = dq.data.maker(LayerKind.QUANTIZE) if dq is not None else None
+    dq = dq_before(tensor)
+    q = dq.data.producer_of_kind(LayerKind.QUANTIZE) if dq is not None else None
     return (tensor if q is None else q.data).producer
 
 
 def _quantized_convolution(tensor: Tensor) -> Layer | None:
     """The convolution with dequantized data and weights that makes a tensor, through BatchNormalization at most, and
     the reshape behind a matrix product."""
-    shuffle = tensor.maker(LayerKind.SHUFFLE)
+    shuffle = tensor.producer_of_kind(LayerKind.SHUFFLE)
     tensor = shuffle.data if shuffle is not None and shuffle.shuffling.after_matmul else tensor
-    scale = tensor.maker(LayerKind.SCALE)
-    conv = (tensor if scale is None else scale.data).maker(*CONVOLVE)
-    if conv is None or not dq_of(conv.data) or not any(map(dq_of, conv.inputs[1:])):
+    scale = tensor.producer_of_kind(LayerKind.SCALE)
+    conv = (tensor if scale is None else scale.data).producer_of_kind(*CONVOLVE)
+    if conv is None or not dq_before(conv.data) or not any(map(dq_before, conv.inputs[1:])):
         return None
     folded = scale is None or (
-        conv.kind != LayerKind.DECONVOLUTION and scale.data.only_reader() is scale
+        conv.kind != LayerKind.DECONVOLUTION and scale.data.single_consumer() is scale
     )
     return conv if folded else None
 
@@ -235,12 +240,12 @@ def _fusable(layer: Layer) -> bool:
     if layer.kind == LayerKind.SCALE:
         return not layer.per_channel
     if layer.kind == LayerKind.ELEMENTWISE:
-        return not (layer.relu or _residual(layer) or all(map(dq_of, layer.inputs)))
+        return not (layer.relu_name or _residual(layer) or all(map(dq_before, layer.inputs)))
     return layer.kind in (LayerKind.UNARY, LayerKind.POINTWISE)
 
 
 def _several(layer: Layer, reader: Layer) -> bool:
-    return any(t is not layer.out and constant_of(t) is None for t in reader.inputs)
+    return any(t is not layer.out and constant_before(t) is None for t in reader.inputs)
 
 
 def _gates(layer: Layer, reader: Layer) -> bool:
@@ -255,18 +260,18 @@ def _gates(layer: Layer, reader: Layer) -> bool:
 
 def _quantized_residual(layer: Layer, reader: Layer) -> bool:
     """Whether a convolution's activation feeds an Add whose other input is quantized."""
-    makers = {t.maker(LayerKind.CONVOLUTION) for t in layer.inputs}
+    makers = {t.producer_of_kind(LayerKind.CONVOLUTION) for t in layer.inputs}
     if len(makers) != 1 or None in makers or reader.operation != "SUM":
         return False
-    return any(dq_of(t) for t in reader.inputs if t is not layer.out)
+    return any(dq_before(t) for t in reader.inputs if t is not layer.out)
 
 
 def _residual(layer: Layer) -> bool:
     """A sum of which one input is a convolution's own output (through BatchNormalization at most)."""
     for tensor in layer.inputs if layer.operation == "SUM" else ():
-        scale = tensor.maker(LayerKind.SCALE)
-        above = scale.data if scale is not None and tensor.only_reader() is layer else tensor
-        conv = above.maker(LayerKind.CONVOLUTION)
-        if conv is not None and not conv.fusion.activated:
+        scale = tensor.producer_of_kind(LayerKind.SCALE)
+        above = scale.data if scale is not None and tensor.single_consumer() is layer else tensor
+        conv = above.producer_of_kind(LayerKind.CONVOLUTION)
+        if conv is not None and not conv.fusion.has_activation:
             return True
     return False

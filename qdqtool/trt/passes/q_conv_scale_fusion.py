@@ -1,10 +1,10 @@
 """QConvScaleFusion."""
 
 from qdqtool.model.operators import CONVOLVE
-from qdqtool.trt.layers import dq_of, node_name, weights_position
+from qdqtool.trt.layers import dq_before, node_name, weights_position
 from qdqtool.trt.passes._infra import REMOVING, LayerKind, Network, Pass, documented, seen
 from qdqtool.trt.refusals import BatchNormNotConstant, ConvTransposeBatchNorm
-from qdqtool.trt.surroundings import elements
+from qdqtool.trt.surroundings import tensor_size
 
 FOLDED = seen(
     "batchnorm",
@@ -32,30 +32,30 @@ class QConvScaleFusion(Pass):
     """
 
     cases = (FOLDED, TRANSPOSED)
-    unnamed = (REMOVING,)
+    anonymous_lines = (REMOVING,)
 
     def apply(self, network: Network) -> None:
-        for layer, scale in network.pairs(*CONVOLVE):
+        for layer, scale in network.single_consumer_pairs(*CONVOLVE):
             if scale.kind != LayerKind.SCALE and scale.op != "BatchNormalization":
                 continue
             position = weights_position(layer)
             if (
                 position is None
-                or dq_of(layer.data) is None
-                or dq_of(layer.inputs[position]) is None
+                or dq_before(layer.data) is None
+                or dq_before(layer.inputs[position]) is None
             ):
                 continue
-            refused = (self.name, node_name(layer), node_name(scale), elements(layer.out))
+            refused = (self.name, node_name(layer), node_name(scale), tensor_size(layer.out))
             if scale.kind != LayerKind.SCALE:
                 self.refuse(BatchNormNotConstant(*refused))
-            elif layer.kind == LayerKind.DECONVOLUTION and not layer.fusion.activated:
+            elif layer.kind == LayerKind.DECONVOLUTION and not layer.fusion.has_activation:
                 self.refuse(ConvTransposeBatchNorm(*refused))
-                layer.rest_on(TRANSPOSED)
-            elif not layer.fusion.activated:
-                self.running(FOLDED, layer)
+                layer.add_cases(TRANSPOSED)
+            elif not layer.fusion.has_activation:
+                self.fire_running(FOLDED, layer)
                 self.fire(FOLDED, layer, REMOVING, scale.name)
-                layer.fusion.activated = bool(scale.relu)
-                keep = scale.relu and self.target.keeps_relu_name
-                network.absorb_reader(
-                    layer, scale, f"{layer.name} + {scale.relu}" if keep else layer.name
+                layer.fusion.has_activation = bool(scale.relu_name)
+                keep = scale.relu_name and self.target.keeps_relu_name
+                network.absorb_consumer(
+                    layer, scale, f"{layer.name} + {scale.relu_name}" if keep else layer.name
                 )

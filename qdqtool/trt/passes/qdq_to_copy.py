@@ -13,10 +13,16 @@ from qdqtool.trt.passes._infra import (
     assumed,
     node_name,
     seen,
-    weakest,
+    weakest_evidence,
 )
 from qdqtool.trt.refusals import Reader, Stays
-from qdqtool.trt.surroundings import elements, origin_of, readers_of, scale_of, weighted_behind
+from qdqtool.trt.surroundings import (
+    find_consumers,
+    find_origin,
+    find_weighted_consumers,
+    quantizer_scale,
+    tensor_size,
+)
 from qdqtool.trt.trace import SWAP_TYPE
 from qdqtool.types import Precision
 
@@ -52,22 +58,22 @@ class QDQToCopy(Pass):
     """Turns every Q and DQ that nothing absorbed into a conversion of the engine."""
 
     cases = (QUANTIZE, DEQUANTIZE, ATTENTION)
-    unnamed = (SWAP_TYPE,)
-    turned = "kQDQ"
+    anonymous_lines = (SWAP_TYPE,)
+    converted_kind = "kQDQ"
 
     def apply(self, network: Network) -> None:
-        layers = network.of_kind(*QDQ)
+        layers = network.layers_of_kind(*QDQ)
         left = [layer for layer in layers if layer.region is None]
         for layer in layers:
             if layer.region is not None:  # a kernel of Myelin, or a part of one
                 network.set_kind(layer, LayerKind.COPY)
-        readers = functools.cache(readers_of)  # many Qs may read one tensor
+        readers = functools.cache(find_consumers)  # many Qs may read one tensor
         for layer in left:
             self.refuse(self._stays(layer, readers))
         for layer in left:
             quantize = layer.kind == LayerKind.QUANTIZE
             case = ATTENTION if _in_attention(layer) else QUANTIZE if quantize else DEQUANTIZE
-            self.running(case, layer)
+            self.fire_running(case, layer)
             self.fire(case, layer, SWAP_TYPE, layer.name, f"{layer.kind} to kQDQ")
             network.set_kind(layer, LayerKind.COPY)
 
@@ -75,27 +81,27 @@ class QDQToCopy(Pass):
         tensor = layer.data if layer.kind == LayerKind.QUANTIZE else layer.out
         in_attention = _in_attention(layer)
         # DEQUANTIZE is assumed for its line in the log: the conversion is seen in an engine.
-        cases = [*layer.cases, *layer.held, *[ATTENTION] * in_attention]
+        cases = [*layer.cases, *layer.stationary_cases, *[ATTENTION] * in_attention]
         return Stays(
             self.name,
-            layer.of or node_name(layer),
+            layer.owner or node_name(layer),
             layer.name,
             layer.kind == LayerKind.QUANTIZE,
             tensor.source,
-            scale_of(layer),
-            origin_of(layer.data),
+            quantizer_scale(layer),
+            find_origin(layer.data),
             readers(layer.data),
             readers(layer.out),
-            layer.passed.steps(),
-            layer.blocked,
-            elements(tensor),
-            weighted_behind(layer.out),
-            layer.pair,
-            layer.first_scale,
+            layer.path.steps(),
+            layer.blocked_by,
+            tensor_size(tensor),
+            find_weighted_consumers(layer.out),
+            layer.paired_q,
+            layer.source_scale,
             layer.requantizes,
             _precision(layer),
             in_attention,
-            weakest(cases, self.target),
+            weakest_evidence(cases, self.target),
         )
 
 

@@ -4,10 +4,10 @@ from qdqtool.trt import refusals
 from qdqtool.trt.layers import (
     Layer,
     Tensor,
-    constant_of,
-    dq_of,
+    constant_before,
+    dq_before,
     node_name,
-    only_q,
+    q_after,
     weights_position,
 )
 from qdqtool.trt.passes._infra import (
@@ -23,13 +23,13 @@ from qdqtool.trt.passes._infra import (
 )
 from qdqtool.trt.refusals import ReaderKind
 from qdqtool.trt.surroundings import (
-    different_scales,
-    elements,
+    check_output_scales,
+    find_consumers,
+    find_int8_obstacle,
+    find_origin,
     is_sum,
-    origin_of,
-    readers_of,
-    refusal_of,
-    scale_of,
+    quantizer_scale,
+    tensor_size,
 )
 
 QUANTIZED = seen(
@@ -62,12 +62,12 @@ class QuantizeConvWithResidualAdd(Pass):
     """
 
     cases = (QUANTIZED, ACTIVATED)
-    unnamed = (SWAPPING, REMOVING)
+    anonymous_lines = (SWAPPING, REMOVING)
 
     def apply(self, network: Network) -> None:
         if not network.has(LayerKind.ELEMENTWISE, LayerKind.POINTWISE):
             return
-        for conv, add in network.pairs(LayerKind.CONVOLUTION):
+        for conv, add in network.single_consumer_pairs(LayerKind.CONVOLUTION):
             position = weights_position(conv)
             if position is None or conv.int8:
                 continue
@@ -76,26 +76,26 @@ class QuantizeConvWithResidualAdd(Pass):
             if not is_sum(add):
                 continue
             other = next(t for t in add.inputs if t is not conv.out)
-            dq, q, by = dq_of(other), only_q(add.out), (self.name, node_name(conv))
+            dq, q, by = dq_before(other), q_after(add.out), (self.name, node_name(conv))
             if (
                 self._held_apart(network, conv, add, other)
                 or len(add.inputs) != 2
                 or add.kind != LayerKind.ELEMENTWISE
             ):
                 continue
-            if refusal_of(conv, self.name, self.target) is not None:
+            if find_int8_obstacle(conv, self.name, self.target) is not None:
                 continue
             if dq is not None and q is not None:
                 self._fuse(network, conv, position, add, dq, q)
                 continue
-            size, readers = elements(conv.out), readers_of(add.out)
+            size, readers = tensor_size(conv.out), find_consumers(add.out)
             if dq is None:
-                quantizers = tuple(r for r in readers_of(other) if r.kind == ReaderKind.Q)
+                quantizers = tuple(r for r in find_consumers(other) if r.kind == ReaderKind.Q)
                 self.refuse(
                     refusals.ResidualFloat(
                         *by,
                         node_name(add),
-                        origin_of(other),
+                        find_origin(other),
                         readers,
                         size,
                         other.source,
@@ -104,17 +104,17 @@ class QuantizeConvWithResidualAdd(Pass):
                 )
             else:
                 self.refuse(
-                    different_scales(*by, add.out.source, readers, size)
+                    check_output_scales(*by, add.out.source, readers, size)
                     or refusals.AddOutputNotQuantized(
-                        *by, node_name(add), origin_of(other), readers, size
+                        *by, node_name(add), find_origin(other), readers, size
                     )
                 )
 
     def _held_apart(self, network: Network, conv: Layer, add: Layer, other: Tensor) -> bool:
         """Whether an activation between them keeps a convolution and an Add apart on the target."""
-        if conv.fusion.activated and dq_of(other) is not None:
-            network.residuals_behind_activation[node_name(add)] = None
-        apart = conv.fusion.activated and not self.target.residual_through_activation
+        if conv.fusion.has_activation and dq_before(other) is not None:
+            network.adds_after_activation[node_name(add)] = None
+        apart = conv.fusion.has_activation and not self.target.residual_through_activation
         if apart:
             self.refuse(
                 refusals.ActivationBeforeAdd(
@@ -122,39 +122,39 @@ class QuantizeConvWithResidualAdd(Pass):
                     node_name(conv),
                     node_name(add),
                     conv.nodes[-1],
-                    origin_of(other),
-                    elements(conv.out),
-                    readers_of(add.out),
+                    find_origin(other),
+                    tensor_size(conv.out),
+                    find_consumers(add.out),
                 )
             )
-            conv.rest_on(ACTIVATED)
+            conv.add_cases(ACTIVATED)
         return apart
 
     def _both(self, conv: Layer, q: Layer) -> None:
-        if conv.fusion.activated:
+        if conv.fusion.has_activation:
             return  # whether the Add could be joined is not known: both pairs let it run in INT8 by itself
-        dq = q.out.only_reader(LayerKind.DEQUANTIZE)
-        add = dq.out.only_reader(LayerKind.ELEMENTWISE) if dq is not None else None
-        if add is not None and all(map(dq_of, add.inputs)):
-            other = next((d for d in map(dq_of, add.inputs) if d is not dq), dq)
+        dq = q.out.single_consumer(LayerKind.DEQUANTIZE)
+        add = dq.out.single_consumer(LayerKind.ELEMENTWISE) if dq is not None else None
+        if add is not None and all(map(dq_before, add.inputs)):
+            other = next((d for d in map(dq_before, add.inputs) if d is not dq), dq)
             self.refuse(
                 refusals.ResidualBothQuantized(
                     self.name,
                     node_name(conv),
                     node_name(add),
                     node_name(q),
-                    (scale_of(q), scale_of(other)),
-                    elements(conv.out),
+                    (quantizer_scale(q), quantizer_scale(other)),
+                    tensor_size(conv.out),
                 )
             )
 
     def _fuse(
         self, network: Network, conv: Layer, position: int, add: Layer, dq: Layer, q: Layer
     ) -> None:
-        case = ACTIVATED if conv.fusion.activated else QUANTIZED
-        conv_dq, weight_dq = dq_of(conv.data), dq_of(conv.inputs[position])
+        case = ACTIVATED if conv.fusion.has_activation else QUANTIZED
+        conv_dq, weight_dq = dq_before(conv.data), dq_before(conv.inputs[position])
         assert conv_dq is not None and weight_dq is not None
-        self.running(case, conv)
+        self.fire_running(case, conv)
         self.fire(case, conv, SWAPPING, add.name, q.name)
         self.fire(case, conv, FUSING_INTO, q.name, conv.name, by="QuantizeDoubleInputNodes")
         pair = f"({conv_dq.name} and {weight_dq.name})"
@@ -162,19 +162,19 @@ class QuantizeConvWithResidualAdd(Pass):
         self.fire(case, conv, REMOVING, q.name)
         residual = dq.data
         for used in (conv_dq, weight_dq):
-            if network.drop_reader(used, conv):
+            if network.bypass_dq(used, conv):
                 self.fire(case, conv, REMOVING, used.name)
-        weights = constant_of(conv.inputs[position])
-        if weights is not None and weights.out.only_reader():
+        weights = constant_before(conv.inputs[position])
+        if weights is not None and weights.out.single_consumer():
             self.fire(case, conv, FUSING, weights.name, conv.name, by="ConstWeightsFusion")
-            network.take_weights(conv, weights)
+            network.absorb_weights(conv, weights)
         self.fire(case, conv, FUSING, conv.name, add.name, by="ConvEltwiseSumFusion")
-        if network.drop_reader(dq, add):
+        if network.bypass_dq(dq, add):
             self.fire(case, conv, REMOVING, dq.name)
         q_out = q.out
-        conv.rest_on(*q.cases)
+        conv.add_cases(*q.cases)
         network.remove(q)
-        network.absorb_reader(conv, add, f"{conv.name} + {add.name}")
+        network.absorb_consumer(conv, add, f"{conv.name} + {add.name}")
         network.set_output(conv, q_out)
         conv.residual = residual
-        conv.int8 = conv.int8_out = conv.fusion.activated = True
+        conv.int8 = conv.int8_out = conv.fusion.has_activation = True

@@ -2,7 +2,7 @@
 
 from qdqtool.model.operators import case_of
 from qdqtool.trt import detect
-from qdqtool.trt.layers import WEIGHTED, Layer, Tensor, can_absorb, dq_of, node_name, only_q
+from qdqtool.trt.layers import WEIGHTED, Layer, Tensor, can_absorb, dq_before, node_name, q_after
 from qdqtool.trt.passes._infra import Case, LayerKind, Network, Pass, assumed, documented, seen
 from qdqtool.trt.refusals import (
     Deconvolution3D,
@@ -11,7 +11,7 @@ from qdqtool.trt.refusals import (
     OutputScale,
     OutsideRules,
 )
-from qdqtool.trt.surroundings import elements, output_refusal, refusal_of
+from qdqtool.trt.surroundings import explain_float_output, find_int8_obstacle, tensor_size
 from qdqtool.trt.trace import FUSING_INTO, REMOVING
 from qdqtool.types import Precision
 
@@ -100,33 +100,33 @@ class QuantizeDoubleInputNodes(Pass):
         DIFFERENT,
         PRELU,
     )
-    unnamed = (REMOVING,)
+    anonymous_lines = (REMOVING,)
 
     def apply(self, network: Network) -> None:
-        for layer in network.of_kind(*WEIGHTED):
+        for layer in network.layers_of_kind(*WEIGHTED):
             self._weighted(network, layer)
-        for layer in network.of_kind(*_POINTWISE):
+        for layer in network.layers_of_kind(*_POINTWISE):
             if layer.inputs and not layer.in_myelin:
                 self._pointwise(network, layer)
 
     def _weighted(self, network: Network, layer: Layer) -> None:
         if layer.int8 or layer.in_myelin:
             return
-        refused = refusal_of(layer, self.name, self.target) or self._three_dimensions(layer)
+        refused = find_int8_obstacle(layer, self.name, self.target) or self._three_dimensions(layer)
         if refused is not None:
             self.refuse(refused)
             if isinstance(refused, FloatTypesDiffer):
-                layer.rest_on(MIXED_FLOATS)
+                layer.add_cases(MIXED_FLOATS)
             return
         self._absorb(network, self._case(layer), layer, layer.inputs[:2])
-        if layer.int8_out or only_q(layer.out) is not None:
+        if layer.int8_out or q_after(layer.out) is not None:
             return  # a Q that is left was refused for its scale
-        output = output_refusal(layer, self.name)
+        output = explain_float_output(layer, self.name)
         self.refuse(output)
         if isinstance(output, OutputDifferentScales):
-            layer.rest_on(DIFFERENT)
+            layer.add_cases(DIFFERENT)
         elif any(r.op == "PRelu" for r in output.readers):
-            layer.rest_on(PRELU)
+            layer.add_cases(PRELU)
 
     def _three_dimensions(self, layer: Layer) -> Deconvolution3D | None:
         """Why a ConvTranspose of three spatial dimensions stays float; None for any other layer, and where it does not."""
@@ -137,12 +137,12 @@ class QuantizeDoubleInputNodes(Pass):
             node_name(layer),
             layer.weights.kernel,
             node_name(layer.data.producer),
-            elements(layer.out),
+            tensor_size(layer.out),
         )
         if found is None:
             return None
-        layer.rest_on(DECONVOLUTION_3D)
-        return None if layer.fusion.activated and can_absorb(only_q(layer.out)) else found
+        layer.add_cases(DECONVOLUTION_3D)
+        return None if layer.fusion.has_activation and can_absorb(q_after(layer.out)) else found
 
     def _case(self, layer: Layer) -> Case:
         if layer.kind == LayerKind.DECONVOLUTION:
@@ -150,21 +150,23 @@ class QuantizeDoubleInputNodes(Pass):
         return MATRIX if layer.kind == LayerKind.MATRIX_MULTIPLY else CONVOLUTION
 
     def _pointwise(self, network: Network, layer: Layer) -> None:
-        if not all(can_absorb(dq_of(t)) for t in layer.inputs):
+        if not all(can_absorb(dq_before(t)) for t in layer.inputs):
             return
         plain = layer.op == "Add" and len(layer.nodes) == 1
-        behind = can_absorb(only_q(layer.out))
+        behind = can_absorb(q_after(layer.out))
         case = (SUM if plain else POINTWISE) if behind else FLOAT_SUM if plain else FLOAT_POINTWISE
-        if only_q(layer.out) is None:
-            self.refuse(output_refusal(layer, self.name))
+        if q_after(layer.out) is None:
+            self.refuse(explain_float_output(layer, self.name))
         self._absorb(network, case, layer, layer.inputs)
 
     def _absorb(self, network: Network, case: Case, layer: Layer, inputs: list[Tensor]) -> None:
-        dqs = [dq for tensor in inputs if (dq := dq_of(tensor)) is not None]
-        self.running(case, layer)
-        q = only_q(layer.out)
+        dqs = [dq for tensor in inputs if (dq := dq_before(tensor)) is not None]
+        self.fire_running(case, layer)
+        q = q_after(layer.out)
         if q is not None and not can_absorb(q):
-            self.refuse(OutputScale(self.name, node_name(layer), node_name(q), q.computed_scale))
+            self.refuse(
+                OutputScale(self.name, node_name(layer), node_name(q), q.has_computed_scale)
+            )
             q = None
         if q is not None:
             self.fire(case, layer, FUSING_INTO, q.name, layer.name)
@@ -173,12 +175,14 @@ class QuantizeDoubleInputNodes(Pass):
             self.fire(case, layer, REMOVING, q.name)
             network.absorb_q(layer, q)
         for dq in dict.fromkeys(dqs):
-            if network.drop_reader(dq, layer):
+            if network.bypass_dq(dq, layer):
                 self.fire(case, layer, REMOVING, dq.name)
         layer.int8 = True
         if dqs and dqs[0].quant is not None:
-            layer.quantized_as = dqs[0].quant.precision
-            if layer.quantized_as == Precision.FP8:
+            layer.quantized_type = dqs[0].quant.precision
+            if layer.quantized_type == Precision.FP8:
                 self.refuse(
-                    OutsideRules(self.name, node_name(layer), node_name(dqs[0]), layer.quantized_as)
+                    OutsideRules(
+                        self.name, node_name(layer), node_name(dqs[0]), layer.quantized_type
+                    )
                 )

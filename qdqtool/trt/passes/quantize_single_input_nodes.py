@@ -6,13 +6,13 @@ from qdqtool.trt.passes._infra import (
     Network,
     Pass,
     documented,
-    dq_of,
+    dq_before,
     node_name,
-    only_q,
+    q_after,
     seen,
 )
 from qdqtool.trt.refusals import PoolingOneSide, ReduceNotPooling
-from qdqtool.trt.surroundings import elements, origin_of, readers_of
+from qdqtool.trt.surroundings import find_consumers, find_origin, tensor_size
 from qdqtool.trt.trace import REMOVING
 
 GLOBAL = seen(
@@ -38,24 +38,28 @@ class QuantizeSingleInputNodes(Pass):
     """
 
     cases = (GLOBAL, WINDOW)
-    unnamed = (REMOVING,)
+    anonymous_lines = (REMOVING,)
 
     def apply(self, network: Network) -> None:
-        for layer in network.of_kind(LayerKind.REDUCE):
+        for layer in network.layers_of_kind(LayerKind.REDUCE):
             if layer.op in AVERAGES:
-                dq, readers, size = dq_of(layer.data), readers_of(layer.out), elements(layer.data)
+                dq, readers, size = (
+                    dq_before(layer.data),
+                    find_consumers(layer.out),
+                    tensor_size(layer.data),
+                )
                 self.refuse(
                     ReduceNotPooling(self.name, node_name(layer), node_name(dq), readers, size)
                 )
-        for layer in network.of_kind(LayerKind.POOLING):
-            dq, q = dq_of(layer.data), only_q(layer.out)
-            if layer.pools != "AVERAGE" or not (dq or q):
+        for layer in network.layers_of_kind(LayerKind.POOLING):
+            dq, q = dq_before(layer.data), q_after(layer.out)
+            if layer.pooling_type != "AVERAGE" or not (dq or q):
                 continue
             if dq is None or q is None:
                 origin, readers, size = (
-                    origin_of(layer.data),
-                    readers_of(layer.out),
-                    elements(layer.data),
+                    find_origin(layer.data),
+                    find_consumers(layer.out),
+                    tensor_size(layer.data),
                 )
                 self.refuse(
                     PoolingOneSide(
@@ -64,9 +68,9 @@ class QuantizeSingleInputNodes(Pass):
                 )
                 continue
             case = WINDOW if layer.op == "AveragePool" else GLOBAL
-            self.running(case, layer)
+            self.fire_running(case, layer)
             self.fire(case, layer, REMOVING, q.name)
             network.absorb_q(layer, q)
-            if network.drop_reader(dq, layer):
+            if network.bypass_dq(dq, layer):
                 self.fire(case, layer, REMOVING, dq.name)
             layer.int8 = True

@@ -9,13 +9,13 @@ class ScaleScaleFusion(Pass):
     """Joins two scales in a row (the decomposed BatchNormalizations)."""
 
     cases = (PLAIN,)
-    compared = False
+    is_compared = False
 
     def apply(self, network: Network) -> None:
-        for layer in network.of_kind(LayerKind.SCALE):
-            while network.alive(layer) and len(layer.nodes) < MAX_JOINED and not layer.relu:
-                reader = layer.out.only_reader(LayerKind.SCALE)
+        for layer in network.layers_of_kind(LayerKind.SCALE):
+            while network.contains(layer) and len(layer.nodes) < MAX_JOINED and not layer.relu_name:
+                reader = layer.out.single_consumer(LayerKind.SCALE)
                 if reader is None:
                     break
-                layer.relu = reader.relu
-                self.join(network, PLAIN, layer, reader)
+                layer.relu_name = reader.relu_name
+                self.fuse_consumer(network, PLAIN, layer, reader)

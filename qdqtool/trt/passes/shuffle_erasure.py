@@ -17,19 +17,23 @@ class ShuffleErasure(Pass):
     """Takes out a shuffle that changes nothing."""
 
     cases = (NOTHING,)
-    unnamed = (REMOVING,)
-    compared = False
+    anonymous_lines = (REMOVING,)
+    is_compared = False
 
     def apply(self, network: Network) -> None:
-        for shuffle in network.of_kind(LayerKind.SHUFFLE):
+        for shuffle in network.layers_of_kind(LayerKind.SHUFFLE):
             source, out = shuffle.data, shuffle.out
-            if not shuffle.shuffling.joined or source.shape is None or source.shape != out.shape:
+            if (
+                not shuffle.shuffling.may_be_identity
+                or source.shape is None
+                or source.shape != out.shape
+            ):
                 continue
-            if shuffle.shuffling.moves:
+            if shuffle.shuffling.reorders_values:
                 continue  # equal dimensions do not make a transpose a no-op
             if out.is_output and (source.is_output or source.producer is None):
                 continue  # a network output has a name and memory of its own
-            self.running(NOTHING, shuffle)
+            self.fire_running(NOTHING, shuffle)
             self.fire(NOTHING, shuffle, REMOVING, shuffle.name)
             if out.is_output:
                 source.name = out.name

@@ -16,21 +16,21 @@ class ShuffleShuffleFusion(Pass):
     """Joins two shuffles in a row."""
 
     cases = (PLAIN,)
-    compared = False
+    is_compared = False
 
     def apply(self, network: Network) -> None:
-        for shuffle in network.of_kind(LayerKind.SHUFFLE):
-            while network.alive(shuffle) and len(shuffle.nodes) < MAX_JOINED:
-                reader = shuffle.out.only_reader(LayerKind.SHUFFLE)
+        for shuffle in network.layers_of_kind(LayerKind.SHUFFLE):
+            while network.contains(shuffle) and len(shuffle.nodes) < MAX_JOINED:
+                reader = shuffle.out.single_consumer(LayerKind.SHUFFLE)
                 if reader is None or reader.shuffling.after_matmul:
                     break
                 moves, perm = (
-                    shuffle.shuffling.moves or reader.shuffling.moves,
+                    shuffle.shuffling.reorders_values or reader.shuffling.reorders_values,
                     _one_after_other(shuffle, reader),
                 )
-                self.join(network, PLAIN, shuffle, reader)
-                shuffle.shuffling.joined, shuffle.shuffling.perm = True, perm
-                shuffle.shuffling.moves = moves and perm != tuple(range(len(perm or ())))
+                self.fuse_consumer(network, PLAIN, shuffle, reader)
+                shuffle.shuffling.may_be_identity, shuffle.shuffling.perm = True, perm
+                shuffle.shuffling.reorders_values = moves and perm != tuple(range(len(perm or ())))
 
 
 def _one_after_other(first: Layer, second: Layer) -> tuple[int, ...] | None:

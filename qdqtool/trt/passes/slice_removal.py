@@ -26,18 +26,18 @@ class SliceRemoval(Pass):
     """Lets a slice be a view of its input; one with a step of more than 1 stays a layer (assumed)."""
 
     cases = (VIEW, COPY)
-    unnamed = (ELIMINATING_SLICE, REPLACING_SLICE)
+    anonymous_lines = (ELIMINATING_SLICE, REPLACING_SLICE)
 
     def apply(self, network: Network) -> None:
-        for layer in network.of_kind(LayerKind.SLICE):
-            if layer.strided or layer.in_myelin or layer.data.producer is None:
+        for layer in network.layers_of_kind(LayerKind.SLICE):
+            if layer.has_steps or layer.in_myelin or layer.data.producer is None:
                 continue
             view = layer.out.name
             if any(r.kind == LayerKind.SOFTMAX for r in layer.out.consumers):
                 self.fire(
                     COPY, layer, REPLACING_SLICE, layer.name, f"{layer.data.name} to {view}", by=""
                 )
-                layer.copied = True
+                layer.becomes_copy = True
                 continue
             self.fire(
                 VIEW,
@@ -47,5 +47,5 @@ class SliceRemoval(Pass):
                 f"{view} from {view} to {layer.data.name}",
                 by="",
             )
-            layer.eliminated = True
+            layer.is_eliminated = True
             layer.out.view_of = layer.data

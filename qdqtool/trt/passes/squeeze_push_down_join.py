@@ -4,10 +4,10 @@ from qdqtool.trt.layers import (
     Layer,
     Tensor,
     can_absorb,
-    constant_of,
-    inserted_shuffle,
-    only_q,
-    rank_behind,
+    constant_before,
+    create_shuffle,
+    q_after,
+    rank_after,
 )
 from qdqtool.trt.passes._infra import SWAPPING, LayerKind, Network, Pass, assumed, seen
 from qdqtool.trt.trace import SQUEEZE
@@ -36,29 +36,33 @@ class SqueezePushDownJoin(Pass):
     """Moves the reshape behind a Gemm turned convolution past its bias."""
 
     cases = (BIAS, ACTIVATION, FOLLOWED)
-    unnamed = (SQUEEZE,)
-    compared = False
+    anonymous_lines = (SQUEEZE,)
+    is_compared = False
 
     def apply(self, network: Network) -> None:
-        for squeeze, reader in network.pairs(LayerKind.SHUFFLE):
+        for squeeze, reader in network.single_consumer_pairs(LayerKind.SHUFFLE):
             producer = squeeze.data.producer
-            if not squeeze.shuffling.after_matmul or squeeze.shuffling.pushed or producer is None:
+            if (
+                not squeeze.shuffling.after_matmul
+                or squeeze.shuffling.is_pushed_down
+                or producer is None
+            ):
                 continue
             data = reader.inputs.index(squeeze.out)
             constant: Layer | None = None
             if reader.kind == LayerKind.ELEMENTWISE and len(reader.inputs) == 2:
-                constant = constant_of(reader.inputs[1 - data])
+                constant = constant_before(reader.inputs[1 - data])
             if constant is None and reader.kind != LayerKind.ACTIVATION:
                 continue
             case = BIAS if constant is not None else ACTIVATION
-            self.running(case, squeeze)
+            self.fire_running(case, squeeze)
             self.fire(case, producer, SQUEEZE, producer.name, f"{squeeze.name} --> {reader.name}")
             if constant is not None:
                 self._unsqueeze(network, reader, 1 - data, constant)
             after = self._push(network, squeeze, reader, data)
-            q = only_q(after.out)
+            q = q_after(after.out)
             if q is not None and can_absorb(q):
-                self.running(FOLLOWED, after, by="VanillaSwapWithFollowingQ")
+                self.fire_running(FOLLOWED, after, by="VanillaSwapWithFollowingQ")
                 self.fire(
                     FOLLOWED, producer, SWAPPING, after.name, q.name, by="VanillaSwapWithFollowingQ"
                 )
@@ -68,7 +72,7 @@ class SqueezePushDownJoin(Pass):
     def _unsqueeze(network: Network, reader: Layer, position: int, constant: Layer) -> None:
         """Gives the constant the rank of what the convolution writes."""
         operand = reader.inputs[position]
-        unsqueeze = inserted_shuffle(
+        unsqueeze = create_shuffle(
             f"unsqueeze_node_after_{constant.name}_{operand.name}", constant.rank
         )
         network.insert_before(reader, position, unsqueeze, Tensor(f"{unsqueeze.name}_out_tensor"))
@@ -80,10 +84,10 @@ class SqueezePushDownJoin(Pass):
         wide = Tensor(f"{reader.name}_out_tensor", out.source, out.elem_type)
         network.remove(squeeze)
         network.set_output(reader, wide)
-        after = inserted_shuffle(f"copied_squeeze_after_{reader.name}", rank_behind(reader.rank))
-        after.shuffling.after_matmul = after.shuffling.pushed = True
-        after.shuffling.moves, after.shuffling.perm = (
-            squeeze.shuffling.moves,
+        after = create_shuffle(f"copied_squeeze_after_{reader.name}", rank_after(reader.rank))
+        after.shuffling.after_matmul = after.shuffling.is_pushed_down = True
+        after.shuffling.reorders_values, after.shuffling.perm = (
+            squeeze.shuffling.reorders_values,
             squeeze.shuffling.perm,
         )
         return network.add(after, [wide], [out])

@@ -13,7 +13,7 @@ from qdqtool.trt.passes._infra import (
     seen,
 )
 from qdqtool.trt.refusals import ManyConsumers, NotCommuting, Reader
-from qdqtool.trt.surroundings import readers_of, step_of
+from qdqtool.trt.surroundings import find_consumers, to_step
 
 SINGLE = seen(
     "single-reader",
@@ -42,10 +42,10 @@ class VanillaSwapWithFollowingQ(Pass):
     """
 
     cases = (SINGLE,)
-    unnamed = (SWAPPING,)
+    anonymous_lines = (SWAPPING,)
 
     def apply(self, network: Network) -> None:
-        todo = deque(network.near(LayerKind.QUANTIZE))
+        todo = deque(network.layers_to_visit(LayerKind.QUANTIZE))
         refused: set[int] = set()
         readers: dict[
             Tensor, tuple[Reader, ...]
@@ -54,34 +54,34 @@ class VanillaSwapWithFollowingQ(Pass):
             q = todo.popleft()
             source = q.data
             op = source.producer
-            if op is None or q.computed_scale:
+            if op is None or q.has_computed_scale:
                 continue
             if op.passage is None or op.kind is _CONCATENATION:
                 if op.kind in _NO_PASSAGE:
-                    q.blocked = NotCommuting(self.name, node_name(op), op.op, node_name(q))
-                    self.refuse(q.blocked)
+                    q.blocked_by = NotCommuting(self.name, node_name(op), op.op, node_name(q))
+                    self.refuse(q.blocked_by)
                 continue
-            if source.only_reader() is not q:
-                if not network.refusing:
+            if source.single_consumer() is not q:
+                if not network.reports_refusals:
                     continue
                 if source not in readers:
-                    readers[source] = readers_of(source)
+                    readers[source] = find_consumers(source)
                 self._many(op, q, readers[source], refused)
                 continue
             if q.quant is not None and q.quant.per_channel:
                 continue
-            q.rest_on(op.passage.case)
-            self.running(SINGLE, op)
+            q.add_cases(op.passage.case)
+            self.fire_running(SINGLE, op)
             self.fire(SINGLE, q, SWAPPING, op.name, q.name)
             readers.clear()
-            q.moved_past(step_of(op))
-            q.blocked = None
+            q.record_move(to_step(op))
+            q.blocked_by = None
             network.swap(op, q)
             todo.append(q)
 
     def _many(self, op: Layer, q: Layer, readers: tuple[Reader, ...], refused: set[int]) -> None:
         refusal = ManyConsumers(self.name, node_name(op), op.op, node_name(q), readers)
-        q.blocked = refusal
+        q.blocked_by = refusal
         if op.id not in refused:  # said once for all Qs behind it
             refused.add(op.id)
             self.refuse(refusal)

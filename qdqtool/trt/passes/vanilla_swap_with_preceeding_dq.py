@@ -4,10 +4,10 @@ from collections import deque
 
 from qdqtool.base.records import replaced
 from qdqtool.model.qdq import QuantParams
-from qdqtool.trt.layers import Layer, Tensor, dq_of, next_rank, node_name
+from qdqtool.trt.layers import Layer, Tensor, dq_before, next_rank, node_name
 from qdqtool.trt.passes._infra import SWAPPING, LayerKind, Network, Pass, assumed, documented, seen
 from qdqtool.trt.refusals import ManyConsumers
-from qdqtool.trt.surroundings import readers_of, step_of
+from qdqtool.trt.surroundings import find_consumers, to_step
 
 INSERTED = seen(
     "inserted-shuffle",
@@ -43,20 +43,20 @@ class VanillaSwapWithPreceedingDQ(Pass):
     """Moves a DQ forward, past an operator that it passes, so that the operator runs in INT8."""
 
     cases = (INSERTED, LISTED, PER_CHANNEL, COPIED, SEVERAL)
-    unnamed = (SWAPPING,)
+    anonymous_lines = (SWAPPING,)
 
     def apply(self, network: Network) -> None:
-        todo = deque(network.of_kind(LayerKind.DEQUANTIZE))
+        todo = deque(network.layers_of_kind(LayerKind.DEQUANTIZE))
         while todo:
             dq = todo.popleft()
-            op = dq.out.only_reader()
+            op = dq.out.single_consumer()
             if op is None:
                 if self.target.copies_dq:
                     todo.extend(self._copies(network, dq))
                 else:
                     self._fan_out(dq)
                 continue
-            if not _passes(op) or dq_of(op.data) is not dq:
+            if not _passes(op) or dq_before(op.data) is not dq:
                 continue
             inserted = op.kind == LayerKind.SHUFFLE and op.shuffling.before_matmul
             case = INSERTED if inserted else LISTED
@@ -65,12 +65,12 @@ class VanillaSwapWithPreceedingDQ(Pass):
                     continue
                 case = PER_CHANNEL
             assert op.passage is not None
-            dq.rest_on(op.passage.case)
-            self.running(case, dq)
+            dq.add_cases(op.passage.case)
+            self.fire_running(case, dq)
             self.fire(case, op, SWAPPING, dq.name, op.name)
-            dq.rest_on(case)
-            op.dq_passed = True
-            dq.moved_past(step_of(op))
+            dq.add_cases(case)
+            op.dq_moved_past = True
+            dq.record_move(to_step(op))
             network.exchange(dq, op)
             op.out.shape = dq.out.shape
             dq.rank = next_rank(op.rank)
@@ -85,21 +85,21 @@ class VanillaSwapWithPreceedingDQ(Pass):
             if per_channel or len(op.inputs) != 1:
                 continue
             copy = Layer(LayerKind.DEQUANTIZE, f"{dq.name}_clone_{number}", dq.op)
-            copy.quant, copy.computed_scale, copy.pair, copy.passed = (
+            copy.quant, copy.has_computed_scale, copy.paired_q, copy.path = (
                 dq.quant,
-                dq.computed_scale,
-                dq.pair,
-                dq.passed,
+                dq.has_computed_scale,
+                dq.paired_q,
+                dq.path,
             )
             copy.nodes, copy.rank = list(dq.nodes), next_rank(dq.rank)
             out = Tensor(f"{dq.out.name}_clone_{number}", dq.out.source, dq.out.elem_type)
             out.shape = dq.out.shape
             network.add(copy, [dq.data], [out])
             network.set_input(op, 0, out)
-            copy.rest_on(COPIED)
+            copy.add_cases(COPIED)
             made.append(copy)
         if made:
-            network.remove_unread(dq)
+            network.remove_if_unused(dq)
         return made
 
     def _fan_out(self, dq: Layer) -> None:
@@ -109,13 +109,17 @@ class VanillaSwapWithPreceedingDQ(Pass):
             return
         self.refuse(
             ManyConsumers(
-                self.name, node_name(dq), dq.op, node_name(dq), readers_of(dq.out, through=False)
+                self.name,
+                node_name(dq),
+                dq.op,
+                node_name(dq),
+                find_consumers(dq.out, through=False),
             )
         )
-        dq.held = (SEVERAL,)
+        dq.stationary_cases = (SEVERAL,)
         for op in held:
             for reader in (op, *op.out.consumers):
-                reader.rest_on(SEVERAL)
+                reader.add_cases(SEVERAL)
 
 
 def _passes(op: Layer) -> bool:
