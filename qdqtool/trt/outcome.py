@@ -17,7 +17,7 @@ from qdqtool.model.qdq import is_dq, is_qdq
 from qdqtool.model.sizes import is_multiplication
 from qdqtool.model.view import View
 from qdqtool.trt import importer, pipeline
-from qdqtool.trt.importer import constant_behind
+from qdqtool.trt.importer import is_constant_upstream
 from qdqtool.trt.layers import QDQ, Layer, Tensor, float_precision
 from qdqtool.trt.network import Network, describe_rules, weakest_evidence
 from qdqtool.trt.pipeline import case_id
@@ -277,7 +277,7 @@ class Outcome:
         return View(self._model).varying
 
     def _convolution(self, node: Node) -> ConvOutcome | None:
-        constant = constant_behind(self._model, node.input(1))
+        constant = is_constant_upstream(self._model, node.input(1))
         layer = self._by_node.get(node.name)
         if layer is None or not layer.inputs or not (layer.int8 or node.output in self._varying):
             return None  # dead: nothing reads it; or computed from constants alone, while building
