@@ -102,7 +102,7 @@ LATER = (
 )
 # ... or with an eighth of these bounds from 300 on, most from 150; more would hide that one of them is not kept.
 BOUNDS = {
-    surroundings: ("_PATHS", "_STEPS", "STEPS"),
+    surroundings: ("MAX_PATH_STEPS", "MAX_Q_STEPS", "STEPS"),
     refusals: ("STEPS",),
     const_weights_fusion: ("STEPS",),
     weights: ("STEPS",),
