@@ -4,6 +4,8 @@ from qdqtool.trt import detect
 from qdqtool.trt.passes._infra import (
     QDQ,
     REMOVING,
+    Case,
+    Layer,
     Network,
     Pass,
     assumed,
@@ -37,16 +39,18 @@ class ConstQDQInitializersFusion(Pass):
         for layer in network.layers_of_kind(*QDQ):
             case = COMPUTED if layer.has_computed_scale else CONSTANT
             self.fire_running(case, layer)
-            computed = detect.scale_computed(
-                self.name, node_name(layer), node_name(layer), layer.has_computed_scale
-            )
+            name = node_name(layer)
+            computed = detect.scale_computed(self.name, name, name, layer.has_computed_scale)
             if computed is not None:
                 self.refuse(computed)
-            inputs = layer.inputs
-            while len(inputs) > 1:
-                constant = constant_before(inputs[1])
-                if constant is None:
-                    break
-                network.drop_input(layer, 1)
-                if network.remove_if_unused(constant):
-                    self.fire(case, layer, REMOVING, constant.name)
+            self._fold_constants(network, case, layer)
+
+    def _fold_constants(self, network: Network, case: Case, layer: Layer) -> None:
+        inputs = layer.inputs
+        while len(inputs) > 1:
+            constant = constant_before(inputs[1])
+            if constant is None:
+                break
+            network.drop_input(layer, 1)
+            if network.remove_if_unused(constant):
+                self.fire(case, layer, REMOVING, constant.name)

@@ -5,13 +5,13 @@ from qdqtool.trt.passes._infra import QDQ, LayerKind, Network, Pass, assumed, co
 FOLDED = assumed(
     "dequantized-weights",
     "Quantized weights of a layer that runs in float are dequantized when the engine is built.",
-    "the log has a heading for it (QDQ graph optimizer constant fold dangling QDQ pass) and no available build a case "
-    "under it; a Reformat layer with such a DQ's name would refute it",
+    "the log has a heading for it (QDQ graph optimizer constant fold dangling QDQ pass) and no "
+    "available build a case under it; a Reformat layer with such a DQ's name would refute it",
 )
 
 
 class ConstantFoldDanglingQDQ(Pass):
-    """Folds a DQ (or Q) of a constant that no layer absorbed: weights whose layer runs in float."""
+    """Folds a remaining DQ (or Q) of a constant: weights of a layer that runs in float."""
 
     cases = (FOLDED,)
     is_compared = False
@@ -21,8 +21,8 @@ class ConstantFoldDanglingQDQ(Pass):
             constant = constant_before(layer.data)
             if constant is None or layer.out.is_output:
                 continue
-            for reader in layer.out.consumers:
-                reader.add_cases(FOLDED)
+            for consumer in layer.out.consumers:
+                consumer.add_cases(FOLDED)
             if constant.out.single_consumer():
                 network.absorb_consumer(constant, layer, constant.name)
             else:

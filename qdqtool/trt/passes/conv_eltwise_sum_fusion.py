@@ -34,35 +34,38 @@ DEQUANTIZED = seen(
 
 
 class ConvEltwiseSumFusion(Pass):
-    """Joins a convolution that writes float and the sum it feeds (with its Relu), of equal shape."""
+    """Fuses a convolution that writes float and the sum (with its Relu) after it.
+
+    Both operands of the sum have equal shapes.
+    """
 
     cases = (PLAIN, BOTH, DEQUANTIZED)
 
     def apply(self, network: Network) -> None:
-        for conv, add in network.single_consumer_pairs(
+        pairs = network.single_consumer_pairs(
             LayerKind.CONVOLUTION, consumer_kind=LayerKind.ELEMENTWISE
-        ):
-            if add.operation != "SUM" or len(add.inputs) != 2:
-                continue
-            if not _can_take(conv):
+        )
+        for conv, add in pairs:
+            if add.operation != "SUM" or len(add.inputs) != 2 or not _can_fuse_sum(conv):
                 continue
             first, last = (t.producer_of_kind(LayerKind.CONVOLUTION) for t in add.inputs)
-            case = PLAIN
-            if last is not None and _can_take(last) and last.out.single_consumer() is add:
-                case = BOTH if first is not None and _can_take(first) else PLAIN
-                conv = last
-            self._take(network, case, conv, add)
+            if last is None or not _can_fuse_sum(last) or last.out.single_consumer() is not add:
+                self._fuse(network, PLAIN, conv, add)
+                continue
+            feeds_both = first is not None and _can_fuse_sum(first)
+            self._fuse(network, BOTH if feeds_both else PLAIN, last, add)
 
-    def _take(self, network: Network, case: Case, conv: Layer, add: Layer) -> None:
-        other = next((t for t in add.inputs if t is not conv.out), None)
-        if other is None or constant_before(other) is not None:
+    def _fuse(self, network: Network, case: Case, conv: Layer, add: Layer) -> None:
+        residual = next((t for t in add.inputs if t is not conv.out), None)
+        if residual is None or constant_before(residual) is not None:
             return
-        if other.shape is not None and conv.out.shape is not None and other.shape != conv.out.shape:
+        shapes = {residual.shape, conv.out.shape}
+        if len(shapes) > 1 and None not in shapes:
             return
-        self.fuse_consumer(network, DEQUANTIZED if dq_before(other) else case, conv, add)
-        conv.residual = other
+        self.fuse_consumer(network, DEQUANTIZED if dq_before(residual) else case, conv, add)
+        conv.residual = residual
         conv.fusion.has_activation = True
 
 
-def _can_take(conv: Layer) -> bool:
+def _can_fuse_sum(conv: Layer) -> bool:
     return not conv.int8_out and not conv.fusion.has_activation and weights_position(conv) is None

@@ -45,17 +45,17 @@ class ConvScaleFusion(Pass):
             if layer.fusion.has_activation or (position and not scale.shift_only):
                 continue
             layer.fusion.has_activation = bool(scale.relu_name)
-            self.fuse_consumer(network, self._case(layer, position), layer, scale)
+            self.fuse_consumer(network, self._choose_case(layer, position), layer, scale)
 
-    def _case(self, layer: Layer, position: int | None) -> Case:
+    def _choose_case(self, layer: Layer, position: int | None) -> Case:
         return BIAS if position and dq_before(layer.inputs[position]) else FLOAT
 
 
 class DeconvScaleFusion(ConvScaleFusion):
-    """The same for a deconvolution."""
+    """Folds a scale or bias into a deconvolution."""
 
     cases = (DECONVOLUTION,)
     kind = LayerKind.DECONVOLUTION
 
-    def _case(self, layer: Layer, position: int | None) -> Case:
+    def _choose_case(self, layer: Layer, position: int | None) -> Case:
         return DECONVOLUTION

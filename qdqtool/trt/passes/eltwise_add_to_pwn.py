@@ -12,7 +12,7 @@ SUM = seen(
 
 
 class EltwiseAddToPwn(Pass):
-    """Turns a sum that no convolution took into a pointwise layer."""
+    """Turns a sum that no convolution has fused into a pointwise layer."""
 
     cases = (SUM,)
     anonymous_lines = (SWAP_TYPE,)

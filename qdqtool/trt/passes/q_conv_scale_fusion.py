@@ -1,7 +1,7 @@
 """QConvScaleFusion."""
 
 from qdqtool.model.operators import CONVOLVE
-from qdqtool.trt.layers import dq_before, node_name, weights_position
+from qdqtool.trt.layers import Layer, dq_before, node_name, weights_position
 from qdqtool.trt.passes._infra import REMOVING, LayerKind, Network, Pass, documented, seen
 from qdqtool.trt.refusals import BatchNormNotConstant, ConvTransposeBatchNorm
 from qdqtool.trt.surroundings import tensor_size
@@ -18,17 +18,17 @@ FOLDED = seen(
 TRANSPOSED = documented(
     "convtranspose",
     "A quantized ConvTranspose does not take the BatchNormalization behind it.",
-    "NVIDIA in NVIDIA/TensorRT issue 3412 (2023): no support for Q/DQ + convTranspose + BN fusion yet; nothing newer "
-    "says that a later version folds it",
+    "NVIDIA in NVIDIA/TensorRT issue 3412 (2023): no support for Q/DQ + convTranspose + BN fusion "
+    "yet; nothing newer says that a later version folds it",
     about=("ConvTranspose", "BatchNormalization"),
 )
 
 
 class QConvScaleFusion(Pass):
-    """Folds a BatchNormalization (and the Relu fused to it) into a convolution with both inputs from DQs.
+    """Folds a BatchNormalization (with its Relu) into a convolution with both inputs from DQs.
 
-    A BatchNormalization that was decomposed because a parameter is not a plain constant is not folded
-    (yolo-resnet18-orin-trt8502: three downsample branches).
+    A BatchNormalization that was decomposed because a parameter is not a plain constant is not
+    folded (yolo-resnet18-orin-trt8502: three downsample branches).
     """
 
     cases = (FOLDED, TRANSPOSED)
@@ -38,24 +38,31 @@ class QConvScaleFusion(Pass):
         for layer, scale in network.single_consumer_pairs(*CONVOLVE):
             if scale.kind != LayerKind.SCALE and scale.op != "BatchNormalization":
                 continue
-            position = weights_position(layer)
-            if (
-                position is None
-                or dq_before(layer.data) is None
-                or dq_before(layer.inputs[position]) is None
-            ):
+            if not _is_quantized(layer):
                 continue
-            refused = (self.name, node_name(layer), node_name(scale), tensor_size(layer.out))
+            details = (self.name, node_name(layer), node_name(scale), tensor_size(layer.out))
             if scale.kind != LayerKind.SCALE:
-                self.refuse(BatchNormNotConstant(*refused))
-            elif layer.kind == LayerKind.DECONVOLUTION and not layer.fusion.has_activation:
-                self.refuse(ConvTransposeBatchNorm(*refused))
+                self.refuse(BatchNormNotConstant(*details))
+            elif layer.fusion.has_activation:
+                continue
+            elif layer.kind == LayerKind.DECONVOLUTION:
+                self.refuse(ConvTransposeBatchNorm(*details))
                 layer.add_cases(TRANSPOSED)
-            elif not layer.fusion.has_activation:
-                self.fire_running(FOLDED, layer)
-                self.fire(FOLDED, layer, REMOVING, scale.name)
-                layer.fusion.has_activation = bool(scale.relu_name)
-                keep = scale.relu_name and self.target.keeps_relu_name
-                network.absorb_consumer(
-                    layer, scale, f"{layer.name} + {scale.relu_name}" if keep else layer.name
-                )
+            else:
+                self._fold(network, layer, scale)
+
+    def _fold(self, network: Network, layer: Layer, scale: Layer) -> None:
+        self.fire_running(FOLDED, layer)
+        self.fire(FOLDED, layer, REMOVING, scale.name)
+        layer.fusion.has_activation = bool(scale.relu_name)
+        name = layer.name
+        if scale.relu_name and self.target.keeps_relu_name:
+            name = f"{layer.name} + {scale.relu_name}"
+        network.absorb_consumer(layer, scale, name)
+
+
+def _is_quantized(layer: Layer) -> bool:
+    position = weights_position(layer)
+    if position is None or dq_before(layer.data) is None:
+        return False
+    return dq_before(layer.inputs[position]) is not None

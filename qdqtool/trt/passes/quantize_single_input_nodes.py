@@ -2,6 +2,7 @@
 
 from qdqtool.model.operators import AVERAGES
 from qdqtool.trt.passes._infra import (
+    Layer,
     LayerKind,
     Network,
     Pass,
@@ -32,9 +33,9 @@ WINDOW = documented(
 
 
 class QuantizeSingleInputNodes(Pass):
-    """Lets an average pooling between a DQ and a Q, single readers, run in INT8.
+    """Lets an average pooling between a DQ and a Q, single consumers, run in INT8.
 
-    With one side only it refuses; the other stays in the engine as a conversion.
+    It refuses if only one of them is there, which remains in the engine as a conversion.
     """
 
     cases = (GLOBAL, WINDOW)
@@ -43,29 +44,13 @@ class QuantizeSingleInputNodes(Pass):
     def apply(self, network: Network) -> None:
         for layer in network.layers_of_kind(LayerKind.REDUCE):
             if layer.op in AVERAGES:
-                dq, readers, size = (
-                    dq_before(layer.data),
-                    find_consumers(layer.out),
-                    tensor_size(layer.data),
-                )
-                self.refuse(
-                    ReduceNotPooling(self.name, node_name(layer), node_name(dq), readers, size)
-                )
+                self._refuse_reduce(layer)
         for layer in network.layers_of_kind(LayerKind.POOLING):
             dq, q = dq_before(layer.data), q_after(layer.out)
             if layer.pooling_type != "AVERAGE" or not (dq or q):
                 continue
             if dq is None or q is None:
-                origin, readers, size = (
-                    find_origin(layer.data),
-                    find_consumers(layer.out),
-                    tensor_size(layer.data),
-                )
-                self.refuse(
-                    PoolingOneSide(
-                        self.name, node_name(layer), dq is not None, origin, readers, size
-                    )
-                )
+                self._refuse_one_side(layer, dq is not None)
                 continue
             case = WINDOW if layer.op == "AveragePool" else GLOBAL
             self.fire_running(case, layer)
@@ -74,3 +59,20 @@ class QuantizeSingleInputNodes(Pass):
             if network.bypass_dq(dq, layer):
                 self.fire(case, layer, REMOVING, dq.name)
             layer.int8 = True
+
+    def _refuse_reduce(self, layer: Layer) -> None:
+        dq_name = node_name(dq_before(layer.data))
+        consumers, size = find_consumers(layer.out), tensor_size(layer.data)
+        self.refuse(ReduceNotPooling(self.name, node_name(layer), dq_name, consumers, size))
+
+    def _refuse_one_side(self, layer: Layer, is_input_quantized: bool) -> None:
+        self.refuse(
+            PoolingOneSide(
+                self.name,
+                node_name(layer),
+                is_input_quantized,
+                find_origin(layer.data),
+                find_consumers(layer.out),
+                tensor_size(layer.data),
+            )
+        )

@@ -18,14 +18,16 @@ MAXIMUM = assumed(
 )
 MEAN = assumed(
     "mean",
-    "A ReduceMean over height and width that keeps its dimensions becomes a pooling; any other is left.",
+    "A ReduceMean over height and width that keeps its dimensions becomes a pooling; any other is "
+    "left.",
     "developer guide, Reduce fusion; not seen with Q/DQ",
     about=("ReduceMean",),
 )
 REDUCE_MAX = documented(
     "reduce-max",
     "A ReduceMax over width, height or both that keeps its dimensions becomes a pooling.",
-    "the engine listed in NVIDIA/TensorRT issue 2627 (8.4.1): Layer(CudnnPooling): pfe_ReduceMax_15, over the width",
+    "the engine listed in NVIDIA/TensorRT issue 2627 (8.4.1): Layer(CudnnPooling): "
+    "pfe_ReduceMax_15, over the width",
     about=("ReduceMax",),
 )
 _CASES = {"GlobalAveragePool": AVERAGE, "GlobalMaxPool": MAXIMUM, "ReduceMax": REDUCE_MAX}

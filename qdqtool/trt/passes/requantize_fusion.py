@@ -1,4 +1,4 @@
-"""A DQ followed by a Q of another scale."""
+"""Fusion of a DQ and a Q of another scale."""
 
 from qdqtool.trt.passes._infra import (
     CONVOLVE,
@@ -26,7 +26,10 @@ CONVERSION = documented(
 
 
 class RequantizeFusion(Pass):
-    """Joins DQ and Q of different scales into one requantization; TensorRT's name for this pass is not known."""
+    """Fuses DQ and Q of different scales into one requantization.
+
+    TensorRT's name for this pass is unknown.
+    """
 
     cases = (INTO, CONVERSION)
     is_compared = False
@@ -37,32 +40,32 @@ class RequantizeFusion(Pass):
             if dq is None or (q.quant is not None and q.quant.per_channel):
                 continue
             conv = dq.data.producer_of_kind(*CONVOLVE)
-            if (
-                conv is not None
-                and conv.int8_out
-                and dq.data.single_consumer()
-                and dq.out.single_consumer()
-            ):
-                self._into(network, conv, dq, q)
-                continue
-            q.owner = node_name(q)
-            q.name = f"{dq.name} + {q.name}"
-            q.nodes = [*dq.nodes, *q.nodes]
-            network.set_input(q, 0, dq.data)
-            q.requantizes = True
-            q.paired_q, q.source_scale = dq.paired_q or node_name(dq), quantizer_scale(dq)
-            for step in dq.path.latest_steps():
-                q.path = q.path.with_step(step)
-            q.add_cases(CONVERSION)
-            network.remove_if_unused(dq)
-            for reader in q.out.consumers:
-                reader.add_cases(CONVERSION)
+            is_chain = dq.data.single_consumer() and dq.out.single_consumer()
+            if conv is not None and conv.int8_out and is_chain:
+                _fuse_into_convolution(network, conv, dq, q)
+            else:
+                _fuse_into_conversion(network, dq, q)
 
-    @staticmethod
-    def _into(network: Network, conv: Layer, dq: Layer, q: Layer) -> None:
-        network.remove(q)
-        network.remove(dq)
-        network.set_output(conv, q.out)
-        conv.name = f"{conv.name} + {dq.name} + {q.name}"
-        conv.nodes += [*dq.nodes, *q.nodes]
-        conv.add_cases(INTO, *q.cases)
+
+def _fuse_into_convolution(network: Network, conv: Layer, dq: Layer, q: Layer) -> None:
+    network.remove(q)
+    network.remove(dq)
+    network.set_output(conv, q.out)
+    conv.name = f"{conv.name} + {dq.name} + {q.name}"
+    conv.nodes += [*dq.nodes, *q.nodes]
+    conv.add_cases(INTO, *q.cases)
+
+
+def _fuse_into_conversion(network: Network, dq: Layer, q: Layer) -> None:
+    q.owner = node_name(q)
+    q.name = f"{dq.name} + {q.name}"
+    q.nodes = [*dq.nodes, *q.nodes]
+    network.set_input(q, 0, dq.data)
+    q.requantizes = True
+    q.paired_q, q.source_scale = dq.paired_q or node_name(dq), quantizer_scale(dq)
+    for step in dq.path.latest_steps():
+        q.path = q.path.with_step(step)
+    q.add_cases(CONVERSION)
+    network.remove_if_unused(dq)
+    for consumer in q.out.consumers:
+        consumer.add_cases(CONVERSION)

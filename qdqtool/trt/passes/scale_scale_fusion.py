@@ -6,16 +6,16 @@ PLAIN = seen("two-scales", "Two scales in a row become one.", "yolo-resnet18-ori
 
 
 class ScaleScaleFusion(Pass):
-    """Joins two scales in a row (the decomposed BatchNormalizations)."""
+    """Fuses two scales in a row (the decomposed BatchNormalizations)."""
 
     cases = (PLAIN,)
     is_compared = False
 
     def apply(self, network: Network) -> None:
         for layer in network.layers_of_kind(LayerKind.SCALE):
-            while network.contains(layer) and len(layer.nodes) < MAX_JOINED and not layer.relu_name:
-                reader = layer.out.single_consumer(LayerKind.SCALE)
-                if reader is None:
+            while network.contains(layer) and len(layer.nodes) < MAX_JOINED:
+                consumer = layer.out.single_consumer(LayerKind.SCALE)
+                if consumer is None or layer.relu_name:
                     break
-                layer.relu_name = reader.relu_name
-                self.fuse_consumer(network, PLAIN, layer, reader)
+                layer.relu_name = consumer.relu_name
+                self.fuse_consumer(network, PLAIN, layer, consumer)

@@ -13,7 +13,7 @@ PLAIN = seen(
 
 
 class ShuffleShuffleFusion(Pass):
-    """Joins two shuffles in a row."""
+    """Fuses two shuffles in a row."""
 
     cases = (PLAIN,)
     is_compared = False
@@ -21,20 +21,19 @@ class ShuffleShuffleFusion(Pass):
     def apply(self, network: Network) -> None:
         for shuffle in network.layers_of_kind(LayerKind.SHUFFLE):
             while network.contains(shuffle) and len(shuffle.nodes) < MAX_JOINED:
-                reader = shuffle.out.single_consumer(LayerKind.SHUFFLE)
-                if reader is None or reader.shuffling.after_matmul:
+                consumer = shuffle.out.single_consumer(LayerKind.SHUFFLE)
+                if consumer is None or consumer.shuffling.after_matmul:
                     break
-                moves, perm = (
-                    shuffle.shuffling.reorders_values or reader.shuffling.reorders_values,
-                    _one_after_other(shuffle, reader),
-                )
-                self.fuse_consumer(network, PLAIN, shuffle, reader)
-                shuffle.shuffling.may_be_identity, shuffle.shuffling.perm = True, perm
-                shuffle.shuffling.reorders_values = moves and perm != tuple(range(len(perm or ())))
+                state, perm = shuffle.shuffling, _compose(shuffle, consumer)
+                reorders_values = state.reorders_values or consumer.shuffling.reorders_values
+                is_identity = perm == tuple(range(len(perm or ())))
+                self.fuse_consumer(network, PLAIN, shuffle, consumer)
+                state.may_be_identity, state.perm = True, perm
+                state.reorders_values = reorders_values and not is_identity
 
 
-def _one_after_other(first: Layer, second: Layer) -> tuple[int, ...] | None:
-    """The permutation that two Transposes in a row come to; None where one of them is no Transpose."""
+def _compose(first: Layer, second: Layer) -> tuple[int, ...] | None:
+    """Return the permutation of two Transposes in a row; None if one is not a Transpose."""
     before, after = first.shuffling.perm, second.shuffling.perm
     if before is None or after is None or len(before) != len(after):
         return None
