@@ -11,7 +11,7 @@ from qdqtool.base.process import pause_gc
 from qdqtool.model.graph import Model
 from qdqtool.model.modelfile import ModelSource, load, load_full
 from qdqtool.model.qdq import float_tensor
-from qdqtool.trt.outcome import assumed_target, settled, simulate
+from qdqtool.trt.outcome import apply_assumptions, simulate, simulate_without_alternatives
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import ConvOutcome, Finding, Prediction, Severity
 
@@ -62,7 +62,7 @@ def _predict(
     assume: Mapping[str, str] | None,
     way: str | None,
 ) -> Prediction:
-    assumed = assumed_target(target, assume)
+    assumed = apply_assumptions(target, assume)
     if way is not None:
         from qdqtool.explain.ways import way_named
 
@@ -149,7 +149,7 @@ def outcome(model: Model, target: Target) -> Prediction:
             from qdqtool.trt.rtx.predict import predict_rtx
 
             return predict_rtx(model, target)
-        return settled(model, target)
+        return simulate_without_alternatives(model, target)
 
 
 def advise(model: Model, prediction: Prediction, way: str | None = None) -> list[Finding]:

@@ -12,7 +12,7 @@ from qdqtool.commands.cli import run
 from qdqtool.errors import QdqtoolError
 from qdqtool.model.modelfile import load
 from qdqtool.trt import pipeline
-from qdqtool.trt.outcome import assumed_target, settled
+from qdqtool.trt.outcome import apply_assumptions, simulate_without_alternatives
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Precision, Prediction
 from tests.explain.test_causes import residual
@@ -152,7 +152,9 @@ def test_assumption_changes_nothing_if_both_inputs_are_quantized() -> None:
     model = load(residual("own", conv_side=True, activation=True))
     target = target_named("trt8.5")
     fused, apart = (
-        settled(model, assumed_target(target, {"silu-add": value})).summary()
+        simulate_without_alternatives(
+            model, apply_assumptions(target, {"silu-add": value})
+        ).summary()
         for value in ("fused", "apart")
     )
     assert fused == apart

@@ -115,8 +115,8 @@ def explain_line(text: str) -> LineAnswer | None:
 
 def _owners(event: Event) -> list[type[Pass]]:
     """Whose line it may be, where the line itself names no pass; what most builds show comes first."""
-    owners = [kind for kind in passes() if event.kind in kind.unnamed]
-    decided = [kind for kind in owners if kind.turned in event.object.split()]
+    owners = [kind for kind in passes() if event.kind in kind.anonymous_lines]
+    decided = [kind for kind in owners if kind.converted_kind in event.object.split()]
     builds = {
         kind: len({line.partition(":")[0] for case in kind.cases for line in case.builds})
         for kind in owners

@@ -19,7 +19,7 @@ from qdqtool.explain.report import Diagnosis, Known, See
 from qdqtool.model.operators import CUTS, JOINS, SUMS
 from qdqtool.trt import refusals as trt
 from qdqtool.trt.refusals import OutputManyConsumers, OutputNotQuantized, Reader, ReaderKind, Stays
-from qdqtool.trt.surroundings import differ
+from qdqtool.trt.surroundings import have_different_scales
 from qdqtool.types import Cause, Precision, Refusal
 
 # Inputs --------------------------------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ def _stays(
 
 def _beside(known: Known, stays: Stays) -> tuple[See, ...]:
     """The finding about Qs of other scales on the same tensor; empty where there is none."""
-    if not differ(quantizers_of(stays.siblings)):
+    if not have_different_scales(quantizers_of(stays.siblings)):
         return ()
     maker = (stays.origin.convolution,) if stays.origin.convolution else ()
     found = of_readers(known, ScalesAround.of(stays), stays.siblings, maker)
@@ -261,7 +261,7 @@ def _requantized(known: Known, stays: Stays) -> None:
     joined = (
         between is not None
         and between.op in JOINS
-        and (known.first(trt.ConcatScales, between.node) or differ(with_own(stays)))
+        and (known.first(trt.ConcatScales, between.node) or have_different_scales(with_own(stays)))
     )
     if joined:
         found = of_readers(known, ScalesAround.of(stays), with_own(stays), ())

@@ -63,7 +63,7 @@ from qdqtool.model.sizes import contraction
 from qdqtool.model.subgraphs import DOMAINS, nested_graphs
 from qdqtool.model.view import View
 from qdqtool.trt import detect
-from qdqtool.trt.taken import taken
+from qdqtool.trt.taken import find_float_fusions
 from qdqtool.types import Refusal
 
 _DETECTOR = 2  # last convolutions that make a network without a DFL a detector
@@ -391,13 +391,13 @@ def _failing(model: Model, node: Node, rules: Rules) -> Refusal | None:
     shape = model.constant_shape(node.input(1)) or ()
     found: list[Refusal | None] = [large_kernel(PLACEMENT, node, shape[2:])]
     layer = (
-        taken(model).nodes.get(node.name)
+        find_float_fusions(model).layers.get(node.name)
         if shape[1:2] == (1,) and node.integer("group", 1) > 1
         else None
     )
     if layer is not None:
         activation = layer.fusion.activation
-        readers = model.consumers(layer.fusion.bare or layer.out.source)
+        readers = model.consumers(layer.fusion.tensor_before_activation or layer.out.source)
         found += depthwise(
             PLACEMENT, node, activation.op if activation is not None else "", readers
         )
@@ -438,7 +438,7 @@ def _residual(
     inputs = node.inputs
     if inputs[0] == inputs[1] or any(model.is_constant(t) for t in inputs):
         return [], None
-    behind = [taken(model).summed.get(t) for t in inputs]
+    behind = [find_float_fusions(model).add_inputs.get(t) for t in inputs]
     sides = [
         i
         for i, layer in enumerate(behind)
@@ -462,7 +462,12 @@ def _residual(
     if len(sides) == 2:  # the longer way is the convolution's side, as ModelOpt chooses
         first, second = longest_path(model, inputs[0], inputs[1])
         side = 0 if first > second else 1
-    bare = [i for i in sides if rules.residual == "auto" and inputs[i] in taken(model).bare]
+    bare = [
+        i
+        for i in sides
+        if rules.residual == "auto"
+        and inputs[i] in find_float_fusions(model).add_inputs_without_activation
+    ]
     if bare and side not in bare:
         side = bare[0]
     choice = rules.residual

@@ -16,7 +16,7 @@ from qdqtool.insertion.scales import ScaleGroup, scale_groups
 from qdqtool.model.graph import EDITED, Model
 from qdqtool.model.slim import without_large_weights
 from qdqtool.trt.faults import DepthwiseAdd, DepthwiseSilu, LargeKernel
-from qdqtool.trt.outcome import settled
+from qdqtool.trt.outcome import simulate_without_alternatives
 from qdqtool.trt.targets import Target
 from qdqtool.types import Prediction, Severity
 
@@ -106,7 +106,13 @@ def _worst(
     # Where every Add that is touched reads both inputs dequantized, no convolution can take it.
     all_read = all(len(positions) > 1 for positions in _residual_positions(placement).values())
     for fused in [False] if all_read else [False, True]:
-        found.append(_worth(settled(slim, replaced(target, residual_through_activation=fused))))
+        found.append(
+            _worth(
+                simulate_without_alternatives(
+                    slim, replaced(target, residual_through_activation=fused)
+                )
+            )
+        )
         if reached is not None and found[-1] <= reached:
             return None
     return min(found)

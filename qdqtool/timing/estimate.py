@@ -31,7 +31,7 @@ from qdqtool.timing.parts import BestTime, Calibration, FixTime, FloatTime, Gain
 from qdqtool.timing.physics import Constants, constants, seconds
 from qdqtool.timing.predicted import Workload, workload_of
 from qdqtool.timing.work import Work
-from qdqtool.trt.outcome import assumed_target, settled
+from qdqtool.trt.outcome import apply_assumptions, simulate_without_alternatives
 from qdqtool.trt.targets import TARGETS, Target, strongly_typed, target_named
 from qdqtool.types import EngineLayer, Evidence, Finding, Json, Precision, Prediction
 
@@ -202,7 +202,7 @@ def estimate(
     factor = _batch_factor(shaped, batch, notes)
     if not gpu.has_int8 and twin.has_qdq(shaped):
         shaped = twin.float_twin(shaped)
-        listed = settled(shaped, _with_names(target))
+        listed = simulate_without_alternatives(shaped, _with_names(target))
         notes.append(Remark.WITHOUT_QDQ(target=target.given, gpu=gpu.name))
     else:
         listed = _with_layers(shaped, prediction, notes)
@@ -300,7 +300,7 @@ def _with_layers(model: Model, prediction: Prediction, notes: list[Note]) -> Pre
         return prediction
     typical = _with_names(target_named(prediction.target))
     notes.append(Remark.NO_LAYERS_NAMED(target=prediction.target, typical=typical.name))
-    return settled(model, typical)
+    return simulate_without_alternatives(model, typical)
 
 
 def _with_names(target: Target) -> Target:
@@ -497,7 +497,7 @@ def time_like(time: TimeEstimate, model: Model, target: Target) -> float:
 
 
 def _total(like: TimeEstimate, model: Model, target: Target) -> tuple[Prediction, float]:
-    simulated = settled(model, _with_names(target))
+    simulated = simulate_without_alternatives(model, _with_names(target))
     engine = _engine(model, simulated, like.gpu, _floats_of(model, target, like.plain), like.batch)
     return simulated, float(engine.ms(like.calibration, enqueued=not like.graph).sum())
 
@@ -549,7 +549,7 @@ def predict_on(
     time = None
     if chosen is not None:
         chosen = gpus.used_by(on, chosen)
-        settled_on = assumed_target(on, assume)
+        settled_on = apply_assumptions(on, assume)
         plain = Precision.FP32 if options.no_fp16 else chosen.plain
         with pause_gc():
             time = estimate(

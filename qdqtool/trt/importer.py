@@ -1,8 +1,9 @@
-"""Builds TensorRT's network from an ONNX model, as TensorRT's ONNX parser does, with the parser's names.
+"""Translation of an ONNX model to TensorRT's network, as TensorRT's ONNX parser does it.
 
-Sources: the parse sections of the logs of yolo-resnet18-orin-trt8502 and resnet18-qat-rtx2000-trt8510 (layer
-numbers and names come out as logged for every layer that the Q/DQ passes name), and NVIDIA's open-source parser
-(``node_of_<output>`` for a node without a name, ``_<n>`` behind a name that is taken).
+Layers get the parser's names. Sources: the parse sections of the logs of yolo-resnet18-orin-trt8502
+and resnet18-qat-rtx2000-trt8510 (layer numbers and names are as logged for every layer that the
+Q/DQ passes name), and NVIDIA's open-source parser (``node_of_<output>`` for a node without a name,
+``_<n>`` after a name that is in use).
 """
 
 from collections.abc import Callable
@@ -13,34 +14,51 @@ from qdqtool.model.graph import Model, Node
 from qdqtool.model.heads import find_dfl
 from qdqtool.model.operators import CONVOLVE, LayerKind
 from qdqtool.model.qdq import read_params
-from qdqtool.trt.layers import QDQ, Layer, Tensor, Weighted, Window
+from qdqtool.trt.layers import QDQ, Layer, LayerWeights, PoolingWindow, Tensor
 from qdqtool.trt.network import Network
 
-_QUANTIZE, _SHAPE = (
-    LayerKind.QUANTIZE,
-    LayerKind.SHAPE,
-)  # a member of an enumeration is slow to look up
+# Looking up a member of an enumeration is slow, and these are compared with every node.
+_QUANTIZE, _SHAPE = LayerKind.QUANTIZE, LayerKind.SHAPE
+
+
+def build(model: Model) -> Network:
+    """Translate a model to TensorRT's network.
+
+    Dead layers are removed, and the others ranked in the optimizer's order of visits.
+
+    Raises:
+        ModelError: A node is damaged.
+    """
+    return Importer(model).run()
 
 
 class Importer:
-    """Translates one model; :func:`build` is the way in."""
+    """Translates one model; see :func:`build`.
+
+    Attributes:
+        model: The model.
+        network: The network under construction.
+        tensors: Tensors by their ONNX names.
+        layer_number: TensorRT's running layer number, which names unnamed layers.
+    """
 
     def __init__(self, model: Model) -> None:
         self.model = model
         self.network = Network()
         self.tensors: dict[str, Tensor] = {}
-        self.count = 0  # TensorRT's running layer number, which names unnamed layers
+        self.layer_number = 0
         self._names: set[str] = set()
         self._suffix = 0
-        self._shape_only: set[str] = set()
+        self._shape_tensors: set[str] = set()  # results of shape arithmetic
         self._dfl = find_dfl(model)
 
     def run(self) -> Network:
+        """Translate the whole model."""
         for name in self.model.inputs:
             self.network.inputs.append(self._tensor(name))
         for node in self.model.ordered:
             try:
-                self._import(node)
+                self._import_node(node)
             except (ValueError, TypeError, IndexError, AttributeError) as error:
                 raise ModelError(
                     f"node '{node.name}' ({node.op}) is damaged: {error}",
@@ -54,47 +72,52 @@ class Importer:
             self.network.outputs.append(tensor)
         self.network.counts["Original"] = len(self.network.layers)
         self.network.remove_dead()
-        self.network.order()
+        self.network.rank_layers()
         return self.network
 
-    # Tensors --------------------------------------------------------------------------------------------------
+    # Tensors ----------------------------------------------------------------------------------
 
     def _tensor(self, name: str) -> Tensor:
-        found = self.tensors.get(name)
-        if found is None:
+        tensor = self.tensors.get(name)
+        if tensor is None:
             if not name:
                 raise ValueError("an input or output is missing")
-            kind, shape = self.model.tensor_type(name)
-            found = self.tensors[name] = Tensor(name, elem_type=kind)
-            found.shape = shape
-        return found
+            elem_type, shape = self.model.tensor_type(name)
+            tensor = self.tensors[name] = Tensor(name, elem_type=elem_type)
+            tensor.shape = shape
+        return tensor
 
     def _input(self, name: str) -> Tensor:
-        """The tensor a layer reads; a constant becomes a constant layer when it is first read."""
-        found = self.tensors.get(name)
-        if found is not None:
-            return found
+        """Return the tensor that a layer reads.
+
+        A constant becomes a constant layer when it is first read.
+        """
+        tensor = self.tensors.get(name)
+        if tensor is not None:
+            return tensor
         if self.model.is_constant(name):
             layer = self._add(LayerKind.CONSTANT, name, [], [self._tensor(name)], None)
             layer.dims = self.model.constant_shape(name)
         return self._tensor(name)
 
-    # Layers ---------------------------------------------------------------------------------------------------
+    # Layers -----------------------------------------------------------------------------------
 
-    def _name(self, node: Node) -> str:
-        given = node.proto.name
-        if given == node.name:  # that text, not another one like it
-            given = node.name
-        name = given or (f"node_of_{node.output}" if node.output else node.name)
-        candidate = name
-        while candidate in self._names:
-            candidate = f"{name}_{self._suffix}"
+    def _unique_name(self, node: Node) -> str:
+        """Return the parser's name for the layer of a node."""
+        name = node.proto.name
+        if name == node.name:
+            name = node.name  # share one string: a protobuf message makes a new one at each access
+        name = name or (f"node_of_{node.output}" if node.output else node.name)
+        unique = name
+        while unique in self._names:
+            unique = f"{name}_{self._suffix}"
             self._suffix += 1
-        self._names.add(candidate)
-        return candidate
+        self._names.add(unique)
+        return unique
 
-    def _unnamed(self, kind: str) -> str:
-        return f"(Unnamed Layer* {self.count}) [{kind}]"
+    def _numbered_name(self, kind: str) -> str:
+        """Return the name of a layer that the parser leaves unnamed."""
+        return f"(Unnamed Layer* {self.layer_number}) [{kind}]"
 
     def _add(
         self,
@@ -110,15 +133,23 @@ class Importer:
             passage = operators.passage(self.model, node)
             if passage is not None:
                 layer.passage = passage
-        self.count += 1
+        self.layer_number += 1
         return self.network.add(layer, inputs, outputs)
 
-    def _layer(
+    def _add_node(
         self, node: Node, inputs: list[Tensor], kind: LayerKind | None = None, operation: str = ""
     ) -> Layer:
-        """The layer that computes a node's only output; of the operator's own kind, if no other is named."""
+        """Add the layer that computes the only output of a node.
+
+        Args:
+            node: The node.
+            inputs: Inputs of the layer.
+            kind: Kind of the layer; None for that of the operator.
+            operation: TensorRT's operation of an elementwise layer.
+        """
         kind = kind or operators.operator_of(node).kind
-        layer = self._add(kind, self._name(node), inputs, [self._tensor(node.output)], node)
+        name = self._unique_name(node)
+        layer = self._add(kind, name, inputs, [self._tensor(node.output)], node)
         if operation:
             layer.operation = operation
         return layer
@@ -126,125 +157,147 @@ class Importer:
     def _add_unnamed(
         self,
         kind: LayerKind,
-        shown: str,
+        label: str,
         inputs: list[Tensor],
-        node: Node | None = None,
+        owner: Node | None = None,
         operation: str = "",
     ) -> Tensor:
-        """Adds a layer that the parser leaves unnamed and returns its output; ``node`` is what it belongs to."""
-        name = self._unnamed(shown)
+        """Add a layer that the parser leaves unnamed, and return its output.
+
+        Args:
+            kind: Kind of the layer.
+            label: The kind as TensorRT writes it in the layer's name.
+            inputs: Inputs of the layer. The output has the type and shape of the first one.
+            owner: Node that the layer belongs to.
+            operation: TensorRT's operation of an elementwise layer.
+        """
+        name = self._numbered_name(label)
         out = Tensor(f"{name}_output")
         if inputs:
             out.elem_type, out.shape = inputs[0].elem_type, inputs[0].shape
         layer = self._add(kind, name, inputs, [out], None)
-        if node is not None:
-            layer.op, layer.of = node.op, node.name
+        if owner is not None:
+            layer.op, layer.owner = owner.op, owner.name
         layer.operation = operation
         return out
 
-    # Operators ------------------------------------------------------------------------------------------------
+    def _add_shuffle(self, tensor: Tensor) -> Tensor:
+        return self._add_unnamed(LayerKind.SHUFFLE, "Shuffle", [tensor])
 
-    def _import(self, node: Node) -> None:
+    def _add_elementwise(self, operation: str, inputs: list[Tensor], owner: Node | None) -> Tensor:
+        return self._add_unnamed(LayerKind.ELEMENTWISE, "ElementWise", inputs, owner, operation)
+
+    # Operators --------------------------------------------------------------------------------
+
+    def _import_node(self, node: Node) -> None:
         if node.op == "Constant" or not any(node.outputs):
             return
-        known = operators.operator_of(node)
-        if known.kind is _SHAPE or self._only_shapes(node):
-            # Shape arithmetic is folded while parsing or runs on the host: it neither reads nor blocks a tensor.
-            self._shape_only.update(o for o in node.outputs if o)
+        operator = operators.operator_of(node)
+        if operator.kind is _SHAPE or self._computes_on_shapes(node):
+            # Shape arithmetic is folded while parsing or runs on the host. It neither reads nor
+            # blocks a tensor.
+            self._shape_tensors.update(name for name in node.outputs if name)
             return
-        _HANDLERS.get(known.kind, Importer._generic)(self, node)
+        _HANDLERS.get(operator.kind, Importer._import_other)(self, node)
 
-    def _only_shapes(self, node: Node) -> bool:
-        """Whether a node computes on shapes alone: every input is shape arithmetic or a constant, one is shape."""
-        if self._shape_only.isdisjoint(node.inputs):
+    def _computes_on_shapes(self, node: Node) -> bool:
+        """Return whether all inputs are shape arithmetic or constants, at least one the former."""
+        if node.captured or self._shape_tensors.isdisjoint(node.inputs):
             return False
-        names = [i for i in node.inputs if i]
-        return not node.captured and all(
-            i in self._shape_only or self.model.is_constant(i) for i in names
+        return all(
+            name in self._shape_tensors or self.model.is_constant(name)
+            for name in node.inputs
+            if name
         )
 
-    def _generic(self, node: Node) -> None:
-        """A layer that no rule is about: all its tensors are inputs."""
-        names = [i for i in (*node.inputs, *node.captured) if i and i not in self._shape_only]
-        inputs = [self._input(i) for i in names if not self.model.is_constant(i)]
-        name = self._name(node)
-        self._add(LayerKind.OTHER, name, inputs, [self._tensor(o) for o in node.outputs if o], node)
+    def _import_other(self, node: Node) -> None:
+        """Add a layer that no rule is about: all its computed tensors are inputs."""
+        names = [name for name in (*node.inputs, *node.captured) if name]
+        inputs = [
+            self._input(name)
+            for name in names
+            if name not in self._shape_tensors and not self.model.is_constant(name)
+        ]
+        name = self._unique_name(node)
+        outputs = [self._tensor(output) for output in node.outputs if output]
+        self._add(LayerKind.OTHER, name, inputs, outputs, node)
 
-    def _simple(self, node: Node) -> Layer:
-        """A layer with one tensor input; the others (shapes, bounds) are parameters."""
-        return self._layer(node, [self._input(node.input(0))])
+    def _import_simple(self, node: Node) -> Layer:
+        """Add a layer with one tensor input; the others (shapes, bounds) are parameters."""
+        return self._add_node(node, [self._input(node.input(0))])
 
-    def _resize(self, node: Node) -> None:
-        """A Resize; a size given as a constant takes a number and is no layer in the end (both BEVFusion builds)."""
+    def _import_resize(self, node: Node) -> None:
         if self.model.is_constant(node.input(3)):
-            self.count += 1
-        self._simple(node)
+            # A constant size takes a number, though it is not a layer (both BEVFusion builds).
+            self.layer_number += 1
+        self._import_simple(node)
 
-    def _activation(self, node: Node) -> None:
-        known = operators.operator_of(node).activation
-        assert known is not None
-        if known.type != "HARD_SWISH":
-            self._simple(node).activation = known.type
+    def _import_activation(self, node: Node) -> None:
+        activation = operators.operator_of(node).activation
+        assert activation is not None
+        if activation.type != "HARD_SWISH":
+            self._import_simple(node).activation = activation.type
             return
         x = self._input(node.input(0))
         gate = self._add_unnamed(LayerKind.ACTIVATION, "Activation", [x], node)
         assert gate.producer is not None
         gate.producer.activation = "HARD_SIGMOID"
-        self._layer(node, [x, gate], LayerKind.ELEMENTWISE, "PROD")
+        self._add_node(node, [x, gate], LayerKind.ELEMENTWISE, "PROD")
 
-    def _shuffle(self, node: Node) -> None:
-        shuffling = self._simple(node).shuffling
-        shuffling.moves = operators.operator_of(node).moves
+    def _import_shuffle(self, node: Node) -> None:
+        shuffling = self._import_simple(node).shuffling
+        shuffling.reorders_values = operators.operator_of(node).moves
         perm = node.attributes.get("perm") if node.op == "Transpose" else None
         shuffling.perm = tuple(perm) if perm is not None else None
 
-    def _reduce(self, node: Node) -> None:
-        self._simple(node).pooling = operators.pooling_type(self.model, node)
+    def _import_reduce(self, node: Node) -> None:
+        self._import_simple(node).possible_pooling = operators.pooling_type(self.model, node)
 
-    def _elementwise(self, node: Node) -> None:
-        if len([i for i in node.inputs if i]) != 2:
-            self._generic(node)
+    def _import_elementwise(self, node: Node) -> None:
+        if len([name for name in node.inputs if name]) != 2:
+            self._import_other(node)
             return
-        rank = max(
-            (len(s) for s in (self.model.shape(i) for i in node.inputs) if s is not None), default=0
-        )
+        shapes = [self.model.shape(name) for name in node.inputs]
+        rank = max(len(shape or ()) for shape in shapes)
         inputs: list[Tensor] = []
         for name in node.inputs:
             tensor = self._input(name)
             dims = self.model.constant_shape(name) if self.model.is_constant(name) else None
             if dims is not None and len(dims) < rank:
-                tensor = self._add_unnamed(LayerKind.SHUFFLE, "Shuffle", [tensor])
+                tensor = self._add_shuffle(tensor)
             inputs.append(tensor)
-        self._layer(node, inputs, operation=operators.operator_of(node).operation)
+        self._add_node(node, inputs, operation=operators.operator_of(node).operation)
 
-    def _quantizer(self, node: Node) -> None:
+    def _import_quantizer(self, node: Node) -> None:
         x = self._input(node.input(0))
-        parameters: list[str] = []
-        computed: list[str] = []
-        for name in filter(None, node.inputs[1:]):
-            (parameters if self.model.is_constant(name) else computed).append(name)
-        layer = self._layer(node, [x, *map(self._input, parameters), *map(self._input, computed)])
+        names = [name for name in node.inputs[1:] if name]
+        computed = [name for name in names if not self.model.is_constant(name)]
+        constants = [name for name in names if self.model.is_constant(name)]
+        layer = self._add_node(node, [x, *map(self._input, constants), *map(self._input, computed)])
         layer.quant = read_params(self.model, node)
-        above = x.producer
-        if above is not None and above.kind is _QUANTIZE:
-            layer.pair = above.nodes[0]
+        if x.producer is not None and x.producer.kind is _QUANTIZE:
+            layer.paired_q = x.producer.nodes[0]
         if computed:
-            layer.computed_scale = True
+            layer.has_computed_scale = True
 
-    def _convolution(self, node: Node) -> None:
+    def _import_convolution(self, node: Node) -> None:
         weights, bias = node.input(1), node.input(2)
-        constant = self.model.is_constant(weights)
-        computed = [i for i in (weights, *filter(None, [bias])) if not self.model.is_constant(i)]
-        layer = self._layer(node, [self._input(i) for i in (node.input(0), *computed)])
+        is_constant = self.model.is_constant(weights)
+        names = [node.input(0)]
+        if not is_constant:
+            names.append(weights)
+        if bias and not self.model.is_constant(bias):
+            names.append(bias)
+        layer = self._add_node(node, [self._input(name) for name in names])
         attributes = node.attributes
         dims = self.model.shape(weights) or ()
         group = node.integer("group", 1)
         kernel = tuple(attributes.get("kernel_shape", ()) or list(dims[2:]))
         strides, pads = _strides_and_pads(node, kernel)
-        layer.weights = Weighted(
+        layer.weights = LayerWeights(
             name=weights,
-            constant=constant,
-            inside=constant,
+            constant=is_constant,
+            in_layer=is_constant,
             dims=tuple(dims),
             axis=operators.output_axis(node, len(dims)) or 0,
             kernel=kernel,
@@ -256,68 +309,69 @@ class Importer:
             dfl=node.index in self._dfl,
         )
 
-    def _batch_normalization(self, node: Node) -> None:
-        """y = (x - mean) / sqrt(var + epsilon) * scale + bias, in pieces when a parameter is not a plain constant."""
-        if all(self.model.is_constant(p) for p in node.inputs[1:5]):
-            self._simple(node)
+    def _import_batch_normalization(self, node: Node) -> None:
+        """Add a scale, or ``(x - mean) / sqrt(var + epsilon) * scale + bias`` as separate layers.
+
+        The parser decomposes the operator if a parameter is not a plain constant.
+        """
+        if all(self.model.is_constant(name) for name in node.inputs[1:5]):
+            self._import_simple(node)
             return
         x = self._input(node.input(0))
-        constants = [self._input(node.input(i)) for i in (1, 2, 3, 4)]
-        scale, bias, mean, var = (
-            self._add_unnamed(LayerKind.SHUFFLE, "Shuffle", [c]) for c in constants
-        )
+        parameters = [self._input(node.input(i)) for i in (1, 2, 3, 4)]
+        scale, bias, mean, var = (self._add_shuffle(tensor) for tensor in parameters)
         epsilon = self._add_unnamed(LayerKind.CONSTANT, "Constant", [])
-        variance = self._add_unnamed(
-            LayerKind.ELEMENTWISE, "ElementWise", [var, epsilon], None, "SUM"
-        )
+        variance = self._add_elementwise("SUM", [var, epsilon], None)
         deviation = self._add_unnamed(LayerKind.UNARY, "Unary", [variance])
-        centred = self._add_unnamed(LayerKind.ELEMENTWISE, "ElementWise", [x, mean], node, "SUB")
-        normal = self._add_unnamed(
-            LayerKind.ELEMENTWISE, "ElementWise", [centred, deviation], node, "DIV"
-        )
-        scaled = self._add_unnamed(
-            LayerKind.ELEMENTWISE, "ElementWise", [scale, normal], node, "PROD"
-        )
-        for tensor in (centred, normal, scaled):
+        centered = self._add_elementwise("SUB", [x, mean], node)
+        normalized = self._add_elementwise("DIV", [centered, deviation], node)
+        scaled = self._add_elementwise("PROD", [scale, normalized], node)
+        for tensor in (centered, normalized, scaled):
             tensor.elem_type, tensor.shape = x.elem_type, x.shape
-        self._layer(node, [scaled, bias], LayerKind.ELEMENTWISE, "SUM")
+        self._add_node(node, [scaled, bias], LayerKind.ELEMENTWISE, "SUM")
 
-    def _pool(self, node: Node) -> None:
+    def _import_pooling(self, node: Node) -> None:
         kernel = tuple(node.attributes.get("kernel_shape", ()))
-        kind = "AVERAGE" if operators.operator_of(node).averages else "MAX"
-        self._simple(node).window = Window(kind, kernel, *_strides_and_pads(node, kernel))
+        pooling_type = "AVERAGE" if operators.operator_of(node).averages else "MAX"
+        strides, pads = _strides_and_pads(node, kernel)
+        layer = self._import_simple(node)
+        layer.window = PoolingWindow(pooling_type, kernel, strides, pads)
 
-    def _concat(self, node: Node) -> None:
-        node.integer("axis", 0)  # a damaged one is reported here
-        self._layer(node, [self._input(i) for i in node.inputs if i])
+    def _import_concat(self, node: Node) -> None:
+        node.integer("axis", 0)  # raises if the attribute is damaged
+        self._add_node(node, [self._input(name) for name in node.inputs if name])
 
-    def _slice(self, node: Node) -> None:
-        """A Slice, or one for each part of a Split."""
+    def _import_slice(self, node: Node) -> None:
+        """Add a slice, or one for each output of a Split."""
         if len(node.outputs) > 1 or node.op == "Split":
             x = self._input(node.input(0))
             for output in node.outputs:
                 if output:
-                    self._add(LayerKind.SLICE, self._name(node), [x], [self._tensor(output)], node)
+                    name = self._unique_name(node)
+                    self._add(LayerKind.SLICE, name, [x], [self._tensor(output)], node)
             return
-        layer = self._simple(node)
-        steps = self.model.constant(node.input(4)) if node.op != "Tile" and node.input(4) else None
-        # A Tile repeats its input, so that it is no view of it.
-        layer.strided = node.op == "Tile" or (steps is not None and bool((steps != 1).any()))
+        layer = self._import_simple(node)
+        if node.op == "Tile":
+            layer.has_steps = True  # a Tile repeats its input, so that it is not a view of it
+        elif node.input(4):
+            steps = self.model.constant(node.input(4))
+            layer.has_steps = steps is not None and bool((steps != 1).any())
 
-    def _matrix(self, node: Node) -> None:
-        """A product, and behind a Gemm's the sum with its bias."""
+    def _import_matrix_product(self, node: Node) -> None:
+        """Add a product, and for a Gemm with a bias the sum after it."""
         inputs = [self._input(node.input(0)), self._input(node.input(1))]
         bias = node.input(2) if node.op == "Gemm" else ""
         out = self._tensor(node.output)
-        middle = (
-            out if not bias else Tensor(f"{node.name}_matmul_output", node.output, out.elem_type)
-        )
-        layer = self._add(LayerKind.MATRIX_MULTIPLY, self._name(node), inputs, [middle], node)
+        product = out
+        if bias:
+            product = Tensor(f"{node.name}_matmul_output", node.output, out.elem_type)
+        name = self._unique_name(node)
+        layer = self._add(LayerKind.MATRIX_MULTIPLY, name, inputs, [product], node)
         dims = tuple(self.model.shape(node.input(1)) or ())
-        layer.weights = Weighted(
+        layer.weights = LayerWeights(
             node.input(1),
-            constant_behind(self.model, node.input(1)),
-            inside=False,
+            is_constant_upstream(self.model, node.input(1)),
+            in_layer=False,
             dims=dims,
             axis=operators.output_axis(node, len(dims)) or 0,
             dfl=node.index in self._dfl,
@@ -325,73 +379,73 @@ class Importer:
         if bias:
             operand = self._input(bias)
             if len(self.model.shape(bias) or ()) < 2:
-                operand = self._add_unnamed(LayerKind.SHUFFLE, "Shuffle", [operand])
-            add = self._add(
-                LayerKind.ELEMENTWISE, self._unnamed("ElementWise"), [middle, operand], [out], None
-            )
+                operand = self._add_shuffle(operand)
+            name = self._numbered_name("ElementWise")
+            add = self._add(LayerKind.ELEMENTWISE, name, [product, operand], [out], None)
             add.operation = "SUM"
 
-    def _softmax(self, node: Node) -> None:
-        """A softmax and the shuffle that gives its shape back (both complete 8.5 logs; erased at once)."""
+    def _import_softmax(self, node: Node) -> None:
+        """Add a softmax and the shuffle that restores its shape.
+
+        Both complete 8.5 logs show the shuffle, which is erased at once.
+        """
         x, out = self._input(node.input(0)), self._tensor(node.output)
-        name = self._name(node)
-        middle = Tensor(f"{name}_softmax_output", out.source, out.elem_type)
-        middle.shape = out.shape
-        self._add(LayerKind.SOFTMAX, name, [x], [middle], node)
-        shuffle = self._add(LayerKind.SHUFFLE, self._unnamed("Shuffle"), [middle], [out], None)
-        shuffle.shuffling.joined = True
+        name = self._unique_name(node)
+        result = Tensor(f"{name}_softmax_output", out.source, out.elem_type)
+        result.shape = out.shape
+        self._add(LayerKind.SOFTMAX, name, [x], [result], node)
+        name = self._numbered_name("Shuffle")
+        shuffle = self._add(LayerKind.SHUFFLE, name, [result], [out], None)
+        shuffle.shuffling.may_be_identity = True
 
 
 def _strides_and_pads(
     node: Node, kernel: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    given = node.attributes
-    return tuple(given.get("strides", [1] * len(kernel))), tuple(
-        given.get("pads", [0] * 2 * len(kernel))
-    )
+    strides = node.attributes.get("strides", [1] * len(kernel))
+    pads = node.attributes.get("pads", [0] * 2 * len(kernel))
+    return tuple(strides), tuple(pads)
 
 
 _HANDLERS: dict[LayerKind, Callable[[Importer, Node], object]] = {
-    **dict.fromkeys(QDQ, Importer._quantizer),
-    **dict.fromkeys(CONVOLVE, Importer._convolution),
-    LayerKind.MATRIX_MULTIPLY: Importer._matrix,
-    LayerKind.SCALE: Importer._batch_normalization,
-    LayerKind.ACTIVATION: Importer._activation,
-    LayerKind.ELEMENTWISE: Importer._elementwise,
-    LayerKind.POOLING: Importer._pool,
-    LayerKind.REDUCE: Importer._reduce,
-    LayerKind.SHUFFLE: Importer._shuffle,
-    LayerKind.SLICE: Importer._slice,
-    LayerKind.CONCATENATION: Importer._concat,
-    LayerKind.RESIZE: Importer._resize,
-    LayerKind.SOFTMAX: Importer._softmax,
-    **dict.fromkeys((LayerKind.UNARY, LayerKind.PADDING, LayerKind.IDENTITY), Importer._simple),
+    **dict.fromkeys(QDQ, Importer._import_quantizer),
+    **dict.fromkeys(CONVOLVE, Importer._import_convolution),
+    LayerKind.MATRIX_MULTIPLY: Importer._import_matrix_product,
+    LayerKind.SCALE: Importer._import_batch_normalization,
+    LayerKind.ACTIVATION: Importer._import_activation,
+    LayerKind.ELEMENTWISE: Importer._import_elementwise,
+    LayerKind.POOLING: Importer._import_pooling,
+    LayerKind.REDUCE: Importer._import_reduce,
+    LayerKind.SHUFFLE: Importer._import_shuffle,
+    LayerKind.SLICE: Importer._import_slice,
+    LayerKind.CONCATENATION: Importer._import_concat,
+    LayerKind.RESIZE: Importer._import_resize,
+    LayerKind.SOFTMAX: Importer._import_softmax,
+    LayerKind.UNARY: Importer._import_simple,
+    LayerKind.PADDING: Importer._import_simple,
+    LayerKind.IDENTITY: Importer._import_simple,
 }
 
 
-_PASSED = (*QDQ, LayerKind.SHUFFLE, LayerKind.IDENTITY)
+_TRANSPARENT = (*QDQ, LayerKind.SHUFFLE, LayerKind.IDENTITY)
 
 
-def constant_behind(model: Model, tensor: str) -> bool:
-    """Whether a tensor is a constant, looking through Q, DQ and operators that only reshape or cast."""
-    known: dict[str, bool] = model.cache.setdefault("constants behind", {})
-    way: list[str] = []
-    while tensor not in known:
-        way.append(tensor)
+def is_constant_upstream(model: Model, tensor: str) -> bool:
+    """Return whether a tensor comes from a constant through Q, DQ, reshapes and casts alone."""
+    cache: dict[str, bool] = model.cache.setdefault("constants upstream", {})
+    path: list[str] = []
+    while tensor not in cache:
+        path.append(tensor)
         producer = model.producer(tensor)
+        is_constant = model.is_constant(tensor)
         if (
-            model.is_constant(tensor)
+            is_constant
             or producer is None
-            or operators.operator_of(producer).kind not in _PASSED
+            or operators.operator_of(producer).kind not in _TRANSPARENT
         ):
-            known[tensor] = model.is_constant(tensor)
+            cache[tensor] = is_constant
             break
         tensor = producer.input(0)
-    found = known[tensor]
-    known.update(dict.fromkeys(way, found))
-    return found
-
-
-def build(model: Model) -> Network:
-    """TensorRT's network for a model, dead layers removed and ranked in the optimizer's order of visits."""
-    return Importer(model).run()
+    result = cache[tensor]
+    cache.update(dict.fromkeys(path, result))
+    return result

@@ -1,4 +1,4 @@
-"""Layers and tensors of TensorRT's network, with what passes need to know of each kind."""
+"""Layers and tensors of TensorRT's network, with the state that passes need of each kind."""
 
 from __future__ import annotations
 
@@ -8,33 +8,35 @@ from dataclasses import dataclass
 from qdqtool.knowledge.tables import Case
 from qdqtool.model.operators import CONVOLVE, INSERTED_SHUFFLE, OPERATORS, LayerKind, QPassage
 from qdqtool.model.qdq import QuantParams, precision_of
-from qdqtool.trt.refusals import NOWHERE, Scale, Step, Way
+from qdqtool.trt.refusals import EMPTY_PATH, OperatorPath, Scale, Step
 from qdqtool.types import MyelinRegion, Precision, Refusal
 
 Dims = tuple[int | None, ...]
 
-MERGED = 64
-SILU = "SiLU"  # what the activation x * gate(x) goes by
+MERGED = 64  # quantizers that one Q lists as merged into it
+SILU = "SiLU"  # name of the activation x * gate(x)
 WEIGHTED = (*CONVOLVE, LayerKind.MATRIX_MULTIPLY)
 QDQ = (LayerKind.QUANTIZE, LayerKind.DEQUANTIZE)
-# What is asked of nearly every layer: as names of this module, for a member of an enumeration is slow to look up.
+
+# Looking up a member of an enumeration is slow, and these are compared with nearly every layer.
 _QUANTIZE, _DEQUANTIZE, _CONSTANT = LayerKind.QUANTIZE, LayerKind.DEQUANTIZE, LayerKind.CONSTANT
 _INT8 = Precision.INT8
-_IN_MYELIN = frozenset(name for name, known in OPERATORS.items() if known.myelin)
+_MYELIN_OPERATORS = frozenset(name for name, operator in OPERATORS.items() if operator.myelin)
 
 
 class Tensor:
     """A tensor between layers.
 
     Attributes:
-        name: TensorRT's name; it stays with the position when a pass swaps layers.
-        producer: The layer that writes it; None for a network input.
-        consumers: The layers that read it, with the number of their inputs that do, in the order in which they began.
-        source: The ONNX tensor it stands for.
+        name: TensorRT's name. It stays with the position when a pass swaps layers.
+        producer: Layer that writes the tensor; None for a network input.
+        consumers: Layers that read the tensor, each with the number of inputs at which it does, in
+            the order in which they were connected.
+        source: ONNX tensor that the tensor stands for.
         is_output: Whether it is a network output.
-        elem_type: ONNX element type of the float graph.
-        shape: Dimensions where known.
-        view_of: The tensor in whose memory it lies, once a slice or concatenation was eliminated.
+        elem_type: ONNX element type in the float graph.
+        shape: Dimensions; None if unknown.
+        view_of: Tensor whose memory this one shares, after a Slice or Concat was eliminated.
     """
 
     __slots__ = (
@@ -63,66 +65,83 @@ class Tensor:
 
     @property
     def memory(self) -> Tensor:
-        """The tensor that the engine names for it: itself, or the one it is a view of, once all passes have run."""
-        tensor, passed = self, []
+        """Tensor that the engine lists for this one: itself, or the one that it is a view of.
+
+        Valid after all passes have run. Chains of views are shortened, so that each link is
+        followed once.
+        """
+        tensor, views = self, []
         while tensor.view_of is not None:
-            passed.append(tensor)
+            views.append(tensor)
             tensor = tensor.view_of
-        for view in passed:  # of a chain, each link is followed once
+        for view in views:
             view.view_of = tensor
         return tensor
 
-    def only_reader(self, *kinds: LayerKind) -> Layer | None:
-        """The single layer that reads the tensor, at one input; None where it is of no such kind.
+    def single_consumer(self, *kinds: LayerKind) -> Layer | None:
+        """Return the only layer that reads the tensor, if it does so at one input.
 
-        None as well when several do, none does, or it is a network output.
+        Args:
+            kinds: Kinds that the layer may have; any if none is named.
+
+        Returns:
+            The layer; None if several layers read the tensor, none does, or it is a network output.
         """
         if self.is_output or len(self.consumers) != 1:
             return None
-        for reader, inputs in self.consumers.items():
-            if inputs == 1 and (not kinds or reader.kind in kinds):
-                return reader
+        for consumer, inputs in self.consumers.items():
+            if inputs == 1 and (not kinds or consumer.kind in kinds):
+                return consumer
         return None
 
-    def sole_reader(self) -> Layer | None:
-        """As :meth:`only_reader`, of a layer that may read the tensor at several of its inputs (``x * x``)."""
-        return None if self.is_output or len(self.consumers) != 1 else next(iter(self.consumers))
+    def single_consuming_layer(self) -> Layer | None:
+        """Return the only layer that reads the tensor, at one or several inputs (``x * x``)."""
+        if self.is_output or len(self.consumers) != 1:
+            return None
+        return next(iter(self.consumers))
 
-    def maker(self, *kinds: LayerKind) -> Layer | None:
-        """The layer that writes the tensor, where it is of one of some kinds."""
-        return self.producer if self.producer is not None and self.producer.kind in kinds else None
+    def producer_of_kind(self, *kinds: LayerKind) -> Layer | None:
+        """Return the producer if it is of one of the kinds."""
+        producer = self.producer
+        return producer if producer is not None and producer.kind in kinds else None
 
-    def read_by(self, layer: Layer, inputs: int = 1) -> None:
-        """Notes that inputs of a layer, one if not said otherwise, read the tensor from now on."""
+    def add_consumer(self, layer: Layer, inputs: int = 1) -> None:
+        """Record that a layer reads the tensor at one more input, or at several."""
         self.consumers[layer] = self.consumers.get(layer, 0) + inputs
 
-    def left_by(self, layer: Layer) -> None:
-        """Notes that one input of a layer does not read the tensor any more."""
-        left = self.consumers[layer] - 1
-        if left:
-            self.consumers[layer] = left
+    def drop_consumer(self, layer: Layer) -> None:
+        """Record that one input of a layer no longer reads the tensor."""
+        remaining = self.consumers[layer] - 1
+        if remaining:
+            self.consumers[layer] = remaining
         else:
             del self.consumers[layer]
 
 
-@dataclass(eq=False, repr=False)
-class Weighted:
-    """What a convolution, deconvolution or matrix product knows of its weights.
+@dataclass(eq=False, repr=False, slots=True)
+class LayerWeights:
+    """Weights of a convolution, deconvolution or matrix product.
 
     Attributes:
-        name: The weights' ONNX tensor.
-        constant: Whether they are a constant, quantized or not.
-        inside: Whether they are plain constants inside the layer: the layer has no weights input.
-        dims: Dimensions of the weights; for a Conv [out, in/groups, ...].
-        axis: Their axis along which the outputs lie.
-        kernel, strides, pads, dilations, group, auto_pad: As in ONNX; empty for a matrix product.
-        from_matmul: The layer was a matrix product.
-        dfl: It is YOLO's distribution focal loss.
+        name: ONNX tensor.
+        constant: Whether the weights are a constant, quantized or not.
+        in_layer: Whether they are a plain constant inside the layer, which then has no weights
+            input.
+        dims: Dimensions; [out, in/groups, ...] for a Conv.
+        axis: Axis of the output channels.
+        kernel: ``kernel_shape`` as in ONNX; empty for a matrix product.
+        strides: As in ONNX; empty for a matrix product.
+        pads: As in ONNX; empty for a matrix product.
+        dilations: As in ONNX; empty for a matrix product.
+        group: As in ONNX.
+        auto_pad: As in ONNX.
+        from_matmul: Whether the layer was a matrix product.
+        dfl: Whether the layer is YOLO's distribution focal loss.
     """
 
     name: str
     constant: bool
-    inside: bool
+    in_layer: bool
     dims: Dims = ()
     axis: int = 0
     kernel: tuple[int, ...] = ()
@@ -135,9 +154,9 @@ class Weighted:
     dfl: bool = False
 
 
-@dataclass(eq=False, repr=False)
-class Window:
-    """A pooling: ``MAX`` or ``AVERAGE``, and its window."""
+@dataclass(eq=False, repr=False, slots=True)
+class PoolingWindow:
+    """Type of a pooling, ``MAX`` or ``AVERAGE``, and its geometry as in ONNX."""
 
     type: str
     kernel: tuple[int, ...] = ()
@@ -145,71 +164,77 @@ class Window:
     pads: tuple[int, ...] = ()
 
 
-@dataclass(eq=False, repr=False)
-class Shuffling:
-    """What a shuffle does, and what it was made by.
+@dataclass(eq=False, repr=False, slots=True)
+class ShuffleState:
+    """Effect and origin of a SHUFFLE.
 
     Attributes:
-        moves: It changes the order of the values.
-        perm: The permutation of a Transpose.
-        joined: It was fused of several, or is behind a Softmax, and may turn out to change nothing.
-        before_matmul: It was inserted in front of a matrix product turned convolution.
-        after_matmul: It is behind one, and is pushed down past the bias.
-        pushed: That was done.
+        reorders_values: Whether it changes the order of the values in memory.
+        perm: Permutation of a Transpose.
+        may_be_identity: Whether it may turn out to change nothing: it was fused of several
+            shuffles, or is the one after a Softmax.
+        before_matmul: Whether it was inserted before a matrix product that became a convolution.
+        after_matmul: Whether it was inserted after one, from where it is pushed down past the bias.
+        is_pushed_down: Whether it was pushed down.
     """
 
-    moves: bool = False
+    reorders_values: bool = False
     perm: tuple[int, ...] | None = None
-    joined: bool = False
+    may_be_identity: bool = False
     before_matmul: bool = False
     after_matmul: bool = False
-    pushed: bool = False
+    is_pushed_down: bool = False
 
 
-@dataclass(eq=False, repr=False)
-class Fusion:
-    """What a convolution took in behind and in front of it.
+@dataclass(eq=False, repr=False, slots=True)
+class FusedParts:
+    """Layers that a convolution has fused before and after it.
 
     Attributes:
-        activated: An activation, or the Relu of an Add: no other is taken.
-        activation: The pointwise activation; SiLU and its like are named by their last node.
-        bare: The ONNX tensor in front of the first that is no scale: of an activation or a sum; empty without one.
-        pointwise: A pointwise layer (an activation other than Relu).
-        pooled: A MaxPool.
-        padded: A Pad in front.
-        weights: Its quantized constant weights.
-        merged: Name of the layer that it shares with convolutions beside it (``A || B``).
+        has_activation: Whether it has fused an activation, or the Relu of an Add. It then fuses no
+            other.
+        activation: The pointwise activation. SiLU and similar ones are named by their last node.
+        tensor_before_activation: ONNX tensor before the first fused layer that is not a scale (an
+            activation or a sum); empty if there is none.
+        has_pointwise: Whether it has fused a pointwise layer (an activation other than Relu).
+        has_pooling: Whether it has fused a MaxPool.
+        has_padding: Whether it has fused the Pad before it.
+        has_weights: Whether it has absorbed its quantized constant weights.
+        merged_name: Name of the layer that it shares with parallel convolutions (``A || B``).
     """
 
-    activated: bool = False
+    has_activation: bool = False
     activation: Step | None = None
-    bare: str = ""
-    pointwise: bool = False
-    pooled: bool = False
-    padded: bool = False
-    weights: bool = False
-    merged: str = ""
+    tensor_before_activation: str = ""
+    has_pointwise: bool = False
+    has_pooling: bool = False
+    has_padding: bool = False
+    has_weights: bool = False
+    merged_name: str = ""
 
 
 Rank = tuple[int, int, int]
-"""Where the optimizer visits a layer: the place of itself or of the one that a pass inserted it beside; -1 in front of
-that, 1 behind it, 0 itself; the order among several in front or behind.
+"""Position of a layer in the optimizer's order of visits.
+
+The first number is the place of the layer, or of the layer next to which a pass inserted it. The
+second is 0 for that layer itself, -1 for one that was inserted before it and 1 for one after it.
+The third orders several inserted layers.
 """
 UNRANKED: Rank = (0, 0, 0)
 
 
 def rank_before(rank: Rank, part: int = 0) -> Rank:
-    """The rank of a layer that is inserted in front of one; ``part``: which of several."""
+    """Return the rank of the layer number ``part`` among those inserted before a layer."""
     return rank[0], -1, part
 
 
-def rank_behind(rank: Rank) -> Rank:
-    """The rank of a layer that is inserted behind one."""
+def rank_after(rank: Rank) -> Rank:
+    """Return the rank of a layer that is inserted after a layer."""
     return rank[0], 1, 0
 
 
 def next_rank(rank: Rank) -> Rank:
-    """The rank right after one, at the same place."""
+    """Return the rank directly after another one, at the same place."""
     return rank[0], rank[1], rank[2] + 1
 
 
@@ -217,49 +242,53 @@ class Layer:
     """A layer.
 
     Attributes:
-        id: Place in the order of creation.
-        kind: What it is.
-        name: TensorRT's name; fusions join names with `` + ``.
-        op: The ONNX operator it came from.
-        inputs: Data inputs; for a convolution with computed or dequantized weights the weights are the second.
+        id: Position in the order of creation.
+        kind: Kind of the layer.
+        name: TensorRT's name. Fusions join names with `` + ``.
+        op: ONNX operator that it was made from.
+        inputs: Data inputs. The second input of a convolution with computed or dequantized weights
+            is the weights.
         outputs: Output tensors.
-        nodes: ONNX nodes it stands for or absorbed.
-        of: The ONNX node that a layer which the parser left unnamed belongs to.
-        rank: Where the optimizer visits it.
-        cases: What its state rests on, in the order in which it came about.
-        passage: How a Q passes it; None: it does not.
+        nodes: ONNX nodes that it stands for or has absorbed.
+        owner: ONNX node of a layer that the parser leaves unnamed.
+        rank: Position in the optimizer's order of visits.
+        cases: Cases that its state rests on, in the order in which they applied.
+        passage: How a Q passes it; None if no Q does.
         activation: TensorRT's type of an ACTIVATION.
         operation: TensorRT's operation of an ELEMENTWISE.
-        relu: Name of the Relu that was fused to an ELEMENTWISE or SCALE.
-        per_channel: A SCALE with a factor for each channel.
-        shift_only: A SCALE that only adds.
-        strided: A SLICE with steps of more than 1.
-        dims: Dimensions of a CONSTANT; None where they are not known.
-        pooling: Of a REDUCE the pooling that it can become.
-        window: Of a POOLING.
-        weights: Of a layer with weights, which alone has the attribute.
+        relu_name: Name of the Relu that was fused into an ELEMENTWISE or SCALE.
+        per_channel: Whether a SCALE has a factor for each channel.
+        shift_only: Whether a SCALE only adds.
+        has_steps: Whether a SLICE has steps greater than 1.
+        dims: Dimensions of a CONSTANT; None if unknown.
+        possible_pooling: Pooling that a REDUCE can become.
+        window: Geometry of a POOLING.
+        weights: Weights. Only layers of a kind in :data:`WEIGHTED` have the attribute.
         quant: Scale and zero point of a Q, DQ or copy.
-        computed_scale: A Q or DQ whose scale is computed at run time.
-        clone: A Q that is a copy in front of a Concat.
-        pair: The Q in front of a DQ.
-        passed: What a Q moved up past, or a DQ down, in the order of its moves.
-        merged: Qs that this one stands for as well, each with what it moved up past; the first :data:`MERGED`, as a Q
-            that comes to a tensor by several ways is there once for each of them.
-        blocked: What kept a Q from moving on, where it last stood.
-        held: What says that a DQ stays in front of its readers; they rest on it only where they would move it.
-        acts_as: Of a POINTWISE made of several ``SiLU``, or else the operator of its last node.
-        joined: Of a POINTWISE the Add that was joined behind an activation, after the node in front of it.
-        first_scale: The scale that a conversion from INT8 to INT8 reads.
-        dq_passed: A DQ moved down past it.
-        requantizes: A copy from INT8 to INT8.
-        int8: The layer computes in INT8 (inputs are quantized).
-        int8_out: The layer writes INT8 because a Q was absorbed.
-        quantized_as: The type that ``int8`` stands for.
-        residual: The residual input of a convolution that took an Add.
-        in_myelin: It was handed to Myelin.
-        region: The region of Myelin that it runs in, on targets where such regions take in Q and DQ.
-        copied: A Slice that is a copy in the engine.
-        eliminated: A Slice or Concat whose tensors share memory.
+        has_computed_scale: Whether the scale of a Q or DQ is computed at run time.
+        is_clone: Whether a Q is one of the copies before the inputs of a Concat.
+        paired_q: Q before a DQ.
+        path: Operators that a Q has moved up past, or a DQ down, in the order of its moves.
+        merged_quantizers: Qs that were merged into this one, each with the operators that it had
+            moved up past. Only the first :data:`MERGED` are listed. A Q that reaches a tensor along
+            several paths is listed once for each.
+        blocked_by: Missed optimization that keeps a Q from moving on, where it last stood.
+        stationary_cases: Cases that keep a DQ before its consumers. A consumer rests on them only
+            if they move the DQ.
+        acts_as: Operator that a POINTWISE made of several layers computes: ``SiLU``, or that of its
+            last node.
+        activation_and_add: Nodes of a POINTWISE that joins an activation and the Add after it.
+        source_scale: Scale that a conversion from INT8 to INT8 reads.
+        dq_moved_past: Whether a DQ has moved down past it.
+        requantizes: Whether it is a copy from INT8 to INT8.
+        int8: Whether it computes in INT8 (its inputs are quantized).
+        int8_out: Whether it writes INT8 because it has absorbed a Q.
+        quantized_type: Type that ``int8`` stands for.
+        residual: Residual input of a convolution that has fused an Add.
+        in_myelin: Whether it was handed to Myelin.
+        region: Region of Myelin in which it runs, on targets where such regions absorb Q and DQ.
+        becomes_copy: Whether a Slice is a copy in the engine.
+        is_eliminated: Whether the tensors of a Slice or Concat share memory.
         copies: Names and tensors of the copies that an eliminated Concat needs.
     """
 
@@ -267,50 +296,50 @@ class Layer:
         "_fusion",
         "_shuffling",
         "activation",
+        "activation_and_add",
         "acts_as",
-        "blocked",
+        "becomes_copy",
+        "blocked_by",
         "cases",
-        "clone",
-        "computed_scale",
-        "copied",
         "copies",
         "dims",
-        "dq_passed",
-        "eliminated",
-        "first_scale",
-        "held",
+        "dq_moved_past",
+        "has_computed_scale",
+        "has_steps",
         "id",
         "in_myelin",
         "inputs",
         "int8",
         "int8_out",
-        "joined",
+        "is_clone",
+        "is_eliminated",
         "kind",
-        "merged",
+        "merged_quantizers",
         "name",
         "nodes",
-        "of",
         "op",
         "operation",
         "outputs",
-        "pair",
+        "owner",
+        "paired_q",
         "passage",
-        "passed",
+        "path",
         "per_channel",
-        "pooling",
+        "possible_pooling",
         "quant",
-        "quantized_as",
+        "quantized_type",
         "rank",
         "region",
-        "relu",
+        "relu_name",
         "requantizes",
         "residual",
         "shift_only",
-        "strided",
+        "source_scale",
+        "stationary_cases",
         "weights",
         "window",
     )
-    weights: Weighted
+    weights: LayerWeights
 
     def __init__(self, kind: LayerKind, name: str, op: str = "") -> None:
         self.id = -1
@@ -322,182 +351,193 @@ class Layer:
         self.nodes: list[str] = []
         self.rank = UNRANKED
         self.cases: dict[Case, None] = {}
-        self.of = ""
+        self.owner = ""
         self.passage: QPassage | None = None
         self.activation = ""
         self.operation = ""
-        self.relu = ""
+        self.relu_name = ""
         self.per_channel = True
         self.shift_only = False
-        self.strided = False
+        self.has_steps = False
         self.dims: tuple[int, ...] | None = None
-        self.pooling: str | None = None
-        self.window: Window | None = None
+        self.possible_pooling: str | None = None
+        self.window: PoolingWindow | None = None
         self.quant: QuantParams | None = None
-        self.computed_scale = False
-        self.clone = False
-        self.pair = ""
-        self.passed: Way = NOWHERE
-        self.merged: tuple[tuple[str, Way], ...] = ()
-        self.blocked: Refusal | None = None
-        self.held: tuple[Case, ...] = ()
+        self.has_computed_scale = False
+        self.is_clone = False
+        self.paired_q = ""
+        self.path: OperatorPath = EMPTY_PATH
+        self.merged_quantizers: tuple[tuple[str, OperatorPath], ...] = ()
+        self.blocked_by: Refusal | None = None
+        self.stationary_cases: tuple[Case, ...] = ()
         self.acts_as = ""
-        self.joined: tuple[str, str] | None = None
-        self.first_scale: Scale = None
-        self.dq_passed = False
+        self.activation_and_add: tuple[str, str] | None = None
+        self.source_scale: Scale = None
+        self.dq_moved_past = False
         self.requantizes = False
         self.int8 = False
         self.int8_out = False
-        self.quantized_as = _INT8
+        self.quantized_type = _INT8
         self.residual: Tensor | None = None
         self.in_myelin = False
         self.region: MyelinRegion | None = None
-        self.copied = False
-        self.eliminated = False
+        self.becomes_copy = False
+        self.is_eliminated = False
         self.copies: tuple[tuple[str, Tensor], ...] = ()
-        self._shuffling: Shuffling | None = None
-        self._fusion: Fusion | None = None
+        self._shuffling: ShuffleState | None = None
+        self._fusion: FusedParts | None = None
 
     def __repr__(self) -> str:
         return f"<{self.kind} {self.name}>"
 
     @property
-    def shuffling(self) -> Shuffling:
-        """Of a SHUFFLE."""
+    def shuffling(self) -> ShuffleState:
+        """State of a SHUFFLE."""
         if self._shuffling is None:
-            self._shuffling = Shuffling()
+            self._shuffling = ShuffleState()
         return self._shuffling
 
     @property
-    def fusion(self) -> Fusion:
-        """What a layer with weights took in."""
+    def fusion(self) -> FusedParts:
+        """Layers that a layer with weights has fused."""
         if self._fusion is None:
-            self._fusion = Fusion()
+            self._fusion = FusedParts()
         return self._fusion
 
     @property
-    def pools(self) -> str:
-        """``MAX`` or ``AVERAGE`` for a POOLING; empty for others."""
+    def pooling_type(self) -> str:
+        """``MAX`` or ``AVERAGE`` for a POOLING; empty for other kinds."""
         return "" if self.window is None else self.window.type
 
-    def moved_past(self, step: Step) -> None:
-        """Notes that a Q, with those that it stands for, moved past an operator."""
-        self.passed = self.passed.then(step)
-        self.merged = tuple((name, way.then(step)) for name, way in self.merged)
+    def record_move(self, step: Step) -> None:
+        """Record that a Q, with those merged into it, moved past an operator."""
+        self.path = self.path.with_step(step)
+        self.merged_quantizers = tuple(
+            (name, path.with_step(step)) for name, path in self.merged_quantizers
+        )
 
-    def stand_for(self, name: str, other: Layer) -> None:
-        """Notes that a Q stands for another one, and for those that this stood for."""
-        if len(self.merged) < MERGED:
-            self.merged = (*self.merged, (name, other.passed), *other.merged)[:MERGED]
+    def merge_quantizer(self, name: str, other: Layer) -> None:
+        """Record that this Q stands for another one, and for those that were merged into that."""
+        if len(self.merged_quantizers) < MERGED:
+            merged = (*self.merged_quantizers, (name, other.path), *other.merged_quantizers)
+            self.merged_quantizers = merged[:MERGED]
 
-    def rest_on(self, *cases: Case) -> None:
-        """Notes that the layer's state rests on cases."""
+    def add_cases(self, *cases: Case) -> None:
+        """Record that the layer's state rests on cases."""
         for case in cases:
             self.cases[case] = None
 
     @property
-    def above(self) -> list[Layer]:
-        """The layers that write what it reads."""
+    def producers(self) -> list[Layer]:
+        """Layers that write its inputs, one for each input."""
         return [t.producer for t in self.inputs if t.producer is not None]
 
     @property
-    def is_read(self) -> bool:
-        """Whether a layer or the network's user reads what it writes."""
+    def is_used(self) -> bool:
+        """Whether a layer or the network's user reads an output."""
         return any(tensor.consumers or tensor.is_output for tensor in self.outputs)
 
     @property
-    def readers(self) -> list[Layer]:
-        """The layers that read what it writes."""
-        return [r for t in self.outputs for r in t.consumers]
+    def consumers(self) -> list[Layer]:
+        """Layers that read its outputs."""
+        return [consumer for tensor in self.outputs for consumer in tensor.consumers]
 
     @property
-    def beside(self) -> list[Layer]:
-        """The layers above and behind: those that write what it reads, and those that read what it writes."""
-        return [*self.above, *self.readers]
+    def neighbors(self) -> list[Layer]:
+        """Producers and consumers."""
+        return [*self.producers, *self.consumers]
 
     @property
     def out(self) -> Tensor:
-        """The first output."""
+        """First output."""
         return self.outputs[0]
 
     @property
     def data(self) -> Tensor:
-        """The first input."""
+        """First input."""
         return self.inputs[0]
 
 
-def reached(
-    start: Iterable[Layer], further: Callable[[Layer], Iterable[Layer]]
+def find_reachable(
+    start: Iterable[Layer], neighbors: Callable[[Layer], Iterable[Layer]]
 ) -> dict[Layer, None]:
-    """What can be reached from some layers, these first, in the order of a search in breadth."""
-    found = dict.fromkeys(start)
-    queue = list(found)
+    """Return the layers that a breadth-first search from some layers reaches, in its order."""
+    reachable = dict.fromkeys(start)
+    queue = list(reachable)
     for layer in queue:
-        for other in further(layer):
-            if other not in found:
-                found[other] = None
-                queue.append(other)
-    return found
+        for neighbor in neighbors(layer):
+            if neighbor not in reachable:
+                reachable[neighbor] = None
+                queue.append(neighbor)
+    return reachable
 
 
-def inserted_shuffle(name: str, rank: Rank) -> Layer:
-    """A shuffle that a pass puts in, not yet in the network."""
+def create_shuffle(name: str, rank: Rank) -> Layer:
+    """Create a shuffle that a pass inserts. It is not part of the network yet."""
     layer = Layer(LayerKind.SHUFFLE, name)
     layer.passage, layer.rank = INSERTED_SHUFFLE, rank
     return layer
 
 
-def dq_of(tensor: Tensor) -> Layer | None:
-    """The DQ that writes a tensor."""
-    maker = tensor.producer
-    return maker if maker is not None and maker.kind is _DEQUANTIZE else None
+def dq_before(tensor: Tensor) -> Layer | None:
+    """Return the DQ that writes a tensor."""
+    producer = tensor.producer
+    return producer if producer is not None and producer.kind is _DEQUANTIZE else None
 
 
-def constant_of(tensor: Tensor) -> Layer | None:
-    """The constant layer that writes a tensor."""
-    maker = tensor.producer
-    return maker if maker is not None and maker.kind is _CONSTANT else None
+def constant_before(tensor: Tensor) -> Layer | None:
+    """Return the constant layer that writes a tensor."""
+    producer = tensor.producer
+    return producer if producer is not None and producer.kind is _CONSTANT else None
 
 
-def only_q(tensor: Tensor) -> Layer | None:
-    """The Q that is a tensor's single reader."""
-    reader = tensor.only_reader()
-    return reader if reader is not None and reader.kind is _QUANTIZE else None
+def q_after(tensor: Tensor) -> Layer | None:
+    """Return the Q that is the single consumer of a tensor."""
+    consumer = tensor.single_consumer()
+    return consumer if consumer is not None and consumer.kind is _QUANTIZE else None
 
 
 def is_relu(layer: Layer) -> bool:
-    """Whether a layer is a Relu, which TensorRT fuses by passes of its own."""
+    """Return whether a layer is a Relu, which TensorRT fuses with passes of its own."""
     return layer.kind == LayerKind.ACTIVATION and layer.activation == "RELU"
 
 
 def can_absorb(q: Layer | None) -> bool:
-    """Whether a layer can take a Q in: it has one scale, known when the engine is built."""
-    return (
-        q is not None and not q.computed_scale and not (q.quant is not None and q.quant.per_channel)
-    )
+    """Return whether a layer can absorb a Q or DQ.
+
+    It can if there is one scale, which is known when the engine is built.
+    """
+    if q is None or q.has_computed_scale:
+        return False
+    return q.quant is None or not q.quant.per_channel
 
 
 def weights_position(layer: Layer) -> int | None:
-    """Which input of a weighted layer is its weights; None where they are plain constants inside the layer."""
-    if layer.kind not in WEIGHTED or layer.fusion.weights or layer.weights.inside:
+    """Return the position of the weights input; None if the weights are inside the layer."""
+    if layer.kind not in WEIGHTED or layer.fusion.has_weights or layer.weights.in_layer:
         return None
     return 1 if len(layer.inputs) > 1 else None
 
 
 def needs_myelin(layer: Layer) -> bool:
-    """Whether only Myelin runs a layer's operator."""
-    return layer.op in _IN_MYELIN
+    """Return whether only Myelin runs the layer's operator."""
+    return layer.op in _MYELIN_OPERATORS
 
 
 def node_name(layer: Layer | None) -> str:
-    """The ONNX name to show users for a layer."""
+    """Return the ONNX name of a layer, as shown to users."""
     if layer is None:
         return ""
-    return layer.nodes[0] if layer.nodes else layer.of or layer.name
+    return layer.nodes[0] if layer.nodes else layer.owner or layer.name
 
 
 def float_precision(elem_type: int, strongly_typed: bool) -> Precision:
-    """The precision of a float tensor: the ONNX type for strongly typed targets, else FLOAT."""
-    found = precision_of(elem_type)
-    weak = found.is_float and not strongly_typed
-    return Precision.FLOAT if weak or found == Precision.UNKNOWN else found
+    """Return the precision of a float tensor.
+
+    It is the ONNX type on strongly typed targets, else FLOAT.
+    """
+    precision = precision_of(elem_type)
+    is_builders_choice = precision.is_float and not strongly_typed
+    if is_builders_choice or precision == Precision.UNKNOWN:
+        return Precision.FLOAT
+    return precision

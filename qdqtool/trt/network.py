@@ -1,6 +1,6 @@
-"""TensorRT's network as the optimizer passes see it, and the edits that passes make.
+"""TensorRT's network as the optimizer passes see it, with the edits that passes make.
 
-Also on which TensorRT the rules that a network used were seen.
+The module also states how well the cases are proven on which a network's layers rest.
 """
 
 import functools
@@ -16,50 +16,54 @@ from qdqtool.trt.targets import BUILDS, Target
 from qdqtool.types import Evidence, MyelinRegion
 
 _RANK = operator.attrgetter("rank")
-_SCALE = LayerKind.SCALE  # a member of an enumeration is slow to look up
+_SCALE = LayerKind.SCALE  # looking up a member of an enumeration is slow
 
 
 class Network:
     """Layers and tensors, with the edits that optimizer passes make.
 
     Attributes:
-        layers: Layer id to layer, in creation order.
+        layers: Layers by id, in creation order.
         inputs: Network input tensors.
         outputs: Network output tensors.
-        relisted: Whether Myelin took a part out, after which the layers are listed anew.
-        counts: Number of layers behind the stages for which TensorRT logs it (``Original``, ``After ...``).
-        residuals_behind_activation: Adds, as ONNX nodes, whose fusion the target's ``residual_through_activation``
-            decided.
-        regions: What Myelin takes, on targets where that decides about Q and DQ.
-        focus: Tensors that a round of a loop looks at, those that the last one touched; None for all.
-        refusing: Whether refusals are reported: in a loop only those of its last round, which looks at all.
-        touched: Tensors whose producer or readers were edited in this round.
-        q_copies: Quantizers that were copied to the inputs of a layer so far; bounded in SplitQAcrossPrecedingFanIn.
+        was_relisted: Whether Myelin took out a part, after which TensorRT lists the layers anew.
+        counts: Number of layers after the stages for which TensorRT logs it (``Original``, ``After
+            ...``).
+        adds_after_activation: ONNX nodes of the Adds whose fusion the target's
+            ``residual_through_activation`` decided.
+        regions: Regions of Myelin, on targets where they decide about Q and DQ.
+        focus: Tensors that a round of a loop visits, which are those that the previous round
+            edited; None for all.
+        reports_refusals: Whether passes report refusals. In a loop only the last round does, which
+            visits all tensors.
+        edited_tensors: Tensors whose producer or consumers were edited in this round.
+        q_copies: Number of Qs copied to the inputs of a layer so far. SplitQAcrossPrecedingFanIn
+            limits it.
     """
 
     def __init__(self) -> None:
         self.layers: dict[int, Layer] = {}
         self.inputs: list[Tensor] = []
         self.outputs: list[Tensor] = []
-        self.relisted = False
+        self.was_relisted = False
         self.q_copies = 0
         self.counts: dict[str, int] = {}
-        self.residuals_behind_activation: dict[str, None] = {}
+        self.adds_after_activation: dict[str, None] = {}
         self.regions: list[MyelinRegion] = []
         self.focus: dict[Tensor, None] | None = None
-        self.refusing = True
-        self.touched: dict[Tensor, None] = {}
+        self.reports_refusals = True
+        self.edited_tensors: dict[Tensor, None] = {}
         self._by_kind: defaultdict[LayerKind, dict[int, Layer]] = defaultdict(dict)
         self._ids = itertools.count()
 
-    # Building -------------------------------------------------------------------------------------------------
+    # Building ---------------------------------------------------------------------------------
 
     def add(self, layer: Layer, inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> Layer:
-        """Adds a layer and connects it."""
+        """Add a layer and connect it."""
         layer.id = next(self._ids)
         layer.inputs, layer.outputs = list(inputs), list(outputs)
         for tensor in layer.inputs:
-            tensor.read_by(layer)
+            tensor.add_consumer(layer)
         for tensor in layer.outputs:
             tensor.producer = layer
         self.layers[layer.id] = layer
@@ -67,169 +71,198 @@ class Network:
         return layer
 
     def remove_dead(self) -> None:
-        """Removes the layers that no network output depends on."""
-        unread = [layer for layer in self.layers.values() if not layer.is_read]
-        for layer in unread:
-            above = dict.fromkeys(layer.above)
+        """Remove the layers that no network output depends on."""
+        unused = [layer for layer in self.layers.values() if not layer.is_used]
+        for layer in unused:
+            producers = dict.fromkeys(layer.producers)
             self.remove(layer)
-            unread += (maker for maker in above if not maker.is_read)
+            unused += (producer for producer in producers if not producer.is_used)
 
-    def order(self) -> None:
-        """Ranks the layers as the optimizer visits them: breadth first, a layer once all its inputs were visited.
+    def rank_layers(self) -> None:
+        """Rank the layers as the optimizer visits them: breadth first, each after its inputs.
 
-        The lines of bevfusion-camera-orin-trt8502 (ConvReluFusion visits both input branches in turn) and of the other
-        complete logs are in this order, but for some convolutions that QuantizeDoubleInputNodes visits last.
-        Outcomes do not depend on it, only names and the order of lines do.
+        The lines of bevfusion-camera-orin-trt8502 (ConvReluFusion visits both input branches in
+        turn) and of the other complete logs are in this order, except for some convolutions that
+        QuantizeDoubleInputNodes visits last. Outcomes do not depend on the order, only names and
+        the order of lines do.
         """
-        for place, layer in enumerate(self.in_order()):
+        for place, layer in enumerate(self.breadth_first()):
             layer.rank = place, 0, 0
 
-    def depth_first(self) -> list[Layer]:
-        """The layers in the order in which convolutions are merged side by side.
+    # Reading ----------------------------------------------------------------------------------
 
-        Depth first from the outputs, first to last, a layer after its inputs, of which the later-listed come first: so
-        yolov8-orin-trt8412-excerpts names merged layers. Names rest on it alone.
+    def depth_first(self) -> list[Layer]:
+        """Return the layers in the order in which parallel convolutions are merged.
+
+        The order is depth first from the outputs, first to last. A layer follows its inputs, of
+        which the later-listed come first. yolov8-orin-trt8412-excerpts names merged layers in this
+        order. Only names depend on it.
         """
-        found: list[Layer] = []
+        layers: list[Layer] = []
         started: set[int] = set()
         stack = [(t.producer, False) for t in reversed(self.outputs) if t.producer is not None]
         while stack:
-            layer, behind = stack.pop()
-            if behind:
-                found.append(layer)
+            layer, inputs_are_done = stack.pop()
+            if inputs_are_done:
+                layers.append(layer)
             elif layer.id not in started:
                 started.add(layer.id)
                 stack.append((layer, True))
-                stack.extend((above, False) for above in layer.above)
-        return found
+                stack.extend((producer, False) for producer in layer.producers)
+        return layers
 
-    # Reading --------------------------------------------------------------------------------------------------
-
-    def of_kind(self, *kinds: LayerKind) -> list[Layer]:
-        """The layers of some kinds, in the order in which the optimizer visits them."""
-        found = [layer for kind in kinds for layer in self._by_kind[kind].values()]
-        found.sort(key=_RANK)
-        return found
-
-    def has(self, *kinds: LayerKind) -> bool:
-        """Whether there are layers of some kinds."""
-        return any(self._by_kind[kind] for kind in kinds)
-
-    def pairs(
-        self, *kinds: LayerKind, read_by: LayerKind | None = None
-    ) -> Iterator[tuple[Layer, Layer]]:
-        """The layers of some kinds whose output one other layer alone, of a kind where one is given, reads; with that."""
-        if read_by is not None and not self.has(read_by):
-            return
-        for layer in self.of_kind(*kinds):
-            reader = layer.out.only_reader()
-            if reader is not None and (read_by is None or reader.kind is read_by):
-                yield layer, reader
-
-    def near(self, kind: LayerKind) -> list[Layer]:
-        """The layers of a kind, of which a loop's later rounds see only those at tensors that were touched."""
-        if self.focus is None:
-            return self.of_kind(kind)
-        focus, touched, layers = self.focus, self.touched, self._by_kind[kind]
-        if len(layers) < len(focus) + len(touched):  # the less to walk through
-            apart = {*focus, *touched}.isdisjoint
-            close = [
-                layer
-                for layer in layers.values()
-                if not (apart(layer.inputs) and apart(layer.outputs))
-            ]
-            close.sort(key=_RANK)
-            return close
-        found: dict[Layer, None] = {}
-        for tensors in (focus, touched):
-            for tensor in tensors:
-                for reader in tensor.consumers:
-                    if reader.kind is kind:
-                        found[reader] = None
-                if tensor.producer is not None and tensor.producer.kind is kind:
-                    found[tensor.producer] = None
-        return sorted(found, key=_RANK)
-
-    def alive(self, layer: Layer) -> bool:
-        """Whether the layer is still part of the network."""
-        return layer.id in self.layers
-
-    def in_order(self) -> list[Layer]:
-        """Every layer, breadth first: those that read none in the order of creation, then each behind its inputs."""
-        waiting = [0] * (next(reversed(self.layers), -1) + 1)  # by id, for how many inputs
+    def breadth_first(self) -> list[Layer]:
+        """Return every layer after its inputs: first those without any, in creation order."""
+        open_inputs = [0] * (next(reversed(self.layers), -1) + 1)  # by id of the layer
         ready = []
         for layer in self.layers.values():
             count = 0
-            for tensor in layer.inputs:  # often, and of all layers: without a list for each
+            for tensor in layer.inputs:  # called often: without a list for each layer
                 if tensor.producer is not None:
                     count += 1
             if count:
-                waiting[layer.id] = count
+                open_inputs[layer.id] = count
             else:
                 ready.append(layer)
         for layer in ready:
             for tensor in layer.outputs:
-                for reader, count in tensor.consumers.items():
-                    waiting[reader.id] -= count
-                    if not waiting[reader.id]:
-                        ready.append(reader)
+                for consumer, count in tensor.consumers.items():
+                    open_inputs[consumer.id] -= count
+                    if not open_inputs[consumer.id]:
+                        ready.append(consumer)
         return ready
 
-    # Editing --------------------------------------------------------------------------------------------------
+    def layers_of_kind(self, *kinds: LayerKind) -> list[Layer]:
+        """Return the layers of some kinds, in the order in which the optimizer visits them."""
+        layers = [layer for kind in kinds for layer in self._by_kind[kind].values()]
+        layers.sort(key=_RANK)
+        return layers
+
+    def has(self, *kinds: LayerKind) -> bool:
+        """Return whether there are layers of some kinds."""
+        return any(self._by_kind[kind] for kind in kinds)
+
+    def contains(self, layer: Layer) -> bool:
+        """Return whether a layer is still part of the network."""
+        return layer.id in self.layers
+
+    def single_consumer_pairs(
+        self, *kinds: LayerKind, consumer_kind: LayerKind | None = None
+    ) -> Iterator[tuple[Layer, Layer]]:
+        """Yield layers of some kinds with their single consumer, if they have one.
+
+        Args:
+            kinds: Kinds of the layers.
+            consumer_kind: Kind that the consumer must have; None for any.
+        """
+        if consumer_kind is not None and not self.has(consumer_kind):
+            return
+        for layer in self.layers_of_kind(*kinds):
+            consumer = layer.out.single_consumer()
+            if consumer is not None and (consumer_kind is None or consumer.kind is consumer_kind):
+                yield layer, consumer
+
+    def layers_to_visit(self, kind: LayerKind) -> list[Layer]:
+        """Return the layers of a kind that a round of a loop visits.
+
+        The first and last rounds visit all of them, the others only those next to edited tensors.
+        """
+        if self.focus is None:
+            return self.layers_of_kind(kind)
+        layers = self._by_kind[kind]
+        if len(layers) < len(self.focus) + len(self.edited_tensors):  # the shorter list is walked
+            visited = self._layers_at_edits(layers.values())
+        else:
+            visited = [*self._layers_of_edited_tensors(kind)]
+        visited.sort(key=_RANK)
+        return visited
+
+    def _layers_at_edits(self, layers: Iterable[Layer]) -> list[Layer]:
+        is_disjoint = {*(self.focus or ()), *self.edited_tensors}.isdisjoint
+        return [
+            layer
+            for layer in layers
+            if not (is_disjoint(layer.inputs) and is_disjoint(layer.outputs))
+        ]
+
+    def _layers_of_edited_tensors(self, kind: LayerKind) -> dict[Layer, None]:
+        layers: dict[Layer, None] = {}
+        for tensor in itertools.chain(self.focus or (), self.edited_tensors):
+            for consumer in tensor.consumers:
+                if consumer.kind is kind:
+                    layers[consumer] = None
+            if tensor.producer is not None and tensor.producer.kind is kind:
+                layers[tensor.producer] = None
+        return layers
+
+    # Editing ----------------------------------------------------------------------------------
 
     def set_kind(self, layer: Layer, kind: LayerKind) -> None:
+        """Make a layer one of another kind."""
         if layer.kind != kind:
             del self._by_kind[layer.kind][layer.id]
             layer.kind = kind
             self._by_kind[kind][layer.id] = layer
 
     def set_input(self, layer: Layer, position: int, tensor: Tensor) -> None:
-        """Makes one input of a layer read another tensor."""
+        """Connect one input of a layer to another tensor."""
         old = layer.inputs[position]
-        old.left_by(layer)
+        old.drop_consumer(layer)
         layer.inputs[position] = tensor
-        tensor.read_by(layer)
-        self.touched[old] = self.touched[tensor] = None
+        tensor.add_consumer(layer)
+        self.edited_tensors[old] = self.edited_tensors[tensor] = None
 
     def add_input(self, layer: Layer, tensor: Tensor) -> None:
+        """Append an input to a layer."""
         layer.inputs.append(tensor)
-        tensor.read_by(layer)
-        self.touched[tensor] = None
+        tensor.add_consumer(layer)
+        self.edited_tensors[tensor] = None
 
     def drop_input(self, layer: Layer, position: int) -> None:
+        """Remove an input of a layer."""
         tensor = layer.inputs.pop(position)
-        tensor.left_by(layer)
-        self.touched[tensor] = None
+        tensor.drop_consumer(layer)
+        self.edited_tensors[tensor] = None
 
     def set_output(self, layer: Layer, tensor: Tensor, position: int = 0) -> None:
-        """Makes one output of a layer another tensor, whose producer it becomes."""
+        """Make a tensor an output of a layer, in place of the output at the position."""
         for old in layer.outputs[position : position + 1]:
             if old.producer is layer:
                 old.producer = None
         layer.outputs[position : position + 1] = [tensor]
         tensor.producer = layer
-        self.touched[tensor] = None
+        self.edited_tensors[tensor] = None
 
     def retarget(self, old: Tensor, new: Tensor, *more: Tensor) -> None:
-        """Makes every reader of ``old`` (and of ``more``) read ``new``; a network output moves as well."""
-        gone = dict.fromkeys((old, *more))
-        for reader in {r: None for t in gone for r in t.consumers}:
-            reader.inputs = [new if t in gone else t for t in reader.inputs]
-        for tensor in gone:
-            for reader, count in tensor.consumers.items():
-                new.read_by(reader, count)
+        """Connect every consumer of ``old`` and ``more`` to ``new``.
+
+        If one of them is a network output, ``new`` becomes it.
+        """
+        replaced = dict.fromkeys((old, *more))
+        self._replace_inputs(replaced, new)
+        for tensor in replaced:
+            for consumer, count in tensor.consumers.items():
+                new.add_consumer(consumer, count)
             tensor.consumers = {}
             if tensor.is_output:
                 tensor.is_output = False
                 new.is_output = True
                 self.outputs = [new if t is tensor else t for t in self.outputs]
-        self.touched[new] = None
+        self.edited_tensors[new] = None
+
+    @staticmethod
+    def _replace_inputs(replaced: Collection[Tensor], new: Tensor) -> None:
+        consumers: dict[Layer, None] = {}
+        for tensor in replaced:
+            consumers.update(dict.fromkeys(tensor.consumers))
+        for consumer in consumers:
+            consumer.inputs = [new if t in replaced else t for t in consumer.inputs]
 
     def remove(self, layer: Layer) -> None:
-        """Takes a layer out; its outputs lose their producer."""
+        """Remove a layer. Its outputs lose their producer."""
         for tensor in layer.inputs:
-            tensor.left_by(layer)
-            self.touched[tensor] = None
+            tensor.drop_consumer(layer)
+            self.edited_tensors[tensor] = None
         for tensor in layer.outputs:
             if tensor.producer is layer:
                 tensor.producer = None
@@ -237,76 +270,44 @@ class Network:
         del self.layers[layer.id]
         del self._by_kind[layer.kind][layer.id]
 
-    def absorb_reader(self, layer: Layer, reader: Layer, name: str) -> None:
-        """Fuses the single reader of a layer's output into it: extra inputs, outputs and ONNX nodes move over.
-
-        Args:
-            layer: The layer that stays.
-            reader: The layer that reads ``layer.out`` and is taken out.
-            name: The new name of ``layer``.
-        """
-        middle = layer.out
-        if layer.kind in WEIGHTED and reader.kind is not _SCALE and not layer.fusion.bare:
-            layer.fusion.bare = middle.source
-        extra = [t for t in reader.inputs if t is not middle]
-        outputs = reader.outputs
-        reader.outputs = []
-        self.remove(reader)
-        for tensor in extra:
-            self.add_input(layer, tensor)
-        middle.producer = None
-        layer.outputs = outputs
-        for tensor in outputs:
-            tensor.producer = layer
-        layer.nodes.extend(reader.nodes)
-        layer.cases.update(reader.cases)
-        layer.name = name
-
-    def insert_before(self, layer: Layer, position: int, new: Layer, between: Tensor) -> None:
-        """Puts a single-input layer in front of one input of another; ``between`` becomes its output."""
-        source = layer.inputs[position]
-        self.add(new, [source], [between])
-        self.set_input(layer, position, between)
-
-    def exchange(self, first: Layer, second: Layer) -> None:
-        """Turns round two layers in a row; tensor names stay with their position, shapes are the caller's."""
-        source, middle, out = first.data, first.out, second.out
-        self.set_input(second, 0, source)
-        self.set_input(first, 0, middle)
-        self.set_output(second, middle)
-        self.set_output(first, out)
-
-    def swap(self, op: Layer, q: Layer) -> None:
-        """Puts a Q in front of the operator that it is the only reader of."""
-        self.exchange(op, q)
-        q.out.shape, op.out.shape = q.data.shape, q.out.shape
-
-    def drop_reader(self, dq: Layer, reader: Layer) -> bool:
-        """Makes ``reader`` read the DQ's INT8 input; says whether the DQ was thereby removed."""
-        out, data = dq.out, dq.data
-        for position, tensor in enumerate(reader.inputs):
-            if tensor is out:
-                self.set_input(reader, position, data)
-        reader.cases.update(dq.cases)
-        return self.remove_unread(dq)
-
-    def remove_unread(self, layer: Layer) -> bool:
-        """Takes a layer out whose output nothing reads any more; says whether it did."""
+    def remove_if_unused(self, layer: Layer) -> bool:
+        """Remove a layer if nothing reads its output. Return whether it was removed."""
         out = layer.out
         if out.consumers or out.is_output:
             return False
         self.remove(layer)
         return True
 
-    def take_weights(self, layer: Layer, constant: Layer) -> None:
-        """Puts the constant weights into the layer that alone reads them."""
-        self.drop_input(layer, layer.inputs.index(constant.out))
-        self.remove(constant)
-        layer.name = f"{constant.name} + {layer.name}"
-        layer.fusion.weights = True
+    def absorb_consumer(self, layer: Layer, consumer: Layer, name: str) -> None:
+        """Fuse the single consumer of a layer's output into the layer.
+
+        The consumer's other inputs, outputs, ONNX nodes and cases move over.
+
+        Args:
+            layer: Layer that remains.
+            consumer: Layer that reads ``layer.out`` and is removed.
+            name: New name of ``layer``.
+        """
+        between = layer.out
+        is_scale = consumer.kind is _SCALE
+        if layer.kind in WEIGHTED and not is_scale and not layer.fusion.tensor_before_activation:
+            layer.fusion.tensor_before_activation = between.source
+        other_inputs = [t for t in consumer.inputs if t is not between]
+        outputs = consumer.outputs
+        consumer.outputs = []
+        self.remove(consumer)
+        for tensor in other_inputs:
+            self.add_input(layer, tensor)
+        between.producer = None
+        layer.outputs = outputs
+        for tensor in outputs:
+            tensor.producer = layer
+        layer.nodes.extend(consumer.nodes)
+        layer.cases.update(consumer.cases)
+        layer.name = name
 
     def absorb_q(self, layer: Layer, q: Layer) -> None:
-        """Takes the Q behind a layer into it: the layer writes INT8."""
+        """Fuse the Q after a layer into it, so that the layer writes INT8."""
         out = q.out
         layer.nodes.extend(q.nodes)
         layer.cases.update(q.cases)
@@ -314,39 +315,98 @@ class Network:
         self.set_output(layer, out)
         layer.int8_out = True
 
+    def absorb_weights(self, layer: Layer, constant: Layer) -> None:
+        """Fuse constant weights into their single consumer."""
+        self.drop_input(layer, layer.inputs.index(constant.out))
+        self.remove(constant)
+        layer.name = f"{constant.name} + {layer.name}"
+        layer.fusion.has_weights = True
 
-# They name and fold constants: no outcome rests on them.
-_OF_NO_OUTCOME = frozenset({"constant", "identity"})
+    def bypass_dq(self, dq: Layer, consumer: Layer) -> bool:
+        """Connect a consumer of a DQ to the DQ's INT8 input. Return whether the DQ was removed."""
+        out, data = dq.out, dq.data
+        for position, tensor in enumerate(consumer.inputs):
+            if tensor is out:
+                self.set_input(consumer, position, data)
+        consumer.cases.update(dq.cases)
+        return self.remove_if_unused(dq)
+
+    def insert_before(self, layer: Layer, position: int, new: Layer, out: Tensor) -> None:
+        """Insert a layer with one input, and ``out`` as its output, before one input of another."""
+        source = layer.inputs[position]
+        self.add(new, [source], [out])
+        self.set_input(layer, position, out)
+
+    def exchange(self, first: Layer, second: Layer) -> None:
+        """Exchange two layers in a row.
+
+        Tensor names stay with their position. The caller sets the shapes.
+        """
+        source, middle, out = first.data, first.out, second.out
+        self.set_input(second, 0, source)
+        self.set_input(first, 0, middle)
+        self.set_output(second, middle)
+        self.set_output(first, out)
+
+    def swap(self, op: Layer, q: Layer) -> None:
+        """Move a Q before the operator whose single consumer it is."""
+        self.exchange(op, q)
+        q.out.shape, op.out.shape = q.data.shape, q.out.shape
 
 
-def seen_on(case: Case, target: Target) -> bool:
-    """Whether a build of the target's major version shows a case; later ones than 10 count as their own."""
+# Passes name and fold constants with these cases. No outcome rests on them.
+_CASES_WITHOUT_OUTCOME = frozenset({"constant", "identity"})
+
+
+def is_seen_on(case: Case, target: Target) -> bool:
+    """Return whether a build of the target's major version shows a case.
+
+    Major versions after 10 count as their own.
+    """
     major = target.version[0]
-    return major in _shown_by(case)
+    return major in _major_versions(case)
 
 
 @functools.cache
-def _shown_by(case: Case) -> frozenset[int]:
-    """The major versions of the builds that show a case."""
-    words = " ".join(BUILDS[name].tensorrt for name in case.build_names() if name in BUILDS).split()
-    return frozenset(int(major) for word in words if (major := word.partition(".")[0]).isdigit())
+def _major_versions(case: Case) -> frozenset[int]:
+    """Return the major versions of the builds that show a case."""
+    majors: set[str] = set()
+    for name in case.build_names():
+        if name in BUILDS:
+            words = BUILDS[name].tensorrt.split()
+            majors.update(word.partition(".")[0] for word in words)
+    return frozenset(int(major) for major in majors if major.isdigit())
 
 
-def weakest(cases: Collection[Case], target: Target) -> Evidence:
-    """How well an outcome is proven on the target: as its cases are, what only 8.x shows assumed on later ones."""
-    found = set()
-    for case in (c for c in cases if c.name not in _OF_NO_OUTCOME):
-        shown = case.evidence != Evidence.SEEN or not target.has_marks or seen_on(case, target)
-        found.add(case.evidence if shown else Evidence.ASSUMED)
-    return functools.reduce(Evidence.weaker, found, Evidence.SEEN)
+def weakest_evidence(cases: Collection[Case], target: Target) -> Evidence:
+    """Return how well an outcome that rests on cases is proven on the target.
+
+    Cases that only builds of 8.x show are assumed on later versions.
+    """
+    kinds = set()
+    for case in cases:
+        if case.name in _CASES_WITHOUT_OUTCOME:
+            continue
+        is_proven = (
+            case.evidence != Evidence.SEEN or not target.has_marks or is_seen_on(case, target)
+        )
+        kinds.add(case.evidence if is_proven else Evidence.ASSUMED)
+    return functools.reduce(Evidence.weaker, kinds, Evidence.SEEN)
 
 
-def sentence(cases: Iterable[Case], target: Target) -> str:
-    """Of the rules that a network used, how many were seen on the target's TensorRT; empty where it used none."""
-    used = [c for c in dict.fromkeys(cases) if c.name not in _OF_NO_OUTCOME]
-    own = sum(seen_on(c, target) for c in used)
-    seen = sum(c.evidence == Evidence.SEEN for c in used)
-    parts = [f"{own} seen on {target.version[0]}.x"]
-    parts += [f"{seen - own} seen on other versions only"] * (seen > own)
-    parts += [f"{len(used) - seen} documented or assumed"] * (len(used) > seen)
-    return f"of the {len(used)} rules that this network used, {', '.join(parts)}" if used else ""
+def describe_rules(cases: Iterable[Case], target: Target) -> str:
+    """Describe how many of the rules that a network used were seen on the target's TensorRT.
+
+    Empty if the network used none.
+    """
+    rules = [c for c in dict.fromkeys(cases) if c.name not in _CASES_WITHOUT_OUTCOME]
+    if not rules:
+        return ""
+    seen_on_target = sum(is_seen_on(c, target) for c in rules)
+    seen = sum(c.evidence == Evidence.SEEN for c in rules)
+    parts = [f"{seen_on_target} seen on {target.version[0]}.x"]
+    if seen > seen_on_target:
+        parts.append(f"{seen - seen_on_target} seen on other versions only")
+    if len(rules) > seen:
+        parts.append(f"{len(rules) - seen} documented or assumed")
+    return f"of the {len(rules)} rules that this network used, {', '.join(parts)}"

@@ -1,6 +1,7 @@
-"""Reads the answer out of the optimized network: engine layers, conversions, and what became of each convolution.
+"""Outcome of a simulation: engine layers, remaining conversions, and each convolution's precision.
 
-``simulate`` runs the passes; what comes out has no findings yet (:mod:`qdqtool.prediction` adds them).
+:func:`simulate` runs the passes and reads the outcome from the optimized network. Its predictions
+have no findings yet; :mod:`qdqtool.prediction` adds them.
 """
 
 import functools
@@ -17,10 +18,10 @@ from qdqtool.model.qdq import is_dq, is_qdq
 from qdqtool.model.sizes import is_multiplication
 from qdqtool.model.view import View
 from qdqtool.trt import importer, pipeline
-from qdqtool.trt.importer import constant_behind
+from qdqtool.trt.importer import is_constant_upstream
 from qdqtool.trt.layers import QDQ, Layer, Tensor, float_precision
-from qdqtool.trt.network import Network, sentence, weakest
-from qdqtool.trt.pipeline import id_of
+from qdqtool.trt.network import Network, describe_rules, weakest_evidence
+from qdqtool.trt.pipeline import case_id
 from qdqtool.trt.targets import Target
 from qdqtool.types import (
     CHOICES,
@@ -38,363 +39,53 @@ from qdqtool.types import (
     TensorPrecision,
 )
 
-_PASS_THROUGH = (
-    LayerKind.PADDING,
-    LayerKind.SHUFFLE,
-    LayerKind.SLICE,
-    LayerKind.CONCATENATION,
-    LayerKind.RESIZE,
-    LayerKind.IDENTITY,
-)
-_TYPES = {
-    **{kind: kind.title().replace("_", "") for kind in LayerKind},
-    LayerKind.ELEMENTWISE: "ElementWise",
-    LayerKind.POINTWISE: "PointWise",
-    LayerKind.COPY: "Conversion",
-}
-_OF_THE_MODEL = (*QDQ, LayerKind.SHAPE, LayerKind.OTHER)
-# What is asked of nearly every layer: as names of this module, for a member of an enumeration is slow to look up.
-_CONSTANT, _COPY, _CONVOLUTION = LayerKind.CONSTANT, LayerKind.COPY, LayerKind.CONVOLUTION
-_INT8, _ONLY_INT8, _UNLIKE_INT8 = (
-    Precision.INT8,
-    frozenset({Precision.INT8}),
-    (Precision.FP8, Precision.INT4),
-)
-KERNEL = "kgen"  # as the engine lists a kernel that Myelin makes of a Q or DQ
-_OF_MYELIN = (KERNEL, _TYPES[LayerKind.MATRIX_MULTIPLY])
-
-
-def _surrounds_product(layer: Layer) -> bool:
-    """Whether it is a reshape that 8.x lists around a product that it runs as a convolution; Myelin has none."""
-    return layer.kind == LayerKind.SHUFFLE and not layer.nodes and not layer.shuffling.moves
-
-
-def _integer(layer: Layer) -> Precision:
-    """The quantized type that a layer computes in; TensorRT reads UINT8 with zero point 0 as INT8."""
-    found = layer.quantized_as
-    return found if found in _UNLIKE_INT8 else _INT8
-
-
-def _type(layer: Layer) -> str:
-    """The type that the engine lists; a shuffle that keeps the order of the values moves nothing."""
-    if layer.region is not None and layer.kind is _COPY:
-        return KERNEL
-    if layer.region is not None and layer.kind is _CONVOLUTION:
-        return _TYPES[LayerKind.MATRIX_MULTIPLY]
-    if layer.kind == LayerKind.SHUFFLE and not layer.shuffling.moves:
-        return "NoOp"
-    if layer.copied:
-        return "Reformat"
-    return layer.op or "Other" if layer.kind in _OF_THE_MODEL else _TYPES[layer.kind]
-
-
-class Outcome:
-    """The engine that an optimized network stands for.
-
-    Attributes:
-        layers: Engine layers in execution order; constants and Myelin's interior left out. In a region of 10: a kernel
-            for each Q and DQ at its edge and for each product, no reshapes; the rest as the passes leave it.
-        convolutions: One entry for each Conv, ConvTranspose, Gemm and MatMul that TensorRT computes.
-        conversion_nodes: Names of the Q and DQ that stay.
-        float_products: Names of the MatMuls of two computed tensors without Q/DQ, and of products in an Einsum.
-    """
-
-    def __init__(self, model: Model, network: Network, target: Target) -> None:
-        self._model = model
-        self._network = network
-        self._target = target
-        self._precisions: dict[int, Precision] = {}
-        self.layers: list[EngineLayer] = []
-        self.conversion_nodes: list[str] = []
-        self._by_node: dict[str, Layer] = {}
-        self._passed: dict[int, Tensor] = {}  # behind what Myelin fuses, the tensor in front of it
-        self._renamed: dict[str, str] = {}  # these, where a network output is behind them
-        self._listed_as: dict[int, Precision] = {}  # what is written for a fused Q
-        self._proven: dict[
-            tuple[tuple[Case, ...], frozenset[Case]], tuple[Evidence, tuple[str, ...]]
-        ] = {}
-        self._edges: dict[int, TensorPrecision] = {}
-        order = network.in_order()
-        for layer in order:
-            for node in layer.nodes:
-                self._by_node.setdefault(node, layer)
-            for tensor in layer.outputs:
-                self._precisions[id(tensor)] = self._written(layer, tensor)
-        for layer in order:
-            if (
-                layer.int8 and layer.inputs
-            ):  # also where an operator of unknown types is behind the Q
-                self._precisions[id(layer.data)] = _integer(layer)
-        self._engine(order)
-        self.float_products: list[str] = []
-        self.convolutions = [
-            c for n in model.nodes if is_multiplication(model, n) and (c := self._convolution(n))
-        ]
-
-    # Precisions -----------------------------------------------------------------------------------------------
-
-    def precision(self, tensor: Tensor) -> Precision:
-        """The data type of a tensor in the engine."""
-        known = self._precisions.get(id(tensor))
-        return (
-            known
-            if known is not None
-            else float_precision(tensor.elem_type, self._target.strongly_typed)
-        )
-
-    def _written(self, layer: Layer, tensor: Tensor) -> Precision:
-        if layer.int8_out:
-            return _integer(layer)
-        if layer.kind is _COPY:
-            if layer.quant is not None and (layer.op == "QuantizeLinear" or layer.requantizes):
-                return (
-                    layer.quant.precision
-                    if layer.quant.precision != Precision.UINT8
-                    else Precision.INT8
-                )
-        elif layer.kind in _PASS_THROUGH or layer.pools == "MAX":
-            if {self.precision(t) for t in layer.inputs} == _ONLY_INT8:
-                return _INT8
-        return float_precision(tensor.elem_type, self._target.strongly_typed)
-
-    # Layers ---------------------------------------------------------------------------------------------------
-
-    def _engine(self, order: list[Layer]) -> None:
-        merged: dict[str, EngineLayer] = {}
-        kernels = {name for region in self._network.regions for name in region.kernels}
-        fused = {
-            layer.id: layer
-            for layer in order
-            if layer.region is not None
-            and not layer.in_myelin
-            and (
-                kernels.isdisjoint(layer.nodes or [layer.of or layer.name])
-                if layer.kind == LayerKind.COPY
-                else _surrounds_product(layer)
-            )
-        }
-        for layer in fused.values():
-            self._pass_by(layer, fused)
-        for layer in order:
-            if layer.kind is _CONSTANT or layer.in_myelin or layer.id in fused:
-                continue
-            if layer.kind is _COPY and layer.region is None:
-                self.conversion_nodes.append(layer.name)
-            for name, tensor in layer.copies:
-                written = TensorPrecision(layer.out.memory.name, self.precision(tensor))
-                self.layers.append(EngineLayer(name, "Reformat", [self._edge(tensor)], [written]))
-            if layer.eliminated:
-                continue
-            inputs, outputs = (
-                [self._edge(t) for t in layer.inputs],
-                [self._edge(t) for t in layer.outputs],
-            )
-            convolution = layer.kind is _CONVOLUTION
-            group = layer.fusion.merged if convolution else ""
-            if group in merged:
-                merged[group].outputs.extend(outputs)
-                merged[group].nodes.extend(layer.nodes)
-                continue
-            kind = "ConvActPool" if convolution and layer.fusion.pooled else _type(layer)
-            name = (
-                layer.nodes[0]
-                if layer.region is not None and kind in _OF_MYELIN and layer.nodes
-                else layer.name
-            )
-            entry = EngineLayer(group or name, kind, inputs, outputs, list(layer.nodes))
-            self.layers.append(entry)
-            if group:
-                merged[group] = entry
-        if self._renamed:
-            for entry in self.layers:
-                entry.inputs, entry.outputs = (
-                    [replace(e, tensor=self._renamed.get(e.tensor, e.tensor)) for e in edges]
-                    for edges in (entry.inputs, entry.outputs)
-                )
-
-    def _pass_by(self, layer: Layer, fused: Mapping[int, Layer]) -> None:
-        """Leaves out of the list what is in a kernel of Myelin's: behind it is what is in front of it.
-
-        A fused Q lets that kernel write INT8, but for one that goes with the DQ behind it into a kernel of floats
-        (gemm-mlp-trt10: MulMinMaxRounCastCastMul).
-        """
-        source = self._passed.get(id(layer.data), layer.data)
-        if layer.out.is_output:
-            self._renamed[source.memory.name] = layer.out.memory.name
-        self._passed[id(layer.out)] = source
-        reader = layer.out.only_reader()
-        while reader is not None and reader.id in fused and reader.kind == LayerKind.SHUFFLE:
-            reader = reader.out.only_reader()
-        alone = reader is not None and reader.kind == LayerKind.COPY and reader.id not in fused
-        quantizes = layer.kind == LayerKind.COPY and layer.op == "QuantizeLinear"
-        if quantizes and not alone and len(layer.data.consumers) == 1:
-            self._listed_as[id(source)] = self.precision(layer.out)
-
-    def _edge(self, tensor: Tensor) -> TensorPrecision:
-        tensor = self._passed.get(id(tensor), tensor)
-        found = self._edges.get(id(tensor))
-        if found is None:
-            written = self._listed_as.get(id(tensor)) or self.precision(tensor)
-            found = self._edges[id(tensor)] = TensorPrecision(tensor.memory.name, written)
-        return found
-
-    def regions(self) -> list[MyelinRegion]:
-        """What Myelin takes, with the Q and DQ that its layers absorbed beside those that it took."""
-        regions = []
-        types = {c.name: c.is_int8 for c in self.convolutions if c.is_product}
-        types.update(dict.fromkeys(self.float_products, False))
-        pieces = (
-            {p.square.name for p in find_decomposed_layer_norms(self._model)}
-            if self._network.regions
-            else set()
-        )
-        for region in self._network.regions:
-            inside = {n: is_qdq(self._node(n)) for n in region.nodes}
-            nodes, taken = (
-                [n for n, quantizes in inside.items() if quantizes is wanted]
-                for wanted in (False, True)
-            )
-            known = {n: found for n in nodes if (found := self._node(n)) is not None}
-            nodes.sort(key=lambda n: known[n].index if n in known else -1)
-            ops = [node.op for node in known.values()]
-            regions.append(
-                replace(
-                    region,
-                    nodes=nodes,
-                    fused=list(dict.fromkeys([*region.fused, *taken])),
-                    products=sum(n in types for n in nodes),
-                    int8_products=sum(types.get(n, False) for n in nodes),
-                    softmaxes=ops.count("Softmax"),
-                    norms=sum(op in NORMALIZATIONS for op in ops) + sum(n in pieces for n in nodes),
-                )
-            )
-        return regions
-
-    # Convolutions ---------------------------------------------------------------------------------------------
-
-    @functools.cached_property
-    def _varying(self) -> frozenset[str]:
-        return View(self._model).varying
-
-    def _convolution(self, node: Node) -> ConvOutcome | None:
-        constant = constant_behind(self._model, node.input(1))
-        layer = self._by_node.get(node.name)
-        if layer is None or not layer.inputs or not (layer.int8 or node.output in self._varying):
-            return None  # dead: nothing reads it; or computed from constants alone, while building
-        if node.op == "Einsum" or (
-            node.op == "MatMul"
-            and not constant
-            and not any(is_dq(self._model.producer(i)) for i in node.inputs)
-        ):
-            self.float_products.append(node.name)
-            return None
-        weights = "constant" if constant else "computed"
-        if layer.in_myelin:
-            plain = float_precision(self._model.elem_type(node.output), self._target.strongly_typed)
-            return ConvOutcome(
-                node.index,
-                node.name,
-                node.op,
-                weights,
-                plain,
-                [plain],
-                plain,
-                evidence=Evidence.ASSUMED,
-                bare=layer.out.source,
-            )
-        data = self.precision(layer.data)
-        compute = _integer(layer) if layer.int8 else data if data.is_float else Precision.FLOAT
-        inputs = [compute if layer.int8 else data]
-        if layer.residual is not None:
-            inputs.append(self.precision(layer.residual))
-        evidence, cases = self._proof(layer)
-        activation = layer.fusion.activation
-        return ConvOutcome(
-            node.index,
-            node.name,
-            node.op,
-            weights,
-            compute,
-            inputs,
-            self.precision(layer.out),
-            layer=layer.fusion.merged or layer.name if layer.region is None else None,
-            fused=[n for n in layer.nodes if n != node.name and not is_qdq(self._node(n))],
-            evidence=evidence,
-            cases=list(cases),
-            activation=activation.op if activation is not None else "",
-            bare=layer.fusion.bare or layer.out.source,
-        )
-
-    def _proof(self, layer: Layer) -> tuple[Evidence, tuple[str, ...]]:
-        """How well a layer's outcome is proven, with the conversions in front, and the ids of its cases."""
-        own = tuple(layer.cases)
-        copies = frozenset(
-            case for above in layer.above if above.kind is _COPY for case in above.cases
-        )
-        found = self._proven.get((own, copies))
-        if found is None:
-            found = self._proven[own, copies] = (
-                weakest([*own, *copies], self._target),
-                tuple(map(id_of, own)),
-            )
-        return found
-
-    def _node(self, name: str) -> Node | None:
-        try:
-            return self._model.node(name)
-        except KeyError:
-            return None
-
-
 Assume = Mapping[str, str]
 """Choices by name, such as ``{"silu-add": "fused"}``."""
 
 
-def simulate(model: Model, target: Target, assume: Assume | None = None) -> Prediction:
-    """The prediction of a classic target, without findings.
+# Simulation -----------------------------------------------------------------------------------
 
-    Where it rests on a choice on which reports differ, the other choice is simulated as well and reported in
-    ``assumptions``; a model without such places is simulated once.
+
+def simulate(model: Model, target: Target, assume: Assume | None = None) -> Prediction:
+    """Predict the engine of a model on a classic target, without findings.
+
+    If the prediction rests on a choice on which reports differ, the other choice is simulated as
+    well and reported in ``assumptions``. A model without such places is simulated once.
 
     Args:
         model: The model.
-        target: The target; its own default is assumed unless ``assume`` says otherwise.
+        target: TensorRT version. Its own default is assumed unless ``assume`` says otherwise.
         assume: Choices by name.
 
     Raises:
-        QdqtoolError: A choice has no such name or value.
+        QdqtoolError: A choice has an unknown name or value.
     """
-    chosen = assumed_target(target, assume)
-    prediction, places = _once(model, chosen)
+    assumed_target = apply_assumptions(target, assume)
+    prediction, places = _simulate(model, assumed_target)
     if places:
-        value = SiluAdd.FUSED if chosen.residual_through_activation else SiluAdd.APART
+        value = SiluAdd.FUSED if assumed_target.residual_through_activation else SiluAdd.APART
         other = next(v for v in SiluAdd if v != value)
-        alternative, _ = _once(model, _with(target, other))
-        if _visible(alternative) != _visible(prediction):
-            given = assume is not None and SILU_ADD in assume
+        alternative, _ = _simulate(model, _with_silu_add(target, other))
+        if _user_visible(alternative) != _user_visible(prediction):
+            is_users_choice = assume is not None and SILU_ADD in assume
+            proof = "chosen by the user" if is_users_choice else target.residual_proof
+            alternatives: dict[str, Counts] = {other: _counts(alternative)}
             prediction.assumptions.append(
-                Assumption(
-                    SILU_ADD,
-                    value,
-                    {other: _counts(alternative)},
-                    places,
-                    given,
-                    "chosen by the user" if given else target.residual_proof,
-                )
+                Assumption(SILU_ADD, value, alternatives, places, is_users_choice, proof)
             )
     return prediction
 
 
-def settled(model: Model, target: Target) -> Prediction:
-    """The prediction of exactly this target: no other choice is looked at."""
-    return _once(model, target)[0]
+def simulate_without_alternatives(model: Model, target: Target) -> Prediction:
+    """Predict the engine of a model on exactly this target; no other choice is simulated."""
+    return _simulate(model, target)[0]
 
 
-def assumed_target(target: Target, assume: Assume | None) -> Target:
-    """The target with the user's choices in place of its own.
+def apply_assumptions(target: Target, assume: Assume | None) -> Target:
+    """Return the target with the user's choices in place of its own.
 
     Raises:
-        QdqtoolError: A choice has no such name or value, or is none on the target.
+        QdqtoolError: A choice has an unknown name or value, or has no effect on the target.
     """
     for name, value in (assume or {}).items():
         values = CHOICES.get(name)
@@ -416,19 +107,21 @@ def assumed_target(target: Target, assume: Assume | None) -> Target:
                 code="option-without-effect",
                 parameter="assume",
             )
-        target = _with(target, SiluAdd(value))
+        target = _with_silu_add(target, SiluAdd(value))
     return target
 
 
-def _with(target: Target, value: SiluAdd) -> Target:
+def _with_silu_add(target: Target, value: SiluAdd) -> Target:
     return replaced(target, residual_through_activation=value == SiluAdd.FUSED)
 
 
-def _once(model: Model, target: Target) -> tuple[Prediction, tuple[str, ...]]:
+def _simulate(model: Model, target: Target) -> tuple[Prediction, tuple[str, ...]]:
+    """Return the prediction, and the Adds whose fusion the target's choice decided."""
     network = importer.build(model)
     run = pipeline.run(network, target)
     outcome = Outcome(model, network, target)
-    rules = sentence((c for layer in network.layers.values() for c in layer.cases), target)
+    cases = (case for layer in network.layers.values() for case in layer.cases)
+    rules = describe_rules(cases, target)
     prediction = Prediction(
         ModelInfo(model.path, model.sha256, model.opset, len(model.nodes)),
         target.name,
@@ -440,10 +133,10 @@ def _once(model: Model, target: Target) -> tuple[Prediction, tuple[str, ...]]:
         conversion_nodes=outcome.conversion_nodes,
         target_evidence="; ".join(filter(None, (f"{target.evidence}: {target.proof}", rules))),
         counts=dict(network.counts),
-        regions=outcome.regions(),
+        regions=outcome.describe_regions(),
         float_products=outcome.float_products,
     )
-    return prediction, tuple(network.residuals_behind_activation)
+    return prediction, tuple(network.adds_after_activation)
 
 
 def _counts(prediction: Prediction) -> Counts:
@@ -451,8 +144,386 @@ def _counts(prediction: Prediction) -> Counts:
     return Counts(summary["int8"], summary["int8_to_int8"], summary["conversions"])
 
 
-def _visible(prediction: Prediction) -> object:
-    """What users see of it: types and fusions of every convolution, and the conversions."""
+def _user_visible(prediction: Prediction) -> object:
+    """Return the data types and fusions of every convolution, and the remaining conversions."""
     return prediction.conversion_nodes, [
         (c.precision, tuple(c.inputs), c.output, tuple(c.fused)) for c in prediction.convolutions
     ]
+
+
+# Engine ---------------------------------------------------------------------------------------
+
+_KINDS_THAT_KEEP_TYPE = (
+    LayerKind.PADDING,
+    LayerKind.SHUFFLE,
+    LayerKind.SLICE,
+    LayerKind.CONCATENATION,
+    LayerKind.RESIZE,
+    LayerKind.IDENTITY,
+)
+_KINDS_LISTED_AS_OPERATOR = (*QDQ, LayerKind.SHAPE, LayerKind.OTHER)
+_LISTED_TYPES = {
+    **{kind: kind.title().replace("_", "") for kind in LayerKind},
+    LayerKind.ELEMENTWISE: "ElementWise",
+    LayerKind.POINTWISE: "PointWise",
+    LayerKind.COPY: "Conversion",
+}
+KERNEL = "kgen"  # type that the engine lists for a kernel that Myelin makes of a Q or DQ
+_PRODUCT = _LISTED_TYPES[LayerKind.MATRIX_MULTIPLY]
+
+# Looking up a member of an enumeration is slow, and these are compared with nearly every layer.
+_CONSTANT, _COPY, _CONVOLUTION = LayerKind.CONSTANT, LayerKind.COPY, LayerKind.CONVOLUTION
+_INT8 = Precision.INT8
+_ONLY_INT8 = frozenset({Precision.INT8})
+_TYPES_UNLIKE_INT8 = (Precision.FP8, Precision.INT4)
+
+
+class Outcome:
+    """The engine that an optimized network stands for.
+
+    Attributes:
+        layers: Engine layers in execution order, without constants and Myelin's interior. A region
+            of TensorRT 10 has a kernel for each Q and DQ at its edge and for each product, and no
+            reshapes; its other layers are as the passes leave them.
+        convolutions: One entry for each Conv, ConvTranspose, Gemm and MatMul that TensorRT
+            computes.
+        conversion_nodes: Names of the remaining Q and DQ.
+        float_products: Names of the MatMuls of two computed tensors without Q/DQ, and of products
+            in an Einsum.
+    """
+
+    def __init__(self, model: Model, network: Network, target: Target) -> None:
+        self._model = model
+        self._network = network
+        self._target = target
+        self._precisions: dict[int, Precision] = {}
+        self.layers: list[EngineLayer] = []
+        self.conversion_nodes: list[str] = []
+        self.float_products: list[str] = []
+        self._layer_of_node: dict[str, Layer] = {}
+        # For tensors after layers that Myelin fuses: the tensor before them.
+        self._sources: dict[int, Tensor] = {}
+        # New names for such tensors if a network output comes after them.
+        self._output_names: dict[str, str] = {}
+        # Types that kernels write because of a fused Q, by the tensor before the Q.
+        self._fused_types: dict[int, Precision] = {}
+        self._evidence: dict[
+            tuple[tuple[Case, ...], frozenset[Case]], tuple[Evidence, tuple[str, ...]]
+        ] = {}
+        self._listed_tensors: dict[int, TensorPrecision] = {}
+        order = network.breadth_first()
+        self._set_precisions(order)
+        self._list_engine(order)
+        self.convolutions: list[ConvOutcome] = []
+        for node in model.nodes:
+            if is_multiplication(model, node):
+                convolution = self._describe_convolution(node)
+                if convolution is not None:
+                    self.convolutions.append(convolution)
+
+    # Precisions -------------------------------------------------------------------------------
+
+    def _set_precisions(self, order: list[Layer]) -> None:
+        for layer in order:
+            for node in layer.nodes:
+                self._layer_of_node.setdefault(node, layer)
+            for tensor in layer.outputs:
+                self._precisions[id(tensor)] = self._written_precision(layer, tensor)
+        for layer in order:
+            # Also if an operator of unknown types is between the Q and the layer.
+            if layer.int8 and layer.inputs:
+                self._precisions[id(layer.data)] = _quantized_type(layer)
+
+    def precision(self, tensor: Tensor) -> Precision:
+        """Return the data type of a tensor in the engine."""
+        precision = self._precisions.get(id(tensor))
+        if precision is None:
+            return float_precision(tensor.elem_type, self._target.strongly_typed)
+        return precision
+
+    def _written_precision(self, layer: Layer, tensor: Tensor) -> Precision:
+        if layer.int8_out:
+            return _quantized_type(layer)
+        if layer.kind is _COPY:
+            quantizes = layer.op == "QuantizeLinear" or layer.requantizes
+            if layer.quant is not None and quantizes:
+                is_uint8 = layer.quant.precision == Precision.UINT8
+                return _INT8 if is_uint8 else layer.quant.precision
+        elif layer.kind in _KINDS_THAT_KEEP_TYPE or layer.pooling_type == "MAX":
+            if {self.precision(t) for t in layer.inputs} == _ONLY_INT8:
+                return _INT8
+        return float_precision(tensor.elem_type, self._target.strongly_typed)
+
+    # Layers -----------------------------------------------------------------------------------
+
+    def _list_engine(self, order: list[Layer]) -> None:
+        fused = self._layers_in_kernels(order)
+        for layer in fused.values():
+            self._bypass(layer, fused)
+        parallel: dict[str, EngineLayer] = {}
+        for layer in order:
+            if layer.kind is _CONSTANT or layer.in_myelin or layer.id in fused:
+                continue
+            if layer.kind is _COPY and layer.region is None:
+                self.conversion_nodes.append(layer.name)
+            for name, tensor in layer.copies:
+                written = TensorPrecision(layer.out.memory.name, self.precision(tensor))
+                read = self._list_tensor(tensor)
+                self.layers.append(EngineLayer(name, "Reformat", [read], [written]))
+            if not layer.is_eliminated:
+                self._list_layer(layer, parallel)
+        if self._output_names:
+            for entry in self.layers:
+                entry.inputs = self._rename_outputs(entry.inputs)
+                entry.outputs = self._rename_outputs(entry.outputs)
+
+    def _layers_in_kernels(self, order: list[Layer]) -> dict[int, Layer]:
+        """Return the layers that are part of a kernel of Myelin's, by id.
+
+        These are the Q and DQ of a region that do not have a kernel of their own, and the reshapes
+        around products.
+        """
+        own_kernels = {name for region in self._network.regions for name in region.kernels}
+        layers = {}
+        for layer in order:
+            if layer.region is None or layer.in_myelin:
+                continue
+            if layer.kind == LayerKind.COPY:
+                names = layer.nodes or [layer.owner or layer.name]
+                is_inside = own_kernels.isdisjoint(names)
+            else:
+                is_inside = _is_reshape_at_product(layer)
+            if is_inside:
+                layers[layer.id] = layer
+        return layers
+
+    def _bypass(self, layer: Layer, fused: Mapping[int, Layer]) -> None:
+        """Leave a layer inside a kernel of Myelin's out of the list.
+
+        Its output is listed as its input. A fused Q lets the kernel before it write INT8, except a
+        Q that is fused with the DQ after it into a kernel of floats (gemm-mlp-trt10:
+        MulMinMaxRounCastCastMul).
+        """
+        source = self._sources.get(id(layer.data), layer.data)
+        if layer.out.is_output:
+            self._output_names[source.memory.name] = layer.out.memory.name
+        self._sources[id(layer.out)] = source
+        if layer.kind != LayerKind.COPY or layer.op != "QuantizeLinear":
+            return
+        if len(layer.data.consumers) == 1 and not _precedes_own_kernel(layer, fused):
+            self._fused_types[id(source)] = self.precision(layer.out)
+
+    def _list_layer(self, layer: Layer, parallel: dict[str, EngineLayer]) -> None:
+        """Add a layer to the list, or to the entry of the parallel convolutions merged with it."""
+        inputs = [self._list_tensor(t) for t in layer.inputs]
+        outputs = [self._list_tensor(t) for t in layer.outputs]
+        merged_name = layer.fusion.merged_name if layer.kind is _CONVOLUTION else ""
+        if merged_name in parallel:
+            parallel[merged_name].outputs.extend(outputs)
+            parallel[merged_name].nodes.extend(layer.nodes)
+            return
+        listed_type = _listed_type(layer)
+        name = merged_name or layer.name
+        if not merged_name and layer.region is not None and layer.nodes:
+            if listed_type in (KERNEL, _PRODUCT):
+                name = layer.nodes[0]
+        entry = EngineLayer(name, listed_type, inputs, outputs, list(layer.nodes))
+        self.layers.append(entry)
+        if merged_name:
+            parallel[merged_name] = entry
+
+    def _list_tensor(self, tensor: Tensor) -> TensorPrecision:
+        tensor = self._sources.get(id(tensor), tensor)
+        listed = self._listed_tensors.get(id(tensor))
+        if listed is None:
+            precision = self._fused_types.get(id(tensor)) or self.precision(tensor)
+            listed = TensorPrecision(tensor.memory.name, precision)
+            self._listed_tensors[id(tensor)] = listed
+        return listed
+
+    def _rename_outputs(self, tensors: list[TensorPrecision]) -> list[TensorPrecision]:
+        return [
+            replace(tensor, tensor=self._output_names.get(tensor.tensor, tensor.tensor))
+            for tensor in tensors
+        ]
+
+    # Myelin -----------------------------------------------------------------------------------
+
+    def describe_regions(self) -> list[MyelinRegion]:
+        """Return the regions of Myelin with what their layers absorbed and compute."""
+        if not self._network.regions:
+            return []
+        is_int8 = {c.name: c.is_int8 for c in self.convolutions if c.is_product}
+        is_int8.update(dict.fromkeys(self.float_products, False))
+        squares = {pieces.square.name for pieces in find_decomposed_layer_norms(self._model)}
+        return [self._describe_region(region, is_int8, squares) for region in self._network.regions]
+
+    def _describe_region(
+        self, region: MyelinRegion, is_int8: Mapping[str, bool], squares: set[str]
+    ) -> MyelinRegion:
+        """Complete a region.
+
+        Args:
+            region: The region.
+            is_int8: Products of the model, and whether they compute in INT8.
+            squares: Nodes that square in decomposed normalizations: one for each.
+        """
+        names, quantizers = [], []
+        indices: dict[str, int] = {}
+        ops: list[str] = []
+        for name in dict.fromkeys(region.nodes):
+            node = self._find_node(name)
+            if is_qdq(node):
+                quantizers.append(name)
+                continue
+            names.append(name)
+            if node is not None:
+                indices[name] = node.index
+                ops.append(node.op)
+        names.sort(key=lambda name: indices.get(name, -1))
+        return replace(
+            region,
+            nodes=names,
+            fused=list(dict.fromkeys([*region.fused, *quantizers])),
+            products=sum(name in is_int8 for name in names),
+            int8_products=sum(is_int8.get(name, False) for name in names),
+            softmaxes=ops.count("Softmax"),
+            norms=sum(op in NORMALIZATIONS for op in ops) + sum(name in squares for name in names),
+        )
+
+    # Convolutions -----------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _varying(self) -> frozenset[str]:
+        return View(self._model).varying
+
+    def _describe_convolution(self, node: Node) -> ConvOutcome | None:
+        """Return the outcome of a multiplication; None if TensorRT does not compute it.
+
+        MatMuls of two computed tensors without Q/DQ and Einsums are recorded as ``float_products``
+        instead.
+        """
+        is_constant = is_constant_upstream(self._model, node.input(1))
+        layer = self._layer_of_node.get(node.name)
+        if layer is None or not layer.inputs:
+            return None  # nothing reads it
+        if not layer.int8 and node.output not in self._varying:
+            return None  # computed from constants alone while the engine is built
+        if node.op == "Einsum" or (
+            node.op == "MatMul" and not is_constant and not self._has_dq_before(node)
+        ):
+            self.float_products.append(node.name)
+            return None
+        weights = "constant" if is_constant else "computed"
+        if layer.in_myelin:
+            return self._describe_in_myelin(node, layer, weights)
+        return self._describe_layer(node, layer, weights)
+
+    def _describe_in_myelin(self, node: Node, layer: Layer, weights: str) -> ConvOutcome:
+        elem_type = self._model.elem_type(node.output)
+        precision = float_precision(elem_type, self._target.strongly_typed)
+        return ConvOutcome(
+            node.index,
+            node.name,
+            node.op,
+            weights,
+            precision,
+            [precision],
+            precision,
+            evidence=Evidence.ASSUMED,
+            bare=layer.out.source,
+        )
+
+    def _describe_layer(self, node: Node, layer: Layer, weights: str) -> ConvOutcome:
+        data = self.precision(layer.data)
+        if layer.int8:
+            data = precision = _quantized_type(layer)
+        else:
+            precision = data if data.is_float else Precision.FLOAT
+        inputs = [data]
+        if layer.residual is not None:
+            inputs.append(self.precision(layer.residual))
+        evidence, case_ids = self._find_evidence(layer)
+        activation = layer.fusion.activation
+        return ConvOutcome(
+            node.index,
+            node.name,
+            node.op,
+            weights,
+            precision,
+            inputs,
+            self.precision(layer.out),
+            layer=layer.fusion.merged_name or layer.name if layer.region is None else None,
+            fused=[n for n in layer.nodes if n != node.name and not is_qdq(self._find_node(n))],
+            evidence=evidence,
+            cases=list(case_ids),
+            activation=activation.op if activation is not None else "",
+            bare=layer.fusion.tensor_before_activation or layer.out.source,
+        )
+
+    def _find_evidence(self, layer: Layer) -> tuple[Evidence, tuple[str, ...]]:
+        """Return how well a layer's outcome is proven, and the ids of its cases.
+
+        The outcome rests on the cases of the layer and of the conversions before it.
+        """
+        own = tuple(layer.cases)
+        copies = [producer for producer in layer.producers if producer.kind is _COPY]
+        of_copies = frozenset(case for copy in copies for case in copy.cases)
+        evidence = self._evidence.get((own, of_copies))
+        if evidence is None:
+            weakest = weakest_evidence([*own, *of_copies], self._target)
+            evidence = self._evidence[own, of_copies] = weakest, tuple(map(case_id, own))
+        return evidence
+
+    def _has_dq_before(self, node: Node) -> bool:
+        return any(is_dq(self._model.producer(tensor)) for tensor in node.inputs)
+
+    def _find_node(self, name: str) -> Node | None:
+        try:
+            return self._model.node(name)
+        except KeyError:
+            return None
+
+
+def _is_reshape_at_product(layer: Layer) -> bool:
+    """Return whether a layer is a reshape that Myelin does not have.
+
+    TensorRT 8 lists it before or after a product that it runs as a convolution.
+    """
+    return (
+        layer.kind == LayerKind.SHUFFLE and not layer.nodes and not layer.shuffling.reorders_values
+    )
+
+
+def _precedes_own_kernel(layer: Layer, fused: Mapping[int, Layer]) -> bool:
+    """Return whether the Q or DQ after a layer, past fused reshapes, has a kernel of its own."""
+    consumer = layer.out.single_consumer()
+    while consumer is not None and consumer.id in fused and consumer.kind == LayerKind.SHUFFLE:
+        consumer = consumer.out.single_consumer()
+    return consumer is not None and consumer.kind == LayerKind.COPY and consumer.id not in fused
+
+
+def _quantized_type(layer: Layer) -> Precision:
+    """Return the quantized type in which a layer computes.
+
+    TensorRT reads UINT8 with zero point 0 as INT8.
+    """
+    quantized_type = layer.quantized_type
+    return quantized_type if quantized_type in _TYPES_UNLIKE_INT8 else _INT8
+
+
+def _listed_type(layer: Layer) -> str:
+    """Return the type that the engine lists for a layer."""
+    if layer.kind is _CONVOLUTION:
+        if layer.fusion.has_pooling:
+            return "ConvActPool"
+        return _LISTED_TYPES[_CONVOLUTION] if layer.region is None else _PRODUCT
+    if layer.kind is _COPY and layer.region is not None:
+        return KERNEL
+    if layer.kind == LayerKind.SHUFFLE and not layer.shuffling.reorders_values:
+        return "NoOp"
+    if layer.becomes_copy:
+        return "Reformat"
+    if layer.kind in _KINDS_LISTED_AS_OPERATOR:
+        return layer.op or "Other"
+    return _LISTED_TYPES[layer.kind]

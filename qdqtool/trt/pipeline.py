@@ -1,10 +1,12 @@
-"""The passes in the order of TensorRT's log, run to a fixpoint, for one target."""
+"""The passes in the order of TensorRT's log, and their runs over a network."""
 
 import functools
+from collections.abc import Iterable
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.knowledge.tables import Case
 from qdqtool.model import operators
+from qdqtool.model.operators import OPERATORS
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass
 from qdqtool.trt.passes.activation_to_pointwise_conversion import ActivationToPointwiseConversion
@@ -51,8 +53,8 @@ from qdqtool.trt.targets import Target
 from qdqtool.types import Event, Refusal
 
 
-class Order:
-    """Not a pass: the layers are ranked anew, where passes have moved many."""
+class RankLayers:
+    """Stage that ranks the layers anew after passes have moved many. It is not a pass."""
 
 
 GENERIC = (ConstShuffleFusion, ShuffleShuffleFusion, ShuffleErasure)
@@ -71,7 +73,7 @@ QUANTIZATION = (
     ConstShuffleFusion,
     ConstEltFusion,
     MOTION,
-    Order,
+    RankLayers,
     ShuffleShuffleFusion,
     ShuffleErasure,
     SqueezePushDownJoin,
@@ -104,16 +106,18 @@ EPILOGUE = (
     EltwiseAddToPwn,
 )
 MERGING = (MergeLayers, SliceRemoval, ConcatRemoval)
-PIPELINE: tuple[type[Pass] | type[Order] | tuple[type[Pass], ...], ...] = (
+PIPELINE: tuple[type[Pass] | type[RankLayers] | tuple[type[Pass], ...], ...] = (
     *GENERIC,
     *INITIALIZERS,
     *QUANTIZATION,
     *EPILOGUE,
     *MERGING,
 )
-"""What runs, in order. Passes in a tuple run until none of them changes anything; behind a later one that did, the
-first begins again: the complete logs show that Qs move and merge until nothing is left to do, then Concats are split,
-then DQ and Q cancel.
+"""Stages in the order in which they run.
+
+The passes of a tuple form a loop: after a later one that changed something, the first begins again,
+until none changes anything. The complete logs show that Qs move and merge until nothing is left to
+do, then Concats are split, then DQ and Q cancel.
 """
 
 
@@ -122,56 +126,76 @@ class PassError(QdqtoolError):
 
 
 class Run:
-    """What the pipeline did to a network: the lines that TensorRT logs for it, and where passes did not fire."""
+    """A run of passes over a network.
+
+    Attributes:
+        trace: Lines that TensorRT logs for it.
+        refusals: Reasons for which passes did not fire.
+    """
 
     def __init__(self, network: Network) -> None:
         self.trace: list[Event] = []
         self.refusals: list[Refusal] = []
         self._network = network
-        self._done: list[str] = []
+        self._completed: list[str] = []
 
-    def one(self, step: Pass) -> list[Refusal]:
-        """Runs one pass."""
+    def run_pass(self, step: Pass) -> list[Refusal]:
+        """Run one pass and return its refusals.
+
+        Raises:
+            PassError: The pass failed.
+        """
         try:
             step.run(self._network)
         except (QdqtoolError, MemoryError):
             raise
         except Exception as error:
-            before = ", ".join(self._done[-8:]) or "none"
+            before = ", ".join(self._completed[-8:]) or "none"
             raise PassError(
                 f"pass {step.name} failed ({type(error).__name__}: {error}) after: {before}",
                 code="internal",
             ) from error
-        self._done.append(step.name)
+        self._completed.append(step.name)
         self.trace += step.events
         return step.refusals
 
-    def loop(self, steps: list[Pass]) -> list[Refusal]:
-        """Runs passes to a fixpoint; refusals of the last round only: an earlier one may have been overtaken."""
+    def run_loop(self, steps: list[Pass]) -> list[Refusal]:
+        """Run passes until none changes anything, and return the refusals of the last round.
+
+        Refusals of earlier rounds may no longer hold. After the first round only tensors that were
+        edited are visited. When these give no more work, a last round visits all tensors.
+        """
         network = self._network
-        network.focus, network.refusing = None, False
+        network.focus, network.reports_refusals = None, False
         while True:
-            network.touched = {}
-            refusals: list[Refusal] = []
+            network.edited_tensors = {}
             start = len(self.trace)
-            for step in steps:
-                before = len(self.trace)
-                refusals += self.one(step)
-                if len(self.trace) > before and step is not steps[0]:
-                    break
+            refusals = self._run_round(steps)
             if len(self.trace) > start:
-                network.focus, network.refusing = network.touched, False
-            elif network.refusing:
+                network.focus, network.reports_refusals = network.edited_tensors, False
+            elif network.reports_refusals:
                 return refusals
             else:
-                network.focus, network.refusing = (
-                    None,
-                    True,
-                )  # nothing more to do near the last edits: a look at all
+                network.focus, network.reports_refusals = None, True
+
+    def _run_round(self, steps: list[Pass]) -> list[Refusal]:
+        """Run passes in turn. Stop after one other than the first that changed something."""
+        refusals: list[Refusal] = []
+        for step in steps:
+            before = len(self.trace)
+            refusals += self.run_pass(step)
+            if len(self.trace) > before and step is not steps[0]:
+                break
+        return refusals
 
 
 def run(network: Network, target: Target, last: type[Pass] | None = None) -> Run:
-    """Runs every pass over the network, or those up to ``last``.
+    """Run the pipeline over a network.
+
+    Args:
+        network: The network, which the passes edit.
+        target: TensorRT version whose rules the passes follow.
+        last: Pass after which the run ends; None for all passes.
 
     Raises:
         PassError: A pass failed.
@@ -179,51 +203,52 @@ def run(network: Network, target: Target, last: type[Pass] | None = None) -> Run
     result = Run(network)
     for stage in PIPELINE:
         if isinstance(stage, tuple):
-            result.refusals += result.loop([kind(target) for kind in stage])
+            result.refusals += result.run_loop([pass_type(target) for pass_type in stage])
         elif issubclass(stage, Pass):
-            result.refusals += result.one(stage(target))
+            result.refusals += result.run_pass(stage(target))
         else:
-            network.order()
+            network.rank_layers()
         if stage is last:
             break
     return result
 
 
-# Every case that the simulator can rest on, by its id: <pass>/<case>, and <operator>/<case> for operators -------------
-
-
 def passes() -> tuple[type[Pass], ...]:
-    """The passes, each once, in the order of the pipeline."""
-    found: dict[type[Pass], None] = {}
+    """Return the passes, each once, in the order of the pipeline."""
+    pass_types: dict[type[Pass], None] = {}
     for stage in PIPELINE:
         members = stage if isinstance(stage, tuple) else (stage,)
-        found.update(dict.fromkeys(kind for kind in members if issubclass(kind, Pass)))
-    return tuple(found)
+        pass_types.update(dict.fromkeys(member for member in members if issubclass(member, Pass)))
+    return tuple(pass_types)
 
 
 @functools.cache
 def cases() -> dict[str, Case]:
-    """All cases by id; a fact of an operator may be a pass's case as well, and goes by the pass's name."""
-    return {name: case for case, name in _ids().items()}
+    """Return every case that a prediction can rest on, by its id.
+
+    An id is ``<pass>/<case>``, or ``<operator>/<case>`` for a case of an operator. A case that
+    belongs to both has the pass's name.
+    """
+    return {case_id: case for case, case_id in _case_ids().items()}
 
 
 @functools.cache
-def _ids() -> dict[Case, str]:
-    found: dict[Case, str] = {}
-    for owner, its in (
-        *((kind.__name__, kind.cases) for kind in passes()),
-        *((known.name, operators.cases_of(known)) for known in operators.OPERATORS.values()),
-        ("Shuffle", (operators.INSERTED_SHUFFLE.case,)),
-    ):
-        for case in its:
-            found.setdefault(case, f"{owner}/{case.name}")
-    return found
+def _case_ids() -> dict[Case, str]:
+    owners: list[tuple[str, Iterable[Case]]] = []
+    owners += [(pass_type.__name__, pass_type.cases) for pass_type in passes()]
+    owners += [(operator.name, operators.cases_of(operator)) for operator in OPERATORS.values()]
+    owners.append(("Shuffle", (operators.INSERTED_SHUFFLE.case,)))
+    ids: dict[Case, str] = {}
+    for owner, owned in owners:
+        for case in owned:
+            ids.setdefault(case, f"{owner}/{case.name}")
+    return ids
 
 
-def id_of(case: Case) -> str:
-    """The id of a case.
+def case_id(case: Case) -> str:
+    """Return the id of a case.
 
     Raises:
-        KeyError: No pass and no operator has it.
+        KeyError: No pass and no operator has the case.
     """
-    return _ids()[case]
+    return _case_ids()[case]

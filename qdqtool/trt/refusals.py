@@ -43,7 +43,7 @@ class Step:
     part: int = -1
 
 
-class Way:
+class OperatorPath:
     """What a Q moved up past, or a DQ down: a list that grows at its end, and that copies of the layer share.
 
     ``ops`` are the operators in it, each once.
@@ -52,20 +52,20 @@ class Way:
     __slots__ = ("_before", "_step", "ops")
     ops: frozenset[str]
 
-    def __init__(self, step: Step | None = None, before: Way | None = None) -> None:
+    def __init__(self, step: Step | None = None, before: OperatorPath | None = None) -> None:
         self._step = step
         self._before = before
         ops = before.ops if before is not None else frozenset()
         self.ops = ops if step is None or step.op in ops else ops | {step.op}
 
-    def then(self, step: Step) -> Way:
+    def with_step(self, step: Step) -> OperatorPath:
         """The way with one more step at its end."""
-        return Way(step, self)
+        return OperatorPath(step, self)
 
-    def last(self, most: int = STEPS) -> tuple[Step, ...]:
+    def latest_steps(self, most: int = STEPS) -> tuple[Step, ...]:
         """The latest steps first, ``most`` of them at most."""
         found: list[Step] = []
-        way: Way | None = self
+        way: OperatorPath | None = self
         while way is not None and way._step is not None and len(found) < most:
             found.append(way._step)
             way = way._before
@@ -73,10 +73,10 @@ class Way:
 
     def steps(self) -> tuple[Step, ...]:
         """The steps in order; of a longer way the last :data:`STEPS`."""
-        return self.last()[::-1]
+        return self.latest_steps()[::-1]
 
 
-NOWHERE = Way()
+EMPTY_PATH = OperatorPath()
 
 
 class ReaderKind(StrEnum):

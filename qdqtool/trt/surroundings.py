@@ -1,6 +1,7 @@
-"""Who reads a tensor and what writes it, past the operators that a Q could pass: what refusals record.
+"""Surroundings of tensors and layers: what missed optimizations record.
 
-Whether a layer with weights can take in the DQs of its two inputs is decided by them.
+Consumers and origin of a tensor are looked for past the operators that a Q could pass. They also
+decide whether a layer with weights can absorb the DQs of its two inputs.
 """
 
 import itertools
@@ -16,403 +17,546 @@ from qdqtool.trt.layers import (
     WEIGHTED,
     Layer,
     Tensor,
-    constant_of,
-    dq_of,
+    constant_before,
+    dq_before,
     node_name,
     weights_position,
 )
-from qdqtool.trt.refusals import STEPS, Origin, Reader, ReaderKind, Scale, Size, Step
+from qdqtool.trt.refusals import (
+    STEPS,
+    OperatorPath,
+    Origin,
+    Reader,
+    ReaderKind,
+    Scale,
+    Size,
+    Step,
+)
 from qdqtool.trt.targets import Target
 from qdqtool.types import BYTES, Precision, Refusal
 
-_LIMIT = 100  # tensors looked at from one; a block of DenseNet-201 has 48
-_BEHIND = 100  # layers looked at behind one
-_READERS = 100  # of one tensor that are listed; a network has a dozen
-_PATHS = 1200  # steps on the ways to those tensors together; there are 1176 in that block
-_STEPS = 400  # on the ways of the Qs among them together; of further ones the last few
-_FEW = 4
-_RETYPING = frozenset(name for name, known in OPERATORS.items() if known.kind == LayerKind.IDENTITY)
-_ELEMENTWISE = (LayerKind.ACTIVATION, LayerKind.POINTWISE)
+# Limits of the search for the consumers of one tensor.
+MAX_CONSUMERS = 100  # that are listed; a network has a dozen
+MAX_TENSORS = 100  # that are visited; a block of DenseNet-201 has 48
+MAX_PATH_STEPS = 1200  # on the paths to these tensors together; that block has 1176
+MAX_Q_STEPS = 400  # on the paths of Qs together
+MIN_Q_STEPS = 4  # of each further Q, its last ones
+# Layers that are visited after a layer, to find a convolution or where its result is quantized.
+MAX_LAYERS_AFTER = 100
+# Tensors that are visited before a convolution, to find a DQ that does not reach it.
+MAX_TENSORS_BEFORE = 40
+
+_KINDS_OF_ACTIVATIONS = (LayerKind.ACTIVATION, LayerKind.POINTWISE)
+# Operators (Identity, Cast) that give a tensor another type.
+_RETYPING_OPERATORS = frozenset(
+    name for name, operator in OPERATORS.items() if operator.kind == LayerKind.IDENTITY
+)
+
+_Path = tuple[Step, ...]
 
 
-def scale_of(layer: Layer | None) -> Scale:
-    """The scale of a Q or DQ: one number, or one for each channel."""
+def quantizer_scale(layer: Layer | None) -> Scale:
+    """Return the scale of a Q or DQ: one number, or one for each channel."""
     return None if layer is None or layer.quant is None else layer.quant.summary
 
 
-def elements(tensor: Tensor) -> Size | None:
-    """How large a tensor is; None where its shape is not known."""
+def tensor_size(tensor: Tensor) -> Size | None:
+    """Return the size of a tensor; None if its shape is unknown."""
     shape = tensor.shape
-    if shape is None and (reader := tensor.only_reader(LayerKind.SHUFFLE)) is not None:
-        shape = reader.out.shape  # behind a matrix product that became a convolution
+    if shape is None:
+        shuffle = tensor.single_consumer(LayerKind.SHUFFLE)
+        if shuffle is not None:
+            shape = shuffle.out.shape  # after a matrix product that became a convolution
     if shape is None or any(not d for d in shape[1:]):
         return None
     return Size("x".join(map(str, shape[1:])), math.prod(d or 1 for d in shape))
 
 
-def step_of(layer: Layer, part: int = -1) -> Step:
+def to_step(layer: Layer, part: int = -1) -> Step:
+    """Return the step of a path past a layer; ``part`` is the position of a Concat's input."""
     return Step(node_name(layer), layer.op or layer.kind.value.title(), part)
 
 
-def readers_of(tensor: Tensor, *, through: bool = True) -> tuple[Reader, ...]:
-    """The readers of a tensor, looked for past the operators that a Q could pass.
+# Consumers ------------------------------------------------------------------------------------
+
+
+def find_consumers(tensor: Tensor, *, through: bool = True) -> tuple[Reader, ...]:
+    """Return the consumers of a tensor.
 
     Args:
         tensor: The tensor.
-        through: False names the direct readers only.
+        through: Whether to look past the operators that a Q could pass. Else only direct consumers
+            count.
 
     Returns:
-        The readers; where there are too many to list, ``more`` of the tuple names what others are behind.
+        The consumers. If they are too many to list, ``more`` of the tuple names the node or tensor
+        after which the others are.
     """
-    more = ""
-    found: list[Reader] = []
-    left, room = _STEPS, _PATHS
-    queue: list[tuple[Tensor, tuple[Step, ...]]] = [(tensor, ())]
-    visited: set[int] = {id(tensor)}
-    beyond: tuple[Layer, Tensor, tuple[Step, ...]] | None = (
-        None  # the first operator behind which nobody looked
-    )
-    for current, path in queue:
-        if len(found) >= _READERS:
-            more = more or _place(current, path)
-            break
-        if len(current.consumers) > _READERS:
-            more = more or _place(current, path)
-        if current.is_output:
-            found.append(Reader(ReaderKind.OUTPUT, current.name, "Output", path))
-        for layer in itertools.islice(current.consumers, _READERS):
-            if layer.kind == LayerKind.QUANTIZE and layer.data is current:
-                scale = scale_of(layer)
-                for name, passed in ((node_name(layer), layer.passed), *layer.merged):
-                    steps = passed.last(max(_FEW, min(left, STEPS)))
-                    left -= len(steps)
-                    found.append(Reader(ReaderKind.Q, name, layer.op, (*path, *steps), scale))
-            elif (
-                through
-                and layer.passage is not None
-                and (layer.data is current or layer.kind == LayerKind.CONCATENATION)
-            ):
-                if len(visited) > _LIMIT or room <= len(path):
-                    beyond = beyond or (layer, current, path)
-                    more = more or node_name(layer)
-                    continue
-                part = layer.inputs.index(current) if layer.kind == LayerKind.CONCATENATION else -1
-                for output in layer.outputs:
-                    if id(output) not in visited:
-                        visited.add(id(output))
-                        room -= len(path) + 1
-                        queue.append((output, (*path, step_of(layer, part))))
+    return _ConsumerSearch(tensor, through).run()
+
+
+class _ConsumerSearch:
+    """Breadth-first search for the consumers of a tensor, within limits."""
+
+    def __init__(self, tensor: Tensor, through: bool) -> None:
+        self.tensor = tensor
+        self.through = through
+        self.consumers: list[Reader] = []
+        self.more = ""
+        self.queue: list[tuple[Tensor, _Path]] = [(tensor, ())]
+        self.visited = {id(tensor)}
+        self.path_steps_left = MAX_PATH_STEPS
+        self.q_steps_left = MAX_Q_STEPS
+        # First operator after which nothing was looked for, with its input and the path there.
+        self.last_operator: tuple[Layer, Tensor, _Path] | None = None
+
+    def run(self) -> Shared[Reader]:
+        for tensor, path in self.queue:
+            if len(self.consumers) >= MAX_CONSUMERS:
+                self.note_more(tensor, path)
+                break
+            self.visit(tensor, path)
+        if len(self.consumers) > MAX_CONSUMERS:
+            self.note_more(self.tensor, ())
+        if not self.consumers and self.last_operator is not None:
+            # This operator only counts as a consumer if no other is known.
+            self.consumers.append(_describe_consumer(*self.last_operator))
+        return Shared(self.consumers[:MAX_CONSUMERS], self.more)
+
+    def note_more(self, tensor: Tensor, path: _Path) -> None:
+        """Name the operator or tensor after which further consumers are."""
+        self.more = self.more or (path[-1].node if path else tensor.source)
+
+    def visit(self, tensor: Tensor, path: _Path) -> None:
+        if len(tensor.consumers) > MAX_CONSUMERS:
+            self.note_more(tensor, path)
+        if tensor.is_output:
+            self.consumers.append(Reader(ReaderKind.OUTPUT, tensor.name, "Output", path))
+        for layer in itertools.islice(tensor.consumers, MAX_CONSUMERS):
+            if layer.kind == LayerKind.QUANTIZE and layer.data is tensor:
+                self.add_quantizers(layer, path)
+            elif self.through and _q_can_pass(layer, tensor):
+                self.follow(layer, tensor, path)
             else:
-                found.append(_reader(layer, current, path))
-    if len(found) > _READERS:
-        more = more or _place(tensor, ())
-    if not found and beyond is not None:  # which is called a reader only where no other is known
-        found.append(_reader(*beyond))
-    return Shared(found[:_READERS], more)
+                self.consumers.append(_describe_consumer(layer, tensor, path))
+
+    def add_quantizers(self, q: Layer, path: _Path) -> None:
+        """Add a Q, and those that were merged into it."""
+        scale = quantizer_scale(q)
+        quantizers = [(node_name(q), q.path), *q.merged_quantizers]
+        for name, moves in quantizers:
+            limit = max(MIN_Q_STEPS, min(self.q_steps_left, STEPS))
+            steps = moves.latest_steps(limit)
+            self.q_steps_left -= len(steps)
+            self.consumers.append(Reader(ReaderKind.Q, name, q.op, (*path, *steps), scale))
+
+    def follow(self, layer: Layer, tensor: Tensor, path: _Path) -> None:
+        """Put the outputs of an operator that a Q could pass into the queue."""
+        if len(self.visited) > MAX_TENSORS or self.path_steps_left <= len(path):
+            self.last_operator = self.last_operator or (layer, tensor, path)
+            self.more = self.more or node_name(layer)
+            return
+        is_concat = layer.kind == LayerKind.CONCATENATION
+        part = layer.inputs.index(tensor) if is_concat else -1
+        for output in layer.outputs:
+            if id(output) not in self.visited:
+                self.visited.add(id(output))
+                self.path_steps_left -= len(path) + 1
+                self.queue.append((output, (*path, to_step(layer, part))))
 
 
-def _place(tensor: Tensor, path: tuple[Step, ...]) -> str:
-    """What readers of a tensor are behind: the operator on the way there, or the tensor."""
-    return path[-1].node if path else tensor.source
+def _q_can_pass(layer: Layer, tensor: Tensor) -> bool:
+    """Return whether a Q could move up past a layer to this input."""
+    is_moved_input = layer.kind == LayerKind.CONCATENATION or layer.data is tensor
+    return layer.passage is not None and is_moved_input
 
 
-def _reader(layer: Layer, tensor: Tensor, path: tuple[Step, ...]) -> Reader:
+def _describe_consumer(layer: Layer, tensor: Tensor, path: _Path) -> Reader:
     kind = ReaderKind.SUM if is_sum(layer) else ReaderKind.OP
-    node, name = node_name(layer), layer.op or layer.kind.value
-    if layer.joined is not None and tensor is not layer.data:
-        kind, node, name = ReaderKind.SUM, layer.joined[1], "Add"
-    shares = kind == ReaderKind.SUM and all(map(_has_scale, layer.inputs))
-    return Reader(kind, node, name, path, None, _feeds_weighted(layer), _gains(layer), shares)
+    node, op = node_name(layer), layer.op or layer.kind.value
+    if layer.activation_and_add is not None and tensor is not layer.data:
+        kind, node, op = ReaderKind.SUM, layer.activation_and_add[1], "Add"
+    return Reader(
+        kind,
+        node,
+        op,
+        path,
+        scale=None,
+        feeds_weighted=_feeds_weighted(layer),
+        gains=_gains_from_qdq(layer),
+        shares=kind == ReaderKind.SUM and all(map(_has_scale, layer.inputs)),
+    )
 
 
 def _has_scale(tensor: Tensor) -> bool:
-    """Whether a DQ right there makes a tensor, or a Q with one scale reads it right there."""
-    dq = dq_of(tensor)
-    return (dq is not None and not dq.passed.ops) or any(
-        q.kind == LayerKind.QUANTIZE
-        and isinstance(scale_of(q), float)
-        and any(not way.ops for way in (q.passed, *(way for _, way in q.merged)))
-        for q in tensor.consumers
-    )
+    """Return whether a DQ directly produces a tensor, or a Q with one scale directly reads it."""
+    dq = dq_before(tensor)
+    if dq is not None and not dq.path.ops:
+        return True
+    return any(_quantizes_directly(consumer) for consumer in tensor.consumers)
+
+
+def _quantizes_directly(layer: Layer) -> bool:
+    """Return whether a layer is a Q with one scale that has not moved, or stands for such a Q."""
+    if layer.kind != LayerKind.QUANTIZE or not isinstance(quantizer_scale(layer), float):
+        return False
+    paths: list[OperatorPath] = [layer.path, *(path for _, path in layer.merged_quantizers)]
+    return any(not path.ops for path in paths)
 
 
 def is_sum(layer: Layer) -> bool:
-    """Whether a layer adds two computed tensors."""
-    return layer.operation == "SUM" and sum(not constant_of(t) for t in layer.inputs) > 1
+    """Return whether a layer adds at least two computed tensors."""
+    return layer.operation == "SUM" and sum(not constant_before(t) for t in layer.inputs) > 1
 
 
-def _gains(layer: Layer) -> bool:
-    """Whether Q/DQ in front of a layer that reads float pays: it has INT8 kernels, and its result is wanted in INT8.
+def find_weighted_consumers(tensor: Tensor) -> tuple[str, ...]:
+    """Return the layers with weights that read a tensor as their data.
 
-    That is a convolution (or the like) with constant weights and another behind it; a sum or an average where all that
-    reads its result, past activations, other sums and what a Q passes, are Qs.
+    DQs and operators that a Q could pass may be between.
     """
-    if layer.kind in WEIGHTED:
-        return (layer.weights.constant or any(map(dq_of, layer.inputs[1:]))) and _leads_to_weights(
-            layer
-        )
-    if not (
-        layer.joined is not None
-        or _averages(layer)
-        or (is_sum(layer) and any(map(_taken, layer.inputs)))
-    ):
-        return False
-    queue, seen, found = [layer], {layer.id}, False
-    for current in queue:
-        for tensor in current.outputs:
-            if tensor.is_output:
-                return False
-            for reader in tensor.consumers:
-                if reader.kind == LayerKind.QUANTIZE:
-                    found = True
-                elif reader.id not in seen:
-                    if not (
-                        reader.operation == "SUM"
-                        or reader.kind in _ELEMENTWISE
-                        or reader.passage is not None
-                        or _averages(reader)
-                    ):
-                        return False
-                    seen.add(reader.id)
-                    queue.append(reader)
-        if len(seen) > _BEHIND:
-            return True
-    return found
-
-
-def _taken(tensor: Tensor) -> bool:
-    """Whether a sum can read a tensor in INT8, or be part of the convolution that writes it for the sum alone."""
-    return dq_of(tensor) is not None or bool(tensor.maker(*WEIGHTED) and tensor.only_reader())
-
-
-def _averages(layer: Layer) -> bool:
-    return "AVERAGE" in (layer.pooling, layer.pools)
-
-
-def _feeds_weighted(layer: Layer) -> bool:
-    """Whether it is a quantized convolution, or a convolution lies behind it (YOLO's DFL does not count)."""
-    return any(map(dq_of, layer.inputs)) if layer.kind in WEIGHTED else _leads_to_weights(layer)
-
-
-def _leads_to_weights(layer: Layer) -> bool:
-    queue, seen = [layer], {layer.id}
-    for current in queue:
-        for reader in [
-            r for tensor in current.outputs for r in tensor.consumers if r.id not in seen
-        ]:
-            if reader.kind in WEIGHTED and not reader.weights.dfl:
-                return True
-            if reader.id not in seen:
-                seen.add(reader.id)
-                queue.append(reader)
-        if len(seen) > _BEHIND:
-            return True
-    return False
-
-
-def output_refusal(
-    layer: Layer, by: str
-) -> refusals.OutputNotQuantized | refusals.OutputDifferentScales | refusals.OutputManyConsumers:
-    """Why a layer writes float, judged by everything that reads its result."""
-    readers = readers_of(layer.out)
-    told = (by, node_name(layer), layer.out.source, readers, elements(layer.out))
-    quantizers = [r for r in readers if r.kind == ReaderKind.Q]
-    if quantizers and len(quantizers) < len(readers):
-        return refusals.OutputManyConsumers(*told)
-    return different_scales(*told) or refusals.OutputNotQuantized(*told, layer.fusion.activation)
-
-
-def different_scales(
-    by: str, node: str, tensor: str, readers: tuple[Reader, ...], size: Size | None
-) -> refusals.OutputDifferentScales | None:
-    """Whether Qs of different scales read a result, and nothing else does."""
-    if not differ(readers) or any(r.kind != ReaderKind.Q for r in readers):
-        return None
-    return refusals.OutputDifferentScales(by, node, tensor, readers, size)
-
-
-def scales_differ(
-    by: str, node: str, tensor: Tensor, quantizers: Sequence[Layer]
-) -> refusals.ScalesDiffer | None:
-    """Whether quantizers in a row, or on one tensor, quantize differently, as far as is known."""
-    keys = {None if q.quant is None else q.quant.key for q in quantizers}
-    if len(quantizers) < 2 or (len(keys) == 1 and None not in keys):
-        return None
-    names = tuple(map(node_name, quantizers))
-    return refusals.ScalesDiffer(by, node, tensor.source, names, tuple(map(scale_of, quantizers)))
-
-
-def differ(quantizers: Sequence[Reader]) -> bool:
-    """Whether Qs have different scales; one that is not known differs from any other."""
-    scales = {r.scale for r in quantizers}
-    return len(quantizers) > 1 and (len(scales) > 1 or None in scales)
-
-
-def origin_of(tensor: Tensor) -> Origin:
-    """What writes a tensor, looked for up past at most :data:`STEPS` operators that a Q could pass, but no Concat."""
-    path: list[Step] = []
-    maker = tensor.producer
-    for _ in range(STEPS):
-        if (
-            maker is None
-            or not maker.inputs
-            or maker.passage is None
-            or maker.kind == LayerKind.CONCATENATION
-        ):
-            break
-        path.append(step_of(maker))
-        tensor = maker.data
-        maker = tensor.producer
-    if maker is None:
-        return Origin(tensor.source, "", "Input", path=tuple(path))
-    convolution = next(iter(maker.nodes), "") if maker.kind in WEIGHTED else ""
-    quantizer = ""
-    if maker.kind in QDQ:
-        quantizer = maker.pair or node_name(maker)
-    return Origin(
-        tensor.source,
-        node_name(maker),
-        maker.op,
-        convolution,
-        tuple(path),
-        maker.int8 or maker.int8_out,
-        maker.nodes[-1] if maker.nodes else "",
-        quantizer,
-        scale_of(maker) if quantizer else None,
-    )
-
-
-def weighted_behind(tensor: Tensor) -> tuple[str, ...]:
-    """The convolutions (and other layers with weights) whose data a tensor is, through DQs and what a Q could pass."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     queue, visited = [tensor], {id(tensor)}
     for current in queue:
         for layer in current.consumers:
             if layer.kind in WEIGHTED and layer.data is current:
-                found[node_name(layer)] = None
-            elif (layer.passage is not None or layer.kind == LayerKind.DEQUANTIZE) and len(
-                visited
-            ) <= _LIMIT:
-                new = [o for o in layer.outputs if id(o) not in visited]
-                visited.update(map(id, new))
-                queue.extend(new)
-    return tuple(found)
+                names[node_name(layer)] = None
+                continue
+            is_transparent = layer.passage is not None or layer.kind == LayerKind.DEQUANTIZE
+            if is_transparent and len(visited) <= MAX_TENSORS:
+                outputs = [output for output in layer.outputs if id(output) not in visited]
+                visited.update(map(id, outputs))
+                queue.extend(outputs)
+    return tuple(names)
 
 
-_HOPS = 40  # layers looked at above a convolution for the DQ that does not reach it
+# Gains ----------------------------------------------------------------------------------------
 
 
-def refusal_of(layer: Layer, by: str, target: Target) -> Refusal | None:
-    """Why a weighted layer cannot run in INT8; None when it can.
+def _gains_from_qdq(layer: Layer) -> bool:
+    """Return whether Q/DQ before a layer that reads float would pay off.
+
+    It does if the layer has INT8 kernels and its result is needed in INT8. These are convolutions
+    (and other layers with constant weights) before another one, and sums and averages whose result
+    only Qs read, past activations, other sums and operators that a Q passes.
+    """
+    if layer.kind in WEIGHTED:
+        has_int8_weights = layer.weights.constant or any(map(dq_before, layer.inputs[1:]))
+        return has_int8_weights and _precedes_weighted(layer)
+    is_int8_sum = is_sum(layer) and any(map(_can_be_int8_operand, layer.inputs))
+    if layer.activation_and_add is None and not _is_average(layer) and not is_int8_sum:
+        return False
+    return _only_qs_follow(layer)
+
+
+def _only_qs_follow(layer: Layer) -> bool:
+    """Return whether the result of a layer is quantized everywhere, and at least once."""
+    queue, visited, is_quantized = [layer], {layer.id}, False
+    for current in queue:
+        if any(tensor.is_output for tensor in current.outputs):
+            return False
+        for consumer in current.consumers:
+            if consumer.kind == LayerKind.QUANTIZE:
+                is_quantized = True
+            elif consumer.id not in visited:
+                if not _can_pass_int8_on(consumer):
+                    return False
+                visited.add(consumer.id)
+                queue.append(consumer)
+        if len(visited) > MAX_LAYERS_AFTER:
+            return True
+    return is_quantized
+
+
+def _can_pass_int8_on(layer: Layer) -> bool:
+    return (
+        layer.operation == "SUM"
+        or layer.kind in _KINDS_OF_ACTIVATIONS
+        or layer.passage is not None
+        or _is_average(layer)
+    )
+
+
+def _can_be_int8_operand(tensor: Tensor) -> bool:
+    """Return whether a sum can read a tensor in INT8, or be fused into its producer."""
+    if dq_before(tensor) is not None:
+        return True
+    return bool(tensor.producer_of_kind(*WEIGHTED) and tensor.single_consumer())
+
+
+def _is_average(layer: Layer) -> bool:
+    return "AVERAGE" in (layer.possible_pooling, layer.pooling_type)
+
+
+def _feeds_weighted(layer: Layer) -> bool:
+    """Return whether a layer is a quantized convolution, or precedes a convolution."""
+    if layer.kind in WEIGHTED:
+        return any(map(dq_before, layer.inputs))
+    return _precedes_weighted(layer)
+
+
+def _precedes_weighted(layer: Layer) -> bool:
+    """Return whether a layer with weights, other than YOLO's DFL, follows a layer."""
+    queue, visited = [layer], {layer.id}
+    for current in queue:
+        for consumer in current.consumers:
+            if consumer.id in visited:
+                continue
+            if consumer.kind in WEIGHTED and not consumer.weights.dfl:
+                return True
+            visited.add(consumer.id)
+            queue.append(consumer)
+        if len(visited) > MAX_LAYERS_AFTER:
+            return True
+    return False
+
+
+# Outputs and scales ---------------------------------------------------------------------------
+
+
+def explain_float_output(
+    layer: Layer, by: str
+) -> refusals.OutputNotQuantized | refusals.OutputDifferentScales | refusals.OutputManyConsumers:
+    """Return the reason for which a layer writes float, given all consumers of its result.
+
+    Args:
+        layer: A layer that computes in INT8.
+        by: Pass that asks.
+    """
+    consumers = find_consumers(layer.out)
+    node, tensor, size = node_name(layer), layer.out.source, tensor_size(layer.out)
+    quantizers = [consumer for consumer in consumers if consumer.kind == ReaderKind.Q]
+    if quantizers and len(quantizers) < len(consumers):
+        return refusals.OutputManyConsumers(by, node, tensor, consumers, size)
+    different = check_output_scales(by, node, tensor, consumers, size)
+    if different is not None:
+        return different
+    activation = layer.fusion.activation
+    return refusals.OutputNotQuantized(by, node, tensor, consumers, size, activation)
+
+
+def check_output_scales(
+    by: str, node: str, tensor: str, consumers: tuple[Reader, ...], size: Size | None
+) -> refusals.OutputDifferentScales | None:
+    """Return a refusal if Qs with different scales read a result, and nothing else does."""
+    if not have_different_scales(consumers):
+        return None
+    if any(consumer.kind != ReaderKind.Q for consumer in consumers):
+        return None
+    return refusals.OutputDifferentScales(by, node, tensor, consumers, size)
+
+
+def check_equal_scales(
+    by: str, node: str, tensor: Tensor, quantizers: Sequence[Layer]
+) -> refusals.ScalesDiffer | None:
+    """Return a refusal if quantizers in a row, or on one tensor, may quantize differently."""
+    keys = {None if q.quant is None else q.quant.key for q in quantizers}
+    if len(quantizers) < 2 or (len(keys) == 1 and None not in keys):
+        return None
+    names, scales = map(node_name, quantizers), map(quantizer_scale, quantizers)
+    return refusals.ScalesDiffer(by, node, tensor.source, tuple(names), tuple(scales))
+
+
+def have_different_scales(quantizers: Sequence[Reader]) -> bool:
+    """Return whether Qs have different scales. An unknown scale differs from any other."""
+    scales = {q.scale for q in quantizers}
+    return len(quantizers) > 1 and (len(scales) > 1 or None in scales)
+
+
+# Origin ---------------------------------------------------------------------------------------
+
+
+def find_origin(tensor: Tensor) -> Origin:
+    """Return the producer of a tensor, past at most :data:`STEPS` operators that a Q could pass.
+
+    A Concat is not passed.
+    """
+    path: list[Step] = []
+    producer = tensor.producer
+    while producer is not None and len(path) < STEPS and _has_one_origin(producer):
+        path.append(to_step(producer))
+        tensor = producer.data
+        producer = tensor.producer
+    if producer is None:
+        return Origin(tensor.source, "", "Input", path=tuple(path))
+    is_quantizer = producer.kind in QDQ
+    return Origin(
+        tensor.source,
+        node_name(producer),
+        producer.op,
+        convolution=next(iter(producer.nodes), "") if producer.kind in WEIGHTED else "",
+        path=tuple(path),
+        int8=producer.int8 or producer.int8_out,
+        boundary=producer.nodes[-1] if producer.nodes else "",
+        quantizer=(producer.paired_q or node_name(producer)) if is_quantizer else "",
+        scale=quantizer_scale(producer) if is_quantizer else None,
+    )
+
+
+def _has_one_origin(layer: Layer) -> bool:
+    """Return whether a Q could pass a layer to its only data input."""
+    if layer.passage is None or layer.kind == LayerKind.CONCATENATION:
+        return False
+    return bool(layer.inputs)
+
+
+# Layers with weights --------------------------------------------------------------------------
+
+
+def find_int8_obstacle(layer: Layer, by: str, target: Target) -> Refusal | None:
+    """Return the reason for which a layer with weights cannot run in INT8; None if it can.
 
     Args:
         layer: A convolution, deconvolution or matrix product.
-        by: The pass that asks.
-        target: Where it would run.
+        by: Pass that asks.
+        target: TensorRT version that would run it.
     """
-    node = node_name(layer)
     position = weights_position(layer)
-    data = dq_of(layer.data)
-    weights = dq_of(layer.inputs[position]) if position is not None else None
+    data = dq_before(layer.data)
+    weights = dq_before(layer.inputs[position]) if position is not None else None
     if data is None:
-        producer = layer.data.producer
-        return refusals.InputNotDequantized(
-            by,
-            node,
-            layer.data.source,
-            node_name(producer) if producer else layer.data.name,
-            (producer.op or producer.kind.value) if producer else "Input",
-            weights is not None,
-            *_nearest_dq(layer),
-            elements(layer.out),
-        )
-    if position is None or weights is None:
-        # A DQ right in front needs no name; of two computed operands it tells which one is quantized.
-        named = node_name(data) if data.passed.ops or not layer.weights.constant else ""
+        return _explain_float_data(layer, by, weights is not None)
+    if weights is None:
+        # The name of a DQ directly before the layer adds nothing. Of two computed operands it
+        # shows which one is quantized.
+        is_named = data.path.ops or not layer.weights.constant
+        dq_name = node_name(data) if is_named else ""
         return refusals.WeightsNotDequantized(
-            by, node, layer.weights.name, named, elements(layer.data)
+            by, node_name(layer), layer.weights.name, dq_name, tensor_size(layer.data)
         )
-    for dq in (data, weights):
-        if (
-            computed := detect.scale_computed(by, node, node_name(dq), dq.computed_scale)
-        ) is not None:
-            return computed
-    types = (_precision(data), _precision(weights))
+    obstacles = itertools.chain(
+        _type_obstacles(layer, by, target, (data, weights)),
+        _quantizer_obstacles(layer, by, (data, weights)),
+    )
+    return next(filter(None, obstacles), None)
+
+
+def _explain_float_data(
+    layer: Layer, by: str, weights_quantized: bool
+) -> refusals.InputNotDequantized:
+    producer = layer.data.producer
+    name, op = layer.data.name, "Input"
+    if producer is not None:
+        name, op = node_name(producer), producer.op or producer.kind.value
+    dq_name, blocker = _nearest_dq(layer)
+    return refusals.InputNotDequantized(
+        by,
+        node_name(layer),
+        layer.data.source,
+        name,
+        op,
+        weights_quantized,
+        dq_name,
+        blocker,
+        tensor_size(layer.out),
+    )
+
+
+def _type_obstacles(
+    layer: Layer, by: str, target: Target, dqs: tuple[Layer, Layer]
+) -> Iterator[Refusal | None]:
+    """Yield what keeps types of data and weights from being multiplied, or None."""
+    node = node_name(layer)
+    for dq in dqs:
+        yield detect.scale_computed(by, node, node_name(dq), dq.has_computed_scale)
+    data, weights = dqs
+    types = (_quantized_precision(data), _quantized_precision(weights))
     if Precision.INT4 in types:
-        outside = data if types[0] == Precision.INT4 else weights
-        return refusals.OutsideRules(by, node, node_name(outside), Precision.INT4)
-    kind = _kind(data)
-    if kind is None or kind != _kind(weights):
-        return refusals.TypesDiffer(by, node, node_name(data), node_name(weights), types)
+        int4 = data if types[0] == Precision.INT4 else weights
+        yield refusals.OutsideRules(by, node, node_name(int4), Precision.INT4)
+    computed_type = _computed_type(data)
+    if computed_type is None or computed_type != _computed_type(weights):
+        yield refusals.TypesDiffer(by, node, node_name(data), node_name(weights), types)
     if target.float16_scales:
-        floats = (_float(data), _float(weights))
-        mixed = detect.float_types_differ(by, node, floats, node_name(data), node_name(weights))
-        if mixed is not None:
-            return mixed
-    return next(filter(None, _of_quantizers(layer, by, data, weights)), None)
+        floats = (_dequantized_precision(data), _dequantized_precision(weights))
+        yield detect.float_types_differ(by, node, floats, node_name(data), node_name(weights))
 
 
-def _of_quantizers(layer: Layer, by: str, data: Layer, weights: Layer) -> Iterator[Refusal | None]:
-    """What is wrong with the DQs of a layer's data and weights, of types that it can multiply."""
-    node, known = node_name(layer), layer.weights
+def _quantizer_obstacles(
+    layer: Layer, by: str, dqs: tuple[Layer, Layer]
+) -> Iterator[Refusal | None]:
+    """Yield what is wrong with the DQs of data and weights, of types that can be multiplied."""
+    node, layer_weights = node_name(layer), layer.weights
+    data, weights = dqs
     yield detect.activation_per_channel(by, node, node_name(data), data.quant)
-    for dq in (data, weights):
+    for dq in dqs:
         if dq.quant is not None:
             yield detect.nonzero_zero_point(by, node, node_name(dq), dq.quant.zero_points)
-    if weights.quant is not None and not known.from_matmul:
+    if weights.quant is not None and not layer_weights.from_matmul:
         yield detect.weights_axis(
             by,
             node,
             node_name(weights),
             weights.quant,
             weights.quant.axis,
-            known.axis,
-            known.dims,
+            layer_weights.axis,
+            layer_weights.dims,
             layer.kind == LayerKind.DECONVOLUTION,
         )
     if layer.kind != LayerKind.MATRIX_MULTIPLY:
-        constant = known.constant or constant_of(weights.data) is not None
-        yield detect.weights_not_constant(by, node, known.name, constant)
+        is_constant = layer_weights.constant or constant_before(weights.data) is not None
+        yield detect.weights_not_constant(by, node, layer_weights.name, is_constant)
 
 
 def _nearest_dq(layer: Layer) -> tuple[str, Step | None]:
-    """The first DQ above a layer's data input, and the first operator between that a DQ cannot pass."""
+    """Return the first DQ before a layer's data, and the first operator between that stops a DQ."""
     blocker: Step | None = None
     queue = [layer.data]
-    seen = {id(layer.data)}
+    visited = {id(layer.data)}
     for tensor in queue:
-        above = tensor.producer
-        if above is None or len(seen) > _HOPS or above.kind in (LayerKind.CONSTANT, *WEIGHTED):
+        producer = tensor.producer
+        if producer is None or len(visited) > MAX_TENSORS_BEFORE:
             continue
-        if above.kind == LayerKind.DEQUANTIZE:
-            return node_name(above), blocker
-        visible = above.passage is None or above.kind == LayerKind.CONCATENATION
-        # A DQ still in front of what DQs pass stays there: it has other readers, or a scale for each channel.
-        if blocker is None and (visible or dq_of(above.data) is not None):
-            blocker = step_of(above)
-        for source in above.inputs:
-            if id(source) not in seen:
-                seen.add(id(source))
+        if producer.kind in (LayerKind.CONSTANT, *WEIGHTED):
+            continue
+        if producer.kind == LayerKind.DEQUANTIZE:
+            return node_name(producer), blocker
+        if blocker is None and _stops_dq(producer):
+            blocker = to_step(producer)
+        for source in producer.inputs:
+            if id(source) not in visited:
+                visited.add(id(source))
                 queue.append(source)
     return "", None
 
 
-def _float(dq: Layer) -> Precision:
-    """The float type that a DQ gives its reader: that of its scale, or of the Cast that it moved down past."""
-    if dq.quant is None or not _RETYPING.isdisjoint(dq.passed.ops):
+def _stops_dq(layer: Layer) -> bool:
+    """Return whether a DQ cannot move down past a layer.
+
+    A DQ that is still before an operator that DQs pass stays there: it has other consumers, or a
+    scale for each
+    channel.
+    """
+    if layer.passage is None or layer.kind == LayerKind.CONCATENATION:
+        return True
+    return dq_before(layer.data) is not None
+
+
+def _dequantized_precision(dq: Layer) -> Precision:
+    """Return the float type of a DQ's output.
+
+    It is the type of the scale, or that of a Cast that the DQ moved past.
+    """
+    has_passed_cast = not _RETYPING_OPERATORS.isdisjoint(dq.path.ops)
+    if dq.quant is None or has_passed_cast:
         return precision_of(dq.out.elem_type)
     return precision_of(dq.quant.scale_type)
 
 
-def _precision(dq: Layer) -> Precision:
+def _quantized_precision(dq: Layer) -> Precision:
     return dq.quant.precision if dq.quant is not None else Precision.UNKNOWN
 
 
-def _kind(dq: Layer) -> str | None:
-    """``INT8`` or ``FP8``, the types that both inputs must share; None for a type that no convolution computes in."""
-    quant = dq.quant
-    if quant is None or quant.precision in BYTES:
-        return None if quant is None else "INT8"
-    if quant.precision == Precision.FP8:
+def _computed_type(dq: Layer) -> str | None:
+    """Return the type that both inputs must share, ``INT8`` or ``FP8``.
+
+    None if no convolution computes in the DQ's type.
+    """
+    if dq.quant is None:
+        return None
+    precision = dq.quant.precision
+    if precision in BYTES:
+        return "INT8"
+    if precision == Precision.FP8:
         return "FP8"
-    return "INT8" if quant.precision == Precision.UNKNOWN and not quant.has_zero_point else None
+    is_default = precision == Precision.UNKNOWN and not dq.quant.has_zero_point
+    return "INT8" if is_default else None

@@ -1,91 +1,124 @@
-"""What convolutions take in behind them before there is any Q/DQ: as the passes have it, run on the float network."""
+"""Fusions of convolutions in the float network.
+
+Insertion and the findings need to know which layers (BatchNormalization, activation) TensorRT fuses
+into each convolution before any Q/DQ exists. The simulator's own passes answer that, run on the
+float network.
+"""
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.model.graph import Model
 from qdqtool.model.operators import CONVOLVE, LayerKind
 from qdqtool.model.pointwise import activation_input
 from qdqtool.trt import importer, pipeline
-from qdqtool.trt.layers import Layer, Tensor, constant_of
+from qdqtool.trt.layers import Layer, Tensor, constant_before
+from qdqtool.trt.network import Network
 from qdqtool.trt.passes.generic_conv_act_fusion import GenericConvActFusion
-from qdqtool.trt.passes.point_wise_fusion import KINDS
+from qdqtool.trt.passes.point_wise_fusion import POINTWISE_KINDS
 from qdqtool.trt.surroundings import is_sum
 from qdqtool.trt.targets import TARGETS, Target
 
-_BETWEEN = 200  # tensors between a sum and a convolution; networks have a handful
-_ANY = TARGETS["trt8.5"]  # they take in the same on all, which a test holds
+# Tensors between a residual Add and its convolution; real networks have a handful.
+MAX_TENSORS_BETWEEN = 200
+# The fusions are the same on all targets, which a test checks.
+ANY_TARGET = TARGETS["trt8.5"]
 
 
-class Taken:
-    """The layers of a float network's convolutions and deconvolutions, with what they took in as their ``fusion``.
+class FloatFusions:
+    """Fused layers of the convolutions and deconvolutions of a float network.
 
-    Residual sums are set apart: which of them a convolution takes depends on the Q/DQ around them, what writes each of
-    their inputs does not. A network that cannot be simulated has none.
+    Residual Adds are not fused here: whether a convolution fuses one depends on the Q/DQ around the
+    Add.
+    Empty if the network cannot be simulated.
 
     Attributes:
-        nodes: The layers by the ONNX node of the convolution.
-        summed: Those that a residual sum alone reads, by the ONNX tensor that it reads: what they write, or that behind
-            pointwise layers that they did not take.
-        bare: Those of these tensors without an activation, so that the convolution takes the sum whatever else.
+        layers: Layer of each convolution by its ONNX node, with the fused layers as its ``fusion``.
+        add_inputs: Layer of the convolution before each input of a residual Add, by the ONNX tensor
+            that the Add reads. Only pointwise layers that the convolution has not fused may be
+            between, and nothing else may read a tensor on the way.
+        add_inputs_without_activation: Tensors of ``add_inputs`` that reach the Add without an
+            activation. The convolution fuses the Add in any case.
     """
 
-    def __init__(self, model: Model, target: Target = _ANY) -> None:
-        self.nodes: dict[str, Layer] = {}
-        self.summed: dict[str, Layer] = {}
-        self.bare: set[str] = set()
+    def __init__(self, model: Model, target: Target = ANY_TARGET) -> None:
+        self.layers: dict[str, Layer] = {}
+        self.add_inputs: dict[str, Layer] = {}
+        self.add_inputs_without_activation: set[str] = set()
         try:
             network = importer.build(model)
-            sums = [
-                layer
-                for layer in network.of_kind(LayerKind.ELEMENTWISE)
-                if is_sum(layer)
-                and not any(activation_input(model, model.node(name)) for name in layer.nodes)
-            ]
-            for layer in sums:
-                network.set_kind(layer, LayerKind.OTHER)
-            pipeline.run(network, target, GenericConvActFusion)
+            residual_adds = _exclude_residual_adds(network, model)
+            pipeline.run(network, target, last=GenericConvActFusion)
         except QdqtoolError:
             return
-        self.nodes = {
-            node: layer for layer in network.of_kind(*CONVOLVE) for node in layer.nodes[:1]
-        }
-        for layer in sums:
-            found = {t: maker for t in layer.inputs if (maker := _behind(t, layer)) is not None}
-            self.summed.update({t.source: maker for t, maker in found.items()})
-            self.bare.update(t.source for t, maker in found.items() if _is_bare(maker, t))
+        for layer in network.layers_of_kind(*CONVOLVE):
+            if layer.nodes:
+                self.layers[layer.nodes[0]] = layer
+        for add in residual_adds:
+            for tensor in add.inputs:
+                self._record_add_input(tensor, add)
+
+    def _record_add_input(self, tensor: Tensor, add: Layer) -> None:
+        convolution = _find_convolution(tensor, add)
+        if convolution is None:
+            return
+        self.add_inputs[tensor.source] = convolution
+        if _has_no_activation(convolution, tensor):
+            self.add_inputs_without_activation.add(tensor.source)
 
 
-def _is_bare(layer: Layer, tensor: Tensor) -> bool:
-    """Whether a convolution has no activation in front of a sum's input: what scales it is folded with Q/DQ there."""
-    while (scale := tensor.maker(LayerKind.SCALE)) is not None:
-        tensor = scale.data
-    return (
-        layer.kind == LayerKind.CONVOLUTION and tensor is layer.out and not layer.fusion.activated
-    )
+def _exclude_residual_adds(network: Network, model: Model) -> list[Layer]:
+    """Return the residual Adds of a network, made layers of a kind that no pass fuses."""
+    adds = [
+        layer
+        for layer in network.layers_of_kind(LayerKind.ELEMENTWISE)
+        if is_sum(layer) and not _is_part_of_activation(layer, model)
+    ]
+    for add in adds:
+        network.set_kind(add, LayerKind.OTHER)
+    return adds
 
 
-def _behind(tensor: Tensor, reader: Layer) -> Layer | None:
-    """The convolution of whose result alone, read by nothing else on the way, a tensor is a pointwise function."""
-    read, inside = {tensor: None}, {reader}
+def _is_part_of_activation(layer: Layer, model: Model) -> bool:
+    return any(activation_input(model, model.node(name)) for name in layer.nodes)
+
+
+def _find_convolution(tensor: Tensor, add: Layer) -> Layer | None:
+    """Return the convolution of whose result alone a tensor is a pointwise function.
+
+    None if another layer than those between and the Add reads one of the tensors.
+    """
+    tensors, layers = {tensor: None}, {add}
     ends: set[Layer | None] = set()
     queue = [tensor]
     for current in queue:
-        if len(queue) > _BETWEEN or current.is_output:
+        if len(queue) > MAX_TENSORS_BETWEEN or current.is_output:
             return None
-        between = current.maker(*KINDS)
-        if between is None:
-            ends.add(current.maker(*CONVOLVE))
-        elif between not in inside:
-            inside.add(between)
-            more = [
-                t for t in dict.fromkeys(between.inputs) if not constant_of(t) and t not in read
-            ]
-            read.update(dict.fromkeys(more))
-            queue += more
-    alone = all(inside.issuperset(t.consumers) for t in read)
-    return ends.pop() if alone and len(ends) == 1 else None
+        pointwise = current.producer_of_kind(*POINTWISE_KINDS)
+        if pointwise is None:
+            ends.add(current.producer_of_kind(*CONVOLVE))
+        elif pointwise not in layers:
+            layers.add(pointwise)
+            for operand in pointwise.inputs:
+                if operand not in tensors and not constant_before(operand):
+                    tensors[operand] = None
+                    queue.append(operand)
+    is_exclusive = all(layers.issuperset(t.consumers) for t in tensors)
+    return ends.pop() if is_exclusive and len(ends) == 1 else None
 
 
-def taken(model: Model) -> Taken:
-    """What a network's convolutions take in, kept until it is edited."""
-    known: dict[str, Taken] = model.cache.setdefault("taken", {})
-    return known[""] if known else known.setdefault("", Taken(model))
+def _has_no_activation(convolution: Layer, tensor: Tensor) -> bool:
+    """Return whether only scales, which are folded with Q/DQ there, are between both."""
+    while (scale := tensor.producer_of_kind(LayerKind.SCALE)) is not None:
+        tensor = scale.data
+    return (
+        convolution.kind == LayerKind.CONVOLUTION
+        and tensor is convolution.out
+        and not convolution.fusion.has_activation
+    )
+
+
+def find_float_fusions(model: Model) -> FloatFusions:
+    """Return the fusions of a float network, cached until the model is edited."""
+    cache: dict[str, FloatFusions] = model.cache.setdefault("float fusions", {})
+    if not cache:
+        cache[""] = FloatFusions(model)
+    return cache[""]

@@ -167,7 +167,7 @@ class Compared(Generic[C]):
 @functools.cache
 def compared_passes() -> frozenset[str]:
     """Names of the passes about Q/DQ and what they are fused into."""
-    return frozenset(kind.__name__ for kind in passes() if kind.compared)
+    return frozenset(kind.__name__ for kind in passes() if kind.is_compared)
 
 
 def is_copy_line(event: Event) -> bool:

@@ -192,7 +192,7 @@ def test_wording_module_words_its_classes(name: str, monkeypatch: pytest.MonkeyP
 
 
 def test_refusals_of_a_layer_are_reported_or_faults_of_the_model() -> None:
-    of_layers = made_in(surroundings, "refusal_of") | made_in(quantize_double_input_nodes)
+    of_layers = made_in(surroundings, "find_int8_obstacle") | made_in(quantize_double_input_nodes)
     reported = {trt.OutputScale, trt.InputNotDequantized, trt.WeightsNotDequantized}
     assert of_layers == {*reported, *FAULTS}
     of_checks = made_in(operators) | made_in(quantizers) | made_in(weights)

@@ -12,7 +12,7 @@ from qdqtool.insertion.placement import Rules, place
 from qdqtool.insertion.prepare import prepare
 from qdqtool.insertion.scales import scale_groups
 from qdqtool.model.graph import Model
-from qdqtool.trt.outcome import settled, simulate
+from qdqtool.trt.outcome import simulate, simulate_without_alternatives
 from qdqtool.trt.targets import TARGETS, Target, target_named
 from qdqtool.types import Prediction
 from tests.insertion.nets import Net, copied, detector, nodes_of, prediction, value_of
@@ -75,7 +75,7 @@ def test_sketch_is_predicted_as_counted_by_hand(
     exclude: list[str], expected: dict[str, int]
 ) -> None:
     model = sketch(bottleneck("silu"), residual="both", exclude=exclude)
-    summary = settled(model, TRT85).summary()
+    summary = simulate_without_alternatives(model, TRT85).summary()
     assert {key: summary[key] for key in expected} == expected
 
 
@@ -101,13 +101,13 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[bool]]:
     def set_predictions(*counts: tuple[int, int, int]) -> list[bool]:
         fused: list[bool] = []
 
-        def settled(_: object, target: Target) -> Prediction:
+        def simulate_without_alternatives(_: object, target: Target) -> Prediction:
             fused.append(target.residual_through_activation)
             if len(fused) > len(counts):
                 raise QdqtoolError("the graph cannot be simulated")
             return prediction(*counts[len(fused) - 1])
 
-        monkeypatch.setattr(rules, "settled", settled)
+        monkeypatch.setattr(rules, "simulate_without_alternatives", simulate_without_alternatives)
         return fused
 
     return set_predictions

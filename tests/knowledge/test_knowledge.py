@@ -325,7 +325,7 @@ def copy_with_examples(root: Path) -> Path:
             if name.endswith("removal.py"):  # before the class, and where the page says
                 new = f"{before}{text}\n\n{mark}{rest}".replace("COPY)", "COPY, STRIDED)").replace(
                     "LayerKind.SLICE):",
-                    "LayerKind.SLICE):\n            layer.rest_on(*[STRIDED] * layer.strided)",
+                    "LayerKind.SLICE):\n            layer.add_cases(*[STRIDED] * layer.has_steps)",
                 )
             elif name in INDENTED:
                 new = f"{before}{mark}{textwrap.indent(text, ' ' * INDENTED[name])}{rest}"

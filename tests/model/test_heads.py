@@ -74,7 +74,7 @@ def test_importer_head_and_view_agree_on_dfl(op: str, form: str, power: int) -> 
 
     assert names(find_dfl(model)) == names(head.dfl) == dfl
     assert not dfl & names(head.finals)
-    layers = importer.build(model).of_kind(*WEIGHTED)
+    layers = importer.build(model).layers_of_kind(*WEIGHTED)
     assert {layer.nodes[0] for layer in layers if layer.weights.dfl} == dfl
     last = {n.name for n in view.weighted if n.index not in view.feeds_weighted}
     assert last == ({"box", "score", "dfl"} if dfl else {"score", "dfl"})

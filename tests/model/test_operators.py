@@ -24,8 +24,8 @@ from qdqtool.model.pointwise import activation_input
 from qdqtool.model.view import View, find_consumers
 from qdqtool.trt import importer
 from qdqtool.trt.outcome import simulate
-from qdqtool.trt.pipeline import id_of
-from qdqtool.trt.taken import Taken
+from qdqtool.trt.pipeline import case_id
+from qdqtool.trt.taken import FloatFusions
 from qdqtool.trt.targets import target_named
 from qdqtool.trt.trace import RUNNING, SWAPPING
 from qdqtool.types import Prediction
@@ -260,7 +260,7 @@ def test_all_packages_recognize_activation(operator: Operator) -> None:
     (conv,) = simulate(model, TARGET).convolutions
     assert (str(conv.output), conv.fused) == ("INT8", ["act"])
     assert activation_input(model, act) == "c:0"
-    layer = Taken(model).nodes["c"]
+    layer = FloatFusions(model).layers["c"]
     assert (layer.nodes, layer.out.source) == (["c", "act"], "act:0")
 
 
@@ -401,7 +401,7 @@ def test_cases_of_operators_state_their_evidence() -> None:
     for operator in OPERATORS.values():
         for case in operators.cases_of(operator):
             assert isinstance(case, Case) and case.says and (case.builds or case.source)
-            assert id_of(case)
+            assert case_id(case)
 
 
 def test_quantizers_are_q_and_dq() -> None:

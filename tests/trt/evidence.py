@@ -69,7 +69,7 @@ def simulate(model: Model, target: str) -> Basis:
     network = importer.build(model)
     events = pipeline.run(network, target_named(target)).trace
     cases = {event.case for event in events}
-    cases |= {pipeline.id_of(case) for layer in network.layers.values() for case in layer.cases}
+    cases |= {pipeline.case_id(case) for layer in network.layers.values() for case in layer.cases}
     unnamed_lines = {
         (event.pass_name or event.case.partition("/")[0], event.kind)
         for event in events

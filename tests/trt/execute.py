@@ -66,7 +66,7 @@ class Exporter:
         for node in proto.graph.node:
             if node.op_type == "Constant":
                 self.nodes.append(node)
-        for layer in self.network.in_order():
+        for layer in self.network.breadth_first():
             self._layer(layer)
         graph = helper.make_graph(
             self.nodes, "g", list(proto.graph.input), list(proto.graph.output), self.initializers

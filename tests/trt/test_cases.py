@@ -345,7 +345,9 @@ def test_passes_declare_lines_that_do_not_name_them() -> None:
     # qdqtool explain finds the pass of such a line by this declaration.
     simulations = (*map(simulated_graph, GRAPHS), *map(simulated, DIFFERENT))
     printed = {line for basis in simulations for line in basis.unnamed_lines}
-    declared = {(kind.__name__, line) for kind in pipeline.passes() for line in kind.unnamed}
+    declared = {
+        (kind.__name__, line) for kind in pipeline.passes() for line in kind.anonymous_lines
+    }
     assert printed == declared
 
 

@@ -17,7 +17,7 @@ from qdqtool.model.modelfile import load
 from qdqtool.model.operators import LayerKind
 from qdqtool.prediction import predict
 from qdqtool.trt import importer
-from qdqtool.trt.layers import WEIGHTED, Layer, Tensor, Weighted
+from qdqtool.trt.layers import WEIGHTED, Layer, LayerWeights, Tensor
 from qdqtool.trt.network import Network
 from qdqtool.trt.pipeline import PIPELINE, Pass, PassError, Run
 from qdqtool.trt.targets import TARGETS, target_named
@@ -78,7 +78,7 @@ def test_set_output_replaces_first_output() -> None:
     assert layers["split"].outputs == [new, tensors["b"]]
     assert (new.producer, tensors["a"].producer) == (layers["split"], None)
     assert tensors["b"].producer is layers["split"]
-    assert new in network.touched
+    assert new in network.edited_tensors
 
 
 def test_set_output_replaces_output_at_position() -> None:
@@ -117,21 +117,21 @@ def names(layers: Iterable[Layer]) -> list[str]:
 
 def test_layers_in_topological_order() -> None:
     network, _ = chains()
-    assert names(network.in_order()) == ["c", "a", "d", "b", "last"]
+    assert names(network.breadth_first()) == ["c", "a", "d", "b", "last"]
     assert names(network.depth_first()) == ["c", "d", "a", "b", "last"]
-    network.order()
-    assert names(network.of_kind(LayerKind.UNARY)) == ["c", "a", "d", "b", "last"]
+    network.rank_layers()
+    assert names(network.layers_of_kind(LayerKind.UNARY)) == ["c", "a", "d", "b", "last"]
 
 
 def test_near_returns_layers_at_focus() -> None:
     network, tensors = chains()
-    network.order()
+    network.rank_layers()
     network.focus = {tensors["d"]: None}
-    assert names(network.near(LayerKind.UNARY)) == ["d", "last"]
-    assert network.near(LayerKind.SLICE) == []
+    assert names(network.layers_to_visit(LayerKind.UNARY)) == ["d", "last"]
+    assert network.layers_to_visit(LayerKind.SLICE) == []
     # With more touched tensors than layers, the layers are walked instead.
-    network.touched = dict.fromkeys(Tensor(str(i)) for i in range(9))
-    assert names(network.near(LayerKind.UNARY)) == ["d", "last"]
+    network.edited_tensors = dict.fromkeys(Tensor(str(i)) for i in range(9))
+    assert names(network.layers_to_visit(LayerKind.UNARY)) == ["d", "last"]
 
 
 # Later rounds of a loop look at touched tensors only.
@@ -141,7 +141,7 @@ def test_set_input_touches_both_tensors() -> None:
     network, layers, tensors = small()
     network.set_input(layers["add"], 1, tensors["a"])
     assert tensors["a"].consumers == {layers["add"]: 2} and tensors["b"].consumers == {}
-    assert set(network.touched) == {tensors["a"], tensors["b"]}
+    assert set(network.edited_tensors) == {tensors["a"], tensors["b"]}
     assert inconsistencies(network) == []
 
 
@@ -149,7 +149,7 @@ def test_drop_input_touches_its_tensor() -> None:
     network, layers, tensors = small()
     network.drop_input(layers["add"], 0)
     assert layers["add"].inputs == [tensors["b"]]
-    assert set(network.touched) == {tensors["a"]}
+    assert set(network.edited_tensors) == {tensors["a"]}
     assert inconsistencies(network) == []
 
 
@@ -157,15 +157,15 @@ def test_add_input_touches_its_tensor() -> None:
     network, layers, tensors = small()
     network.add_input(layers["neg"], tensors["a"])
     assert layers["neg"].inputs == [tensors["c"], tensors["a"]]
-    assert set(network.touched) == {tensors["a"]}
+    assert set(network.edited_tensors) == {tensors["a"]}
     assert inconsistencies(network) == []
 
 
 def test_drop_reader_reconnects_consumer_to_input() -> None:
     network, layers, tensors = small()
     network.set_input(layers["add"], 1, tensors["a"])
-    assert network.drop_reader(layers["split"], layers["add"])
-    assert not network.alive(layers["split"])
+    assert network.bypass_dq(layers["split"], layers["add"])
+    assert not network.contains(layers["split"])
     assert layers["add"].inputs == [tensors["x"]] * 2
     assert tensors["x"].consumers == {layers["add"]: 2}
     assert inconsistencies(network) == []
@@ -186,8 +186,8 @@ def test_retarget_moves_consumers_and_output() -> None:
 def test_remove_touches_inputs() -> None:
     network, layers, tensors = small()
     network.remove(layers["neg"])
-    assert not network.alive(layers["neg"]) and network.of_kind(LayerKind.UNARY) == []
-    assert tensors["d"].producer is None and tensors["c"] in network.touched
+    assert not network.contains(layers["neg"]) and network.layers_of_kind(LayerKind.UNARY) == []
+    assert tensors["d"].producer is None and tensors["c"] in network.edited_tensors
     assert inconsistencies(network) == []
 
 
@@ -195,7 +195,7 @@ def test_absorb_reader_takes_over_output_and_other_inputs() -> None:
     network, layers, tensors = small()
     add = layers["add"]
     network.add_input(layers["neg"], tensors["x"])
-    network.absorb_reader(add, layers["neg"], "both")
+    network.absorb_consumer(add, layers["neg"], "both")
     assert (add.name, add.outputs, add.inputs[2:]) == ("both", [tensors["d"]], [tensors["x"]])
     assert tensors["c"].producer is None and tensors["d"].producer is add
     assert inconsistencies(network) == []
@@ -217,8 +217,8 @@ class CheckedRun(Run):
         super().__init__(network)
         self.network = network
 
-    def one(self, step: Pass) -> list[Refusal]:
-        refusals = super().one(step)
+    def run_pass(self, step: Pass) -> list[Refusal]:
+        refusals = super().run_pass(step)
         assert inconsistencies(self.network) == [], step.name
         return refusals
 
@@ -229,11 +229,11 @@ def run_checked(model: onnx.ModelProto, target_name: str) -> None:
     run = CheckedRun(network)
     for stage in PIPELINE:
         if isinstance(stage, tuple):
-            run.loop([step(target) for step in stage])
+            run.run_loop([step(target) for step in stage])
         elif issubclass(stage, Pass):
-            run.one(stage(target))
+            run.run_pass(stage(target))
         else:
-            network.order()
+            network.rank_layers()
 
 
 @given(models(max_steps=8, steps=FORKS), st.sampled_from(CLASSIC))
@@ -510,7 +510,7 @@ def imported(model: onnx.ModelProto) -> Network:
     return importer.build(load(model))
 
 
-def imported_weights(model: onnx.ModelProto, node: str) -> Weighted:
+def imported_weights(model: onnx.ModelProto, node: str) -> LayerWeights:
     layers = imported(model).layers.values()
     return next(layer.weights for layer in layers if node in layer.nodes and layer.kind in WEIGHTED)
 
@@ -545,7 +545,7 @@ def test_importer_finds_output_axis_of_weights(
     weights = imported_weights(g.model(product), "m")
     assert (weights.dims, weights.axis, weights.name, weights.constant) == (shape, axis, "w", True)
     # The weights of a product are an input, those of a convolution belong to the layer.
-    assert weights.inside is False and imported_weights(plain_conv(), "c").inside is True
+    assert weights.in_layer is False and imported_weights(plain_conv(), "c").in_layer is True
 
 
 def test_importer_decomposes_batchnorm_with_computed_parameters(g: Graph) -> None:
@@ -584,7 +584,7 @@ def test_importer_decomposes_batchnorm_with_computed_parameters(g: Graph) -> Non
         and sources(centered) == ["computed", "abs_mean:0"]
     )
     # The constant epsilon has no type of its own: the layer that adds it has that of var.
-    for layer in network.of_kind(LayerKind.ELEMENTWISE, LayerKind.UNARY):
+    for layer in network.layers_of_kind(LayerKind.ELEMENTWISE, LayerKind.UNARY):
         assert layer.out.elem_type == onnx.TensorProto.FLOAT, layer
     deviation = divided.inputs[1].producer
     assert deviation is not None and (deviation.out.shape, centered.out.shape) == (
@@ -666,12 +666,17 @@ def test_imported_operator_reads_its_input(op: str) -> None:
 
 def test_pairs_can_be_limited_by_kind_of_consumer() -> None:
     network, layers, _ = small()
-    assert list(network.pairs(LayerKind.ELEMENTWISE)) == [(layers["add"], layers["neg"])]
-    assert list(network.pairs(LayerKind.ELEMENTWISE, read_by=layers["neg"].kind)) == [
+    assert list(network.single_consumer_pairs(LayerKind.ELEMENTWISE)) == [
         (layers["add"], layers["neg"])
     ]
+    assert list(
+        network.single_consumer_pairs(LayerKind.ELEMENTWISE, consumer_kind=layers["neg"].kind)
+    ) == [(layers["add"], layers["neg"])]
     network.add(Layer(LayerKind.SCALE, "scale"), [network.outputs[0]], [Tensor("e")])
-    assert list(network.pairs(LayerKind.ELEMENTWISE, read_by=LayerKind.SCALE)) == []
+    assert (
+        list(network.single_consumer_pairs(LayerKind.ELEMENTWISE, consumer_kind=LayerKind.SCALE))
+        == []
+    )
     assert network.has(LayerKind.POOLING, LayerKind.SCALE)
     assert not network.has(LayerKind.POOLING)
 

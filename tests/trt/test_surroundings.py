@@ -14,12 +14,12 @@ from qdqtool.trt.layers import Layer
 from qdqtool.trt.network import Network
 from qdqtool.trt.refusals import ReaderKind, Size
 from qdqtool.trt.surroundings import (
-    differ,
-    elements,
-    origin_of,
-    readers_of,
-    scale_of,
-    weighted_behind,
+    find_consumers,
+    find_origin,
+    find_weighted_consumers,
+    have_different_scales,
+    quantizer_scale,
+    tensor_size,
 )
 from tests.trt.builder import Graph
 
@@ -34,30 +34,30 @@ def layer(network: Network, name: str) -> Layer:
 
 def test_size_counts_batch_but_does_not_name_it(g: Graph) -> None:
     out = layer(network_of(g, g.op("Exp", g.input(4, 8, 5, 5), "e")), "e").out
-    assert elements(out) == Size("8x5x5", 800)
+    assert tensor_size(out) == Size("8x5x5", 800)
 
 
 @pytest.mark.parametrize("shape", [None, (1, None, 5), (1, 0, 5)])
 def test_size_of_unknown_shape_is_unknown(g: Graph, shape: tuple[int | None, ...] | None) -> None:
     out = layer(network_of(g, g.op("Exp", g.input(4, 8, 5, 5), "e")), "e").out
     out.shape = shape
-    assert elements(out) is None
+    assert tensor_size(out) is None
 
 
 def test_size_of_tensor_without_shape_is_that_of_its_reshape(g: Graph) -> None:
     network = network_of(g, g.reshape(g.op("Exp", g.input(1, 8, 5, 5), "e"), "r", 1, 200))
     out = layer(network, "e").out
-    assert elements(out) == Size("8x5x5", 200)
+    assert tensor_size(out) == Size("8x5x5", 200)
     out.shape = None
-    assert elements(out) == Size("200", 200)
+    assert tensor_size(out) == Size("200", 200)
     out.is_output = True
-    assert elements(out) is None
+    assert tensor_size(out) is None
 
 
 def test_size_of_tensor_without_shape_before_computation_is_unknown(g: Graph) -> None:
     out = layer(network_of(g, g.op("Exp", g.op("Exp", g.input(1, 8), "e"), "f")), "e").out
     out.shape = None
-    assert elements(out) is None
+    assert tensor_size(out) is None
 
 
 def test_consumers_past_operators_that_a_q_passes(g: Graph) -> None:
@@ -69,7 +69,7 @@ def test_consumers_past_operators_that_a_q_passes(g: Graph) -> None:
     network = network_of(
         g, g.op("Neg", g.pair(pooled, "p", 0.3), "n"), joined, summed, shifted, g.op("Neg", x, "m")
     )
-    consumers = {r.node: r for r in readers_of(layer(network, "e").out)}
+    consumers = {r.node: r for r in find_consumers(layer(network, "e").out)}
     assert {name: r.kind for name, r in consumers.items()} == {
         "p.Q": ReaderKind.Q,
         "cat:0": ReaderKind.OUTPUT,
@@ -82,7 +82,7 @@ def test_consumers_past_operators_that_a_q_passes(g: Graph) -> None:
     assert [(s.node, s.part) for s in consumers["cat:0"].path] == [("pool", -1), ("cat", 1)]
     assert [s.node for s in consumers["p.Q"].path] == ["pool"]
     assert consumers["p.Q"].scale == float(np.float32(0.3))
-    direct = {r.node: r.kind for r in readers_of(layer(network, "e").out, through=False)}
+    direct = {r.node: r.kind for r in find_consumers(layer(network, "e").out, through=False)}
     assert direct == {"t": ReaderKind.OP, "pool": ReaderKind.OP, "m": ReaderKind.OP}
 
 
@@ -91,7 +91,7 @@ def test_consumer_that_feeds_convolution_through_float_operators(g: Graph) -> No
         "Softmax", g.op("LRN", g.op("Exp", g.input(1, 4, 5, 5), "e"), "reader", size=3), "s", axis=1
     )
     network = network_of(g, g.conv(y, "c", 1, 3, scale=None, weights="float"))
-    assert readers_of(layer(network, "e").out)[0].feeds_weighted is True
+    assert find_consumers(layer(network, "e").out)[0].feeds_weighted is True
 
 
 @pytest.mark.parametrize("count", [20, 60, 120])
@@ -102,14 +102,14 @@ def test_nested_concats_have_no_float_consumer(g: Graph, count: int) -> None:
     for i in range(count):
         last = g.concat([last, g.input(1, 8, 4, 4, name=f"x{i}")], f"cat{i}")
         outputs.append(g.op("Neg", g.pair(last, f"p{i}"), f"n{i}"))
-    consumers = readers_of(layer(network_of(g, *outputs), "e").out)
+    consumers = find_consumers(layer(network_of(g, *outputs), "e").out)
     assert len(consumers) > 15 and {r.kind for r in consumers} == {ReaderKind.Q}
 
 
 def test_list_of_consumers_is_cut_at_100(g: Graph) -> None:
     x = g.op("Exp", g.input(1, 8, 4, 4), "e")
     network = network_of(g, *(g.op("Neg", x, f"n{i}") for i in range(130)))
-    consumers = readers_of(layer(network, "e").out)
+    consumers = find_consumers(layer(network, "e").out)
     assert (len(consumers), consumers.more) == (100, "e:0")
     assert "97 more" in readers_words(consumers) and "e:0" in readers_words(consumers)
     assert pickle.loads(pickle.dumps(consumers)).more == "e:0"
@@ -118,7 +118,7 @@ def test_list_of_consumers_is_cut_at_100(g: Graph) -> None:
 def test_list_of_90_consumers_is_complete(g: Graph) -> None:
     x = g.op("Exp", g.input(1, 8, 4, 4), "e")
     network = network_of(g, *(g.op("Neg", x, f"n{i}") for i in range(90)))
-    consumers = readers_of(layer(network, "e").out)
+    consumers = find_consumers(layer(network, "e").out)
     assert (len(consumers), consumers.more, others_words(consumers)) == (90, "", "")
 
 
@@ -128,7 +128,7 @@ def test_consumers_past_110_poolings_are_not_searched(g: Graph, near: list[str])
     for i in range(110):
         last = g.pool(last, f"pool{i}")
     network = network_of(g, g.op("Neg", last, "far"), *(g.op("Neg", x, name) for name in near))
-    consumers = readers_of(layer(network, "e").out)
+    consumers = find_consumers(layer(network, "e").out)
     assert consumers.more.startswith("pool")
     assert [r.node for r in consumers] == (near or [consumers.more])
     assert consumers.more in readers_words(consumers)
@@ -168,7 +168,7 @@ def test_feeds_weighted(g: Graph, downstream: str, feeds: bool) -> None:
         ).reshape(-1, 4, 1, 1)
         y = g.op("Conv", [y, g.const("bins", bins)], "c")
     network = network_of(g, g.op("Neg", y, "end"))
-    (reader,) = readers_of(layer(network, "e").out)
+    (reader,) = find_consumers(layer(network, "e").out)
     assert (reader.node, reader.feeds_weighted) == ("reader", feeds)
 
 
@@ -190,12 +190,22 @@ def test_differ_compares_scales(g: Graph) -> None:
     network = network_of(
         g, *(g.op("Neg", g.pair(x, n, s), f"n{n}") for n, s in (("a", 0.1), ("b", 0.1), ("c", 0.2)))
     )
-    a, b, c = readers_of(layer(network, "e").out)
-    assert [differ(qs) for qs in ([a], [a, b], [a, c], [])] == [False, False, True, False]
-    layer(network, "a.Q").computed_scale = True
+    a, b, c = find_consumers(layer(network, "e").out)
+    assert [have_different_scales(qs) for qs in ([a], [a, b], [a, c], [])] == [
+        False,
+        False,
+        True,
+        False,
+    ]
+    layer(network, "a.Q").has_computed_scale = True
     layer(network, "a.Q").quant = layer(network, "b.Q").quant = None
-    a, b, c = readers_of(layer(network, "e").out)
-    assert (a.scale, differ([a]), differ([a, b]), differ([a, c])) == (None, False, True, True)
+    a, b, c = find_consumers(layer(network, "e").out)
+    assert (
+        a.scale,
+        have_different_scales([a]),
+        have_different_scales([a, b]),
+        have_different_scales([a, c]),
+    ) == (None, False, True, True)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +234,7 @@ def test_origin_of_tensor(
         y = g.pool(y, "pool")
     if form == "concat":
         y = g.concat([y, y], "cat")
-    origin = origin_of(layer(network_of(g, g.op("LRN", y, "end", size=3)), "end").data)
+    origin = find_origin(layer(network_of(g, g.op("LRN", y, "end", size=3)), "end").data)
     assert (origin.node, [s.node for s in origin.path]) == (node, path)
     assert (origin.quantizer, origin.convolution) == (quantizer, convolution)
     assert origin.scale == (float(np.float32(0.3)) if form == "pair" else None)
@@ -240,16 +250,16 @@ def test_convolutions_downstream_of_quantized_tensor(g: Graph) -> None:
         g.conv(x, "c"),
     ]
     network = network_of(g, *outputs)
-    assert weighted_behind(layer(network, "p.Q").out) == ("a",)
-    assert weighted_behind(layer(network, "e").out) == ()
-    assert weighted_behind(layer(network, "a.w.Q").out) == ()
+    assert find_weighted_consumers(layer(network, "p.Q").out) == ("a",)
+    assert find_weighted_consumers(layer(network, "e").out) == ()
+    assert find_weighted_consumers(layer(network, "a.w.Q").out) == ()
 
 
 def test_scale_of_layer(g: Graph) -> None:
     x = g.op("Exp", g.input(1, 2, 4, 4), "e")
     network = network_of(g, g.op("Neg", g.pair(g.pair(x, "p", 0.5), "q", [0.5, 0.25], axis=1), "n"))
-    assert scale_of(layer(network, "p.Q")) == 0.5
-    scales = scale_of(layer(network, "q.DQ"))
+    assert quantizer_scale(layer(network, "p.Q")) == 0.5
+    scales = quantizer_scale(layer(network, "q.DQ"))
     assert isinstance(scales, PerChannel)
     assert (scales.count, scales.least, scales.greatest) == (2, 0.25, 0.5)
-    assert scale_of(layer(network, "e")) is scale_of(None) is None
+    assert quantizer_scale(layer(network, "e")) is quantizer_scale(None) is None

@@ -13,8 +13,8 @@ from qdqtool.insertion.placement import Rules, place
 from qdqtool.model.graph import Model
 from qdqtool.model.view import View
 from qdqtool.trt.faults import DepthwiseAdd, DepthwiseSilu
-from qdqtool.trt.outcome import settled
-from qdqtool.trt.taken import Taken, taken
+from qdqtool.trt.outcome import simulate_without_alternatives
+from qdqtool.trt.taken import FloatFusions, find_float_fusions
 from qdqtool.trt.targets import TARGETS, target_named
 from tests.insertion.nets import Net, images
 from tests.model.test_structures import gelu, hard_swish
@@ -37,12 +37,12 @@ def test_fusions_of_add_input_are_equal_on_all_targets(net: Net, form: str) -> N
     inner = make(net, net.conv("c", "x"))
     net.output(net.op("Relu", "end", net.op("Add", "add", inner, "x")))
     for target in (t for t in TARGETS.values() if not t.is_rtx):
-        fusions = Taken(net.index(), target)
-        assert {t: layer.nodes[0] for t, layer in fusions.summed.items()} == {inner: "c"}
-        fusion = fusions.nodes["c"].fusion
+        fusions = FloatFusions(net.index(), target)
+        assert {t: layer.nodes[0] for t, layer in fusions.add_inputs.items()} == {inner: "c"}
+        fusion = fusions.layers["c"].fusion
         assert (fusion.activation.op if fusion.activation is not None else "") == activation
-        assert fusion.activated is (form not in ("", "bn", "bias"))
-        assert fusion.bare == ("c.out" if fusion.activated else "")
+        assert fusion.has_activation is (form not in ("", "bn", "bias"))
+        assert fusion.tensor_before_activation == ("c.out" if fusion.has_activation else "")
 
 
 def test_add_of_one_tensor_is_an_activation(net: Net) -> None:
@@ -51,7 +51,7 @@ def test_add_of_one_tensor_is_an_activation(net: Net) -> None:
     )
     own = net.op("Add", "own", up, net.op("Tanh", "tanh", up))
     net.output(net.op("Add", "add", own, "x"))
-    assert taken(net.index()).summed.keys() == {"own.out"}
+    assert find_float_fusions(net.index()).add_inputs.keys() == {"own.out"}
 
 
 @pytest.mark.parametrize("output", ["s/Sigmoid.out", "s/Mul.out", "c.out"])
@@ -59,15 +59,21 @@ def test_add_of_one_tensor_is_an_activation(net: Net) -> None:
 def test_tensor_with_other_consumer_is_not_an_add_input(net: Net, output: str, op: str) -> None:
     add = net.op("Add", "add", net.silu("s", net.conv("c", "x")), "x")
     net.output(add, net.op(op, "other", output) if op else output)
-    assert "s/Mul.out" not in taken(net.index()).summed
+    assert "s/Mul.out" not in find_float_fusions(net.index()).add_inputs
 
 
 def test_fusions_are_cached_and_residual_adds_are_not_fused(net: Net) -> None:
     net.output(net.conv("end", net.op("Add", "add", net.conv("c", "x"), net.conv("d", "x"))))
     model = net.index()
-    assert taken(model) is taken(model) and taken(model) is not taken(net.index())
-    assert taken(model).summed.keys() == {"c.out", "d.out"}
-    assert [layer.nodes for layer in taken(model).nodes.values()] == [["c"], ["d"], ["end"]]
+    assert find_float_fusions(model) is find_float_fusions(model) and find_float_fusions(
+        model
+    ) is not find_float_fusions(net.index())
+    assert find_float_fusions(model).add_inputs.keys() == {"c.out", "d.out"}
+    assert [layer.nodes for layer in find_float_fusions(model).layers.values()] == [
+        ["c"],
+        ["d"],
+        ["end"],
+    ]
 
 
 FORMS_KEPT_FLOAT = (DepthwiseSilu, DepthwiseAdd)
@@ -93,7 +99,11 @@ def forms_reported(net: Net) -> list[type]:
     """Return the forms of convolutions in findings about the quantized network."""
     model = Model(insert(net.model(), images(1), method="max", target="trt10", head="none").model)
     report = Report("trt8.6")
-    lint(View(model), report, settled(model, target_named("trt8.6")).convolutions)
+    lint(
+        View(model),
+        report,
+        simulate_without_alternatives(model, target_named("trt8.6")).convolutions,
+    )
     refusals = [cause.refusal for finding in report.findings for cause in finding.causes]
     return [type(r) for r in refusals if isinstance(r, FORMS_KEPT_FLOAT)]
 
@@ -158,7 +168,7 @@ def test_work_grows_linearly_with_adds_along_a_chain() -> None:
             sums.append(g.add(x, other, f"a{i}"))
         model = Model(g.model(*sums))
         profile = cProfile.Profile()
-        profile.runcall(Taken, model)
+        profile.runcall(FloatFusions, model)
         return sum(entry.callcount for entry in profile.getstats())
 
     # The search upstream of each Add is bounded, else this would be 4.

@@ -31,7 +31,7 @@ def predicted_once() -> Iterator[None]:
     scales: dict[Any, tuple[GroupScale, list[Note]]] = {}
     collections: dict[Any, tuple[Statistics, Json]] = {}
     predict_cost, predict = Planner.predict_cost, prediction.predict
-    settled, choose_scale = rules.settled, configuration.choose_scale
+    settled, choose_scale = rules.simulate_without_alternatives, configuration.choose_scale
     collect_for = api.collect_for
 
     def cached_cost(self: Planner, recipe: Recipe) -> Cost:
@@ -83,7 +83,7 @@ def predicted_once() -> Iterator[None]:
         patch.setattr(api, "collect_for", cached_statistics)
         patch.setattr(Planner, "predict_cost", cached_cost)
         patch.setattr(configuration, "choose_scale", cached_scale)
-        patch.setattr(rules, "settled", cached_settled)
+        patch.setattr(rules, "simulate_without_alternatives", cached_settled)
         patch.setattr(configuration, "prediction", SimpleNamespace(predict=cached_prediction))
         patch.setattr(api, "prediction", SimpleNamespace(predict=copied_prediction))
         yield

@@ -31,7 +31,7 @@ from qdqtool.timing.options import GpuOptions
 from qdqtool.timing.predicted import workload_of
 from qdqtool.timing.work import Work
 from qdqtool.trt import trace
-from qdqtool.trt.outcome import assumed_target
+from qdqtool.trt.outcome import apply_assumptions
 from qdqtool.trt.pipeline import cases
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import BYTES, EngineLayer, Precision, Prediction
@@ -533,7 +533,7 @@ def look_at(
         from qdqtool.verification.times import plain_in, runs_as_graph
 
         plain = plain_in(build) if build else gpu.plain
-        settled_on = assumed_target(on, inputs.assume)
+        settled_on = apply_assumptions(on, inputs.assume)
         graph = build is not None and runs_as_graph(build)
         time = estimate(model, prediction, gpu, settled_on, plain=plain, graph=graph)
         prediction.time = time.as_json()

@@ -1,23 +1,32 @@
-"""The pass contract: what a pass is, what it leaves behind, and what several passes are made of."""
+"""The contract of passes, and the names that passes are written with."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar, Self
 
 from qdqtool.knowledge.tables import Case, assumed, documented, seen
 from qdqtool.model.operators import CONVOLVE, LayerKind
-from qdqtool.trt.layers import QDQ, Layer, Tensor, constant_of, dq_of, is_relu, node_name, only_q
-from qdqtool.trt.network import Network, weakest
+from qdqtool.trt.layers import (
+    QDQ,
+    Layer,
+    Tensor,
+    constant_before,
+    dq_before,
+    is_relu,
+    node_name,
+    q_after,
+)
+from qdqtool.trt.network import Network, weakest_evidence
 from qdqtool.trt.targets import Target
 from qdqtool.trt.trace import FUSING, FUSING_INTO, REMOVING, RUNNING, SWAP_TYPE, SWAPPING
 from qdqtool.types import Event, Refusal
 
-__all__ = [  # what passes are written with
+__all__ = [
     "assumed",
     "Case",
-    "constant_of",
+    "constant_before",
     "CONVOLVE",
     "documented",
-    "dq_of",
+    "dq_before",
     "FUSING",
     "FUSING_INTO",
     "is_relu",
@@ -28,57 +37,58 @@ __all__ = [  # what passes are written with
     "MAX_NAME",
     "Network",
     "node_name",
-    "only_q",
     "Pass",
+    "q_after",
     "QDQ",
     "ReluFusion",
     "REMOVING",
     "seen",
     "SWAPPING",
     "Tensor",
-    "weakest",
+    "weakest_evidence",
 ]
-MAX_JOINED = 64  # members of one chain; no log shows so long a one, and names grow with each
-MAX_NAME = 1000  # characters of a name that a pass goes on from; bounds what a hostile nest or chain can take
+MAX_JOINED = 64  # layers of one chain; no log shows as many, and names grow with each
+MAX_NAME = 1000  # characters of a name that is extended; limits the cost of a hostile nest or chain
 
 
 class Pass(ABC):
     """One optimizer pass, named as in TensorRT's log.
 
-    A pass never raises for a strange graph: it refuses. :meth:`fire` is the only way to emit a line of the trace, and
-    the case that is fired stays with the layer.
+    A pass never raises for an unusual graph; it refuses. A line of the trace is only emitted with
+    :meth:`fire`, which records the case with the layer.
 
     Attributes:
-        cases: What is known of it.
-        unnamed: Kinds of its lines that do not name it,
-        turned: and which kind of layer its lines about types name.
-        compared: Whether `verify` compares its lines with a build's. Those that only prepare names of constants and
-            shuffles, and those whose name in TensorRT is not known, are not.
-        events: The lines that TensorRT logs for its last run, as data.
-        refusals: Where it looked and did not fire, and why.
+        cases: Known cases of the pass.
+        anonymous_lines: Kinds of its lines that do not name it.
+        converted_kind: Kind of layer that its lines about types name.
+        is_compared: Whether `verify` compares its lines with those of a build. Passes that only
+            prepare the names of constants and shuffles are not compared, nor are passes whose name
+            in TensorRT is unknown.
+        events: Lines that TensorRT logs for the last run, as data.
+        refusals: Layers at which the pass did not fire in the last run, with the reasons.
     """
 
     cases: ClassVar[tuple[Case, ...]]
-    unnamed: ClassVar[tuple[str, ...]] = ()
-    turned: ClassVar[str] = ""
-    compared: ClassVar[bool] = True
+    anonymous_lines: ClassVar[tuple[str, ...]] = ()
+    converted_kind: ClassVar[str] = ""
+    is_compared: ClassVar[bool] = True
 
     def __init__(self, target: Target) -> None:
         self.target = target
         self.name = type(self).__name__
         self.events: list[Event] = []
         self.refusals: list[Refusal] = []
-        self._where: dict[Case, str] = {}  # what an event says of a case
+        self._case_ids: dict[Case, str] = {}
 
     def run(self, network: Network) -> Self:
-        """Applies the pass once over the whole network."""
+        """Apply the pass once to the whole network."""
         self.events, self.refusals = [], []
         self.apply(network)
         return self
 
     @abstractmethod
     def apply(self, network: Network) -> None:
-        """Edits the network and reports through :meth:`fire` and :meth:`refuse`."""
+        """Edit the network, and report with :meth:`fire` and :meth:`refuse`."""
 
     def fire(
         self,
@@ -90,61 +100,68 @@ class Pass(ABC):
         *,
         by: str | None = None,
     ) -> None:
-        """Emits one line of TensorRT's log and lets the layer rest on the case that shows it.
+        """Emit one line of TensorRT's log, and record with the layer the case that shows it.
 
         Args:
             case: One of the pass's cases.
-            layer: The layer that the line is about.
-            kind: What the line says (:mod:`qdqtool.trt.trace`).
-            subject: The layer or tensor that it names first.
-            obj: The second one.
-            by: The pass that the line names, where that is another one (TensorRT runs some passes inside others), or
-                an empty string where it names none.
+            layer: Layer that the line is about.
+            kind: Kind of the line (:mod:`qdqtool.trt.trace`).
+            subject: Layer or tensor that the line names first.
+            obj: Layer or tensor that the line names second.
+            by: Pass that the line names, if it is another one (TensorRT runs some passes inside
+                others); an empty string if the line names none.
         """
         layer.cases[case] = None
-        where = self._where.get(case)
-        if where is None:
-            where = self._where[case] = f"{self.name}/{case.name}"
-        self.events.append(Event(self.name if by is None else by, kind, subject, obj, where))
+        case_id = self._case_ids.get(case)
+        if case_id is None:
+            case_id = self._case_ids[case] = f"{self.name}/{case.name}"
+        self.events.append(Event(self.name if by is None else by, kind, subject, obj, case_id))
 
-    def running(self, case: Case, layer: Layer, *, by: str | None = None) -> None:
+    def fire_running(self, case: Case, layer: Layer, *, by: str | None = None) -> None:
+        """Emit the line that says that the pass runs on a layer."""
         self.fire(case, layer, RUNNING, layer.name, by=by)
 
-    def fusing(self, case: Case, layer: Layer, first: Layer, second: Layer) -> None:
-        """Two lines: it runs on the first of two layers, and fuses them."""
-        self.running(case, first)
+    def fire_fusing(self, case: Case, layer: Layer, first: Layer, second: Layer) -> None:
+        """Emit two lines: the pass runs on the first of two layers, and fuses both."""
+        self.fire_running(case, first)
         self.fire(case, layer, FUSING, first.name, second.name)
 
-    def join(self, network: Network, case: Case, layer: Layer, reader: Layer) -> None:
-        """Fuses the single reader of a layer into it, ``<layer> + <reader>``, logged with two lines."""
-        self.fusing(case, layer, layer, reader)
-        network.absorb_reader(layer, reader, joined_name(layer, reader))
+    def fuse_consumer(self, network: Network, case: Case, layer: Layer, consumer: Layer) -> None:
+        """Fuse the single consumer of a layer into it, ``<layer> + <consumer>``; emit two lines."""
+        self.fire_fusing(case, layer, layer, consumer)
+        network.absorb_consumer(layer, consumer, joined_name(layer, consumer))
 
-    def turn(self, network: Network, case: Case, layer: Layer, kind: LayerKind) -> None:
-        """Makes a layer one of another kind, logged with two lines."""
-        self.running(case, layer)
+    def convert_kind(self, network: Network, case: Case, layer: Layer, kind: LayerKind) -> None:
+        """Make a layer one of another kind; emit two lines."""
+        self.fire_running(case, layer)
         self.fire(case, layer, SWAP_TYPE, layer.name, f"{layer.kind} to {kind}")
         network.set_kind(layer, kind)
 
     def refuse(self, refusal: Refusal) -> None:
+        """Record why the pass did not fire."""
         self.refusals.append(refusal)
 
 
-def joined_name(layer: Layer, reader: Layer) -> str:
-    """``<layer> + <reader>``; of a constant, into which any number of readers is folded, the beginning at most."""
+def joined_name(layer: Layer, consumer: Layer) -> str:
+    """Return the name of two fused layers, ``<layer> + <consumer>``.
+
+    The name of a constant is cut off, because any number of consumers may be folded into it.
+    """
     name = layer.name[:MAX_NAME] if layer.kind is LayerKind.CONSTANT else layer.name
-    return f"{name} + {reader.name}"
+    return f"{name} + {consumer.name}"
 
 
 class ReluFusion(Pass):
-    """Joins a layer of one kind and the Relu that alone reads it, as its one case says."""
+    """Fuses the Relu that is the single consumer of a layer into it. Subclasses have one case."""
 
     kind: ClassVar[LayerKind]
 
     def apply(self, network: Network) -> None:
+        """Fuse each such Relu."""
         (case,) = self.cases
-        for layer, relu in network.pairs(self.kind, read_by=LayerKind.ACTIVATION):
+        pairs = network.single_consumer_pairs(self.kind, consumer_kind=LayerKind.ACTIVATION)
+        for layer, relu in pairs:
             if is_relu(relu) and not layer.in_myelin:
-                layer.relu = relu.name
-                layer.fusion.activated = True
-                self.join(network, case, layer, relu)
+                layer.relu_name = relu.name
+                layer.fusion.has_activation = True
+                self.fuse_consumer(network, case, layer, relu)

@@ -27,12 +27,14 @@ class ActivationToPointwiseConversion(Pass):
     """Turns an activation other than Relu into a pointwise layer, ``PWN(<activation>)``."""
 
     cases = (LEAKY, CLIP, OTHER)
-    unnamed = (SWAP_TYPE,)
-    turned = "ACTIVATION"
+    anonymous_lines = (SWAP_TYPE,)
+    converted_kind = "ACTIVATION"
 
     def apply(self, network: Network) -> None:
-        for layer in network.of_kind(LayerKind.ACTIVATION):
+        for layer in network.layers_of_kind(LayerKind.ACTIVATION):
             if is_relu(layer) or layer.in_myelin:
                 continue
-            self.turn(network, _CASES.get(layer.activation, OTHER), layer, LayerKind.POINTWISE)
+            self.convert_kind(
+                network, _CASES.get(layer.activation, OTHER), layer, LayerKind.POINTWISE
+            )
             layer.name = f"PWN({layer.name})"

@@ -26,72 +26,71 @@ DECONVOLUTION = seen(
 SHARED = assumed(
     "shared-copied",
     "What a convolution writes is copied if something else reads it besides the Concat.",
-    "bevfusion-camera-orin-trt8502:888 and bevfusion-camera-rtx3080ti-trt8600:5824: the four such inputs are copied, "
-    "convolutions that the Concat alone reads are retargeted (lines 885 and 886). A Concat input that is retargeted "
-    "although a convolution reads it as well would refute it",
+    "bevfusion-camera-orin-trt8502:888 and bevfusion-camera-rtx3080ti-trt8600:5824: the four such "
+    "inputs are copied, convolutions that the Concat alone reads are retargeted (lines 885 and "
+    "886). A Concat input that is retargeted although a convolution reads it as well would refute "
+    "it",
     about=("Conv", COPY_STRIDING),
 )
 STOMPING = assumed(
     "stomping",
-    "An input that is a view of another tensor, is in a Concat twice, or is the network's input, with "
-    "a Q or a reshape behind it at most, is copied.",
-    "yolov8-orin-trt8412-excerpts:241 is one such line, and an 8.5.2 build copies what a network input is quantized "
-    "to, while a convolution's output beside it is retargeted; that these are the conditions is assumed",
+    "An input that is a view of another tensor, is in a Concat twice, or is the network's input, "
+    "with a Q or a reshape behind it at most, is copied.",
+    "yolov8-orin-trt8412-excerpts:241 is one such line, and an 8.5.2 build copies what a network "
+    "input is quantized to, while a convolution's output beside it is retargeted; that these are "
+    "the conditions is assumed",
     about=(COPY_STOMPING,),
 )
 
 
 class ConcatRemoval(Pass):
-    """Lets the inputs of a Concat be written straight into its output."""
+    """Lets the inputs of a Concat be written directly into its output."""
 
     cases = (DIRECT, RESIZE, DECONVOLUTION, SHARED, STOMPING)
-    unnamed = (ELIMINATING_CONCAT, RETARGETING, COPY_STRIDING, COPY_STOMPING)
+    anonymous_lines = (ELIMINATING_CONCAT, RETARGETING, COPY_STRIDING, COPY_STOMPING)
 
     def apply(self, network: Network) -> None:
-        taken: set[Tensor] = set()
-        for concat in reversed(network.of_kind(LayerKind.CONCATENATION)):
+        retargeted: set[Tensor] = set()
+        for concat in reversed(network.layers_of_kind(LayerKind.CONCATENATION)):
             if concat.in_myelin:
                 continue
             self.fire(DIRECT, concat, ELIMINATING_CONCAT, concat.name, by="")
-            concat.eliminated = True
+            concat.is_eliminated = True
             copies = []
             for tensor in concat.inputs:
-                kind, case = self._how(tensor, taken)
+                kind, case = _choose_line(tensor, retargeted)
                 self.fire(case, concat, kind, tensor.name, concat.out.name, by="")
                 if kind == RETARGETING:
-                    taken.add(tensor)
+                    retargeted.add(tensor)
                     tensor.view_of = concat.out
                 else:
                     copies.append((f"{tensor.name} copy", tensor))
             concat.copies = tuple(copies)
 
-    @staticmethod
-    def _how(tensor: Tensor, taken: set[Tensor]) -> tuple[str, Case]:
-        if tensor.maker(LayerKind.RESIZE):
-            return COPY_STRIDING, RESIZE
-        if tensor.maker(LayerKind.DECONVOLUTION):
-            return COPY_STRIDING, DECONVOLUTION
-        if tensor.maker(LayerKind.CONVOLUTION) and len(tensor.consumers) > 1:
-            return COPY_STRIDING, SHARED
-        producer = tensor.producer
-        if (
-            tensor in taken
-            or _from_outside(producer)
-            or (producer is not None and producer.eliminated)
-        ):
-            return COPY_STOMPING, STOMPING
-        return RETARGETING, DIRECT
+
+def _choose_line(tensor: Tensor, retargeted: set[Tensor]) -> tuple[str, Case]:
+    """Return the kind of line that TensorRT logs for an input of a Concat, and its case."""
+    if tensor.producer_of_kind(LayerKind.RESIZE):
+        return COPY_STRIDING, RESIZE
+    if tensor.producer_of_kind(LayerKind.DECONVOLUTION):
+        return COPY_STRIDING, DECONVOLUTION
+    if tensor.producer_of_kind(LayerKind.CONVOLUTION) and len(tensor.consumers) > 1:
+        return COPY_STRIDING, SHARED
+    producer = tensor.producer
+    is_view = producer is not None and producer.is_eliminated
+    if is_view or tensor in retargeted or _comes_from_outside(producer):
+        return COPY_STOMPING, STOMPING
+    return RETARGETING, DIRECT
 
 
-def _from_outside(producer: Layer | None) -> bool:
-    """Whether a tensor is a network input or a constant, quantized or reshaped at most."""
-    while (
-        producer is not None
-        and producer.inputs
-        and (
-            producer.kind == LayerKind.COPY
-            or (producer.kind == LayerKind.SHUFFLE and not producer.shuffling.moves)
-        )
-    ):
+def _comes_from_outside(producer: Layer | None) -> bool:
+    """Return whether a tensor is a network input or a constant, quantized or reshaped at most."""
+    while producer is not None and producer.inputs and _keeps_values(producer):
         producer = producer.data.producer
     return producer is None or producer.kind == LayerKind.CONSTANT
+
+
+def _keeps_values(layer: Layer) -> bool:
+    if layer.kind == LayerKind.SHUFFLE:
+        return not layer.shuffling.reorders_values
+    return layer.kind == LayerKind.COPY

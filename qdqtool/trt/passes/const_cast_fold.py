@@ -5,7 +5,7 @@ from qdqtool.trt.passes._infra import (
     Network,
     Pass,
     assumed,
-    constant_of,
+    constant_before,
     joined_name,
     seen,
 )
@@ -28,19 +28,19 @@ class ConstCastFold(Pass):
     """Folds an Identity or Cast of a constant into the constant: ``<constant> + <identity>``."""
 
     cases = (IDENTITY, CAST)
-    compared = False
+    is_compared = False
 
     def apply(self, network: Network) -> None:
-        for identity in network.of_kind(LayerKind.IDENTITY):
-            constant = constant_of(identity.data)
+        for identity in network.layers_of_kind(LayerKind.IDENTITY):
+            constant = constant_before(identity.data)
             if constant is None:
                 continue
             case = CAST if identity.op == "Cast" else IDENTITY
-            if constant.out.only_reader():
-                self.join(network, case, constant, identity)
+            if constant.out.single_consumer():
+                self.fuse_consumer(network, case, constant, identity)
                 continue
-            self.fusing(case, constant, constant, identity)
+            self.fire_fusing(case, constant, constant, identity)
             network.drop_input(identity, 0)
             network.set_kind(identity, LayerKind.CONSTANT)
             identity.dims, identity.name = constant.dims, joined_name(constant, identity)
-            identity.rest_on(case)
+            identity.add_cases(case)

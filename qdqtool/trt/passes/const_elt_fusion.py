@@ -9,7 +9,7 @@ from qdqtool.trt.passes._infra import (
     Network,
     Pass,
     assumed,
-    constant_of,
+    constant_before,
     seen,
 )
 
@@ -24,7 +24,8 @@ PLAIN = seen(
 WITH_RELU = assumed(
     "with-relu",
     "Such a sum with its Relu right behind a convolution becomes a scale with Relu.",
-    "otherwise no hidden fully connected layer could write INT8; an engine with one that writes float would refute it",
+    "otherwise no hidden fully connected layer could write INT8; an engine with one that writes "
+    "float would refute it",
     about=("Add", "Relu"),
 )
 
@@ -33,14 +34,16 @@ class ConstEltFusion(Pass):
     """Turns an elementwise sum or product with a constant into a scale."""
 
     cases = (PLAIN, WITH_RELU)
-    compared = False
+    is_compared = False
 
     def apply(self, network: Network) -> None:
-        for layer in network.of_kind(LayerKind.ELEMENTWISE):
-            constant = next(filter(None, map(constant_of, reversed(layer.inputs))), None)
-            if constant is None or constant.out.only_reader() is not layer or _left(layer):
+        for layer in network.layers_of_kind(LayerKind.ELEMENTWISE):
+            constant = next(filter(None, map(constant_before, reversed(layer.inputs))), None)
+            if constant is None or constant.out.single_consumer() is not layer:
                 continue
-            self.fusing(WITH_RELU if layer.relu else PLAIN, layer, constant, layer)
+            if not _becomes_scale(layer):
+                continue
+            self.fire_fusing(WITH_RELU if layer.relu_name else PLAIN, layer, constant, layer)
             layer.per_channel = constant.dims is not None and math.prod(constant.dims) != 1
             layer.shift_only = layer.operation == "SUM"
             layer.name = f"{constant.name} + {layer.name}"
@@ -49,10 +52,21 @@ class ConstEltFusion(Pass):
             network.set_kind(layer, LayerKind.SCALE)
 
 
-def _left(layer: Layer) -> bool:
-    """Whether an elementwise layer stays one, or has the reshape behind a matrix product pushed behind it first."""
+def _becomes_scale(layer: Layer) -> bool:
+    """Return whether a layer that reads a constant becomes a scale now."""
     if layer.operation not in ("SUM", "PROD") or len(layer.inputs) != 2 or layer.in_myelin:
-        return True
-    if layer.relu and not any(t.maker(*CONVOLVE) for t in layer.inputs if t.only_reader() is layer):
-        return True  # a convolution would take sum and Relu
-    return any(s.shuffling.after_matmul for t in layer.inputs if (s := t.maker(LayerKind.SHUFFLE)))
+        return False
+    if layer.relu_name and not _could_be_fused_with_relu(layer):
+        return False
+    # The reshape after a matrix product is first pushed down past its bias.
+    shuffles = [tensor.producer_of_kind(LayerKind.SHUFFLE) for tensor in layer.inputs]
+    return not any(s is not None and s.shuffling.after_matmul for s in shuffles)
+
+
+def _could_be_fused_with_relu(layer: Layer) -> bool:
+    """Return whether a convolution precedes a layer, which would fuse it and its Relu."""
+    return any(
+        tensor.producer_of_kind(*CONVOLVE)
+        for tensor in layer.inputs
+        if tensor.single_consumer() is layer
+    )

@@ -4,10 +4,12 @@ from qdqtool.trt import detect
 from qdqtool.trt.passes._infra import (
     QDQ,
     REMOVING,
+    Case,
+    Layer,
     Network,
     Pass,
     assumed,
-    constant_of,
+    constant_before,
     node_name,
     seen,
 )
@@ -31,22 +33,24 @@ class ConstQDQInitializersFusion(Pass):
     """Folds scale and zero-point constants into each Q and DQ."""
 
     cases = (CONSTANT, COMPUTED)
-    unnamed = (REMOVING,)
+    anonymous_lines = (REMOVING,)
 
     def apply(self, network: Network) -> None:
-        for layer in network.of_kind(*QDQ):
-            case = COMPUTED if layer.computed_scale else CONSTANT
-            self.running(case, layer)
-            computed = detect.scale_computed(
-                self.name, node_name(layer), node_name(layer), layer.computed_scale
-            )
+        for layer in network.layers_of_kind(*QDQ):
+            case = COMPUTED if layer.has_computed_scale else CONSTANT
+            self.fire_running(case, layer)
+            name = node_name(layer)
+            computed = detect.scale_computed(self.name, name, name, layer.has_computed_scale)
             if computed is not None:
                 self.refuse(computed)
-            inputs = layer.inputs
-            while len(inputs) > 1:
-                constant = constant_of(inputs[1])
-                if constant is None:
-                    break
-                network.drop_input(layer, 1)
-                if network.remove_unread(constant):
-                    self.fire(case, layer, REMOVING, constant.name)
+            self._fold_constants(network, case, layer)
+
+    def _fold_constants(self, network: Network, case: Case, layer: Layer) -> None:
+        inputs = layer.inputs
+        while len(inputs) > 1:
+            constant = constant_before(inputs[1])
+            if constant is None:
+                break
+            network.drop_input(layer, 1)
+            if network.remove_if_unused(constant):
+                self.fire(case, layer, REMOVING, constant.name)

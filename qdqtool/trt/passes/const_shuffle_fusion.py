@@ -1,6 +1,6 @@
 """ConstShuffleFusion."""
 
-from qdqtool.trt.passes._infra import LayerKind, Network, Pass, constant_of, seen
+from qdqtool.trt.passes._infra import LayerKind, Network, Pass, constant_before, seen
 
 PLAIN = seen(
     "single-reader",
@@ -15,10 +15,10 @@ class ConstShuffleFusion(Pass):
     """Folds a shuffle of a constant (plain, or quantized weights) into the constant."""
 
     cases = (PLAIN,)
-    compared = False
+    is_compared = False
 
     def apply(self, network: Network) -> None:
-        for shuffle in network.of_kind(LayerKind.SHUFFLE):
-            constant = constant_of(shuffle.data)
-            if constant is not None and constant.out.only_reader():
-                self.join(network, PLAIN, constant, shuffle)
+        for shuffle in network.layers_of_kind(LayerKind.SHUFFLE):
+            constant = constant_before(shuffle.data)
+            if constant is not None and constant.out.single_consumer():
+                self.fuse_consumer(network, PLAIN, constant, shuffle)

@@ -5,7 +5,7 @@ import itertools
 from qdqtool.base.records import Shared
 from qdqtool.trt import detect
 from qdqtool.trt.layers import WEIGHTED
-from qdqtool.trt.passes._infra import LayerKind, Network, Pass, node_name, seen
+from qdqtool.trt.passes._infra import Layer, LayerKind, Network, Pass, node_name, seen
 from qdqtool.trt.refusals import STEPS
 
 PLAIN = seen(
@@ -24,36 +24,34 @@ PLAIN = seen(
 class ConstWeightsFusion(Pass):
     """Puts quantized constant weights into the convolution that reads them.
 
-    Where several convolutions read the constant it refuses; TensorRT ends with "Could not fuse 2nd input (kernel
-    weights) of CONVOLUTION" (NVIDIA/TensorRT issues 2131 and 1864).
+    It refuses if several convolutions read the constant. TensorRT ends with "Could not fuse 2nd
+    input (kernel weights) of CONVOLUTION" then (NVIDIA/TensorRT issues 2131 and 1864).
     """
 
     cases = (PLAIN,)
 
     def apply(self, network: Network) -> None:
-        for constant in network.of_kind(LayerKind.CONSTANT):
-            readers = [r for r in constant.out.consumers if r.kind in WEIGHTED and r.int8]
-            if not readers:
-                continue
+        for constant in network.layers_of_kind(LayerKind.CONSTANT):
             consumers = constant.out.consumers
-            names, more = (
-                Shared(map(node_name, itertools.islice(consumers, STEPS))),
-                max(len(consumers) - STEPS, 0),
-            )
-            shared = [
-                found
-                for r in readers
-                if (
-                    found := detect.weights_shared(
-                        self.name, node_name(r), constant.name, names, constant.out.is_output, more
-                    )
-                )
-                is not None
-            ]
-            if shared:
-                self.refusals.extend(shared)
+            convolutions = [layer for layer in consumers if layer.kind in WEIGHTED and layer.int8]
+            if not convolutions or self._refuse_shared(constant, convolutions):
                 continue
-            (conv,) = readers
-            self.fusing(PLAIN, conv, constant, conv)
-            network.take_weights(conv, constant)
-            conv.rest_on(*constant.cases)
+            (conv,) = convolutions
+            self.fire_fusing(PLAIN, conv, constant, conv)
+            network.absorb_weights(conv, constant)
+            conv.add_cases(*constant.cases)
+
+    def _refuse_shared(self, constant: Layer, convolutions: list[Layer]) -> bool:
+        """Record a refusal for each convolution if weights are shared. Return whether they are."""
+        consumers = constant.out.consumers
+        names = Shared(map(node_name, itertools.islice(consumers, STEPS)))
+        more = max(len(consumers) - STEPS, 0)
+        refusals = [
+            detect.weights_shared(
+                self.name, node_name(conv), constant.name, names, constant.out.is_output, more
+            )
+            for conv in convolutions
+        ]
+        shared = [refusal for refusal in refusals if refusal is not None]
+        self.refusals.extend(shared)
+        return bool(shared)

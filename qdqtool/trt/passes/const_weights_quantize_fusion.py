@@ -27,30 +27,26 @@ class ConstWeightsQuantizeFusion(Pass):
     cases = (PLAIN, SHARED)
 
     def apply(self, network: Network) -> None:
-        for constant in network.of_kind(LayerKind.CONSTANT):
-            readers = [
-                r
-                for r in constant.out.consumers
-                if r.kind == LayerKind.QUANTIZE and r.data is constant.out
-            ]
-            for q in readers:
-                alone = constant.out.only_reader() is q
-                self.fusing(PLAIN if alone else SHARED, q, constant, q)
+        for constant in network.layers_of_kind(LayerKind.CONSTANT):
+            weights = constant.out
+            for q in list(weights.consumers):
+                if q.kind != LayerKind.QUANTIZE or q.data is not weights:
+                    continue
+                is_single = weights.single_consumer() is q
+                self.fire_fusing(PLAIN if is_single else SHARED, q, constant, q)
                 name = f"{constant.name} + {q.name}{self.target.quantize_suffix}"
-                if alone:
-                    network.absorb_reader(constant, q, name)
+                if is_single:
+                    network.absorb_consumer(constant, q, name)
                 else:
-                    self._separate(network, constant, q, name)
+                    self._replace_q(network, q, constant, name)
 
     @staticmethod
-    def _separate(network: Network, constant: Layer, q: Layer, name: str) -> None:
-        """A quantized constant of its own for one of several Qs on the same weights."""
-        copy = Layer(LayerKind.CONSTANT, name)
-        copy.rank, copy.dims, copy.cases, copy.nodes = (
-            constant.rank,
-            constant.dims,
-            dict(q.cases),
-            list(q.nodes),
-        )
+    def _replace_q(network: Network, q: Layer, constant: Layer, name: str) -> None:
+        """Replace one of several Qs on the same weights with a quantized constant."""
+        quantized = Layer(LayerKind.CONSTANT, name)
+        quantized.rank = constant.rank
+        quantized.dims = constant.dims
+        quantized.cases = dict(q.cases)
+        quantized.nodes = list(q.nodes)
         network.remove(q)
-        network.add(copy, [], q.outputs)
+        network.add(quantized, [], q.outputs)

@@ -1,30 +1,30 @@
 """The "constant fold dangling QDQ" pass."""
 
-from qdqtool.trt.passes._infra import QDQ, LayerKind, Network, Pass, assumed, constant_of
+from qdqtool.trt.passes._infra import QDQ, LayerKind, Network, Pass, assumed, constant_before
 
 FOLDED = assumed(
     "dequantized-weights",
     "Quantized weights of a layer that runs in float are dequantized when the engine is built.",
-    "the log has a heading for it (QDQ graph optimizer constant fold dangling QDQ pass) and no available build a case "
-    "under it; a Reformat layer with such a DQ's name would refute it",
+    "the log has a heading for it (QDQ graph optimizer constant fold dangling QDQ pass) and no "
+    "available build a case under it; a Reformat layer with such a DQ's name would refute it",
 )
 
 
 class ConstantFoldDanglingQDQ(Pass):
-    """Folds a DQ (or Q) of a constant that no layer absorbed: weights whose layer runs in float."""
+    """Folds a remaining DQ (or Q) of a constant: weights of a layer that runs in float."""
 
     cases = (FOLDED,)
-    compared = False
+    is_compared = False
 
     def apply(self, network: Network) -> None:
-        for layer in network.of_kind(*QDQ):
-            constant = constant_of(layer.data)
+        for layer in network.layers_of_kind(*QDQ):
+            constant = constant_before(layer.data)
             if constant is None or layer.out.is_output:
                 continue
-            for reader in layer.out.consumers:
-                reader.rest_on(FOLDED)
-            if constant.out.only_reader():
-                network.absorb_reader(constant, layer, constant.name)
+            for consumer in layer.out.consumers:
+                consumer.add_cases(FOLDED)
+            if constant.out.single_consumer():
+                network.absorb_consumer(constant, layer, constant.name)
             else:
                 network.drop_input(layer, 0)
                 network.set_kind(layer, LayerKind.CONSTANT)

@@ -1,6 +1,6 @@
 """ConvActPoolFusion."""
 
-from qdqtool.trt.layers import Window
+from qdqtool.trt.layers import PoolingWindow
 from qdqtool.trt.passes._infra import Layer, LayerKind, Network, Pass, assumed, seen
 
 STEM = seen(
@@ -19,12 +19,14 @@ OTHER_STEM = assumed(
     "only ResNet's 7x7 stem was seen; an engine that keeps them apart would refute it",
 )
 
+MAX_IMAGE_CHANNELS = 4
+
 
 class ConvActPoolFusion(Pass):
-    """Joins the stem convolution and the MaxPool behind it.
+    """Fuses a stem convolution and the MaxPool after it.
 
-    An INT8 to INT8 convolution of an image (at most 4 channels) with stride 2, and a MaxPool 3x3 with stride 2 that
-    alone reads it.
+    The convolution is an INT8 to INT8 one of an image (at most 4 channels) with stride 2. The
+    MaxPool is 3x3 with stride 2 and its single consumer.
     """
 
     cases = (STEM, OTHER_STEM)
@@ -32,27 +34,26 @@ class ConvActPoolFusion(Pass):
     def apply(self, network: Network) -> None:
         if not self.target.fuses_stem_pool:
             return
-        for conv, pool in network.pairs(LayerKind.CONVOLUTION, read_by=LayerKind.POOLING):
+        pairs = network.single_consumer_pairs(
+            LayerKind.CONVOLUTION, consumer_kind=LayerKind.POOLING
+        )
+        for conv, pool in pairs:
             if conv.int8 and conv.int8_out and _is_stem(conv) and _is_stem_pool(pool.window):
-                self.join(
-                    network, STEM if conv.weights.kernel == (7, 7) else OTHER_STEM, conv, pool
-                )
-                conv.fusion.pooled = True
+                case = STEM if conv.weights.kernel == (7, 7) else OTHER_STEM
+                self.fuse_consumer(network, case, conv, pool)
+                conv.fusion.has_pooling = True
 
 
 def _is_stem(conv: Layer) -> bool:
-    known = conv.weights
-    if len(known.dims) != 4 or conv.fusion.pointwise:
+    weights = conv.weights
+    if len(weights.dims) != 4 or conv.fusion.has_pointwise:
         return False
-    channels = known.dims[1]
-    return (
-        isinstance(channels, int) and channels <= 4 and known.group == 1 and known.strides == (2, 2)
-    )
+    channels = weights.dims[1]
+    is_image = isinstance(channels, int) and channels <= MAX_IMAGE_CHANNELS
+    return is_image and weights.group == 1 and weights.strides == (2, 2)
 
 
-def _is_stem_pool(window: Window | None) -> bool:
-    return window is not None and (window.type, window.kernel, window.strides) == (
-        "MAX",
-        (3, 3),
-        (2, 2),
-    )
+def _is_stem_pool(window: PoolingWindow | None) -> bool:
+    if window is None or window.type != "MAX":
+        return False
+    return window.kernel == (3, 3) and window.strides == (2, 2)

@@ -7,8 +7,8 @@ from qdqtool.trt.passes._infra import (
     LayerKind,
     Network,
     Pass,
-    constant_of,
-    dq_of,
+    constant_before,
+    dq_before,
     seen,
 )
 
@@ -34,33 +34,38 @@ DEQUANTIZED = seen(
 
 
 class ConvEltwiseSumFusion(Pass):
-    """Joins a convolution that writes float and the sum it feeds (with its Relu), of equal shape."""
+    """Fuses a convolution that writes float and the sum (with its Relu) after it.
+
+    Both operands of the sum have equal shapes.
+    """
 
     cases = (PLAIN, BOTH, DEQUANTIZED)
 
     def apply(self, network: Network) -> None:
-        for conv, add in network.pairs(LayerKind.CONVOLUTION, read_by=LayerKind.ELEMENTWISE):
-            if add.operation != "SUM" or len(add.inputs) != 2:
+        pairs = network.single_consumer_pairs(
+            LayerKind.CONVOLUTION, consumer_kind=LayerKind.ELEMENTWISE
+        )
+        for conv, add in pairs:
+            if add.operation != "SUM" or len(add.inputs) != 2 or not _can_fuse_sum(conv):
                 continue
-            if not _can_take(conv):
+            first, last = (t.producer_of_kind(LayerKind.CONVOLUTION) for t in add.inputs)
+            if last is None or not _can_fuse_sum(last) or last.out.single_consumer() is not add:
+                self._fuse(network, PLAIN, conv, add)
                 continue
-            first, last = (t.maker(LayerKind.CONVOLUTION) for t in add.inputs)
-            case = PLAIN
-            if last is not None and _can_take(last) and last.out.only_reader() is add:
-                case = BOTH if first is not None and _can_take(first) else PLAIN
-                conv = last
-            self._take(network, case, conv, add)
+            feeds_both = first is not None and _can_fuse_sum(first)
+            self._fuse(network, BOTH if feeds_both else PLAIN, last, add)
 
-    def _take(self, network: Network, case: Case, conv: Layer, add: Layer) -> None:
-        other = next((t for t in add.inputs if t is not conv.out), None)
-        if other is None or constant_of(other) is not None:
+    def _fuse(self, network: Network, case: Case, conv: Layer, add: Layer) -> None:
+        residual = next((t for t in add.inputs if t is not conv.out), None)
+        if residual is None or constant_before(residual) is not None:
             return
-        if other.shape is not None and conv.out.shape is not None and other.shape != conv.out.shape:
+        shapes = {residual.shape, conv.out.shape}
+        if len(shapes) > 1 and None not in shapes:
             return
-        self.join(network, DEQUANTIZED if dq_of(other) else case, conv, add)
-        conv.residual = other
-        conv.fusion.activated = True
+        self.fuse_consumer(network, DEQUANTIZED if dq_before(residual) else case, conv, add)
+        conv.residual = residual
+        conv.fusion.has_activation = True
 
 
-def _can_take(conv: Layer) -> bool:
-    return not conv.int8_out and not conv.fusion.activated and weights_position(conv) is None
+def _can_fuse_sum(conv: Layer) -> bool:
+    return not conv.int8_out and not conv.fusion.has_activation and weights_position(conv) is None

@@ -12,14 +12,17 @@ DECONVOLUTION = seen(
 
 
 class ConvReluFusion(ReluFusion):
-    """Joins a convolution and the Relu right behind it (BatchNormalization already folded in the ONNX file)."""
+    """Fuses a convolution and the Relu directly after it.
+
+    Exporters have folded the BatchNormalization of such a convolution.
+    """
 
     cases = (CONVOLUTION,)
     kind = LayerKind.CONVOLUTION
 
 
 class DeconvReluFusion(ReluFusion):
-    """The same for a deconvolution."""
+    """Fuses a deconvolution and the Relu directly after it."""
 
     cases = (DECONVOLUTION,)
     kind = LayerKind.DECONVOLUTION

@@ -3,7 +3,16 @@
 from typing import ClassVar
 
 from qdqtool.trt.layers import weights_position
-from qdqtool.trt.passes._infra import Case, Layer, LayerKind, Network, Pass, assumed, dq_of, seen
+from qdqtool.trt.passes._infra import (
+    Case,
+    Layer,
+    LayerKind,
+    Network,
+    Pass,
+    assumed,
+    dq_before,
+    seen,
+)
 
 BIAS = seen(
     "bias",
@@ -31,22 +40,22 @@ class ConvScaleFusion(Pass):
     kind = LayerKind.CONVOLUTION
 
     def apply(self, network: Network) -> None:
-        for layer, scale in network.pairs(self.kind, read_by=LayerKind.SCALE):
+        for layer, scale in network.single_consumer_pairs(self.kind, consumer_kind=LayerKind.SCALE):
             position = weights_position(layer)
-            if layer.fusion.activated or (position and not scale.shift_only):
+            if layer.fusion.has_activation or (position and not scale.shift_only):
                 continue
-            layer.fusion.activated = bool(scale.relu)
-            self.join(network, self._case(layer, position), layer, scale)
+            layer.fusion.has_activation = bool(scale.relu_name)
+            self.fuse_consumer(network, self._choose_case(layer, position), layer, scale)
 
-    def _case(self, layer: Layer, position: int | None) -> Case:
-        return BIAS if position and dq_of(layer.inputs[position]) else FLOAT
+    def _choose_case(self, layer: Layer, position: int | None) -> Case:
+        return BIAS if position and dq_before(layer.inputs[position]) else FLOAT
 
 
 class DeconvScaleFusion(ConvScaleFusion):
-    """The same for a deconvolution."""
+    """Folds a scale or bias into a deconvolution."""
 
     cases = (DECONVOLUTION,)
     kind = LayerKind.DECONVOLUTION
 
-    def _case(self, layer: Layer, position: int | None) -> Case:
+    def _choose_case(self, layer: Layer, position: int | None) -> Case:
         return DECONVOLUTION

@@ -7,52 +7,52 @@ from qdqtool.trt.passes._infra import (
     Pass,
     assumed,
     node_name,
-    only_q,
+    q_after,
     seen,
 )
-from qdqtool.trt.surroundings import scales_differ
+from qdqtool.trt.surroundings import check_equal_scales
 
 EQUAL = seen(
     "equal-scales",
     "A DQ and the Q behind it, of equal scales, go; the tensor keeps the name that the Q gave it.",
     "bevfusion-camera-orin-trt8502:324",
     "bevfusion-camera-rtx3080ti-trt8600:5260",
-    source="logged with one line; Conv_329 then writes Concat_779_1400_clone_0, the name of a Concat's clone",
+    source="logged with one line; Conv_329 then writes Concat_779_1400_clone_0, the name of a "
+    "Concat's clone",
 )
 SEVERAL = assumed(
     "several-readers",
     "A DQ with other readers stays for them.",
-    "in both logs the Q is the DQ's only reader; a conversion from INT8 to INT8 in such a place would refute it",
+    "in both logs the Q is the DQ's only reader; a conversion from INT8 to INT8 in such a place "
+    "would refute it",
 )
 
 
 class DqQFusion(Pass):
-    """Takes out a Q that requantizes to the scale it came from.
+    """Removes a Q that requantizes to the scale of the DQ before it.
 
-    A Q that writes a network output stays (assumed); with unequal scales a requantization stays.
+    A Q that writes a network output remains (assumed). With unequal scales a requantization
+    remains.
     """
 
     cases = (EQUAL, SEVERAL)
 
     def apply(self, network: Network) -> None:
-        for dq in network.near(LayerKind.DEQUANTIZE):
-            for q in [
-                r for r in dq.out.consumers if r.kind == LayerKind.QUANTIZE and r.data is dq.out
-            ]:
-                self._cancel(network, dq, q)
+        for dq in network.layers_to_visit(LayerKind.DEQUANTIZE):
+            for q in list(dq.out.consumers):
+                if q.kind == LayerKind.QUANTIZE and q.data is dq.out and _are_known(dq, q):
+                    self._remove_pair(network, dq, q)
 
-    def _cancel(self, network: Network, dq: Layer, q: Layer) -> None:
-        if dq.quant is None or q.quant is None or q.out.is_output:
+    def _remove_pair(self, network: Network, dq: Layer, q: Layer) -> None:
+        different = check_equal_scales(self.name, node_name(q), q.data, (dq, q))
+        if different is not None:
+            self.refuse(different)
             return
-        differ = scales_differ(self.name, node_name(q), q.data, (dq, q))
-        if differ is not None:
-            self.refuse(differ)
-            return
-        case = EQUAL if only_q(dq.out) is q else SEVERAL
-        self.running(case, dq)
+        case = EQUAL if q_after(dq.out) is q else SEVERAL
+        self.fire_running(case, dq)
         source, out = dq.data, q.out
-        for reader in out.consumers:
-            reader.rest_on(case, *q.cases, *dq.cases)
+        for consumer in out.consumers:
+            consumer.add_cases(case, *q.cases, *dq.cases)
         producer = source.producer
         network.remove(q)
         if producer is None or source.is_output:
@@ -62,5 +62,9 @@ class DqQFusion(Pass):
             network.set_output(producer, out, producer.outputs.index(source))
             if out.shape is None:
                 out.shape = source.shape
-        if network.alive(dq):
-            network.remove_unread(dq)
+        if network.contains(dq):
+            network.remove_if_unused(dq)
+
+
+def _are_known(dq: Layer, q: Layer) -> bool:
+    return dq.quant is not None and q.quant is not None and not q.out.is_output

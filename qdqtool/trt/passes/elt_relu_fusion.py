@@ -13,7 +13,7 @@ PLAIN = seen(
 
 
 class EltReluFusion(ReluFusion):
-    """Joins an elementwise layer and the Relu behind it."""
+    """Fuses an elementwise layer and the Relu after it."""
 
     cases = (PLAIN,)
     kind = LayerKind.ELEMENTWISE

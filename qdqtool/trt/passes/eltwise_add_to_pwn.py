@@ -12,13 +12,13 @@ SUM = seen(
 
 
 class EltwiseAddToPwn(Pass):
-    """Turns a sum that no convolution took into a pointwise layer."""
+    """Turns a sum that no convolution has fused into a pointwise layer."""
 
     cases = (SUM,)
-    unnamed = (SWAP_TYPE,)
-    turned = "ELEMENTWISE"
+    anonymous_lines = (SWAP_TYPE,)
+    converted_kind = "ELEMENTWISE"
 
     def apply(self, network: Network) -> None:
-        for layer in network.of_kind(LayerKind.ELEMENTWISE):
+        for layer in network.layers_of_kind(LayerKind.ELEMENTWISE):
             if layer.operation == "SUM" and not layer.in_myelin:
-                self.turn(network, SUM, layer, LayerKind.POINTWISE)
+                self.convert_kind(network, SUM, layer, LayerKind.POINTWISE)

@@ -1,7 +1,5 @@
 """HorizontalMergeQNodes."""
 
-from collections import Counter
-
 from qdqtool.trt.passes._infra import (
     Case,
     Layer,
@@ -13,7 +11,7 @@ from qdqtool.trt.passes._infra import (
     node_name,
     seen,
 )
-from qdqtool.trt.surroundings import scales_differ
+from qdqtool.trt.surroundings import check_equal_scales
 from qdqtool.trt.trace import ELIMINATING, REMOVING
 
 EARLIER = seen(
@@ -27,8 +25,8 @@ EARLIER = seen(
 LATER = assumed(
     "later-survives",
     "Where the network's tail goes to Myelin, the later one of equal Qs survives.",
-    "yolo-resnet18-orin-trt8502 (5 merges); that the new listing behind Myelin is the reason is assumed. It changes "
-    "names only",
+    "yolo-resnet18-orin-trt8502 (5 merges); that the new listing behind Myelin is the reason is "
+    "assumed. It changes names only",
 )
 CLONE = seen(
     "clone",
@@ -47,66 +45,82 @@ UNKNOWN = assumed(
 
 
 class HorizontalMergeQNodes(Pass):
-    """Merges Qs that read the same tensor with the same scale; with different scales both stay."""
+    """Merges Qs that read the same tensor with the same scale. Qs with different scales remain."""
 
     cases = (EARLIER, LATER, CLONE, OUTPUT, UNKNOWN)
-    unnamed = (ELIMINATING, REMOVING)
+    anonymous_lines = (ELIMINATING, REMOVING)
 
     def apply(self, network: Network) -> None:
-        qs = [q for q in network.near(LayerKind.QUANTIZE) if len(q.data.consumers) > 1]
-        read = Counter(q.data for q in qs)
+        quantizers = network.layers_to_visit(LayerKind.QUANTIZE)
+        shared = [q for q in quantizers if len(q.data.consumers) > 1]
+        shared.sort(key=lambda q: _precedence(q, network.was_relisted))
         by_tensor: dict[Tensor, list[Layer]] = {}
-        for q in sorted(
-            (q for q in qs if read[q.data] > 1), key=lambda q: _precedence(q, network.relisted)
-        ):
+        for q in shared:
             by_tensor.setdefault(q.data, []).append(q)
         for tensor, group in by_tensor.items():
-            self._merge(network, tensor, group)
+            if len(group) > 1:
+                self._merge(network, tensor, group)
 
     def _merge(self, network: Network, tensor: Tensor, group: list[Layer]) -> None:
-        kept: list[Layer] = []
-        known: dict[object, Layer] = {}
+        """Merge the Qs on a tensor that have equal scales into the first of them."""
+        remaining: list[Layer] = []
+        survivors: dict[object, Layer] = {}  # by scale and zero point
         merged: dict[Layer, list[Layer]] = {}
         for q in group:
             key = q.quant.key if q.quant is not None else None
-            survivor = known.get(key) if key is not None else None
+            survivor = survivors.get(key) if key is not None else None
             if survivor is None or q.out.is_output:
-                kept.append(q)
-                known.setdefault(key, q)
+                remaining.append(q)
+                survivors.setdefault(key, q)
             else:
                 merged.setdefault(survivor, []).append(q)
         for survivor, others in merged.items():
             self._eliminate(network, survivor, others)
-        differ = scales_differ(self.name, node_name(kept[0]), tensor, kept)
-        if differ is not None:
-            for q in kept if None in differ.scales else ():
-                q.rest_on(UNKNOWN)
-            self.refuse(differ)
+        different = check_equal_scales(self.name, node_name(remaining[0]), tensor, remaining)
+        if different is not None:
+            if None in different.scales:
+                for q in remaining:
+                    q.add_cases(UNKNOWN)
+            self.refuse(different)
 
     def _eliminate(self, network: Network, survivor: Layer, others: list[Layer]) -> None:
-        """One heading, then what is eliminated, then what is removed."""
-        cases = [_case(survivor, q, network.relisted) for q in others]
-        self.running(cases[0], survivor)
+        """Merge Qs into another one.
+
+        TensorRT logs one heading, then the Qs that it eliminates, then those that it removes.
+        """
+        cases = [_choose_case(survivor, q, network.was_relisted) for q in others]
+        self.fire_running(cases[0], survivor)
         for case, q in zip(cases, others, strict=True):
             self.fire(case, survivor, ELIMINATING, q.name, survivor.name)
         for case, q in zip(cases, others, strict=True):
             self.fire(case, survivor, REMOVING, q.name)
-            survivor.stand_for(node_name(q), q)
-            survivor.rest_on(*q.cases)  # which of them is left depends on the order of the nodes
+            survivor.merge_quantizer(node_name(q), q)
+            # Which Q survives depends on the order of the nodes, so that all their cases count.
+            survivor.add_cases(*q.cases)
         network.retarget(others[0].out, survivor.out, *(q.out for q in others[1:]))
         for q in others:
             network.remove(q)
-        lists = {id(q.nodes): q.nodes for q in (survivor, *others)}  # copies of one Q share theirs
-        survivor.nodes = list(dict.fromkeys(node for nodes in lists.values() for node in nodes))
+        survivor.nodes = _collect_nodes([survivor, *others])
 
 
-def _case(survivor: Layer, other: Layer, relisted: bool) -> Case:
+def _collect_nodes(quantizers: list[Layer]) -> list[str]:
+    """Return the ONNX nodes of Qs. Copies of one Q share a list, which is read once."""
+    lists = {id(q.nodes): q.nodes for q in quantizers}
+    nodes: dict[str, None] = {}
+    for names in lists.values():
+        nodes.update(dict.fromkeys(names))
+    return list(nodes)
+
+
+def _choose_case(survivor: Layer, other: Layer, was_relisted: bool) -> Case:
     if survivor.out.is_output:
         return OUTPUT
-    if other.clone and not survivor.clone:
+    if other.is_clone and not survivor.is_clone:
         return CLONE
-    return LATER if relisted and not survivor.clone else EARLIER
+    return LATER if was_relisted and not survivor.is_clone else EARLIER
 
 
-def _precedence(q: Layer, relisted: bool) -> tuple[bool, bool, int]:
-    return not q.out.is_output, q.clone, q.id if q.clone or not relisted else -q.id
+def _precedence(q: Layer, was_relisted: bool) -> tuple[bool, bool, int]:
+    """Return the key that sorts the Qs on a tensor; the first one survives."""
+    is_later_first = was_relisted and not q.is_clone
+    return not q.out.is_output, q.is_clone, -q.id if is_later_first else q.id

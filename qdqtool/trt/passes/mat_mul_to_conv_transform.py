@@ -8,11 +8,11 @@ from qdqtool.trt.layers import (
     Dims,
     Layer,
     Tensor,
-    constant_of,
-    dq_of,
-    inserted_shuffle,
+    constant_before,
+    create_shuffle,
+    dq_before,
+    rank_after,
     rank_before,
-    rank_behind,
 )
 from qdqtool.trt.passes._infra import Case, LayerKind, Network, Pass, documented
 from qdqtool.trt.trace import CONVERT_TYPE
@@ -21,16 +21,18 @@ GEMM = case_of("Gemm")
 MATMUL = documented(
     "matmul",
     "A MatMul with constant quantized weights becomes one as well, whatever the rank of its data.",
-    "engines that users list: Layer(CaskConvolution): pfn_layers.0.linear.weight + pfe_QuantizeLinear_7 + "
-    "pfe_MatMul_10, of Int8(1,10,8000,20) (NVIDIA/TensorRT#2627, 8.4.1), and a matrix (NVIDIA/TensorRT#3266). Data of "
-    "four dimensions is turned to channels first: that excerpt has no shuffle for the model's own Transposes around. "
-    "Data of three becomes rows, as in float (NVIDIA/TensorRT#3679)",
+    "engines that users list: Layer(CaskConvolution): pfn_layers.0.linear.weight + "
+    "pfe_QuantizeLinear_7 + pfe_MatMul_10, of Int8(1,10,8000,20) (NVIDIA/TensorRT#2627, 8.4.1), "
+    "and a matrix (NVIDIA/TensorRT#3266). Data of four dimensions is turned to channels first: "
+    "that excerpt has no shuffle for the model's own Transposes around. Data of three becomes "
+    "rows, as in float (NVIDIA/TensorRT#3679)",
     about=("MatMul",),
 )
 PLAIN = documented(
     "plain-gemm",
     "A Gemm with plain constant weights becomes one too, and takes bias and Relu.",
-    "engine names of an 8.6.1 build: /classifier.2/Gemm + /classifier.3/Relu, and NoOp reshape_after_/last_layer/Gemm",
+    "engine names of an 8.6.1 build: /classifier.2/Gemm + /classifier.3/Relu, and NoOp "
+    "reshape_after_/last_layer/Gemm",
     about=("Gemm", "Relu"),
 )
 _IMAGE_RANK = 4
@@ -41,14 +43,14 @@ class MatMulToConvTransform(Pass):
     """Turns a fully connected layer with constant weights into a 1x1 convolution."""
 
     cases = (GEMM, MATMUL, PLAIN)
-    unnamed = (CONVERT_TYPE,)
+    anonymous_lines = (CONVERT_TYPE,)
 
     def apply(self, network: Network) -> None:
-        for layer in network.of_kind(LayerKind.MATRIX_MULTIPLY):
-            case = _case(layer)
+        for layer in network.layers_of_kind(LayerKind.MATRIX_MULTIPLY):
+            case = _choose_case(layer)
             if case is None:
                 continue
-            self.running(case, layer)
+            self.fire_running(case, layer)
             self.fire(case, layer, CONVERT_TYPE, layer.name, "MATRIX_MULTIPLY to CONVOLUTION")
             network.set_kind(layer, LayerKind.CONVOLUTION)
             layer.weights = replace(
@@ -58,75 +60,99 @@ class MatMulToConvTransform(Pass):
                 pads=(0, 0, 0, 0),
                 dilations=(1, 1),
                 from_matmul=True,
-                inside=case is PLAIN,
+                in_layer=case is PLAIN,
             )
             if case is PLAIN:
-                constant = constant_of(layer.inputs[1])
+                constant = constant_before(layer.inputs[1])
                 network.drop_input(layer, 1)
                 if constant is not None:
-                    network.remove_unread(constant)
-            self._surround(network, layer)
-
-    @staticmethod
-    def _surround(network: Network, layer: Layer) -> None:
-        images = len(layer.data.shape or ()) == _IMAGE_RANK
-        sides = ((1, "transpose_before"), (0, "reshape_before"))
-        for position, what in sides[2 - len(layer.inputs) :]:
-            turn = _turn_of(layer) if position == 1 else None
-            if (
-                turn is not None
-            ):  # it gives a convolution's order already: the listing of #2627 has no shuffle
-                network.set_input(layer, 1, turn.data)
-                layer.nodes.extend(turn.nodes)
-                network.remove(turn)
-                continue
-            shuffle = inserted_shuffle(f"{what}_{layer.name}", rank_before(layer.rank, position))
-            shuffle.shuffling.before_matmul, shuffle.shuffling.moves = True, position == 1 or images
-            source = layer.inputs[position]
-            between = Tensor(f"{shuffle.name}_out_tensor", source.source, source.elem_type)
-            if position == 0:
-                shuffle.shuffling.perm = _TO_CHANNELS_FIRST if images else None
-                between.shape = _rows(source.shape, images)
-            network.insert_before(layer, position, shuffle, between)
-        after = inserted_shuffle(f"reshape_after_{layer.name}", rank_behind(layer.rank))
-        after.shuffling.after_matmul, after.shuffling.moves = True, images
-        after.shuffling.perm = _TO_CHANNELS_LAST if images else None
-        out = layer.out
-        raw = Tensor(f"{layer.name}_out_tensor", out.source, out.elem_type)
-        raw.shape = _rows(out.shape, images) if images else None
-        network.set_output(layer, raw)
-        network.add(after, [raw], [out])
+                    network.remove_if_unused(constant)
+            _insert_shuffles(network, layer)
 
 
-def _rows(shape: Dims | None, images: bool) -> Dims | None:
-    """The shape that a convolution reads: the last dimension as channels, those in front as an image or as rows."""
-    if shape is None:
-        return None
-    if images:
-        return tuple(shape[i] for i in _TO_CHANNELS_FIRST)
-    rows = math.prod(d for d in shape[:-1] if d is not None) if None not in shape[:-1] else None
-    return (rows, *shape[-1:], 1, 1)
-
-
-def _turn_of(layer: Layer) -> Layer | None:
-    """The Transpose that alone is between a MatMul and the DQ of its weights: a linear layer as PyTorch exports."""
-    turn = layer.inputs[1].maker(LayerKind.SHUFFLE) if layer.op == "MatMul" else None
-    if turn is None or turn.shuffling.perm != (1, 0) or dq_of(turn.data) is None:
-        return None
-    return turn if turn.out.only_reader() else None
-
-
-def _case(layer: Layer) -> Case | None:
-    """The case of a matrix product, None for one that stays what it is."""
+def _choose_case(layer: Layer) -> Case | None:
+    """Return the case of a matrix product; None if it remains one."""
     if not layer.weights.constant or len(layer.inputs) != 2 or layer.in_myelin:
         return None
-    if dq_of(layer.inputs[1]) is None and _turn_of(layer) is None:
-        plain = (
-            layer.op == "Gemm"
-            and constant_of(layer.inputs[1]) is not None
-            and dq_of(layer.data) is None
-        )
-        return PLAIN if plain else None
+    if dq_before(layer.inputs[1]) is None and _weights_transpose(layer) is None:
+        return PLAIN if _is_plain_gemm(layer) else None
     if layer.op != "MatMul":
         return GEMM
     return MATMUL if len(layer.weights.dims) == 2 else None
+
+
+def _is_plain_gemm(layer: Layer) -> bool:
+    has_constant_weights = constant_before(layer.inputs[1]) is not None
+    return layer.op == "Gemm" and has_constant_weights and dq_before(layer.data) is None
+
+
+def _weights_transpose(layer: Layer) -> Layer | None:
+    """Return the Transpose between the weights' DQ and a MatMul, as PyTorch exports a linear layer.
+
+    None if something else reads its output.
+    """
+    if layer.op != "MatMul":
+        return None
+    transpose = layer.inputs[1].producer_of_kind(LayerKind.SHUFFLE)
+    if transpose is None or transpose.shuffling.perm != (1, 0):
+        return None
+    if dq_before(transpose.data) is None or not transpose.out.single_consumer():
+        return None
+    return transpose
+
+
+def _insert_shuffles(network: Network, layer: Layer) -> None:
+    """Insert the shuffles that TensorRT puts before and after the convolution."""
+    is_image = len(layer.data.shape or ()) == _IMAGE_RANK
+    if len(layer.inputs) > 1:
+        _prepare_weights(network, layer)
+    shuffle = create_shuffle(f"reshape_before_{layer.name}", rank_before(layer.rank))
+    shuffle.shuffling.before_matmul, shuffle.shuffling.reorders_values = True, is_image
+    shuffle.shuffling.perm = _TO_CHANNELS_FIRST if is_image else None
+    _insert_before(network, layer, 0, shuffle)
+    layer.data.shape = _convolution_shape(shuffle.data.shape, is_image)
+    after = create_shuffle(f"reshape_after_{layer.name}", rank_after(layer.rank))
+    after.shuffling.after_matmul, after.shuffling.reorders_values = True, is_image
+    after.shuffling.perm = _TO_CHANNELS_LAST if is_image else None
+    out = layer.out
+    result = Tensor(f"{layer.name}_out_tensor", out.source, out.elem_type)
+    result.shape = _convolution_shape(out.shape, is_image) if is_image else None
+    network.set_output(layer, result)
+    network.add(after, [result], [out])
+
+
+def _prepare_weights(network: Network, layer: Layer) -> None:
+    """Transpose the weights, or remove the Transpose that the model has there.
+
+    It already gives the order of a convolution: the listing of NVIDIA/TensorRT#2627 has no shuffle.
+    """
+    transpose = _weights_transpose(layer)
+    if transpose is not None:
+        network.set_input(layer, 1, transpose.data)
+        layer.nodes.extend(transpose.nodes)
+        network.remove(transpose)
+        return
+    shuffle = create_shuffle(f"transpose_before_{layer.name}", rank_before(layer.rank, 1))
+    shuffle.shuffling.before_matmul = shuffle.shuffling.reorders_values = True
+    _insert_before(network, layer, 1, shuffle)
+
+
+def _insert_before(network: Network, layer: Layer, position: int, shuffle: Layer) -> None:
+    source = layer.inputs[position]
+    out = Tensor(f"{shuffle.name}_out_tensor", source.source, source.elem_type)
+    network.insert_before(layer, position, shuffle, out)
+
+
+def _convolution_shape(shape: Dims | None, is_image: bool) -> Dims | None:
+    """Return the shape that a convolution reads, with the last dimension as channels.
+
+    The dimensions before it are an image or rows.
+    """
+    if shape is None:
+        return None
+    if is_image:
+        return tuple(shape[i] for i in _TO_CHANNELS_FIRST)
+    rows = None
+    if None not in shape[:-1]:
+        rows = math.prod(d for d in shape[:-1] if d is not None)
+    return (rows, *shape[-1:], 1, 1)

@@ -1,8 +1,8 @@
-"""Which layers go to Myelin."""
+"""Layers that go to Myelin; TensorRT's "Myelin optimization"."""
 
 from collections.abc import Container
 
-from qdqtool.trt.layers import WEIGHTED, constant_of, needs_myelin, node_name, reached
+from qdqtool.trt.layers import WEIGHTED, constant_before, find_reachable, needs_myelin, node_name
 from qdqtool.trt.passes._infra import (
     CONVOLVE,
     QDQ,
@@ -12,110 +12,120 @@ from qdqtool.trt.passes._infra import (
     Pass,
     Tensor,
     assumed,
-    dq_of,
+    dq_before,
 )
 from qdqtool.trt.refusals import InMyelin
-from qdqtool.trt.surroundings import step_of
+from qdqtool.trt.surroundings import to_step
 
 TAIL = assumed(
     "tail",
-    "Post-processing behind the last convolution, Q and DQ goes to Myelin as one {ForeignNode[...]} if an "
-    "operator that only Myelin runs is in it.",
+    "Post-processing behind the last convolution, Q and DQ goes to Myelin as one "
+    "{ForeignNode[...]} if an operator that only Myelin runs is in it.",
     "yolo-resnet18-orin-trt8502 (730 layers to 388); a head without such operators stays out "
-    "(yolov8-orin-trt8412-excerpts). That this is the boundary in general is assumed; no INT8 outcome depends on it",
+    "(yolov8-orin-trt8412-excerpts). That this is the boundary in general is assumed; no INT8 "
+    "outcome depends on it",
 )
 CONSTANTS = assumed(
     "constants",
     "Such an operator among constants alone takes those constants only.",
-    "yolov8-orin-trt8412-excerpts: a {ForeignNode[...]} without inputs beside a tail that is not in it",
+    "yolov8-orin-trt8412-excerpts: a {ForeignNode[...]} without inputs beside a tail that is not "
+    "in it",
 )
-_OWN_LAYER = ("NonMaxSuppression",)  # TensorRT 8.5 has a layer of its own for it
-_KEPT_OUT = (*CONVOLVE, *QDQ, LayerKind.POOLING, LayerKind.RESIZE, LayerKind.SCALE)
+_OPERATORS_OUTSIDE = ("NonMaxSuppression",)  # TensorRT 8.5 has a layer of its own for it
+_KINDS_OUTSIDE = (*CONVOLVE, *QDQ, LayerKind.POOLING, LayerKind.RESIZE, LayerKind.SCALE)
 
 
 class MyelinOptimization(Pass):
-    """Takes post-processing out of the passes' sight: TensorRT hands it to Myelin.
+    """Marks post-processing that TensorRT hands to Myelin, so that later passes leave it alone.
 
-    A quantized fully connected layer, with its bias and activation, stays with the passes: it is INT8 in all seven
+    A quantized fully connected layer, with its bias and activation, stays with the passes: it is
+    INT8 in all seven
     recorded engines that have one.
     """
 
     cases = (TAIL, CONSTANTS)
-    compared = False
+    is_compared = False
 
     def apply(self, network: Network) -> None:
         if any(map(needs_myelin, network.layers.values())):
-            self._take(network)
+            self._mark_regions(network)
         network.counts["After Myelin optimization"] = len(network.layers)  # TensorRT logs it here
 
-    def _take(self, network: Network) -> None:
-        tail = self._tail(network)
-        varying = reached(
-            (r for t in network.inputs for r in t.consumers), lambda layer: layer.readers
-        )
-        left = set(tail)
+    def _mark_regions(self, network: Network) -> None:
+        tail = _find_tail(network)
+        varying = _find_varying(network)
+        remaining = set(tail)
         for layer in filter(needs_myelin, tail):
-            if layer not in left:
+            if layer not in remaining:
                 continue
-            moves = layer in varying
-            region = _connected(layer, left, () if moves else varying)
-            left -= region.keys()
+            is_varying = layer in varying
+            region = _find_connected(layer, remaining, () if is_varying else varying)
+            remaining -= region.keys()
             for member in region:
                 if member.kind in WEIGHTED:
                     self._refuse(layer, member)
                 member.in_myelin = True
-                member.rest_on(TAIL if moves else CONSTANTS)
-            network.relisted = network.relisted or moves
+                member.add_cases(TAIL if is_varying else CONSTANTS)
+            network.was_relisted = network.was_relisted or is_varying
 
     def _refuse(self, trigger: Layer, member: Layer) -> None:
-        quantized = [dq_of(t) is not None for t in member.inputs[:2]]
-        self.refuse(
-            InMyelin(
-                self.name, node_name(member), step_of(trigger), quantized[0], all(quantized[1:])
-            )
-        )
-
-    @staticmethod
-    def _tail(network: Network) -> list[Layer]:
-        """Layers from which no convolution, Q or DQ can be reached."""
-        above = reached(network.of_kind(*CONVOLVE, *QDQ), lambda layer: layer.above)
-        kept = above.keys() | _quantized_products(network)
-        return [
-            layer
-            for layer in network.layers.values()
-            if layer not in kept and layer.kind not in _KEPT_OUT and layer.op not in _OWN_LAYER
-        ]
+        data, *weights = (dq_before(tensor) is not None for tensor in member.inputs[:2])
+        name = node_name(member)
+        self.refuse(InMyelin(self.name, name, to_step(trigger), data, all(weights)))
 
 
-def _connected(
-    trigger: Layer, left: Container[Layer], apart: Container[Layer]
+def _find_varying(network: Network) -> dict[Layer, None]:
+    """Return the layers that depend on a network input."""
+    first = [layer for tensor in network.inputs for layer in tensor.consumers]
+    return find_reachable(first, lambda layer: layer.consumers)
+
+
+def _find_tail(network: Network) -> list[Layer]:
+    """Return the layers from which no convolution, Q or DQ can be reached."""
+    upstream = find_reachable(
+        network.layers_of_kind(*CONVOLVE, *QDQ), lambda layer: layer.producers
+    )
+    outside = upstream.keys() | _find_quantized_products(network)
+    return [
+        layer
+        for layer in network.layers.values()
+        if layer not in outside
+        and layer.kind not in _KINDS_OUTSIDE
+        and layer.op not in _OPERATORS_OUTSIDE
+    ]
+
+
+def _find_connected(
+    trigger: Layer, layers: Container[Layer], excluded: Container[Layer]
 ) -> dict[Layer, None]:
-    """The layers around one, of those that are left and not kept apart."""
-    return reached(
-        [trigger], lambda layer: (o for o in layer.beside if o in left and o not in apart)
+    """Return the layers, out of some without those excluded, that are connected to one."""
+    return find_reachable(
+        [trigger],
+        lambda layer: [n for n in layer.neighbors if n in layers and n not in excluded],
     )
 
 
-def _quantized_products(network: Network) -> set[Layer]:
-    """Matrix products with dequantized inputs, and the sum with a constant and the activation behind each."""
-    found: set[Layer] = set()
-    for layer in network.of_kind(LayerKind.MATRIX_MULTIPLY):
-        if not any(map(dq_of, layer.inputs)):
+def _find_quantized_products(network: Network) -> set[Layer]:
+    """Return the products with dequantized inputs, each with its bias and activation."""
+    layers: set[Layer] = set()
+    for product in network.layers_of_kind(LayerKind.MATRIX_MULTIPLY):
+        if not any(map(dq_before, product.inputs)):
             continue
-        found.add(layer)
-        reader = layer.out.only_reader()
-        constants = (
-            {*filter(None, map(_constant_behind, reader.inputs))} if reader is not None else set()
-        )
-        if reader is not None and reader.kind == LayerKind.ELEMENTWISE and constants:
-            found |= {reader, *constants}
-            reader = reader.out.only_reader()
-        if reader is not None and reader.kind == LayerKind.ACTIVATION:
-            found.add(reader)
-    return found
+        layers.add(product)
+        consumer = product.out.single_consumer()
+        if consumer is not None and consumer.kind == LayerKind.ELEMENTWISE:
+            constants = set(filter(None, map(_constant_operand, consumer.inputs)))
+            if constants:
+                layers |= {consumer, *constants}
+                consumer = consumer.out.single_consumer()
+        if consumer is not None and consumer.kind == LayerKind.ACTIVATION:
+            layers.add(consumer)
+    return layers
 
 
-def _constant_behind(tensor: Tensor) -> Layer | None:
-    """What makes a constant operand: the constant or the reshape of one."""
-    shuffle = tensor.maker(LayerKind.SHUFFLE)
-    return shuffle if shuffle is not None and constant_of(shuffle.data) else constant_of(tensor)
+def _constant_operand(tensor: Tensor) -> Layer | None:
+    """Return the producer of a constant operand: the constant or the reshape of one."""
+    shuffle = tensor.producer_of_kind(LayerKind.SHUFFLE)
+    if shuffle is not None and constant_before(shuffle.data):
+        return shuffle
+    return constant_before(tensor)

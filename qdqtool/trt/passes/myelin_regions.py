@@ -1,16 +1,16 @@
-"""Which matrix products, Softmax and normalizations run in Myelin on TensorRT 10, with the Q and DQ around them."""
+"""Regions of Myelin on TensorRT 10: products, Softmax, normalizations, and the Q/DQ around them."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 
 from qdqtool.model.operators import CONVOLVE
-from qdqtool.trt.layers import QDQ, Layer, needs_myelin, node_name, reached
+from qdqtool.trt.layers import QDQ, Layer, find_reachable, needs_myelin, node_name
 from qdqtool.trt.passes._infra import LayerKind, Network, Pass, assumed, seen
 from qdqtool.types import MyelinRegion
 
 PRODUCT = seen(
     "product",
-    "Matrix products, Softmax and normalizations run in Myelin on 10, with the pointwise layers and "
-    "shuffles between them.",
+    "Matrix products, Softmax and normalizations run in Myelin on 10, with the pointwise layers "
+    "and shuffles between them.",
     "gemm-mlp-trt10",
     "linear-orinnano-trt103",
 )
@@ -23,7 +23,8 @@ EDGE = seen(
 )
 INSIDE = seen(
     "inside",
-    "A Q behind a product, Softmax or normalization is fused into its kernel, a DQ into the kernel behind.",
+    "A Q behind a product, Softmax or normalization is fused into its kernel, a DQ into the "
+    "kernel behind.",
     "gemm-mlp-trt10",
     "yolov8n-modelopt-rtx2060-trt1014",
     source="one conversion fewer than Q layers of a YOLOv8n: the one behind the Softmax of its DFL",
@@ -33,7 +34,7 @@ POINTWISE = assumed(
     "A Q behind a pointwise layer of the region is fused alike.",
     "how far such a region reaches into pointwise layers around it is not logged",
 )
-_OUTSIDE = (
+_KINDS_OUTSIDE = (
     *CONVOLVE,
     *QDQ,
     LayerKind.POOLING,
@@ -45,97 +46,131 @@ _OUTSIDE = (
 
 
 class MyelinRegions(Pass):
-    """Marks the regions that Myelin takes, and takes the Q and DQ around them from what stays in the engine.
+    """Marks the regions that Myelin runs, with the Q and DQ around them that it absorbs.
 
-    TensorRT logs no line for it; layer listings of 10 show the kernels. On 8.x, where Myelin may take attention and
-    normalizations with the Q and DQ around, nothing is taken.
+    TensorRT does not log it; layer listings of 10 show the kernels. On 8.x Myelin may run attention
+    and normalizations with the Q and DQ around them: regions are recorded there, but no layer is
+    marked.
     """
 
     cases = (PRODUCT, EDGE, INSIDE, POINTWISE)
-    compared = False
+    is_compared = False
 
     def apply(self, network: Network) -> None:
-        takes = self.target.products_in_myelin
-        seeds = set(filter(_is_seed if takes else _is_transformer, network.layers.values()))
-        done: set[Layer] = set()
-        for seed in network.in_order() if seeds else ():
-            if seed not in seeds or seed in done:
+        is_absorbed = self.target.products_in_myelin
+        is_seed = _needs_myelin_on_10 if is_absorbed else _is_transformer
+        seeds = set(filter(is_seed, network.layers.values()))
+        if not seeds:
+            return
+        assigned: set[Layer] = set()
+        for seed in network.breadth_first():
+            if seed not in seeds or seed in assigned:
                 continue
-            members = _connected(seed)
-            done.update(members)
-            region = MyelinRegion(
-                node_name(seed), seed.op, [node for layer in members for node in layer.nodes]
-            )
-            if takes:
-                self._take(region, members)
+            members = _find_region(seed)
+            assigned.update(members)
+            nodes = [node for layer in members for node in layer.nodes]
+            region = MyelinRegion(node_name(seed), seed.op, nodes)
+            if is_absorbed:
+                self._absorb(region, members)
+                has_products = any(map(_multiplies, members))
+                if region.fused or region.kernels or has_products:
+                    network.regions.append(region)
             else:
                 region.possible.extend(q.name for q in _quantizers_around(members))
-            if not takes or region.fused or region.kernels or any(map(_multiplies, members)):
                 network.regions.append(region)
 
-    def _take(self, region: MyelinRegion, members: Collection[Layer]) -> None:
-        """Takes the layers into the region, and each Q and DQ around that nothing outside needs."""
+    def _absorb(self, region: MyelinRegion, members: Collection[Layer]) -> None:
+        """Mark the layers of a region, and each Q and DQ around it that nothing outside needs."""
         for layer in members:
             layer.region = region
-            layer.rest_on(PRODUCT)
-        for layer in _quantizers_around(members):
-            maker, behind = layer.data.producer, layer.out.consumers
-            written = maker is not None and maker in members
-            read = bool(behind) and not layer.out.is_output and all(r in members for r in behind)
-            quantizes = layer.kind == LayerKind.QUANTIZE
-            names = layer.nodes or [layer.of or layer.name]
-            if quantizes and maker is not None and written:
-                certain = _is_seed(maker) or maker.kind == LayerKind.SHUFFLE
-                layer.rest_on(INSIDE if certain else POINTWISE)
-                region.fused.extend(names)
-                region.uncertain += not certain
-            elif read and not quantizes:
-                layer.rest_on(INSIDE)
-                region.fused.extend(names)
-            elif read or written:
-                layer.rest_on(EDGE)
-                region.kernels.extend(names)
+            layer.add_cases(PRODUCT)
+        for quantizer in _quantizers_around(members):
+            if quantizer.kind == LayerKind.QUANTIZE:
+                self._absorb_q(region, members, quantizer)
             else:
-                continue
-            layer.region = region
+                self._absorb_dq(region, members, quantizer)
+
+    @staticmethod
+    def _absorb_q(region: MyelinRegion, members: Collection[Layer], q: Layer) -> None:
+        """Fuse a Q into the kernel before it, or give it a kernel of its own before the region."""
+        producer = q.data.producer
+        if producer is not None and producer in members:
+            is_certain = _needs_myelin_on_10(producer) or producer.kind == LayerKind.SHUFFLE
+            q.add_cases(INSIDE if is_certain else POINTWISE)
+            region.fused.extend(_names(q))
+            region.uncertain += not is_certain
+        elif _is_read_inside(q, members):
+            q.add_cases(EDGE)
+            region.kernels.extend(_names(q))
+        else:
+            return
+        q.region = region
+
+    @staticmethod
+    def _absorb_dq(region: MyelinRegion, members: Collection[Layer], dq: Layer) -> None:
+        """Fuse a DQ into the kernel after it, or give it a kernel of its own after the region."""
+        if _is_read_inside(dq, members):
+            dq.add_cases(INSIDE)
+            region.fused.extend(_names(dq))
+        elif dq.data.producer is not None and dq.data.producer in members:
+            dq.add_cases(EDGE)
+            region.kernels.extend(_names(dq))
+        else:
+            return
+        dq.region = region
+
+
+def _names(layer: Layer) -> list[str]:
+    return layer.nodes or [layer.owner or layer.name]
+
+
+def _is_read_inside(quantizer: Layer, members: Collection[Layer]) -> bool:
+    """Return whether only layers of the region read the output of a Q or DQ."""
+    out = quantizer.out
+    if out.is_output or not out.consumers:
+        return False
+    return all(consumer in members for consumer in out.consumers)
 
 
 def _multiplies(layer: Layer) -> bool:
-    """A matrix product, also where it became a convolution."""
-    return layer.kind == LayerKind.MATRIX_MULTIPLY or (
-        layer.kind == LayerKind.CONVOLUTION and layer.weights.from_matmul
-    )
+    """Return whether a layer is a matrix product, or was one before it became a convolution."""
+    if layer.kind == LayerKind.CONVOLUTION:
+        return layer.weights.from_matmul
+    return layer.kind == LayerKind.MATRIX_MULTIPLY
 
 
 def _is_transformer(layer: Layer) -> bool:
-    """A product of two computed tensors, or a layer normalization."""
-    return layer.op == "LayerNormalization" or (
-        layer.kind == LayerKind.MATRIX_MULTIPLY
-        and layer.op == "MatMul"
-        and not layer.weights.constant
-    )
+    """Return whether a layer is a product of two computed tensors, or a layer normalization."""
+    if layer.kind == LayerKind.MATRIX_MULTIPLY and layer.op == "MatMul":
+        return not layer.weights.constant
+    return layer.op == "LayerNormalization"
 
 
-def _is_seed(layer: Layer) -> bool:
-    """What Myelin alone runs on 10."""
+def _needs_myelin_on_10(layer: Layer) -> bool:
     return _multiplies(layer) or layer.kind == LayerKind.SOFTMAX or needs_myelin(layer)
 
 
-def _connected(seed: Layer) -> Collection[Layer]:
-    """The region around a seed: what is connected to it past Q and DQ, in the order of the search."""
+def _find_region(seed: Layer) -> Collection[Layer]:
+    """Return the layers connected to a seed, past Q and DQ, in the order of the search."""
+    return find_reachable([seed], _neighbors_in_region)
 
-    def further(layer: Layer) -> Iterator[Layer]:
-        past = reached(
-            [layer], lambda other: other.beside if other is layer or other.kind in QDQ else ()
-        )
-        return (other for other in past if other.kind not in _OUTSIDE or _is_seed(other))
 
-    return reached([seed], further)
+def _neighbors_in_region(layer: Layer) -> list[Layer]:
+    neighbors = find_reachable(
+        [layer], lambda other: other.neighbors if other is layer or other.kind in QDQ else ()
+    )
+    return [
+        other
+        for other in neighbors
+        if other.kind not in _KINDS_OUTSIDE or _needs_myelin_on_10(other)
+    ]
 
 
 def _quantizers_around(members: Iterable[Layer]) -> list[Layer]:
-    """The Q and DQ that a region's layers read or write, and those behind a Q or in front of a DQ of these."""
-    around = reached(
-        members, lambda layer: (q for q in layer.beside if q.kind in QDQ and q.inputs and q.outputs)
-    )
+    """Return the Q and DQ next to a region, and those connected to them by Q and DQ alone."""
+    around = find_reachable(members, _neighboring_quantizers)
     return sorted((q for q in around if q.kind in QDQ), key=lambda q: q.rank)
+
+
+def _neighboring_quantizers(layer: Layer) -> list[Layer]:
+    return [q for q in layer.neighbors if q.kind in QDQ and q.inputs and q.outputs]

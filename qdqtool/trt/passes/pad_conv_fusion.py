@@ -1,4 +1,4 @@
-"""Padding taken into a convolution; TensorRT's name for this pass is not known."""
+"""Fusion of padding into a convolution. TensorRT's name for this pass is unknown."""
 
 from qdqtool.model.operators import ZERO_PAD
 from qdqtool.trt.layers import node_name
@@ -8,30 +8,29 @@ from qdqtool.trt.refusals import BehindPad
 PLAIN = documented(
     "pad",
     "A convolution takes the zero Pad in front of it, <Pad> + <weights> + <Q> + <Conv>.",
-    "engine names in NVIDIA/TensorRT issue 2527; issue 2592: a Q/DQ pair between them keeps the Pad apart",
+    "engine names in NVIDIA/TensorRT issue 2527; issue 2592: a Q/DQ pair between them keeps the "
+    "Pad apart",
 )
 
 
 class PadConvFusion(Pass):
-    """Joins a Pad and the convolution behind it, without a Q/DQ pair between them."""
+    """Fuses a Pad and the convolution after it, if no Q/DQ pair is between them."""
 
     cases = (PLAIN,)
-    compared = False
+    is_compared = False
 
     def apply(self, network: Network) -> None:
-        for pad, conv in network.pairs(LayerKind.PADDING):
-            if (
-                conv.kind != LayerKind.CONVOLUTION
-                or conv.data is not pad.out
-                or pad.passage is not ZERO_PAD
-            ):
+        for pad, conv in network.single_consumer_pairs(LayerKind.PADDING):
+            if conv.kind != LayerKind.CONVOLUTION or conv.data is not pad.out:
                 continue
-            if conv.int8 and not pad.dq_passed:
+            if pad.passage is not ZERO_PAD:
+                continue
+            if conv.int8 and not pad.dq_moved_past:
                 self.refuse(BehindPad(self.name, node_name(conv), node_name(pad)))
                 continue
-            conv.rest_on(PLAIN, *pad.cases)
+            conv.add_cases(PLAIN, *pad.cases)
             conv.name = f"{pad.name} + {conv.name}"
             conv.nodes.extend(pad.nodes)
-            conv.fusion.padded = True
+            conv.fusion.has_padding = True
             network.set_input(conv, 0, pad.data)
             network.remove(pad)

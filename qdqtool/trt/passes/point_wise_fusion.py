@@ -3,7 +3,7 @@
 import math
 
 from qdqtool.model.operators import GATES
-from qdqtool.trt.layers import SILU, Layer, Tensor, constant_of, dq_of, is_relu, node_name
+from qdqtool.trt.layers import SILU, Layer, Tensor, constant_before, dq_before, is_relu, node_name
 from qdqtool.trt.passes._infra import (
     CONVOLVE,
     MAX_JOINED,
@@ -14,7 +14,7 @@ from qdqtool.trt.passes._infra import (
     seen,
 )
 from qdqtool.trt.refusals import InsideActivation
-from qdqtool.trt.surroundings import elements
+from qdqtool.trt.surroundings import tensor_size
 
 CHAIN = seen(
     "chain",
@@ -22,20 +22,22 @@ CHAIN = seen(
     "yolo-resnet18-orin-trt8502:5233",
     "yolov8-orin-trt8412-excerpts:185",
     "yolov8n-modelopt-rtx2060-trt1014",
-    source="SiLU: PWN(<Sigmoid>, <Mul>) in NVIDIA/TensorRT issue 3385 (8.5.2 with Q/DQ); PWN(PWN(s), PWN(m)) in 10.x",
+    source="SiLU: PWN(<Sigmoid>, <Mul>) in NVIDIA/TensorRT issue 3385 (8.5.2 with Q/DQ); "
+    "PWN(PWN(s), PWN(m)) in 10.x",
 )
 CONSTANT = documented(
     "constant-operand",
     "An operand that is one constant number is taken in: it is not an input at run time.",
-    "engine names of FP16 builds: PWN(PWN(...Constant_output_0 + (Unnamed Layer* 897) [Shuffle], ...Div), ...Erf) and "
-    "PWN(Constant + [Shuffle], Pow); a constant of several numbers stays an input (yolo-resnet18-orin-trt8502)",
+    "engine names of FP16 builds: PWN(PWN(...Constant_output_0 + (Unnamed Layer* 897) [Shuffle], "
+    "...Div), ...Erf) and PWN(Constant + [Shuffle], Pow); a constant of several numbers stays an "
+    "input (yolo-resnet18-orin-trt8502)",
 )
 WITH_ADD = documented(
     "with-add",
     "A residual Add behind an activation is joined with it.",
     "NVIDIA/TensorRT issue 2204, 8.4.1",
 )
-KINDS = (
+POINTWISE_KINDS = (
     LayerKind.ACTIVATION,
     LayerKind.ELEMENTWISE,
     LayerKind.UNARY,
@@ -45,189 +47,152 @@ KINDS = (
 
 
 class PointWiseFusion(Pass):
-    """Joins pointwise layers into one kernel, ``PWN(a, b)``.
+    """Fuses pointwise layers into one kernel, ``PWN(a, b)``.
 
-    Activation (other than Relu), elementwise, unary, scale by one number or an earlier ``PWN``, whose only reader is
-    another of these. On a target where Conv+SiLU+Add fuse, the SiLU is left apart from an Add whose other input comes
-    from a DQ. A sum that a bare convolution feeds is left for ConvEltwiseSumFusion (assumed), and so is one whose
-    inputs all come from DQs, which is quantized by itself (yolov8-orin-trt8412-excerpts keeps such an Add).
+    These are activations other than Relu, elementwise and unary layers, scales by one number and
+    earlier ``PWN``, if their single consumer is another of these. On a target where Conv+SiLU+Add
+    fuse, the SiLU is not fused with an Add whose other input comes from a DQ. A sum directly after
+    a convolution is left for ConvEltwiseSumFusion (assumed). A sum whose inputs all come from DQs
+    is quantized by itself (yolov8-orin-trt8412-excerpts keeps such an Add).
 
-    A pair between a quantized convolution and its activation, or inside that, is refused: they stay layers apart.
+    A pair between a quantized convolution and its activation, or inside the activation, is refused:
+    the layers are not
+    fused.
     """
 
     cases = (CHAIN, CONSTANT, WITH_ADD)
 
     def apply(self, network: Network) -> None:
-        for q in network.of_kind(LayerKind.QUANTIZE):
-            self._refuse_inside(q)
+        for q in network.layers_of_kind(LayerKind.QUANTIZE):
+            self._refuse_inside_activation(q)
         if self.target.constants_first:
-            self._take_constants(network)
-        for layer in network.of_kind(*KINDS):
-            while network.alive(layer) and _fusable(layer):
-                reader = layer.out.sole_reader()
-                if (
-                    reader is None
-                    or not _fusable(reader)
-                    or len(layer.nodes) + len(reader.nodes) > MAX_JOINED
-                ):
+            self._absorb_constants(network)
+        for layer in network.layers_of_kind(*POINTWISE_KINDS):
+            while network.contains(layer) and _can_fuse(layer):
+                consumer = self._next_of_chain(network, layer)
+                if consumer is None:
                     break
-                if _quantized_residual(layer, reader):
-                    network.residuals_behind_activation[node_name(reader)] = None
-                    if self.target.residual_through_activation:
-                        break
-                self._fuse(network, layer, reader)
+                self._fuse(network, layer, consumer)
         if not self.target.constants_first:
-            self._take_constants(network)
+            self._absorb_constants(network)
 
-    def _refuse_inside(self, q: Layer) -> None:
-        above = q.data.maker(LayerKind.ACTIVATION)
+    # Pairs inside activations -----------------------------------------------------------------
+
+    def _refuse_inside_activation(self, q: Layer) -> None:
         conv = _quantized_convolution(q.data)
-        if conv is not None and q.data.only_reader() is q:
-            ends = _dequantized(q)
-            gates = [r for r in ends if r.kind == LayerKind.ACTIVATION]
-            muls = [r for r in ends if r.kind != LayerKind.ACTIVATION]
-            if gates and all(
-                m.operation == "PROD" and any(_made_of(t) in gates for t in m.inputs) for m in muls
-            ):
-                inner = (
-                    n
-                    for g in gates
-                    if g.op in GATES
-                    for n in g.out.consumers
-                    if n.kind == LayerKind.QUANTIZE and any(m in muls for m in _dequantized(n))
-                )
-                self.refuse(
-                    InsideActivation(
-                        self.name,
-                        node_name(q),
-                        node_name(conv),
-                        node_name(gates[0]),
-                        any(m.op == "Mul" for m in muls),
-                        False,
-                        node_name(next(inner, None)),
-                        elements(q.data),
-                    )
-                )
-        elif (
-            above is not None
-            and above.op in GATES
-            and (conv := _quantized_convolution(above.data)) is not None
-        ):
-            if any(m.op == "Mul" and above.data in m.inputs for m in _dequantized(q)):
-                self.refuse(
-                    InsideActivation(
-                        self.name,
-                        node_name(q),
-                        node_name(conv),
-                        node_name(above),
-                        True,
-                        True,
-                        "",
-                        elements(above.data),
-                    )
-                )
+        if conv is not None and q.data.single_consumer() is q:
+            self._refuse_before_activation(q, conv)
+            return
+        gate = q.data.producer_of_kind(LayerKind.ACTIVATION)
+        if gate is not None and gate.op in GATES:
+            self._refuse_after_gate(q, gate)
 
-    def _take_constants(self, network: Network) -> None:
-        for layer in network.of_kind(LayerKind.ELEMENTWISE, LayerKind.POINTWISE):
-            while not layer.in_myelin and not layer.relu and self._take_constant(network, layer):
-                pass
+    def _refuse_before_activation(self, q: Layer, conv: Layer) -> None:
+        """Refuse a Q between a convolution and its activation."""
+        consumers = _consumers_past_dq(q)
+        gates = [layer for layer in consumers if layer.kind == LayerKind.ACTIVATION]
+        products = [layer for layer in consumers if layer.kind != LayerKind.ACTIVATION]
+        if not gates or not all(_multiplies_by(layer, gates) for layer in products):
+            return
+        self.refuse(
+            InsideActivation(
+                self.name,
+                node_name(q),
+                node_name(conv),
+                node_name(gates[0]),
+                silu=any(layer.op == "Mul" for layer in products),
+                second=node_name(_find_q_after_gate(gates, products)),
+                elements=tensor_size(q.data),
+            )
+        )
 
-    def _take_constant(self, network: Network, layer: Layer) -> bool:
-        numbers = [_number_behind(t) for t in layer.inputs]
-        found = [(i, n) for i, n in enumerate(numbers) if n is not None]
-        if not found or len(found) == len(numbers):
+    def _refuse_after_gate(self, q: Layer, gate: Layer) -> None:
+        """Refuse a Q between the gate of a SiLU and its Mul."""
+        conv = _quantized_convolution(gate.data)
+        if conv is None:
+            return
+        consumers = _consumers_past_dq(q)
+        if any(layer.op == "Mul" and gate.data in layer.inputs for layer in consumers):
+            self.refuse(
+                InsideActivation(
+                    self.name,
+                    node_name(q),
+                    node_name(conv),
+                    node_name(gate),
+                    silu=True,
+                    gate=True,
+                    elements=tensor_size(gate.data),
+                )
+            )
+
+    # Constants --------------------------------------------------------------------------------
+
+    def _absorb_constants(self, network: Network) -> None:
+        for layer in network.layers_of_kind(LayerKind.ELEMENTWISE, LayerKind.POINTWISE):
+            if not layer.in_myelin and not layer.relu_name:
+                while self._absorb_constant(network, layer):
+                    pass
+
+    def _absorb_constant(self, network: Network, layer: Layer) -> bool:
+        """Absorb the last operand that is a constant number. Return whether there was one."""
+        constants = [_constant_number(tensor) for tensor in layer.inputs]
+        positions = [i for i, constant in enumerate(constants) if constant is not None]
+        if not positions or len(positions) == len(constants):
             return False
-        position, constant = found[-1]
-        direct = layer.inputs[position]
+        position = positions[-1]
+        constant = constants[position]
+        assert constant is not None
+        operand = layer.inputs[position]
         if self.target.constants_first:
-            self.fusing(CONSTANT, layer, constant, layer)
+            self.fire_fusing(CONSTANT, layer, constant, layer)
             layer.name = f"PWN({constant.name}, {layer.name})"
-        layer.rest_on(CONSTANT)
+        layer.add_cases(CONSTANT)
         network.drop_input(layer, position)
         network.set_kind(layer, LayerKind.POINTWISE)
-        while direct.producer is not None and not direct.consumers and not direct.is_output:
-            unused = direct.producer
-            direct = unused.data if unused.inputs else direct
+        while operand.producer is not None and not operand.consumers and not operand.is_output:
+            unused = operand.producer
+            operand = unused.data if unused.inputs else operand
             network.remove(unused)
         return True
 
-    def _fuse(self, network: Network, layer: Layer, reader: Layer) -> None:
-        case = WITH_ADD if reader.op == "Add" and layer.kind == LayerKind.POINTWISE else CHAIN
-        self.fusing(case, layer, layer, reader)
-        name = f"PWN({self._member(layer)}, {self._member(reader)})"
-        rank = reader.rank
-        if (
-            reader.operation == "SUM"
-            and reader.nodes
-            and layer.joined is None
-            and _several(layer, reader)
-        ):
-            layer.joined = (layer.nodes[-1] if layer.nodes else layer.name, reader.nodes[0])
-        layer.acts_as = SILU if _gates(layer, reader) else reader.acts_as or reader.op
-        network.absorb_reader(layer, reader, name)
+    # Chains -----------------------------------------------------------------------------------
+
+    def _next_of_chain(self, network: Network, layer: Layer) -> Layer | None:
+        """Return the consumer that a pointwise layer can be fused with."""
+        consumer = layer.out.single_consuming_layer()
+        if consumer is None or not _can_fuse(consumer):
+            return None
+        if len(layer.nodes) + len(consumer.nodes) > MAX_JOINED:
+            return None
+        if _is_before_quantized_residual(layer, consumer):
+            network.adds_after_activation[node_name(consumer)] = None
+            if self.target.residual_through_activation:
+                return None
+        return consumer
+
+    def _fuse(self, network: Network, layer: Layer, consumer: Layer) -> None:
+        is_joined_add = consumer.op == "Add" and layer.kind == LayerKind.POINTWISE
+        self.fire_fusing(WITH_ADD if is_joined_add else CHAIN, layer, layer, consumer)
+        name = f"PWN({self._member_name(layer)}, {self._member_name(consumer)})"
+        rank = consumer.rank
+        if layer.activation_and_add is None and _adds_other_tensor(layer, consumer):
+            activation = layer.nodes[-1] if layer.nodes else layer.name
+            layer.activation_and_add = activation, consumer.nodes[0]
+        layer.acts_as = SILU if _is_gated(layer, consumer) else consumer.acts_as or consumer.op
+        network.absorb_consumer(layer, consumer, name)
         layer.rank = rank
         for position in reversed(range(len(layer.inputs))):
             if layer.inputs[position] in layer.inputs[:position]:
                 network.drop_input(layer, position)
         network.set_kind(layer, LayerKind.POINTWISE)
 
-    def _member(self, layer: Layer) -> str:
+    def _member_name(self, layer: Layer) -> str:
         if self.target.multiply_in_pointwise_name and layer.kind != LayerKind.POINTWISE:
             return f"PWN({layer.name})"
         return layer.name
 
 
-def _dequantized(q: Layer) -> list[Layer]:
-    """What reads the results of a Q's DQs, past the reshape behind a matrix product that became a convolution."""
-    tensors = [
-        q.out,
-        *(
-            r.out
-            for r in q.out.consumers
-            if r.kind == LayerKind.SHUFFLE and r.shuffling.after_matmul
-        ),
-    ]
-    return [
-        r
-        for t in tensors
-        for dq in t.consumers
-        if dq.kind == LayerKind.DEQUANTIZE
-        for r in dq.out.consumers
-    ]
-
-
-def _made_of(tensor: Tensor) -> Layer | None:
-    """What makes a tensor, a pair aside."""
-    dq = dq_of(tensor)
-    q = dq.data.maker(LayerKind.QUANTIZE) if dq is not None else None
-    return (tensor if q is None else q.data).producer
-
-
-def _quantized_convolution(tensor: Tensor) -> Layer | None:
-    """The convolution with dequantized data and weights that makes a tensor, through BatchNormalization at most, and
-    the reshape behind a matrix product."""
-    shuffle = tensor.maker(LayerKind.SHUFFLE)
-    tensor = shuffle.data if shuffle is not None and shuffle.shuffling.after_matmul else tensor
-    scale = tensor.maker(LayerKind.SCALE)
-    conv = (tensor if scale is None else scale.data).maker(*CONVOLVE)
-    if conv is None or not dq_of(conv.data) or not any(map(dq_of, conv.inputs[1:])):
-        return None
-    folded = scale is None or (
-        conv.kind != LayerKind.DECONVOLUTION and scale.data.only_reader() is scale
-    )
-    return conv if folded else None
-
-
-def _number_behind(tensor: Tensor) -> Layer | None:
-    """The constant of one element that a tensor is made of, through reshapes at most."""
-    layer = tensor.producer
-    while layer is not None and layer.kind == LayerKind.SHUFFLE and len(layer.inputs) == 1:
-        layer = layer.data.producer
-    dims = None if layer is None or layer.kind != LayerKind.CONSTANT else layer.dims
-    return layer if dims is not None and math.prod(dims) == 1 else None
-
-
-def _fusable(layer: Layer) -> bool:
+def _can_fuse(layer: Layer) -> bool:
     if layer.in_myelin or len(layer.outputs) != 1:
         return False
     if layer.kind == LayerKind.ACTIVATION:
@@ -235,38 +200,115 @@ def _fusable(layer: Layer) -> bool:
     if layer.kind == LayerKind.SCALE:
         return not layer.per_channel
     if layer.kind == LayerKind.ELEMENTWISE:
-        return not (layer.relu or _residual(layer) or all(map(dq_of, layer.inputs)))
+        return not (layer.relu_name or _is_residual_sum(layer) or all(map(dq_before, layer.inputs)))
     return layer.kind in (LayerKind.UNARY, LayerKind.POINTWISE)
 
 
-def _several(layer: Layer, reader: Layer) -> bool:
-    return any(t is not layer.out and constant_of(t) is None for t in reader.inputs)
+def _is_residual_sum(layer: Layer) -> bool:
+    """Return whether one operand of a sum is a convolution's output.
 
-
-def _gates(layer: Layer, reader: Layer) -> bool:
-    """Whether two layers are x * gate(x): SiLU, or Hardswish written out."""
-    return (
-        layer.op in GATES
-        and not layer.acts_as
-        and reader.operation == "PROD"
-        and layer.data in reader.inputs
-    )
-
-
-def _quantized_residual(layer: Layer, reader: Layer) -> bool:
-    """Whether a convolution's activation feeds an Add whose other input is quantized."""
-    makers = {t.maker(LayerKind.CONVOLUTION) for t in layer.inputs}
-    if len(makers) != 1 or None in makers or reader.operation != "SUM":
+    A BatchNormalization may be between them.
+    """
+    if layer.operation != "SUM":
         return False
-    return any(dq_of(t) for t in reader.inputs if t is not layer.out)
-
-
-def _residual(layer: Layer) -> bool:
-    """A sum of which one input is a convolution's own output (through BatchNormalization at most)."""
-    for tensor in layer.inputs if layer.operation == "SUM" else ():
-        scale = tensor.maker(LayerKind.SCALE)
-        above = scale.data if scale is not None and tensor.only_reader() is layer else tensor
-        conv = above.maker(LayerKind.CONVOLUTION)
-        if conv is not None and not conv.fusion.activated:
+    for tensor in layer.inputs:
+        scale = tensor.producer_of_kind(LayerKind.SCALE)
+        is_folded = scale is not None and tensor.single_consumer() is layer
+        source = scale.data if scale is not None and is_folded else tensor
+        conv = source.producer_of_kind(LayerKind.CONVOLUTION)
+        if conv is not None and not conv.fusion.has_activation:
             return True
     return False
+
+
+def _is_before_quantized_residual(layer: Layer, consumer: Layer) -> bool:
+    """Return whether a convolution's activation feeds an Add whose other input is quantized."""
+    producers = {tensor.producer_of_kind(LayerKind.CONVOLUTION) for tensor in layer.inputs}
+    if len(producers) != 1 or None in producers or consumer.operation != "SUM":
+        return False
+    return any(dq_before(tensor) for tensor in consumer.inputs if tensor is not layer.out)
+
+
+def _adds_other_tensor(layer: Layer, consumer: Layer) -> bool:
+    """Return whether a consumer is a sum with another computed tensor."""
+    if consumer.operation != "SUM" or not consumer.nodes:
+        return False
+    others = [tensor for tensor in consumer.inputs if tensor is not layer.out]
+    return any(constant_before(tensor) is None for tensor in others)
+
+
+def _is_gated(layer: Layer, consumer: Layer) -> bool:
+    """Return whether two layers are x * gate(x): SiLU, or Hardswish written out."""
+    is_gate = layer.op in GATES and not layer.acts_as
+    return is_gate and consumer.operation == "PROD" and layer.data in consumer.inputs
+
+
+def _constant_number(tensor: Tensor) -> Layer | None:
+    """Return the constant of one element that a tensor is, past reshapes."""
+    layer = tensor.producer
+    while layer is not None and layer.kind == LayerKind.SHUFFLE and len(layer.inputs) == 1:
+        layer = layer.data.producer
+    if layer is None or layer.kind != LayerKind.CONSTANT or layer.dims is None:
+        return None
+    return layer if math.prod(layer.dims) == 1 else None
+
+
+def _quantized_convolution(tensor: Tensor) -> Layer | None:
+    """Return the convolution with dequantized data and weights that produces a tensor.
+
+    A BatchNormalization and the reshape after a matrix product may be between them.
+    """
+    shuffle = tensor.producer_of_kind(LayerKind.SHUFFLE)
+    if shuffle is not None and shuffle.shuffling.after_matmul:
+        tensor = shuffle.data
+    scale = tensor.producer_of_kind(LayerKind.SCALE)
+    conv = (tensor if scale is None else scale.data).producer_of_kind(*CONVOLVE)
+    if conv is None or not dq_before(conv.data) or not any(map(dq_before, conv.inputs[1:])):
+        return None
+    if scale is None:
+        return conv
+    is_folded = conv.kind != LayerKind.DECONVOLUTION and scale.data.single_consumer() is scale
+    return conv if is_folded else None
+
+
+def _consumers_past_dq(q: Layer) -> list[Layer]:
+    """Return the layers that read the outputs of a Q's DQs.
+
+    The reshape after a matrix product that became a convolution may be between Q and DQ.
+    """
+    tensors = [q.out]
+    for layer in q.out.consumers:
+        if layer.kind == LayerKind.SHUFFLE and layer.shuffling.after_matmul:
+            tensors.append(layer.out)
+    consumers: list[Layer] = []
+    for tensor in tensors:
+        for dq in tensor.consumers:
+            if dq.kind == LayerKind.DEQUANTIZE:
+                consumers.extend(dq.out.consumers)
+    return consumers
+
+
+def _multiplies_by(layer: Layer, gates: list[Layer]) -> bool:
+    """Return whether a layer multiplies by the output of one of the gates."""
+    if layer.operation != "PROD":
+        return False
+    return any(_producer_past_pair(tensor) in gates for tensor in layer.inputs)
+
+
+def _producer_past_pair(tensor: Tensor) -> Layer | None:
+    """Return the producer of a tensor, or of the Q if a Q/DQ pair produces it."""
+    dq = dq_before(tensor)
+    q = dq.data.producer_of_kind(LayerKind.QUANTIZE) if dq is not None else None
+    return (tensor if q is None else q.data).producer
+
+
+def _find_q_after_gate(gates: list[Layer], products: list[Layer]) -> Layer | None:
+    """Return the Q between one of the gates and one of the products."""
+    for gate in gates:
+        if gate.op not in GATES:
+            continue
+        for q in gate.out.consumers:
+            if q.kind == LayerKind.QUANTIZE:
+                if any(layer in products for layer in _consumers_past_dq(q)):
+                    return q
+    return None

@@ -1,10 +1,10 @@
 """QConvScaleFusion."""
 
 from qdqtool.model.operators import CONVOLVE
-from qdqtool.trt.layers import dq_of, node_name, weights_position
+from qdqtool.trt.layers import Layer, dq_before, node_name, weights_position
 from qdqtool.trt.passes._infra import REMOVING, LayerKind, Network, Pass, documented, seen
 from qdqtool.trt.refusals import BatchNormNotConstant, ConvTransposeBatchNorm
-from qdqtool.trt.surroundings import elements
+from qdqtool.trt.surroundings import tensor_size
 
 FOLDED = seen(
     "batchnorm",
@@ -18,44 +18,51 @@ FOLDED = seen(
 TRANSPOSED = documented(
     "convtranspose",
     "A quantized ConvTranspose does not take the BatchNormalization behind it.",
-    "NVIDIA in NVIDIA/TensorRT issue 3412 (2023): no support for Q/DQ + convTranspose + BN fusion yet; nothing newer "
-    "says that a later version folds it",
+    "NVIDIA in NVIDIA/TensorRT issue 3412 (2023): no support for Q/DQ + convTranspose + BN fusion "
+    "yet; nothing newer says that a later version folds it",
     about=("ConvTranspose", "BatchNormalization"),
 )
 
 
 class QConvScaleFusion(Pass):
-    """Folds a BatchNormalization (and the Relu fused to it) into a convolution with both inputs from DQs.
+    """Folds a BatchNormalization (with its Relu) into a convolution with both inputs from DQs.
 
-    A BatchNormalization that was decomposed because a parameter is not a plain constant is not folded
-    (yolo-resnet18-orin-trt8502: three downsample branches).
+    A BatchNormalization that was decomposed because a parameter is not a plain constant is not
+    folded (yolo-resnet18-orin-trt8502: three downsample branches).
     """
 
     cases = (FOLDED, TRANSPOSED)
-    unnamed = (REMOVING,)
+    anonymous_lines = (REMOVING,)
 
     def apply(self, network: Network) -> None:
-        for layer, scale in network.pairs(*CONVOLVE):
+        for layer, scale in network.single_consumer_pairs(*CONVOLVE):
             if scale.kind != LayerKind.SCALE and scale.op != "BatchNormalization":
                 continue
-            position = weights_position(layer)
-            if (
-                position is None
-                or dq_of(layer.data) is None
-                or dq_of(layer.inputs[position]) is None
-            ):
+            if not _is_quantized(layer):
                 continue
-            refused = (self.name, node_name(layer), node_name(scale), elements(layer.out))
+            details = (self.name, node_name(layer), node_name(scale), tensor_size(layer.out))
             if scale.kind != LayerKind.SCALE:
-                self.refuse(BatchNormNotConstant(*refused))
-            elif layer.kind == LayerKind.DECONVOLUTION and not layer.fusion.activated:
-                self.refuse(ConvTransposeBatchNorm(*refused))
-                layer.rest_on(TRANSPOSED)
-            elif not layer.fusion.activated:
-                self.running(FOLDED, layer)
-                self.fire(FOLDED, layer, REMOVING, scale.name)
-                layer.fusion.activated = bool(scale.relu)
-                keep = scale.relu and self.target.keeps_relu_name
-                network.absorb_reader(
-                    layer, scale, f"{layer.name} + {scale.relu}" if keep else layer.name
-                )
+                self.refuse(BatchNormNotConstant(*details))
+            elif layer.fusion.has_activation:
+                continue
+            elif layer.kind == LayerKind.DECONVOLUTION:
+                self.refuse(ConvTransposeBatchNorm(*details))
+                layer.add_cases(TRANSPOSED)
+            else:
+                self._fold(network, layer, scale)
+
+    def _fold(self, network: Network, layer: Layer, scale: Layer) -> None:
+        self.fire_running(FOLDED, layer)
+        self.fire(FOLDED, layer, REMOVING, scale.name)
+        layer.fusion.has_activation = bool(scale.relu_name)
+        name = layer.name
+        if scale.relu_name and self.target.keeps_relu_name:
+            name = f"{layer.name} + {scale.relu_name}"
+        network.absorb_consumer(layer, scale, name)
+
+
+def _is_quantized(layer: Layer) -> bool:
+    position = weights_position(layer)
+    if position is None or dq_before(layer.data) is None:
+        return False
+    return dq_before(layer.inputs[position]) is not None

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from qdqtool.trt.passes._infra import (
     QDQ,
+    Case,
     Layer,
     LayerKind,
     Network,
@@ -13,10 +14,16 @@ from qdqtool.trt.passes._infra import (
     assumed,
     node_name,
     seen,
-    weakest,
+    weakest_evidence,
 )
 from qdqtool.trt.refusals import Reader, Stays
-from qdqtool.trt.surroundings import elements, origin_of, readers_of, scale_of, weighted_behind
+from qdqtool.trt.surroundings import (
+    find_consumers,
+    find_origin,
+    find_weighted_consumers,
+    quantizer_scale,
+    tensor_size,
+)
 from qdqtool.trt.trace import SWAP_TYPE
 from qdqtool.types import Precision
 
@@ -36,86 +43,96 @@ QUANTIZE = seen(
 DEQUANTIZE = assumed(
     "dequantize",
     "A DQ that nothing absorbed becomes one as well.",
-    "the engine line is seen (resnet18-a100-qat-residual, DequantizeLinear_291), the pass line is not",
+    "the engine line is seen (resnet18-a100-qat-residual, DequantizeLinear_291), the pass line is "
+    "not",
     about=("DequantizeLinear",),
 )
 ATTENTION = assumed(
     "attention",
     "A Q between the Softmax and the second MatMul of an attention becomes one alike.",
-    "no listing of an INT8 attention is available. Where TensorRT makes one kernel of the whole attention (developer "
-    "guide, MHA fusion: Q/DQ in front of the first MatMul, behind the Softmax and behind the second), the Q is in it",
+    "no listing of an INT8 attention is available. Where TensorRT makes one kernel of the whole "
+    "attention (developer guide, MHA fusion: Q/DQ in front of the first MatMul, behind the "
+    "Softmax and behind the second), the Q is in it",
     about=("QuantizeLinear", "Softmax"),
 )
 
 
 class QDQToCopy(Pass):
-    """Turns every Q and DQ that nothing absorbed into a conversion of the engine."""
+    """Turns every remaining Q and DQ into a conversion of the engine."""
 
     cases = (QUANTIZE, DEQUANTIZE, ATTENTION)
-    unnamed = (SWAP_TYPE,)
-    turned = "kQDQ"
+    anonymous_lines = (SWAP_TYPE,)
+    converted_kind = "kQDQ"
 
     def apply(self, network: Network) -> None:
-        layers = network.of_kind(*QDQ)
-        left = [layer for layer in layers if layer.region is None]
-        for layer in layers:
-            if layer.region is not None:  # a kernel of Myelin, or a part of one
+        remaining = []
+        for layer in network.layers_of_kind(*QDQ):
+            if layer.region is None:
+                remaining.append(layer)
+            else:  # a kernel of Myelin, or a part of one
                 network.set_kind(layer, LayerKind.COPY)
-        readers = functools.cache(readers_of)  # many Qs may read one tensor
-        for layer in left:
-            self.refuse(self._stays(layer, readers))
-        for layer in left:
-            quantize = layer.kind == LayerKind.QUANTIZE
-            case = ATTENTION if _in_attention(layer) else QUANTIZE if quantize else DEQUANTIZE
-            self.running(case, layer)
+        find = functools.cache(find_consumers)  # many Qs may read one tensor
+        for layer in remaining:
+            self.refuse(self._describe(layer, find))
+        for layer in remaining:
+            case = _choose_case(layer)
+            self.fire_running(case, layer)
             self.fire(case, layer, SWAP_TYPE, layer.name, f"{layer.kind} to kQDQ")
             network.set_kind(layer, LayerKind.COPY)
 
-    def _stays(self, layer: Layer, readers: Callable[[Tensor], tuple[Reader, ...]]) -> Stays:
-        tensor = layer.data if layer.kind == LayerKind.QUANTIZE else layer.out
-        in_attention = _in_attention(layer)
+    def _describe(self, layer: Layer, find: Callable[[Tensor], tuple[Reader, ...]]) -> Stays:
+        """Describe a remaining conversion, given the function that finds a tensor's consumers."""
+        is_q = layer.kind == LayerKind.QUANTIZE
+        tensor = layer.data if is_q else layer.out
+        is_in_attention = _is_in_attention(layer)
         # DEQUANTIZE is assumed for its line in the log: the conversion is seen in an engine.
-        cases = [*layer.cases, *layer.held, *[ATTENTION] * in_attention]
+        cases = [*layer.cases, *layer.stationary_cases]
+        if is_in_attention:
+            cases.append(ATTENTION)
         return Stays(
             self.name,
-            layer.of or node_name(layer),
+            layer.owner or node_name(layer),
             layer.name,
-            layer.kind == LayerKind.QUANTIZE,
+            is_q,
             tensor.source,
-            scale_of(layer),
-            origin_of(layer.data),
-            readers(layer.data),
-            readers(layer.out),
-            layer.passed.steps(),
-            layer.blocked,
-            elements(tensor),
-            weighted_behind(layer.out),
-            layer.pair,
-            layer.first_scale,
+            quantizer_scale(layer),
+            find_origin(layer.data),
+            find(layer.data),
+            find(layer.out),
+            layer.path.steps(),
+            layer.blocked_by,
+            tensor_size(tensor),
+            find_weighted_consumers(layer.out),
+            layer.paired_q,
+            layer.source_scale,
             layer.requantizes,
             _precision(layer),
-            in_attention,
-            weakest(cases, self.target),
+            is_in_attention,
+            weakest_evidence(cases, self.target),
         )
 
 
-def _in_attention(layer: Layer) -> bool:
-    """Whether a Q quantizes what a Softmax gives to a MatMul of two computed tensors."""
-    above = layer.data.producer
-    while above is not None and above.kind == LayerKind.SHUFFLE:
-        above = above.data.producer
-    return (
-        layer.kind in (LayerKind.QUANTIZE, LayerKind.COPY)
-        and above is not None
-        and above.kind == LayerKind.SOFTMAX
-        and any(
-            r.kind == LayerKind.MATRIX_MULTIPLY and not r.weights.constant
-            for r in layer.out.consumers
-        )
-    )
+def _choose_case(layer: Layer) -> Case:
+    if _is_in_attention(layer):
+        return ATTENTION
+    return QUANTIZE if layer.kind == LayerKind.QUANTIZE else DEQUANTIZE
+
+
+def _is_in_attention(layer: Layer) -> bool:
+    """Return whether a Q is between a Softmax and a MatMul of two computed tensors."""
+    if layer.kind not in (LayerKind.QUANTIZE, LayerKind.COPY):
+        return False
+    producer = layer.data.producer
+    while producer is not None and producer.kind == LayerKind.SHUFFLE:
+        producer = producer.data.producer
+    if producer is None or producer.kind != LayerKind.SOFTMAX:
+        return False
+    products = [c for c in layer.out.consumers if c.kind == LayerKind.MATRIX_MULTIPLY]
+    return any(not product.weights.constant for product in products)
 
 
 def _precision(layer: Layer) -> Precision:
-    """TensorRT reads uint8, and a type that is not known, as INT8."""
-    found = layer.quant.precision if layer.quant is not None else Precision.INT8
-    return Precision.INT8 if found in (Precision.UINT8, Precision.UNKNOWN) else found
+    """Return the quantized type. TensorRT reads uint8, and an unknown type, as INT8."""
+    if layer.quant is None or layer.quant.precision in (Precision.UINT8, Precision.UNKNOWN):
+        return Precision.INT8
+    return layer.quant.precision

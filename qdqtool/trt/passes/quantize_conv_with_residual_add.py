@@ -4,10 +4,10 @@ from qdqtool.trt import refusals
 from qdqtool.trt.layers import (
     Layer,
     Tensor,
-    constant_of,
-    dq_of,
+    constant_before,
+    dq_before,
     node_name,
-    only_q,
+    q_after,
     weights_position,
 )
 from qdqtool.trt.passes._infra import (
@@ -15,6 +15,7 @@ from qdqtool.trt.passes._infra import (
     FUSING_INTO,
     REMOVING,
     SWAPPING,
+    Case,
     LayerKind,
     Network,
     Pass,
@@ -23,13 +24,13 @@ from qdqtool.trt.passes._infra import (
 )
 from qdqtool.trt.refusals import ReaderKind
 from qdqtool.trt.surroundings import (
-    different_scales,
-    elements,
+    check_output_scales,
+    find_consumers,
+    find_int8_obstacle,
+    find_origin,
     is_sum,
-    origin_of,
-    readers_of,
-    refusal_of,
-    scale_of,
+    quantizer_scale,
+    tensor_size,
 )
 
 QUANTIZED = seen(
@@ -46,135 +47,164 @@ QUANTIZED = seen(
 ACTIVATED = assumed(
     "activated",
     "What an activation between convolution and Add makes of the fusion.",
-    "reports conflict: NVIDIA/TensorRT issue 3861 sees them apart on 8.5 and 10.6, ModelOpt quantizes the residual "
-    "branch only since 2025-10, so that convolution, activation and Add can fuse on 10.x",
+    "reports conflict: NVIDIA/TensorRT issue 3861 sees them apart on 8.5 and 10.6, ModelOpt "
+    "quantizes the residual branch only since 2025-10, so that convolution, activation and Add "
+    "can fuse on 10.x",
 )
 
 
 class QuantizeConvWithResidualAdd(Pass):
-    """Quantizes a convolution together with the residual Add that it feeds.
+    """Quantizes a convolution together with the residual Add after it.
 
-    Both inputs from DQs; the output goes straight to an Add (with its Relu), no Q between; the Add's other input is a
-    DQ; the Add's only reader is a Q. Refused: the residual is float (yolo-resnet18-orin-trt8502, resnet18-a100-qat);
-    the sum is not quantized (resnet18-a100-qat-residual, last block); Q/DQ on the convolution's side as well, which
-    leaves the Add a layer of its own (yolov8-orin-trt8412-excerpts); an activation between convolution and Add, unless
-    the target says that it fuses.
+    Both inputs of the convolution come from DQs. Its output goes directly to an Add (with its
+    Relu), without a Q between. The Add's other input comes from a DQ, and its single consumer is a
+    Q.
+
+    The pass refuses if the residual is float (yolo-resnet18-orin-trt8502, resnet18-a100-qat), if
+    the sum is not quantized (resnet18-a100-qat-residual, last block), if the convolution's side has
+    Q/DQ as well, which leaves the Add a layer of its own (yolov8-orin-trt8412-excerpts), and if an
+    activation is between convolution and Add, unless the target says that it fuses.
     """
 
     cases = (QUANTIZED, ACTIVATED)
-    unnamed = (SWAPPING, REMOVING)
+    anonymous_lines = (SWAPPING, REMOVING)
 
     def apply(self, network: Network) -> None:
         if not network.has(LayerKind.ELEMENTWISE, LayerKind.POINTWISE):
             return
-        for conv, add in network.pairs(LayerKind.CONVOLUTION):
-            position = weights_position(conv)
-            if position is None or conv.int8:
+        for conv, add in network.single_consumer_pairs(LayerKind.CONVOLUTION):
+            if weights_position(conv) is None or conv.int8:
                 continue
             if add.kind == LayerKind.QUANTIZE:
-                self._both(conv, add)
-            if not is_sum(add):
-                continue
-            other = next(t for t in add.inputs if t is not conv.out)
-            dq, q, by = dq_of(other), only_q(add.out), (self.name, node_name(conv))
-            if (
-                self._held_apart(network, conv, add, other)
-                or len(add.inputs) != 2
-                or add.kind != LayerKind.ELEMENTWISE
-            ):
-                continue
-            if refusal_of(conv, self.name, self.target) is not None:
-                continue
-            if dq is not None and q is not None:
-                self._fuse(network, conv, position, add, dq, q)
-                continue
-            size, readers = elements(conv.out), readers_of(add.out)
-            if dq is None:
-                quantizers = tuple(r for r in readers_of(other) if r.kind == ReaderKind.Q)
-                self.refuse(
-                    refusals.ResidualFloat(
-                        *by,
-                        node_name(add),
-                        origin_of(other),
-                        readers,
-                        size,
-                        other.source,
-                        quantizers,
-                    )
-                )
-            else:
-                self.refuse(
-                    different_scales(*by, add.out.source, readers, size)
-                    or refusals.AddOutputNotQuantized(
-                        *by, node_name(add), origin_of(other), readers, size
-                    )
-                )
+                self._refuse_two_pairs(conv, add)
+            if is_sum(add):
+                self._visit_add(network, conv, add)
 
-    def _held_apart(self, network: Network, conv: Layer, add: Layer, other: Tensor) -> bool:
-        """Whether an activation between them keeps a convolution and an Add apart on the target."""
-        if conv.fusion.activated and dq_of(other) is not None:
-            network.residuals_behind_activation[node_name(add)] = None
-        apart = conv.fusion.activated and not self.target.residual_through_activation
-        if apart:
-            self.refuse(
-                refusals.ActivationBeforeAdd(
-                    self.name,
-                    node_name(conv),
-                    node_name(add),
-                    conv.nodes[-1],
-                    origin_of(other),
-                    elements(conv.out),
-                    readers_of(add.out),
-                )
+    def _visit_add(self, network: Network, conv: Layer, add: Layer) -> None:
+        residual = next(t for t in add.inputs if t is not conv.out)
+        if conv.fusion.has_activation:
+            if dq_before(residual) is not None:
+                network.adds_after_activation[node_name(add)] = None
+            if not self.target.residual_through_activation:
+                self._refuse_activation(conv, add, residual)
+                return
+        if len(add.inputs) != 2 or add.kind != LayerKind.ELEMENTWISE:
+            return
+        if find_int8_obstacle(conv, self.name, self.target) is not None:
+            return
+        dq, q = dq_before(residual), q_after(add.out)
+        if dq is None:
+            self._refuse_float_residual(conv, add, residual)
+        elif q is None:
+            self._refuse_float_sum(conv, add, residual)
+        else:
+            self._fuse(network, conv, add, dq, q)
+
+    # Refusals ---------------------------------------------------------------------------------
+
+    def _refuse_activation(self, conv: Layer, add: Layer, residual: Tensor) -> None:
+        """Refuse a convolution that the target does not fuse with an Add after its activation."""
+        self.refuse(
+            refusals.ActivationBeforeAdd(
+                self.name,
+                node_name(conv),
+                node_name(add),
+                conv.nodes[-1],
+                find_origin(residual),
+                tensor_size(conv.out),
+                find_consumers(add.out),
             )
-            conv.rest_on(ACTIVATED)
-        return apart
+        )
+        conv.add_cases(ACTIVATED)
 
-    def _both(self, conv: Layer, q: Layer) -> None:
-        if conv.fusion.activated:
-            return  # whether the Add could be joined is not known: both pairs let it run in INT8 by itself
-        dq = q.out.only_reader(LayerKind.DEQUANTIZE)
-        add = dq.out.only_reader(LayerKind.ELEMENTWISE) if dq is not None else None
-        if add is not None and all(map(dq_of, add.inputs)):
-            other = next((d for d in map(dq_of, add.inputs) if d is not dq), dq)
-            self.refuse(
-                refusals.ResidualBothQuantized(
-                    self.name,
-                    node_name(conv),
-                    node_name(add),
-                    node_name(q),
-                    (scale_of(q), scale_of(other)),
-                    elements(conv.out),
-                )
+    def _refuse_two_pairs(self, conv: Layer, q: Layer) -> None:
+        """Refuse an Add if both of its inputs are quantized."""
+        if conv.fusion.has_activation:
+            return  # it is unknown whether the Add could be fused; with both pairs it runs in INT8
+        dq = q.out.single_consumer(LayerKind.DEQUANTIZE)
+        add = dq.out.single_consumer(LayerKind.ELEMENTWISE) if dq is not None else None
+        if add is None:
+            return
+        dqs = [dq_before(tensor) for tensor in add.inputs]
+        if None in dqs:
+            return
+        other = next((d for d in dqs if d is not dq), dq)
+        self.refuse(
+            refusals.ResidualBothQuantized(
+                self.name,
+                node_name(conv),
+                node_name(add),
+                node_name(q),
+                (quantizer_scale(q), quantizer_scale(other)),
+                tensor_size(conv.out),
             )
+        )
 
-    def _fuse(
-        self, network: Network, conv: Layer, position: int, add: Layer, dq: Layer, q: Layer
-    ) -> None:
-        case = ACTIVATED if conv.fusion.activated else QUANTIZED
-        conv_dq, weight_dq = dq_of(conv.data), dq_of(conv.inputs[position])
-        assert conv_dq is not None and weight_dq is not None
-        self.running(case, conv)
+    def _refuse_float_residual(self, conv: Layer, add: Layer, residual: Tensor) -> None:
+        quantizers = [r for r in find_consumers(residual) if r.kind == ReaderKind.Q]
+        self.refuse(
+            refusals.ResidualFloat(
+                self.name,
+                node_name(conv),
+                node_name(add),
+                find_origin(residual),
+                find_consumers(add.out),
+                tensor_size(conv.out),
+                residual.source,
+                tuple(quantizers),
+            )
+        )
+
+    def _refuse_float_sum(self, conv: Layer, add: Layer, residual: Tensor) -> None:
+        name, tensor = node_name(conv), add.out.source
+        consumers, size = find_consumers(add.out), tensor_size(conv.out)
+        different = check_output_scales(self.name, name, tensor, consumers, size)
+        if different is not None:
+            self.refuse(different)
+            return
+        origin = find_origin(residual)
+        self.refuse(
+            refusals.AddOutputNotQuantized(self.name, name, node_name(add), origin, consumers, size)
+        )
+
+    # Fusion -----------------------------------------------------------------------------------
+
+    def _fuse(self, network: Network, conv: Layer, add: Layer, dq: Layer, q: Layer) -> None:
+        """Fuse convolution, Add and Q; ``dq`` is the residual's.
+
+        The order of the lines is that of the log, which runs parts of other passes inside this one.
+        """
+        case = ACTIVATED if conv.fusion.has_activation else QUANTIZED
+        self.fire_running(case, conv)
         self.fire(case, conv, SWAPPING, add.name, q.name)
-        self.fire(case, conv, FUSING_INTO, q.name, conv.name, by="QuantizeDoubleInputNodes")
-        pair = f"({conv_dq.name} and {weight_dq.name})"
-        self.fire(case, conv, FUSING_INTO, pair, conv.name, by="QuantizeDoubleInputNodes")
-        self.fire(case, conv, REMOVING, q.name)
-        residual = dq.data
-        for used in (conv_dq, weight_dq):
-            if network.drop_reader(used, conv):
-                self.fire(case, conv, REMOVING, used.name)
-        weights = constant_of(conv.inputs[position])
-        if weights is not None and weights.out.only_reader():
-            self.fire(case, conv, FUSING, weights.name, conv.name, by="ConstWeightsFusion")
-            network.take_weights(conv, weights)
+        self._absorb_inputs(network, case, conv, q)
         self.fire(case, conv, FUSING, conv.name, add.name, by="ConvEltwiseSumFusion")
-        if network.drop_reader(dq, add):
+        residual = dq.data
+        if network.bypass_dq(dq, add):
             self.fire(case, conv, REMOVING, dq.name)
-        q_out = q.out
-        conv.rest_on(*q.cases)
+        out = q.out
+        conv.add_cases(*q.cases)
         network.remove(q)
-        network.absorb_reader(conv, add, f"{conv.name} + {add.name}")
-        network.set_output(conv, q_out)
+        network.absorb_consumer(conv, add, f"{conv.name} + {add.name}")
+        network.set_output(conv, out)
         conv.residual = residual
-        conv.int8 = conv.int8_out = conv.fusion.activated = True
+        conv.int8 = conv.int8_out = conv.fusion.has_activation = True
+
+    def _absorb_inputs(self, network: Network, case: Case, conv: Layer, q: Layer) -> None:
+        """Absorb the DQs of data and weights, and the weights."""
+        position = weights_position(conv)
+        assert position is not None
+        data_dq, weights_dq = dq_before(conv.data), dq_before(conv.inputs[position])
+        assert data_dq is not None and weights_dq is not None
+        by = "QuantizeDoubleInputNodes"
+        self.fire(case, conv, FUSING_INTO, q.name, conv.name, by=by)
+        pair = f"({data_dq.name} and {weights_dq.name})"
+        self.fire(case, conv, FUSING_INTO, pair, conv.name, by=by)
+        self.fire(case, conv, REMOVING, q.name)
+        for dq in (data_dq, weights_dq):
+            if network.bypass_dq(dq, conv):
+                self.fire(case, conv, REMOVING, dq.name)
+        weights = constant_before(conv.inputs[position])
+        if weights is not None and weights.out.single_consumer():
+            self.fire(case, conv, FUSING, weights.name, conv.name, by="ConstWeightsFusion")
+            network.absorb_weights(conv, weights)

@@ -2,7 +2,7 @@
 
 from qdqtool.model.operators import case_of
 from qdqtool.trt import detect
-from qdqtool.trt.layers import WEIGHTED, Layer, Tensor, can_absorb, dq_of, node_name, only_q
+from qdqtool.trt.layers import WEIGHTED, Layer, Tensor, can_absorb, dq_before, node_name, q_after
 from qdqtool.trt.passes._infra import Case, LayerKind, Network, Pass, assumed, documented, seen
 from qdqtool.trt.refusals import (
     Deconvolution3D,
@@ -11,7 +11,7 @@ from qdqtool.trt.refusals import (
     OutputScale,
     OutsideRules,
 )
-from qdqtool.trt.surroundings import elements, output_refusal, refusal_of
+from qdqtool.trt.surroundings import explain_float_output, find_int8_obstacle, tensor_size
 from qdqtool.trt.trace import FUSING_INTO, REMOVING
 from qdqtool.types import Precision
 
@@ -26,17 +26,18 @@ DECONVOLUTION = documented(
 )
 DECONVOLUTION_3D = documented(
     "deconvolution-3d",
-    "A ConvTranspose of three spatial dimensions runs in INT8 where an activation and a Q are behind it, else in "
-    "float.",
-    "NVIDIA names that pattern for 3D (NVIDIA/TensorRT#3412); a user's engines of 10.13 ran such layers in FP16 "
-    "(NVIDIA/Model-Optimizer#688). A listing with an INT8 one and no Q behind it would refute it",
+    "A ConvTranspose of three spatial dimensions runs in INT8 where an activation and a Q are "
+    "behind it, else in float.",
+    "NVIDIA names that pattern for 3D (NVIDIA/TensorRT#3412); a user's engines of 10.13 ran such "
+    "layers in FP16 (NVIDIA/Model-Optimizer#688). A listing with an INT8 one and no Q behind it "
+    "would refute it",
     about=("ConvTranspose",),
 )
 MIXED_FLOATS = assumed(
     "mixed-floats",
     "Data and weights that are dequantized to different float types are not multiplied in INT8.",
-    "ONNX wants one float type for both; TensorRT-RTX 1.7 refuses such a convolution (`input` and `kernel` must be of "
-    "same type). What a weakly typed 10.x build makes of it is not known",
+    "ONNX wants one float type for both; TensorRT-RTX 1.7 refuses such a convolution (`input` and "
+    "`kernel` must be of same type). What a weakly typed 10.x build makes of it is not known",
 )
 SUM = seen(
     "sum",
@@ -61,7 +62,8 @@ FLOAT_SUM = seen(
 FLOAT_POINTWISE = documented(
     "pointwise-to-float",
     "Another pointwise layer alike, of one input or several.",
-    "NVIDIA/TensorRT issue 2204 (8.4): PWN, INT8 to float, under Q/DQ. Inputs of which some are float stay as they are",
+    "NVIDIA/TensorRT issue 2204 (8.4): PWN, INT8 to float, under Q/DQ. Inputs of which some are "
+    "float stay as they are",
 )
 DIFFERENT = assumed(
     "different-scales",
@@ -74,16 +76,22 @@ PRELU = assumed(
     "no build shows whether it fuses",
     about=("PRelu",),
 )
-_POINTWISE = (LayerKind.ELEMENTWISE, LayerKind.POINTWISE, LayerKind.ACTIVATION, LayerKind.UNARY)
+_POINTWISE_KINDS = (
+    LayerKind.ELEMENTWISE,
+    LayerKind.POINTWISE,
+    LayerKind.ACTIVATION,
+    LayerKind.UNARY,
+)
 
 
 class QuantizeDoubleInputNodes(Pass):
     """Lets a layer with two quantized inputs compute in INT8.
 
-    The Q behind it (BatchNormalization and activation folded), its only reader, is absorbed first and the output is
-    INT8. Any other reader, or a network output: the output is float. So with a pointwise layer all of whose inputs come
-    from DQs; a Q behind one that reads floats stays (41 conversions of a YOLOv8n on 10.14.1, those behind SiLU and Add
-    among them).
+    A Q that is the single consumer (after BatchNormalization and activation were folded) is
+    absorbed first, and the output is INT8. With any other consumer, or as a network output, it is
+    float. The same holds for a pointwise layer whose inputs all come from DQs. A Q after one that
+    reads floats remains (41 conversions of a YOLOv8n on 10.14.1, those after SiLU and Add among
+    them).
     """
 
     cases = (
@@ -100,85 +108,100 @@ class QuantizeDoubleInputNodes(Pass):
         DIFFERENT,
         PRELU,
     )
-    unnamed = (REMOVING,)
+    anonymous_lines = (REMOVING,)
 
     def apply(self, network: Network) -> None:
-        for layer in network.of_kind(*WEIGHTED):
-            self._weighted(network, layer)
-        for layer in network.of_kind(*_POINTWISE):
+        for layer in network.layers_of_kind(*WEIGHTED):
+            if not layer.int8 and not layer.in_myelin:
+                self._quantize_weighted(network, layer)
+        for layer in network.layers_of_kind(*_POINTWISE_KINDS):
             if layer.inputs and not layer.in_myelin:
-                self._pointwise(network, layer)
+                self._quantize_pointwise(network, layer)
 
-    def _weighted(self, network: Network, layer: Layer) -> None:
-        if layer.int8 or layer.in_myelin:
+    def _quantize_weighted(self, network: Network, layer: Layer) -> None:
+        obstacle = find_int8_obstacle(layer, self.name, self.target)
+        if obstacle is None:
+            obstacle = self._find_3d_obstacle(layer)
+        if obstacle is not None:
+            self.refuse(obstacle)
+            if isinstance(obstacle, FloatTypesDiffer):
+                layer.add_cases(MIXED_FLOATS)
             return
-        refused = refusal_of(layer, self.name, self.target) or self._three_dimensions(layer)
-        if refused is not None:
-            self.refuse(refused)
-            if isinstance(refused, FloatTypesDiffer):
-                layer.rest_on(MIXED_FLOATS)
-            return
-        self._absorb(network, self._case(layer), layer, layer.inputs[:2])
-        if layer.int8_out or only_q(layer.out) is not None:
-            return  # a Q that is left was refused for its scale
-        output = output_refusal(layer, self.name)
+        self._absorb(network, self._choose_case(layer), layer, layer.inputs[:2])
+        if layer.int8_out or q_after(layer.out) is not None:
+            return  # a Q that remains was refused because of its scale
+        output = explain_float_output(layer, self.name)
         self.refuse(output)
         if isinstance(output, OutputDifferentScales):
-            layer.rest_on(DIFFERENT)
-        elif any(r.op == "PRelu" for r in output.readers):
-            layer.rest_on(PRELU)
+            layer.add_cases(DIFFERENT)
+        elif any(consumer.op == "PRelu" for consumer in output.readers):
+            layer.add_cases(PRELU)
 
-    def _three_dimensions(self, layer: Layer) -> Deconvolution3D | None:
-        """Why a ConvTranspose of three spatial dimensions stays float; None for any other layer, and where it does not."""
+    def _find_3d_obstacle(self, layer: Layer) -> Deconvolution3D | None:
+        """Return a refusal if a ConvTranspose of three spatial dimensions stays float."""
         if layer.kind != LayerKind.DECONVOLUTION:
             return None
-        found = detect.deconvolution_3d(
+        obstacle = detect.deconvolution_3d(
             self.name,
             node_name(layer),
             layer.weights.kernel,
             node_name(layer.data.producer),
-            elements(layer.out),
+            tensor_size(layer.out),
         )
-        if found is None:
+        if obstacle is None:
             return None
-        layer.rest_on(DECONVOLUTION_3D)
-        return None if layer.fusion.activated and can_absorb(only_q(layer.out)) else found
+        layer.add_cases(DECONVOLUTION_3D)
+        if layer.fusion.has_activation and can_absorb(q_after(layer.out)):
+            return None
+        return obstacle
 
-    def _case(self, layer: Layer) -> Case:
+    def _choose_case(self, layer: Layer) -> Case:
         if layer.kind == LayerKind.DECONVOLUTION:
             return DECONVOLUTION_80 if self.target.deconvolution_seen else DECONVOLUTION
         return MATRIX if layer.kind == LayerKind.MATRIX_MULTIPLY else CONVOLUTION
 
-    def _pointwise(self, network: Network, layer: Layer) -> None:
-        if not all(can_absorb(dq_of(t)) for t in layer.inputs):
+    def _quantize_pointwise(self, network: Network, layer: Layer) -> None:
+        if not all(can_absorb(dq_before(tensor)) for tensor in layer.inputs):
             return
-        plain = layer.op == "Add" and len(layer.nodes) == 1
-        behind = can_absorb(only_q(layer.out))
-        case = (SUM if plain else POINTWISE) if behind else FLOAT_SUM if plain else FLOAT_POINTWISE
-        if only_q(layer.out) is None:
-            self.refuse(output_refusal(layer, self.name))
+        q = q_after(layer.out)
+        is_plain_sum = layer.op == "Add" and len(layer.nodes) == 1
+        if can_absorb(q):
+            case = SUM if is_plain_sum else POINTWISE
+        else:
+            case = FLOAT_SUM if is_plain_sum else FLOAT_POINTWISE
+        if q is None:
+            self.refuse(explain_float_output(layer, self.name))
         self._absorb(network, case, layer, layer.inputs)
 
     def _absorb(self, network: Network, case: Case, layer: Layer, inputs: list[Tensor]) -> None:
-        dqs = [dq for tensor in inputs if (dq := dq_of(tensor)) is not None]
-        self.running(case, layer)
-        q = only_q(layer.out)
-        if q is not None and not can_absorb(q):
-            self.refuse(OutputScale(self.name, node_name(layer), node_name(q), q.computed_scale))
-            q = None
+        """Absorb the DQs before a layer, and the Q after it if it has one known scale."""
+        dqs = [dq for dq in map(dq_before, inputs) if dq is not None]
+        self.fire_running(case, layer)
+        q = self._absorbable_q(layer)
         if q is not None:
             self.fire(case, layer, FUSING_INTO, q.name, layer.name)
-        self.fire(case, layer, FUSING_INTO, f"({' and '.join(d.name for d in dqs)})", layer.name)
+        names = " and ".join(dq.name for dq in dqs)
+        self.fire(case, layer, FUSING_INTO, f"({names})", layer.name)
         if q is not None:
             self.fire(case, layer, REMOVING, q.name)
             network.absorb_q(layer, q)
         for dq in dict.fromkeys(dqs):
-            if network.drop_reader(dq, layer):
+            if network.bypass_dq(dq, layer):
                 self.fire(case, layer, REMOVING, dq.name)
         layer.int8 = True
         if dqs and dqs[0].quant is not None:
-            layer.quantized_as = dqs[0].quant.precision
-            if layer.quantized_as == Precision.FP8:
-                self.refuse(
-                    OutsideRules(self.name, node_name(layer), node_name(dqs[0]), layer.quantized_as)
-                )
+            self._set_quantized_type(layer, dqs[0], dqs[0].quant.precision)
+
+    def _absorbable_q(self, layer: Layer) -> Layer | None:
+        """Return the Q after a layer; refuse one without a single known scale."""
+        q = q_after(layer.out)
+        if q is None or can_absorb(q):
+            return q
+        name, has_computed_scale = node_name(q), q.has_computed_scale
+        self.refuse(OutputScale(self.name, node_name(layer), name, has_computed_scale))
+        return None
+
+    def _set_quantized_type(self, layer: Layer, dq: Layer, precision: Precision) -> None:
+        layer.quantized_type = precision
+        if precision == Precision.FP8:
+            self.refuse(OutsideRules(self.name, node_name(layer), node_name(dq), precision))

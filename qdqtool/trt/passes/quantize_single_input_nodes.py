@@ -2,17 +2,18 @@
 
 from qdqtool.model.operators import AVERAGES
 from qdqtool.trt.passes._infra import (
+    Layer,
     LayerKind,
     Network,
     Pass,
     documented,
-    dq_of,
+    dq_before,
     node_name,
-    only_q,
+    q_after,
     seen,
 )
 from qdqtool.trt.refusals import PoolingOneSide, ReduceNotPooling
-from qdqtool.trt.surroundings import elements, origin_of, readers_of
+from qdqtool.trt.surroundings import find_consumers, find_origin, tensor_size
 from qdqtool.trt.trace import REMOVING
 
 GLOBAL = seen(
@@ -32,41 +33,46 @@ WINDOW = documented(
 
 
 class QuantizeSingleInputNodes(Pass):
-    """Lets an average pooling between a DQ and a Q, single readers, run in INT8.
+    """Lets an average pooling between a DQ and a Q, single consumers, run in INT8.
 
-    With one side only it refuses; the other stays in the engine as a conversion.
+    It refuses if only one of them is there, which remains in the engine as a conversion.
     """
 
     cases = (GLOBAL, WINDOW)
-    unnamed = (REMOVING,)
+    anonymous_lines = (REMOVING,)
 
     def apply(self, network: Network) -> None:
-        for layer in network.of_kind(LayerKind.REDUCE):
+        for layer in network.layers_of_kind(LayerKind.REDUCE):
             if layer.op in AVERAGES:
-                dq, readers, size = dq_of(layer.data), readers_of(layer.out), elements(layer.data)
-                self.refuse(
-                    ReduceNotPooling(self.name, node_name(layer), node_name(dq), readers, size)
-                )
-        for layer in network.of_kind(LayerKind.POOLING):
-            dq, q = dq_of(layer.data), only_q(layer.out)
-            if layer.pools != "AVERAGE" or not (dq or q):
+                self._refuse_reduce(layer)
+        for layer in network.layers_of_kind(LayerKind.POOLING):
+            dq, q = dq_before(layer.data), q_after(layer.out)
+            if layer.pooling_type != "AVERAGE" or not (dq or q):
                 continue
             if dq is None or q is None:
-                origin, readers, size = (
-                    origin_of(layer.data),
-                    readers_of(layer.out),
-                    elements(layer.data),
-                )
-                self.refuse(
-                    PoolingOneSide(
-                        self.name, node_name(layer), dq is not None, origin, readers, size
-                    )
-                )
+                self._refuse_one_side(layer, dq is not None)
                 continue
             case = WINDOW if layer.op == "AveragePool" else GLOBAL
-            self.running(case, layer)
+            self.fire_running(case, layer)
             self.fire(case, layer, REMOVING, q.name)
             network.absorb_q(layer, q)
-            if network.drop_reader(dq, layer):
+            if network.bypass_dq(dq, layer):
                 self.fire(case, layer, REMOVING, dq.name)
             layer.int8 = True
+
+    def _refuse_reduce(self, layer: Layer) -> None:
+        dq_name = node_name(dq_before(layer.data))
+        consumers, size = find_consumers(layer.out), tensor_size(layer.data)
+        self.refuse(ReduceNotPooling(self.name, node_name(layer), dq_name, consumers, size))
+
+    def _refuse_one_side(self, layer: Layer, is_input_quantized: bool) -> None:
+        self.refuse(
+            PoolingOneSide(
+                self.name,
+                node_name(layer),
+                is_input_quantized,
+                find_origin(layer.data),
+                find_consumers(layer.out),
+                tensor_size(layer.data),
+            )
+        )

@@ -1,6 +1,6 @@
 """ReduceToPoolingFusion."""
 
-from qdqtool.trt.layers import Window
+from qdqtool.trt.layers import PoolingWindow
 from qdqtool.trt.passes._infra import LayerKind, Network, Pass, assumed, documented, seen
 from qdqtool.trt.trace import SWAP_TYPE
 
@@ -18,14 +18,16 @@ MAXIMUM = assumed(
 )
 MEAN = assumed(
     "mean",
-    "A ReduceMean over height and width that keeps its dimensions becomes a pooling; any other is left.",
+    "A ReduceMean over height and width that keeps its dimensions becomes a pooling; any other is "
+    "left.",
     "developer guide, Reduce fusion; not seen with Q/DQ",
     about=("ReduceMean",),
 )
 REDUCE_MAX = documented(
     "reduce-max",
     "A ReduceMax over width, height or both that keeps its dimensions becomes a pooling.",
-    "the engine listed in NVIDIA/TensorRT issue 2627 (8.4.1): Layer(CudnnPooling): pfe_ReduceMax_15, over the width",
+    "the engine listed in NVIDIA/TensorRT issue 2627 (8.4.1): Layer(CudnnPooling): "
+    "pfe_ReduceMax_15, over the width",
     about=("ReduceMax",),
 )
 _CASES = {"GlobalAveragePool": AVERAGE, "GlobalMaxPool": MAXIMUM, "ReduceMax": REDUCE_MAX}
@@ -35,11 +37,11 @@ class ReduceToPoolingFusion(Pass):
     """Turns a reduction over height and width into a pooling."""
 
     cases = (AVERAGE, MAXIMUM, MEAN, REDUCE_MAX)
-    unnamed = (SWAP_TYPE,)
-    turned = "REDUCE"
+    anonymous_lines = (SWAP_TYPE,)
+    converted_kind = "REDUCE"
 
     def apply(self, network: Network) -> None:
-        for layer in network.of_kind(LayerKind.REDUCE):
-            if layer.pooling is not None and not layer.in_myelin:
-                layer.window = Window(layer.pooling)
-                self.turn(network, _CASES.get(layer.op, MEAN), layer, LayerKind.POOLING)
+        for layer in network.layers_of_kind(LayerKind.REDUCE):
+            if layer.possible_pooling is not None and not layer.in_myelin:
+                layer.window = PoolingWindow(layer.possible_pooling)
+                self.convert_kind(network, _CASES.get(layer.op, MEAN), layer, LayerKind.POOLING)

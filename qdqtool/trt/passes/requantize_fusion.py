@@ -1,4 +1,4 @@
-"""A DQ followed by a Q of another scale."""
+"""Fusion of a DQ and a Q of another scale."""
 
 from qdqtool.trt.passes._infra import (
     CONVOLVE,
@@ -7,10 +7,10 @@ from qdqtool.trt.passes._infra import (
     Network,
     Pass,
     documented,
-    dq_of,
+    dq_before,
     node_name,
 )
-from qdqtool.trt.surroundings import scale_of
+from qdqtool.trt.surroundings import quantizer_scale
 
 INTO = documented(
     "into-convolution",
@@ -26,43 +26,46 @@ CONVERSION = documented(
 
 
 class RequantizeFusion(Pass):
-    """Joins DQ and Q of different scales into one requantization; TensorRT's name for this pass is not known."""
+    """Fuses DQ and Q of different scales into one requantization.
+
+    TensorRT's name for this pass is unknown.
+    """
 
     cases = (INTO, CONVERSION)
-    compared = False
+    is_compared = False
 
     def apply(self, network: Network) -> None:
-        for q in network.of_kind(LayerKind.QUANTIZE):
-            dq = dq_of(q.data)
+        for q in network.layers_of_kind(LayerKind.QUANTIZE):
+            dq = dq_before(q.data)
             if dq is None or (q.quant is not None and q.quant.per_channel):
                 continue
-            conv = dq.data.maker(*CONVOLVE)
-            if (
-                conv is not None
-                and conv.int8_out
-                and dq.data.only_reader()
-                and dq.out.only_reader()
-            ):
-                self._into(network, conv, dq, q)
-                continue
-            q.of = node_name(q)
-            q.name = f"{dq.name} + {q.name}"
-            q.nodes = [*dq.nodes, *q.nodes]
-            network.set_input(q, 0, dq.data)
-            q.requantizes = True
-            q.pair, q.first_scale = dq.pair or node_name(dq), scale_of(dq)
-            for step in dq.passed.last():
-                q.passed = q.passed.then(step)
-            q.rest_on(CONVERSION)
-            network.remove_unread(dq)
-            for reader in q.out.consumers:
-                reader.rest_on(CONVERSION)
+            conv = dq.data.producer_of_kind(*CONVOLVE)
+            is_chain = dq.data.single_consumer() and dq.out.single_consumer()
+            if conv is not None and conv.int8_out and is_chain:
+                _fuse_into_convolution(network, conv, dq, q)
+            else:
+                _fuse_into_conversion(network, dq, q)
 
-    @staticmethod
-    def _into(network: Network, conv: Layer, dq: Layer, q: Layer) -> None:
-        network.remove(q)
-        network.remove(dq)
-        network.set_output(conv, q.out)
-        conv.name = f"{conv.name} + {dq.name} + {q.name}"
-        conv.nodes += [*dq.nodes, *q.nodes]
-        conv.rest_on(INTO, *q.cases)
+
+def _fuse_into_convolution(network: Network, conv: Layer, dq: Layer, q: Layer) -> None:
+    network.remove(q)
+    network.remove(dq)
+    network.set_output(conv, q.out)
+    conv.name = f"{conv.name} + {dq.name} + {q.name}"
+    conv.nodes += [*dq.nodes, *q.nodes]
+    conv.add_cases(INTO, *q.cases)
+
+
+def _fuse_into_conversion(network: Network, dq: Layer, q: Layer) -> None:
+    q.owner = node_name(q)
+    q.name = f"{dq.name} + {q.name}"
+    q.nodes = [*dq.nodes, *q.nodes]
+    network.set_input(q, 0, dq.data)
+    q.requantizes = True
+    q.paired_q, q.source_scale = dq.paired_q or node_name(dq), quantizer_scale(dq)
+    for step in dq.path.latest_steps():
+        q.path = q.path.with_step(step)
+    q.add_cases(CONVERSION)
+    network.remove_if_unused(dq)
+    for consumer in q.out.consumers:
+        consumer.add_cases(CONVERSION)

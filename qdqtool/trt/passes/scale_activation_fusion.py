@@ -13,7 +13,7 @@ PLAIN = seen(
 
 
 class ScaleActivationFusion(ReluFusion):
-    """Joins a BatchNormalization and the Relu behind it."""
+    """Fuses a BatchNormalization and the Relu after it."""
 
     cases = (PLAIN,)
     kind = LayerKind.SCALE

@@ -6,16 +6,16 @@ PLAIN = seen("two-scales", "Two scales in a row become one.", "yolo-resnet18-ori
 
 
 class ScaleScaleFusion(Pass):
-    """Joins two scales in a row (the decomposed BatchNormalizations)."""
+    """Fuses two scales in a row (the decomposed BatchNormalizations)."""
 
     cases = (PLAIN,)
-    compared = False
+    is_compared = False
 
     def apply(self, network: Network) -> None:
-        for layer in network.of_kind(LayerKind.SCALE):
-            while network.alive(layer) and len(layer.nodes) < MAX_JOINED and not layer.relu:
-                reader = layer.out.only_reader(LayerKind.SCALE)
-                if reader is None:
+        for layer in network.layers_of_kind(LayerKind.SCALE):
+            while network.contains(layer) and len(layer.nodes) < MAX_JOINED:
+                consumer = layer.out.single_consumer(LayerKind.SCALE)
+                if consumer is None or layer.relu_name:
                     break
-                layer.relu = reader.relu
-                self.join(network, PLAIN, layer, reader)
+                layer.relu_name = consumer.relu_name
+                self.fuse_consumer(network, PLAIN, layer, consumer)

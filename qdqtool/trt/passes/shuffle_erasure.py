@@ -1,6 +1,6 @@
 """ShuffleErasure."""
 
-from qdqtool.trt.passes._infra import REMOVING, LayerKind, Network, Pass, seen
+from qdqtool.trt.passes._infra import REMOVING, Layer, LayerKind, Network, Pass, seen
 
 NOTHING = seen(
     "changes-nothing",
@@ -14,25 +14,33 @@ NOTHING = seen(
 
 
 class ShuffleErasure(Pass):
-    """Takes out a shuffle that changes nothing."""
+    """Removes shuffles that change nothing."""
 
     cases = (NOTHING,)
-    unnamed = (REMOVING,)
-    compared = False
+    anonymous_lines = (REMOVING,)
+    is_compared = False
 
     def apply(self, network: Network) -> None:
-        for shuffle in network.of_kind(LayerKind.SHUFFLE):
-            source, out = shuffle.data, shuffle.out
-            if not shuffle.shuffling.joined or source.shape is None or source.shape != out.shape:
-                continue
-            if shuffle.shuffling.moves:
-                continue  # equal dimensions do not make a transpose a no-op
-            if out.is_output and (source.is_output or source.producer is None):
-                continue  # a network output has a name and memory of its own
-            self.running(NOTHING, shuffle)
-            self.fire(NOTHING, shuffle, REMOVING, shuffle.name)
-            if out.is_output:
-                source.name = out.name
-            source.source = out.source
-            network.retarget(out, source)
-            network.remove(shuffle)
+        for shuffle in network.layers_of_kind(LayerKind.SHUFFLE):
+            if _changes_nothing(shuffle):
+                self._erase(network, shuffle)
+
+    def _erase(self, network: Network, shuffle: Layer) -> None:
+        source, out = shuffle.data, shuffle.out
+        self.fire_running(NOTHING, shuffle)
+        self.fire(NOTHING, shuffle, REMOVING, shuffle.name)
+        if out.is_output:
+            source.name = out.name
+        source.source = out.source
+        network.retarget(out, source)
+        network.remove(shuffle)
+
+
+def _changes_nothing(shuffle: Layer) -> bool:
+    source, out = shuffle.data, shuffle.out
+    if not shuffle.shuffling.may_be_identity or source.shape is None or source.shape != out.shape:
+        return False
+    if shuffle.shuffling.reorders_values:
+        return False  # equal dimensions do not make a transpose a no-op
+    # A network output has a name and memory of its own.
+    return not (out.is_output and (source.is_output or source.producer is None))

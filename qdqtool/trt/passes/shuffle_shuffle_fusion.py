@@ -13,28 +13,27 @@ PLAIN = seen(
 
 
 class ShuffleShuffleFusion(Pass):
-    """Joins two shuffles in a row."""
+    """Fuses two shuffles in a row."""
 
     cases = (PLAIN,)
-    compared = False
+    is_compared = False
 
     def apply(self, network: Network) -> None:
-        for shuffle in network.of_kind(LayerKind.SHUFFLE):
-            while network.alive(shuffle) and len(shuffle.nodes) < MAX_JOINED:
-                reader = shuffle.out.only_reader(LayerKind.SHUFFLE)
-                if reader is None or reader.shuffling.after_matmul:
+        for shuffle in network.layers_of_kind(LayerKind.SHUFFLE):
+            while network.contains(shuffle) and len(shuffle.nodes) < MAX_JOINED:
+                consumer = shuffle.out.single_consumer(LayerKind.SHUFFLE)
+                if consumer is None or consumer.shuffling.after_matmul:
                     break
-                moves, perm = (
-                    shuffle.shuffling.moves or reader.shuffling.moves,
-                    _one_after_other(shuffle, reader),
-                )
-                self.join(network, PLAIN, shuffle, reader)
-                shuffle.shuffling.joined, shuffle.shuffling.perm = True, perm
-                shuffle.shuffling.moves = moves and perm != tuple(range(len(perm or ())))
+                state, perm = shuffle.shuffling, _compose(shuffle, consumer)
+                reorders_values = state.reorders_values or consumer.shuffling.reorders_values
+                is_identity = perm == tuple(range(len(perm or ())))
+                self.fuse_consumer(network, PLAIN, shuffle, consumer)
+                state.may_be_identity, state.perm = True, perm
+                state.reorders_values = reorders_values and not is_identity
 
 
-def _one_after_other(first: Layer, second: Layer) -> tuple[int, ...] | None:
-    """The permutation that two Transposes in a row come to; None where one of them is no Transpose."""
+def _compose(first: Layer, second: Layer) -> tuple[int, ...] | None:
+    """Return the permutation of two Transposes in a row; None if one is not a Transpose."""
     before, after = first.shuffling.perm, second.shuffling.perm
     if before is None or after is None or len(before) != len(after):
         return None

@@ -15,37 +15,30 @@ VIEW = seen(
 COPY = assumed(
     "copy",
     "A Slice that a Softmax reads is a copy.",
-    "bevfusion-camera-orin-trt8502:881 and bevfusion-camera-rtx3080ti-trt8600:5817: Slice_895 in front of a Softmax is "
-    "copied, Slice_901 of the same tensor in front of a Transpose is a view. That the reader decides is the simplest "
-    "law that fits; a Softmax that reads a view, or a copy in front of another reader, would refute it",
+    "bevfusion-camera-orin-trt8502:881 and bevfusion-camera-rtx3080ti-trt8600:5817: Slice_895 in "
+    "front of a Softmax is copied, Slice_901 of the same tensor in front of a Transpose is a "
+    "view. That the reader decides is the simplest law that fits; a Softmax that reads a view, or "
+    "a copy in front of another reader, would refute it",
     about=(REPLACING_SLICE,),
 )
 
 
 class SliceRemoval(Pass):
-    """Lets a slice be a view of its input; one with a step of more than 1 stays a layer (assumed)."""
+    """Makes a slice a view of its input. One with a step of more than 1 stays a layer (assumed)."""
 
     cases = (VIEW, COPY)
-    unnamed = (ELIMINATING_SLICE, REPLACING_SLICE)
+    anonymous_lines = (ELIMINATING_SLICE, REPLACING_SLICE)
 
     def apply(self, network: Network) -> None:
-        for layer in network.of_kind(LayerKind.SLICE):
-            if layer.strided or layer.in_myelin or layer.data.producer is None:
+        for layer in network.layers_of_kind(LayerKind.SLICE):
+            if layer.has_steps or layer.in_myelin or layer.data.producer is None:
                 continue
-            view = layer.out.name
-            if any(r.kind == LayerKind.SOFTMAX for r in layer.out.consumers):
-                self.fire(
-                    COPY, layer, REPLACING_SLICE, layer.name, f"{layer.data.name} to {view}", by=""
-                )
-                layer.copied = True
+            source, view = layer.data.name, layer.out.name
+            if any(consumer.kind == LayerKind.SOFTMAX for consumer in layer.out.consumers):
+                self.fire(COPY, layer, REPLACING_SLICE, layer.name, f"{source} to {view}", by="")
+                layer.becomes_copy = True
                 continue
-            self.fire(
-                VIEW,
-                layer,
-                ELIMINATING_SLICE,
-                layer.name,
-                f"{view} from {view} to {layer.data.name}",
-                by="",
-            )
-            layer.eliminated = True
+            target = f"{view} from {view} to {source}"
+            self.fire(VIEW, layer, ELIMINATING_SLICE, layer.name, target, by="")
+            layer.is_eliminated = True
             layer.out.view_of = layer.data

@@ -5,10 +5,10 @@ from collections import deque
 from qdqtool.base import limits
 from qdqtool.errors import ModelError
 from qdqtool.model.operators import case_of
-from qdqtool.trt.layers import Layer, Tensor, can_absorb, dq_of, node_name, only_q, rank_before
-from qdqtool.trt.passes._infra import MAX_NAME, Case, LayerKind, Network, Pass, documented
+from qdqtool.trt.layers import Layer, Tensor, can_absorb, dq_before, node_name, q_after, rank_before
+from qdqtool.trt.passes._infra import MAX_NAME, LayerKind, Network, Pass, documented
 from qdqtool.trt.refusals import ConcatReadElsewhere, ConcatScales, Scale
-from qdqtool.trt.surroundings import elements, readers_of, scale_of, step_of
+from qdqtool.trt.surroundings import find_consumers, quantizer_scale, tensor_size, to_step
 
 CONCAT = case_of("Concat")
 NESTED = documented(
@@ -19,88 +19,98 @@ NESTED = documented(
 
 
 class SplitQAcrossPrecedingFanIn(Pass):
-    """Moves the Q behind a Concat to each of the Concat's inputs; logged with one line, no second.
+    """Moves the Q after a Concat to each of the Concat's inputs; logged with a single line.
 
-    Any other reader of the Concat: refused.
+    It refuses if anything else reads the Concat.
     """
 
     cases = (CONCAT, NESTED)
 
     def apply(self, network: Network) -> None:
-        todo = deque(network.near(LayerKind.CONCATENATION))
-        while todo:
-            concat = todo.popleft()
-            q = only_q(concat.out)
-            if q is None and network.refusing:
+        queue = deque(network.layers_to_visit(LayerKind.CONCATENATION))
+        while queue:
+            concat = queue.popleft()
+            q = q_after(concat.out)
+            if q is None and network.reports_refusals:
                 self._refuse(concat)
             if q is None or not can_absorb(q):
                 continue
-            network.q_copies += len(concat.inputs)
-            limit = max(
-                limits.Q_COPIES, 4 * network.counts["Original"]
-            )  # an ordinary large network makes many
-            if network.q_copies > limit:
-                raise ModelError(
-                    f"Concat '{node_name(concat)}': the Q behind it would be copied to more than "
-                    f"{limit} tensors, the limit; a Concat of one tensor twice doubles them",
-                    code="too-many-copies",
-                    node=node_name(concat),
-                )
-            case = NESTED if q.clone else CONCAT
-            self.running(case, concat)
-            for position in range(len(concat.inputs)):
-                self._clone(network, case, concat, q, position)
-            network.remove(q)
-            network.set_output(concat, q.out)
-            inner = dict.fromkeys(
-                clone.data.maker(LayerKind.CONCATENATION) for clone in concat.above
+            self._split(network, concat, q)
+            producers = dict.fromkeys(
+                clone.data.producer_of_kind(LayerKind.CONCATENATION) for clone in concat.producers
             )
-            todo.extend(c for c in inner if c is not None and only_q(c.out))
+            queue.extend(c for c in producers if c is not None and q_after(c.out))
+
+    def _split(self, network: Network, concat: Layer, q: Layer) -> None:
+        network.q_copies += len(concat.inputs)
+        # An ordinary large network makes many copies.
+        limit = max(limits.Q_COPIES, 4 * network.counts["Original"])
+        if network.q_copies > limit:
+            raise ModelError(
+                f"Concat '{node_name(concat)}': the Q behind it would be copied to more than "
+                f"{limit} tensors, the limit; a Concat of one tensor twice doubles them",
+                code="too-many-copies",
+                node=node_name(concat),
+            )
+        case = NESTED if q.is_clone else CONCAT
+        self.fire_running(case, concat)
+        for position in range(len(concat.inputs)):
+            clone = _create_clone(concat, q, position)
+            clone.cases = {**q.cases, case: None}
+            _insert_clone(network, concat, position, clone)
+        network.remove(q)
+        network.set_output(concat, q.out)
 
     def _refuse(self, concat: Layer) -> None:
-        qs = [r for r in concat.out.consumers if r.kind == LayerKind.QUANTIZE]
-        if not qs:
-            self._compare(concat)
+        quantizers = [q for q in concat.out.consumers if q.kind == LayerKind.QUANTIZE]
+        if not quantizers:
+            self._compare_scales(concat)
             return
-        refusal = ConcatReadElsewhere(self.name, node_name(concat), readers_of(concat.out))
+        consumers = find_consumers(concat.out)
+        refusal = ConcatReadElsewhere(self.name, node_name(concat), consumers)
         self.refuse(refusal)
-        for q in qs:
-            q.blocked = refusal
+        for q in quantizers:
+            q.blocked_by = refusal
 
-    def _compare(self, concat: Layer) -> None:
-        """Says which scales the parts of a Concat that a Q went through had, where one differs."""
-        moved = [t.maker(LayerKind.QUANTIZE) for t in concat.inputs]
-        first = next((q for q in moved if q is not None and q.clone), None)
-        if first is None:
+    def _compare_scales(self, concat: Layer) -> None:
+        """Refuse a Concat that a Q has passed, if some of its inputs had another scale."""
+        quantizers = [t.producer_of_kind(LayerKind.QUANTIZE) for t in concat.inputs]
+        clones = [q for q in quantizers if q is not None and q.is_clone]
+        if not clones:
             return
-        behind = scale_of(first)
-        parts = tuple(behind if q is None else _part_scale(q) for q in moved)
-        if any(p is not None and p != behind for p in parts):
-            self.refuse(
-                ConcatScales(self.name, node_name(concat), parts, behind, elements(concat.out))
-            )
-
-    @staticmethod
-    def _clone(network: Network, case: Case, concat: Layer, q: Layer, position: int) -> None:
-        source = concat.inputs[position]
-        clone = Layer(q.kind, f"{q.name[:MAX_NAME]}_clone_{position}", q.op)
-        clone.quant, clone.nodes, clone.clone = q.quant, q.nodes, True
-        clone.rank = rank_before(concat.rank, position)
-        clone.passed, clone.merged = q.passed, q.merged
-        clone.moved_past(step_of(concat, position))
-        clone.cases = {**q.cases, case: None}
-        name = f"{concat.name[:MAX_NAME]}_{source.name[:MAX_NAME]}_clone_{position}"
-        out = Tensor(name, source.source, source.elem_type)
-        out.shape = source.shape
-        network.insert_before(concat, position, clone, out)
+        after = quantizer_scale(clones[0])
+        scales = tuple(after if q is None else _own_scale(q) for q in quantizers)
+        if any(scale is not None and scale != after for scale in scales):
+            name, size = node_name(concat), tensor_size(concat.out)
+            self.refuse(ConcatScales(self.name, name, scales, after, size))
 
 
-def _part_scale(q: Layer) -> Scale:
-    """The scale that the tensor under a Concat's Q has besides: of its DQ, or of another Q on it."""
-    dq = dq_of(q.data)
+def _create_clone(concat: Layer, q: Layer, position: int) -> Layer:
+    clone = Layer(q.kind, f"{q.name[:MAX_NAME]}_clone_{position}", q.op)
+    clone.quant, clone.nodes, clone.is_clone = q.quant, q.nodes, True
+    clone.rank = rank_before(concat.rank, position)
+    clone.path, clone.merged_quantizers = q.path, q.merged_quantizers
+    clone.record_move(to_step(concat, position))
+    return clone
+
+
+def _insert_clone(network: Network, concat: Layer, position: int, clone: Layer) -> None:
+    source = concat.inputs[position]
+    name = f"{concat.name[:MAX_NAME]}_{source.name[:MAX_NAME]}_clone_{position}"
+    out = Tensor(name, source.source, source.elem_type)
+    out.shape = source.shape
+    network.insert_before(concat, position, clone, out)
+
+
+def _own_scale(q: Layer) -> Scale:
+    """Return the scale that an input of a Concat has besides that of the Concat's Q.
+
+    It is the scale of its DQ, or of another Q on it; None if there is neither.
+    """
+    dq = dq_before(q.data)
     if dq is not None:
-        return scale_of(dq)
-    other = next((r for r in q.data.consumers if r.kind == LayerKind.QUANTIZE and r is not q), None)
-    if other is not None:
-        return scale_of(other)
-    return scale_of(q) if not q.clone or q.merged else None
+        return quantizer_scale(dq)
+    for other in q.data.consumers:
+        if other.kind == LayerKind.QUANTIZE and other is not q:
+            return quantizer_scale(other)
+    return quantizer_scale(q) if not q.is_clone or q.merged_quantizers else None

@@ -4,10 +4,10 @@ from qdqtool.trt.layers import (
     Layer,
     Tensor,
     can_absorb,
-    constant_of,
-    inserted_shuffle,
-    only_q,
-    rank_behind,
+    constant_before,
+    create_shuffle,
+    q_after,
+    rank_after,
 )
 from qdqtool.trt.passes._infra import SWAPPING, LayerKind, Network, Pass, assumed, seen
 from qdqtool.trt.trace import SQUEEZE
@@ -33,57 +33,59 @@ FOLLOWED = assumed(
 
 
 class SqueezePushDownJoin(Pass):
-    """Moves the reshape behind a Gemm turned convolution past its bias."""
+    """Moves the reshape after a Gemm that became a convolution past its bias."""
 
     cases = (BIAS, ACTIVATION, FOLLOWED)
-    unnamed = (SQUEEZE,)
-    compared = False
+    anonymous_lines = (SQUEEZE,)
+    is_compared = False
 
     def apply(self, network: Network) -> None:
-        for squeeze, reader in network.pairs(LayerKind.SHUFFLE):
-            producer = squeeze.data.producer
-            if not squeeze.shuffling.after_matmul or squeeze.shuffling.pushed or producer is None:
-                continue
-            data = reader.inputs.index(squeeze.out)
-            constant: Layer | None = None
-            if reader.kind == LayerKind.ELEMENTWISE and len(reader.inputs) == 2:
-                constant = constant_of(reader.inputs[1 - data])
-            if constant is None and reader.kind != LayerKind.ACTIVATION:
-                continue
-            case = BIAS if constant is not None else ACTIVATION
-            self.running(case, squeeze)
-            self.fire(case, producer, SQUEEZE, producer.name, f"{squeeze.name} --> {reader.name}")
-            if constant is not None:
-                self._unsqueeze(network, reader, 1 - data, constant)
-            after = self._push(network, squeeze, reader, data)
-            q = only_q(after.out)
-            if q is not None and can_absorb(q):
-                self.running(FOLLOWED, after, by="VanillaSwapWithFollowingQ")
-                self.fire(
-                    FOLLOWED, producer, SWAPPING, after.name, q.name, by="VanillaSwapWithFollowingQ"
-                )
-                network.swap(after, q)
+        for squeeze, consumer in network.single_consumer_pairs(LayerKind.SHUFFLE):
+            shuffling = squeeze.shuffling
+            if shuffling.after_matmul and not shuffling.is_pushed_down:
+                self._move_past(network, squeeze, consumer)
 
-    @staticmethod
-    def _unsqueeze(network: Network, reader: Layer, position: int, constant: Layer) -> None:
-        """Gives the constant the rank of what the convolution writes."""
-        operand = reader.inputs[position]
-        unsqueeze = inserted_shuffle(
-            f"unsqueeze_node_after_{constant.name}_{operand.name}", constant.rank
-        )
-        network.insert_before(reader, position, unsqueeze, Tensor(f"{unsqueeze.name}_out_tensor"))
+    def _move_past(self, network: Network, squeeze: Layer, consumer: Layer) -> None:
+        """Move the reshape past the layer after it, if that is a bias or an activation."""
+        producer = squeeze.data.producer
+        position = consumer.inputs.index(squeeze.out)
+        bias: Layer | None = None
+        if consumer.kind == LayerKind.ELEMENTWISE and len(consumer.inputs) == 2:
+            bias = constant_before(consumer.inputs[1 - position])
+        if producer is None or (bias is None and consumer.kind != LayerKind.ACTIVATION):
+            return
+        case = BIAS if bias is not None else ACTIVATION
+        self.fire_running(case, squeeze)
+        self.fire(case, producer, SQUEEZE, producer.name, f"{squeeze.name} --> {consumer.name}")
+        if bias is not None:
+            _unsqueeze(network, consumer, 1 - position, bias)
+        after = _exchange(network, squeeze, consumer)
+        q = q_after(after.out)
+        if q is not None and can_absorb(q):
+            by = "VanillaSwapWithFollowingQ"
+            self.fire_running(FOLLOWED, after, by=by)
+            self.fire(FOLLOWED, producer, SWAPPING, after.name, q.name, by=by)
+            network.swap(after, q)
 
-    @staticmethod
-    def _push(network: Network, squeeze: Layer, reader: Layer, position: int) -> Layer:
-        network.set_input(reader, position, squeeze.data)
-        out = reader.out
-        wide = Tensor(f"{reader.name}_out_tensor", out.source, out.elem_type)
-        network.remove(squeeze)
-        network.set_output(reader, wide)
-        after = inserted_shuffle(f"copied_squeeze_after_{reader.name}", rank_behind(reader.rank))
-        after.shuffling.after_matmul = after.shuffling.pushed = True
-        after.shuffling.moves, after.shuffling.perm = (
-            squeeze.shuffling.moves,
-            squeeze.shuffling.perm,
-        )
-        return network.add(after, [wide], [out])
+
+def _unsqueeze(network: Network, consumer: Layer, position: int, constant: Layer) -> None:
+    """Give a constant operand the rank of the convolution's output."""
+    operand = consumer.inputs[position]
+    name = f"unsqueeze_node_after_{constant.name}_{operand.name}"
+    unsqueeze = create_shuffle(name, constant.rank)
+    network.insert_before(consumer, position, unsqueeze, Tensor(f"{unsqueeze.name}_out_tensor"))
+
+
+def _exchange(network: Network, squeeze: Layer, consumer: Layer) -> Layer:
+    """Replace the reshape before a layer with one after it."""
+    position = consumer.inputs.index(squeeze.out)
+    network.set_input(consumer, position, squeeze.data)
+    out = consumer.out
+    result = Tensor(f"{consumer.name}_out_tensor", out.source, out.elem_type)
+    network.remove(squeeze)
+    network.set_output(consumer, result)
+    after = create_shuffle(f"copied_squeeze_after_{consumer.name}", rank_after(consumer.rank))
+    after.shuffling.after_matmul = after.shuffling.is_pushed_down = True
+    after.shuffling.reorders_values = squeeze.shuffling.reorders_values
+    after.shuffling.perm = squeeze.shuffling.perm
+    return network.add(after, [result], [out])

@@ -2,6 +2,7 @@
 
 from collections import deque
 
+from qdqtool.model.operators import QPassage
 from qdqtool.trt.passes._infra import (
     SWAPPING,
     Layer,
@@ -13,12 +14,13 @@ from qdqtool.trt.passes._infra import (
     seen,
 )
 from qdqtool.trt.refusals import ManyConsumers, NotCommuting, Reader
-from qdqtool.trt.surroundings import readers_of, step_of
+from qdqtool.trt.surroundings import find_consumers, to_step
+from qdqtool.trt.targets import Target
 
 SINGLE = seen(
     "single-reader",
-    "A Q moves up past an operator of TensorRT's list that nothing else reads; the operator runs in "
-    "INT8.",
+    "A Q moves up past an operator of TensorRT's list that nothing else reads; the operator runs "
+    "in INT8.",
     "yolo-resnet18-orin-trt8502:5229",
     "resnet18-qat-rtx2000-trt8510:2539",
     "yolov8-orin-trt8412-excerpts:173",
@@ -31,57 +33,59 @@ SINGLE = seen(
 )
 
 
-_CONCATENATION = LayerKind.CONCATENATION
-_NO_PASSAGE = (LayerKind.RESIZE, LayerKind.PADDING)  # they may have one, by what they do
+_CONCATENATION = LayerKind.CONCATENATION  # looking up a member of an enumeration is slow
+_KINDS_WITH_OPTIONAL_PASSAGE = (LayerKind.RESIZE, LayerKind.PADDING)  # it depends on attributes
 
 
 class VanillaSwapWithFollowingQ(Pass):
-    """Moves a Q backward, past an operator that it passes, so that the operator runs in INT8.
+    """Moves a Q up past operators that it can pass, so that they run in INT8.
 
     Tensor names stay with the position: the tensor between both keeps its name and becomes INT8.
     """
 
     cases = (SINGLE,)
-    unnamed = (SWAPPING,)
+    anonymous_lines = (SWAPPING,)
+
+    def __init__(self, target: Target) -> None:
+        super().__init__(target)
+        # Consumers by tensor, valid until a Q moves: parallel Qs share them.
+        self._consumers: dict[Tensor, tuple[Reader, ...]] = {}
+        self._refused: set[int] = set()  # layers with other consumers, by id
 
     def apply(self, network: Network) -> None:
-        todo = deque(network.near(LayerKind.QUANTIZE))
-        refused: set[int] = set()
-        readers: dict[
-            Tensor, tuple[Reader, ...]
-        ] = {}  # while nothing moves: of Qs side by side all are the same
-        while todo:
-            q = todo.popleft()
-            source = q.data
-            op = source.producer
-            if op is None or q.computed_scale:
+        self._consumers, self._refused = {}, set()
+        queue = deque(network.layers_to_visit(LayerKind.QUANTIZE))
+        while queue:
+            q = queue.popleft()
+            op = q.data.producer
+            if op is None or q.has_computed_scale:
                 continue
             if op.passage is None or op.kind is _CONCATENATION:
-                if op.kind in _NO_PASSAGE:
-                    q.blocked = NotCommuting(self.name, node_name(op), op.op, node_name(q))
-                    self.refuse(q.blocked)
-                continue
-            if source.only_reader() is not q:
-                if not network.refusing:
-                    continue
-                if source not in readers:
-                    readers[source] = readers_of(source)
-                self._many(op, q, readers[source], refused)
-                continue
-            if q.quant is not None and q.quant.per_channel:
-                continue
-            q.rest_on(op.passage.case)
-            self.running(SINGLE, op)
-            self.fire(SINGLE, q, SWAPPING, op.name, q.name)
-            readers.clear()
-            q.moved_past(step_of(op))
-            q.blocked = None
-            network.swap(op, q)
-            todo.append(q)
+                if op.kind in _KINDS_WITH_OPTIONAL_PASSAGE:
+                    q.blocked_by = NotCommuting(self.name, node_name(op), op.op, node_name(q))
+                    self.refuse(q.blocked_by)
+            elif q.data.single_consumer() is not q:
+                if network.reports_refusals:
+                    self._refuse(op, q)
+            elif q.quant is None or not q.quant.per_channel:
+                self._swap(network, op, q, op.passage)
+                queue.append(q)
 
-    def _many(self, op: Layer, q: Layer, readers: tuple[Reader, ...], refused: set[int]) -> None:
-        refusal = ManyConsumers(self.name, node_name(op), op.op, node_name(q), readers)
-        q.blocked = refusal
-        if op.id not in refused:  # said once for all Qs behind it
-            refused.add(op.id)
-            self.refuse(refusal)
+    def _swap(self, network: Network, op: Layer, q: Layer, passage: QPassage) -> None:
+        q.add_cases(passage.case)
+        self.fire_running(SINGLE, op)
+        self.fire(SINGLE, q, SWAPPING, op.name, q.name)
+        self._consumers.clear()
+        q.record_move(to_step(op))
+        q.blocked_by = None
+        network.swap(op, q)
+
+    def _refuse(self, op: Layer, q: Layer) -> None:
+        source = q.data
+        if source not in self._consumers:
+            self._consumers[source] = find_consumers(source)
+        consumers = self._consumers[source]
+        q.blocked_by = ManyConsumers(self.name, node_name(op), op.op, node_name(q), consumers)
+        if op.id not in self._refused:  # one refusal for all Qs after an operator
+            self._refused.add(op.id)
+            self.refuse(q.blocked_by)

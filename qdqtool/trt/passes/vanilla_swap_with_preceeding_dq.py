@@ -3,11 +3,19 @@
 from collections import deque
 
 from qdqtool.base.records import replaced
-from qdqtool.model.qdq import QuantParams
-from qdqtool.trt.layers import Layer, Tensor, dq_of, next_rank, node_name
-from qdqtool.trt.passes._infra import SWAPPING, LayerKind, Network, Pass, assumed, documented, seen
+from qdqtool.trt.layers import Layer, Tensor, dq_before, next_rank, node_name
+from qdqtool.trt.passes._infra import (
+    SWAPPING,
+    Case,
+    LayerKind,
+    Network,
+    Pass,
+    assumed,
+    documented,
+    seen,
+)
 from qdqtool.trt.refusals import ManyConsumers
-from qdqtool.trt.surroundings import readers_of, step_of
+from qdqtool.trt.surroundings import find_consumers, to_step
 
 INSERTED = seen(
     "inserted-shuffle",
@@ -23,8 +31,10 @@ LISTED = documented(
 )
 PER_CHANNEL = assumed(
     "per-channel",
-    "A DQ with a scale for each channel moves past a Transpose, which says where the channels went.",
-    "TensorFlow's exports of weights; a convolution that stays float behind such a Transpose would refute it",
+    "A DQ with a scale for each channel moves past a Transpose, which says where the channels "
+    "went.",
+    "TensorFlow's exports of weights; a convolution that stays float behind such a Transpose "
+    "would refute it",
     about=("Transpose",),
 )
 COPIED = documented(
@@ -40,98 +50,107 @@ SEVERAL = assumed(
 
 
 class VanillaSwapWithPreceedingDQ(Pass):
-    """Moves a DQ forward, past an operator that it passes, so that the operator runs in INT8."""
+    """Moves a DQ down past operators that it can pass, so that they run in INT8."""
 
     cases = (INSERTED, LISTED, PER_CHANNEL, COPIED, SEVERAL)
-    unnamed = (SWAPPING,)
+    anonymous_lines = (SWAPPING,)
 
     def apply(self, network: Network) -> None:
-        todo = deque(network.of_kind(LayerKind.DEQUANTIZE))
-        while todo:
-            dq = todo.popleft()
-            op = dq.out.only_reader()
+        queue = deque(network.layers_of_kind(LayerKind.DEQUANTIZE))
+        while queue:
+            dq = queue.popleft()
+            op = dq.out.single_consumer()
             if op is None:
                 if self.target.copies_dq:
-                    todo.extend(self._copies(network, dq))
+                    queue.extend(self._copy(network, dq))
                 else:
-                    self._fan_out(dq)
-                continue
-            if not _passes(op) or dq_of(op.data) is not dq:
-                continue
-            inserted = op.kind == LayerKind.SHUFFLE and op.shuffling.before_matmul
-            case = INSERTED if inserted else LISTED
-            if dq.quant is not None and dq.quant.axis is not None and not inserted:
-                if not _carry_axis(dq, dq.quant, op):
-                    continue
-                case = PER_CHANNEL
-            assert op.passage is not None
-            dq.rest_on(op.passage.case)
-            self.running(case, dq)
-            self.fire(case, op, SWAPPING, dq.name, op.name)
-            dq.rest_on(case)
-            op.dq_passed = True
-            dq.moved_past(step_of(op))
-            network.exchange(dq, op)
-            op.out.shape = dq.out.shape
-            dq.rank = next_rank(op.rank)
-            todo.append(dq)
+                    self._refuse(dq)
+            elif _can_pass(op) and dq_before(op.data) is dq:
+                case = _choose_case(dq, op)
+                if case is not None:
+                    self._swap(network, case, dq, op)
+                    queue.append(dq)
+
+    def _swap(self, network: Network, case: Case, dq: Layer, op: Layer) -> None:
+        assert op.passage is not None
+        if case is PER_CHANNEL:
+            _update_axis(dq, op)
+        dq.add_cases(op.passage.case)
+        self.fire_running(case, dq)
+        self.fire(case, op, SWAPPING, dq.name, op.name)
+        dq.add_cases(case)
+        op.dq_moved_past = True
+        dq.record_move(to_step(op))
+        network.exchange(dq, op)
+        op.out.shape = dq.out.shape
+        dq.rank = next_rank(op.rank)
 
     @staticmethod
-    def _copies(network: Network, dq: Layer) -> list[Layer]:
-        """A DQ of its own for each operator that reads a shared one and that it can pass."""
-        made: list[Layer] = []
-        per_channel = dq.quant is not None and dq.quant.per_channel
-        for number, op in enumerate(list(filter(_passes, dq.out.consumers))):
-            if per_channel or len(op.inputs) != 1:
+    def _copy(network: Network, dq: Layer) -> list[Layer]:
+        """Give each operator that a shared DQ can pass a DQ of its own. Return these."""
+        copies: list[Layer] = []
+        if dq.quant is not None and dq.quant.per_channel:
+            return copies
+        for number, op in enumerate(list(filter(_can_pass, dq.out.consumers))):
+            if len(op.inputs) != 1:
                 continue
             copy = Layer(LayerKind.DEQUANTIZE, f"{dq.name}_clone_{number}", dq.op)
-            copy.quant, copy.computed_scale, copy.pair, copy.passed = (
-                dq.quant,
-                dq.computed_scale,
-                dq.pair,
-                dq.passed,
-            )
+            copy.quant, copy.has_computed_scale = dq.quant, dq.has_computed_scale
+            copy.paired_q, copy.path = dq.paired_q, dq.path
             copy.nodes, copy.rank = list(dq.nodes), next_rank(dq.rank)
             out = Tensor(f"{dq.out.name}_clone_{number}", dq.out.source, dq.out.elem_type)
             out.shape = dq.out.shape
             network.add(copy, [dq.data], [out])
             network.set_input(op, 0, out)
-            copy.rest_on(COPIED)
-            made.append(copy)
-        if made:
-            network.remove_unread(dq)
-        return made
+            copy.add_cases(COPIED)
+            copies.append(copy)
+        if copies:
+            network.remove_if_unused(dq)
+        return copies
 
-    def _fan_out(self, dq: Layer) -> None:
-        """Says what a DQ with several readers keeps float; what reads their results rests on an assumption then."""
-        held = list(filter(_passes, dq.out.consumers))
-        if not held:
+    def _refuse(self, dq: Layer) -> None:
+        """Refuse to move a DQ with several consumers.
+
+        The operators that it could pass, and their consumers, rest on that assumption.
+        """
+        operators = list(filter(_can_pass, dq.out.consumers))
+        if not operators:
             return
-        self.refuse(
-            ManyConsumers(
-                self.name, node_name(dq), dq.op, node_name(dq), readers_of(dq.out, through=False)
-            )
-        )
-        dq.held = (SEVERAL,)
-        for op in held:
-            for reader in (op, *op.out.consumers):
-                reader.rest_on(SEVERAL)
+        name, consumers = node_name(dq), find_consumers(dq.out, through=False)
+        self.refuse(ManyConsumers(self.name, name, dq.op, name, consumers))
+        dq.stationary_cases = (SEVERAL,)
+        for op in operators:
+            for layer in (op, *op.out.consumers):
+                layer.add_cases(SEVERAL)
 
 
-def _passes(op: Layer) -> bool:
-    behind_product = op.kind == LayerKind.SHUFFLE and op.shuffling.after_matmul
-    return op.passage is not None and op.kind != LayerKind.CONCATENATION and not behind_product
+def _can_pass(op: Layer) -> bool:
+    """Return whether a DQ can move down past an operator."""
+    if op.passage is None or op.kind == LayerKind.CONCATENATION:
+        return False
+    return op.kind != LayerKind.SHUFFLE or not op.shuffling.after_matmul
 
 
-def _carry_axis(dq: Layer, quant: QuantParams, op: Layer) -> bool:
-    """Gives the DQ the axis that its channels have behind a Transpose; False where that is not known."""
+def _choose_case(dq: Layer, op: Layer) -> Case | None:
+    """Return the case of a move; None if the axis of the scales would be unknown after it."""
+    if op.kind == LayerKind.SHUFFLE and op.shuffling.before_matmul:
+        return INSERTED
+    if dq.quant is None or dq.quant.axis is None:
+        return LISTED
+    return PER_CHANNEL if _axis_after(dq.quant.axis, op) is not None else None
+
+
+def _update_axis(dq: Layer, op: Layer) -> None:
+    """Give a DQ the axis that its channels have after an operator."""
+    if dq.quant is not None and dq.quant.axis is not None and op.kind != LayerKind.IDENTITY:
+        dq.quant = replaced(dq.quant, axis=_axis_after(dq.quant.axis, op))
+
+
+def _axis_after(axis: int, op: Layer) -> int | None:
+    """Return the axis after an Identity, Cast or Transpose; None for other operators."""
     if op.kind == LayerKind.IDENTITY:
-        return True
+        return axis
     perm = op.shuffling.perm if op.kind == LayerKind.SHUFFLE else None
-    if not perm or quant.axis is None:
-        return False
-    axis = quant.axis % len(perm)
-    if axis not in perm:
-        return False
-    dq.quant = replaced(quant, axis=list(perm).index(axis))
-    return True
+    if not perm or axis % len(perm) not in perm:
+        return None
+    return perm.index(axis % len(perm))

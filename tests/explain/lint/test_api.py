@@ -14,7 +14,7 @@ from qdqtool.model.modelfile import load
 from qdqtool.model.view import View
 from qdqtool.prediction import predict
 from qdqtool.trt.faults import CHECK
-from qdqtool.trt.outcome import settled
+from qdqtool.trt.outcome import simulate_without_alternatives
 from qdqtool.trt.refusals import Step, WeightsNotConstant
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Finding, Precision, Severity
@@ -26,7 +26,11 @@ from tests.trt.builder import Graph
 def check(model: Model, target: str) -> list[Finding]:
     """Return the findings of all checks, without those of the simulation."""
     report, chosen = Report(target), target_named(target)
-    run(View(model), report, () if chosen.is_rtx else settled(model, chosen).convolutions)
+    run(
+        View(model),
+        report,
+        () if chosen.is_rtx else simulate_without_alternatives(model, chosen).convolutions,
+    )
     return report.findings
 
 

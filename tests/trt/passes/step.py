@@ -55,7 +55,7 @@ def run_pass(
     network = importer.build(load(model))
     for stage in PIPELINE:
         if not isinstance(stage, tuple) and not issubclass(stage, Pass):
-            network.order()
+            network.rank_layers()
             continue
         is_loop = isinstance(stage, tuple)
         changed = True

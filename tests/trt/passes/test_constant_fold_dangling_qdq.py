@@ -27,7 +27,7 @@ def test_stored_weights_with_two_dqs_are_dequantized_twice(g: Graph) -> None:
         g.op("Conv", [x, g.dq(stored, f"dq{i}", [0.1] * 8, axis=0)], f"c{i}") for i in range(2)
     ]
     result = run_pass(g.model(*outputs), ConstantFoldDanglingQDQ)
-    assert not result.network.of_kind(LayerKind.DEQUANTIZE)
+    assert not result.network.layers_of_kind(LayerKind.DEQUANTIZE)
     assert {
         layer.inputs[1].producer.kind
         for layer in map(result.layer, ("c0", "c1"))
@@ -39,5 +39,6 @@ def test_pair_on_computed_tensor_stays(g: Graph) -> None:
     x = g.op("Softmax", g.input(1, 8), "s")
     result = run_pass(g.model(g.op("Softmax", g.pair(x, "p"), "t")), ConstantFoldDanglingQDQ)
     assert [
-        layer.name for layer in result.network.of_kind(LayerKind.QUANTIZE, LayerKind.DEQUANTIZE)
+        layer.name
+        for layer in result.network.layers_of_kind(LayerKind.QUANTIZE, LayerKind.DEQUANTIZE)
     ] == ["p.Q", "p.DQ"]

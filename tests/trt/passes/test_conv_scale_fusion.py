@@ -61,7 +61,7 @@ def test_relu_of_fused_batchnorm_is_the_activation(
 ) -> None:
     out = g.bn(g.conv(g.input(1, 3, 8, 8), "c", scale=None, weights="float"), "bn")
     result = run_pass(g.model(g.op(op, out, "r")), ConvScaleFusion)
-    assert result.layer(name).fusion.activated is activated
+    assert result.layer(name).fusion.has_activation is activated
 
 
 @pytest.mark.parametrize(

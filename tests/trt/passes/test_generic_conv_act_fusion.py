@@ -99,6 +99,6 @@ def test_activation_name(form: str, name: str) -> None:
         x = g.op({"leaky": "LeakyRelu", "hard": "HardSwish"}.get(form, form), x, "act")
     result = run_pass(g.model(g.op("Softmax", x, "end")), GenericConvActFusion)
     activations = [
-        layer.fusion.activation for layer in result.network.of_kind(LayerKind.CONVOLUTION)
+        layer.fusion.activation for layer in result.network.layers_of_kind(LayerKind.CONVOLUTION)
     ]
     assert [a.op for a in activations if a is not None] == [name]

@@ -29,8 +29,8 @@ def test_gemm_with_quantized_weights_becomes_convolution(g: Graph, bias: bool) -
         (0, 0, 0, 0),
         (1, 1),
     )
-    assert (weights.from_matmul, weights.inside, weights.group) == (True, False, 1)
-    shuffles = [gemm.data.producer, gemm.inputs[1].producer, gemm.out.only_reader()]
+    assert (weights.from_matmul, weights.in_layer, weights.group) == (True, False, 1)
+    shuffles = [gemm.data.producer, gemm.inputs[1].producer, gemm.out.single_consumer()]
     assert [s and s.name for s in shuffles] == [
         "reshape_before_Gemm_311",
         "transpose_before_Gemm_311",
@@ -87,9 +87,13 @@ def test_matmul_of_any_rank_becomes_convolution(
     )
     assert result.lines[-1] == ("Convert layer type", "m", "MATRIX_MULTIPLY to CONVOLUTION")
     product = result.layer("m")
-    before, after = product.data.producer, product.out.only_reader()
+    before, after = product.data.producer, product.out.single_consumer()
     assert before is not None and after is not None
-    assert (product.data.shape, before.shuffling.moves, after.shuffling.moves) == (
+    assert (
+        product.data.shape,
+        before.shuffling.reorders_values,
+        after.shuffling.reorders_values,
+    ) == (
         read,
         moves,
         moves,

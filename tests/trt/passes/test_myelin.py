@@ -49,7 +49,7 @@ def test_constant_tail_leaves_neighboring_layers_outside(g: Graph) -> None:
     inside = {layer.name for layer in result.network.layers.values() if layer.in_myelin}
     assert "pick" in inside
     assert {"sigmoid", "shift"} & inside == set()
-    assert not result.network.relisted
+    assert not result.network.was_relisted
 
 
 @pytest.mark.parametrize("quantized", [True, False])

@@ -102,11 +102,11 @@ def test_constant_of_unknown_size_is_not_fused(g: Graph, has_size: bool) -> None
     # The constant's data may be in a file that is missing.
     model = g.model(g.op("Max", [g.op("Softmax", g.input(1, 8), "s"), g.const("k", [[2.0]])], "m"))
     network = importer.build(load(model))
-    network.order()
-    (constant,) = network.of_kind(LayerKind.CONSTANT)
+    network.rank_layers()
+    (constant,) = network.layers_of_kind(LayerKind.CONSTANT)
     constant.dims = constant.dims if has_size else None
     PointWiseFusion(target_named("trt8.5")).run(network)
-    assert network.alive(constant) is not has_size
+    assert network.contains(constant) is not has_size
 
 
 @pytest.mark.parametrize("target", ["trt8.4", "trt8.5", "trt10"])
@@ -145,7 +145,7 @@ def test_all_scalar_constants_of_chain_are_fused(g: Graph, target: str) -> None:
     result = run_pass(
         g.model(g.op("Min", [x, g.const("b", [[3.0]])], "n")), PointWiseFusion, target
     )
-    (layer,) = result.network.of_kind(LayerKind.POINTWISE)
+    (layer,) = result.network.layers_of_kind(LayerKind.POINTWISE)
     assert [t.source for t in layer.inputs] == ["s:0"]
     assert not any(layer.kind == LayerKind.CONSTANT for layer in result.network.layers.values())
     fused = [line[1:] for line in result.lines if line[0] == "Fusing"][:-1]
@@ -170,9 +170,9 @@ def test_layer_of_other_kernel_fuses_no_constant(g: Graph, owner: str, target: s
     x = g.op("Softmax", g.input(1, 8), "s")
     model = g.model(g.op("Softmax", g.op("Max", [x, g.const("k", [[2.0]])], "m"), "t"))
     network = importer.build(load(model))
-    network.order()
+    network.rank_layers()
     layer = next(layer for layer in network.layers.values() if layer.name == "m")
-    layer.relu = "r" if owner == "relu" else ""
+    layer.relu_name = "r" if owner == "relu" else ""
     layer.in_myelin = owner == "myelin"
     result = PointWiseFusion(target_named(target)).run(network)
     assert (layer.kind == LayerKind.POINTWISE) is not bool(owner)
@@ -197,7 +197,7 @@ def test_constant_that_is_network_output_stays(g: Graph) -> None:
         "Unsqueeze", [g.op("Identity", two, "i"), g.const("axes", np.array([0]))], "shape"
     )
     result = run_pass(g.model(g.op("Max", [x, shaped], "m"), shaped), PointWiseFusion)
-    layers = result.network.of_kind(LayerKind.SHUFFLE, LayerKind.CONSTANT)
+    layers = result.network.layers_of_kind(LayerKind.SHUFFLE, LayerKind.CONSTANT)
     assert any(layer.out.is_output for layer in layers)
 
 
@@ -206,7 +206,7 @@ def test_chain_of_more_than_64_layers_is_cut(g: Graph) -> None:
     for i in range(66):
         x = g.op("Neg", x, f"n{i}")
     result = run_pass(g.model(x), PointWiseFusion)
-    layers = result.network.of_kind(LayerKind.POINTWISE)
+    layers = result.network.layers_of_kind(LayerKind.POINTWISE)
     assert [len(layer.nodes) for layer in layers] == [64, 2]
 
 
@@ -273,8 +273,8 @@ def test_add_after_activation_is_recorded_with_its_producer(
     }[operand]
     out = g.op("Mul" if operand == "a product" else "Add", [act, other], "add")
     result = run_pass(g.model(g.op("Softmax", g.op("Neg", out, "n"), "end")), PointWiseFusion)
-    (layer,) = result.network.of_kind(LayerKind.POINTWISE)
-    assert layer.joined == joined
+    (layer,) = result.network.layers_of_kind(LayerKind.POINTWISE)
+    assert layer.activation_and_add == joined
     assert {"a.m", "add", "n"} <= set(layer.nodes)
 
 
@@ -282,7 +282,7 @@ def test_add_after_silu_rests_on_documented_case(g: Graph) -> None:
     x = g.op("Softmax", g.input(1, 8), "s")
     out = g.add(g.silu(x, "a"), g.op("Softmax", x, "t"), "add")
     network = run_pass(g.model(g.op("Softmax", out, "end")), PointWiseFusion).network
-    (layer,) = network.of_kind(LayerKind.POINTWISE)
+    (layer,) = network.layers_of_kind(LayerKind.POINTWISE)
     assert [case.name for case in layer.cases] == ["chain", "with-add"]
 
 
@@ -290,7 +290,7 @@ def test_add_after_single_activation_rests_on_seen_case(g: Graph) -> None:
     x = g.op("Softmax", g.input(1, 8), "s")
     out = g.add(g.op("Exp", x, "e"), g.op("Softmax", x, "t"), "add")
     network = run_pass(g.model(g.op("Softmax", out, "end")), PointWiseFusion).network
-    (layer,) = network.of_kind(LayerKind.POINTWISE)
+    (layer,) = network.layers_of_kind(LayerKind.POINTWISE)
     assert [case.name for case in layer.cases] == ["chain"]
 
 

@@ -68,5 +68,5 @@ def test_fused_relu_excludes_second_activation(g: Graph, relu: bool) -> None:
     out = g.bn(g.conv(g.input(1, 3, 8, 8), "c"), "bn")
     out = g.op("LeakyRelu", g.relu(out, "r") if relu else out, "leaky")
     result = run_pass(g.model(out), QConvScaleFusion)
-    assert result.layer("c").fusion.activated is relu
+    assert result.layer("c").fusion.has_activation is relu
     assert run_pass(g.model(out), GenericConvActFusion).has_layer("c + PWN(leaky)") is not relu

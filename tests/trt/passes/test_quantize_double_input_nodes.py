@@ -180,7 +180,7 @@ def test_fp8_weights_with_int8_data_are_reported(target: str) -> None:
 def test_fp8_convolution_is_quantized() -> None:
     result = run_pass(fp8_weights("FP8").model("c:0"), QuantizeDoubleInputNodes, target="trt10")
     layer = result.layer("c")
-    assert layer.int8 and layer.quantized_as == Precision.FP8
+    assert layer.int8 and layer.quantized_type == Precision.FP8
     outside, _ = result.refusals
     assert isinstance(outside, OutsideRules) and (outside.node, outside.precision) == (
         "c",

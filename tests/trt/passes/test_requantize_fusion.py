@@ -25,17 +25,17 @@ def test_dq_and_q_of_other_scale_become_one_layer(g: Graph) -> None:
     layer = result.layer("a.DQ + c.in.Q")
     assert layer.kind == LayerKind.QUANTIZE
     assert layer.data.producer is result.layer("a.Q")
-    assert not result.network.of_kind(LayerKind.DEQUANTIZE)
+    assert not result.network.layers_of_kind(LayerKind.DEQUANTIZE)
 
 
 def test_dq_with_other_consumer_stays(g: Graph) -> None:
     x = g.pair(g.op("Softmax", g.input(1, 8, 8, 8), "before"), "a", 0.2)
     result = run_pass(g.model(g.conv(x, "c"), g.op("Softmax", x, "t")), RequantizeFusion)
     assert result.has_layer("a.DQ + c.in.Q")
-    assert [layer.name for layer in result.network.of_kind(LayerKind.DEQUANTIZE)] == ["a.DQ"]
+    assert [layer.name for layer in result.network.layers_of_kind(LayerKind.DEQUANTIZE)] == ["a.DQ"]
 
 
 def test_equal_scales_need_no_requantization(g: Graph) -> None:
     x = g.pair(g.op("Softmax", g.input(1, 8, 8, 8), "before"), "a", 0.1)
     result = run_pass(g.model(g.conv(x, "c")), RequantizeFusion)
-    assert [layer.name for layer in result.network.of_kind(LayerKind.QUANTIZE)] == ["a.Q"]
+    assert [layer.name for layer in result.network.layers_of_kind(LayerKind.QUANTIZE)] == ["a.Q"]

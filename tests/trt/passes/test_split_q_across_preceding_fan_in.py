@@ -83,7 +83,7 @@ def test_report_names_scales_of_concat_inputs(g: Graph, form: str) -> None:
         outputs.append(g.op("Abs", first, "abs"))
     out = g.op("Neg", g.pair(g.concat([first, second], "Concat"), "p", 0.1), "n")
     network = build(load(g.model(out, *outputs)))
-    network.order()
+    network.rank_layers()
     refusals = []
     for _ in range(2):  # the Q moves up, then its scale is compared with those that the parts have
         refusals += SplitQAcrossPrecedingFanIn(target_named("trt8.5")).run(network).refusals

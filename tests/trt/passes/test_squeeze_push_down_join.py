@@ -68,7 +68,7 @@ def test_bias_may_be_either_operand(g: Graph, first: bool) -> None:
     )
     squeeze = result.layer("copied_squeeze_after_add")
     assert squeeze.data.producer is result.layer("add") and squeeze.out.source == "add:0"
-    assert (squeeze.shuffling.after_matmul, squeeze.shuffling.pushed) == (True, True)
+    assert (squeeze.shuffling.after_matmul, squeeze.shuffling.is_pushed_down) == (True, True)
     assert SqueezePushDownJoin(target_named("trt8.5")).run(result.network).events == [], (
         "pushed once"
     )

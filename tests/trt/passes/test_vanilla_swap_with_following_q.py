@@ -52,7 +52,7 @@ def test_q_moves_up_past_linear_resize(g: Graph) -> None:
     out = g.op("Neg", g.pair(operator(g, "linear Resize", g.input(1, 3, 4, 4)), "p"), "n")
     result = run_pass(g.model(out), VanillaSwapWithFollowingQ)
     assert result.lines == [("Running", "op"), ("Swapping", "op", "p.Q")]
-    assert [s.op for s in result.layer("p.Q").passed.steps()] == ["Resize"]
+    assert [s.op for s in result.layer("p.Q").path.steps()] == ["Resize"]
 
 
 def test_second_consumer_is_reported(g: Graph) -> None:
