@@ -220,7 +220,7 @@ def network_table(networks: Rows) -> str:
         found.append(
             (gpu, what, len(rows), f"x{seen:.2f}", f"x{left:.2f}", "yes" if used else "no")
         )
-    return table(("GPU", "what", "times", "in the fit", "left out", "fitted"), found)
+    return table(("GPU", "kind and network", "times", "in the fit", "left out", "fitted"), found)
 
 
 def blind_table(blind: Rows) -> str:
@@ -231,7 +231,7 @@ def blind_table(blind: Rows) -> str:
         kind = "INT8 (Q/DQ)" if variant == "qdq" else plain
         groups[n["gpu"], f"{family} {kind}, batch {batch[1:]}"].append(n)
     return table(
-        ("GPU", "what", "times", "model over measured", "median error", "in the range"),
+        ("GPU", "network", "times", "model over measured", "median error", "in the range"),
         [
             (
                 gpu,
