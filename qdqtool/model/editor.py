@@ -1,8 +1,9 @@
-"""The one editor of ONNX models, for preparing, rewriting, fixing and half precision.
+"""Editing of ONNX models, for preparing, rewriting, fixing and half precision.
 
-It adds constants and nodes, changes what nodes read and write, removes nodes, and in the end drops what was used before
-and no longer is, keeps a valid order and the model's metadata and value_info. The edits take effect together: until
-then a step sees the graph as it was, so that what it finds does not depend on the order in which it edits.
+An editor adds constants and nodes, changes the inputs and outputs of nodes, and removes nodes. When
+it finishes, it drops nodes and constants that lost their last consumer, and keeps a valid order,
+the model's metadata and its value_info. The edits take effect together: until then a step sees the
+original graph, so that its result does not depend on the order of the edits.
 """
 
 from __future__ import annotations
@@ -29,76 +30,82 @@ _LARGE_PARAMETER = 1 << 16  # bytes; 16,384 channels
 
 
 class Editor:
-    """Edits a model in place; its index stays as it was until :meth:`finish` and is true again from then on.
+    """Edits a model in place; the model's index is updated by :meth:`finish` only.
 
     Attributes:
-        model: The model; for a changed copy, give :meth:`qdqtool.model.graph.Model.copy`.
+        model: The model. To edit a copy, pass :meth:`qdqtool.model.graph.Model.copy`.
         proto: Its message.
-        edited: Indices of the nodes that were changed, removed or got one in front; the caller may empty it.
+        edited: Indices of the nodes that were changed, were removed or got a node before them. The
+            caller may empty it.
     """
 
     def __init__(self, model: Model) -> None:
         self.model = model
         self.edited: set[int] = set()
         self.proto = model.proto
-        names = {n.proto.name for n in model.nodes}
-        self._taken = names | set(model.producers) | set(model.initializers) | set(model.inputs)
-        self._numbers: dict[str, int] = {}  # where to go on looking for a free name
-        self._added = 0
+        names = {node.proto.name for node in model.nodes}
+        self._names = names | set(model.producers) | set(model.initializers) | set(model.inputs)
+        self._next_numbers: dict[str, int] = {}  # first suffix to try for each name
+        self._added_bytes = 0
         self._removed: set[int] = set()
         self._touched: set[int] = set()
-        self._constants: dict[str, onnx.TensorProto] = {}  # new, or with another value
+        self._constants: dict[str, onnx.TensorProto] = {}  # added, or with another value
         self._added_constants: set[str] = set()
-        self._retyping = False
+        self._changes_types = False
         self._before: dict[int, list[onnx.NodeProto]] = defaultdict(list)
-        self._behind: dict[int, list[onnx.NodeProto]] = defaultdict(list)
+        self._after: dict[int, list[onnx.NodeProto]] = defaultdict(list)
         self._first: list[onnx.NodeProto] = []
         self._retyped: set[str] = set()
-        self._alias: dict[str, str] = {}
+        self._aliases: dict[str, str] = {}
         self._shared: dict[tuple[str, tuple[int, ...], bytes], str] = {}
 
     def edit_proto(self, node: Node) -> onnx.NodeProto:
-        """The message of a node, to be changed; of a node of the model that this one is a copy of, that in the copy."""
+        """Return the message of a node, to be changed.
+
+        For a node of the model that the edited one is a copy of, it is the message in the copy.
+        """
         self._touched.add(node.index)
         self.edited.add(node.index)
         return self.model.nodes[node.index].proto
 
     def is_removed(self, node: Node) -> bool:
+        """Return whether a node was removed."""
         return node.index in self._removed
 
-    def unique_name(self, wanted: str) -> str:
-        """``wanted``, or with a number where that name is taken."""
-        name, number = wanted, self._numbers.get(wanted, 1)
-        while name in self._taken:
-            name, number = f"{wanted}_{number}", number + 1
-        self._numbers[wanted] = number
-        self._taken.add(name)
+    def unique_name(self, base: str) -> str:
+        """Return a name that is not in use: ``base``, with a number if necessary."""
+        name, number = base, self._next_numbers.get(base, 1)
+        while name in self._names:
+            name, number = f"{base}_{number}", number + 1
+        self._next_numbers[base] = number
+        self._names.add(name)
         return name
 
     @functools.cached_property
-    def _listed(self) -> dict[str, onnx.ValueInfoProto]:
-        """Entries of the graph's inputs; old exporters list the initializers there."""
-        return {v.name: v for v in self.proto.graph.input}
+    def _input_infos(self) -> dict[str, onnx.ValueInfoProto]:
+        """Entries of the graph's inputs, where old exporters list the initializers as well."""
+        return {value.name: value for value in self.proto.graph.input}
 
     def has_name(self, name: str) -> bool:
-        """Whether a node or tensor has that name."""
-        return name in self._taken
+        """Return whether a node or tensor has that name."""
+        return name in self._names
 
-    def constant(self, wanted: str, value: npt.NDArray[Any]) -> str:
-        """Adds an initializer and returns its name.
+    def constant(self, base: str, value: npt.NDArray[Any]) -> str:
+        """Add an initializer and return its name.
 
         Raises:
-            ModelError: All added ones together take more than :data:`qdqtool.base.limits.ADDED_CONSTANTS`.
+            ModelError: All added constants together exceed
+                :data:`qdqtool.base.limits.ADDED_CONSTANTS`.
         """
-        self._added += np.asarray(value).nbytes
+        self._added_bytes += np.asarray(value).nbytes
         limits.check_size(
-            self._added,
+            self._added_bytes,
             limits.ADDED_CONSTANTS,
             "new constants would take",
             ModelError,
             code="constants-too-large",
         )
-        name = self.unique_name(wanted)
+        name = self.unique_name(base)
         self._add_constant(onnx.numpy_helper.from_array(np.asarray(value), name))
         return name
 
@@ -108,54 +115,56 @@ class Editor:
         self._added_constants.add(tensor.name)
 
     def set_constant(self, tensor: str, value: npt.NDArray[Any]) -> None:
-        """Gives an initializer or Constant another value, for all its readers."""
+        """Give an initializer or Constant another value, for all its consumers."""
         self._set_constant(onnx.numpy_helper.from_array(np.asarray(value), tensor))
 
     def retype_constant(self, tensor: str, elem_type: int) -> None:
-        """Gives an initializer whose data is not available another element type, for all its readers."""
-        made = onnx.TensorProto()
-        made.CopyFrom(self.model.initializers[tensor])
-        made.data_type = elem_type
-        self._set_constant(made)
+        """Give an initializer without available data another element type."""
+        constant = onnx.TensorProto()
+        constant.CopyFrom(self.model.initializers[tensor])
+        constant.data_type = elem_type
+        self._set_constant(constant)
 
-    def _set_constant(self, made: onnx.TensorProto) -> None:
-        tensor = made.name
-        self._retyping = True
-        old = self._constants.get(tensor, self.model.initializers.get(tensor))
-        if old is not None:
-            old.CopyFrom(made)
-            self._constants[tensor] = old
-            if tensor in self._listed:
-                self._listed[tensor].type.CopyFrom(
-                    onnx.helper.make_tensor_type_proto(made.data_type, made.dims)
-                )
+    def _set_constant(self, constant: onnx.TensorProto) -> None:
+        tensor = constant.name
+        self._changes_types = True
+        initializer = self._constants.get(tensor, self.model.initializers.get(tensor))
+        if initializer is not None:
+            initializer.CopyFrom(constant)
+            self._constants[tensor] = initializer
+            if tensor in self._input_infos:
+                tensor_type = onnx.helper.make_tensor_type_proto(constant.data_type, constant.dims)
+                self._input_infos[tensor].type.CopyFrom(tensor_type)
             return
-        maker = self.model.producer(tensor)
-        if maker is not None:
-            self.remove(maker)
-        self._add_constant(made)
+        producer = self.model.producer(tensor)
+        if producer is not None:
+            self.remove(producer)
+        self._add_constant(constant)
 
     def set_input(self, node: Node, position: int, tensor: str) -> None:
-        """Makes a node read another tensor; missing optional inputs before it are filled in as not set."""
+        """Make a node read another tensor; missing inputs before it become unset ones."""
         proto = self.edit_proto(node)
         while len(proto.input) <= position:
             proto.input.append("")
         proto.input[position] = tensor
 
-    def redirect(self, old: str, new: str, readers: Iterable[Node] | None = None) -> None:
-        """Makes the readers of a tensor (all of them, or those given) read another one."""
-        for node in self.model.consumers(old) if readers is None else readers:
+    def redirect(self, old: str, new: str, consumers: Iterable[Node] | None = None) -> None:
+        """Make the consumers of a tensor, or some of them, read another one."""
+        for node in self.model.consumers(old) if consumers is None else consumers:
             proto = self.edit_proto(node)
             for position, tensor in enumerate(proto.input):
                 if tensor == old:
                     proto.input[position] = new
 
     def is_captured(self, tensor: str) -> bool:
-        """Whether a subgraph (If, Loop, Scan) reads a tensor, which :meth:`redirect` does not reach."""
-        return any(tensor in n.captured for n in self.model.consumers(tensor))
+        """Return whether a subgraph (If, Loop, Scan) reads a tensor.
+
+        :meth:`redirect` does not change subgraphs.
+        """
+        return any(tensor in node.captured for node in self.model.consumers(tensor))
 
     def remove(self, node: Node) -> None:
-        """Removes a node; what it alone read is pruned in :meth:`finish`."""
+        """Remove a node; :meth:`finish` prunes tensors that only it consumed."""
         self._removed.add(node.index)
         self.edited.add(node.index)
 
@@ -163,12 +172,20 @@ class Editor:
         self,
         before: Node,
         op: str,
-        wanted: str,
+        base: str,
         inputs: list[str],
         attributes: dict[str, Any] | None = None,
     ) -> str:
-        """Adds a node with one output in front of another and returns the output's name."""
-        name = self.unique_name(wanted)
+        """Add a node with one output before another node and return the output's name.
+
+        Args:
+            before: The other node.
+            op: Operator type of the new node.
+            base: Name of the new node, which gets a number if the name is in use.
+            inputs: Inputs of the new node.
+            attributes: Attributes of the new node.
+        """
+        name = self.unique_name(base)
         output = self.unique_name(f"{name}_output_0")
         self.edited.add(before.index)
         self._before[before.index].append(
@@ -177,232 +194,303 @@ class Editor:
         return output
 
     def cast(
-        self, source: str, made: str, to: int, behind: Node | None = None, suffix: str = ""
+        self, source: str, output: str, to: int, after: Node | None = None, suffix: str = ""
     ) -> None:
-        """Adds a Cast behind a node, or in front of all without one; its output gets the name ``made``."""
-        proto = onnx.helper.make_node("Cast", [source], [made], name=f"{made}/Cast{suffix}", to=to)
-        self._taken.update((made, proto.name))
-        (self._first if behind is None else self._behind[behind.index]).append(proto)
+        """Add a Cast after a node, or before all nodes.
+
+        Args:
+            source: Input of the Cast.
+            output: Name of its output.
+            to: ONNX element type of the output.
+            after: The node before the Cast; None for the start of the graph.
+            suffix: End of the Cast's name.
+        """
+        name = f"{output}/Cast{suffix}"
+        proto = onnx.helper.make_node("Cast", [source], [output], name=name, to=to)
+        self._names.update((output, proto.name))
+        if after is None:
+            self._first.append(proto)
+        else:
+            self._after[after.index].append(proto)
 
     def set_output(self, node: Node, position: int, tensor: str) -> None:
-        """Makes a node write another tensor; who reads the old one is not changed."""
+        """Rename the output of a node; consumers of the old name are not changed."""
         self.edit_proto(node).output[position] = tensor
-        self._taken.add(tensor)
+        self._names.add(tensor)
 
     def set_type(self, tensors: Iterable[str], elem_type: int) -> None:
-        """States another element type for network inputs and for tensors inside the graph."""
-        wanted = set(tensors)
-        self._retyping = True
+        """State another element type for network inputs and for tensors inside the graph."""
+        names = set(tensors)
+        self._changes_types = True
         for value in (*self.proto.graph.value_info, *self.proto.graph.input):
-            if value.name in wanted:
+            if value.name in names:
                 value.type.tensor_type.elem_type = elem_type
 
-    def _parameter(self, wanted: str, value: npt.NDArray[Any]) -> str:
-        """A constant for one node; one that is larger than any real scale is stored once for all that get the same."""
+    def _parameter(self, base: str, value: npt.NDArray[Any]) -> str:
+        """Add a constant for one node and return its name.
+
+        Equal constants that are larger than any real scale are stored once.
+        """
         if value.nbytes <= _LARGE_PARAMETER:
-            return self.constant(wanted, value)
+            return self.constant(base, value)
         key = value.dtype.str, value.shape, ParameterValues(value.reshape(-1)).digest
         if key not in self._shared:
-            self._shared[key] = self.constant(wanted, value)
+            self._shared[key] = self.constant(base, value)
         return self._shared[key]
 
     def set_quantizer(
         self, node: Node, scale: npt.NDArray[Any], zero_point: npt.NDArray[Any]
     ) -> None:
-        """Gives a Q or DQ new parameters; the scale keeps the type that it had."""
+        """Give a Q or DQ new parameters; the scale keeps its type."""
         proto = self.edit_proto(node)
         self._retyped.update(node.outputs)  # a quantized tensor's type may change
-        kind = self.model.elem_type(node.input(1))
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(kind) if kind else np.dtype(np.float32)
+        elem_type = self.model.elem_type(node.input(1)) or TensorProto.FLOAT
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(elem_type)
         self.set_input(node, 1, self._parameter(f"{node.name}/scale", scale.astype(dtype)))
         self.set_input(node, 2, self._parameter(f"{node.name}/zero_point", zero_point))
-        _drop(proto.attribute, lambda name: name == "output_dtype")
+        _remove_named(proto.attribute, lambda name: name == "output_dtype")
 
     def copy_weights(self, node: Node, weights: WeightSource, value: npt.NDArray[Any]) -> None:
-        """Gives a node weights of its own: constant, Q and DQ as they are, in front of what moves them for it alone."""
+        """Give a node weights of its own: copies of the constant, of Q and of DQ.
+
+        They are added before the nodes that move the weights for this node only.
+        """
         tensor = self.constant(f"{weights.source}_copy", value)
-        reader, position = (weights.after.top or node, 0 if weights.after else 1)
-        for old in (weights.q, weights.dq):
-            if old is not None:
-                inputs = [tensor, *old.inputs[1:]]
+        for quantizer in (weights.q, weights.dq):
+            if quantizer is not None:
                 tensor = self.insert(
-                    reader, old.op, f"{old.name}_copy", inputs, dict(old.attributes)
+                    weights.after.top or node,
+                    quantizer.op,
+                    f"{quantizer.name}_copy",
+                    [tensor, *quantizer.inputs[1:]],
+                    dict(quantizer.attributes),
                 )
-        self.set_input(reader, position, tensor)
+        if weights.after:
+            self.set_input(weights.after.top or node, 0, tensor)
+        else:
+            self.set_input(node, 1, tensor)
 
     def rewrite(
         self, node: Node, op: str, inputs: Sequence[str], attributes: dict[str, Any]
     ) -> None:
-        """Lets another operator make what a node makes."""
+        """Replace the operator that produces a node's outputs."""
         proto = self.edit_proto(node)
         proto.op_type, proto.domain = op, ""
         del proto.attribute[:]
-        proto.attribute.extend(onnx.helper.make_attribute(k, v) for k, v in attributes.items())
+        for name, value in attributes.items():
+            proto.attribute.append(onnx.helper.make_attribute(name, value))
         proto.input[:] = inputs
 
     def bypass(self, node: Node, source: str) -> None:
-        """Lets what reads a node read another tensor; for a subgraph or a network output the node becomes a copy."""
+        """Make the consumers of a node read another tensor.
+
+        If a subgraph or the network's output needs the node's output, the node becomes an Identity.
+        """
         if not self.model.is_output(node.output) and not self.is_captured(node.output):
-            self._alias[node.output] = source
+            self._aliases[node.output] = source
             self.remove(node)
             return
         self.rewrite(node, "Identity", [source], {})
 
-    def replace(self, node: Node, made: onnx.TensorProto) -> None:
-        """Puts a constant of that name, type and dimensions in the place of what a node makes."""
+    def replace(self, node: Node, constant: onnx.TensorProto) -> None:
+        """Replace a node by a constant of the name, type and dimensions of its output."""
         self.remove(node)
-        self._add_constant(made)
+        self._add_constant(constant)
 
     def remove_pairs(self, q: Node, dqs: Iterable[Node]) -> bool:
-        """Removes Q/DQ pairs: what read a DQ reads what Q read, and the maker of that makes a network output instead.
+        """Remove a Q and its DQs.
+
+        Consumers of a DQ read the input of Q instead. If a DQ produces a network output, the
+        producer of that input produces the output instead.
 
         Returns:
-            False where nothing was done: Q's result is a network output, a subgraph reads a DQ, or one tensor would
-            have to be two outputs.
+            False if nothing was removed: the result of Q is a network output, a subgraph reads the
+            result of a DQ, or one tensor would have to be two outputs.
         """
         pairs = list(dqs)
         ends = [dq for dq in pairs if self.model.is_output(dq.output)]
         source = q.input(0)
-        maker = self.model.producer(source)
-        if self.model.is_output(q.output) or any(self.is_captured(dq.output) for dq in pairs):
-            return False
-        if ends and (
-            len(ends) > 1 or maker is None or self.model.is_output(source) or self.is_removed(maker)
-        ):
+        if not self._can_remove(q, pairs) or (ends and not self._can_be_output(source, ends)):
             return False
         for dq in pairs:
             if dq not in ends:
                 self.redirect(dq.output, source)
-                self._alias[dq.output] = source  # source may itself be removed by another bypass
+                self._aliases[dq.output] = source  # another call may remove the source itself
             self.remove(dq)
-        if all(self.is_removed(n) for n in self.model.consumers(q.output)):
+        if all(self.is_removed(node) for node in self.model.consumers(q.output)):
             self.remove(q)
-        if ends and maker is not None:
-            outputs = self.edit_proto(maker).output
-            outputs[list(outputs).index(source)] = ends[0].output
-            self.redirect(source, ends[0].output)
-            for reader in (r for dq in pairs for r in self.model.consumers(dq.output)):
-                self.redirect(source, ends[0].output, [reader])
+        if ends:
+            self._rename_to_output(source, ends[0].output, pairs)
         return True
 
+    def _can_remove(self, q: Node, dqs: list[Node]) -> bool:
+        if self.model.is_output(q.output):
+            return False
+        return not any(self.is_captured(dq.output) for dq in dqs)
+
+    def _can_be_output(self, tensor: str, ends: list[Node]) -> bool:
+        """Return whether a tensor can take the place of the network output that DQs produce."""
+        producer = self.model.producer(tensor)
+        if len(ends) > 1 or producer is None or self.model.is_output(tensor):
+            return False
+        return not self.is_removed(producer)
+
+    def _rename_to_output(self, tensor: str, output: str, dqs: list[Node]) -> None:
+        """Rename a tensor to a network output, also for the consumers of its DQs."""
+        outputs = self.edit_proto(self.model.producers[tensor]).output
+        outputs[list(outputs).index(tensor)] = output
+        self.redirect(tensor, output)
+        for dq in dqs:
+            for consumer in self.model.consumers(dq.output):
+                self.redirect(tensor, output, [consumer])
+
     def finish(self) -> Model:
-        """Applies removals and insertions, drops what nothing reads any more, and returns the model, its index true.
+        """Apply the edits, drop nodes and constants without consumers, and return the model.
 
         Raises:
-            ModelError: The edits made a cycle, or two nodes make one tensor.
+            ModelError: The edits made a cycle, or two nodes produce one tensor.
         """
         nodes: list[Node | onnx.NodeProto] = list(self._first)
         for node in self.model.nodes:
             nodes.extend(self._before.get(node.index, ()))
             if node.index not in self._removed:
                 nodes.append(node)
-            nodes.extend(self._behind.get(node.index, ()))
-        if self._alias:
-            for entry in nodes:
-                if not self._alias.keys().isdisjoint(_message(entry).input):
-                    inputs = (self.edit_proto(entry) if isinstance(entry, Node) else entry).input
-                    inputs[:] = [self._resolved(t) for t in inputs]
-        read = set(self.model.consumers_by_tensor)
-        inside = self._captured()
-        pruned = self._prune(nodes, inside)
-        kept = sort_topologically(pruned, self._reads, self._makes)
-        self.model.replace_constants((), self._constants, self._retyping)
-        self.model.replace_nodes(
-            kept if len(kept) == len(pruned) else pruned, self._touched
-        )  # which refuses a cycle
-        self._drop_constants(read, inside)
-        self._drop_stale()
+            nodes.extend(self._after.get(node.index, ()))
+        self._apply_aliases(nodes)
+        consumed = set(self.model.consumers_by_tensor)
+        captured = self._captured()
+        pruned = self._prune(nodes, captured)
+        ordered = sort_topologically(pruned, self._inputs_and_captured, self._outputs)
+        self.model.replace_constants((), self._constants, self._changes_types)
+        has_cycle = len(ordered) != len(pruned)  # which replace_nodes refuses
+        self.model.replace_nodes(pruned if has_cycle else ordered, self._touched)
+        self._drop_constants(consumed, captured)
+        self._drop_stale_types()
         return self.model
 
-    def _resolved(self, tensor: str) -> str:
-        passed = []
-        while tensor in self._alias:
-            passed.append(tensor)
-            tensor = self._alias[tensor]
-        self._alias.update(dict.fromkeys(passed, tensor))  # of a chain, each link is followed once
+    def _apply_aliases(self, nodes: list[Node | onnx.NodeProto]) -> None:
+        """Make nodes read the tensors that bypassed nodes and removed pairs were replaced by."""
+        if not self._aliases:
+            return
+        for node in nodes:
+            if not self._aliases.keys().isdisjoint(_message(node).input):
+                proto = self.edit_proto(node) if isinstance(node, Node) else node
+                proto.input[:] = [self._resolve(tensor) for tensor in proto.input]
+
+    def _resolve(self, tensor: str) -> str:
+        links = []
+        while tensor in self._aliases:
+            links.append(tensor)
+            tensor = self._aliases[tensor]
+        self._aliases.update(dict.fromkeys(links, tensor))  # so that each link is followed once
         return tensor
 
     def _prune(
-        self, nodes: list[Node | onnx.NodeProto], inside: set[str]
+        self, nodes: list[Node | onnx.NodeProto], captured: set[str]
     ) -> list[Node | onnx.NodeProto]:
-        """Drops nodes that lost their last reader; those unused from the start stay."""
-        unused = {id(n) for n in self.model.nodes if not any(self._is_used(o) for o in n.outputs)}
-        outputs = {v.name for v in self.proto.graph.output} | inside
-        makers = {o: n for n in nodes for o in self._makes(n) if o}
-        read = Counter(t for n in nodes for t in self._inputs(n))
-        gone: set[int] = set()
-        stack = list(nodes)
+        """Return nodes without those that lost their last consumer.
+
+        Nodes that had no consumer before the edits remain.
+        """
+        unused = {id(node) for node in self.model.nodes if not self._is_used(node)}
+        required = {value.name for value in self.proto.graph.output} | captured
+        removed = self._find_unneeded(nodes, unused, required)
+        return [node for node in nodes if id(node) not in removed]
+
+    def _find_unneeded(
+        self, nodes: list[Node | onnx.NodeProto], ignored: set[int], required: set[str]
+    ) -> set[int]:
+        """Return the ids of the nodes whose outputs no other node needs.
+
+        Args:
+            nodes: All nodes.
+            ignored: Ids of nodes that are not examined.
+            required: Tensors that are needed without a consumer.
+        """
+        producers: dict[str, Node | onnx.NodeProto] = {}
+        uses: Counter[str] = Counter()
+        for node in nodes:
+            uses.update(self._inputs(node))
+            producers.update((output, node) for output in self._outputs(node) if output)
+        unneeded: set[int] = set()
+        stack = [node for node in nodes if id(node) not in ignored]
         while stack:
             node = stack.pop()
-            if (
-                id(node) in gone
-                or id(node) in unused
-                or any(read[o] > 0 or o in outputs for o in self._makes(node))
-            ):
+            if id(node) in unneeded or self._is_needed(node, uses, required):
                 continue
-            gone.add(id(node))
-            read.subtract(self._inputs(node))
-            stack.extend(makers[t] for t in self._inputs(node) if t in makers)
-        return [n for n in nodes if id(n) not in gone]
+            unneeded.add(id(node))
+            inputs = self._inputs(node)
+            uses.subtract(inputs)
+            for tensor in inputs:
+                if tensor in producers and id(producers[tensor]) not in ignored:
+                    stack.append(producers[tensor])
+        return unneeded
+
+    def _is_used(self, node: Node) -> bool:
+        """Return whether an output of a node had a consumer before the edits."""
+        model = self.model
+        return any(t and (model.consumers(t) or model.is_output(t)) for t in node.outputs)
+
+    def _is_needed(
+        self, node: Node | onnx.NodeProto, uses: Counter[str], required: set[str]
+    ) -> bool:
+        return any(uses[output] > 0 or output in required for output in self._outputs(node))
 
     def _as_indexed(self, node: Node | onnx.NodeProto) -> Node | None:
-        """The node where its message is as it was read: asking messages again takes most of the time here."""
+        """Return a node whose message is unchanged; reading messages again is slow."""
         return node if isinstance(node, Node) and node.index not in self._touched else None
 
     def _inputs(self, node: Node | onnx.NodeProto) -> Sequence[str]:
-        same = self._as_indexed(node)
-        return _message(node).input if same is None else same.inputs
+        indexed = self._as_indexed(node)
+        return _message(node).input if indexed is None else indexed.inputs
 
-    def _makes(self, node: Node | onnx.NodeProto) -> Sequence[str]:
-        same = self._as_indexed(node)
-        return _message(node).output if same is None else same.outputs
+    def _outputs(self, node: Node | onnx.NodeProto) -> Sequence[str]:
+        indexed = self._as_indexed(node)
+        return _message(node).output if indexed is None else indexed.outputs
 
-    def _reads(self, node: Node | onnx.NodeProto) -> tuple[str, ...]:
-        same = self._as_indexed(node)
-        return (
-            *self._inputs(node),
-            *(captured_tensors(_message(node)) if same is None else same.captured),
-        )
+    def _inputs_and_captured(self, node: Node | onnx.NodeProto) -> tuple[str, ...]:
+        indexed = self._as_indexed(node)
+        if indexed is None:
+            message = _message(node)
+            return (*message.input, *captured_tensors(message))
+        return (*indexed.inputs, *indexed.captured)
 
-    def _drop_constants(self, was_read: set[str], inside: set[str]) -> None:
-        """Drops initializers that lost their last reader, and their entries among the inputs."""
+    def _drop_constants(self, consumed: set[str], captured: set[str]) -> None:
+        """Drop initializers that lost their last consumer, and their entries among the inputs.
+
+        Args:
+            consumed: Tensors that had a consumer before the edits.
+            captured: Tensors that subgraphs read.
+        """
         graph, model = self.proto.graph, self.model
-        read = model.consumers_by_tensor.keys() | {v.name for v in graph.output} | inside
-        gone = {
-            n
-            for n in model.initializers
-            if n not in read and (n in was_read or n in self._added_constants)
-        }
-        if gone:
-            _drop(graph.initializer, gone.__contains__)
-            _drop(graph.input, gone.__contains__)
-        model.replace_constants(gone, {}, False)
+        required = model.consumers_by_tensor.keys() | {v.name for v in graph.output} | captured
+        candidates = model.initializers.keys() & (consumed | self._added_constants)
+        removed = candidates - required
+        if removed:
+            _remove_named(graph.initializer, removed.__contains__)
+            _remove_named(graph.input, removed.__contains__)
+        model.replace_constants(removed, {}, False)
 
     def _captured(self) -> set[str]:
-        """What subgraphs read, by the names that they read it by now."""
-        return {
-            t
-            for n in self.model.nodes
-            if n.captured or n.index in self._touched
-            for t in captured_tensors(n.proto)
-        }
+        """Return the tensors that subgraphs read, after all renames."""
+        tensors: set[str] = set()
+        for node in self.model.nodes:
+            if node.captured or node.index in self._touched:
+                tensors.update(captured_tensors(node.proto))
+        return tensors
 
-    def _is_used(self, tensor: str) -> bool:
-        return bool(tensor) and (bool(self.model.consumers(tensor)) or self.model.is_output(tensor))
-
-    def _drop_stale(self) -> None:
-        graph = self.proto.graph
-        made = (
-            self.model.producers.keys()
-            | self.model.initializers.keys()
-            | {v.name for v in graph.input}
-        )
-        _drop(graph.value_info, lambda n: n not in made or n in self._retyped)
+    def _drop_stale_types(self) -> None:
+        """Drop the value_info of tensors that are gone or may have another type."""
+        graph, model = self.proto.graph, self.model
+        inputs = {value.name for value in graph.input}
+        tensors = model.producers.keys() | model.initializers.keys() | inputs
+        _remove_named(graph.value_info, lambda n: n not in tensors or n in self._retyped)
 
 
-def _drop(items: Any, gone: Callable[[str], bool]) -> None:
+def _remove_named(items: Any, is_removed: Callable[[str], bool]) -> None:
+    """Remove the items of a repeated field whose names meet a condition."""
     for position in reversed(range(len(items))):
-        if gone(items[position].name):
+        if is_removed(items[position].name):
             del items[position]
 
 
@@ -411,7 +499,7 @@ def _message(node: Node | onnx.NodeProto) -> onnx.NodeProto:
 
 
 def placeholder(name: str, dims: Iterable[int], kind: int = TensorProto.FLOAT) -> TensorProto:
-    """A constant of known shape whose data is not available."""
+    """Return a constant of known shape whose data is not available."""
     tensor = TensorProto(name=name, data_type=kind, data_location=TensorProto.EXTERNAL)
     tensor.dims.extend(dims)
     tensor.external_data.add(key="location", value="not-at-hand")
@@ -422,43 +510,60 @@ def remove_quantizers(
     model: Model,
     weights: bool = False,
     stored: Callable[[str, Iterable[int]], TensorProto] | None = None,
-    known: Mapping[str, TensorProto] | None = None,
+    constants: Mapping[str, TensorProto] | None = None,
 ) -> Model:
-    """A model, itself, without activation quantizers; weights stay as quantized, unless ``weights`` says otherwise.
+    """Remove the activation quantizers of a model in place and return it.
+
+    Weights remain quantized by default.
 
     Args:
-        model: It is changed.
-        weights: Whether float weights lose their Q and DQ too.
-        stored: Makes the constant, of a name and dimensions, in the place of a DQ with stored integers, which stays
-            without it; with it nothing stays quantized.
-        known: Constants in the place of DQs, by the names of what these make.
+        model: The model. It is changed.
+        weights: Whether float weights lose their Q and DQ as well.
+        stored: Returns the constant, for a name and dimensions, that replaces a DQ of stored
+            integers. With it no quantizer remains; without it these DQs remain.
+        constants: Constants that replace DQs, by the DQ's output.
     """
     view, editor = View(model), Editor(model)
-    for node in (n for n in view.quantizers if n.input(0) and n.output):
-        maker = model.producer(node.input(0)) if is_dq(node) else node
-        constant = (
-            model.constant_proto(node.input(0)) if stored is not None and is_dq(node) else None
-        )
-        if known and node.output in known:
-            editor.replace(node, known[node.output])
-        elif (
-            stored is not None
-            and constant is not None
-            and constant.data_type not in (*FLOATS, TensorProto.UNDEFINED)
-        ):
-            editor.replace(node, stored(node.output, constant.dims))
-        elif maker is not None and is_q(maker) and (weights or not view.is_weight(maker)):
-            if is_dq(node) or stored is not None:
-                editor.bypass(node, maker.input(0))
-        elif stored is not None:
-            editor.bypass(node, node.input(0))
+    for node in view.quantizers:
+        if not node.input(0) or not node.output:
+            continue
+        constant = (constants or {}).get(node.output)
+        if constant is None and stored is not None:
+            constant = _float_constant(model, node, stored)
+        if constant is not None:
+            editor.replace(node, constant)
+            continue
+        source = _float_source(view, node, weights, remove_all=stored is not None)
+        if source is not None:
+            editor.bypass(node, source)
     return editor.finish()
+
+
+def _float_constant(
+    model: Model, node: Node, stored: Callable[[str, Iterable[int]], TensorProto]
+) -> TensorProto | None:
+    """Return the constant that replaces a DQ of stored integers; None for another node."""
+    constant = model.constant_proto(node.input(0)) if is_dq(node) else None
+    if constant is None or constant.data_type in (*FLOATS, TensorProto.UNDEFINED):
+        return None
+    return stored(node.output, constant.dims)
+
+
+def _float_source(view: View, node: Node, weights: bool, *, remove_all: bool) -> str | None:
+    """Return the tensor that replaces a quantizer's output; None if the quantizer remains.
+
+    A Q without its DQ remains unless all quantizers are removed.
+    """
+    q = view.model.producer(node.input(0)) if is_dq(node) else node
+    if q is not None and is_q(q) and (weights or not view.is_weight(q)):
+        return q.input(0) if remove_all or is_dq(node) else None
+    return node.input(0) if remove_all else None
 
 
 def with_nodes(
     model: Model, nodes: Iterable[onnx.NodeProto], constants: Iterable[TensorProto] = ()
 ) -> Model:
-    """A variant of a model, without large weights, that computes more of its tensors: nodes and what they read."""
+    """Return a variant of a model with more nodes and their constants, without large weights."""
     proto = without_large_weights(model.proto)
     proto.graph.node.extend(nodes)
     proto.graph.initializer.extend(constants)
@@ -466,15 +571,20 @@ def with_nodes(
 
 
 def unshare_weights(model: Model) -> Model:
-    """A model, itself, whose layers share no quantized weights: one that is called twice would have to."""
+    """Give each layer of a model its own quantized weights, in place, and return the model.
+
+    Layers of a module that is called twice share their weights.
+    """
     view, editor = View(model), Editor(model)
     first: dict[str, Node] = {}
     for node in view.weighted:
         weights = view.weights(node)
-        value = (
-            model.constant(weights.source) if weights.dq is not None and weights.constant else None
-        )
-        alone = all(len(model.consumers(n.output)) == 1 for n in weights.after)
-        if value is not None and alone and first.setdefault(weights.source, node) is not node:
+        if weights.dq is None or not weights.constant:
+            continue
+        value = model.constant(weights.source)
+        is_alone = all(len(model.consumers(n.output)) == 1 for n in weights.after)
+        if value is None or not is_alone:
+            continue
+        if first.setdefault(weights.source, node) is not node:
             editor.copy_weights(node, weights, value)
     return editor.finish()

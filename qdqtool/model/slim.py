@@ -1,4 +1,4 @@
-"""Models without the data of their weights, for what looks at types and dimensions alone."""
+"""Models without the data of their weights, for uses that need types and dimensions only."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from collections.abc import Container
 import onnx
 from google.protobuf.message import EncodeError
 
-_KEEP_FOR_SHAPES = (
-    4096  # bytes; constants up to this size may be shapes that shape inference has to read
-)
+# Bytes; constants up to this size may be shapes that shape inference has to read.
+_KEEP_FOR_SHAPES = 4096
 
 
 def tensor_bytes(tensor: onnx.TensorProto) -> int:
-    """Size of a tensor's message; 2 GB for one that protobuf cannot measure because it is larger."""
+    """Return the bytes of a tensor's message; 2 GB if it is too large for protobuf to measure."""
     try:
         return int(tensor.ByteSize())
     except (ValueError, EncodeError):
@@ -23,7 +22,13 @@ def tensor_bytes(tensor: onnx.TensorProto) -> int:
 def without_large_weights(
     proto: onnx.ModelProto, keep: int = _KEEP_FOR_SHAPES, only: Container[str] | None = None
 ) -> onnx.ModelProto:
-    """A copy whose initializers of more than ``keep`` bytes, or those ``only``, have no data, but type and dimensions."""
+    """Return a copy without the data of large initializers, which keep type and dimensions.
+
+    Args:
+        proto: The model. It is not changed.
+        keep: Initializers of at most this many bytes keep their data.
+        only: Names of the initializers that may lose their data; all by default.
+    """
     slim = onnx.ModelProto()
     slim.ir_version = proto.ir_version
     slim.opset_import.extend(proto.opset_import)
@@ -32,11 +37,13 @@ def without_large_weights(
     for field in ("node", "input", "output", "value_info", "sparse_initializer"):
         getattr(slim.graph, field).extend(getattr(proto.graph, field))
     for tensor in proto.graph.initializer:
-        whole = tensor_bytes(tensor) <= keep or (only is not None and tensor.name not in only)
-        slim.graph.initializer.add().CopyFrom(tensor if whole else without_data(tensor))
+        keeps_data = tensor_bytes(tensor) <= keep
+        if only is not None and tensor.name not in only:
+            keeps_data = True
+        slim.graph.initializer.add().CopyFrom(tensor if keeps_data else without_data(tensor))
     return slim
 
 
 def without_data(tensor: onnx.TensorProto) -> onnx.TensorProto:
-    """Name, type and dimensions of a tensor, without its data."""
+    """Return a tensor with the same name, type and dimensions, without its data."""
     return onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)

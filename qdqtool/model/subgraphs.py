@@ -1,8 +1,10 @@
-"""Nodes as messages: what they read, what depends on what, and how many a model's own functions stand for."""
+"""Operations on NodeProtos: subgraphs, dependencies, and functions that a model defines."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import onnx
@@ -10,58 +12,56 @@ import onnx
 from qdqtool.base import limits
 from qdqtool.errors import ModelError
 
-_Any = TypeVar("_Any")
+_Node = TypeVar("_Node")
 STANDARD = ("", "ai.onnx")  # the domain of ONNX's own operators
-DOMAINS = (*STANDARD, "com.microsoft")  # whose operators of one name mean the same
-INNER_DOMAINS = ("com.microsoft.", "com.ms.")  # how those begin that onnxruntime's optimizer writes
-RUN_DOMAINS = (*DOMAINS, "ai.onnx.ml")  # that onnxruntime comes with
+DOMAINS = (*STANDARD, "com.microsoft")  # operators of one name mean the same in these
+INNER_DOMAINS = ("com.microsoft.", "com.ms.")  # prefixes of domains of onnxruntime's optimizer
+RUN_DOMAINS = (*DOMAINS, "ai.onnx.ml")  # that onnxruntime includes
 
 
 def attribute_graphs(attribute: onnx.AttributeProto) -> Iterator[onnx.GraphProto]:
-    """The graphs of one attribute."""
+    """Yield the graphs of one attribute."""
     if attribute.HasField("g"):
         yield attribute.g
     yield from attribute.graphs
 
 
 def nested_graphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
-    """The graphs inside nodes, and inside the nodes of these."""
-    levels = [
-        _graphs_of(nodes)
-    ]  # no recursion: each graph would be handed up through all levels around it
+    """Yield the subgraphs of nodes, and the subgraphs of their nodes."""
+    # No recursion: each graph would be passed up through all levels around it.
+    levels = [_direct_graphs(nodes)]
     while levels:
         graph = next(levels[-1], None)
         if graph is None:
             levels.pop()
         else:
             yield graph
-            levels.append(_graphs_of(graph.node))
+            levels.append(_direct_graphs(graph.node))
 
 
-def _graphs_of(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
+def _direct_graphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
     for node in nodes:
-        if (
-            node.attribute
-        ):  # most nodes have none, and an iteration over them takes longer than a look
+        # Most nodes have no attributes, and iterating over none takes longer than the check.
+        if node.attribute:
             for attribute in node.attribute:
                 yield from attribute_graphs(attribute)
 
 
 def with_subgraph_nodes(nodes: Collection[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Nodes, and those of their subgraphs."""
+    """Yield nodes, and the nodes of their subgraphs."""
     yield from nodes
     for graph in nested_graphs(nodes):
         yield from graph.node
 
 
 def all_nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """Every node of a model's graph, and of its own functions."""
-    for nodes in (proto.graph.node, *(f.node for f in proto.functions)):
+    """Yield every node of a model's graph and of its own functions."""
+    for nodes in (proto.graph.node, *(function.node for function in proto.functions)):
         yield from with_subgraph_nodes(nodes)
 
 
 def rename_tensors(nodes: Collection[onnx.NodeProto], names: Mapping[str, str]) -> None:
-    """Renames tensors wherever nodes read or make them, in their subgraphs as well."""
+    """Rename tensors in the inputs and outputs of nodes and of their subgraphs."""
     for node in with_subgraph_nodes(nodes):
         for tensors in (node.input, node.output):
             for position, tensor in enumerate(tensors):
@@ -75,93 +75,107 @@ def rename_tensors(nodes: Collection[onnx.NodeProto], names: Mapping[str, str]) 
 def copy_node(
     node: onnx.NodeProto, inputs: Iterable[str], outputs: Iterable[str]
 ) -> onnx.NodeProto:
-    """A node that does the same with other tensors."""
-    made = onnx.NodeProto()
-    made.CopyFrom(node)
-    made.input[:], made.output[:] = inputs, outputs
-    return made
+    """Return a node that does the same with other tensors."""
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    copy.input[:], copy.output[:] = inputs, outputs
+    return copy
 
 
 def captured_tensors(node: onnx.NodeProto) -> Iterator[str]:
-    """Tensors that the subgraphs of a node read from outside."""
+    """Yield the tensors that the subgraphs of a node read from outside, once for each subgraph."""
     for attribute in node.attribute:
         for graph in attribute_graphs(attribute):
-            inside = {v.name for v in graph.input} | {t.name for t in graph.initializer}
-            seen: set[str] = set()
-            for inner in graph.node:
-                for name in (*inner.input, *captured_tensors(inner)):
-                    if name and name not in inside and name not in seen:
-                        seen.add(name)
-                        yield name
-                inside.update(inner.output)
-            for value in graph.output:
-                if value.name not in inside and value.name not in seen:
-                    seen.add(value.name)
-                    yield value.name
+            yield from _outside_tensors(graph)
 
 
-def require_utf8(texts: Collection[Any], what: str) -> None:
-    """Looks whether texts of a model called ``what`` are UTF-8: protobuf gives others as bytes.
+def _outside_tensors(graph: onnx.GraphProto) -> Iterable[str]:
+    inside = {value.name for value in graph.input} | {t.name for t in graph.initializer}
+    outside: dict[str, None] = {}
+    for node in graph.node:
+        for name in (*node.input, *captured_tensors(node)):
+            if name and name not in inside:
+                outside[name] = None
+        inside.update(node.output)
+    outside.update(dict.fromkeys(v.name for v in graph.output if v.name not in inside))
+    return outside
+
+
+def require_utf8(texts: Collection[Any], path: str) -> None:
+    """Check that texts of a model are UTF-8: protobuf returns others as bytes.
+
+    Args:
+        texts: The texts.
+        path: Name of the model in the error.
 
     Raises:
-        ModelError: One is not.
+        ModelError: A text is not UTF-8.
     """
     if set(map(type, texts)) - {str}:
         damaged = next(text for text in texts if type(text) is not str)
         shown = bytes(damaged[:80]).decode("utf-8", "backslashreplace")
         raise ModelError(
-            f"a name is not UTF-8: '{shown}'; export the model again", what, code="wrong-encoding"
+            f"a name is not UTF-8: '{shown}'; export the model again", path, code="wrong-encoding"
         )
 
 
 def sort_topologically(
-    nodes: list[_Any],
-    reads: Callable[[_Any], Iterable[str]],
-    makes: Callable[[_Any], Iterable[str]],
-) -> list[_Any]:
-    """Nodes in a topological order, by what each reads and makes: as they are where that is one; none of a cycle."""
-    made = {t for n in nodes for t in makes(n) if t}
-    later = set(made)
-    for node in nodes:
-        if not later.isdisjoint(reads(node)):
-            break
-        later.difference_update(makes(node))
-    else:
+    nodes: list[_Node],
+    inputs: Callable[[_Node], Iterable[str]],
+    outputs: Callable[[_Node], Iterable[str]],
+) -> list[_Node]:
+    """Return nodes in a topological order, without those of a cycle.
+
+    Nodes that are in a topological order already keep their order.
+
+    Args:
+        nodes: The nodes.
+        inputs: Returns the tensors that a node reads.
+        outputs: Returns the tensors that a node produces.
+    """
+    produced = set(itertools.chain.from_iterable(map(outputs, nodes))) - {""}
+    if _is_sorted(nodes, inputs, outputs, produced):
         return nodes
-    readers: dict[str, list[int]] = {t: [] for t in made}
-    waiting = []
-    for position, node in enumerate(nodes):
-        found = [t for t in dict.fromkeys(reads(node)) if t in made]
-        waiting.append(len(found))
-        for tensor in found:
-            readers[tensor].append(position)
-    queue = [position for position, count in enumerate(waiting) if not count]
+    # Number of inputs of each node whose producers are not in the order yet
+    missing = [len(produced.intersection(inputs(node))) for node in nodes]
+    consumers = _index_consumers(nodes, inputs, produced)
+    queue = [position for position, count in enumerate(missing) if not count]
     for position in queue:
-        for reader in (r for t in makes(nodes[position]) if t for r in readers[t]):
-            waiting[reader] -= 1
-            if not waiting[reader]:
-                queue.append(reader)
+        for tensor in outputs(nodes[position]):
+            for consumer in consumers.get(tensor, ()):
+                missing[consumer] -= 1
+                if not missing[consumer]:
+                    queue.append(consumer)
     return [nodes[position] for position in queue]
 
 
-_Key = tuple[str, str, str]
+def _index_consumers(
+    nodes: list[_Node], inputs: Callable[[_Node], Iterable[str]], produced: set[str]
+) -> dict[str, list[int]]:
+    """Return the positions of the nodes that read each produced tensor."""
+    consumers: dict[str, list[int]] = {tensor: [] for tensor in produced}
+    for position, node in enumerate(nodes):
+        for tensor in dict.fromkeys(inputs(node)):
+            if tensor in consumers:
+                consumers[tensor].append(position)
+    return consumers
 
 
-def find_dependencies(
-    nodes: Sequence[onnx.NodeProto], tensors: Iterable[str], given: Container[str] = ()
-) -> tuple[list[onnx.NodeProto], set[str]]:
-    """The nodes that tensors depend on, those ``given`` apart, and the tensors with all that these nodes read.
+def _is_sorted(
+    nodes: list[_Node],
+    inputs: Callable[[_Node], Iterable[str]],
+    outputs: Callable[[_Node], Iterable[str]],
+    produced: set[str],
+) -> bool:
+    later = set(produced)
+    for node in nodes:
+        if not later.isdisjoint(inputs(node)):
+            return False
+        later.difference_update(outputs(node))
+    return True
 
-    The nodes are a graph's, each behind those that it reads, and so are the results.
-    """
-    needed = set(tensors)
-    kept = []
-    for node in reversed(nodes):
-        if any(t and t in needed and t not in given for t in node.output):
-            kept.append(node)
-            needed.update((*node.input, *captured_tensors(node)))
-    return kept[::-1], needed
 
+# Parts of models -------------------------------------------------------------------------------
 
 _HEADER = (
     "ir_version",
@@ -173,133 +187,209 @@ _HEADER = (
 )
 
 
+def find_dependencies(
+    nodes: Sequence[onnx.NodeProto], tensors: Iterable[str], fed: Container[str] = ()
+) -> tuple[list[onnx.NodeProto], set[str]]:
+    """Return the nodes that tensors depend on, in order, and all tensors that are needed.
+
+    Args:
+        nodes: Nodes of a graph in a topological order.
+        tensors: The tensors.
+        fed: Tensors that are fed, so that their producers are not needed.
+    """
+    needed = set(tensors)
+    dependencies = []
+    for node in reversed(nodes):
+        if any(tensor and tensor in needed and tensor not in fed for tensor in node.output):
+            dependencies.append(node)
+            needed.update((*node.input, *captured_tensors(node)))
+    return dependencies[::-1], needed
+
+
 def extract_part(
     proto: onnx.ModelProto,
     nodes: Sequence[onnx.NodeProto],
     outputs: Iterable[onnx.ValueInfoProto],
     constants: Iterable[onnx.TensorProto],
-    given: Container[str] = (),
+    fed: Container[str] = (),
 ) -> tuple[onnx.ModelProto, set[str]]:
-    """The part of a model that some outputs depend on, and the tensors that it needs, see :func:`find_dependencies`.
+    """Return the part of a model that some outputs depend on, and the tensors that it needs.
 
-    Opsets, functions and metadata are those of the whole; inputs and types are for the caller to state.
+    Opsets, functions and metadata are those of the whole model. The caller adds inputs and types.
 
     Args:
-        proto: The whole.
-        nodes: Those of its nodes to choose from, each behind those that it reads.
-        outputs: The part's.
-        constants: Those of its initializers to choose from.
-        given: Tensors that will be fed instead.
+        proto: The whole model.
+        nodes: Nodes of it to choose from, in a topological order.
+        outputs: Outputs of the part.
+        constants: Initializers of the model to choose from.
+        fed: Tensors that are fed instead.
     """
-    result = onnx.ModelProto()
-    graph, whole = result.graph, proto.graph
-    graph.output.extend(outputs)
-    kept, needed = find_dependencies(nodes, (v.name for v in graph.output), given)
+    part = onnx.ModelProto()
+    part.graph.output.extend(outputs)
+    part_nodes, needed = find_dependencies(nodes, (v.name for v in part.graph.output), fed)
+    _copy_header(proto, part)
+    graph, whole = part.graph, proto.graph
+    graph.node.extend(part_nodes)
+    graph.initializer.extend(tensor for tensor in constants if tensor.name in needed)
+    for sparse in whole.sparse_initializer:
+        if sparse.values.name in needed and sparse.values.name not in fed:
+            graph.sparse_initializer.append(sparse)
+    if whole.quantization_annotation:
+        tensors = needed.union(*(node.output for node in part_nodes))
+        _copy_annotations(whole, graph, tensors)
+    return part, needed
+
+
+def _copy_annotations(whole: onnx.GraphProto, part: onnx.GraphProto, tensors: set[str]) -> None:
+    for annotation in whole.quantization_annotation:
+        if annotation.tensor_name in tensors:
+            part.quantization_annotation.append(annotation)
+
+
+def _copy_header(proto: onnx.ModelProto, part: onnx.ModelProto) -> None:
     for field in _HEADER:
         if proto.HasField(field):
-            setattr(result, field, getattr(proto, field))
-    result.opset_import.extend(proto.opset_import)
-    result.functions.extend(proto.functions)
-    result.metadata_props.extend(proto.metadata_props)
-    graph.name, graph.doc_string = whole.name, whole.doc_string
-    graph.metadata_props.extend(whole.metadata_props)
-    graph.node.extend(kept)
-    graph.initializer.extend(t for t in constants if t.name in needed)
-    sparse = (
-        t
-        for t in whole.sparse_initializer
-        if t.values.name in needed and t.values.name not in given
-    )
-    graph.sparse_initializer.extend(sparse)
-    named = needed.union(*(n.output for n in kept)) if whole.quantization_annotation else needed
-    graph.quantization_annotation.extend(
-        a for a in whole.quantization_annotation if a.tensor_name in named
-    )
-    return result, needed
+            setattr(part, field, getattr(proto, field))
+    part.opset_import.extend(proto.opset_import)
+    part.functions.extend(proto.functions)
+    part.metadata_props.extend(proto.metadata_props)
+    part.graph.name, part.graph.doc_string = proto.graph.name, proto.graph.doc_string
+    part.graph.metadata_props.extend(proto.graph.metadata_props)
 
 
-def check_functions(proto: onnx.ModelProto, what: str) -> None:
-    """Counts the nodes of a model, called ``what`` in messages, with each call of a function replaced by its nodes.
+# Functions of a model --------------------------------------------------------------------------
 
-    Thirty functions that each call the next one twice are a billion nodes; shape inference and inlining follow all, and
-    copy the constants inside for each call.
+_Key = tuple[str, str, str]  # domain, name and overload of a function
+
+
+@dataclass(frozen=True, slots=True)
+class _FunctionSize:
+    """Size of a function with all calls replaced by the nodes of the functions.
+
+    Attributes:
+        nodes: Number of nodes.
+        size: Bytes.
+        levels: Functions that call one another, including this one.
+    """
+
+    nodes: int
+    size: int
+    levels: int
+
+
+def check_functions(proto: onnx.ModelProto, path: str) -> None:
+    """Check the size of a model with each call of a function replaced by its nodes.
+
+    Thirty functions that each call the next one twice are a billion nodes. Shape inference and
+    inlining visit all of them, and copy the constants inside for each call.
+
+    Args:
+        proto: The model.
+        path: Name of the model in errors.
 
     Raises:
         ModelError: A function calls itself, or functions call one another through more levels than
-            :data:`qdqtool.base.limits.FUNCTION_LEVELS`, or there would be more nodes than FUNCTION_CALLS, or more
-            copies than FUNCTION_COPIES.
+            :data:`qdqtool.base.limits.FUNCTION_LEVELS`, or there would be more nodes than
+            FUNCTION_CALLS, or more bytes of copies than FUNCTION_COPIES.
     """
     if not proto.functions:
         return
-    from graphlib import CycleError, TopologicalSorter
-
-    functions = _functions(proto)
-    calls = function_calls(proto)
-    own = {key: sum(1 for _ in with_subgraph_nodes(f.node)) for key, f in functions.items()}
-    own_bytes = {key: f.ByteSize() for key, f in functions.items()}
-    sizes: dict[_Key, int] = {}
-    copied: dict[_Key, int] = {}
-    levels: dict[_Key, int] = {}
-    try:
-        for key in TopologicalSorter(calls).static_order():
-            sizes[key] = own[key] + sum(sizes[c] for c in calls[key])
-            copied[key] = own_bytes[key] + sum(copied[c] for c in calls[key])
-            levels[key] = 1 + max((levels[c] for c in calls[key]), default=0)
-    except CycleError as error:
-        name = next(key[1] for key in functions if key in error.args[1])
-        raise ModelError(
-            f"the model's own function '{name}' calls itself; the file is damaged",
-            what,
-            code="recursive-function",
-            node=name,
-        ) from None
-    deepest = max(levels.values())
+    sizes = _measure_functions(proto, path)
+    deepest = max(size.levels for size in sizes.values())
     if deepest > limits.FUNCTION_LEVELS:
         raise ModelError(
             f"its own functions call one another through {deepest} levels; the limit is "
             f"{limits.FUNCTION_LEVELS}; export the model without functions",
-            what,
+            path,
             code="nested-too-deeply",
         )
-    calling = [_called(n) for n in with_subgraph_nodes(proto.graph.node)]
-    total = sum(sizes.get(c, 0) for c in calling)
+    keys = [_called_key(node) for node in with_subgraph_nodes(proto.graph.node)]
+    called = [sizes[key] for key in keys if key in sizes]
+    stored = sum(f.ByteSize() for f in _functions(proto).values())
+    _check_totals(called, stored, path)
+
+
+def _check_totals(called: list[_FunctionSize], stored: int, path: str) -> None:
+    """Check the nodes and the copies of all called functions together.
+
+    Args:
+        called: Sizes of the functions that the graph calls, one for each call.
+        stored: Bytes of the functions in the file.
+        path: Name of the model in errors.
+    """
+    total = sum(size.nodes for size in called)
     if total > limits.FUNCTION_CALLS:
         about = total if total < 10**9 else "more than a billion"
         raise ModelError(
             f"its own functions stand for {about} nodes; the limit is "
             f"{limits.FUNCTION_CALLS}; export the model without functions",
-            what,
+            path,
             code="too-many-nodes",
         )
-    copies = sum(copied.get(c, 0) for c in calling) - sum(own_bytes.values())
+    copies = sum(size.size for size in called) - stored
     if copies > limits.FUNCTION_COPIES:
         raise ModelError(
             "what its own functions hold would be copied for each call, which takes "
-            f"{limits.format_excess(copies, limits.FUNCTION_COPIES)}; export the model without functions",
-            what,
+            f"{limits.format_excess(copies, limits.FUNCTION_COPIES)}; "
+            "export the model without functions",
+            path,
             code="too-many-copies",
         )
 
 
-def function_calls(proto: onnx.ModelProto) -> dict[_Key, list[_Key]]:
-    """What each of a model's functions calls of them, also from subgraphs, in the file's order."""
+def _measure_functions(proto: onnx.ModelProto, path: str) -> dict[_Key, _FunctionSize]:
+    from graphlib import CycleError, TopologicalSorter
+
     functions = _functions(proto)
-    return {
-        key: [c for n in with_subgraph_nodes(f.node) if (c := _called(n)) in functions]
-        for key, f in functions.items()
-    }
+    calls = function_calls(proto)
+    sizes: dict[_Key, _FunctionSize] = {}
+    try:
+        for key in TopologicalSorter(calls).static_order():
+            called = [sizes[callee] for callee in calls[key]]
+            own_nodes = sum(1 for _ in with_subgraph_nodes(functions[key].node))
+            sizes[key] = _FunctionSize(
+                nodes=own_nodes + sum(size.nodes for size in called),
+                size=functions[key].ByteSize() + sum(size.size for size in called),
+                levels=1 + max((size.levels for size in called), default=0),
+            )
+    except CycleError as error:
+        name = next(key[1] for key in functions if key in error.args[1])
+        raise ModelError(
+            f"the model's own function '{name}' calls itself; the file is damaged",
+            path,
+            code="recursive-function",
+            node=name,
+        ) from None
+    return sizes
+
+
+def function_calls(proto: onnx.ModelProto) -> dict[_Key, list[_Key]]:
+    """Return the functions that each of a model's functions calls, including from subgraphs.
+
+    Functions and calls are in the order of the file.
+    """
+    functions = _functions(proto)
+    calls: dict[_Key, list[_Key]] = {}
+    for key, function in functions.items():
+        keys = [_called_key(node) for node in with_subgraph_nodes(function.node)]
+        calls[key] = [callee for callee in keys if callee in functions]
+    return calls
 
 
 def called_functions(proto: onnx.ModelProto) -> list[onnx.FunctionProto]:
-    """The functions that a model's graph calls, also from subgraphs and other functions, in the file's order."""
+    """Return the functions that a model's graph calls, in the order of the file.
+
+    Calls from subgraphs and from other functions count.
+    """
     functions = _functions(proto)
-    found: set[_Key] = set()
-    work = [proto.graph.node]
-    while work:
-        for key in {_called(n) for n in with_subgraph_nodes(work.pop())} & set(functions) - found:
-            found.add(key)
-            work.append(functions[key].node)
-    return [f for key, f in functions.items() if key in found]
+    called: set[_Key] = set()
+    stack = [proto.graph.node]
+    while stack:
+        keys = {_called_key(node) for node in with_subgraph_nodes(stack.pop())}
+        for key in keys.intersection(functions) - called:
+            called.add(key)
+            stack.append(functions[key].node)
+    return [function for key, function in functions.items() if key in called]
 
 
 def _functions(proto: onnx.ModelProto) -> dict[_Key, onnx.FunctionProto]:
@@ -310,5 +400,5 @@ def _key(domain: str, name: str, overload: str) -> _Key:
     return "" if domain == "ai.onnx" else domain, name, overload
 
 
-def _called(node: onnx.NodeProto) -> _Key:
+def _called_key(node: onnx.NodeProto) -> _Key:
     return _key(node.domain, node.op_type, getattr(node, "overload", ""))
