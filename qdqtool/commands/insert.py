@@ -86,7 +86,7 @@ def command(
         from qdqtool.timing import gpus
 
         named = gpus.chosen(machine.gpu)
-        wanted = wanted.built_for(
+        wanted = wanted.with_capability(
             named.cc, named.name
         )  # before the work: an unknown GPU is refused, and one of others
     from qdqtool.base.files import reserve_output
@@ -140,7 +140,7 @@ def _next(target: Target, path: str, machine: Gpu, width: int) -> list[str]:
     from qdqtool.render.predict_text import to_build
 
     gpu = "" if machine.gpu is None else f" --gpu {shlex.quote(machine.gpu)}"
-    again = f"next: qdqtool predict {shlex.quote(path)} --target {target.given}{gpu}"
+    again = f"next: qdqtool predict {shlex.quote(path)} --target {target.display_name}{gpu}"
     return [again] if target.is_rtx else [again, to_build(target, path, width)]
 
 

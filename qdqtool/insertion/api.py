@@ -246,7 +246,7 @@ def insert(
         agreement=agreement,
         smoothed=smoothed,
         findings=findings,
-        compute_capabilities=chosen.told,
+        compute_capabilities=chosen.capability_names,
     )
     if checking.predict:
         try:

@@ -108,7 +108,7 @@ def tune(
     keep = KEEP if keep is None and aim.budget_ms is None else keep
     chosen = target_named(on.target)
     chip = _gpu(machine, chosen)
-    chosen = chosen if chip is None else chosen.built_for(chip.cc)
+    chosen = chosen if chip is None else chosen.with_capability(chip.cc)
     loaded = load_full(model)
     described = {
         "path": loaded.path,
@@ -362,7 +362,7 @@ def _gpu(machine: Powered, target: Target) -> gpus.Gpu | None:
     if name is None:
         return None
     found = gpus.chosen(name, machine.clock, machine.power)
-    found = gpus.used_by(target.built_for(found.cc, found.name), found)
+    found = gpus.used_by(target.with_capability(found.cc, found.name), found)
     if not found.has_int8:
         raise QdqtoolError(
             said(
@@ -370,7 +370,7 @@ def _gpu(machine: Powered, target: Target) -> gpus.Gpu | None:
                 "than the float model; deploy that, or name another GPU",
                 name=name,
                 gpu=found.name,
-                target=target.given,
+                target=target.display_name,
             ),
             code="no-int8",
             parameter="gpu",
