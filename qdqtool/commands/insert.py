@@ -111,7 +111,7 @@ def command(
         from qdqtool.timing import gpus
 
         named = gpus.chosen(gpu)
-        wanted = wanted.built_for(
+        wanted = wanted.with_capability(
             named.cc, named.name
         )  # before the work: an unknown GPU is refused, and one of others
     from qdqtool.base.files import reserve_output
@@ -161,7 +161,7 @@ def _next(target: Target, path: str, gpu: str | None, width: int) -> list[str]:
     from qdqtool.render.predict_text import to_build
 
     on_gpu = "" if gpu is None else f" --gpu {shlex.quote(gpu)}"
-    again = f"next: qdqtool predict {shlex.quote(path)} --target {target.given}{on_gpu}"
+    again = f"next: qdqtool predict {shlex.quote(path)} --target {target.display_name}{on_gpu}"
     return [again] if target.is_rtx else [again, to_build(target, path, width)]
 
 

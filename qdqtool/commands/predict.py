@@ -153,7 +153,7 @@ def command(
 
         if request.sm is not None:
             named = of_capability(request.sm)
-            chosen.built_for(named.cc)  # refused before anything is noted of it
+            chosen.with_capability(named.cc)  # refused before anything is noted of it
             if named.notes:
                 print(f"qdqtool: --sm: {as_line('; '.join(named.notes))}", file=sys.stderr)
     answers: list[_Answer] = []

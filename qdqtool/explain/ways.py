@@ -114,11 +114,15 @@ def trtexec_command(target: Target, model: str, *, half: bool = True) -> str:
 
 def trtexec_remark(target: Target) -> str:
     """What to know of :func:`trtexec_command` for a target; empty where there is nothing."""
-    version = version_numbers(target.asked) or target.version
-    if target.asked.startswith(_JETPACK):
+    version = version_numbers(target.requested_version) or target.version
+    if target.requested_version.startswith(_JETPACK):
         return "on a Jetson: /usr/src/tensorrt/bin/trtexec"
-    if not target.strongly_typed and version[0] == 10 and (version[1] >= 12 or not target.asked):
-        since = "" if target.asked else "10.12 and later: "
+    if (
+        not target.strongly_typed
+        and version[0] == 10
+        and (version[1] >= 12 or not target.requested_version)
+    ):
+        since = "" if target.requested_version else "10.12 and later: "
         return f"{since}deprecated flags; insert --strongly-typed needs none"
     return ""
 

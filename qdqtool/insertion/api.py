@@ -334,7 +334,7 @@ def _insert(
         agreement=agreement,
         smoothed=smoothed,
         findings=findings,
-        compute_capabilities=chosen.told,
+        compute_capabilities=chosen.capability_names,
     )
     if options.predict:
         try:

@@ -203,7 +203,7 @@ def estimate(
     if not gpu.has_int8 and twin.has_qdq(shaped):
         shaped = twin.float_twin(shaped)
         listed = simulate_without_alternatives(shaped, _with_names(target))
-        notes.append(Remark.WITHOUT_QDQ(target=target.given, gpu=gpu.name))
+        notes.append(Remark.WITHOUT_QDQ(target=target.display_name, gpu=gpu.name))
     else:
         listed = _with_layers(shaped, prediction, notes)
     engine = _engine(shaped, listed, gpu, _floats_of(shaped, target, plain), factor)
@@ -543,9 +543,9 @@ def predict_on(
             parameter="sm",
         )
     index, gpu = load(model), chosen or of_capability(options.sm or "")
-    on = target_named(target).built_for(gpu.cc, chosen.name if chosen is not None else "")
+    on = target_named(target).with_capability(gpu.cc, chosen.name if chosen is not None else "")
     prediction = predict(index, on, assume=assume, way=way)
-    prediction.compute_capabilities = on.told or [gpu.cc]
+    prediction.compute_capabilities = on.capability_names or [gpu.cc]
     time = None
     if chosen is not None:
         chosen = gpus.used_by(on, chosen)

@@ -203,7 +203,7 @@ class _Reader:
         """Whether the builder chooses the width of what a layer writes: on 8.x; 10 is known by typed builds."""
         stored = {self.model.elem_type(edge.tensor) for edge in layer.outputs}
         return (
-            not self.target.has_marks
+            not self.target.assumes_8x_cases
             and self.plain == Precision.FP16
             and stored <= {TensorProto.FLOAT, 0}
         )

@@ -1,7 +1,10 @@
-"""Looking for faults of quantizers, weights and operators: one function each, which gives the fault's record or None.
+"""Faults of quantizers, weights and operators: one function for each.
 
-Checks of the model, passes, the rules of TensorRT-RTX and placements all ask these of what they see: ``looked`` says
-who asks, ``node`` what the record is about. Where targets differ, the one who asks says so by an argument.
+A function returns the record of its fault, or None.
+
+Checks of the model, passes, the rules of TensorRT-RTX and placements all use these functions.
+``by`` is the name of the pass or check that asks, ``node`` the node that the record is about. Where
+targets differ, the caller passes the difference as an argument.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,111 +20,137 @@ from qdqtool.trt import faults, refusals
 from qdqtool.trt.refusals import Size
 from qdqtool.types import Precision
 
-_NAMED = 5  # channels
+MAX_CHANNELS = 5  # that a record lists
 
-# Quantizers -----------------------------------------------------------------------------------------------------
+# Quantizers -----------------------------------------------------------------------------------
 
 
 def nonzero_zero_point(
-    looked: str, node: str, dq: str, zeros: ParameterValues | None, unsigned: bool = False
+    by: str, node: str, dq: str, zeros: ParameterValues | None, unsigned: bool = False
 ) -> refusals.NonzeroZeroPoint | None:
-    """A zero point that is not 0."""
+    """Return a refusal if a zero point is not 0."""
     if zeros is None or zeros.is_zero:
         return None
     values = np.nan_to_num(zeros.values)
-    return refusals.NonzeroZeroPoint(
-        looked, node, dq, (int(values.min()), int(values.max())), unsigned
-    )
+    limits = int(values.min()), int(values.max())
+    return refusals.NonzeroZeroPoint(by, node, dq, limits, unsigned)
 
 
-def zero_point_count(
-    looked: str, node: str, scales: int, zeros: int
-) -> faults.ZeroPointCount | None:
-    """Other numbers of scales and zero points."""
-    return faults.ZeroPointCount(looked, node, scales, zeros) if scales != zeros else None
+def zero_point_count(by: str, node: str, scales: int, zeros: int) -> faults.ZeroPointCount | None:
+    """Return a fault if the numbers of scales and zero points differ."""
+    return faults.ZeroPointCount(by, node, scales, zeros) if scales != zeros else None
 
 
 def scale_computed(
-    looked: str, node: str, quantizer: str, computed: bool, tensor: str = ""
+    by: str, node: str, quantizer: str, computed: bool, tensor: str = ""
 ) -> refusals.ScaleComputed | None:
-    """A scale or zero point that is computed at run time."""
-    return refusals.ScaleComputed(looked, node, quantizer, tensor) if computed else None
+    """Return a refusal if a scale or zero point is computed at run time."""
+    return refusals.ScaleComputed(by, node, quantizer, tensor) if computed else None
 
 
 def scale_not_positive(
-    looked: str, node: str, scales: ParameterValues | None, infinite: bool = False
+    by: str, node: str, scales: ParameterValues | None, allow_infinite: bool = False
 ) -> faults.ScaleNotPositive | None:
-    """A scale that is zero, negative or no number; ``infinite``: whether one without end is taken."""
+    """Return a fault if a scale is zero, negative or not a number.
+
+    Args:
+        by: Pass or check that asks.
+        node: The quantizer.
+        scales: Its scales; None if unknown.
+        allow_infinite: Whether the target accepts an infinite scale.
+    """
     if scales is None or scales.is_positive:
         return None
     values = scales.values
-    places = np.flatnonzero(~((values > 0) & (infinite | np.isfinite(values))))
+    places = np.flatnonzero(~((values > 0) & (allow_infinite | np.isfinite(values))))
     if not places.size:
         return None
-    channels = tuple(int(i) for i in places[:_NAMED])
-    return faults.ScaleNotPositive(
-        looked, node, float(values[places[0]]), places.size, values.size, channels
-    )
+    channels = tuple(int(i) for i in places[:MAX_CHANNELS])
+    first = float(values[places[0]])
+    return faults.ScaleNotPositive(by, node, first, places.size, values.size, channels)
 
 
 def scale_rank(
-    looked: str, node: str, shape: Sequence[int], blocked: bool, taken: bool
+    by: str, node: str, shape: Sequence[int], blocked: bool, is_accepted: bool
 ) -> faults.ScaleRank | None:
-    """A scale of several dimensions; ``blocked`` where that means blocks, ``taken`` where the target takes this one."""
-    return (
-        faults.ScaleRank(looked, node, tuple(shape), blocked)
-        if len(shape) > 1 and not taken
-        else None
-    )
+    """Return a fault if a scale has several dimensions that the target does not accept.
+
+    Args:
+        by: Pass or check that asks.
+        node: The quantizer.
+        shape: Shape of the scale.
+        blocked: Whether several dimensions mean blocks.
+        is_accepted: Whether the target accepts this scale.
+    """
+    if len(shape) < 2 or is_accepted:
+        return None
+    return faults.ScaleRank(by, node, tuple(shape), blocked)
 
 
 def scale_count(
-    looked: str, node: str, count: int, axis: int, shape: Sequence[int | None], strict: bool = False
+    by: str, node: str, count: int, axis: int, shape: Sequence[int | None], strict: bool = False
 ) -> faults.ScaleCount | None:
-    """Another number of scales than the axis is long; ``strict``: also no scale, and an axis that there is not."""
-    there = count > 0 and -len(shape) <= axis < len(shape)
-    if (shape[axis] in (None, count)) if there else not strict:
-        return None
-    return faults.ScaleCount(looked, node, count, axis, tuple(shape))
+    """Return a fault if the number of scales differs from the length of the axis.
+
+    Args:
+        by: Pass or check that asks.
+        node: The quantizer.
+        count: Number of scales.
+        axis: Axis of the scales; may be negative.
+        shape: Shape of the quantized tensor.
+        strict: Whether no scale at all, and a missing axis, are faults too.
+    """
+    if count > 0 and -len(shape) <= axis < len(shape):
+        fits = shape[axis] in (None, count)
+    else:
+        fits = not strict
+    return None if fits else faults.ScaleCount(by, node, count, axis, tuple(shape))
 
 
 def activation_per_channel(
-    looked: str, node: str, dq: str, params: QuantParams | None
+    by: str, node: str, dq: str, params: QuantParams | None
 ) -> refusals.ActivationPerChannel | None:
-    """One scale for each channel, of what is no weight."""
+    """Return a refusal if an activation has one scale for each channel."""
     if params is None or not params.per_channel:
         return None
-    return refusals.ActivationPerChannel(looked, node, dq, params.summary)
+    return refusals.ActivationPerChannel(by, node, dq, params.summary)
 
 
-# Weights and biases ---------------------------------------------------------------------------------------------
+# Weights and biases ---------------------------------------------------------------------------
 
 
 def weights_not_constant(
-    looked: str, node: str, weight: str, constant: bool, sparse: bool = False
+    by: str, node: str, weight: str, constant: bool, sparse: bool = False
 ) -> refusals.WeightsNotConstant | None:
-    """Weights that are computed at run time, or stored as a sparse tensor."""
-    return None if constant else refusals.WeightsNotConstant(looked, node, weight, sparse)
+    """Return a refusal if weights are computed at run time, or stored as a sparse tensor."""
+    return None if constant else refusals.WeightsNotConstant(by, node, weight, sparse)
 
 
 def weights_shared(
-    looked: str,
+    by: str,
     node: str,
     weight: str,
-    readers: tuple[str, ...],
-    output: bool = False,
+    consumers: tuple[str, ...],
+    is_output: bool = False,
     more: int = 0,
 ) -> refusals.WeightsShared | None:
-    """Quantized weights that several read, and ``more`` of these; ``output``: or one, and the network's user."""
-    return (
-        refusals.WeightsShared(looked, node, weight, readers, more)
-        if len(readers) > 1 or output
-        else None
-    )
+    """Return a refusal if quantized weights have several consumers, or are a network output.
+
+    Args:
+        by: Pass or check that asks.
+        node: One of the convolutions.
+        weight: The weights.
+        consumers: Layers that read the weights.
+        is_output: Whether the weights are a network output as well.
+        more: Number of further consumers.
+    """
+    if len(consumers) < 2 and not is_output:
+        return None
+    return refusals.WeightsShared(by, node, weight, consumers, more)
 
 
 def weights_axis(
-    looked: str,
+    by: str,
     node: str,
     quantizer: str,
     params: QuantParams,
@@ -129,77 +158,85 @@ def weights_axis(
     expected: int,
     shape: Sequence[int | None],
     transposed: bool,
-    proven: bool = True,
+    is_proven: bool = True,
 ) -> refusals.WeightsAxis | None:
-    """Weights quantized along another axis than ``expected``, that of the outputs.
+    """Return a refusal if weights are quantized along another axis than that of the outputs.
 
-    ``proven``: whether a ConvTranspose is known to take that one.
+    Args:
+        by: Pass or check that asks.
+        node: The layer with the weights.
+        quantizer: Q or DQ of the weights.
+        params: Its parameters.
+        axis: Axis of the scales; None for a single scale.
+        expected: Axis of the outputs.
+        shape: Shape of the weights.
+        transposed: Whether the layer is a ConvTranspose.
+        is_proven: Whether the target is known to accept ``expected`` for a ConvTranspose.
     """
     if axis is None:
         return None
     axis %= len(shape) or 4
-    if axis == expected and (proven or not transposed):
+    if axis == expected and (is_proven or not transposed):
         return None
-    known = tuple(d or 0 for d in shape)
+    known_shape = tuple(d or 0 for d in shape)
     return refusals.WeightsAxis(
-        looked, node, quantizer, axis, expected, transposed, params.has_axis, known
+        by, node, quantizer, axis, expected, transposed, params.has_axis, known_shape
     )
 
 
-def stored_read_elsewhere(looked: str, model: Model) -> Iterator[faults.StoredReadElsewhere]:
-    """What reads stored integers and is no DQ."""
+def stored_read_elsewhere(by: str, model: Model) -> Iterator[faults.StoredReadElsewhere]:
+    """Yield a fault for each node other than a DQ that reads stored integers."""
     for node, tensor in qdq.find_misread_constants(model):
-        yield faults.StoredReadElsewhere(looked, node.name, node.op, tensor)
+        yield faults.StoredReadElsewhere(by, node.name, node.op, tensor)
 
 
 def bias_quantized(
-    looked: str, node: str, convolution: str, precision: Precision, bias: bool = False
+    by: str, node: str, convolution: str, precision: Precision, is_bias: bool = False
 ) -> faults.BiasQuantized | None:
-    """A bias behind a DQ: what is int32 is one, else where it stands (``bias``) says so."""
-    return (
-        faults.BiasQuantized(looked, node, convolution, precision)
-        if bias or precision == Precision.INT32
-        else None
-    )
+    """Return a fault if a bias comes from a DQ.
+
+    A DQ of int32 counts as that of a bias. For other types the position decides (``is_bias``).
+    """
+    if not is_bias and precision != Precision.INT32:
+        return None
+    return faults.BiasQuantized(by, node, convolution, precision)
 
 
 def float_types_differ(
-    looked: str, node: str, floats: tuple[Precision, Precision], dq: str = "", weight_dq: str = ""
+    by: str, node: str, floats: tuple[Precision, Precision], dq: str = "", weight_dq: str = ""
 ) -> refusals.FloatTypesDiffer | None:
-    """Data and weights of float types that differ."""
+    """Return a refusal if data and weights have different float types."""
     if floats[0] == floats[1] or not (floats[0].is_float and floats[1].is_float):
         return None
-    return refusals.FloatTypesDiffer(looked, node, dq, weight_dq, floats)
+    return refusals.FloatTypesDiffer(by, node, dq, weight_dq, floats)
 
 
-# Operators ------------------------------------------------------------------------------------------------------
+# Operators ------------------------------------------------------------------------------------
 
 
-def integer_operator(looked: str, node: Node) -> faults.IntegerOperator | None:
-    """An operator of onnxruntime's integer formats."""
-    return faults.IntegerOperator(looked, node.name, node.op) if computes_integers(node) else None
+def integer_operator(by: str, node: Node) -> faults.IntegerOperator | None:
+    """Return a fault if an operator is one of onnxruntime's integer formats."""
+    return faults.IntegerOperator(by, node.name, node.op) if computes_integers(node) else None
 
 
 def computes_integers(node: Node) -> bool:
-    """Whether an operator is one of onnxruntime's integer formats."""
-    return (node.domain in DOMAINS or node.domain.startswith(INNER_DOMAINS)) and (
-        node.op.startswith(("QLinear", "DynamicQuantize"))
-        or node.op.endswith("Integer")
-        or node.op == "QGemm"
-    )
+    """Return whether an operator is one of onnxruntime's integer formats."""
+    if node.domain not in DOMAINS and not node.domain.startswith(INNER_DOMAINS):
+        return False
+    if node.op.startswith(("QLinear", "DynamicQuantize")):
+        return True
+    return node.op.endswith("Integer") or node.op == "QGemm"
 
 
-def deconvolution_float(looked: str, node: Node) -> faults.DeconvolutionFloat | None:
-    """A ConvTranspose, on a target that computes it in float."""
-    return (
-        faults.DeconvolutionFloat(looked, node.name)
-        if operator_of(node).kind == LayerKind.DECONVOLUTION
-        else None
-    )
+def deconvolution_float(by: str, node: Node) -> faults.DeconvolutionFloat | None:
+    """Return a fault if a node is a ConvTranspose, on a target that computes it in float."""
+    if operator_of(node).kind != LayerKind.DECONVOLUTION:
+        return None
+    return faults.DeconvolutionFloat(by, node.name)
 
 
 def deconvolution_3d(
-    looked: str, node: str, kernel: Sequence[object], dq: str = "", size: Size | None = None
+    by: str, node: str, kernel: Sequence[object], dq: str = "", size: Size | None = None
 ) -> refusals.Deconvolution3D | None:
-    """A ConvTranspose of three spatial dimensions; ``kernel`` is its extent in each."""
-    return refusals.Deconvolution3D(looked, node, dq, size) if len(kernel) == 3 else None
+    """Return a refusal if the kernel of a ConvTranspose has three spatial dimensions."""
+    return refusals.Deconvolution3D(by, node, dq, size) if len(kernel) == 3 else None

@@ -262,11 +262,17 @@ class Importer:
         inputs: list[Tensor] = []
         for name in node.inputs:
             tensor = self._input(name)
-            dims = self.model.constant_shape(name) if self.model.is_constant(name) else None
-            if dims is not None and len(dims) < rank:
+            if self._has_lower_rank(name, rank):
                 tensor = self._add_shuffle(tensor)
             inputs.append(tensor)
         self._add_node(node, inputs, operation=operators.operator_of(node).operation)
+
+    def _has_lower_rank(self, name: str, rank: int) -> bool:
+        """Return whether a constant has fewer dimensions than the other operand."""
+        if not self.model.is_constant(name):
+            return False
+        dims = self.model.constant_shape(name)
+        return dims is not None and len(dims) < rank
 
     def _import_quantizer(self, node: Node) -> None:
         x = self._input(node.input(0))

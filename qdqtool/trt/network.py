@@ -388,7 +388,9 @@ def weakest_evidence(cases: Collection[Case], target: Target) -> Evidence:
         if case.name in _CASES_WITHOUT_OUTCOME:
             continue
         is_proven = (
-            case.evidence != Evidence.SEEN or not target.has_marks or is_seen_on(case, target)
+            case.evidence != Evidence.SEEN
+            or not target.assumes_8x_cases
+            or is_seen_on(case, target)
         )
         kinds.add(case.evidence if is_proven else Evidence.ASSUMED)
     return functools.reduce(Evidence.weaker, kinds, Evidence.SEEN)

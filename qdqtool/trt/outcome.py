@@ -170,6 +170,7 @@ _LISTED_TYPES = {
 }
 KERNEL = "kgen"  # type that the engine lists for a kernel that Myelin makes of a Q or DQ
 _PRODUCT = _LISTED_TYPES[LayerKind.MATRIX_MULTIPLY]
+_TYPES_IN_REGIONS = {LayerKind.COPY: KERNEL, LayerKind.CONVOLUTION: _PRODUCT}
 
 # Looking up a member of an enumeration is slow, and these are compared with nearly every layer.
 _CONSTANT, _COPY, _CONVOLUTION = LayerKind.CONSTANT, LayerKind.COPY, LayerKind.CONVOLUTION
@@ -245,8 +246,7 @@ class Outcome:
         if layer.int8_out:
             return _quantized_type(layer)
         if layer.kind is _COPY:
-            quantizes = layer.op == "QuantizeLinear" or layer.requantizes
-            if layer.quant is not None and quantizes:
+            if layer.quant is not None and _quantizes(layer):
                 is_uint8 = layer.quant.precision == Precision.UINT8
                 return _INT8 if is_uint8 else layer.quant.precision
         elif layer.kind in _KINDS_THAT_KEEP_TYPE or layer.pooling_type == "MAX":
@@ -263,19 +263,14 @@ class Outcome:
         parallel: dict[str, EngineLayer] = {}
         for layer in order:
             if layer.kind is _CONSTANT or layer.in_myelin or layer.id in fused:
-                continue
+                continue  # not in the list
             if layer.kind is _COPY and layer.region is None:
                 self.conversion_nodes.append(layer.name)
-            for name, tensor in layer.copies:
-                written = TensorPrecision(layer.out.memory.name, self.precision(tensor))
-                read = self._list_tensor(tensor)
-                self.layers.append(EngineLayer(name, "Reformat", [read], [written]))
+            self._list_copies(layer)
             if not layer.is_eliminated:
                 self._list_layer(layer, parallel)
         if self._output_names:
-            for entry in self.layers:
-                entry.inputs = self._rename_outputs(entry.inputs)
-                entry.outputs = self._rename_outputs(entry.outputs)
+            self._rename_outputs()
 
     def _layers_in_kernels(self, order: list[Layer]) -> dict[int, Layer]:
         """Return the layers that are part of a kernel of Myelin's, by id.
@@ -313,6 +308,12 @@ class Outcome:
         if len(layer.data.consumers) == 1 and not _precedes_own_kernel(layer, fused):
             self._fused_types[id(source)] = self.precision(layer.out)
 
+    def _list_copies(self, concat: Layer) -> None:
+        for name, tensor in concat.copies:
+            written = TensorPrecision(concat.out.memory.name, self.precision(tensor))
+            read = self._list_tensor(tensor)
+            self.layers.append(EngineLayer(name, "Reformat", [read], [written]))
+
     def _list_layer(self, layer: Layer, parallel: dict[str, EngineLayer]) -> None:
         """Add a layer to the list, or to the entry of the parallel convolutions merged with it."""
         inputs = [self._list_tensor(t) for t in layer.inputs]
@@ -324,9 +325,8 @@ class Outcome:
             return
         listed_type = _listed_type(layer)
         name = merged_name or layer.name
-        if not merged_name and layer.region is not None and layer.nodes:
-            if listed_type in (KERNEL, _PRODUCT):
-                name = layer.nodes[0]
+        if not merged_name and _is_kernel(layer, listed_type):
+            name = layer.nodes[0]
         entry = EngineLayer(name, listed_type, inputs, outputs, list(layer.nodes))
         self.layers.append(entry)
         if merged_name:
@@ -341,11 +341,13 @@ class Outcome:
             self._listed_tensors[id(tensor)] = listed
         return listed
 
-    def _rename_outputs(self, tensors: list[TensorPrecision]) -> list[TensorPrecision]:
-        return [
-            replace(tensor, tensor=self._output_names.get(tensor.tensor, tensor.tensor))
-            for tensor in tensors
-        ]
+    def _rename_outputs(self) -> None:
+        for entry in self.layers:
+            entry.inputs = list(map(self._rename_output, entry.inputs))
+            entry.outputs = list(map(self._rename_output, entry.outputs))
+
+    def _rename_output(self, listed: TensorPrecision) -> TensorPrecision:
+        return replace(listed, tensor=self._output_names.get(listed.tensor, listed.tensor))
 
     # Myelin -----------------------------------------------------------------------------------
 
@@ -409,9 +411,7 @@ class Outcome:
             return None  # nothing reads it
         if not layer.int8 and node.output not in self._varying:
             return None  # computed from constants alone while the engine is built
-        if node.op == "Einsum" or (
-            node.op == "MatMul" and not is_constant and not self._has_dq_before(node)
-        ):
+        if self._is_float_product(node, is_constant):
             self.float_products.append(node.name)
             return None
         weights = "constant" if is_constant else "computed"
@@ -444,7 +444,8 @@ class Outcome:
         if layer.residual is not None:
             inputs.append(self.precision(layer.residual))
         evidence, case_ids = self._find_evidence(layer)
-        activation = layer.fusion.activation
+        fusion = layer.fusion
+        name = fusion.merged_name or layer.name
         return ConvOutcome(
             node.index,
             node.name,
@@ -453,13 +454,17 @@ class Outcome:
             precision,
             inputs,
             self.precision(layer.out),
-            layer=layer.fusion.merged_name or layer.name if layer.region is None else None,
-            fused=[n for n in layer.nodes if n != node.name and not is_qdq(self._find_node(n))],
+            layer=name if layer.region is None else None,
+            fused=self._fused_nodes(layer, node),
             evidence=evidence,
             cases=list(case_ids),
-            activation=activation.op if activation is not None else "",
-            bare=layer.fusion.tensor_before_activation or layer.out.source,
+            activation=fusion.activation.op if fusion.activation is not None else "",
+            bare=fusion.tensor_before_activation or layer.out.source,
         )
+
+    def _fused_nodes(self, layer: Layer, node: Node) -> list[str]:
+        """Return the nodes other than Q, DQ and the convolution that a layer has absorbed."""
+        return [n for n in layer.nodes if n != node.name and not is_qdq(self._find_node(n))]
 
     def _find_evidence(self, layer: Layer) -> tuple[Evidence, tuple[str, ...]]:
         """Return how well a layer's outcome is proven, and the ids of its cases.
@@ -475,14 +480,25 @@ class Outcome:
             evidence = self._evidence[own, of_copies] = weakest, tuple(map(case_id, own))
         return evidence
 
-    def _has_dq_before(self, node: Node) -> bool:
-        return any(is_dq(self._model.producer(tensor)) for tensor in node.inputs)
+    def _is_float_product(self, node: Node, has_constant: bool) -> bool:
+        if node.op != "MatMul" or has_constant:
+            return node.op == "Einsum"
+        return not any(is_dq(self._model.producer(tensor)) for tensor in node.inputs)
 
     def _find_node(self, name: str) -> Node | None:
         try:
             return self._model.node(name)
         except KeyError:
             return None
+
+
+def _is_kernel(layer: Layer, listed_type: str) -> bool:
+    """Return whether a layer is listed as a kernel of Myelin's with the name of its node."""
+    return layer.region is not None and bool(layer.nodes) and listed_type in (KERNEL, _PRODUCT)
+
+
+def _quantizes(copy: Layer) -> bool:
+    return copy.op == "QuantizeLinear" or copy.requantizes
 
 
 def _is_reshape_at_product(layer: Layer) -> bool:
@@ -514,12 +530,10 @@ def _quantized_type(layer: Layer) -> Precision:
 
 def _listed_type(layer: Layer) -> str:
     """Return the type that the engine lists for a layer."""
-    if layer.kind is _CONVOLUTION:
-        if layer.fusion.has_pooling:
-            return "ConvActPool"
-        return _LISTED_TYPES[_CONVOLUTION] if layer.region is None else _PRODUCT
-    if layer.kind is _COPY and layer.region is not None:
-        return KERNEL
+    if layer.kind is _CONVOLUTION and layer.fusion.has_pooling:
+        return "ConvActPool"
+    if layer.region is not None and layer.kind in _TYPES_IN_REGIONS:
+        return _TYPES_IN_REGIONS[layer.kind]
     if layer.kind == LayerKind.SHUFFLE and not layer.shuffling.reorders_values:
         return "NoOp"
     if layer.becomes_copy:

@@ -378,15 +378,20 @@ def find_origin(tensor: Tensor) -> Origin:
         producer = tensor.producer
     if producer is None:
         return Origin(tensor.source, "", "Input", path=tuple(path))
+    return _describe_origin(producer, tensor, tuple(path))
+
+
+def _describe_origin(producer: Layer, tensor: Tensor, path: _Path) -> Origin:
     is_quantizer = producer.kind in QDQ
+    nodes = producer.nodes or [""]
     return Origin(
         tensor.source,
         node_name(producer),
         producer.op,
-        convolution=next(iter(producer.nodes), "") if producer.kind in WEIGHTED else "",
-        path=tuple(path),
+        convolution=nodes[0] if producer.kind in WEIGHTED else "",
+        path=path,
         int8=producer.int8 or producer.int8_out,
-        boundary=producer.nodes[-1] if producer.nodes else "",
+        boundary=nodes[-1],
         quantizer=(producer.paired_q or node_name(producer)) if is_quantizer else "",
         scale=quantizer_scale(producer) if is_quantizer else None,
     )

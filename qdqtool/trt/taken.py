@@ -86,23 +86,27 @@ def _find_convolution(tensor: Tensor, add: Layer) -> Layer | None:
 
     None if another layer than those between and the Add reads one of the tensors.
     """
-    tensors, layers = {tensor: None}, {add}
+    queue, visited, layers = [tensor], {tensor}, {add}
     ends: set[Layer | None] = set()
-    queue = [tensor]
     for current in queue:
         if len(queue) > MAX_TENSORS_BETWEEN or current.is_output:
             return None
         pointwise = current.producer_of_kind(*POINTWISE_KINDS)
         if pointwise is None:
             ends.add(current.producer_of_kind(*CONVOLVE))
-        elif pointwise not in layers:
+            continue
+        if pointwise not in layers:
             layers.add(pointwise)
-            for operand in pointwise.inputs:
-                if operand not in tensors and not constant_before(operand):
-                    tensors[operand] = None
-                    queue.append(operand)
-    is_exclusive = all(layers.issuperset(t.consumers) for t in tensors)
-    return ends.pop() if is_exclusive and len(ends) == 1 else None
+            operands = [t for t in _computed_operands(pointwise) if t not in visited]
+            visited.update(operands)
+            queue += operands
+    if len(ends) != 1 or not all(layers.issuperset(tensor.consumers) for tensor in queue):
+        return None
+    return ends.pop()
+
+
+def _computed_operands(layer: Layer) -> dict[Tensor, None]:
+    return dict.fromkeys(tensor for tensor in layer.inputs if not constant_before(tensor))
 
 
 def _has_no_activation(convolution: Layer, tensor: Tensor) -> bool:

@@ -1,6 +1,6 @@
-"""What differs between TensorRT versions, in one table, and how well each entry is proven.
+"""Differences between TensorRT versions in one table, and how well each entry is proven.
 
-No pass asks for a version; it reads the properties of its :class:`Target`.
+Passes never read a version, only the properties of their :class:`Target`.
 
 The builds that prove the entries are in ``qdqtool/knowledge/builds.tsv``.
 """
@@ -20,57 +20,67 @@ from qdqtool.types import Evidence
 DEFAULT_TARGET = "trt10"  # what users install today, with JetPack 6 and 7
 DEFAULT_SM = (86,)  # compute capabilities that TensorRT-RTX builds for, and is predicted for
 
-# What is known of Conv + activation + Add, by version. Nobody has shown a log of either.
+# Evidence about Conv + activation + Add, by version. There is no published log of either.
 _APART_8 = "users saw them apart on 8.4 and 8.5 (NVIDIA/TensorRT issues 2204, 3861)"
 _APART_10 = (
-    "a user saw them apart on 10.6 (NVIDIA/TensorRT issue 3861), though ModelOpt has placed Q/DQ for the fused form "
-    "since 2025-10"
+    "a user saw them apart on 10.6 (NVIDIA/TensorRT issue 3861), though ModelOpt has placed Q/DQ "
+    "for the fused form since 2025-10"
 )
-_FUSED_11 = "ModelOpt has placed Q/DQ for the fused form since 2025-10 (pull request 450); no build was available"
+_FUSED_11 = "ModelOpt has placed Q/DQ for the fused form since 2025-10 (pull request 450); no "
+"build was available"
 
 
 @record
 class Target:
-    """One TensorRT version (or range of versions that behave alike).
+    """One TensorRT version, or a range of versions that behave alike.
 
     Attributes:
-        name: What users call it.
+        name: Name for users.
         version: Major and minor version.
         evidence: How well the Q/DQ rules as a whole are proven on it.
         proof: The same in a sentence, shown with every prediction.
-        asked: The version that a user named, where this target answers for it; empty otherwise.
+        requested_version: Version that a user named and that this target stands for; empty
+            otherwise.
         strongly_typed: Float tensors have their ONNX type; the builder does not choose.
         merges_parallel: Convolutions of equal shape on one input become one layer (``A || B``).
-        fuses_stem_pool: The stem convolution takes the MaxPool behind it.
+        fuses_stem_pool: The stem convolution fuses the MaxPool after it.
         keeps_relu_name: A Relu folded with its BatchNormalization stays in the layer name.
-        quantize_suffix: What is appended to a weight Q's name in layer names.
+        quantize_suffix: Suffix of a weight Q's name in layer names.
         residual_through_activation: Conv+SiLU+Add fuse with a quantized skip, as Conv+Add does.
-        residual_proof: Why that is taken to be so.
-        multiply_in_pointwise_name: Names of fused SiLU: ``PWN(PWN(s), PWN(m))`` instead of ``PWN(s, m)``.
-        constants_first: A constant number is named inside the pointwise layer that takes it in, as in 10.x.
+        residual_proof: Why that is assumed.
+        multiply_in_pointwise_name: Names of fused SiLU: ``PWN(PWN(s), PWN(m))`` instead of ``PWN(s,
+            m)``.
+        constants_first: The name of a pointwise layer includes the constant number that it absorbs,
+            as in 10.x.
         float16_scales: A Q/DQ scale may be float16.
         blocked_scales: A scale may have several dimensions (blocks of weights).
         needs_zero_point: DequantizeLinear must have its third input.
         int8_weights: int8 weights with a DQ only are accepted.
-        uint8_inputs: The network's inputs may be UINT8, read by a Cast (release notes of 8.5: kUINT8).
-        products_in_myelin: Matrix products, Softmax and normalizations run in Myelin, with the Q and DQ around.
-        copies_dq: A DQ with several readers is copied for each operator that it can pass.
-        regions: Attention and normalization are regions of few kernels; for times alone.
-        capabilities: Compute capabilities that TensorRT-RTX builds for, 86 for 8.6; what they lack together decides.
-        buildable: All that it can build for; empty where the builder says that itself, on the GPU that it runs on.
-        layer_normalization: Its parser takes LayerNormalization (INormalizationLayer), whose sums are FP32.
+        uint8_inputs: The network's inputs may be UINT8, read by a Cast (release notes of 8.5:
+            kUINT8).
         deconvolution_seen: An INT8 ConvTranspose was seen in a build of this version.
-        transposed_per_channel: A ConvTranspose is proven to take weight scales along axis 1, one for each output
-            channel. On none so far: NVIDIA's answers differ (axis 0 for TensorRT 8 in issue 1694, per input channel in
-            the kernels and no support per output channel in issue 2380; issue 1519 does not build with axis 1 on 8.0.1,
-            issue 1699 computes wrongly), and newer toolkits write axis 1 with no available build that shows it.
+        transposed_per_channel: A ConvTranspose is proven to accept weight scales along axis 1, one
+            for each output channel. On none so far: NVIDIA's answers differ (axis 0 for TensorRT 8
+            in issue 1694, per input channel in the kernels and no support per output channel in
+            issue 2380; issue 1519 does not build with axis 1 on 8.0.1, issue 1699 computes
+            wrongly), and newer toolkits write axis 1 with no available build that shows it.
+        copies_dq: A DQ with several consumers is copied for each operator that it can pass.
+        products_in_myelin: Matrix products, Softmax and normalizations run in Myelin, with the Q
+            and DQ around.
+        regions: Attention and normalization are regions of few kernels; for times alone.
+        layer_normalization: Its parser accepts LayerNormalization (INormalizationLayer), whose sums
+            are FP32.
+        capabilities: Compute capabilities that TensorRT-RTX builds for, 86 for 8.6. A type that one
+            of them lacks is not available.
+        buildable: All compute capabilities that it can build for. Empty if the builder decides it,
+            on the GPU that it runs on.
     """
 
     name: str
     version: tuple[int, int]
     evidence: Evidence
     proof: str
-    asked: str = ""
+    requested_version: str = ""
     strongly_typed: bool = False
     merges_parallel: bool = True
     fuses_stem_pool: bool = True
@@ -95,23 +105,26 @@ class Target:
     buildable: tuple[int, ...] = ()
 
     @property
-    def trtexec(self) -> Trtexec:
-        """What its trtexec takes."""
-        return _trtexec(self.version)
+    def trtexec(self) -> TrtexecSupport:
+        """Options of its trtexec."""
+        return _trtexec_support(self.version)
 
     @property
-    def given(self) -> str:
-        """What names it to a user: the version that was asked for, else its own name."""
+    def display_name(self) -> str:
+        """Name for users: the version that was requested, else its own name."""
+        if not self.requested_version:
+            return self.name
         suffix = STRONGLY_TYPED if self.name.endswith(STRONGLY_TYPED) else ""
-        return f"{self.asked}{suffix}" if self.asked else self.name
+        return f"{self.requested_version}{suffix}"
 
     @property
-    def has_marks(self) -> bool:
-        """Whether what only 8.x shows is assumed on it."""
+    def assumes_8x_cases(self) -> bool:
+        """Whether cases that only builds of 8.x show are assumed on it."""
         return self.version >= (9, 0)
 
     @property
     def is_rtx(self) -> bool:
+        """Whether it is TensorRT-RTX."""
         return self.name.startswith("rtx")
 
     @property
@@ -120,14 +133,17 @@ class Target:
         return not (self.is_rtx and 75 in self.capabilities)
 
     @property
-    def told(self) -> list[str]:
-        """The compute capabilities that a prediction for it is of, as NVIDIA writes them; none but for TensorRT-RTX."""
-        return [dotted(c) for c in self.capabilities] if self.is_rtx else []
+    def capability_names(self) -> list[str]:
+        """Compute capabilities of its predictions, as NVIDIA writes them. TensorRT-RTX only."""
+        return [format_capability(c) for c in self.capabilities] if self.is_rtx else []
 
-    def built_for(self, capability: str, gpu: str = "", *, seen: bool = False) -> Target:
-        """The same for GPUs of one compute capability (``8.6``), which TensorRT-RTX alone is told.
+    def with_capability(self, capability: str, gpu: str = "", *, seen: bool = False) -> Target:
+        """Return the target for GPUs of one compute capability. Only TensorRT-RTX depends on it.
 
-        ``gpu`` is the name of such a GPU, for the message; ``seen`` says that there is a build for it.
+        Args:
+            capability: Compute capability, such as ``8.6``.
+            gpu: Name of such a GPU, for the message.
+            seen: Whether there is a build for it.
 
         Raises:
             QdqtoolError: TensorRT-RTX cannot build for it.
@@ -138,12 +154,13 @@ class Target:
         if self.buildable and number not in self.buildable and not seen:
             raise QdqtoolError(
                 said(
-                    "{target} cannot build for compute capability {cc}{name}, only for {known:joined , }; name such a GPU, "
-                    "or a TensorRT that builds for yours ({`target`})",
+                    "{target} cannot build for compute capability {cc}{name}, only for "
+                    "{known:joined , }; name such a GPU, or a TensorRT that builds for yours "
+                    "({`target`})",
                     target=self.name,
-                    cc=dotted(number),
+                    cc=format_capability(number),
                     name=said(" ({gpu})", gpu=gpu) if gpu else "",
-                    known=[dotted(c) for c in self.buildable],
+                    known=[format_capability(c) for c in self.buildable],
                 ),
                 code="unsupported",
                 parameter="gpu",
@@ -155,7 +172,8 @@ _TRT10 = Target(
     "trt10",
     (10, 0),
     Evidence.ASSUMED,
-    "outcomes seen in a YOLOv8n (10.14.1), small graphs and matrix products (10.3); pass lines as on 8.5",
+    "outcomes seen in a YOLOv8n (10.14.1), small graphs and matrix products (10.3); pass lines as "
+    "on 8.5",
     residual_proof=_APART_10,
     multiply_in_pointwise_name=True,
     constants_first=True,
@@ -175,7 +193,8 @@ TARGETS: dict[str, Target] = {
                 "trt8.0",
                 (8, 0),
                 Evidence.SEEN,
-                "outcomes seen in one engine listing (CenterNet, no pass lines); passes as seen on 8.5",
+                "outcomes seen in one engine listing (CenterNet, no pass lines); passes as seen "
+                "on 8.5",
                 merges_parallel=False,
                 fuses_stem_pool=False,
                 keeps_relu_name=True,
@@ -187,21 +206,24 @@ TARGETS: dict[str, Target] = {
                 "trt8.4",
                 (8, 4),
                 Evidence.SEEN,
-                "pass lines seen in excerpts of one YOLOv8-style log; outcomes in published engines",
+                "pass lines seen in excerpts of one YOLOv8-style log; outcomes in published "
+                "engines",
                 uint8_inputs=False,
             ),
             Target(
                 "trt8.5",
                 (8, 5),
                 Evidence.SEEN,
-                "rules seen in three complete build logs (8.5.2 twice, 8.5.10) and four published engines",
+                "rules seen in three complete build logs (8.5.2 twice, 8.5.10) and four published "
+                "engines",
                 int8_weights=True,
             ),
             Target(
                 "trt8.6",
                 (8, 6),
                 Evidence.SEEN,
-                "every line of the Q/DQ passes seen in one complete build log (8.6.0), the same as on 8.5.2",
+                "every line of the Q/DQ passes seen in one complete build log (8.6.0), the same "
+                "as on 8.5.2",
                 layer_normalization=True,
                 int8_weights=True,
                 regions=True,
@@ -211,7 +233,8 @@ TARGETS: dict[str, Target] = {
                 _TRT10,
                 name="trt11",
                 version=(11, 0),
-                proof="strongly typed; INT8 outcomes as documented; no 11.x log with Q/DQ pass lines was available",
+                proof="strongly typed; INT8 outcomes as documented; no 11.x log with Q/DQ pass "
+                "lines was available",
                 strongly_typed=True,
                 residual_through_activation=True,
                 residual_proof=_FUSED_11,
@@ -228,8 +251,9 @@ TARGETS: dict[str, Target] = {
                 needs_zero_point=False,
                 layer_normalization=True,
                 int8_weights=True,
-                # What ComputeCapability of 1.7.1 has. NVIDIA's support matrix (docs.nvidia.com/deeplearning/tensorrt-rtx,
-                # 1.5) lists 7.5, 8.6, 8.9, 12.0 and 12.1; for 8.0 the library builds as well.
+                # The members of ComputeCapability in 1.7.1. NVIDIA's support matrix
+                # (docs.nvidia.com/deeplearning/tensorrt-rtx, 1.5) lists 7.5, 8.6, 8.9, 12.0 and
+                # 12.1; the library builds for 8.0 as well.
                 buildable=(75, 80, 86, 89, 120, 121),
             ),
         ),
@@ -238,81 +262,92 @@ TARGETS: dict[str, Target] = {
 }
 
 RTX = max((t for t in TARGETS.values() if t.is_rtx), key=lambda t: t.version)
-"""The newest TensorRT-RTX that is known."""
+"""The newest known TensorRT-RTX."""
 
 
-def dotted(capability: int) -> str:
-    """``8.6`` for 86."""
+def format_capability(capability: int) -> str:
+    """Return ``8.6`` for 86."""
     return f"{capability // 10}.{capability % 10}"
 
 
 def target_before(name: str) -> Target | None:
-    """The nearest earlier target of the same kind; None for the first, and where there is none of that name."""
-    mine = TARGETS.get(name)
-    earlier = (
-        t for t in TARGETS.values() if mine and t.is_rtx == mine.is_rtx and t.version < mine.version
-    )
+    """Return the nearest earlier target of the same kind.
+
+    None for the first one, and if no target has the name.
+    """
+    target = TARGETS.get(name)
+    if target is None:
+        return None
+    same_kind = [t for t in TARGETS.values() if t.is_rtx == target.is_rtx]
+    earlier = [t for t in same_kind if t.version < target.version]
     return max(earlier, key=lambda t: t.version, default=None)
 
 
-_LAST = 19  # a major version that may come; what is larger is a typing error (85)
-STRONGLY_TYPED = "-strongly-typed"  # behind a target's name, where it is a choice (TensorRT 10)
+MAX_MAJOR = 19  # of versions that may be released; a larger number is a typing error (85)
+STRONGLY_TYPED = "-strongly-typed"  # suffix of a target's name if it is a choice (TensorRT 10)
 _VERSION = re.compile(r"(?:trt|tensorrt)?[ -]?v?(\d{1,2}(?:\.\d{1,4}){0,3})")
 
 
 def target_named(name: str | Target) -> Target:
-    """The target of that name, or for a TensorRT version (``10.3``, ``8.5.2``) the one with the nearest rules.
+    """Return the target of a name, or the one with the nearest rules for a TensorRT version.
+
+    Args:
+        name: Name such as ``trt8.5``, version such as ``10.3`` or ``8.5.2``, or a target.
 
     Raises:
-        QdqtoolError: There is none.
+        QdqtoolError: There is no such target.
     """
     if isinstance(name, Target):
         return name
     text = name.lower().strip()
     base = text.removesuffix(STRONGLY_TYPED)
-    found = TARGETS.get(base) or _of_version(base)
-    if found is None:
+    target = TARGETS.get(base) or _find_by_version(base)
+    if target is None:
         raise QdqtoolError(
-            f"unknown target '{name}'; choose one of {', '.join(TARGETS)}, or a TensorRT version such as 10.3",
+            f"unknown target '{name}'; choose one of {', '.join(TARGETS)}, "
+            "or a TensorRT version such as 10.3",
             code="unknown-choice",
             parameter="target",
         )
     if base == text:
-        return found
-    return strongly_typed(found, said("{`target`:{name}}", name=name), parameter="target")
+        return target
+    return strongly_typed(target, said("{`target`:{name}}", name=name), parameter="target")
 
 
-def _of_version(text: str) -> Target | None:
+def _find_by_version(text: str) -> Target | None:
     match = _VERSION.fullmatch(text)
     if match is None:
         return None
+    version = match[1]
     try:
-        found = target_of_version(match[1])
+        target = target_of_version(version)
     except VersionError:
         return None
-    if int(match[1].partition(".")[0]) > _LAST:
+    if int(version.partition(".")[0]) > MAX_MAJOR:
         return None
-    if version_numbers(match[1]) == found.version and match[1].count(".") < 2:
-        return found
-    proof = f"{match[1]} is answered by the nearest rules, those of {found.name}; {found.proof}"
-    return replaced(found, asked=match[1], proof=proof)
+    if version_numbers(version) == target.version and version.count(".") < 2:
+        return target
+    proof = f"{version} is answered by the nearest rules, those of {target.name}; {target.proof}"
+    return replaced(target, requested_version=version, proof=proof)
 
 
 def strongly_typed(
     target: Target,
-    given: str = said("{`strongly_typed`}"),
+    request: str = said("{`strongly_typed`}"),
     *,
     parameter: str = "strongly_typed",
 ) -> Target:
-    """The target with a strongly typed network: floats have the types of the file (``--stronglyTyped``).
+    """Return the target with a strongly typed network (``--stronglyTyped``).
+
+    Floats have the types of the file.
 
     Args:
         target: The target.
-        given: What the user wrote, for the message.
+        request: The user's words for it, for the message.
         parameter: Parameter that asks for it.
 
     Raises:
-        QdqtoolError: The version has no such networks.
+        QdqtoolError: The version does not have such networks.
     """
     if target.strongly_typed:
         return target
@@ -320,7 +355,7 @@ def strongly_typed(
         raise QdqtoolError(
             said(
                 "{given}: {target} has no such networks; TensorRT 10 was the first",
-                given=given,
+                given=request,
                 target=target.name,
             ),
             code="unsupported",
@@ -330,48 +365,52 @@ def strongly_typed(
 
 
 @record
-class Trtexec:
-    """What the trtexec of a version takes.
+class TrtexecSupport:
+    """Options that the trtexec of a version has.
 
     Attributes:
-        lists_layers: ``--dumpLayerInfo``, ``--exportLayerInfo`` and ``--profilingVerbosity`` (8.2 and later).
-        precision_flags: ``--int8``, ``--fp16`` and the like; gone in 11, where layers are always timed in a run of
-            their own.
+        lists_layers: ``--dumpLayerInfo``, ``--exportLayerInfo`` and ``--profilingVerbosity`` (8.2
+            and later).
+        precision_flags: ``--int8``, ``--fp16`` and similar ones. They are gone in 11, where layers
+            are always timed in a separate run.
     """
 
     lists_layers: bool
     precision_flags: bool
 
 
-def trtexec_of_version(version: str) -> Trtexec | None:
-    """What the trtexec of a TensorRT version takes; None where the text is no version."""
-    found = version_numbers(version)
-    return None if found is None else _trtexec(found)
+def trtexec_of_version(version: str) -> TrtexecSupport | None:
+    """Return the options of a TensorRT version's trtexec; None if the text is not a version."""
+    numbers = version_numbers(version)
+    return None if numbers is None else _trtexec_support(numbers)
 
 
-def _trtexec(version: tuple[int, int]) -> Trtexec:
-    return Trtexec(version >= (8, 2), version < (11, 0))
+def _trtexec_support(version: tuple[int, int]) -> TrtexecSupport:
+    return TrtexecSupport(version >= (8, 2), version < (11, 0))
 
 
 def version_numbers(version: str) -> tuple[int, int] | None:
-    """Major and minor number of ``8.5.2``; None where the text is no version."""
+    """Return the major and minor number of ``8.5.2``; None if the text is not a version."""
+    parts = version.split(".")
     try:
-        numbers = [int(p) for p in version.split(".")[:2]]
+        return int(parts[0]), int(parts[1]) if len(parts) > 1 else 0
     except ValueError:
         return None
-    return (numbers[0], numbers[1] if len(numbers) > 1 else 0) if numbers else None
 
 
 def target_of_version(version: str) -> Target:
-    """The target whose rules fit a TensorRT version such as ``8.5.2`` or ``10.3.0``: the nearest one at or below.
+    """Return the target whose rules fit a TensorRT version: the nearest one that is not later.
+
+    Args:
+        version: Version such as ``8.5.2`` or ``10.3.0``.
 
     Raises:
-        VersionError: The text is no version, or one older than 8.0.
+        VersionError: The text is not a version, or one before 8.0.
     """
-    found = version_numbers(version)
-    if found is None:
+    numbers = version_numbers(version)
+    if numbers is None:
         raise VersionError(f"'{version}' is not a TensorRT version", code="wrong-version")
-    candidates = [t for t in TARGETS.values() if not t.is_rtx and t.version <= found]
+    candidates = [t for t in TARGETS.values() if not t.is_rtx and t.version <= numbers]
     if not candidates:
         raise VersionError(
             f"TensorRT {version} is older than 8.0, which was the first with Q/DQ",
@@ -382,18 +421,19 @@ def target_of_version(version: str) -> Target:
 
 @record
 class Build:
-    """One build.
+    """A published build.
 
     Attributes:
-        name: As cases name it.
+        name: Name that cases use.
         tensorrt: Version.
-        gpu: What it was built for; empty where that is not stated.
-        flags: What the builder was given.
-        network: What was built.
-        source: Who published it, and where.
-        parts: What of it is available.
-        graph: Whether the ONNX graph behind it could be rebuilt, so that the tests hold the simulator to it.
-        made_rules: Whether rules were made while looking at it.
+        gpu: GPU that it was built for; empty if that is not stated.
+        flags: Options of the builder.
+        network: Network.
+        source: Publisher and place.
+        parts: Available parts.
+        graph: Whether the ONNX graph could be rebuilt, so that the tests compare the simulator with
+            the build.
+        made_rules: Whether rules were derived from it.
     """
 
     name: str

@@ -200,7 +200,7 @@ def _tune(
     aim.check_budget(machine.gpu)
     keep, time_limit = aim.kept_part, effort.time_limit
     chip = _gpu(machine, chosen)
-    chosen = chosen if chip is None else chosen.built_for(chip.cc)
+    chosen = chosen if chip is None else chosen.with_capability(chip.cc)
     loaded = load_full(model)
     described = {
         "path": loaded.path,
@@ -407,7 +407,7 @@ def _gpu(machine: GpuOptions, target: Target) -> gpus.Gpu | None:
     if name is None:
         return None
     found = gpus.chosen(name, machine.clock, machine.power)
-    found = gpus.used_by(target.built_for(found.cc, found.name), found)
+    found = gpus.used_by(target.with_capability(found.cc, found.name), found)
     if not found.has_int8:
         raise QdqtoolError(
             said(
@@ -415,7 +415,7 @@ def _gpu(machine: GpuOptions, target: Target) -> gpus.Gpu | None:
                 "than the float model; deploy that, or name another GPU",
                 name=name,
                 gpu=found.name,
-                target=target.given,
+                target=target.display_name,
             ),
             code="no-int8",
             parameter="gpu",

@@ -165,24 +165,24 @@ def target_of(
         named = None if gpu.gpu is None else gpus.chosen(gpu.gpu)
         if chosen.is_rtx and build.targets:
             chosen = replaced(chosen, capabilities=build.targets)
-            if named is not None and named.cc not in chosen.told:
+            if named is not None and named.cc not in chosen.capability_names:
                 raise QdqtoolError(
                     said(
                         "{`gpu`} {name}: has compute capability {cc}, and the build is for "
                         "{told:joined , }; name the GPU that it ran on",
                         name=named.name,
                         cc=named.cc,
-                        told=chosen.told,
+                        told=chosen.capability_names,
                     ),
                     code="different-gpus",
                     parameter="gpu",
                 )
         elif named is not None:
-            chosen = chosen.built_for(named.cc, named.name, seen=named.cc == stated)
+            chosen = chosen.with_capability(named.cc, named.name, seen=named.cc == stated)
         elif stated is not None:
-            chosen = chosen.built_for(stated, seen=True)
+            chosen = chosen.with_capability(stated, seen=True)
         elif (ran_on := gpu_of(build)) is not None:
-            chosen = chosen.built_for(ran_on.cc, seen=True)
+            chosen = chosen.with_capability(ran_on.cc, seen=True)
     return chosen, notes
 
 
@@ -421,7 +421,7 @@ def verify_with_builder(
     if builder != "tensorrt-rtx" and result.build is not None and result.status == "built":
         return verify(index, result.build, target=target)
     on_target = target_named(target) if target is not None else RTX
-    prediction = predict(index, on_target if digits is None else on_target.built_for(digits))
+    prediction = predict(index, on_target if digits is None else on_target.with_capability(digits))
     described = BuildFacts(
         BuildSource(result.builder),
         tensorrt=result.version or None,

@@ -338,9 +338,9 @@ RTX_CAPABILITIES = ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1")
 
 @pytest.mark.parametrize("gpu", gpus.gpus(), ids=lambda gpu: gpu.name)
 def test_rtx_is_predicted_for_gpus_that_it_can_build_for(gpu: gpus.Gpu) -> None:
-    assert TARGETS["trt10"].built_for(gpu.cc) is TARGETS["trt10"]
+    assert TARGETS["trt10"].with_capability(gpu.cc) is TARGETS["trt10"]
     if gpu.cc in RTX_CAPABILITIES:
-        assert RTX.built_for(gpu.cc).told == [gpu.cc]
+        assert RTX.with_capability(gpu.cc).capability_names == [gpu.cc]
         return
     g = Graph()
     model = g.model(g.relu(g.input(1, 16, 8, 8), "r"))

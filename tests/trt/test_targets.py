@@ -12,7 +12,7 @@ from qdqtool.trt.targets import (
     RTX,
     TARGETS,
     Target,
-    Trtexec,
+    TrtexecSupport,
     strongly_typed,
     target_before,
     target_named,
@@ -254,7 +254,7 @@ def test_target_of_other_version_is_an_error(version: str, code: str) -> None:
     ],
 )
 def test_trtexec_options_of_version(version: str, lists_layers: bool, flags: bool) -> None:
-    assert trtexec_of_version(version) == Trtexec(lists_layers, flags)
+    assert trtexec_of_version(version) == TrtexecSupport(lists_layers, flags)
 
 
 def test_trtexec_options_of_unknown_version() -> None:
@@ -297,7 +297,7 @@ def test_trtexec_command_has_flags_of_version(target: str, flags: set[str], rema
     ],
 )
 def test_target_keeps_requested_name(name: str, expected: str) -> None:
-    assert target_named(name).given == expected
+    assert target_named(name).display_name == expected
     assert target_named(expected) == target_named(name)
 
 

@@ -544,8 +544,8 @@ def test_verify_rtx_build_for_a_gpu(gpu: str | None, int8: int, capability: str)
 def test_target_of_rtx_build_has_its_capabilities(build: Build, capabilities: list[str]) -> None:
     """The build proves that TensorRT-RTX can build for them."""
     target, _ = target_of(replace(build, is_rtx=True), None, GpuOptions())
-    assert (target.told, target.name) == (capabilities, RTX.name)
-    assert target_of(build, None, GpuOptions(gpu="V100"))[0].told == []
+    assert (target.capability_names, target.name) == (capabilities, RTX.name)
+    assert target_of(build, None, GpuOptions(gpu="V100"))[0].capability_names == []
 
 
 TWO_TARGETS = Build(is_rtx=True, targets=(75, 86))
@@ -558,7 +558,7 @@ ORIN = Build(is_rtx=True, gpu={"Compute Capability": "8.7"})
     ids=["listed targets", "stated capability"],
 )
 def test_target_of_rtx_build_on_a_gpu(build: Build, gpu: str, capabilities: list[str]) -> None:
-    assert target_of(build, None, GpuOptions(gpu=gpu))[0].told == capabilities
+    assert target_of(build, None, GpuOptions(gpu=gpu))[0].capability_names == capabilities
 
 
 @pytest.mark.parametrize("build", [Build(is_rtx=True), ORIN], ids=["unknown", "8.7"])
@@ -583,4 +583,7 @@ def test_target_of_prefers_the_capability_of_the_log() -> None:
     """It contradicts the GPU table, and the log has neither clock nor memory."""
     facts = {"Compute Capability": "8.9", "SMs": "28"}
     build = Build(is_rtx=True, device="NVIDIA GeForce RTX 3060", gpu=facts)
-    assert target_of(build, None, GpuOptions())[0].told == ["8.9"] and gpu_of(build) is None
+    assert (
+        target_of(build, None, GpuOptions())[0].capability_names == ["8.9"]
+        and gpu_of(build) is None
+    )

@@ -77,7 +77,7 @@ class Collector:
             sha256=info.sha256,
             opset=info.opset,
             node_count=info.nodes,
-            target=subject.target.given,
+            target=subject.target.display_name,
             rules=prediction.target,
             proof=prediction.target_evidence,
             verdict=verdict(prediction),
@@ -525,7 +525,7 @@ def look_at(
         prediction = verification.prediction
     else:
         on = settled or target_named(inputs.target or DEFAULT_TARGET)
-        on = on if settled or gpu is None else on.built_for(gpu.cc, gpu.name)
+        on = on if settled or gpu is None else on.with_capability(gpu.cc, gpu.name)
         prediction = predict(model, on, assume=inputs.assume)
     time = None
     if gpu is not None:
@@ -537,7 +537,7 @@ def look_at(
         graph = build is not None and runs_as_graph(build)
         time = estimate(model, prediction, gpu, settled_on, plain=plain, graph=graph)
         prediction.time = time.as_json()
-        prediction.compute_capabilities = on.told or [gpu.cc]
+        prediction.compute_capabilities = on.capability_names or [gpu.cc]
         prediction.findings += gpu_findings(prediction, gpu, model)
     subject = Subject(model, prediction, on, time, verification, build)
     subject.work = _work(subject)

@@ -1,5 +1,7 @@
 """ConvEltwiseSumFusion."""
 
+from typing import TypeGuard
+
 from qdqtool.trt.layers import weights_position
 from qdqtool.trt.passes._infra import (
     Case,
@@ -49,11 +51,12 @@ class ConvEltwiseSumFusion(Pass):
             if add.operation != "SUM" or len(add.inputs) != 2 or not _can_fuse_sum(conv):
                 continue
             first, last = (t.producer_of_kind(LayerKind.CONVOLUTION) for t in add.inputs)
-            if last is None or not _can_fuse_sum(last) or last.out.single_consumer() is not add:
+            if not _can_fuse_sum(last) or last.out.single_consumer() is not add:
                 self._fuse(network, PLAIN, conv, add)
-                continue
-            feeds_both = first is not None and _can_fuse_sum(first)
-            self._fuse(network, BOTH if feeds_both else PLAIN, last, add)
+            elif _can_fuse_sum(first):
+                self._fuse(network, BOTH, last, add)
+            else:
+                self._fuse(network, PLAIN, last, add)
 
     def _fuse(self, network: Network, case: Case, conv: Layer, add: Layer) -> None:
         residual = next((t for t in add.inputs if t is not conv.out), None)
@@ -67,5 +70,7 @@ class ConvEltwiseSumFusion(Pass):
         conv.fusion.has_activation = True
 
 
-def _can_fuse_sum(conv: Layer) -> bool:
-    return not conv.int8_out and not conv.fusion.has_activation and weights_position(conv) is None
+def _can_fuse_sum(conv: Layer | None) -> TypeGuard[Layer]:
+    if conv is None or conv.int8_out or conv.fusion.has_activation:
+        return False
+    return weights_position(conv) is None

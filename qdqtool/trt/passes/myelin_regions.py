@@ -63,20 +63,18 @@ class MyelinRegions(Pass):
         if not seeds:
             return
         assigned: set[Layer] = set()
-        for seed in network.breadth_first():
-            if seed not in seeds or seed in assigned:
+        for seed in filter(seeds.__contains__, network.breadth_first()):
+            if seed in assigned:
                 continue
             members = _find_region(seed)
             assigned.update(members)
-            nodes = [node for layer in members for node in layer.nodes]
-            region = MyelinRegion(node_name(seed), seed.op, nodes)
-            if is_absorbed:
-                self._absorb(region, members)
-                has_products = any(map(_multiplies, members))
-                if region.fused or region.kernels or has_products:
-                    network.regions.append(region)
-            else:
+            region = _create_region(seed, members)
+            if not is_absorbed:
                 region.possible.extend(q.name for q in _quantizers_around(members))
+                network.regions.append(region)
+                continue
+            self._absorb(region, members)
+            if region.fused or region.kernels or any(map(_multiplies, members)):
                 network.regions.append(region)
 
     def _absorb(self, region: MyelinRegion, members: Collection[Layer]) -> None:
@@ -118,6 +116,11 @@ class MyelinRegions(Pass):
         else:
             return
         dq.region = region
+
+
+def _create_region(seed: Layer, members: Iterable[Layer]) -> MyelinRegion:
+    nodes = [node for layer in members for node in layer.nodes]
+    return MyelinRegion(node_name(seed), seed.op, nodes)
 
 
 def _names(layer: Layer) -> list[str]:

@@ -149,10 +149,7 @@ class PointWiseFusion(Pass):
         layer.add_cases(CONSTANT)
         network.drop_input(layer, position)
         network.set_kind(layer, LayerKind.POINTWISE)
-        while operand.producer is not None and not operand.consumers and not operand.is_output:
-            unused = operand.producer
-            operand = unused.data if unused.inputs else operand
-            network.remove(unused)
+        _remove_unused(network, operand)
         return True
 
     # Chains -----------------------------------------------------------------------------------
@@ -190,6 +187,14 @@ class PointWiseFusion(Pass):
         if self.target.multiply_in_pointwise_name and layer.kind != LayerKind.POINTWISE:
             return f"PWN({layer.name})"
         return layer.name
+
+
+def _remove_unused(network: Network, tensor: Tensor) -> None:
+    """Remove the producer of a tensor if nothing reads it, and then what only that read."""
+    while tensor.producer is not None and not tensor.consumers and not tensor.is_output:
+        unused = tensor.producer
+        tensor = unused.data if unused.inputs else tensor
+        network.remove(unused)
 
 
 def _can_fuse(layer: Layer) -> bool:

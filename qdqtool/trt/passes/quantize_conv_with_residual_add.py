@@ -82,16 +82,20 @@ class QuantizeConvWithResidualAdd(Pass):
 
     def _visit_add(self, network: Network, conv: Layer, add: Layer) -> None:
         residual = next(t for t in add.inputs if t is not conv.out)
-        if conv.fusion.has_activation:
-            if dq_before(residual) is not None:
-                network.adds_after_activation[node_name(add)] = None
-            if not self.target.residual_through_activation:
-                self._refuse_activation(conv, add, residual)
-                return
+        if conv.fusion.has_activation and dq_before(residual) is not None:
+            network.adds_after_activation[node_name(add)] = None
+        if conv.fusion.has_activation and not self.target.residual_through_activation:
+            self._refuse_activation(conv, add, residual)
+            return
         if len(add.inputs) != 2 or add.kind != LayerKind.ELEMENTWISE:
             return
         if find_int8_obstacle(conv, self.name, self.target) is not None:
             return
+        self._fuse_if_quantized(network, conv, add, residual)
+
+    def _fuse_if_quantized(
+        self, network: Network, conv: Layer, add: Layer, residual: Tensor
+    ) -> None:
         dq, q = dq_before(residual), q_after(add.out)
         if dq is None:
             self._refuse_float_residual(conv, add, residual)

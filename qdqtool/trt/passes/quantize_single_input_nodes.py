@@ -46,19 +46,23 @@ class QuantizeSingleInputNodes(Pass):
             if layer.op in AVERAGES:
                 self._refuse_reduce(layer)
         for layer in network.layers_of_kind(LayerKind.POOLING):
-            dq, q = dq_before(layer.data), q_after(layer.out)
-            if layer.pooling_type != "AVERAGE" or not (dq or q):
-                continue
-            if dq is None or q is None:
-                self._refuse_one_side(layer, dq is not None)
-                continue
-            case = WINDOW if layer.op == "AveragePool" else GLOBAL
-            self.fire_running(case, layer)
-            self.fire(case, layer, REMOVING, q.name)
-            network.absorb_q(layer, q)
-            if network.bypass_dq(dq, layer):
-                self.fire(case, layer, REMOVING, dq.name)
-            layer.int8 = True
+            if layer.pooling_type == "AVERAGE":
+                self._quantize_pooling(network, layer)
+
+    def _quantize_pooling(self, network: Network, layer: Layer) -> None:
+        dq, q = dq_before(layer.data), q_after(layer.out)
+        if dq is None and q is None:
+            return
+        if dq is None or q is None:
+            self._refuse_one_side(layer, dq is not None)
+            return
+        case = WINDOW if layer.op == "AveragePool" else GLOBAL
+        self.fire_running(case, layer)
+        self.fire(case, layer, REMOVING, q.name)
+        network.absorb_q(layer, q)
+        if network.bypass_dq(dq, layer):
+            self.fire(case, layer, REMOVING, dq.name)
+        layer.int8 = True
 
     def _refuse_reduce(self, layer: Layer) -> None:
         dq_name = node_name(dq_before(layer.data))

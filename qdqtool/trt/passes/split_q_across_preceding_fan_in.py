@@ -1,6 +1,7 @@
 """SplitQAcrossPrecedingFanIn."""
 
 from collections import deque
+from collections.abc import Iterable
 
 from qdqtool.base import limits
 from qdqtool.errors import ModelError
@@ -80,9 +81,13 @@ class SplitQAcrossPrecedingFanIn(Pass):
             return
         after = quantizer_scale(clones[0])
         scales = tuple(after if q is None else _own_scale(q) for q in quantizers)
-        if any(scale is not None and scale != after for scale in scales):
+        if _has_other_scale(scales, after):
             name, size = node_name(concat), tensor_size(concat.out)
             self.refuse(ConcatScales(self.name, name, scales, after, size))
+
+
+def _has_other_scale(scales: Iterable[Scale], scale: Scale) -> bool:
+    return any(other is not None and other != scale for other in scales)
 
 
 def _create_clone(concat: Layer, q: Layer, position: int) -> Layer:

@@ -61,12 +61,10 @@ class VanillaSwapWithFollowingQ(Pass):
             if op is None or q.has_computed_scale:
                 continue
             if op.passage is None or op.kind is _CONCATENATION:
-                if op.kind in _KINDS_WITH_OPTIONAL_PASSAGE:
-                    q.blocked_by = NotCommuting(self.name, node_name(op), op.op, node_name(q))
-                    self.refuse(q.blocked_by)
+                self._refuse_operator(op, q)
             elif q.data.single_consumer() is not q:
                 if network.reports_refusals:
-                    self._refuse(op, q)
+                    self._refuse_consumers(op, q)
             elif q.quant is None or not q.quant.per_channel:
                 self._swap(network, op, q, op.passage)
                 queue.append(q)
@@ -80,7 +78,12 @@ class VanillaSwapWithFollowingQ(Pass):
         q.blocked_by = None
         network.swap(op, q)
 
-    def _refuse(self, op: Layer, q: Layer) -> None:
+    def _refuse_operator(self, op: Layer, q: Layer) -> None:
+        if op.kind in _KINDS_WITH_OPTIONAL_PASSAGE:
+            q.blocked_by = NotCommuting(self.name, node_name(op), op.op, node_name(q))
+            self.refuse(q.blocked_by)
+
+    def _refuse_consumers(self, op: Layer, q: Layer) -> None:
         source = q.data
         if source not in self._consumers:
             self._consumers[source] = find_consumers(source)

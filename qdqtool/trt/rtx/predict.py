@@ -54,7 +54,7 @@ def predict_rtx(model: Model, target: Target = RTX) -> Prediction:
         ModelInfo(model.path, model.sha256, model.opset, len(model.nodes)),
         target.name,
         target_evidence=f"{target.evidence}: {target.proof}",
-        compute_capabilities=target.told,
+        compute_capabilities=target.capability_names,
     )
     prediction.refusals = list(_refusals(walk, target.capabilities))
     for node in model.nodes:
@@ -529,12 +529,12 @@ def _scale(walk: _Walk, node: Node, named: str) -> Iterator[Refusal | None]:
     scales = qdq.read_params(model, node).scales
     if scales is None and (value := constants.value(name)) is not None:
         scales = qdq.ParameterValues(value.astype(np.float64).reshape(-1))
-    yield detect.scale_not_positive(COMPILER, named, scales, infinite=True)
+    yield detect.scale_not_positive(COMPILER, named, scales, allow_infinite=True)
     if shape is None or dims is None or (math.prod(shape) == 1 and len(shape) < 2):
         return
     if len(shape) > 1:
         blocks = bool(node.integer("block_size", 0))
-        yield detect.scale_rank(COMPILER, named, shape, blocks, taken=blocks)
+        yield detect.scale_rank(COMPILER, named, shape, blocks, is_accepted=blocks)
         if blocks and axis % max(len(dims), 1) < len(dims) - 2:
             yield CompilerFault(COMPILER, named, Fault.BLOCKS, (str(axis),))
         return
