@@ -1,4 +1,4 @@
-"""Why a placement leaves nodes float: records of the same kind as the passes' refusals, and their words."""
+"""Reasons why a placement leaves nodes float, and their texts."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class OtherDomain(Refusal):
 class Unfit(StrEnum):
     """What is wrong with a node's inputs."""
 
-    CONSTANT = "its input depends on constants alone"
+    CONSTANT = "its input depends only on constants"
     UNREADABLE = "its weights cannot be read"
     EMPTY = "its weights are empty"
     TRANSPOSED = "its data input is transposed (transA)"
@@ -92,9 +92,9 @@ class Unwritten(StrEnum):
     """Why no MatMul is known to compute the same as an Einsum."""
 
     VECTOR = "one operand is a vector"
-    RANK = "how many axes its operands have is not known"
+    RANK = "the number of axes of its operands is unknown"
     SUMMED = "the sizes that it sums over may differ (a size of 1 is repeated in an Einsum, not in a MatMul)"
-    SIZES = "more than one size that is not known would have to be stated in a Reshape"
+    SIZES = "a Reshape would have more than one unknown size"
 
 
 class ProductInEinsum(Refusal):
@@ -173,31 +173,31 @@ _HEAD = "({`head`:'none'} quantizes it)"
 _PRESETS = {
     Part.BOX: said("box output of a YOLOv8-style head " + _HEAD),
     Part.DFL: said("DFL: expected value over the box bins " + _HEAD),
-    Part.PLACES: said("makes boxes or sampling points " + _HEAD),
+    Part.PLACES: said("produces boxes or sampling points " + _HEAD),
     Part.MLP: said("MLP of a box output " + _HEAD),
     Part.REFERENCE: said("reads reference points " + _HEAD),
     Part.DETECTOR: said("last convolution of a detection head " + _HEAD),
-    Part.SCORES: said("scores by which queries are selected ({`head`:'float'})"),
+    Part.SCORES: said("scores that select queries ({`head`:'float'})"),
     Part.LAST: said("last convolution before an output ({`head`:'float'})"),
-    Part.ATTENTION: said("attention is left float ({`attention`:'int8'} quantizes it)"),
+    Part.ATTENTION: said("attention stays float ({`attention`:'int8'} quantizes it)"),
 }
-_FAILED = ": builds failed on such ({`include`} quantizes it)"
+_FAILED = ": builds with these failed ({`include`} quantizes it)"
 _ASKED = {
-    True: said("residual left float ({`residual`:'none'})"),
+    True: said("residual stays float ({`residual`:'none'})"),
     False: said(
-        "residual left float: this target gains nothing from it ({`residual`:'skip'} or "
+        "residual stays float: this target gains nothing from quantizing it ({`residual`:'skip'} or "
         "{`residual`:'both'} quantizes it)"
     ),
 }
 _READ = {
-    True: "its result is read as float as well, so that it is written as float anyway",
+    True: "another consumer reads its result as float, so it writes float anyway",
     False: "its result is not quantized next",
 }
 WORDS: dict[type[Refusal], Callable[[Any], str]] = {
     Excluded: lambda r: said(
         "excluded by {option} {value}", option=Parameter(r.option), value=r.value
     ),
-    FloatForAccuracy: lambda r: "left float for accuracy",
+    FloatForAccuracy: lambda r: "stays float for accuracy",
     KeptByPreset: lambda r: _PRESETS[r.what],
     OtherDomain: lambda r: f"operator of the domain '{r.domain}'",
     UnfitInput: lambda r: str(r.what),
@@ -208,11 +208,9 @@ WORDS: dict[type[Refusal], Callable[[Any], str]] = {
     ),
     WeightsType: lambda r: f"its weights are {r.kind}, not float",
     WeightsRank: lambda r: (
-        f"its weights have {counted(r.dimensions, 'dimension')}; TensorRT takes constant INT8 weights of two"
+        f"its weights have {counted(r.dimensions, 'dimension')}; TensorRT supports constant INT8 weights of two"
     ),
-    ProductInEinsum: lambda r: (
-        f"product in an Einsum, which could not be written as MatMul: {r.why}"
-    ),
+    ProductInEinsum: lambda r: f"product in an Einsum, which cannot be written as MatMul: {r.why}",
     DeconvolutionFloat: lambda r: "TensorRT-RTX 1.7 never runs ConvTranspose in INT8",
     SmallConvolution: lambda r: said(
         "small convolution ({inputs} to {outputs} channels, kernel {kernel}): no fast INT8 kernel expected "
@@ -224,12 +222,12 @@ WORDS: dict[type[Refusal], Callable[[Any], str]] = {
     LargeKernel: lambda r: said("kernel {kernel}" + _FAILED, kernel=_extent(r.kernel)),
     DepthwiseAdd: lambda r: said("depthwise convolution into an Add" + _FAILED),
     DepthwiseSilu: lambda r: said("depthwise convolution with SiLU" + _FAILED),
-    InBody: lambda r: f"the {r.count} convolutions or products inside its body are left float",
+    InBody: lambda r: f"the {r.count} convolutions or products inside its body stay float",
     ResultFloat: lambda r: _READ[r.quantized],
     ResidualLeft: lambda r: _ASKED[r.asked],
-    NoNeighbour: lambda r: "no quantized neighbour in front of it",
+    NoNeighbour: lambda r: "no quantized node is before it",
     InputFloat: lambda r: (
-        "its input is read by a float node as well, so that its producer writes float anyway"
+        "another consumer reads its input as float, so its producer writes float anyway"
     ),
     Unreachable: lambda r: str(r.what),
 }
