@@ -1,7 +1,6 @@
-"""Words for findings, made last: one function for each class of refusal gives its message and what to change.
+"""Messages of findings: one function for each class of refusal returns the message and the fix.
 
-Nothing else words a finding, and nothing reads these words again. The functions of the simulation's refusals are here;
-those of the other rooms are loaded with the first finding that needs them.
+The message modules of the other packages are loaded with the first finding that needs them.
 """
 
 from __future__ import annotations
@@ -138,7 +137,7 @@ def readers_words(readers: Sequence[Reader], it: str = " it") -> str:
         return "it is the network's output"
     more = getattr(readers, "more", "")
     if more and [r.node for r in readers] == [more]:
-        return f"what reads{it} is behind {more} and was not looked at"
+        return f"its consumers come after {more} and were not analyzed"
     floats = list(dict.fromkeys(reader_names(floats_of(readers))))
     if not floats:
         return f"{names(reader_names(readers))} quantizes{it}{others_words(readers)}"
@@ -146,9 +145,9 @@ def readers_words(readers: Sequence[Reader], it: str = " it") -> str:
 
 
 def others_words(readers: Sequence[Reader]) -> str:
-    """`` (and others behind cat7, which were not looked at)``; empty where these are all that read a tensor."""
+    """Return `` (and others after cat7, which were not analyzed)``, or an empty string if no consumer is missing."""
     more = getattr(readers, "more", "")
-    return f" (and others behind {more}, which were not looked at)" if more else ""
+    return f" (and others after {more}, which were not analyzed)" if more else ""
 
 
 def origin_words(origin: Origin, tensor: str = "") -> str:
@@ -177,7 +176,7 @@ def unified(scales: Sequence[Scale]) -> str:
     if smallest < largest * MOST_SHARED:
         return (
             f"One scale, {number(largest)}, would cost the smallest range "
-            f"{math.log2(largest / smallest):.1f} bits: leave them apart, or leave the side with the largest "
+            f"{math.log2(largest / smallest):.1f} bits: keep separate scales, or leave the side with the largest "
             "range in float."
         )
     return f"Give them one scale, {number(largest)}{cost}."
@@ -241,19 +240,19 @@ _TEXTS: dict[GpuFact, str] = {
     GpuFact.NO_INT8: "{gpu} has no INT8: a network with Q/DQ cannot be built for it.",
     GpuFact.DP4A_TENSOR: _DP4A + "FP16 runs on tensor cores there.",
     GpuFact.DP4A_FP16: _DP4A + "FP16 has twice the rate of FP32 there.",
-    GpuFact.DP4A_FP32: _DP4A + "FP32 is what it replaces there.",
+    GpuFact.DP4A_FP32: _DP4A + "FP16 is no faster than FP32 there.",
     GpuFact.FUSION: (
-        "{gpu} has no INT8 tensor cores: {count} convolutions with LeakyRelu, SiLU, GELU or the like behind them "
-        "({first} first) may stay apart from it and write float."
+        "{gpu} has no INT8 tensor cores: the activations (LeakyRelu, SiLU, GELU or similar) after {count} convolutions "
+        "({first} first) may not be fused, so that these write float."
     ),
     GpuFact.KERNELS: "{gpu}: {count} depthwise convolutions ({first} first) may have no INT8 kernel there.",
     GpuFact.JETSON: (
-        "{gpu}: this is what its GPU does, with the Q/DQ passes of desktop GPUs (all 868 pass and copy lines of one "
-        "network are the same on AGX Orin and RTX 3080 Ti); its DLA takes no Q/DQ."
+        "{gpu}: the prediction is for its GPU, which runs the Q/DQ passes of desktop GPUs (all 868 pass and copy lines "
+        "of one network are the same on AGX Orin and RTX 3080 Ti). Its DLA does not support Q/DQ."
     ),
     GpuFact.NO_FP16: "{gpu} has no fast FP16: {count} float convolutions run in FP32.",
-    GpuFact.SINCE: "{0} and {gpu}: that architecture is known from TensorRT {1} on.",
-    GpuFact.DROPPED: "{0} and {gpu}: that architecture was dropped before this version.",
+    GpuFact.SINCE: "{gpu} needs TensorRT {1} or later; the target is {0}.",
+    GpuFact.DROPPED: "{gpu} is no longer supported by TensorRT of the target {0}.",
 }
 
 
@@ -303,13 +302,11 @@ def obstacles(findings: Iterable[Finding]) -> str:
         return ""
     cut = set(found) == {"ZP-UINT8"}
     built = (
-        "and refuses this or loses every code above 127"
-        if cut
-        else "so nothing of it builds as it stands"
+        "and rejects this or clips every value above 127" if cut else "so this model does not build"
     )
-    mend = "" if "QOPERATOR" in found else "'qdqtool fix' changes it, or "
+    mend = "" if "QOPERATOR" in found else "'qdqtool fix' converts it, or "
     return (
-        f"{' and '.join(parts)}: TensorRT takes Q/DQ with symmetric INT8 only, {built}; {mend}"
+        f"{' and '.join(parts)}: TensorRT supports only Q/DQ with symmetric INT8, {built}; {mend}"
         "quantize the float model: qdqtool insert FLOAT.onnx --calib images/ (or onnxruntime's "
         f"{onnxruntime_recipe(head if len(head) <= _EXCLUDED else ())} and then qdqtool fix)"
     )

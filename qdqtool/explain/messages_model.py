@@ -1,4 +1,4 @@
-"""What findings say that come from the checks of the model."""
+"""Messages of findings from the checks of the model."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from qdqtool.types import Cause, Finding, Severity
 
 # Quantizers -----------------------------------------------------------------------------------------------------
 
-says(lint.TypeUnknown, lambda r: f"{r.node} quantizes to {r.kind}, which TensorRT does not have.")
+says(
+    lint.TypeUnknown, lambda r: f"{r.node} quantizes to {r.kind}, which TensorRT does not support."
+)
 says(
     lint.UnsignedZeroPoint,
     lambda r: (
         f"{r.node} quantizes to uint8{'' if r.given else ' (it has no zero point, which means uint8 in ONNX)'}: TensorRT "
-        f"reads int8 and cuts off everything above 127 x {scale_words(r.scale)}."
+        f"reads int8 and clips everything above 127 x {scale_words(r.scale)}."
     ),
 )
 says(lint.ZeroPointMissing, lambda r: f"{r.node} ({r.op}) has no zero-point input.")
@@ -26,26 +28,28 @@ says(
 )
 says(
     lint.ScaleHalf,
-    lambda r: f"{r.node} has float16 scales ({scale_words(r.scale)}), all read as float32.",
+    lambda r: (
+        f"{r.node} has float16 scales ({scale_words(r.scale)}), which TensorRT 8 reads as float32."
+    ),
 )
 says(
     lint.ScaleRank,
     lambda r: (
-        f"{r.node} has {'blocked ' if r.blocked else ''}scales of shape {list(r.shape)}; a scalar or a vector is wanted."
+        f"{r.node} has {'blocked ' if r.blocked else ''}scales of shape {list(r.shape)}; TensorRT requires a scalar or a vector."
     ),
 )
 says(
     lint.ScaleCount,
     lambda r: (
         f"{r.node} has {r.count} scales for axis {r.axis} of weights {list(r.shape)}"
-        f"{f', which is {r.shape[r.axis]} long' if -len(r.shape) <= r.axis < len(r.shape) else ''}."
+        f"{f', which has size {r.shape[r.axis]}' if -len(r.shape) <= r.axis < len(r.shape) else ''}."
     ),
 )
 says(
     lint.AxisOpset,
     lambda r: (
         f"{r.node} is per-channel in opset {r.opset}, "
-        f"{'with an attribute axis that this opset does not have' if r.given else 'without an axis'}."
+        f"{'with the attribute axis, which this opset does not have' if r.given else 'without an axis'}."
     ),
 )
 
@@ -73,12 +77,12 @@ def _dead(finding: Finding, cause: Cause, r: lint.ScaleDead) -> Words:
     )
     if not r.whole:
         return text, (
-            "Leave it in float, or quantize what the Concat joins apart: no scale fits all of it."
+            "Keep it in float, or quantize the inputs of the Concat separately: no common scale fits all of them."
         )
     if r.reach is None:
         return text, "Calibrate again: the scale and zero point are those of another tensor."
     return text, (
-        f"Scale {number(r.reach / 127)} holds all that {first.op} can give; calibration may find a "
+        f"Scale {number(r.reach / 127)} covers all values of {first.op}; calibration may find a "
         "smaller one."
     )
 
@@ -97,7 +101,7 @@ says(
 )
 says(
     lint.WeightsStored,
-    lambda r: f"{r.convolution}: weights '{r.weight}' are stored as integers, with {r.node} alone.",
+    lambda r: f"{r.convolution}: weights '{r.weight}' are stored as integers, with only {r.node}.",
 )
 says(
     lint.QuantizedStream,
@@ -108,7 +112,7 @@ says(
 says(
     lint.NothingQuantized,
     lambda r: (
-        f"there is no Q/DQ in this model; {'one layer' if r.convolutions == 1 else f'{r.convolutions} layers'} with "
+        f"this model has no Q/DQ; {'one layer' if r.convolutions == 1 else f'{r.convolutions} layers'} with "
         "constant weights could run in INT8."
     ),
 )
@@ -119,7 +123,7 @@ says(
 says(
     lint.BiasQuantized,
     lambda r: (
-        f"{f'{r.convolution}: its bias' if r.convolution else 'a bias'} is {str(r.precision).lower()} behind {r.node}."
+        f"{f'{r.convolution}: its bias' if r.convolution else 'a bias'} is {str(r.precision).lower()} and goes through {r.node}."
     ),
 )
 says(lint.ProductOfActivations, lambda r: f"{r.node} multiplies two quantized activations.")
@@ -140,7 +144,7 @@ def _samples(count: int) -> str:
 @words(lint.ActivationScales)
 def _activation_scales(finding: Finding, cause: Cause, r: lint.ActivationScales) -> str:
     def fit(f: lint.ActivationFit) -> str:
-        clips = f"clips {f.clipped:.1%} of its values, up to {f.used:.1f} times what it holds"
+        clips = f"clips {f.clipped:.1%} of its values, which reach {f.used:.1f} times its range"
         what = clips if f.used > 1 else f"uses {f.used:.1%} of its steps"
         return f"{f.quantizer} (scale {number(f.scale)}) {what}"
 
@@ -149,9 +153,9 @@ def _activation_scales(finding: Finding, cause: Cause, r: lint.ActivationScales)
         if r.factor > 1
         else f"{1 / (r.factor or 1):.2g} times too large"
     )
-    factor = f", all by about one factor ({off})" if r.factor else ""
+    factor = f", all by about the same factor ({off})" if r.factor else ""
     return (
-        f"{r.bad} of {r.total} scales of activations do not fit {_samples(r.samples)}{factor}: "
+        f"{r.bad} of {r.total} activation scales do not fit {_samples(r.samples)}{factor}: "
         f"{'; '.join(map(fit, r.worst))}{_more(r.bad, len(r.worst))}."
     )
 
@@ -162,44 +166,46 @@ def _outliers(finding: Finding, cause: Cause, r: lint.OutlierScales) -> Words | 
         f"{q} (scale {number(scale)}) {ratio:.0f} times" for q, scale, ratio in r.worst
     )
     where = (
-        f"On {_samples(r.samples)}" if r.samples else "By the gains of the normalizations in front"
+        f"On {_samples(r.samples)}"
+        if r.samples
+        else "By the gains of the normalizations before them"
     )
     said = (
-        f"{r.bad} of {r.total} scales of activations cover outliers, and leave others a step or two of 127. "
-        f"{where} the largest value held is many times the typical one: {listed}{_more(r.bad, len(r.worst))}."
+        f"{r.bad} of {r.total} activation scales cover outliers, and leave other values one or two of 127 steps. "
+        f"{where}, the largest value is many times the typical one: {listed}{_more(r.bad, len(r.worst))}."
     )
     if r.linear:
         return said
     return said, (
-        "Leave them float (--exclude), and compare the accuracy. A method that clips (--method-for "
-        "TENSOR=percentile) helps where the outliers do not matter."
+        "Keep them float (--exclude), and compare the accuracy. A method that clips (--method-for "
+        "TENSOR=percentile) helps if the outliers do not matter."
     )
 
 
 _SCALES = {
     lint.WeightScalesCause.AXIS: (
         "they fit along the other axis of the weights",
-        "Take the scales along the output channels, and write that axis.",
+        "Compute the scales along the output channels, and set that axis.",
     ),
     lint.WeightScalesCause.FACTOR: (
-        "all by one factor, {factor:.4g}",
-        "Take scale = max|w| / 127 for each channel; a factor of 1.008 is that of 128 codes, 2 one of a wrong range.",
+        "all by the same factor, {factor:.4g}",
+        "Use scale = max|w| / 127 for each channel. A factor of 1.008 comes from 128 instead of 127, a factor of 2 from a wrong range.",
     ),
     lint.WeightScalesCause.OTHER_WEIGHTS: (
-        "they were most likely taken before BatchNormalization was folded into the weights, or from another checkpoint",
-        "Take the scales from the weights that this file holds: fold BatchNormalization first, then quantize.",
+        "they were probably computed before BatchNormalization was folded into the weights, or from another checkpoint",
+        "Compute the scales from the weights in this file: fold BatchNormalization first, then quantize.",
     ),
     lint.WeightScalesCause.TENSOR: (
-        "there is one scale for all channels of a layer, taken from a part of them or from other weights",
-        "Take max|w| / 127 of the whole tensor, or better one scale for each output channel.",
+        "each layer has one scale for all channels, computed from some of them or from other weights",
+        "Use max|w| / 127 of the whole tensor, or better one scale for each output channel.",
     ),
     lint.WeightScalesCause.TOO_LARGE: (
-        "they were most likely taken from other weights, or from the range of a whole network",
-        "Take scale = max|w| / 127 for each channel of the weights that this file holds.",
+        "they were probably computed from other weights, or from the range of a whole network",
+        "Use scale = max|w| / 127 for each channel of the weights in this file.",
     ),
     lint.WeightScalesCause.EXCEPTION: (
-        "{channels} channels, while all others have theirs",
-        "Take scale = max|w| / 127 for these channels too; unless they are clipped on purpose.",
+        "only {channels} channels do not fit",
+        "Use scale = max|w| / 127 for these channels too, unless they are clipped on purpose.",
     ),
 }
 
@@ -208,9 +214,9 @@ _SCALES = {
 def _scales(finding: Finding, cause: Cause, r: lint.WeightScales) -> Words:
     why, fix = _SCALES[r.cause]
     shares = f"{r.clipped:.0%} of the channels are clipped, {r.wasted:.0%} use a quarter of the steps or less"
-    off = f"{r.worst:.3g} {'times' if r.worst >= 1 else 'of'} what the scale holds"
+    off = f"{r.worst:.3g} {'times' if r.worst >= 1 else 'of'} the range of its scale"
     return (
-        f"the scales of the weights do not fit the weights in {len(r.layers)} of {r.total} layers looked at: "
+        f"the scales of the weights do not fit the weights in {len(r.layers)} of {r.total} checked layers: "
         f"{why.format(factor=r.factor, channels=r.channels)} ({shares}; the largest weight of {r.node} is {off}).",
         fix,
     )
@@ -241,17 +247,17 @@ def _per_tensor(finding: Finding, cause: Cause, r: lint.WeightsPerTensor) -> Wor
 @words(lint.JoinedBehindHead)
 def _joined(finding: Finding, cause: Cause, r: lint.JoinedBehindHead) -> str:
     scale = "" if r.scale is None else f", {number(r.scale)}"
-    text = f"{r.node} gives everything that {r.concat} joins behind the head one scale{scale}"
+    text = f"{r.node} has one scale for all inputs of {r.concat} after the head{scale}"
     if not r.scores:
         return f"{text}."
-    own = "" if r.own is None else f", with a scale of {number(r.own)} of their own"
+    own = "" if r.own is None else f", their own scale is {number(r.own)}"
     return f"{text}: {lost_scores(r)} (scores are '{r.scores}', at most 1{own})."
 
 
 def lost_scores(r: lint.JoinedBehindHead) -> str:
     """What the scale of a Concat makes of the scores in it."""
     if r.lost_below >= 1:
-        return "the detector finds nothing, all scores become 0"
+        return "all scores become 0, and the detector finds nothing"
     return f"scores up to {number(r.lost_below)} become 0"
 
 
@@ -265,8 +271,8 @@ def harm(findings: Sequence[Finding]) -> str:
 
 
 _HEADS = {
-    "coordinates": "makes or reads boxes, reference points or sampling offsets",
-    "dfl": "is the DFL (the mean over a box side's bins)",
+    "coordinates": "produces or reads boxes, reference points or sampling offsets",
+    "dfl": "is the DFL (the mean over the bins of a box side)",
 }
 says(
     lint.HeadQuantized,
@@ -282,35 +288,37 @@ says(
     lint.UnknownOperator,
     lambda r: (
         f"{r.node}{f' (and {r.more} more)' if r.more else ''} is a plugin or unknown operator, {r.op}: no Q or DQ moves "
-        "past it or is taken into it."
+        "past it or is fused into it."
     ),
 )
 says(
     lint.OtherTypes,
     lambda r: (
-        f"{' and '.join(f'{count} Q/DQ nodes of {kind}' for kind, count in r.kinds)} ({r.node} first) are outside the "
-        "rules of this prediction, which are those of INT8: what becomes of them is not known here."
+        f"{' and '.join(f'{count} Q/DQ nodes of {kind}' for kind, count in r.kinds)} ({r.node} first) are not "
+        "covered by this prediction, which has only rules for INT8."
     ),
 )
 says(
     lint.NormalizationFloat,
-    lambda r: f"{r.node} ({r.op}) reads a dequantized tensor and is computed in float.",
+    lambda r: f"{r.node} ({r.op}) reads the output of a DQ and is computed in float.",
 )
 says(
     lint.Convolution3D,
-    lambda r: f"{r.node} is a quantized 3D convolution: builds of such failed on 8.2.2 and 8.2.5.",
+    lambda r: (
+        f"{r.node} is a quantized 3D convolution: builds with these failed on 8.2.2 and 8.2.5."
+    ),
 )
 says(
     lint.LargeKernel,
     lambda r: (
-        f"{r.node} has a kernel of {'x'.join(map(str, r.kernel))}: builds with one of 32x32 failed on 8.6."
+        f"{r.node} has a kernel of {'x'.join(map(str, r.kernel))}: builds with a 32x32 kernel failed on 8.6."
     ),
 )
 says(
     lint.FloatStays,
     lambda r: (
-        f"the float part of the model is FP32 and stays FP32 ({r.convolutions} of "
-        f"{layers_counted(r.total - r.products, r.products)} read or write it and could be FP16, {r.first} first)."
+        f"the float part of the model stays FP32 ({r.convolutions} of "
+        f"{layers_counted(r.total - r.products, r.products)} read or write FP32 and could use FP16, {r.first} first)."
     ),
 )
 says(lint.Grouped, lambda r: f"{r.node} has {r.groups} groups of {r.channels} channels.")
@@ -352,10 +360,10 @@ def _flag(finding: Finding, cause: Cause, r: lint.FloatFlag) -> Words:
 def _pieces(finding: Finding, cause: Cause, r: lint.NormInPieces) -> Words | str:
     if r.alone:
         return (
-            f"{r.node} ({r.alone}) squares what is summed then: in FP16 the square of 256 is infinite, that of "
-            "2e-4 zero."
-        ), "Keep these nodes FP32, or put a factor in front that FP16 holds the squares of."
-    text = f"{r.node} squares in a normalization in pieces: in FP16 the square of 256 is infinite already."
+            f"{r.node} ({r.alone}) squares values that are summed: in FP16 the square of 256 is infinite, and that of "
+            "2e-4 is zero."
+        ), "Keep these nodes FP32, or scale the values before them so that FP16 holds the squares."
+    text = f"{r.node} squares values in a decomposed normalization: in FP16 the square of 256 is already infinite."
     if r.exact:
         raised = f", raising opset {r.opset} to 17" if r.opset < 17 else ""
         return (
@@ -387,11 +395,11 @@ def _taken_by_myelin(finding: Finding, cause: Cause, r: lint.TakenByMyelin) -> s
     where = f"{r.nodes} nodes from {r.node} to {r.last}, with {', '.join(p for p in parts if p)}"
     if r.possible:
         return (
-            f"Myelin may take {where}: up to {r.possible} of the conversions counted here would then be part of "
+            f"Myelin may compile {where}: up to {r.possible} of the conversions counted here would then be part of "
             "its kernels."
         )
-    text = f"Myelin takes {where}"
+    text = f"Myelin compiles {where}"
     if r.fused:
         text += f": {r.fused} Q and DQ become part of its kernels"
-        text += f", up to {r.uncertain} of which may be conversions instead" if r.uncertain else ""
+        text += f", but up to {r.uncertain} of them may be conversions" if r.uncertain else ""
     return f"{text}."

@@ -1,4 +1,4 @@
-"""What findings say that come from the simulation: a pass looked at a node and did not fire."""
+"""Messages of findings from the simulation: a pass inspected a node and did not apply."""
 
 from __future__ import annotations
 
@@ -56,26 +56,26 @@ def _not_dequantized(finding: Finding, cause: Cause, r: trt.InputNotDequantized)
     if shared is not None:
         past = "" if r.blocker is None else f" past {r.blocker.node} ({r.blocker.op})"
         return (
-            f"{r.node} runs in float: {r.dq} has {len(shared.readers)} readers, and only a DQ with a single one moves "
-            f"down{past}.",
-            f"Give {r.node} a DequantizeLinear of its own, behind the same QuantizeLinear.",
+            f"{r.node} runs in float: {r.dq} has {len(shared.readers)} consumers, and only a DQ with a single one "
+            f"moves down{past}.",
+            f"Give {r.node} its own DequantizeLinear, after the same QuantizeLinear.",
         )
     where = (
         f"past {r.blocker.node} ({r.blocker.op}) to it"
         if r.blocker is not None
-        else (f"to it: it has other readers, and stays in front of {node_words(r.producer, r.op)}")
+        else (f"to it: it has other consumers, and remains before {node_words(r.producer, r.op)}")
     )
     return (
         f"{r.node} runs in float: {r.dq} cannot move down {where}.",
-        f"Quantize '{r.tensor}', directly in front of {r.node}.",
+        f"Quantize '{r.tensor}', directly before {r.node}.",
     )
 
 
 says(
     trt.WeightsNotDequantized,
     lambda r: (
-        f"{r.node}: its input is quantized{f' ({r.dq})' if r.dq else ''}, its weights '{r.weight}' are not, so it runs in "
-        "float."
+        f"{r.node}: its input is quantized{f' ({r.dq})' if r.dq else ''}, but its weights '{r.weight}' are not, so it runs "
+        "in float."
     ),
 )
 says(
@@ -89,9 +89,9 @@ says(
 says(
     trt.ScaleComputed,
     lambda r: (
-        f"{r.quantizer} takes its scale "
+        f"{r.quantizer}: its scale "
         + (f"'{r.tensor}' " if r.tensor else "")
-        + "from the running network."
+        + "is computed at run time."
     ),
 )
 says(
@@ -101,15 +101,14 @@ says(
 says(
     trt.Deconvolution3D,
     lambda r: (
-        f"{r.node} is a quantized 3D ConvTranspose: it is taken to run in INT8 only where an activation and a Q are behind "
-        "it."
+        f"{r.node} is a quantized 3D ConvTranspose: INT8 is predicted only if an activation and a Q follow it."
     ),
 )
 says(
     trt.NonzeroZeroPoint,
     lambda r: (
         f"{r.dq} has {'uint8 ' if r.unsigned else ''}zero point {' to '.join(map(str, dict.fromkeys(r.zero_points)))}; "
-        "TensorRT wants 0."
+        "TensorRT requires 0."
     ),
 )
 says(
@@ -123,7 +122,7 @@ says(
 @words(trt.ActivationPerChannel)
 def _per_channel(finding: Finding, cause: Cause, r: trt.ActivationPerChannel) -> str:
     count = r.scales.count if isinstance(r.scales, PerChannel) else int(r.scales is not None)
-    scales = f"{count} scales, {scale_words(r.scales)}" if count else "one scale for each channel"
+    scales = f"{count} scales, {scale_words(r.scales)}" if count else "one scale per channel"
     return f"{r.dq} quantizes an activation per channel ({scales})."
 
 
@@ -133,19 +132,19 @@ def _axis(finding: Finding, cause: Cause, r: trt.WeightsAxis) -> Words | str:
     if r.transposed:
         return (
             f"{r.node}: {r.dq} has several scales along axis {r.axis} of the weights{shape}: no version is known to "
-            "take scales for each channel of a ConvTranspose rightly.",
-            "Use one scale for all its weights, the largest.",
+            "compute per-channel scales of a ConvTranspose correctly.",
+            "Use one scale, the largest, for all its weights.",
         )
-    written = "" if r.written else " (not written: ONNX means 1, TensorRT 8 and 9 take 0)"
+    written = "" if r.written else " (not stated: the default is 1 in ONNX, 0 in TensorRT 8 and 9)"
     return (
-        f"{r.node}: {r.dq} works along axis {r.axis}{written} of the weights{shape}; the output channels are axis "
+        f"{r.node}: {r.dq} uses axis {r.axis}{written} of the weights{shape}; the output channels are axis "
         f"{r.expected}."
     )
 
 
 @words(trt.InMyelin)
 def _myelin(finding: Finding, cause: Cause, r: trt.InMyelin) -> Words | str:
-    where = f"goes to Myelin with {step_words(r.trigger)}"
+    where = f"is compiled by Myelin together with {step_words(r.trigger)}"
     missing = (
         "no Q/DQ"
         if not (r.data_quantized or r.weights_quantized)
@@ -164,14 +163,14 @@ def _writes(refusal: Any) -> str:
 says(
     trt.BatchNormNotConstant,
     lambda r: (
-        f"{r.node} writes float because {r.batchnorm} behind it has parameters that are not plain constants and stays a "
-        "layer of its own."
+        f"{r.node} writes float because {r.batchnorm} after it remains a separate layer: its parameters are not plain "
+        "constants."
     ),
 )
 says(
     trt.ConvTransposeBatchNorm,
     lambda r: (
-        f"{r.node}: {r.batchnorm} behind it is not folded, so its output stays float{size_words(r.elements)}.",
+        f"{r.node}: {r.batchnorm} after it is not folded, so its output stays float{size_words(r.elements)}.",
         f"Fold {r.batchnorm} into the weights of {r.node} before quantizing.",
     ),
 )
@@ -180,11 +179,11 @@ says(
     lambda r: (
         f"{r.node} writes float: "
         + (
-            f"the scale of {r.quantizer} behind it is computed at run time."
+            f"the scale of {r.quantizer} after it is computed at run time."
             if r.computed
-            else f"{r.quantizer} behind it has one scale for each channel."
+            else f"{r.quantizer} after it has one scale per channel."
         ),
-        f"Give {r.quantizer} one scale for the whole tensor, known when the engine is built.",
+        f"Give {r.quantizer} one constant scale for the whole tensor.",
     ),
 )
 
@@ -203,25 +202,25 @@ def _many(finding: Finding, cause: Cause, r: trt.OutputManyConsumers) -> Words:
     add, pool = float_sum(r), shared_pool(r)
     if pool is not None:
         return (
-            f"{_writes(r)} because {pool.node} ({pool.op}) is read by {names(reader_names(quantized))} in INT8 and by "
-            f"{names(reader_names(floats))} as float{others_words(r.readers)}: no Q can move up past it.",
+            f"{_writes(r)} because {pool.node} ({pool.op}) is consumed in INT8 by {names(reader_names(quantized))} and "
+            f"as float by {names(reader_names(floats))}{others_words(r.readers)}: no Q can move up past it.",
             _skip_fix(add.node, f"the result of {pool.node}", behind_pool(r))
             if add is not None
             else "",
         )
     if add is not None:
         return (
-            f"{_writes(r)} because {add.node} reads it as float (its residual input has no Q/DQ), beside "
+            f"{_writes(r)} because {add.node} reads it as float (its residual input has no Q/DQ), in addition to "
             f"{names(reader_names(quantized))}{others_words(r.readers)}.",
             _skip_fix(add.node, f"'{r.tensor}'", quantized),
         )
     readers = list(dict.fromkeys(reader_names(floats)))
     return (
-        f"{_writes(r)} because {names(readers)} {'reads' if len(readers) == 1 else 'read'} it as float, beside "
+        f"{_writes(r)} because {names(readers)} {'reads' if len(readers) == 1 else 'read'} it as float, in addition to "
         f"{names(reader_names(quantized))}{others_words(r.readers)}.",
-        f"Quantize the float reader too with scale {scale_words(quantized[0].scale)}."
+        f"Quantize the float consumer too, with scale {scale_words(quantized[0].scale)}."
         if finding.gains
-        else "No action needed: INT8 brings nothing to that reader.",
+        else "No action needed: INT8 gains nothing for this consumer.",
     )
 
 
@@ -233,21 +232,23 @@ def _not_quantized(finding: Finding, cause: Cause, r: trt.OutputNotQuantized) ->
             return f"{_writes(r)} because {_reduction(cause.also[0])}", _REDUCTION
         one = cause.also[0] if cause.also else None
         behind = quantizers_of(one.readers) if isinstance(one, trt.PoolingOneSide) else []
-        why = f"only {behind[0].node} behind it is there" if behind else "nothing quantizes it"
+        why = (
+            f"only its output is quantized ({behind[0].node})" if behind else "it is not quantized"
+        )
         return f"{_writes(r)} because {finding.node} runs in float: {why}."
     if before_norm(r) and r.node in finding.convolutions:
         norm = r.readers[0]
         return (
             f"{_writes(r)}: {norm.node} ({norm.op}) reads it as float.",
-            f"Put Q/DQ in front of {norm.node}: {r.node} then writes INT8, by faster kernels (ModelOpt pull request "
-            "1117), and the normalization itself is computed in float either way.",
+            f"Put Q/DQ before {norm.node}: {r.node} then writes INT8 with faster kernels (ModelOpt pull request "
+            "1117). The normalization itself is computed in float either way.",
         )
     if quantized:
         past = names(step_words(s) for s in quantized[0].path)
-        return f"{_writes(r)}: {quantized[0].node} stays behind {past or 'it'}, where it cannot move on."
+        return f"{_writes(r)}: {quantized[0].node} remains after {past or 'it'} and cannot move up."
     readers = readers_words(r.readers)
     if finding.code == "SILU-NO-Q-AFTER":
-        return f"{_writes(r)} behind SiLU: {readers}."
+        return f"{_writes(r)} after SiLU: {readers}."
     outputs = all(x.kind == ReaderKind.OUTPUT for x in r.readers)
     return f"{_writes(r)}: {readers}{' (left float)' if r.readers and left_float(r) and not outputs else ''}."
 
@@ -265,17 +266,17 @@ def _residual_float(finding: Finding, cause: Cause, r: trt.ResidualFloat) -> Wor
     )
     fix = _skip_fix(r.add, f"'{r.tensor}'", r.quantizers)
     others = [x for x in r.readers if x.kind in (ReaderKind.OP, ReaderKind.OUTPUT)]
-    if others:  # a quantized skip alone would then only add a DQ that stays (resnet18-a100-qat-residual, last block)
-        fix += f" It helps only if {r.add}'s result is quantized as well: {readers_words(others)}."
+    if others:  # a quantized skip alone would then only add a DQ that remains (resnet18-a100-qat-residual, last block)
+        fix += f" This helps only if the result of {r.add} is quantized as well: {readers_words(others)}."
     return f"{_writes(r)} because {how}.", fix
 
 
 def _skip_fix(add: str, what: str, quantizers: Sequence[Reader]) -> str:
     q = known_scale(quantizers)
     if q is None:
-        return f"Put Q/DQ on {what} in front of {add}; its scale needs calibration."
+        return f"Put Q/DQ on {what} before {add}; its scale needs calibration."
     return (
-        f"Let {add} read {what} through {q.node} and its DequantizeLinear (scale {scale_words(q.scale)}): no new "
+        f"Connect {add} to the DequantizeLinear of {q.node} (scale {scale_words(q.scale)}) instead of {what}: no new "
         "scale is needed."
     )
 
@@ -283,8 +284,8 @@ def _skip_fix(add: str, what: str, quantizers: Sequence[Reader]) -> str:
 says(
     trt.ResidualBothQuantized,
     lambda r: (
-        f"{r.add} has Q/DQ on both inputs (scales {' and '.join(map(scale_words, r.scales))}): {r.node} takes "
-        f"{r.quantizer}, so the Add is a layer of its own.",
+        f"{r.add} has Q/DQ on both inputs (scales {' and '.join(map(scale_words, r.scales))}): "
+        f"{r.quantizer} is fused into {r.node}, so the Add is a separate layer.",
         f"Remove {r.quantizer} and its DequantizeLinear.",
     ),
 )
@@ -296,12 +297,12 @@ def _add_output(finding: Finding, cause: Cause, r: trt.AddOutputNotQuantized) ->
     if r.node == r.add:
         return (
             f"{r.add} runs in float{size_words(r.elements)}: its inputs are quantized, but {readers}.",
-            f"Quantize {r.add}'s result, or remove the pairs in front of it.",
+            f"Quantize the result of {r.add}, or remove the pairs before it.",
         )
     return (
         f"{r.node} reads and writes float{size_words(r.elements)} at {r.add}: its residual is quantized ({residual}), "
         f"but {readers}.",
-        f"Quantize {r.add}'s result, or remove {residual}'s pair in front of the Add.",
+        f"Quantize the result of {r.add}, or remove the pair of {residual} before the Add.",
     )
 
 
@@ -317,8 +318,8 @@ def _activation(finding: Finding, cause: Cause, r: trt.ActivationBeforeAdd) -> s
 says(
     trt.ActivationJoined,
     lambda r: (
-        f"{_writes(r)}: what follows it ({names(r.pointwise)}) is one pointwise kernel, which reads "
-        f"{names(map(origin_words, r.others))} as well and is not taken into a convolution."
+        f"{_writes(r)}: the nodes after it ({names(r.pointwise)}) are one pointwise kernel, which also reads "
+        f"{names(map(origin_words, r.others))} and is not fused into a convolution."
     ),
 )
 
@@ -337,14 +338,14 @@ says(trt.BehindPad, lambda r: f"a Q/DQ pair is between {r.pad} and {r.node}.")
 # Averages -------------------------------------------------------------------------------------------------------
 
 _REDUCTION = (
-    "Use GlobalAveragePool and Flatten instead (the same result), with Q/DQ in front and behind; or remove the pair in "
-    "front of it."
+    "Use GlobalAveragePool and Flatten instead (the same result), with Q/DQ before and after it, or remove the pair "
+    "before it."
 )
 
 
 def _reduction(r: trt.ReduceNotPooling) -> str:
     return (
-        f"{r.node} (ReduceMean) runs in float: TensorRT makes a pooling only of one over height and width with "
+        f"{r.node} (ReduceMean) runs in float: TensorRT converts it to a pooling only over height and width with "
         "keepdims=1."
     )
 
@@ -356,15 +357,19 @@ says(trt.ReduceNotPooling, lambda r: (_reduction(r), _REDUCTION))
 def _one_side(finding: Finding, cause: Cause, r: trt.PoolingOneSide) -> str:
     behind = quantizers_of(r.readers)
     if r.quantized_input:
-        why = f"{behind[0].node} is not all that reads it" if behind else "no QuantizeLinear behind"
-        return f"{r.node} runs in float: {r.origin.node} is in front of it, {why}."
-    return f"{r.node} runs in float: {names(reader_names(behind))} is behind it, no DequantizeLinear in front."
+        why = (
+            f"{behind[0].node} is not its only consumer"
+            if behind
+            else "no QuantizeLinear is after it"
+        )
+        return f"{r.node} runs in float: {r.origin.node} is before it, but {why}."
+    return f"{r.node} runs in float: {names(reader_names(behind))} is after it, but no DequantizeLinear is before it."
 
 
 # Scales ---------------------------------------------------------------------------------------------------------
 
 
-says(trt.ConcatScales, lambda r: _parts(r, "each part with another scale is converted", ()))
+says(trt.ConcatScales, lambda r: _parts(r, "each input with another scale is converted", ()))
 
 _PARTS = 12  # named in a sentence
 
@@ -373,7 +378,7 @@ def _parts(r: trt.ConcatScales, consequence: str, own: Sequence[Scale]) -> Words
     parts = ["none" if p is None else scale_words(p) for p in r.parts]
     listed = ", ".join(parts[:_PARTS]) + ", ..." * (len(parts) > _PARTS)
     return (
-        f"{r.node} takes scales {listed} and is quantized with {scale_words(r.behind)} behind it; {consequence}.",
+        f"{r.node} has inputs with scales {listed}, and its output has scale {scale_words(r.behind)}; {consequence}.",
         unified([*r.parts, r.behind, *own]),
     )
 
@@ -410,11 +415,11 @@ def _stays(finding: Finding, cause: Cause, r: trt.Stays) -> str:
     if finding.code == "INPUT-CONVERSION":
         return f"{r.name} converts the network's input '{r.origin.tensor}' to {r.precision} (scale {scale})."
     assumed = (
-        " That is assumed: where the attention becomes one kernel, it is inside."
+        " This is assumed: if the attention becomes one kernel, the conversion is part of it."
         if r.attention
         else ""
     )
-    return f"{r.name} (scale {scale}) stays: {_why(cause, r)}.{assumed}"
+    return f"{r.name} (scale {scale}) remains as a conversion: {_why(cause, r)}.{assumed}"
 
 
 @words(ScalesAround)
@@ -440,28 +445,28 @@ def _around(finding: Finding, cause: Cause, r: ScalesAround) -> Words | str:
 
 
 def _why(cause: Cause, r: trt.Stays) -> str:
-    """Why a conversion stays: the finding that says so, or the refusal, or the node that does not take it."""
+    """Return why a conversion remains: a related finding, a refusal, or the node that cannot absorb it."""
     origin = r.origin
     if r.precision not in (Precision.INT8, Precision.INT32) and origin.node:
-        return f"{r.precision} is outside the rules"
+        return f"{r.precision} is not covered by the prediction"
     if cause.see:
         return "see " + ", and ".join(f"{code} at {node}" for code, node in cause.see)
     if not r.quantize:
         who = names(
             "the network's output" if x.kind == ReaderKind.OUTPUT else x.node for x in r.behind
         )
-        return f"{who or 'its reader'} cannot take it"
+        return f"{who or 'its consumer'} cannot absorb it"
     if cause.also:
         return _blocked(r, cause.also[0])
     if origin.int8:
-        return f"{node_words(origin.node, origin.op)} is in INT8 and does not take it"
-    joined = " joins what is in front of it, and" if origin.op in JOINS else ""
+        return f"{node_words(origin.node, origin.op)} runs in INT8 but cannot absorb it"
+    joined = " joins several tensors and" if origin.op in JOINS else ""
     return f"{origin.node} ({origin.op}){joined} runs in float"
 
 
 def _blocked(r: trt.Stays, refusal: Refusal) -> str:
     if isinstance(refusal, trt.OutputScale):
-        return f"{r.origin.node} cannot take its scale"
+        return f"{r.origin.node} cannot use its scale"
     if isinstance(refusal, trt.NotCommuting):
         return f"a Q cannot move up past {node_words(refusal.node, refusal.op)}"
     if isinstance(refusal, trt.ManyConsumers):
@@ -471,12 +476,12 @@ def _blocked(r: trt.Stays, refusal: Refusal) -> str:
         who = (
             f", which {readers_words(floats, it='')}{others}"
             if plain
-            else (f", whose result is read by {names(reader_names(floats))} as well{others}")
+            else (f", which is also read by {names(reader_names(floats))}{others}")
         )
         return f"it cannot move up past {node_words(refusal.node, refusal.op)}{who}"
     if isinstance(refusal, trt.ConcatReadElsewhere):
         return (
-            f"{refusal.node} (Concat) is read by {names(reader_names(floats_of(refusal.readers)))} as float as well"
+            f"{refusal.node} (Concat) is also read as float by {names(reader_names(floats_of(refusal.readers)))}"
             f"{others_words(refusal.readers)}"
         )
     return f"{refusal.node} runs in float"

@@ -1,4 +1,4 @@
-"""What findings say that come from TensorRT-RTX; quotations are its own words."""
+"""Messages of findings for TensorRT-RTX. Quotations are its error texts."""
 
 from __future__ import annotations
 
@@ -7,37 +7,37 @@ from qdqtool.trt.rtx.operands import CompilerFault, Fault, Form, IntegersLost, S
 from qdqtool.types import Cause, Finding
 
 _ACTIVATION = (
-    "Use one scale for the whole tensor. Where channels are hundreds of times apart, qdqtool insert "
-    "--smooth first moves what differs into the weights that read them."
+    "Use one scale for the whole tensor. If channels differ hundreds of times, qdqtool insert "
+    "--smooth first moves the differences into the weights of the consumers."
 )
 
 # {conv}, {node}, {op} and {dq} are filled in.
 _LOST: dict[Why, Words] = {
     Why.OPERATOR: (
         "{conv}: {node} ({op}) is between {dq} and it, and TensorRT-RTX computes {op} in float.",
-        "Put Q/DQ behind {node}, directly in front of {conv}.",
+        "Put Q/DQ after {node}, directly before {conv}.",
     ),
     Why.SHARED: (
-        "{conv}: the factor of {node} ({op}) cannot join the scale of {dq}, because other nodes read the same tensor.",
-        "Put Q/DQ behind {node}, directly in front of {conv}.",
+        "{conv}: the factor of {node} ({op}) cannot be merged into the scale of {dq}, because other nodes read the same tensor.",
+        "Put Q/DQ after {node}, directly before {conv}.",
     ),
     Why.POOL: (
-        "{conv}: {node} ({op}) is between {dq} and a Q, which makes an INT8 pool of it with the Q's scale; {conv} "
-        "reads a second, float one.",
-        "Put Q/DQ on {conv}'s input as well, or let the other reader take it without a Q.",
+        "{conv}: {node} ({op}) is between {dq} and a Q and becomes an INT8 pooling with the scale of the Q; {conv} "
+        "reads a second, float pooling.",
+        "Put Q/DQ on the input of {conv} as well, or remove the Q of the other consumer.",
     ),
     Why.JOIN_FLOAT: (
         "{conv}: {node} ({op}) has an input without Q/DQ, so its result is float.",
-        "Put Q/DQ directly in front of {conv}, or on every input of {node} with one scale.",
+        "Put Q/DQ directly before {conv}, or on every input of {node} with one scale.",
     ),
     Why.JOIN_SCALE: (
         "{conv}: the inputs of {node} ({op}) have different scales, so its result is float.",
-        "Give all inputs of {node} one scale, or put Q/DQ directly in front of {conv}.",
+        "Give all inputs of {node} one scale, or put Q/DQ directly before {conv}.",
     ),
     Why.PAD: (
-        "{conv}: {node} ({op}) is computed in float. Only a Pad with zeros on height and width joins a convolution, "
-        "when it is directly in front of it and nothing else reads it.",
-        "Put Q/DQ between {node} and {conv}, or write the padding into the convolution's pads.",
+        "{conv}: {node} ({op}) is computed in float. Only a Pad with zeros on height and width is fused into a convolution, "
+        "if it is directly before it and has no other consumer.",
+        "Put Q/DQ between {node} and {conv}, or use the pads attribute of the convolution.",
     ),
     Why.AXIS: (
         "{conv}: the scales of {dq} vary along an axis that {node} ({op}) does not keep.",
@@ -48,28 +48,28 @@ _LOST: dict[Why, Words] = {
         "Quantize the tensor with one scalar scale.",
     ),
     Why.INPUT_SHAPE1: (
-        "{dq}: its scale has shape [1], which TensorRT-RTX takes for per-channel; a convolution that reads it runs in "
+        "{dq}: its scale has shape [1], which TensorRT-RTX reads as per-channel; a convolution that reads it runs in "
         "float.",
         "Give {dq} a scalar scale (shape []).",
     ),
     Why.WEIGHTS_AXIS: (
-        "{conv}: the scales of its weights ({dq}) vary along another axis than the output channels (0).",
+        "{conv}: the scales of its weights ({dq}) vary along an axis other than the output channels (0).",
         "Quantize the weights along axis 0.",
     ),
     Why.SUM_AXIS: (
-        "{conv}: the scales of {dq} vary along the axis that is summed up, or by batch.",
+        "{conv}: the scales of {dq} vary along the axis that is summed, or by batch.",
         "Quantize along the output columns, or with one scale.",
     ),  # of weights
     Why.CAST: (
         "{conv}: a Cast to a wider float is between {dq} and it.",
-        "Let the DQ make the wider type: give it scales of that type.",
+        "Let the DQ write the wider type: give it scales of that type.",
     ),
     Why.TYPES: (
-        "{conv}: its inputs are quantized to types that do not multiply with each other.",
+        "{conv}: its inputs are quantized to types that cannot be multiplied.",
         "Quantize both sides to int8.",
     ),
     Why.TURING: (
-        "{conv}: TensorRT-RTX has no INT8 on SM75, and one SM75 among the targets takes it from all.",
+        "{conv}: TensorRT-RTX has no INT8 on SM75, and one SM75 among the targets disables it for all.",
         "Build for SM80 and later only.",
     ),
 }
@@ -77,16 +77,16 @@ _LOST: dict[Why, Words] = {
 # {node} is filled in, and {0}, {1} ... are the values.
 _FAULTS: dict[Fault, Words] = {
     Fault.CONSTANT_TYPE: (
-        '{node}: TensorRT-RTX refuses a constant of type {0}: "Failed to import initializer: {node}".',
+        '{node}: TensorRT-RTX rejects a constant of type {0}: "Failed to import initializer: {node}".',
         "Quantize to int8.",
     ),
     Fault.OPERATOR: (
-        '{node}: TensorRT-RTX does not take {what}; the parser stops with "{words}".',
-        "Replace it by what TensorRT-RTX takes, or cut it off the model.",
+        '{node}: TensorRT-RTX does not support {what}; the parser stops with "{words}".',
+        "Replace it by an operator or form that TensorRT-RTX supports, or remove it from the model.",
     ),
     Fault.NMS: (
         '{node}: "NonMaxSuppression has no runners that implement the layer".',
-        "Cut the NonMaxSuppression off the model and run it outside.",
+        "Remove the NonMaxSuppression from the model and run it outside.",
     ),
     Fault.ONE_VALUE: (
         '{node}: normalizes a single value; "Error during shape inference of ... inorm".',
@@ -115,11 +115,11 @@ _FAULTS: dict[Fault, Words] = {
     ),
     Fault.FLOAT_TYPES: (
         '{node}: "{0} `input` and `kernel` must be of same type. `input` type is {1} but `kernel` is of type {2}."',
-        "Give input and weights the same float type (a DQ makes the type of its scale).",
+        "Give input and weights the same float type (a DQ writes the type of its scale).",
     ),
     Fault.INTEGERS: (
-        "{node}: computes on {0}; a convolution takes float inputs.",
-        "Put a DequantizeLinear in front of it.",
+        "{node}: its input is {0}; a convolution needs float inputs.",
+        "Put a DequantizeLinear before it.",
     ),
     Fault.INT4_WEIGHTS: (
         '{node}: int8 input with int4 weights; "CHECK(dtype == W.type()) failed".',
@@ -136,7 +136,7 @@ _FAULTS: dict[Fault, Words] = {
     ),
 }
 
-# What an operator or a form of one is, and the parser's words; {1} is the operator, or the type of an input.
+# Description and parser message of an operator or a form of it; {1} is the operator, or the type of an input.
 _FORMS: dict[Form, tuple[str, str]] = {
     Form.OPERATOR: ("the operator {1}", "In function check{1}: [8] false"),
     Form.PLUGIN: ("the operator {1}", "Plugin not found"),
@@ -159,7 +159,7 @@ _FORMS: dict[Form, tuple[str, str]] = {
     Form.NORM: ("another norm than L1 and L2", "Only L1 and L2 normalization are supported."),
     Form.ANTIALIASING: ("antialiasing", "Antialiasing is not supported currently."),
     Form.ASPECT: (
-        "a policy of the aspect ratio",
+        "this keep_aspect_ratio_policy",
         "Only `stretch` is supported currently as `keep_aspect_ratio_policy`.",
     ),
     Form.COORDINATES: (
@@ -206,7 +206,7 @@ def _lost(finding: Finding, cause: Cause, r: IntegersLost) -> Words:
         "op": r.at.op if r.at else "",
         "dq": r.dq or "the DQ",
     }
-    where = "on the way of the weights: " if r.weights and r.why != Why.AXIS else ""
+    where = "on the path of the weights: " if r.weights and r.why != Why.AXIS else ""
     return where + message.format(**filled), fix.format(**filled)
 
 
