@@ -76,8 +76,8 @@ def test_renamed_replaces_values_but_not_words() -> None:
     names = {"part": "n_b", "show": "n_c", "these": "n_d"}
     hidden = pickle.loads(pickle.dumps(note)).renamed(lambda text: names.get(text, text))
     assert hidden == (
-        "with these hops the part does not show SKIP-FLOAT at n_b, the outcome of n_c; give more, or no "
-        "`hops`"
+        "with these hops the part does not reproduce SKIP-FLOAT at n_b, the outcome of n_c; "
+        "increase `hops`, or leave it out"
     )
     assert (type(hidden), hidden.remark) == (Note, Remark.NOT_SHOWN) and hidden.values["missing"][
         1
