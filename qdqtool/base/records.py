@@ -97,7 +97,7 @@ def _add_names(value: Any, found: dict[str, None], seen: set[int]) -> dict[str, 
             found.update(dict.fromkeys(known))
             return found
         apart = getattr(value, "nameless", ("op", "shape"))
-        parts = [p for name, p in vars(value).items() if name not in apart]
+        parts = [getattr(value, name) for name in value._fields if name not in apart]
     else:
         parts = [
             p
