@@ -15,6 +15,7 @@ from qdqtool.errors import QdqtoolError
 
 INTERRUPTED = 130  # exit code after Ctrl-C: 128 and the number of the signal
 OBJECTS_BETWEEN_COLLECTIONS = 50_000
+MINIMUM_ADDRESS_SPACE = 128 << 20  # bytes that Python, numpy and onnx need before the first array
 _MESSAGES = {130: "interrupted", 143: "terminated", 129: "the terminal was closed"}
 
 
@@ -37,7 +38,12 @@ def stop_message(stop: KeyboardInterrupt) -> str:
 
 
 def prepare() -> None:
-    """Set up the process of the command line. Called once, before anything is opened."""
+    """Set up the process of the command line. Called once, before anything is opened.
+
+    Raises:
+        MemoryError: ``ulimit -v`` leaves less address space than the libraries need.
+    """
+    _require_address_space()
     gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)  # imports make many objects, none of them garbage
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its threads wait busily
     for name in ("SIGTERM", "SIGHUP"):
@@ -49,6 +55,18 @@ def prepare() -> None:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
+
+
+def _require_address_space() -> None:
+    # OpenBLAS ends the process with exit code 1 where it finds no memory, and 1 means that a
+    # check failed.
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY and limit < MINIMUM_ADDRESS_SPACE:
+        raise MemoryError
 
 
 def _raise_stopped(number: int, _frame: FrameType | None) -> None:
