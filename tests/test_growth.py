@@ -152,7 +152,7 @@ def test_growth_of_removing_quantizers_with_one_scale() -> None:
             :-1
         ]:
             editor.remove_pairs(
-                node, [n for n in model.readers(node.output) if n.op == "DequantizeLinear"]
+                node, [n for n in model.consumers(node.output) if n.op == "DequantizeLinear"]
             )
         editor.finish()
 
