@@ -21,6 +21,7 @@ from qdqtool.types import Precision
 
 MAX_CONSTANT = 1 << 20  # values of a constant operand that are read for its bounds
 _MAX_HOPS = 200  # tensors between a quantizer and the parts of its Concat
+_MAX_STEPS = 16  # operators between a quantizer and its Concat
 _CODES = {Precision.INT8: (-128, 127), Precision.UINT8: (0, 255)}
 
 
@@ -281,6 +282,8 @@ def joined_parts(model: Model, tensor: str) -> list[str]:
 
     The tensor alone if no Concat makes it.
     """
+    if not _passes_concat(model, tensor):
+        return [tensor]
     parts: list[str] = []
     stack, seen = [tensor], {tensor}
     while stack and len(seen) <= _MAX_HOPS:
@@ -298,11 +301,11 @@ def joined_parts(model: Model, tensor: str) -> list[str]:
             if name not in seen:
                 seen.add(name)
                 stack.append(name)
-    return parts if _passes_concat(model, tensor) else [tensor]
+    return parts
 
 
 def _passes_concat(model: Model, tensor: str) -> bool:
-    for _ in range(_MAX_HOPS):
+    for _ in range(_MAX_STEPS):
         node = model.producer(tensor)
         if node is None or operator_of(node).joins:
             return node is not None
