@@ -76,11 +76,9 @@ fuzz-all: $(VENV)/.test-installed
 # All cases take hours; the sample takes ten minutes.
 growth: $(VENV)/.test-installed
 	$(BIN)/python -m tools.growth
-	$(BIN)/pytest tests/calibration/test_picture_memory.py -m growth --growth
 
 growth-sample: $(VENV)/.test-installed
 	$(BIN)/python -m tools.growth --sample
-	$(BIN)/pytest tests/calibration/test_picture_memory.py -m sampled --growth
 
 $(VENV)/.mutants-installed: $(VENV)/.test-installed
 	$(BIN)/pip install -q --disable-pip-version-check -e '.[test,mutants]'

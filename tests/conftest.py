@@ -26,16 +26,13 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 STARTED = time.monotonic()
-# Tests with these marks run only with these options.
-OPTIONS = {"slow": "--all", "growth": "--growth"}
+# Tests with this mark run only with this option.
+OPTIONS = {"slow": "--all"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--all", action="store_true", help="run slow tests, and more examples of each property"
-    )
-    parser.addoption(
-        "--growth", action="store_true", help="run measurements of memory, for minutes to hours"
     )
 
 
