@@ -59,6 +59,7 @@ SLOW_START = (
     "Softmax",
     "Transposes of a dequantized weight",
     "Gemm",
+    "Einsum",
     "LayerNormalization",
     "InstanceNormalization",
     "BatchNormalization",
@@ -80,6 +81,7 @@ COUNTED_SIZES = {"crossed Concats with pairs": (300, 450)}  # merges of scales b
 # Limits of these lists, by module. With an eighth of them the lists are full from 150 to 300 nodes
 # on; with less, a list without a limit would stay unnoticed.
 LIMITS = {
+    "qdqtool.model.bounds": ("_MAX_HOPS",),
     "qdqtool.trt.surroundings": ("MAX_PATH_STEPS", "MAX_Q_STEPS", "STEPS"),
     "qdqtool.trt.refusals": ("STEPS",),
     "qdqtool.trt.passes.const_weights_fusion": ("STEPS",),
@@ -116,6 +118,7 @@ NOT_COUNTED = (
     "LayerNormalization",
     "ReduceMean",
     "Gemm",
+    "Einsum",
 )
 
 
