@@ -1,6 +1,6 @@
 """Settings and fixtures of all tests.
 
-Slow tests run with ``--all``, measurements of memory with ``--growth``.
+Slow tests run with ``--all``.
 """
 
 import os

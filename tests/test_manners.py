@@ -95,15 +95,6 @@ def test_end_of_file_is_not_an_interruption(monkeypatch: pytest.MonkeyPatch) -> 
     assert run(["explain", "SKIP-FLOAT"]) == 2  # an interruption exits with 130
 
 
-def processes_with(mark: str) -> list[Path]:
-    """Return the processes that have this text in their command."""
-    paths = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            paths += [path] if mark.encode() in path.read_bytes() else []
-    return paths
-
-
 def save_model_with_odd_names(path: Path) -> None:
     proto = network(11)
     for node in proto.graph.node:
