@@ -29,7 +29,7 @@ def _print_overview() -> None:
         process.silence_stdout()
     except OSError:
         sys.exit(2)
-    sys.exit(process.flush_streams(0))
+    process.exit_process(0)
 
 
 if __name__ == "__main__":

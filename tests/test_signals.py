@@ -116,3 +116,19 @@ def test_interrupt_at_any_moment(tmp_path: Path, place: int) -> None:
     (tmp_path / "model.onnx").write_bytes(network(11).SerializeToString())
     code, _, error = interrupts.trial("fix", tmp_path, place * 0.08)
     assert interrupts.right(code, error), (code, error)
+
+
+def test_interrupt_after_the_end_keeps_the_exit_code() -> None:
+    """A function that runs while Python shuts down sends the signal."""
+    script = (
+        "import atexit, os, signal; from qdqtool.__main__ import main\n"
+        "atexit.register(os.kill, os.getpid(), signal.SIGINT)\n"
+        "main()"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script, "explain", "SKIP-FLOAT"],
+        capture_output=True,
+        text=True,
+        preexec_fn=restore_signals,
+    )
+    assert (run.returncode, run.stderr) == (0, "") and "SKIP-FLOAT" in run.stdout

@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from types import FrameType
+from typing import NoReturn
 
 from qdqtool.errors import QdqtoolError
 
@@ -138,3 +139,14 @@ def flush_streams(code: int) -> int:
     except (OSError, ValueError):
         sys.stderr = None
     return code
+
+
+def exit_process(code: int) -> NoReturn:
+    """Flush standard output and error and exit.
+
+    Ctrl-C is ignored from here on: while Python shuts down it would end the process with the signal
+    in place of the exit code, although the command has ended.
+    """
+    code = flush_streams(code)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.exit(code)

@@ -213,7 +213,7 @@ def main() -> None:
         code = getattr(stop, "code", process.INTERRUPTED)
     except MemoryError:  # while an error was reported
         code = _fail(_OUT_OF_MEMORY, 2)
-    sys.exit(process.flush_streams(code))
+    process.exit_process(code)
 
 
 if __name__ == "__main__":
