@@ -177,6 +177,10 @@ def test_settings_of_dask_that_prevent_a_start_are_reported_without_waiting(
 ) -> None:
     import dask
 
+    # distributed adds its defaults to the settings on import. Leaving `dask.config.set` would remove them
+    # otherwise, for all later tests of the process.
+    import distributed  # noqa: F401
+
     with (
         dask.config.set(settings),
         pytest.raises(ClusterError, check=reports(code, value, parameter="cluster")),
