@@ -48,10 +48,10 @@ from qdqtool.explain.lint.operators import depthwise, large_kernel
 from qdqtool.insertion.options import PlacementOptions
 from qdqtool.insertion.prepare import Products
 from qdqtool.insertion.structure import (
-    all_dequantized,
-    longest_path,
-    moved,
-    reached,
+    branch_lengths,
+    commuting_outputs,
+    has_only_quantized_consumers,
+    walk_tensors,
     weight_scale_axis,
 )
 from qdqtool.model.graph import Model, Node
@@ -456,11 +456,11 @@ def _residual(
         return [], None  # a broadcast, not a residual
     if not _leads_to_quantized(model, node.output, placement):
         return [], ResultFloat(PLACEMENT, node.name, False)
-    if not all_dequantized(model, node.output, placement.indices):
+    if not has_only_quantized_consumers(model, node.output, placement.indices):
         return [], ResultFloat(PLACEMENT, node.name, True)
     side = sides[0]
     if len(sides) == 2:  # the longer way is the convolution's side, as ModelOpt chooses
-        first, second = longest_path(model, inputs[0], inputs[1])
+        first, second = branch_lengths(model, inputs[0], inputs[1])
         side = 0 if first > second else 1
     bare = [
         i
@@ -490,14 +490,18 @@ def _pool(
     if not _comes_from_quantized(model, node.input(0), quantized):
         return [], NoNeighbour(PLACEMENT, node.name)
     tensor = node.input(0)
-    if not all_dequantized(model, tensor, lambda name: placement.indices(name) | {node.index}):
+    if not has_only_quantized_consumers(
+        model, tensor, lambda name: placement.indices(name) | {node.index}
+    ):
         return [], InputFloat(PLACEMENT, node.name)
     return [0], None
 
 
 def _leads_to_quantized(model: Model, tensor: str, placement: Placement) -> bool:
     """Whether a tensor, its activation, or what moves its values is quantized."""
-    behind = reached(tensor, lambda t: (*activation_outputs(model, t), *moved(model, t)))
+    behind = walk_tensors(
+        tensor, lambda t: (*activation_outputs(model, t), *commuting_outputs(model, t))
+    )
     return any(name in placement.readers for name in behind)
 
 
@@ -512,7 +516,7 @@ def _comes_from_quantized(model: Model, tensor: str, quantized: set[int]) -> boo
             else node.inputs
         )
 
-    makers = (model.producer(name) for name in reached(tensor, above))
+    makers = (model.producer(name) for name in walk_tensors(tensor, above))
     return any(node is not None and node.index in quantized for node in makers)
 
 
@@ -543,6 +547,6 @@ def _goes_out(model: Model, node: Node) -> bool:
     """Whether nothing calculates with a node's output before it leaves the network or is sorted."""
     return not any(
         operator_of(reader).kind in _CALCULATES
-        for name in reached(node.output, lambda t: moved(model, t))
+        for name in walk_tensors(node.output, lambda t: commuting_outputs(model, t))
         for reader in model.consumers(name)
     )

@@ -9,7 +9,7 @@ from qdqtool.base.records import contents
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.explain import left_float as left
 from qdqtool.insertion.placement import Placement, Rules, can_be_quantized, class_outputs, place
-from qdqtool.insertion.structure import longest_path, weight_scale_axis
+from qdqtool.insertion.structure import branch_lengths, weight_scale_axis
 from qdqtool.model.graph import Model
 from qdqtool.trt.faults import DeconvolutionFloat
 from qdqtool.trt.refusals import WeightsNotConstant
@@ -586,7 +586,7 @@ def test_longest_path_of_random_and_clipped_input(net: Net) -> None:
     low = net.op("RandomNormal", "made", shape=[1, 16, 8, 8])
     clipped = net.op("Clip", "clip", net.op("Relu", "r", "x"), "", net.const("six", 6.0))
     net.output(net.op("Add", "add", low, clipped))
-    assert longest_path(net.index(), low, clipped) == (1, 2)
+    assert branch_lengths(net.index(), low, clipped) == (1, 2)
 
 
 @pytest.mark.parametrize("constant_nodes", [False, True])
@@ -596,7 +596,7 @@ def test_longest_path_ignores_constant_nodes(net: Net, constant_nodes: bool) -> 
     shortcut = net.conv("down", stem, kernel=1)
     net.output(net.op("Add", "add", shortcut, block))
     model = with_constant_nodes(net.model()) if constant_nodes else net.model()
-    assert longest_path(Model(model), block, shortcut) == (3, 1)
+    assert branch_lengths(Model(model), block, shortcut) == (3, 1)
 
 
 @pytest.mark.parametrize(
