@@ -22,7 +22,7 @@ from onnx import TensorProto, helper, numpy_helper
 from qdqtool.base.threads import SharedTasks, run_threads
 from qdqtool.errors import ModelError
 from qdqtool.insertion.options import ImageOptions
-from qdqtool.insertion.placement import class_outputs
+from qdqtool.insertion.placement import find_class_outputs
 from qdqtool.insertion.switchable_network import Feeds, SwitchableNetwork
 from qdqtool.model.editor import Editor, with_nodes
 from qdqtool.model.graph import EDITED, Model
@@ -159,7 +159,7 @@ def measure(
     dataset = open_data(
         data, input_specs(model), images.preprocess or Preprocess(), count, images.size
     )
-    scores = class_outputs(model)
+    scores = find_class_outputs(model)
     focus = Focus(scores) if scores else None  # they are outputs: last convolutions as well
     first = next(iter(dataset), None)
     if first is None:

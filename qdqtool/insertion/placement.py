@@ -72,7 +72,7 @@ _Around = tuple[list[int], Refusal | None]
 
 
 @dataclass(frozen=True)
-class Rules:
+class PlacementRules:
     """What the user and the target choose.
 
     Attributes:
@@ -107,7 +107,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Reader:
+class QuantizedInput:
     """A node input that will read a dequantized tensor; ``role`` is ``input`` or ``residual``."""
 
     node: Node
@@ -128,20 +128,20 @@ class WeightSite:
 class Placement:
     """The decision. ``readers`` goes from a tensor to the inputs that read it dequantized, in graph order."""
 
-    readers: dict[str, list[Reader]] = field(default_factory=dict)
+    inputs: dict[str, list[QuantizedInput]] = field(default_factory=dict)
     weights: list[WeightSite] = field(default_factory=list)
     skipped: list[SkippedNode] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
 
     def indices(self, tensor: str) -> set[int]:
         """The nodes that will read a tensor dequantized."""
-        return {r.node.index for r in self.readers.get(tensor, ())}
+        return {r.node.index for r in self.inputs.get(tensor, ())}
 
     def add(self, tensor: str, node: Node, position: int, role: str = "input") -> None:
-        self.readers.setdefault(tensor, []).append(Reader(node, position, role))
+        self.inputs.setdefault(tensor, []).append(QuantizedInput(node, position, role))
 
 
-def place(model: Model, rules: Rules) -> Placement:
+def place(model: Model, rules: PlacementRules) -> Placement:
     """Decides what is quantized in a float model.
 
     Raises:
@@ -153,7 +153,9 @@ def place(model: Model, rules: Rules) -> Placement:
     if rules.attention == "int8" and not chosen.attention:
         placement.notes.append(Remark.NO_ATTENTION())
     preset = {
-        i: part for i, part in float_nodes(model, rules.head).items() if i not in chosen.attention
+        i: part
+        for i, part in find_head_float_nodes(model, rules.head).items()
+        if i not in chosen.attention
     }
     if rules.attention != "int8":
         preset |= dict.fromkeys(chosen.attention, Part.ATTENTION)
@@ -170,16 +172,16 @@ def place(model: Model, rules: Rules) -> Placement:
     if not any(n.op in WEIGHTED for n in model.nodes):
         raise nothing_to_quantize(placement.skipped, model.path or "model", found=False)
     _place_around(model, placement, chosen)
-    roles = {r.role for readers in placement.readers.values() for r in readers}
+    roles = {r.role for readers in placement.inputs.values() for r in readers}
     if rules.residual in ("skip", "both") and "residual" not in roles:
         placement.notes.append(Remark.NO_RESIDUAL(residual=rules.residual))
     order = {n.index: i for i, n in enumerate(model.ordered)}
-    for readers in placement.readers.values():
+    for readers in placement.inputs.values():
         readers.sort(key=lambda r: (order[r.node.index], r.position))
     return placement
 
 
-def float_nodes(model: Model, choice: str) -> dict[int, Part]:
+def find_head_float_nodes(model: Model, choice: str) -> dict[int, Part]:
     """Nodes that the head preset leaves float, with what they are; ``choice`` is that of the option ``head``."""
     if choice == "none":
         return {}
@@ -208,7 +210,7 @@ def float_nodes(model: Model, choice: str) -> dict[int, Part]:
     return result
 
 
-def is_averaging(model: Model, node: Node) -> bool:
+def is_average_pooling(model: Model, node: Node) -> bool:
     """Whether a node is a pooling that averages, or a reduction that TensorRT turns into one."""
     known = operator_of(node)
     return known.averages and (
@@ -220,7 +222,7 @@ def can_be_quantized(model: Model, node: Node) -> bool:
     """Whether placement decides about a node at all: weights, averaging poolings and sums of two tensors."""
     return (
         operator_of(node).weights is not None
-        or is_averaging(model, node)
+        or is_average_pooling(model, node)
         or (is_sum(node) and len(node.inputs) == 2)
     )
 
@@ -228,7 +230,7 @@ def can_be_quantized(model: Model, node: Node) -> bool:
 class _Choice:
     """The user's patterns, checked against the model."""
 
-    def __init__(self, model: Model, rules: Rules) -> None:
+    def __init__(self, model: Model, rules: PlacementRules) -> None:
         self.rules = rules
         candidates = [n for n in model.nodes if can_be_quantized(model, n)]
         self.excluded = _matches(candidates, rules.exclude, "exclude")
@@ -335,7 +337,9 @@ def _place_weighted(
     placement.weights.append(WeightSite(node, weight, axis))
 
 
-def _impossible(model: Model, node: Node, rules: Rules, varying: frozenset[str]) -> Refusal | None:
+def _impossible(
+    model: Model, node: Node, rules: PlacementRules, varying: frozenset[str]
+) -> Refusal | None:
     """Why TensorRT cannot run a node in INT8."""
     data, weight, name = node.input(0), node.input(1), node.name
     if node.domain not in DOMAINS:
@@ -384,7 +388,7 @@ def _small(model: Model, node: Node) -> Refusal | None:
     return SmallConvolution(PLACEMENT, node.name, per_group, out, tuple(kernel))
 
 
-def _failing(model: Model, node: Node, rules: Rules) -> Refusal | None:
+def _failing(model: Model, node: Node, rules: PlacementRules) -> Refusal | None:
     """Forms that the prediction advises to leave float: patch embeddings, depthwise ones into an Add or SiLU."""
     if operator_of(node).kind != LayerKind.CONVOLUTION:
         return None
@@ -406,7 +410,7 @@ def _failing(model: Model, node: Node, rules: Rules) -> Refusal | None:
 
 def _place_around(model: Model, placement: Placement, chosen: _Choice) -> None:
     """Residual Adds and averaging pools; one can make the next one worth while, so until nothing changes."""
-    quantized = {r.node.index for readers in placement.readers.values() for r in readers}
+    quantized = {r.node.index for readers in placement.inputs.values() for r in readers}
     open_nodes = [
         n
         for n in reversed(model.ordered)
@@ -433,7 +437,7 @@ def _place_around(model: Model, placement: Placement, chosen: _Choice) -> None:
 
 
 def _residual(
-    model: Model, node: Node, placement: Placement, rules: Rules, quantized: set[int]
+    model: Model, node: Node, placement: Placement, rules: PlacementRules, quantized: set[int]
 ) -> _Around:
     inputs = node.inputs
     if inputs[0] == inputs[1] or any(model.is_constant(t) for t in inputs):
@@ -483,7 +487,7 @@ def _residual(
 
 
 def _pool(
-    model: Model, node: Node, placement: Placement, rules: Rules, quantized: set[int]
+    model: Model, node: Node, placement: Placement, rules: PlacementRules, quantized: set[int]
 ) -> _Around:
     if not _leads_to_quantized(model, node.output, placement):
         return [], None
@@ -502,7 +506,7 @@ def _leads_to_quantized(model: Model, tensor: str, placement: Placement) -> bool
     behind = walk_tensors(
         tensor, lambda t: (*activation_outputs(model, t), *commuting_outputs(model, t))
     )
-    return any(name in placement.readers for name in behind)
+    return any(name in placement.inputs for name in behind)
 
 
 def _comes_from_quantized(model: Model, tensor: str, quantized: set[int]) -> bool:
@@ -512,7 +516,9 @@ def _comes_from_quantized(model: Model, tensor: str, quantized: set[int]) -> boo
         node = model.producer(name)
         return (
             ()
-            if node is None or operator_of(node).weights is not None or is_averaging(model, node)
+            if node is None
+            or operator_of(node).weights is not None
+            or is_average_pooling(model, node)
             else node.inputs
         )
 
@@ -528,7 +534,7 @@ _CALCULATES = (
 )
 
 
-def class_outputs(model: Model) -> tuple[str, ...]:
+def find_class_outputs(model: Model) -> tuple[str, ...]:
     """Class outputs [n, classes, h, w] of a detector, logits; empty where none are recognised."""
     head = find_head(model)
     found: dict[str, None] = {}
