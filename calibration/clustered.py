@@ -24,8 +24,8 @@ from calibration.listing import UNREADABLE
 from calibration.session import fetched_bytes, open_packed, packed_model, worker_count
 from calibration.statistics import TensorStatistics, counted_bytes
 from qdqtool.errors import ClusterError
-from qdqtool.model.graph import Model
-from qdqtool.model.sizes import linear_inputs
+from qdqtool.ir.graph import Model
+from qdqtool.ir.sizes import linear_inputs
 
 
 @dataclass

@@ -17,7 +17,7 @@ from calibration.dataset import Sample, Task
 from calibration.focus import Focus, FocusMap
 from calibration.session import Fetcher
 from calibration.statistics import TensorStatistics, scratch_buffer, spotted_samples, step
-from qdqtool.base.threads import SharedTasks, run_threads
+from qdqtool.util.threads import SharedTasks, run_threads
 
 
 class Tally:

@@ -30,17 +30,17 @@ from calibration.session import (
     worker_count,
 )
 from calibration.statistics import DEFAULT_BINS, counted_bytes
-from qdqtool.base.files import check_output
-from qdqtool.base.notes import Note, Remark
-from qdqtool.base.progress import track
-from qdqtool.base.said import said
 from qdqtool.errors import DataError, QdqtoolError
-from qdqtool.model.external import location_of
-from qdqtool.model.graph import Model
-from qdqtool.model.modelfile import ModelSource, load
-from qdqtool.model.run_cost import check_loops
-from qdqtool.model.sessions import core_count
-from qdqtool.model.sizes import linear_inputs
+from qdqtool.ir.graph import Model
+from qdqtool.ir.modelfile import ModelSource, load
+from qdqtool.ir.sizes import linear_inputs
+from qdqtool.proto.external_data import location_of
+from qdqtool.runtime.run_cost import check_loops
+from qdqtool.runtime.sessions import core_count
+from qdqtool.util.files import check_output
+from qdqtool.util.notes import Note, Remark
+from qdqtool.util.progress import track
+from qdqtool.util.said import said
 
 if TYPE_CHECKING:
     from calibration.clustered import ClusterPass

@@ -15,15 +15,16 @@ from google.protobuf.message import EncodeError
 from onnx import external_data_helper
 
 from calibration.dataset import InputSpec, Sample
-from qdqtool.base import limits
-from qdqtool.base.json_text import parse_json
 from qdqtool.errors import ModelError
-from qdqtool.model import external, sessions
-from qdqtool.model.external import all_tensors, location_of
-from qdqtool.model.graph import Model
-from qdqtool.model.sessions import open_proto
-from qdqtool.model.slim import without_data
-from qdqtool.model.subgraphs import extract_part
+from qdqtool.ir.graph import Model
+from qdqtool.proto import external_data as external
+from qdqtool.proto.external_data import all_tensors, location_of
+from qdqtool.proto.slim import without_data
+from qdqtool.proto.subgraphs import extract_part
+from qdqtool.runtime import sessions
+from qdqtool.runtime.sessions import open_proto
+from qdqtool.util import limits
+from qdqtool.util.json_text import parse_json
 
 Size = tuple[int, int]
 
@@ -257,7 +258,7 @@ def packed_model(model: Model, names: Sequence[str]) -> bytes:
 def open_packed(source: bytes, threads: int, name: str, **options: Any) -> Any:
     """A session on what :func:`packed_model` gave; ``name`` is the model's, for messages.
 
-    ``options`` are those of :func:`qdqtool.model.sessions.open_session`.
+    ``options`` are those of :func:`qdqtool.runtime.sessions.open_session`.
 
     Raises:
         ModelError: onnxruntime does not take it.

@@ -34,9 +34,9 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.base.said import said
-from qdqtool.base.text import brief_repr
 from qdqtool.errors import DataError
+from qdqtool.util.said import said
+from qdqtool.util.text import brief_repr
 
 Counts = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from qdqtool.insertion.api import insert
     from qdqtool.insertion.result import Insertion
     from qdqtool.prediction import predict
-    from qdqtool.render.reporting.api import Report, report
+    from qdqtool.reporting.api import Report, report
     from qdqtool.tuning.api import tune
     from qdqtool.tuning.result import Tuning
     from qdqtool.types import TOOL_VERSION as __version__
@@ -50,8 +50,8 @@ _HOMES = {
     "insert": "qdqtool.insertion.api",
     "Insertion": "qdqtool.insertion.result",
     "predict": "qdqtool.prediction",
-    "report": "qdqtool.render.reporting.api",
-    "Report": "qdqtool.render.reporting.api",
+    "report": "qdqtool.reporting.api",
+    "Report": "qdqtool.reporting.api",
     "tune": "qdqtool.tuning.api",
     "Tuning": "qdqtool.tuning.result",
     "verify": "qdqtool.verification.api",

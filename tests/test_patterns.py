@@ -30,7 +30,7 @@ from tests.sources import nodes_like
 METHODS = ("match", "fullmatch", "search", "finditer", "findall", "sub", "split")
 
 # These patterns search the first 4,000 characters of a message only, and may be quadratic.
-BOUNDED_MODULE, BOUNDED_LENGTH = "qdqtool.explain.errors", 1 << 12
+BOUNDED_MODULE, BOUNDED_LENGTH = "qdqtool.findings.errors", 1 << 12
 
 
 def module_names() -> Iterator[str]:

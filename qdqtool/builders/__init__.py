@@ -9,9 +9,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from qdqtool.base import limits
 from qdqtool.builders.options import BuildOptions
 from qdqtool.errors import BuilderError, ModelError
+from qdqtool.util import limits
 
 if TYPE_CHECKING:
     from qdqtool.builders.run import BuildResult

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from qdqtool.base.outputs import write_text
 from qdqtool.errors import BuilderError, QdqtoolError
+from qdqtool.util.outputs import write_text
 
 WORKER = Path(__file__).parent / "worker.py"
 _INSTALL = {

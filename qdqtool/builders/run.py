@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 import onnx
 
-from qdqtool.base.files import INVALID_NAME
-from qdqtool.base.outputs import atomic_write
-from qdqtool.base.subprocesses import run_command, temporary_folder
 from qdqtool.builders.child import Child
 from qdqtool.errors import BuilderError, BuildLogError
-from qdqtool.model import modelfile
-from qdqtool.model.graph import Model
+from qdqtool.ir import modelfile
+from qdqtool.ir.graph import Model
+from qdqtool.util.files import INVALID_NAME
+from qdqtool.util.outputs import atomic_write
+from qdqtool.util.subprocesses import run_command, temporary_folder
 
 if TYPE_CHECKING:
     from qdqtool.buildlog.types import Build

@@ -15,14 +15,14 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from qdqtool.base.records import published
-from qdqtool.base.text import ending
 from qdqtool.buildlog.layers import int_list, precision_of
 from qdqtool.buildlog.names import NOTHING
 from qdqtool.buildlog.summary import implicit_int8
 from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, ParsedNode, Role, Shape, whole
-from qdqtool.model.operators import WEIGHTED
+from qdqtool.ir.operators import WEIGHTED
 from qdqtool.types import Json, Precision
+from qdqtool.util.records import published
+from qdqtool.util.text import ending
 
 _MAX_MACS = 1 << 80  # more is damage, as are more weights than these
 _MAX_COUNT = 1 << 48

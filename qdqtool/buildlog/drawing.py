@@ -13,13 +13,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from qdqtool.base import limits
-from qdqtool.base.said import said
-from qdqtool.base.text import as_line, as_text, ending
 from qdqtool.buildlog.costs import EngineReport, LayerCost, describe, title_of
 from qdqtool.buildlog.types import BuiltTensor
 from qdqtool.errors import QdqtoolError
 from qdqtool.types import Precision
+from qdqtool.util import limits
+from qdqtool.util.said import said
+from qdqtool.util.text import as_line, as_text, ending
 
 INPUT, OUTPUT, LAYER = "input", "output", "layer"
 _PASS_WIDTH = 0.45  # of a column: what an edge that passes by is given

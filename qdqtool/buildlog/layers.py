@@ -20,8 +20,6 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from qdqtool.base.json_text import TooManyValues, parse_json
-from qdqtool.base.notes import Remark
 from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.lines import number
 from qdqtool.buildlog.types import (
@@ -38,6 +36,8 @@ from qdqtool.buildlog.types import (
 )
 from qdqtool.errors import BuildLogError
 from qdqtool.types import Precision
+from qdqtool.util.json_text import TooManyValues, parse_json
+from qdqtool.util.notes import Remark
 
 _TYPES = {p.lower(): p for p in Precision if p not in (Precision.FLOAT, Precision.UNKNOWN)} | {
     "half": Precision.FP16,

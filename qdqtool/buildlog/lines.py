@@ -18,7 +18,7 @@ from qdqtool.buildlog.types import (
     ProfileRow,
     Shape,
 )
-from qdqtool.knowledge.tables import rows
+from qdqtool.util.tables import read_rows
 
 _LAYER_MEMORY = re.compile(
     r"Layer: .* Host Persistent: \d{1,15}(?: bytes)? Device Persistent: \d{1,15}(?: bytes)? "
@@ -320,7 +320,7 @@ def _shape(text: str) -> Shape:
 
 # Lines with nothing to keep, and messages ----------------------------------------------------------------------------
 
-_BEGINNINGS = tuple(row["beginning"] for row in rows(Path(__file__).with_name("chatter.tsv")))
+_BEGINNINGS = tuple(row["beginning"] for row in read_rows(Path(__file__).with_name("chatter.tsv")))
 _SHORTEST = min(map(len, _BEGINNINGS))
 _BY_LETTERS = {
     letters: tuple(line for line in _BEGINNINGS if line.startswith(letters))

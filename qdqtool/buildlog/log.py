@@ -12,12 +12,12 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-from qdqtool.base import limits
-from qdqtool.base.notes import Remark
 from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.lines import number
 from qdqtool.buildlog.sections import UNSTAMPED, Sections
 from qdqtool.buildlog.types import Build, Gap, Lack, Section, TunedLayer
+from qdqtool.util import limits
+from qdqtool.util.notes import Remark
 
 _STAMP = rb"\[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\]"
 _BY_TENSORRT = (

@@ -14,14 +14,14 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import IO, BinaryIO, cast
 
-from qdqtool.base import compression, limits
-from qdqtool.base.files import open_input, record_input
 from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.layers import read_json
 from qdqtool.buildlog.log import Carrier, LogReader
 from qdqtool.buildlog.summary import judge
 from qdqtool.buildlog.types import Build, BuiltLayer, ParseSection, Tactics
 from qdqtool.errors import BuildLogError
+from qdqtool.util import compression, limits
+from qdqtool.util.files import open_input, record_input
 
 __all__ = ["LogSource", "read_build"]
 

@@ -19,12 +19,12 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqtool.base import limits
-from qdqtool.base.notes import Note, Remark
 from qdqtool.buildlog.layers import int_list
 from qdqtool.buildlog.names import base_name
 from qdqtool.buildlog.types import Build, ParsedNode, ParsedTensor, Section, Shape, whole
 from qdqtool.errors import BuildLogError
+from qdqtool.util import limits
+from qdqtool.util.notes import Note, Remark
 
 MARK = "inferred from shapes: "
 _Q, _DQ = "QuantizeLinear", "DequantizeLinear"

@@ -6,7 +6,6 @@ import functools
 import re
 from collections.abc import Callable
 
-from qdqtool.base.notes import Remark
 from qdqtool.buildlog import layers, lines
 from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.summary import judge
@@ -23,6 +22,7 @@ from qdqtool.buildlog.types import (
     Section,
 )
 from qdqtool.trt.trace import TraceReader
+from qdqtool.util.notes import Remark
 
 _MILESTONE = re.compile(r"(Original|After [A-Za-z -]{1,60}): (\d{1,9}) layers")
 _BANNER = re.compile(

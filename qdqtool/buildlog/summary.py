@@ -6,8 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-from qdqtool.base.records import published
-from qdqtool.base.text import counted
 from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.names import base_name
 from qdqtool.buildlog.types import Build, BuiltLayer, Gap, Lack, Listing, Section
@@ -15,6 +13,8 @@ from qdqtool.errors import BuildLogError
 from qdqtool.trt import trace
 from qdqtool.trt.targets import trtexec_of_version
 from qdqtool.types import TOOL_VERSION, Json, Precision
+from qdqtool.util.records import published
+from qdqtool.util.text import counted
 
 
 def judge(build: Build) -> None:

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from qdqtool.base.notes import Note
-from qdqtool.base.records import published
 from qdqtool.buildlog.agreement import BuildFacts, BuildSource
 from qdqtool.buildlog.names import NOTHING, FusedName, Known, is_copy, parts
 from qdqtool.types import Event, Precision
+from qdqtool.util.notes import Note
+from qdqtool.util.records import published
 
 Shape = tuple[int | None, ...]
 """Dimensions as printed (NCHW for images); None where TensorRT prints a dynamic one as a negative number."""

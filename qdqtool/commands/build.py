@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qdqtool.base.files import forbid_dash
-from qdqtool.base.text import as_text, layers_counted
 from qdqtool.commands import options
 from qdqtool.errors import BuilderError
+from qdqtool.util.files import forbid_dash
+from qdqtool.util.text import as_text, layers_counted
 
 if TYPE_CHECKING:
     from qdqtool.verification.build_model import BuiltModel

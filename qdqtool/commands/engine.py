@@ -50,11 +50,11 @@ def command(
 
     Exit codes: 0 done, 2 bad input.
     """
-    from qdqtool.base.files import reserve_output
-    from qdqtool.base.outputs import write_visible
     from qdqtool.buildlog.costs import EngineReport, analyze
     from qdqtool.buildlog.read import read_build
     from qdqtool.timing.expected import add_expected, gpu_of
+    from qdqtool.util.files import reserve_output
+    from qdqtool.util.outputs import write_visible
 
     for target, option in ((answer.output, "-o"), (dot, "--dot"), (svg, "--svg")):
         reserve_output(target, option)
@@ -96,7 +96,7 @@ def command(
                 f"{len(report.rows)} layers drawn: {', '.join(name for name in (dot, svg) if name)}"
             )
             return 0
-    from qdqtool.render.build_text import render, render_comparison
+    from qdqtool.formats.build_text import render, render_comparison
 
     if other:
         from qdqtool.verification.comparing.api import compare

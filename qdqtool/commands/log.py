@@ -31,20 +31,20 @@ def command(
 
     Exit codes: 0 done, 2 bad input.
     """
-    from qdqtool.base.files import reserve_output
-    from qdqtool.base.text import as_text
     from qdqtool.buildlog.read import read_build
     from qdqtool.buildlog.summary import lines_of_pass, summarize
     from qdqtool.errors import BuildLogError
-    from qdqtool.explain.errors import annotate
-    from qdqtool.render.log_text import pass_lines, render
+    from qdqtool.findings.errors import annotate
+    from qdqtool.formats.log_text import pass_lines, render
+    from qdqtool.util.files import reserve_output
+    from qdqtool.util.text import as_text
 
     reserve_output(answer.output, "-o")
     reserve_output(to_onnx, "--to-onnx")
     build = read_build(*files)
     if to_onnx:
         from qdqtool.buildlog.reconstruct import graph_from_log
-        from qdqtool.model.modelfile import save
+        from qdqtool.ir.modelfile import save
 
         model, unknown = graph_from_log(build)
         save(model, to_onnx)

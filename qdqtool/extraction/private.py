@@ -14,6 +14,7 @@ import functools
 import itertools
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -22,19 +23,19 @@ import onnx
 from google.protobuf.message import Message
 from onnx import numpy_helper
 
-from qdqtool.base.records import record
-from qdqtool.base.said import said
 from qdqtool.errors import ModelError
 from qdqtool.extraction.select import Shown
-from qdqtool.knowledge import entry, table
-from qdqtool.model import operators, qdq
-from qdqtool.model.external import all_tensors, location_of, to_array
-from qdqtool.model.graph import Model
-from qdqtool.model.sessions import load_onnxruntime
-from qdqtool.model.subgraphs import RUN_DOMAINS, STANDARD, nested_graphs
+from qdqtool.ir import operators, qdq
+from qdqtool.ir.graph import Model
 from qdqtool.prediction import predict
+from qdqtool.proto.external_data import all_tensors, location_of, to_array
+from qdqtool.proto.subgraphs import RUN_DOMAINS, STANDARD, nested_graphs
+from qdqtool.runtime.sessions import load_onnxruntime
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import FindingCode, Precision, Prediction
+from qdqtool.util.records import record
+from qdqtool.util.said import said
+from qdqtool.util.tables import make_entry, read_sections
 
 Array = npt.NDArray[Any]
 
@@ -244,7 +245,7 @@ class Public:
 
 @functools.cache
 def public() -> Public:
-    return entry(Public, table("public"), "public")
+    return make_entry(Public, read_sections(Path(__file__).with_name("public.toml")), "public")
 
 
 def is_public(text: str) -> bool:

@@ -12,24 +12,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.base.notes import Remark
-from qdqtool.explain import messages
-from qdqtool.explain.messages import number
+from qdqtool.findings import messages
+from qdqtool.findings.messages import number
 from qdqtool.fixing.site import Site, at, named, nodes_of, only
 from qdqtool.fixing.weights import dequantized
 from qdqtool.insertion.scales import LEVELS, find_scale_groups
-from qdqtool.model import qdq
-from qdqtool.model.bounds import find_bounds
-from qdqtool.model.editor import Editor
-from qdqtool.model.graph import Node
-from qdqtool.model.heads import find_dfl
-from qdqtool.model.operators import LayerKind, commuting_inputs, operator_of, passage
-from qdqtool.model.qdq import QuantParams
-from qdqtool.model.view import View, adds_computed
+from qdqtool.ir import qdq
+from qdqtool.ir.bounds import find_bounds
+from qdqtool.ir.editor import Editor
+from qdqtool.ir.graph import Node
+from qdqtool.ir.operators import LayerKind, commuting_inputs, operator_of, passage
+from qdqtool.ir.qdq import QuantParams
+from qdqtool.patterns.heads import find_dfl
+from qdqtool.patterns.view import View, adds_computed
 from qdqtool.trt.faults import HeadQuantized, JoinedBehindHead, ScaleDead
 from qdqtool.trt.refusals import InsideActivation, ResidualBothQuantized, ResidualFloat
 from qdqtool.trt.targets import Target
 from qdqtool.types import Precision, Refusal
+from qdqtool.util.notes import Remark
 
 
 def _dqs(view: View, q: Node) -> list[Node]:

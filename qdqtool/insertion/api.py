@@ -8,14 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from qdqtool import prediction
-from qdqtool.base.files import record_inputs
-from qdqtool.base.notes import Note, Remark
-from qdqtool.base.said import of_error, said
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.explain.left_float import nothing_to_quantize
-from qdqtool.explain.lint.activation_scales import outliers
-from qdqtool.explain.lint.floats import norms
-from qdqtool.explain.report import Report
+from qdqtool.findings.left_float import nothing_to_quantize
+from qdqtool.findings.lint.activation_scales import outliers
+from qdqtool.findings.lint.floats import norms
+from qdqtool.findings.report import Report
 from qdqtool.insertion import halfprecision
 from qdqtool.insertion.inputs import (
     change_inputs,
@@ -55,19 +52,22 @@ from qdqtool.insertion.scales import (
     find_scale_groups,
 )
 from qdqtool.insertion.smoothing import Smoothed, smooth
-from qdqtool.model.graph import EDITED, Model
-from qdqtool.model.half import HALF_OPSET, WIDE
-from qdqtool.model.layernorm import (
+from qdqtool.ir.graph import EDITED, Model
+from qdqtool.ir.modelfile import ModelSource, load_full
+from qdqtool.ir.qdq import is_quantized
+from qdqtool.patterns.half import HALF_OPSET, WIDE
+from qdqtool.patterns.layernorm import (
     computes_in_fp16,
     find_decomposed_layer_norms,
     find_sums_of_squares,
     layer_norm_inputs,
 )
-from qdqtool.model.modelfile import ModelSource, load_full
-from qdqtool.model.qdq import is_quantized
-from qdqtool.model.view import View
+from qdqtool.patterns.view import View
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import Finding, Json, Prediction, QuantizedTensor, Severity
+from qdqtool.util.files import record_inputs
+from qdqtool.util.notes import Note, Remark
+from qdqtool.util.said import of_error, said
 
 if TYPE_CHECKING:
     from calibration import Statistics

@@ -21,8 +21,6 @@ import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto, helper
 
-from qdqtool.base.notes import Note, Remark
-from qdqtool.base.said import said
 from qdqtool.errors import DataError, ModelError, QdqtoolError
 from qdqtool.insertion.options import CacheOptions, ClusterOptions, ImageOptions
 from qdqtool.insertion.placement import find_class_outputs
@@ -34,11 +32,13 @@ from qdqtool.insertion.scales import (
     clamp_scale,
     fixed_scale,
 )
-from qdqtool.model.editor import Editor
-from qdqtool.model.graph import Model, Node
-from qdqtool.model.qdq import QUANTIZABLE
+from qdqtool.ir.editor import Editor
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.qdq import QUANTIZABLE
 from qdqtool.trt.targets import Target
 from qdqtool.types import Json
+from qdqtool.util.notes import Note, Remark
+from qdqtool.util.said import said
 
 if TYPE_CHECKING:
     from calibration import Statistics

@@ -19,20 +19,20 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqtool.base.threads import SharedTasks, run_threads
 from qdqtool.errors import ModelError
 from qdqtool.insertion.options import ImageOptions
 from qdqtool.insertion.placement import find_class_outputs
 from qdqtool.insertion.switchable_network import Feeds, SwitchableNetwork
-from qdqtool.model.editor import Editor, with_nodes
-from qdqtool.model.graph import EDITED, Model
-from qdqtool.model.half import find_fp16_nodes
-from qdqtool.model.heads import find_head
-from qdqtool.model.qdq import is_dq
-from qdqtool.model.run_cost import peak_activation_bytes, with_input_shapes
-from qdqtool.model.sessions import core_count
-from qdqtool.model.slim import without_large_weights
+from qdqtool.ir.editor import Editor, with_nodes
+from qdqtool.ir.graph import EDITED, Model
+from qdqtool.ir.qdq import is_dq
+from qdqtool.patterns.half import find_fp16_nodes
+from qdqtool.patterns.heads import find_head
+from qdqtool.proto.slim import without_large_weights
+from qdqtool.runtime.run_cost import peak_activation_bytes, with_input_shapes
+from qdqtool.runtime.sessions import core_count
 from qdqtool.types import Json, Prediction, QuantizedTensor
+from qdqtool.util.threads import SharedTasks, run_threads
 
 if TYPE_CHECKING:
     from calibration import FocusMap, TensorStatistics

@@ -18,11 +18,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx
 
-from qdqtool.base.checks import compile_pattern
-from qdqtool.base.notes import Note, Remark
-from qdqtool.base.said import Parameter, said
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.explain.left_float import (
+from qdqtool.findings.left_float import (
     PLACEMENT,
     Excluded,
     FloatForAccuracy,
@@ -44,7 +41,7 @@ from qdqtool.explain.left_float import (
     WeightsType,
     nothing_to_quantize,
 )
-from qdqtool.explain.lint.operators import depthwise, large_kernel
+from qdqtool.findings.lint.operators import depthwise, large_kernel
 from qdqtool.insertion.options import PlacementOptions
 from qdqtool.insertion.prepare import Products
 from qdqtool.insertion.structure import (
@@ -54,17 +51,25 @@ from qdqtool.insertion.structure import (
     walk_tensors,
     weight_scale_axis,
 )
-from qdqtool.model.graph import Model, Node
-from qdqtool.model.heads import convolutions_upstream, find_attentions, find_coordinates, find_head
-from qdqtool.model.operators import WEIGHTED, LayerKind, is_sum, operator_of, pooling_type
-from qdqtool.model.pointwise import activation_outputs
-from qdqtool.model.qdq import QUANTIZABLE, is_sparse
-from qdqtool.model.sizes import contraction
-from qdqtool.model.subgraphs import DOMAINS, nested_graphs
-from qdqtool.model.view import View
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.operators import WEIGHTED, LayerKind, is_sum, operator_of, pooling_type
+from qdqtool.ir.qdq import QUANTIZABLE, is_sparse
+from qdqtool.ir.sizes import contraction
+from qdqtool.patterns.heads import (
+    convolutions_upstream,
+    find_attentions,
+    find_coordinates,
+    find_head,
+)
+from qdqtool.patterns.pointwise import activation_outputs
+from qdqtool.patterns.view import View
+from qdqtool.proto.subgraphs import DOMAINS, nested_graphs
 from qdqtool.trt import detect
 from qdqtool.trt.taken import find_float_fusions
 from qdqtool.types import Refusal
+from qdqtool.util.checks import compile_pattern
+from qdqtool.util.notes import Note, Remark
+from qdqtool.util.said import Parameter, said
 
 _DETECTOR = 2  # last convolutions that make a network without a DFL a detector
 _Around = tuple[list[int], Refusal | None]

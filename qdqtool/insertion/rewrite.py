@@ -15,10 +15,10 @@ from qdqtool.errors import ModelError
 from qdqtool.insertion.options import PlacementOptions
 from qdqtool.insertion.placement import Placement, QuantizedInput, WeightSite
 from qdqtool.insertion.scales import weight_scale
-from qdqtool.model import qdq
-from qdqtool.model.editor import Editor
-from qdqtool.model.graph import Model, Node
-from qdqtool.model.operators import needs_own_dq
+from qdqtool.ir import qdq
+from qdqtool.ir.editor import Editor
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.operators import needs_own_dq
 from qdqtool.types import QuantizedTensor
 
 _QUANTIZER_NAMES = {"residual": "_residual_quantizer", "input": "_input_quantizer"}
@@ -50,7 +50,7 @@ def insert_pairs(
 
     Every quantized tensor gets one Q before its first consumer, and one DQ for all its quantized
     consumers except matrix products, each of which has its own
-    (:func:`qdqtool.model.operators.needs_own_dq`). Float consumers and graph outputs keep the tensor
+    (:func:`qdqtool.ir.operators.needs_own_dq`). Float consumers and graph outputs keep the tensor
     itself. Activation scales have rank 0 (TensorRT-RTX takes a scale of shape [1] for a per-channel
     one and runs the convolution in FP32); zero points are int8 zeros.
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from qdqtool.base.records import replaced
 from qdqtool.errors import QdqtoolError
-from qdqtool.explain import codes
-from qdqtool.explain.coded import MADE
+from qdqtool.findings import codes
+from qdqtool.findings.coded import MADE
 from qdqtool.insertion.options import PlacementOptions
 from qdqtool.insertion.placement import Placement, PlacementRules, QuantizedInput, WeightSite, place
 from qdqtool.insertion.rewrite import ActivationScale, insert_pairs
 from qdqtool.insertion.scales import ScaleGroup, find_scale_groups
-from qdqtool.model.graph import EDITED, Model
-from qdqtool.model.slim import without_large_weights
+from qdqtool.ir.graph import EDITED, Model
+from qdqtool.proto.slim import without_large_weights
 from qdqtool.trt.faults import DepthwiseAdd, DepthwiseSilu, LargeKernel
 from qdqtool.trt.outcome import simulate_without_alternatives
 from qdqtool.trt.targets import Target
 from qdqtool.types import Prediction, Severity
+from qdqtool.util.records import replaced
 
 OPTIONS = (
     "both",

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.base.checks import compile_pattern
-from qdqtool.base.notes import Note, Remark
-from qdqtool.base.said import said
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion.options import METHODS, PlacementOptions, RangeOptions
-from qdqtool.model.graph import Model
-from qdqtool.model.heads import is_attention_probability
-from qdqtool.model.operators import commuting_inputs, fills_below
-from qdqtool.model.qdq import find_pair
+from qdqtool.ir.graph import Model
+from qdqtool.ir.operators import commuting_inputs, fills_below
+from qdqtool.ir.qdq import find_pair
+from qdqtool.patterns.heads import is_attention_probability
+from qdqtool.util.checks import compile_pattern
+from qdqtool.util.notes import Note, Remark
+from qdqtool.util.said import said
 
 if TYPE_CHECKING:
     from calibration.methods import Range

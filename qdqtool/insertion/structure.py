@@ -1,13 +1,13 @@
-"""Patterns in a float graph that placement needs; :mod:`qdqtool.model.operators` has the operators."""
+"""Patterns in a float graph that placement needs; :mod:`qdqtool.ir.operators` has the operators."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from qdqtool.model.graph import Model, Node
-from qdqtool.model.operators import CONVOLVE, commuting_inputs, operator_of
-from qdqtool.model.operators import weight_scale_axis as weight_scale_axis
-from qdqtool.model.pointwise import activation_outputs, pointwise_region
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.operators import CONVOLVE, commuting_inputs, operator_of
+from qdqtool.ir.operators import weight_scale_axis as weight_scale_axis
+from qdqtool.patterns.pointwise import activation_outputs, pointwise_region
 
 
 def is_convolution(node: Node | None) -> bool:

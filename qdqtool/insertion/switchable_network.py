@@ -19,13 +19,13 @@ import onnx
 from onnx import TensorProto, helper
 
 from qdqtool.errors import ModelError
-from qdqtool.model.cuts import NetworkCuts
-from qdqtool.model.editor import Editor
-from qdqtool.model.graph import Model, Node
-from qdqtool.model.qdq import is_dq
-from qdqtool.model.sessions import describe_failure, open_proto
-from qdqtool.model.slim import without_large_weights
-from qdqtool.model.subgraphs import copy_node
+from qdqtool.ir.cuts import NetworkCuts
+from qdqtool.ir.editor import Editor
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.qdq import is_dq
+from qdqtool.proto.slim import without_large_weights
+from qdqtool.proto.subgraphs import copy_node
+from qdqtool.runtime.sessions import describe_failure, open_proto
 from qdqtool.types import QuantizedTensor
 
 if TYPE_CHECKING:

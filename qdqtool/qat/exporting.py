@@ -13,11 +13,10 @@ import onnx
 import torch
 from torch import Tensor, nn
 
-from qdqtool.base.said import said
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.insertion.scales import LEVELS, weight_scale
-from qdqtool.model import qdq
-from qdqtool.model.modelfile import load, save
+from qdqtool.ir import qdq
+from qdqtool.ir.modelfile import load, save
 from qdqtool.prediction import predict
 from qdqtool.qat import checking
 from qdqtool.qat.checking import FLOOR, NOISES, Check
@@ -36,6 +35,7 @@ from qdqtool.qat.preparation import PLAN, plan_of
 from qdqtool.qat.trace import Call, as_call, evaluating, export_marked, mark, tidied
 from qdqtool.trt.targets import Target
 from qdqtool.types import Json, Prediction
+from qdqtool.util.said import said
 
 ANYTHING = 1.0  # a tolerance as large as the outputs themselves
 

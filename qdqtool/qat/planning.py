@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from qdqtool.base.checks import compile_pattern
 from qdqtool.errors import QdqtoolError
-from qdqtool.explain.left_float import (
+from qdqtool.findings.left_float import (
     PLACEMENT,
     Excluded,
     Hidden,
@@ -24,8 +23,8 @@ from qdqtool.insertion.options import PlacementOptions
 from qdqtool.insertion.placement import Placement, can_be_quantized
 from qdqtool.insertion.prepare import prepare as prepare_network
 from qdqtool.insertion.scales import UnionFind, find_scale_groups
-from qdqtool.model.graph import Model, Node
-from qdqtool.model.operators import WEIGHTED, LayerKind, operator_of, output_axis
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.operators import WEIGHTED, LayerKind, operator_of, output_axis
 from qdqtool.qat.networks import (
     copied,
     exporting_heads,
@@ -41,6 +40,7 @@ from qdqtool.qat.trace import Traced, as_call, fold_constants, trace
 from qdqtool.trt import detect
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import Refusal
+from qdqtool.util.checks import compile_pattern
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,6 @@ from torch import Tensor, distributed, nn
 
 from calibration import TensorStatistics
 from calibration.statistics import OCTAVES, merge_all, top_of
-from qdqtool.base.notes import Note
-from qdqtool.base.progress import track
-from qdqtool.base.said import said
-from qdqtool.base.text import reason_of
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion.scales import LEVELS, GroupScale, MethodChoice, ScaleGroup, choose_scale
 from qdqtool.qat.modules import Quantizer, observing, quantizers_of, set_amax
@@ -27,6 +23,10 @@ from qdqtool.qat.planning import Plan
 from qdqtool.qat.preparation import plan_of
 from qdqtool.qat.sites import Site, resting
 from qdqtool.qat.trace import Call, device_of, evaluating
+from qdqtool.util.notes import Note
+from qdqtool.util.progress import track
+from qdqtool.util.said import said
+from qdqtool.util.text import reason_of
 
 FEW = 16  # images; with fewer the largest values have hardly been seen
 

@@ -9,8 +9,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from qdqtool.base.checks import compile_pattern
-from qdqtool.base.progress import track
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.qat.checking import furthest, tensors_of
 from qdqtool.qat.modules import Quantizing, quantizers_of
@@ -18,6 +16,8 @@ from qdqtool.qat.networks import changed, unwrapped
 from qdqtool.qat.preparation import plan_of
 from qdqtool.qat.ranges import answer, batches_of, call_for, check_limit
 from qdqtool.qat.trace import device_of, evaluating
+from qdqtool.util.checks import compile_pattern
+from qdqtool.util.progress import track
 
 
 def disable(model: nn.Module | Any, patterns: str | Sequence[str] = ()) -> list[str]:

@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from qdqtool.base.notes import Note, Remark
-from qdqtool.base.said import of_error, said
 from qdqtool.buildlog.costs import EngineReport, LayerCost
 from qdqtool.buildlog.layers import int_list
 from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, whole
@@ -21,6 +19,8 @@ from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.physics import constants, seconds
 from qdqtool.timing.work import Work, width
 from qdqtool.types import Evidence, Precision
+from qdqtool.util.notes import Note, Remark
+from qdqtool.util.said import of_error, said
 
 _NUMBER = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*([A-Za-z]*)")
 _MEMORY = re.compile(r"\b(\d{1,4})GB\b")

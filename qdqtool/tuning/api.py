@@ -18,12 +18,8 @@ from calibration.cluster import mapping
 from calibration.dataset import Dataset
 from calibration.options import Preprocess
 from qdqtool import prediction
-from qdqtool.base import limits
-from qdqtool.base.files import record_inputs
-from qdqtool.base.notes import Note, Remark
-from qdqtool.base.said import of_error, said
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.explain.left_float import nothing_to_quantize
+from qdqtool.findings.left_float import nothing_to_quantize
 from qdqtool.insertion import losses
 from qdqtool.insertion.api import prepared, said_of_half, too_large
 from qdqtool.insertion.inputs import collect_for
@@ -38,8 +34,8 @@ from qdqtool.insertion.placement import find_class_outputs, place
 from qdqtool.insertion.rules import choose_rules
 from qdqtool.insertion.scales import MethodChoice
 from qdqtool.insertion.smoothing import smooth
-from qdqtool.model.graph import Model
-from qdqtool.model.modelfile import ModelSource, load_full
+from qdqtool.ir.graph import Model
+from qdqtool.ir.modelfile import ModelSource, load_full
 from qdqtool.timing import gpus
 from qdqtool.timing.options import GpuOptions
 from qdqtool.timing.parts import PAYS
@@ -54,6 +50,10 @@ from qdqtool.tuning.result import Choice, Point, SiteResult, Tuning
 from qdqtool.tuning.search import Search
 from qdqtool.tuning.sites import FREE, INT8
 from qdqtool.types import Json
+from qdqtool.util import limits
+from qdqtool.util.files import record_inputs
+from qdqtool.util.notes import Note, Remark
+from qdqtool.util.said import of_error, said
 
 _JUDGED_POINTS = 10
 _RANGING = 0.25  # part of a time limit that the pass for ranges may take

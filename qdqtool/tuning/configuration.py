@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from qdqtool import prediction
-from qdqtool.base.notes import Note
 from qdqtool.insertion import halfprecision
 from qdqtool.insertion.options import PlacementOptions
 from qdqtool.insertion.placement import (
@@ -35,15 +34,16 @@ from qdqtool.insertion.scales import (
     choose_scale,
     find_scale_groups,
 )
-from qdqtool.model.graph import EDITED, Model
-from qdqtool.model.operators import WEIGHTED
-from qdqtool.model.qdq import QUANTIZABLE
+from qdqtool.ir.graph import EDITED, Model
+from qdqtool.ir.operators import WEIGHTED
+from qdqtool.ir.qdq import QUANTIZABLE
 from qdqtool.timing.estimate import estimate
 from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.twin import Shapes, light
 from qdqtool.timing.work import product_of
 from qdqtool.trt.targets import Target
 from qdqtool.types import Prediction, QuantizedTensor
+from qdqtool.util.notes import Note
 
 if TYPE_CHECKING:
     from calibration.statistics import TensorStatistics

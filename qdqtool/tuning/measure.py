@@ -29,23 +29,23 @@ from calibration.cluster.mapping import Job as Handed
 from calibration.clustered import shared
 from calibration.dataset import Dataset
 from calibration.session import Fetcher, open_packed, partial_model
-from qdqtool.base import limits
-from qdqtool.base.said import said
-from qdqtool.base.text import brief_repr, reason_of
-from qdqtool.base.threads import SharedTasks, run_threads
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.losses import Compared
 from qdqtool.insertion.rewrite import round_weights, rounded_weights_name
-from qdqtool.model.cuts import NetworkCuts
-from qdqtool.model.external import has_data, to_array
-from qdqtool.model.graph import Model, Node
-from qdqtool.model.operators import WEIGHTED
-from qdqtool.model.qdq import QUANTIZABLE
-from qdqtool.model.sessions import SharedWeights, core_count
-from qdqtool.model.slim import without_large_weights
+from qdqtool.ir.cuts import NetworkCuts
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.operators import WEIGHTED
+from qdqtool.ir.qdq import QUANTIZABLE
+from qdqtool.proto.external_data import has_data, to_array
+from qdqtool.proto.slim import without_large_weights
+from qdqtool.runtime.sessions import SharedWeights, core_count
 from qdqtool.tuning import metrics
 from qdqtool.tuning.configuration import Recipe
 from qdqtool.tuning.metrics import LARGEST, Evidence, Metric
+from qdqtool.util import limits
+from qdqtool.util.said import said
+from qdqtool.util.text import brief_repr, reason_of
+from qdqtool.util.threads import SharedTasks, run_threads
 
 
 class Partition(NetworkCuts):

@@ -22,14 +22,14 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.base import limits
-from qdqtool.base.files import read_input
-from qdqtool.base.said import said
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.losses import Compared, compared_tensors
 from qdqtool.insertion.placement import find_class_outputs
-from qdqtool.model.graph import Model
-from qdqtool.model.heads import find_head
+from qdqtool.ir.graph import Model
+from qdqtool.patterns.heads import find_head
+from qdqtool.util import limits
+from qdqtool.util.files import read_input
+from qdqtool.util.said import said
 
 Floats = npt.NDArray[np.float64]
 IOUS = np.linspace(0.5, 0.95, 10)

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from qdqtool.insertion.placement import Placement
-from qdqtool.model.graph import Model
-from qdqtool.model.heads import find_attentions, find_coordinates, find_head
-from qdqtool.model.operators import WEIGHTED
+from qdqtool.ir.graph import Model
+from qdqtool.ir.operators import WEIGHTED
+from qdqtool.patterns.heads import find_attentions, find_coordinates, find_head
 from qdqtool.tuning.configuration import FLOAT, Configuration, Cost, Planner
 
 INT8 = "int8"

@@ -10,12 +10,6 @@ from typing import TypeAlias
 import numpy as np
 import onnx
 
-from qdqtool.base.checks import check_choice
-from qdqtool.base.file_types import is_model_name
-from qdqtool.base.files import record_inputs
-from qdqtool.base.notes import Note, Remark
-from qdqtool.base.records import replaced
-from qdqtool.base.said import said
 from qdqtool.builders.child import print_once
 from qdqtool.builders.options import BUILDERS
 from qdqtool.buildlog.agreement import BuildFacts, BuildSource, Difference, Mismatch, MismatchKind
@@ -24,10 +18,10 @@ from qdqtool.buildlog.reconstruct import graph_from_log
 from qdqtool.buildlog.summary import AS_TODAY, IMPLICIT, implicit_int8, listing_hole
 from qdqtool.buildlog.types import Build, Section
 from qdqtool.errors import BuilderError, BuildLogError, QdqtoolError
-from qdqtool.model.graph import Model
-from qdqtool.model.modelfile import ModelSource, load
-from qdqtool.model.qdq import quantizers
-from qdqtool.model.view import View
+from qdqtool.ir.graph import Model
+from qdqtool.ir.modelfile import ModelSource, load
+from qdqtool.ir.qdq import quantizers
+from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
 from qdqtool.timing.options import GpuOptions
 from qdqtool.trt.rtx.predict import status_of
@@ -40,6 +34,12 @@ from qdqtool.trt.targets import (
     target_of_version,
 )
 from qdqtool.types import Event, Precision, Prediction
+from qdqtool.util.checks import check_choice
+from qdqtool.util.file_types import is_model_name
+from qdqtool.util.files import record_inputs
+from qdqtool.util.notes import Note, Remark
+from qdqtool.util.records import replaced
+from qdqtool.util.said import said
 from qdqtool.verification import build_model as built
 from qdqtool.verification.convolutions import (
     Mapper,

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from qdqtool.base.records import published
 from qdqtool.buildlog.agreement import (
     ConvolutionCounts,
     Described,
@@ -20,13 +19,14 @@ from qdqtool.buildlog.agreement import (
 )
 from qdqtool.buildlog.names import Known, base_name, parts
 from qdqtool.buildlog.types import Build, BuiltLayer
-from qdqtool.model.graph import Model, Node
-from qdqtool.model.operators import WEIGHTED
-from qdqtool.model.qdq import is_qdq
-from qdqtool.model.sizes import is_multiplication
-from qdqtool.model.view import View
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.operators import WEIGHTED
+from qdqtool.ir.qdq import is_qdq
+from qdqtool.ir.sizes import is_multiplication
+from qdqtool.patterns.view import View
 from qdqtool.trt.trace import FUSING_INTO
 from qdqtool.types import ConvOutcome, Json, Precision, Prediction
+from qdqtool.util.records import published
 
 Place = tuple[BuiltLayer, int]
 """A layer, and which of the layers merged into it with ``||``."""

@@ -9,10 +9,6 @@ from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from qdqtool.base.files import InputFiles
-from qdqtool.base.notes import Note
-from qdqtool.base.outputs import Saved
-from qdqtool.base.records import published
 from qdqtool.builders.run import log_names
 from qdqtool.buildlog.agreement import (
     BuildFacts,
@@ -28,8 +24,8 @@ from qdqtool.buildlog.agreement import (
 )
 from qdqtool.buildlog.names import SCALE_NODE
 from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, Section
-from qdqtool.model.graph import Model
-from qdqtool.model.qdq import precision_of
+from qdqtool.ir.graph import Model
+from qdqtool.ir.qdq import precision_of
 from qdqtool.trt import trace
 from qdqtool.trt.pipeline import passes
 from qdqtool.types import (
@@ -41,6 +37,10 @@ from qdqtool.types import (
     Prediction,
     TensorPrecision,
 )
+from qdqtool.util.files import InputFiles
+from qdqtool.util.notes import Note
+from qdqtool.util.outputs import Saved
+from qdqtool.util.records import published
 from qdqtool.verification.build_model import Pair
 from qdqtool.verification.convolutions import Mapper, built_nodes, in_myelin
 

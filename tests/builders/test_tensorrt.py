@@ -12,16 +12,16 @@ import onnx
 import pytest
 
 from qdqtool import builders
-from qdqtool.base.records import replaced
 from qdqtool.builders import run as runs
 from qdqtool.builders.child import Child, is_installed, print_once
 from qdqtool.builders.run import log_names, with_log_names
 from qdqtool.buildlog.read import read_build
 from qdqtool.errors import BuilderError, ModelError, QdqtoolError
-from qdqtool.model.modelfile import load
+from qdqtool.ir.modelfile import load
 from qdqtool.trt.rtx.predict import predict_rtx
 from qdqtool.trt.targets import RTX
 from qdqtool.types import Precision
+from qdqtool.util.records import replaced
 from qdqtool.verification.build_model import build_model, compare, status_agrees
 from tests.builders.models import NASTY, saved, two_convolutions
 from tests.errors import has

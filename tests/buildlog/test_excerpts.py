@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from qdqtool.base.notes import Remark, remarks
 from qdqtool.buildlog.names import base_name
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.summary import summarize, what_was_read
@@ -14,6 +13,7 @@ from qdqtool.buildlog.types import Lack, Section
 from qdqtool.errors import BuildLogError
 from qdqtool.trt import trace
 from qdqtool.types import Precision
+from qdqtool.util.notes import Remark, remarks
 from tests.buildlog import samples
 from tests.buildlog.evidence import build_file, folder
 from tests.errors import has

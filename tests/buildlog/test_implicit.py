@@ -8,7 +8,7 @@ from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.summary import implicit_int8
 from qdqtool.commands.cli import run
 from qdqtool.errors import BuildLogError
-from qdqtool.model.graph import Model
+from qdqtool.ir.graph import Model
 from qdqtool.verification.api import check_explicit
 from tests.buildlog.evidence import build_file
 from tests.buildlog.samples import build_of

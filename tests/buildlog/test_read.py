@@ -17,7 +17,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqtool.base import compression, limits
 from qdqtool.buildlog import layers
 from qdqtool.buildlog.lines import PARSERS, read_metric
 from qdqtool.buildlog.log import LogReader
@@ -26,6 +25,7 @@ from qdqtool.buildlog.types import Build, ParsedTensor, Tactics, TunedLayer
 from qdqtool.errors import BuildLogError
 from qdqtool.trt import trace
 from qdqtool.types import Event, Precision
+from qdqtool.util import compression, limits
 from tests.buildlog import samples
 from tests.buildlog.calls import count_calls
 from tests.buildlog.evidence import build_file

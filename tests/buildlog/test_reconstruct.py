@@ -9,13 +9,13 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from qdqtool.base import limits
-from qdqtool.base.notes import Remark
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.reconstruct import MARK, attributes_of, graph_from_log
 from qdqtool.buildlog.types import ParsedNode, ParsedTensor
 from qdqtool.commands.cli import run
 from qdqtool.errors import BuildLogError
+from qdqtool.util import limits
+from qdqtool.util.notes import Remark
 from tests.buildlog import samples
 from tests.buildlog.evidence import build_file
 from tests.buildlog.rtx import build_log, c2f_split

@@ -21,7 +21,7 @@ from calibration.focus import Focus
 from calibration.session import open_session, packed_model
 from calibration.statistics import TensorStatistics
 from qdqtool.errors import ClusterError
-from qdqtool.model.modelfile import load
+from qdqtool.ir.modelfile import load
 from tests.calibration.nets import conv_net
 from tests.calibration.watchers import HANG, Waits
 from tests.errors import has

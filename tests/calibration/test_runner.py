@@ -21,9 +21,9 @@ from calibration.counting import Tally
 from calibration.listing import file_digest
 from calibration.runner import Mismatch, collect
 from calibration.session import input_specs
-from qdqtool.base.notes import Remark
 from qdqtool.errors import DataError, QdqtoolError
-from qdqtool.model.modelfile import load
+from qdqtool.ir.modelfile import load
+from qdqtool.util.notes import Remark
 from tests.calibration.checks import contents, counts_of, reports
 from tests.calibration.nets import conv_net, run_all, write_pictures
 from tests.calibration.watchers import stop_after, watch_progress

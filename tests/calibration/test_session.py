@@ -29,11 +29,11 @@ from calibration.session import (
     partial_model,
     worker_count,
 )
-from qdqtool.base import limits
 from qdqtool.errors import ClusterError, ModelError
-from qdqtool.model import sessions
-from qdqtool.model.graph import Model
-from qdqtool.model.modelfile import load, write_model
+from qdqtool.ir.graph import Model
+from qdqtool.ir.modelfile import load, write_model
+from qdqtool.runtime import sessions
+from qdqtool.util import limits
 from tests.calibration.checks import reports
 from tests.calibration.nets import conv_net, run_all, write_pictures
 

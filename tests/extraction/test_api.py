@@ -16,20 +16,20 @@ from onnx import helper, numpy_helper
 
 import qdqtool
 from qdqtool import extract
-from qdqtool.base import limits
-from qdqtool.base.notes import Remark, remarks
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.extraction import job
 from qdqtool.extraction.cut import Cutter, Part
 from qdqtool.extraction.private import masked
 from qdqtool.extraction.select import Shrinker
-from qdqtool.model.graph import Model
-from qdqtool.model.qdq import DQ, Q, quantizers, read_params
+from qdqtool.ir.graph import Model
+from qdqtool.ir.qdq import DQ, Q, quantizers, read_params
 from qdqtool.trt.refusals import ConcatScales
 from qdqtool.trt.targets import Target
+from qdqtool.util import limits
+from qdqtool.util.notes import Remark, remarks
 from tests.errors import has
-from tests.explain.graphs import concat
 from tests.extraction.networks import SECRET, residual, secretive
+from tests.findings.graphs import concat
 from tests.insertion.nets import run
 from tests.slow import slow_after
 from tests.trt.builder import Graph

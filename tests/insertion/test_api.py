@@ -10,18 +10,18 @@ import calibration
 import qdqtool
 from calibration.cache import read_tensorrt_cache
 from calibration.runner import Mismatch
-from qdqtool.base.notes import Remark, remarks
 from qdqtool.commands.demo_run import write_images, yolov8n
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.explain.left_float import PLACEMENT, FloatForAccuracy, SkippedNode
+from qdqtool.findings.left_float import PLACEMENT, FloatForAccuracy, SkippedNode
 from qdqtool.insertion.inputs import write_table
 from qdqtool.insertion.losses import Losses
 from qdqtool.insertion.placement import find_head_float_nodes
 from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.scales import GroupMember, GroupScale, ScaleGroup
-from qdqtool.model.graph import Model
-from qdqtool.model.heads import find_head
+from qdqtool.ir.graph import Model
+from qdqtool.patterns.heads import find_head
 from qdqtool.types import ModelInfo, Prediction, QuantizedTensor
+from qdqtool.util.notes import Remark, remarks
 from tests.indexing import indexed
 from tests.insertion.nets import (
     Net,

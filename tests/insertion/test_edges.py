@@ -14,16 +14,16 @@ from onnx import TensorProto
 
 import qdqtool
 from calibration import Preprocess
-from qdqtool.base.notes import Remark, remarks
 from qdqtool.commands.insert import command
 from qdqtool.errors import DataError, ModelError, QdqtoolError
-from qdqtool.explain import left_float
+from qdqtool.findings import left_float
 from qdqtool.insertion.halfprecision import to_half
 from qdqtool.insertion.inputs import write_table
 from qdqtool.insertion.placement import PlacementRules, place
 from qdqtool.insertion.prepare import prepare
-from qdqtool.model.graph import Model
-from qdqtool.model.heads import find_head
+from qdqtool.ir.graph import Model
+from qdqtool.patterns.heads import find_head
+from qdqtool.util.notes import Remark, remarks
 from tests.errors import has
 from tests.insertion.nets import (
     Net,

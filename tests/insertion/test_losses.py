@@ -11,8 +11,8 @@ from onnx import helper
 
 import qdqtool
 from calibration import Focus, FocusMap, TensorStatistics
-from qdqtool.base.notes import Remark, remarks
 from qdqtool.errors import ModelError
+from qdqtool.formats.insertion_text import render
 from qdqtool.insertion.losses import (
     LITTLE,
     Compared,
@@ -26,9 +26,9 @@ from qdqtool.insertion.losses import (
 )
 from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.switchable_network import NetworkSegment
-from qdqtool.model.graph import Model
-from qdqtool.render.insertion_text import render
+from qdqtool.ir.graph import Model
 from qdqtool.types import QuantizedTensor
+from qdqtool.util.notes import Remark, remarks
 from tests.insertion.nets import (
     Net,
     chain,

@@ -5,9 +5,8 @@ import onnx
 import pytest
 from onnx import helper
 
-from qdqtool.base.records import contents
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.explain import left_float as left
+from qdqtool.findings import left_float as left
 from qdqtool.insertion.placement import (
     Placement,
     PlacementRules,
@@ -16,9 +15,10 @@ from qdqtool.insertion.placement import (
     place,
 )
 from qdqtool.insertion.structure import branch_lengths, weight_scale_axis
-from qdqtool.model.graph import Model
+from qdqtool.ir.graph import Model
 from qdqtool.trt.faults import DeconvolutionFloat
 from qdqtool.trt.refusals import WeightsNotConstant
+from qdqtool.util.records import contents
 from tests.errors import has
 from tests.insertion.nets import Net, detector, initializer, with_constant_nodes
 

@@ -10,19 +10,19 @@ from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
 import qdqtool
-from qdqtool.base.notes import Remark, remarks
-from qdqtool.explain.left_float import NothingToQuantize
+from qdqtool.findings.left_float import NothingToQuantize
 from qdqtool.fixing.api import fix
 from qdqtool.insertion.placement import PlacementRules, place
 from qdqtool.insertion.rewrite import ActivationScale, insert_pairs
 from qdqtool.insertion.scales import METHODS
-from qdqtool.model.graph import Model
-from qdqtool.model.qdq import is_q, read_params
+from qdqtool.ir.graph import Model
+from qdqtool.ir.qdq import is_q, read_params
 from qdqtool.trt.faults import FloatStays
 from qdqtool.trt.outcome import simulate
 from qdqtool.trt.refusals import OutputDifferentScales
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Severity
+from qdqtool.util.notes import Remark, remarks
 from tests.insertion.nets import (
     Net,
     check,

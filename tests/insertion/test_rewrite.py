@@ -12,7 +12,7 @@ from qdqtool.insertion.rewrite import (
     round_weights,
     rounded_weights_name,
 )
-from qdqtool.model.graph import Model
+from qdqtool.ir.graph import Model
 from qdqtool.prediction import predict
 from qdqtool.types import Precision, QuantizedTensor
 from tests.insertion.nets import (

@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from qdqtool.base.records import replaced
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion import rules
 from qdqtool.insertion.placement import PlacementRules, place
 from qdqtool.insertion.prepare import prepare
 from qdqtool.insertion.scales import find_scale_groups
-from qdqtool.model.graph import Model
+from qdqtool.ir.graph import Model
 from qdqtool.trt.outcome import simulate, simulate_without_alternatives
 from qdqtool.trt.targets import TARGETS, Target, target_named
 from qdqtool.types import Prediction
+from qdqtool.util.records import replaced
 from tests.insertion.nets import Net, copied, detector, nodes_of, prediction, value_of
 
 TRT85 = target_named("trt8.5")

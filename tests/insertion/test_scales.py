@@ -9,7 +9,6 @@ import qdqtool
 from calibration.cache import Statistics
 from calibration.methods import range_of
 from calibration.statistics import Histogram, TensorStatistics
-from qdqtool.base.notes import Remark
 from qdqtool.commands.demo_run import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion.inputs import collect_for, scales_from_table, write_table
@@ -23,8 +22,9 @@ from qdqtool.insertion.scales import (
     find_scale_groups,
     weight_scale,
 )
-from qdqtool.model.graph import Model
+from qdqtool.ir.graph import Model
 from qdqtool.types import QuantizedTensor
+from qdqtool.util.notes import Remark
 from tests.errors import has
 from tests.insertion.nets import Net, images, one_layer, require_prediction
 

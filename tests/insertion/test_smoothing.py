@@ -10,13 +10,13 @@ import pytest
 from onnx import numpy_helper
 
 import qdqtool
-from qdqtool.base.notes import Remark, remarks
 from qdqtool.commands.cli import run as command
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.placement import PlacementRules, place
 from qdqtool.insertion.smoothing import Smoothed, smooth
-from qdqtool.model.graph import Model
-from qdqtool.model.qdq import smoothed_tensors
+from qdqtool.ir.graph import Model
+from qdqtool.ir.qdq import smoothed_tensors
+from qdqtool.util.notes import Remark, remarks
 from tests.errors import has
 from tests.insertion.nets import (
     assert_same_outputs,

@@ -13,7 +13,7 @@ from qdqtool.errors import ModelError
 from qdqtool.insertion.losses import without_pair
 from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.switchable_network import NetworkSegment, SwitchableNetwork
-from qdqtool.model.graph import Model
+from qdqtool.ir.graph import Model
 from qdqtool.types import QuantizedTensor
 from tests.insertion.nets import Array, Net, chain, detector, images, run
 

@@ -9,16 +9,15 @@ import onnx
 import pytest
 
 import qdqtool
-from qdqtool.base.notes import Remark, remarks
 from qdqtool.builders.child import is_installed
-from qdqtool.explain.left_float import Part
+from qdqtool.findings.left_float import Part
+from qdqtool.formats.predict_text import render, verdict
 from qdqtool.insertion.inputs import write_table
 from qdqtool.insertion.placement import PlacementRules, place
 from qdqtool.insertion.scales import MethodChoice
-from qdqtool.model.graph import Model
-from qdqtool.model.heads import find_coordinates, find_head
+from qdqtool.ir.graph import Model
+from qdqtool.patterns.heads import find_coordinates, find_head
 from qdqtool.prediction import predict
-from qdqtool.render.predict_text import render, verdict
 from qdqtool.timing.twin import best_placement
 from qdqtool.trt.faults import TakenByMyelin
 from qdqtool.trt.refusals import ActivationPerChannel
@@ -27,6 +26,7 @@ from qdqtool.trt.targets import TARGETS, target_named
 from qdqtool.tuning.configuration import Planner
 from qdqtool.tuning.sites import ATTENTION, find_sites
 from qdqtool.types import Prediction, Refusal
+from qdqtool.util.notes import Remark, remarks
 from tests.insertion.nets import (
     Net,
     copied,

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from qdqtool.base.notes import Remark
 from qdqtool.buildlog import sections
 from qdqtool.buildlog.read import MAX_LINE, lines_of, read_build
+from qdqtool.util.notes import Remark
 from tests.buildlog import samples
 from tests.slow import slow_after
 from tools.fuzz_logs.check import check

@@ -6,18 +6,18 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from qdqtool.explain.lint.api import run as lint
-from qdqtool.explain.report import Report
+from qdqtool.findings.lint.api import run as lint
+from qdqtool.findings.report import Report
 from qdqtool.insertion.api import insert
 from qdqtool.insertion.placement import PlacementRules, place
-from qdqtool.model.graph import Model
-from qdqtool.model.view import View
+from qdqtool.ir.graph import Model
+from qdqtool.patterns.view import View
 from qdqtool.trt.faults import DepthwiseAdd, DepthwiseSilu
 from qdqtool.trt.outcome import simulate_without_alternatives
 from qdqtool.trt.taken import FloatFusions, find_float_fusions
 from qdqtool.trt.targets import TARGETS, target_named
 from tests.insertion.nets import Net, images
-from tests.model.test_structures import gelu, hard_swish
+from tests.patterns.test_structures import gelu, hard_swish
 from tests.trt.builder import Graph
 
 FORMS: dict[str, tuple[Callable[[Net, str], str], str]] = {

@@ -14,7 +14,7 @@ from qdqtool.insertion.losses import compared_tensors
 from qdqtool.insertion.placement import PlacementRules
 from qdqtool.insertion.prepare import prepare
 from qdqtool.insertion.scales import MethodChoice
-from qdqtool.model.graph import Model
+from qdqtool.ir.graph import Model
 from qdqtool.trt.targets import target_named
 from qdqtool.tuning.configuration import Configuration, Planner
 from qdqtool.tuning.measure import Job

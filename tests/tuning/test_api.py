@@ -17,11 +17,10 @@ from PIL import Image
 
 import qdqtool
 from qdqtool import prediction
-from qdqtool.base.notes import Remark, remarks
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.scales import GroupScale, MethodChoice, ScaleGroup, choose_scale
-from qdqtool.model.graph import Model
+from qdqtool.ir.graph import Model
 from qdqtool.timing import gpus
 from qdqtool.timing.estimate import estimate, predict_on
 from qdqtool.timing.options import TimingOptions
@@ -32,6 +31,7 @@ from qdqtool.tuning.measure import Job, Mapper, Network, Result, Row, Task, loca
 from qdqtool.tuning.metrics import OutputAgreement
 from qdqtool.tuning.result import Point, Tuning
 from qdqtool.types import Precision
+from qdqtool.util.notes import Remark, remarks
 from tests.calibration.nets import conv_net
 from tests.errors import has
 from tests.insertion.nets import check, images, run

@@ -20,14 +20,14 @@ from hypothesis import strategies as st
 
 from calibration.dataset import Dataset
 from calibration.session import Fetcher
-from qdqtool.base import limits
 from qdqtool.commands.demo_run import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
-from qdqtool.model.graph import Model
+from qdqtool.ir.graph import Model
 from qdqtool.tuning.configuration import Configuration, Recipe
 from qdqtool.tuning.measure import Job, Result, Row, Task, local, looked_at, run_task
 from qdqtool.tuning.measurements import Measurements, Sets, open_sets
 from qdqtool.tuning.metrics import AgreementMap, OutputAgreement, UserMetric, metric_for, resampled
+from qdqtool.util import limits
 from tests.errors import has
 from tests.insertion.nets import Net, images, run
 from tests.tuning.nets import branchy, floats, job_of, planner_of, resnet, segmentation

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from qdqtool.base.notes import Note, Remark, remarks
 from qdqtool.builders.options import BuildOptions
 from qdqtool.builders.run import BuildResult
 from qdqtool.buildlog.agreement import (
@@ -30,11 +29,12 @@ from qdqtool.buildlog.types import (
 )
 from qdqtool.commands.cli import run
 from qdqtool.errors import BuildLogError, QdqtoolError
-from qdqtool.model.graph import Model
+from qdqtool.ir.graph import Model
 from qdqtool.timing.expected import gpu_of
 from qdqtool.timing.options import GpuOptions
 from qdqtool.trt.targets import RTX, TARGETS
 from qdqtool.types import Precision
+from qdqtool.util.notes import Note, Remark, remarks
 from qdqtool.verification.api import (
     check_same_model,
     choose_target,

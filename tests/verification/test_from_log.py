@@ -9,17 +9,17 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtool.base.notes import Remark
 from qdqtool.builders.run import BuildResult
 from qdqtool.buildlog.agreement import ConvolutionCounts, Difference
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.types import Build, Listing
 from qdqtool.errors import BuilderError, QdqtoolError
-from qdqtool.model.graph import Model
-from qdqtool.model.modelfile import load
-from qdqtool.model.qdq import quantizers, read_params
+from qdqtool.ir.graph import Model
+from qdqtool.ir.modelfile import load
+from qdqtool.ir.qdq import quantizers, read_params
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import RTX
+from qdqtool.util.notes import Remark
 from qdqtool.verification import api
 from qdqtool.verification.lines import Verification, agreement, is_copy_line
 from tests.buildlog.evidence import build_file

@@ -8,7 +8,6 @@ from pathlib import Path
 import onnx
 import pytest
 
-from qdqtool.base.notes import Remark, remarks
 from qdqtool.buildlog.agreement import (
     ConversionCounts,
     ConvolutionCounts,
@@ -31,11 +30,12 @@ from qdqtool.buildlog.types import (
     Section,
 )
 from qdqtool.errors import BuildLogError
-from qdqtool.model.graph import Model
+from qdqtool.ir.graph import Model
 from qdqtool.prediction import predict
 from qdqtool.trt import trace
 from qdqtool.trt.pipeline import passes
 from qdqtool.types import EngineLayer, Event, Precision, Prediction, TensorPrecision
+from qdqtool.util.notes import Remark, remarks
 from qdqtool.verification.api import compare, exit_code, verify, verify_from_log
 from qdqtool.verification.convolutions import BuiltConv, Mapper
 from qdqtool.verification.lines import (

@@ -9,7 +9,7 @@ import onnx
 
 from qdqtool.builders.child import Child
 from qdqtool.builders.run import build_with, log_names, read_log
-from qdqtool.model import modelfile
+from qdqtool.ir import modelfile
 from qdqtool.trt.rtx.predict import predict_rtx, status_of
 from qdqtool.verification.build_model import BuiltModel, compare, mapped, status_agrees
 

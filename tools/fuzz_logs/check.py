@@ -13,8 +13,8 @@ from qdqtool.buildlog.reconstruct import graph_from_log
 from qdqtool.buildlog.summary import lines_of_pass, summarize
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import QdqtoolError
-from qdqtool.render import build_text, log_text
-from qdqtool.render.output import Page
+from qdqtool.formats import build_text, log_text
+from qdqtool.formats.output import Page
 
 SECONDS = 10.0
 

@@ -6,25 +6,25 @@ import os
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from qdqtool.base.files import record_inputs
-from qdqtool.base.notes import Note, Remark
-from qdqtool.base.said import Parameter, said
 from qdqtool.buildlog.costs import EngineReport, analyze
 from qdqtool.buildlog.costs import compare as compare_engines
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.summary import listing_hole, made_from_float
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import BuildLogError, QdqtoolError
-from qdqtool.explain.coded import codes_of
-from qdqtool.explain.messages import obstacles
-from qdqtool.model.graph import Model
-from qdqtool.model.modelfile import ModelSource, load
-from qdqtool.model.view import View
+from qdqtool.findings.coded import codes_of
+from qdqtool.findings.messages import obstacles
+from qdqtool.ir.graph import Model
+from qdqtool.ir.modelfile import ModelSource, load
+from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
 from qdqtool.timing.options import TimingOptions
 from qdqtool.trt.faults import IntegerOperator, UnsignedZeroPoint
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import Finding, Precision, Prediction, Severity
+from qdqtool.util.files import record_inputs
+from qdqtool.util.notes import Note, Remark
+from qdqtool.util.said import Parameter, said
 from qdqtool.verification.api import check_told, choose_target
 from qdqtool.verification.comparing import builds, models, words
 from qdqtool.verification.comparing.matching import ALIKE, match

@@ -12,9 +12,9 @@ from qdqtool.buildlog.reconstruct import graph_from_log
 from qdqtool.buildlog.summary import holes
 from qdqtool.buildlog.types import Build, BuiltLayer, Shape
 from qdqtool.errors import BuildLogError
-from qdqtool.model.graph import Model
-from qdqtool.model.operators import output_axis
-from qdqtool.model.view import View
+from qdqtool.ir.graph import Model
+from qdqtool.ir.operators import output_axis
+from qdqtool.patterns.view import View
 from qdqtool.types import BYTES, Precision, Prediction
 from qdqtool.verification.api import FEW, all_in_myelin
 from qdqtool.verification.comparing.matching import ALIKE, match

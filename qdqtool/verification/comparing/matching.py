@@ -15,9 +15,9 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from qdqtool.model.graph import Node
-from qdqtool.model.qdq import is_qdq
-from qdqtool.model.view import View
+from qdqtool.ir.graph import Node
+from qdqtool.ir.qdq import is_qdq
+from qdqtool.patterns.view import View
 
 _ROUNDS = 24
 _DISTINCTIVE = 4  # rounds from which on a class of several nodes is paired in order

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from qdqtool.explain.messages import obstacles
-from qdqtool.model import qdq
-from qdqtool.model.graph import Node
-from qdqtool.model.operators import RESIZES, LayerKind, operator_of, rearranges
-from qdqtool.model.view import View
+from qdqtool.findings.messages import obstacles
+from qdqtool.ir import qdq
+from qdqtool.ir.graph import Node
+from qdqtool.ir.operators import RESIZES, LayerKind, operator_of, rearranges
+from qdqtool.patterns.view import View
 from qdqtool.types import Precision, Prediction
 from qdqtool.verification.comparing.result import NodeSide, Scales, Side
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.base import compression, file_types
-from qdqtool.base.files import InputFiles, open_input
-from qdqtool.base.notes import Note
-from qdqtool.base.outputs import Saved
-from qdqtool.base.records import published
 from qdqtool.buildlog.types import Gap, Lack, Section
 from qdqtool.errors import QdqtoolError
 from qdqtool.types import BYTES, TOOL_VERSION, Json, Precision
+from qdqtool.util import compression, file_types
+from qdqtool.util.files import InputFiles, open_input
+from qdqtool.util.notes import Note
+from qdqtool.util.outputs import Saved
+from qdqtool.util.records import published
 
 if TYPE_CHECKING:
     from qdqtool.buildlog.costs import Comparison as EngineComparison

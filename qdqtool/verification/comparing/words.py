@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from qdqtool.base.notes import Remark
-from qdqtool.base.text import counted, layers_counted
+from qdqtool.util.notes import Remark
+from qdqtool.util.text import counted, layers_counted
 from qdqtool.verification.comparing.result import (
     NO_LISTING,
     Change,

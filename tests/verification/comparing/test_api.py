@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 import qdqtool
 from qdqtool.errors import QdqtoolError
-from qdqtool.model.graph import Model
-from qdqtool.model.view import View
-from qdqtool.render.predict_text import verdict
+from qdqtool.formats.predict_text import verdict
+from qdqtool.ir.graph import Model
+from qdqtool.patterns.view import View
 from qdqtool.verification.comparing.matching import match
 from qdqtool.verification.comparing.result import Change, Comparison, Lost, NodeChange
 from qdqtool.verification.comparing.words import answer
