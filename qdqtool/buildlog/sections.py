@@ -60,7 +60,7 @@ class SectionReader:
 
     def __init__(self, build: Build) -> None:
         self.build = build
-        self.parse = lines.ParseReader(build.parse)
+        self.parse = lines.ParseReader(build.parse, self._keep)
         self.trace = TraceReader()
         self.block = ""
         self._records = 0
@@ -143,7 +143,7 @@ class SectionReader:
                 _PARSE_BEGINS
             ):  # after an optimizer run: another network
                 self._begin_again(parse=True)
-            if self.parse.read(text, line, self._keep):
+            if self.parse.read(text, line):
                 return True
             if not (self._read_other(text, line) or lines.is_chatter(text)):
                 return False
@@ -304,7 +304,7 @@ class SectionReader:
         self.build.begin_again()
         if parse:
             self.build.parse = ParseSection()
-            self.parse = lines.ParseReader(self.build.parse)
+            self.parse = lines.ParseReader(self.build.parse, self._keep)
         self._lines_listing, self._info_listing = [], []
         self._listed.clear()
 
