@@ -336,8 +336,8 @@ class LogReader:
             tactics.combinations += 1
         elif kind == "chose":
             runner = _decode(line[end:].split(b" ", 1)[0])[:80]
-            if runner in tactics.chosen or len(tactics.chosen) < 500:
-                tactics.chosen[runner] += 1
+            if runner in tactics.runners or len(tactics.runners) < 500:
+                tactics.runners[runner] += 1
             if self._tuned is not None:
                 self._tuned.runner = runner
         elif kind == "skip":

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from qdqtool.buildlog.agreement import (
     ConvolutionCounts,
+    DetailedDifference,
     Difference,
     Mismatch,
     MismatchKind,
     MismatchSide,
-    Said,
 )
 from qdqtool.buildlog.names import NameSet, base_name, parse_layer_name
 from qdqtool.buildlog.types import Build, BuiltLayer
@@ -405,7 +405,7 @@ class BuiltConv:
     fused: list[str] | None = None
     layer: str = ""
     line: int = 0
-    contradiction: Said | None = None
+    contradiction: DetailedDifference | None = None
 
     def as_json(self) -> MismatchSide:
         told = published(self, "precision", "inputs", "output", "fused", "layer")
@@ -562,7 +562,7 @@ def _known(precision: Precision) -> Precision | None:
     return None if precision == Precision.UNKNOWN else precision
 
 
-def _difference(model: Model, conv: ConvOutcome, built: BuiltConv) -> Said | None:
+def _difference(model: Model, conv: ConvOutcome, built: BuiltConv) -> DetailedDifference | None:
     """What differs; None when nothing that the build shows does."""
     if built.contradiction is not None:
         return built.contradiction

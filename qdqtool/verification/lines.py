@@ -14,12 +14,12 @@ from qdqtool.buildlog.agreement import (
     BuildFacts,
     ConversionCounts,
     ConvolutionCounts,
+    DetailedDifference,
     Difference,
     LayerCounts,
     Mismatch,
     MismatchKind,
     MismatchSide,
-    Said,
     TraceCounts,
 )
 from qdqtool.buildlog.names import SCALE_NODE
@@ -348,7 +348,7 @@ def _layer_key(name: str) -> str:
 
 def _edge_difference(
     side: Difference, predicted: list[TensorPrecision], built: list[BuiltTensor]
-) -> Said | None:
+) -> DetailedDifference | None:
     for mine, theirs in zip(predicted, built, strict=False):
         plain = all(p.is_float or p == Precision.INT8 for p in (mine.precision, theirs.precision))
         if plain and not mine.precision.agrees(theirs.precision):
