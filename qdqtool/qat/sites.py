@@ -41,7 +41,7 @@ _POOLS = frozenset(f"{kind}avg_pool{n}d" for kind in ("", "adaptive_") for n in 
 
 
 @dataclass(frozen=True, order=True)
-class Site:
+class QuantizerSite:
     """A place, named so that it is found again in every run.
 
     Attributes:
@@ -57,7 +57,7 @@ class Site:
     position: int = 0
 
 
-def kind_of_call(function: Callable[..., Any], args: tuple[Any, ...]) -> str | None:
+def call_kind(function: Callable[..., Any], args: tuple[Any, ...]) -> str | None:
     """``add`` for a sum of two tensors, ``pool`` for an averaging pool, else None."""
     name = getattr(function, "__name__", "")
     if name in _ADDS:
@@ -65,28 +65,30 @@ def kind_of_call(function: Callable[..., Any], args: tuple[Any, ...]) -> str | N
     return POOL if name in _POOLS and args and isinstance(args[0], Tensor) else None
 
 
-def call_with(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_out_of_place(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Calls it; ``x += y`` becomes ``x + y``, because ``x`` may be a quantized copy by now."""
     if getattr(function, "__name__", "") in ("add_", "__iadd__"):
         return torch.add(*args, **kwargs)
     return function(*args, **kwargs)
 
 
-class _Running(threading.local):
+class _WatcherState(threading.local):
     paused: bool = False
 
 
-_running = _Running()
+_watchers = _WatcherState()
 
 
 @contextmanager
-def uncounted() -> Iterator[None]:
+def pause_watchers() -> Iterator[None]:
     """Calls made inside are none of the network's: a quantizer's own arithmetic."""
-    before, _running.paused = _running.paused, True
+    before, _watchers.paused = _watchers.paused, True
     try:
         yield
     finally:
-        _running.paused = before
+        _watchers.paused = before
 
 
 @functools.cache
@@ -155,7 +157,7 @@ class CallWatcher(TorchFunctionMode):  # type: ignore[misc]
         if (
             func is functional.multi_head_attention_forward
             and LINEAR in self.kinds
-            and not _running.paused
+            and not _watchers.paused
         ):
             attention, asked = _attention()
             given = inspect.signature(func).bind(*args, **kwargs).arguments
@@ -166,15 +168,17 @@ class CallWatcher(TorchFunctionMode):  # type: ignore[misc]
                     return attention(*args, **kwargs)
             finally:
                 asked.seen = before
-        kind = None if _running.paused else kind_of_call(func, args)
+        kind = None if _watchers.paused else call_kind(func, args)
         if kind is None:
             return func(*args, **kwargs)
         changed = self._seen(kind, args)
-        return func(*args, **kwargs) if changed is None else call_with(func, changed, kwargs)
+        return (
+            func(*args, **kwargs) if changed is None else call_out_of_place(func, changed, kwargs)
+        )
 
 
 @contextmanager
-def resting(model: nn.Module, counted: Mapping[str, Collection[str]]) -> Iterator[None]:
+def pause_idle_watchers(model: nn.Module, counted: Mapping[str, Collection[str]]) -> Iterator[None]:
     """Watchers rest while a module runs that makes no call of their kinds.
 
     A watcher sees every function of torch that is called, and to show it one takes as long as a small layer: a network
