@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from qdqtool import qat
 from qdqtool.explain.left_float import Unfit
 from qdqtool.qat.networks import unwrap
-from qdqtool.qat.sites import WEIGHTED
+from qdqtool.qat.sites import WEIGHTED_MODULES
 from qdqtool.types import Prediction
 
 ULTRALYTICS = (
@@ -211,7 +211,7 @@ def apart(network: nn.Module, plan: qat.Plan, prediction: Prediction) -> dict[st
     reasons = Counter(
         reason.partition(" (")[0].partition("; ")[0]
         for name, reason in plan.skipped
-        if isinstance(modules.get(name), WEIGHTED)
+        if isinstance(modules.get(name), WEIGHTED_MODULES)
         or reason.startswith("a function call with weights")
     )
     del reasons[Unfit.CONSTANT]

@@ -25,7 +25,7 @@ from qdqtool.qat.networks import (
     norm_factor,
     override_attributes,
 )
-from qdqtool.qat.sites import LINEAR, WEIGHTED, CallWatcher, pause_watchers
+from qdqtool.qat.sites import LINEAR, WEIGHTED_MODULES, CallWatcher, pause_watchers
 
 _REPLACED = "_qdq_weight_replaced"
 _UNCALIBRATED = (
@@ -195,7 +195,7 @@ def export_norm_factor(module: Any) -> Tensor | None:
 
 @functools.cache
 def _derive_class(base: type) -> type:
-    mixin = QuantizedWeightModule if issubclass(base, WEIGHTED) else QuantizedModule
+    mixin = QuantizedWeightModule if issubclass(base, WEIGHTED_MODULES) else QuantizedModule
     names = {
         "__module__": base.__module__,
         "__qualname__": base.__qualname__,

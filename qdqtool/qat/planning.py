@@ -35,8 +35,7 @@ from qdqtool.qat.networks import (
     unwrap,
 )
 from qdqtool.qat.options import QatOptions
-from qdqtool.qat.sites import ADD, LINEAR, QuantizerSite
-from qdqtool.qat.sites import WEIGHTED as WEIGHTED_MODULES
+from qdqtool.qat.sites import ADD, LINEAR, WEIGHTED_MODULES, QuantizerSite
 from qdqtool.qat.trace import NetworkTrace, as_call, fold_constants, trace
 from qdqtool.trt import detect
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named

@@ -31,7 +31,7 @@ from qdqtool.model.graph import Model, Node
 from qdqtool.model.operators import needs_own_dq
 from qdqtool.model.subgraphs import rename_tensors
 from qdqtool.qat.networks import override_attributes
-from qdqtool.qat.sites import ADD, CONTAINERS, WEIGHTED, CallWatcher, QuantizerSite
+from qdqtool.qat.sites import ADD, CONTAINERS, WEIGHTED_MODULES, CallWatcher, QuantizerSite
 
 TRACE_OPSET = 17
 _DOMAIN = "qdqtool.qat"
@@ -319,7 +319,11 @@ class _SiteRecorder:
         if name is None:
             return None
         self.runs[name] += 1
-        if isinstance(module, (*WEIGHTED, *_NORMS)) and args and isinstance(args[0], Tensor):
+        if (
+            isinstance(module, (*WEIGHTED_MODULES, *_NORMS))
+            and args
+            and isinstance(args[0], Tensor)
+        ):
             kind = _BATCH_NORM if isinstance(module, _NORMS) else "input"
             return (self._mark(args[0], QuantizerSite(name, kind)), *args[1:])
         return None
