@@ -260,7 +260,7 @@ def choose_scale(
     Returns:
         The scale, and warnings.
     """
-    from calibration.methods import Range, amax_of, range_of
+    from calibration.methods import Range, amax_of, choose_range
     from calibration.statistics import merge_all
 
     if group.largest is not None:
@@ -286,7 +286,7 @@ def choose_scale(
                 node=tensor,
             )
         if seen.absmax > 0.0:
-            found = range_of(seen, method, percentile=choice.percentile)
+            found = choose_range(seen, method, percentile=choice.percentile)
             own[tensor] = found.amax
         else:
             warnings.append(Remark.ALWAYS_ZERO(tensor=tensor))
@@ -311,7 +311,13 @@ def _least_error(parts: Sequence[TensorStatistics], low: float, high: float, met
     squared errors 0.62 (0.57), their logarithms 0.59 (0.55), relative root mean squares 0.57 (0.52). Plain squared
     errors, which only the members with large values decide, cost 0.03 mAP50-95 on one model.
     """
-    from calibration.methods import SEARCH_BITS, Range, focused_error, settle, squared_error
+    from calibration.methods import (
+        SEARCH_BITS,
+        Range,
+        choose_focus_range,
+        focused_error,
+        squared_error,
+    )
 
     ranges = np.geomspace(low, high, _CANDIDATES)
 
@@ -335,7 +341,7 @@ def _least_error(parts: Sequence[TensorStatistics], low: float, high: float, met
         return float(ranges[int(np.argmin(total(ranges, power)))])
 
     if method == "focus":
-        return settle(parts, best, lambda at, power: total(at, power) ** power)
+        return choose_focus_range(parts, best, lambda at, power: total(at, power) ** power)
     return Range(best(2.0), 2.0)
 
 

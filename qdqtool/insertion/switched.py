@@ -28,7 +28,7 @@ from qdqtool.runtime.sessions import describe_failure, open_proto
 from qdqtool.types import QuantizedTensor
 
 if TYPE_CHECKING:
-    from calibration.session import Fetcher
+    from calibration.session import TensorFetcher
 
 Feeds = dict[str, npt.NDArray[Any]]
 
@@ -37,7 +37,7 @@ Feeds = dict[str, npt.NDArray[Any]]
 class Segment:
     """Part of the network between two cuts."""
 
-    fetcher: Fetcher
+    fetcher: TensorFetcher
     behind: frozenset[str]  # what crosses the cut behind it, or is wanted
 
     def run(self, values: Feeds) -> Feeds:
@@ -71,7 +71,7 @@ class SwitchedNetwork:
         Raises:
             ModelError: onnxruntime does not take the model.
         """
-        from calibration.session import Fetcher, partial_model
+        from calibration.session import TensorFetcher, partial_model
 
         self._names, network = _switched(model, activations)
         cuts = NetworkCuts(network, wanted)
@@ -100,7 +100,7 @@ class SwitchedNetwork:
             made = [t for t in behind if t not in front]
             known = [helper.make_tensor_value_info(t, model.elem_type(t), None) for t in front]
             session = _session(partial_model(network, made, [*known, *given]), model, threads)
-            self.segments.append(Segment(Fetcher(session), frozenset(behind)))
+            self.segments.append(Segment(TensorFetcher(session), frozenset(behind)))
 
     def run(self, sample: Feeds, floats: Collection[str]) -> Feeds:
         """What is wanted with the named activations float.
