@@ -16,7 +16,7 @@ from qdqtool.findings import messages
 from qdqtool.findings.messages import number
 from qdqtool.fixing.site import Site, at, named, nodes_of, only
 from qdqtool.fixing.weights import dequantized
-from qdqtool.insertion.scales import LEVELS, scale_groups
+from qdqtool.insertion.scales import LEVELS, find_scale_groups
 from qdqtool.ir import qdq
 from qdqtool.ir.bounds import find_bounds
 from qdqtool.ir.editor import Editor
@@ -317,7 +317,7 @@ def scales(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site
         *(q.input(0) for q in activations.values()),
         *(t for n in view.model.ordered for t in n.outputs),
     ]
-    for group in scale_groups(view.model, tensors):
+    for group in find_scale_groups(view.model, tensors):
         readers = {n.index for tensor in group.tensors for n in view.model.consumers(tensor)}
         members = [activations[index] for index in sorted(readers & activations.keys())]
         crossed = [

@@ -42,9 +42,15 @@ from qdqtool.insertion.options import (
 from qdqtool.insertion.placement import place
 from qdqtool.insertion.prepare import MIN_OPSET, fold_leading, prepare
 from qdqtool.insertion.result import Insertion
-from qdqtool.insertion.rewrite import ActivationScale, rewrite
-from qdqtool.insertion.rules import placed_for
-from qdqtool.insertion.scales import LEVELS, GroupScale, MethodChoice, choose_scale, scale_groups
+from qdqtool.insertion.rewrite import ActivationScale, insert_pairs
+from qdqtool.insertion.rules import choose_placement
+from qdqtool.insertion.scales import (
+    LEVELS,
+    GroupScale,
+    MethodChoice,
+    choose_scale,
+    find_scale_groups,
+)
 from qdqtool.insertion.smoothing import Smoothed, smooth
 from qdqtool.ir.graph import EDITED, Model
 from qdqtool.ir.modelfile import ModelSource, load_full
@@ -207,7 +213,7 @@ def _insert(
     work, half, notes, warnings = prepared(
         model, loaded, chosen, options.placement.weights, network.high_precision
     )
-    rules, placement = placed_for(work, options.placement, chosen)
+    rules, placement = choose_placement(work, options.placement, chosen)
     notes.extend(placement.notes)
     smoothed: list[Smoothed] = []
     if network.smooth is not None:
@@ -218,10 +224,10 @@ def _insert(
     if smoothed:
         work.sha256 = None  # statistics of the model as it was do not fit
         placement = place(work, rules)
-    if not placement.readers:
+    if not placement.inputs:
         raise nothing_to_quantize(placement.skipped, source or "model")
-    groups = scale_groups(work, placement.readers, options.placement.unify)
-    methods = MethodChoice.chosen(ranges)
+    groups = find_scale_groups(work, placement.inputs, options.placement.unify)
+    methods = MethodChoice.from_options(ranges)
     methods.check([t for g in groups for t in g.tensors])
     statistics = None
     if calib_table is not None:
@@ -249,7 +255,7 @@ def _insert(
             scale, warned = choose_scale(group, statistics, methods)
             found.append(scale)
             warnings.extend(warned)
-    tied = [s for s in found if s.group.tied]
+    tied = [s for s in found if s.group.is_shared]
     calibration["methods"] = dict(Counter(s.method for s in found for _ in s.group.quantized))
     calibration["powers"] = {
         t: round(s.power, 2) for s in found if s.power for t in s.group.quantized
@@ -260,7 +266,7 @@ def _insert(
         for s in found
         for t in s.group.quantized
     }
-    quantized = rewrite(work, placement, scales, options.placement.weights)
+    quantized = insert_pairs(work, placement, scales, options.placement.weights)
     findings = (
         [] if statistics is None else _of_outliers(work, found, quantized, statistics, chosen)
     )

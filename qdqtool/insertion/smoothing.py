@@ -306,7 +306,7 @@ def smooth(
     quantized = {site.node.index for site in placement.weights}
     sizes = Sizes(model, data, images)
     found = list(
-        _regions(sizes, [r.node for readers in placement.readers.values() for r in readers])
+        _regions(sizes, [r.node for readers in placement.inputs.values() for r in readers])
     )
     fit = [region for region in found if not region.left]
     left = Counter(region.left for region in found if region.left)

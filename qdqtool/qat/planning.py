@@ -22,7 +22,7 @@ from qdqtool.insertion import rules
 from qdqtool.insertion.options import PlacementOptions
 from qdqtool.insertion.placement import Placement, can_be_quantized
 from qdqtool.insertion.prepare import prepare as prepare_network
-from qdqtool.insertion.scales import Ties, scale_groups
+from qdqtool.insertion.scales import UnionFind, find_scale_groups
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import WEIGHTED, LayerKind, operator_of, output_axis
 from qdqtool.qat.networks import (
@@ -227,12 +227,12 @@ def make_plan(model: nn.Module | Any, sample: Any, options: QatOptions) -> Plan:
             include=_exactly(included),
             unify=options.unify,
         )
-        _, placement = rules.placed_for(work, placing, chosen)
+        _, placement = rules.choose_placement(work, placing, chosen)
         unreachable = _unreachable(traced, placement, dict(model.named_modules()))
         if not unreachable:
             break
         reasons.update(unreachable)
-    if not placement.readers:
+    if not placement.inputs:
         raise nothing_to_quantize(placement.skipped, type(model).__name__)
     decided = _as_plan(traced, work, placement, chosen, options, reasons, names)
     call = as_call(sample)
@@ -334,7 +334,7 @@ def _unreachable(
         str, Refusal
     ] = {}  # weights of a parametrization or of pruning: constant once they are exported
     placed: dict[Site, set[str]] = defaultdict(set)
-    for readers in placement.readers.values():
+    for readers in placement.inputs.values():
         for reader in readers:
             site = traced.sites.get((reader.node.name, reader.position))
             if site is None:
@@ -381,7 +381,7 @@ def _as_plan(
         result.counted.setdefault(kind, []).append(module)
     numbers = _group_numbers(traced, work, placement, options.unify)
     order = {n.index: i for i, n in enumerate(work.ordered)}
-    readers = [(t, r) for t, found in placement.readers.items() for r in found]
+    readers = [(t, r) for t, found in placement.inputs.items() for r in found]
     seen: set[Site] = set()
     for tensor, reader in sorted(readers, key=lambda f: (order[f[1].node.index], f[1].position)):
         site = traced.sites[reader.node.name, reader.position]
@@ -413,14 +413,14 @@ def _group_numbers(
     traced: Traced, work: Model, placement: Placement, unify: bool
 ) -> dict[str, int]:
     """Which group a tensor belongs to: tied by an operator, or read by one quantizer in several runs of a module."""
-    ties, by_site = Ties(), dict[Site, str]()
-    for group in scale_groups(work, placement.readers, unify):
+    ties, by_site = UnionFind(), dict[Site, str]()
+    for group in find_scale_groups(work, placement.inputs, unify):
         for tensor in group.quantized:
-            ties.tie(group.quantized[0], tensor)
-    for tensor, readers in placement.readers.items():
+            ties.union(group.quantized[0], tensor)
+    for tensor, readers in placement.inputs.items():
         for reader in readers:
-            ties.tie(
+            ties.union(
                 by_site.setdefault(traced.sites[reader.node.name, reader.position], tensor), tensor
             )
-    numbers = {g: i for i, g in enumerate(dict.fromkeys(map(ties.group, list(ties.parent))))}
-    return {t: numbers[ties.group(t)] for t in ties.parent}
+    numbers = {g: i for i, g in enumerate(dict.fromkeys(map(ties.find, list(ties.parent))))}
+    return {t: numbers[ties.find(t)] for t in ties.parent}

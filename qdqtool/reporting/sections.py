@@ -14,7 +14,7 @@ from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.formats.build_text import verdict
 from qdqtool.formats.output import as_options
 from qdqtool.formats.predict_text import decision
-from qdqtool.insertion.scales import LEVELS, scale_groups
+from qdqtool.insertion.scales import LEVELS, find_scale_groups
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import WEIGHTED, output_axis
 from qdqtool.ir.qdq import is_qdq
@@ -582,7 +582,7 @@ def groups_of(collector: Collector, before: Subject | None) -> list[data.ScaleGr
     by_name = {n.name: n for n in view.quantizers}
     if before is not None and not any(is_qdq(n) for n in before.model.nodes):
         known = [t for t in quantizers if t in before.model.producers or t in before.model.inputs]
-        sets = [list(g.quantized) for g in scale_groups(before.model, known)]
+        sets = [list(g.quantized) for g in find_scale_groups(before.model, known)]
         sets += [[t] for t in quantizers if t not in set(known)]
         tied = True
     else:

@@ -74,14 +74,14 @@ def best_placement(model: Model, target: Target) -> Model:
     from qdqtool.insertion.api import prepared
     from qdqtool.insertion.halfprecision import to_half
     from qdqtool.insertion.options import PlacementOptions
-    from qdqtool.insertion.rules import placed_for, sketch
-    from qdqtool.insertion.scales import scale_groups
+    from qdqtool.insertion.rules import choose_placement, sketch
+    from qdqtool.insertion.scales import find_scale_groups
 
     work, half, _, _ = prepared(model, model, target, PlacementOptions().weights, None)
-    _, placement = placed_for(work, PlacementOptions(), target)
-    if not placement.readers:
+    _, placement = choose_placement(work, PlacementOptions(), target)
+    if not placement.inputs:
         raise nothing_to_quantize(placement.skipped, model.path or "model")
-    placed = sketch(work, placement, scale_groups(work, placement.readers))
+    placed = sketch(work, placement, find_scale_groups(work, placement.inputs))
     if half:
         for tensor in placed.proto.graph.initializer:
             if not has_data(tensor):

@@ -30,8 +30,8 @@ from qdqtool.insertion.options import (
     PlacementOptions,
     RangeOptions,
 )
-from qdqtool.insertion.placement import class_outputs, place
-from qdqtool.insertion.rules import rules_for
+from qdqtool.insertion.placement import find_class_outputs, place
+from qdqtool.insertion.rules import choose_rules
 from qdqtool.insertion.scales import MethodChoice
 from qdqtool.insertion.smoothing import smooth
 from qdqtool.ir.graph import Model
@@ -211,7 +211,7 @@ def _tune(
     work, half, notes, warnings = prepared(
         model, loaded, chosen, placing.weights, remainder.high_precision
     )
-    rules, placement = rules_for(work, placing, chosen)
+    rules, placement = choose_rules(work, placing, chosen)
     measure = metric_for(work, aim.metric, limit)
     sets = open_sets(
         work,
@@ -238,7 +238,9 @@ def _tune(
         notes.append(
             smooth(work, placement or place(work, rules), remainder.smooth, sets.calibration)[1]
         )
-    planner = Planner(work, rules, chosen, MethodChoice.chosen(ranges), placing.unify, chip, half)
+    planner = Planner(
+        work, rules, chosen, MethodChoice.from_options(ranges), placing.unify, chip, half
+    )
     with contextlib.ExitStack() as stack:
         opened = None
         if where.cluster is not None:
@@ -251,7 +253,7 @@ def _tune(
             time_limit,
             store,
         )
-        scores = class_outputs(work)
+        scores = find_class_outputs(work)
         base = planner.plan(Configuration())
         notes.extend(base.placement.notes)
         if store.ranged_on:
@@ -457,7 +459,7 @@ def _calibrate(
     Where time is limited it takes no more samples than there is time for, or as many as what is in the store had.
     """
     base = planner.placement(Configuration())
-    if not base.readers:
+    if not base.inputs:
         raise nothing_to_quantize(base.skipped, planner.model.path or "model")
     planner.methods.check([t for g in planner.groups(base) for t in g.tensors])
     groups, data = planner.possible_groups(), sets.calibration

@@ -31,7 +31,7 @@ from calibration.dataset import Dataset
 from calibration.session import TensorFetcher, open_packed_session, partial_model
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.losses import Compared
-from qdqtool.insertion.rewrite import rounded, rounded_name
+from qdqtool.insertion.rewrite import round_weights, rounded_weights_name
 from qdqtool.ir.cuts import NetworkCuts
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import WEIGHTED
@@ -488,11 +488,11 @@ class Network:
     def _open(self, part: Part, recipe: Recipe) -> tuple[TensorFetcher, int]:
         """A session, and about the bytes that it takes: those of its weights, which it lays out anew, and of any."""
         for _, tensor, axis in recipe.weights:
-            name = rounded_name(tensor, axis)
+            name = rounded_weights_name(tensor, axis)
             if name not in self.weights and self.model.elem_type(tensor) == onnx.TensorProto.FLOAT:
                 value = self.model.constant(tensor)
                 assert value is not None
-                self.weights.add(name, rounded(value, axis))
+                self.weights.add(name, round_weights(value, axis))
         quantized = recipe.build(self.model, "rounded")[0]
         given = [
             helper.make_tensor_value_info(t, self.model.elem_type(t), None) for t in part.given

@@ -83,7 +83,7 @@ class Search:
     def everything_float(self) -> Configuration:
         """The float network, which is a placement like others."""
         placement = self.planner.placement(self.start)
-        nodes = {r.node.name for readers in placement.readers.values() for r in readers}
+        nodes = {r.node.name for readers in placement.inputs.values() for r in readers}
         return Configuration(floats=frozenset(nodes) | self.start.floats)
 
     def _float_model(self) -> None:
@@ -481,7 +481,7 @@ class Search:
             if s.kind == CONVOLUTION and s.default == INT8
         }
         worst = losses.candidates(quantized, self.planner.statistics, sources, len(quantized))
-        names = (r.node.name for q in worst for r in plan.placement.readers[q.tensor])
+        names = (r.node.name for q in worst for r in plan.placement.inputs[q.tensor])
         return [
             single[n]
             for n in dict.fromkeys(names)

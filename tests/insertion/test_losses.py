@@ -25,7 +25,7 @@ from qdqtool.insertion.losses import (
     without_pair,
 )
 from qdqtool.insertion.result import Insertion
-from qdqtool.insertion.switched import Segment
+from qdqtool.insertion.switchable_network import NetworkSegment
 from qdqtool.ir.graph import Model
 from qdqtool.types import QuantizedTensor
 from qdqtool.util.notes import Remark, remarks
@@ -136,13 +136,13 @@ class Runs:
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
     """Record the runs of segments; two samples are measured at once."""
-    runs, run_segment = Runs(), Segment.run
+    runs, run_segment = Runs(), NetworkSegment.run
 
-    def recorded(segment: Segment, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def recorded(segment: NetworkSegment, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         runs.begin(float(values["x"].flat[0]))
         return run_segment(segment, values)
 
-    monkeypatch.setattr(Segment, "run", recorded)
+    monkeypatch.setattr(NetworkSegment, "run", recorded)
     monkeypatch.setattr("qdqtool.insertion.losses.core_count", lambda: 2)
     return runs
 

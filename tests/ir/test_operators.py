@@ -14,8 +14,8 @@ from onnx import helper
 
 from qdqtool.evidence import Case
 from qdqtool.fixing import pairs
-from qdqtool.insertion.placement import is_averaging
-from qdqtool.insertion.scales import scale_groups
+from qdqtool.insertion.placement import is_average_pooling
+from qdqtool.insertion.scales import find_scale_groups
 from qdqtool.insertion.structure import weight_scale_axis
 from qdqtool.ir import operators, qdq
 from qdqtool.ir.graph import Model
@@ -158,7 +158,7 @@ def test_q_passes_operator_in_simulation_and_placement(operator: Operator, recip
     assert "op" in operators_that_a_q_passed(prediction) or not is_layer
     outcome = next(c for c in prediction.convolutions if c.name == "before")
     assert str(outcome.output) == "INT8"
-    (group,) = scale_groups(model, ["before:0", *results])
+    (group,) = find_scale_groups(model, ["before:0", *results])
     assert set(group.quantized) == {"before:0", *results}
     assert {u.kind for u in find_consumers(View(model), "before:0")} == {"q"}
 
@@ -185,7 +185,7 @@ def test_q_does_not_pass_other_operator(operator: Operator, recipe: Recipe) -> N
     node = model.node("op")
     assert operators.commuting_inputs(model, node) == ()
     assert "op" not in operators_that_a_q_passed(simulate(model, TARGET))
-    assert len(scale_groups(model, ["before:0", *results])) == 1 + len(results)
+    assert len(find_scale_groups(model, ["before:0", *results])) == 1 + len(results)
 
 
 @pytest.mark.parametrize(("operator", "recipe"), forms(lambda o: o.passage and is_standard(o)))
@@ -230,7 +230,7 @@ def test_q_passes_operator_that_joins(g: Graph, name: str) -> None:
     model = Model(g.model(g.op("Neg", g.pair(g.op(name, [a, b], "op", axis=1), "q"), "end")))
     assert operators.commuting_inputs(model, model.node("op")) == (a, b)
     assert [str(c.output) for c in simulate(model, TARGET).convolutions] == ["INT8", "INT8"]
-    (group,) = scale_groups(model, ["op:0"])
+    (group,) = find_scale_groups(model, ["op:0"])
     assert set(group.sources) == {a, b}
 
 
@@ -317,7 +317,7 @@ def test_average_runs_in_int8_like_pooling(operator: Operator, recipe: Recipe) -
     (out,) = recipe(g, g.pair(g.conv(g.input(*SHAPE), "c"), "in"))
     model = Model(g.model(g.op("Neg", g.pair(out, "q"), "end")))
     node = model.node("op")
-    assert is_averaging(model, node)
+    assert is_average_pooling(model, node)
     layer = next(la for la in simulate(model, TARGET).layers if "op" in la.nodes)
     assert {str(t.precision) for t in (*layer.inputs, *layer.outputs)} == {"INT8"}
 

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from qdqtool.errors import ModelError
 from qdqtool.findings.messages import scale_words
-from qdqtool.insertion.placement import Rules, place
+from qdqtool.insertion.placement import PlacementRules, place
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import load
 from qdqtool.ir.qdq import ParameterValues, PerChannel, QuantParams, read_params
@@ -190,7 +190,7 @@ def test_other_normalization_is_not_fused_into_layer_norm(change: str) -> None:
 def test_placement_accepts_damaged_axes(net: Net, axes: np.ndarray) -> None:
     mean = net.op("ReduceMean", "m", "x", net.const("axes", axes, axes.dtype))
     net.output(net.conv("c", mean))
-    place(Model(net.open_model(18)), Rules())
+    place(Model(net.open_model(18)), PlacementRules())
 
 
 def test_coordinates_from_weights_without_output_axis() -> None:

@@ -9,7 +9,7 @@ import pytest
 from qdqtool.findings.lint.api import run as lint
 from qdqtool.findings.report import Report
 from qdqtool.insertion.api import insert
-from qdqtool.insertion.placement import Rules, place
+from qdqtool.insertion.placement import PlacementRules, place
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
 from qdqtool.trt.faults import DepthwiseAdd, DepthwiseSilu
@@ -80,17 +80,17 @@ FORMS_KEPT_FLOAT = (DepthwiseSilu, DepthwiseAdd)
 
 
 def quantized_add_inputs(net: Net) -> set[str]:
-    placement = place(net.index(), Rules(head="none"))
+    placement = place(net.index(), PlacementRules(head="none"))
     return {
         tensor
-        for tensor, consumers in placement.readers.items()
+        for tensor, consumers in placement.inputs.items()
         if any(consumer.role == "residual" for consumer in consumers)
     }
 
 
 def forms_skipped(net: Net) -> list[type]:
     """Return the forms for which placement keeps a convolution in float."""
-    placement = place(net.index(), Rules(head="none", failing=list(FORMS_KEPT_FLOAT)))
+    placement = place(net.index(), PlacementRules(head="none", failing=list(FORMS_KEPT_FLOAT)))
     refusals = [skipped.refusal for skipped in placement.skipped]
     return [type(r) for r in refusals if isinstance(r, FORMS_KEPT_FLOAT)]
 

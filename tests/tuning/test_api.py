@@ -158,7 +158,7 @@ def test_tune_result_is_the_cheapest_of_all_sets(
     def cached_scale(
         group: ScaleGroup, statistics: Any, choice: MethodChoice
     ) -> tuple[GroupScale, list[Any]]:
-        key = (choice.of(group), group.sources, group.largest)
+        key = (choice.method_for(group), group.sources, group.largest)
         if key not in scales:
             scales[key] = choose_scale(group, statistics, choice)
         scale, notes = scales[key]

@@ -12,7 +12,7 @@ import qdqtool
 from qdqtool.errors import ModelError
 from qdqtool.insertion.losses import without_pair
 from qdqtool.insertion.result import Insertion
-from qdqtool.insertion.switched import Segment, SwitchedNetwork
+from qdqtool.insertion.switchable_network import NetworkSegment, SwitchableNetwork
 from qdqtool.ir.graph import Model
 from qdqtool.types import QuantizedTensor
 from tests.insertion.nets import Array, Net, chain, detector, images, run
@@ -21,7 +21,7 @@ from tests.insertion.nets import Array, Net, chain, detector, images, run
 def test_error_of_onnxruntime_is_one_line(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    network = SwitchedNetwork(Model(mismatched()), [], [], ["c.out"], 1)
+    network = SwitchableNetwork(Model(mismatched()), [], [], ["c.out"], 1)
     with pytest.raises(ModelError) as caught:
         network.run({"x": np.zeros((1, 3, 8, 8), np.float32)}, [])
     assert str(caught.value).isprintable()
@@ -56,7 +56,7 @@ def branching() -> tuple[Insertion, list[dict[str, Array]]]:
 
 
 @dataclass(frozen=True)
-class RecordedSegment(Segment):
+class RecordedSegment(NetworkSegment):
     """Segment that notes its number when it runs."""
 
     number: int
@@ -69,14 +69,14 @@ class RecordedSegment(Segment):
 
 def recorded_network(
     result: Insertion, float_tensors: list[str]
-) -> tuple[SwitchedNetwork, list[int]]:
+) -> tuple[SwitchableNetwork, list[int]]:
     """Return a network with switches, and the numbers of the segments that it runs."""
     model = Model(result.model)
     entries = [a for a in result.activations if a.tensor in float_tensors]
-    network = SwitchedNetwork(model, result.activations, entries, model.outputs, 1)
+    network = SwitchableNetwork(model, result.activations, entries, model.outputs, 1)
     log: list[int] = []
     network.segments = [
-        RecordedSegment(segment.fetcher, segment.behind, number, log)
+        RecordedSegment(segment.fetcher, segment.outputs, number, log)
         for number, segment in enumerate(network.segments)
     ]
     return network, log
@@ -121,7 +121,7 @@ def test_run_without_activation_equals_model_without_pair(
     entries = result.activations[:: len(result.activations) // 8 or 1]
     network, log = recorded_network(result, [entry.tensor for entry in entries])
     assert len(network.segments) == segments
-    outputs = dict(network.runs(sample, [None, *(entry.tensor for entry in entries)]))
+    outputs = dict(network.run_each(sample, [None, *(entry.tensor for entry in entries)]))
     assert len(log) < (len(entries) + 1) * segments
     begins = {n for n, previous in zip(log, [-1, *log], strict=False) if n != previous + 1}
     assert begins >= set(range(1, segments))
@@ -152,5 +152,5 @@ def test_run_begins_at_segment_of_activation(
     """Segments before the activation run once, with all activations quantized."""
     result = qdqtool.insert(chain(), images(1), predict=False)
     network, log = recorded_network(result, [t for t in left_out if t])
-    assert [t for t, _ in network.runs(images(1)[0], left_out)] == left_out
+    assert [t for t, _ in network.run_each(images(1)[0], left_out)] == left_out
     assert log == expected
