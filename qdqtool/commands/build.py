@@ -74,10 +74,10 @@ def command(
             parameter="sm",
         )
     if builder == "tensorrt-rtx":
-        from qdqtool.builders.child import is_installed, print_once
+        from qdqtool.builders.compiler_process import is_installed, print_license_notice
 
         if is_installed("tensorrt_rtx"):
-            print_once()
+            print_license_notice()
     result = build_model(model, builder=builder, sm=sm, output=output, **settings)
     answer.write(result.as_json, lambda width: _text(result, model))
     return 0 if result.status == "built" else 1

@@ -548,7 +548,7 @@ def _difference(
 
 
 def _verified(quantized: Path) -> Iterator[str]:
-    from qdqtool.builders.child import is_installed
+    from qdqtool.builders.compiler_process import is_installed
     from qdqtool.formats.build_text import render_verification
 
     if not is_installed("tensorrt_rtx"):

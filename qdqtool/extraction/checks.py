@@ -17,8 +17,8 @@ from typing import Protocol
 
 import onnx
 
-from qdqtool.builders.child import Child
-from qdqtool.builders.run import build_with, log_names, read_log
+from qdqtool.builders.compiler_process import CompilerProcess
+from qdqtool.builders.run import build_with_package, log_names, read_log
 from qdqtool.buildlog.agreement import MismatchKind
 from qdqtool.errors import BuilderError, QdqtoolError
 from qdqtool.ir.graph import Model
@@ -102,7 +102,7 @@ class BuilderCheck:
         self._target = RTX.name if builder == "tensorrt-rtx" else target
         self._folder = temporary_folder("extract-")
         try:
-            self._child = Child("tensorrt_rtx") if builder == "tensorrt-rtx" else None
+            self._child = CompilerProcess("tensorrt_rtx") if builder == "tensorrt-rtx" else None
             self.whole = self.behaviour(proto)
         except BaseException:
             self.close()
@@ -135,7 +135,7 @@ class BuilderCheck:
         model = Model(proto)
         if self._child is not None:
             (work / "build.log").unlink(missing_ok=True)
-            result = build_with(self._child, path, work, self._builder, _SM, TIMEOUT)
+            result = build_with_package(self._child, path, work, self._builder, _SM, TIMEOUT)
             read_log(model, log_names(model), work, result)
             built = mapped(result)
         else:

@@ -14,11 +14,11 @@ from qdqtool.buildlog.agreement import (
     BuildFacts,
     ConversionCounts,
     ConvolutionCounts,
-    Described,
     Difference,
     LayerCounts,
     Mismatch,
     MismatchKind,
+    MismatchSide,
     Said,
     TraceCounts,
 )
@@ -225,7 +225,7 @@ def compare_conversions(
     prediction: Prediction, build: Build, ended: bool
 ) -> Compared[ConversionCounts]:
     """Counts the Q and DQ that stay in the engine: from its listing, else from the QDQToCopy lines."""
-    if build.layers and not build.names_only and not build.lacks(Section.LISTING):
+    if build.layers and not build.names_only and not build.has_gap(Section.LISTING):
         names = [layer.name for layer in build.layers if layer.is_qdq]
     elif ended and any(e.pass_name in compared_passes() for e in build.trace):
         names = [
@@ -324,7 +324,7 @@ def inconsistent_tensors(model: Model, build: Build) -> list[Mismatch]:
     for name, expected in ends.items():
         if name in seen and expected.is_float and seen[name][0] == Precision.INT8:
             built, where = seen[name]
-            said: Described = {"precision": str(expected)}
+            said: MismatchSide = {"precision": str(expected)}
             found.append(
                 Mismatch(
                     MismatchKind.LAYER,

@@ -376,7 +376,7 @@ EVENT = LogEvent("QDQToCopy", "Running", "q")
     ids=["one", "two", "none", "Myelin and layer", "layer", "Myelin and line", "line"],
 )
 def test_check_same_model_rejects_fewer_names(build: Build, total: int, count: int) -> None:
-    error = has("different-models", path=build.called)
+    error = has("different-models", path=build.display_name)
     with pytest.raises(BuildLogError, match=f" {count} of the model's {total} ", check=error):
         check_same_model(model(total), build)
 

@@ -6,10 +6,9 @@ import os
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from qdqtool.buildlog.costs import EngineReport, analyze
-from qdqtool.buildlog.costs import compare as compare_engines
+from qdqtool.buildlog.costs import EngineReport, analyze, compare_engines
 from qdqtool.buildlog.read import read_build
-from qdqtool.buildlog.summary import listing_hole, made_from_float
+from qdqtool.buildlog.summary import find_listing_hole, is_float_build
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import BuildLogError, QdqtoolError
 from qdqtool.findings.coded import codes_of
@@ -261,13 +260,13 @@ def _builds(one: EngineReport, two: EngineReport) -> Comparison:
         if build.names_only and not build.profile_rows:
             raise BuildLogError(
                 "layer names without precisions; build with --profilingVerbosity=detailed",
-                build.called,
+                build.display_name,
                 code="no-precisions",
             )
         if not build.layers:
             raise BuildLogError(
                 "no engine listing; give a layer JSON or a verbose build log",
-                build.called,
+                build.display_name,
                 code="no-layer-listing",
             )
     engines = compare_engines(one, two)
@@ -287,7 +286,7 @@ def _builds(one: EngineReport, two: EngineReport) -> Comparison:
     alone = [name for profile, name in zip(profiles, names, strict=True) if profile]
     if alone:
         result.notes.append(Remark.UNTYPED_TIMES(files=alone))
-    if one.timed != two.timed:
+    if one.has_times != two.has_times:
         result.notes.append(Remark.ONE_UNTIMED())
     return result
 
@@ -318,7 +317,7 @@ def _model_and_build(
     if not build.layers:
         engine.gaps.append(NO_LISTING)
     if not (engine.gaps or build.bindings or build.parse.inputs):
-        hole = listing_hole(build, model.inputs)
+        hole = find_listing_hole(build, model.inputs)
         engine.gaps += [] if hole is None else [hole]
     engine.conversions = None if engine.gaps else sum(layer.is_qdq for layer in build.layers)
     prediction, said = _nearest(model, prediction, chosen, realized, engine.conversions)
@@ -340,7 +339,7 @@ def _model_and_build(
     swapped = isinstance(one, EngineReport)
     sides = (engine, file) if swapped else (file, engine)
     result = Comparison(*sides, matched_by=by, notes=notes + said)
-    is_float = made_from_float(build) and file.quantized
+    is_float = is_float_build(build) and file.quantized
     if is_float and swapped:
         result.notes.append(Remark.OF_FLOAT_MODEL())
     fallback = None if swapped else Lost.FLOAT_BUILD if is_float else Lost.UNEXPLAINED

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from qdqtool.buildlog.costs import NUMBERED, EngineReport, align, node_of
-from qdqtool.buildlog.costs import Comparison as EngineComparison
-from qdqtool.buildlog.names import Known
+from qdqtool.buildlog.costs import NUMBERED_NAME, EngineComparison, EngineReport, align, main_node
+from qdqtool.buildlog.names import NameSet
 from qdqtool.buildlog.reconstruct import graph_from_log
-from qdqtool.buildlog.summary import holes
+from qdqtool.buildlog.summary import find_truncations
 from qdqtool.buildlog.types import Build, BuiltLayer, Shape
 from qdqtool.errors import BuildLogError
 from qdqtool.ir.graph import Model
@@ -57,10 +56,12 @@ def side_of(report: EngineReport, name: str) -> Side:
     side.ms = build.gpu_ms
     if side.ms is None:
         side.ms = (
-            report.total_ms if report.timed else sum(row.ms for row in build.profile_rows) or None
+            report.total_ms
+            if report.has_times
+            else sum(row.ms for row in build.profile_rows) or None
         )
     side.measured = side.ms is not None
-    side.gaps = holes(build)
+    side.gaps = find_truncations(build)
     return side
 
 
@@ -138,7 +139,7 @@ def _names_hold(view: View, build: Build, mapper: Mapper) -> bool:
     if contradicted_names(view, build, mapper):
         return False
     found, wanted = common_names(view.model, build)
-    numbered = any(NUMBERED.search(n.name) for n in view.weighted)
+    numbered = any(NUMBERED_NAME.search(n.name) for n in view.weighted)
     return found == wanted or all_in_myelin(build) or (found >= FEW * wanted and not numbered)
 
 
@@ -146,12 +147,12 @@ def _by_shapes(view: View, build: Build) -> dict[int, NodeSide]:
     """What became of the nodes: by the layers that have their weights, or in the same order kernel and channels."""
     layers = [x for x in build.layers if multiplies(x)]
     nodes = [n for n in view.weighted if n.output in view.varying and view.weights(n).folded]
-    known = Known(view.model.initializers)
+    known = NameSet(view.model.initializers)
     named = {
         name: layer
         for layer in layers
         if " || " not in layer.name
-        for name in layer.fused(known).bases
+        for name in layer.parse_name(known).bases
     }
     weights = Counter(
         view.weights(n).source for n in nodes
@@ -192,7 +193,7 @@ def _other_network(view: View, build: Build) -> BuildLogError:
     return BuildLogError(
         f"a build of another network than {view.model.path or 'the model given'}: it "
         f"names {found} of its {wanted} convolutions, and shapes and order do not fit either",
-        build.called,
+        build.display_name,
         code="different-models",
     )
 
@@ -205,7 +206,7 @@ def changes_of(engines: EngineComparison) -> list[NodeChange]:
         if not any(multiplies(c.layer) for c in costs):
             continue
         a, b = (
-            _of_layer(c.layer, node_of(c), c.layer.type, c.ms) if c else None
+            _of_layer(c.layer, main_node(c), c.layer.type, c.ms) if c else None
             for c in (pair.first, pair.second)
         )
         change = () if a and b else (Change.ONLY_IN_B if a is None else Change.ONLY_IN_A,)
