@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from calibration import TensorStatistics
-from calibration.statistics import OCTAVES, merge_all, top_of
+from calibration.statistics import OCTAVES, merge_all, top_exponent
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion.scales import LEVELS, GroupScale, MethodChoice, ScaleGroup, choose_scale
 from qdqtool.qat.modules import Quantizer, observing, quantizers_of, set_amax
@@ -443,7 +443,7 @@ class DeviceStatistics:
         stats.minimum, stats.maximum = min(stats.minimum, low), max(stats.maximum, high)
         stats.count += sampled.numel()
         counter = stats.counter
-        counter.raise_top(top_of(max(-low, high)))
+        counter.raise_top(top_exponent(max(-low, high)))
         lowest = ((counter.top - OCTAVES + 127) << counter.bits) - 1  # see calibration.statistics
         bins = (
             sampled.view(torch.int32)
