@@ -25,9 +25,9 @@ from torch.nn import functional
 
 import qdqtool
 from calibration import collect
-from qdqtool.model.editor import Editor
-from qdqtool.model.graph import Model
-from qdqtool.model.sessions import open_session
+from qdqtool.ir.editor import Editor
+from qdqtool.ir.graph import Model
+from qdqtool.runtime.sessions import open_session
 from qdqtool.tuning.metrics import iou
 
 SIDE, PATCH, WIDTH, HEADS, DEPTH, KINDS = 32, 8, 48, 4, 3, 4

@@ -114,7 +114,7 @@ def load_samples(model: str | Path, data: str | Path) -> Images:
     """The images of a folder as the model takes them (letterbox, RGB, 0 to 1), or an npy file of them: [n, 3, h, w]."""
     from calibration.arrays import open_data
     from calibration.session import input_specs, metadata_size
-    from qdqtool.model.modelfile import load
+    from qdqtool.ir.modelfile import load
 
     if Path(data).suffix == ".npy":
         array: Images = np.load(data, mmap_mode="r", allow_pickle=False)
@@ -139,7 +139,7 @@ def input_name(model: Path) -> str:
 
 def run_model(model: bytes | str, samples: Iterable[Images], threads: int = 0) -> list[Detections]:
     """Detections of a model on inputs [1, 3, height, width], onnxruntime on the CPU, Q/DQ computed in float."""
-    from qdqtool.model.sessions import open_session
+    from qdqtool.runtime.sessions import open_session
 
     session = open_session(model, threads, optimize="extended", fold_qdq=False)
     name = session.get_inputs()[0].name

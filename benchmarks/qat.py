@@ -33,8 +33,8 @@ from torch import Tensor, nn
 
 import qdqtool
 from qdqtool import qat
-from qdqtool.model.sessions import open_session
 from qdqtool.qat.networks import switch_heads_to_export
+from qdqtool.runtime.sessions import open_session
 
 TOP = 50
 

@@ -33,7 +33,7 @@ from common import failure, kept_rows, parser_of, publish, table
 from torch import Tensor, nn
 
 from qdqtool import qat
-from qdqtool.explain.left_float import Unfit
+from qdqtool.findings.left_float import Unfit
 from qdqtool.qat.networks import unwrap
 from qdqtool.qat.sites import WEIGHTED_MODULES
 from qdqtool.types import Prediction

@@ -119,7 +119,7 @@ def measure(command: Sequence[str], tree: Path) -> Run:
 
 def _yolo(path: Path, letter: str = "n", size: int = 640) -> None:
     from qdqtool.commands.demo_run import yolov8
-    from qdqtool.model.modelfile import save
+    from qdqtool.ir.modelfile import save
 
     save(yolov8(letter, size), path)
 

@@ -21,9 +21,9 @@ from pathlib import Path
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.halfprecision import to_half
 from qdqtool.insertion.prepare import prepare
-from qdqtool.model.graph import Model
-from qdqtool.model.half import HALF_OPSET
-from qdqtool.model.modelfile import load
+from qdqtool.ir.graph import Model
+from qdqtool.ir.modelfile import load
+from qdqtool.patterns.half import HALF_OPSET
 from qdqtool.prediction import predict
 from qdqtool.timing import twin, work
 from qdqtool.timing.gpus import Gpu, find

@@ -39,12 +39,12 @@ from calibration.images import (
 from calibration.listing import BLOCK, block_starts, file_digest, list_files
 from calibration.options import YOLO_PREPROCESS, Preprocess
 from calibration.urls import is_url, local_path, url_source
-from qdqtool.base import limits
-from qdqtool.base.archives import Archive, read_header, read_values
-from qdqtool.base.files import INVALID_NAME, open_input, read_input, record_input
-from qdqtool.base.notes import Remark
-from qdqtool.base.text import brief_repr, reason_of
 from qdqtool.errors import DataError, QdqtoolError
+from qdqtool.util import limits
+from qdqtool.util.archives import Archive, read_header, read_values
+from qdqtool.util.files import INVALID_NAME, open_input, read_input, record_input
+from qdqtool.util.notes import Remark
+from qdqtool.util.text import brief_repr, reason_of
 
 ARRAY_SUFFIXES = frozenset({".npz", ".npy"})
 LIST_SUFFIXES = frozenset({".txt", ".lst", ".list"})

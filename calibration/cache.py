@@ -23,15 +23,15 @@ from calibration.statistics import (
     POSITIONS,
     MagnitudeCounter,
     TensorStatistics,
-    counted_bytes,
+    histogram_bytes,
 )
-from qdqtool.base import limits
-from qdqtool.base.archives import Archive
-from qdqtool.base.files import read_input
-from qdqtool.base.json_text import parse_json
-from qdqtool.base.outputs import atomic_write, write_text
-from qdqtool.base.text import reason_of
 from qdqtool.errors import DataError
+from qdqtool.util import limits
+from qdqtool.util.archives import Archive
+from qdqtool.util.files import read_input
+from qdqtool.util.json_text import parse_json
+from qdqtool.util.outputs import atomic_write, write_text
+from qdqtool.util.text import reason_of
 
 FORMAT = "qdqtool/calibration/5"
 _MOST_SAMPLES = 2_000_000  # that a cache may say were done
@@ -291,7 +291,7 @@ def _parse(archive: Archive, path: str) -> Progress:
         raise ValueError("negative counts")
     if names:
         limits.check_size(
-            counted_bytes(len(names), bins),
+            histogram_bytes(len(names), bins),
             limits.CACHE_MEMORY,
             f"{path}: the statistics of {len(names)} tensors take",
             DataError,

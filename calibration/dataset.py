@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from calibration.listing import file_digest, read_ahead
-from qdqtool.base import limits
-from qdqtool.base.notes import Note, Remark
 from qdqtool.errors import DataError
+from qdqtool.util import limits
+from qdqtool.util.notes import Note, Remark
 
 FEW_IMAGES = 100  # NVIDIA's and Ultralytics' advice is several hundred; below this, ranges depend on the choice
 _FAR_OUTSIDE = 8.0  # normalised inputs (mean and std) stay well within; 0 to 255 data do not

@@ -17,11 +17,11 @@ from PIL import BmpImagePlugin, Image, JpegImagePlugin, PngImagePlugin, WebPImag
 
 from calibration.dataset import Array, FilesSource, InputSpec
 from calibration.options import YOLO_PREPROCESS, Preprocess
-from qdqtool.base import limits
-from qdqtool.base.files import read_all, reading_problem, record_input
-from qdqtool.base.said import said
-from qdqtool.base.text import reason_of
 from qdqtool.errors import DataError, QdqtoolError
+from qdqtool.util import limits
+from qdqtool.util.files import read_all, reading_problem, record_input
+from qdqtool.util.said import said
+from qdqtool.util.text import reason_of
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
 OTHER_IMAGE_SUFFIXES = tuple(
@@ -64,7 +64,7 @@ def decode(source: ImageFile, name: str = "") -> npt.NDArray[np.uint8]:
 
     Raises:
         DataError: It cannot be read, is damaged, is not a regular file, or has more than
-            :data:`qdqtool.base.limits.IMAGE_PIXELS` pixels.
+            :data:`qdqtool.util.limits.IMAGE_PIXELS` pixels.
     """
     return np.array(read_image(source, name))
 

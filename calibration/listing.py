@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from qdqtool.base.files import open_input
 from qdqtool.errors import DataError, QdqtoolError
+from qdqtool.util.files import open_input
 
 UNREADABLE = b"unreadable"  # digest of a file that cannot be read
 BLOCK = 1 << 16

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qdqtool.base.text import brief_repr
 from qdqtool.errors import DataError
+from qdqtool.util.text import brief_repr
 
 
 def _plain(number: float) -> float:

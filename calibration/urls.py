@@ -16,9 +16,9 @@ from calibration.dataset import Array, InputSpec, printable
 from calibration.images import IMAGE_SUFFIXES, ImageSource
 from calibration.listing import UNREADABLE
 from calibration.options import Preprocess
-from qdqtool.base import limits
-from qdqtool.base.text import reason_of
 from qdqtool.errors import DataError
+from qdqtool.util import limits
+from qdqtool.util.text import reason_of
 
 _URL = re.compile(r"[a-z][a-z0-9+.\-]+(://|::)", re.IGNORECASE)
 _CHECKSUMS = (
@@ -116,7 +116,7 @@ def _pictures(system: Any, root: str) -> Iterator[str]:
 
 
 class UrlSource(ImageSource):
-    """Pictures behind a URL, each read whole and within :data:`qdqtool.base.limits.IMAGE_FILE`."""
+    """Pictures behind a URL, each read whole and within :data:`qdqtool.util.limits.IMAGE_FILE`."""
 
     def __init__(
         self,

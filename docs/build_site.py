@@ -26,19 +26,19 @@ from typing import Any
 import calibration
 import qdqtool
 from qdqtool import qat
-from qdqtool.builders.child import is_installed
+from qdqtool.builders.compiler_process import is_installed
 from qdqtool.commands import cli
 from qdqtool.commands.demo_run import write_images, yolov8n
 from qdqtool.errors import VersionError
-from qdqtool.explain.coded import PROMISED
-from qdqtool.explain.codes import CODES, Code
-from qdqtool.explain.errors import KNOWN, KnownError
-from qdqtool.explain.ways import WAYS
-from qdqtool.knowledge import table
-from qdqtool.model.modelfile import save
+from qdqtool.findings.coded import PROMISED
+from qdqtool.findings.codes import CODES, Code
+from qdqtool.findings.errors import KNOWN, KnownError
+from qdqtool.findings.ways import WAYS
+from qdqtool.ir.modelfile import save
 from qdqtool.trt.pipeline import cases
 from qdqtool.trt.targets import BUILDS, TARGETS, Target, target_of_version
 from qdqtool.types import Evidence
+from qdqtool.util.tables import read_sections
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
@@ -290,7 +290,7 @@ def _names(module: str, names: Iterable[str]) -> list[str]:
 
 def command_pages() -> dict[str, str]:
     """For each command its help and its examples with what they print."""
-    examples = table("examples")
+    examples = read_sections(Path(qdqtool.__file__).parent / "commands" / "examples.toml")
     pages, rows = {}, []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -557,7 +557,7 @@ def builds_page() -> str:
     inferred = ("rule", "what TensorRT does", "why it is taken so")
     return _page(
         "# Builds and the rules that rest on them",
-        "Made from the cases that passes (`qdqtool/trt/passes`) and operators (`qdqtool/model/operators.py`) list. A "
+        "Made from the cases that passes (`qdqtool/trt/passes`) and operators (`qdqtool/ir/operators.py`) list. A "
         "line of a simulated trace is emitted through one case only; the JSON of a prediction names the cases behind "
         'each convolution, and `qdqtool explain "<a line of a log>"` leads from a log to them. Numbers behind a build '
         "are lines of its log.",

@@ -24,25 +24,25 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from qdqtool.comparison.api import compare
+    from qdqtool.comparison.result import Comparison
     from qdqtool.extraction.job import extract
     from qdqtool.extraction.result import Extraction
     from qdqtool.fixing.api import Fixed, fix
     from qdqtool.insertion.api import insert
     from qdqtool.insertion.result import Insertion
     from qdqtool.prediction import predict
-    from qdqtool.render.reporting.api import Report, report
+    from qdqtool.reporting.api import Report, report
     from qdqtool.tuning.api import tune
     from qdqtool.tuning.result import Tuning
     from qdqtool.types import TOOL_VERSION as __version__
     from qdqtool.types import ConvOutcome, Finding, Precision, Prediction
     from qdqtool.verification.api import verify
-    from qdqtool.verification.comparing.api import compare
-    from qdqtool.verification.comparing.result import Comparison
     from qdqtool.verification.lines import Verification
 
 _HOMES = {
-    "compare": "qdqtool.verification.comparing.api",
-    "Comparison": "qdqtool.verification.comparing.result",
+    "compare": "qdqtool.comparison.api",
+    "Comparison": "qdqtool.comparison.result",
     "extract": "qdqtool.extraction.job",
     "Extraction": "qdqtool.extraction.result",
     "fix": "qdqtool.fixing.api",
@@ -50,8 +50,8 @@ _HOMES = {
     "insert": "qdqtool.insertion.api",
     "Insertion": "qdqtool.insertion.result",
     "predict": "qdqtool.prediction",
-    "report": "qdqtool.render.reporting.api",
-    "Report": "qdqtool.render.reporting.api",
+    "report": "qdqtool.reporting.api",
+    "Report": "qdqtool.reporting.api",
     "tune": "qdqtool.tuning.api",
     "Tuning": "qdqtool.tuning.result",
     "verify": "qdqtool.verification.api",

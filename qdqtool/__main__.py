@@ -20,8 +20,8 @@ def main() -> None:
 
 
 def _print_overview() -> None:
-    from qdqtool.base import process
     from qdqtool.commands import overview
+    from qdqtool.util import process
 
     try:
         print(overview())

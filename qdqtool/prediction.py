@@ -6,14 +6,14 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from qdqtool.base.files import record_inputs
-from qdqtool.base.process import pause_gc
-from qdqtool.model.graph import Model
-from qdqtool.model.modelfile import ModelSource, load, load_full
-from qdqtool.model.qdq import float_tensor
+from qdqtool.ir.graph import Model
+from qdqtool.ir.modelfile import ModelSource, load, load_full
+from qdqtool.ir.qdq import float_tensor
 from qdqtool.trt.outcome import apply_assumptions, simulate, simulate_without_alternatives
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import ConvOutcome, Finding, Prediction, Severity
+from qdqtool.util.files import record_inputs
+from qdqtool.util.process import pause_gc
 
 if TYPE_CHECKING:
     from calibration.options import Preprocess
@@ -64,7 +64,7 @@ def _predict(
 ) -> Prediction:
     assumed = apply_assumptions(target, assume)
     if way is not None:
-        from qdqtool.explain.ways import way_named
+        from qdqtool.findings.ways import way_named
 
         way = way_named(way).name
     with pause_gc():
@@ -110,10 +110,10 @@ def check_activations(
         DataError: There is no usable data.
     """
     from calibration import Preprocess, Statistics, collect
-    from qdqtool.explain.lint import activation_scales
-    from qdqtool.explain.report import Report
-    from qdqtool.model.editor import remove_quantizers
-    from qdqtool.model.view import View
+    from qdqtool.findings.lint import activation_scales
+    from qdqtool.findings.report import Report
+    from qdqtool.patterns.rewrites import remove_quantizers
+    from qdqtool.patterns.view import View
     from qdqtool.trt.faults import OutlierScales
 
     index = load_full(model)
@@ -171,24 +171,24 @@ def of_part(model: Model, target: Target) -> Prediction:
 
 
 def _found(model: Model, prediction: Prediction, way: str | None) -> list[Finding]:
-    from qdqtool.explain.lint.api import run as lint
-    from qdqtool.explain.report import Report
-    from qdqtool.model.view import View
+    from qdqtool.findings.lint.api import run as lint
+    from qdqtool.findings.report import Report
+    from qdqtool.patterns.view import View
 
     view = View(model)
     report = Report(prediction.target, way)
     if target_named(prediction.target).is_rtx:
-        from qdqtool.explain.compiler import explain as explain_compiler
+        from qdqtool.findings.compiler import explain as explain_compiler
 
         explain_compiler(prediction, report, view)
         lint(view, report, prediction.convolutions)
     else:
-        from qdqtool.explain.api import explain
+        from qdqtool.findings.api import explain
 
         lint(view, report, prediction.convolutions)
         explain(prediction, report)
     if prediction.regions:
-        from qdqtool.explain.api import name_regions
+        from qdqtool.findings.api import name_regions
 
         name_regions(prediction, report)
     return report.findings

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from qdqtool.base.checks import compile_pattern
 from qdqtool.errors import QdqtoolError
-from qdqtool.model.graph import Model
-from qdqtool.model.modelfile import ModelSource
+from qdqtool.ir.graph import Model
+from qdqtool.ir.modelfile import ModelSource
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import DEFAULT_TARGET, Target
 from qdqtool.types import ConvOutcome, Finding, Prediction, Severity
+from qdqtool.util.checks import compile_pattern
 
 _SHOWN = 8  # failures shown in full; more would hide the first
 

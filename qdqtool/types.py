@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Literal, dataclass_transform
 
-from qdqtool.base.files import InputFiles
-from qdqtool.base.outputs import save_answer
-from qdqtool.base.records import names_in, record
 from qdqtool.errors import brief
+from qdqtool.util.files import InputFiles
+from qdqtool.util.outputs import save_answer
+from qdqtool.util.records import names_in, record
 
 
 @dataclass(slots=True)
@@ -260,7 +260,7 @@ class Refusal:
 
     Each reason is a class of its own, a record as this one is (``qdqtool.trt.refusals``, ``qdqtool.trt.faults``, ...),
     with the nodes and values that decided. Findings hold these records; words are made from them last
-    (``qdqtool.explain.messages``).
+    (``qdqtool.findings.messages``).
 
     Attributes:
         reason: A short code of the class, stable, that tests refer to.

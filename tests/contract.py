@@ -26,7 +26,7 @@ from PIL import Image
 from qdqtool import predict
 from qdqtool.commands.cli import cli, run
 from tests.buildlog import samples
-from tests.explain.lint.test_api import simple
+from tests.findings.lint.test_api import simple
 from tests.insertion.nets import images
 from tests.trt.builder import Graph
 from tests.tuning.nets import branchy

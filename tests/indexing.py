@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from qdqtool.model.graph import Model
+from qdqtool.ir.graph import Model
 
 
 def indexed(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:

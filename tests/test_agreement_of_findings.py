@@ -23,7 +23,7 @@ from qdqtool.buildlog.agreement import (
     MismatchKind,
     TraceCounts,
 )
-from qdqtool.explain.report import worded
+from qdqtool.findings.report import worded
 from qdqtool.trt import refusals as trt
 from qdqtool.trt.refusals import Reader, ReaderKind
 from qdqtool.trt.targets import TARGETS

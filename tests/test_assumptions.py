@@ -7,15 +7,15 @@ import onnx
 import pytest
 
 import qdqtool
-from qdqtool.base.notes import Remark, remarks
 from qdqtool.commands.cli import run
 from qdqtool.errors import QdqtoolError
-from qdqtool.model.modelfile import load
+from qdqtool.ir.modelfile import load
 from qdqtool.trt import pipeline
 from qdqtool.trt.outcome import apply_assumptions, simulate_without_alternatives
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Precision, Prediction
-from tests.explain.test_causes import residual
+from qdqtool.util.notes import Remark, remarks
+from tests.findings.test_causes import residual
 from tests.verification.synthetic import log_of
 
 OPEN = residual("own", activation=True)  # conv -> SiLU -> Add whose other input has Q/DQ

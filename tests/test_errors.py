@@ -2,10 +2,10 @@
 
 import pickle
 
-from qdqtool.base.notes import Remark
 from qdqtool.errors import DataError, ModelError
 from qdqtool.timing.estimate import predict_on
 from qdqtool.timing.options import TimingOptions
+from qdqtool.util.notes import Remark
 from tests.trt.builder import Graph
 
 

@@ -18,14 +18,14 @@ import pytest
 
 import qdqtool
 from qdqtool import insert
-from qdqtool.base import files, limits, outputs
-from qdqtool.base.outputs import atomic_write, write_text
 from qdqtool.commands import COMMANDS as NAMES
 from qdqtool.commands.cli import cli, run
 from qdqtool.errors import ModelError, QdqtoolError
+from qdqtool.util import files, limits, outputs
+from qdqtool.util.outputs import atomic_write, write_text
+from tests.comparison.networks import network
 from tests.slow import slow_after
 from tests.sources import nodes_like
-from tests.verification.comparing.networks import network
 from tools.fuzz_inputs.seeds import COMMANDS, write_seeds
 from tools.growth.families import Net
 
@@ -232,7 +232,7 @@ def recurse(*_: object) -> None:
 
 
 def test_recursion_error_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qdqtool.model.modelfile.check_functions", recurse)
+    monkeypatch.setattr("qdqtool.ir.modelfile.check_functions", recurse)
     (tmp_path / "model.onnx").write_bytes(network().SerializeToString())
     with pytest.raises(QdqtoolError, match=f"^{re.escape(str(tmp_path / 'model.onnx'))}: "):
         qdqtool.predict(str(tmp_path / "model.onnx"))

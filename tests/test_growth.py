@@ -14,9 +14,9 @@ from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.reconstruct import graph_from_log
 from qdqtool.fixing import api, site
 from qdqtool.fixing.api import fix
-from qdqtool.model.editor import Editor
-from qdqtool.model.graph import Model
-from qdqtool.model.view import View
+from qdqtool.ir.editor import Editor
+from qdqtool.ir.graph import Model
+from qdqtool.patterns.view import View
 from qdqtool.timing.estimate import predict_on
 from qdqtool.timing.options import TimingOptions
 from qdqtool.trt import refusals, surroundings

@@ -16,22 +16,22 @@ import onnx
 import pytest
 from click.testing import CliRunner
 
-from qdqtool.base import progress
-from qdqtool.base.said import said
 from qdqtool.commands import cli
-from qdqtool.explain.messages import worded as worded_finding
-from qdqtool.knowledge import table
-from qdqtool.model.modelfile import save
+from qdqtool.findings.messages import worded as worded_finding
+from qdqtool.formats.output import as_options, coloured, in_colour, worded, wrap
+from qdqtool.formats.predict_text import render
+from qdqtool.ir.modelfile import save
 from qdqtool.prediction import predict
-from qdqtool.render.output import as_options, coloured, in_colour, worded, wrap
-from qdqtool.render.predict_text import render
 from qdqtool.trt.rtx.operands import CompilerFault, Fault, Form
 from qdqtool.types import Cause, Evidence, Finding, Severity
-from tests.explain.test_causes import residual
+from qdqtool.util import progress
+from qdqtool.util.said import said
+from qdqtool.util.tables import read_sections
+from tests.findings.test_causes import residual
 from tests.insertion.nets import detector
 from tools.fuzz_inputs.seeds import write_seeds
 
-EXAMPLES = table("examples")
+EXAMPLES = read_sections(Path(cli.__file__).with_name("examples.toml"))
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +59,7 @@ def test_only_text_has_color(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, has_color: bool
 ) -> None:
     onnx.save(residual("float"), tmp_path / "m.onnx")
-    monkeypatch.setattr("qdqtool.render.output.in_colour", lambda _: True)
+    monkeypatch.setattr("qdqtool.formats.output.in_colour", lambda _: True)
     arguments = ["predict", str(tmp_path / "m.onnx"), "--format", form]
     output = CliRunner().invoke(cli.cli, arguments, color=True).stdout
     assert ("\x1b[" in output) == has_color

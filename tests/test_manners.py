@@ -20,11 +20,11 @@ import onnx
 import pytest
 from onnx import helper
 
-from qdqtool.base import text
 from qdqtool.commands import COMMANDS, overview
 from qdqtool.commands.cli import run
 from qdqtool.errors import ModelError
-from qdqtool.model.modelfile import load, quiet_graphsurgeon
+from qdqtool.ir.modelfile import load, quiet_graphsurgeon
+from qdqtool.util import text
 from tests.buildlog import samples
 from tests.slow import slow_after
 from tools.fuzz.grammar import network
@@ -91,7 +91,7 @@ def test_end_of_file_is_not_an_interruption(monkeypatch: pytest.MonkeyPatch) -> 
     def fail(*_: object) -> None:
         raise EOFError("No data left in file")
 
-    monkeypatch.setattr("qdqtool.explain.codes.find", fail)
+    monkeypatch.setattr("qdqtool.findings.codes.find", fail)
     assert run(["explain", "SKIP-FLOAT"]) == 2  # an interruption exits with 130
 
 
@@ -358,7 +358,7 @@ def test_constants_of_functions_count_for_each_call(calls: int, refused: bool) -
 
 def test_onnxruntime_leaves_no_temporary_files(tmp_path: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "ORT_DISABLE_TELEMETRY"}
-    code = "from qdqtool.model.sessions import load_onnxruntime; load_onnxruntime()"
+    code = "from qdqtool.runtime.sessions import load_onnxruntime; load_onnxruntime()"
     subprocess.run(
         [sys.executable, "-c", code], env={**environment, "TMPDIR": str(tmp_path)}, check=True
     )

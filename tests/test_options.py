@@ -14,7 +14,6 @@ import qdqtool
 from calibration import Preprocess
 from calibration.methods import METHODS
 from qdqtool import builders
-from qdqtool.base import limits
 from qdqtool.builders.options import BUILDERS, BuildOptions
 from qdqtool.commands.cli import cli
 from qdqtool.commands.options import DEFAULT_TARGET as COMMAND_TARGET
@@ -38,11 +37,12 @@ from qdqtool.insertion.options import (
     RangeOptions,
 )
 from qdqtool.prediction import check_activations
-from qdqtool.render.reporting.options import ReportInputs
+from qdqtool.reporting.options import ReportInputs
 from qdqtool.timing.estimate import predict_on
 from qdqtool.timing.options import GpuOptions, TimingOptions
 from qdqtool.trt.targets import DEFAULT_SM, DEFAULT_TARGET
 from qdqtool.tuning.options import KEEP, SearchBudget, TuningGoal
+from qdqtool.util import limits
 from qdqtool.verification.api import verify_with_builder
 from qdqtool.verification.build_model import build_model
 from tests.errors import has

@@ -20,7 +20,7 @@ import pytest
 
 import calibration
 import qdqtool
-from qdqtool.buildlog.names import base_name, parts
+from qdqtool.buildlog.names import base_name, parse_layer_name
 from tests.growth_factor import LINEAR, LONGEST, QUADRATIC, growth_factor
 from tests.growth_factor import (
     processor_time as processor_time,  # imported from here by other tests
@@ -30,7 +30,7 @@ from tests.sources import nodes_like
 METHODS = ("match", "fullmatch", "search", "finditer", "findall", "sub", "split")
 
 # These patterns search the first 4,000 characters of a message only, and may be quadratic.
-BOUNDED_MODULE, BOUNDED_LENGTH = "qdqtool.explain.errors", 1 << 12
+BOUNDED_MODULE, BOUNDED_LENGTH = "qdqtool.findings.errors", 1 << 12
 
 
 def module_names() -> Iterator[str]:
@@ -233,6 +233,6 @@ def test_names_long_suffix_takes_linear_time(unit: str) -> None:
     def strip_suffixes(length: int) -> None:
         name = "x" + unit * (length // len(unit)) + "x"
         assert base_name(name) == name
-        parts(name)
+        parse_layer_name(name)
 
     assert growth_factor(strip_suffixes, LINEAR) <= LINEAR

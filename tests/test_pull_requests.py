@@ -15,7 +15,7 @@ import onnx
 import pytest
 
 from qdqtool.commands.cli import run
-from tests.explain.test_causes import residual
+from tests.findings.test_causes import residual
 from tests.slow import slow_after
 from tests.trt.builder import Graph
 

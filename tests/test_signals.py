@@ -36,7 +36,7 @@ def until(holds: Callable[[], bool]) -> None:
 WAIT = """
 import json, os, sys, time
 from qdqtool.commands import cli
-from qdqtool.base import outputs
+from qdqtool.util import outputs
 import click
 @cli.cli.command("wait")
 @click.argument("path")

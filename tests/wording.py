@@ -9,11 +9,11 @@ import numpy as np
 import onnx
 
 import qdqtool
-from qdqtool.explain import left_float, messages
-from qdqtool.explain.coded import code_of
-from qdqtool.explain.messages import GpuFact, GpuLacks
+from qdqtool.findings import left_float, messages
+from qdqtool.findings.coded import code_of
+from qdqtool.findings.messages import GpuFact, GpuLacks
+from qdqtool.formats.build_text import render_comparison
 from qdqtool.prediction import predict
-from qdqtool.render.build_text import render_comparison
 from qdqtool.trt.faults import (
     CHECK,
     ActivationFit,
@@ -25,15 +25,15 @@ from qdqtool.trt.faults import (
 )
 from qdqtool.trt.refusals import WeightsNotConstant
 from qdqtool.types import Cause, Evidence, Finding, Refusal, Severity
-from tests.explain.graphs import GRAPHS, ones, weighted
-from tests.explain.lint import test_api as lint
-from tests.explain.lint.test_operators import conv3d
-from tests.explain.test_causes import residual
-from tests.explain.test_refusals import TARGETS
+from tests.comparison.networks import float_network, network
+from tests.comparison.test_changes import listing
+from tests.findings.graphs import GRAPHS, ones, weighted
+from tests.findings.lint import test_api as lint
+from tests.findings.lint.test_operators import conv3d
+from tests.findings.test_causes import residual
+from tests.findings.test_refusals import TARGETS
 from tests.fixing.test_places import detector
 from tests.trt.builder import Graph
-from tests.verification.comparing.networks import float_network, network
-from tests.verification.comparing.test_changes import listing
 
 
 def after_pair(op: str, **attributes: object) -> onnx.ModelProto:

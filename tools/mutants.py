@@ -30,10 +30,11 @@ CONFIG = "tools/mutants.toml"
 PACKAGES = (
     "calibration",
     "qdqtool/buildlog",
-    "qdqtool/explain",
+    "qdqtool/comparison",
+    "qdqtool/findings",
     "qdqtool/fixing",
     "qdqtool/insertion",
-    "qdqtool/explain/lint",
+    "qdqtool/findings/lint",
     "qdqtool/trt/rtx",
     "qdqtool/trt",
     "qdqtool/verification",

@@ -14,7 +14,7 @@ from typing import Any
 
 from qdqtool.commands.demo_run import RECORDING, structure, write_images, yolov8n
 from qdqtool.insertion.api import insert
-from qdqtool.model.modelfile import load, save
+from qdqtool.ir.modelfile import load, save
 from qdqtool.types import Precision
 from qdqtool.verification.build_model import build_model
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from PIL import Image
 
 import qdqtool
-from tests.render.reporting.browser import browser, missing
+from tests.reporting.browser import browser, missing
 from tools.record_demo import quantized_demo
 
 PICTURE = Path(__file__).parents[1] / "docs" / "report.png"

@@ -18,12 +18,12 @@ import warnings
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from qdqtool.base.limits import PROCESSES
-from qdqtool.base.process import pause_gc
-from qdqtool.base.said import said
-from qdqtool.base.subprocesses import temporary_folder
 from qdqtool.errors import ClusterError, QdqtoolError
-from qdqtool.model.sessions import core_count
+from qdqtool.runtime.sessions import core_count
+from qdqtool.util.limits import PROCESSES
+from qdqtool.util.process import pause_gc
+from qdqtool.util.said import said
+from qdqtool.util.subprocesses import temporary_folder
 
 if TYPE_CHECKING:
     from distributed import Client, Future, LocalCluster

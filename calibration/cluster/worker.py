@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 from distributed.diagnostics.plugin import WorkerPlugin
 
-from qdqtool.base.said import of_error, said
 from qdqtool.errors import ClusterError, QdqtoolError
-from qdqtool.model import sessions
+from qdqtool.runtime import sessions
 from qdqtool.types import TOOL_VERSION
+from qdqtool.util.said import of_error, said
 
 # Versions, our own source, and the numbers that come out ------------------------------------------------------------
 

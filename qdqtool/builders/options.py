@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from qdqtool.base.checks import check_choice
 from qdqtool.errors import BuilderError
+from qdqtool.util.checks import check_choice
 
 BUILDERS = ("tensorrt-rtx", "trtexec", "tensorrt")
 

@@ -5,7 +5,7 @@ The overview is made without click, whose import takes longer than all of it.
 
 from __future__ import annotations
 
-from qdqtool.base.process import terminal_columns
+from qdqtool.util.process import terminal_columns
 
 # Module and one-line help: `qdqtool --help` imports none of them.
 COMMANDS = {

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qdqtool.base.files import forbid_dash
-from qdqtool.base.text import as_text, layers_counted
 from qdqtool.commands import options
 from qdqtool.errors import BuilderError
+from qdqtool.util.files import forbid_dash
+from qdqtool.util.text import as_text, layers_counted
 
 if TYPE_CHECKING:
     from qdqtool.verification.build_model import BuiltModel
@@ -74,10 +74,10 @@ def command(
             parameter="sm",
         )
     if builder == "tensorrt-rtx":
-        from qdqtool.builders.child import is_installed, print_once
+        from qdqtool.builders.compiler_process import is_installed, print_license_notice
 
         if is_installed("tensorrt_rtx"):
-            print_once()
+            print_license_notice()
     result = build_model(model, builder=builder, sm=sm, output=output, **settings)
     answer.write(result.as_json, lambda width: _text(result, model))
     return 0 if result.status == "built" else 1

@@ -15,12 +15,12 @@ from typing import Any
 
 import click
 
-from qdqtool.base import files, process
-from qdqtool.base.text import Filtered, FilteredErrors, brief_repr, middle, one_line
 from qdqtool.commands import COMMANDS, overview
 from qdqtool.commands.usage import UsageError
 from qdqtool.errors import QdqtoolError
 from qdqtool.types import TOOL_VERSION
+from qdqtool.util import files, process
+from qdqtool.util.text import Filtered, FilteredErrors, brief_repr, middle, one_line
 
 _LONG = re.compile(r"\S{500,}")  # what no name of a file or node should be
 _SHOWN = 200  # characters of such a word
@@ -105,7 +105,7 @@ def _report_stop(stop: KeyboardInterrupt) -> int:
 
 @contextmanager
 def _filtered() -> Iterator[None]:
-    """Puts the filter of :mod:`qdqtool.base.text` over everything that is printed."""
+    """Puts the filter of :mod:`qdqtool.util.text` over everything that is printed."""
     out = sys.stdout if sys.stdout is not None else process.ClosedOutput()
     error = (
         sys.stderr if sys.stderr is not None else io.StringIO()
@@ -153,8 +153,8 @@ def _run(args: list[str] | None) -> int:
     except click.ClickException as error:
         return _fail(error.format_message(), 2)
     except QdqtoolError as error:
-        from qdqtool.base.said import of_error
-        from qdqtool.render.output import as_options
+        from qdqtool.formats.output import as_options
+        from qdqtool.util.said import of_error
 
         return _fail(as_options(of_error(error)), 2)
     except BrokenPipeError:

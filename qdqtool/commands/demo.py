@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from qdqtool.base.files import forbid_dash
 from qdqtool.commands import options
+from qdqtool.util.files import forbid_dash
 
 
 @click.command("demo", cls=options.HelpCommand)

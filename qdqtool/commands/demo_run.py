@@ -20,21 +20,21 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image, ImageDraw, ImageFilter
 
-from qdqtool.base import limits
-from qdqtool.base.notes import Remark
-from qdqtool.base.said import said
 from qdqtool.buildlog.agreement import BuildFacts, BuildSource
 from qdqtool.errors import DataError, ModelError, QdqtoolError
+from qdqtool.formats.insertion_text import render
+from qdqtool.formats.output import terminal_width, wrap
 from qdqtool.insertion.api import insert
 from qdqtool.insertion.result import Insertion
-from qdqtool.model.graph import Model
-from qdqtool.model.modelfile import load, save
-from qdqtool.model.sessions import open_session
+from qdqtool.ir.graph import Model
+from qdqtool.ir.modelfile import load, save
 from qdqtool.prediction import predict
-from qdqtool.render.insertion_text import render
-from qdqtool.render.output import terminal_width, wrap
+from qdqtool.runtime.sessions import open_session
 from qdqtool.trt.targets import RTX, Target
 from qdqtool.types import Precision
+from qdqtool.util import limits
+from qdqtool.util.notes import Remark
+from qdqtool.util.said import said
 from qdqtool.verification.build_model import Pair
 from qdqtool.verification.convolutions import BuiltNode
 from qdqtool.verification.lines import Verification, of_pairs
@@ -548,8 +548,8 @@ def _difference(
 
 
 def _verified(quantized: Path) -> Iterator[str]:
-    from qdqtool.builders.child import is_installed
-    from qdqtool.render.build_text import render_verification
+    from qdqtool.builders.compiler_process import is_installed
+    from qdqtool.formats.build_text import render_verification
 
     if not is_installed("tensorrt_rtx"):
         recorded = verify_recorded(quantized)
@@ -574,14 +574,14 @@ def _verified(quantized: Path) -> Iterator[str]:
 
 
 def _reported(model: Path, quantized: Path, cache: Path, target: Target) -> Iterator[str]:
-    from qdqtool.render.reporting.page import lacking
+    from qdqtool.reporting.page import lacking
 
     missing = lacking()
     if missing:
         yield from wrap(missing, 3, terminal_width())
         yield f"     qdqtool report {quantized} --float {model}"
         return
-    from qdqtool.render.reporting.api import report
+    from qdqtool.reporting.api import report
 
     page = quantized.with_name("yolov8n-demo_report.html")
     report(quantized, before=model, target=target, gpu=_GPU, calib_cache=cache).save(page)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from qdqtool.base.records import published
 from qdqtool.commands import options
 from qdqtool.commands.usage import UsageError
 from qdqtool.errors import QdqtoolError
+from qdqtool.util.records import published
 
 
 @click.command("explain", cls=options.HelpCommand)
@@ -23,10 +23,10 @@ def command(what: tuple[str, ...], listing: bool, way: str | None, answer: optio
     The cause, what TensorRT does, how to see it in a log, the fix, and on which versions it is known to hold. For a
     line of a log, a pass or one of its cases: what the line means, the builds that show it, the rule and its test.
     """
-    from qdqtool.base.files import reserve_output
-    from qdqtool.explain import codes
-    from qdqtool.explain.ways import way_named
-    from qdqtool.render.log_text import code_json, code_text, error_text, list_text, way_text
+    from qdqtool.findings import codes
+    from qdqtool.findings.ways import way_named
+    from qdqtool.formats.log_text import code_json, code_text, error_text, list_text, way_text
+    from qdqtool.util.files import reserve_output
 
     reserve_output(answer.output, "-o")
     building = way_named(way) if way is not None else None
@@ -55,15 +55,15 @@ def command(what: tuple[str, ...], listing: bool, way: str | None, answer: optio
             lambda: code_json(entry) | extra, lambda width: code_text(entry, width) + further(width)
         )
         return 0
-    from qdqtool.explain.lines import explain_line
+    from qdqtool.findings.lines import explain_line
 
     line = explain_line(text)
     if line is not None:
-        from qdqtool.render.log_text import line_text
+        from qdqtool.formats.log_text import line_text
 
         answer.write(line.as_json, lambda width: line_text(line, width))
         return 0
-    from qdqtool.explain.errors import lookup
+    from qdqtool.findings.errors import lookup
 
     known = lookup(text)
     if known is None:

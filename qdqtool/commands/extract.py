@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qdqtool.base.process import INTERRUPTED
-from qdqtool.base.text import as_text
 from qdqtool.commands import options
 from qdqtool.commands.usage import UsageError
 from qdqtool.errors import QdqtoolError
+from qdqtool.util.process import INTERRUPTED
+from qdqtool.util.text import as_text
 
 if TYPE_CHECKING:
     from qdqtool.extraction.result import Extraction
@@ -96,12 +96,12 @@ def command(
 
     Exit codes: 0 done, 2 bad input, 130 interrupted.
     """
-    from qdqtool.base.files import reserve_output
-    from qdqtool.base.outputs import write_text
     from qdqtool.extraction.job import extract
     from qdqtool.extraction.result import read_verification
-    from qdqtool.model.modelfile import load, save
-    from qdqtool.render.output import worded
+    from qdqtool.formats.output import worded
+    from qdqtool.ir.modelfile import load, save
+    from qdqtool.util.files import reserve_output
+    from qdqtool.util.outputs import write_text
 
     if verification is not None and issue is None:
         raise UsageError(
@@ -114,9 +114,9 @@ def command(
     reserve_output(issue, "--report")
     seen = read_verification(verification) if verification is not None else None
     if builder == "tensorrt-rtx":
-        from qdqtool.builders.child import print_once
+        from qdqtool.builders.compiler_process import print_license_notice
 
-        print_once()
+        print_license_notice()
     result = extract(
         index,
         target=options.choose_target(target),
@@ -186,8 +186,8 @@ def _command_line(name: Callable[[str], str]) -> str:
 
 
 def _text(result: Extraction, output: str, report: str | None, width: int) -> str:
-    from qdqtool.model.modelfile import MAX_PROTO_BYTES, byte_size
-    from qdqtool.render.output import wrap
+    from qdqtool.formats.output import wrap
+    from qdqtool.ir.modelfile import MAX_PROTO_BYTES, byte_size
 
     lines = wrap(f"{result.kept}.", 2, width, "")
     lines += [line for note in result.notes for line in wrap(note, 4, width, "  - ")]

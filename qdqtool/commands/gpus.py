@@ -18,7 +18,7 @@ def command(name: str | None, sources: bool, answer: options.Answer) -> int:
 
     Exit codes: 0 done, 2 no such GPU.
     """
-    from qdqtool.render.predict_text import gpus_text
+    from qdqtool.formats.predict_text import gpus_text
     from qdqtool.timing import gpus
 
     found = [gpus.chosen(name)] if name else list(gpus.gpus())

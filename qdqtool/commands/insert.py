@@ -114,7 +114,7 @@ def command(
         wanted = wanted.with_capability(
             named.cc, named.name
         )  # before the work: an unknown GPU is refused, and one of others
-    from qdqtool.base.files import reserve_output
+    from qdqtool.util.files import reserve_output
 
     for written, option in (
         (path, "-o"),
@@ -122,10 +122,10 @@ def command(
         (calib_cache, "--calib-cache"),
     ):
         reserve_output(written, option)
+    from qdqtool.formats.insertion_text import render
+    from qdqtool.formats.output import terminal_width, worded
     from qdqtool.insertion.api import insert
     from qdqtool.insertion.inputs import write_table as save_table
-    from qdqtool.render.insertion_text import render
-    from qdqtool.render.output import terminal_width, worded
 
     result = insert(
         model,
@@ -158,7 +158,7 @@ def command(
 
 
 def _next(target: Target, path: str, gpu: str | None, width: int) -> list[str]:
-    from qdqtool.render.predict_text import to_build
+    from qdqtool.formats.predict_text import to_build
 
     on_gpu = "" if gpu is None else f" --gpu {shlex.quote(gpu)}"
     again = f"next: qdqtool predict {shlex.quote(path)} --target {target.display_name}{on_gpu}"
@@ -169,7 +169,7 @@ def _paying(
     model: onnx.ModelProto, gpu: str, target: Target, width: int
 ) -> tuple[list[str], dict[str, Any]]:
     """Whether the new model is expected to be faster than in float, in lines and as JSON."""
-    from qdqtool.render.predict_text import whether_it_pays
+    from qdqtool.formats.predict_text import whether_it_pays
     from qdqtool.timing.estimate import predict_on
     from qdqtool.timing.options import TimingOptions
 

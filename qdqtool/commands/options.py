@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from qdqtool.base.file_types import model_stem
 from qdqtool.commands.usage import UsageError
 from qdqtool.errors import BuilderError, QdqtoolError
+from qdqtool.util.file_types import model_stem
 
 if TYPE_CHECKING:
     from qdqtool.trt.targets import Target
@@ -29,13 +29,13 @@ DEFAULT_TARGET = "trt10"
 
 
 class HelpCommand(click.Command):
-    """A command whose help ends with its examples (``qdqtool/knowledge/examples.toml``)."""
+    """A command whose help ends with its examples (``qdqtool/commands/examples.toml``)."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        from qdqtool.knowledge.tables import table
+        from qdqtool.util.tables import read_sections
 
         with formatter.section("Examples"):
-            for example in table("examples")[str(self.name)]:
+            for example in read_sections(Path(__file__).with_name("examples.toml"))[str(self.name)]:
                 formatter.write(f"  # {example['says']}\n  {example['run']}\n")
 
 
@@ -218,7 +218,7 @@ class Answer:
         Raises:
             QdqtoolError: The file cannot be written, or stdout is closed.
         """
-        from qdqtool.render.output import emit, terminal_width, to_json
+        from qdqtool.formats.output import emit, terminal_width, to_json
 
         if self.form == "json":
             emit(to_json(data()), self.output)

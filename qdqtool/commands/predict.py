@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
-from qdqtool.base.text import as_line
 from qdqtool.commands import options
 from qdqtool.commands.usage import UsageError
 from qdqtool.errors import QdqtoolError
 from qdqtool.types import Prediction
+from qdqtool.util.text import as_line
 
 if TYPE_CHECKING:
-    from qdqtool.model.graph import Model
+    from qdqtool.ir.graph import Model
     from qdqtool.timing.estimate import TimeEstimate
     from qdqtool.trt.targets import Target
 
@@ -114,12 +114,12 @@ def command(
     model = tuple(dict.fromkeys(model))  # a run of SARIF for each, none twice
     patterns = [_pattern(text) for text in required]
     codes = [_code(text) for text in fail_on]
-    from qdqtool.base.files import record_input, reserve_output
-    from qdqtool.base.said import of_error
-    from qdqtool.explain.ways import way_named
+    from qdqtool.findings.ways import way_named
+    from qdqtool.formats.output import as_options, emit, terminal_width, to_json
     from qdqtool.prediction import predict
-    from qdqtool.render.output import as_options, emit, terminal_width, to_json
     from qdqtool.timing.options import TimingOptions
+    from qdqtool.util.files import record_input, reserve_output
+    from qdqtool.util.said import of_error
 
     chosen = options.choose_target(target, strongly_typed)
     request = TimingOptions(**timing)
@@ -199,7 +199,7 @@ def command(
             fields["for"] = building.as_json(chosen.name)
         emit(to_json(fields), answer.output)
     elif answer.form in ("sarif", "markdown"):
-        from qdqtool.render import annotations
+        from qdqtool.formats import annotations
 
         checked = {
             path: annotations.Checked(path, chosen.name, None, [damaged[path]]) for path in damaged
@@ -214,7 +214,7 @@ def command(
         )
         emit(text, answer.output)
     else:
-        from qdqtool.render.predict_text import has_int8, render, to_build
+        from qdqtool.formats.predict_text import has_int8, render, to_build
 
         width = 100 if answer.output else terminal_width()
         texts = []
@@ -280,7 +280,7 @@ def _pattern(text: str) -> re.Pattern[str]:
 def _code(text: str) -> str:
     if text.lower() in _SEVERITIES:
         return text.lower()
-    from qdqtool.explain import codes
+    from qdqtool.findings import codes
 
     found = codes.find(text)
     if found is None:

@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from qdqtool.base.file_types import is_model_name, model_stem
-from qdqtool.base.files import reserve_output
 from qdqtool.commands import options
 from qdqtool.commands.usage import UsageError
+from qdqtool.util.file_types import is_model_name, model_stem
+from qdqtool.util.files import reserve_output
 
 
 @click.command("report", cls=options.HelpCommand)
@@ -62,8 +62,8 @@ def command(
 
     Exit codes: 0 done, 2 bad input.
     """
-    from qdqtool.render.reporting.api import report
-    from qdqtool.render.reporting.page import require
+    from qdqtool.reporting.api import report
+    from qdqtool.reporting.page import require
 
     require()
     others = [f for f in files if is_model_name(f)]

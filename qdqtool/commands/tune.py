@@ -146,17 +146,17 @@ def command(
             parameter="gpu",
         )
     path = options.quantized_path(model, output)
-    from qdqtool.base.files import is_stream, reserve_output
+    from qdqtool.util.files import is_stream, reserve_output
 
     if state is None and not no_state and not is_stream(Path(path)):
         state = f"{path}.tuning"
 
     for written, option in ((path, "-o"), (result, "--result"), (state, "--state")):
         reserve_output(written, option)
-    from qdqtool.base.text import as_line
-    from qdqtool.render.insertion_text import render_tuning
-    from qdqtool.render.output import as_options, worded
+    from qdqtool.formats.insertion_text import render_tuning
+    from qdqtool.formats.output import as_options, worded
     from qdqtool.tuning.api import tune
+    from qdqtool.util.text import as_line
 
     with contextlib.redirect_stdout(
         sys.stderr

@@ -55,8 +55,8 @@ def command(
 
     Exit code 0: all agrees. 1: something does not. 2: unusable input, or the build shows only a part.
     """
-    from qdqtool.base.files import reserve_output
-    from qdqtool.render.build_text import render_verification
+    from qdqtool.formats.build_text import render_verification
+    from qdqtool.util.files import reserve_output
     from qdqtool.verification.api import exit_code
 
     reserve_output(answer.output, "-o")

@@ -17,18 +17,18 @@ from typing import Protocol
 
 import onnx
 
-from qdqtool.base import limits
-from qdqtool.base.notes import Note, Remark
-from qdqtool.base.said import Said, said
-from qdqtool.base.subprocesses import run_command, temporary_folder
-from qdqtool.builders.child import Child
-from qdqtool.builders.run import build_with, log_names, read_log
+from qdqtool.builders.compiler_process import CompilerProcess
+from qdqtool.builders.run import build_with_package, log_names, read_log
 from qdqtool.buildlog.agreement import MismatchKind
 from qdqtool.errors import BuilderError, QdqtoolError
-from qdqtool.model.graph import Model
-from qdqtool.model.modelfile import write_model
+from qdqtool.ir.graph import Model
+from qdqtool.ir.modelfile import write_model
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import RTX
+from qdqtool.util import limits
+from qdqtool.util.notes import Note, Remark
+from qdqtool.util.said import Said, said
+from qdqtool.util.subprocesses import run_command, temporary_folder
 from qdqtool.verification.build_model import BuiltModel, build_model, compare, mapped, status_agrees
 
 TIMEOUT = 600.0  # seconds for one build
@@ -102,7 +102,7 @@ class BuilderCheck:
         self._target = RTX.name if builder == "tensorrt-rtx" else target
         self._folder = temporary_folder("extract-")
         try:
-            self._child = Child("tensorrt_rtx") if builder == "tensorrt-rtx" else None
+            self._child = CompilerProcess("tensorrt_rtx") if builder == "tensorrt-rtx" else None
             self.whole = self.behaviour(proto)
         except BaseException:
             self.close()
@@ -135,7 +135,7 @@ class BuilderCheck:
         model = Model(proto)
         if self._child is not None:
             (work / "build.log").unlink(missing_ok=True)
-            result = build_with(self._child, path, work, self._builder, _SM, TIMEOUT)
+            result = build_with_package(self._child, path, work, self._builder, _SM, TIMEOUT)
             read_log(model, log_names(model), work, result)
             built = mapped(result)
         else:

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import onnx
 from onnx import helper
 
-from qdqtool.base.said import said
 from qdqtool.errors import ModelError
-from qdqtool.model import qdq
-from qdqtool.model.graph import Model, Node
-from qdqtool.model.slim import tensor_bytes, without_data
-from qdqtool.model.subgraphs import called_functions, extract_part, find_dependencies, nested_graphs
+from qdqtool.ir import qdq
+from qdqtool.ir.graph import Model, Node
+from qdqtool.proto.slim import tensor_bytes, without_data
+from qdqtool.proto.subgraphs import called_functions, extract_part, find_dependencies, nested_graphs
+from qdqtool.util.said import said
 
 _SMALL = 4096  # bytes; larger constants are put in when the part is found
 

@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING
 
 import onnx
 
-from qdqtool.base import limits
-from qdqtool.base.files import record_inputs
-from qdqtool.base.notes import Note, Remark
-from qdqtool.base.process import INTERRUPTED
-from qdqtool.base.progress import track
-from qdqtool.base.said import Said, said
-from qdqtool.base.text import listed
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.explain.alike import key
 from qdqtool.extraction.cut import Cutter, Part
 from qdqtool.extraction.moves import ALL, BYTES_FIRST, constants
 from qdqtool.extraction.options import SelectionOptions, ShrinkOptions
@@ -35,11 +27,19 @@ from qdqtool.extraction.select import (
     same,
     trim,
 )
-from qdqtool.model.graph import Model, Node
-from qdqtool.model.modelfile import ModelSource, load, load_full
+from qdqtool.findings.alike import key
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.modelfile import ModelSource, load, load_full
 from qdqtool.prediction import of_part, predict
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import ConvOutcome, Finding, Prediction
+from qdqtool.util import limits
+from qdqtool.util.files import record_inputs
+from qdqtool.util.notes import Note, Remark
+from qdqtool.util.process import INTERRUPTED
+from qdqtool.util.progress import track
+from qdqtool.util.said import Said, said
+from qdqtool.util.text import listed
 
 if TYPE_CHECKING:
     from qdqtool.extraction.checks import Check

@@ -10,10 +10,10 @@ import numpy.typing as npt
 import onnx
 from onnx import helper, numpy_helper
 
-from qdqtool.base import limits
-from qdqtool.model import qdq
-from qdqtool.model.external import to_array
-from qdqtool.model.subgraphs import STANDARD, captured_tensors, extract_part
+from qdqtool.ir import qdq
+from qdqtool.proto.external_data import to_array
+from qdqtool.proto.subgraphs import STANDARD, captured_tensors, extract_part
+from qdqtool.util import limits
 
 Move = Callable[..., Iterator[onnx.ModelProto]]
 Whole = Callable[[onnx.TensorProto], onnx.TensorProto]

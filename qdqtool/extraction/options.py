@@ -6,10 +6,10 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from qdqtool.base.checks import check_choice, check_not_text
-from qdqtool.base.said import Parameter, said
 from qdqtool.builders.options import BUILDERS
 from qdqtool.errors import QdqtoolError
+from qdqtool.util.checks import check_choice, check_not_text
+from qdqtool.util.said import Parameter, said
 
 PREDICTED_MODELS = 2000  # models to predict at most while shrinking
 CHECKED_MODELS = 400  # the same if each is built or given to the user's command

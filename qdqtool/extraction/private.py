@@ -14,6 +14,7 @@ import functools
 import itertools
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -22,19 +23,19 @@ import onnx
 from google.protobuf.message import Message
 from onnx import numpy_helper
 
-from qdqtool.base.records import record
-from qdqtool.base.said import said
 from qdqtool.errors import ModelError
 from qdqtool.extraction.select import Shown
-from qdqtool.knowledge import entry, table
-from qdqtool.model import operators, qdq
-from qdqtool.model.external import all_tensors, location_of, to_array
-from qdqtool.model.graph import Model
-from qdqtool.model.sessions import load_onnxruntime
-from qdqtool.model.subgraphs import RUN_DOMAINS, STANDARD, nested_graphs
+from qdqtool.ir import operators, qdq
+from qdqtool.ir.graph import Model
 from qdqtool.prediction import predict
+from qdqtool.proto.external_data import all_tensors, location_of, to_array
+from qdqtool.proto.subgraphs import RUN_DOMAINS, STANDARD, nested_graphs
+from qdqtool.runtime.sessions import load_onnxruntime
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import FindingCode, Precision, Prediction
+from qdqtool.util.records import record
+from qdqtool.util.said import said
+from qdqtool.util.tables import make_entry, read_sections
 
 Array = npt.NDArray[Any]
 
@@ -71,7 +72,8 @@ def masked(proto: onnx.ModelProto, random: np.random.Generator) -> None:
     model = Model(proto)
     scales = {n.input(1) for n in qdq.quantizers(model) if model.is_constant(n.input(1))}
     zeros = {n.input(2) for n in qdq.quantizers(model) if n.input(2)}
-    kept = zeros | {t for n in model.nodes if n.op in _STRUCTURE for t in n.inputs[1:]}
+    # An unset input has no name, as tensors in attributes, which are no structure.
+    kept = zeros | {t for n in model.nodes if n.op in _STRUCTURE for t in n.inputs[1:] if t}
     before = {t: v for t in sorted(scales) if (v := model.constant(t)) is not None}
     after = _new_scales(before, random)
     for name, tensor in _constants(proto):
@@ -244,7 +246,7 @@ class Public:
 
 @functools.cache
 def public() -> Public:
-    return entry(Public, table("public"), "public")
+    return make_entry(Public, read_sections(Path(__file__).with_name("public.toml")), "public")
 
 
 def is_public(text: str) -> bool:

@@ -8,16 +8,11 @@ from typing import Any
 
 import onnx
 
-from qdqtool.base import limits
-from qdqtool.base.files import InputFiles, forbid_overwrite, read_input
-from qdqtool.base.json_text import parse_json
-from qdqtool.base.notes import Note
-from qdqtool.base.text import as_line, as_text
 from qdqtool.buildlog.agreement import MismatchKind
 from qdqtool.errors import DataError
 from qdqtool.extraction.private import Private
 from qdqtool.extraction.select import Shown
-from qdqtool.model.modelfile import save
+from qdqtool.ir.modelfile import save
 from qdqtool.types import (
     TOOL_VERSION,
     VERIFICATION_SCHEMA,
@@ -26,6 +21,11 @@ from qdqtool.types import (
     Precision,
     Prediction,
 )
+from qdqtool.util import limits
+from qdqtool.util.files import InputFiles, forbid_overwrite, read_input
+from qdqtool.util.json_text import parse_json
+from qdqtool.util.notes import Note
+from qdqtool.util.text import as_line, as_text
 
 SCHEMA = "qdqtool/extraction/1"
 

@@ -10,18 +10,18 @@ from dataclasses import dataclass
 
 import onnx
 
-from qdqtool.base import limits
-from qdqtool.base.said import Said, said
 from qdqtool.errors import BuilderError, ModelError
-from qdqtool.explain.alike import key, readers_in
 from qdqtool.extraction.cut import Cutter, Part
 from qdqtool.extraction.moves import ALL, LARGE, OF_DATA, Move, copied, may_hold_sizes, pruned
 from qdqtool.extraction.options import PREDICTED_MODELS
-from qdqtool.model.external import has_data, stored_bytes
-from qdqtool.model.graph import Node
-from qdqtool.model.shapes import infer_shapes
-from qdqtool.model.slim import tensor_bytes, without_data
+from qdqtool.findings.alike import key, readers_in
+from qdqtool.ir.graph import Node
+from qdqtool.proto.external_data import has_data, stored_bytes
+from qdqtool.proto.shapes import infer_shapes
+from qdqtool.proto.slim import tensor_bytes, without_data
 from qdqtool.types import ConvOutcome, Finding, Prediction
+from qdqtool.util import limits
+from qdqtool.util.said import Said, said
 
 
 @dataclass(frozen=True)
@@ -354,7 +354,7 @@ class Shrinker:
         holds: Whether a smaller one still shows what it should; one that raises does not.
         moves: How to make it smaller; see :mod:`qdqtool.extraction.moves`.
         limit: The most models to try.
-        bounded: Whether nodes and bytes of those that are tried are limited too, see :mod:`qdqtool.base.limits`.
+        bounded: Whether nodes and bytes of those that are tried are limited too, see :mod:`qdqtool.util.limits`.
 
     Attributes:
         tried: Models tried.

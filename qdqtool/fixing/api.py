@@ -10,13 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy.typing as npt
 import onnx
 
-from qdqtool.base.files import InputFiles, forbid_overwrite, record_inputs
-from qdqtool.base.notes import Note, Remark
-from qdqtool.base.process import pause_gc
-from qdqtool.base.said import Said, of_error, said
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.explain import codes
-from qdqtool.explain.coded import TRIED, ScalesAround, fixed, fixes_of
+from qdqtool.findings import codes
+from qdqtool.findings.coded import TRIED, ScalesAround, fixed, fixes_of
 from qdqtool.fixing import compare, gains, pairs, quantizers, weights
 from qdqtool.fixing.options import FixOptions
 from qdqtool.fixing.outputs import (
@@ -27,11 +23,12 @@ from qdqtool.fixing.outputs import (
     read_samples,
 )
 from qdqtool.fixing.site import Aim, Site, Step
-from qdqtool.model.editor import Editor, remove_quantizers
-from qdqtool.model.graph import Model
-from qdqtool.model.modelfile import ModelSource, load_full, save
-from qdqtool.model.qdq import is_quantized
-from qdqtool.model.view import View
+from qdqtool.ir.editor import Editor
+from qdqtool.ir.graph import Model
+from qdqtool.ir.modelfile import ModelSource, load_full, save
+from qdqtool.ir.qdq import is_quantized
+from qdqtool.patterns.rewrites import remove_quantizers
+from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
 from qdqtool.timing.estimate import TimeEstimate, time_like
 from qdqtool.timing.parts import FixTime
@@ -40,6 +37,10 @@ from qdqtool.trt import refusals as trt
 from qdqtool.trt.rtx.operands import IntegersLost, ScalesJoined
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import TOOL_VERSION, Finding, Json, Prediction, Severity
+from qdqtool.util.files import InputFiles, forbid_overwrite, record_inputs
+from qdqtool.util.notes import Note, Remark
+from qdqtool.util.process import pause_gc
+from qdqtool.util.said import Said, of_error, said
 
 if TYPE_CHECKING:
     from calibration.options import Preprocess

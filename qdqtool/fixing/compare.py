@@ -13,18 +13,19 @@ import onnx
 from google.protobuf.message import EncodeError
 
 from calibration.session import partial_model
-from qdqtool.base import limits
-from qdqtool.base.said import said
 from qdqtool.errors import DataError
 from qdqtool.fixing import sandbox
 from qdqtool.fixing.options import FixOptions
 from qdqtool.fixing.outputs import OutputPart, is_lost, relative, sums_of_squares
 from qdqtool.fixing.sandbox import Arrays, RunError, TookTooLong, TooMuch
-from qdqtool.model import qdq, sessions
-from qdqtool.model.graph import Model
-from qdqtool.model.run_cost import estimate_run_cost
-from qdqtool.model.subgraphs import RUN_DOMAINS, STANDARD
-from qdqtool.model.view import View
+from qdqtool.ir import qdq
+from qdqtool.ir.graph import Model
+from qdqtool.patterns.view import View
+from qdqtool.proto.subgraphs import RUN_DOMAINS, STANDARD
+from qdqtool.runtime import sessions
+from qdqtool.runtime.run_cost import estimate_run_cost
+from qdqtool.util import limits
+from qdqtool.util.said import said
 
 __all__ = ["Arrays", "Noise", "NotFinite", "RunError", "Runs", "TooMuch"]
 _DYNAMIC = {0: 1}  # an unknown batch

@@ -6,11 +6,11 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from qdqtool.base.notes import Note, Remark
 from qdqtool.buildlog.names import base_name
 from qdqtool.fixing.site import Aim
-from qdqtool.model.graph import Model, Node
+from qdqtool.ir.graph import Model, Node
 from qdqtool.types import Prediction, Severity
+from qdqtool.util.notes import Note, Remark
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from qdqtool.base import limits
-from qdqtool.base.checks import check_not_text
-from qdqtool.base.said import said
 from qdqtool.errors import QdqtoolError
+from qdqtool.util import limits
+from qdqtool.util.checks import check_not_text
+from qdqtool.util.said import said
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ import onnx
 from onnx import helper
 
 from calibration.session import partial_model
-from qdqtool.base.said import said
 from qdqtool.errors import DataError
 from qdqtool.fixing.sandbox import Arrays, RunError
-from qdqtool.model.bounds import joined_parts
-from qdqtool.model.graph import Model, Node
+from qdqtool.ir.bounds import joined_parts
+from qdqtool.ir.graph import Model, Node
+from qdqtool.util.said import said
 
 if TYPE_CHECKING:
     from calibration.options import Preprocess

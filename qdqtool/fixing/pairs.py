@@ -12,24 +12,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.base.notes import Remark
-from qdqtool.explain import messages
-from qdqtool.explain.messages import number
+from qdqtool.findings import messages
+from qdqtool.findings.messages import number
 from qdqtool.fixing.site import Site, at, named, nodes_of, only
 from qdqtool.fixing.weights import dequantized
-from qdqtool.insertion.scales import LEVELS, scale_groups
-from qdqtool.model import qdq
-from qdqtool.model.bounds import find_bounds
-from qdqtool.model.editor import Editor
-from qdqtool.model.graph import Node
-from qdqtool.model.heads import find_dfl
-from qdqtool.model.operators import LayerKind, commuting_inputs, operator_of, passage
-from qdqtool.model.qdq import QuantParams
-from qdqtool.model.view import View, adds_computed
+from qdqtool.insertion.scales import LEVELS, find_scale_groups
+from qdqtool.ir import qdq
+from qdqtool.ir.bounds import find_bounds
+from qdqtool.ir.editor import Editor
+from qdqtool.ir.graph import Node
+from qdqtool.ir.operators import LayerKind, commuting_inputs, operator_of, passage
+from qdqtool.ir.qdq import QuantParams
+from qdqtool.patterns.heads import find_dfl
+from qdqtool.patterns.view import View, adds_computed
 from qdqtool.trt.faults import HeadQuantized, JoinedBehindHead, ScaleDead
 from qdqtool.trt.refusals import InsideActivation, ResidualBothQuantized, ResidualFloat
 from qdqtool.trt.targets import Target
 from qdqtool.types import Precision, Refusal
+from qdqtool.util.notes import Remark
 
 
 def _dqs(view: View, q: Node) -> list[Node]:
@@ -317,7 +317,7 @@ def scales(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site
         *(q.input(0) for q in activations.values()),
         *(t for n in view.model.ordered for t in n.outputs),
     ]
-    for group in scale_groups(view.model, tensors):
+    for group in find_scale_groups(view.model, tensors):
         readers = {n.index for tensor in group.tensors for n in view.model.consumers(tensor)}
         members = [activations[index] for index in sorted(readers & activations.keys())]
         crossed = [

@@ -7,19 +7,19 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.explain.messages import number
+from qdqtool.findings.messages import number
 from qdqtool.fixing.pairs import head_tails
 from qdqtool.fixing.site import Site, along, named, nodes_of, only
 from qdqtool.fixing.weights import dequantized
 from qdqtool.insertion import halfprecision
 from qdqtool.insertion.prepare import prepare, raise_opset
-from qdqtool.model import qdq
-from qdqtool.model.editor import Editor
-from qdqtool.model.graph import Model, Node
-from qdqtool.model.half import HALF_OPSET
-from qdqtool.model.layernorm import NORM_OPSET, fuse_layer_norms
-from qdqtool.model.qdq import QuantParams
-from qdqtool.model.view import View
+from qdqtool.ir import qdq
+from qdqtool.ir.editor import Editor
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.qdq import QuantParams
+from qdqtool.patterns.half import HALF_OPSET
+from qdqtool.patterns.layernorm import NORM_OPSET, fuse_layer_norms
+from qdqtool.patterns.view import View
 from qdqtool.trt.faults import ScaleDead
 from qdqtool.trt.targets import Target
 from qdqtool.types import BYTES, Precision, Refusal

@@ -20,9 +20,9 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.base import limits
-from qdqtool.base.said import said
-from qdqtool.model.sessions import OUT_OF_MEMORY
+from qdqtool.runtime.sessions import OUT_OF_MEMORY
+from qdqtool.util import limits
+from qdqtool.util.said import said
 
 Arrays = dict[str, npt.NDArray[Any]]
 WORKER = Path(__file__).parent / "worker.py"

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 import numpy.typing as npt
 
 from qdqtool.errors import ModelError
-from qdqtool.explain.coded import fixed, fixes_of
+from qdqtool.findings.coded import fixed, fixes_of
 from qdqtool.fixing.compare import ATOL
-from qdqtool.model.editor import Editor
-from qdqtool.model.graph import Node
-from qdqtool.model.view import View
+from qdqtool.ir.editor import Editor
+from qdqtool.ir.graph import Node
+from qdqtool.patterns.view import View
 from qdqtool.trt.targets import Target
 from qdqtool.types import Finding, FindingCode, Prediction, Refusal
 

@@ -12,17 +12,18 @@ import numpy.typing as npt
 import onnx
 
 from qdqtool.errors import ModelError
-from qdqtool.explain import messages
-from qdqtool.explain.lint.weight_granularity import find_per_tensor
+from qdqtool.findings import messages
+from qdqtool.findings.lint.weight_granularity import find_per_tensor
 from qdqtool.fixing.site import Site, along, at, named, nodes_of, only
 from qdqtool.insertion.rewrite import quantize, round_up_to_half
 from qdqtool.insertion.scales import weight_scale
-from qdqtool.model import qdq
-from qdqtool.model.constants import ConstantEvaluator
-from qdqtool.model.editor import Editor
-from qdqtool.model.graph import Node
-from qdqtool.model.operators import LayerKind, operator_of, weight_scale_axis
-from qdqtool.model.view import View, WeightSource
+from qdqtool.ir import qdq
+from qdqtool.ir.constants import ConstantEvaluator
+from qdqtool.ir.editor import Editor
+from qdqtool.ir.graph import Node
+from qdqtool.ir.operators import LayerKind, operator_of, weight_scale_axis
+from qdqtool.patterns.rewrites import copy_weights
+from qdqtool.patterns.view import View, WeightSource
 from qdqtool.trt.faults import WeightsPerTensor, WeightsStored
 from qdqtool.trt.refusals import STEPS, BatchNormNotConstant, WeightsShared
 from qdqtool.trt.targets import Target
@@ -113,7 +114,7 @@ def shared(view: View, target: Target, reported: Sequence[Refusal]) -> list[Site
             editor: Editor, found: list[tuple[Node, WeightSource]] = found, value: _Array = value
         ) -> None:
             for conv, weights in found[1:]:
-                editor.copy_weights(conv, weights, value)
+                copy_weights(editor, conv, weights, value)
 
         readers = messages.names(c.name for c, _ in found)
         sites.append(Site(source, f"'{source}': weights copied for each of {readers}", apply))

@@ -8,14 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from qdqtool import prediction
-from qdqtool.base.files import record_inputs
-from qdqtool.base.notes import Note, Remark
-from qdqtool.base.said import of_error, said
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.explain.left_float import nothing_to_quantize
-from qdqtool.explain.lint.activation_scales import outliers
-from qdqtool.explain.lint.floats import norms
-from qdqtool.explain.report import Report
+from qdqtool.findings.left_float import nothing_to_quantize
+from qdqtool.findings.lint.activation_scales import outliers
+from qdqtool.findings.lint.floats import norms
+from qdqtool.findings.report import Report
 from qdqtool.insertion import halfprecision
 from qdqtool.insertion.inputs import (
     change_inputs,
@@ -45,23 +42,32 @@ from qdqtool.insertion.options import (
 from qdqtool.insertion.placement import place
 from qdqtool.insertion.prepare import MIN_OPSET, fold_leading, prepare
 from qdqtool.insertion.result import Insertion
-from qdqtool.insertion.rewrite import ActivationScale, rewrite
-from qdqtool.insertion.rules import placed_for
-from qdqtool.insertion.scales import LEVELS, GroupScale, MethodChoice, choose_scale, scale_groups
+from qdqtool.insertion.rewrite import ActivationScale, insert_pairs
+from qdqtool.insertion.rules import choose_placement
+from qdqtool.insertion.scales import (
+    LEVELS,
+    GroupScale,
+    MethodChoice,
+    choose_scale,
+    find_scale_groups,
+)
 from qdqtool.insertion.smoothing import Smoothed, smooth
-from qdqtool.model.graph import EDITED, Model
-from qdqtool.model.half import HALF_OPSET, WIDE
-from qdqtool.model.layernorm import (
+from qdqtool.ir.graph import EDITED, Model
+from qdqtool.ir.modelfile import ModelSource, load_full
+from qdqtool.ir.qdq import is_quantized
+from qdqtool.patterns.half import HALF_OPSET, WIDE
+from qdqtool.patterns.layernorm import (
     computes_in_fp16,
     find_decomposed_layer_norms,
     find_sums_of_squares,
     layer_norm_inputs,
 )
-from qdqtool.model.modelfile import ModelSource, load_full
-from qdqtool.model.qdq import is_quantized
-from qdqtool.model.view import View
+from qdqtool.patterns.view import View
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import Finding, Json, Prediction, QuantizedTensor, Severity
+from qdqtool.util.files import record_inputs
+from qdqtool.util.notes import Note, Remark
+from qdqtool.util.said import of_error, said
 
 if TYPE_CHECKING:
     from calibration import Statistics
@@ -207,7 +213,7 @@ def _insert(
     work, half, notes, warnings = prepared(
         model, loaded, chosen, options.placement.weights, network.high_precision
     )
-    rules, placement = placed_for(work, options.placement, chosen)
+    rules, placement = choose_placement(work, options.placement, chosen)
     notes.extend(placement.notes)
     smoothed: list[Smoothed] = []
     if network.smooth is not None:
@@ -218,10 +224,10 @@ def _insert(
     if smoothed:
         work.sha256 = None  # statistics of the model as it was do not fit
         placement = place(work, rules)
-    if not placement.readers:
+    if not placement.inputs:
         raise nothing_to_quantize(placement.skipped, source or "model")
-    groups = scale_groups(work, placement.readers, options.placement.unify)
-    methods = MethodChoice.chosen(ranges)
+    groups = find_scale_groups(work, placement.inputs, options.placement.unify)
+    methods = MethodChoice.from_options(ranges)
     methods.check([t for g in groups for t in g.tensors])
     statistics = None
     if calib_table is not None:
@@ -249,7 +255,7 @@ def _insert(
             scale, warned = choose_scale(group, statistics, methods)
             found.append(scale)
             warnings.extend(warned)
-    tied = [s for s in found if s.group.tied]
+    tied = [s for s in found if s.group.is_shared]
     calibration["methods"] = dict(Counter(s.method for s in found for _ in s.group.quantized))
     calibration["powers"] = {
         t: round(s.power, 2) for s in found if s.power for t in s.group.quantized
@@ -260,7 +266,7 @@ def _insert(
         for s in found
         for t in s.group.quantized
     }
-    quantized = rewrite(work, placement, scales, options.placement.weights)
+    quantized = insert_pairs(work, placement, scales, options.placement.weights)
     findings = (
         [] if statistics is None else _of_outliers(work, found, quantized, statistics, chosen)
     )

@@ -15,17 +15,17 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from qdqtool.base.notes import Note, Remark
 from qdqtool.insertion.rewrite import round_up_to_half
 from qdqtool.insertion.scales import GroupScale
-from qdqtool.model import qdq
-from qdqtool.model.editor import Editor
-from qdqtool.model.external import to_array
-from qdqtool.model.graph import Model, Node
-from qdqtool.model.half import find_fp16_nodes, keeps_float32
-from qdqtool.model.layernorm import fuse_layer_norms
-from qdqtool.model.subgraphs import nested_graphs, rename_tensors
+from qdqtool.ir import qdq
+from qdqtool.ir.editor import Editor
+from qdqtool.ir.graph import Model, Node
+from qdqtool.patterns.half import find_fp16_nodes, keeps_float32
+from qdqtool.patterns.layernorm import fuse_layer_norms
+from qdqtool.proto.external_data import to_array
+from qdqtool.proto.subgraphs import nested_graphs, rename_tensors
 from qdqtool.types import QuantizedTensor
+from qdqtool.util.notes import Note, Remark
 
 _RAISED = 1.01  # times, from which on a scale that FP16 holds is another one
 _LEAST = float(np.finfo(np.float16).smallest_subnormal)

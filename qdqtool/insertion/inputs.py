@@ -21,17 +21,24 @@ import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto, helper
 
-from qdqtool.base.notes import Note, Remark
-from qdqtool.base.said import said
 from qdqtool.errors import DataError, ModelError, QdqtoolError
 from qdqtool.insertion.options import CacheOptions, ClusterOptions, ImageOptions
-from qdqtool.insertion.placement import class_outputs
-from qdqtool.insertion.scales import LEVELS, GroupScale, Member, ScaleGroup, known_scale, positive
-from qdqtool.model.editor import Editor
-from qdqtool.model.graph import Model, Node
-from qdqtool.model.qdq import QUANTIZABLE
+from qdqtool.insertion.placement import find_class_outputs
+from qdqtool.insertion.scales import (
+    LEVELS,
+    GroupMember,
+    GroupScale,
+    ScaleGroup,
+    clamp_scale,
+    fixed_scale,
+)
+from qdqtool.ir.editor import Editor
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.qdq import QUANTIZABLE
 from qdqtool.trt.targets import Target
 from qdqtool.types import Json
+from qdqtool.util.notes import Note, Remark
+from qdqtool.util.said import said
 
 if TYPE_CHECKING:
     from calibration import Statistics
@@ -94,7 +101,7 @@ def check_input_type(kind: str, target: Target) -> None:
 
 
 def change_inputs(model: Model, kind: str, preprocess: Preprocess) -> list[Note]:
-    """Turns the float inputs of a model that :func:`qdqtool.insertion.rewrite.rewrite` made into integers, in place.
+    """Turns the float inputs of a model that :func:`qdqtool.insertion.rewrite.insert_pairs` made into integers, in place.
 
     Returns:
         What to feed, one sentence for each input.
@@ -281,7 +288,7 @@ def collect_for(
     images, cache = images or ImageOptions(), cache or CacheOptions()
     cluster = cluster or ClusterOptions()
     tensors = list(dict.fromkeys(t for g in groups for t in g.sources))
-    scores = class_outputs(model)
+    scores = find_class_outputs(model)
     statistics = collect(
         model,
         data,
@@ -324,7 +331,7 @@ def scales_from_table(
     result = []
     for group in groups:
         if group.largest is not None:
-            result.append(known_scale(group, group.largest))
+            result.append(fixed_scale(group, group.largest))
             continue
         known = {t: table[t] for t in group.tensors if table.get(t, 0.0) > 0.0}
         if not known:
@@ -335,8 +342,10 @@ def scales_from_table(
                 parameter="calib_table",
                 node=group.quantized[0],
             )
-        scale = positive(max(known.values()))
-        members = tuple(Member(t, s * LEVELS, 0.0) for t, s in known.items() if t in group.sources)
+        scale = clamp_scale(max(known.values()))
+        members = tuple(
+            GroupMember(t, s * LEVELS, 0.0) for t, s in known.items() if t in group.sources
+        )
         result.append(GroupScale(group, scale, "table", members))
     return result
 

@@ -1,7 +1,7 @@
 """What limits the accuracy of a Q/DQ model: the activations whose quantization costs most, measured at the outputs.
 
 On a few calibration samples the network runs with all activations float, with all quantized, and with all but one
-quantized (:mod:`qdqtool.insertion.switched`). Which ones are tried is decided by the error inside the tensors.
+quantized (:mod:`qdqtool.insertion.switchable_network`). Which ones are tried is decided by the error inside the tensors.
 
 The error of an output map is the root of the squared difference to the run with float activations, over the variance
 of that run, at the positions where the network looks (all positions, where that is not known); the mean over the
@@ -19,20 +19,20 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqtool.base.threads import SharedTasks, run_threads
 from qdqtool.errors import ModelError
 from qdqtool.insertion.options import ImageOptions
-from qdqtool.insertion.placement import class_outputs
-from qdqtool.insertion.switched import Feeds, SwitchedNetwork
-from qdqtool.model.editor import Editor, with_nodes
-from qdqtool.model.graph import EDITED, Model
-from qdqtool.model.half import find_fp16_nodes
-from qdqtool.model.heads import find_head
-from qdqtool.model.qdq import is_dq
-from qdqtool.model.run_cost import peak_activation_bytes, with_input_shapes
-from qdqtool.model.sessions import core_count
-from qdqtool.model.slim import without_large_weights
+from qdqtool.insertion.placement import find_class_outputs
+from qdqtool.insertion.switchable_network import Feeds, SwitchableNetwork
+from qdqtool.ir.editor import Editor, with_nodes
+from qdqtool.ir.graph import EDITED, Model
+from qdqtool.ir.qdq import is_dq
+from qdqtool.patterns.half import find_fp16_nodes
+from qdqtool.patterns.heads import find_head
+from qdqtool.proto.slim import without_large_weights
+from qdqtool.runtime.run_cost import peak_activation_bytes, with_input_shapes
+from qdqtool.runtime.sessions import core_count
 from qdqtool.types import Json, Prediction, QuantizedTensor
+from qdqtool.util.threads import SharedTasks, run_threads
 
 if TYPE_CHECKING:
     from calibration import FocusMap, TensorStatistics
@@ -159,7 +159,7 @@ def measure(
     dataset = open_data(
         data, input_specs(model), images.preprocess or Preprocess(), count, images.size
     )
-    scores = class_outputs(model)
+    scores = find_class_outputs(model)
     focus = Focus(scores) if scores else None  # they are outputs: last convolutions as well
     first = next(iter(dataset), None)
     if first is None:
@@ -170,8 +170,8 @@ def measure(
     held = peak_activation_bytes(fed)
     at_once = max(1, min(count, worker_count(held, core_count())))
 
-    def opened(alone: Sequence[QuantizedTensor]) -> SwitchedNetwork:
-        found = SwitchedNetwork(
+    def opened(alone: Sequence[QuantizedTensor]) -> SwitchableNetwork:
+        found = SwitchableNetwork(
             model, activations, alone, compared_tensors(model), max(1, core_count() // at_once)
         )
         return_freed_memory()
@@ -201,7 +201,7 @@ def measure(
                 loaded = load()
                 if loaded is not None:
                     before, each = compared(number, loaded[0]), {}
-                    runs = network.runs(loaded[0], left_out)
+                    runs = network.run_each(loaded[0], left_out)
                     while not tasks.stopped and (run := next(runs, None)):
                         each[run[0]] = before.error(run[1])
                     put((number, each))
@@ -497,9 +497,9 @@ def _runs(
 ) -> Iterator[list[dict[str, npt.NDArray[Any]]]]:
     """The tensors of each model, as float32 unless they are wanted exactly, for one sample after the other."""
     from calibration import Preprocess, open_data
-    from calibration.session import Fetcher, input_specs, open_session
+    from calibration.session import TensorFetcher, input_specs, open_session
 
-    fetchers = [Fetcher(open_session(model, tensors, core_count())) for model in models]
+    fetchers = [TensorFetcher(open_session(model, tensors, core_count())) for model in models]
     preprocess = images.preprocess or Preprocess()
     for sample in open_data(data, input_specs(models[0]), preprocess, samples, images.size):
         yield [

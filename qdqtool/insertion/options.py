@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from qdqtool.base.checks import check_choice, check_not_text
+from qdqtool.util.checks import check_choice, check_not_text
 
 if TYPE_CHECKING:
     from calibration.options import Preprocess

@@ -18,11 +18,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx
 
-from qdqtool.base.checks import compile_pattern
-from qdqtool.base.notes import Note, Remark
-from qdqtool.base.said import Parameter, said
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.explain.left_float import (
+from qdqtool.findings.left_float import (
     PLACEMENT,
     Excluded,
     FloatForAccuracy,
@@ -44,27 +41,35 @@ from qdqtool.explain.left_float import (
     WeightsType,
     nothing_to_quantize,
 )
-from qdqtool.explain.lint.operators import depthwise, large_kernel
+from qdqtool.findings.lint.operators import depthwise, large_kernel
 from qdqtool.insertion.options import PlacementOptions
 from qdqtool.insertion.prepare import Products
 from qdqtool.insertion.structure import (
-    all_dequantized,
-    longest_path,
-    moved,
-    reached,
+    branch_lengths,
+    commuting_outputs,
+    has_only_quantized_consumers,
+    walk_tensors,
     weight_scale_axis,
 )
-from qdqtool.model.graph import Model, Node
-from qdqtool.model.heads import convolutions_upstream, find_attentions, find_coordinates, find_head
-from qdqtool.model.operators import WEIGHTED, LayerKind, is_sum, operator_of, pooling_type
-from qdqtool.model.pointwise import activation_outputs
-from qdqtool.model.qdq import QUANTIZABLE, is_sparse
-from qdqtool.model.sizes import contraction
-from qdqtool.model.subgraphs import DOMAINS, nested_graphs
-from qdqtool.model.view import View
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.operators import WEIGHTED, LayerKind, is_sum, operator_of, pooling_type
+from qdqtool.ir.qdq import QUANTIZABLE, is_sparse
+from qdqtool.ir.sizes import contraction
+from qdqtool.patterns.heads import (
+    convolutions_upstream,
+    find_attentions,
+    find_coordinates,
+    find_head,
+)
+from qdqtool.patterns.pointwise import activation_outputs
+from qdqtool.patterns.view import View
+from qdqtool.proto.subgraphs import DOMAINS, nested_graphs
 from qdqtool.trt import detect
 from qdqtool.trt.taken import find_float_fusions
 from qdqtool.types import Refusal
+from qdqtool.util.checks import compile_pattern
+from qdqtool.util.notes import Note, Remark
+from qdqtool.util.said import Parameter, said
 
 _DETECTOR = 2  # last convolutions that make a network without a DFL a detector
 _Around = tuple[list[int], Refusal | None]
@@ -72,7 +77,7 @@ _Around = tuple[list[int], Refusal | None]
 
 
 @dataclass(frozen=True)
-class Rules:
+class PlacementRules:
     """What the user and the target choose.
 
     Attributes:
@@ -107,7 +112,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Reader:
+class QuantizedInput:
     """A node input that will read a dequantized tensor; ``role`` is ``input`` or ``residual``."""
 
     node: Node
@@ -128,20 +133,20 @@ class WeightSite:
 class Placement:
     """The decision. ``readers`` goes from a tensor to the inputs that read it dequantized, in graph order."""
 
-    readers: dict[str, list[Reader]] = field(default_factory=dict)
+    inputs: dict[str, list[QuantizedInput]] = field(default_factory=dict)
     weights: list[WeightSite] = field(default_factory=list)
     skipped: list[SkippedNode] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
 
     def indices(self, tensor: str) -> set[int]:
         """The nodes that will read a tensor dequantized."""
-        return {r.node.index for r in self.readers.get(tensor, ())}
+        return {r.node.index for r in self.inputs.get(tensor, ())}
 
     def add(self, tensor: str, node: Node, position: int, role: str = "input") -> None:
-        self.readers.setdefault(tensor, []).append(Reader(node, position, role))
+        self.inputs.setdefault(tensor, []).append(QuantizedInput(node, position, role))
 
 
-def place(model: Model, rules: Rules) -> Placement:
+def place(model: Model, rules: PlacementRules) -> Placement:
     """Decides what is quantized in a float model.
 
     Raises:
@@ -153,7 +158,9 @@ def place(model: Model, rules: Rules) -> Placement:
     if rules.attention == "int8" and not chosen.attention:
         placement.notes.append(Remark.NO_ATTENTION())
     preset = {
-        i: part for i, part in float_nodes(model, rules.head).items() if i not in chosen.attention
+        i: part
+        for i, part in find_head_float_nodes(model, rules.head).items()
+        if i not in chosen.attention
     }
     if rules.attention != "int8":
         preset |= dict.fromkeys(chosen.attention, Part.ATTENTION)
@@ -170,16 +177,16 @@ def place(model: Model, rules: Rules) -> Placement:
     if not any(n.op in WEIGHTED for n in model.nodes):
         raise nothing_to_quantize(placement.skipped, model.path or "model", found=False)
     _place_around(model, placement, chosen)
-    roles = {r.role for readers in placement.readers.values() for r in readers}
+    roles = {r.role for readers in placement.inputs.values() for r in readers}
     if rules.residual in ("skip", "both") and "residual" not in roles:
         placement.notes.append(Remark.NO_RESIDUAL(residual=rules.residual))
     order = {n.index: i for i, n in enumerate(model.ordered)}
-    for readers in placement.readers.values():
+    for readers in placement.inputs.values():
         readers.sort(key=lambda r: (order[r.node.index], r.position))
     return placement
 
 
-def float_nodes(model: Model, choice: str) -> dict[int, Part]:
+def find_head_float_nodes(model: Model, choice: str) -> dict[int, Part]:
     """Nodes that the head preset leaves float, with what they are; ``choice`` is that of the option ``head``."""
     if choice == "none":
         return {}
@@ -208,7 +215,7 @@ def float_nodes(model: Model, choice: str) -> dict[int, Part]:
     return result
 
 
-def is_averaging(model: Model, node: Node) -> bool:
+def is_average_pooling(model: Model, node: Node) -> bool:
     """Whether a node is a pooling that averages, or a reduction that TensorRT turns into one."""
     known = operator_of(node)
     return known.averages and (
@@ -220,7 +227,7 @@ def can_be_quantized(model: Model, node: Node) -> bool:
     """Whether placement decides about a node at all: weights, averaging poolings and sums of two tensors."""
     return (
         operator_of(node).weights is not None
-        or is_averaging(model, node)
+        or is_average_pooling(model, node)
         or (is_sum(node) and len(node.inputs) == 2)
     )
 
@@ -228,7 +235,7 @@ def can_be_quantized(model: Model, node: Node) -> bool:
 class _Choice:
     """The user's patterns, checked against the model."""
 
-    def __init__(self, model: Model, rules: Rules) -> None:
+    def __init__(self, model: Model, rules: PlacementRules) -> None:
         self.rules = rules
         candidates = [n for n in model.nodes if can_be_quantized(model, n)]
         self.excluded = _matches(candidates, rules.exclude, "exclude")
@@ -335,7 +342,9 @@ def _place_weighted(
     placement.weights.append(WeightSite(node, weight, axis))
 
 
-def _impossible(model: Model, node: Node, rules: Rules, varying: frozenset[str]) -> Refusal | None:
+def _impossible(
+    model: Model, node: Node, rules: PlacementRules, varying: frozenset[str]
+) -> Refusal | None:
     """Why TensorRT cannot run a node in INT8."""
     data, weight, name = node.input(0), node.input(1), node.name
     if node.domain not in DOMAINS:
@@ -384,7 +393,7 @@ def _small(model: Model, node: Node) -> Refusal | None:
     return SmallConvolution(PLACEMENT, node.name, per_group, out, tuple(kernel))
 
 
-def _failing(model: Model, node: Node, rules: Rules) -> Refusal | None:
+def _failing(model: Model, node: Node, rules: PlacementRules) -> Refusal | None:
     """Forms that the prediction advises to leave float: patch embeddings, depthwise ones into an Add or SiLU."""
     if operator_of(node).kind != LayerKind.CONVOLUTION:
         return None
@@ -406,7 +415,7 @@ def _failing(model: Model, node: Node, rules: Rules) -> Refusal | None:
 
 def _place_around(model: Model, placement: Placement, chosen: _Choice) -> None:
     """Residual Adds and averaging pools; one can make the next one worth while, so until nothing changes."""
-    quantized = {r.node.index for readers in placement.readers.values() for r in readers}
+    quantized = {r.node.index for readers in placement.inputs.values() for r in readers}
     open_nodes = [
         n
         for n in reversed(model.ordered)
@@ -433,7 +442,7 @@ def _place_around(model: Model, placement: Placement, chosen: _Choice) -> None:
 
 
 def _residual(
-    model: Model, node: Node, placement: Placement, rules: Rules, quantized: set[int]
+    model: Model, node: Node, placement: Placement, rules: PlacementRules, quantized: set[int]
 ) -> _Around:
     inputs = node.inputs
     if inputs[0] == inputs[1] or any(model.is_constant(t) for t in inputs):
@@ -456,11 +465,11 @@ def _residual(
         return [], None  # a broadcast, not a residual
     if not _leads_to_quantized(model, node.output, placement):
         return [], ResultFloat(PLACEMENT, node.name, False)
-    if not all_dequantized(model, node.output, placement.indices):
+    if not has_only_quantized_consumers(model, node.output, placement.indices):
         return [], ResultFloat(PLACEMENT, node.name, True)
     side = sides[0]
     if len(sides) == 2:  # the longer way is the convolution's side, as ModelOpt chooses
-        first, second = longest_path(model, inputs[0], inputs[1])
+        first, second = branch_lengths(model, inputs[0], inputs[1])
         side = 0 if first > second else 1
     bare = [
         i
@@ -483,22 +492,26 @@ def _residual(
 
 
 def _pool(
-    model: Model, node: Node, placement: Placement, rules: Rules, quantized: set[int]
+    model: Model, node: Node, placement: Placement, rules: PlacementRules, quantized: set[int]
 ) -> _Around:
     if not _leads_to_quantized(model, node.output, placement):
         return [], None
     if not _comes_from_quantized(model, node.input(0), quantized):
         return [], NoNeighbour(PLACEMENT, node.name)
     tensor = node.input(0)
-    if not all_dequantized(model, tensor, lambda name: placement.indices(name) | {node.index}):
+    if not has_only_quantized_consumers(
+        model, tensor, lambda name: placement.indices(name) | {node.index}
+    ):
         return [], InputFloat(PLACEMENT, node.name)
     return [0], None
 
 
 def _leads_to_quantized(model: Model, tensor: str, placement: Placement) -> bool:
     """Whether a tensor, its activation, or what moves its values is quantized."""
-    behind = reached(tensor, lambda t: (*activation_outputs(model, t), *moved(model, t)))
-    return any(name in placement.readers for name in behind)
+    behind = walk_tensors(
+        tensor, lambda t: (*activation_outputs(model, t), *commuting_outputs(model, t))
+    )
+    return any(name in placement.inputs for name in behind)
 
 
 def _comes_from_quantized(model: Model, tensor: str, quantized: set[int]) -> bool:
@@ -508,11 +521,13 @@ def _comes_from_quantized(model: Model, tensor: str, quantized: set[int]) -> boo
         node = model.producer(name)
         return (
             ()
-            if node is None or operator_of(node).weights is not None or is_averaging(model, node)
+            if node is None
+            or operator_of(node).weights is not None
+            or is_average_pooling(model, node)
             else node.inputs
         )
 
-    makers = (model.producer(name) for name in reached(tensor, above))
+    makers = (model.producer(name) for name in walk_tensors(tensor, above))
     return any(node is not None and node.index in quantized for node in makers)
 
 
@@ -524,7 +539,7 @@ _CALCULATES = (
 )
 
 
-def class_outputs(model: Model) -> tuple[str, ...]:
+def find_class_outputs(model: Model) -> tuple[str, ...]:
     """Class outputs [n, classes, h, w] of a detector, logits; empty where none are recognised."""
     head = find_head(model)
     found: dict[str, None] = {}
@@ -543,6 +558,6 @@ def _goes_out(model: Model, node: Node) -> bool:
     """Whether nothing calculates with a node's output before it leaves the network or is sorted."""
     return not any(
         operator_of(reader).kind in _CALCULATES
-        for name in reached(node.output, lambda t: moved(model, t))
+        for name in walk_tensors(node.output, lambda t: commuting_outputs(model, t))
         for reader in model.consumers(name)
     )

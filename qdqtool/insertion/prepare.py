@@ -25,20 +25,20 @@ import numpy.typing as npt
 import onnx
 from onnx import helper
 
-from qdqtool.base.notes import Note, Remark
-from qdqtool.base.text import reason_of
 from qdqtool.errors import ModelError
-from qdqtool.explain.left_float import Unwritten
+from qdqtool.findings.left_float import Unwritten
 from qdqtool.insertion.structure import is_convolution
-from qdqtool.model.constants import ConstantEvaluator
-from qdqtool.model.editor import Editor
-from qdqtool.model.graph import Model, Node
-from qdqtool.model.operators import LayerKind, operator_of, output_axis
-from qdqtool.model.shapes import convert_opset, infer_types
-from qdqtool.model.sizes import Contraction, contraction
-from qdqtool.model.slim import without_large_weights
-from qdqtool.model.subgraphs import DOMAINS, STANDARD
-from qdqtool.model.view import View
+from qdqtool.ir.constants import ConstantEvaluator
+from qdqtool.ir.editor import Editor
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.operators import LayerKind, operator_of, output_axis
+from qdqtool.ir.sizes import Contraction, contraction
+from qdqtool.patterns.view import View
+from qdqtool.proto.shapes import convert_opset, infer_types
+from qdqtool.proto.slim import without_large_weights
+from qdqtool.proto.subgraphs import DOMAINS, STANDARD
+from qdqtool.util.notes import Note, Remark
+from qdqtool.util.text import reason_of
 
 _Floats = npt.NDArray[np.float64]
 _TEXTS = "OSU"  # kinds of numpy types

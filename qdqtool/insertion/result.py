@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 
 import onnx
 
-from qdqtool.base.files import InputFiles, forbid_overwrite
-from qdqtool.base.notes import Note
-from qdqtool.explain.left_float import SkippedNode
+from qdqtool.findings.left_float import SkippedNode
 from qdqtool.insertion.losses import Fidelity, Losses
 from qdqtool.insertion.scales import GroupScale
 from qdqtool.insertion.smoothing import Smoothed
-from qdqtool.model.modelfile import save
+from qdqtool.ir.modelfile import save
 from qdqtool.trt.targets import DEFAULT_TARGET
 from qdqtool.types import INSERTION_SCHEMA, TOOL_VERSION, Finding, Json, Prediction, QuantizedTensor
+from qdqtool.util.files import InputFiles, forbid_overwrite
+from qdqtool.util.notes import Note
 
 
 @dataclass(repr=False)

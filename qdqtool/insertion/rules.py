@@ -5,40 +5,42 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from qdqtool.base.records import replaced
 from qdqtool.errors import QdqtoolError
-from qdqtool.explain import codes
-from qdqtool.explain.coded import MADE
+from qdqtool.findings import codes
+from qdqtool.findings.coded import MADE
 from qdqtool.insertion.options import PlacementOptions
-from qdqtool.insertion.placement import Placement, Reader, Rules, WeightSite, place
-from qdqtool.insertion.rewrite import ActivationScale, rewrite
-from qdqtool.insertion.scales import ScaleGroup, scale_groups
-from qdqtool.model.graph import EDITED, Model
-from qdqtool.model.slim import without_large_weights
+from qdqtool.insertion.placement import Placement, PlacementRules, QuantizedInput, WeightSite, place
+from qdqtool.insertion.rewrite import ActivationScale, insert_pairs
+from qdqtool.insertion.scales import ScaleGroup, find_scale_groups
+from qdqtool.ir.graph import EDITED, Model
+from qdqtool.proto.slim import without_large_weights
 from qdqtool.trt.faults import DepthwiseAdd, DepthwiseSilu, LargeKernel
 from qdqtool.trt.outcome import simulate_without_alternatives
 from qdqtool.trt.targets import Target
 from qdqtool.types import Prediction, Severity
+from qdqtool.util.records import replaced
 
 OPTIONS = (
     "both",
     "skip",
 )  # the first is taken where both are worth the same: seen with a YOLOv8 on TensorRT 8.4
-Worth = tuple[int, int, int]
+Rating = tuple[int, int, int]
 
 
-def placed_for(model: Model, placing: PlacementOptions, target: Target) -> tuple[Rules, Placement]:
+def choose_placement(
+    model: Model, placing: PlacementOptions, target: Target
+) -> tuple[PlacementRules, Placement]:
     """The rules for a prepared model, and what they place; errors are those of :func:`place`."""
-    rules, placement = rules_for(model, placing, target)
+    rules, placement = choose_rules(model, placing, target)
     return rules, placement or place(model, rules)
 
 
-def rules_for(
+def choose_rules(
     model: Model, placing: PlacementOptions, target: Target
-) -> tuple[Rules, Placement | None]:
+) -> tuple[PlacementRules, Placement | None]:
     """The rules that the user's choices and the target's abilities make for a prepared model; and what they place,
     where that was looked for to find them."""
-    rules = Rules(
+    rules = PlacementRules(
         placing.head,
         placing.residual,
         OPTIONS[0],
@@ -55,12 +57,12 @@ def rules_for(
             and held.severity != Severity.INFO
         ],
     )
-    option, placement = after_activation(model, rules, target, placing.unify)
+    option, placement = choose_residual_inputs(model, rules, target, placing.unify)
     return replace(rules, residual_after_activation=option), placement
 
 
-def after_activation(
-    model: Model, rules: Rules, target: Target, unify: bool
+def choose_residual_inputs(
+    model: Model, rules: PlacementRules, target: Target, unify: bool
 ) -> tuple[str, Placement | None]:
     """The residual inputs to quantize behind an activation: that option of which the worse outcome is the better one.
 
@@ -89,7 +91,7 @@ def after_activation(
     ]
     for option, placement in zip(OPTIONS, placements, strict=True):
         try:
-            slim = sketch(model, placement, scale_groups(model, placement.readers, unify))
+            slim = sketch(model, placement, find_scale_groups(model, placement.inputs, unify))
             worst = _worst(slim, placement, target, reached)
         except QdqtoolError:  # a graph that cannot be simulated is placed for as the evidence says
             return OPTIONS[0], first
@@ -99,10 +101,10 @@ def after_activation(
 
 
 def _worst(
-    slim: Model, placement: Placement, target: Target, reached: Worth | None
-) -> Worth | None:
+    slim: Model, placement: Placement, target: Target, reached: Rating | None
+) -> Rating | None:
     """What a placement is worth in its worse outcome; None as soon as that is no better than what is reached."""
-    found: list[Worth] = []
+    found: list[Rating] = []
     # Where every Add that is touched reads both inputs dequantized, no convolution can take it.
     all_read = all(len(positions) > 1 for positions in _residual_positions(placement).values())
     for fused in [False] if all_read else [False, True]:
@@ -121,14 +123,14 @@ def _worst(
 def _residual_positions(placement: Placement) -> dict[int, set[int]]:
     """Of each residual Add, by index, the inputs that it reads dequantized."""
     read: dict[int, set[int]] = {}
-    for found in placement.readers.values():
+    for found in placement.inputs.values():
         for reader in found:
             if reader.role == "residual":
                 read.setdefault(reader.node.index, set()).add(reader.position)
     return read
 
 
-def _worth(prediction: Prediction) -> Worth:
+def _worth(prediction: Prediction) -> Rating:
     """INT8 convolutions, those with INT8 output, and conversions (fewer are better); greater is better."""
     summary = prediction.summary()
     return summary["int8"], summary["int8_to_int8"], -summary["conversions"]
@@ -139,8 +141,8 @@ def sketch(model: Model, placement: Placement, groups: Sequence[ScaleGroup]) -> 
     slim = Model(without_large_weights(model.proto), model.path, EDITED, types=model)
     nodes = slim.nodes
     readers = {
-        t: [Reader(nodes[r.node.index], r.position, r.role) for r in rs]
-        for t, rs in placement.readers.items()
+        t: [QuantizedInput(nodes[r.node.index], r.position, r.role) for r in rs]
+        for t, rs in placement.inputs.items()
     }
     weights = [WeightSite(nodes[w.node.index], w.tensor, w.axis) for w in placement.weights]
     scales = {
@@ -148,5 +150,5 @@ def sketch(model: Model, placement: Placement, groups: Sequence[ScaleGroup]) -> 
         for number, group in enumerate(groups, 1)
         for tensor in group.quantized
     }
-    rewrite(slim, Placement(readers, weights), scales, "sketch")
+    insert_pairs(slim, Placement(readers, weights), scales, "sketch")
     return slim

@@ -1,4 +1,4 @@
-"""From ranges to scales: one float for an activation or a group of them, one for each output channel of weights."""
+"""Scales from ranges: one for each activation or group of them, one for each output channel of weights."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.base.checks import compile_pattern
-from qdqtool.base.notes import Note, Remark
-from qdqtool.base.said import said
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion.options import METHODS, PlacementOptions, RangeOptions
-from qdqtool.model.graph import Model
-from qdqtool.model.heads import is_attention_probability
-from qdqtool.model.operators import commuting_inputs, fills_below
-from qdqtool.model.qdq import find_pair
+from qdqtool.ir.graph import Model
+from qdqtool.ir.operators import commuting_inputs, fills_below
+from qdqtool.ir.qdq import find_pair
+from qdqtool.patterns.heads import is_attention_probability
+from qdqtool.util.checks import compile_pattern
+from qdqtool.util.notes import Note, Remark
+from qdqtool.util.said import said
 
 if TYPE_CHECKING:
     from calibration.methods import Range
@@ -31,10 +31,12 @@ class ScaleGroup:
     """Tensors with one scale.
 
     Attributes:
-        quantized: The tensors of the group that get a Q/DQ pair, in graph order.
-        tensors: Those and all that are tied to them.
-        sources: Tensors of the group whose values all others are made of; what calibration has to look at.
-        largest: The largest value, where that is known without looking: 1 for what a Softmax gives to a product.
+        quantized: Tensors of the group that get a Q/DQ pair, in graph order.
+        tensors: These tensors and all that are tied to them.
+        sources: Tensors of the group from which all others take their values. Calibration needs
+            only these.
+        largest: The largest value if it does not depend on data: 1 for the Softmax of an
+            attention. Else None.
     """
 
     quantized: tuple[str, ...]
@@ -43,96 +45,108 @@ class ScaleGroup:
     largest: float | None = None
 
     @property
-    def tied(self) -> bool:
-        """Whether the scale is a compromise between several tensors."""
+    def is_shared(self) -> bool:
+        """Whether the scale is a compromise between several sources."""
         return len(self.sources) > 1
 
 
-class Ties:
-    """Which tensors have to share a scale: groups that grow together (union-find)."""
+class UnionFind:
+    """Groups of tensors that are merged pair by pair.
+
+    Attributes:
+        parent: A tensor of the same group that is closer to the representative; the representative
+            itself has its own name there.
+    """
 
     def __init__(self) -> None:
         self.parent: dict[str, str] = {}
 
-    def group(self, tensor: str) -> str:
-        """A tensor that stands for its group."""
+    def find(self, tensor: str) -> str:
+        """Return the representative of a tensor's group."""
         self.parent.setdefault(tensor, tensor)
         while self.parent[tensor] != tensor:
             self.parent[tensor] = self.parent[self.parent[tensor]]
             tensor = self.parent[tensor]
         return tensor
 
-    def tie(self, one: str, other: str) -> None:
-        """Makes one group of two; the first's stands for it."""
-        self.parent[self.group(other)] = self.group(one)
+    def union(self, left: str, right: str) -> None:
+        """Merge two groups; the representative of `left` remains."""
+        self.parent[self.find(right)] = self.find(left)
 
 
-def scale_groups(
+def find_scale_groups(
     model: Model, quantized: Iterable[str], unify: bool = PlacementOptions.unify
 ) -> list[ScaleGroup]:
-    """Groups quantized tensors over pairs and the operators that a Q passes; without ``unify`` all stay alone.
+    """Group quantized tensors over Q/DQ pairs and over operators that a Q can pass.
+
+    Args:
+        unify: Whether to group at all; otherwise every tensor is a group of its own.
 
     Returns:
-        Groups in the order of their first quantized tensor; chained Concats fall into one.
+        Groups in the order of their first quantized tensor. Chained Concats form one group.
     """
     names = list(dict.fromkeys(quantized))
     if not unify:
-        return [ScaleGroup((t,), (t,), (t,), _largest(model, (t,))) for t in names]
-    ties = Ties()
-    sources: dict[str, None] = {}
-    stack = names[::-1]
-    seen: set[str] = set()
-    while stack:
-        tensor = stack.pop()
-        if tensor in seen:
-            continue
-        seen.add(tensor)
-        ties.group(tensor)
-        node = model.producer(tensor)
-        pair = find_pair(model, tensor)
-        if pair is not None:
-            inputs = pair[1].inputs[:1] if pair[1] is not None else ()
-        else:
-            inputs = (
-                node.inputs[:1]
-                if node is not None and fills_below(model, node)
-                else commuting_inputs(model, node)
-            )
-        above = [t for t in inputs if not model.is_constant(t)]
-        if not above or len(above) < len(
-            inputs
-        ):  # a constant that is joined in has a range as well
-            sources[tensor] = None
-        for name in above:
-            ties.tie(tensor, name)
-            stack.append(name)
-    groups: dict[str, tuple[list[str], list[str], list[str]]] = {}
+        return [ScaleGroup((t,), (t,), (t,), _fixed_maximum(model, (t,))) for t in names]
+    union, sources = _tie_upstream(model, names)
+    members: dict[str, tuple[list[str], list[str], list[str]]] = {}
     for tensor in names:
-        groups.setdefault(ties.group(tensor), ([], [], []))[0].append(tensor)
-    for tensor in ties.parent:
-        groups[ties.group(tensor)][1].append(tensor)
+        members.setdefault(union.find(tensor), ([], [], []))[0].append(tensor)
+    for tensor in union.parent:
+        members[union.find(tensor)][1].append(tensor)
     for tensor in sources:
-        groups[ties.group(tensor)][2].append(tensor)
+        members[union.find(tensor)][2].append(tensor)
     return [
-        ScaleGroup(tuple(q), tuple(t), tuple(s), _largest(model, q)) for q, t, s in groups.values()
+        ScaleGroup(tuple(group), tuple(tensors), tuple(origins), _fixed_maximum(model, group))
+        for group, tensors, origins in members.values()
     ]
 
 
-def _largest(model: Model, quantized: Sequence[str]) -> float | None:
-    return 1.0 if all(is_attention_probability(model, t) for t in quantized) else None
+def _tie_upstream(model: Model, tensors: Sequence[str]) -> tuple[UnionFind, list[str]]:
+    """Tie tensors to those that they take their values from; also return the sources."""
+    union = UnionFind()
+    sources: list[str] = []
+    stack = list(reversed(tensors))
+    visited: set[str] = set()
+    while stack:
+        tensor = stack.pop()
+        if tensor in visited:
+            continue
+        visited.add(tensor)
+        union.find(tensor)
+        inputs = _tied_inputs(model, tensor)
+        variable = [t for t in inputs if not model.is_constant(t)]
+        if not variable or len(variable) < len(inputs):  # a constant operand has a range as well
+            sources.append(tensor)
+        for name in variable:
+            union.union(tensor, name)
+            stack.append(name)
+    return union, sources
 
 
-# Scales --------------------------------------------------------------------------------------------------------------
+def _tied_inputs(model: Model, tensor: str) -> Sequence[str]:
+    """Return the inputs of a tensor's producer that have its scale."""
+    pair = find_pair(model, tensor)
+    if pair is not None:
+        return pair[1].inputs[:1] if pair[1] is not None else ()
+    node = model.producer(tensor)
+    if node is not None and fills_below(model, node):
+        return node.inputs[:1]
+    return commuting_inputs(model, node)
+
+
+def _fixed_maximum(model: Model, tensors: Sequence[str]) -> float | None:
+    return 1.0 if all(is_attention_probability(model, t) for t in tensors) else None
 
 
 LEVELS = 127  # symmetric INT8: -127 ... 127, so that a range of amax has the step amax / 127
 _SMALLEST = float(np.finfo(np.float32).tiny)
-_CANDIDATES = 48
+_RANGE_CANDIDATES = 48
 
 
 @dataclass(frozen=True)
 class MethodChoice:
-    """Which calibration method a tensor gets: the first pattern that its name matches, else the default.
+    """Calibration method of each tensor: that of the first pattern that matches, else the default.
 
     Attributes:
         default: One of :data:`METHODS`.
@@ -145,12 +159,12 @@ class MethodChoice:
     percentile: float = RangeOptions.percentile
 
     @classmethod
-    def chosen(cls, ranges: RangeOptions) -> MethodChoice:
-        """What the user chose."""
+    def from_options(cls, ranges: RangeOptions) -> MethodChoice:
+        """Return the choice that the options make."""
         return cls(ranges.method, tuple(ranges.method_for), ranges.percentile)
 
     def check(self, tensors: Sequence[str]) -> None:
-        """Checks names and patterns.
+        """Check names and patterns.
 
         Raises:
             QdqtoolError: A method is unknown, a pattern is broken or matches none of the tensors.
@@ -183,20 +197,20 @@ class MethodChoice:
                     parameter="method_for",
                 )
 
-    def of(self, group: ScaleGroup) -> str:
-        """The method of a group: that of the first override that matches one of its tensors.
+    def method_for(self, group: ScaleGroup) -> str:
+        """Return the method of a group: that of the first override that matches one of its tensors.
 
         Raises:
-            QdqtoolError: Two of its tensors ask for different methods.
+            QdqtoolError: Two of its tensors have different methods.
         """
-        found: dict[str, str] = {}
+        tensors: dict[str, str] = {}  # first tensor of each method
         for tensor in group.tensors:
             for pattern, method in self.overrides:
                 if re.search(pattern, tensor):
-                    found.setdefault(method, tensor)
+                    tensors.setdefault(method, tensor)
                     break
-        if len(found) > 1:
-            (one, first), (two, second) = list(found.items())[:2]
+        if len(tensors) > 1:
+            (one, first), (two, second) = list(tensors.items())[:2]
             raise QdqtoolError(
                 said(
                     "{`method_for`}: '{first}' asks for {one} and '{second}' for {two}, but they share "
@@ -209,17 +223,17 @@ class MethodChoice:
                 code="ambiguous",
                 parameter="method_for",
             )
-        return next(iter(found), self.default)
+        return next(iter(tensors), self.default)
 
 
 @dataclass(frozen=True)
-class Member:
+class GroupMember:
     """One source of a scale group.
 
     Attributes:
         tensor: Its name.
         amax: The range it would get alone, in units of the tensor.
-        bits_lost: log2 of the group's range over its own; negative where the group's range is the smaller one.
+        bits_lost: log2 of the group's range over its own; negative if the group's range is smaller.
     """
 
     tensor: str
@@ -232,128 +246,151 @@ class GroupScale:
     """The scale of a group: ``amax / 127`` in units of the tensor per integer step.
 
     Attributes:
-        power: Of the error that the range has least of; None for methods without one.
+        power: Power of the error that the range minimizes; None for methods without one.
     """
 
     group: ScaleGroup
     scale: float
     method: str
-    members: tuple[Member, ...]
+    members: tuple[GroupMember, ...]
     power: float | None = None
 
 
-def known_scale(group: ScaleGroup, largest: float) -> GroupScale:
-    """The scale of a group whose largest value is known, whatever the data are."""
-    members = tuple(Member(t, largest, 0.0) for t in group.sources)
-    return GroupScale(group, positive(largest / LEVELS), "fixed", members)
+def fixed_scale(group: ScaleGroup, largest: float) -> GroupScale:
+    """Return the scale of a group whose largest value does not depend on the data."""
+    members = tuple(GroupMember(t, largest, 0.0) for t in group.sources)
+    return GroupScale(group, clamp_scale(largest / LEVELS), "fixed", members)
 
 
 def choose_scale(
     group: ScaleGroup, statistics: Mapping[str, TensorStatistics], choice: MethodChoice
 ) -> tuple[GroupScale, list[Note]]:
-    """Chooses one scale for a group from the statistics of its sources.
+    """Choose one scale for a group from the statistics of its sources.
 
-    ``max`` takes the largest range and ``percentile`` and ``entropy`` work on the merged statistics. ``mse`` and
-    ``focus`` take the range with the least total error, each source's error measured against its own size: a source
-    with small values counts as much as one with large values.
+    ``max`` takes the largest range; ``percentile`` and ``entropy`` work on the merged statistics.
+    ``mse`` and ``focus`` take the range with the least total error. Each source's error is relative
+    to its own size, so that a source with small values counts as much as one with large values.
 
     Returns:
         The scale, and warnings.
+
+    Raises:
+        DataError: A source has values that are not finite.
     """
-    from calibration.methods import Range, amax_of, range_of
-    from calibration.statistics import merge_all
+    from calibration.methods import Range, choose_range
 
     if group.largest is not None:
-        return known_scale(group, group.largest), []
-    method = choice.of(group)
+        return fixed_scale(group, group.largest), []
+    method = choice.method_for(group)
     warnings: list[Note] = []
     own: dict[str, float] = {}
-    found = Range(1.0, None)
+    chosen_range = Range(1.0, None)
     for tensor in group.sources:
-        seen = statistics[tensor]
-        if seen.nonfinite:
-            total = seen.nonfinite + seen.count
-            raise DataError(
-                said(
-                    "tensor '{tensor}': {nonfinite} of {total} values are NaN or infinite on the "
-                    "calibration data; check the model and the preprocessing, or leave its readers float "
-                    "with {`exclude`}",
-                    tensor=tensor,
-                    nonfinite=seen.nonfinite,
-                    total=total,
-                ),
-                code="not-finite",
-                node=tensor,
-            )
-        if seen.absmax > 0.0:
-            found = range_of(seen, method, percentile=choice.percentile)
-            own[tensor] = found.amax
+        _check_finite(tensor, statistics[tensor])
+        if statistics[tensor].absmax > 0.0:
+            chosen_range = choose_range(statistics[tensor], method, percentile=choice.percentile)
+            own[tensor] = chosen_range.amax
         else:
             warnings.append(Remark.ALWAYS_ZERO(tensor=tensor))
-    parts = [statistics[t] for t in own]
     if len(own) > 1:
-        if method in ("mse", "focus"):
-            found = _least_error(parts, min(own.values()), max(own.values()), method)
-        else:
-            found = Range(amax_of(merge_all(parts), method, percentile=choice.percentile), None)
-    amax = found.amax
+        parts = [statistics[t] for t in own]
+        chosen_range = _shared_range(parts, list(own.values()), method, choice.percentile)
+    amax = chosen_range.amax
     members = tuple(
-        Member(t, own.get(t, 0.0), math.log2(amax / own[t]) if t in own else 0.0)
+        GroupMember(t, own.get(t, 0.0), math.log2(amax / own[t]) if t in own else 0.0)
         for t in group.sources
     )
-    return GroupScale(group, positive(amax / LEVELS), method, members, found.power), warnings
+    scale = clamp_scale(amax / LEVELS)
+    return GroupScale(group, scale, method, members, chosen_range.power), warnings
 
 
-def _least_error(parts: Sequence[TensorStatistics], low: float, high: float, method: str) -> Range:
-    """The range between the smallest and largest own one with the least sum of relative errors (roots of mean powers).
+def _check_finite(tensor: str, statistics: TensorStatistics) -> None:
+    nonfinite = statistics.nonfinite
+    if nonfinite:
+        raise DataError(
+            said(
+                "tensor '{tensor}': {nonfinite} of {total} values are NaN or infinite on the "
+                "calibration data; check the model and the preprocessing, or leave its readers float "
+                "with {`exclude`}",
+                tensor=tensor,
+                nonfinite=nonfinite,
+                total=nonfinite + statistics.count,
+            ),
+            code="not-finite",
+            node=tensor,
+        )
 
-    Measured on two trained models against other sums, box error in pixels, lower is better (B in brackets): relative
-    squared errors 0.62 (0.57), their logarithms 0.59 (0.55), relative root mean squares 0.57 (0.52). Plain squared
-    errors, which only the members with large values decide, cost 0.03 mAP50-95 on one model.
+
+def _shared_range(
+    parts: Sequence[TensorStatistics], ranges: Sequence[float], method: str, percentile: float
+) -> Range:
+    """Return one range for several sources, each of which has a range of its own."""
+    from calibration.methods import Range, amax_of
+    from calibration.statistics import merge_all
+
+    if method in ("mse", "focus"):
+        return _least_error_range(parts, min(ranges), max(ranges), method)
+    return Range(amax_of(merge_all(parts), method, percentile=percentile), None)
+
+
+def _least_error_range(
+    parts: Sequence[TensorStatistics], low: float, high: float, method: str
+) -> Range:
+    """Return the range from `low` to `high` with the least sum of relative errors.
+
+    An error is the root of the mean power. Measured on two trained models against other sums, box
+    error in pixels, lower is better (B in brackets): relative squared errors 0.62 (0.57), their
+    logarithms 0.59 (0.55), relative root mean squares 0.57 (0.52). Plain squared errors, which only
+    the members with large values decide, cost 0.03 mAP50-95 on one model.
     """
-    from calibration.methods import SEARCH_BITS, Range, focused_error, settle, squared_error
+    from calibration.methods import (
+        SEARCH_BITS,
+        Range,
+        choose_focus_range,
+        focused_error,
+        squared_error,
+    )
 
-    ranges = np.geomspace(low, high, _CANDIDATES)
+    candidates = np.geomspace(low, high, _RANGE_CANDIDATES)
 
-    def total(at: npt.NDArray[np.float64], power: float) -> npt.NDArray[np.float64]:
-        def error(part: TensorStatistics, at: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-            return (
-                focused_error(part, at, power, SEARCH_BITS)
-                if method == "focus"
-                else squared_error(part, at)
-            )
+    def error(
+        part: TensorStatistics, ranges: npt.NDArray[np.float64], power: float
+    ) -> npt.NDArray[np.float64]:
+        if method == "focus":
+            return focused_error(part, ranges, power, SEARCH_BITS)
+        return squared_error(part, ranges)
 
-        total = np.zeros(len(at))
+    def total(ranges: npt.NDArray[np.float64], power: float) -> npt.NDArray[np.float64]:
+        total = np.zeros(len(ranges))
         for part in parts:
-            everything = error(
-                part, np.array([part.absmax * 1e-6])
-            ).item()  # clipped away, it is the tensor itself
-            total += (error(part, at) / max(everything, _SMALLEST)) ** (1.0 / power)
+            # With everything clipped away, the error is the size of the tensor itself.
+            size = error(part, np.array([part.absmax * 1e-6]), power).item()
+            total += (error(part, ranges, power) / max(size, _SMALLEST)) ** (1.0 / power)
         return total
 
     def best(power: float) -> float:
-        return float(ranges[int(np.argmin(total(ranges, power)))])
+        return float(candidates[int(np.argmin(total(candidates, power)))])
 
     if method == "focus":
-        return settle(parts, best, lambda at, power: total(at, power) ** power)
+        return choose_focus_range(parts, best, lambda ranges, power: total(ranges, power) ** power)
     return Range(best(2.0), 2.0)
 
 
-def positive(scale: float) -> float:
-    """A scale that float32 holds as a positive normal number: TensorRT refuses zero and negative scales."""
+def clamp_scale(scale: float) -> float:
+    """Return a scale as a positive normal float32: TensorRT rejects zero and negative scales."""
     return float(np.float32(max(scale, _SMALLEST)))
 
 
 def weight_scale(weight: npt.NDArray[Any], axis: int | None) -> npt.NDArray[np.float32]:
-    """Symmetric scales of weights, the largest magnitude over 127.
+    """Return symmetric scales of weights: the largest magnitude over 127.
 
     Args:
         weight: The weights, finite.
         axis: The output-channel axis; None for one scale.
 
     Returns:
-        float32 scales, one for each channel of ``axis`` (shape ``[channels]``), or of shape ``[]``. All are positive: a
-        channel of zeros gets the largest scale of the others.
+        float32 scales of shape [channels], one for each index of `axis`, or of shape []. All are
+        positive: a channel of zeros gets the largest scale of the others.
     """
     magnitude = np.abs(weight)
     if axis is None:

@@ -22,21 +22,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.base.notes import Note, Remark
-from qdqtool.base.said import Said, said
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion import losses
 from qdqtool.insertion.losses import AS_CALIBRATED, channel_maxima
 from qdqtool.insertion.options import ImageOptions
 from qdqtool.insertion.placement import Placement
-from qdqtool.model.editor import Editor
-from qdqtool.model.graph import Model, Node
-from qdqtool.model.layernorm import skip_identities
-from qdqtool.model.operators import LayerKind, operator_of, rearranges, reduced_axes
-from qdqtool.model.qdq import QUANTIZABLE, SMOOTHED
-from qdqtool.model.sizes import MOVES, find_size_constants, is_linear
-from qdqtool.model.subgraphs import DOMAINS, STANDARD, copy_node
+from qdqtool.ir.editor import Editor
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.operators import LayerKind, operator_of, rearranges, reduced_axes
+from qdqtool.ir.qdq import QUANTIZABLE, SMOOTHED
+from qdqtool.ir.sizes import MOVES, find_size_constants, is_linear
+from qdqtool.patterns.layernorm import skip_identities
+from qdqtool.proto.subgraphs import DOMAINS, STANDARD, copy_node
 from qdqtool.types import Json
+from qdqtool.util.notes import Note, Remark
+from qdqtool.util.said import Said, said
 
 Places = npt.NDArray[np.int64]
 _ENTRIES = 1 << 25  # of a tensor whose every entry is followed
@@ -260,7 +260,7 @@ def smooth(
 ) -> tuple[list[Smoothed], Note]:
     """Moves scales of activations into weights, in place; placement has to be done again afterwards.
 
-    The model's metadata name the tensors (:func:`qdqtool.model.qdq.smoothed_tensors`), for ``predict``.
+    The model's metadata name the tensors (:func:`qdqtool.ir.qdq.smoothed_tensors`), for ``predict``.
 
     Args:
         model: The prepared float model.
@@ -306,7 +306,7 @@ def smooth(
     quantized = {site.node.index for site in placement.weights}
     sizes = Sizes(model, data, images)
     found = list(
-        _regions(sizes, [r.node for readers in placement.readers.values() for r in readers])
+        _regions(sizes, [r.node for readers in placement.inputs.values() for r in readers])
     )
     fit = [region for region in found if not region.left]
     left = Counter(region.left for region in found if region.left)

@@ -1,98 +1,111 @@
-"""Patterns in a float graph that placement has to know; see :mod:`qdqtool.model.operators` for the operators."""
+"""Patterns in a float graph that placement needs; :mod:`qdqtool.ir.operators` has the operators."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from qdqtool.model.graph import Model, Node
-from qdqtool.model.operators import CONVOLVE, commuting_inputs, operator_of
-from qdqtool.model.operators import weight_scale_axis as weight_scale_axis
-from qdqtool.model.pointwise import activation_outputs, pointwise_region
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.operators import CONVOLVE, commuting_inputs, operator_of
+from qdqtool.ir.operators import weight_scale_axis as weight_scale_axis
+from qdqtool.patterns.pointwise import activation_outputs, pointwise_region
 
 
 def is_convolution(node: Node | None) -> bool:
-    """Whether a node is a Conv or ConvTranspose."""
+    """Return whether a node is a Conv or ConvTranspose."""
     return operator_of(node).kind in CONVOLVE
 
 
-def reached(start: str, onward: Callable[[str], Iterable[str]]) -> Iterator[str]:
-    """A tensor and those that ``onward`` leads to from it, step by step, each once."""
-    seen: set[str] = set()
+def walk_tensors(start: str, neighbors: Callable[[str], Iterable[str]]) -> Iterator[str]:
+    """Yield a tensor and all that `neighbors` leads to from it, each once."""
+    visited: set[str] = set()
     stack = [start]
     while stack:
         name = stack.pop()
-        if name not in seen:
-            seen.add(name)
+        if name not in visited:
+            visited.add(name)
             yield name
-            stack.extend(onward(name))
+            stack.extend(neighbors(name))
 
 
-def moved(model: Model, tensor: str) -> Iterator[str]:
-    """Results of nodes that a Q passes, which only move a tensor's values."""
-    for reader in model.consumers(tensor):
-        if tensor in commuting_inputs(model, reader):
-            yield from reader.outputs
+def commuting_outputs(model: Model, tensor: str) -> Iterator[str]:
+    """Yield the outputs of consumers that only move a tensor's values, so that a Q can pass them."""
+    for consumer in model.consumers(tensor):
+        if tensor in commuting_inputs(model, consumer):
+            yield from consumer.outputs
 
 
-def longest_path(model: Model, tensor: str, other: str) -> tuple[int, int]:
-    """Longest way, in nodes, from each tensor up to what both descend from (their nearest common ancestor)."""
-    mine, theirs = _ancestors(model, tensor), _ancestors(model, other)
-    common = mine & theirs
-    return _height(model, tensor, common), _height(model, other, common)
+def branch_lengths(model: Model, left: str, right: str) -> tuple[int, int]:
+    """Return the longest path, in nodes, from each tensor up to the nearest common ancestor."""
+    left_nodes, right_nodes = _upstream_nodes(model, left), _upstream_nodes(model, right)
+    common = left_nodes & right_nodes
+    return _longest_path(model, left, common), _longest_path(model, right, common)
 
 
-def _ancestors(model: Model, tensor: str) -> set[int]:
-    names = reached(tensor, lambda t: () if (node := model.producer(t)) is None else node.inputs)
+def _upstream_nodes(model: Model, tensor: str) -> set[int]:
+    names = walk_tensors(
+        tensor, lambda t: () if (node := model.producer(t)) is None else node.inputs
+    )
     return {node.index for t in names if (node := model.producer(t)) is not None}
 
 
-def _height(model: Model, tensor: str, common: set[int]) -> int:
-    memory = {"": 0}  # what is not there is no way
+def _longest_path(model: Model, tensor: str, ends: set[int]) -> int:
+    lengths = {"": 0}  # an omitted input has no path
     stack = [tensor]
     while stack:
         name = stack[-1]
-        if name in memory:
+        if name in lengths:
             stack.pop()
             continue
         node = model.producer(name)
-        if node is None or node.index in common or model.is_constant(name):
-            memory[name] = 0
+        if node is None or node.index in ends or model.is_constant(name):
+            lengths[name] = 0
             stack.pop()
             continue
-        waiting = [t for t in node.inputs if t not in memory]
-        if waiting:
-            stack.extend(waiting)
+        pending = [t for t in node.inputs if t not in lengths]
+        if pending:
+            stack.extend(pending)
             continue
-        memory[name] = 1 + max(memory[t] for t in ("", *node.inputs))
+        lengths[name] = 1 + max(lengths[t] for t in ("", *node.inputs))
         stack.pop()
-    return memory[tensor]
+    return lengths[tensor]
 
 
-def all_dequantized(model: Model, tensor: str, readers: Callable[[str], set[int]]) -> bool:
-    """Whether everything that reads a tensor, behind its activation and what moves its values, reads it dequantized;
-    ``readers`` gives the nodes, by index, that will read a tensor so."""
-    seen: set[str] = set()
+def has_only_quantized_consumers(
+    model: Model, tensor: str, quantized_consumers: Callable[[str], set[int]]
+) -> bool:
+    """Return whether every consumer of a tensor reads it dequantized.
+
+    Consumers after the tensor's activation, and after nodes that only move its values, count as well.
+
+    Args:
+        quantized_consumers: Indices of the nodes that will read a tensor dequantized.
+    """
+    visited: set[str] = set()
     stack = [tensor]
     while stack:
         name = stack.pop()
-        if name in seen:
+        if name in visited:
             continue
-        seen.add(name)
+        visited.add(name)
         if model.is_output(name):
             return False
-        read = readers(name)
-        behind = list(activation_outputs(model, name))
-        inside = {
-            n.index
-            for out in behind
-            if (last := model.producer(out))
-            for n in pointwise_region(model, name, last)
-        }
-        stack.extend(behind)
-        for reader in model.consumers(name):
-            if reader.index in read or reader.index in inside:
+        activations = list(activation_outputs(model, name))
+        stack.extend(activations)
+        covered = quantized_consumers(name) | _activation_nodes(model, name, activations)
+        for consumer in model.consumers(name):
+            if consumer.index in covered:
                 continue
-            if name not in commuting_inputs(model, reader):
+            if name not in commuting_inputs(model, consumer):
                 return False
-            stack.extend(reader.outputs)
+            stack.extend(consumer.outputs)
     return True
+
+
+def _activation_nodes(model: Model, tensor: str, outputs: Iterable[str]) -> set[int]:
+    """Return the nodes that compute a tensor's activations with these outputs."""
+    indices: set[int] = set()
+    for output in outputs:
+        last = model.producer(output)
+        if last is not None:
+            indices.update(n.index for n in pointwise_region(model, tensor, last))
+    return indices

@@ -23,13 +23,13 @@ import torch
 from torch import Tensor, nn
 
 from calibration.session import partial_model
-from qdqtool.base.text import reason_of
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.model import qdq
-from qdqtool.model.graph import Model, Node
-from qdqtool.model.sessions import open_session
+from qdqtool.ir import qdq
+from qdqtool.ir.graph import Model, Node
 from qdqtool.qat.modules import compute_scale, observe_quantizers
 from qdqtool.qat.trace import NetworkCall, evaluation_mode
+from qdqtool.runtime.sessions import open_session
+from qdqtool.util.text import reason_of
 
 # Root mean square errors relative to standard deviations. A piece differs by float rounding (1e-6), and by single
 # weights that folding BatchNormalization moves over the edge of an integer; a lost Q/DQ pair by a hundredth and more.

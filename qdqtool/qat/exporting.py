@@ -13,11 +13,10 @@ import onnx
 import torch
 from torch import Tensor, nn
 
-from qdqtool.base.said import said
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.insertion.scales import LEVELS, weight_scale
-from qdqtool.model import qdq
-from qdqtool.model.modelfile import load, save
+from qdqtool.ir import qdq
+from qdqtool.ir.modelfile import load, save
 from qdqtool.prediction import predict
 from qdqtool.qat import checking
 from qdqtool.qat.checking import END_TO_END_TOLERANCE, NOISE_FACTOR, Check
@@ -49,6 +48,7 @@ from qdqtool.qat.trace import (
 )
 from qdqtool.trt.targets import Target
 from qdqtool.types import Json, Prediction
+from qdqtool.util.said import said
 
 UNCHECKED_TOLERANCE = 1.0  # a tolerance as large as the outputs themselves
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from qdqtool.base.checks import check_choice, check_not_text
 from qdqtool.insertion.options import HEADS, RESIDUALS
 from qdqtool.trt.targets import DEFAULT_TARGET, Target
+from qdqtool.util.checks import check_choice, check_not_text
 
 BACKENDS = ("pytorch-quantization", "modelopt")
 

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from qdqtool.base.checks import compile_pattern
 from qdqtool.errors import QdqtoolError
-from qdqtool.explain.left_float import (
+from qdqtool.findings.left_float import (
     PLACEMENT,
     Excluded,
     Hidden,
@@ -23,9 +22,9 @@ from qdqtool.insertion import rules
 from qdqtool.insertion.options import PlacementOptions
 from qdqtool.insertion.placement import Placement, can_be_quantized
 from qdqtool.insertion.prepare import prepare as prepare_network
-from qdqtool.insertion.scales import Ties, scale_groups
-from qdqtool.model.graph import Model, Node
-from qdqtool.model.operators import WEIGHTED, LayerKind, operator_of, output_axis
+from qdqtool.insertion.scales import UnionFind, find_scale_groups
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.operators import WEIGHTED, LayerKind, operator_of, output_axis
 from qdqtool.qat.networks import (
     can_merge_branches,
     copy_network,
@@ -40,6 +39,7 @@ from qdqtool.qat.trace import NetworkTrace, as_call, fold_constants, trace
 from qdqtool.trt import detect
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import Refusal
+from qdqtool.util.checks import compile_pattern
 
 
 @dataclass(frozen=True)
@@ -226,12 +226,12 @@ def make_plan(model: nn.Module | Any, sample: Any, options: QatOptions) -> Plan:
             include=_exact_patterns(included),
             unify=options.unify,
         )
-        _, placement = rules.placed_for(work, placing, chosen)
+        _, placement = rules.choose_placement(work, placing, chosen)
         unreachable = _find_unreachable(traced, placement, dict(model.named_modules()))
         if not unreachable:
             break
         reasons.update(unreachable)
-    if not placement.readers:
+    if not placement.inputs:
         raise nothing_to_quantize(placement.skipped, type(model).__name__)
     decided = _build_plan(traced, work, placement, chosen, options, reasons, names)
     call = as_call(sample)
@@ -333,7 +333,7 @@ def _find_unreachable(
         str, Refusal
     ] = {}  # weights of a parametrization or of pruning: constant once they are exported
     placed: dict[QuantizerSite, set[str]] = defaultdict(set)
-    for readers in placement.readers.values():
+    for readers in placement.inputs.values():
         for reader in readers:
             site = traced.sites.get((reader.node.name, reader.position))
             if site is None:
@@ -380,7 +380,7 @@ def _build_plan(
         result.counted.setdefault(kind, []).append(module)
     numbers = _number_groups(traced, work, placement, options.unify)
     order = {n.index: i for i, n in enumerate(work.ordered)}
-    readers = [(t, r) for t, found in placement.readers.items() for r in found]
+    readers = [(t, r) for t, found in placement.inputs.items() for r in found]
     seen: set[QuantizerSite] = set()
     for tensor, reader in sorted(readers, key=lambda f: (order[f[1].node.index], f[1].position)):
         site = traced.sites[reader.node.name, reader.position]
@@ -412,14 +412,14 @@ def _number_groups(
     traced: NetworkTrace, work: Model, placement: Placement, unify: bool
 ) -> dict[str, int]:
     """Which group a tensor belongs to: tied by an operator, or read by one quantizer in several runs of a module."""
-    ties, by_site = Ties(), dict[QuantizerSite, str]()
-    for group in scale_groups(work, placement.readers, unify):
+    ties, by_site = UnionFind(), dict[QuantizerSite, str]()
+    for group in find_scale_groups(work, placement.inputs, unify):
         for tensor in group.quantized:
-            ties.tie(group.quantized[0], tensor)
-    for tensor, readers in placement.readers.items():
+            ties.union(group.quantized[0], tensor)
+    for tensor, readers in placement.inputs.items():
         for reader in readers:
-            ties.tie(
+            ties.union(
                 by_site.setdefault(traced.sites[reader.node.name, reader.position], tensor), tensor
             )
-    numbers = {g: i for i, g in enumerate(dict.fromkeys(map(ties.group, list(ties.parent))))}
-    return {t: numbers[ties.group(t)] for t in ties.parent}
+    numbers = {g: i for i, g in enumerate(dict.fromkeys(map(ties.find, list(ties.parent))))}
+    return {t: numbers[ties.find(t)] for t in ties.parent}

@@ -14,11 +14,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from calibration import TensorStatistics
-from calibration.statistics import OCTAVES, merge_all, top_of
-from qdqtool.base.notes import Note
-from qdqtool.base.progress import track
-from qdqtool.base.said import said
-from qdqtool.base.text import reason_of
+from calibration.statistics import OCTAVES, merge_all, top_exponent
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion.scales import LEVELS, GroupScale, MethodChoice, ScaleGroup, choose_scale
 from qdqtool.qat.modules import QuantizerReference, find_quantizers, observe_activations, set_amax
@@ -27,6 +23,10 @@ from qdqtool.qat.planning import Plan
 from qdqtool.qat.preparation import read_plan
 from qdqtool.qat.sites import QuantizerSite, pause_idle_watchers
 from qdqtool.qat.trace import NetworkCall, device_of, evaluation_mode
+from qdqtool.util.notes import Note
+from qdqtool.util.progress import track
+from qdqtool.util.said import said
+from qdqtool.util.text import reason_of
 
 FEW_IMAGES = 16  # images; with fewer the largest values have hardly been seen
 
@@ -453,7 +453,7 @@ class DeviceStatistics:
         stats.minimum, stats.maximum = min(stats.minimum, low), max(stats.maximum, high)
         stats.count += sampled.numel()
         counter = stats.counter
-        counter.raise_top(top_of(max(-low, high)))
+        counter.raise_top(top_exponent(max(-low, high)))
         lowest = ((counter.top - OCTAVES + 127) << counter.bits) - 1  # see calibration.statistics
         bins = (
             sampled.view(torch.int32)

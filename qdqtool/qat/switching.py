@@ -9,8 +9,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from qdqtool.base.checks import compile_pattern
-from qdqtool.base.progress import track
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.qat.checking import flatten_tensors, largest_difference
 from qdqtool.qat.modules import QuantizedModule, find_quantizers
@@ -18,6 +16,8 @@ from qdqtool.qat.networks import override_attributes, unwrap
 from qdqtool.qat.preparation import read_plan
 from qdqtool.qat.ranges import as_batches, check_max_batches, convert_batch, run_batch
 from qdqtool.qat.trace import device_of, evaluation_mode
+from qdqtool.util.checks import compile_pattern
+from qdqtool.util.progress import track
 
 
 def disable(model: nn.Module | Any, patterns: str | Sequence[str] = ()) -> list[str]:

@@ -22,16 +22,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 
-from qdqtool.base.text import reason_of
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.model import qdq
-from qdqtool.model.constants import ConstantEvaluator
-from qdqtool.model.editor import Editor, unshare_weights
-from qdqtool.model.graph import Model, Node
-from qdqtool.model.operators import needs_own_dq
-from qdqtool.model.subgraphs import rename_tensors
+from qdqtool.ir import qdq
+from qdqtool.ir.constants import ConstantEvaluator
+from qdqtool.ir.editor import Editor
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.operators import needs_own_dq
+from qdqtool.patterns.rewrites import unshare_weights
+from qdqtool.proto.subgraphs import rename_tensors
 from qdqtool.qat.networks import override_attributes
 from qdqtool.qat.sites import ADD, CONTAINERS, WEIGHTED_MODULES, CallWatcher, QuantizerSite
+from qdqtool.util.text import reason_of
 
 TRACE_OPSET = 17
 _DOMAIN = "qdqtool.qat"
@@ -496,7 +497,7 @@ def merge_pairs(model: Model) -> Model:
     """Readers of one tensor that quantize it with the same scale share one Q, as TensorRT would merge them.
 
     They share the DQ as well, but for operators that need one of their own, see
-    :func:`qdqtool.model.operators.needs_own_dq`.
+    :func:`qdqtool.ir.operators.needs_own_dq`.
     """
     editor = Editor(model)
     kept: dict[tuple[str, float, str], Node] = {}

@@ -11,18 +11,13 @@ import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
 
-from qdqtool.base.json_text import json_text
-from qdqtool.base.notes import Note, Remark
-from qdqtool.base.outputs import write_text
-from qdqtool.base.process import pause_gc
-from qdqtool.base.said import said
 from qdqtool.errors import QdqtoolError
-from qdqtool.explain.messages import GpuFact, GpuLacks
-from qdqtool.explain.report import Report
-from qdqtool.model.graph import Model
-from qdqtool.model.modelfile import ModelSource, load
-from qdqtool.model.operators import WEIGHTED
-from qdqtool.model.view import View
+from qdqtool.findings.messages import GpuFact, GpuLacks
+from qdqtool.findings.report import Report
+from qdqtool.ir.graph import Model
+from qdqtool.ir.modelfile import ModelSource, load
+from qdqtool.ir.operators import WEIGHTED
+from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
 from qdqtool.timing import gpus, parts, twin, work
 from qdqtool.timing.gpus import Gpu
@@ -34,6 +29,11 @@ from qdqtool.timing.work import Work
 from qdqtool.trt.outcome import apply_assumptions, simulate_without_alternatives
 from qdqtool.trt.targets import TARGETS, Target, strongly_typed, target_named
 from qdqtool.types import EngineLayer, Evidence, Finding, Json, Precision, Prediction
+from qdqtool.util.json_text import json_text
+from qdqtool.util.notes import Note, Remark
+from qdqtool.util.outputs import write_text
+from qdqtool.util.process import pause_gc
+from qdqtool.util.said import said
 
 if TYPE_CHECKING:
     from qdqtool.buildlog.types import ProfileRow

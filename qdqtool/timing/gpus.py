@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qdqtool.base.notes import Note, Remark
-from qdqtool.base.said import said
 from qdqtool.errors import QdqtoolError
-from qdqtool.knowledge.tables import rows
 from qdqtool.types import BYTES, Evidence, Json, Precision
+from qdqtool.util.notes import Note, Remark
+from qdqtool.util.said import said
+from qdqtool.util.tables import read_rows
 
 if TYPE_CHECKING:
     from qdqtool.trt.targets import Target
@@ -262,14 +262,14 @@ def rates() -> dict[str, Rates]:
             Evidence(row["evidence"]),
             row["source"],
         )
-        for row in rows(_HERE / "rates.tsv")
+        for row in read_rows(_HERE / "rates.tsv")
     }
 
 
 @functools.cache
 def gpus() -> tuple[Gpu, ...]:
     """Every GPU of the table, in its order."""
-    return tuple(_gpu(row) for row in rows(_HERE / "gpus.tsv"))
+    return tuple(_gpu(row) for row in read_rows(_HERE / "gpus.tsv"))
 
 
 @functools.cache

@@ -16,11 +16,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.base import limits
-from qdqtool.base.files import read_input
-from qdqtool.base.json_text import parse_json
-from qdqtool.base.records import published
-from qdqtool.base.said import said
 from qdqtool.errors import QdqtoolError
 from qdqtool.timing import work
 from qdqtool.timing.gpus import Gpu
@@ -28,6 +23,11 @@ from qdqtool.timing.physics import seconds
 from qdqtool.timing.predicted import Workload
 from qdqtool.timing.work import Work, width
 from qdqtool.types import Json, Precision, Prediction
+from qdqtool.util import limits
+from qdqtool.util.files import read_input
+from qdqtool.util.json_text import parse_json
+from qdqtool.util.records import published
+from qdqtool.util.said import said
 
 Array = npt.NDArray[np.float64]
 CALIBRATION_SCHEMA = "qdqtool/time-calibration/1"

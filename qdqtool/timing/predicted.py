@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 
 from onnx import TensorProto
 
-from qdqtool.model.graph import Model, Node
-from qdqtool.model.operators import WEIGHTED
-from qdqtool.model.qdq import is_qdq, precision_of
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.operators import WEIGHTED
+from qdqtool.ir.qdq import is_qdq, precision_of
 from qdqtool.timing import work
 from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.twin import Shapes

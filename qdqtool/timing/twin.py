@@ -11,17 +11,18 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqtool.base.notes import Note, Remark
 from qdqtool.errors import QdqtoolError
-from qdqtool.explain.left_float import nothing_to_quantize
-from qdqtool.model.editor import placeholder, remove_quantizers
-from qdqtool.model.external import has_data
-from qdqtool.model.graph import Model, Node
-from qdqtool.model.qdq import FLOATS, is_qdq
-from qdqtool.model.shapes import infer_node
-from qdqtool.model.slim import without_large_weights
-from qdqtool.model.subgraphs import STANDARD
+from qdqtool.findings.left_float import nothing_to_quantize
+from qdqtool.ir.editor import placeholder
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.qdq import FLOATS, is_qdq
+from qdqtool.patterns.rewrites import remove_quantizers
+from qdqtool.proto.external_data import has_data
+from qdqtool.proto.shapes import infer_node
+from qdqtool.proto.slim import without_large_weights
+from qdqtool.proto.subgraphs import STANDARD
 from qdqtool.trt.targets import Target
+from qdqtool.util.notes import Note, Remark
 
 _MOST_FILLED = 1 << 28  # bytes of weights that stand in for those that are not available
 
@@ -73,14 +74,14 @@ def best_placement(model: Model, target: Target) -> Model:
     from qdqtool.insertion.api import prepared
     from qdqtool.insertion.halfprecision import to_half
     from qdqtool.insertion.options import PlacementOptions
-    from qdqtool.insertion.rules import placed_for, sketch
-    from qdqtool.insertion.scales import scale_groups
+    from qdqtool.insertion.rules import choose_placement, sketch
+    from qdqtool.insertion.scales import find_scale_groups
 
     work, half, _, _ = prepared(model, model, target, PlacementOptions().weights, None)
-    _, placement = placed_for(work, PlacementOptions(), target)
-    if not placement.readers:
+    _, placement = choose_placement(work, PlacementOptions(), target)
+    if not placement.inputs:
         raise nothing_to_quantize(placement.skipped, model.path or "model")
-    placed = sketch(work, placement, scale_groups(work, placement.readers))
+    placed = sketch(work, placement, find_scale_groups(work, placement.inputs))
     if half:
         for tensor in placed.proto.graph.initializer:
             if not has_data(tensor):

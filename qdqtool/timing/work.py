@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from qdqtool.model.graph import Model, Node
-from qdqtool.model.heads import is_computed_product
-from qdqtool.model.operators import CONVOLUTIONS
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.operators import CONVOLUTIONS
+from qdqtool.patterns.heads import is_computed_product
 from qdqtool.types import EngineLayer, Precision
 
 CONV, DEPTHWISE, DECONV = "conv", "depthwise", "deconv"

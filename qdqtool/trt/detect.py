@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from qdqtool.model import qdq
-from qdqtool.model.graph import Model, Node
-from qdqtool.model.operators import LayerKind, operator_of
-from qdqtool.model.qdq import ParameterValues, QuantParams
-from qdqtool.model.subgraphs import DOMAINS, INNER_DOMAINS
+from qdqtool.ir import qdq
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.operators import LayerKind, operator_of
+from qdqtool.ir.qdq import ParameterValues, QuantParams
+from qdqtool.proto.subgraphs import DOMAINS, INNER_DOMAINS
 from qdqtool.trt import faults, refusals
 from qdqtool.trt.refusals import Size
 from qdqtool.types import Precision

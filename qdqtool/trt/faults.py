@@ -6,9 +6,9 @@ A fault that a pass finds too (weights without a DQ, a zero point that is not 0)
 
 from enum import StrEnum
 
-from qdqtool.base.records import record
 from qdqtool.trt.refusals import Scale, Step
 from qdqtool.types import Precision, Refusal
+from qdqtool.util.records import record
 
 CHECK = "model"  # who looked: no pass
 

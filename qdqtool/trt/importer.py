@@ -9,11 +9,11 @@ Q/DQ passes name), and NVIDIA's open-source parser (``node_of_<output>`` for a n
 from collections.abc import Callable
 
 from qdqtool.errors import ModelError
-from qdqtool.model import operators
-from qdqtool.model.graph import Model, Node
-from qdqtool.model.heads import find_dfl
-from qdqtool.model.operators import CONVOLVE, LayerKind
-from qdqtool.model.qdq import read_params
+from qdqtool.ir import operators
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.operators import CONVOLVE, LayerKind
+from qdqtool.ir.qdq import read_params
+from qdqtool.patterns.heads import find_dfl
 from qdqtool.trt.layers import QDQ, Layer, LayerWeights, PoolingWindow, Tensor
 from qdqtool.trt.network import Network
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from qdqtool.knowledge.tables import Case
-from qdqtool.model.operators import CONVOLVE, INSERTED_SHUFFLE, OPERATORS, LayerKind, QPassage
-from qdqtool.model.qdq import QuantParams, precision_of
+from qdqtool.evidence import Case
+from qdqtool.ir.operators import CONVOLVE, INSERTED_SHUFFLE, OPERATORS, LayerKind, QPassage
+from qdqtool.ir.qdq import QuantParams, precision_of
 from qdqtool.trt.refusals import EMPTY_PATH, OperatorPath, Scale, Step
 from qdqtool.types import MyelinRegion, Precision, Refusal
 

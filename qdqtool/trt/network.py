@@ -9,8 +9,8 @@ import operator
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 
-from qdqtool.knowledge.tables import Case
-from qdqtool.model.operators import LayerKind
+from qdqtool.evidence import Case
+from qdqtool.ir.operators import LayerKind
 from qdqtool.trt.layers import WEIGHTED, Layer, Tensor
 from qdqtool.trt.targets import BUILDS, Target
 from qdqtool.types import Evidence, MyelinRegion

@@ -8,15 +8,14 @@ import functools
 from collections.abc import Mapping
 from dataclasses import replace
 
-from qdqtool.base.records import replaced
 from qdqtool.errors import QdqtoolError
-from qdqtool.knowledge.tables import Case
-from qdqtool.model.graph import Model, Node
-from qdqtool.model.layernorm import NORMALIZATIONS, find_decomposed_layer_norms
-from qdqtool.model.operators import LayerKind
-from qdqtool.model.qdq import is_dq, is_qdq
-from qdqtool.model.sizes import is_multiplication
-from qdqtool.model.view import View
+from qdqtool.evidence import Case
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.operators import LayerKind
+from qdqtool.ir.qdq import is_dq, is_qdq
+from qdqtool.ir.sizes import is_multiplication
+from qdqtool.patterns.layernorm import NORMALIZATIONS, find_decomposed_layer_norms
+from qdqtool.patterns.view import View
 from qdqtool.trt import importer, pipeline
 from qdqtool.trt.importer import is_constant_upstream
 from qdqtool.trt.layers import QDQ, Layer, Tensor, float_precision
@@ -38,6 +37,7 @@ from qdqtool.types import (
     SiluAdd,
     TensorPrecision,
 )
+from qdqtool.util.records import replaced
 
 Assume = Mapping[str, str]
 """Choices by name, such as ``{"silu-add": "fused"}``."""

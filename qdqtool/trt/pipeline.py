@@ -4,9 +4,9 @@ import functools
 from collections.abc import Iterable
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.knowledge.tables import Case
-from qdqtool.model import operators
-from qdqtool.model.operators import OPERATORS
+from qdqtool.evidence import Case
+from qdqtool.ir import operators
+from qdqtool.ir.operators import OPERATORS
 from qdqtool.trt.network import Network
 from qdqtool.trt.passes._infra import Pass
 from qdqtool.trt.passes.activation_to_pointwise_conversion import ActivationToPointwiseConversion

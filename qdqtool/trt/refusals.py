@@ -1,6 +1,6 @@
 """Why a pass did not fire: one frozen class for each reason, with the nodes and values that decided.
 
-The explanations (``qdqtool.explain``) are made from these records and look nothing up again, so that what a user reads
+The explanations (``qdqtool.findings``) are made from these records and look nothing up again, so that what a user reads
 is what the simulator saw.
 
 What they say of a tensor stands first: who reads it, what writes it, what lies between, how large it is.
@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from qdqtool.base.records import record
-from qdqtool.model.qdq import PerChannel
+from qdqtool.ir.qdq import PerChannel
 from qdqtool.types import Evidence, Precision, Refusal
+from qdqtool.util.records import record
 
 Scale = float | PerChannel | None
 """One scale, one for each channel, or None where it is not known."""

@@ -8,9 +8,8 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from qdqtool.base.records import Shared
-from qdqtool.model.operators import OPERATORS, LayerKind
-from qdqtool.model.qdq import precision_of
+from qdqtool.ir.operators import OPERATORS, LayerKind
+from qdqtool.ir.qdq import precision_of
 from qdqtool.trt import detect, refusals
 from qdqtool.trt.layers import (
     QDQ,
@@ -34,6 +33,7 @@ from qdqtool.trt.refusals import (
 )
 from qdqtool.trt.targets import Target
 from qdqtool.types import BYTES, Precision, Refusal
+from qdqtool.util.records import Shared
 
 # Limits of the search for the consumers of one tensor.
 MAX_CONSUMERS = 100  # that are listed; a network has a dozen

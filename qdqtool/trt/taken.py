@@ -6,9 +6,9 @@ float network.
 """
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.model.graph import Model
-from qdqtool.model.operators import CONVOLVE, LayerKind
-from qdqtool.model.pointwise import activation_input
+from qdqtool.ir.graph import Model
+from qdqtool.ir.operators import CONVOLVE, LayerKind
+from qdqtool.patterns.pointwise import activation_input
 from qdqtool.trt import importer, pipeline
 from qdqtool.trt.layers import Layer, Tensor, constant_before
 from qdqtool.trt.network import Network

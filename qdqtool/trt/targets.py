@@ -2,7 +2,7 @@
 
 Passes never read a version, only the properties of their :class:`Target`.
 
-The builds that prove the entries are in ``qdqtool/knowledge/builds.tsv``.
+The builds that prove the entries are in ``qdqtool/trt/builds.tsv``.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-from qdqtool.base.records import record, replaced
-from qdqtool.base.said import said
 from qdqtool.errors import QdqtoolError, VersionError
-from qdqtool.knowledge import tables
 from qdqtool.types import Evidence
+from qdqtool.util.records import record, replaced
+from qdqtool.util.said import said
+from qdqtool.util.tables import read_rows
 
 DEFAULT_TARGET = "trt10"  # what users install today, with JetPack 6 and 7
 DEFAULT_SM = (86,)  # compute capabilities that TensorRT-RTX builds for, and is predicted for
@@ -447,7 +447,7 @@ class Build:
     made_rules: bool
 
 
-_ROWS: list[dict[str, Any]] = [*tables.rows(Path(tables.__file__).with_name("builds.tsv"))]
+_ROWS: list[dict[str, Any]] = [*read_rows(Path(__file__).with_name("builds.tsv"))]
 BUILDS: dict[str, Build] = {
     row["name"]: Build(
         **{**row, "graph": row["graph"] == "yes", "made_rules": row["made_rules"] == "yes"}

@@ -13,8 +13,8 @@ What cannot be decided
 
 import re
 
-from qdqtool.base.records import record
 from qdqtool.types import Event
+from qdqtool.util.records import record
 
 RUNNING = "Running"
 REMOVING = "Removing"

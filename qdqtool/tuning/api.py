@@ -18,12 +18,8 @@ from calibration.cluster import mapping
 from calibration.dataset import Dataset
 from calibration.options import Preprocess
 from qdqtool import prediction
-from qdqtool.base import limits
-from qdqtool.base.files import record_inputs
-from qdqtool.base.notes import Note, Remark
-from qdqtool.base.said import of_error, said
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.explain.left_float import nothing_to_quantize
+from qdqtool.findings.left_float import nothing_to_quantize
 from qdqtool.insertion import losses
 from qdqtool.insertion.api import prepared, said_of_half, too_large
 from qdqtool.insertion.inputs import collect_for
@@ -34,12 +30,12 @@ from qdqtool.insertion.options import (
     PlacementOptions,
     RangeOptions,
 )
-from qdqtool.insertion.placement import class_outputs, place
-from qdqtool.insertion.rules import rules_for
+from qdqtool.insertion.placement import find_class_outputs, place
+from qdqtool.insertion.rules import choose_rules
 from qdqtool.insertion.scales import MethodChoice
 from qdqtool.insertion.smoothing import smooth
-from qdqtool.model.graph import Model
-from qdqtool.model.modelfile import ModelSource, load_full
+from qdqtool.ir.graph import Model
+from qdqtool.ir.modelfile import ModelSource, load_full
 from qdqtool.timing import gpus
 from qdqtool.timing.options import GpuOptions
 from qdqtool.timing.parts import PAYS
@@ -54,6 +50,10 @@ from qdqtool.tuning.result import Choice, Point, SiteResult, Tuning
 from qdqtool.tuning.search import Search
 from qdqtool.tuning.sites import FREE, INT8
 from qdqtool.types import Json
+from qdqtool.util import limits
+from qdqtool.util.files import record_inputs
+from qdqtool.util.notes import Note, Remark
+from qdqtool.util.said import of_error, said
 
 _JUDGED_POINTS = 10
 _RANGING = 0.25  # part of a time limit that the pass for ranges may take
@@ -211,7 +211,7 @@ def _tune(
     work, half, notes, warnings = prepared(
         model, loaded, chosen, placing.weights, remainder.high_precision
     )
-    rules, placement = rules_for(work, placing, chosen)
+    rules, placement = choose_rules(work, placing, chosen)
     measure = metric_for(work, aim.metric, limit)
     sets = open_sets(
         work,
@@ -238,7 +238,9 @@ def _tune(
         notes.append(
             smooth(work, placement or place(work, rules), remainder.smooth, sets.calibration)[1]
         )
-    planner = Planner(work, rules, chosen, MethodChoice.chosen(ranges), placing.unify, chip, half)
+    planner = Planner(
+        work, rules, chosen, MethodChoice.from_options(ranges), placing.unify, chip, half
+    )
     with contextlib.ExitStack() as stack:
         opened = None
         if where.cluster is not None:
@@ -251,7 +253,7 @@ def _tune(
             time_limit,
             store,
         )
-        scores = class_outputs(work)
+        scores = find_class_outputs(work)
         base = planner.plan(Configuration())
         notes.extend(base.placement.notes)
         if store.ranged_on:
@@ -457,7 +459,7 @@ def _calibrate(
     Where time is limited it takes no more samples than there is time for, or as many as what is in the store had.
     """
     base = planner.placement(Configuration())
-    if not base.readers:
+    if not base.inputs:
         raise nothing_to_quantize(base.skipped, planner.model.path or "model")
     planner.methods.check([t for g in planner.groups(base) for t in g.tensors])
     groups, data = planner.possible_groups(), sets.calibration

@@ -15,35 +15,35 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from qdqtool import prediction
-from qdqtool.base.notes import Note
 from qdqtool.insertion import halfprecision
 from qdqtool.insertion.options import PlacementOptions
 from qdqtool.insertion.placement import (
     Placement,
-    Reader,
-    Rules,
+    PlacementRules,
+    QuantizedInput,
     WeightSite,
     can_be_quantized,
-    float_nodes,
+    find_head_float_nodes,
     place,
 )
-from qdqtool.insertion.rewrite import ActivationScale, rewrite
+from qdqtool.insertion.rewrite import ActivationScale, insert_pairs
 from qdqtool.insertion.scales import (
     GroupScale,
     MethodChoice,
     ScaleGroup,
     choose_scale,
-    scale_groups,
+    find_scale_groups,
 )
-from qdqtool.model.graph import EDITED, Model
-from qdqtool.model.operators import WEIGHTED
-from qdqtool.model.qdq import QUANTIZABLE
+from qdqtool.ir.graph import EDITED, Model
+from qdqtool.ir.operators import WEIGHTED
+from qdqtool.ir.qdq import QUANTIZABLE
 from qdqtool.timing.estimate import estimate
 from qdqtool.timing.gpus import Gpu
 from qdqtool.timing.twin import Shapes, light
 from qdqtool.timing.work import product_of
 from qdqtool.trt.targets import Target
 from qdqtool.types import Prediction, QuantizedTensor
+from qdqtool.util.notes import Note
 
 if TYPE_CHECKING:
     from calibration.statistics import TensorStatistics
@@ -104,18 +104,20 @@ class Recipe:
         """The Q/DQ model, and what got a Q/DQ pair.
 
         ``model`` is the prepared float model that the recipe was made for, and is not changed; ``weights`` is as for
-        :func:`qdqtool.insertion.rewrite.rewrite`.
+        :func:`qdqtool.insertion.rewrite.insert_pairs`.
         """
         copy = model.copy()
         placement = Placement(
             {
-                p.tensor: [Reader(copy.nodes[i], position, role) for i, position, role in p.readers]
+                p.tensor: [
+                    QuantizedInput(copy.nodes[i], position, role) for i, position, role in p.readers
+                ]
                 for p in self.pairs
             },
             [WeightSite(copy.nodes[i], tensor, axis) for i, tensor, axis in self.weights],
         )
         scales = {p.tensor: ActivationScale(p.scale, p.method, p.group) for p in self.pairs}
-        return copy, rewrite(copy, placement, scales, weights)
+        return copy, insert_pairs(copy, placement, scales, weights)
 
 
 def first_change(model: Model, one: Recipe, other: Recipe) -> int:
@@ -207,7 +209,7 @@ class Planner:
     """Works configurations out for one network."""
 
     model: Model  # the prepared float network
-    rules: Rules  # the user's placement rules
+    rules: PlacementRules  # the user's placement rules
     target: Target  # which TensorRT
     methods: MethodChoice  # the user's calibration methods
     unify: bool = True  # whether tied tensors share a scale
@@ -240,7 +242,7 @@ class Planner:
         """The scale groups, with those tensors apart that are to have a scale of their own."""
         own = set(apart)
         found: list[ScaleGroup] = []
-        for group in scale_groups(self.model, placement.readers, self.unify):
+        for group in find_scale_groups(self.model, placement.inputs, self.unify):
             rest = tuple(t for t in group.quantized if t not in own)
             if rest:
                 found.append(
@@ -252,10 +254,12 @@ class Planner:
     def possible_groups(self) -> list[ScaleGroup]:
         """Groups of everything that any placement quantizes: a float can move a Q to a residual's other input."""
         model = self.model
-        preset = frozenset(model.nodes[i].name for i in float_nodes(model, self.rules.head))
-        wide = Placement(dict(self.placement(Configuration(quantized=preset)).readers))
-        for tensor in self.placement(Configuration()).readers:
-            wide.readers.setdefault(tensor, [])
+        preset = frozenset(
+            model.nodes[i].name for i in find_head_float_nodes(model, self.rules.head)
+        )
+        wide = Placement(dict(self.placement(Configuration(quantized=preset)).inputs))
+        for tensor in self.placement(Configuration()).inputs:
+            wide.inputs.setdefault(tensor, [])
         for node in model.ordered:
             if can_be_quantized(model, node):
                 for tensor in node.inputs:
@@ -264,8 +268,8 @@ class Planner:
                         and not model.is_constant(tensor)
                         and model.elem_type(tensor) in (*QUANTIZABLE, 0)
                     ):
-                        wide.readers.setdefault(tensor, [])
-        return [*self.groups(wide), *self.groups(wide, wide.readers)]
+                        wide.inputs.setdefault(tensor, [])
+        return [*self.groups(wide), *self.groups(wide, wide.inputs)]
 
     def scale(self, group: ScaleGroup, method: str) -> tuple[GroupScale, list[Note]]:
         key = (group.quantized, group.sources, method)
@@ -283,7 +287,7 @@ class Planner:
             chosen = dict(configuration.methods)
             for group in self.groups(placement, configuration.apart):
                 method = next((chosen[t] for t in group.quantized if t in chosen), None)
-                scale, said = self.scale(group, method or self.methods.of(group))
+                scale, said = self.scale(group, method or self.methods.method_for(group))
                 scales.append(scale)
                 warnings += said
             self._plans[configuration] = Plan(
@@ -342,12 +346,12 @@ def _recipe(placement: Placement, scales: Iterable[GroupScale]) -> Recipe:
     numbers = itertools.count()  # of tied groups
     by_tensor: dict[str, tuple[float, str, int | None]] = {}
     for scale in scales:
-        number = next(numbers) if scale.group.tied else None
+        number = next(numbers) if scale.group.is_shared else None
         by_tensor.update(dict.fromkeys(scale.group.quantized, (scale.scale, scale.method, number)))
     return Recipe(
         tuple(
             Pair(t, tuple((r.node.index, r.position, r.role) for r in readers), *by_tensor[t])
-            for t, readers in placement.readers.items()
+            for t, readers in placement.inputs.items()
         ),
         tuple((w.node.index, w.tensor, w.axis) for w in placement.weights),
     )

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from calibration.dataset import spread
 from qdqtool import prediction
-from qdqtool.base.notes import Remark
-from qdqtool.base.text import counted
 from qdqtool.insertion.losses import FEW
 from qdqtool.tuning.search import BETTER, FLOAT_RECIPE, Search
+from qdqtool.util.notes import Remark
+from qdqtool.util.text import counted
 
 _WHOLE = 30  # combinations that a search usually measures
 _FEW = 2

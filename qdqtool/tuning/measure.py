@@ -28,24 +28,24 @@ from calibration.cluster.mapping import Cluster
 from calibration.cluster.mapping import Job as Handed
 from calibration.clustered import shared
 from calibration.dataset import Dataset
-from calibration.session import Fetcher, open_packed, partial_model
-from qdqtool.base import limits
-from qdqtool.base.said import said
-from qdqtool.base.text import brief_repr, reason_of
-from qdqtool.base.threads import SharedTasks, run_threads
+from calibration.session import TensorFetcher, open_packed_session, partial_model
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.losses import Compared
-from qdqtool.insertion.rewrite import rounded, rounded_name
-from qdqtool.model.cuts import NetworkCuts
-from qdqtool.model.external import has_data, to_array
-from qdqtool.model.graph import Model, Node
-from qdqtool.model.operators import WEIGHTED
-from qdqtool.model.qdq import QUANTIZABLE
-from qdqtool.model.sessions import SharedWeights, core_count
-from qdqtool.model.slim import without_large_weights
+from qdqtool.insertion.rewrite import round_weights, rounded_weights_name
+from qdqtool.ir.cuts import NetworkCuts
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.operators import WEIGHTED
+from qdqtool.ir.qdq import QUANTIZABLE
+from qdqtool.proto.external_data import has_data, to_array
+from qdqtool.proto.slim import without_large_weights
+from qdqtool.runtime.sessions import SharedWeights, core_count
 from qdqtool.tuning import metrics
 from qdqtool.tuning.configuration import Recipe
 from qdqtool.tuning.metrics import LARGEST, Evidence, Metric
+from qdqtool.util import limits
+from qdqtool.util.said import said
+from qdqtool.util.text import brief_repr, reason_of
+from qdqtool.util.threads import SharedTasks, run_threads
 
 
 class Partition(NetworkCuts):
@@ -320,7 +320,7 @@ class Sessions:
 
     def __init__(self) -> None:
         self._open: dict[
-            tuple[int, str], tuple[Fetcher, int]
+            tuple[int, str], tuple[TensorFetcher, int]
         ] = {}  # with bytes, that used last at the end
         self._left = limits.TUNING_SESSIONS
         self._lock = threading.Lock()
@@ -330,7 +330,9 @@ class Sessions:
         """How many are open."""
         return len(self._open)
 
-    def get(self, key: tuple[int, str], make: Callable[[], tuple[Fetcher, int]]) -> Fetcher:
+    def get(
+        self, key: tuple[int, str], make: Callable[[], tuple[TensorFetcher, int]]
+    ) -> TensorFetcher:
         """The session of that key; one that is not open is made, with the bytes that it takes."""
         with self._lock:
             if key in self._open:
@@ -478,19 +480,19 @@ class Network:
             self._known[recipe.key] = line
         return self._known[recipe.key]
 
-    def _session(self, step: Step) -> Fetcher:
+    def _session(self, step: Step) -> TensorFetcher:
         return self.sessions.get(
             (step.part.number, step.recipe.key), lambda: self._open(step.part, step.recipe)
         )
 
-    def _open(self, part: Part, recipe: Recipe) -> tuple[Fetcher, int]:
+    def _open(self, part: Part, recipe: Recipe) -> tuple[TensorFetcher, int]:
         """A session, and about the bytes that it takes: those of its weights, which it lays out anew, and of any."""
         for _, tensor, axis in recipe.weights:
-            name = rounded_name(tensor, axis)
+            name = rounded_weights_name(tensor, axis)
             if name not in self.weights and self.model.elem_type(tensor) == onnx.TensorProto.FLOAT:
                 value = self.model.constant(tensor)
                 assert value is not None
-                self.weights.add(name, rounded(value, axis))
+                self.weights.add(name, round_weights(value, axis))
         quantized = recipe.build(self.model, "rounded")[0]
         given = [
             helper.make_tensor_value_info(t, self.model.elem_type(t), None) for t in part.given
@@ -499,8 +501,10 @@ class Network:
         values = self.weights.used_by(proto)
         source = proto.SerializeToString()
         size = sum(4 * math.prod(t.dims) for t in proto.graph.initializer) + _SESSION
-        return Fetcher(
-            open_packed(source, 1, "the network", fold_qdq=False, values=values, one_arena=True)
+        return TensorFetcher(
+            open_packed_session(
+                source, 1, "the network", fold_qdq=False, values=values, one_arena=True
+            )
         ), size
 
 

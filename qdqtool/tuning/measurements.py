@@ -24,13 +24,6 @@ import numpy.typing as npt
 from calibration.arrays import Preprocess, open_data
 from calibration.dataset import Dataset, Part, spread
 from calibration.session import input_specs, metadata_size
-from qdqtool.base import limits
-from qdqtool.base.compression import HEAD, find_magic, unpack
-from qdqtool.base.files import check_output, open_input, same_file
-from qdqtool.base.json_text import parse_json
-from qdqtool.base.outputs import atomic_write
-from qdqtool.base.progress import track
-from qdqtool.base.said import Parameter, said
 from qdqtool.errors import DataError
 from qdqtool.insertion.options import ImageOptions, RangeOptions
 from qdqtool.tuning.configuration import Recipe
@@ -38,9 +31,16 @@ from qdqtool.tuning.measure import REVISION, Job, Mapper, Result, Row, Rows, Tas
 from qdqtool.tuning.metrics import LARGEST, Evidence, resampled
 from qdqtool.tuning.options import SearchBudget
 from qdqtool.types import TOOL_VERSION, Json
+from qdqtool.util import limits
+from qdqtool.util.compression import HEAD, find_magic, unpack
+from qdqtool.util.files import check_output, open_input, same_file
+from qdqtool.util.json_text import parse_json
+from qdqtool.util.outputs import atomic_write
+from qdqtool.util.progress import track
+from qdqtool.util.said import Parameter, said
 
 if TYPE_CHECKING:
-    from qdqtool.model.graph import Model
+    from qdqtool.ir.graph import Model
 
 SCHEMA = "qdqtool/tuning-state/1"
 SAVE_SECONDS = 10.0

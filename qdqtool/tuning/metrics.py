@@ -22,14 +22,14 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.base import limits
-from qdqtool.base.files import read_input
-from qdqtool.base.said import said
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.losses import Compared, compared_tensors
-from qdqtool.insertion.placement import class_outputs
-from qdqtool.model.graph import Model
-from qdqtool.model.heads import find_head
+from qdqtool.insertion.placement import find_class_outputs
+from qdqtool.ir.graph import Model
+from qdqtool.patterns.heads import find_head
+from qdqtool.util import limits
+from qdqtool.util.files import read_input
+from qdqtool.util.said import said
 
 Floats = npt.NDArray[np.float64]
 IOUS = np.linspace(0.5, 0.95, 10)
@@ -495,7 +495,7 @@ def compared(model: Model) -> list[str]:
 
 def _detector(model: Model) -> AgreementMap | None:
     """A YOLOv8-style output: the head has a DFL or class outputs, and one output of rank 3 holds boxes and scores."""
-    scores = class_outputs(model)
+    scores = find_class_outputs(model)
     if not scores or not (find_head(model).dfl or model.metadata.get("task", "") in _BOXES):
         return None
     channels = {(model.shape(t) or (0, None))[1] for t in scores}

@@ -8,9 +8,6 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from qdqtool.base import limits
-from qdqtool.base.said import Parameter, said
-from qdqtool.base.text import brief_repr
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.options import (
     ClusterOptions,
@@ -20,6 +17,9 @@ from qdqtool.insertion.options import (
     RangeOptions,
 )
 from qdqtool.timing.options import GpuOptions
+from qdqtool.util import limits
+from qdqtool.util.said import Parameter, said
+from qdqtool.util.text import brief_repr
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 
 import onnx
 
-from qdqtool.base.files import InputFiles, forbid_overwrite
-from qdqtool.base.notes import Note
-from qdqtool.base.outputs import save_answer
 from qdqtool.insertion.result import largest_json
-from qdqtool.model.modelfile import save
+from qdqtool.ir.modelfile import save
 from qdqtool.tuning.configuration import Configuration, Cost
 from qdqtool.types import TOOL_VERSION, Json, Prediction, QuantizedTensor
+from qdqtool.util.files import InputFiles, forbid_overwrite
+from qdqtool.util.notes import Note
+from qdqtool.util.outputs import save_answer
 
 SCHEMA = "qdqtool/tuning/1"
 

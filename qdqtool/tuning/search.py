@@ -11,9 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from calibration.dataset import spread
-from qdqtool.base.notes import Note, Remark
-from qdqtool.base.said import said
-from qdqtool.base.text import counted
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion import losses
 from qdqtool.tuning import sites as choices
@@ -30,6 +27,9 @@ from qdqtool.tuning.configuration import (
 from qdqtool.tuning.measurements import SWEEP, Measurements, OutOfTime
 from qdqtool.tuning.result import Bought, Point
 from qdqtool.tuning.sites import CONVOLUTION, HEAD, INT8, Candidate, Gain, Judged, Site
+from qdqtool.util.notes import Note, Remark
+from qdqtool.util.said import said
+from qdqtool.util.text import counted
 
 _LOOKED_AT = 8  # sites whose scales are looked at, the worst
 _STEPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # of the chain that are measured
@@ -83,7 +83,7 @@ class Search:
     def everything_float(self) -> Configuration:
         """The float network, which is a placement like others."""
         placement = self.planner.placement(self.start)
-        nodes = {r.node.name for readers in placement.readers.values() for r in readers}
+        nodes = {r.node.name for readers in placement.inputs.values() for r in readers}
         return Configuration(floats=frozenset(nodes) | self.start.floats)
 
     def _float_model(self) -> None:
@@ -481,7 +481,7 @@ class Search:
             if s.kind == CONVOLUTION and s.default == INT8
         }
         worst = losses.candidates(quantized, self.planner.statistics, sources, len(quantized))
-        names = (r.node.name for q in worst for r in plan.placement.readers[q.tensor])
+        names = (r.node.name for q in worst for r in plan.placement.inputs[q.tensor])
         return [
             single[n]
             for n in dict.fromkeys(names)

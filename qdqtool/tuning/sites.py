@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from qdqtool.insertion.placement import Placement
-from qdqtool.model.graph import Model
-from qdqtool.model.heads import find_attentions, find_coordinates, find_head
-from qdqtool.model.operators import WEIGHTED
+from qdqtool.ir.graph import Model
+from qdqtool.ir.operators import WEIGHTED
+from qdqtool.patterns.heads import find_attentions, find_coordinates, find_head
 from qdqtool.tuning.configuration import FLOAT, Configuration, Cost, Planner
 
 INT8 = "int8"
@@ -67,7 +67,7 @@ def find_sites(planner: Planner) -> list[Site]:
     order = {n.index: i for i, n in enumerate(model.ordered)}
     weighted = {w.node.index for w in placement.weights}
     placed = sorted(
-        {r.node.index for rs in placement.readers.values() for r in rs}, key=order.__getitem__
+        {r.node.index for rs in placement.inputs.values() for r in rs}, key=order.__getitem__
     )
 
     def add(name: str, kind: str, indices: Iterable[int], default: str = INT8) -> None:
@@ -75,7 +75,7 @@ def find_sites(planner: Planner) -> list[Site]:
         key = frozenset(names)
         if names and key not in found:
             freed = tuple(
-                t for t, rs in placement.readers.items() if all(r.node.name in key for r in rs)
+                t for t, rs in placement.inputs.items() if all(r.node.name in key for r in rs)
             )
             found[key] = Site(name, kind, names, freed, default)
 
@@ -93,7 +93,7 @@ def find_sites(planner: Planner) -> list[Site]:
         add(
             group.quantized[0],
             GROUP,
-            (r.node.index for t in group.quantized for r in placement.readers[t]),
+            (r.node.index for t in group.quantized for r in placement.inputs[t]),
         )
     for name, nodes in _branches(model, placed).items():
         add(name, HEAD, nodes if len(nodes) > 1 else ())
@@ -166,7 +166,7 @@ def other_scales(planner: Planner, sites: Iterable[Site]) -> list[Candidate]:
                     seen.append(other.scale)
                     changed = Configuration(methods=frozenset({(scale.group.quantized[0], method)}))
                     found.setdefault(changed, Candidate(site, method, changed))
-            if scale.group.tied and tensor in planner.statistics:
+            if scale.group.is_shared and tensor in planner.statistics:
                 own = next((m.bits_lost for m in scale.members if m.tensor == tensor), 0.0)
                 if own >= _FEWEST_BITS:
                     apart = Configuration(apart=frozenset({tensor}))

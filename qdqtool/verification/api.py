@@ -10,24 +10,23 @@ from typing import TypeAlias
 import numpy as np
 import onnx
 
-from qdqtool.base.checks import check_choice
-from qdqtool.base.file_types import is_model_name
-from qdqtool.base.files import record_inputs
-from qdqtool.base.notes import Note, Remark
-from qdqtool.base.records import replaced
-from qdqtool.base.said import said
-from qdqtool.builders.child import print_once
+from qdqtool.builders.compiler_process import print_license_notice
 from qdqtool.builders.options import BUILDERS
 from qdqtool.buildlog.agreement import BuildFacts, BuildSource, Difference, Mismatch, MismatchKind
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.reconstruct import graph_from_log
-from qdqtool.buildlog.summary import AS_TODAY, IMPLICIT, implicit_int8, listing_hole
+from qdqtool.buildlog.summary import (
+    IMPLICIT_INT8,
+    LATEST_SPELLING,
+    find_listing_hole,
+    is_implicit_int8,
+)
 from qdqtool.buildlog.types import Build, Section
 from qdqtool.errors import BuilderError, BuildLogError, QdqtoolError
-from qdqtool.model.graph import Model
-from qdqtool.model.modelfile import ModelSource, load
-from qdqtool.model.qdq import quantizers
-from qdqtool.model.view import View
+from qdqtool.ir.graph import Model
+from qdqtool.ir.modelfile import ModelSource, load
+from qdqtool.ir.qdq import quantizers
+from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
 from qdqtool.timing.options import GpuOptions
 from qdqtool.trt.rtx.predict import status_of
@@ -40,6 +39,12 @@ from qdqtool.trt.targets import (
     target_of_version,
 )
 from qdqtool.types import Event, Precision, Prediction
+from qdqtool.util.checks import check_choice
+from qdqtool.util.file_types import is_model_name
+from qdqtool.util.files import record_inputs
+from qdqtool.util.notes import Note, Remark
+from qdqtool.util.records import replaced
+from qdqtool.util.said import said
 from qdqtool.verification import build_model as built
 from qdqtool.verification.convolutions import (
     Mapper,
@@ -195,7 +200,7 @@ def choose_target(build: Build, target: str | Target | None) -> tuple[Target, li
     version = build.tensorrt or build.version_hint
     if version is None:
         return TARGETS[DEFAULT_TARGET], [Remark.NO_VERSION(target=DEFAULT_TARGET)]
-    if build.tensorrt is None and version == AS_TODAY:
+    if build.tensorrt is None and version == LATEST_SPELLING:
         return TARGETS[DEFAULT_TARGET], [
             Remark.AMBIGUOUS_VERSION(version=version, target=DEFAULT_TARGET)
         ]
@@ -207,15 +212,15 @@ def choose_target(build: Build, target: str | Target | None) -> tuple[Target, li
 
 def check_explicit(build: Build, model: Model | None = None) -> None:
     """Refuses a build whose INT8 comes from a calibration table, and that names none of the model's Qs."""
-    if not implicit_int8(build):
+    if not is_implicit_int8(build):
         return
-    named = {part for layer in build.layers for part in layer.fused().bases} | {
+    named = {part for layer in build.layers for part in layer.parse_name().bases} | {
         e.subject for e in build.trace
     }
     if model is None or not any(trt_name(q) in named for q in quantizers(model)):
         raise BuildLogError(
-            f"{IMPLICIT}, so that there is nothing to verify; build a model with Q/DQ ('qdqtool insert')",
-            build.called,
+            f"{IMPLICIT_INT8}, so that there is nothing to verify; build a model with Q/DQ ('qdqtool insert')",
+            build.display_name,
             code="implicit-int8",
         )
 
@@ -230,7 +235,7 @@ def check_same_model(model: Model, build: Build) -> None:
             why = " and ends in its parse section: cut off too early, or a build of another model"
         raise BuildLogError(
             f"names {found} of the model's {wanted} convolutions{why}",
-            build.called,
+            build.display_name,
             code="different-models",
         )
     wrong = contradicted_names(View(model), build, Mapper(model, build.layers))
@@ -240,7 +245,7 @@ def check_same_model(model: Model, build: Build) -> None:
             f"{len(wrong)} names stand for other nodes than in {model.path or 'the model given'} "
             f"({name}: {theirs}, in the model {mine}): a build of another export or network; 'qdqtool compare' matches "
             "by structure",
-            build.called,
+            build.display_name,
             code="different-exports",
             node=name,
         )
@@ -252,7 +257,7 @@ def check_told(build: Build) -> None:
         raise BuildLogError(
             "holds no engine layers and no optimizer lines; "
             "build again with --verbose --profilingVerbosity=detailed",
-            build.called,
+            build.display_name,
             code="empty-build",
         )
 
@@ -321,10 +326,10 @@ def compare(
     ``unsure_convolutions`` are unknown whatever the build says; pass lines that are ``unsure_events`` are left out.
     """
     if not build.bindings and not build.parse.inputs and build.complete:
-        if (hole := listing_hole(build, model.inputs)) is not None:
+        if (hole := find_listing_hole(build, model.inputs)) is not None:
             build = replace(build, gaps=[*build.gaps, hole], complete=False)
     mapper = Mapper(model, build.layers)
-    ended = not build.lacks(Section.PASSES)
+    ended = not build.has_gap(Section.PASSES)
     convolutions, mismatches = compare_convolutions(
         model, prediction, build, mapper, unsure_convolutions
     )
@@ -403,7 +408,7 @@ def verify_with_builder(
     """
     index = load(model)
     if builder == "tensorrt-rtx":
-        print_once()
+        print_license_notice()
     digits = None if sm is None else sm.lower().removeprefix("sm")
     if digits is not None and not digits.isdigit():
         raise QdqtoolError(
@@ -462,7 +467,7 @@ def verify_from_log(
     build = given[0] if given else read_build(*(s for s in sources if not isinstance(s, Build)))
     check_explicit(build)
     proto, unknowns = graph_from_log(build)
-    name = f"graph of {build.called if build.files else 'the log'}"
+    name = f"graph of {build.display_name if build.files else 'the log'}"
     chosen, notes = choose_target(build, target)
     if chosen.is_rtx:
         raise BuildLogError(

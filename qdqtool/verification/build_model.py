@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from qdqtool import builders
-from qdqtool.base.outputs import write_text
-from qdqtool.base.records import published
 from qdqtool.builders.run import BuildResult
 from qdqtool.buildlog.types import BuiltLayer
 from qdqtool.trt.rtx.predict import status_of
 from qdqtool.types import TOOL_VERSION, ConvOutcome, Json, Precision, Prediction
+from qdqtool.util.outputs import write_text
+from qdqtool.util.records import published
 from qdqtool.verification.convolutions import BuiltNode, built_nodes
 
 SCHEMA = "qdqtool/build/1"

@@ -9,24 +9,24 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from qdqtool.base.records import published
 from qdqtool.buildlog.agreement import (
     ConvolutionCounts,
-    Described,
     Difference,
     Mismatch,
     MismatchKind,
+    MismatchSide,
     Said,
 )
-from qdqtool.buildlog.names import Known, base_name, parts
+from qdqtool.buildlog.names import NameSet, base_name, parse_layer_name
 from qdqtool.buildlog.types import Build, BuiltLayer
-from qdqtool.model.graph import Model, Node
-from qdqtool.model.operators import WEIGHTED
-from qdqtool.model.qdq import is_qdq
-from qdqtool.model.sizes import is_multiplication
-from qdqtool.model.view import View
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.operators import WEIGHTED
+from qdqtool.ir.qdq import is_qdq
+from qdqtool.ir.sizes import is_multiplication
+from qdqtool.patterns.view import View
 from qdqtool.trt.trace import FUSING_INTO
 from qdqtool.types import ConvOutcome, Json, Precision, Prediction
+from qdqtool.util.records import published
 
 Place = tuple[BuiltLayer, int]
 """A layer, and which of the layers merged into it with ``||``."""
@@ -71,7 +71,7 @@ class Mapper:
         given = self._given = {
             n.index: trt_name(n) if names is None else names[n.index] for n in model.nodes
         }
-        self.known = Known(
+        self.known = NameSet(
             {
                 *given.values(),
                 *model.initializers,
@@ -113,7 +113,7 @@ class Mapper:
         """The nodes of each layer merged with ``||``; one group otherwise."""
         if layer.onnx_names:
             return [[n for n in map(self.node, layer.onnx_names) if n is not None]]
-        fused = parts(layer.name, self.known)
+        fused = parse_layer_name(layer.name, self.known)
         if fused.kind == "foreign":
             return []
         return [[n for n in map(self.node, group) if n is not None] for group in fused.alternatives]
@@ -161,7 +161,7 @@ def is_aside(layer: BuiltLayer) -> bool:
     """A layer that no prediction refers to: layout reformats, constants, shape and host layers, Myelin blocks."""
     if layer.type in _ASIDE or (layer.type == "Myelin" and layer.name.startswith("{ForeignNode")):
         return True
-    return parts(layer.name).kind in (
+    return parse_layer_name(layer.name).kind in (
         "reformat-input",
         "reformat-output",
         "reformat-network",
@@ -170,7 +170,7 @@ def is_aside(layer: BuiltLayer) -> bool:
     )
 
 
-def said_names(build: Build, known: Known) -> set[str]:
+def said_names(build: Build, known: NameSet) -> set[str]:
     """Every name of a node that a build prints: parse section, layers and pass lines."""
     said = {n.name for n in build.parse.nodes if n.name}
     said.update(
@@ -184,13 +184,13 @@ def said_names(build: Build, known: Known) -> set[str]:
     fused = {layer.name for layer in build.layers} | {
         end for e in build.trace for end in (e.subject, e.object)
     }
-    return said.union(*(parts(name, known).bases for name in fused))
+    return said.union(*(parse_layer_name(name, known).bases for name in fused))
 
 
 def common_names(model: Model, build: Build) -> tuple[int, int]:
     """How many of the model's convolutions the build names, and how many there are; all its nodes where it has none."""
     wanted = [n for n in model.nodes if n.op in WEIGHTED] or list(model.nodes)
-    said = said_names(build, Known(trt_name(n) for n in wanted))
+    said = said_names(build, NameSet(trt_name(n) for n in wanted))
     plain = (
         {_PLAIN.sub("_", s) for s in said}
         if any("_myl" in layer.name for layer in build.layers)
@@ -228,7 +228,7 @@ def contradicted_names(view: View, build: Build, mapper: Mapper) -> list[tuple[s
         if len(nodes) != 1 or product_rank(layer) is None or nodes[0].name in found:
             continue
         node, shape = nodes[0], shapes.get(nodes[0].index, ())
-        weights = [name for name in layer.fused(mapper.known).bases if name in owned]
+        weights = [name for name in layer.parse_name(mapper.known).bases if name in owned]
         if weights and node.index in sources and sources[node.index] not in weights:
             found[node.name] = sources[node.index], weights[0]
         maps, kernel = layer.extras.get("OutMaps"), layer.extras.get("Kernel")
@@ -407,7 +407,7 @@ class BuiltConv:
     line: int = 0
     contradiction: Said | None = None
 
-    def as_json(self) -> Described:
+    def as_json(self) -> MismatchSide:
         told = published(self, "precision", "inputs", "output", "fused", "layer")
         return {**told, "fused": self.fused and self.fused[:_LISTED]}
 

@@ -9,27 +9,23 @@ from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from qdqtool.base.files import InputFiles
-from qdqtool.base.notes import Note
-from qdqtool.base.outputs import Saved
-from qdqtool.base.records import published
 from qdqtool.builders.run import log_names
 from qdqtool.buildlog.agreement import (
     BuildFacts,
     ConversionCounts,
     ConvolutionCounts,
-    Described,
     Difference,
     LayerCounts,
     Mismatch,
     MismatchKind,
+    MismatchSide,
     Said,
     TraceCounts,
 )
 from qdqtool.buildlog.names import SCALE_NODE
 from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, Section
-from qdqtool.model.graph import Model
-from qdqtool.model.qdq import precision_of
+from qdqtool.ir.graph import Model
+from qdqtool.ir.qdq import precision_of
 from qdqtool.trt import trace
 from qdqtool.trt.pipeline import passes
 from qdqtool.types import (
@@ -41,6 +37,10 @@ from qdqtool.types import (
     Prediction,
     TensorPrecision,
 )
+from qdqtool.util.files import InputFiles
+from qdqtool.util.notes import Note
+from qdqtool.util.outputs import Saved
+from qdqtool.util.records import published
 from qdqtool.verification.build_model import Pair
 from qdqtool.verification.convolutions import Mapper, built_nodes, in_myelin
 
@@ -225,7 +225,7 @@ def compare_conversions(
     prediction: Prediction, build: Build, ended: bool
 ) -> Compared[ConversionCounts]:
     """Counts the Q and DQ that stay in the engine: from its listing, else from the QDQToCopy lines."""
-    if build.layers and not build.names_only and not build.lacks(Section.LISTING):
+    if build.layers and not build.names_only and not build.has_gap(Section.LISTING):
         names = [layer.name for layer in build.layers if layer.is_qdq]
     elif ended and any(e.pass_name in compared_passes() for e in build.trace):
         names = [
@@ -324,7 +324,7 @@ def inconsistent_tensors(model: Model, build: Build) -> list[Mismatch]:
     for name, expected in ends.items():
         if name in seen and expected.is_float and seen[name][0] == Precision.INT8:
             built, where = seen[name]
-            said: Described = {"precision": str(expected)}
+            said: MismatchSide = {"precision": str(expected)}
             found.append(
                 Mismatch(
                     MismatchKind.LAYER,

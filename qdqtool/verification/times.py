@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import statistics
 
-from qdqtool.base.notes import Note, Remark
-from qdqtool.base.said import said
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import QdqtoolError
-from qdqtool.model.graph import Model
+from qdqtool.ir.graph import Model
 from qdqtool.timing import parts
 from qdqtool.timing.estimate import TimeEstimate, estimate, in_profile
 from qdqtool.timing.expected import contradicted, gpu_of, unknown_gpu
@@ -16,6 +14,8 @@ from qdqtool.timing.options import GpuOptions
 from qdqtool.timing.physics import constants
 from qdqtool.trt.targets import Target
 from qdqtool.types import Json, Precision, Prediction
+from qdqtool.util.notes import Note, Remark
+from qdqtool.util.said import said
 
 _SLOW = 1.5  # times the estimate from which on a layer is named
 _NAMED = 5

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from qdqtool.base.notes import Remark
 from qdqtool.buildlog import layers
 from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.layers import read_json
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import BuildLogError
+from qdqtool.util.notes import Remark
 from tests.errors import has
 
 

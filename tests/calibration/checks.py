@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from calibration import Statistics, TensorStatistics
-from qdqtool.base import limits
 from qdqtool.errors import DataError
+from qdqtool.util import limits
 from tests.errors import has
 
 Check = Callable[[BaseException], bool]

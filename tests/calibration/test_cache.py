@@ -26,9 +26,9 @@ from calibration.cache import (
 from calibration.dataset import Looks
 from calibration.runner import collect
 from calibration.statistics import CHANNELS, POSITIONS, TensorStatistics
-from qdqtool.base import files, limits
-from qdqtool.base.notes import Remark
 from qdqtool.errors import DataError, QdqtoolError
+from qdqtool.util import files, limits
+from qdqtool.util.notes import Remark
 from tests.calibration.checks import check_limit, contents, reports
 from tests.calibration.nets import conv_net, write_pictures
 from tests.calibration.watchers import stop_after, watch_progress

@@ -13,8 +13,8 @@ from calibration import Focus, Statistics, collect
 from calibration.clustered import PortionSizer
 from calibration.dataset import Dataset, InputSpec
 from calibration.images import YOLO_PREPROCESS
-from qdqtool.base.notes import Remark
 from qdqtool.errors import ClusterError, DataError
+from qdqtool.util.notes import Remark
 from tests.calibration.checks import contents, reports
 from tests.calibration.cluster.clusters import (
     ChangingSource,

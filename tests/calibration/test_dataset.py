@@ -27,9 +27,9 @@ from calibration.dataset import (
     spread,
 )
 from calibration.listing import UNREADABLE, file_digest, list_files, read_ahead
-from qdqtool.base import files
-from qdqtool.base.notes import Note, Remark
 from qdqtool.errors import DataError, QdqtoolError
+from qdqtool.util import files
+from qdqtool.util.notes import Note, Remark
 from tests.calibration.checks import check_limit, reports
 from tests.calibration.nets import write_pictures
 from tests.errors import has

@@ -16,9 +16,9 @@ from calibration.arrays import Dataset, open_data
 from calibration.dataset import InputSpec
 from calibration.images import ImageSource, Preprocess, decode, describe, prepare
 from calibration.listing import file_digest
-from qdqtool.base import limits
-from qdqtool.base.notes import Remark
 from qdqtool.errors import DataError
+from qdqtool.util import limits
+from qdqtool.util.notes import Remark
 from tests.calibration.checks import check_limit, reports
 from tests.calibration.nets import png_chunk, write_pictures
 from tests.errors import has

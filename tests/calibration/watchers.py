@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from qdqtool.base import progress
+from qdqtool.util import progress
 
 HANG = 60  # seconds until a test that hangs fails
 

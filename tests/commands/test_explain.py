@@ -5,9 +5,9 @@ from pathlib import Path
 import onnx
 import pytest
 
-from qdqtool.explain.codes import CODES
+from qdqtool.findings.codes import CODES
 from tests.commands.conftest import Cli
-from tests.explain.test_causes import residual
+from tests.findings.test_causes import residual
 
 
 @pytest.mark.parametrize("code", ["SKIP-FLOAT", "zp_nonzero", "CONCAT-SCALE"])

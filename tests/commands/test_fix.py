@@ -6,12 +6,12 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtool.base import limits
-from qdqtool.base.notes import Remark
+from qdqtool.util import limits
+from qdqtool.util.notes import Remark
 from tests.commands.conftest import Cli
-from tests.explain.graphs import GRAPHS
-from tests.explain.lint.test_api import simple
-from tests.explain.test_causes import residual
+from tests.findings.graphs import GRAPHS
+from tests.findings.lint.test_api import simple
+from tests.findings.test_causes import residual
 
 
 @pytest.fixture

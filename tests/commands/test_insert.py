@@ -10,8 +10,8 @@ import onnx
 import pytest
 from PIL import Image
 
-from qdqtool.base.notes import Remark
 from qdqtool.commands.demo_run import write_images
+from qdqtool.util.notes import Remark
 from tests.commands.conftest import Cli
 from tests.insertion.nets import Net, check, detector
 

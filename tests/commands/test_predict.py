@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 from tests.commands.conftest import Cli
-from tests.explain.test_causes import residual
+from tests.findings.test_causes import residual
 from tests.trt.builder import Graph
 from tools.growth.families import convolutions
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from qdqtool.model.modelfile import load
+from qdqtool.ir.modelfile import load
 from qdqtool.prediction import predict
 from qdqtool.timing.estimate import estimate
 from qdqtool.timing.gpus import find

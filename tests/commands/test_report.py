@@ -7,8 +7,8 @@ import pytest
 
 from tests import contract
 from tests.commands.conftest import Cli
-from tests.render.reporting.conftest import Made
-from tests.render.reporting.test_collect import result
+from tests.reporting.conftest import Made
+from tests.reporting.test_collect import result
 
 
 @pytest.fixture(scope="module")

@@ -16,20 +16,20 @@ from onnx import helper, numpy_helper
 
 import qdqtool
 from qdqtool import extract
-from qdqtool.base import limits
-from qdqtool.base.notes import Remark, remarks
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.extraction import job
 from qdqtool.extraction.cut import Cutter, Part
 from qdqtool.extraction.private import masked
 from qdqtool.extraction.select import Shrinker
-from qdqtool.model.graph import Model
-from qdqtool.model.qdq import DQ, Q, quantizers, read_params
+from qdqtool.ir.graph import Model
+from qdqtool.ir.qdq import DQ, Q, quantizers, read_params
 from qdqtool.trt.refusals import ConcatScales
 from qdqtool.trt.targets import Target
+from qdqtool.util import limits
+from qdqtool.util.notes import Remark, remarks
 from tests.errors import has
-from tests.explain.graphs import concat
 from tests.extraction.networks import SECRET, residual, secretive
+from tests.findings.graphs import concat
 from tests.insertion.nets import run
 from tests.slow import slow_after
 from tests.trt.builder import Graph
@@ -680,6 +680,19 @@ def test_private_tables_in_attributes_differ() -> None:
     floats, ints = list(tables[0].floats), list(tables[1].ints)
     assert len(floats) == 12 and len(set(floats) & set(anchors)) <= 2
     assert len(ints) == 100 and ints != table
+
+
+def test_private_tensor_in_attribute_differs_next_to_resize_with_unset_input() -> None:
+    """The unset region of interest and a tensor in an attribute both have an empty name."""
+    table = np.linspace(1.1, 9.3, 12, dtype=np.float32)
+    model = with_head(table=numpy_helper.from_array(table, "table"))
+    model.graph.initializer.append(numpy_helper.from_array(np.float32([1, 1, 2, 2]), "sizes"))
+    resize = helper.make_node("Resize", ["done", "", "sizes"], ["resized"], "resize")
+    append_node(model, resize)
+    proto = qdqtool.extract(model, outputs=["resized"], private=True).proto
+    attributes = [a for n in proto.graph.node for a in n.attribute if a.HasField("t")]
+    assert len(attributes) == 1
+    assert np.isin(numpy_helper.to_array(attributes[0].t), table).sum() <= 2
 
 
 def test_private_attributes_keep_only_public_words() -> None:

@@ -7,12 +7,12 @@ import onnx
 import pytest
 
 import qdqtool
-from qdqtool.base import limits
-from qdqtool.base.notes import Remark, remarks
-from qdqtool.base.process import INTERRUPTED, Stopped
-from qdqtool.builders.child import is_installed
+from qdqtool.builders.compiler_process import is_installed
 from qdqtool.errors import QdqtoolError
 from qdqtool.extraction.checks import CommandCheck
+from qdqtool.util import limits
+from qdqtool.util.notes import Remark, remarks
+from qdqtool.util.process import INTERRUPTED, Stopped
 from tests.errors import has
 from tests.extraction.networks import residual, with_constant_nodes
 from tests.trt.builder import Graph

@@ -12,16 +12,16 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import qdqtool
-from qdqtool.base import limits
 from qdqtool.errors import BuilderError
 from qdqtool.extraction import moves
 from qdqtool.extraction.job import Job
 from qdqtool.extraction.select import Shrinker, choose, put_apart, put_back
-from qdqtool.model.external import has_data
-from qdqtool.model.graph import Model
-from tests.explain.graphs import GRAPHS as REFUSAL_GRAPHS
-from tests.explain.test_producers import models, prediction
+from qdqtool.ir.graph import Model
+from qdqtool.proto.external_data import has_data
+from qdqtool.util import limits
 from tests.extraction.networks import residual
+from tests.findings.graphs import GRAPHS as REFUSAL_GRAPHS
+from tests.findings.test_producers import models, prediction
 
 
 def test_part_grows_from_nodes_that_the_finding_names() -> None:

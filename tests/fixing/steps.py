@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 from qdqtool.fixing.api import STEPS
 from qdqtool.fixing.site import Site
-from qdqtool.model.graph import Model
-from qdqtool.model.view import View
+from qdqtool.ir.graph import Model
+from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import Target, target_named
 from qdqtool.types import Refusal

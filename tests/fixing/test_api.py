@@ -9,22 +9,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import qdqtool
-from qdqtool.base.notes import Remark
 from qdqtool.errors import DataError, ModelError, QdqtoolError
-from qdqtool.explain.coded import MADE
+from qdqtool.findings.coded import MADE
 from qdqtool.fixing import pairs
 from qdqtool.fixing.api import _WHOLE, STEPS, fix
 from qdqtool.fixing.compare import NotFinite
-from qdqtool.model.editor import Editor
-from qdqtool.model.graph import Model
+from qdqtool.ir.editor import Editor
+from qdqtool.ir.graph import Model
 from qdqtool.prediction import predict
 from qdqtool.trt.refusals import ScalesDiffer, Stays
 from qdqtool.trt.targets import target_named
+from qdqtool.util.notes import Remark
 from tests.errors import has
-from tests.explain.graphs import GRAPHS
-from tests.explain.lint.test_api import shared_model
-from tests.explain.test_causes import concat, residual, split
-from tests.explain.test_producers import models, predictions, views
+from tests.findings.graphs import GRAPHS
+from tests.findings.lint.test_api import shared_model
+from tests.findings.test_causes import concat, residual, split
+from tests.findings.test_producers import models, predictions, views
 from tests.fixing.steps import sites
 from tests.indexing import indexed
 from tests.insertion import nets

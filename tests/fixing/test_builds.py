@@ -4,8 +4,8 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtool.builders.child import is_installed
-from qdqtool.explain import codes
+from qdqtool.builders.compiler_process import is_installed
+from qdqtool.findings import codes
 from qdqtool.fixing.api import fix
 from qdqtool.prediction import predict
 from qdqtool.verification.build_model import build_model

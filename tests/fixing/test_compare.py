@@ -5,14 +5,14 @@ import onnx
 import onnx.parser
 import pytest
 
-from qdqtool.base import limits
-from qdqtool.base.notes import Remark, remarks
 from qdqtool.fixing import compare
 from qdqtool.fixing.api import fix
-from qdqtool.model.editor import remove_quantizers
-from qdqtool.model.graph import Model
-from qdqtool.model.run_cost import estimate_run_cost
-from tests.explain.test_causes import residual
+from qdqtool.ir.graph import Model
+from qdqtool.patterns.rewrites import remove_quantizers
+from qdqtool.runtime.run_cost import estimate_run_cost
+from qdqtool.util import limits
+from qdqtool.util.notes import Remark, remarks
+from tests.findings.test_causes import residual
 from tests.trt.builder import Graph
 
 

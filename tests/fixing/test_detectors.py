@@ -9,17 +9,17 @@ import onnx
 import onnxruntime
 import pytest
 
-from qdqtool.base.notes import Remark
 from qdqtool.commands.demo_run import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
-from qdqtool.explain.messages import onnxruntime_recipe
+from qdqtool.findings.messages import onnxruntime_recipe
 from qdqtool.fixing.api import Fixed, fix
 from qdqtool.fixing.compare import Noise, noise_of_samples, within, worst_part
 from qdqtool.fixing.outputs import OutputPart
-from qdqtool.model.graph import Model
-from qdqtool.model.heads import find_head
+from qdqtool.ir.graph import Model
+from qdqtool.patterns.heads import find_head
 from qdqtool.prediction import predict
 from qdqtool.types import Severity
+from qdqtool.util.notes import Remark
 from tests.errors import has
 from tests.insertion.nets import detector as small_detector
 from tests.trt.builder import Graph
@@ -401,7 +401,7 @@ def test_recipe_and_fix_leave_no_error_and_no_warning(make: Any, tmp_path: Path)
 
 
 def headline_of(proto: onnx.ModelProto) -> str:
-    from qdqtool.explain.messages import obstacles
+    from qdqtool.findings.messages import obstacles
 
     return obstacles(predict(proto).findings)
 

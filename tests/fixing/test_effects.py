@@ -10,23 +10,23 @@ import numpy as np
 import pytest
 from onnx import numpy_helper
 
-from qdqtool.base import limits
-from qdqtool.base.records import replaced
 from qdqtool.fixing import api, sandbox, weights
 from qdqtool.fixing.api import add_fixes, fix
 from qdqtool.fixing.gains import NO_GAIN, blamed, no_better
 from qdqtool.fixing.sandbox import RunError, Sandbox, TookTooLong
 from qdqtool.fixing.site import Aim
-from qdqtool.model.editor import Editor
-from qdqtool.model.graph import Model
-from qdqtool.model.modelfile import load
-from qdqtool.model.qdq import read_params
-from qdqtool.model.view import View
+from qdqtool.ir.editor import Editor
+from qdqtool.ir.graph import Model
+from qdqtool.ir.modelfile import load
+from qdqtool.ir.qdq import read_params
+from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
 from qdqtool.timing.estimate import estimate
 from qdqtool.timing.gpus import find
 from qdqtool.trt.refusals import ResidualFloat
 from qdqtool.trt.targets import target_named
+from qdqtool.util import limits
+from qdqtool.util.records import replaced
 from tests.fixing.steps import sites
 from tests.insertion.nets import run
 from tests.trt import evidence

@@ -9,20 +9,20 @@ import onnx
 import onnx.compose
 import pytest
 
-from qdqtool.base.records import contents, replaced
-from qdqtool.explain.alike import key
-from qdqtool.explain.coded import fixed
+from qdqtool.findings.alike import key
+from qdqtool.findings.coded import fixed
 from qdqtool.fixing import pairs
 from qdqtool.fixing.api import STEPS
 from qdqtool.fixing.site import Step, named
-from qdqtool.model.graph import Model
-from qdqtool.model.view import View
+from qdqtool.ir.graph import Model
+from qdqtool.patterns.view import View
 from qdqtool.prediction import advise, predict
 from qdqtool.trt.refusals import InsideActivation, OutputManyConsumers
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Prediction, Refusal
-from tests.explain.lint.test_api import shared_model
-from tests.explain.test_producers import predictions, views
+from qdqtool.util.records import contents, replaced
+from tests.findings.lint.test_api import shared_model
+from tests.findings.test_producers import predictions, views
 from tests.fixing.steps import sites
 from tests.slow import slow_after
 from tests.trt.builder import Graph

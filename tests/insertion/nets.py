@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from qdqtool.commands import demo_run
 from qdqtool.insertion.result import Insertion
-from qdqtool.model.graph import Model
+from qdqtool.ir.graph import Model
 from qdqtool.types import ConvOutcome, ModelInfo, Precision, Prediction
 
 Array = npt.NDArray[Any]

@@ -10,18 +10,18 @@ import calibration
 import qdqtool
 from calibration.cache import read_tensorrt_cache
 from calibration.runner import Mismatch
-from qdqtool.base.notes import Remark, remarks
 from qdqtool.commands.demo_run import write_images, yolov8n
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.explain.left_float import PLACEMENT, FloatForAccuracy, SkippedNode
+from qdqtool.findings.left_float import PLACEMENT, FloatForAccuracy, SkippedNode
 from qdqtool.insertion.inputs import write_table
 from qdqtool.insertion.losses import Losses
-from qdqtool.insertion.placement import float_nodes
+from qdqtool.insertion.placement import find_head_float_nodes
 from qdqtool.insertion.result import Insertion
-from qdqtool.insertion.scales import GroupScale, Member, ScaleGroup
-from qdqtool.model.graph import Model
-from qdqtool.model.heads import find_head
+from qdqtool.insertion.scales import GroupMember, GroupScale, ScaleGroup
+from qdqtool.ir.graph import Model
+from qdqtool.patterns.heads import find_head
 from qdqtool.types import ModelInfo, Prediction, QuantizedTensor
+from qdqtool.util.notes import Remark, remarks
 from tests.indexing import indexed
 from tests.insertion.nets import (
     Net,
@@ -286,7 +286,7 @@ def insertion() -> Insertion:
         QuantizedTensor("w", [0.5, 1.0], "weights-max", None, "p"),
     ]
     group = GroupScale(
-        ScaleGroup(("x",), ("x", "y"), ("y",)), 0.5, "max", (Member("y", 63.5, -0.25),)
+        ScaleGroup(("x",), ("x", "y"), ("y",)), 0.5, "max", (GroupMember("y", 63.5, -0.25),)
     )
     return Insertion(
         one_layer(),
@@ -358,7 +358,7 @@ def names(model: Model, indices: object) -> set[str]:
 )
 def test_float_nodes_of_yolov8_head(choice: str, expected: set[str]) -> None:
     model = Model(detector())
-    assert names(model, float_nodes(model, choice)) == expected
+    assert names(model, find_head_float_nodes(model, choice)) == expected
 
 
 def head(order: str, product: str = "Conv") -> Model:
@@ -384,8 +384,8 @@ def head(order: str, product: str = "Conv") -> Model:
 @pytest.mark.parametrize("product", ["Conv", "MatMul"])
 def test_float_nodes_follow_box_channels_through_split_and_concat(order: str, product: str) -> None:
     model = head(order, product)
-    assert names(model, float_nodes(model, "box")) == {"box", "dfl"}
-    assert names(model, float_nodes(model, "float")) == {"box", "cls", "dfl"}
+    assert names(model, find_head_float_nodes(model, "box")) == {"box", "dfl"}
+    assert names(model, find_head_float_nodes(model, "float")) == {"box", "cls", "dfl"}
 
 
 @pytest.mark.parametrize("outputs", [1, 2])
@@ -395,8 +395,8 @@ def test_float_nodes_of_classifier(net: Net, outputs: int) -> None:
         scores = net.op("Gemm", f"fc{i}", flat, net.const(f"w{i}", np.ones((16, 10))))
         net.output(net.op("Softmax", f"soft{i}", scores))
     model = net.index()
-    assert float_nodes(model, "box") == {}
-    assert names(model, float_nodes(model, "float")) == {f"fc{i}" for i in range(outputs)}
+    assert find_head_float_nodes(model, "box") == {}
+    assert names(model, find_head_float_nodes(model, "float")) == {f"fc{i}" for i in range(outputs)}
 
 
 def test_find_head_of_network_without_head() -> None:
@@ -409,5 +409,5 @@ def test_find_head_of_network_without_head() -> None:
 def test_float_nodes_of_detector_without_dfl(net: Net, ends: int, expected: set[str]) -> None:
     stem = net.op("Relu", "r", net.conv("stem", "x"))
     model = net.output(*(net.conv(f"end{i}", stem, kernel=1) for i in range(ends))).index()
-    assert names(model, float_nodes(model, "box")) == expected
-    assert float_nodes(model, "none") == {}
+    assert names(model, find_head_float_nodes(model, "box")) == expected
+    assert find_head_float_nodes(model, "none") == {}

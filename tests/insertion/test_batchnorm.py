@@ -7,7 +7,7 @@ import pytest
 from onnx import helper
 
 from qdqtool.insertion.prepare import fold_batch_normalization, fold_leading
-from qdqtool.model.graph import Model
+from qdqtool.ir.graph import Model
 from tests.insertion.nets import Net, assert_same_outputs, copied, set_value, value_of
 
 

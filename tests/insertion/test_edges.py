@@ -14,16 +14,16 @@ from onnx import TensorProto
 
 import qdqtool
 from calibration import Preprocess
-from qdqtool.base.notes import Remark, remarks
 from qdqtool.commands.insert import command
 from qdqtool.errors import DataError, ModelError, QdqtoolError
-from qdqtool.explain import left_float
+from qdqtool.findings import left_float
 from qdqtool.insertion.halfprecision import to_half
 from qdqtool.insertion.inputs import write_table
-from qdqtool.insertion.placement import Rules, place
+from qdqtool.insertion.placement import PlacementRules, place
 from qdqtool.insertion.prepare import prepare
-from qdqtool.model.graph import Model
-from qdqtool.model.heads import find_head
+from qdqtool.ir.graph import Model
+from qdqtool.patterns.heads import find_head
+from qdqtool.util.notes import Remark, remarks
 from tests.errors import has
 from tests.insertion.nets import (
     Net,
@@ -71,8 +71,8 @@ def test_residual_of_unknown_shape_is_no_broadcast(net: Net) -> None:
     net.output(net.op("Conv", "c2", out, "c0.weight", kernel_shape=[3, 3]))
     model = Model(net.open_model())
     assert model.shape("strange.out") is None and model.shape("c1.out") is not None
-    placement = place(model, Rules(head="none"))
-    assert [r.role for r in placement.readers["strange.out"]] == ["residual"]
+    placement = place(model, PlacementRules(head="none"))
+    assert [r.role for r in placement.inputs["strange.out"]] == ["residual"]
 
 
 def test_prepare_removes_nodes_before_weights_but_not_before_outputs(net: Net) -> None:

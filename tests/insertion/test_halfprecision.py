@@ -6,8 +6,8 @@ from onnx import TensorProto
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.api import insert
 from qdqtool.insertion.halfprecision import has_half, to_float, to_half
-from qdqtool.model.graph import Model
-from qdqtool.model.half import float32_inputs
+from qdqtool.ir.graph import Model
+from qdqtool.patterns.half import float32_inputs
 from tests.errors import has
 from tests.insertion.nets import (
     Net,

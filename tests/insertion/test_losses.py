@@ -11,8 +11,8 @@ from onnx import helper
 
 import qdqtool
 from calibration import Focus, FocusMap, TensorStatistics
-from qdqtool.base.notes import Remark, remarks
 from qdqtool.errors import ModelError
+from qdqtool.formats.insertion_text import render
 from qdqtool.insertion.losses import (
     LITTLE,
     Compared,
@@ -25,10 +25,10 @@ from qdqtool.insertion.losses import (
     without_pair,
 )
 from qdqtool.insertion.result import Insertion
-from qdqtool.insertion.switched import Segment
-from qdqtool.model.graph import Model
-from qdqtool.render.insertion_text import render
+from qdqtool.insertion.switchable_network import NetworkSegment
+from qdqtool.ir.graph import Model
 from qdqtool.types import QuantizedTensor
+from qdqtool.util.notes import Remark, remarks
 from tests.insertion.nets import (
     Net,
     chain,
@@ -136,13 +136,13 @@ class Runs:
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
     """Record the runs of segments; two samples are measured at once."""
-    runs, run_segment = Runs(), Segment.run
+    runs, run_segment = Runs(), NetworkSegment.run
 
-    def recorded(segment: Segment, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def recorded(segment: NetworkSegment, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         runs.begin(float(values["x"].flat[0]))
         return run_segment(segment, values)
 
-    monkeypatch.setattr(Segment, "run", recorded)
+    monkeypatch.setattr(NetworkSegment, "run", recorded)
     monkeypatch.setattr("qdqtool.insertion.losses.core_count", lambda: 2)
     return runs
 

@@ -5,21 +5,27 @@ import onnx
 import pytest
 from onnx import helper
 
-from qdqtool.base.records import contents
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.explain import left_float as left
-from qdqtool.insertion.placement import Placement, Rules, can_be_quantized, class_outputs, place
-from qdqtool.insertion.structure import longest_path, weight_scale_axis
-from qdqtool.model.graph import Model
+from qdqtool.findings import left_float as left
+from qdqtool.insertion.placement import (
+    Placement,
+    PlacementRules,
+    can_be_quantized,
+    find_class_outputs,
+    place,
+)
+from qdqtool.insertion.structure import branch_lengths, weight_scale_axis
+from qdqtool.ir.graph import Model
 from qdqtool.trt.faults import DeconvolutionFloat
 from qdqtool.trt.refusals import WeightsNotConstant
+from qdqtool.util.records import contents
 from tests.errors import has
 from tests.insertion.nets import Net, detector, initializer, with_constant_nodes
 
 
 def inputs(placement: Placement) -> set[tuple[str, str, str]]:
     """Return the quantized inputs as (tensor, consumer, role)."""
-    return {(t, r.node.name, r.role) for t, readers in placement.readers.items() for r in readers}
+    return {(t, r.node.name, r.role) for t, readers in placement.inputs.items() for r in readers}
 
 
 def reasons(placement: Placement) -> dict[str, tuple[object, ...]]:
@@ -27,8 +33,8 @@ def reasons(placement: Placement) -> dict[str, tuple[object, ...]]:
     return {s.node: (type(s.refusal), *contents(s.refusal)[2:]) for s in placement.skipped}
 
 
-def placed(net: Net, rules: Rules | None = None) -> Placement:
-    return place(net.index(), rules or Rules(head="none"))
+def placed(net: Net, rules: PlacementRules | None = None) -> Placement:
+    return place(net.index(), rules or PlacementRules(head="none"))
 
 
 def quantized_inputs(placement: Placement, node: str) -> set[str]:
@@ -62,7 +68,7 @@ def test_broadcast_add_is_no_residual(net: Net) -> None:
 
 def test_sparse_weights_are_left_float(net: Net) -> None:
     model = with_sparse_weights(net.output(net.conv("c", "x")).open_model(), "c.weight")
-    (skipped,) = place(Model(model), Rules(head="none")).skipped
+    (skipped,) = place(Model(model), PlacementRules(head="none")).skipped
     assert skipped.refusal == WeightsNotConstant(skipped.refusal.pass_name, "c", "c.weight", True)
 
 
@@ -94,26 +100,26 @@ def residual_net(activation: str = "", after: str = "conv", relu: bool = True) -
 def test_residual_of_bare_convolution_quantizes_skip() -> None:
     result = placed(residual_net())
     assert ("stem.out", "add", "residual") in inputs(result)
-    assert [(r.node.name, r.position) for r in result.readers["stem.out"]] == [
+    assert [(r.node.name, r.position) for r in result.inputs["stem.out"]] == [
         ("c1", 0),
         ("add", 1),
     ]
     assert ("c2.out", "add", "residual") not in inputs(result)
-    result = placed(residual_net(), Rules(residual_after_activation="both"))
+    result = placed(residual_net(), PlacementRules(residual_after_activation="both"))
     assert quantized_inputs(result, "add") == {"stem.out"}
 
 
 @pytest.mark.parametrize(
     ("after", "rules", "reason"),
     [
-        ("conv", Rules(residual_after_activation="none"), (left.ResidualLeft, False)),
-        ("conv", Rules(residual="none"), (left.ResidualLeft, True)),
-        ("end", Rules(head="none"), (left.ResultFloat, False)),
+        ("conv", PlacementRules(residual_after_activation="none"), (left.ResidualLeft, False)),
+        ("conv", PlacementRules(residual="none"), (left.ResidualLeft, True)),
+        ("end", PlacementRules(head="none"), (left.ResultFloat, False)),
     ],
     ids=["target", "user", "float consumer"],
 )
 def test_residual_is_left_float_with_reason(
-    after: str, rules: Rules, reason: tuple[object, ...]
+    after: str, rules: PlacementRules, reason: tuple[object, ...]
 ) -> None:
     result = placed(residual_net(after=after), rules)
     assert not quantized_inputs(result, "add")
@@ -134,7 +140,7 @@ def test_residual_is_left_float_with_reason(
 def test_residual_after_activation(
     residual: str, after_activation: str, expected: set[str]
 ) -> None:
-    rules = Rules(residual=residual, residual_after_activation=after_activation)
+    rules = PlacementRules(residual=residual, residual_after_activation=after_activation)
     result = placed(residual_net("silu"), rules)
     assert quantized_inputs(result, "add") == expected
     assert ("add" in reasons(result)) is (not expected)
@@ -158,7 +164,7 @@ def test_residual_of_two_convolutions_quantizes_shorter_side(net: Net, swapped: 
 def test_residual_of_equal_convolutions(net: Net, exclude: list[str], expected: set[str]) -> None:
     """A convolution that stays float does not fuse the Add, so its side is quantized."""
     net.output(net.conv("c", net.op("Add", "add", net.conv("a", "x"), net.conv("b", "x"))))
-    result = placed(net, Rules(head="none", exclude=exclude))
+    result = placed(net, PlacementRules(head="none", exclude=exclude))
     assert quantized_inputs(result, "add") == expected
 
 
@@ -203,7 +209,7 @@ def test_poolings_in_a_row_are_quantized(net: Net) -> None:
     result = placed(net)
     assert {node for _, node, _ in inputs(result)} == {"a", "p1", "b", "p2", "c"}
     assert not result.skipped
-    assert [r.node.name for r in result.readers["p1.out"]] == ["p2", "b"]
+    assert [r.node.name for r in result.inputs["p1.out"]] == ["p2", "b"]
 
 
 @pytest.mark.parametrize(
@@ -248,8 +254,8 @@ def test_small_convolution_is_left_float(
     assert quantized or reasons(result) == {
         "c": (left.SmallConvolution, cin // group, cout, tuple(sides))
     }
-    assert (("c" not in reasons(result)) and bool(result.readers)) is quantized
-    for rules in (Rules(include=["^c$"]), Rules(quantized=["c"])):
+    assert (("c" not in reasons(result)) and bool(result.inputs)) is quantized
+    for rules in (PlacementRules(include=["^c$"]), PlacementRules(quantized=["c"])):
         assert [w.node.name for w in placed(net, rules).weights] == ["c"]
 
 
@@ -276,23 +282,35 @@ def relu_net() -> Net:
 @pytest.mark.parametrize(
     ("net", "rules", "code", "parameter", "value"),
     [
-        (residual_net(), Rules(exclude=["nothing"]), "no-match", "exclude", r"'nothing'.*'c0'"),
-        (residual_net(), Rules(include=["nothing"]), "no-match", "include", r"'nothing'.*'c0'"),
-        (residual_net(), Rules(include=["add"]), "no-match", "include", r"'add'.*'c0'"),
-        (residual_net(), Rules(exclude_ops=["Gemm"]), "no-match", "exclude_op", "Gemm"),
         (
             residual_net(),
-            Rules(exclude_ops=["Relu"]),
+            PlacementRules(exclude=["nothing"]),
+            "no-match",
+            "exclude",
+            r"'nothing'.*'c0'",
+        ),
+        (
+            residual_net(),
+            PlacementRules(include=["nothing"]),
+            "no-match",
+            "include",
+            r"'nothing'.*'c0'",
+        ),
+        (residual_net(), PlacementRules(include=["add"]), "no-match", "include", r"'add'.*'c0'"),
+        (residual_net(), PlacementRules(exclude_ops=["Gemm"]), "no-match", "exclude_op", "Gemm"),
+        (
+            residual_net(),
+            PlacementRules(exclude_ops=["Relu"]),
             "never-quantized",
             "exclude_op",
             r"Relu.*Add, Conv",
         ),
-        (relu_net(), Rules(include=["r"]), "no-match", "include", "'r'"),
-        (relu_net(), Rules(exclude_ops=["Relu"]), "never-quantized", "exclude_op", "none"),
+        (relu_net(), PlacementRules(include=["r"]), "no-match", "include", "'r'"),
+        (relu_net(), PlacementRules(exclude_ops=["Relu"]), "never-quantized", "exclude_op", "none"),
     ],
 )
 def test_option_that_fits_no_node_is_refused(
-    net: Net, rules: Rules, code: str, parameter: str, value: str
+    net: Net, rules: PlacementRules, code: str, parameter: str, value: str
 ) -> None:
     with pytest.raises(QdqtoolError, check=has(code, parameter=parameter), match=value):
         placed(net, rules)
@@ -300,7 +318,7 @@ def test_option_that_fits_no_node_is_refused(
 
 def test_pattern_that_is_no_regular_expression_is_refused() -> None:
     with pytest.raises(QdqtoolError, match=r"`exclude` '\('.*not a regular expression"):
-        placed(residual_net(), Rules(exclude=["("]))
+        placed(residual_net(), PlacementRules(exclude=["("]))
 
 
 FILES = pytest.mark.parametrize(("path", "label"), [("", "model"), ("a.onnx", "a.onnx")])
@@ -312,13 +330,13 @@ def test_weights_that_are_not_finite_are_refused(net: Net, path: str, label: str
     model = net.output(net.conv("c", "x", weight=weights, kernel=1)).model()
     refused = has("not-finite", path=label, node="c")
     with pytest.raises(ModelError, check=refused, match=r"'w'.*`exclude`"):
-        place(Model(model, path), Rules(head="none"))
+        place(Model(model, path), PlacementRules(head="none"))
 
 
 @FILES
 def test_network_without_weighted_node_is_refused(path: str, label: str) -> None:
     with pytest.raises(left.NothingToQuantize) as caught:
-        place(Model(relu_net().model(), path), Rules())
+        place(Model(relu_net().model(), path), PlacementRules())
     assert (caught.value.path, caught.value.refusal) == (label, None)
 
 
@@ -352,22 +370,22 @@ def test_can_be_quantized(
     ("rules", "expected"),
     [
         (
-            Rules(exclude=["^c1$", "add"]),
+            PlacementRules(exclude=["^c1$", "add"]),
             {
                 "c1": (left.Excluded, "exclude", "^c1$"),
                 "add": (left.Excluded, "exclude", "add"),
             },
         ),
-        (Rules(exclude_ops=["add"]), {"add": (left.Excluded, "exclude_op", "Add")}),
+        (PlacementRules(exclude_ops=["add"]), {"add": (left.Excluded, "exclude_op", "Add")}),
         (
-            Rules(floats=["c1", "add", "no such"], include=["c1"]),
+            PlacementRules(floats=["c1", "add", "no such"], include=["c1"]),
             {"c1": (left.FloatForAccuracy,), "add": (left.FloatForAccuracy,)},
         ),
     ],
     ids=["exclude", "exclude_op", "floats"],
 )
 def test_excluded_nodes_are_left_float(
-    rules: Rules, expected: dict[str, tuple[object, ...]]
+    rules: PlacementRules, expected: dict[str, tuple[object, ...]]
 ) -> None:
     result = placed(residual_net(), rules)
     assert reasons(result) == expected
@@ -375,9 +393,9 @@ def test_excluded_nodes_are_left_float(
 
 
 def test_exclusion_names_first_pattern_that_matches() -> None:
-    result = placed(residual_net(), Rules(exclude=["c", "c1"]))
+    result = placed(residual_net(), PlacementRules(exclude=["c", "c1"]))
     assert set(reasons(result).values()) == {(left.Excluded, "exclude", "c")}
-    assert len(result.skipped) == 4 and not result.readers
+    assert len(result.skipped) == 4 and not result.inputs
 
 
 def transposed_net() -> Net:
@@ -390,14 +408,14 @@ def transposed_net() -> Net:
 
 
 def test_transposed_convolution_is_left_float_for_rtx() -> None:
-    rtx = placed(transposed_net(), Rules(transposed=False))
+    rtx = placed(transposed_net(), PlacementRules(transposed=False))
     assert {w.node.name for w in rtx.weights} == {"c"}
     assert reasons(rtx) == {"t": (DeconvolutionFloat,)}
 
 
 @pytest.mark.parametrize(("per_channel", "axis"), [(False, None), (True, 1)])
 def test_axis_of_transposed_convolution(per_channel: bool, axis: int | None) -> None:
-    result = placed(transposed_net(), Rules(transposed_per_channel=per_channel))
+    result = placed(transposed_net(), PlacementRules(transposed_per_channel=per_channel))
     assert {w.node.name: w.axis for w in result.weights} == {"c": 0, "t": axis}
 
 
@@ -409,7 +427,7 @@ def test_unsuitable_weights_are_left_float_with_reason(net: Net) -> None:
     right = net.op("MatMul", "m3", "x", net.const("w3", np.ones((1, 8, 8))))
     net.output(net.op("Conv", "c", "x", kernel), right)
     net.output(net.op("Conv", "d", wide, double), dtype=11)
-    assert reasons(placed(net, Rules(include=["k"]))) == {
+    assert reasons(placed(net, PlacementRules(include=["k"]))) == {
         "c": (WeightsNotConstant, "kr.out", False),
         "d": (left.WeightsType, "double"),
         "m3": (left.WeightsRank, 3),
@@ -434,7 +452,7 @@ def test_unsuitable_inputs_are_left_float_even_if_included(net: Net) -> None:
     weights.data_location = onnx.TensorProto.EXTERNAL
     weights.ClearField("raw_data")
     weights.external_data.add(key="location", value="gone.bin")
-    result = place(Model(proto), Rules(head="none", include=["."]))
+    result = place(Model(proto), PlacementRules(head="none", include=["."]))
     assert [w.node.name for w in result.weights] == ["right"]
     assert reasons(result) == {
         "constant": (left.UnfitInput, left.Unfit.CONSTANT),
@@ -469,11 +487,13 @@ def test_einsum_products_are_left_float_with_reason(
     net.output(net.op("Einsum", "f", weight, weight, equation="ij,ij"))
     net.output(net.op("Einsum", "e", "a", "b", equation=equation))
     with pytest.raises(left.NothingToQuantize) as caught:
-        place(Model(net.open_model()), Rules())
+        place(Model(net.open_model()), PlacementRules())
     assert caught.value.refusal == left.ProductInEinsum(left.PLACEMENT, "", why)
     assert caught.value.count == 1
     net.output(net.conv("c", "x"))
-    assert reasons(place(Model(net.open_model()), Rules())) == {"e": (left.ProductInEinsum, why)}
+    assert reasons(place(Model(net.open_model()), PlacementRules())) == {
+        "e": (left.ProductInEinsum, why)
+    }
 
 
 def test_subgraphs_are_left_float_with_reason(net: Net) -> None:
@@ -577,7 +597,7 @@ def test_pooling_between_quantized_nodes_is_quantized(before: str) -> None:
 def test_pooling_next_to_float_is_left_float(
     net: Net, exclude: list[str], reason: tuple[object, ...] | None
 ) -> None:
-    result = placed(net, Rules(head="none", exclude=exclude))
+    result = placed(net, PlacementRules(head="none", exclude=exclude))
     assert not quantized_inputs(result, "pool")
     assert reasons(result).get("pool") == reason
 
@@ -586,7 +606,7 @@ def test_longest_path_of_random_and_clipped_input(net: Net) -> None:
     low = net.op("RandomNormal", "made", shape=[1, 16, 8, 8])
     clipped = net.op("Clip", "clip", net.op("Relu", "r", "x"), "", net.const("six", 6.0))
     net.output(net.op("Add", "add", low, clipped))
-    assert longest_path(net.index(), low, clipped) == (1, 2)
+    assert branch_lengths(net.index(), low, clipped) == (1, 2)
 
 
 @pytest.mark.parametrize("constant_nodes", [False, True])
@@ -596,7 +616,7 @@ def test_longest_path_ignores_constant_nodes(net: Net, constant_nodes: bool) -> 
     shortcut = net.conv("down", stem, kernel=1)
     net.output(net.op("Add", "add", shortcut, block))
     model = with_constant_nodes(net.model()) if constant_nodes else net.model()
-    assert longest_path(Model(model), block, shortcut) == (3, 1)
+    assert branch_lengths(Model(model), block, shortcut) == (3, 1)
 
 
 @pytest.mark.parametrize(
@@ -624,14 +644,16 @@ def test_weight_scale_axis(
 
 def test_class_outputs_of_yolov8() -> None:
     model = Model(detector(classes=3))
-    shapes = [model.shape(t) for t in class_outputs(model)]
+    shapes = [model.shape(t) for t in find_class_outputs(model)]
     assert shapes == [(1, 3, 8, 8), (1, 3, 4, 4), (1, 3, 2, 2)]
 
 
 def test_class_outputs_of_heat_map(net: Net) -> None:
     body = net.op("Relu", "relu", net.conv("body", "x"))
     heat = net.op("Sigmoid", "sigmoid", net.conv("heat", body, cout=3))
-    assert class_outputs(net.output(heat, net.conv("size", body, cout=2)).index()) == ("heat.out",)
+    assert find_class_outputs(net.output(heat, net.conv("size", body, cout=2)).index()) == (
+        "heat.out",
+    )
 
 
 @pytest.mark.parametrize(
@@ -657,7 +679,7 @@ def test_class_outputs_are_maps(
 ) -> None:
     """A point of a map [n, classes, h, w] is a place in the image."""
     model = net.output(net.op("Sigmoid", "sigmoid", scores(net))).open_model()
-    assert class_outputs(Model(model)) == expected
+    assert find_class_outputs(Model(model)) == expected
 
 
 MOVES = {
@@ -692,4 +714,4 @@ def test_class_outputs_after_operators(
 ) -> None:
     """Scores may be moved or sorted, but not computed with; nodes after a selection do not count."""
     scores = net.op("Sigmoid", "sigmoid", net.conv("c", "x"))
-    assert class_outputs(net.output(end(net, MOVES[move](net, scores))).index()) == expected
+    assert find_class_outputs(net.output(end(net, MOVES[move](net, scores))).index()) == expected

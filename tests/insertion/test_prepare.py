@@ -3,11 +3,11 @@ import onnx
 import onnx.parser
 import pytest
 
-from qdqtool.base.notes import Remark
 from qdqtool.errors import ModelError
 from qdqtool.insertion.prepare import MIN_OPSET, prepare
-from qdqtool.model.graph import Model
-from qdqtool.model.half import HALF_OPSET
+from qdqtool.ir.graph import Model
+from qdqtool.patterns.half import HALF_OPSET
+from qdqtool.util.notes import Remark
 from tests.errors import has
 from tests.insertion.nets import (
     Net,
@@ -406,7 +406,7 @@ def test_damaged_weights_are_left_alone(proto: onnx.ModelProto) -> None:
 def test_computed_weights_have_a_size_limit(
     count: int, folded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qdqtool.model.constants.MOST_ELEMENTS", 32)  # the real limit is a gigabyte
+    monkeypatch.setattr("qdqtool.ir.constants.MOST_ELEMENTS", 32)  # the real limit is a gigabyte
     proto = computed("ConstantOfShape", ("s", [count, 16, 1, 1], np.int64))
     assert bool(prepare(Model(proto))) is folded
 

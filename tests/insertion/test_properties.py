@@ -10,19 +10,19 @@ from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
 import qdqtool
-from qdqtool.base.notes import Remark, remarks
-from qdqtool.explain.left_float import NothingToQuantize
+from qdqtool.findings.left_float import NothingToQuantize
 from qdqtool.fixing.api import fix
-from qdqtool.insertion.placement import Rules, place
-from qdqtool.insertion.rewrite import ActivationScale, rewrite
+from qdqtool.insertion.placement import PlacementRules, place
+from qdqtool.insertion.rewrite import ActivationScale, insert_pairs
 from qdqtool.insertion.scales import METHODS
-from qdqtool.model.graph import Model
-from qdqtool.model.qdq import is_q, read_params
+from qdqtool.ir.graph import Model
+from qdqtool.ir.qdq import is_q, read_params
 from qdqtool.trt.faults import FloatStays
 from qdqtool.trt.outcome import simulate
 from qdqtool.trt.refusals import OutputDifferentScales
 from qdqtool.trt.targets import target_named
 from qdqtool.types import Severity
+from qdqtool.util.notes import Remark, remarks
 from tests.insertion.nets import (
     Net,
     check,
@@ -160,8 +160,10 @@ def test_insert_gives_each_convolution_one_output_scale(
 def test_rewrite_keeps_the_function(model: onnx.ModelProto) -> None:
     """With INT16 and steps 256 times as fine, only a rounding error of a hundred-thousandth remains."""
     index = Model(onnx.ModelProto.FromString(model.SerializeToString()))
-    placement = place(index, Rules(residual="both", include=["Conv"]))
-    rewrite(index, placement, {t: ActivationScale(2.0**-8, "max", None) for t in placement.readers})
+    placement = place(index, PlacementRules(residual="both", include=["Conv"]))
+    insert_pairs(
+        index, placement, {t: ActivationScale(2.0**-8, "max", None) for t in placement.inputs}
+    )
     to_int16(index.proto)
     for feeds in images(2):
         for old, new in zip(run(model, feeds), run(index.proto, feeds), strict=True):

@@ -3,16 +3,16 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from qdqtool.insertion.placement import Rules, place
+from qdqtool.insertion.placement import PlacementRules, place
 from qdqtool.insertion.rewrite import (
     ActivationScale,
+    insert_pairs,
     quantize,
-    rewrite,
     round_up_to_half,
-    rounded,
-    rounded_name,
+    round_weights,
+    rounded_weights_name,
 )
-from qdqtool.model.graph import Model
+from qdqtool.ir.graph import Model
 from qdqtool.prediction import predict
 from qdqtool.types import Precision, QuantizedTensor
 from tests.insertion.nets import (
@@ -37,11 +37,11 @@ def inserted(
     """Return the Q/DQ model with one scale for all activations, and its quantized tensors."""
     copy = copied(model)
     index = Model(copy)
-    placement = place(index, Rules(head="none", include=include))
-    quantized = rewrite(
+    placement = place(index, PlacementRules(head="none", include=include))
+    quantized = insert_pairs(
         index,
         placement,
-        {t: ActivationScale(scale, "max", None) for t in placement.readers},
+        {t: ActivationScale(scale, "max", None) for t in placement.inputs},
         weights,
     )
     check(copy)
@@ -264,9 +264,9 @@ def test_sketched_weights_have_scales_of_one(net: Net, dtype: type) -> None:
     for name in [t.name for t in model.graph.initializer]:
         set_value(model, name, value_of(model, name).astype(dtype))
     index = Model(model)
-    placement = place(index, Rules(head="none", include=["t"]))
-    rewrite(
-        index, placement, {t: ActivationScale(1.0, "", None) for t in placement.readers}, "sketch"
+    placement = place(index, PlacementRules(head="none", include=["t"]))
+    insert_pairs(
+        index, placement, {t: ActivationScale(1.0, "", None) for t in placement.inputs}, "sketch"
     )
     scales = {
         n.input[0]: value_of(model, n.input[1])
@@ -327,12 +327,12 @@ def test_rounded_weights_equal_q_and_dq_of_onnxruntime(size: float) -> None:
     dequantized = nodes_of(pairs, "Conv")[0].input[1]
     pairs.graph.output.append(helper.make_tensor_value_info(dequantized, TensorProto.FLOAT, None))
     expected = run(pairs, images(1)[0])[-1]
-    assert np.array_equal(rounded(value, 0).view(np.uint32), expected.view(np.uint32))
+    assert np.array_equal(round_weights(value, 0).view(np.uint32), expected.view(np.uint32))
 
 
 def test_rewrite_with_rounded_weights() -> None:
     index = Model(one_layer())
-    placement = place(index, Rules(head="none"))
-    quantized = rewrite(index, placement, {"x": ActivationScale(0.05, "max", None)}, "rounded")
-    assert rounded_name("c.weight", 0) in {t for n in index.nodes for t in n.inputs}
+    placement = place(index, PlacementRules(head="none"))
+    quantized = insert_pairs(index, placement, {"x": ActivationScale(0.05, "max", None)}, "rounded")
+    assert rounded_weights_name("c.weight", 0) in {t for n in index.nodes for t in n.inputs}
     assert [q.tensor for q in quantized] == ["x"]

@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from qdqtool.base.records import replaced
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion import rules
-from qdqtool.insertion.placement import Rules, place
+from qdqtool.insertion.placement import PlacementRules, place
 from qdqtool.insertion.prepare import prepare
-from qdqtool.insertion.scales import scale_groups
-from qdqtool.model.graph import Model
+from qdqtool.insertion.scales import find_scale_groups
+from qdqtool.ir.graph import Model
 from qdqtool.trt.outcome import simulate, simulate_without_alternatives
 from qdqtool.trt.targets import TARGETS, Target, target_named
 from qdqtool.types import Prediction
+from qdqtool.util.records import replaced
 from tests.insertion.nets import Net, copied, detector, nodes_of, prediction, value_of
 
 TRT85 = target_named("trt8.5")
@@ -34,8 +34,8 @@ def bottleneck(activation: str, bare: bool = False) -> Model:
 
 def sketch(model: Model, **options: Any) -> Model:
     """Return the Q/DQ model that is simulated to compare placements."""
-    placement = place(model, Rules(**options))
-    return rules.sketch(model, placement, scale_groups(model, placement.readers))
+    placement = place(model, PlacementRules(**options))
+    return rules.sketch(model, placement, find_scale_groups(model, placement.inputs))
 
 
 def outcomes(model: Model, option: str) -> dict[bool, tuple[int, int]]:
@@ -51,8 +51,8 @@ def outcomes(model: Model, option: str) -> dict[bool, tuple[int, int]]:
 
 def choose_option(model: Model, target: Target = TRT85) -> str:
     """Return the option for the inputs after an activation; the placement has to be that of the option."""
-    option, placement = rules.after_activation(model, Rules(), target, True)
-    assert placement in (None, place(model, Rules(residual_after_activation=option)))
+    option, placement = rules.choose_residual_inputs(model, PlacementRules(), target, True)
+    assert placement in (None, place(model, PlacementRules(residual_after_activation=option)))
     return option
 
 

@@ -7,9 +7,8 @@ import pytest
 
 import qdqtool
 from calibration.cache import Statistics
-from calibration.methods import range_of
+from calibration.methods import choose_range
 from calibration.statistics import Histogram, TensorStatistics
-from qdqtool.base.notes import Remark
 from qdqtool.commands.demo_run import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion.inputs import collect_for, scales_from_table, write_table
@@ -19,12 +18,13 @@ from qdqtool.insertion.scales import (
     MethodChoice,
     ScaleGroup,
     choose_scale,
-    positive,
-    scale_groups,
+    clamp_scale,
+    find_scale_groups,
     weight_scale,
 )
-from qdqtool.model.graph import Model
+from qdqtool.ir.graph import Model
 from qdqtool.types import QuantizedTensor
+from qdqtool.util.notes import Remark
 from tests.errors import has
 from tests.insertion.nets import Net, images, one_layer, require_prediction
 
@@ -146,7 +146,7 @@ def test_single_tensor_is_searched_once(method: str, sources: tuple[str, ...]) -
     alone, grouped = CountedStatistics(), CountedStatistics()
     for counted in (alone, grouped):
         counted.add(WIDE)
-    own = range_of(alone, method)
+    own = choose_range(alone, method)
     stats = Statistics({"a": grouped, "z": TensorStatistics.of(np.zeros(9, np.float32))})
     chosen, _ = choose_scale(group(*sources), stats, MethodChoice(method))
     assert (chosen.scale, chosen.power) == (float(np.float32(own.amax / 127)), own.power)
@@ -167,13 +167,13 @@ CHOICE = MethodChoice("mse", (("^a", "max"), ("b", "percentile")))
     ],
 )
 def test_method_of_group(tensors: list[str], method: str) -> None:
-    assert CHOICE.of(group(*tensors)) == method
+    assert CHOICE.method_for(group(*tensors)) == method
 
 
 def test_group_with_two_methods_is_refused() -> None:
     refused = has("ambiguous", parameter="method_for")
     with pytest.raises(QdqtoolError, check=refused, match=r"'a1'.*'b1'"):
-        CHOICE.of(group("a1", "b1"))
+        CHOICE.method_for(group("a1", "b1"))
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_weight_scale_is_positive(weight: object, axis: int | None, expected: ob
     ("scale", "expected"), [(0.0, TINY), (1e-45, TINY), (0.1, float(np.float32(0.1)))]
 )
 def test_positive(scale: float, expected: float) -> None:
-    assert positive(scale) == expected
+    assert clamp_scale(scale) == expected
 
 
 def table(folder: Path, **scales: float) -> Path:
@@ -347,20 +347,20 @@ def concat(net: Net) -> Net:
 
 
 def test_concat_ties_its_inputs(concat: Net) -> None:
-    groups = scale_groups(concat.index(), ["x", "cat.out", "a.out"])
+    groups = find_scale_groups(concat.index(), ["x", "cat.out", "a.out"])
     assert tied(groups) == [("x",), ("cat.out", "a.out")]
     assert set(groups[1].sources) == {"a.out", "b.out"}
     assert set(groups[1].tensors) == {"a.out", "b.out", "cat.out"}
-    assert [g.tied for g in groups] == [False, True]
+    assert [g.is_shared for g in groups] == [False, True]
 
 
 def test_concat_that_is_not_quantized_ties_nothing(concat: Net) -> None:
-    groups = scale_groups(concat.index(), ["a.out", "b.out"])
+    groups = find_scale_groups(concat.index(), ["a.out", "b.out"])
     assert tied(groups) == [("a.out",), ("b.out",)]
 
 
 def test_scale_groups_without_unify_have_one_tensor(concat: Net) -> None:
-    groups = scale_groups(concat.index(), ["cat.out", "a.out"], unify=False)
+    groups = find_scale_groups(concat.index(), ["cat.out", "a.out"], unify=False)
     single = [("cat.out",), ("a.out",)]
     assert tied(groups) == [g.sources for g in groups] == single
 
@@ -368,7 +368,7 @@ def test_scale_groups_without_unify_have_one_tensor(concat: Net) -> None:
 def test_concat_with_constant_is_source_itself(net: Net) -> None:
     a = net.op("Relu", "a", net.conv("ca", "x"))
     joined = net.op("Concat", "cat", a, net.const("k", np.full((1, 16, 8, 8), 99.0)), axis=1)
-    (group,) = scale_groups(net.output(net.conv("d", joined, 32)).index(), ["cat.out"])
+    (group,) = find_scale_groups(net.output(net.conv("d", joined, 32)).index(), ["cat.out"])
     assert set(group.sources) == {"a.out", "cat.out"}
 
 
@@ -389,7 +389,7 @@ def test_fill_of_pad_before_maxpool_has_no_part_in_range(
     pads = net.const("pads", [0, 0, 0, 0, 0, 0, 1, 1], np.int64)
     padded = net.op("Pad", "p", a, pads, net.const("fill", fill))
     net.output(net.conv("d", net.op(op, "m", padded, kernel_shape=[3, 3])))
-    (group,) = scale_groups(net.index(), ["m.out"])
+    (group,) = find_scale_groups(net.index(), ["m.out"])
     assert group.sources == ("a.out" if below else ("m.out" if op == "AveragePool" else "p.out"),)
 
 
@@ -424,16 +424,18 @@ def test_scale_groups_tie_operators_that_q_passes(
     net.const("six", 6.0)
     a = net.op("Relu", "a", net.conv("ca", "x"))
     net.output(net.op(op, "n", a, *inputs, **attributes))
-    groups = scale_groups(net.index(), ["a.out", "n.out"])
+    groups = find_scale_groups(net.index(), ["a.out", "n.out"])
     assert tied(groups) == ([("a.out", "n.out")] if ties else [("a.out",), ("n.out",)])
-    assert groups[0].sources == ("a.out",) and not groups[0].tied
+    assert groups[0].sources == ("a.out",) and not groups[0].is_shared
 
 
 def test_scale_groups_of_yolov8() -> None:
     """Layers 11 and 20 of the architecture share layer 9's output, layers 14 and 17 layer 12's; SPPF is a group."""
     model = Model(yolov8n(64, classes=2))
     quantized = [n.input(0) for n in model.ordered if n.op == "Conv"]
-    groups = {g.quantized[-1]: set(g.sources) for g in scale_groups(model, quantized) if g.tied}
+    groups = {
+        g.quantized[-1]: set(g.sources) for g in find_scale_groups(model, quantized) if g.is_shared
+    }
     act = "act/Mul_output_0"
     assert groups["/model.20/Concat_output_0"] == {
         f"/model.6/cv2/{act}",
@@ -446,7 +448,7 @@ def test_scale_groups_of_yolov8() -> None:
         f"/model.16/{act}",
     }
     sppf = next(
-        g for g in scale_groups(model, quantized) if "/model.9/Concat_output_0" in g.quantized
+        g for g in find_scale_groups(model, quantized) if "/model.9/Concat_output_0" in g.quantized
     )
     assert sppf.sources == (f"/model.9/cv1/{act}",)
 

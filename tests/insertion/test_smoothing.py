@@ -10,13 +10,13 @@ import pytest
 from onnx import numpy_helper
 
 import qdqtool
-from qdqtool.base.notes import Remark, remarks
 from qdqtool.commands.cli import run as command
 from qdqtool.errors import QdqtoolError
-from qdqtool.insertion.placement import Rules, place
+from qdqtool.insertion.placement import PlacementRules, place
 from qdqtool.insertion.smoothing import Smoothed, smooth
-from qdqtool.model.graph import Model
-from qdqtool.model.qdq import smoothed_tensors
+from qdqtool.ir.graph import Model
+from qdqtool.ir.qdq import smoothed_tensors
+from qdqtool.util.notes import Remark, remarks
 from tests.errors import has
 from tests.insertion.nets import (
     assert_same_outputs,
@@ -48,7 +48,7 @@ def heavy(model: onnx.ModelProto, factor: float = 200.0) -> onnx.ModelProto:
 def smoothed(model: onnx.ModelProto, alpha: float = 0.5) -> tuple[onnx.ModelProto, list[Smoothed]]:
     """Return the float model after smoothing, and the smoothed places."""
     work = Model(model).copy()
-    places, _ = smooth(work, place(work, Rules()), alpha, samples(model))
+    places, _ = smooth(work, place(work, PlacementRules()), alpha, samples(model))
     for sample in samples(model):
         assert_same_outputs(model, work.proto, sample, rtol=1e-5, atol=2e-5)
     return work.proto, places

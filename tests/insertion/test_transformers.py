@@ -9,16 +9,15 @@ import onnx
 import pytest
 
 import qdqtool
-from qdqtool.base.notes import Remark, remarks
-from qdqtool.builders.child import is_installed
-from qdqtool.explain.left_float import Part
+from qdqtool.builders.compiler_process import is_installed
+from qdqtool.findings.left_float import Part
+from qdqtool.formats.predict_text import render, verdict
 from qdqtool.insertion.inputs import write_table
-from qdqtool.insertion.placement import Rules, place
+from qdqtool.insertion.placement import PlacementRules, place
 from qdqtool.insertion.scales import MethodChoice
-from qdqtool.model.graph import Model
-from qdqtool.model.heads import find_coordinates, find_head
+from qdqtool.ir.graph import Model
+from qdqtool.patterns.heads import find_coordinates, find_head
 from qdqtool.prediction import predict
-from qdqtool.render.predict_text import render, verdict
 from qdqtool.timing.twin import best_placement
 from qdqtool.trt.faults import TakenByMyelin
 from qdqtool.trt.refusals import ActivationPerChannel
@@ -27,6 +26,7 @@ from qdqtool.trt.targets import TARGETS, target_named
 from qdqtool.tuning.configuration import Planner
 from qdqtool.tuning.sites import ATTENTION, find_sites
 from qdqtool.types import Prediction, Refusal
+from qdqtool.util.notes import Remark, remarks
 from tests.insertion.nets import (
     Net,
     copied,
@@ -236,7 +236,7 @@ def test_tensorrt_rtx_builds_attention_as_predicted(attention: str) -> None:
 def test_tuning_sites_of_attention(attention: str) -> None:
     """Each product alone and both of an attention are choices of tune."""
     planner = Planner(
-        Model(vit()), Rules(attention=attention), target_named("trt10"), MethodChoice()
+        Model(vit()), PlacementRules(attention=attention), target_named("trt10"), MethodChoice()
     )
     sites = {s.name: s.nodes for s in find_sites(planner) if s.kind == ATTENTION}
     expected = {p: (p,) for p in PRODUCTS} | {
@@ -359,7 +359,7 @@ def test_coordinates_stay_float(kind: str) -> None:
         "float": coordinate_nodes(kind) | {"select", "classes"},
     }
     for head, nodes in expected.items():
-        skipped = place(Model(detr(kind)), Rules(head=head)).skipped
+        skipped = place(Model(detr(kind)), PlacementRules(head=head)).skipped
         names = {s.node for s in skipped if not is_left_by_attention(s.refusal)}
         assert names == nodes | vectors
 
@@ -388,7 +388,7 @@ def test_int8_coordinates_are_warned_of(kind: str, target: str) -> None:
 
 
 def skipped_nodes(net: Net) -> set[str]:
-    return {s.node for s in place(net.index(), Rules()).skipped}
+    return {s.node for s in place(net.index(), PlacementRules()).skipped}
 
 
 def test_box_mlp_next_to_scores_stays_float() -> None:

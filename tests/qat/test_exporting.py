@@ -20,7 +20,7 @@ from examples import resnet
 from examples.resnet import ResNet18
 from qdqtool import qat
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.model.graph import Model
+from qdqtool.ir.graph import Model
 from qdqtool.qat.modules import export_norm_factor, read_amax, set_amax
 from qdqtool.qat.trace import (
     NetworkCall,

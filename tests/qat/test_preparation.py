@@ -10,7 +10,7 @@ from torch import nn
 from examples.resnet import ResNet18
 from qdqtool import qat
 from qdqtool.errors import QdqtoolError
-from qdqtool.explain.left_float import PLACEMENT, SkippedNode
+from qdqtool.findings.left_float import PLACEMENT, SkippedNode
 from qdqtool.qat.modules import (
     ExportQuantizer,
     find_quantizers,

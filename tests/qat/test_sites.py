@@ -18,7 +18,7 @@ import qdqtool
 from examples.resnet import ResNet18
 from qdqtool import qat
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.explain.left_float import PLACEMENT, Excluded, Hidden, NothingToQuantize, SkippedNode
+from qdqtool.findings.left_float import PLACEMENT, Excluded, Hidden, NothingToQuantize, SkippedNode
 from qdqtool.qat import plan
 from qdqtool.qat.modules import observe_activations, set_amax
 from qdqtool.qat.sites import CallWatcher, QuantizerSite, pause_idle_watchers

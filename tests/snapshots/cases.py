@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from qdqtool.base.notes import Remark
 from qdqtool.commands import COMMANDS
-from qdqtool.explain.codes import CODES
+from qdqtool.findings.codes import CODES
 from qdqtool.prediction import predict
 from qdqtool.types import Finding
+from qdqtool.util.notes import Remark
 from tests import contract, wording
-from tests.explain import test_each_code
+from tests.findings import test_each_code
 from tests.insertion.nets import detector
 from tests.optional import without_package
 from tests.snapshots import Cases

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import onnx
 
-from qdqtool.model.graph import Model
-from qdqtool.model.modelfile import load
+from qdqtool.ir.graph import Model
+from qdqtool.ir.modelfile import load
 from qdqtool.prediction import predict
 from qdqtool.timing.estimate import estimate
 from qdqtool.timing.gpus import Gpu, find

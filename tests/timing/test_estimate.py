@@ -11,13 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qdqtool.base.notes import Remark, remarks
 from qdqtool.errors import QdqtoolError
-from qdqtool.model.graph import Model
-from qdqtool.model.modelfile import load
-from qdqtool.model.slim import without_large_weights
+from qdqtool.formats.predict_text import whether_it_pays
+from qdqtool.ir.graph import Model
+from qdqtool.ir.modelfile import load
 from qdqtool.prediction import predict
-from qdqtool.render.predict_text import whether_it_pays
+from qdqtool.proto.slim import without_large_weights
 from qdqtool.timing import twin, work
 from qdqtool.timing.estimate import estimate, predict_on
 from qdqtool.timing.gpus import Gpu, chosen, find, gpus
@@ -27,6 +26,7 @@ from qdqtool.timing.physics import constants
 from qdqtool.timing.twin import Shapes
 from qdqtool.trt.targets import TARGETS, strongly_typed
 from qdqtool.types import Precision, Prediction
+from qdqtool.util.notes import Remark, remarks
 from tests.slow import slow_after
 from tests.timing.models import TARGET, chain, timed, workload
 from tests.trt import evidence

@@ -11,11 +11,10 @@ import onnx
 import pytest
 
 import qdqtool
-from qdqtool.base.notes import Remark, remarks
 from qdqtool.buildlog.types import Build, BuiltLayer
 from qdqtool.commands.cli import run
 from qdqtool.errors import QdqtoolError
-from qdqtool.model.modelfile import load
+from qdqtool.ir.modelfile import load
 from qdqtool.prediction import predict
 from qdqtool.timing import expected, gpus
 from qdqtool.timing import parts as calibration
@@ -27,6 +26,7 @@ from qdqtool.timing.physics import seconds
 from qdqtool.trt.rtx.predict import status_of
 from qdqtool.trt.targets import RTX, TARGETS
 from qdqtool.types import Evidence, Precision
+from qdqtool.util.notes import Remark, remarks
 from tests.errors import has
 from tests.timing.models import GPU, SHARED, TARGET, chain, timed
 from tests.trt import evidence

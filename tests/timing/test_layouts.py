@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqtool.model.graph import Model
+from qdqtool.ir.graph import Model
 from qdqtool.prediction import predict
 from qdqtool.timing import twin, work
 from qdqtool.timing.gpus import Gpu, find, gpus

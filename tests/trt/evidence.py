@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qdqtool.model.graph import Model
-from qdqtool.model.modelfile import load
-from qdqtool.model.slim import without_large_weights
+from qdqtool.ir.graph import Model
+from qdqtool.ir.modelfile import load
 from qdqtool.prediction import predict
+from qdqtool.proto.slim import without_large_weights
 from qdqtool.trt import importer, pipeline
 from qdqtool.trt.targets import target_named
 from qdqtool.trt.trace import FORMATS

@@ -7,8 +7,8 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqtool.model.graph import Model, Node
-from qdqtool.model.operators import LayerKind
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.operators import LayerKind
 from qdqtool.trt.importer import build
 from qdqtool.trt.layers import Layer, Tensor
 from qdqtool.trt.network import Network

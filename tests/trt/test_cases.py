@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtool.model.graph import Model
-from qdqtool.model.modelfile import load
+from qdqtool.ir.graph import Model
+from qdqtool.ir.modelfile import load
 from qdqtool.trt import pipeline
 from tests.trt.builder import Graph
 from tests.trt.evidence import DIFFERENT, Basis, simulate, simulated

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from qdqtool.model.qdq import ParameterValues
+from qdqtool.ir.qdq import ParameterValues
 from qdqtool.trt import detect
 
 

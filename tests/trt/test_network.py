@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.model.modelfile import load
-from qdqtool.model.operators import LayerKind
+from qdqtool.ir.modelfile import load
+from qdqtool.ir.operators import LayerKind
 from qdqtool.prediction import predict
 from qdqtool.trt import importer
 from qdqtool.trt.layers import WEIGHTED, Layer, LayerWeights, Tensor

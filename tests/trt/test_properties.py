@@ -10,8 +10,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from qdqtool.model import operators
-from qdqtool.model.modelfile import load
+from qdqtool.ir import operators
+from qdqtool.ir.modelfile import load
 from qdqtool.prediction import predict
 from qdqtool.trt.passes.const_qdq_initializers_fusion import ConstQDQInitializersFusion
 from qdqtool.trt.passes.dq_q_fusion import DqQFusion

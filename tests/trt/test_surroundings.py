@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import qdqtool
-from qdqtool.explain.messages import others_words, readers_words
-from qdqtool.model.modelfile import load
-from qdqtool.model.qdq import PerChannel
+from qdqtool.findings.messages import others_words, readers_words
+from qdqtool.ir.modelfile import load
+from qdqtool.ir.qdq import PerChannel
 from qdqtool.trt import importer
 from qdqtool.trt.layers import Layer
 from qdqtool.trt.network import Network

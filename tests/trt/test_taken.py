@@ -6,18 +6,18 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from qdqtool.explain.lint.api import run as lint
-from qdqtool.explain.report import Report
+from qdqtool.findings.lint.api import run as lint
+from qdqtool.findings.report import Report
 from qdqtool.insertion.api import insert
-from qdqtool.insertion.placement import Rules, place
-from qdqtool.model.graph import Model
-from qdqtool.model.view import View
+from qdqtool.insertion.placement import PlacementRules, place
+from qdqtool.ir.graph import Model
+from qdqtool.patterns.view import View
 from qdqtool.trt.faults import DepthwiseAdd, DepthwiseSilu
 from qdqtool.trt.outcome import simulate_without_alternatives
 from qdqtool.trt.taken import FloatFusions, find_float_fusions
 from qdqtool.trt.targets import TARGETS, target_named
 from tests.insertion.nets import Net, images
-from tests.model.test_structures import gelu, hard_swish
+from tests.patterns.test_structures import gelu, hard_swish
 from tests.trt.builder import Graph
 
 FORMS: dict[str, tuple[Callable[[Net, str], str], str]] = {
@@ -80,17 +80,17 @@ FORMS_KEPT_FLOAT = (DepthwiseSilu, DepthwiseAdd)
 
 
 def quantized_add_inputs(net: Net) -> set[str]:
-    placement = place(net.index(), Rules(head="none"))
+    placement = place(net.index(), PlacementRules(head="none"))
     return {
         tensor
-        for tensor, consumers in placement.readers.items()
+        for tensor, consumers in placement.inputs.items()
         if any(consumer.role == "residual" for consumer in consumers)
     }
 
 
 def forms_skipped(net: Net) -> list[type]:
     """Return the forms for which placement keeps a convolution in float."""
-    placement = place(net.index(), Rules(head="none", failing=list(FORMS_KEPT_FLOAT)))
+    placement = place(net.index(), PlacementRules(head="none", failing=list(FORMS_KEPT_FLOAT)))
     refusals = [skipped.refusal for skipped in placement.skipped]
     return [type(r) for r in refusals if isinstance(r, FORMS_KEPT_FLOAT)]
 

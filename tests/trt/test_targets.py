@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from qdqtool.base.records import replaced
 from qdqtool.errors import QdqtoolError, VersionError
-from qdqtool.explain.ways import trtexec_command, trtexec_remark
+from qdqtool.findings.ways import trtexec_command, trtexec_remark
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import (
     DEFAULT_TARGET,
@@ -20,6 +19,7 @@ from qdqtool.trt.targets import (
     trtexec_of_version,
 )
 from qdqtool.types import ConvOutcome, Evidence, Precision
+from qdqtool.util.records import replaced
 from tests.errors import has
 from tests.trt.builder import Graph
 from tools.fuzz.net import Net

@@ -12,7 +12,7 @@ import re
 
 import onnx
 
-from qdqtool.model.modelfile import load
+from qdqtool.ir.modelfile import load
 from qdqtool.prediction import predict
 from qdqtool.types import Precision, Prediction
 from tests.trt.evidence import HOME

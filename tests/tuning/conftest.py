@@ -13,14 +13,14 @@ import pytest
 from calibration import Dataset, Statistics, TensorStatistics
 from calibration.arrays import MemorySource
 from qdqtool import prediction
-from qdqtool.base.notes import Note
 from qdqtool.insertion import rules
 from qdqtool.insertion.scales import GroupScale, MethodChoice, ScaleGroup
-from qdqtool.model.graph import Model
+from qdqtool.ir.graph import Model
 from qdqtool.trt.targets import Target
 from qdqtool.tuning import api, configuration, expected, measurements, search
 from qdqtool.tuning.configuration import Cost, Planner, Recipe
 from qdqtool.types import Json, Prediction
+from qdqtool.util.notes import Note
 
 
 @contextlib.contextmanager

@@ -11,10 +11,10 @@ from calibration.dataset import Dataset
 from calibration.session import input_specs
 from qdqtool.insertion.inputs import collect_for
 from qdqtool.insertion.losses import compared_tensors
-from qdqtool.insertion.placement import Rules
+from qdqtool.insertion.placement import PlacementRules
 from qdqtool.insertion.prepare import prepare
 from qdqtool.insertion.scales import MethodChoice
-from qdqtool.model.graph import Model
+from qdqtool.ir.graph import Model
 from qdqtool.trt.targets import target_named
 from qdqtool.tuning.configuration import Configuration, Planner
 from qdqtool.tuning.measure import Job
@@ -93,7 +93,9 @@ def planner_of(
     """Return a planner with ranges from all of the data."""
     model = Model(proto).copy()
     prepare(model)
-    planner = Planner(model, Rules(residual=residual), target_named("trt8.5"), MethodChoice("mse"))
+    planner = Planner(
+        model, PlacementRules(residual=residual), target_named("trt8.5"), MethodChoice("mse")
+    )
     statistics, _ = collect_for(model, data, planner.possible_groups(), max_images=99)
     planner.statistics = statistics.tensors
     return planner

@@ -17,11 +17,10 @@ from PIL import Image
 
 import qdqtool
 from qdqtool import prediction
-from qdqtool.base.notes import Remark, remarks
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.scales import GroupScale, MethodChoice, ScaleGroup, choose_scale
-from qdqtool.model.graph import Model
+from qdqtool.ir.graph import Model
 from qdqtool.timing import gpus
 from qdqtool.timing.estimate import estimate, predict_on
 from qdqtool.timing.options import TimingOptions
@@ -32,6 +31,7 @@ from qdqtool.tuning.measure import Job, Mapper, Network, Result, Row, Task, loca
 from qdqtool.tuning.metrics import OutputAgreement
 from qdqtool.tuning.result import Point, Tuning
 from qdqtool.types import Precision
+from qdqtool.util.notes import Remark, remarks
 from tests.calibration.nets import conv_net
 from tests.errors import has
 from tests.insertion.nets import check, images, run
@@ -158,7 +158,7 @@ def test_tune_result_is_the_cheapest_of_all_sets(
     def cached_scale(
         group: ScaleGroup, statistics: Any, choice: MethodChoice
     ) -> tuple[GroupScale, list[Any]]:
-        key = (choice.of(group), group.sources, group.largest)
+        key = (choice.method_for(group), group.sources, group.largest)
         if key not in scales:
             scales[key] = choose_scale(group, statistics, choice)
         scale, notes = scales[key]

@@ -9,7 +9,7 @@ import pytest
 import qdqtool
 from calibration.session import partial_model
 from qdqtool.errors import QdqtoolError
-from qdqtool.model.graph import Model
+from qdqtool.ir.graph import Model
 from qdqtool.tuning import sites
 from qdqtool.tuning.configuration import FLOAT, Configuration, Cost
 from qdqtool.tuning.expected import sentence

@@ -19,15 +19,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibration.dataset import Dataset
-from calibration.session import Fetcher
-from qdqtool.base import limits
+from calibration.session import TensorFetcher
 from qdqtool.commands.demo_run import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
-from qdqtool.model.graph import Model
+from qdqtool.ir.graph import Model
 from qdqtool.tuning.configuration import Configuration, Recipe
 from qdqtool.tuning.measure import Job, Result, Row, Task, local, looked_at, run_task
 from qdqtool.tuning.measurements import Measurements, Sets, open_sets
 from qdqtool.tuning.metrics import AgreementMap, OutputAgreement, UserMetric, metric_for, resampled
+from qdqtool.util import limits
 from tests.errors import has
 from tests.insertion.nets import Net, images, run
 from tests.tuning.nets import branchy, floats, job_of, planner_of, resnet, segmentation
@@ -250,8 +250,10 @@ def test_parts_that_a_change_does_not_reach_run_once(monkeypatch: pytest.MonkeyP
         r.key: run_task(job_of(planner, DATA), Task("t", (0,), (r,))).rows[r.key] for r in recipes
     }
     runs: list[Any] = []
-    fetch = Fetcher.run
-    monkeypatch.setattr(Fetcher, "run", lambda self, sample: runs.append(1) or fetch(self, sample))
+    fetch = TensorFetcher.run
+    monkeypatch.setattr(
+        TensorFetcher, "run", lambda self, sample: runs.append(1) or fetch(self, sample)
+    )
     for room in (limits.TUNING_HELD, 0):
         monkeypatch.setattr(limits, "TUNING_HELD", room)
         runs.clear()

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import qdqtool
-from qdqtool.base import limits
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion.result import Insertion
 from qdqtool.tuning.configuration import Configuration, Recipe, first_change
 from qdqtool.tuning.measure import Row
 from qdqtool.tuning.measurements import SWEEP, WHOLE, Store
 from qdqtool.tuning.metrics import CallNotFinished, UserMetric, call_with_timeout, cancel_calls
+from qdqtool.util import limits
 from tests.errors import has
 from tests.insertion.nets import check, images, run
 from tests.tuning.nets import branchy, floats, planner_of

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 import qdqtool
-from qdqtool.base.notes import Remark, remarks
 from qdqtool.insertion.losses import FEW
-from qdqtool.model.graph import Model
+from qdqtool.ir.graph import Model
 from qdqtool.trt.targets import target_named
 from qdqtool.tuning import api
 from qdqtool.tuning.configuration import Configuration, Recipe
@@ -19,6 +18,7 @@ from qdqtool.tuning.expected import leave_time
 from qdqtool.tuning.measure import local
 from qdqtool.tuning.measurements import Measurements, OutOfTime, Store, open_sets
 from qdqtool.tuning.search import Search
+from qdqtool.util.notes import Remark, remarks
 from tests.insertion.nets import detector, images
 from tests.tuning.conftest import Clock
 from tests.tuning.nets import branchy, job_of, planner_of

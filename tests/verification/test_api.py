@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from qdqtool.base.notes import Note, Remark, remarks
 from qdqtool.builders.options import BuildOptions
 from qdqtool.builders.run import BuildResult
 from qdqtool.buildlog.agreement import (
@@ -30,11 +29,12 @@ from qdqtool.buildlog.types import (
 )
 from qdqtool.commands.cli import run
 from qdqtool.errors import BuildLogError, QdqtoolError
-from qdqtool.model.graph import Model
+from qdqtool.ir.graph import Model
 from qdqtool.timing.expected import gpu_of
 from qdqtool.timing.options import GpuOptions
 from qdqtool.trt.targets import RTX, TARGETS
 from qdqtool.types import Precision
+from qdqtool.util.notes import Note, Remark, remarks
 from qdqtool.verification.api import (
     check_same_model,
     choose_target,
@@ -376,7 +376,7 @@ EVENT = LogEvent("QDQToCopy", "Running", "q")
     ids=["one", "two", "none", "Myelin and layer", "layer", "Myelin and line", "line"],
 )
 def test_check_same_model_rejects_fewer_names(build: Build, total: int, count: int) -> None:
-    error = has("different-models", path=build.called)
+    error = has("different-models", path=build.display_name)
     with pytest.raises(BuildLogError, match=f" {count} of the model's {total} ", check=error):
         check_same_model(model(total), build)
 

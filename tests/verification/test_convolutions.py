@@ -8,8 +8,8 @@ import pytest
 from qdqtool.buildlog.agreement import Difference, Said
 from qdqtool.buildlog.layers import parse_info_line
 from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, LogEvent
-from qdqtool.model.graph import Model
-from qdqtool.model.modelfile import load
+from qdqtool.ir.graph import Model
+from qdqtool.ir.modelfile import load
 from qdqtool.prediction import predict
 from qdqtool.trt.refusals import WeightsNotDequantized
 from qdqtool.types import ConvOutcome, Event, Precision, Prediction

@@ -9,17 +9,17 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtool.base.notes import Remark
 from qdqtool.builders.run import BuildResult
 from qdqtool.buildlog.agreement import ConvolutionCounts, Difference
 from qdqtool.buildlog.read import read_build
-from qdqtool.buildlog.types import Build, Listing
+from qdqtool.buildlog.types import Build, ListingSource
 from qdqtool.errors import BuilderError, QdqtoolError
-from qdqtool.model.graph import Model
-from qdqtool.model.modelfile import load
-from qdqtool.model.qdq import quantizers, read_params
+from qdqtool.ir.graph import Model
+from qdqtool.ir.modelfile import load
+from qdqtool.ir.qdq import quantizers, read_params
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import RTX
+from qdqtool.util.notes import Remark
 from qdqtool.verification import api
 from qdqtool.verification.lines import Verification, agreement, is_copy_line
 from tests.buildlog.evidence import build_file
@@ -310,7 +310,7 @@ def test_compare_the_transcribed_build() -> None:
     prediction = predict(model, "trt8.5")
     assert (build.milestone("Original"), build.milestone("After Myelin optimization")) == (860, 504)
     layers = layers_of(build_file(TRANSCRIBED, "layers.tsv"))
-    build = replace(build, layers=layers, listing=Listing.LAYER_JSON, gaps=[])
+    build = replace(build, layers=layers, listing=ListingSource.LAYER_JSON, gaps=[])
     # The transcription counts these lines but does not contain them.
     folded = tuple(e for e in prediction.trace if e.pass_name == CONSTANTS)
     result = api.compare(model, prediction, build, unsure_events=folded)
@@ -323,7 +323,10 @@ def test_two_transcriptions_of_one_log_agree() -> None:
     layers = layers_of(build_file(TRANSCRIBED, "layers.tsv"))
     assert sorted(layer.name for layer in layers if layer.is_qdq) == sorted(table["conversions"])
     listed = {
-        name: layer for layer in layers if layer.is_convolution for name in layer.fused().components
+        name: layer
+        for layer in layers
+        if layer.is_convolution
+        for name in layer.parse_name().components
     }
     assert len(table["convolutions"]) == 63
     for name, row in table["convolutions"].items():

@@ -8,7 +8,6 @@ from pathlib import Path
 import onnx
 import pytest
 
-from qdqtool.base.notes import Remark, remarks
 from qdqtool.buildlog.agreement import (
     ConversionCounts,
     ConvolutionCounts,
@@ -19,23 +18,24 @@ from qdqtool.buildlog.agreement import (
     TraceCounts,
 )
 from qdqtool.buildlog.read import read_build
-from qdqtool.buildlog.summary import listing_hole
+from qdqtool.buildlog.summary import find_listing_hole
 from qdqtool.buildlog.types import (
     Build,
     BuiltLayer,
     BuiltTensor,
     Gap,
-    Lack,
+    GapKind,
     LogEvent,
     Milestone,
     Section,
 )
 from qdqtool.errors import BuildLogError
-from qdqtool.model.graph import Model
+from qdqtool.ir.graph import Model
 from qdqtool.prediction import predict
 from qdqtool.trt import trace
 from qdqtool.trt.pipeline import passes
 from qdqtool.types import EngineLayer, Event, Precision, Prediction, TensorPrecision
+from qdqtool.util.notes import Remark, remarks
 from qdqtool.verification.api import compare, exit_code, verify, verify_from_log
 from qdqtool.verification.convolutions import BuiltConv, Mapper
 from qdqtool.verification.lines import (
@@ -192,7 +192,7 @@ def q(name: str, line: int = 0) -> BuiltLayer:
         (
             Build(
                 layers=[q("q0_QuantizeLinear")],
-                gaps=[Gap(Section.LISTING, Lack.CUT)],
+                gaps=[Gap(Section.LISTING, GapKind.CUT)],
                 trace=logged(*QDQ),
             ),
             True,
@@ -635,7 +635,7 @@ def test_missing_layer_is_found_from_the_inputs_of_the_model(complete: bool) -> 
     assert compare(RESNET, prediction(CASE), whole).build.complete
     cut = replace(whole, layers=[*whole.layers[:5], *whole.layers[6:]], complete=complete, gaps=[])
     facts = compare(RESNET, prediction(CASE), cut).build
-    hole = listing_hole(cut, RESNET.inputs)
+    hole = find_listing_hole(cut, RESNET.inputs)
     assert hole is not None
     assert (facts.complete, list(facts.missing)) == (False, [str(hole)] * complete)
 

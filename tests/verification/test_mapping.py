@@ -18,7 +18,7 @@ from qdqtool.buildlog.types import (
     ParsedTensor,
     ParseSection,
 )
-from qdqtool.model.graph import Model
+from qdqtool.ir.graph import Model
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import Precision

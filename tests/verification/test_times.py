@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from qdqtool.base.notes import Remark, remarks
 from qdqtool.buildlog.agreement import (
     BuildFacts,
     Difference,
@@ -17,16 +16,17 @@ from qdqtool.buildlog.agreement import (
 )
 from qdqtool.buildlog.types import Build, BuildSource, ProfileRow
 from qdqtool.errors import QdqtoolError
-from qdqtool.model.graph import Model
+from qdqtool.formats.build_text import render_verification, verdict
+from qdqtool.formats.output import as_options
+from qdqtool.ir.graph import Model
 from qdqtool.prediction import predict
-from qdqtool.render.build_text import render_verification, verdict
-from qdqtool.render.output import as_options
 from qdqtool.timing.estimate import estimate
 from qdqtool.timing.gpus import chosen
 from qdqtool.timing.options import GpuOptions
 from qdqtool.timing.physics import constants
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import Precision
+from qdqtool.util.notes import Remark, remarks
 from qdqtool.verification.api import compare_assuming, count_wrong, exit_code, verify
 from qdqtool.verification.lines import Verification
 from qdqtool.verification.times import compare_times, measured_time, not_compared, plain_in

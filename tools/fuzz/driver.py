@@ -7,9 +7,9 @@ from pathlib import Path
 
 import onnx
 
-from qdqtool.builders.child import Child
-from qdqtool.builders.run import build_with, log_names, read_log
-from qdqtool.model import modelfile
+from qdqtool.builders.compiler_process import CompilerProcess
+from qdqtool.builders.run import build_with_package, log_names, read_log
+from qdqtool.ir import modelfile
 from qdqtool.trt.rtx.predict import predict_rtx, status_of
 from qdqtool.verification.build_model import BuiltModel, compare, mapped, status_agrees
 
@@ -38,7 +38,7 @@ class Lab:
     """Compile models in one child process, which is replaced when it dies."""
 
     def __init__(self) -> None:
-        self.child = Child()
+        self.child = CompilerProcess()
         self._folder = tempfile.TemporaryDirectory(prefix="qdqtool-fuzz-")
         self.work = Path(self._folder.name)
 
@@ -54,7 +54,7 @@ class Lab:
         path = self.work / "model.onnx"
         path.write_bytes(proto.SerializeToString())
         (self.work / "build.log").unlink(missing_ok=True)
-        result = build_with(self.child, path, self.work, "tensorrt-rtx", SM, TIMEOUT)
+        result = build_with_package(self.child, path, self.work, "tensorrt-rtx", SM, TIMEOUT)
         model = modelfile.load(proto)
         read_log(model, log_names(model), self.work, result)
         return mapped(result)

@@ -16,8 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from qdqtool.base.process import INTERRUPTED
 from qdqtool.commands.cli import run
+from qdqtool.util.process import INTERRUPTED
 from tools.fuzz_inputs.mutate import mutated
 from tools.fuzz_inputs.seeds import COMMANDS, KINDS, PROGRESS, write_seeds
 

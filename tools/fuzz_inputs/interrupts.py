@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from qdqtool.base.process import INTERRUPTED
+from qdqtool.util.process import INTERRUPTED
 from tools.growth.families import FAMILIES
 
 _START = "import sys; from qdqtool.__main__ import main; print('begun', file=sys.__stdout__, flush=True); main()"

@@ -26,11 +26,11 @@ from typing import Any
 import onnx
 
 import qdqtool
-from qdqtool.base import limits
 from qdqtool.fixing.api import add_fixes, fix
-from qdqtool.model.run_cost import estimate_run_cost
+from qdqtool.runtime.run_cost import estimate_run_cost
 from qdqtool.timing.estimate import predict_on
 from qdqtool.timing.options import TimingOptions
+from qdqtool.util import limits
 from tools.growth.families import FAMILIES
 
 Work = Callable[[onnx.ModelProto], object]
@@ -81,7 +81,7 @@ COUNTED_SIZES = {"crossed Concats with pairs": (300, 450)}  # merges of scales b
 # Limits of these lists, by module. With an eighth of them the lists are full from 150 to 300 nodes
 # on; with less, a list without a limit would stay unnoticed.
 LIMITS = {
-    "qdqtool.model.bounds": ("_MAX_HOPS",),
+    "qdqtool.ir.bounds": ("_MAX_HOPS",),
     "qdqtool.trt.surroundings": ("MAX_PATH_STEPS", "MAX_Q_STEPS", "STEPS"),
     "qdqtool.trt.refusals": ("STEPS",),
     "qdqtool.trt.passes.const_weights_fusion": ("STEPS",),

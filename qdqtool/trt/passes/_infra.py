@@ -3,8 +3,8 @@
 from abc import ABC, abstractmethod
 from typing import ClassVar, Self
 
-from qdqtool.knowledge.tables import Case, assumed, documented, seen
-from qdqtool.model.operators import CONVOLVE, LayerKind
+from qdqtool.evidence import Case, assumed, documented, seen
+from qdqtool.ir.operators import CONVOLVE, LayerKind
 from qdqtool.trt.layers import (
     QDQ,
     Layer,

@@ -2,11 +2,11 @@
 
 import itertools
 
-from qdqtool.base.records import Shared
 from qdqtool.trt import detect
 from qdqtool.trt.layers import WEIGHTED
 from qdqtool.trt.passes._infra import Layer, LayerKind, Network, Pass, node_name, seen
 from qdqtool.trt.refusals import STEPS
+from qdqtool.util.records import Shared
 
 PLAIN = seen(
     "single-reader",

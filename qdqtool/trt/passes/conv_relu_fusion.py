@@ -1,6 +1,6 @@
 """ConvReluFusion, and DeconvReluFusion for deconvolutions."""
 
-from qdqtool.model.operators import case_of
+from qdqtool.ir.operators import case_of
 from qdqtool.trt.passes._infra import LayerKind, ReluFusion, seen
 
 CONVOLUTION = case_of("Relu")

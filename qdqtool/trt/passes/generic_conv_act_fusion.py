@@ -1,6 +1,6 @@
 """GenericConvActFusion."""
 
-from qdqtool.model.operators import CONVOLVE, OPERATORS
+from qdqtool.ir.operators import CONVOLVE, OPERATORS
 from qdqtool.trt.layers import SILU, Layer, node_name
 from qdqtool.trt.passes._infra import Case, LayerKind, Network, Pass, assumed, documented, seen
 from qdqtool.trt.refusals import ActivationBeforeAdd, ActivationJoined, Step

@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from qdqtool.model.operators import case_of
+from qdqtool.ir.operators import case_of
 from qdqtool.trt.layers import (
     Dims,
     Layer,

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable
 
-from qdqtool.model.operators import CONVOLVE
+from qdqtool.ir.operators import CONVOLVE
 from qdqtool.trt.layers import QDQ, Layer, find_reachable, needs_myelin, node_name
 from qdqtool.trt.passes._infra import LayerKind, Network, Pass, assumed, seen
 from qdqtool.types import MyelinRegion

@@ -2,7 +2,7 @@
 
 import math
 
-from qdqtool.model.operators import GATES
+from qdqtool.ir.operators import GATES
 from qdqtool.trt.layers import SILU, Layer, Tensor, constant_before, dq_before, is_relu, node_name
 from qdqtool.trt.passes._infra import (
     CONVOLVE,

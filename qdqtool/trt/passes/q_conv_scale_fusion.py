@@ -1,6 +1,6 @@
 """QConvScaleFusion."""
 
-from qdqtool.model.operators import CONVOLVE
+from qdqtool.ir.operators import CONVOLVE
 from qdqtool.trt.layers import Layer, dq_before, node_name, weights_position
 from qdqtool.trt.passes._infra import REMOVING, LayerKind, Network, Pass, documented, seen
 from qdqtool.trt.refusals import BatchNormNotConstant, ConvTransposeBatchNorm

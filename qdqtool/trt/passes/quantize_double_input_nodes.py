@@ -1,6 +1,6 @@
 """QuantizeDoubleInputNodes."""
 
-from qdqtool.model.operators import case_of
+from qdqtool.ir.operators import case_of
 from qdqtool.trt import detect
 from qdqtool.trt.layers import WEIGHTED, Layer, Tensor, can_absorb, dq_before, node_name, q_after
 from qdqtool.trt.passes._infra import Case, LayerKind, Network, Pass, assumed, documented, seen

@@ -1,6 +1,6 @@
 """QuantizeSingleInputNodes."""
 
-from qdqtool.model.operators import AVERAGES
+from qdqtool.ir.operators import AVERAGES
 from qdqtool.trt.passes._infra import (
     Layer,
     LayerKind,

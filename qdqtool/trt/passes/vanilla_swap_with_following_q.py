@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from qdqtool.model.operators import QPassage
+from qdqtool.ir.operators import QPassage
 from qdqtool.trt.passes._infra import (
     SWAPPING,
     Layer,
@@ -27,7 +27,7 @@ SINGLE = seen(
     "bevfusion-camera-orin-trt8502:259",
     "bevfusion-camera-rtx3080ti-trt8600:5195",
     "yolov8n-modelopt-rtx2060-trt1014",
-    source="which operators: qdqtool.model.operators. Once equal Qs were merged: MaxPool_12 of "
+    source="which operators: qdqtool.ir.operators. Once equal Qs were merged: MaxPool_12 of "
     "resnet18-qat-rtx2000-trt8510 is swapped only then, "
     "/backbone/maxpool/MaxPool of yolo-resnet18-orin-trt8502, which an Add reads as well, never",
 )

@@ -2,7 +2,6 @@
 
 from collections import deque
 
-from qdqtool.base.records import replaced
 from qdqtool.trt.layers import Layer, Tensor, dq_before, next_rank, node_name
 from qdqtool.trt.passes._infra import (
     SWAPPING,
@@ -16,6 +15,7 @@ from qdqtool.trt.passes._infra import (
 )
 from qdqtool.trt.refusals import ManyConsumers
 from qdqtool.trt.surroundings import find_consumers, to_step
+from qdqtool.util.records import replaced
 
 INSERTED = seen(
     "inserted-shuffle",

@@ -14,10 +14,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from qdqtool.base.records import replaced
-from qdqtool.model import qdq
-from qdqtool.model.graph import Model, Node
+from qdqtool.ir import qdq
+from qdqtool.ir.graph import Model, Node
 from qdqtool.trt.rtx.operands import NOTHING, WIDTH, Constants, Dequantized, Float, State, Why
+from qdqtool.util.records import replaced
 
 # A Q behind these is pulled up in front of them, whatever else reads them.
 _PULLED = frozenset(

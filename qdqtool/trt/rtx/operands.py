@@ -13,14 +13,14 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from qdqtool.base.records import record
-from qdqtool.model import constants, qdq
-from qdqtool.model.graph import Model, Node
-from qdqtool.model.sizes import RANDOM, contraction
+from qdqtool.ir import constants, qdq
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.sizes import RANDOM, contraction
 from qdqtool.trt.detect import deconvolution_float
 from qdqtool.trt.faults import DeconvolutionFloat
 from qdqtool.trt.refusals import InputNotDequantized, Step, WeightsNotDequantized
 from qdqtool.types import BYTES, Precision, Refusal
+from qdqtool.util.records import record
 
 COMPILER = "TensorRT-RTX"  # who refused
 

@@ -7,14 +7,14 @@ from typing import Literal
 import numpy as np
 import onnx
 
-from qdqtool.model import qdq
-from qdqtool.model.graph import Model, Node
-from qdqtool.model.heads import find_attentions
-from qdqtool.model.layernorm import NORMALIZATIONS, find_decomposed_layer_norms
-from qdqtool.model.qdq import precision_of
-from qdqtool.model.sizes import is_multiplication
-from qdqtool.model.subgraphs import STANDARD
-from qdqtool.model.view import View
+from qdqtool.ir import qdq
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.qdq import precision_of
+from qdqtool.ir.sizes import is_multiplication
+from qdqtool.patterns.heads import find_attentions
+from qdqtool.patterns.layernorm import NORMALIZATIONS, find_decomposed_layer_norms
+from qdqtool.patterns.view import View
+from qdqtool.proto.subgraphs import STANDARD
 from qdqtool.trt import detect
 from qdqtool.trt.rtx.motion import Motion
 from qdqtool.trt.rtx.operands import (

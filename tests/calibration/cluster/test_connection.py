@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from calibration.cluster.mapping import check_where, connected
-from qdqtool.base.limits import PROCESSES
-from qdqtool.base.process import pause_gc
 from qdqtool.commands import cli
 from qdqtool.errors import ClusterError
+from qdqtool.util.limits import PROCESSES
+from qdqtool.util.process import pause_gc
 from tests.calibration.checks import reports
 from tests.calibration.watchers import HANG
 

@@ -10,7 +10,7 @@ import pytest
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from qdqtool.model import sessions
+from qdqtool.runtime import sessions
 
 # find_spec does not import: collecting all tests does not load Dask.
 pytestmark = pytest.mark.skipif(

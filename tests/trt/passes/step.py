@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import onnx
 
-from qdqtool.model.modelfile import load
+from qdqtool.ir.modelfile import load
 from qdqtool.trt import importer
 from qdqtool.trt.layers import Layer
 from qdqtool.trt.network import Network

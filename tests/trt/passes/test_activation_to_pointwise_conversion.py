@@ -2,7 +2,7 @@
 
 import pytest
 
-from qdqtool.model.operators import LayerKind
+from qdqtool.ir.operators import LayerKind
 from qdqtool.trt.passes.activation_to_pointwise_conversion import ActivationToPointwiseConversion
 from tests.trt.builder import Graph
 from tests.trt.passes.step import run_pass

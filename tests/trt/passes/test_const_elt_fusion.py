@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from qdqtool.model.operators import LayerKind
+from qdqtool.ir.operators import LayerKind
 from qdqtool.prediction import predict
 from qdqtool.trt.passes.const_elt_fusion import ConstEltFusion
 from qdqtool.types import Precision

@@ -2,7 +2,7 @@
 
 import pytest
 
-from qdqtool.model.operators import LayerKind
+from qdqtool.ir.operators import LayerKind
 from qdqtool.trt.passes.constant_fold_dangling_qdq import ConstantFoldDanglingQDQ
 from tests.trt.builder import Graph
 from tests.trt.passes.step import run_pass

@@ -2,7 +2,7 @@
 
 import pytest
 
-from qdqtool.model.modelfile import load
+from qdqtool.ir.modelfile import load
 from qdqtool.trt.outcome import simulate
 from qdqtool.trt.passes.conv_scale_fusion import ConvScaleFusion, DeconvScaleFusion
 from qdqtool.trt.targets import target_named

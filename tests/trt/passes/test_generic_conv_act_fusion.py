@@ -2,7 +2,7 @@
 
 import pytest
 
-from qdqtool.model.operators import LayerKind
+from qdqtool.ir.operators import LayerKind
 from qdqtool.trt.passes.generic_conv_act_fusion import GenericConvActFusion
 from qdqtool.trt.refusals import ActivationBeforeAdd
 from qdqtool.types import Evidence

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from qdqtool.formats.predict_text import verdict
 from qdqtool.prediction import predict
-from qdqtool.render.predict_text import verdict
 from qdqtool.types import Prediction
 from tests.trt.builder import Graph
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from qdqtool.model.modelfile import load
-from qdqtool.model.operators import LayerKind
+from qdqtool.ir.modelfile import load
+from qdqtool.ir.operators import LayerKind
 from qdqtool.prediction import predict
 from qdqtool.trt import importer
 from qdqtool.trt.passes.point_wise_fusion import PointWiseFusion

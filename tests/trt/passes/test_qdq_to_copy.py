@@ -2,7 +2,7 @@
 
 import pytest
 
-from qdqtool.model.operators import LayerKind
+from qdqtool.ir.operators import LayerKind
 from qdqtool.trt.passes.qdq_to_copy import QDQToCopy
 from qdqtool.trt.refusals import Stays
 from tests.trt.builder import Graph

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from qdqtool.model.operators import LayerKind
+from qdqtool.ir.operators import LayerKind
 from qdqtool.prediction import predict
 from qdqtool.trt.passes.reduce_to_pooling_fusion import ReduceToPoolingFusion
 from tests.trt.builder import Graph

@@ -1,6 +1,6 @@
 """RequantizeFusion: NVIDIA/TensorRT issue 2527, engine name ``... + DequantizeLinear_62 + Quantize..._clone_0``."""
 
-from qdqtool.model.operators import LayerKind
+from qdqtool.ir.operators import LayerKind
 from qdqtool.trt.passes.requantize_fusion import RequantizeFusion
 from qdqtool.types import Evidence
 from tests.trt.builder import Graph

@@ -2,7 +2,7 @@
 
 import pytest
 
-from qdqtool.model.modelfile import load
+from qdqtool.ir.modelfile import load
 from qdqtool.trt import pipeline
 from qdqtool.trt.importer import build
 from qdqtool.trt.passes.split_q_across_preceding_fan_in import SplitQAcrossPrecedingFanIn

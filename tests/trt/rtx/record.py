@@ -6,8 +6,8 @@ from typing import Any
 
 import onnx
 
-from qdqtool.base.outputs import write_text
 from qdqtool.types import Precision
+from qdqtool.util.outputs import write_text
 from tests.trt.rtx.experiments import EXPERIMENTS, FORMS, finish
 from tests.trt.rtx.experiments_scales import HALVES, NEW, OLD, SCALES
 from tools.fuzz.driver import Lab

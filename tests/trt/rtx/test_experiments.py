@@ -10,14 +10,14 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from qdqtool.builders.child import is_installed
-from qdqtool.explain import codes
+from qdqtool.builders.compiler_process import is_installed
+from qdqtool.findings import codes
 from qdqtool.prediction import predict
 from qdqtool.trt.rtx.operands import CompilerFault, Fault
 from qdqtool.trt.rtx.predict import status_of
 from qdqtool.types import Evidence, Prediction, Severity
-from tests.explain.test_producers import models as producer_models
-from tests.explain.test_producers import of_shape_1, predictions
+from tests.findings.test_producers import models as producer_models
+from tests.findings.test_producers import of_shape_1, predictions
 from tests.fixing.test_places import detector
 from tests.trt.builder import Graph
 from tests.trt.rtx.record import SEEDS, TABLE, answer, build_models

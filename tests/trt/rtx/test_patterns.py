@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from qdqtool.model.modelfile import load
+from qdqtool.ir.modelfile import load
 from qdqtool.trt.rtx.predict import predict_rtx, status_of
 
 SHARED = Path(os.environ.get("QDQTOOL_SHARED", Path(__file__).parents[4] / "shared"))

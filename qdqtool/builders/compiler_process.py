@@ -1,0 +1,177 @@
+"""The compiler's process: requests in, answers out, a time limit on each, and a crash that stays its own."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from qdqtool.errors import BuilderError, QdqtoolError
+from qdqtool.util.outputs import write_text
+
+WORKER = Path(__file__).parent / "worker.py"
+_INSTALL = {
+    "tensorrt_rtx": "TensorRT-RTX is not installed: pip install 'qdqtool[rtx]' (installing it accepts NVIDIA's licence)",
+    "tensorrt": "the tensorrt Python package is not installed; install NVIDIA's, or build with tensorrt-rtx",
+}
+
+
+def is_installed(package: str) -> bool:
+    """Whether a compiler's Python package is there; it is not imported."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+class CompilerProcess:
+    """A worker process for one compiler, ``tensorrt_rtx`` or ``tensorrt``; started when first used, and after a crash."""
+
+    def __init__(self, package: str = "tensorrt_rtx") -> None:
+        if not is_installed(package):
+            raise BuilderError(
+                _INSTALL.get(package, f"the package {package} is not installed"),
+                code="missing-package",
+                parameter="builder",
+            )
+        self._package = package
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> CompilerProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the process."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(OSError):
+            if process.stdin is not None:
+                process.stdin.close()
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+    def ask(
+        self, request: dict[str, Any], timeout: float, meanwhile: Callable[[], object] | None = None
+    ) -> dict[str, Any]:
+        """Sends one request (see the worker's docstring), calls ``meanwhile`` and waits for the answer.
+
+        Seconds of ``timeout`` include the start of the process. A worker that died or was stopped has the status
+        ``crashed`` or ``timeout``; one that could not start its compiler is a BuilderError.
+        """
+        process = self.start()
+        assert process.stdin is not None and process.stdout is not None
+        deadline = time.monotonic() + timeout
+        try:
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.flush()
+            if meanwhile is not None:
+                meanwhile()
+            line = self._read_line(process, deadline)
+        except BrokenPipeError:
+            line = b""
+        except BaseException:
+            self._stop(process)
+            raise
+        if line is None:
+            self._stop(process)
+            return {"status": "timeout"}
+        if not line:
+            return self._describe_exit(process)
+        answer: dict[str, Any] = json.loads(line)
+        if answer.get("status") == "unavailable":
+            self.close()
+            raise BuilderError(
+                str(answer.get("message", "the compiler cannot run here")),
+                code="builder-unavailable",
+                parameter="builder",
+            )
+        return answer
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Starts the process where it does not run, so that the compiler loads while its caller does other things."""
+        if self._process is None or self._process.poll() is not None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", str(WORKER), self._package],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+        return self._process
+
+    def _read_line(self, process: subprocess.Popen[bytes], deadline: float) -> bytes | None:
+        """One line of the worker; empty when it ended, None when the time is over."""
+        assert process.stdout is not None
+        data = b""
+        while not data.endswith(b"\n"):
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([process.stdout], [], [], left)[0]:
+                return None
+            piece = process.stdout.read1(1 << 16)  # type: ignore[attr-defined]
+            if not piece:
+                return b""
+            data += piece
+        return data
+
+    def _stop(self, process: subprocess.Popen[bytes]) -> None:
+        process.kill()
+        process.wait()
+        self.close()
+
+    def _describe_exit(self, process: subprocess.Popen[bytes]) -> dict[str, Any]:
+        code = process.wait()
+        self.close()
+        if code >= 0:
+            return {
+                "status": "crashed",
+                "message": f"the compiler's process ended with code {code}",
+            }
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = "unknown"
+        return {"status": "crashed", "message": f"the compiler died of signal {-code} ({name})"}
+
+
+# What a user of TensorRT-RTX has to know about its licence -----------------------------------------------------------
+
+NOTICE = (
+    "TensorRT-RTX is NVIDIA's software, under NVIDIA's licence, which was accepted by\n"
+    "installing it: it may not be passed on, and NVIDIA may collect system information.\n"
+    "qdqtool neither contains nor ships it. (Shown only once.)"
+)
+
+
+def print_license_notice() -> bool:
+    """Prints the notice on stderr unless this user has seen it; whether it was printed.
+
+    Where the mark cannot be kept (no home folder, read-only disk), the notice is printed each time.
+    """
+    state = os.environ.get("XDG_STATE_HOME") or os.path.join(
+        os.path.expanduser("~"), ".local", "state"
+    )
+    marker = Path(state) / "qdqtool" / "tensorrt-rtx-notice-shown"
+    if os.path.exists(marker):  # Path.exists raises where a folder may not be looked into
+        return False
+    print(NOTICE, file=sys.stderr)
+    with contextlib.suppress(OSError, QdqtoolError):
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        write_text(marker, "shown\n")
+    return True

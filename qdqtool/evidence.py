@@ -1,0 +1,55 @@
+"""Evidence of rules as data: what shows that TensorRT behaves as a rule says, and where to read it."""
+
+from __future__ import annotations
+
+from qdqtool.types import Evidence
+from qdqtool.util.records import record
+
+
+@record
+class Case:
+    """Behavior of TensorRT, with the builds that show it.
+
+    Attributes:
+        name: Short and unique within its pass or operator, for instance ``stem-pool``.
+        evidence: Seen in a build, documented by NVIDIA, or assumed.
+        says: What happens, in one sentence.
+        builds: Where it was seen: ``<build>:<line>`` of the build's log, or ``<build>`` for an engine listing. The
+            builds are described in ``qdqtool/trt/builds.tsv``.
+        source: What documents it, or why it is assumed and what would refute it.
+        about: What a line of the log that shows it names: operators as in ONNX, kinds of lines as in ``trt.trace``.
+            What all cases of a pass have in common need not be there.
+    """
+
+    name: str
+    evidence: Evidence
+    says: str
+    builds: tuple[str, ...] = ()
+    source: str = ""
+    about: tuple[str, ...] = ()
+
+    __eq__, __hash__ = (
+        object.__eq__,
+        object.__hash__,
+    )  # distinguished by identity, many times in a simulation
+
+    def build_names(self) -> tuple[str, ...]:
+        """Return the names of the builds that show the case, each once."""
+        return tuple(dict.fromkeys(b.partition(":")[0] for b in self.builds))
+
+
+def seen(name: str, says: str, *builds: str, source: str = "", about: tuple[str, ...] = ()) -> Case:
+    """Return a case that a real build shows. Name at least one build."""
+    if not builds:
+        raise ValueError(f"case '{name}' is marked as seen but names no build")
+    return Case(name, Evidence.SEEN, says, builds, source, about)
+
+
+def documented(name: str, says: str, source: str, about: tuple[str, ...] = ()) -> Case:
+    """Return a case that NVIDIA documents, or that a user reports without a log."""
+    return Case(name, Evidence.DOCUMENTED, says, (), source, about)
+
+
+def assumed(name: str, says: str, source: str, about: tuple[str, ...] = ()) -> Case:
+    """Return a case that no available build shows. ``source`` gives the reason and what would refute it."""
+    return Case(name, Evidence.ASSUMED, says, (), source, about)

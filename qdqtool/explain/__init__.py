@@ -1,1 +1,0 @@
-"""What findings, log lines and error texts mean, and what to do."""

@@ -1,0 +1,240 @@
+"""When two findings report the same, of a model and of a part of it: by their causes' values, never by their words.
+
+Those values count that a user is told. What a cut changes without touching the cause is left out: sizes, what lies
+behind the readers of a tensor, the name of an output, what writes a tensor that is named itself, and of a conversion
+all that another finding, or the refusal beside it, explains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from qdqtool.findings.coded import (
+    ScalesAround,
+    before_norm,
+    crossed,
+    crossed_by,
+    float_sum,
+    left_float,
+    shared_pool,
+    with_own,
+)
+from qdqtool.findings.messages import floats_of, known_scale, quantizers_of
+from qdqtool.findings.outputs import behind_pool
+from qdqtool.trt import faults
+from qdqtool.trt import refusals as trt
+from qdqtool.trt.refusals import Origin, Reader, ReaderKind, Scale, Stays
+from qdqtool.trt.rtx.operands import IntegersLost, ScalesJoined, Why
+from qdqtool.types import Cause, Finding, Precision, Refusal
+from qdqtool.util.records import contents, nearest
+
+Key = tuple[Any, ...]
+
+
+class _Reading(NamedTuple):
+    node: str
+    kind: ReaderKind
+    op: str
+    scale: Any
+
+
+def key(finding: Finding) -> Key:
+    """Equal for two findings that report the same."""
+    causes = dict.fromkeys(
+        _cause(finding, cause) for cause in finding.causes
+    )  # the same is told once
+    return finding.code, finding.severity, finding.node, finding.gains, *causes
+
+
+def readers_in(found: Key) -> Iterator[str]:
+    """The nodes that a key lists as readers: where one is missing, the finding is another."""
+    for value in found:
+        if isinstance(value, _Reading):
+            yield value.node
+        elif isinstance(value, tuple):
+            yield from readers_in(value)
+
+
+def _cause(finding: Finding, cause: Cause) -> Key:
+    r = cause.refusal
+    told = nearest(_TOLD, type(r))
+    if told is not None:
+        return type(r), *map(_value, told(finding, cause, r))
+    return _values(r)
+
+
+def _values(refusal: Refusal) -> Key:
+    """The values of a refusal, apart from those that a part may have otherwise."""
+    named = zip(refusal._fields, contents(refusal), strict=True)  # type: ignore[attr-defined]
+    return type(refusal), *(_value(v) for name, v in named if name not in refusal.apart)
+
+
+def _value(value: Any) -> Any:
+    """What is compared of a value: one that is equal to itself, as a scale that is not a number is not."""
+    if isinstance(value, _Reading):
+        return value
+    if isinstance(value, Origin):
+        return value.convolution or value.node or value.tensor, bool(value.quantizer)
+    if isinstance(value, tuple):
+        return (
+            _readers(value) if value and isinstance(value[0], Reader) else tuple(map(_value, value))
+        )
+    return "nan" if value != value else value
+
+
+def _readers(readers: Sequence[Reader]) -> Key:
+    """Who reads a tensor; neither in what order, nor what lies behind."""
+    found = {
+        _Reading("" if r.kind == ReaderKind.OUTPUT else r.node, r.kind, r.op, _value(r.scale))
+        for r in readers
+    }
+    return tuple(sorted(found, key=str))
+
+
+def _named(quantizer: Reader | None) -> Key:
+    """A Q whose pair another reader can share."""
+    return () if quantizer is None else (quantizer.node, quantizer.scale)
+
+
+# What is told of a class, where that depends on its values -----------------------------------------------------------
+
+
+def _input(finding: Finding, cause: Cause, r: trt.InputNotDequantized) -> Key:
+    if not r.weights_quantized:
+        return (bool(r.dq),)
+    if not r.dq:
+        return (r.tensor,)
+    for shared in cause.also:
+        return r.dq, r.blocker, len(shared.readers)  # type: ignore[attr-defined]
+    return r.dq, r.tensor, r.blocker or (r.producer, r.op)
+
+
+def _output(finding: Finding, cause: Cause, r: trt.OutputNotQuantized) -> Key:
+    if finding.code == "POOL-FLOAT":
+        return r.node, *map(_pooling_behind, cause.also)
+    if before_norm(r) and r.node in finding.convolutions:
+        return r.node, _readers(r.readers)
+    for q in quantizers_of(r.readers):
+        return r.node, q.node, q.path
+    return r.node, _readers(r.readers), left_float(r)
+
+
+def _pooling_behind(refusal: Refusal) -> Key:
+    """Of an average behind a result: what it is, or the Q behind it; without one it says nothing."""
+    if not isinstance(refusal, trt.PoolingOneSide):
+        return _values(refusal)
+    return tuple(q.node for q in quantizers_of(refusal.readers)[:1])
+
+
+def _pooling(finding: Finding, cause: Cause, r: trt.PoolingOneSide) -> Key:
+    behind = [q.node for q in quantizers_of(r.readers)]
+    return (r.origin.node, *behind[:1]) if r.quantized_input else ("", *behind)
+
+
+def _many(finding: Finding, cause: Cause, r: trt.OutputManyConsumers) -> Key:
+    add, pool = float_sum(r), shared_pool(r)
+    if pool is not None:
+        return (
+            r.node,
+            pool,
+            _readers(r.readers),
+            () if add is None else _named(known_scale(behind_pool(r))),
+        )
+    if add is not None:
+        quantizers = quantizers_of(r.readers)
+        return r.node, add.node, r.tensor, _readers(quantizers), _named(known_scale(quantizers))
+    return r.node, _readers(r.readers)
+
+
+def _residual(finding: Finding, cause: Cause, r: trt.ResidualFloat) -> Key:
+    others = [x for x in r.readers if x.kind in (ReaderKind.OP, ReaderKind.OUTPUT)]
+    shared = _named(known_scale(r.quantizers))
+    return r.node, cause.fused, r.add, r.tensor, _value(r.residual), shared, _readers(others)
+
+
+def _sum(finding: Finding, cause: Cause, r: trt.AddOutputNotQuantized) -> Key:
+    return r.node, r.add, r.residual.node, _readers(floats_of(r.readers) or r.readers)
+
+
+def _different(finding: Finding, cause: Cause, r: trt.OutputDifferentScales) -> Key:
+    return r.node if r.node in finding.convolutions else "", *_scales(cause, r.tensor, r.readers)
+
+
+def _channels(finding: Finding, cause: Cause, r: faults.Channels) -> Key:
+    return r.inputs, r.outputs, () if r.small else tuple(dict.fromkeys(r.odd))
+
+
+def _lost(finding: Finding, cause: Cause, r: IntegersLost) -> Key:
+    of_dq = r.why in (Why.INPUT_AXIS, Why.INPUT_SHAPE1)  # whichever convolution reads it
+    return r.why, r.dq, r.weights, *(() if of_dq else (r.node, r.at))
+
+
+def _scales(cause: Cause, tensor: str, readers: Sequence[Reader]) -> Key:
+    """Scales that differ: those of a Concat's parts and how far apart all are, or who has them."""
+    quantizers = quantizers_of(readers)
+    for parts in cause.also:
+        return _values(parts), _extent([q.scale for q in quantizers])
+    return "" if crossed_by(readers) else tensor, _readers(quantizers)
+
+
+def _extent(scales: Sequence[Scale]) -> Key:
+    known = [s for s in scales if isinstance(s, float) and s > 0]
+    return (min(known), max(known)) if known else ()
+
+
+def _conversion(finding: Finding, cause: Cause, r: Stays) -> Key:
+    """What is told of a conversion, by what explains it."""
+    if finding.code == "INPUT-CONVERSION":
+        return r.name, r.scale, r.precision, r.origin.tensor
+    return r.name, r.scale, r.attention, *_why(cause, r)
+
+
+def _around(finding: Finding, cause: Cause, r: ScalesAround) -> Key:
+    if not r.requantizes:
+        return r.origin.tensor, *_scales(cause, "", r.siblings)
+    own = with_own(r)
+    if finding.code == "CONCAT-SCALE" and (
+        cause.also or len({q.scale for q in own if q.scale is not None}) > 1
+    ):
+        return r.node, *_scales(cause, r.tensor, own)
+    return (
+        r.node,
+        r.pair,
+        r.first_scale,
+        r.scale,
+        None if finding.code == "DOUBLE-QDQ" else crossed(r.passed),
+    )
+
+
+def _why(cause: Cause, r: Stays) -> Key:
+    origin = r.origin
+    if r.precision not in (Precision.INT8, Precision.INT32) and origin.node:
+        return (r.precision,)
+    if cause.see:
+        return cause.see
+    if not r.quantize:
+        return _readers(r.behind)
+    for refusal in cause.also:
+        if isinstance(refusal, trt.OutputScale):
+            return type(refusal), origin.node
+        readers = getattr(refusal, "readers", ())
+        blocked = isinstance(refusal, trt.ManyConsumers | trt.ConcatReadElsewhere)
+        return type(refusal), refusal.node, _readers(floats_of(readers)) if blocked else ()
+    return origin.node, origin.op, origin.int8
+
+
+_TOLD: dict[type[Refusal], Callable[[Finding, Cause, Any], Key]] = {
+    trt.InputNotDequantized: _input,
+    trt.OutputNotQuantized: _output,
+    trt.OutputManyConsumers: _many,
+    trt.OutputDifferentScales: _different,
+    trt.ResidualFloat: _residual,
+    trt.AddOutputNotQuantized: _sum,
+    trt.PoolingOneSide: _pooling,
+    Stays: _conversion,
+    ScalesAround: _around,
+    faults.Channels: _channels,
+    IntegersLost: _lost,
+    ScalesJoined: _lost,
+}

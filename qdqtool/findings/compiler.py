@@ -1,0 +1,74 @@
+"""Findings made from what TensorRT-RTX refuses or computes in float."""
+
+from __future__ import annotations
+
+from qdqtool.findings.coded import code_of, codes_of
+from qdqtool.findings.report import Report
+from qdqtool.ir import qdq
+from qdqtool.ir.graph import Node
+from qdqtool.patterns.view import View
+from qdqtool.trt import faults
+from qdqtool.trt import refusals as trt
+from qdqtool.trt.rtx.operands import CompilerFault, IntegersLost, ScalesJoined, Why, ends_build
+from qdqtool.types import Prediction, Refusal
+
+REFUSALS: tuple[type[Refusal], ...] = (
+    IntegersLost,
+    ScalesJoined,
+    CompilerFault,
+    trt.InputNotDequantized,
+    trt.WeightsNotDequantized,
+    trt.NonzeroZeroPoint,
+    faults.DeconvolutionFloat,
+    faults.IntegerOperator,
+    faults.StoredReadElsewhere,
+    faults.BiasQuantized,
+    faults.ScaleCount,
+    faults.ScaleNotPositive,
+    faults.ScaleRank,
+    faults.ZeroPointCount,
+)
+_AT_NODE = (
+    Why.OPERATOR,
+    Why.SHARED,
+    Why.POOL,
+    Why.JOIN_FLOAT,
+    Why.JOIN_SCALE,
+    Why.PAD,
+)  # reported there
+CODES = frozenset(code for kind in REFUSALS for code in codes_of(kind))
+"""The codes that say what the compiler does; what the model alone shows has others there."""
+_OF_PAIR = ("ACT-PER-CHANNEL", "SCALE-SHAPE1")  # what a pair's scale costs all that read it
+
+
+def explain(prediction: Prediction, report: Report, view: View) -> None:
+    """Adds a finding for every refusal of a prediction for TensorRT-RTX; what is wrong with a pair is told once."""
+    convolutions = {c.name for c in prediction.convolutions}
+    for r in prediction.refusals:
+        code = code_of(r)
+        lost = r if isinstance(r, IntegersLost) else None
+        quantizer = _quantizer(view, lost.dq if lost is not None and code in _OF_PAIR else r.node)
+        at = r.node if quantizer is None else quantizer.name
+        if lost is not None and lost.at is not None and lost.why in _AT_NODE:
+            at = lost.at.node
+        concerned = (
+            [r.node]
+            if r.node in convolutions or quantizer is None
+            else view.consuming_convolutions(quantizer)
+        )
+        joined = code in _OF_PAIR or (ends_build(r) and code != "QTYPE")
+        report.add(
+            r, at, [c for c in concerned if c in convolutions], joined=joined, fatal=ends_build(r)
+        )
+
+
+def _quantizer(view: View, name: str) -> Node | None:
+    """The quantizer of that name, or that reads the tensor of that name; of a pair its Q. None where there is none."""
+    try:
+        node: Node | None = view.model.node(name)
+    except KeyError:
+        node = next(filter(qdq.is_qdq, view.model.consumers(name)), None)
+    if node is None or not qdq.is_qdq(node):
+        return None
+    q = view.model.producer(node.input(0)) if qdq.is_dq(node) else None
+    return q if q is not None and qdq.is_q(q) else node

@@ -1,0 +1,127 @@
+"""Static checks of every QuantizeLinear and DequantizeLinear: types, scales, zero points, axes, opset."""
+
+import math
+from collections.abc import Iterator
+
+import onnx
+
+from qdqtool.findings.report import Report
+from qdqtool.ir import qdq
+from qdqtool.ir.graph import Node
+from qdqtool.ir.qdq import QuantParams
+from qdqtool.patterns.view import View
+from qdqtool.trt import detect, faults
+from qdqtool.trt.faults import CHECK
+from qdqtool.trt.targets import target_named
+from qdqtool.types import BYTES, Precision, Refusal
+
+_KNOWN = (*BYTES, Precision.INT4, Precision.FP8)
+_E5M2 = onnx.TensorProto.FLOAT8E5M2
+_HALF = onnx.TensorProto.FLOAT16
+_INT32 = onnx.TensorProto.INT32
+
+
+def run(view: View, report: Report) -> None:
+    """Adds the findings about quantizers."""
+    clean: set[tuple[str, ...] | None] = set()
+    for node in view.quantizers:
+        if qdq.is_dq(node) and (
+            _repeats(view, node)
+            or (view.is_weight(node) and view.model.elem_type(node.input(0)) == _INT32)
+        ):
+            continue  # a bias is judged with its convolution, the others with their Q
+        params = view.params(node)
+        # Of Qs with one scale and zero point, and without attributes, nothing is judged but these.
+        shared = (
+            node.inputs[1:]
+            if qdq.is_q(node)
+            and not (params.per_channel or node.attributes)
+            and params.has_zero_point
+            else None
+        )
+        if shared in clean:
+            continue
+        faulty = False
+        for found in filter(
+            None,
+            (
+                *_zero_point(view, node, params),
+                *_scale(view, report.target, node, params),
+                *_axis(view, node, params),
+            ),
+        ):
+            faulty = True
+            report.add(found, convolutions=view.consuming_convolutions(node))
+        if shared is not None and not faulty:
+            clean.add(shared)
+
+
+def _repeats(view: View, node: Node) -> bool:
+    """Whether a DQ only says again what its Q says."""
+    q = view.model.producer(node.input(0))
+    if q is None or not qdq.is_q(q):
+        return False
+    if q.inputs[1:] == node.inputs[1:]:
+        return True
+    first, params = view.params(q), view.params(node)
+    alike = (
+        first.has_zero_point == params.has_zero_point and first.scale_shape == params.scale_shape
+    )
+    return alike and first.same_as(params) is True
+
+
+def _zero_point(view: View, node: Node, params: QuantParams) -> Iterator[Refusal | None]:
+    name = node.name
+    kind = view.model.elem_type(node.input(2 if params.has_zero_point else 0))
+    known = params.precision in _KNOWN or (
+        params.precision == Precision.UNKNOWN and not params.has_zero_point
+    )
+    if not known or (params.has_zero_point and kind == _E5M2):
+        named = "FP8 E5M2" if kind == _E5M2 else onnx.TensorProto.DataType.Name(kind).lower()
+        yield faults.TypeUnknown(CHECK, name, named)
+        return
+    values, unsigned = params.zero_point, params.precision == Precision.UINT8
+    maker = view.model.producer(node.input(0))
+    reads_q = maker is not None and qdq.is_q(
+        maker
+    )  # a DQ without zero point takes the type of what it reads
+    nonzero = detect.nonzero_zero_point(CHECK, name, name, params.zero_points, unsigned)
+    if nonzero is not None:
+        yield nonzero
+    elif unsigned and not (qdq.is_dq(node) and not node.input(2) and reads_q):
+        yield faults.UnsignedZeroPoint(CHECK, name, params.has_zero_point, params.summary)
+    if not params.has_zero_point:
+        yield faults.ZeroPointMissing(CHECK, name, node.op)
+    elif values is not None and params.scale_shape is not None:
+        yield detect.zero_point_count(CHECK, name, math.prod(params.scale_shape), values.size)
+
+
+def _scale(view: View, target: str, node: Node, params: QuantParams) -> Iterator[Refusal | None]:
+    name = node.name
+    made = [t for t in node.inputs[1:] if t and not view.model.is_constant(t)]
+    computed = detect.scale_computed(
+        CHECK, name, name, bool(made), node.input(1) if node.input(1) in made else ""
+    )
+    if computed is not None:
+        yield computed
+        return
+    if params.scale_type == _HALF:
+        yield faults.ScaleHalf(CHECK, name, params.summary)
+    yield detect.scale_not_positive(CHECK, name, params.scales)
+    shape = params.scale_shape or ()
+    taken = math.prod(shape) == 1 and target_named(target).blocked_scales
+    yield detect.scale_rank(CHECK, name, shape, node.integer("block_size", 0) > 0, taken)
+
+
+def _axis(view: View, node: Node, params: QuantParams) -> Iterator[Refusal | None]:
+    if not params.per_channel or (params.scale_shape is not None and len(params.scale_shape) > 1):
+        return
+    name = node.name
+    if view.model.opset < 13:
+        yield faults.AxisOpset(CHECK, name, view.model.opset, params.has_axis)
+    if not view.is_weight(node):
+        yield detect.activation_per_channel(CHECK, name, name, params)
+        return
+    shape = view.model.constant_shape(node.input(0))
+    count = math.prod(params.scale_shape) if params.scale_shape is not None else 0
+    yield detect.scale_count(CHECK, name, count, view.axis(node) or 0, shape or ())

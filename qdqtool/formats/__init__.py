@@ -1,0 +1,1 @@
+"""Text, SARIF and annotations made from results."""

@@ -1,0 +1,349 @@
+"""Real builds as text for a terminal: an engine's layers and their costs, two compared, a prediction beside one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from qdqtool.buildlog.agreement import MismatchKind, TraceCounts
+from qdqtool.buildlog.costs import EngineReport, LayerCost, LayerTotals, format_tensor, layer_title
+from qdqtool.buildlog.summary import IMPLICIT_INT8
+from qdqtool.formats.output import Page, as_options
+from qdqtool.trt.targets import target_named
+from qdqtool.util.text import counted, layers_counted, middle
+
+if TYPE_CHECKING:
+    from qdqtool.buildlog.costs import EngineComparison, LayerPair
+    from qdqtool.comparison.result import Comparison, NodeChange, Side
+    from qdqtool.verification.lines import Verification
+
+# How many are listed, unless everything is asked for: layers, slow ones, nodes that differ, mismatches.
+_LISTED, _SLOW_LISTED, _NODES, _MISMATCHES = 20, 10, 8, 10
+_SHOWN_MS = 5e-5  # what four digits show
+# By qdqtool.comparison.result.Change, the gravest first.
+_TITLES = {
+    "lost-int8": "Lost INT8",
+    "lost-int8-output": "In INT8, but writing float",
+    "lost-qdq": "Q/DQ removed",
+    "gained-int8": "Gained INT8",
+    "gained-int8-output": "Writing INT8",
+    "gained-qdq": "Q/DQ added",
+    "residual": "Residual input of another type",
+    "weights-scale": "Scales of weights differ",
+    "scale": "Scales of activations differ",
+    "fusion": "Fused with something else",
+    "only-in-a": "Only in A",
+    "only-in-b": "Only in B",
+}
+_KINDS = {
+    MismatchKind.CONVOLUTION: "Convolutions",
+    MismatchKind.CONVERSION: "Conversions",
+    MismatchKind.LAYER: "Engine layers",
+    MismatchKind.TRACE: "Pass lines",
+    MismatchKind.COPY: "Slices, concatenations and copies",
+    MismatchKind.BUILD: "Build",
+}
+_SLOW = 1.5  # times the usual from which on a layer stands out
+
+
+def render(report: EngineReport, sort: str, width: int = 80, *, everything: bool = False) -> str:
+    """The layers of an engine (the first twenty unless ``everything``) and totals by kind, precision and type."""
+    page = Page(width, everything)
+    build = report.build
+    device = f" on {build.device}" if build.device else ""
+    time = f", {report.total_ms:.4f} ms" if report.has_times else ""
+    page.line(f"{build.title}{device}: {counted(len(report.rows), 'layer')}{time}")
+    if report.implicit_int8:
+        page.fill(IMPLICIT_INT8)
+    page.gap()
+    page.fill(
+        "MACs and bytes of one execution; MAC/B is arithmetic intensity; tensors in, tensors out", 0
+    )
+    page.line(f"{'#':>4} {'ms':>8} {'share':>6} {'MMACs':>9} {'kB':>9} {'MAC/B':>7}  layer")
+    for row in page.each(report.sorted_rows(sort), _LISTED, "... "):
+        _row(page, row)
+    _slow(page, report)
+    for key in ("kind", "precision", "type"):
+        _totals(page, key, report.totals(key), timed=report.has_times)
+    if report.unmatched:
+        page.heading(f"in the profile and not in the listing: {', '.join(report.unmatched[:10])}")
+    return str(page)
+
+
+def _row(page: Page, row: LayerCost) -> None:
+    ms = f"{row.ms:8.4f}" if row.ms is not None else " " * 8
+    share = f"{row.share:6.1%}" if row.share is not None else " " * 6
+    macs = f"{'?':>9}" if row.macs is None else f"{row.macs / 1e6:9.1f}" if row.macs else " " * 9
+    size = f"{'?':>9}" if row.total_bytes is None else f"{row.total_bytes / 1000:9,.1f}"
+    intensity = f"{row.intensity:7.1f}" if row.intensity else " " * 7
+    name = row.name if page.everything else layer_title(row)
+    numbers = f"{row.index:>4} {ms} {share} {macs} {size} {intensity}"
+    page.line(
+        *(
+            [f"{numbers}  {name}"]
+            if len(numbers) + 2 + len(name) <= page.width
+            else [numbers, f"        {name}"]
+        )
+    )
+    inputs, outputs = (
+        ", ".join(map(format_tensor, tensors)) or "-"
+        for tensors in (row.layer.inputs, row.layer.outputs)
+    )
+    usual = ""
+    if row.expected_ms and row.best_ms:
+        usual = f"; expected {row.expected_ms:.4f} ms, lower bound {row.best_ms:.4f}"
+    page.fill(f"{row.layer.type}: {inputs} -> {outputs}{usual}", 8, " " * 8)
+
+
+def _slow(page: Page, report: EngineReport) -> None:
+    """Layers that take much longer than such layers usually do: a slow tactic, or work that does not show."""
+    slow = [r for r in report.rows if r.times_expected is not None and r.times_expected > _SLOW]
+    slow.sort(key=lambda r: (r.expected_ms or 0.0) - (r.ms or 0.0))
+    if slow:
+        page.heading(
+            f"Slower than such layers usually are on {report.gpu} ({len(slow)}): a slow tactic or format"
+        )
+    for row in slow[:_SLOW_LISTED]:
+        lost = (row.ms or 0.0) - (row.expected_ms or 0.0)
+        tactic = row.layer.extras.get("TacticName") or row.layer.tactic
+        used = f"  [{middle(str(tactic), 60)}]" if tactic else ""
+        page.fill(
+            f"{layer_title(row)}{used}",
+            8,
+            f"  x{row.times_expected:.1f}, {lost:.4f} ms more  #{row.index} ",
+        )
+
+
+def _totals(page: Page, key: str, totals: dict[str, LayerTotals], *, timed: bool) -> None:
+    page.line("", f"{f'By {key}':<26} {'layers':>6} {'ms':>9} {'GMACs':>9} {'MB':>10}")
+    for name, total in totals.items():
+        ms = f"{total.ms:9.4f}" if timed else " " * 9
+        page.line(
+            f"  {middle(name, 24):<24} {total.layers:>6} {ms} {total.macs / 1e9:9.3f} {total.bytes / 1e6:10.3f}"
+        )
+    unknown = sum(total.unknown for total in totals.values())
+    if unknown and key == "kind":
+        page.line(
+            f"  MACs or bytes of {counted(unknown, 'layer')} are not known (?) and not in the sums"
+        )
+
+
+# Two builds or models -----------------------------------------------------------------------------------------------
+
+
+def render_comparison(comparison: Comparison, width: int = 80, *, everything: bool = False) -> str:
+    """The answer first, then what happened to which node; ``everything`` lists every node and layer."""
+    from qdqtool.comparison import words
+
+    page = Page(width, everything)
+    page.fill(words.answer(comparison), 0)
+    page.gap()
+    _side(page, "A", comparison.a)
+    _side(page, "B", comparison.b)
+    page.fill(f"Matched by {comparison.matched_by}.", 0)
+    for note in comparison.notes:
+        page.fill(f"note: {as_options(note)}")
+    shown: set[int] = set()
+    for change, title in _TITLES.items():
+        # Each node is listed once, under the gravest thing that happened to it.
+        nodes = [n for n in comparison.nodes if change in n.changes and id(n) not in shown]
+        shown.update(map(id, nodes))
+        if nodes:
+            page.line("", f"{title} ({len(nodes)})")
+            _nodes(page, nodes)
+    if comparison.engines is not None:
+        page.gap()
+        engines(page, comparison.engines)
+    return str(page)
+
+
+def _side(page: Page, label: str, side: Side) -> None:
+    timed = side.kind == "build" and side.int8 is None
+    parts = [
+        "times of layers, no data types" if timed else layers_counted(side.plain, side.products)
+    ]
+    if not side.quantized and side.kind == "model":
+        parts.append("no Q/DQ")
+    elif side.int8 is not None:
+        to = (
+            f" ({side.int8_to_int8} writing INT8)"
+            if side.int8_to_int8 is not None and side.int8
+            else ""
+        )
+        parts.append(f"{side.int8} INT8{to}")
+    if side.conversions is not None:
+        parts.append(counted(side.conversions, "conversion"))
+    if side.ms is not None:
+        parts.append(f"{side.ms:.3f} ms{'' if side.measured else f' on {side.gpu}, estimated'}")
+    target = f", predicted for {side.target}" if side.target else ""
+    page.fill(f"{side.title}: {', '.join(parts)}{target}", 3, f"{label}  ")
+
+
+def _nodes(page: Page, nodes: list[NodeChange]) -> None:
+    for node in page.each(nodes, _NODES):
+        other = f" ({node.b.name} in B)" if node.a and node.b and node.a.name != node.b.name else ""
+        time = f"; {node.change_ms:+.4f} ms" if abs(node.change_ms or 0.0) >= _SHOWN_MS else ""
+        page.fill(f"{node.name}{other}: {node.why}{time}", 6, "  ")
+
+
+def engines(page: Page, comparison: EngineComparison) -> None:
+    """Where the time of two engines goes, by kind and by layer, the largest changes first."""
+    one, two = comparison.first, comparison.second
+    timed = one.has_times and two.has_times
+    if timed and one.total_ms:
+        change = two.total_ms - one.total_ms
+        page.line(
+            f"Sum of layers: B is {abs(change):.4f} ms ({abs(change) / one.total_ms:.1%}) "
+            f"{'slower' if change > 0 else 'faster'}"
+        )
+    page.line(
+        f"{'By kind':<26} {'A':>7} {'B':>7}" + f" {'A ms':>10} {'B ms':>10} {'change':>10}" * timed
+    )
+    for kind, (a, b) in comparison.totals_by_kind.items():
+        times = f" {a.ms:10.4f} {b.ms:10.4f} {b.ms - a.ms:+10.4f}" if timed else ""
+        page.line(f"  {kind:<24} {a.layers:>7} {b.layers:>7}{times}")
+    pairs = sorted(comparison.pairs, key=lambda pair: -abs(pair.change_ms or 0.0) if timed else 0.0)
+    if not (timed or page.everything):
+        pairs = [pair for pair in pairs if _types(pair.first) != _types(pair.second)]
+        if not pairs:
+            return
+    order = "the largest changes first" if timed else "in the order of A"
+    page.line("", f"By layer, {order} (aligned by {comparison.by}); ms in A, in B, change")
+    for pair in page.each(pairs, _LISTED, "... "):
+        _pair(page, pair, timed)
+
+
+def _types(cost: LayerCost | None) -> str | None:
+    """Data types of a layer's inputs and output; None without a layer."""
+    if cost is None or not cost.layer.type:
+        return None if cost is None else ""
+    return (
+        f"{', '.join(str(t.precision) for t in cost.layer.inputs)} -> {cost.layer.output_precision}"
+    )
+
+
+def _pair(page: Page, pair: LayerPair, timed: bool) -> None:
+    first, second = (
+        f"{cost.ms:9.4f}" if cost is not None and cost.ms is not None else f"{'-':>9}"
+        for cost in (pair.first, pair.second)
+    )
+    change = f"{pair.change_ms:+9.4f}" if timed and pair.change_ms is not None else " " * 9
+    numbers = f"{first} {second} {change}"
+    for label, cost in (("A", pair.first), ("B", pair.second)):
+        if cost is not None:
+            name = cost.name if page.everything else layer_title(cost)
+            page.line(f"{numbers}  {label} {_types(cost) or '':<20} {name}")
+            numbers = " " * 29
+
+
+# A prediction beside a build ----------------------------------------------------------------------------------------
+
+
+def verdict(result: Verification) -> str:
+    """Agreement in one line."""
+    conv, trace, conversions = result.convolutions, result.trace, result.conversions
+    listed = result.prediction.convolutions if result.prediction is not None else []
+    products = sum(c.is_product for c in listed) if len(listed) == conv.total else 0
+    parts = [f"{conv.agree} of {layers_counted(conv.total - products, products)} agree"]
+    if conv.unknown:
+        parts[0] += f", {conv.unknown} unknown"
+    if conversions.built is not None and conversions.predicted is not None:
+        parts.append(f"{conversions.predicted} conversions predicted, {conversions.built} built")
+    if trace.built:
+        parts.append(
+            f"{trace.agree} of {trace.built} pass lines agree ({trace.predicted} predicted)"
+        )
+    return "; ".join([*parts, *_outside(result)])
+
+
+def _outside(result: Verification) -> list[str]:
+    """That the measured time lies outside the estimated range, where it does."""
+    times = result.times
+    if times is None or times["within"]:
+        return []
+    return [
+        f"{times['built_ms']:.3f} ms measured, outside the estimated {times['low_ms']:.3f} to "
+        f"{times['high_ms']:.3f}"
+    ]
+
+
+def render_verification(result: Verification, width: int = 80) -> str:
+    """The whole answer: verdict, what was compared, then each mismatch."""
+    page = Page(width)
+    page.fill(verdict(result))
+    build, layers = result.build, result.layers
+    target = result.prediction.target if result.prediction else ""
+    product = "TensorRT-RTX" if target and target_named(target).is_rtx else "TensorRT"
+    version = f"{product} {build.tensorrt}" if build.tensorrt else f"{product}, version not stated"
+    device = f" on {build.device}" if build.device else ""
+    page.fill(f"Build: {version}{device} ({build.source}); predicted for {target}.")
+    if result.prediction is not None:
+        page.fill(f"Evidence: {result.prediction.target_evidence}.")
+    if not result.complete or build.missing:
+        word = "Incomplete build" if not result.complete else "Not in the files given"
+        page.fill(f"{word}: {', '.join(build.missing or ['not stated'])}.")
+    if layers.total:
+        page.fill(
+            f"Engine layers: {layers.agree} of {layers.total} have the predicted name and types."
+        )
+    _lines(page, "Pass lines", result.trace)
+    _lines(page, "Slice, concatenation and copy lines", result.copies)
+    _times(page, result)
+    for note in result.notes:
+        page.fill(f"Note: {as_options(note)}.")
+    for kind, title in _KINDS.items():
+        found = [m for m in result.mismatches if m.kind == kind]
+        if found:
+            page.line("", f"{title}: {len(found)} mismatch{'es' if len(found) > 1 else ''}")
+        for mismatch in page.each(found, _MISMATCHES, hint=" (all in --format json)"):
+            page.fill(mismatch.name, 4, "  ")
+            page.fill(
+                (f"line {mismatch.line}: " if mismatch.line else "") + mismatch.why, 4, "    "
+            )
+    unknown = result.convolutions.unknown_names
+    if unknown:
+        page.line("", "Not stated by the build:")
+    for name in page.each(unknown, _MISMATCHES, hint=""):
+        page.line(f"  {name}")
+    for text in _outside(result):
+        page.heading(
+            f"Time: {text} ms, the range of four in five measured times; far outside means another GPU or "
+            "clock (name them with --gpu and --clock), or load."
+        )
+    return str(page)
+
+
+def _lines(page: Page, what: str, counts: TraceCounts) -> None:
+    """How many lines agree, and how many of them in the log's order."""
+    if counts.built:
+        order = "" if counts.in_order is None else f", {counts.in_order} of them in the log's order"
+        page.fill(
+            f"{what}: {counts.agree} of {counts.built} agree ({counts.predicted} predicted){order}."
+        )
+
+
+def _times(page: Page, result: Verification) -> None:
+    """Estimated against measured time, and the layers that were much slower."""
+    times = result.times
+    if times is None:
+        return
+    page.fill(
+        f"Time on {times['gpu']}: {times['predicted_ms']:.3f} ms estimated ({times['low_ms']:.3f} to "
+        f"{times['high_ms']:.3f}), {times['built_ms']:.3f} ms measured ({times['built_from']}): "
+        f"{'within the range' if times['within'] else 'outside the range, as one in five measured times is'}."
+    )
+    layers = times["layers"]
+    if layers["compared"]:
+        page.fill(
+            f"{layers['compared']} layers timed: half of them within {layers['median_error']:.0%} of the "
+            "estimate.",
+            2,
+            "  ",
+        )
+    for note in times["notes"]:
+        page.fill(f"note: {as_options(note)}", 4, "  ")
+    for slow in times["slow"]:
+        page.fill(
+            f"slow: {slow['built_ms']:.4f} ms for {slow['predicted_ms']:.4f} estimated: {slow['name']}",
+            4,
+            "  ",
+        )

@@ -1,0 +1,429 @@
+"""The page that ``qdqtool log`` prints, and finding codes, known errors and lines of a log as text."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from qdqtool.findings.codes import ALL_TARGETS, Code
+from qdqtool.formats.output import Page
+from qdqtool.types import Json
+from qdqtool.util.records import published
+from qdqtool.util.text import as_text, counted, middle
+
+if TYPE_CHECKING:
+    from qdqtool.findings.errors import KnownError
+    from qdqtool.findings.lines import LineAnswer, Rule
+    from qdqtool.findings.ways import Way
+
+_MANY = 12
+
+
+def render(facts: Json, width: int = 80, *, everything: bool = False) -> str:
+    """The page of what ``summarize`` gives; ``everything`` lists every conversion, reformat and merge."""
+    page = Page(width, everything)
+    _head(page, facts)
+    for write in (
+        _problems,
+        _layers,
+        _passes,
+        functools.partial(_edges, title="Conversions at run time", which="conversions"),
+        functools.partial(_edges, title="Reformats (layout only)", which="reformats"),
+        _merged,
+        _tuning,
+        _memory,
+        _performance,
+        _profile,
+        _rest,
+    ):
+        before = len(page.lines)
+        write(page, facts)
+        if len(page.lines) > before:
+            page.lines.insert(before, "")
+    return str(page)
+
+
+def _fact(page: Page, label: str, text: str) -> None:
+    page.fill(text, 12, f"{label:<12}")
+
+
+def _head(page: Page, facts: Json) -> None:
+    build, gpu, model = facts["build"], facts["gpu"], facts["model"]
+    passed = {True: ", PASSED", False: ", FAILED", None: ""}[facts["passed"]]
+    known = (
+        ("compute capability {}", "Compute Capability"),
+        ("{} SMs", "SMs"),
+        ("{}", "Device Global Memory"),
+    )
+    details = ", ".join(text.format(gpu[name]) for text, name in known if gpu.get(name))
+    device = (
+        f" on {build['device']}" + (f" ({details})" if details else "") if build["device"] else ""
+    )
+    page.fill(f"{facts['title']}{device}{passed}")
+    if facts["precision"]:
+        names = [p.upper() if p[0] in "fbi" and p != "best" else p for p in facts["precision"]]
+        hint = (
+            "; what is not INT8 runs in FP32: add --fp16" if facts["float_remainder_fp32"] else ""
+        )
+        _fact(page, "precisions", ", ".join(names) + hint)
+    if facts["implicit_int8"]:
+        from qdqtool.buildlog.summary import IMPLICIT_INT8
+
+        _fact(page, "INT8", IMPLICIT_INT8)
+    if model["file"]:
+        extra = [
+            f"opset {model['opset']}" if model["opset"] else "",
+            model["producer"] or "",
+            counted(model["nodes"], "node") if model["nodes"] else "",
+        ]
+        _fact(page, "model", ", ".join([model["file"], *(text for text in extra if text)]))
+    if facts["command"]:
+        _fact(page, "command", facts["command"])
+    _fact(page, "read", f"{build['source']}: {', '.join(build['files'])}")
+    if facts["read"] and not build["complete"]:
+        _fact(page, "holds", ", ".join(facts["read"]))
+    if build["missing"]:
+        _fact(page, "missing", ", ".join(build["missing"]))
+
+
+def _problems(page: Page, facts: Json) -> None:
+    if facts["names_only"]:
+        page.line("The listing has names and no precisions. Build again with details:")
+        for version, text in facts["rerun"].items():
+            page.line(f"TensorRT {version}:", f"  {text}")
+
+
+def _layers(page: Page, facts: Json) -> None:
+    steps = [
+        f"{layers} ({next(same)['what'].removeprefix('After ').lower()})"
+        for layers, same in itertools.groupby(
+            facts["milestones"], key=lambda milestone: milestone["layers"]
+        )
+    ]
+    if steps:
+        _fact(page, "Layers", " -> ".join(steps))
+    if facts["placement"].get("DLA"):
+        placed = ", ".join(f"{number} on {device}" for device, number in facts["placement"].items())
+        _fact(page, "Placement", placed)
+    engine = facts["engine"]
+    if engine is None:
+        return
+    text = counted(engine["layers"], "layer")
+    if engine["convolutions"]:
+        text += f", of them {counted(engine['convolutions'], 'convolution')}:"
+    _fact(page, "Engine", text)
+    if engine["convolutions"]:
+        page.line(
+            *(f"{number:>16} x {signature}" for signature, number in engine["signatures"].items())
+        )
+
+
+def _passes(page: Page, facts: Json) -> None:
+    rows = facts["passes"]
+    wide = min(40, max((len(row["pass"]) for row in rows), default=0))
+    if rows:
+        page.line("Optimizer passes (layers looked at; what was done; --pass NAME lists the lines)")
+    for row in rows:
+        done = ", ".join(f"{kind} {number}" for kind, number in row["events"].items()) or "-"
+        page.fill(
+            done, wide + 10, f"  {row['pass'] or '(no pass)':<{wide}} {row['running'] or '':>5}  "
+        )
+
+
+def _edges(page: Page, facts: Json, *, title: str, which: str) -> None:
+    rows = facts[which]
+    if not rows:
+        return
+    page.line(f"{title}: {len(rows)}")
+    cells = []
+    for row in page.shown(rows, _MANY):
+        types = row["from"] if row["from"] == row["to"] else f"{row['from']} -> {row['to']}"
+        shape = "x".join("?" if d is None else str(d) for d in row["shape"]) if row["shape"] else ""
+        cells.append(("" if types == "UNKNOWN" else types, shape))
+    first, second = (max(len(cell[i]) for cell in cells) for i in (0, 1))
+    for row, (types, shape) in zip(page.each(rows, _MANY), cells, strict=True):
+        name = row["name"] if row["qdq"] or page.everything else middle(row["name"], page.width - 6)
+        start = f"  {types:<{first}}  {shape:<{second}}  "
+        page.line(
+            *(
+                [start + name]
+                if len(start + name) <= page.width
+                else [start.rstrip(), f"      {name}"]
+            )
+        )
+
+
+def _merged(page: Page, facts: Json) -> None:
+    if facts["merged"]:
+        page.line(f"Merged side by side: {len(facts['merged'])}")
+    for group in page.each(facts["merged"], _MANY):
+        page.fill(" || ".join(group), 6, f"  {len(group)}: ")
+
+
+def _tuning(page: Page, facts: Json) -> None:
+    tuning = facts["tuning"]
+    if not tuning["tactics"]:  # an excerpt: which kernels were passed over, for which layer and why
+        for row in tuning["refused"]:
+            layer = f" for {row['layer']}" if row["layer"] else ""
+            _fact(page, "Tuning", f"{row['runner']} has no tactic{layer}{_times(row)}")
+        for row in tuning["reasons"]:
+            _fact(page, "Tuning", f"passed over: {row['reason']}{_times(row)}")
+        return
+    _fact(
+        page,
+        "Tuning",
+        f"{counted(tuning['tactics'], 'tactic')} timed for {counted(tuning['layers'], 'layer')}, "
+        f"{counted(tuning['combinations'], 'format combination')}, "
+        f"{counted(tuning['reformats'], 'reformat')} costed, {counted(tuning['added_reformats'], 'reformat')} added",
+    )
+    if facts["seconds"]:
+        _fact(
+            page,
+            "",
+            ", ".join(
+                f"{s:g} s {what[0].lower() + what[1:]}" for what, s in facts["seconds"].items()
+            ),
+        )
+    if tuning["chosen"]:
+        _fact(
+            page,
+            "",
+            "chosen: "
+            + ", ".join(f"{n} {number}" for n, number in list(tuning["chosen"].items())[:6]),
+        )
+    slow = [row for row in tuning["slowest"] if row["seconds"] > 0][:5]
+    if slow:
+        page.line("  slowest to tune:")
+    for row in slow:
+        name = middle(row["name"], page.width - 30)
+        page.line(f"  {row['seconds']:>7.0f} s  {row['tactics']:>5} tactics  {name}")
+    for row in tuning["slowest_reformats"][:1]:
+        page.line(
+            f"  slowest reformat tried: {row['best_ms']:g} ms  {middle(row['name'], page.width - 38)}"
+        )
+
+
+def _times(row: Json) -> str:
+    return f" ({row['count']} times)" if row["count"] > 1 else ""
+
+
+def _memory(page: Page, facts: Json) -> None:
+    rows = {
+        "activation": "activations",
+        "device_persistent": "device, persistent",
+        "scratch": "scratch",
+        "host_persistent": "host, persistent",
+        "weights": "weights",
+        "engine_mib": "engine",
+        "peak_gpu_mib": "peak, GPU",
+        "peak_cpu_mib": "peak, CPU",
+    }
+    lines = [
+        f"  {label:<20}{facts['memory'][key]:>17,} {'MiB' if key.endswith('_mib') else 'bytes'}"
+        for key, label in rows.items()
+        if facts["memory"][key] is not None
+    ]
+    page.line(*(["Memory", *lines] if lines else []))
+
+
+def _performance(page: Page, facts: Json) -> None:
+    rows = facts["performance"]
+    if rows:
+        page.line("Performance")
+    for name, values in rows.items():
+        if "value" in values:
+            page.line(
+                f"  {name:<23}{values['value']:>12,.6g} {'qps' if name == 'Throughput' else 's'}"
+            )
+    timed = {name: values for name, values in rows.items() if "mean" in values}
+    if timed:
+        percentiles = dict.fromkeys(
+            key for values in timed.values() for key in values if key.startswith("perc")
+        )
+        columns = ["min", "mean", "median", *list(percentiles)[-1:], "max"]
+        heads = [column.removeprefix("percentile(").removesuffix(")") for column in columns]
+        page.line(f"  {'ms':<23}" + "".join(f"{head:>11}" for head in heads))
+        for name, values in timed.items():
+            cells = "".join(f"{values[c]:>11.6g}" if c in values else f"{'':>11}" for c in columns)
+            page.line(f"  {name:<23}{cells}")
+
+
+def _profile(page: Page, facts: Json) -> None:
+    profile = facts["profile"]
+    if profile is None:
+        return
+    runs = f", {profile['iterations']} iterations" if profile["iterations"] else ""
+    page.line(
+        f"Profile: {profile['total_ms']:.4f} ms in {counted(profile['layers'], 'layer')}{runs}; the slowest:"
+    )
+    for row in profile["slowest"]:
+        page.line(
+            f"  {row['ms']:>9.4f} ms {row['share']:>6.1%}  {middle(row['name'], page.width - 24)}"
+        )
+
+
+def _rest(page: Page, facts: Json) -> None:
+    explained: set[str] = set()
+    for message in facts["messages"]:
+        first = message["text"].splitlines()[0] if message["text"] else ""
+        page.fill(
+            f"line {message['line']}: {first[:500]}{_times(message)}",
+            2,
+            f"{message['level'].upper():<7} ",
+        )
+        if message.get("cause") and message["known"] not in explained:
+            explained.add(message["known"])
+            page.fill(message["cause"], 10, "  cause   ")
+            page.fill(message["fix"], 10, "  fix     ")
+    for note in facts["notes"]:
+        page.fill(note, 8, "note    ")
+    if facts["lines"]["unexplained"]:
+        page.line(
+            f"{facts['lines']['unexplained']} of {facts['lines']['total']} lines were not understood"
+        )
+
+
+def pass_lines(rows: Iterable[tuple[int, str]]) -> str:
+    """The lines of one pass, each with its place in the log."""
+    return as_text(f"{line:>7}: {text}" for line, text in rows)
+
+
+# What is known of codes, errors and lines ----------------------------------------------------------------------------
+
+
+def _sections(page: Page, **texts: str) -> None:
+    """A heading and a paragraph for each text that there is."""
+    for heading, text in texts.items():
+        if text:
+            page.line("", heading.replace("_", " "))
+            page.fill(text, 2, "  ")
+
+
+def code_text(entry: Code, width: int) -> str:
+    """The long form of a code."""
+    from qdqtool.findings.coded import PROMISED
+
+    page = Page(width)
+    page.fill(entry.title, 4, f"{entry.code} ({entry.severity.word}): ")
+    _sections(
+        page,
+        Cause=entry.cause,
+        What_TensorRT_does=entry.tensorrt,
+        In_a_log=entry.log,
+        Fix=entry.fix,
+    )
+    if entry.code in PROMISED:
+        page.fill(
+            f"qdqtool fix --only {entry.code} model.onnx -o fixed.onnx does this where no new data is needed.",
+            2,
+            "  ",
+        )
+    page.line("", "Where it holds")
+    for holds in entry.holds:
+        severity = (
+            f", {holds.severity.word}"
+            if holds.severity is not None and holds.severity != entry.severity
+            else ""
+        )
+        page.fill(
+            f"{holds.evidence}{severity}: {holds.source}", 4, f"  {', '.join(holds.targets)}: "
+        )
+    other = [t for t in ALL_TARGETS if entry.on(t) is None]
+    if other:
+        page.fill(f"not on {', '.join(other)}", 2, "  ")
+    return str(page)
+
+
+def code_json(entry: Code) -> Json:
+    """A code and all that is known about it."""
+    from qdqtool.findings.coded import PROMISED
+
+    holds = [
+        published(h, "targets", "evidence", "source")
+        | {"severity": str(h.severity or entry.severity)}
+        for h in entry.holds
+    ]
+    names = ("code", "title", "severity", "cause", "tensorrt", "log", "fix")
+    return published(entry, *names) | {"automatic": entry.code in PROMISED, "holds": holds}
+
+
+def list_text(entries: Iterable[Code], width: int) -> str:
+    """Every code with its title, by severity."""
+    page = Page(width)
+    rows = sorted(entries, key=lambda c: (("error", "warning", "info").index(c.severity), c.code))
+    wide = max(len(c.code) for c in rows)
+    for entry in rows:
+        page.fill(entry.title, wide + 11, f"{entry.code:<{wide}}  {entry.severity.word:<7}  ")
+    return str(page)
+
+
+def error_text(known: KnownError, width: int) -> str:
+    """The long form of a known error message."""
+    page = Page(width)
+    page.fill(f"{known.title} ({known.severity})")
+    _sections(
+        page,
+        Cause=known.cause,
+        Fix=known.fix,
+        Fixed_in=known.fixed,
+        Not_known=known.unknown,
+        Versions=known.versions,
+        Source=known.source,
+    )
+    if known.codes:
+        page.heading(
+            f"'qdqtool predict' reports it before the build: {', '.join(known.codes)} (qdqtool explain "
+            f"{known.codes[0]})"
+        )
+    return str(page)
+
+
+def way_text(way: Way, width: int) -> str:
+    """What to give a builder, and how to get its log."""
+    page = Page(width)
+    page.line(f"With {way.title}")
+    for heading, text in (
+        ("flags, up to TensorRT 10", way.weak),
+        ("flags, TensorRT 11", way.strong),
+        ("log", way.log),
+        ("note", way.care),
+        ("source", way.source),
+    ):
+        page.fill(f"{heading}: {text}", 4, "  ")
+    return str(page)
+
+
+def line_text(answer: LineAnswer, width: int) -> str:
+    """The answer to one line of a log, the likeliest pass first."""
+    page = Page(width)
+    page.fill(answer.line, 2, "  ")
+    if answer.note:
+        page.gap()
+        page.fill(answer.note, 0)
+    for rule in answer.rules:
+        page.gap()
+        _rule(page, rule, 1 if answer.event else len(rule.cases))
+    return str(page)
+
+
+def _rule(page: Page, rule: Rule, most: int) -> None:
+    page.fill(rule.does, 4, f"{rule.pass_name}: ")
+    if rule.means:
+        page.fill(rule.means, 4, "  For you: ")
+    page.line("  Evidence")
+    for name, case in list(rule.cases.items())[:most]:
+        page.fill(f"{case.evidence}: {case.says}", 6, f"  - {name.rpartition('/')[2]}, ")
+        if case.builds:
+            page.fill(", ".join(case.builds), 8, "      in ")
+        if case.source:
+            page.fill(case.source, 8, "      ")
+    if len(rule.cases) > most:
+        page.fill(
+            f"the likeliest case, by the names in the line; all {len(rule.cases)}: "
+            f"qdqtool explain {rule.pass_name}",
+            4,
+            "    ",
+        )
+    page.line(f"  Rule: {rule.file}", f"  Test: {rule.test}")

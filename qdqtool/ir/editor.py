@@ -1,0 +1,495 @@
+"""Editing of ONNX models, for preparing, rewriting, fixing and half precision.
+
+An editor adds constants and nodes, changes the inputs and outputs of nodes, and removes nodes. When
+it finishes, it drops nodes and constants that lost their last consumer, and keeps a valid order,
+the model's metadata and its value_info. The edits take effect together: until then a step sees the
+original graph, so that its result does not depend on the order of the edits.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto
+
+from qdqtool.errors import ModelError
+from qdqtool.ir.graph import EDITED, Model, Node
+from qdqtool.ir.qdq import ParameterValues
+from qdqtool.proto.slim import without_large_weights
+from qdqtool.proto.subgraphs import captured_tensors, sort_topologically
+from qdqtool.util import limits
+
+_LARGE_PARAMETER = 1 << 16  # bytes; 16,384 channels
+
+
+class Editor:
+    """Edits a model in place; the model's index is updated by :meth:`finish` only.
+
+    Attributes:
+        model: The model. To edit a copy, pass :meth:`qdqtool.ir.graph.Model.copy`.
+        proto: Its message.
+        edited: Indices of the nodes that were changed, were removed or got a node before them. The
+            caller may empty it.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.edited: set[int] = set()
+        self.proto = model.proto
+        names = {node.proto.name for node in model.nodes}
+        self._names = names | set(model.producers) | set(model.initializers) | set(model.inputs)
+        self._next_numbers: dict[str, int] = {}  # first suffix to try for each name
+        self._added_bytes = 0
+        self._removed: set[int] = set()
+        self._touched: set[int] = set()
+        self._constants: dict[str, onnx.TensorProto] = {}  # added, or with another value
+        self._added_constants: set[str] = set()
+        self._changes_types = False
+        self._before: dict[int, list[onnx.NodeProto]] = defaultdict(list)
+        self._after: dict[int, list[onnx.NodeProto]] = defaultdict(list)
+        self._first: list[onnx.NodeProto] = []
+        self._retyped: set[str] = set()
+        self._aliases: dict[str, str] = {}
+        self._shared: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+
+    def edit_proto(self, node: Node) -> onnx.NodeProto:
+        """Return the message of a node, to be changed.
+
+        For a node of the model that the edited one is a copy of, it is the message in the copy.
+        """
+        self._touched.add(node.index)
+        self.edited.add(node.index)
+        return self.model.nodes[node.index].proto
+
+    def is_removed(self, node: Node) -> bool:
+        """Return whether a node was removed."""
+        return node.index in self._removed
+
+    def unique_name(self, base: str) -> str:
+        """Return a name that is not in use: ``base``, with a number if necessary."""
+        name, number = base, self._next_numbers.get(base, 1)
+        while name in self._names:
+            name, number = f"{base}_{number}", number + 1
+        self._next_numbers[base] = number
+        self._names.add(name)
+        return name
+
+    @functools.cached_property
+    def _input_infos(self) -> dict[str, onnx.ValueInfoProto]:
+        """Entries of the graph's inputs, where old exporters list the initializers as well."""
+        return {value.name: value for value in self.proto.graph.input}
+
+    def has_name(self, name: str) -> bool:
+        """Return whether a node or tensor has that name."""
+        return name in self._names
+
+    def constant(self, base: str, value: npt.NDArray[Any]) -> str:
+        """Add an initializer and return its name.
+
+        Raises:
+            ModelError: All added constants together exceed
+                :data:`qdqtool.util.limits.ADDED_CONSTANTS`.
+        """
+        self._added_bytes += np.asarray(value).nbytes
+        limits.check_size(
+            self._added_bytes,
+            limits.ADDED_CONSTANTS,
+            "new constants would take",
+            ModelError,
+            code="constants-too-large",
+        )
+        name = self.unique_name(base)
+        self._add_constant(onnx.numpy_helper.from_array(np.asarray(value), name))
+        return name
+
+    def _add_constant(self, tensor: onnx.TensorProto) -> None:
+        self.proto.graph.initializer.append(tensor)
+        self._constants[tensor.name] = self.proto.graph.initializer[-1]
+        self._added_constants.add(tensor.name)
+
+    def set_constant(self, tensor: str, value: npt.NDArray[Any]) -> None:
+        """Give an initializer or Constant another value, for all its consumers."""
+        self._set_constant(onnx.numpy_helper.from_array(np.asarray(value), tensor))
+
+    def retype_constant(self, tensor: str, elem_type: int) -> None:
+        """Give an initializer without available data another element type."""
+        constant = onnx.TensorProto()
+        constant.CopyFrom(self.model.initializers[tensor])
+        constant.data_type = elem_type
+        self._set_constant(constant)
+
+    def _set_constant(self, constant: onnx.TensorProto) -> None:
+        tensor = constant.name
+        self._changes_types = True
+        initializer = self._constants.get(tensor, self.model.initializers.get(tensor))
+        if initializer is not None:
+            initializer.CopyFrom(constant)
+            self._constants[tensor] = initializer
+            if tensor in self._input_infos:
+                tensor_type = onnx.helper.make_tensor_type_proto(constant.data_type, constant.dims)
+                self._input_infos[tensor].type.CopyFrom(tensor_type)
+            return
+        producer = self.model.producer(tensor)
+        if producer is not None:
+            self.remove(producer)
+        self._add_constant(constant)
+
+    def set_input(self, node: Node, position: int, tensor: str) -> None:
+        """Make a node read another tensor; missing inputs before it become unset ones."""
+        proto = self.edit_proto(node)
+        while len(proto.input) <= position:
+            proto.input.append("")
+        proto.input[position] = tensor
+
+    def redirect(self, old: str, new: str, consumers: Iterable[Node] | None = None) -> None:
+        """Make the consumers of a tensor, or some of them, read another one."""
+        for node in self.model.consumers(old) if consumers is None else consumers:
+            proto = self.edit_proto(node)
+            for position, tensor in enumerate(proto.input):
+                if tensor == old:
+                    proto.input[position] = new
+
+    def is_captured(self, tensor: str) -> bool:
+        """Return whether a subgraph (If, Loop, Scan) reads a tensor.
+
+        :meth:`redirect` does not change subgraphs.
+        """
+        return any(tensor in node.captured for node in self.model.consumers(tensor))
+
+    def remove(self, node: Node) -> None:
+        """Remove a node; :meth:`finish` prunes tensors that only it consumed."""
+        self._removed.add(node.index)
+        self.edited.add(node.index)
+
+    def insert(
+        self,
+        before: Node,
+        op: str,
+        base: str,
+        inputs: list[str],
+        attributes: dict[str, Any] | None = None,
+    ) -> str:
+        """Add a node with one output before another node and return the output's name.
+
+        Args:
+            before: The other node.
+            op: Operator type of the new node.
+            base: Name of the new node, which gets a number if the name is in use.
+            inputs: Inputs of the new node.
+            attributes: Attributes of the new node.
+        """
+        name = self.unique_name(base)
+        output = self.unique_name(f"{name}_output_0")
+        self.edited.add(before.index)
+        self._before[before.index].append(
+            onnx.helper.make_node(op, inputs, [output], name=name, **(attributes or {}))
+        )
+        return output
+
+    def cast(
+        self, source: str, output: str, to: int, after: Node | None = None, suffix: str = ""
+    ) -> None:
+        """Add a Cast after a node, or before all nodes.
+
+        Args:
+            source: Input of the Cast.
+            output: Name of its output.
+            to: ONNX element type of the output.
+            after: The node before the Cast; None for the start of the graph.
+            suffix: End of the Cast's name.
+        """
+        name = f"{output}/Cast{suffix}"
+        proto = onnx.helper.make_node("Cast", [source], [output], name=name, to=to)
+        self._names.update((output, proto.name))
+        if after is None:
+            self._first.append(proto)
+        else:
+            self._after[after.index].append(proto)
+
+    def set_output(self, node: Node, position: int, tensor: str) -> None:
+        """Rename the output of a node; consumers of the old name are not changed."""
+        self.edit_proto(node).output[position] = tensor
+        self._names.add(tensor)
+
+    def set_type(self, tensors: Iterable[str], elem_type: int) -> None:
+        """State another element type for network inputs and for tensors inside the graph."""
+        names = set(tensors)
+        self._changes_types = True
+        for value in (*self.proto.graph.value_info, *self.proto.graph.input):
+            if value.name in names:
+                value.type.tensor_type.elem_type = elem_type
+
+    def _parameter(self, base: str, value: npt.NDArray[Any]) -> str:
+        """Add a constant for one node and return its name.
+
+        Equal constants that are larger than any real scale are stored once.
+        """
+        if value.nbytes <= _LARGE_PARAMETER:
+            return self.constant(base, value)
+        key = value.dtype.str, value.shape, ParameterValues(value.reshape(-1)).digest
+        if key not in self._shared:
+            self._shared[key] = self.constant(base, value)
+        return self._shared[key]
+
+    def set_quantizer(
+        self, node: Node, scale: npt.NDArray[Any], zero_point: npt.NDArray[Any]
+    ) -> None:
+        """Give a Q or DQ new parameters; the scale keeps its type."""
+        proto = self.edit_proto(node)
+        self._retyped.update(node.outputs)  # a quantized tensor's type may change
+        elem_type = self.model.elem_type(node.input(1)) or TensorProto.FLOAT
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(elem_type)
+        self.set_input(node, 1, self._parameter(f"{node.name}/scale", scale.astype(dtype)))
+        self.set_input(node, 2, self._parameter(f"{node.name}/zero_point", zero_point))
+        _remove_named(proto.attribute, lambda name: name == "output_dtype")
+
+    def rewrite(
+        self, node: Node, op: str, inputs: Sequence[str], attributes: dict[str, Any]
+    ) -> None:
+        """Replace the operator that produces a node's outputs."""
+        proto = self.edit_proto(node)
+        proto.op_type, proto.domain = op, ""
+        del proto.attribute[:]
+        for name, value in attributes.items():
+            proto.attribute.append(onnx.helper.make_attribute(name, value))
+        proto.input[:] = inputs
+
+    def bypass(self, node: Node, source: str) -> None:
+        """Make the consumers of a node read another tensor.
+
+        If a subgraph or the network's output needs the node's output, the node becomes an Identity.
+        """
+        if not self.model.is_output(node.output) and not self.is_captured(node.output):
+            self._aliases[node.output] = source
+            self.remove(node)
+            return
+        self.rewrite(node, "Identity", [source], {})
+
+    def replace(self, node: Node, constant: onnx.TensorProto) -> None:
+        """Replace a node by a constant of the name, type and dimensions of its output."""
+        self.remove(node)
+        self._add_constant(constant)
+
+    def remove_pairs(self, q: Node, dqs: Iterable[Node]) -> bool:
+        """Remove a Q and its DQs.
+
+        Consumers of a DQ read the input of Q instead. If a DQ produces a network output, the
+        producer of that input produces the output instead.
+
+        Returns:
+            False if nothing was removed: the result of Q is a network output, a subgraph reads the
+            result of a DQ, or one tensor would have to be two outputs.
+        """
+        pairs = list(dqs)
+        ends = [dq for dq in pairs if self.model.is_output(dq.output)]
+        source = q.input(0)
+        if not self._can_remove(q, pairs) or (ends and not self._can_be_output(source, ends)):
+            return False
+        for dq in pairs:
+            if dq not in ends:
+                self.redirect(dq.output, source)
+                self._aliases[dq.output] = source  # another call may remove the source itself
+            self.remove(dq)
+        if all(self.is_removed(node) for node in self.model.consumers(q.output)):
+            self.remove(q)
+        if ends:
+            self._rename_to_output(source, ends[0].output, pairs)
+        return True
+
+    def _can_remove(self, q: Node, dqs: list[Node]) -> bool:
+        if self.model.is_output(q.output):
+            return False
+        return not any(self.is_captured(dq.output) for dq in dqs)
+
+    def _can_be_output(self, tensor: str, ends: list[Node]) -> bool:
+        """Return whether a tensor can take the place of the network output that DQs produce."""
+        producer = self.model.producer(tensor)
+        if len(ends) > 1 or producer is None or self.model.is_output(tensor):
+            return False
+        return not self.is_removed(producer)
+
+    def _rename_to_output(self, tensor: str, output: str, dqs: list[Node]) -> None:
+        """Rename a tensor to a network output, also for the consumers of its DQs."""
+        outputs = self.edit_proto(self.model.producers[tensor]).output
+        outputs[list(outputs).index(tensor)] = output
+        self.redirect(tensor, output)
+        for dq in dqs:
+            for consumer in self.model.consumers(dq.output):
+                self.redirect(tensor, output, [consumer])
+
+    def finish(self) -> Model:
+        """Apply the edits, drop nodes and constants without consumers, and return the model.
+
+        Raises:
+            ModelError: The edits made a cycle, or two nodes produce one tensor.
+        """
+        nodes: list[Node | onnx.NodeProto] = list(self._first)
+        for node in self.model.nodes:
+            nodes.extend(self._before.get(node.index, ()))
+            if node.index not in self._removed:
+                nodes.append(node)
+            nodes.extend(self._after.get(node.index, ()))
+        self._apply_aliases(nodes)
+        consumed = set(self.model.consumers_by_tensor)
+        captured = self._captured()
+        pruned = self._prune(nodes, captured)
+        ordered = sort_topologically(pruned, self._inputs_and_captured, self._outputs)
+        self.model.replace_constants((), self._constants, self._changes_types)
+        has_cycle = len(ordered) != len(pruned)  # which replace_nodes refuses
+        self.model.replace_nodes(pruned if has_cycle else ordered, self._touched)
+        self._drop_constants(consumed, captured)
+        self._drop_stale_types()
+        return self.model
+
+    def _apply_aliases(self, nodes: list[Node | onnx.NodeProto]) -> None:
+        """Make nodes read the tensors that bypassed nodes and removed pairs were replaced by."""
+        if not self._aliases:
+            return
+        for node in nodes:
+            if not self._aliases.keys().isdisjoint(_message(node).input):
+                proto = self.edit_proto(node) if isinstance(node, Node) else node
+                proto.input[:] = [self._resolve(tensor) for tensor in proto.input]
+
+    def _resolve(self, tensor: str) -> str:
+        links = []
+        while tensor in self._aliases:
+            links.append(tensor)
+            tensor = self._aliases[tensor]
+        self._aliases.update(dict.fromkeys(links, tensor))  # so that each link is followed once
+        return tensor
+
+    def _prune(
+        self, nodes: list[Node | onnx.NodeProto], captured: set[str]
+    ) -> list[Node | onnx.NodeProto]:
+        """Return nodes without those that lost their last consumer.
+
+        Nodes that had no consumer before the edits remain.
+        """
+        unused = {id(node) for node in self.model.nodes if not self._is_used(node)}
+        required = {value.name for value in self.proto.graph.output} | captured
+        removed = self._find_unneeded(nodes, unused, required)
+        return [node for node in nodes if id(node) not in removed]
+
+    def _find_unneeded(
+        self, nodes: list[Node | onnx.NodeProto], ignored: set[int], required: set[str]
+    ) -> set[int]:
+        """Return the ids of the nodes whose outputs no other node needs.
+
+        Args:
+            nodes: All nodes.
+            ignored: Ids of nodes that are not examined.
+            required: Tensors that are needed without a consumer.
+        """
+        producers: dict[str, Node | onnx.NodeProto] = {}
+        uses: Counter[str] = Counter()
+        for node in nodes:
+            uses.update(self._inputs(node))
+            producers.update((output, node) for output in self._outputs(node) if output)
+        unneeded: set[int] = set()
+        stack = [node for node in nodes if id(node) not in ignored]
+        while stack:
+            node = stack.pop()
+            if id(node) in unneeded or self._is_needed(node, uses, required):
+                continue
+            unneeded.add(id(node))
+            inputs = self._inputs(node)
+            uses.subtract(inputs)
+            for tensor in inputs:
+                if tensor in producers and id(producers[tensor]) not in ignored:
+                    stack.append(producers[tensor])
+        return unneeded
+
+    def _is_used(self, node: Node) -> bool:
+        """Return whether an output of a node had a consumer before the edits."""
+        model = self.model
+        return any(t and (model.consumers(t) or model.is_output(t)) for t in node.outputs)
+
+    def _is_needed(
+        self, node: Node | onnx.NodeProto, uses: Counter[str], required: set[str]
+    ) -> bool:
+        return any(uses[output] > 0 or output in required for output in self._outputs(node))
+
+    def _as_indexed(self, node: Node | onnx.NodeProto) -> Node | None:
+        """Return a node whose message is unchanged; reading messages again is slow."""
+        return node if isinstance(node, Node) and node.index not in self._touched else None
+
+    def _inputs(self, node: Node | onnx.NodeProto) -> Sequence[str]:
+        indexed = self._as_indexed(node)
+        return _message(node).input if indexed is None else indexed.inputs
+
+    def _outputs(self, node: Node | onnx.NodeProto) -> Sequence[str]:
+        indexed = self._as_indexed(node)
+        return _message(node).output if indexed is None else indexed.outputs
+
+    def _inputs_and_captured(self, node: Node | onnx.NodeProto) -> tuple[str, ...]:
+        indexed = self._as_indexed(node)
+        if indexed is None:
+            message = _message(node)
+            return (*message.input, *captured_tensors(message))
+        return (*indexed.inputs, *indexed.captured)
+
+    def _drop_constants(self, consumed: set[str], captured: set[str]) -> None:
+        """Drop initializers that lost their last consumer, and their entries among the inputs.
+
+        Args:
+            consumed: Tensors that had a consumer before the edits.
+            captured: Tensors that subgraphs read.
+        """
+        graph, model = self.proto.graph, self.model
+        required = model.consumers_by_tensor.keys() | {v.name for v in graph.output} | captured
+        candidates = model.initializers.keys() & (consumed | self._added_constants)
+        removed = candidates - required
+        if removed:
+            _remove_named(graph.initializer, removed.__contains__)
+            _remove_named(graph.input, removed.__contains__)
+        model.replace_constants(removed, {}, False)
+
+    def _captured(self) -> set[str]:
+        """Return the tensors that subgraphs read, after all renames."""
+        tensors: set[str] = set()
+        for node in self.model.nodes:
+            if node.captured or node.index in self._touched:
+                tensors.update(captured_tensors(node.proto))
+        return tensors
+
+    def _drop_stale_types(self) -> None:
+        """Drop the value_info of tensors that are gone or may have another type."""
+        graph, model = self.proto.graph, self.model
+        inputs = {value.name for value in graph.input}
+        tensors = model.producers.keys() | model.initializers.keys() | inputs
+        _remove_named(graph.value_info, lambda n: n not in tensors or n in self._retyped)
+
+
+def _remove_named(items: Any, is_removed: Callable[[str], bool]) -> None:
+    """Remove the items of a repeated field whose names meet a condition."""
+    for position in reversed(range(len(items))):
+        if is_removed(items[position].name):
+            del items[position]
+
+
+def _message(node: Node | onnx.NodeProto) -> onnx.NodeProto:
+    return node.proto if isinstance(node, Node) else node
+
+
+def placeholder(name: str, dims: Iterable[int], kind: int = TensorProto.FLOAT) -> TensorProto:
+    """Return a constant of known shape whose data is not available."""
+    tensor = TensorProto(name=name, data_type=kind, data_location=TensorProto.EXTERNAL)
+    tensor.dims.extend(dims)
+    tensor.external_data.add(key="location", value="not-at-hand")
+    return tensor
+
+
+def with_nodes(
+    model: Model, nodes: Iterable[onnx.NodeProto], constants: Iterable[TensorProto] = ()
+) -> Model:
+    """Return a variant of a model with more nodes and their constants, without large weights."""
+    proto = without_large_weights(model.proto)
+    proto.graph.node.extend(nodes)
+    proto.graph.initializer.extend(constants)
+    return Model(proto, sha256=EDITED, constants=model)

@@ -1,0 +1,680 @@
+"""One fact per operator: what TensorRT's network has for it, what a Q passes, what has weights, what is an activation.
+
+The importer, placement, scale groups, fixing and the explanations read this table and keep no list of operators of
+their own (TensorRT-RTX is another compiler and keeps its rules in ``qdqtool/trt/rtx``). Facts are :class:`Case`
+objects, so that what rests on them says how well it is proven.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from enum import StrEnum
+
+from qdqtool.evidence import Case, assumed, documented, seen
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.qdq import precision_of
+from qdqtool.proto.subgraphs import DOMAINS
+from qdqtool.util.records import record
+
+
+class LayerKind(StrEnum):
+    """Kinds of layers, with TensorRT's own names where its log prints them."""
+
+    CONSTANT = "CONSTANT"
+    QUANTIZE = "QUANTIZE"
+    DEQUANTIZE = "DEQUANTIZE"
+    CONVOLUTION = "CONVOLUTION"
+    DECONVOLUTION = "DECONVOLUTION"
+    MATRIX_MULTIPLY = "MATRIX_MULTIPLY"
+    SCALE = "SCALE"
+    ACTIVATION = "ACTIVATION"
+    ELEMENTWISE = "ELEMENTWISE"
+    UNARY = "UNARY"
+    POINTWISE = "POINTWISE"
+    POOLING = "POOLING"
+    REDUCE = "REDUCE"
+    PADDING = "PADDING"
+    SHUFFLE = "SHUFFLE"
+    SLICE = "SLICE"
+    CONCATENATION = "CONCATENATION"
+    RESIZE = "RESIZE"
+    SOFTMAX = "SOFTMAX"
+    IDENTITY = "IDENTITY"
+    COPY = "COPY"  # kQDQ: a Q or DQ that stays in the engine
+    SHAPE = "SHAPE"  # folded while parsing, or on the host: neither reads nor blocks a tensor
+    OTHER = "OTHER"
+
+
+@record
+class QPassage:
+    """A Q moves up past the operator, and a DQ down.
+
+    Attributes:
+        case: How well that is known.
+        exact: Whether quantizing before or after gives the same numbers; if not, they differ by a step at most
+            (TensorRT goes by its list of operators, not by exactness).
+        when: The condition on the node; None for always.
+        condition: The condition in words, for explanations.
+        otherwise: Looked at where the condition is not met: another form of the operator, with evidence of its own.
+    """
+
+    case: Case
+    exact: bool = True
+    when: Callable[[Model, Node], bool] | None = None
+    condition: str = ""
+    otherwise: QPassage | None = None
+
+
+@record
+class Activation:
+    """A pointwise function of one tensor that a convolution takes into its layer.
+
+    Attributes:
+        type: TensorRT's activation type, as in its API.
+        case: How well the fusion behind a quantized convolution is known.
+        gate: Whether ``x * gate(x)`` is an activation as well (SiLU, HardSwish written out).
+    """
+
+    type: str
+    case: Case
+    gate: bool = False
+
+
+@record
+class WeightUse:
+    """The operator multiplies with weights, its second input, and computes in INT8 where both are quantized.
+
+    Attributes:
+        case: How well INT8 is known for it.
+        output_axis: The axis of the weights along which the outputs lie, from the node and the weights' rank.
+    """
+
+    case: Case
+    output_axis: Callable[[Node, int], int]
+
+
+@record
+class Operator:
+    """What is known about one ONNX operator.
+
+    Attributes:
+        name: The operator's ONNX name.
+        kind: The layer that TensorRT's parser makes of it.
+        passage: Whether a Q moves up past it; None: it does not.
+        joins: All inputs are parts of the output (Concat): a Q behind it goes to each of them.
+        cuts: Each output is a part of the input (Split, Slice).
+        activation: Set for a pointwise function that a convolution takes in.
+        weights: Set for what computes in INT8 with quantized weights.
+        operation: TensorRT's elementwise operation, for two operands.
+        averages: It mixes values: INT8 only between a DQ and a Q (the average poolings).
+        moves: A shuffle that changes the order of the values (the others only name the dimensions anew).
+        myelin: Only Myelin runs it; what is connected with it at the network's end goes there too.
+    """
+
+    name: str
+    kind: LayerKind = LayerKind.OTHER
+    passage: QPassage | None = None
+    joins: bool = False
+    cuts: bool = False
+    activation: Activation | None = None
+    weights: WeightUse | None = None
+    operation: str = ""
+    averages: bool = False
+    moves: bool = False
+    myelin: bool = False
+
+
+YOLO = "yolo-resnet18-orin-trt8502"
+RESNET = "resnet18-qat-rtx2000-trt8510"
+YOLOV8 = "yolov8-orin-trt8412-excerpts"
+YOLOV8N = "yolov8n-modelopt-rtx2060-trt1014"  # counts of 10.14.1, all of which these rules give
+BEV_ORIN = "bevfusion-camera-orin-trt8502"
+BEV_86 = "bevfusion-camera-rtx3080ti-trt8600"
+MOBILENET = "mobilenetv2-titanrtx-qat-residual"
+
+
+# What a Q passes ------------------------------------------------------------------------------------------------
+
+_GUIDE = "developer guide, Q/DQ propagation: operators that commute with quantization"
+
+
+def _listed(name: str) -> QPassage:
+    return QPassage(documented(f"q-past-{name.lower()}", f"A Q moves up past {name}.", _GUIDE))
+
+
+def _fill(model: Model, node: Node) -> float | None:
+    """What a Pad fills in; None where it copies, or where that is not known."""
+    if str(node.attributes.get("mode", "constant")) != "constant":
+        return None
+    if not node.input(2):
+        return None if node.attributes.get("value") else 0.0
+    value = model.constant(node.input(2))
+    return None if value is None else float(value.flat[0]) if value.size else 0.0
+
+
+def fills_below(model: Model, node: Node) -> bool:
+    """Whether a Pad fills in what no reader looks at: less than everything, or below zero in front of maximum poolings.
+
+    What it fills in then has no part in a range: quantized it saturates, and is never the largest.
+    """
+    value = _fill(model, node) if operator_of(node).kind == LayerKind.PADDING else None
+    if value is None or value >= 0:
+        return False
+    return value == -math.inf or all(r.op == "MaxPool" for r in model.consumers(node.output))
+
+
+_RESIZE = QPassage(
+    seen(
+        "q-past-resize",
+        "A Q moves up past a Resize, nearest or linear.",
+        f"{YOLO}:5229",
+        f"{BEV_ORIN}:263",
+        f"{BEV_86}:5199",
+        YOLOV8N,
+        source="linear: Resize_724 and Resize_766 of the BEVFusion camera network, where numbers change by a step",
+    ),
+    exact=False,
+)
+ZERO_PAD = QPassage(
+    documented(
+        "q-past-zero-pad",
+        "A Q moves up past a Pad with zeros.",
+        "a published engine of a TensorFlow ResNet-50 runs the Pad in front of its MaxPool in INT8",
+    ),
+    when=lambda model, node: _fill(model, node) == 0,
+    condition="pads with zeros",
+    otherwise=QPassage(
+        assumed(
+            "q-past-copying-pad",
+            "A Q moves up past a Pad that reflects, repeats or wraps.",
+            "TensorRT's parser makes a Slice layer of it, its values are only copied, and a Q passes slices; a log in "
+            "which a Q stays behind such a Pad would refute it",
+        ),
+        when=lambda model, node: (
+            str(node.attributes.get("mode", "constant")) in ("reflect", "edge", "wrap")
+        ),
+        condition="reflects, repeats or wraps",
+    ),
+)
+
+INSERTED_SHUFFLE = QPassage(
+    seen(
+        "q-past-inserted-shuffle",
+        "A DQ moves down, and a Q up, past a shuffle that TensorRT inserted itself.",
+        f"{RESNET}:2533",
+        f"{RESNET}:2535",
+    )
+)
+
+# What a convolution takes in ------------------------------------------------------------------------------------
+
+_POINTWISE = documented(
+    "activation-pointwise",
+    "A quantized convolution takes the activation behind it.",
+    "developer guide, fusions: pointwise operations behind a convolution; the names of fused SiLU in NVIDIA/TensorRT "
+    "issue 3385 (8.5.2 with Q/DQ)",
+    about=("Sigmoid",),
+)
+
+
+def _activation(name: str, kind: str, case: Case = _POINTWISE, *, gate: bool = False) -> Operator:
+    return Operator(name, LayerKind.ACTIVATION, activation=Activation(kind, case, gate))
+
+
+# Weights --------------------------------------------------------------------------------------------------------
+
+_INT8_CONV = seen(
+    "int8-convolution",
+    "A convolution whose data and weights come from DQs absorbs them and runs in INT8.",
+    f"{YOLO}:5405",
+    f"{RESNET}:2699",
+    f"{YOLOV8}:191",
+    f"{BEV_ORIN}:488",
+    f"{BEV_86}:5424",
+    YOLOV8N,
+    "small-graphs-orinnano-trt103",
+    about=("Conv",),
+)
+_INT8_DECONV = seen(
+    "int8-deconvolution",
+    "A ConvTranspose with quantized input and weights computes in INT8.",
+    "centernet-resnet34-qat-trt80",
+    about=("ConvTranspose",),
+)
+_INT8_GEMM = seen(
+    "int8-fully-connected",
+    "A Gemm with quantized input and weights becomes a 1x1 convolution in INT8.",
+    f"{RESNET}:2531",
+    "resnet18-a100-qat",
+    "resnet18-a100-qat-residual",
+    "resnet18-a100-qat-residual-qgap",
+    MOBILENET,
+    about=("Gemm",),
+)
+_INT8_MATMUL = documented(
+    "int8-matmul",
+    "A MatMul with two quantized inputs computes in INT8.",
+    "developer guide: MatrixMultiply is quantizable; NVIDIA/TensorRT issue 4322 shows the Myelin kernel",
+    about=("MatMul",),
+)
+
+_TABLE: tuple[Operator, ...] = (
+    Operator("QuantizeLinear", LayerKind.QUANTIZE),
+    Operator("DequantizeLinear", LayerKind.DEQUANTIZE),
+    Operator("Conv", LayerKind.CONVOLUTION, weights=WeightUse(_INT8_CONV, lambda node, rank: 0)),
+    Operator(
+        "ConvTranspose",
+        LayerKind.DECONVOLUTION,
+        weights=WeightUse(_INT8_DECONV, lambda node, rank: 1),
+    ),
+    Operator(
+        "Gemm",
+        LayerKind.MATRIX_MULTIPLY,
+        weights=WeightUse(_INT8_GEMM, lambda node, rank: 0 if node.integer("transB", 0) else 1),
+    ),
+    Operator(
+        "MatMul",
+        LayerKind.MATRIX_MULTIPLY,
+        weights=WeightUse(_INT8_MATMUL, lambda node, rank: max(rank - 1, 0)),
+    ),
+    Operator("BatchNormalization", LayerKind.SCALE),
+    # Activations
+    _activation(
+        "Relu",
+        "RELU",
+        seen(
+            "activation-relu",
+            "A convolution takes the Relu that alone reads it, <Conv> + <Relu>.",
+            f"{YOLOV8}:161",
+            f"{BEV_ORIN}:175",
+            f"{BEV_86}:5111",
+            "centernet-resnet34-qat-trt80",
+            "centerpoint-a100-trt823-fp16:1640",
+        ),
+    ),
+    _activation(
+        "LeakyRelu",
+        "LEAKY_RELU",
+        seen(
+            "activation-leaky-relu",
+            "A convolution takes the LeakyRelu behind it before Qs are absorbed, <Conv> + PWN(...).",
+            f"{YOLO}:5365",
+            about=("LeakyRelu",),
+        ),
+    ),
+    _activation(
+        "Clip",
+        "CLIP",
+        seen(
+            "activation-clip",
+            "A convolution, depthwise or not, takes the Clip behind it.",
+            MOBILENET,
+            about=("Clip",),
+        ),
+    ),
+    _activation("Sigmoid", "SIGMOID", gate=True),
+    _activation("HardSigmoid", "HARD_SIGMOID", gate=True),
+    *(
+        _activation(name, kind)
+        for name, kind in (
+            ("Tanh", "TANH"),
+            ("Elu", "ELU"),
+            ("Selu", "SELU"),
+            ("Celu", "CELU"),
+            ("Softplus", "SOFTPLUS"),
+            ("Softsign", "SOFTSIGN"),
+            ("ThresholdedRelu", "THRESHOLDED_RELU"),
+            ("Gelu", "GELU_ERF"),
+            ("Swish", "SWISH"),
+            ("Silu", "SWISH"),
+            ("Mish", "MISH"),
+            ("HardSwish", "HARD_SWISH"),
+        )
+    ),
+    Operator(
+        "PRelu"
+    ),  # a layer of its own (IParametricReLULayer); no build shows that a convolution takes it
+    # Elementwise
+    *(
+        Operator(name, LayerKind.ELEMENTWISE, operation=operation)
+        for name, operation in (
+            ("Add", "SUM"),
+            ("Sum", "SUM"),
+            ("Mul", "PROD"),
+            ("Sub", "SUB"),
+            ("Div", "DIV"),
+            ("Pow", "POW"),
+            ("Min", "MIN"),
+            ("Max", "MAX"),
+        )
+    ),
+    *(
+        Operator(name, LayerKind.UNARY)
+        for name in (
+            "Exp",
+            "Log",
+            "Sqrt",
+            "Abs",
+            "Neg",
+            "Reciprocal",
+            "Erf",
+            "Sin",
+            "Cos",
+            "Floor",
+            "Ceil",
+            "Round",
+            "Sign",
+        )
+    ),
+    # Poolings and reductions
+    Operator(
+        "MaxPool",
+        LayerKind.POOLING,
+        passage=QPassage(
+            seen(
+                "q-past-maxpool",
+                "A Q moves up past a MaxPool.",
+                f"{RESNET}:2565",
+                f"{BEV_ORIN}:319",
+                f"{BEV_86}:5255",
+            )
+        ),
+    ),
+    Operator("AveragePool", LayerKind.POOLING, averages=True),
+    Operator("GlobalAveragePool", LayerKind.REDUCE, averages=True),
+    Operator(
+        "GlobalMaxPool",
+        LayerKind.REDUCE,
+        passage=QPassage(
+            assumed(
+                "q-past-globalmaxpool",
+                "A Q moves up past a GlobalMaxPool.",
+                "it becomes a max pooling, as GlobalAveragePool becomes an average one; a log in which a Q stays "
+                "behind it would refute it",
+            ),
+        ),
+    ),
+    Operator("ReduceMean", LayerKind.REDUCE, averages=True),
+    *(
+        Operator(name, LayerKind.REDUCE)
+        for name in ("ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd")
+    ),
+    # What moves values
+    Operator("Pad", LayerKind.PADDING, passage=ZERO_PAD),
+    Operator("Resize", LayerKind.RESIZE, passage=_RESIZE),
+    Operator("Upsample", LayerKind.RESIZE, passage=_RESIZE),
+    Operator(
+        "Concat",
+        LayerKind.CONCATENATION,
+        joins=True,
+        passage=QPassage(
+            seen(
+                "q-past-concat",
+                "A Q that alone reads a Concat goes to each input as <Q>_clone_<i>; the Concat runs in INT8.",
+                f"{YOLO}:5227",
+                f"{YOLOV8}:167",
+                f"{BEV_ORIN}:321",
+                f"{BEV_86}:5257",
+                YOLOV8N,
+            )
+        ),
+    ),
+    Operator(
+        "Slice",
+        LayerKind.SLICE,
+        cuts=True,
+        passage=QPassage(
+            seen(
+                "q-past-slice",
+                "A Q moves up past a Slice.",
+                f"{YOLOV8}:173",
+            )
+        ),
+    ),
+    Operator("Split", LayerKind.SLICE, cuts=True, passage=_listed("Split")),
+    Operator(
+        "Tile", LayerKind.SLICE
+    ),  # Layer(Slice), in float, in the engine of NVIDIA/TensorRT issue 2627 (8.4.1)
+    Operator(
+        "Flatten",
+        LayerKind.SHUFFLE,
+        passage=QPassage(
+            seen(
+                "q-past-flatten",
+                "A Q moves up past a Flatten.",
+                f"{RESNET}:2539",
+            )
+        ),
+    ),
+    Operator(
+        "Reshape",
+        LayerKind.SHUFFLE,
+        passage=QPassage(
+            seen(
+                "q-past-reshape",
+                "A Q moves up past a Reshape.",
+                f"{BEV_ORIN}:259",
+                f"{BEV_86}:5195",
+            )
+        ),
+    ),
+    Operator("Transpose", LayerKind.SHUFFLE, moves=True, passage=_listed("Transpose")),
+    *(
+        Operator(name, LayerKind.SHUFFLE, passage=_listed(name))
+        for name in ("Squeeze", "Unsqueeze")
+    ),
+    Operator("DepthToSpace", LayerKind.SHUFFLE, moves=True, passage=_listed("DepthToSpace")),
+    Operator("SpaceToDepth", LayerKind.SHUFFLE, moves=True, passage=_listed("SpaceToDepth")),
+    *(
+        Operator(name, LayerKind.IDENTITY, passage=_listed(name))
+        for name in ("Identity", "Dropout")
+    ),
+    Operator(
+        "Cast",
+        LayerKind.IDENTITY,
+        passage=QPassage(
+            assumed(
+                "q-past-cast",
+                "A Q moves up past a Cast between float types.",
+                "the parser makes an Identity layer of it; a log of a half-precision export would show it",
+            ),
+            when=lambda model, node: all(
+                precision_of(model.elem_type(t)).is_float for t in (node.input(0), node.output)
+            ),
+            condition="casts between float types",
+        ),
+    ),
+    # The rest
+    Operator("Softmax", LayerKind.SOFTMAX),
+    Operator("LogSoftmax", LayerKind.SOFTMAX),
+    Operator("Shape", LayerKind.SHAPE),
+    Operator("Size", LayerKind.SHAPE),
+    *(
+        Operator(name, myelin=True)
+        for name in (
+            "ArgMax",
+            "ArgMin",
+            "Compress",
+            "CumSum",
+            "Einsum",
+            "Expand",
+            "Gather",
+            "GatherElements",
+            "GatherND",
+            "If",
+            "LayerNormalization",
+            "Loop",
+            "NonZero",
+            "OneHot",
+            "Range",
+            "RoiAlign",
+            "Scan",
+            "ScatterElements",
+            "ScatterND",
+            "TopK",
+            "Unique",
+            "Where",
+        )
+    ),
+)
+
+OPERATORS: dict[str, Operator] = {op.name: op for op in _TABLE}
+
+WEIGHTED = tuple(op.name for op in _TABLE if op.weights is not None)
+"""Operators that compute in INT8 with quantized weights."""
+
+CONVOLVE = (LayerKind.CONVOLUTION, LayerKind.DECONVOLUTION)
+AVERAGES = tuple(op.name for op in _TABLE if op.averages)
+CONVOLUTIONS = tuple(op.name for op in _TABLE if op.kind in CONVOLVE)
+SUMS = tuple(op.name for op in _TABLE if op.operation == "SUM")
+CUTS = tuple(op.name for op in _TABLE if op.cuts)
+JOINS = tuple(op.name for op in _TABLE if op.joins)
+
+RESIZES = tuple(
+    op.name for op in _TABLE if op.passage and op.kind in (LayerKind.POOLING, LayerKind.RESIZE)
+)
+"""Operators that a Q passes and that change height and width: max poolings and resizes."""
+GATES = tuple(op.name for op in _TABLE if op.activation is not None and op.activation.gate)
+"""Activations g for which ``x * g(x)`` is one activation, as SiLU."""
+
+_REARRANGING = (LayerKind.SHUFFLE, LayerKind.IDENTITY)
+_POINTWISE_KINDS = (LayerKind.ACTIVATION, LayerKind.ELEMENTWISE, LayerKind.UNARY)
+_UNKNOWN = Operator("")
+
+
+def operator_of(node: Node | None) -> Operator:
+    """What is known about a node's operator; an empty entry for an operator that TensorRT's parser does not have."""
+    if node is None or node.domain not in DOMAINS:
+        return _UNKNOWN
+    return OPERATORS.get(node.op, _UNKNOWN)
+
+
+def case_of(name: str) -> Case:
+    """What an operator's one fact rests on: how a Q passes it, that it is an activation, or has weights."""
+    return cases_of(OPERATORS[name])[0]
+
+
+def cases_of(operator: Operator) -> tuple[Case, ...]:
+    """The cases that an operator's facts rest on."""
+    held = (
+        operator.passage,
+        operator.passage and operator.passage.otherwise,
+        operator.activation,
+        operator.weights,
+    )
+    return tuple(fact.case for fact in held if fact is not None)
+
+
+def passage(model: Model, node: Node | None) -> QPassage | None:
+    """How a Q passes a node, with the node's own condition (the Pad's value, the Cast's types) looked at."""
+    found = operator_of(node).passage
+    while (
+        found is not None
+        and node is not None
+        and found.when is not None
+        and not found.when(model, node)
+    ):
+        found = found.otherwise
+    return found
+
+
+def commuting_inputs(model: Model, node: Node | None) -> tuple[str, ...]:
+    """The inputs that a Q behind a node moves up to: all of a Concat's, the data input of others, none if it stays."""
+    if node is None or passage(model, node) is None:
+        return ()
+    return tuple(t for t in node.inputs if t) if operator_of(node).joins else node.inputs[:1]
+
+
+def output_axis(node: Node, rank: int) -> int | None:
+    """The axis of a node's weights along which its outputs lie; None for an operator without weights."""
+    found = operator_of(node).weights
+    return None if found is None else found.output_axis(node, rank)
+
+
+def weight_scale_axis(node: Node, rank: int, transposed_per_channel: bool) -> int | None:
+    """The axis along which a node's weights get a scale each; None where one scale for all of them is safer.
+
+    It is that of the outputs (NVIDIA's rule of one scale per output channel). A ConvTranspose gets one scale for all
+    where the target is not known to take one for each output (``Target.transposed_per_channel``), and where it is
+    grouped: axis 1 of its weights counts the channels of one group only.
+    """
+    if operator_of(node).kind == LayerKind.DECONVOLUTION and (
+        not transposed_per_channel or node.integer("group", 1) != 1
+    ):
+        return None
+    return output_axis(node, rank)
+
+
+def needs_own_dq(node: Node | None) -> bool:
+    """Whether a DQ reaches this operator only where nothing else reads the DQ.
+
+    TensorRT puts a shuffle in front of a matrix product. A DQ passes it, and before TensorRT 11 only one with a single
+    reader does (:class:`qdqtool.trt.passes.vanilla_swap_with_preceeding_dq.VanillaSwapWithPreceedingDQ`).
+    """
+    return operator_of(node).kind == LayerKind.MATRIX_MULTIPLY
+
+
+def is_pointwise(node: Node | None) -> bool:
+    """Whether each value that a node writes is made of the values at the same place: TensorRT joins such into PWN."""
+    return operator_of(node).kind in _POINTWISE_KINDS
+
+
+def rearranges(node: Node | None) -> bool:
+    """Whether a node gives the same values another order, shape or float type, as Reshape and Cast do."""
+    return operator_of(node).kind in _REARRANGING
+
+
+def is_run_time(model: Model, tensor: str) -> bool:
+    """Whether a tensor is computed at run time: no constant, nor one that is only reshaped or cast.
+
+    A constant operand (of a Div, Sub, Pow, Mul or Add) is no input of a layer: TensorRT takes it into the PWN
+    (``PWN(Constant + [Shuffle], Pow)`` in a published listing).
+    """
+    while tensor and not model.is_constant(tensor):
+        producer = model.producer(tensor)
+        if not rearranges(producer) or producer is None or not producer.inputs:
+            return True
+        tensor = producer.input(0)
+    return False
+
+
+def pooling_type(model: Model, node: Node) -> str | None:
+    """The pooling that a reduction over height and width is turned into: ``AVERAGE``, ``MAX``, None for no pooling.
+
+    GlobalAveragePool was seen so (resnet18-qat-rtx2000-trt8510). NVIDIA's guide documents the same of a Reduce that
+    averages over H and W and keeps its dimensions, which is what ReduceMean with ``keepdims=1`` becomes. A ReduceMax
+    over the width alone was one in a user's engine. With ``keepdims=0``, or over other axes, it stays a reduction.
+    """
+    if node.op == "GlobalAveragePool":
+        return "AVERAGE"
+    if node.op == "GlobalMaxPool":
+        return "MAX"
+    if node.op not in ("ReduceMean", "ReduceMax") or not node.integer("keepdims", 1):
+        return None
+    shape, given = model.shape(node.input(0)), reduced_axes(model, node)
+    if not shape or given is None:
+        return None
+    axes = sorted(a % len(shape) for a in given)
+    spatial = list(range(2, len(shape)))
+    if node.op == "ReduceMax":
+        return "MAX" if axes and len(spatial) == 2 and set(axes) <= set(spatial) else None
+    return "AVERAGE" if spatial and axes == spatial else None
+
+
+def reduced_axes(model: Model, node: Node) -> list[int] | None:
+    """The axes of a reduction as they are written, by input or attribute; None where none are, or no integers."""
+    if node.input(1):
+        value = model.constant(node.input(1))
+        return (
+            [int(a) for a in value.reshape(-1)]
+            if value is not None and value.dtype.kind == "i"
+            else None
+        )
+    given = node.attributes.get("axes")
+    return given if isinstance(given, list) and all(isinstance(a, int) for a in given) else None
+
+
+def is_sum(node: Node | None) -> bool:
+    """Whether a node adds tensors (a residual, or a bias where one of them is constant)."""
+    return operator_of(node).operation == "SUM"

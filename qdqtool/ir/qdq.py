@@ -1,0 +1,376 @@
+"""QuantizeLinear and DequantizeLinear nodes: finding pairs, reading scales and zero points.
+
+All spellings in use are supported: parameters as initializers or Constant nodes, shape ``[]`` or
+``[1]``, float weights with Q and DQ, integer weights with DQ only, per-channel axes, a missing zero
+point, float16.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from qdqtool.ir.graph import Model, Node
+from qdqtool.proto.subgraphs import DOMAINS, STANDARD
+from qdqtool.types import Precision
+from qdqtool.util.records import record
+
+FLOATS = frozenset(
+    {
+        onnx.TensorProto.FLOAT,
+        onnx.TensorProto.FLOAT16,
+        onnx.TensorProto.BFLOAT16,
+        onnx.TensorProto.DOUBLE,
+    }
+)
+QUANTIZABLE = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)  # types that are quantized
+Q = "QuantizeLinear"
+DQ = "DequantizeLinear"
+# Metadata key of a model whose outliers were moved into weights: the tensors, one per line
+SMOOTHED = "qdqtool.smoothed"
+INTEGER_OPERATORS = (
+    "QLinearConv",
+    "QLinearMatMul",
+    "ConvInteger",
+    "MatMulInteger",
+    "DynamicQuantizeLinear",
+)
+
+_PRECISIONS: dict[int, Precision] = {
+    onnx.TensorProto.INT8: Precision.INT8,
+    onnx.TensorProto.UINT8: Precision.UINT8,
+    onnx.TensorProto.INT4: Precision.INT4,
+    onnx.TensorProto.INT32: Precision.INT32,
+    onnx.TensorProto.INT64: Precision.INT64,
+    onnx.TensorProto.BOOL: Precision.BOOL,
+    onnx.TensorProto.FLOAT8E4M3FN: Precision.FP8,
+    onnx.TensorProto.FLOAT8E5M2: Precision.FP8,
+    onnx.TensorProto.FLOAT8E4M3FNUZ: Precision.FP8,
+    onnx.TensorProto.FLOAT8E5M2FNUZ: Precision.FP8,
+    onnx.TensorProto.FLOAT: Precision.FP32,
+    onnx.TensorProto.DOUBLE: Precision.FP32,
+    onnx.TensorProto.FLOAT16: Precision.FP16,
+    onnx.TensorProto.BFLOAT16: Precision.BF16,
+}
+_STORED_TYPES = (
+    onnx.TensorProto.INT8,
+    onnx.TensorProto.INT4,
+    onnx.TensorProto.FLOAT8E4M3FN,
+)
+
+
+def smoothed_tensors(model: Model) -> frozenset[str]:
+    """Return the inputs of Linears whose outliers were moved into weights, from the metadata."""
+    return frozenset(model.metadata.get(SMOOTHED, "").splitlines())
+
+
+def precision_of(elem_type: int) -> Precision:
+    """Return the precision of an ONNX element type."""
+    return _PRECISIONS.get(elem_type, Precision.UNKNOWN)
+
+
+@record
+class PerChannel:
+    """Summary of the scales of all channels, equal for equal scales.
+
+    It stands for the scales in findings: there may be a million of them, used many times.
+
+    Attributes:
+        count: Number of scales.
+        digest: Hash of all of them, see :attr:`ParameterValues.digest`.
+        least: The smallest one; NaN if there is none.
+        greatest: The largest one.
+    """
+
+    count: int
+    digest: bytes
+    least: float
+    greatest: float
+
+
+@record
+class ParameterValues:
+    """Flat values of a scale or zero point, shared by all nodes that read the tensor."""
+
+    values: npt.NDArray[Any]
+
+    __eq__, __hash__ = object.__eq__, object.__hash__
+
+    @functools.cached_property
+    def is_positive(self) -> bool:
+        """Whether all values are finite and above 0."""
+        return bool(np.all((self.values > 0) & np.isfinite(self.values)))
+
+    @functools.cached_property
+    def is_uniform(self) -> bool:
+        """Whether all values are equal."""
+        return bool(np.ptp(self.values) == 0)
+
+    @functools.cached_property
+    def is_zero(self) -> bool:
+        """Whether all values are 0."""
+        return not np.any(self.values)
+
+    @functools.cached_property
+    def digest(self) -> bytes:
+        """Hash of the values, or of one value if all are equal."""
+        values = self.values[:1] if (self.values == self.values[:1]).all() else self.values
+        return hashlib.sha256(np.ascontiguousarray(values).data).digest()
+
+    @functools.cached_property
+    def summary(self) -> float | PerChannel:
+        """The value, or the summary of the values of all channels."""
+        values = self.values
+        if values.size == 1:
+            return float(values[0])
+        if not values.size:
+            return PerChannel(0, self.digest, math.nan, math.nan)
+        return PerChannel(values.size, self.digest, float(values.min()), float(values.max()))
+
+
+@record
+class QuantParams:
+    """Scale and zero point of a Q or DQ node.
+
+    Attributes:
+        scales: Flat float64 scales, in units of the tensor per integer step; None if computed at
+            run time or if the data is not available.
+        scale_shape: Dimensions of the scale tensor; None if unknown.
+        scale_type: ONNX element type of the scale; 0 if unknown.
+        zero_points: Flat int64 zero points; zeros if the input is missing, None if unknown.
+        has_zero_point: Whether the node has a zero-point input.
+        precision: The quantized type.
+        axis: Channel axis of a per-channel node as written (1 by default); None for per-tensor.
+        has_axis: Whether the node has an ``axis`` attribute.
+    """
+
+    scales: ParameterValues | None
+    scale_shape: tuple[int, ...] | None
+    scale_type: int
+    zero_points: ParameterValues | None
+    has_zero_point: bool
+    precision: Precision
+    axis: int | None
+    has_axis: bool
+
+    __eq__, __hash__ = object.__eq__, object.__hash__
+
+    @property
+    def per_channel(self) -> bool:
+        """Whether each channel has its own scale."""
+        return self.axis is not None
+
+    @property
+    def scale(self) -> npt.NDArray[np.float64] | None:
+        """The values of ``scales``."""
+        return None if self.scales is None else self.scales.values
+
+    @property
+    def zero_point(self) -> npt.NDArray[np.int64] | None:
+        """The values of ``zero_points``."""
+        return None if self.zero_points is None else self.zero_points.values
+
+    @property
+    def summary(self) -> float | PerChannel | None:
+        """The scale, or the summary of the scales of all channels; None if unknown."""
+        return None if self.scales is None else self.scales.summary
+
+    @functools.cached_property
+    def key(self) -> tuple[object, ...] | None:
+        """Key that is equal for equal quantization; None if a scale is unknown or NaN."""
+        if self.scales is None or self.zero_points is None or np.isnan(self.scales.values).any():
+            return None
+        size = self.scales.values.size
+        axis = self.axis if size > 1 else None
+        return self.precision, axis, size, self.scales.digest, self.zero_points.digest
+
+    def same_as(self, other: QuantParams) -> bool | None:
+        """Return whether both quantize alike; None if a scale or zero point is unknown."""
+        if self.scales is None or self.zero_points is None:
+            return None
+        if other.scales is None or other.zero_points is None:
+            return None
+        return self.key is not None and self.key == other.key
+
+
+def is_q(node: Node | None) -> bool:
+    """Return whether a node is a QuantizeLinear."""
+    return node is not None and node.op == Q and node.domain in DOMAINS
+
+
+def is_dq(node: Node | None) -> bool:
+    """Return whether a node is a DequantizeLinear."""
+    return node is not None and node.op == DQ and node.domain in DOMAINS
+
+
+def is_qdq(node: Node | None) -> bool:
+    """Return whether a node is a QuantizeLinear or DequantizeLinear."""
+    return node is not None and node.op in (Q, DQ) and node.domain in DOMAINS
+
+
+def read_params(model: Model, node: Node) -> QuantParams:
+    """Return scale and zero point of a Q or DQ node in any spelling."""
+    cache = model.cache.get("quantizers")
+    if cache is None:
+        cache = model.cache["quantizers"] = {}
+    params: QuantParams | None = cache.get(node.index)
+    if params is None:
+        params = cache[node.index] = _read_shared_params(model, node, cache)
+    return params
+
+
+def _read_shared_params(model: Model, node: Node, cache: dict[Any, QuantParams]) -> QuantParams:
+    """Read parameters once for a Q and its DQ, and for quantizers that share their scale."""
+    axis = node.attributes.get("axis")
+    if axis is not None and not isinstance(axis, int):
+        return _read_params(model, node)
+    key = (node.input(1), node.input(2), axis)
+    params = cache.get(key)
+    if params is None:
+        params = _read_params(model, node)
+        # Without a zero point of known type the quantized type depends on the node.
+        if node.input(2) and model.elem_type(node.input(2)):
+            cache[key] = params
+    return params
+
+
+def _read_params(model: Model, node: Node) -> QuantParams:
+    scale_name, zero_name = node.input(1), node.input(2)
+    scales = _values(model, scale_name, np.float64)
+    shape = model.constant_shape(scale_name)
+    size = scales.values.size if scales is not None else 0
+    count = math.prod(shape) if shape is not None else size
+    if zero_name:
+        zeros = _values(model, zero_name, np.int64)
+    else:
+        # As many as there are scales: the number that the file states may be wrong.
+        zero_count = size if scales is not None else 1
+        zeros = ParameterValues(np.broadcast_to(np.zeros(1, np.int64), (zero_count,)))
+    return QuantParams(
+        scales=scales,
+        scale_shape=shape,
+        scale_type=model.elem_type(scale_name),
+        zero_points=zeros,
+        has_zero_point=bool(zero_name),
+        precision=_quantized_type(model, node, zero_name),
+        axis=_channel_axis(node) if count > 1 else None,
+        has_axis="axis" in node.attributes,
+    )
+
+
+def _channel_axis(node: Node) -> int:
+    axis = node.attributes.get("axis", 1)
+    return axis if isinstance(axis, int) else 1
+
+
+def _values(model: Model, name: str, dtype: type[np.generic]) -> ParameterValues | None:
+    """Return the values of a constant, cached with the model for its other consumers."""
+    cache: dict[str, ParameterValues | None] = model.cache.setdefault(
+        f"parameters of {dtype.__name__}", {}
+    )
+    if name not in cache:
+        value = model.constant(name)
+        if value is None:
+            cache[name] = None
+        else:
+            cache[name] = ParameterValues(np.asarray(value).astype(dtype).reshape(-1))
+    return cache[name]
+
+
+def _quantized_type(model: Model, node: Node, zero_name: str) -> Precision:
+    zero_type = model.elem_type(zero_name) if zero_name else 0
+    if zero_type:
+        return precision_of(zero_type)  # UNKNOWN for int16 etc., which TensorRT does not support
+    if node.op == Q:
+        output_type = node.integer("output_dtype", 0)
+        # ONNX: without a zero point the type is uint8.
+        return precision_of(output_type) if output_type else Precision.UINT8
+    elem_type, producer = model.elem_type(node.input(0)), model.producer(node.input(0))
+    if not elem_type and producer is not None and producer.op == Q:
+        return _quantized_type(model, producer, producer.input(2))
+    return precision_of(elem_type)
+
+
+def quantizers(model: Model) -> Iterator[Node]:
+    """Yield all Q and DQ nodes in graph order."""
+    return (node for node in model.ordered if is_qdq(node))
+
+
+def is_quantized(model: Model) -> bool:
+    """Return whether a model has Q/DQ nodes or integer operators."""
+    return any(is_qdq(node) or node.op in INTEGER_OPERATORS for node in model.nodes)
+
+
+def is_sparse(model: Model, tensor: str) -> bool:
+    """Return whether a tensor is a sparse initializer."""
+    return any(sparse.values.name == tensor for sparse in model.proto.graph.sparse_initializer)
+
+
+def find_misread_constants(model: Model) -> Iterator[tuple[Node, str]]:
+    """Yield nodes that read a stored int8, int4 or FP8 constant as numbers, and its name.
+
+    TensorRT's optimizer treats every such constant as quantized values. Operators of other domains
+    are plugins, which may read one. Shape needs only the dimensions. Nodes whose results are not
+    needed are not built.
+    """
+    constants = _find_stored_constants(model)
+    misreading: set[int] = set()
+    for tensor in constants:
+        misreading.update(node.index for node in model.consumers(tensor) if _reads_values(node))
+    if not misreading:
+        return
+    needed = set(model.outputs)
+    pairs: list[tuple[Node, str]] = []
+    for node in reversed(model.ordered):
+        if needed.isdisjoint(node.outputs):
+            continue
+        needed.update(node.inputs)
+        needed.update(node.captured)
+        if node.index in misreading:
+            pairs.extend((node, t) for t in dict.fromkeys(node.inputs) if t in constants)
+    yield from reversed(pairs)
+
+
+def _find_stored_constants(model: Model) -> set[str]:
+    tensors = {t.name for t in model.initializers.values() if t.data_type in _STORED_TYPES}
+    for node in model.nodes:
+        if node.op == "Constant":
+            proto = model.constant_proto(node.output)
+            if proto is not None and proto.data_type in _STORED_TYPES:
+                tensors.add(node.output)
+    return tensors
+
+
+def _reads_values(node: Node) -> bool:
+    """Return whether an operator of ONNX reads the values of a constant as numbers."""
+    if is_qdq(node) or node.op == "Shape" or node.op in INTEGER_OPERATORS:
+        return False
+    return node.domain in STANDARD and onnx.defs.has(node.op)
+
+
+def find_pair(model: Model, tensor: str) -> tuple[Node, Node | None] | None:
+    """Return the DQ that produces a tensor and the Q before it; None if no DQ produces it.
+
+    The Q is None for stored integers.
+    """
+    dq = model.producer(tensor)
+    if dq is None or not is_dq(dq):
+        return None
+    q = model.producer(dq.input(0))
+    return dq, q if is_q(q) else None
+
+
+def float_tensor(model: Model, tensor: str) -> str:
+    """Return the tensor of the float network that consecutive Q/DQ pairs produce a tensor from."""
+    pair = find_pair(model, tensor)
+    while pair is not None and pair[1] is not None:
+        tensor = pair[1].input(0)
+        pair = find_pair(model, tensor)
+    return tensor

@@ -1,0 +1,268 @@
+"""Values and shapes that the sizes of a network's inputs determine, and axes of matrix products.
+
+Exporters leave many shapes to be computed at run time although they are the same for all data of
+one size.
+"""
+
+from __future__ import annotations
+
+import string
+from typing import NamedTuple
+
+from onnx import TensorProto
+
+from qdqtool.ir.graph import Model, Node, Shape
+from qdqtool.ir.operators import CUTS, WEIGHTED, LayerKind, operator_of, rearranges
+from qdqtool.ir.qdq import QUANTIZABLE
+from qdqtool.proto.subgraphs import DOMAINS, STANDARD
+
+MOVES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Gather", "Expand")
+RANDOM = (
+    "RandomNormal",
+    "RandomUniform",
+    "RandomNormalLike",
+    "RandomUniformLike",
+    "Multinomial",
+    "Bernoulli",
+)
+_PICKS = ("Gather", "GatherElements", "GatherND")  # their sizes do not depend on the indices
+_SIZED_BY_VALUES = ("NonZero", "NonMaxSuppression", "Unique", "Compress", "If", "Loop", "Scan")
+_INTEGERS = (TensorProto.UNDEFINED, TensorProto.INT64, TensorProto.INT32)
+_ELLIPSIS = "..."  # in an equation of Einsum: axes without letters
+_MAX_RANK = 64  # no tensor of a network has as many axes
+_FIRST_ELLIPSIS_LETTER = ord("\N{GREEK SMALL LETTER ALPHA}")
+
+
+# Constants of one input size -------------------------------------------------------------------
+
+
+def find_size_constants(model: Model) -> tuple[list[str], list[str]]:
+    """Return unstated values and shapes that are the same for all data of one size.
+
+    Returns:
+        Tensors with such values, as far as they say how other tensors are moved or padded; and
+        tensors with such dimensions.
+    """
+    values = _SizeConstants(model)
+    parameters: set[str] = set()
+    shapes: list[str] = []
+    for node in model.ordered:
+        if node.op in (*MOVES, *CUTS, "Pad"):
+            parameters.update(node.inputs[1:])
+        for tensor in node.outputs:
+            if tensor and not model.is_constant(tensor) and values.leaves_shape_open(tensor):
+                shapes.append(tensor)
+    return [tensor for tensor in values.tensors if tensor in parameters], shapes
+
+
+class _SizeConstants:
+    """Tensors whose values depend on the sizes of the network's inputs only.
+
+    Attributes:
+        tensors: Their names.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.tensors: set[str] = set()
+        self._sized_by_values: set[str] = set()  # tensors whose dimensions depend on data
+        for node in model.ordered:
+            inputs = [tensor for tensor in node.inputs if tensor]
+            if self._has_unknown_size(node, inputs):
+                self._sized_by_values.update(node.outputs)
+            elif self._has_constant_value(node, inputs):
+                self.tensors.update(node.outputs)
+            elif node.op not in _PICKS and any(self._is_variable_integer(t) for t in inputs):
+                self._sized_by_values.update(node.outputs)
+
+    def leaves_shape_open(self, tensor: str) -> bool:
+        """Return whether a tensor's dimensions are unknown but depend on the sizes only."""
+        if tensor in self._sized_by_values or tensor in self.tensors:
+            return False
+        return None in (self.model.shape(tensor) or (None,))
+
+    def _has_unknown_size(self, node: Node, inputs: list[str]) -> bool:
+        if node.domain not in STANDARD or node.captured or node.op in _SIZED_BY_VALUES:
+            return True
+        return not self._sized_by_values.isdisjoint(inputs)
+
+    def _has_constant_value(self, node: Node, inputs: list[str]) -> bool:
+        if operator_of(node).kind == LayerKind.SHAPE:
+            return True
+        if not inputs or node.op in RANDOM:
+            return False
+        return all(map(self._is_constant, inputs))
+
+    def _is_constant(self, tensor: str) -> bool:
+        return tensor in self.tensors or self.model.is_constant(tensor)
+
+    def _is_variable_integer(self, tensor: str) -> bool:
+        return not self._is_constant(tensor) and self.model.elem_type(tensor) in _INTEGERS
+
+
+# Linears ---------------------------------------------------------------------------------------
+
+
+def is_linear(model: Model, node: Node) -> bool:
+    """Return whether a node multiplies the last axis of its data with constant 2-D weights."""
+    if operator_of(node).kind != LayerKind.MATRIX_MULTIPLY or node.integer("transA", 0):
+        return False
+    shape = model.constant_shape(node.input(1))
+    return shape is not None and len(shape) == 2 and model.elem_type(node.input(1)) in QUANTIZABLE
+
+
+def last_axis_sources(model: Model, tensor: str) -> list[str]:
+    """Return the inputs of a tensor's producer that have the same last axis.
+
+    The producer only moves, joins or cuts other axes. A Reshape keeps the last axis if its size is
+    equal before and after, because values are in row-major order.
+    """
+    node, size = model.producer(tensor), _last_size(model, tensor)
+    if node is None or size is None or not _keeps_last_axis(node):
+        return []
+    sources = node.inputs if operator_of(node).joins else node.inputs[:1]
+    return [source for source in sources if _last_size(model, source) == size]
+
+
+def _last_size(model: Model, tensor: str) -> int | None:
+    return (model.shape(tensor) or (None,))[-1]
+
+
+def _keeps_last_axis(node: Node) -> bool:
+    operator = operator_of(node)
+    if not (rearranges(node) or operator.joins or operator.cuts):
+        return False
+    if node.op != "Transpose":
+        return True
+    perm = node.attributes.get("perm")
+    return isinstance(perm, list) and bool(perm) and perm[-1] == len(perm) - 1
+
+
+def linear_inputs(model: Model) -> set[str]:
+    """Return the tensors whose last axis is the one that Linears sum over.
+
+    These are the data inputs of Linears and the tensors that they are moved from.
+    """
+    tensors = {node.input(0) for node in model.nodes if is_linear(model, node)}
+    queue = list(tensors)
+    for tensor in queue:
+        for source in last_axis_sources(model, tensor):
+            if source not in tensors:
+                tensors.add(source)
+                queue.append(source)
+    return tensors
+
+
+def is_multiplication(model: Model, node: Node) -> bool:
+    """Return whether a node is a convolution or matrix product, including those of an Einsum."""
+    return node.op in WEIGHTED or contraction(model, node) is not None
+
+
+# Einsum ----------------------------------------------------------------------------------------
+
+
+class Contraction(NamedTuple):
+    """An Einsum that is a matrix product: the letters of its axes by their role.
+
+    Attributes:
+        operands: Axes of each operand, one letter each, including those of an ellipsis.
+        result: Axes of the result.
+        batch: Letters of both operands and the result.
+        summed: Letters of both operands only.
+        free: Letters of the first operand and the result, and of the second and the result.
+        exact: Whether the number of axes of every ellipsis is known. An unknown number is assumed
+            to be the other operand's, or 1.
+    """
+
+    operands: tuple[str, str]
+    result: str
+    batch: str
+    summed: str
+    free: tuple[str, str]
+    exact: bool
+
+
+def contraction(model: Model, node: Node) -> Contraction | None:
+    """Return the matrix product that an Einsum of two operands computes.
+
+    None for another node and for an Einsum that computes anything else.
+    """
+    if node.op != "Einsum" or node.domain not in DOMAINS or len(node.inputs) != 2:
+        return None
+    terms = _parse_equation(str(node.attributes.get("equation", "")).replace(" ", ""))
+    if terms is None:
+        return None
+    counts = [_ellipsis_axes(terms[i], model.shape(node.input(i))) for i in range(2)]
+    expanded = _expand_ellipses(terms, counts)
+    if expanded is None:
+        return None
+    left, right, result = expanded
+    known_counts = sum(count is not None for count in counts)
+    exact = known_counts == sum(_ELLIPSIS in term for term in terms[:2])
+    return _classify_axes(left, right, result, exact)
+
+
+def _parse_equation(equation: str) -> list[str] | None:
+    """Return the axes of both operands and of the result; None if they are not valid."""
+    operands, arrow, result = equation.partition("->")
+    if not arrow:
+        letters = set(operands) - set(",.")
+        result = "".join(sorted(letter for letter in letters if operands.count(letter) == 1))
+        if _ELLIPSIS in operands:
+            result = _ELLIPSIS + result
+    terms = [*operands.split(","), result]
+    if len(terms) != 3 or (_ELLIPSIS in operands) != (_ELLIPSIS in result):
+        return None
+    for term in terms:
+        named = term.replace(_ELLIPSIS, "", 1)
+        if len(set(named)) < len(named) or not set(named) <= set(string.ascii_letters):
+            return None
+    return terms
+
+
+def _ellipsis_axes(term: str, shape: Shape | None) -> int | None:
+    """Return the number of axes that an ellipsis stands for; None if unknown or without one."""
+    if shape is None or _ELLIPSIS not in term:
+        return None
+    return len(shape) - len(term.replace(_ELLIPSIS, "", 1))
+
+
+def _expand_ellipses(terms: list[str], counts: list[int | None]) -> list[str] | None:
+    """Replace ellipses by letters, the same for the same axis counted from the last one.
+
+    None if a number of axes is not possible.
+
+    Args:
+        terms: Axes of both operands and of the result.
+        counts: Number of axes that the ellipsis of each operand stands for; None if unknown.
+    """
+    known_counts = [count for count in counts if count is not None]
+    if not all(0 <= count < _MAX_RANK for count in known_counts):
+        return None
+    total = max(known_counts, default=1)
+    letters = "".join(chr(_FIRST_ELLIPSIS_LETTER + i) for i in range(total))
+    expanded = []
+    for term, count in zip(terms, (*counts, None), strict=True):
+        axes = letters if count is None else letters[total - count :]
+        expanded.append(term.replace(_ELLIPSIS, axes))
+    return expanded
+
+
+def _classify_axes(left: str, right: str, result: str, exact: bool) -> Contraction | None:
+    """Return the matrix product with such axes.
+
+    None if no axis is summed or if an axis has another role, such as one that only an operand has.
+    """
+    batch = _select(_select(result, left), right)
+    summed = _select(left, right, but_not=result)
+    left_free = _select(result, left, but_not=right)
+    right_free = _select(result, right, but_not=left)
+    classified = {*batch, *summed, *left_free, *right_free}
+    if not summed or not {*left, *right, *result} <= classified:
+        return None
+    return Contraction((left, right), result, batch, summed, (left_free, right_free), exact)
+
+
+def _select(axes: str, term: str, but_not: str = "") -> str:
+    """Return the letters of axes that occur in one term and not in another."""
+    return "".join(letter for letter in axes if letter in term and letter not in but_not)

@@ -1,1 +1,0 @@
-"""One ONNX model in memory: its file, its graph, its Q/DQ, its operators."""

@@ -1,0 +1,252 @@
+"""Nodes of a Q/DQ model that can compute in FP16, for converting a model and for findings.
+
+Some nodes remain in FP32. Nodes after the last convolutions do little work, and pixel coordinates
+above 512 need more precision than FP16 has. Some operators have no FP16 form in ONNX. Other nodes
+hold values that FP16 cannot: its largest is 65,504, and the squares of a decomposed LayerNorm
+exceed that from 256 on.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Iterator
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from qdqtool.ir import qdq
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.operators import WEIGHTED, commuting_inputs
+from qdqtool.ir.qdq import QUANTIZABLE
+from qdqtool.patterns.heads import find_dfl, tensors_upstream_of_weighted
+from qdqtool.patterns.layernorm import find_decomposed_layer_norms, find_sums_of_squares
+from qdqtool.proto.subgraphs import DOMAINS, STANDARD
+
+HALF_OPSET = 19  # the first whose QuantizeLinear takes float16
+HALF_MAX = float(np.finfo(np.float16).max)
+# A range that is near the largest value: other images than those of the calibration may exceed it.
+WIDE = HALF_MAX / 2
+_MAX_SCALE = WIDE / 128  # scale of an INT8 tensor with that range
+_FLOAT, _HALF = "tensor(float)", "tensor(float16)"
+_TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_datatype"})
+# Elements; in constants up to this size a value that FP16 rounds to zero matters (e.g. an epsilon).
+_MAX_PARAMETER_ELEMENTS = 16
+
+
+@functools.cache
+def float32_inputs(op: str, opset: int, outputs: int) -> frozenset[int] | None:
+    """Return the inputs that remain float32 if an operator computes in float16.
+
+    An input remains float32 if its type is float32 only (the scales of a Resize). The answer comes
+    from ONNX's own schema.
+
+    Args:
+        op: Operator type.
+        opset: Version of the operator set.
+        outputs: Number of outputs that are used.
+
+    Returns:
+        Positions of the inputs. None if the operator cannot compute in float16: the type of a used
+        output is float32 for any inputs, is stated in an attribute, or comes from a body (If, Loop,
+        Scan).
+    """
+    try:
+        schema = onnx.defs.get_schema(op, opset)
+    except onnx.defs.SchemaError:
+        return None
+    if _has_body_or_type(schema):
+        return None
+    allowed = {c.type_param_str: set(c.allowed_type_strs) for c in schema.type_constraints}
+    inputs = [parameter.type_str for parameter in schema.inputs]
+    if any(_is_always_float(o.type_str, inputs, allowed) for o in schema.outputs[:outputs]):
+        return None
+    floats = [i for i, kind in enumerate(inputs) if _FLOAT in allowed.get(kind, {kind})]
+    remaining = frozenset(i for i in floats if _HALF not in allowed.get(inputs[i], ()))
+    return None if remaining and len(remaining) == len(floats) else remaining
+
+
+def _has_body_or_type(schema: onnx.defs.OpSchema) -> bool:
+    """Return whether an operator has a graph or an output type as attribute."""
+    kinds = {attribute.type for attribute in schema.attributes.values()}
+    if onnx.defs.OpSchema.AttrType.GRAPH in kinds:
+        return True
+    return not _TYPE_ATTRIBUTES.isdisjoint(schema.attributes)
+
+
+def _is_always_float(kind: str, inputs: list[str], allowed: dict[str, set[str]]) -> bool:
+    """Return whether an output may be float32 and does not follow the type of an input."""
+    if _FLOAT not in allowed.get(kind, {kind}):
+        return False
+    return kind not in inputs or _HALF not in allowed.get(kind, ())
+
+
+def keeps_float32(model: Model, node: Node, position: int) -> bool:
+    """Return whether an input of an FP16 node remains float32.
+
+    It does if its type requires it, or if it is a constant without elements.
+    """
+    is_empty = 0 in (model.constant_shape(node.input(position)) or ())
+    return is_empty or position in (_float32_inputs_of(model, node) or ())
+
+
+def _float32_inputs_of(model: Model, node: Node) -> frozenset[int] | None:
+    return float32_inputs(node.op, max(model.opset, HALF_OPSET), len(node.outputs))
+
+
+def find_fp16_nodes(model: Model, wide: Collection[str] = ()) -> set[int]:
+    """Return the nodes of a Q/DQ model that can compute in FP16 or already do, by index.
+
+    Args:
+        model: The model.
+        wide: Tensors whose values were seen to be near the largest of FP16. Tensors whose Q states
+            such a range are found here.
+    """
+    tail = _find_tail(model)
+    out_of_range = {*wide, *find_out_of_range(model)}
+    excluded = tail | _find_squares(model)
+    half: set[int] = set()
+    for node in model.nodes:
+        is_in_range = out_of_range.isdisjoint((*node.inputs, *node.outputs))
+        if node.index not in excluded and is_in_range and _can_be_half(model, node):
+            half.add(node.index)
+    half -= _bound_to_float32(model, half | tail)
+    qs = [node for node in model.nodes if node.index in half and qdq.is_q(node)]
+    return half - {q.index for q in qs if _must_match_dq(model, q, half)}
+
+
+def _find_squares(model: Model) -> set[int]:
+    """Return the nodes of sums of squares, including those of decomposed LayerNorms."""
+    norms = find_decomposed_layer_norms(model)
+    indices: set[int] = set()
+    for nodes in (*(norm.fp32_nodes for norm in norms), *find_sums_of_squares(model, norms)):
+        indices.update(node.index for node in nodes)
+    return indices
+
+
+def find_out_of_range(model: Model) -> Iterator[str]:
+    """Yield activations whose quantized range is near the largest value of FP16."""
+    for node in model.nodes:
+        if qdq.is_qdq(node) and not model.is_constant(node.input(0)):
+            scale = _single_scale(model, node)
+            if scale is not None and scale > _MAX_SCALE:
+                yield node.input(0) if qdq.is_q(node) else node.output
+
+
+def _single_scale(model: Model, node: Node) -> float | None:
+    """Return the scale of a per-tensor Q or DQ; None if unknown."""
+    scale = model.constant(node.input(1))
+    return None if scale is None or scale.size != 1 else float(scale.reshape(-1)[0])
+
+
+def _must_match_dq(model: Model, q: Node, half: set[int]) -> bool:
+    """Return whether a Q must remain FP32 because its DQ does.
+
+    A pair has one scale. The scale of an activation may be written in both types if FP16 can hold
+    it, so that the producer remains FP16.
+    """
+    if all(node.index in half for node in model.consumers(q.output) if qdq.is_dq(node)):
+        return False
+    if qdq.is_dq(model.producer(q.input(0))):
+        return False
+    if model.is_constant(q.input(0)):
+        return True
+    scale = _single_scale(model, q)
+    return scale is None or not _is_close_in_fp16(scale)
+
+
+def _is_close_in_fp16(scale: float) -> bool:
+    """Return whether FP16 has a number within a thousandth of a scale."""
+    with np.errstate(over="ignore"):
+        return bool(abs(float(np.float16(scale)) - scale) <= 1e-3 * scale)
+
+
+def _bound_to_float32(model: Model, half: set[int]) -> set[int]:
+    """Return the nodes that share quantizers with nodes that remain FP32, by index.
+
+    A Cast between a DQ and its consumer would separate them. All consumers of a DQ, and the DQs of
+    all inputs of a node, therefore have one type.
+
+    Args:
+        model: The model.
+        half: Nodes that could be FP16 on their own.
+    """
+    bound: set[int] = set()
+    queue: list[Node] = []
+    for node in model.nodes:
+        if node.index not in half and (qdq.is_dq(node) or _reads_only_dqs(model, node)):
+            queue.append(node)
+    while queue:
+        for neighbor in _quantizer_neighbors(model, queue.pop()):
+            if neighbor.index not in bound:
+                bound.add(neighbor.index)
+                queue.append(neighbor)
+    return bound
+
+
+def _quantizer_neighbors(model: Model, node: Node) -> list[Node]:
+    """Return the DQs that a node reads, and the consumers of a DQ."""
+    producers = [model.producer(tensor) for tensor in node.inputs]
+    neighbors = [dq for dq in producers if dq is not None and qdq.is_dq(dq)]
+    if qdq.is_dq(node):
+        neighbors += model.consumers(node.output)
+    return neighbors
+
+
+def _reads_only_dqs(model: Model, node: Node) -> bool:
+    """Return whether all run-time inputs of a standard operator come from DQs."""
+    tensors = [tensor for tensor in node.inputs if tensor and not model.is_constant(tensor)]
+    if not tensors or node.domain not in DOMAINS:
+        return False
+    return all(qdq.is_dq(model.producer(tensor)) for tensor in tensors)
+
+
+def _can_be_half(model: Model, node: Node) -> bool:
+    if node.domain not in STANDARD or _float32_inputs_of(model, node) is None:
+        return False
+    if not _has_float_types(model, node):
+        return False
+    for position, tensor in enumerate(node.inputs):
+        if model.elem_type(tensor) != TensorProto.FLOAT or keeps_float32(model, node, position):
+            continue
+        is_scale = position == 1 and node.op in (qdq.Q, qdq.DQ)
+        if not _fits_half(model, tensor, is_scale):
+            return False
+    return True
+
+
+def _has_float_types(model: Model, node: Node) -> bool:
+    """Return whether all types are known and one is float32 or float16."""
+    types = {model.elem_type(tensor) for tensor in (*node.inputs, *node.outputs) if tensor}
+    return 0 not in types and not types.isdisjoint(QUANTIZABLE)
+
+
+def _fits_half(model: Model, tensor: str, is_scale: bool) -> bool:
+    """Return whether FP16 holds the values of a constant; True for computed tensors."""
+    value = model.constant(tensor)
+    if value is None or not value.size:
+        return True
+    if float(np.abs(value).max()) > HALF_MAX:
+        return False
+    if is_scale or value.size > _MAX_PARAMETER_ELEMENTS:
+        return True
+    return not np.any((value != 0) & (value.astype(np.float16) == 0))
+
+
+def _find_tail(model: Model) -> set[int]:
+    """Return the nodes after the last convolutions, from the first that computes something."""
+    dfl = find_dfl(model)
+    upstream = tensors_upstream_of_weighted(model, dfl)
+    tail: set[int] = set()
+    for node in model.ordered:
+        is_weighted = node.op in WEIGHTED and node.index not in dfl
+        if is_weighted or not upstream.isdisjoint(node.outputs):
+            continue
+        if not commuting_inputs(model, node) or _follows(model, node, tail):
+            tail.add(node.index)
+    return tail
+
+
+def _follows(model: Model, node: Node, nodes: set[int]) -> bool:
+    producers = [model.producer(tensor) for tensor in node.inputs]
+    return any(producer is not None and producer.index in nodes for producer in producers)

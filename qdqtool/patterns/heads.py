@@ -1,0 +1,693 @@
+"""Detection heads, attentions and coordinate layers, recognized by structure instead of names.
+
+A YOLOv8-style head turns each box side's distribution over n bins into its mean: a Softmax, then a
+product with the constants 0 ... n-1 (a 1x1 convolution in Ultralytics' exports). That product is
+the DFL (distribution focal loss). The convolutions that feed the Softmax are the box outputs. The
+other convolutions that feed the same Concat or Split are the class outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+import numpy as np
+
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.operators import (
+    WEIGHTED,
+    LayerKind,
+    commuting_inputs,
+    is_pointwise,
+    is_run_time,
+    operator_of,
+    output_axis,
+    rearranges,
+)
+from qdqtool.ir.qdq import find_pair, is_dq, is_qdq
+from qdqtool.patterns.pointwise import (
+    activation_input,
+    activation_outputs,
+    is_bias,
+    pointwise_region,
+    run_time_inputs,
+)
+from qdqtool.proto.subgraphs import DOMAINS
+from qdqtool.util.records import record
+
+_Range = tuple[int, int] | None  # channels [start, end) of axis 1; None for all of them
+
+_MIN_BINS, _MAX_BINS = 4, 256
+_MAX_BIN_ERROR = 0.1  # the most by which INT8 moves a bin; a DFL of 16 bins has 0.06
+_MAX_HOPS = 64  # tensors around a Softmax; scale, mask and reshaping of windows are a dozen
+_SIDES = 4  # of a box; reference points have two or four numbers
+_MAX_ROUNDS = 64  # each finds the next layer of a decoder
+_PICKS = (
+    "Gather",
+    "GatherElements",
+    "GatherND",
+    "Expand",
+    "Tile",
+)  # their outputs hold input values
+_SCATTERS = ("ScatterND", "ScatterElements")
+
+
+# Heads -----------------------------------------------------------------------------------------
+
+
+class Head:
+    """Convolutions of a detection head, by node index.
+
+    Attributes:
+        dfl: The DFL convolutions (or MatMuls).
+        boxes: Last convolutions of the box branches.
+        finals: All convolutions without another convolution downstream, except the DFL.
+    """
+
+    def __init__(
+        self, dfl: Iterable[int] = (), boxes: Iterable[int] = (), finals: Iterable[int] = ()
+    ) -> None:
+        self.dfl, self.boxes, self.finals = set(dfl), set(boxes), set(finals)
+
+    @property
+    def last_convolutions(self) -> set[int]:
+        """Convolutions before any decoding, including those of boxes with an activation."""
+        return self.finals | self.boxes
+
+
+def find_head(model: Model) -> Head:
+    """Return the convolutions of the detection head."""
+    head = Head()
+    for softmax in _softmaxes(model):
+        products = _bin_products(model, softmax, set())
+        if products:
+            head.dfl.update(node.index for node in products)
+            head.boxes.update(convolutions_upstream(model, softmax.input(0)))
+    upstream = tensors_upstream_of_weighted(model, head.dfl)
+    for node in model.ordered:
+        is_last = node.index not in head.dfl and upstream.isdisjoint(node.outputs)
+        if node.op in WEIGHTED and is_last and not _is_activated(model, node.output):
+            head.finals.add(node.index)
+    return head
+
+
+def find_dfl(model: Model) -> set[int]:
+    """Return the DFL's convolutions (or MatMuls) of a float or Q/DQ model, by node index."""
+    seen: set[str] = set()  # shared: many Softmaxes may lead to the same tensors
+    products: set[int] = set()
+    for softmax in _softmaxes(model):
+        products.update(node.index for node in _bin_products(model, softmax, seen))
+    return products
+
+
+def _softmaxes(model: Model) -> list[Node]:
+    return [node for node in model.ordered if node.op == "Softmax"]
+
+
+def _bin_products(model: Model, softmax: Node, seen: set[str]) -> list[Node]:
+    """Return the Conv, MatMul or Mul nodes after a Softmax that multiply with 0, 1, ... n-1.
+
+    Tensors in ``seen`` are skipped, and visited tensors are added to it.
+    """
+    products = []
+    queue = [softmax.output]
+    for tensor in queue:
+        if tensor in seen:
+            continue
+        seen.add(tensor)
+        for consumer in model.consumers(tensor):
+            if _multiplies_with_bins(model, consumer, tensor):
+                products.append(consumer)
+            elif _moves_or_quantizes(consumer):
+                queue.extend(consumer.outputs)
+    return products
+
+
+def _moves_or_quantizes(node: Node) -> bool:
+    operator = operator_of(node)
+    return rearranges(node) or is_qdq(node) or operator.joins or operator.cuts
+
+
+def _multiplies_with_bins(model: Model, node: Node, tensor: str) -> bool:
+    operator = operator_of(node)
+    if operator.weights is None and operator.operation != "PROD":
+        return False
+    operands = [operand for operand in node.inputs if operand and operand != tensor]
+    return any(_are_bins(model, node, operand) for operand in operands)
+
+
+def _are_bins(model: Model, node: Node, tensor: str) -> bool:
+    """Return whether an operand is 0, 1, ... n-1.
+
+    Unreadable weights of a convolution are judged by their shape [1, n, 1, 1], as are stored
+    integers, which a DQ scales.
+    """
+    source = _tensor_before_pair(model, tensor)
+    if node.op != "Conv" or tensor != node.input(1) or model.constant(source) is not None:
+        return counts_up(model, source)
+    if not model.is_constant(tensor) and not is_dq(model.producer(tensor)):
+        return False
+    shape = model.shape(tensor)
+    return shape is not None and shape[:1] == (1,) and all(size == 1 for size in shape[2:])
+
+
+def _tensor_before_pair(model: Model, tensor: str) -> str:
+    pair = find_pair(model, tensor)
+    if pair is None or pair[1] is None:
+        return tensor
+    return pair[1].input(0)
+
+
+def counts_up(model: Model, tensor: str) -> bool:
+    """Return whether a constant holds the bins of a DFL: 0, 1, ... n-1 with n of 4 to 256.
+
+    Bins that were quantized with one scale and stored as floats are off by up to half a step.
+    """
+    shape = model.constant_shape(tensor)
+    if shape is None or not _MIN_BINS <= int(np.prod(shape)) <= _MAX_BINS:
+        return False
+    value = model.constant(tensor)
+    if value is None:
+        return False
+    errors = np.abs(value.reshape(-1).astype(np.float64) - np.arange(value.size))
+    half_step = (value.size - 1) / 254
+    return bool(np.all(errors <= min(_MAX_BIN_ERROR, half_step + 1e-6)))
+
+
+def tensors_upstream_of_weighted(model: Model, dfl: Collection[int]) -> set[str]:
+    """Return the tensors with a Conv, ConvTranspose, Gemm or MatMul downstream.
+
+    The nodes of the DFL do not count.
+    """
+    tensors: set[str] = set()
+    for node in reversed(model.ordered):
+        is_weighted = node.op in WEIGHTED and node.index not in dfl
+        if is_weighted or not tensors.isdisjoint(node.outputs):
+            tensors.update(node.inputs)
+            tensors.update(node.captured)
+            tensors.discard("")  # an input that is not set
+    return tensors
+
+
+def _is_activated(model: Model, tensor: str) -> bool:
+    """Return whether an activation follows.
+
+    A Sigmoid alone does not count: it turns scores into probabilities.
+    """
+    aliases = [tensor]  # the tensor and its Casts
+    for alias in aliases:
+        for result in activation_outputs(model, alias):
+            last = model.producer(result)
+            region = [] if last is None else pointwise_region(model, alias, last)
+            if any(_is_part_of_activation(model, node) for node in region):
+                return True
+        for consumer in model.consumers(alias):
+            is_cast = operator_of(consumer).kind == LayerKind.IDENTITY
+            if is_cast and consumer.output not in aliases:
+                aliases.append(consumer.output)
+    return False
+
+
+def _is_part_of_activation(model: Model, node: Node) -> bool:
+    operator = operator_of(node)
+    if operator.activation is not None and operator.activation.type != "SIGMOID":
+        return True
+    # x * gate(x)
+    return operator.operation == "PROD" and len(run_time_inputs(model, node)) == 2
+
+
+# Convolutions that produce channels ------------------------------------------------------------
+
+
+def convolutions_upstream(model: Model, tensor: str) -> set[int]:
+    """Return the weighted nodes that produce the channels of a tensor, by node index.
+
+    They are searched upstream through operators that only move values.
+    """
+    indices: set[int] = set()
+    queue: list[tuple[str, _Range]] = [(tensor, None)]
+    seen = set(queue)
+    for name, channels in queue:
+        node = model.producer(name)
+        if node is None:
+            continue
+        if operator_of(node).weights is not None:
+            indices.add(node.index)
+            continue
+        for source in _channel_sources(model, node, name, channels):
+            if source not in seen:
+                seen.add(source)
+                queue.append(source)
+    return indices
+
+
+def _channel_sources(
+    model: Model, node: Node, output: str, channels: _Range
+) -> list[tuple[str, _Range]]:
+    """Return the inputs of a node that hold the given channels of its output."""
+    operator = operator_of(node)
+    if operator.joins:
+        return _concat_inputs(model, node, channels)
+    if operator.cuts:
+        if node.op == "Split":
+            return [(node.input(0), _split_range(model, node, output, channels))]
+        return [(node.input(0), _slice_range(model, node, channels))]
+    if operator.kind == LayerKind.SHUFFLE:
+        return [(node.input(0), channels if _keeps_channels(model, node) else None)]
+    if commuting_inputs(model, node):
+        return [(node.input(0), channels)]
+    return []
+
+
+def _keeps_channels(model: Model, node: Node) -> bool:
+    """Return whether axis 1 means the same before and after a Reshape or Transpose."""
+    if node.op == "Transpose":
+        perm = node.attributes.get("perm", [])
+        return len(perm) > 1 and perm[1] == 1
+    before, after = _channels(model, node.input(0)), _channels(model, node.output)
+    return before is not None and before == after
+
+
+def _channels(model: Model, tensor: str) -> int | None:
+    shape = model.shape(tensor)
+    return shape[1] if shape is not None and len(shape) > 1 else None
+
+
+def _axis(model: Model, node: Node) -> int | None:
+    axis = node.integer("axis", 0)
+    if axis >= 0:
+        return axis
+    shape = model.shape(node.input(0))
+    return None if shape is None else axis + len(shape)
+
+
+def _split_range(model: Model, node: Node, output: str, channels: _Range) -> _Range:
+    if _axis(model, node) != 1:
+        return channels
+    start = 0
+    for name in node.outputs:
+        size = _channels(model, name)
+        if size is None:
+            return None
+        if name == output:
+            low, high = channels or (0, size)
+            return start + low, start + high
+        start += size
+    return None
+
+
+def _slice_range(model: Model, node: Node, channels: _Range) -> _Range:
+    parameters: list[int] = []
+    for position in (1, 2, 3):  # start, end, axis
+        value = model.constant(node.input(position))
+        if value is None or value.size != 1:
+            return None
+        parameters.append(int(value.reshape(-1)[0]))
+    start, end, axis = parameters
+    if axis != 1:
+        return channels
+    size = _channels(model, node.input(0))
+    has_steps = model.constant(node.input(4)) is not None
+    if size is None or start < 0 or has_steps:
+        return None
+    low, high = channels or (0, min(end, size) - start)
+    return start + low, start + high
+
+
+def _concat_inputs(model: Model, node: Node, channels: _Range) -> list[tuple[str, _Range]]:
+    """Return the inputs of a Concat that hold the given channels."""
+    if _axis(model, node) != 1 or channels is None:
+        return [(tensor, channels) for tensor in node.inputs]
+    parts: list[tuple[str, _Range]] = []
+    start = 0
+    for tensor in node.inputs:
+        size = _channels(model, tensor)
+        if size is None:
+            return [(tensor, None) for tensor in node.inputs]
+        low, high = max(channels[0], start), min(channels[1], start + size)
+        if low < high:
+            parts.append((tensor, (low - start, high - start)))
+        start += size
+    return parts
+
+
+# Attention -------------------------------------------------------------------------------------
+
+
+@record
+class Attention:
+    """The matrix products of one attention.
+
+    Attributes:
+        scores: The product of queries and keys.
+        softmax: The Softmax of the scores.
+        values: The product of the probabilities with the values.
+        probabilities: The input of ``values`` that holds the Softmax's result, from 0 to 1.
+    """
+
+    scores: Node
+    softmax: Node
+    values: Node
+    probabilities: str
+
+
+def find_attentions(model: Model) -> list[Attention]:
+    """Return the attentions of a float or Q/DQ model in graph order."""
+    attentions: list[Attention] = []
+    for softmax in _softmaxes(model):
+        scores = _find_score_product(model, softmax)
+        values = None if scores is None else _find_value_product(model, softmax)
+        if scores is not None and values is not None:
+            attentions.append(Attention(scores, softmax, *values))
+    return attentions
+
+
+def is_computed_product(model: Model, node: Node | None) -> bool:
+    """Return whether a node is a MatMul of two tensors computed at run time, past Q/DQ."""
+    if node is None or node.op != "MatMul":
+        return False
+    if operator_of(node).kind != LayerKind.MATRIX_MULTIPLY or len(node.inputs) != 2:
+        return False
+    return not any(_comes_from_constant(model, tensor) for tensor in node.inputs)
+
+
+def is_attention_probability(model: Model, tensor: str, *, quantized: bool = False) -> bool:
+    """Return whether a tensor holds attention probabilities, from 0 to 1.
+
+    It is a Softmax's result for a matrix product, possibly moved, or masked with a Where.
+
+    Args:
+        model: The model.
+        tensor: Name of the tensor.
+        quantized: Whether the product already reads it through a Q/DQ pair, so that its consumers
+            are not checked.
+    """
+    consumers = model.consumers(tensor)
+    if not quantized and not any(is_computed_product(model, node) for node in consumers):
+        return False
+    for _ in range(_MAX_HOPS):
+        node = model.producer(tensor)
+        if node is None or node.op == "Softmax":
+            return node is not None
+        if not _moves_values(node) or not _fills_with_probability(model, node):
+            return False
+        tensor = node.input(_data_position(node))
+    return False
+
+
+def _fills_with_probability(model: Model, node: Node) -> bool:
+    """Return whether a Where puts a number from 0 to 1 in; True for another node."""
+    if node.op != "Where":
+        return True
+    fill = model.constant(node.input(1))
+    return fill is not None and fill.size == 1 and 0.0 <= float(fill.reshape(-1)[0]) <= 1.0
+
+
+def _find_score_product(model: Model, softmax: Node) -> Node | None:
+    """Return the nearest product upstream of a Softmax, past scale, mask and moved values."""
+    queue = [softmax.input(0)]
+    for tensor in queue:
+        node = model.producer(tensor)
+        if node is None or len(queue) > _MAX_HOPS:
+            continue
+        if is_computed_product(model, node):
+            return node
+        if is_pointwise(node) or _moves_values(node):
+            queue.extend(t for t in _computed_inputs(model, node) if t not in queue)
+    return None
+
+
+def _computed_inputs(model: Model, node: Node) -> list[str]:
+    return [t for t in node.inputs if t and not model.is_constant(t)]
+
+
+def _find_value_product(model: Model, softmax: Node) -> tuple[Node, str] | None:
+    """Return the product of a Softmax's result, and the input that holds the result."""
+    queue = [softmax.output]
+    for tensor in queue:
+        if len(queue) > _MAX_HOPS:
+            return None
+        for consumer in model.consumers(tensor):
+            if is_computed_product(model, consumer):
+                return consumer, tensor
+            if _moves_values(consumer) and tensor == consumer.input(_data_position(consumer)):
+                queue.extend(t for t in consumer.outputs if t and t not in queue)
+    return None
+
+
+def _moves_values(node: Node) -> bool:
+    return rearranges(node) or is_qdq(node) or (node.op == "Where" and node.domain in DOMAINS)
+
+
+def _data_position(node: Node) -> int:
+    return 2 if node.op == "Where" else 0
+
+
+def _comes_from_constant(model: Model, tensor: str) -> bool:
+    while not model.is_constant(tensor):
+        node = model.producer(tensor)
+        if node is None or not (rearranges(node) or is_qdq(node)) or not node.inputs:
+            return False
+        tensor = node.input(0)
+    return True
+
+
+# Coordinates -----------------------------------------------------------------------------------
+
+
+class CoordinateLayers:
+    """Layers around coordinates, by node index; all sets are empty for a network without any.
+
+    Attributes:
+        producers: Layers whose results are boxes, reference points or sampling offsets.
+        mlps: The layers of an MLP before one of these.
+        consumers: Linears that read coordinates of at most four numbers each.
+        scores: Layers that produce the scores by which a decoder's queries are selected.
+    """
+
+    def __init__(self) -> None:
+        self.producers: set[int] = set()
+        self.mlps: set[int] = set()
+        self.consumers: set[int] = set()
+        self.scores: set[int] = set()
+
+    @property
+    def all(self) -> set[int]:
+        """All layers except those of scores."""
+        return self.producers | self.mlps | self.consumers
+
+
+def find_coordinates(model: Model, finals: Iterable[int]) -> CoordinateLayers:
+    """Return the layers around coordinates of a float network.
+
+    Args:
+        model: The float network.
+        finals: Its last convolutions and Linears, see :class:`Head`.
+    """
+    layers = CoordinateLayers()
+    layers.producers = _find_sampling_layers(model) or _find_boxes_without_grid(model, finals)
+    if not layers.producers:
+        return layers
+    coordinates = _add_refinements(model, layers)
+    for index in layers.producers:
+        layers.mlps |= _mlp_upstream(model, model.nodes[index])
+    layers.mlps -= layers.producers
+    for node in model.nodes:
+        if node.input(0) in coordinates and _multiplies_few_columns(model, node):
+            layers.consumers.add(node.index)
+        if node.op == "TopK":
+            layers.scores |= _weighted_sources(model, node.input(0), reduced=True)[0]
+    layers.scores -= layers.all
+    return layers
+
+
+def _find_sampling_layers(model: Model) -> set[int]:
+    """Return the layers that produce the grid of a GridSample."""
+    indices: set[int] = set()
+    for node in model.ordered:
+        if node.op == "GridSample" and node.domain in DOMAINS:
+            indices |= _weighted_sources(model, node.input(1))[0]
+    return indices
+
+
+def _find_boxes_without_grid(model: Model, finals: Iterable[int]) -> set[int]:
+    """Return the last Linears of four columns after an MLP in a network with attention.
+
+    Empty if there is no last Linear of another kind.
+    """
+    linears = [
+        model.nodes[index]
+        for index in finals
+        if operator_of(model.nodes[index]).kind == LayerKind.MATRIX_MULTIPLY
+    ]
+    if len(linears) < 2 or not find_attentions(model):
+        return set()
+    boxes = {
+        node.index
+        for node in linears
+        if _column_count(model, node) == _SIDES and _mlp_upstream(model, node)
+    }
+    return boxes if len(boxes) < len(linears) else set()
+
+
+def _multiplies_few_columns(model: Model, node: Node) -> bool:
+    """Return whether a Linear reads at most four numbers for each position."""
+    if operator_of(node).kind != LayerKind.MATRIX_MULTIPLY:
+        return False
+    shape = model.constant_shape(node.input(1))
+    if shape is None or len(shape) != 2:
+        return False
+    return shape[1 - (output_axis(node, 2) or 0)] <= _SIDES
+
+
+def _add_refinements(model: Model, layers: CoordinateLayers) -> set[str]:
+    """Add the layers whose results are combined with coordinates; return all coordinate tensors."""
+    coordinates: set[str] = set()
+    for _ in range(_MAX_ROUNDS):
+        count = len(layers.producers)
+        coordinates = set()
+        for node in model.ordered:
+            inputs = _value_inputs(model, node)
+            is_producer = node.index in layers.producers
+            if not is_producer and coordinates.isdisjoint(inputs):
+                continue
+            coordinates.update(tensor for tensor in node.outputs if tensor)
+            if not is_producer and is_pointwise(node):
+                layers.producers |= _combined_producers(model, inputs, coordinates)
+        if len(layers.producers) == count:
+            break
+    return coordinates
+
+
+def _combined_producers(model: Model, operands: tuple[str, ...], coordinates: set[str]) -> set[int]:
+    """Return the layers that alone produce an operand which is combined with coordinates."""
+    producers: set[int] = set()
+    if len(operands) > 1:
+        for tensor in operands:
+            if tensor not in coordinates:
+                sources, is_pure = _weighted_sources(model, tensor)
+                if is_pure:
+                    producers |= sources
+    return producers
+
+
+def _weighted_sources(model: Model, tensor: str, *, reduced: bool = False) -> tuple[set[int], bool]:
+    """Return the layers with weights that a tensor is calculated from.
+
+    Returns:
+        Their node indices, and whether the tensor depends on no other computed tensor.
+    """
+    indices: set[int] = set()
+    is_pure = True
+    seen = {tensor}
+    stack = [tensor]
+    while stack:
+        node = model.producer(stack.pop())
+        if node is None:
+            is_pure = False
+            continue
+        if _has_constant_weights(model, node):
+            indices.add(node.index)
+            sources: tuple[str, ...] = (_distribution_logits(model, node),)
+        else:
+            sources = _value_inputs(model, node, reduced)
+            is_pure = is_pure and bool(sources)
+        for source in sources:
+            if source and source not in seen and is_run_time(model, source):
+                seen.add(source)
+                stack.append(source)
+    return indices, is_pure
+
+
+def _has_constant_weights(model: Model, node: Node) -> bool:
+    return operator_of(node).weights is not None and not is_run_time(model, node.input(1))
+
+
+def _value_inputs(model: Model, node: Node, reduced: bool = False) -> tuple[str, ...]:
+    """Return the inputs whose values a node passes on or calculates with.
+
+    Empty for a node that mixes values in another way.
+
+    Args:
+        model: The model.
+        node: The node.
+        reduced: Whether reductions count as passing values on.
+    """
+    if is_pointwise(node):
+        return tuple(run_time_inputs(model, node))
+    if operator_of(node).joins:
+        return tuple(node.inputs)
+    if node.domain in DOMAINS and node.op == "Where":
+        return tuple(node.inputs[1:3])
+    if node.domain in DOMAINS and node.op in _SCATTERS:  # they write parts of a box
+        return (node.input(0), node.input(2))
+    if _passes_first_input(node, reduced):
+        return tuple(node.inputs[:1])
+    return ()
+
+
+def _passes_first_input(node: Node, reduced: bool) -> bool:
+    kind = operator_of(node).kind
+    if rearranges(node) or kind == LayerKind.SLICE:
+        return True
+    if node.op in _PICKS and node.domain in DOMAINS:
+        return True
+    return reduced and kind == LayerKind.REDUCE
+
+
+def _distribution_logits(model: Model, node: Node) -> str:
+    """Return the input of the Softmax whose mean over bins a layer of one column computes.
+
+    D-FINE and YOLO's DFL compute such a mean. Empty for another layer.
+    """
+    if _column_count(model, node) != 1:
+        return ""
+    producer = model.producer(node.input(0))
+    while producer is not None and rearranges(producer) and producer.inputs:
+        producer = model.producer(producer.input(0))
+    if producer is None or producer.op != "Softmax":
+        return ""
+    return producer.input(0)
+
+
+def _column_count(model: Model, node: Node) -> int | None:
+    """Return the number of outputs per position of a layer with constant weights."""
+    shape = model.constant_shape(node.input(1))
+    if not shape:
+        return None
+    if len(shape) == 1 and node.op == "MatMul":
+        return 1
+    axis = output_axis(node, len(shape))
+    return shape[axis] if axis is not None and axis < len(shape) else None
+
+
+def _mlp_upstream(model: Model, node: Node) -> set[int]:
+    """Return the Linears before a Linear.
+
+    Each follows an activation of the previous one and is the only consumer of it.
+    """
+    indices: set[int] = set()
+    while operator_of(node).kind == LayerKind.MATRIX_MULTIPLY:
+        previous = _layer_before_activation(model, node)
+        if operator_of(previous).kind != LayerKind.MATRIX_MULTIPLY or previous is None:
+            break
+        if len(model.consumers(previous.output)) != 1 or model.is_output(previous.output):
+            break
+        indices.add(previous.index)
+        node = previous
+    return indices
+
+
+def _layer_before_activation(model: Model, node: Node) -> Node | None:
+    """Return the layer with weights before a node if an activation lies in between."""
+    is_activated = False
+    producer = model.producer(node.input(0))
+    while producer is not None and not _has_constant_weights(model, producer):
+        source = activation_input(model, producer)
+        if source is not None:
+            is_activated = is_activated or not is_bias(model, producer)
+        elif rearranges(producer) and producer.inputs:
+            source = producer.input(0)
+        else:
+            return None
+        producer = model.producer(source)
+    return producer if is_activated else None

@@ -1,0 +1,115 @@
+"""Activations as pointwise functions of one run-time tensor, in any number of nodes.
+
+SiLU (Sigmoid, Mul), GELU (Div, Erf, Add, Mul, Mul) and HardSwish (Add, Clip, Mul, Div) are
+functions of one tensor; constant operands are no inputs. TensorRT joins the nodes into one ``PWN``
+and fuses it into the convolution before it. :mod:`qdqtool.ir.operators` lists the pointwise
+operators.
+
+Insertion and heads use this module before there is any Q/DQ. The simulator decides which of these
+functions a convolution fuses (:mod:`qdqtool.trt.taken`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.operators import is_pointwise, is_run_time, is_sum
+
+_MAX_NODES = 24  # of one activation; Mish in its elementary operators has six
+
+
+def run_time_inputs(model: Model, node: Node) -> list[str]:
+    """Return the tensors computed at run time that a node reads, each once."""
+    return [t for t in dict.fromkeys(node.inputs) if t and is_run_time(model, t)]
+
+
+def activation_input(model: Model, node: Node | None) -> str | None:
+    """Return the nearest tensor that a pointwise node's output is a function of; None if none.
+
+    It is ``x`` for ``Relu(x)``, for the Mul of ``x * Sigmoid(x)`` and for the Mul of
+    ``x * (1 + Erf(x / 1.41))``. There is none for a sum of two tensors that are not functions of
+    one another.
+    """
+    operands: dict[str, None] = {}
+    for _ in range(_MAX_NODES):
+        if node is None or not is_pointwise(node) or len(node.outputs) != 1:
+            return None
+        operands.update(dict.fromkeys(run_time_inputs(model, node)))
+        if len(operands) <= 1:
+            return next(iter(operands), None)
+        # The operand that is computed last cannot be an input of the others, so it is not the
+        # tensor that all of them are functions of.
+        last = max(operands, key=lambda tensor: _position(model, tensor))
+        del operands[last]
+        node = model.producer(last)
+    return None
+
+
+def _position(model: Model, tensor: str) -> int:
+    """Return the topological position of a tensor's producer; -1 for a network input."""
+    positions = model.cache.setdefault("positions", {})
+    if not positions:
+        positions.update({node.index: place for place, node in enumerate(model.ordered)})
+    producer = model.producer(tensor)
+    return -1 if producer is None else positions[producer.index]
+
+
+def pointwise_region(model: Model, tensor: str, node: Node) -> list[Node]:
+    """Return the nodes from a tensor to a pointwise function of it, in graph order.
+
+    Args:
+        model: The model.
+        tensor: The function's input, see :func:`activation_input`.
+        node: The last node of the function.
+    """
+    nodes: dict[int, Node] = {}
+    stack = [node]
+    while stack:
+        current = stack.pop()
+        if current.index in nodes:
+            continue
+        nodes[current.index] = current
+        for name in run_time_inputs(model, current):
+            producer = model.producer(name)
+            if name != tensor and producer is not None:
+                stack.append(producer)
+    return [nodes[index] for index in sorted(nodes)]
+
+
+def activation_outputs(model: Model, tensor: str) -> Iterator[str]:
+    """Yield the results of the pointwise functions of a tensor.
+
+    Results that are only used inside another function (a SiLU's Sigmoid) are left out.
+    """
+    functions: dict[str, None] = {tensor: None}  # tensors that depend on nothing but the input
+    inside: set[int] = set()
+    queue = [tensor]
+    for current in queue:
+        for node in model.consumers(current):
+            if node.index in inside or len(inside) >= _MAX_NODES:
+                continue
+            if _is_function_of(model, node, functions):
+                inside.add(node.index)
+                functions[node.output] = None
+                queue.append(node.output)
+    for name in list(functions)[1:]:
+        if model.is_output(name) or _is_used_outside(model, name, inside):
+            yield name
+
+
+def _is_used_outside(model: Model, tensor: str, nodes: set[int]) -> bool:
+    """Return whether a tensor has no consumer, or one that is not among some nodes."""
+    consumers = model.consumers(tensor)
+    return not consumers or not all(node.index in nodes for node in consumers)
+
+
+def _is_function_of(model: Model, node: Node, tensors: dict[str, None]) -> bool:
+    if not is_pointwise(node) or len(node.outputs) != 1:
+        return False
+    return all(name in tensors for name in run_time_inputs(model, node))
+
+
+def is_bias(model: Model, node: Node) -> bool:
+    """Return whether a node adds a constant, which a convolution takes as its bias."""
+    return is_sum(node) and len(run_time_inputs(model, node)) == 1

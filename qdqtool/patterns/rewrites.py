@@ -1,0 +1,111 @@
+"""Rewrites of whole models: removal of quantizers, and separate weights for each layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy.typing as npt
+from onnx import TensorProto
+
+from qdqtool.ir.editor import Editor
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.qdq import FLOATS, is_dq, is_q
+from qdqtool.patterns.view import View, WeightSource
+
+
+def remove_quantizers(
+    model: Model,
+    weights: bool = False,
+    stored: Callable[[str, Iterable[int]], TensorProto] | None = None,
+    constants: Mapping[str, TensorProto] | None = None,
+) -> Model:
+    """Remove the activation quantizers of a model in place and return it.
+
+    Weights remain quantized by default.
+
+    Args:
+        model: The model. It is changed.
+        weights: Whether float weights lose their Q and DQ as well.
+        stored: Returns the constant, for a name and dimensions, that replaces a DQ of stored
+            integers. With it no quantizer remains; without it these DQs remain.
+        constants: Constants that replace DQs, by the DQ's output.
+    """
+    view, editor = View(model), Editor(model)
+    for node in view.quantizers:
+        if not node.input(0) or not node.output:
+            continue
+        constant = (constants or {}).get(node.output)
+        if constant is None and stored is not None:
+            constant = _float_constant(model, node, stored)
+        if constant is not None:
+            editor.replace(node, constant)
+            continue
+        source = _float_source(view, node, weights, remove_all=stored is not None)
+        if source is not None:
+            editor.bypass(node, source)
+    return editor.finish()
+
+
+def _float_constant(
+    model: Model, node: Node, stored: Callable[[str, Iterable[int]], TensorProto]
+) -> TensorProto | None:
+    """Return the constant that replaces a DQ of stored integers; None for another node."""
+    constant = model.constant_proto(node.input(0)) if is_dq(node) else None
+    if constant is None or constant.data_type in (*FLOATS, TensorProto.UNDEFINED):
+        return None
+    return stored(node.output, constant.dims)
+
+
+def _float_source(view: View, node: Node, weights: bool, *, remove_all: bool) -> str | None:
+    """Return the tensor that replaces a quantizer's output; None if the quantizer remains.
+
+    A Q without its DQ remains unless all quantizers are removed.
+    """
+    q = view.model.producer(node.input(0)) if is_dq(node) else node
+    if q is not None and is_q(q) and (weights or not view.is_weight(q)):
+        return q.input(0) if remove_all or is_dq(node) else None
+    return node.input(0) if remove_all else None
+
+
+def unshare_weights(model: Model) -> Model:
+    """Give each layer of a model its own quantized weights, in place, and return the model.
+
+    Layers of a module that is called twice share their weights.
+    """
+    view, editor = View(model), Editor(model)
+    first: dict[str, Node] = {}
+    for node in view.weighted:
+        weights = view.weights(node)
+        if weights.dq is None or not weights.constant:
+            continue
+        value = model.constant(weights.source)
+        is_alone = all(len(model.consumers(n.output)) == 1 for n in weights.after)
+        if value is None or not is_alone:
+            continue
+        if first.setdefault(weights.source, node) is not node:
+            copy_weights(editor, node, weights, value)
+    return editor.finish()
+
+
+def copy_weights(
+    editor: Editor, node: Node, weights: WeightSource, value: npt.NDArray[Any]
+) -> None:
+    """Give a node weights of its own: copies of the constant, of Q and of DQ.
+
+    They are added before the nodes that move the weights for this node only.
+    """
+    tensor = editor.constant(f"{weights.source}_copy", value)
+    for quantizer in (weights.q, weights.dq):
+        if quantizer is not None:
+            tensor = editor.insert(
+                weights.after.top or node,
+                quantizer.op,
+                f"{quantizer.name}_copy",
+                [tensor, *quantizer.inputs[1:]],
+                dict(quantizer.attributes),
+            )
+    if weights.after:
+        editor.set_input(weights.after.top or node, 0, tensor)
+    else:
+        editor.set_input(node, 1, tensor)

@@ -1,0 +1,361 @@
+"""A Q/DQ model with properties that several checks need: weights, constants, consumers."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from qdqtool.ir import operators, qdq
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.operators import (
+    WEIGHTED,
+    LayerKind,
+    commuting_inputs,
+    operator_of,
+    output_axis,
+    rearranges,
+)
+from qdqtool.ir.qdq import QuantParams
+from qdqtool.patterns.heads import find_dfl, tensors_upstream_of_weighted
+from qdqtool.util.records import record
+
+SHAPE_LIMIT = 20_000  # nodes; above, inferring shapes costs more than sizes in messages are worth
+_MAX_TENSORS = 400  # that are visited downstream of one tensor
+_MAX_CACHED_TENSORS = 4096  # whose consumers are cached
+
+
+class NodeChain:
+    """Consecutive nodes upstream of a tensor, nearest first, in a list that tensors share.
+
+    Attributes:
+        node: The nearest node; None for an empty chain.
+        begin: The tensor that the topmost node reads.
+        top: The topmost node.
+    """
+
+    __slots__ = ("_length", "_upstream", "begin", "node", "top")
+
+    def __init__(
+        self, begin: str, node: Node | None = None, upstream: NodeChain | None = None
+    ) -> None:
+        self.begin, self.node, self._upstream = begin, node, upstream
+        self.top: Node | None = upstream.top if upstream else node
+        self._length = 0 if upstream is None else len(upstream) + 1
+
+    def __iter__(self) -> Iterator[Node]:
+        chain: NodeChain | None = self
+        while chain is not None and chain.node is not None:
+            yield chain.node
+            chain = chain._upstream
+
+    def __len__(self) -> int:
+        return self._length
+
+
+@dataclass(slots=True)
+class WeightSource:
+    """Source of the second input of a Conv, ConvTranspose, Gemm or MatMul.
+
+    Attributes:
+        dq: The DequantizeLinear upstream, before the nodes in ``after``.
+        q: The QuantizeLinear before it.
+        source: The tensor that Q (or DQ, or the node itself) reads.
+        constant: Whether ``source`` is an initializer or Constant.
+        folded: Whether ``source`` depends on constants only.
+        before: Nodes between the constant and Q, the nearest to Q first.
+        after: Nodes between DQ and the node.
+        shape: Dimensions of ``source`` if it is a constant that only Q and DQ separate from the
+            node.
+    """
+
+    dq: Node | None
+    q: Node | None
+    source: str
+    constant: bool
+    folded: bool
+    before: NodeChain
+    after: NodeChain
+    shape: tuple[int, ...] | None = None
+
+    @property
+    def first_quantizer(self) -> Node | None:
+        """The quantizer next to the constant."""
+        return self.q or self.dq
+
+
+class View:
+    """A model with properties that several checks need, each computed once.
+
+    Attributes:
+        model: The model.
+        cache: Results of functions over tensors of the view, by the function's name.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.cache: dict[str, dict[str, Any]] = {}
+        self._weights: dict[str, WeightSource] = {}
+        self._before: dict[str, NodeChain] = {}
+        self._after: dict[str, NodeChain] = {}
+
+    def params(self, node: Node) -> QuantParams:
+        """Return scale and zero point of a Q or DQ."""
+        return qdq.read_params(self.model, node)
+
+    def axis(self, node: Node) -> int | None:
+        """Return the channel axis of a per-channel Q or DQ; None for a per-tensor one.
+
+        Below opset 13 ONNX has no axis, and TensorRT's parser uses 0.
+        """
+        params = self.params(node)
+        if params.per_channel and not params.has_axis and self.model.opset < 13:
+            return 0
+        return params.axis
+
+    @functools.cached_property
+    def quantizers(self) -> list[Node]:
+        """Q and DQ nodes in graph order."""
+        return list(qdq.quantizers(self.model))
+
+    @functools.cached_property
+    def weighted(self) -> list[Node]:
+        """Conv, ConvTranspose, Gemm and MatMul nodes in graph order."""
+        return [node for node in self.model.ordered if node.op in WEIGHTED]
+
+    @functools.cached_property
+    def quantized(self) -> frozenset[int]:
+        """Indices of the weighted nodes whose data and weights come from a DQ."""
+        indices: set[int] = set()
+        for node in self.weighted:
+            pair = qdq.find_pair(self.model, node.input(0))
+            if pair is not None and self.weights(node).dq is not None:
+                indices.add(node.index)
+        return frozenset(indices)
+
+    @functools.cached_property
+    def constants(self) -> frozenset[str]:
+        """Tensors that depend on constants only, including quantized weights."""
+        tensors = set(self.model.initializers)
+        tensors.add("")  # an input that is not set
+        for node in self.model.ordered:
+            if node.op == "Constant" or (node.inputs and tensors.issuperset(node.inputs)):
+                tensors.update(node.outputs)
+        tensors.discard("")
+        return frozenset(tensors)
+
+    @functools.cached_property
+    def varying(self) -> frozenset[str]:
+        """Tensors that depend on the values of the network's inputs, not only on their shapes."""
+        tensors = set(self.model.inputs)
+        for node in self.model.ordered:
+            if tensors.isdisjoint(node.inputs) and tensors.isdisjoint(node.captured):
+                continue
+            if operator_of(node).kind != LayerKind.SHAPE:
+                tensors.update(node.outputs)
+                tensors.discard("")
+        return frozenset(tensors)
+
+    @functools.cached_property
+    def activation_qs(self) -> list[Node]:
+        """QuantizeLinear nodes of tensors that are computed at run time."""
+        return [n for n in self.quantizers if qdq.is_q(n) and n.input(0) not in self.constants]
+
+    def is_weight(self, node: Node) -> bool:
+        """Return whether a Q or DQ reads a constant."""
+        return node.input(0) in self.constants
+
+    def weights(self, node: Node) -> WeightSource:
+        """Return the source of a convolution's weights (its second input)."""
+        tensor = node.input(1)
+        source = self._weights.get(tensor)
+        if source is None:
+            source = self._weights[tensor] = self._trace_weights(tensor)
+            if not source.before and not source.after:
+                source.shape = self.model.constant_shape(source.source) or None
+        return source
+
+    def _trace_weights(self, tensor: str) -> WeightSource:
+        model = self.model
+        after = _chain_upstream(self._after, tensor, self._rearranging_producer)
+        dq = model.producer(after.begin)
+        if dq is None or not qdq.is_dq(dq):
+            constant, folded = model.is_constant(tensor), tensor in self.constants
+            empty = NodeChain(tensor)
+            return WeightSource(None, None, tensor, constant, folded, empty, empty)
+        producer = model.producer(dq.input(0))
+        q = producer if qdq.is_q(producer) else None
+        source = (q or dq).input(0)
+        constant, folded = model.is_constant(source), source in self.constants
+        before = NodeChain(source)
+        if folded and not constant:
+            before = _chain_upstream(self._before, source, self._constant_producer)
+        return WeightSource(dq, q, source, constant, folded, before, after)
+
+    def _rearranging_producer(self, tensor: str) -> tuple[Node, str] | None:
+        """Return the producer of a tensor and its input if it only moves values."""
+        producer = self.model.producer(tensor)
+        if producer is None or not rearranges(producer) or not producer.input(0):
+            return None
+        return producer, producer.input(0)
+
+    def _constant_producer(self, tensor: str) -> tuple[Node, str] | None:
+        """Return the producer of a tensor of constants and its first computed input.
+
+        The input is empty if all of them are stored. None if the tensor itself is stored.
+        """
+        producer = self.model.producer(tensor) if tensor else None
+        if producer is None or producer.op == "Constant":
+            return None
+        for source in producer.inputs:
+            if source and not self.model.is_constant(source):
+                return producer, source
+        return producer, ""
+
+    def folded_nodes(self) -> set[str]:
+        """Return the names of the nodes between constants and the quantizers of weights."""
+        for node in self.weighted:
+            self.weights(node)
+        return {chain.node.name for chain in self._before.values() if chain.node is not None}
+
+    def weight_shape(self, node: Node) -> tuple[int, ...] | None:
+        """Return the dimensions of a convolution's weights.
+
+        They are [Cout, Cin/groups, ...], for ConvTranspose [Cin, Cout/groups, ...].
+        """
+        return self.weights(node).shape
+
+    def channels(self, node: Node) -> tuple[int, int, int] | None:
+        """Return input channels, output channels and groups of a Conv or ConvTranspose."""
+        shape = self.weight_shape(node)
+        if shape is None or len(shape) < 3:
+            return None
+        groups = node.integer("group", 1) or 1
+        if output_axis(node, len(shape)) == 1:
+            return shape[0], shape[1] * groups, groups
+        return shape[1] * groups, shape[0], groups
+
+    def shape(self, tensor: str) -> tuple[int | None, ...] | None:
+        """Return the dimensions of a tensor if they are known or cheap to infer."""
+        return self.model.shape(tensor) if len(self.model.nodes) <= SHAPE_LIMIT else None
+
+    def element_count(self, tensor: str) -> int | None:
+        """Return the number of elements of a tensor; None if its shape is unknown.
+
+        An unknown batch size counts as 1.
+        """
+        shape = self.shape(tensor)
+        if shape is None or any(not size for size in shape[1:]):
+            return None
+        return math.prod(size or 1 for size in shape)
+
+    @functools.cached_property
+    def feeds_weighted(self) -> frozenset[int]:
+        """Indices of the nodes with a weighted node downstream, other than the DFL's."""
+        upstream = tensors_upstream_of_weighted(self.model, find_dfl(self.model))
+        nodes = self.model.nodes
+        return frozenset(node.index for node in nodes if not upstream.isdisjoint(node.outputs))
+
+    def consuming_convolutions(self, node: Node) -> list[str]:
+        """Return the names of the convolutions that consume a Q or DQ.
+
+        They consume it as data, weights or bias, past operators that a DQ moves past.
+        """
+        dqs = [node]
+        if qdq.is_q(node):
+            dqs = [n for n in self.model.consumers(node.output) if qdq.is_dq(n)]
+        names: list[str] = []
+        for dq in dqs:
+            for consumer in find_consumers(self, dq.output):
+                if consumer.node is not None and consumer.node.op in WEIGHTED:
+                    names.append(consumer.node.name)
+        return names
+
+    def pairs(self) -> Iterator[tuple[Node, list[Node]]]:
+        """Yield each activation Q with the DQs that consume it."""
+        for q in self.activation_qs:
+            yield q, [node for node in self.model.consumers(q.output) if qdq.is_dq(node)]
+
+
+@record
+class Consumer:
+    """A consumer of a tensor, past operators that a Q moves past.
+
+    Attributes:
+        kind: ``q``, ``add`` (a sum of two computed tensors), ``op`` or ``output`` (of the network).
+        node: The consumer; None for a network output.
+        path: The nodes in between, which a Q moves past, the nearest to the tensor first.
+    """
+
+    kind: str
+    node: Node | None
+    path: tuple[Node, ...] = ()
+
+
+def find_consumers(view: View, tensor: str) -> list[Consumer]:
+    """Return the consumers of a tensor, past operators that a Q moves past; cached."""
+    cache: dict[str, list[Consumer]] = view.cache.setdefault("consumers", {})
+    if tensor not in cache:
+        if len(cache) > _MAX_CACHED_TENSORS:
+            cache.clear()
+        cache[tensor] = _find_consumers(view, tensor)
+    return cache[tensor]
+
+
+def _find_consumers(view: View, tensor: str) -> list[Consumer]:
+    consumers: list[Consumer] = []
+    queue: list[tuple[str, tuple[Node, ...]]] = [(tensor, ())]
+    visited: set[str] = {tensor}
+    for current, path in queue:
+        if len(visited) > _MAX_TENSORS:
+            break
+        if view.model.is_output(current):
+            consumers.append(Consumer("output", None, path))
+        for node in dict.fromkeys(view.model.consumers(current)):
+            if qdq.is_q(node) or current not in commuting_inputs(view.model, node):
+                consumers.append(Consumer(_consumer_kind(view, node), node, path))
+                continue
+            for output in node.outputs:
+                if output and output not in visited:
+                    visited.add(output)
+                    queue.append((output, (*path, node)))
+    return consumers
+
+
+def _consumer_kind(view: View, node: Node) -> str:
+    if qdq.is_q(node):
+        return "q"
+    return "add" if adds_computed(view, node) else "op"
+
+
+def adds_computed(view: View, node: Node) -> bool:
+    """Return whether a node adds two computed tensors, unlike a bias."""
+    return operators.is_sum(node) and sum(t not in view.constants for t in node.inputs if t) >= 2
+
+
+def _chain_upstream(
+    cache: dict[str, NodeChain],
+    tensor: str,
+    find_producer: Callable[[str], tuple[Node, str] | None],
+) -> NodeChain:
+    """Return the nodes upstream of a tensor.
+
+    Args:
+        cache: Chains by tensor.
+        tensor: The tensor to start at.
+        find_producer: Returns the producer of a tensor and the input to continue at, None at the
+            end of the chain.
+    """
+    steps: list[tuple[str, Node]] = []
+    while tensor not in cache:
+        step = find_producer(tensor)
+        if step is None:
+            break
+        steps.append((tensor, step[0]))
+        tensor = step[1]
+    chain = cache.get(tensor) or NodeChain(tensor)
+    for output, node in reversed(steps):
+        chain = cache[output] = NodeChain(chain.begin, node, chain)
+    return chain

@@ -1,0 +1,1 @@
+"""The protobuf of an ONNX model, below the graph: subgraphs, external data, shapes."""

@@ -1,0 +1,462 @@
+"""Types and shapes of tensors, inferred by onnx.
+
+onnx's inference is C++ that trusts the model. It ends the process on some wrong models (a 7x7 Conv over
+a 4x4 input followed by a Slice) and takes all memory on others. Models of ordinary networks are inferred
+in this process. All others are inferred in a child process with limited memory and time, and so is every
+conversion to another operator set.
+"""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from qdqtool.proto.subgraphs import STANDARD, all_nodes, attribute_graphs
+from qdqtool.util import limits
+
+Types = dict[str, onnx.TypeProto]
+KnownType = tuple[int, tuple[int | None, ...] | None]
+"""Element type (0 if unknown) and dimensions (None if unknown) of a tensor."""
+
+_WORKER = Path(__file__).parent / "shapes_worker.py"
+_MAX_INT32 = 1 << 31  # onnx reads attributes as 32-bit integers
+_LARGE_SIZE = 1 << 24  # entries; a constant shape with a larger dimension is not inferred here
+
+# Operators whose inference neither crashes nor allocates much, found by trying all of them.
+_HARMLESS = frozenset(
+    """
+    Abs Add And ArgMax ArgMin AveragePool BatchNormalization Cast CastLike Ceil Celu Clip Concat Constant
+    ConstantOfShape Conv ConvTranspose Cos CumSum DepthToSpace DequantizeLinear Div Dropout Einsum Elu Equal Erf
+    Exp Expand Flatten Floor Gather GatherElements GatherND Gelu Gemm GlobalAveragePool GlobalMaxPool Greater
+    GreaterOrEqual GridSample GroupNormalization HardSigmoid HardSwish Hardmax Identity If InstanceNormalization
+    IsInf IsNaN LRN LayerNormalization LeakyRelu Less LessOrEqual Log LogSoftmax Loop LpNormalization MatMul Max
+    MaxPool Mean Min Mish Mod Mul Neg NonMaxSuppression NonZero Not OneHot Or PRelu Pad Pow QuantizeLinear
+    RMSNormalization Range Reciprocal ReduceL1 ReduceL2 ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum
+    ReduceSumSquare Relu Reshape Resize Round ScatterElements ScatterND Selu Shape Sigmoid Sign Sin Size Slice
+    Softmax Softplus Softsign SpaceToDepth Split Sqrt Squeeze Sub Sum Swish Tanh Tile TopK Transpose Trilu
+    Unsqueeze Upsample Where Xor
+    """.split()
+)
+_CRASH_ON_NEGATIVE = frozenset(("GatherND", "Slice"))  # dimensions
+_WINDOWED = frozenset(("AveragePool", "Conv", "ConvTranspose", "MaxPool"))
+# Operators whose output sizes are stated by inputs or attributes.
+_RESIZING = frozenset(
+    "DepthToSpace Expand GatherND Pad Resize SpaceToDepth Split Tile TopK Upsample".split()
+)
+# End of the inputs that state sizes, for operators that read other inputs as well.
+_SIZE_INPUT_ENDS = {"GatherND": 1, "Pad": 2, "TopK": 2}
+# Operators whose vectors onnx computes entry by entry ("data propagation").
+_PROPAGATED = frozenset(
+    "Add Cast Concat Gather MeanVarianceNormalization Mul Size Slice Squeeze Sub Unsqueeze".split()
+)
+# Position of the input whose values decide the size of the output.
+_SIZE_INPUTS = {
+    "ConstantOfShape": 0,
+    "Expand": 1,
+    "Pad": 1,
+    "Range": 1,
+    "Reshape": 1,
+    "Slice": 4,
+    "Tile": 1,
+}
+
+# Operators whose output types follow from the input types, whatever the values.
+_TYPED_BY_INPUTS = frozenset(
+    """
+    Add AveragePool BatchNormalization Clip Concat Conv ConvTranspose Div Flatten Gemm GlobalAveragePool
+    HardSigmoid HardSwish LeakyRelu MatMul MaxPool Mul Relu Sigmoid Softmax Split Sub Tanh Transpose
+    """.split()
+)
+
+
+def infer_types(proto: onnx.ModelProto) -> Types | None:
+    """Return the types of the tensors in a model's main graph, None if onnx cannot infer them.
+
+    Args:
+        proto: Model, best without large weights. It is not changed.
+    """
+    if proto.functions:
+        from onnx import inliner
+
+        try:
+            proto = inliner.inline_local_functions(proto)
+        except Exception:  # onnx's C++ raises various classes
+            return None
+    for data_prop in (True, False):
+        try:
+            graph = infer_shapes(proto, data_prop=data_prop).graph
+        except Exception:  # custom operators, unusual types: shapes are a convenience
+            continue
+        return {value.name: value.type for value in (*graph.value_info, *graph.output)}
+    return None
+
+
+def infer_shapes(
+    proto: onnx.ModelProto,
+    *,
+    check_type: bool = False,
+    strict_mode: bool = False,
+    data_prop: bool = False,
+) -> onnx.ModelProto:
+    """Return a copy of a model with inferred types.
+
+    Raises:
+        Exception: onnx refuses the model, or crashes on it.
+    """
+    if is_safe(proto):
+        return onnx.shape_inference.infer_shapes(
+            proto, check_type=check_type, strict_mode=strict_mode, data_prop=data_prop
+        )
+    return _run_in_child(proto, "infer", int(check_type), int(strict_mode), int(data_prop))
+
+
+def convert_opset(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    """Return a model in another version of ONNX's operator set.
+
+    Raises:
+        Exception: onnx refuses the model, or crashes on it.
+    """
+    return _run_in_child(proto, "convert", opset)
+
+
+def _run_in_child(proto: onnx.ModelProto, task: str, *numbers: int) -> onnx.ModelProto:
+    """Run one task of shapes_worker.py in a child process and return its model."""
+    source = proto.SerializeToString()
+    memory = limits.ONNX_BYTES + limits.ONNX_BYTES_BYTE * len(source)
+    command = [sys.executable, "-P", str(_WORKER), str(memory), task, *map(str, numbers)]
+    try:
+        child = subprocess.run(
+            command, input=source, capture_output=True, timeout=limits.ONNX_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"onnx takes more than {limits.ONNX_SECONDS} s for it") from None
+    if child.returncode < 0:
+        raise RuntimeError("onnx crashes on it")
+    if child.returncode:
+        reason = child.stderr.decode("utf-8", "replace").strip()
+        raise RuntimeError(reason.splitlines()[-1] if reason else "onnx fails on it")
+    result: onnx.ModelProto = onnx.ModelProto.FromString(child.stdout)
+    return result
+
+
+# Static check ----------------------------------------------------------------------------------------
+
+
+def is_safe(proto: onnx.ModelProto) -> bool:
+    """Return whether onnx's inference is known to neither crash on a model nor to take much memory."""
+    nodes = list(all_nodes(proto))
+    if proto.functions or not all(_is_harmless(node) for node in nodes):
+        return False
+    constants = _constants(proto, nodes)
+    if any(node.op_type in _CRASH_ON_NEGATIVE for node in nodes):
+        if _states_negative_size(proto, constants):
+            return False
+        producers = {node.output[0]: node for node in nodes if node.output}
+        for node in nodes:
+            if node.op_type in _RESIZING and not _has_usual_sizes(node, constants):
+                return False
+            if node.op_type in _WINDOWED and not _fits_window(node, constants, producers):
+                return False
+    lengths = _vector_lengths(proto, constants)
+    if _makes_large_tensors(nodes, constants, lengths):
+        return False
+    return not _has_long_vectors(nodes, lengths, _largest_input(proto))
+
+
+def _is_harmless(node: onnx.NodeProto) -> bool:
+    if node.domain not in STANDARD:  # onnx ignores unknown domains
+        return not node.domain.startswith("ai.onnx")
+    if node.op_type.startswith("Gather") and len(set(node.input)) < len(node.input):
+        return False  # the rank doubles with each node of such a chain
+    return node.op_type in _HARMLESS and has_sane_attributes(node)
+
+
+def has_sane_attributes(node: onnx.NodeProto) -> bool:
+    """Return whether onnx reads a node's attributes as they are stated."""
+    attributes = node.attribute
+    if node.op_type != "Constant" and any(abs(a.i) >= _MAX_INT32 for a in attributes):
+        return False
+    if node.op_type != "Split":
+        return True
+    return all(a.i == len(node.output) for a in attributes if a.name == "num_outputs")
+
+
+def _constants(
+    proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]
+) -> dict[str, onnx.TensorProto]:
+    """Return initializers and values of Constant nodes by name, those of subgraphs included."""
+    constants = {tensor.name: tensor for tensor in proto.graph.initializer}
+    for node in nodes:
+        for attribute in node.attribute:
+            if node.op_type == "Constant" and node.output:
+                constants[node.output[0]] = _as_tensor(attribute)
+            for graph in attribute_graphs(attribute):
+                constants.update((tensor.name, tensor) for tensor in graph.initializer)
+    return constants
+
+
+def _as_tensor(attribute: onnx.AttributeProto) -> onnx.TensorProto:
+    if attribute.name == "value":
+        return attribute.t
+    ints = attribute.ints or ([attribute.i] if attribute.name == "value_int" else [])
+    count = len(ints) or len(attribute.floats) or len(attribute.strings)
+    return onnx.TensorProto(data_type=onnx.TensorProto.INT64, dims=[count], int64_data=ints)
+
+
+def _states_negative_size(
+    proto: onnx.ModelProto, constants: Mapping[str, onnx.TensorProto]
+) -> bool:
+    graph = proto.graph
+    values = (*graph.input, *graph.output, *graph.value_info)
+    return any(d.dim_value < 0 for v in values for d in v.type.tensor_type.shape.dim) or any(
+        size < 0 for tensor in constants.values() for size in tensor.dims
+    )
+
+
+def _has_usual_sizes(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> bool:
+    """Return whether all numbers that decide a node's output sizes are constant and not negative."""
+    inputs = node.input[1 : _SIZE_INPUT_ENDS.get(node.op_type, len(node.input))]
+    numbers: list[float] = []
+    for tensor in filter(None, inputs):
+        values = _small_values(constants.get(tensor))
+        if values is None:
+            return False
+        numbers += values
+    for attribute in node.attribute:
+        if attribute.name in ("num_outputs", "blocksize", "batch_dims"):
+            numbers.append(attribute.i)
+        if attribute.name not in ("axis", "axes", "value"):
+            numbers += (*attribute.ints, *attribute.floats)
+        if attribute.name == "num_outputs" and attribute.i > 2:  # the last part may be too short
+            return False
+    return all(0 <= number <= _LARGE_SIZE for number in numbers)
+
+
+def _fits_window(
+    node: onnx.NodeProto,
+    constants: Mapping[str, onnx.TensorProto],
+    producers: Mapping[str, onnx.NodeProto],
+) -> bool:
+    """Return whether a convolution or pooling makes no negative size, whatever the input size."""
+    if any(a.ints and a.type != a.INTS for a in node.attribute):
+        return False
+    stated = {a.name: list(a.ints) for a in node.attribute if a.ints}
+    auto_pad = next((a.s for a in node.attribute if a.name == "auto_pad"), b"NOTSET")
+    if auto_pad.startswith(b"SAME") and "pads" not in stated:
+        return True
+    kernel = stated.get("kernel_shape") or _weight_sizes(node, constants, producers)
+    if not kernel or "output_shape" in stated:
+        return False
+    rank = len(kernel)
+    strides = stated.get("strides", [1] * rank)
+    dilations = stated.get("dilations", [1] * rank)
+    pads = stated.get("pads", [0, 0] * rank)
+    added = stated.get("output_padding", [0] * rank)
+    if not len(strides) == len(dilations) == len(added) == len(pads) / 2 == rank:
+        return False
+    if not all(0 <= number <= _LARGE_SIZE for numbers in stated.values() for number in numbers):
+        return False
+    for axis in range(rank):
+        extent = dilations[axis] * (kernel[axis] - 1) + 1 - pads[axis] - pads[axis + rank]
+        if node.op_type == "ConvTranspose":
+            fits = added[axis] + extent >= strides[axis]
+        else:
+            fits = extent < 2 * strides[axis]
+        if not fits:
+            return False
+    return True
+
+
+def _weight_sizes(
+    node: onnx.NodeProto,
+    constants: Mapping[str, onnx.TensorProto],
+    producers: Mapping[str, onnx.NodeProto],
+) -> Sequence[int]:
+    """Return the spatial sizes of a convolution's weights, also if they pass a Q/DQ pair."""
+    tensor = "".join(node.input[1:2])
+    for _ in range(2):
+        producer = producers.get(tensor)
+        if producer is not None and producer.op_type in ("DequantizeLinear", "QuantizeLinear"):
+            tensor = producer.input[0]
+    weights = constants.get(tensor)
+    return () if weights is None else weights.dims[2:]
+
+
+def _small_values(tensor: onnx.TensorProto | None) -> list[Any] | None:
+    """Return the values of a constant with at most 64 entries, None for others."""
+    if tensor is None or tensor.external_data or not 0 <= math.prod(tensor.dims) <= limits.RANK:
+        return None
+    try:
+        return list(onnx.numpy_helper.to_array(tensor).flat)
+    except Exception:  # damaged
+        return None
+
+
+def _vector_lengths(
+    proto: onnx.ModelProto, constants: Mapping[str, onnx.TensorProto]
+) -> dict[str, int]:
+    """Return the lengths of vectors and scalars that the model states, by tensor."""
+    lengths = {
+        name: math.prod(tensor.dims) for name, tensor in constants.items() if len(tensor.dims) <= 1
+    }
+    for value in (*proto.graph.input, *proto.graph.value_info):
+        dims = value.type.tensor_type.shape.dim
+        if len(dims) == 1:
+            lengths[value.name] = dims[0].dim_value
+        elif len(dims) > limits.RANK:
+            lengths[value.name] = _LARGE_SIZE
+    return lengths
+
+
+def _makes_large_tensors(
+    nodes: Iterable[onnx.NodeProto],
+    constants: Mapping[str, onnx.TensorProto],
+    lengths: Mapping[str, int],
+) -> bool:
+    """Return whether a constant asks for an output of unusual rank or size, or for a huge step."""
+    for node in nodes:
+        if any(len(a.ints) > limits.RANK for a in node.attribute if node.op_type != "Constant"):
+            return True
+        position = _SIZE_INPUTS.get(node.op_type, len(node.input))
+        tensor = "".join(node.input[position : position + 1])
+        if lengths.get(tensor, 0) > limits.RANK:
+            return True
+        if tensor in constants:
+            values = _small_values(constants[tensor])
+            if values is None or max(map(abs, values), default=0) > _LARGE_SIZE:
+                return True
+        elif tensor and node.op_type == "Slice":  # a step of 2^31 never ends
+            return True
+    return False
+
+
+def _largest_input(proto: onnx.ModelProto) -> int:
+    """Return the number of elements of the largest input, open dimensions counted as 1."""
+    shapes = [value.type.tensor_type.shape for value in proto.graph.input]
+    return max((math.prod(d.dim_value or 1 for d in shape.dim) for shape in shapes), default=0)
+
+
+def _has_long_vectors(
+    nodes: Iterable[onnx.NodeProto], lengths: dict[str, int], largest_input: int
+) -> bool:
+    """Return whether onnx would compute vectors of many entries, one dimension for each.
+
+    Lengths are upper bounds. Tensors that are not known to be vectors count nothing. A tensor that is
+    reshaped to a vector counts as the largest input.
+    """
+    if _LARGE_SIZE in lengths.values():
+        return True
+    total = 0
+    for node in nodes:
+        if node.op_type == "Reshape" and lengths.get("".join(node.input[1:2])) == 1:
+            lengths[node.output[0]] = lengths.get(node.input[0], largest_input)
+        if node.op_type not in _PROPAGATED or not node.output:
+            continue
+        inputs = [lengths.get(tensor, 0) for tensor in node.input]
+        length = sum(inputs) if node.op_type == "Concat" else max(inputs, default=0)
+        lengths[node.output[0]] = length
+        total += length
+        if length > limits.SHAPE_ENTRIES or total > limits.SHAPE_ENTRIES_ALL:
+            return True
+    return False
+
+
+# Single nodes ----------------------------------------------------------------------------------------
+
+
+def infer_node(
+    node: onnx.NodeProto,
+    types: Mapping[str, onnx.TypeProto],
+    opset: int,
+    values: Mapping[str, onnx.TensorProto] | None = None,
+) -> Types:
+    """Return the output types of one node of ONNX's own operators, empty if onnx cannot infer them.
+
+    Args:
+        node: Node without subgraphs.
+        types: Types of its inputs.
+        opset: Version of the operator set.
+        values: Values of inputs that are constants.
+    """
+    proto = onnx.ModelProto(opset_import=[onnx.helper.make_opsetid("", opset)])
+    proto.graph.node.append(node)
+    proto.graph.input.extend(
+        onnx.ValueInfoProto(name=name, type=kind) for name, kind in types.items()
+    )
+    proto.graph.initializer.extend((values or {}).values())
+    if any(True for a in node.attribute for _ in attribute_graphs(a)) or not is_safe(proto):
+        return {}
+    try:
+        schema = onnx.defs.get_schema(node.op_type, opset, "")
+        return dict(
+            onnx.shape_inference.infer_node_outputs(schema, node, dict(types), dict(values or {}))
+        )
+    except Exception:  # custom or damaged node
+        return {}
+
+
+class NodeTypeCache:
+    """Output types of nodes, inferred once for all nodes alike in operator, attributes and input types.
+
+    That is much faster than inferring a whole network with many equal nodes. It covers operators whose
+    output types follow from their input types, if these are completely known.
+    """
+
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        self._opset = next((o.version for o in proto.opset_import if o.domain in STANDARD), 0)
+        functions = {f.name for f in proto.functions if f.domain in STANDARD}
+        self._operators = _TYPED_BY_INPUTS - functions
+        self._outputs: dict[tuple[object, ...], list[KnownType] | None] = {}
+
+    def outputs(
+        self, node: onnx.NodeProto, op: str, inputs: Sequence[KnownType]
+    ) -> list[KnownType] | None:
+        """Return the types of a node's outputs, None if they cannot be inferred.
+
+        Args:
+            node: The node.
+            op: Its operator.
+            inputs: Type of each input.
+        """
+        if op not in self._operators or node.domain not in STANDARD:
+            return None
+        attributes = [a.SerializeToString() for a in node.attribute] if node.attribute else ()
+        key = (op, len(node.output), *inputs, *attributes)
+        if key not in self._outputs:
+            self._outputs[key] = self._infer(node, inputs)
+        return self._outputs[key]
+
+    def _infer(self, node: onnx.NodeProto, inputs: Sequence[KnownType]) -> list[KnownType] | None:
+        if not has_sane_attributes(node) or not onnx.defs.has(node.op_type, self._opset):
+            return None
+        if not all(_is_complete(known) for known in inputs):
+            return None
+        types = {
+            tensor: onnx.helper.make_tensor_type_proto(*known)
+            for tensor, known in zip(node.input, inputs, strict=True)
+        }
+        schema = onnx.defs.get_schema(node.op_type, self._opset, "")
+        try:
+            inferred = onnx.shape_inference.infer_node_outputs(schema, node, types)
+        except Exception:  # damaged node
+            return None
+        outputs: list[KnownType] = []
+        for tensor in node.output:
+            kind = inferred[tensor].tensor_type if tensor in inferred else None
+            if kind is None or not kind.HasField("shape"):
+                return None
+            if not all(dim.HasField("dim_value") for dim in kind.shape.dim):
+                return None
+            outputs.append((kind.elem_type, tuple(dim.dim_value for dim in kind.shape.dim)))
+        return outputs
+
+
+def _is_complete(known: KnownType) -> bool:
+    elem_type, dims = known
+    return bool(elem_type) and dims is not None and None not in dims and len(dims) <= limits.RANK

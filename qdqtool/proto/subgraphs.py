@@ -1,0 +1,404 @@
+"""Operations on NodeProtos: subgraphs, dependencies, and functions that a model defines."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import onnx
+
+from qdqtool.errors import ModelError
+from qdqtool.util import limits
+
+_Node = TypeVar("_Node")
+STANDARD = ("", "ai.onnx")  # the domain of ONNX's own operators
+DOMAINS = (*STANDARD, "com.microsoft")  # operators of one name mean the same in these
+INNER_DOMAINS = ("com.microsoft.", "com.ms.")  # prefixes of domains of onnxruntime's optimizer
+RUN_DOMAINS = (*DOMAINS, "ai.onnx.ml")  # that onnxruntime includes
+
+
+def attribute_graphs(attribute: onnx.AttributeProto) -> Iterator[onnx.GraphProto]:
+    """Yield the graphs of one attribute."""
+    if attribute.HasField("g"):
+        yield attribute.g
+    yield from attribute.graphs
+
+
+def nested_graphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
+    """Yield the subgraphs of nodes, and the subgraphs of their nodes."""
+    # No recursion: each graph would be passed up through all levels around it.
+    levels = [_direct_graphs(nodes)]
+    while levels:
+        graph = next(levels[-1], None)
+        if graph is None:
+            levels.pop()
+        else:
+            yield graph
+            levels.append(_direct_graphs(graph.node))
+
+
+def _direct_graphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
+    for node in nodes:
+        # Most nodes have no attributes, and iterating over none takes longer than the check.
+        if node.attribute:
+            for attribute in node.attribute:
+                yield from attribute_graphs(attribute)
+
+
+def with_subgraph_nodes(nodes: Collection[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Yield nodes, and the nodes of their subgraphs."""
+    yield from nodes
+    for graph in nested_graphs(nodes):
+        yield from graph.node
+
+
+def all_nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """Yield every node of a model's graph and of its own functions."""
+    for nodes in (proto.graph.node, *(function.node for function in proto.functions)):
+        yield from with_subgraph_nodes(nodes)
+
+
+def rename_tensors(nodes: Collection[onnx.NodeProto], names: Mapping[str, str]) -> None:
+    """Rename tensors in the inputs and outputs of nodes and of their subgraphs."""
+    for node in with_subgraph_nodes(nodes):
+        for tensors in (node.input, node.output):
+            for position, tensor in enumerate(tensors):
+                if tensor in names:
+                    tensors[position] = names[tensor]
+    for graph in nested_graphs(nodes):
+        for value in graph.output:
+            value.name = names.get(value.name, value.name)
+
+
+def copy_node(
+    node: onnx.NodeProto, inputs: Iterable[str], outputs: Iterable[str]
+) -> onnx.NodeProto:
+    """Return a node that does the same with other tensors."""
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    copy.input[:], copy.output[:] = inputs, outputs
+    return copy
+
+
+def captured_tensors(node: onnx.NodeProto) -> Iterator[str]:
+    """Yield the tensors that the subgraphs of a node read from outside, once for each subgraph."""
+    for attribute in node.attribute:
+        for graph in attribute_graphs(attribute):
+            yield from _outside_tensors(graph)
+
+
+def _outside_tensors(graph: onnx.GraphProto) -> Iterable[str]:
+    inside = {value.name for value in graph.input} | {t.name for t in graph.initializer}
+    outside: dict[str, None] = {}
+    for node in graph.node:
+        for name in (*node.input, *captured_tensors(node)):
+            if name and name not in inside:
+                outside[name] = None
+        inside.update(node.output)
+    outside.update(dict.fromkeys(v.name for v in graph.output if v.name not in inside))
+    return outside
+
+
+def require_utf8(texts: Collection[Any], path: str) -> None:
+    """Check that texts of a model are UTF-8: protobuf returns others as bytes.
+
+    Args:
+        texts: The texts.
+        path: Name of the model in the error.
+
+    Raises:
+        ModelError: A text is not UTF-8.
+    """
+    if set(map(type, texts)) - {str}:
+        damaged = next(text for text in texts if type(text) is not str)
+        shown = bytes(damaged[:80]).decode("utf-8", "backslashreplace")
+        raise ModelError(
+            f"a name is not UTF-8: '{shown}'; export the model again", path, code="wrong-encoding"
+        )
+
+
+def sort_topologically(
+    nodes: list[_Node],
+    inputs: Callable[[_Node], Iterable[str]],
+    outputs: Callable[[_Node], Iterable[str]],
+) -> list[_Node]:
+    """Return nodes in a topological order, without those of a cycle.
+
+    Nodes that are in a topological order already keep their order.
+
+    Args:
+        nodes: The nodes.
+        inputs: Returns the tensors that a node reads.
+        outputs: Returns the tensors that a node produces.
+    """
+    produced = set(itertools.chain.from_iterable(map(outputs, nodes))) - {""}
+    if _is_sorted(nodes, inputs, outputs, produced):
+        return nodes
+    # Number of inputs of each node whose producers are not in the order yet
+    missing = [len(produced.intersection(inputs(node))) for node in nodes]
+    consumers = _index_consumers(nodes, inputs, produced)
+    queue = [position for position, count in enumerate(missing) if not count]
+    for position in queue:
+        for tensor in outputs(nodes[position]):
+            for consumer in consumers.get(tensor, ()):
+                missing[consumer] -= 1
+                if not missing[consumer]:
+                    queue.append(consumer)
+    return [nodes[position] for position in queue]
+
+
+def _index_consumers(
+    nodes: list[_Node], inputs: Callable[[_Node], Iterable[str]], produced: set[str]
+) -> dict[str, list[int]]:
+    """Return the positions of the nodes that read each produced tensor."""
+    consumers: dict[str, list[int]] = {tensor: [] for tensor in produced}
+    for position, node in enumerate(nodes):
+        for tensor in dict.fromkeys(inputs(node)):
+            if tensor in consumers:
+                consumers[tensor].append(position)
+    return consumers
+
+
+def _is_sorted(
+    nodes: list[_Node],
+    inputs: Callable[[_Node], Iterable[str]],
+    outputs: Callable[[_Node], Iterable[str]],
+    produced: set[str],
+) -> bool:
+    later = set(produced)
+    for node in nodes:
+        if not later.isdisjoint(inputs(node)):
+            return False
+        later.difference_update(outputs(node))
+    return True
+
+
+# Parts of models -------------------------------------------------------------------------------
+
+_HEADER = (
+    "ir_version",
+    "producer_name",
+    "producer_version",
+    "domain",
+    "model_version",
+    "doc_string",
+)
+
+
+def find_dependencies(
+    nodes: Sequence[onnx.NodeProto], tensors: Iterable[str], fed: Container[str] = ()
+) -> tuple[list[onnx.NodeProto], set[str]]:
+    """Return the nodes that tensors depend on, in order, and all tensors that are needed.
+
+    Args:
+        nodes: Nodes of a graph in a topological order.
+        tensors: The tensors.
+        fed: Tensors that are fed, so that their producers are not needed.
+    """
+    needed = set(tensors)
+    dependencies = []
+    for node in reversed(nodes):
+        if any(tensor and tensor in needed and tensor not in fed for tensor in node.output):
+            dependencies.append(node)
+            needed.update((*node.input, *captured_tensors(node)))
+    return dependencies[::-1], needed
+
+
+def extract_part(
+    proto: onnx.ModelProto,
+    nodes: Sequence[onnx.NodeProto],
+    outputs: Iterable[onnx.ValueInfoProto],
+    constants: Iterable[onnx.TensorProto],
+    fed: Container[str] = (),
+) -> tuple[onnx.ModelProto, set[str]]:
+    """Return the part of a model that some outputs depend on, and the tensors that it needs.
+
+    Opsets, functions and metadata are those of the whole model. The caller adds inputs and types.
+
+    Args:
+        proto: The whole model.
+        nodes: Nodes of it to choose from, in a topological order.
+        outputs: Outputs of the part.
+        constants: Initializers of the model to choose from.
+        fed: Tensors that are fed instead.
+    """
+    part = onnx.ModelProto()
+    part.graph.output.extend(outputs)
+    part_nodes, needed = find_dependencies(nodes, (v.name for v in part.graph.output), fed)
+    _copy_header(proto, part)
+    graph, whole = part.graph, proto.graph
+    graph.node.extend(part_nodes)
+    graph.initializer.extend(tensor for tensor in constants if tensor.name in needed)
+    for sparse in whole.sparse_initializer:
+        if sparse.values.name in needed and sparse.values.name not in fed:
+            graph.sparse_initializer.append(sparse)
+    if whole.quantization_annotation:
+        tensors = needed.union(*(node.output for node in part_nodes))
+        _copy_annotations(whole, graph, tensors)
+    return part, needed
+
+
+def _copy_annotations(whole: onnx.GraphProto, part: onnx.GraphProto, tensors: set[str]) -> None:
+    for annotation in whole.quantization_annotation:
+        if annotation.tensor_name in tensors:
+            part.quantization_annotation.append(annotation)
+
+
+def _copy_header(proto: onnx.ModelProto, part: onnx.ModelProto) -> None:
+    for field in _HEADER:
+        if proto.HasField(field):
+            setattr(part, field, getattr(proto, field))
+    part.opset_import.extend(proto.opset_import)
+    part.functions.extend(proto.functions)
+    part.metadata_props.extend(proto.metadata_props)
+    part.graph.name, part.graph.doc_string = proto.graph.name, proto.graph.doc_string
+    part.graph.metadata_props.extend(proto.graph.metadata_props)
+
+
+# Functions of a model --------------------------------------------------------------------------
+
+_Key = tuple[str, str, str]  # domain, name and overload of a function
+
+
+@dataclass(frozen=True, slots=True)
+class _FunctionSize:
+    """Size of a function with all calls replaced by the nodes of the functions.
+
+    Attributes:
+        nodes: Number of nodes.
+        size: Bytes.
+        levels: Functions that call one another, including this one.
+    """
+
+    nodes: int
+    size: int
+    levels: int
+
+
+def check_functions(proto: onnx.ModelProto, path: str) -> None:
+    """Check the size of a model with each call of a function replaced by its nodes.
+
+    Thirty functions that each call the next one twice are a billion nodes. Shape inference and
+    inlining visit all of them, and copy the constants inside for each call.
+
+    Args:
+        proto: The model.
+        path: Name of the model in errors.
+
+    Raises:
+        ModelError: A function calls itself, or functions call one another through more levels than
+            :data:`qdqtool.util.limits.FUNCTION_LEVELS`, or there would be more nodes than
+            FUNCTION_CALLS, or more bytes of copies than FUNCTION_COPIES.
+    """
+    if not proto.functions:
+        return
+    sizes = _measure_functions(proto, path)
+    deepest = max(size.levels for size in sizes.values())
+    if deepest > limits.FUNCTION_LEVELS:
+        raise ModelError(
+            f"its own functions call one another through {deepest} levels; the limit is "
+            f"{limits.FUNCTION_LEVELS}; export the model without functions",
+            path,
+            code="nested-too-deeply",
+        )
+    keys = [_called_key(node) for node in with_subgraph_nodes(proto.graph.node)]
+    called = [sizes[key] for key in keys if key in sizes]
+    stored = sum(f.ByteSize() for f in _functions(proto).values())
+    _check_totals(called, stored, path)
+
+
+def _check_totals(called: list[_FunctionSize], stored: int, path: str) -> None:
+    """Check the nodes and the copies of all called functions together.
+
+    Args:
+        called: Sizes of the functions that the graph calls, one for each call.
+        stored: Bytes of the functions in the file.
+        path: Name of the model in errors.
+    """
+    total = sum(size.nodes for size in called)
+    if total > limits.FUNCTION_CALLS:
+        about = total if total < 10**9 else "more than a billion"
+        raise ModelError(
+            f"its own functions stand for {about} nodes; the limit is "
+            f"{limits.FUNCTION_CALLS}; export the model without functions",
+            path,
+            code="too-many-nodes",
+        )
+    copies = sum(size.size for size in called) - stored
+    if copies > limits.FUNCTION_COPIES:
+        raise ModelError(
+            "what its own functions hold would be copied for each call, which takes "
+            f"{limits.format_excess(copies, limits.FUNCTION_COPIES)}; "
+            "export the model without functions",
+            path,
+            code="too-many-copies",
+        )
+
+
+def _measure_functions(proto: onnx.ModelProto, path: str) -> dict[_Key, _FunctionSize]:
+    from graphlib import CycleError, TopologicalSorter
+
+    functions = _functions(proto)
+    calls = function_calls(proto)
+    sizes: dict[_Key, _FunctionSize] = {}
+    try:
+        for key in TopologicalSorter(calls).static_order():
+            called = [sizes[callee] for callee in calls[key]]
+            own_nodes = sum(1 for _ in with_subgraph_nodes(functions[key].node))
+            sizes[key] = _FunctionSize(
+                nodes=own_nodes + sum(size.nodes for size in called),
+                size=functions[key].ByteSize() + sum(size.size for size in called),
+                levels=1 + max((size.levels for size in called), default=0),
+            )
+    except CycleError as error:
+        name = next(key[1] for key in functions if key in error.args[1])
+        raise ModelError(
+            f"the model's own function '{name}' calls itself; the file is damaged",
+            path,
+            code="recursive-function",
+            node=name,
+        ) from None
+    return sizes
+
+
+def function_calls(proto: onnx.ModelProto) -> dict[_Key, list[_Key]]:
+    """Return the functions that each of a model's functions calls, including from subgraphs.
+
+    Functions and calls are in the order of the file.
+    """
+    functions = _functions(proto)
+    calls: dict[_Key, list[_Key]] = {}
+    for key, function in functions.items():
+        keys = [_called_key(node) for node in with_subgraph_nodes(function.node)]
+        calls[key] = [callee for callee in keys if callee in functions]
+    return calls
+
+
+def called_functions(proto: onnx.ModelProto) -> list[onnx.FunctionProto]:
+    """Return the functions that a model's graph calls, in the order of the file.
+
+    Calls from subgraphs and from other functions count.
+    """
+    functions = _functions(proto)
+    called: set[_Key] = set()
+    stack = [proto.graph.node]
+    while stack:
+        keys = {_called_key(node) for node in with_subgraph_nodes(stack.pop())}
+        for key in keys.intersection(functions) - called:
+            called.add(key)
+            stack.append(functions[key].node)
+    return [function for key, function in functions.items() if key in called]
+
+
+def _functions(proto: onnx.ModelProto) -> dict[_Key, onnx.FunctionProto]:
+    return {_key(f.domain, f.name, getattr(f, "overload", "")): f for f in proto.functions}
+
+
+def _key(domain: str, name: str, overload: str) -> _Key:
+    return "" if domain == "ai.onnx" else domain, name, overload
+
+
+def _called_key(node: onnx.NodeProto) -> _Key:
+    return _key(node.domain, node.op_type, getattr(node, "overload", ""))

@@ -1,0 +1,207 @@
+"""``qdqtool.report``: one HTML page about a model."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from qdqtool.buildlog.types import Build
+from qdqtool.errors import DataError, QdqtoolError
+from qdqtool.ir.graph import Model
+from qdqtool.ir.modelfile import ModelSource
+from qdqtool.ir.operators import WEIGHTED
+from qdqtool.reporting import data, sections
+from qdqtool.reporting.graphs import draw
+from qdqtool.reporting.nodes import Collector, Subject, gpu_for, look_at
+from qdqtool.reporting.options import ReportInputs
+from qdqtool.reporting.page import render, require
+from qdqtool.timing.options import GpuOptions
+from qdqtool.trt.targets import Target
+from qdqtool.types import TOOL_VERSION, Json, Severity
+from qdqtool.util import limits
+from qdqtool.util.files import InputFiles, forbid_overwrite, record_inputs
+from qdqtool.util.outputs import write_text
+from qdqtool.util.said import said
+from qdqtool.verification.api import build_of
+
+REPORT_SCHEMA = "qdqtool/report/1"
+
+
+@dataclass(slots=True)
+class Report:
+    """A finished page.
+
+    Attributes:
+        page: What it shows.
+        html: The page, one file without any reference to another one.
+        output: Where :meth:`save` wrote it; empty before.
+        read: The files that were read, none of which :meth:`save` overwrites.
+    """
+
+    page: data.Page
+    html: str
+    output: str = ""
+    read: InputFiles | None = None
+
+    def __repr__(self) -> str:
+        return f"Report({len(self.html.encode()) / 1e6:.2f} MB{f', {self.output}' if self.output else ''})"
+
+    @property
+    def ok(self) -> bool:
+        """Whether it shows nothing to look at: no error or warning, and a build, where given, that agrees."""
+        quiet = all(f.severity == Severity.INFO for f in self.page.model.findings)
+        return quiet and (self.page.agreement is None or self.page.agreement.ok)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the page, atomically.
+
+        Raises:
+            QdqtoolError: ``path`` was read, its folder is missing, or it cannot be written.
+        """
+        with forbid_overwrite(self.read):
+            write_text(path, self.html)
+        self.output = os.fspath(path)
+
+    def as_json(self) -> Json:
+        page = self.page
+        return {
+            "schema": REPORT_SCHEMA,
+            "tool": TOOL_VERSION,
+            "output": self.output,
+            "bytes": len(self.html.encode()),
+            "model": page.model.path,
+            "before": page.before.path if page.before else None,
+            "target": page.model.rules,
+            "compute_capabilities": list(page.model.compute_capabilities),
+            "summary": page.model.counts,
+            "verdict": page.model.verdict,
+            "drawn": {"onnx": len(page.model.onnx.boxes), "engine": len(page.model.engine.boxes)},
+            "histograms": len(page.histograms),
+            "tuning": page.tuning is not None,
+            "agreement": page.agreement.verdict if page.agreement else None,
+            "gpu": page.model.time.gpu if page.model.time else None,
+        }
+
+
+def report(
+    model: ModelSource | Model,
+    *builds: str | os.PathLike[str] | Build,
+    before: ModelSource | Model | None = None,
+    calib_cache: str | os.PathLike[str] | None = None,
+    tuning: str | os.PathLike[str] | None = None,
+    target: str | Target | None = None,
+    gpu: str | None = None,
+    clock: float | None = None,
+    assume: Mapping[str, str] | None = None,
+) -> Report:
+    """Write one HTML page about a model: verdict, graph of the network, tables and plots.
+
+    Args:
+        model: The Q/DQ model, or a float model.
+        builds: Files of one build of the model: a log, a layer JSON, a profile. The prediction
+            is made for their version and compared with them.
+        before: Another model to show first: the float model, or an earlier one.
+        calib_cache: Calibration cache of ``insert``: histograms, and the range that each method
+            would choose.
+        tuning: JSON of ``qdqtool tune``: its Pareto front.
+        target: TensorRT to predict for instead of the build's own version. Default without a
+            build: ``trt10``.
+        gpu: GPU to estimate times for; see ``qdqtool gpus``. Default: the GPU that a build names.
+        clock: SM clock in MHz under load.
+        assume: Outcome of fusions that TensorRT decides by timing: ``{"silu-add": "fused"}``
+            or ``"apart"``.
+
+    Raises:
+        DataError: `before`, `calib_cache` or `tuning` is of another network.
+        QdqtoolError: jinja2 or fast-sugiyama is missing, a file cannot be used, or the page is
+            too large.
+    """
+    inputs = ReportInputs(before, calib_cache, tuning, target, GpuOptions(gpu, clock), assume)
+    with record_inputs() as read:
+        require()
+        page = collect(model, *builds, inputs=inputs)
+        html = render(page)
+    size = len(html.encode())
+    limits.check_size(size, limits.REPORT, f"{page.model.path or 'the model'}: its report takes")
+    return Report(page, html, read=read)
+
+
+def collect(
+    model: ModelSource | Model, *builds: str | os.PathLike[str] | Build, inputs: ReportInputs
+) -> data.Page:
+    """Return the contents of the page; errors are those of :func:`report`."""
+    before, gpu = inputs.before, inputs.gpu
+    if gpu.clock is not None and gpu.gpu is None and not builds:
+        raise QdqtoolError(
+            said("{`clock`} needs {`gpu`}"), code="missing-argument", parameter="gpu"
+        )
+    build = build_of(builds) if builds else None
+    chosen = gpu_for(build, gpu)
+    subject = look_at(model, inputs, chosen, build)
+    collector = Collector(subject, "after" if before is not None else "model")
+    page = data.Page(TOOL_VERSION, collector.run())
+    page.model.time = sections.time_of(subject)
+    draw(collector)
+    sections.add_weights(collector)
+    other = None
+    if before is not None:
+        other = look_at(before, inputs, chosen, None, subject.target)
+        _require_same_network(other, subject)
+        earlier = Collector(other, "before")
+        page.before = earlier.run()
+        page.before.time = sections.time_of(other)
+        draw(earlier)
+        _compare(page.model, page.before)
+    page.groups = sections.groups_of(collector, other)
+    page.parts = sections.parts_of(subject, other)
+    page.parts_note = sections.parts_note(subject, page.parts)
+    page.unlisted = sections.unlisted_of(subject)
+    page.roof = sections.roof_of(subject)
+    page.agreement = sections.agreement_of(collector)
+    if inputs.calib_cache is not None:
+        page.histograms, page.calibration = sections.histograms_of(inputs.calib_cache, collector)
+    if inputs.tuning is not None:
+        page.tuning = sections.tuning_of(inputs.tuning, subject.model)
+    return page
+
+
+def _require_same_network(before: Subject, after: Subject) -> None:
+    """Compares the shapes of both models' weights, whatever their nodes are called.
+
+    Raises:
+        DataError: Fewer than half of the larger model's layers with weights have their like in the other.
+    """
+    mine, other = _weight_shapes(after), _weight_shapes(before)
+    common, larger = (mine & other).total(), max(mine.total(), other.total())
+    if 2 * common < larger:
+        raise DataError(
+            f"it is another network: {common} of {larger} convolutions have weights of a shape that is "
+            f"also in {after.model.path or 'the model'}; give the model before Q/DQ",
+            before.model.path or "the model before",
+            code="different-models",
+            parameter="before",
+        )
+
+
+def _weight_shapes(subject: Subject) -> Counter[tuple[int, ...]]:
+    shapes = (
+        subject.model.constant_shape(subject.view.weights(n).source)
+        for n in subject.model.nodes
+        if n.op in WEIGHTED
+    )
+    return Counter(tuple(sorted(shape)) for shape in shapes if shape)
+
+
+def _compare(model: data.Model, before: data.Model) -> None:
+    """Writes into convolutions and layers what they were before, by the ONNX node's name."""
+    convs = {c.name: c for c in before.convs}
+    for conv in model.convs:
+        earlier = convs.get(conv.name)
+        if earlier is None:
+            conv.before = "not there"
+            continue
+        conv.before = f"{earlier.precision} → {earlier.output}"
+        if conv.layer >= 0 and earlier.layer >= 0:
+            model.layers[conv.layer].before_ms = before.layers[earlier.layer].ms

@@ -1,0 +1,33 @@
+"""Options of a report."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from qdqtool.ir.graph import Model
+from qdqtool.ir.modelfile import ModelSource
+from qdqtool.timing.options import GpuOptions
+from qdqtool.trt.targets import Target
+
+
+@dataclass(frozen=True)
+class ReportInputs:
+    """Files shown next to a model, and what it is predicted for.
+
+    Attributes:
+        before: Another model, shown first.
+        calib_cache: Calibration cache, for histograms.
+        tuning: JSON of ``qdqtool tune``.
+        target: TensorRT to predict for. None: the build's own.
+        gpu: GPU to estimate times for.
+        assume: Outcome of fusions that TensorRT decides by timing.
+    """
+
+    before: ModelSource | Model | None = None
+    calib_cache: str | os.PathLike[str] | None = None
+    tuning: str | os.PathLike[str] | None = None
+    target: str | Target | None = None
+    gpu: GpuOptions = field(default_factory=GpuOptions)
+    assume: Mapping[str, str] | None = None

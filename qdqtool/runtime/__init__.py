@@ -1,0 +1,1 @@
+"""Models in onnxruntime: sessions, and the cost of running a model."""

@@ -1,0 +1,201 @@
+"""Memory and work of one run of a network in onnxruntime, estimated before the run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+
+from qdqtool.errors import ModelError
+from qdqtool.ir.constants import ConstantEvaluator
+from qdqtool.ir.graph import Model, Node
+from qdqtool.proto.slim import without_large_weights
+from qdqtool.proto.subgraphs import DOMAINS, attribute_graphs
+from qdqtool.util import limits
+
+_PRODUCTS = ("Attention", "Gemm", "MatMul", "MatMulInteger", "QLinearMatMul")
+
+
+@dataclass(frozen=True, slots=True)
+class RunCost:
+    """What one run takes.
+
+    Attributes:
+        peak_bytes: Largest number of bytes of activations that are alive at the same time, without weights.
+        operations: Multiplications, or elements read or written where these are more.
+    """
+
+    peak_bytes: int
+    operations: int
+
+
+def estimate_run_cost(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> RunCost:
+    """Estimate what a run takes.
+
+    Only the shapes of inputs are read from the file. All others are inferred again.
+
+    Args:
+        proto: The network.
+        shapes: Shape of each input that will be fed.
+    """
+    model = with_input_shapes(proto, shapes)
+    operations = sum(_operations(model, node) for node in model.ordered)
+    return RunCost(peak_activation_bytes(model), operations + _loop_operations(model))
+
+
+def with_input_shapes(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> Model:
+    """Return a network without large weights whose inputs have the given shapes."""
+    slim = without_large_weights(proto)
+    graph = slim.graph
+    del graph.value_info[:]
+    for value in graph.output:
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.ClearField("shape")
+    for value in graph.input:
+        if value.name in shapes:
+            elem_type = value.type.tensor_type.elem_type
+            dims = list(shapes[value.name])
+            value.CopyFrom(onnx.helper.make_tensor_value_info(value.name, elem_type, dims))
+    return Model(slim, sha256="edited")
+
+
+def peak_activation_bytes(model: Model) -> int:
+    """Return the largest number of bytes of activations that are alive at the same time.
+
+    Inputs live from the beginning and outputs to the end. A tensor of unknown shape counts nothing, an
+    open dimension 1.
+    """
+    last_use: dict[str, int] = {}
+    for position, node in enumerate(model.ordered):
+        last_use.update(dict.fromkeys((*node.inputs, *node.captured), position))
+    last_use.update(dict.fromkeys((*model.inputs, *model.outputs), len(model.ordered)))
+    sizes = {t: activation_bytes(model, t) for t in (*model.inputs, *model.producers)}
+    live = peak = sum(sizes[t] for t in model.inputs)
+    for position, node in enumerate(model.ordered):
+        live += sum(sizes[t] for t in node.outputs if t)
+        peak = max(peak, live)
+        tensors = {*node.inputs, *node.captured, *node.outputs}
+        ended = [t for t in tensors if last_use.get(t, position) == position]
+        live -= sum(sizes.get(t, 0) for t in ended)
+    return peak
+
+
+def activation_bytes(model: Model, tensor: str) -> int:
+    """Return the bytes of an activation, 0 for a constant or a tensor of unknown shape."""
+    shape = None if model.is_constant(tensor) else model.shape(tensor)
+    if shape is None:
+        return 0
+    try:
+        width = onnx.helper.tensor_dtype_to_np_dtype(model.elem_type(tensor)).itemsize
+    except (KeyError, TypeError):
+        width = 4
+    return int(width) * _count(shape)
+
+
+def check_loops(model: Model) -> None:
+    """Refuse a model with a loop whose trip count makes one run take days.
+
+    Raises:
+        ModelError: One takes more than `limits.LOOP_WORK`.
+    """
+    constants = ConstantEvaluator(model)
+    for node in model.nodes:
+        if _subgraph_operations(node.proto, constants) > limits.LOOP_WORK:
+            raise ModelError(
+                f"node '{node.name}' ({node.op}) turns so often that one run would take days; "
+                "check its trip count, or cut it off",
+                model.path or "model",
+                code="endless-loop",
+                node=node.name,
+            )
+
+
+def _count(shape: Iterable[int | None] | None) -> int:
+    """Return the number of elements; an open dimension counts as 1, an unknown shape nothing."""
+    return 0 if shape is None else math.prod(max(d or 1, 1) for d in shape)
+
+
+def _sizes(model: Model, tensor: str) -> list[int]:
+    return [max(d or 1, 1) for d in model.shape(tensor) or ()]
+
+
+def _operations(model: Model, node: Node) -> int:
+    """Return the multiplications of a node, at least one for each element that it reads or writes."""
+    written = sum(_count(model.shape(t)) for t in node.outputs if t)
+    moved = max(written, sum(_count(model.shape(t)) for t in node.inputs if t))
+    if node.domain not in DOMAINS:
+        return moved
+    weights = _sizes(model, node.input(3 if node.op == "QLinearConv" else 1))
+    if node.op in ("Conv", "ConvInteger", "QLinearConv", "DeformConv"):
+        return max(moved, written * math.prod(weights[1:]))
+    if node.op == "ConvTranspose":
+        return max(moved, math.prod(_sizes(model, node.input(0))) * math.prod(weights[1:]))
+    if node.op in _PRODUCTS:
+        inner = max(_sizes(model, node.input(0))[-2:], default=1)
+        return max(moved, written * inner)
+    if node.op in ("GRU", "LSTM", "RNN"):
+        state = _sizes(model, node.input(2))
+        steps = math.prod(_sizes(model, node.input(0))[:2])
+        return max(moved, steps * (math.prod(weights) + math.prod(state)))
+    return moved
+
+
+def _loop_operations(model: Model) -> int:
+    constants = ConstantEvaluator(model)
+    return sum(_subgraph_operations(node.proto, constants) for node in model.ordered)
+
+
+def _subgraph_operations(node: onnx.NodeProto, constants: ConstantEvaluator) -> int:
+    """Return the work of a node's subgraphs: a fixed amount for each inner node and turn."""
+    work = 0
+    for attribute in node.attribute:
+        for graph in attribute_graphs(attribute):
+            for inner in graph.node:
+                work += limits.INNER_NODE + _subgraph_operations(inner, constants)
+    return work * _trip_count(node, constants)
+
+
+def _trip_count(node: onnx.NodeProto, constants: ConstantEvaluator) -> int:
+    """Return how often a Loop is known to turn; 1 if its condition or an input decides it."""
+    if node.op_type != "Loop" or not node.input or not _ignores_condition(node, constants):
+        return 1
+    return max(1, _integer(node.input[0], constants) or 1)
+
+
+def _ignores_condition(node: onnx.NodeProto, constants: ConstantEvaluator) -> bool:
+    """Return whether a Loop's condition is true at the start and passed on unchanged."""
+    start = "".join(node.input[1:2])
+    if start and _integer(start, constants) != 1:
+        return False
+    body = next((a.g for a in node.attribute if a.name == "body"), None)
+    if body is None or len(body.input) < 2 or not body.output:
+        return False
+    condition = body.output[0].name
+    producers = {tensor: inner for inner in body.node for tensor in inner.output}
+    for _ in range(len(body.node)):
+        inner = producers.get(condition)
+        if inner is None or inner.op_type != "Identity" or not inner.input:
+            break
+        condition = inner.input[0]
+    return condition == body.input[1].name or _is_true(condition, body)
+
+
+def _is_true(tensor: str, graph: onnx.GraphProto) -> bool:
+    values = [t for t in graph.initializer if t.name == tensor]
+    for node in graph.node:
+        if node.op_type == "Constant" and tensor in node.output:
+            values += [a.t for a in node.attribute if a.name == "value"]
+    return any(math.prod(v.dims) == 1 and bool(onnx.numpy_helper.to_array(v).all()) for v in values)
+
+
+def _integer(tensor: str, constants: ConstantEvaluator) -> int | None:
+    """Return the value of a constant with one integer or truth value, None for others."""
+    try:
+        value = constants.evaluate(tensor)
+    except ModelError:  # it depends on weights that are not available
+        return None
+    if value is None or value.size != 1 or value.dtype.kind not in "biu":
+        return None
+    return int(value.reshape(-1)[0])

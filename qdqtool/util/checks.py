@@ -1,0 +1,76 @@
+"""Checks of arguments: choices, lists of texts, regular expressions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from qdqtool.errors import QdqtoolError
+from qdqtool.util.said import Parameter, said
+
+
+def check_choice(
+    parameter: str,
+    value: object,
+    choices: Collection[str],
+    error: type[QdqtoolError] = QdqtoolError,
+) -> None:
+    """Check that an argument is one of its choices.
+
+    Raises:
+        QdqtoolError: It is another value; of the class `error`.
+    """
+    if value not in choices:
+        raise error(
+            said(
+                "{parameter:{value!r}}: choose one of {choices:joined , }",
+                parameter=Parameter(parameter),
+                value=value,
+                choices=choices,
+            ),
+            code="unknown-choice",
+            parameter=parameter,
+        )
+
+
+def check_not_text(parameter: str, value: object) -> None:
+    """Check that an argument for a list of texts is not a single text, whose letters would be taken.
+
+    Raises:
+        QdqtoolError: It is a text.
+    """
+    if isinstance(value, (str, bytes)):
+        raise QdqtoolError(
+            said(
+                "{parameter:{value!r}}: is a single text; give a list",
+                parameter=Parameter(parameter),
+                value=value,
+            ),
+            code="wrong-type",
+            parameter=parameter,
+        )
+
+
+def compile_pattern(pattern: str, argument: str, *, parameter: str = "") -> re.Pattern[str]:
+    """Compile a regular expression of the user.
+
+    Args:
+        pattern: The expression.
+        argument: The parameter and the expression as the user wrote them, for the message.
+        parameter: Name of the parameter.
+
+    Raises:
+        QdqtoolError: It is not a regular expression.
+    """
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise QdqtoolError(
+            said(
+                "{argument}: not a regular expression ({error})",
+                argument=argument,
+                error=str(error),
+            ),
+            code="invalid-pattern",
+            parameter=parameter,
+        ) from None

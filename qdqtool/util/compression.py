@@ -1,0 +1,112 @@
+"""Files compressed with gzip, xz or zstd, unpacked block by block up to a limit."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import zlib
+from collections.abc import Callable, Iterator
+from typing import IO, Any, cast
+
+from qdqtool.errors import QdqtoolError
+from qdqtool.util import limits
+
+BLOCK = 1 << 20
+GZIP, XZ, ZSTD = b"\x1f\x8b", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
+HEAD = 6  # first bytes of a file, which decide its format
+
+Read = Callable[[int], bytes]
+
+
+def find_magic(head: bytes) -> bytes:
+    """Return the magic number that a compressed file begins with, empty for another file."""
+    return next((magic for magic in (GZIP, XZ, ZSTD) if head.startswith(magic)), b"")
+
+
+class _PartlyRead:
+    """File whose first bytes have been read."""
+
+    def __init__(self, head: bytes, read: Read) -> None:
+        self._head = head
+        self._read = read
+
+    def read(self, size: int = -1) -> bytes:
+        if not self._head:
+            return self._read(BLOCK if size < 0 else size)
+        data, self._head = self._head[:size], self._head[size:]
+        return data
+
+
+def unpack(
+    head: bytes,
+    read: Read,
+    name: str,
+    limit: int,
+    *,
+    whole: bool,
+    error: type[QdqtoolError] = QdqtoolError,
+) -> Iterator[bytes]:
+    """Yield the contents of a compressed file with one or more members.
+
+    Args:
+        head: First bytes, at least `HEAD`.
+        read: Function that returns up to so many of the next bytes, none at the end.
+        name: Name of the file for messages.
+        limit: Bytes after unpacking.
+        whole: Whether damage after the first block is an error. Otherwise it ends the data: a log that
+            is cut off is still worth reading.
+        error: Class of the errors.
+
+    Raises:
+        QdqtoolError: There are more than `limit` bytes, the file is damaged, or Python cannot read zstd.
+    """
+    stream, damage = _open_stream(find_magic(head), _PartlyRead(head, read), name, error)
+    total = 0
+    while True:
+        try:
+            block = stream.read1(BLOCK)
+        except EOFError:
+            if not whole:
+                return
+            reason = "the compressed file is cut off; copy it again"
+            raise error(reason, name, code="file-damaged") from None
+        except damage as cause:
+            if total and not whole:
+                return
+            reason = f"cannot be read: the compressed file is damaged ({cause}); copy it again"
+            raise error(reason, name, code="file-damaged") from cause
+        if not block:
+            return
+        total += len(block)
+        if total > limit:
+            reason = f"unpacks to more than {limits.format_bytes(limit)}, the limit"
+            raise error(reason, name, code="file-too-large")
+        yield block
+
+
+def _open_stream(
+    magic: bytes, source: _PartlyRead, name: str, error: type[QdqtoolError]
+) -> tuple[Any, tuple[type[Exception], ...]]:
+    """Return a decompressing file, and the exceptions that it raises for damage."""
+    file = cast(IO[bytes], source)
+    if magic == GZIP:
+        return gzip.GzipFile(fileobj=file), (gzip.BadGzipFile, zlib.error)
+    if magic == XZ:
+        import lzma  # most files are not compressed
+
+        return lzma.LZMAFile(file, format=lzma.FORMAT_XZ), (lzma.LZMAError,)
+    zstd = _import_zstd()
+    if zstd is None:
+        reason = "is compressed with zstd, which this Python cannot read; unpack it first (zstd -d)"
+        raise error(reason, name, code="missing-package")
+    return zstd.ZstdFile(file), (zstd.ZstdError,)
+
+
+def _import_zstd() -> Any:
+    """Return the zstd module of Python 3.14, or its backport; None without either."""
+    for name in ("compression.zstd", "backports.zstd"):
+        try:
+            return importlib.import_module(name)
+        except ImportError:
+            continue
+    return None

@@ -1,0 +1,361 @@
+"""Input files: opened for reading, limited in size, and never overwritten by an output.
+
+Every file that a command reads is recorded by device and inode, so that links are seen through. Outputs go
+through :func:`qdqtool.util.outputs.atomic_write`, which refuses recorded files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from contextvars import ContextVar
+from pathlib import Path
+from typing import IO
+
+from qdqtool.errors import QdqtoolError
+from qdqtool.util import limits
+
+StrPath = str | os.PathLike[str]
+FileKey = tuple[int | str, ...]
+_BLOCK = 1 << 24
+_MAX_NAMES = 3  # files in a message
+INVALID_NAME = "no file name can hold a NUL or half a character"
+
+
+class InputFiles:
+    """Files that were read, and files that are reserved for outputs.
+
+    Args:
+        outer: Record of the caller, which gets all files as well.
+    """
+
+    def __init__(self, outer: InputFiles | None = None) -> None:
+        self._outer = outer
+        self._names: dict[FileKey, str] = {}
+        self._reserved: dict[FileKey, tuple[str, str]] = {}  # option and path
+
+    def _with_outer(self) -> Iterator[InputFiles]:
+        inputs: InputFiles | None = self
+        while inputs is not None:
+            yield inputs
+            inputs = inputs._outer
+
+    def add(self, key: FileKey, name: str) -> None:
+        """Record a file that is read.
+
+        Raises:
+            QdqtoolError: It is reserved for an output.
+        """
+        for inputs in self._with_outer():
+            inputs._names.setdefault(key, name)
+            if key in inputs._reserved:
+                raise _is_input(*inputs._reserved[key], name)
+
+    def forbid_overwrite(self, path: StrPath, option: str = "") -> None:
+        """Refuse an output that was read, by this name or another one.
+
+        Raises:
+            QdqtoolError: It was read.
+        """
+        target = Path(path)
+        if is_stream(target) and not target.is_file():
+            return
+        key = file_key(path)
+        for inputs in self._with_outer():
+            if key in inputs._names:
+                raise _is_input(option, os.fspath(path), inputs._names[key])
+
+    def reserve(self, path: StrPath, option: str) -> None:
+        """Reserve a file for the output of an option, before any work is done.
+
+        Raises:
+            QdqtoolError: It cannot be written, was read, or is reserved for another option.
+        """
+        forbid_dash(path, option)
+        check_writable(Path(path), option)
+        self.forbid_overwrite(path, option)
+        if is_stream(Path(path)):
+            return
+        key = file_key(path)
+        other = self._reserved.setdefault(key, (option, os.fspath(path)))[0]
+        if other != option:
+            reason = f"is the output of {other} as well; choose another name"
+            raise _output_error(reason, path, option, "duplicate")
+
+    def nesting_error(self) -> QdqtoolError:
+        """Return the error for input that is nested deeper than Python's stack, with its files."""
+        names = list(self._names.values())
+        more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+        return QdqtoolError(
+            f"{', '.join(names[:_MAX_NAMES]) or 'the model in memory'}{more}: nested too deeply "
+            "(functions in functions, graphs in graphs, or lists in a JSON)",
+            code="nested-too-deeply",
+        )
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Refuse these files as outputs inside the block."""
+        token = _current.set(self)
+        try:
+            yield
+        finally:
+            _current.reset(token)
+
+
+_current: ContextVar[InputFiles | None] = ContextVar("inputs", default=None)
+
+
+@contextlib.contextmanager
+def record_inputs() -> Iterator[InputFiles]:
+    """Record all files that are read inside the block, for :func:`forbid_overwrite`.
+
+    Raises:
+        QdqtoolError: One of them is nested deeper than Python's stack.
+    """
+    inputs = InputFiles(_current.get())
+    with inputs.active():
+        try:
+            yield inputs
+        except RecursionError as error:
+            raise inputs.nesting_error() from error
+
+
+def forbid_overwrite(inputs: InputFiles | None) -> contextlib.AbstractContextManager[None]:
+    """Refuse the inputs of a result as outputs inside the block."""
+    return contextlib.nullcontext() if inputs is None else inputs.active()
+
+
+def reserve_output(path: StrPath | None, option: str) -> None:
+    """Reserve a file for the output of an option; see :meth:`InputFiles.reserve`. None is no file."""
+    if path is not None:
+        (_current.get() or InputFiles()).reserve(path, option)
+
+
+def check_output(path: StrPath) -> None:
+    """Check before the work that a file can be written.
+
+    Raises:
+        QdqtoolError: It cannot be written, or it was read.
+    """
+    check_writable(Path(path))
+    inputs = _current.get()
+    if inputs is not None:
+        inputs.forbid_overwrite(path)
+
+
+def record_input(path: StrPath | int) -> None:
+    """Record a file, or an open descriptor, that is read. A missing file is ignored.
+
+    Raises:
+        QdqtoolError: It is reserved for an output.
+    """
+    inputs = _current.get()
+    if inputs is None:
+        return
+    with contextlib.suppress(OSError, ValueError):
+        status = os.stat(path)
+        if stat.S_ISREG(status.st_mode):
+            name = "standard input" if isinstance(path, int) else os.fspath(path)
+            inputs.add((status.st_dev, status.st_ino), name)
+
+
+def _output_error(reason: str, path: StrPath, option: str, code: str) -> QdqtoolError:
+    """Return an error about an output, with the option that names it in front."""
+    if option:
+        return QdqtoolError(f"{option} {path}: {reason}", code=code)
+    return QdqtoolError(reason, os.fspath(path), code=code)
+
+
+def _is_input(option: str, path: str, name: str) -> QdqtoolError:
+    same_name = os.path.abspath(path) == os.path.abspath(name) or name == "standard input"
+    other_name = "" if same_name else f" (it is {name})"
+    reason = f"is one of the files read{other_name}; choose another name"
+    return _output_error(reason, path, option, "output-is-input")
+
+
+def file_key(path: StrPath) -> FileKey:
+    """Return device and inode of a file, or those of its folder and its name if it does not exist."""
+    with contextlib.suppress(OSError, ValueError):
+        status = os.stat(path)
+        return status.st_dev, status.st_ino
+    target = Path(path)
+    with contextlib.suppress(OSError, ValueError):
+        folder = os.stat(target.parent)
+        return folder.st_dev, folder.st_ino, target.name
+    return (os.path.abspath(target),)
+
+
+def same_file(a: StrPath, b: StrPath) -> bool:
+    """Return whether both paths name the same existing file, links included."""
+    try:
+        return os.path.samefile(a, b)
+    except (OSError, ValueError):
+        return False
+
+
+# Reading ---------------------------------------------------------------------------------------------
+
+
+def reading_problem(path: StrPath) -> str:
+    """Return why a path cannot be read, empty if it is a regular file.
+
+    A pipe, a socket or a device may never end. A log is also read from standard input, as ``-``.
+    """
+    return _reading_problem(path)[1]
+
+
+def _reading_problem(path: StrPath) -> tuple[str, str]:
+    """Return the code of the error and the reason, both empty for a regular file."""
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return "file-missing", "no such file"
+    except ValueError:
+        return "invalid-path", INVALID_NAME
+    except OSError as error:
+        return "file-unreadable", f"cannot be read: {error.strerror or error}"
+    if stat.S_ISREG(mode):
+        return "", ""
+    advice = "give a file"
+    if stat.S_ISFIFO(mode):
+        advice = "write what it gives to a file first (a log may come on standard input, as -)"
+    return "not-a-file", f"is {_special_kind(mode)}; {advice}"
+
+
+def _special_kind(mode: int) -> str:
+    kinds = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
+    return next((name for test, name in kinds if test(mode)), "a device")
+
+
+def open_input(
+    path: StrPath, *, error: type[QdqtoolError] = QdqtoolError, record: bool = True
+) -> IO[bytes]:
+    """Open a regular file for reading.
+
+    Args:
+        path: The file.
+        error: Class of the errors.
+        record: Whether the file is recorded as an input.
+
+    Raises:
+        QdqtoolError: It is missing, not a regular file, not readable, or reserved for an output.
+    """
+    code, problem = _reading_problem(path)
+    if problem:
+        raise error(problem, os.fspath(path), code=code)
+    if record:
+        record_input(path)
+    try:
+        return open(path, "rb")
+    except OSError as found:
+        reason = f"cannot be read: {found.strerror or found}"
+        raise error(reason, os.fspath(path), code="file-unreadable") from found
+
+
+def read_input(path: StrPath, limit: int, *, error: type[QdqtoolError] = QdqtoolError) -> bytes:
+    """Return all bytes of a file; see :func:`open_input`.
+
+    Raises:
+        QdqtoolError: As for `open_input`, or if there are more than `limit` bytes.
+    """
+    with open_input(path, error=error) as file:
+        size = os.fstat(file.fileno()).st_size
+        limits.check_size(size, limit, "the file has", error, path=os.fspath(path))
+        data = read_all(file, limit)
+    if data is None:
+        reason = f"holds more than {limits.format_bytes(limit)}, the limit"
+        raise error(reason, os.fspath(path), code="file-too-large")
+    return data
+
+
+def read_all(file: IO[bytes], limit: int, head: bytes = b"") -> bytes | None:
+    """Return `head` and the rest of a file, None if there are more than `limit` bytes.
+
+    Reading block by block takes no more memory than there are bytes.
+    """
+    blocks = [head] if head else []
+    total = len(head)
+    while block := file.read(_BLOCK):
+        blocks.append(block)
+        total += len(block)
+        if total > limit:
+            return None
+    return b"".join(blocks)
+
+
+# Places to write -------------------------------------------------------------------------------------
+
+_DESCRIPTORS = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
+
+
+def descriptor_of(target: Path) -> int | None:
+    """Return the open descriptor that a path names, such as /dev/stdout or /dev/fd/63."""
+    name = os.path.abspath(target)
+    if name in _DESCRIPTORS:
+        return _DESCRIPTORS[name]
+    folder, number = os.path.split(name)
+    if folder in ("/dev/fd", "/proc/self/fd") and number.isdecimal() and len(number) < 10:
+        return int(number)
+    return None
+
+
+def is_stream(target: Path) -> bool:
+    """Return whether a path names an open descriptor or a device, which no file can replace."""
+    try:
+        return descriptor_of(target) is not None or stat.S_ISCHR(os.stat(target).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def forbid_dash(path: StrPath, option: str) -> None:
+    """Refuse ``-`` as an output: it looks like standard output, and would be a file of that name.
+
+    Raises:
+        QdqtoolError: The path is ``-``.
+    """
+    if os.fspath(path) == "-":
+        raise QdqtoolError(
+            f"{option} -: give a file name; /dev/stdout is standard output, ./- a file of that name",
+            code="invalid-path",
+        )
+
+
+def check_writable(target: Path, option: str = "") -> None:
+    """Check that a file can be written: a regular or new one, an open descriptor, or /dev/null.
+
+    Raises:
+        QdqtoolError: It cannot.
+    """
+    code, problem = _writing_problem(target)
+    if code == "invalid-path":
+        where = f"{option} {target}".strip()
+        raise QdqtoolError(f"{where!r}: {problem}", code=code)
+    if problem:
+        raise _output_error(problem, target, option, code)
+
+
+def _writing_problem(target: Path) -> tuple[str, str]:
+    """Return the code of the error and the reason, both empty if the file can be written."""
+    descriptor = descriptor_of(target)
+    try:
+        mode = os.stat(target if descriptor is None else descriptor).st_mode
+        if descriptor is not None:
+            os.write(descriptor, b"")  # fails if it is open for reading only
+            return "", ""
+        if not stat.S_ISREG(mode) and not same_file(target, os.devnull):
+            return "not-a-file", f"is {_special_kind(mode)}; give a file name"
+    except (FileNotFoundError, NotADirectoryError):
+        if os.path.islink(target):
+            return "not-a-file", "is a link to nothing; remove it, or name another file"
+        if not target.parent.is_dir():
+            missing = f"the folder {target.parent} does not exist; create it first"
+            return "folder-missing", missing
+    except ValueError:
+        return "invalid-path", INVALID_NAME
+    except OSError as error:
+        return "not-written", f"cannot be written: {error.strerror or error}"
+    if not is_stream(target) and not os.access(target.parent, os.W_OK):
+        return "not-written", f"the folder {target.parent} cannot be written to; name another one"
+    return "", ""

@@ -1,0 +1,82 @@
+"""JSON of answers, and JSON of unknown origin."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from qdqtool.util import limits
+from qdqtool.util.process import pause_gc
+
+_MAX_DIGITS = 20  # of a 64-bit integer; a longer one becomes a float
+
+
+def json_text(data: Any, *, compact: bool = False) -> str:
+    """Return the JSON text of an answer. NaN and infinity, which JSON does not have, become ``null``.
+
+    Args:
+        data: Values of JSON's types.
+        compact: Whether to leave out line breaks and spaces.
+    """
+    import json  # an answer in text needs none
+
+    layout: dict[str, Any] = {"separators": (",", ":")} if compact else {"indent": 1}
+    try:
+        return json.dumps(data, ensure_ascii=False, allow_nan=False, **layout)
+    except ValueError:
+        return json.dumps(_replace_non_finite(data), ensure_ascii=False, allow_nan=False, **layout)
+
+
+def _replace_non_finite(data: Any) -> Any:
+    if isinstance(data, float):
+        return data if math.isfinite(data) else None
+    if isinstance(data, dict):
+        return {key: _replace_non_finite(value) for key, value in data.items()}
+    return (
+        [_replace_non_finite(value) for value in data] if isinstance(data, list | tuple) else data
+    )
+
+
+class TooManyValues(ValueError):
+    """A JSON that would take too much memory."""
+
+
+def parse_json(text: str | bytes, *, strict: bool = True, infinities: bool = False) -> Any:
+    """Parse JSON of unknown origin.
+
+    NaN, infinity and numbers that no float can hold become None. Integers beyond 64 bits become floats.
+
+    Args:
+        text: The JSON.
+        strict: Whether control characters in strings are refused.
+        infinities: Whether NaN and infinity are kept, as Python writes them.
+
+    Raises:
+        ValueError: It is not JSON, or holds too many values (TooManyValues).
+        RecursionError: It is nested too deeply.
+    """
+    import json
+
+    if len(text) > limits.JSON_VALUES and _count_separators(text) > limits.JSON_VALUES:
+        raise TooManyValues(f"more than {limits.JSON_VALUES:,} values")
+    constant = float if infinities else lambda _name: None
+    with pause_gc():
+        return json.loads(
+            text, strict=strict, parse_int=_integer, parse_float=_number, parse_constant=constant
+        )
+
+
+def _count_separators(text: str | bytes) -> int:
+    """Return an upper bound of the number of values."""
+    if isinstance(text, bytes):
+        return text.count(b",") + text.count(b"[") + text.count(b"{")
+    return text.count(",") + text.count("[") + text.count("{")
+
+
+def _integer(text: str) -> int | float | None:
+    return int(text) if len(text) <= _MAX_DIGITS else _number(text)
+
+
+def _number(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None

@@ -1,0 +1,192 @@
+"""Limits on files, images, models and the work that they cause, above the needs of real ones.
+
+The message about an input beyond a limit names the limit. Units are bytes unless a comment says otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from qdqtool.errors import QdqtoolError
+from qdqtool.util.said import Parameter, said
+
+MB = 1 << 20
+GB = 1 << 30
+
+# Files
+MODEL_MESSAGE = (1 << 31) - 1  # a serialized model, as protobuf reads it
+UNPACKED = 512 * MB  # contents of a compressed file: model, arrays, cache or log
+UNPACKED_RATIO = 8  # contents of a larger compressed file, as a multiple of its size
+UNPACKED_LOG_RATIO = 100  # the same for a log; real ones reach 30
+LOG = 4 * GB  # a log, unpacked
+PIPED_LOG = 256 * MB  # a log from a pipe, which may have no end
+PIPED_LINES = 2_000_000  # lines of such a log
+LOG_LINE = 1 * MB  # the beginning of a log line that is kept
+LOG_CONSTANTS = 320 * MB  # weights of a network that is rebuilt from a log; YOLOv8x has 260 MB
+LIST_FILE = 64 * MB  # a list of images, a calibration table, a recorded JSON
+JSON_FILE = 20 * MB  # a layer or profile JSON, which takes forty times as much in Python
+JSON_VALUES = 8_000_000  # values in a JSON
+VERIFICATION_FILE = 8 * MB  # the JSON of `verify`
+EXTERNAL_DATA = 16 * GB  # external weights of a model together
+EXTERNAL_SHARED = 64 * MB  # external weights that several tensors share
+
+# Calibration
+IMAGE_PIXELS = 1 << 26  # pixels of a decoded image
+LARGE_JPEG_PIXELS = 1 << 28  # pixels of a JPEG that is decoded at half its sides
+IMAGE_FILE = 256 * MB  # an image file
+INPUT_PIXELS = 1 << 24  # height times width of the network's input
+SAMPLE = 512 * MB  # one sample of an array file
+SAMPLE_ROWS = 4096  # rows of a fixed batch
+FETCHED = 256 * MB  # tensors that all threads fetch together
+COUNTED = 512 * MB  # histograms of all threads together
+CACHE_HEADER = 64 * MB  # the header of a calibration cache
+CACHE_MEMORY = 512 * MB  # statistics in a calibration cache
+
+# Graphs
+Q_COPIES = 4096  # copies of quantizers that Concats and Splits cause
+NAME = 1 << 16  # characters of a node's or tensor's name
+NAMES = 128 * MB  # characters of all names
+RANK = 64  # dimensions of a tensor, as in numpy
+SHAPE_ENTRIES = 1 << 16  # entries of a 1-D tensor that may hold a shape
+SHAPE_ENTRIES_ALL = 1 << 22  # entries of all of these
+FUNCTION_LEVELS = 500  # levels of model functions that call each other
+FUNCTION_CALLS = 200_000  # nodes after all functions are expanded
+FUNCTION_COPIES = 256 * MB  # copies of function bodies for repeated calls
+ADDED_CONSTANTS = 512 * MB  # constants that one edit adds to a model
+
+# onnx's converter and shape inference in a child process
+ONNX_BYTES = 640 * MB  # memory of the process
+ONNX_BYTES_BYTE = 256  # additional memory for each byte of the model
+ONNX_SECONDS = 120  # seconds
+
+# extract
+COMMAND = 1 << 17  # characters of a command, as Linux has it
+COMMAND_OUTPUT = 64 * MB  # output of a command that is searched
+TRIMMED_NODES = 20_000  # nodes predicted while a part is trimmed
+MINIMIZED_NODES = 200_000  # nodes predicted by `--minimize` without a build, a command or `--limit`
+MINIMIZED_BYTES = 16 * GB  # models predicted then
+
+# Sessions of onnxruntime
+SESSION_SHARE = 0.75  # share of the machine's memory
+CONTAINER = (  # files that hold a container's memory
+    "/sys/fs/cgroup/memory.max",
+    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+)
+PROCESSES = "QDQTOOL_PROCESSES"  # environment variable: processes that share the memory
+LOOP_WORK = 10**15  # operations of one loop in one run of a model that is calibrated
+SESSION_BYTES = 768 * MB  # tensors that live at the same time in one run of `fix`
+SESSION_INPUT = 201_400_000  # one random input: 1x3x4096x4096
+SESSION_PROCESS = 768 * MB  # memory of the process in addition to tensors and weights
+SESSION_WORK = 3 * 10**11  # multiplications of one run; YOLOv8x at 640 x 640 has 1.3 * 10^11
+SESSION_WORK_ALL = 2 * 10**12  # multiplications of all runs of one `fix`
+SESSION_RUN = 10**8  # multiplications that stand for loading the model
+SESSION_WORK_BYTE = 100  # multiplications that stand for each byte of the model
+INNER_NODE = 50_000  # multiplications that stand for a node in a Loop, Scan or If
+SESSION_SECONDS = 120.0  # processor seconds of one run whose work cannot be counted
+SESSION_STUCK = 3600.0  # seconds of the clock, for a process that neither computes nor ends
+EFFORT = 1000.0  # factor of `--effort`, which raises these limits
+
+# demo and tune
+DEMO_SIZE = 960  # pixels of a side of the demo's input
+TUNING_REFERENCES = 256 * MB  # float outputs that are kept for the next run
+TUNING_HELD = 256 * MB  # outputs of parts of the network that each worker keeps
+TUNING_SESSIONS = 1024 * MB  # sessions of parts that are kept open
+TUNING_STATE = 256 * MB  # a file of measurements
+TUNING_SAMPLES = 4096  # samples of one set
+
+# Drawings
+DRAWN_LAYERS = 5_000  # layers
+DRAWN_POINTS = 12_000  # edges, counted once for each row that they pass
+DRAWN_ROW = 400  # layers in one row
+REPORT = 48 * MB  # an HTML report
+
+USER_SECONDS = 600.0  # seconds of one run of `--check` or one call of `--metric`
+
+
+def check_seconds(seconds: float | None, name: str) -> float:
+    """Return a time limit of the user, or the default if it is None.
+
+    Raises:
+        QdqtoolError: It is not between 0 and a million seconds.
+    """
+    if seconds is None:
+        return USER_SECONDS
+    if not 0 < seconds <= 1e6:
+        raise QdqtoolError(
+            said(
+                "{limit:{given!r}}: give seconds above 0, up to a million",
+                limit=Parameter(name),
+                given=seconds,
+            ),
+            code="out-of-range",
+            parameter=name,
+        )
+    return float(seconds)
+
+
+def session_memory() -> int:
+    """Return the bytes for all onnxruntime sessions of this process, 0 if unknown."""
+    sizes = []
+    with contextlib.suppress(AttributeError, ValueError, OSError):  # Windows has no sysconf
+        sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    for path in CONTAINER:
+        with contextlib.suppress(ValueError, OSError), open(path, encoding="ascii") as file:
+            sizes.append(int(file.read(32)))  # "max" if there is no limit
+    processes = 1
+    with contextlib.suppress(ValueError):
+        processes = max(1, int(os.environ.get(PROCESSES, "1")))
+    return int(SESSION_SHARE * min(sizes, default=0) / processes)
+
+
+def unpacked_limit(size: int, ratio: int = UNPACKED_RATIO) -> int:
+    """Return how many bytes a compressed file of `size` bytes may hold."""
+    return max(UNPACKED, ratio * size)
+
+
+def format_bytes(size: float) -> str:
+    """Return a number of bytes in GB, MB or KB."""
+    for unit, name in ((GB, "GB"), (MB, "MB"), (1 << 10, "KB")):
+        if size >= unit:
+            return f"{size / unit:.3g} {name}"
+    return f"{size:.0f} bytes"
+
+
+def format_excess(size: float, limit: float, suffix: str = "") -> str:
+    """Return a number of bytes with the limit that it exceeds, in digits that differ.
+
+    Args:
+        size: Actual size.
+        limit: One of the limits of this module.
+        suffix: Text after the size.
+    """
+    shown = [format_bytes(size), format_bytes(limit)]
+    if shown[0] == shown[1]:
+        shown = [f"{size:.0f} bytes", f"{limit:.0f} bytes"]
+    return f"{shown[0]}{suffix}; the limit is {shown[1]}"
+
+
+def check_size(
+    size: float,
+    limit: float,
+    subject: str,
+    error: type[QdqtoolError] = QdqtoolError,
+    *,
+    path: str = "",
+    code: str = "file-too-large",
+) -> None:
+    """Raise an error for a number of bytes above a limit.
+
+    Args:
+        size: Actual size.
+        limit: One of the limits of this module.
+        subject: Subject and verb of the message, such as "its arrays take".
+        error: Class of the error.
+        path: File, with which the message begins.
+        code: Code of the error.
+
+    Raises:
+        QdqtoolError: `size` is above `limit`; the message names both.
+    """
+    if size > limit:
+        raise error(f"{subject} {format_excess(size, limit)}", path, code=code)

@@ -1,0 +1,108 @@
+"""Output files: complete or absent, and never written over an input."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from qdqtool.errors import QdqtoolError
+from qdqtool.util.files import (
+    InputFiles,
+    StrPath,
+    check_output,
+    descriptor_of,
+    forbid_overwrite,
+    is_stream,
+)
+from qdqtool.util.json_text import json_text
+from qdqtool.util.text import visible
+
+
+@contextlib.contextmanager
+def atomic_write(path: StrPath) -> Iterator[IO[bytes]]:
+    """Open a temporary file next to `path` and rename it to `path` when the block ends.
+
+    On any error, Ctrl-C included, the temporary file is removed and `path` stays as it was. Devices and
+    open descriptors (/dev/null, /dev/stdout) are written directly.
+
+    Raises:
+        QdqtoolError: The file cannot be written (missing folder, disk full, no permission), or is an input.
+    """
+    target = Path(path)
+    check_output(target)
+    temporary = None
+    try:
+        if is_stream(target):
+            with _open_stream(target) as file:
+                yield file
+            return
+        temporary = temporary_path(target)
+        with temporary.open("xb") as file:
+            yield file
+        temporary.replace(target)
+    except BaseException as error:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            reason = f"cannot be written: {error.strerror or error}"
+            raise QdqtoolError(reason, str(target), code="not-written") from error
+        raise
+
+
+def temporary_path(target: Path) -> Path:
+    """Return a new hidden name in the folder of a file."""
+    name = os.fsdecode(os.fsencode(target.name)[:64])
+    return target.with_name(f".{name}.{os.urandom(4).hex()}.tmp")
+
+
+def _open_stream(target: Path) -> IO[bytes]:
+    """Open a device, or a copy of a descriptor, which goes on at its position."""
+    descriptor = descriptor_of(target)
+    if descriptor is None:
+        return target.open("wb")
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    return os.fdopen(os.dup(descriptor), "wb")
+
+
+def write_text(path: StrPath, text: str) -> None:
+    """Write UTF-8 text; see :func:`atomic_write`."""
+    with atomic_write(path) as file:
+        file.write(text.encode("utf-8", "backslashreplace"))  # file names may not be UTF-8
+
+
+def write_visible(path: StrPath, text: str) -> None:
+    """Write text for people, without control characters (see :mod:`qdqtool.util.text`)."""
+    write_text(path, visible(text))
+
+
+class Saved:
+    """A result that is saved as its JSON, over none of its inputs."""
+
+    __slots__ = ()
+    read: InputFiles | None
+
+    def as_json(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def save(self, path: StrPath) -> None:
+        """Write the JSON that the command's ``--format json`` prints.
+
+        Raises:
+            QdqtoolError: `path` is an input, its folder is missing, or it cannot be written.
+        """
+        save_answer(path, self.as_json(), self.read)
+
+
+def save_answer(path: StrPath, answer: dict[str, Any], inputs: InputFiles | None) -> None:
+    """Write an answer as JSON, over none of its inputs.
+
+    Raises:
+        QdqtoolError: `path` is an input, its folder is missing, or it cannot be written.
+    """
+    with forbid_overwrite(inputs):
+        write_visible(path, json_text(answer) + "\n")

@@ -1,0 +1,112 @@
+"""Read the tables of the package: TOML with a schema, and fields separated by tabs."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+T = TypeVar("T")
+_VERBATIM_FIELDS = ("pattern",)  # spaces count
+_type_hints = functools.cache(get_type_hints)
+
+
+def read_sections(path: Path) -> Mapping[str, Any]:
+    """Return the sections of a TOML file. Each section is parsed when it is first read.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+    """
+    text = path.read_text(encoding="utf-8")
+    head, *parts = re.split(r"^(?=\[[\w-]+\]$)", text, flags=re.MULTILINE)
+    sections = {part[1 : part.index("]")]: part for part in parts}
+    if len(sections) < len(parts) or tomllib.loads(head):
+        return tomllib.loads(text)
+    return LazyEntries(sections, lambda section, part: tomllib.loads(part)[section])
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a tab-separated file by the names in its first line.
+
+    Lines that begin with ``#`` are comments.
+    """
+    lines = [
+        line for line in path.read_text("utf-8").splitlines() if line and not line.startswith("#")
+    ]
+    header = lines[0].split("\t")
+    return [dict(zip(header, line.split("\t"), strict=True)) for line in lines[1:]]
+
+
+class LazyEntries(Mapping[str, T]):
+    """Entries by name, each made when it is first read, because a command needs few of them."""
+
+    def __init__(self, sources: Mapping[str, Any], make: Callable[[str, Any], T]) -> None:
+        self._sources, self._make = sources, make
+        self._entries: dict[str, T] = {}
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self._entries:
+            self._entries[name] = self._make(name, self._sources[name])
+        return self._entries[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._sources
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sources)
+
+    def __len__(self) -> int:
+        return len(self._sources)
+
+
+def join_lines(text: str) -> str:
+    """Return a text of several lines as one line."""
+    return " ".join(text.split())
+
+
+def make_entry(kind: type[T], fields: Mapping[str, Any], entry_name: str) -> T:
+    """Make a record from the fields of a table's entry.
+
+    Args:
+        kind: The record class. Its fields are the schema: a text, a boolean, a list of texts (as a
+            tuple), an enumeration by its value, or an object of the field's type.
+        fields: The fields by name.
+        entry_name: The entry's name, for messages.
+
+    Raises:
+        ValueError: A field is missing, unknown, empty or of another type.
+    """
+    names, defaults = kind._fields, kind._defaults  # type: ignore[attr-defined]
+    unknown = fields.keys() - set(names)
+    missing = [name for name in names if name not in defaults and name not in fields]
+    if unknown or missing:
+        reason = f"unknown {', '.join(sorted(unknown))}" if unknown else f"no {', '.join(missing)}"
+        raise ValueError(f"{entry_name}: {reason}")
+    hints = _type_hints(kind)  # type: ignore[arg-type]
+    return kind(
+        **{name: _convert(hints[name], value, name, entry_name) for name, value in fields.items()}
+    )
+
+
+def _convert(hint: Any, value: Any, name: str, entry_name: str) -> Any:
+    where = f"{entry_name}.{name}"
+    if isinstance(value, str) and name not in _VERBATIM_FIELDS:
+        value = join_lines(value)
+    options = [o for o in getattr(hint, "__args__", ()) if o is not type(None)]
+    is_tuple = getattr(hint, "__origin__", None) is tuple
+    if not is_tuple and len(options) == 1:
+        hint = options[0]  # X | None
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return hint(value)
+    if is_tuple and isinstance(value, list | tuple):
+        element = options[0] if isinstance(options[0], type) else object
+        if any(not isinstance(v, element) for v in value):
+            raise ValueError(f"{where}: {value!r} is not a list of {options[0].__name__}")
+        return tuple(value)
+    if value == "" or (isinstance(hint, type) and type(value) is not hint):
+        raise ValueError(f"{where}: {value!r} is not a {getattr(hint, '__name__', hint)}")
+    return value

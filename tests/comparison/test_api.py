@@ -1,0 +1,335 @@
+"""Compare two models that differ in one known change."""
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import qdqtool
+from qdqtool.comparison.matching import match
+from qdqtool.comparison.result import Change, Comparison, Lost, NodeChange
+from qdqtool.comparison.words import answer
+from qdqtool.errors import QdqtoolError
+from qdqtool.formats.predict_text import verdict
+from qdqtool.ir.graph import Model
+from qdqtool.patterns.view import View
+from tests.comparison.networks import float_network, network
+from tests.errors import has
+from tests.trt.builder import Graph
+
+TARGET = "trt8.5"
+
+
+def compare(a: onnx.ModelProto, b: onnx.ModelProto) -> Comparison:
+    return qdqtool.compare(a, b, target=TARGET)
+
+
+def changed(result: Comparison) -> dict[str, tuple[Change, ...]]:
+    return {n.name: n.changes for n in result.changed}
+
+
+def node_of(result: Comparison, name: str) -> NodeChange:
+    return next(n for n in result.nodes if n.name == name)
+
+
+def names_of(result: Comparison, change: Change) -> set[str]:
+    return {n.name for n in result.where(change)}
+
+
+def test_compare_float_and_quantized_model() -> None:
+    result = compare(float_network(), network())
+    assert (result.a.quantized, result.b.quantized) == (False, True)
+    assert (result.a.int8, result.b.int8, result.ok) == (0, 7, True)
+    summary = result.summary()
+    assert (summary["gained_int8"], summary["scales"]) == (7, 0)
+
+
+def test_compare_missing_block() -> None:
+    result = compare(network(3), network(2))
+    assert names_of(result, Change.ONLY_IN_A) == {"b2.a", "b2.b"}
+    assert not result.where(Change.ONLY_IN_B)
+
+
+def test_compare_missing_residual_pairs() -> None:
+    result = compare(network(), network(residual=False))
+    assert result.where(Change.LOST_INT8_OUTPUT) and not result.ok
+    before, after = result.summary()["conversions"]
+    assert after > before
+    assert names_of(result, Change.LOST_QDQ) == {"b0.add", "b1.add", "b2.add"}
+
+
+def test_compare_equal_models() -> None:
+    result = compare(network(), network())
+    assert (result.changed, result.ok, result.matched_by) == ([], True, "names")
+    assert result.summary()["lost_int8"] == 0
+
+
+@pytest.mark.parametrize(
+    ("weights", "data", "lost"),
+    [
+        ("float", 0.1, Lost.WEIGHTS),
+        ("qdq", None, Lost.DATA),
+        ("float", None, Lost.PAIRS),
+    ],
+)
+def test_compare_tells_which_pairs_are_missing(
+    weights: str, data: float | None, lost: Lost
+) -> None:
+    result = compare(network(), network(spoilt=[1], spoilt_weights=weights, data=data))
+    assert (result.summary()["lost_int8"], result.ok) == (1, False)
+    node = node_of(result, "b1.a")
+    assert (node.lost, Change.LOST_INT8 in node.changes) == (lost, True)
+
+
+@pytest.mark.parametrize(("scale", "factor"), [(0.25, 2.5), (0.10005, 1.0005)])
+def test_compare_scales_of_data(scale: float, factor: float) -> None:
+    result = compare(network(scale=0.1), network(scale=scale))
+    assert result.count(Change.SCALE) == 10  # 7 convolutions, 3 Adds
+    assert result.count(Change.WEIGHTS_SCALE) == 0
+    assert node_of(result, "b0.a").factor == pytest.approx(factor)
+
+
+def test_compare_scales_of_weights_per_channel_and_per_tensor() -> None:
+    result = compare(network(), network(spoilt=[2], spoilt_weights="tensor"))
+    assert changed(result) == {"b2.a": (Change.WEIGHTS_SCALE,)}
+    node = node_of(result, "b2.a")
+    scales = [side and side.weights_scale for side in (node.a, node.b)]
+    assert [scale and scale.count for scale in scales] == [8, 1]
+
+
+def test_compare_names_the_finding_of_a_lost_convolution() -> None:
+    """A zero point other than 0 prevents INT8 although both pairs are present."""
+    spoilt = network()
+    for tensor in spoilt.graph.initializer:
+        if tensor.name in ("b1.a.in.Q.zero", "b1.a.in.DQ.zero"):
+            tensor.CopyFrom(onnx.helper.make_tensor(tensor.name, onnx.TensorProto.INT8, [], [3]))
+    node = node_of(compare(network(), spoilt), "b1.a")
+    assert (node.lost, node.finding) == (Lost.FINDING, "ZP-NONZERO")
+
+
+def test_match_branches_in_another_order() -> None:
+    def branches(order: list[str]) -> onnx.ModelProto:
+        g = Graph()
+        x = g.input(1, 4, 8, 8)
+        outputs = {name: g.conv(x, name, scale=None, weights="float") for name in order}
+        return g.model(g.concat([outputs["p"], outputs["q"], outputs["r"]], "cat"))
+
+    partners = pairs(branches(["p", "q", "r"]), branches(["r", "p", "q"]))
+    assert partners == {n: n for n in ("p", "q", "r", "cat")}
+
+
+def other_convolution() -> onnx.ModelProto:
+    g = Graph()
+    return g.model(g.conv(g.input(1, 3, 9, 9), "c", 5, k=5, scale=None, weights="float"))
+
+
+def similar_network() -> onnx.ModelProto:
+    """Return a network with the stem of `network` and some shapes and names in common."""
+    g = Graph()
+    x = g.relu(g.conv(g.input(1, 4, 16, 16), "b.stem", scale=None, weights="float"), "b.stem.relu")
+    for i, (channels, k) in enumerate([(8, 5), (16, 3), (8, 1), (8, 3), (8, 5), (32, 1), (8, 3)]):
+        x = g.relu(g.conv(x, f"b{i}.a", channels, k=k, scale=None, weights="float"), f"b{i}.ra")
+    return g.model(x)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (network(), other_convolution()),
+        (float_network(), similar_network()),
+        (similar_network(), float_network()),
+        (network(4), similar_network()),
+    ],
+    ids=["no layer in common", "float, similar", "similar, float", "quantized, similar"],
+)
+def test_compare_rejects_different_networks(a: onnx.ModelProto, b: onnx.ModelProto) -> None:
+    with pytest.raises(QdqtoolError, check=has("different-models")):
+        compare(a, b)
+
+
+Values = npt.NDArray[np.float32]
+
+
+def with_fourth_scale(value: float) -> Callable[[Values], Values]:
+    return lambda scales: np.where(np.arange(scales.size) == 3, np.float32(value), scales)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda scales: scales, []),
+        (lambda scales: scales[::-1], ["b1.a"]),
+        (lambda scales: np.roll(scales, 1), ["b1.a"]),
+        *((with_fourth_scale(value), ["b1.a"]) for value in (0, -0.1, np.nan, np.inf)),
+    ],
+    ids=["same", "reversed", "rolled", "zero", "negative", "NaN", "infinite"],
+)
+def test_compare_scales_of_channels(
+    change: Callable[[Values], Values], expected: list[str]
+) -> None:
+    proto = network()
+    for tensor in proto.graph.initializer:
+        values = onnx.numpy_helper.to_array(tensor)
+        if tensor.name.startswith("b1.a.w") and values.dtype == np.float32 and values.ndim == 1:
+            tensor.CopyFrom(onnx.numpy_helper.from_array(change(values.copy()), tensor.name))
+    result = compare(network(), proto)
+    assert [n.name for n in result.where(Change.WEIGHTS_SCALE)] == expected
+    json.dumps(result.as_json(), allow_nan=False)
+
+
+def test_comparison_json() -> None:
+    result = compare(network(), network(spoilt=[0]))
+    data = json.loads(json.dumps(result.as_json()))
+    summary = data["summary"]
+    assert (data["schema"], summary["lost_int8"]) == ("qdqtool/comparison/1", 1)
+    assert summary["conversions"] == [result.a.conversions, result.b.conversions]
+    node = next(n for n in data["nodes"] if n["name"] == "b0.a")
+    assert [node[side]["precision"] for side in "ab"] == ["INT8", "FLOAT"]
+    assert node["lost"] == "weights"
+    assert node["a"]["quantized"] == {"data": True, "weights": True}
+    assert node["b"]["quantized"]["weights"] is False
+
+
+def test_compare_estimated_times() -> None:
+    result = qdqtool.compare(float_network(), network(), target=TARGET, gpu="T4")
+    assert result.a.ms and result.b.ms and not result.a.measured
+    assert result.times_as_long == pytest.approx(result.b.ms / result.a.ms)
+
+
+@pytest.mark.parametrize("name", ["b.onnx.gz", "c.bin"])
+def test_compare_files_of_models(name: str, tmp_path: Path) -> None:
+    data = network().SerializeToString()
+    (tmp_path / "a.onnx").write_bytes(data)
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    assert not qdqtool.compare(tmp_path / "a.onnx", tmp_path / name).changed
+
+
+# Models that onnxruntime quantized.
+
+
+@pytest.fixture
+def float_path(tmp_path: Path) -> Path:
+    onnx.save(float_network(), tmp_path / "float.onnx")
+    return tmp_path / "float.onnx"
+
+
+def quantize(path: Path, quant_format: str, activations: str, **options: Any) -> Path:
+    ort = pytest.importorskip("onnxruntime.quantization")
+
+    class Reader(ort.CalibrationDataReader):  # type: ignore[name-defined, misc]
+        def __init__(self) -> None:
+            self.batches = [{onnx.load(path).graph.input[0].name: np.ones((1, 4, 16, 16), "f4")}]
+
+        def get_next(self) -> dict[str, Values] | None:
+            return self.batches.pop() if self.batches else None
+
+    output = path.with_name("quantized.onnx")
+    if quant_format == "dynamic":
+        ort.quantize_dynamic(path, output)
+        return output
+    formats, types = ort.QuantFormat, ort.QuantType
+    options |= {"quant_format": formats[quant_format], "activation_type": types[activations]}
+    ort.quantize_static(path, output, Reader(), **options)
+    return output
+
+
+@pytest.mark.parametrize(
+    ("quant_format", "activations", "operator"),
+    [("dynamic", "", "DynamicQuantizeLinear"), ("QOperator", "QUInt8", "QLinearConv")],
+)
+def test_compare_rejects_integer_operators(
+    quant_format: str, activations: str, operator: str, float_path: Path
+) -> None:
+    path = quantize(float_path, quant_format, activations)
+    assert operator in verdict(qdqtool.predict(path, TARGET))
+    for a, b in ((float_path, path), (path, float_path)):
+        with pytest.raises(QdqtoolError, match=operator, check=has("unsupported")):
+            qdqtool.compare(a, b)
+
+
+@pytest.mark.parametrize(
+    ("activations", "obstacle"), [("QUInt8", "UINT8"), ("QInt8", "zero points")]
+)
+def test_compare_names_an_obstacle_first(activations: str, obstacle: str, float_path: Path) -> None:
+    path = quantize(float_path, "QDQ", activations)
+    assert obstacle in verdict(qdqtool.predict(path, TARGET))
+    result = qdqtool.compare(float_path, path, target=TARGET)
+    assert obstacle in result.b.obstacle
+    assert answer(result).startswith(f"B has {result.b.obstacle}")
+    assert result.b.int8 == result.count(Change.GAINED_INT8) == 0
+
+
+def test_compare_symmetric_int8_has_no_obstacle(float_path: Path) -> None:
+    ort = pytest.importorskip("onnxruntime.quantization")
+    symmetric = {"ActivationSymmetric": True}
+    path = quantize(
+        float_path, "QDQ", "QInt8", weight_type=ort.QuantType.QInt8, extra_options=symmetric
+    )
+    result = qdqtool.compare(float_path, path, target=TARGET)
+    assert not result.b.obstacle and result.count(Change.GAINED_INT8)
+
+
+def test_float_model_has_no_obstacle(float_path: Path) -> None:
+    assert not qdqtool.compare(float_path, float_path).a.obstacle
+    assert "--gpu" in verdict(qdqtool.predict(float_path))
+
+
+# Matching of nodes.
+
+
+def pairs(first: onnx.ModelProto, second: onnx.ModelProto) -> dict[str, str]:
+    model = Model(first)
+    matched = match(View(model), View(Model(second))).pairs
+    return {model.nodes[i].name: node.name for i, node in matched.items()}
+
+
+@pytest.mark.parametrize("other", [float_network(), network()], ids=["float", "quantized"])
+def test_match_equal_networks(other: onnx.ModelProto) -> None:
+    assert pairs(float_network(), other) == {n.name: n.name for n in float_network().graph.node}
+
+
+def test_match_with_a_missing_block() -> None:
+    partners = pairs(network(4), network(4, left_out=3))
+    assert not {"b3.a", "b3.b"} & set(partners) and all(a == b for a, b in partners.items())
+    assert {"b.stem", "b0.a", "b0.b", "b1.a", "b1.b", "b2.a", "b2.b"} <= set(partners)
+
+
+def test_match_numbered_names_with_a_missing_convolution() -> None:
+    """The same name is another convolution then."""
+
+    def chain(sizes: list[int]) -> onnx.ModelProto:
+        g = Graph()
+        x = g.input(1, 3, 8, 8)
+        for i, size in enumerate(sizes):
+            x = g.relu(g.conv(x, f"Conv_{i}", size, scale=None, weights="float"), f"Relu_{i}")
+        return g.model(x)
+
+    sizes = [4, 8, 8, 8, 16, 32, 16, 8, 4, 12]
+    partners = pairs(chain(sizes), chain(sizes[1:]))
+    assert all(partners[f"Conv_{i}"] == f"Conv_{i - 1}" for i in range(4, 10))
+
+
+@pytest.mark.parametrize("blocks", [1, 3, 12])
+def test_match_by_structure(blocks: int) -> None:
+    partners = pairs(network(blocks, names="b"), network(blocks, names="layer", scale=0.3))
+    assert partners == {n: n.replace("b", "layer", 1) for n in partners}
+    assert len(partners) == len(float_network(blocks).graph.node)
+
+
+@given(st.integers(1, 5), st.booleans(), st.booleans(), st.sampled_from(["b", "x/y"]))
+def test_match_is_one_to_one_and_keeps_operators(
+    blocks: int, has_more: bool, quantized: bool, names: str
+) -> None:
+    first = Model(network(blocks) if quantized else float_network(blocks))
+    second = Model(network(blocks + has_more, names=names))
+    partners = match(View(first), View(second)).pairs
+    assert len({n.index for n in partners.values()}) == len(partners)
+    assert all(first.nodes[i].op == n.op for i, n in partners.items())

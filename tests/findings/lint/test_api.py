@@ -1,0 +1,427 @@
+"""Each check of the model on a graph with the fault and on one without."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from qdqtool.findings.lint.api import run
+from qdqtool.findings.report import Report
+from qdqtool.ir.graph import Model
+from qdqtool.ir.modelfile import load
+from qdqtool.patterns.view import View
+from qdqtool.prediction import predict
+from qdqtool.trt.faults import CHECK
+from qdqtool.trt.outcome import simulate_without_alternatives
+from qdqtool.trt.refusals import Step, WeightsNotConstant
+from qdqtool.trt.targets import target_named
+from qdqtool.types import Finding, Precision, Severity
+from tests.findings.graphs import GRAPHS, ones, weighted
+from tests.insertion.test_placement import with_sparse_weights
+from tests.trt.builder import Graph
+
+
+def check(model: Model, target: str) -> list[Finding]:
+    """Return the findings of all checks, without those of the simulation."""
+    report, chosen = Report(target), target_named(target)
+    run(
+        View(model),
+        report,
+        () if chosen.is_rtx else simulate_without_alternatives(model, chosen).convolutions,
+    )
+    return report.findings
+
+
+def codes_of(proto: onnx.ModelProto, target: str = "trt8.5") -> set[str]:
+    return {f.code for f in check(Model(proto), target)}
+
+
+def finding(proto: onnx.ModelProto, code: str, target: str = "trt8.5") -> Finding:
+    """Return the first finding of a code."""
+    return next(f for f in check(Model(proto), target) if f.code == code)
+
+
+def cause(finding: Finding) -> Any:
+    """Return the refusal of a finding that has one."""
+    (cause,) = finding.causes
+    return cause.refusal
+
+
+def predicted_codes(proto: onnx.ModelProto, target: str) -> dict[str, int]:
+    return predict(proto, target).findings_by_code()
+
+
+def simple(**changes: Any) -> onnx.ModelProto:
+    """Return two quantized convolutions of 16 channels; `changes` go to the pair before the second."""
+    g = Graph()
+    x = g.relu(g.conv(g.input(1, 16, 8, 8), "c0", 16), "r")
+    y = g.pair(x, "c1.in", **{"scale": 0.05, **changes})
+    w = g.weights("c1", (16, 16, 1, 1), "qdq")
+    return g.model(g.op("Conv", [y, w], "c1", kernel_shape=[1, 1]))
+
+
+@pytest.mark.parametrize(
+    ("target", "code"), [("trt8.5", "CT-BN"), ("trt11", "CT-BN"), ("rtx1.7", "CT-FLOAT")]
+)
+def test_batch_norm_after_conv_transpose_is_reported(g: Graph, target: str, code: str) -> None:
+    y = g.conv(g.input(1, 16, 8, 8), "ct", 16, k=2, stride=2, op="ConvTranspose")
+    assert code in predicted_codes(g.model(g.bn(y, "bn")), target)
+
+
+@pytest.mark.parametrize(("target", "code"), [("trt8.5", "FLAG-FP16"), ("trt11", "FLOAT-FP32")])
+def test_clean_model_has_only_a_hint_about_float(target: str, code: str) -> None:
+    assert codes_of(simple(), target) == {code}
+
+
+@pytest.mark.parametrize(
+    ("scale", "target", "count"),
+    [([0.05], "rtx1.7", 1), ([0.05], "trt8.5", 0), (0.05, "rtx1.7", 0)],
+)
+def test_scale_of_shape_1_is_reported_on_rtx(scale: Any, target: str, count: int) -> None:
+    assert predicted_codes(simple(scale=scale, zero=0), target).get("SCALE-SHAPE1", 0) == count
+
+
+def test_fp16_scale_is_reported_if_weakly_typed() -> None:
+    g = Graph(opset=19, half=True)
+    proto = g.model(g.conv(g.input(1, 16, 8, 8), "c", 16))
+    assert "SCALE-FP16" in codes_of(proto, "trt8.6")
+    assert codes_of(proto, "trt11").isdisjoint({"SCALE-FP16", "FLOAT-FP32"})
+
+
+def test_computed_scale_is_reported() -> None:
+    assert "SCALE-DYNAMIC" in codes_of(GRAPHS["scale-computed"]())
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "severity"),
+    [
+        ({"zero": 3}, "ZP-NONZERO", Severity.ERROR),
+        ({"zero": 128, "integer": np.uint8}, "ZP-NONZERO", Severity.ERROR),
+        ({"zero": 0, "integer": np.uint8}, "ZP-UINT8", Severity.ERROR),
+        ({"zero": None}, "ZP-UINT8", Severity.ERROR),
+        ({"zero": None}, "DQ-3-INPUTS", Severity.ERROR),
+        ({"scale": 0.0}, "SCALE-NONPOS", Severity.ERROR),
+        ({"scale": -0.1}, "SCALE-NONPOS", Severity.ERROR),
+        ({"scale": float("nan")}, "SCALE-NONPOS", Severity.ERROR),
+        ({"scale": np.full(16, 0.1), "axis": 1}, "ACT-PER-CHANNEL", Severity.WARNING),
+    ],
+)
+def test_fault_of_a_quantizer_is_reported(
+    changes: dict[str, Any], code: str, severity: Severity
+) -> None:
+    fault = finding(simple(**changes), code)
+    assert fault.severity == severity and "c1.in" in fault.node
+    assert code not in codes_of(simple())
+
+
+def test_zero_point_of_a_pair_is_reported_once() -> None:
+    findings = check(Model(simple(zero=3)), "trt8.5")
+    assert [f.node for f in findings if f.code == "ZP-NONZERO"] == ["c1.in.Q"]
+    for target in ("trt8.5", "trt10"):
+        assert cause(finding(simple(zero=3), "ZP-NONZERO", target)).zero_points == (3, 3)
+
+
+def test_missing_zero_point_is_reported_before_trt10() -> None:
+    assert "DQ-3-INPUTS" not in codes_of(simple(zero=None), "trt10")
+    missing = cause(finding(simple(zero=None), "DQ-3-INPUTS"))
+    assert (missing.node, missing.op) == ("c1.in.Q", "QuantizeLinear")
+
+
+@pytest.mark.parametrize(
+    ("domain", "used", "nodes"),
+    [("", True, ["reader"]), ("plugins", True, []), ("", False, [])],
+    ids=["cast", "plugin", "unused"],
+)
+def test_operator_that_reads_integers_is_reported(
+    domain: str, used: bool, nodes: list[str]
+) -> None:
+    g = Graph(opset=13)
+    table = g.const("table", np.ones((16,), np.int8))
+    y = g.op("Cast", [table], "reader", domain=domain, to=1)
+    x = g.input(1, 16)
+    findings = check(Model(g.model(g.add(x, y if used else x, "sum"))), "trt10")
+    assert [f.node for f in findings if f.code == "WEIGHT-INDIRECT"] == nodes
+
+
+def too_few_scales() -> onnx.ModelProto:
+    g = Graph()
+    w = g.pair(ones(g, 16, 8, 1, 1), "w.q", np.full(8, 0.1), axis=0)
+    return without_shapes(g, weighted(g, w, group=2))
+
+
+def without_shapes(graph: Graph, *outputs: str) -> onnx.ModelProto:
+    """Return the model without shape inference, which would refuse the fault."""
+    infos = [onnx.helper.make_empty_tensor_value_info(o) for o in outputs]
+    proto = onnx.helper.make_graph(graph.nodes, "g", graph.inputs, infos, graph.initializers)
+    return onnx.helper.make_model(proto, opset_imports=[onnx.helper.make_opsetid("", graph.opset)])
+
+
+_raw = without_shapes  # name by which tests/wording.py imports it
+
+
+def too_few_zero_points() -> onnx.ModelProto:
+    g = Graph()
+    scale, zero = g.const("s", np.full(16, 0.1, np.float32)), g.const("z", np.int8(0))
+    q = g.op("QuantizeLinear", [ones(g), scale, zero], "wq", axis=0)
+    return without_shapes(g, weighted(g, g.op("DequantizeLinear", [q, scale, zero], "wdq", axis=0)))
+
+
+def test_wrong_number_of_scales_is_reported() -> None:
+    refusal = cause(finding(too_few_scales(), "SCALE-COUNT"))
+    assert (refusal.count, refusal.axis, refusal.shape) == (8, 0, (16, 8, 1, 1))
+
+
+def test_scales_of_wrong_rank_are_reported() -> None:
+    g = Graph(opset=13)
+    w = g.pair(ones(g), "w.q", np.full((16, 1, 1, 1), 0.1), axis=0)
+    assert "SCALE-RANK" in codes_of(without_shapes(g, weighted(g, w)), "trt10")
+
+
+def test_wrong_number_of_zero_points_is_reported() -> None:
+    refusal = cause(finding(too_few_zero_points(), "ZP-VOLUME"))
+    assert (refusal.scales, refusal.zero_points) == (16, 1)
+
+
+def test_int16_is_reported() -> None:
+    g = Graph(opset=21)
+    x = g.pair(g.input(1, 16, 8, 8), "a", integer=np.int16)
+    assert cause(finding(without_shapes(g, x), "QTYPE")).kind == "int16"
+
+
+def test_integer_operator_is_reported(g: Graph) -> None:
+    x = g.op("DequantizeLinear", g.ops("DynamicQuantizeLinear", [g.input(1, 8)], "d", 3), "dq")
+    assert "QOPERATOR" in codes_of(without_shapes(g, x))
+
+
+@pytest.mark.parametrize(
+    ("opset", "axis", "reported"), [(12, None, True), (12, 0, True), (13, 0, False)]
+)
+def test_per_channel_needs_opset_13(opset: int, axis: int | None, reported: bool) -> None:
+    """Below opset 13, the parser assumes axis 0."""
+    g = Graph(opset=opset)
+    w = g.pair(ones(g), "w.q", np.full(16, 0.1), axis=axis)
+    codes = codes_of(without_shapes(g, weighted(g, w)))
+    assert ("OPSET-AXIS" in codes) is reported and "W-AXIS" not in codes
+
+
+# Weights and biases -----------------------------------------------------------------------------------------------
+
+
+def weights_model(form: str = "qdq", op: str = "Conv", axis: int = 0) -> onnx.ModelProto:
+    g = Graph()
+    x, w = g.pair(g.input(1, 16, 8, 8), "in"), ones(g, 16, 16, 3, 3)
+    w = g.pair(w, "wq", np.full(16, 0.1), axis=axis) if form == "qdq" else w
+    return g.model(g.op(op, [x, w], "c", kernel_shape=[3, 3]))
+
+
+def test_weights_without_dq_are_reported_by_the_simulation() -> None:
+    (fault,) = (f for f in predict(weights_model("float")).findings if f.code == "W-NO-DQ")
+    assert fault.convolutions == ["c"] and fault.values == 16 * 8 * 8
+    assert "W-NO-DQ" not in predicted_codes(weights_model(), "trt10")
+
+
+def test_stored_int8_weights_are_reported_before_trt10(g: Graph) -> None:
+    proto = g.model(g.conv(g.input(1, 16, 8, 8), "c", 16, weights="int8"))
+    assert finding(proto, "WEIGHT-PREQUANT", "trt8.4").severity == Severity.ERROR
+    assert finding(proto, "WEIGHT-PREQUANT", "trt8.5").severity == Severity.WARNING
+    assert "WEIGHT-PREQUANT" not in codes_of(proto, "trt10")
+
+
+@pytest.mark.parametrize("target", ["trt10", "rtx1.7"])
+@pytest.mark.parametrize("arguments", [("int8",), ("float", "Identity")], ids=["stored", "moved"])
+def test_weights_that_are_read_directly_have_no_finding(
+    arguments: tuple[str, ...], target: str
+) -> None:
+    assert "WEIGHT-INDIRECT" not in predicted_codes(stored(*arguments), target)
+
+
+def test_weights_that_are_a_network_output_are_reported(g: Graph) -> None:
+    w = g.pair(ones(g), "wq")
+    assert finding(g.model(weighted(g, w), w), "W-Q-OUTPUT").node == "wq.DQ"
+
+
+def test_weights_that_are_not_constant_are_reported() -> None:
+    proto = GRAPHS["weights-not-constant"]()
+    assert cause(finding(proto, "W-NONCONST")) == WeightsNotConstant(CHECK, "c", "w")
+    assert "W-NONCONST" not in codes_of(proto, "rtx1.7")
+
+
+def test_sparse_weights_are_reported() -> None:
+    tensors = simple().graph.initializer
+    name = next(t.name for t in tensors if list(t.dims) == [16, 16, 1, 1])
+    fault = finding(with_sparse_weights(simple(), name), "W-NONCONST")
+    assert cause(fault) == WeightsNotConstant(CHECK, "c1", name, sparse=True)
+
+
+@pytest.mark.parametrize(
+    ("op", "axis", "codes"),
+    [
+        ("Conv", 1, {"W-AXIS"}),
+        ("Conv", 0, set()),
+        ("ConvTranspose", 0, {"CT-AXIS"}),
+        ("ConvTranspose", 1, {"CT-AXIS"}),
+    ],
+)
+def test_axis_of_weights_is_reported(op: str, axis: int, codes: set[str]) -> None:
+    assert codes_of(weights_model(op=op, axis=axis)) & {"W-AXIS", "CT-AXIS"} == codes
+
+
+@pytest.mark.parametrize("attributes", [{}, {"axis": 1}], ids=["default", "written"])
+def test_axis_finding_knows_whether_the_axis_is_written(
+    g: Graph, attributes: dict[str, int]
+) -> None:
+    model = g.model(weighted(g, g.pair(ones(g), "wq", np.full(16, 0.1), **attributes)))
+    assert cause(finding(model, "W-AXIS")).written is bool(attributes)
+
+
+def shared_model(copies: bool = False) -> onnx.ModelProto:
+    g = Graph()
+    x = g.pair(g.input(1, 16, 8, 8), "in")
+    w = g.weights("w", (16, 16, 1, 1), "qdq")
+    other = g.weights("v", (16, 16, 1, 1), "qdq") if copies else w
+    a = g.op("Conv", [x, w], "a", kernel_shape=[1, 1])
+    b = g.op("Conv", [x, other], "b", kernel_shape=[1, 1])
+    return g.model(g.add(a, b, "sum"))
+
+
+def test_shared_weights_are_reported() -> None:
+    fault = finding(shared_model(), "W-SHARED")
+    assert fault.convolutions == ["a", "b"] and cause(fault).weight == "w.weight"
+    assert "W-SHARED" not in codes_of(shared_model(copies=True))
+    assert "W-SHARED" not in codes_of(shared_model(), "rtx1.7")
+
+
+def test_weights_shared_by_two_pairs_are_reported(g: Graph) -> None:
+    x, w = g.pair(g.input(1, 16, 8, 8), "in"), ones(g)
+    ends = [g.op("Conv", [x, g.pair(w, f"w{n}", 0.1)], n, kernel_shape=[1, 1]) for n in "ab"]
+    assert finding(g.model(*ends), "W-SHARED").node == "w"
+
+
+@pytest.mark.parametrize("op", ["Identity", "Transpose"])
+def test_operator_before_the_pair_of_weights_is_reported(g: Graph, op: str) -> None:
+    model = g.model(weighted(g, g.pair(g.op(op, ones(g), "between"), "wq")))
+    refusal = cause(finding(model, "W-NONCONST"))
+    assert (refusal.steps, refusal.quantizer) == ((Step("between", op),), "wq.Q")
+    assert refusal.stored is False
+
+
+def stored(form: str, moved: str = "", **attributes: Any) -> onnx.ModelProto:
+    """Return a convolution with stored integers or a pair, read through an operator."""
+    g = Graph()
+    w = ones(g, dtype=np.int8 if form == "int8" else np.float32)
+    w = g.op(moved, [w], "between", **attributes) if moved else w
+    return g.model(weighted(g, g.dq(w, "wdq", 0.1) if form == "int8" else g.pair(w, "wq")))
+
+
+@pytest.mark.parametrize(
+    ("op", "attributes"), [("Identity", {}), ("Transpose", {"perm": [1, 0, 2, 3]})]
+)
+def test_operator_after_stored_integers_is_reported(op: str, attributes: dict[str, Any]) -> None:
+    proto = stored("int8", op, **attributes)
+    fault = finding(proto, "WEIGHT-INDIRECT", "trt10")
+    assert fault.severity == Severity.ERROR and fault.convolutions == ["c"]
+    assert cause(fault).steps == (Step("between", op),) and cause(fault).stored
+    errors = [f for f in predict(proto, "rtx1.7").findings if f.severity == Severity.ERROR]
+    assert [(f.code, f.node) for f in errors] == [("WEIGHT-INDIRECT", "between")]
+
+
+def quantized_bias() -> onnx.ModelProto:
+    g = Graph()
+    x, w = g.pair(g.input(1, 16, 8, 8), "in"), g.weights("w", (16, 16, 1, 1), "qdq")
+    bias = g.const("b", np.ones(16, np.int32))
+    bias = g.dq(bias, "bdq", np.full(16, 1e-3), axis=0, integer=np.int32)
+    return g.model(g.op("Conv", [x, w, bias], "c", kernel_shape=[1, 1]))
+
+
+@pytest.mark.parametrize("target", ["trt8.5", "rtx1.7"])
+def test_quantized_bias_is_reported(target: str) -> None:
+    (fault,) = (f for f in predict(quantized_bias(), target).findings if f.code == "BIAS-DQ")
+    assert fault.node == "bdq" and fault.convolutions == ["c"]
+    assert cause(fault).precision == Precision.INT32
+
+
+# Heads and shapes -------------------------------------------------------------------------------------------------
+
+
+def head(quantized: bool = True, join: bool = False) -> onnx.ModelProto:
+    g = Graph()
+    stem = g.relu(g.conv(g.input(1, 16, 8, 8), "stem", 16), "r")
+    options: Any = {"scale": 0.1 if quantized else None, "weights": "qdq" if quantized else "float"}
+    ends = [g.conv(stem, name, 16, k=1, **options) for name in ("box", "score")]
+    return g.model(*([g.pair(g.concat(ends, "all"), "behind")] if join else ends))
+
+
+def test_quantized_convolutions_of_a_head_are_reported() -> None:
+    findings = check(Model(head()), "trt8.5")
+    assert [f.node for f in findings if f.code == "HEAD-QUANT"] == ["box", "score"]
+    assert "HEAD-QUANT" not in codes_of(head(quantized=False))
+    assert "HEAD-QUANT" not in codes_of(simple())  # a detector has several last convolutions
+
+
+def test_one_scale_for_boxes_and_scores_is_reported() -> None:
+    assert finding(head(join=True), "HEAD-CONCAT").node == "behind.Q"
+    assert "HEAD-CONCAT" not in codes_of(head())
+
+
+def test_boxes_are_told_from_scores_by_their_dfl(g: Graph) -> None:
+    stem = g.relu(g.conv(g.input(1, 16, 8, 8), "stem", 16), "r")
+    score, box = (g.conv(stem, name, 16, k=1) for name in ("score", "box"))
+    bins = g.const("dflw", np.arange(16, dtype=np.float32).reshape(1, 16, 1, 1))
+    dfl = g.op("Conv", [g.op("Softmax", box, "softmax", axis=1), bins], "dfl")
+    findings = check(Model(g.model(score, dfl)), "trt8.5")
+    heads = {f.node: f.code for f in findings if f.code.startswith("HEAD")}
+    assert heads == {"box": "HEAD-QUANT", "score": "HEAD-SCORE"}
+
+
+@pytest.mark.parametrize(
+    ("channels", "groups", "codes"),
+    [
+        (24, 1, {"CH-ALIGN"}),
+        (8, 1, {"CH-SMALL"}),
+        (32, 4, {"GROUP-SLOW"}),
+        (32, 1, set()),
+        (32, 32, set()),
+    ],
+)
+def test_slow_numbers_of_channels_are_reported(
+    g: Graph, channels: int, groups: int, codes: set[str]
+) -> None:
+    proto = g.model(g.conv(g.relu(g.input(1, 32, 8, 8), "r"), "c", channels, groups=groups))
+    assert codes_of(proto) & {"CH-ALIGN", "CH-SMALL", "GROUP-SLOW"} == codes
+
+
+@pytest.mark.parametrize("cast", [False, True], ids=["fp32", "cast"])
+@pytest.mark.parametrize(("inner", "codes"), [(False, set()), (True, {"CH-SMALL"})])
+def test_three_channels_of_the_input_have_no_finding(
+    cast: bool, inner: bool, codes: set[str]
+) -> None:
+    """Also if a model in FP16 casts its FP32 input."""
+    g = Graph(half=cast)
+    x = g.input(1, 3, 8, 8)
+    x = g.relu(x, "r") if inner else x
+    x = g.op("Cast", [x], "cast", to=onnx.TensorProto.FLOAT16) if cast else x
+    assert codes_of(g.model(g.conv(x, "stem", 32))) & {"CH-ALIGN", "CH-SMALL"} == codes
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+def test_silu_after_depthwise_convolution_is_reported(g: Graph, normalized: bool) -> None:
+    """A BatchNormalization between both is fused into the convolution."""
+    x = g.conv(g.relu(g.input(1, 32, 8, 8), "r"), "dw", 32, groups=32)
+    fault = finding(g.model(g.silu(g.bn(x, "bn") if normalized else x, "s")), "DW-SILU")
+    assert fault.node == "dw" and (normalized or cause(fault).last)
+
+
+def test_add_after_depthwise_convolution_is_reported_before_trt10(g: Graph) -> None:
+    x = g.relu(g.input(1, 32, 8, 8), "r")
+    proto = g.model(g.add(g.conv(x, "dw", 32, groups=32), x, "sum"))
+    assert "DW-ADD" in codes_of(proto, "trt8.6") and "DW-ADD" not in codes_of(proto, "trt10")
+
+
+def test_checks_need_no_external_data(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    options: Any = {"location": "w.bin", "size_threshold": 0}
+    onnx.save(simple(), path, save_as_external_data=True, **options)
+    (tmp_path / "w.bin").unlink()
+    assert {f.code for f in check(load(path), "trt8.5")} == {"FLAG-FP16"}

@@ -1,0 +1,548 @@
+"""Scales of activations compared with images, and scales of weights compared with the weights."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import pytest
+from onnx import numpy_helper
+
+import qdqtool
+from qdqtool.commands.cli import run
+from qdqtool.findings.lint import weight_scales
+from qdqtool.findings.lint.activation_scales import one_factor
+from qdqtool.findings.report import Report
+from qdqtool.insertion.result import Insertion
+from qdqtool.ir.graph import Model
+from qdqtool.patterns.view import View
+from qdqtool.prediction import check_activations
+from qdqtool.trt.faults import (
+    ActivationFit,
+    ActivationScales,
+    OutlierScales,
+    WeightScales,
+    WeightScalesCause,
+)
+from tests.insertion.nets import detector
+from tests.insertion.transformers import samples, vit
+from tests.slow import slow_after
+from tests.trt.builder import Graph
+
+RNG = np.random.default_rng(0)
+DATA = [{"x": RNG.normal(0, 1, (1, 8, 16, 16)).astype(np.float32)} for _ in range(4)]
+
+
+def float_network() -> onnx.ModelProto:
+    g = Graph()
+    x = g.input(1, 8, 16, 16)
+    for i in range(3):
+        x = g.relu(g.conv(x, f"c{i}", scale=None, weights="float"), f"r{i}")
+    return g.model(x)
+
+
+def with_scale(proto: onnx.ModelProto, name: str, factor: float) -> onnx.ModelProto:
+    """Return a copy in which the scale of a quantizer pair is multiplied."""
+    copy = onnx.ModelProto.FromString(proto.SerializeToString())
+    node = next(n for n in copy.graph.node if n.name == name)
+    tensor = next(t for t in copy.graph.initializer if t.name == node.input[1])
+    scale = numpy_helper.to_array(tensor) * np.float32(factor)
+    tensor.CopyFrom(numpy_helper.from_array(scale, tensor.name))
+    return copy
+
+
+def refusals(
+    code: str, proto: onnx.ModelProto, data: list[dict[str, np.ndarray]] | None
+) -> list[Any]:
+    """Return the refusals behind the findings of a code, with data or without."""
+    prediction = qdqtool.predict(proto)
+    if data is not None:
+        check_activations(proto, prediction, data)
+    assert all(f.id == i for i, f in enumerate(prediction.findings))
+    return [c.refusal for f in prediction.findings if f.code == code for c in f.causes]
+
+
+def activation_scales(proto: onnx.ModelProto) -> ActivationScales | None:
+    return next(iter(refusals("ACT-SCALE", proto, DATA)), None)
+
+
+def quantizer_of_input(proto: onnx.ModelProto) -> str:
+    quantizers = [n for n in proto.graph.node if n.op_type == "QuantizeLinear"]
+    name: str = next(n.name for n in quantizers if n.input[0] == "x")
+    return name
+
+
+def has_outliers(inserted: Insertion) -> bool:
+    return any(f.code == "ACT-OUTLIER" for f in inserted.findings)
+
+
+def insert_max(proto: onnx.ModelProto, data: list[dict[str, np.ndarray]] = DATA) -> Insertion:
+    return qdqtool.insert(proto, data, method="max", predict=False)
+
+
+@pytest.mark.parametrize("method", ["focus", "mse", "percentile", "entropy", "max"])
+def test_scales_of_insert_fit(method: str) -> None:
+    model = qdqtool.insert(float_network(), DATA, method=method, predict=False).model
+    assert activation_scales(model) is None
+
+
+def test_scale_that_a_concat_shares_fits(g: Graph) -> None:
+    x = g.input(1, 8, 16, 16)
+    parts = [g.conv(x, f"c{i}", scale=None, weights="float") for i in range(2)]
+    small = g.op("Mul", [parts[1], g.const("tenth", np.float32(0.1))], "small")
+    last = g.conv(g.concat([parts[0], small], "cat"), "last", scale=None, weights="float")
+    assert activation_scales(insert_max(g.model(last)).model) is None
+
+
+@pytest.mark.parametrize("factor", [0.25, 1 / 16])
+def test_small_scale_is_reported_with_its_clipping(factor: float) -> None:
+    model = insert_max(float_network()).model
+    name = quantizer_of_input(model)
+    refusal = activation_scales(with_scale(model, name, factor))
+    assert refusal is not None and [fit.quantizer for fit in refusal.worst] == [name]
+    (fit,) = refusal.worst
+    values = np.abs(np.concatenate([d["x"].ravel() for d in DATA]))
+    assert fit.clipped == pytest.approx(float(np.mean(values > 127.5 * fit.scale)), abs=2e-3)
+
+
+def test_large_scale_is_reported_with_its_use() -> None:
+    model = insert_max(float_network()).model
+    refusal = activation_scales(with_scale(model, quantizer_of_input(model), 8.0))
+    assert refusal is not None and refusal.worst[0].used == pytest.approx(1 / 8, rel=1e-3)
+
+
+def test_percentile_leaves_no_outliers() -> None:
+    options: Any = {"method": "percentile", "percentile": 99.0, "predict": False}
+    assert not has_outliers(qdqtool.insert(float_network(), outliers(0.005, 300.0), **options))
+
+
+@pytest.mark.parametrize(
+    ("used", "factor"),
+    [
+        ([2.0, 1.9, 2.2, 2.0, 9.0], 2.0),
+        ([0.25, 0.24, 0.26], 0.25),
+        ([1.0, 1.1, 0.9, 1.0], 0.0),
+        ([2.0, 0.5, 1.0, 4.0], 0.0),
+        ([2.0, 2.0], 0.0),
+    ],
+)
+def test_factor_that_all_scales_share(used: list[float], factor: float) -> None:
+    assert one_factor([ActivationFit("q", 0.1, 0.0, 0.0, share) for share in used]) == factor
+
+
+def test_predict_command_reports_scale_of_calibration_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = insert_max(float_network()).model
+    name, path, data = quantizer_of_input(model), tmp_path / "bad.onnx", tmp_path / "data.npz"
+    onnx.save(with_scale(model, name, 0.2), path)
+    np.savez(data, x=np.concatenate([d["x"] for d in DATA]))
+    assert run(["predict", str(path), "--calib", str(data), "--fail-on", "ACT-SCALE"]) == 1
+    assert f"{name} (scale" in capsys.readouterr().out.replace("\n     ", "")
+
+
+def outliers(share: float, factor: float, *, channels: int = 0) -> list[dict[str, np.ndarray]]:
+    """Return normal values [1, 8, 16, 16] with a share of outliers.
+
+    Args:
+        channels: Number of channels along the last axis that the share is of; 0 for single values.
+    """
+    rng = np.random.default_rng(5)
+    samples = []
+    for _ in range(4):
+        x = rng.normal(0, 1, (1, 8, 16, 16)).astype(np.float32)
+        large = rng.random(x.shape) < share
+        if channels:
+            row = np.arange(channels) < round(share * channels)
+            large = np.resize(row, x.size).reshape(x.shape)
+        samples.append({"x": np.where(large, x * np.float32(factor), x)})
+    return samples
+
+
+def tokens(data: list[dict[str, np.ndarray]], *shape: int) -> list[dict[str, np.ndarray]]:
+    return [{"x": sample["x"].reshape(1, *shape)} for sample in data]
+
+
+def linear(g: Graph, rows: int, columns: int) -> onnx.ModelProto:
+    weights = g.const("w", RNG.normal(0, 1, (columns, 16)), np.float32)
+    return g.model(g.op("MatMul", [g.input(1, rows, columns), weights], "fc"))
+
+
+@pytest.mark.parametrize(
+    ("share", "factor", "reported"),
+    [
+        (0.005, 300.0, True),
+        (0.02, 300.0, True),
+        (0.1, 200.0, True),
+        (0.3, 150.0, True),
+        (0.005, 10.0, False),
+        (0.3, 10.0, False),
+        (0.0, 1.0, False),
+    ],
+)
+def test_outliers_are_reported_with_their_ratio(
+    share: float, factor: float, reported: bool
+) -> None:
+    """The ratio is the largest value divided by the value that two thirds are below."""
+    data = outliers(share, factor)
+    inserted = insert_max(float_network(), data)
+    scales = outlier_scales(inserted.model, data)
+    assert has_outliers(inserted) is bool(scales) is reported
+    for refusal in scales:
+        ratios = {q: ratio for q, _, ratio in refusal.worst}
+        values = np.sort(np.abs(np.concatenate([d["x"].ravel() for d in data])))
+        expected = pytest.approx(values[-1] / np.quantile(values, 2 / 3), rel=0.02)
+        assert not refusal.linear and ratios[quantizer_of_input(inserted.model)] == expected
+
+
+@pytest.mark.parametrize(("factor", "reported"), [(100.0, True), (5.0, False)])
+@pytest.mark.parametrize("share", [1 / 64, 0.05, 0.1, 0.2, 0.3])
+def test_outlier_channels_of_any_share_are_reported(
+    g: Graph, share: float, factor: float, reported: bool
+) -> None:
+    """From one of 64 channels to almost a third of them."""
+    data = tokens(outliers(share, factor, channels=64), 32, 64)
+    assert has_outliers(insert_max(linear(g, 32, 64), data)) is reported
+
+
+def norm_and_linear(g: Graph, gains: np.ndarray, shift: np.ndarray) -> onnx.ModelProto:
+    """Return a LayerNormalization of 64 channels, with offsets before it, and a Linear."""
+    x = g.op("Add", [g.input(1, 32, 64), g.const("shift", shift, np.float32)], "shifted")
+    normal = g.op("LayerNormalization", [x, g.const("gains", gains, np.float32)], "norm", axis=-1)
+    moved = g.op("Reshape", [normal, g.const("to", np.asarray([1, 4, 8, 64]))], "windows")
+    weights = g.const("w", RNG.normal(0, 1, (64, 16)), np.float32)
+    return g.model(g.op("MatMul", [moved, weights], "fc"))
+
+
+def outlier_scales(
+    model: onnx.ModelProto, data: list[dict[str, np.ndarray]] | None = None
+) -> list[OutlierScales]:
+    return refusals("ACT-OUTLIER", model, data)
+
+
+@pytest.mark.parametrize("by_gain", [True, False])
+@pytest.mark.parametrize("count", [0, 1, 6, 16])
+def test_outliers_after_a_normalization_are_reported_unless_smoothed(
+    count: int, by_gain: bool
+) -> None:
+    """Outliers of one sign move the mean, and with it all other channels. Gains show them without data.
+
+    Without gains, the normalization keeps them within a few times the others.
+    """
+    large = np.arange(64) < count
+    data = tokens(outliers(0.0, 1.0), 32, 64)
+    gains, shift = np.where(large & by_gain, 60.0, 1.0), np.where(large, 20.0, 0.0)
+    model = norm_and_linear(Graph(17), gains, shift)
+    smoothed = qdqtool.insert(model, data, method="max", smooth=0.5, predict=False)
+    for inserted, reported in (
+        (insert_max(model, data), by_gain and count > 0),
+        (smoothed, False),
+    ):
+        assert has_outliers(inserted) is reported
+        for count_of_samples, images in ((0, None), (4, data)):
+            scales = [(r.samples, r.linear) for r in outlier_scales(inserted.model, images)]
+            assert scales == [(count_of_samples, True)] * reported
+
+
+@pytest.mark.parametrize(
+    ("factor", "samples"),
+    [
+        pytest.param(None, [0], id="no-data"),
+        pytest.param(0.01, [], id="channels-hardly-vary"),
+        pytest.param(0.0, [0], id="zeros-say-nothing"),
+    ],
+)
+def test_data_decides_over_gains(factor: float | None, samples: list[int]) -> None:
+    large = np.arange(64) < 6
+    model = norm_and_linear(Graph(17), np.where(large, 60.0, 1.0), np.zeros(64))
+    data = tokens(outliers(0.0, 1.0), 32, 64)
+    inserted = insert_max(model, data).model
+    images = None
+    if factor is not None:
+        scale = np.where(large, factor, 1.0 if factor else 0.0).astype(np.float32)
+        images = [{"x": d["x"] * scale} for d in data]
+    assert [r.samples for r in outlier_scales(inserted, images)] == samples
+
+
+@pytest.mark.parametrize("channels", [32, 768])
+@pytest.mark.parametrize(
+    ("spread", "factor", "reported"),
+    [
+        (0.0, 1.0, False),
+        (0.5, 1.0, False),
+        (1.0, 1.0, False),
+        (0.0, 200.0, True),
+        (0.3, 200.0, True),
+    ],
+)
+def test_gains_that_spread_are_not_reported(
+    g: Graph, channels: int, spread: float, factor: float, reported: bool
+) -> None:
+    """The largest of 768 lognormal gains is 17 times the median."""
+    gains = np.exp(spread * RNG.normal(0, 1, channels))
+    gains[:2] *= factor
+    inputs = [g.input(1, 8, channels), g.const("gains", gains, np.float32)]
+    scale = float(4 * gains.max() / 127)
+    x = g.pair(g.op("LayerNormalization", inputs, "norm", axis=-1), "x", scale)
+    weights = g.pair(g.const("w", RNG.normal(0, 1, (channels, 4)), np.float32), "wq")
+    assert bool(outlier_scales(g.model(g.op("MatMul", [x, weights], "fc")))) is reported
+
+
+@pytest.mark.parametrize(("name", "rows"), [("b0.attn.v.weight", 1), ("b0.fc1.weight", 2), ("", 0)])
+def test_insert_and_predict_report_the_same_outliers(name: str, rows: int) -> None:
+    """Also if values are moved before a Linear, as those of attention are."""
+    model = onnx.ModelProto.FromString(vit().SerializeToString())
+    data = samples(model, 16)
+    for tensor in model.graph.initializer:
+        if tensor.name == name:
+            value = numpy_helper.to_array(tensor).copy()
+            value[:, :rows] *= 1000.0
+            tensor.CopyFrom(numpy_helper.from_array(value, name))
+    inserted = qdqtool.insert(model, data, method="max", attention="int8", predict=False)
+    by_insert = [c.refusal for f in inserted.findings for c in f.causes]
+    by_predict = outlier_scales(inserted.model, data)
+    assert len(by_insert) == len(by_predict) == bool(name)
+    for left, right in zip(by_insert, by_predict, strict=True):
+        assert isinstance(left, OutlierScales)
+        assert (left.bad, left.total) == (right.bad, right.total)
+        assert [q for q, _, _ in left.worst] == [q for q, _, _ in right.worst]
+        ratios = [ratio for *_, ratio in right.worst]
+        assert [ratio for *_, ratio in left.worst] == pytest.approx(ratios, rel=0.01)
+
+
+def test_outliers_before_a_matrix_product_are_of_a_linear(g: Graph) -> None:
+    """Smoothing is the advice for these."""
+    data = tokens(outliers(0.005, 300.0), 64, 32)
+    inserted = insert_max(linear(g, 64, 32), data)
+    (refusal,) = outlier_scales(inserted.model, data)
+    assert refusal.linear and has_outliers(inserted)
+
+
+# W-SCALE: no finding for what quantizers write, one if scales and weights are of different origin.
+
+Array = npt.NDArray[np.float64]
+
+
+@pytest.fixture(scope="module")
+def placed() -> onnx.ModelProto:
+    data = [{"images": np.random.default_rng(0).random((1, 3, 64, 64), np.float32)}]
+    choices = {"method": "max", "target": "trt8.5", "residual": "both", "losses": 0}
+    return qdqtool.insert(detector(), data, predict=False, **choices).model
+
+
+def weight_scales_of(proto: onnx.ModelProto) -> WeightScales | None:
+    report = Report("trt10")
+    weight_scales.run(View(Model(proto)), report)
+    causes = [c.refusal for f in report.findings if f.code == "W-SCALE" for c in f.causes]
+    assert len(causes) <= 1
+    return causes[0] if causes else None  # type: ignore[return-value]
+
+
+def rescaled(
+    proto: onnx.ModelProto, change: Callable[[Array, Array, int], Array]
+) -> onnx.ModelProto:
+    """Return a copy with other weight scales: `change` gets scales, weights and the layer's number."""
+    copy, pairs = with_weights(proto)
+    for number, (scale, weights) in enumerate(pairs):
+        old = numpy_helper.to_array(scale).astype(np.float64)
+        new = change(old, numpy_helper.to_array(weights).astype(np.float64), number)
+        array = new.astype(np.float32).reshape(old.shape)
+        scale.CopyFrom(numpy_helper.from_array(array, scale.name))
+    assert len(pairs) > 20
+    return copy
+
+
+def reweighted(proto: onnx.ModelProto, change: Callable[[Array], Array]) -> onnx.ModelProto:
+    """Return a copy with other weights and the same scales."""
+    copy, pairs = with_weights(proto)
+    for _, weights in pairs:
+        new = change(numpy_helper.to_array(weights)).astype(np.float32)
+        weights.CopyFrom(numpy_helper.from_array(new, weights.name))
+    return copy
+
+
+def with_weights(
+    proto: onnx.ModelProto,
+) -> tuple[onnx.ModelProto, list[tuple[onnx.TensorProto, onnx.TensorProto]]]:
+    """Return a copy, and its scales of weights with the weights."""
+    copy = onnx.ModelProto.FromString(proto.SerializeToString())
+    tensors = {t.name: t for t in copy.graph.initializer}
+    return copy, [
+        (tensors[q.input[1]], tensors[q.input[0]])
+        for q in copy.graph.node
+        if q.op_type == "QuantizeLinear" and q.input[0] in tensors
+    ]
+
+
+def largest(weights: Array) -> Array:
+    """Return the largest magnitude of each output channel."""
+    return np.maximum(np.abs(weights).reshape(len(weights), -1).max(axis=1), 1e-9)
+
+
+def test_scales_of_insert_fit_the_weights(placed: onnx.ModelProto) -> None:
+    assert weight_scales_of(placed) is None
+
+
+def test_scales_that_are_too_large_are_reported(placed: onnx.ModelProto) -> None:
+    refusal = weight_scales_of(rescaled(placed, lambda s, w, n: np.full_like(s, 0.1)))
+    assert refusal is not None and refusal.wasted > 0.5
+
+
+def test_scales_of_other_weights_are_reported(placed: onnx.ModelProto) -> None:
+    rng = np.random.default_rng(1)
+    model = rescaled(placed, lambda s, w, n: s / np.exp(rng.normal(0.3, 0.9, s.shape)))
+    refusal = weight_scales_of(model)
+    assert refusal is not None and refusal.cause == WeightScalesCause.OTHER_WEIGHTS
+    assert refusal.clipped > 0.2
+
+
+def test_scales_that_clip_some_channels_are_not_reported(placed: onnx.ModelProto) -> None:
+    """Half of the channels keep their largest weight, the others are clipped by up to a third."""
+    rng = np.random.default_rng(3)
+    model = rescaled(placed, lambda s, w, n: s * np.minimum(1, rng.uniform(0.67, 1.33, s.shape)))
+    assert weight_scales_of(model) is None
+
+
+def test_scales_that_clip_outliers_are_not_reported(placed: onnx.ModelProto) -> None:
+    rng = np.random.default_rng(0)
+
+    def clip(scale: Array, weights: Array, number: int) -> Array:
+        quantiles = np.quantile(np.abs(weights).reshape(len(weights), -1), 0.99, axis=1)
+        return np.maximum(quantiles, 1e-9) / 127
+
+    model = rescaled(reweighted(placed, lambda w: rng.standard_t(3, w.shape)), clip)
+    assert weight_scales_of(model) is None
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_drift_of_training_is_not_reported(placed: onnx.ModelProto, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    model = rescaled(placed, lambda s, w, n: s * np.exp(rng.normal(0, 0.08, s.shape)))
+    assert weight_scales_of(model) is None
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.7, 2.0])
+@pytest.mark.parametrize("channels", [1, 5, 1000])
+def test_channels_of_one_layer_are_reported(
+    placed: onnx.ModelProto, channels: int, factor: float
+) -> None:
+    rng = np.random.default_rng(channels)
+
+    def change(scale: Array, weights: Array, number: int) -> Array:
+        changed = scale.copy()
+        changed[rng.permutation(scale.size)[:channels]] *= factor if number == 11 else 1.0
+        return changed
+
+    refusal = weight_scales_of(rescaled(placed, change))
+    assert refusal is not None and refusal.cause == WeightScalesCause.EXCEPTION
+    assert len(refusal.layers) == 1 and 0 < refusal.channels <= channels
+    assert refusal.worst == pytest.approx(1 / factor, rel=1e-3)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_layer_is_reported_amid_drift_of_training(placed: onnx.ModelProto, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+
+    def change(scale: Array, weights: Array, number: int) -> Array:
+        return scale * np.exp(rng.normal(0, 0.05, scale.shape)) * (0.5 if number == 7 else 1)
+
+    refusal = weight_scales_of(rescaled(placed, change))
+    assert refusal is not None and refusal.cause == WeightScalesCause.EXCEPTION
+    assert len(refusal.layers) == 1
+
+
+@pytest.mark.parametrize("per_channel", slow_after(1, [True, False]))
+def test_scales_of_onnxruntime_are_not_reported(per_channel: bool, tmp_path: Path) -> None:
+    quantization = pytest.importorskip("onnxruntime.quantization")
+    onnx.save(detector(), tmp_path / "float.onnx")
+
+    class Reader(quantization.CalibrationDataReader):  # type: ignore[name-defined, misc]
+        def __init__(self) -> None:
+            self.left = [{"images": np.random.default_rng(0).random((1, 3, 64, 64), np.float32)}]
+
+        def get_next(self) -> dict[str, npt.NDArray[np.float32]] | None:
+            return self.left.pop() if self.left else None
+
+    quantization.quantize_static(
+        tmp_path / "float.onnx",
+        tmp_path / "q.onnx",
+        Reader(),
+        per_channel=per_channel,
+        weight_type=quantization.QuantType.QInt8,
+        activation_type=quantization.QuantType.QInt8,
+        extra_options={"ActivationSymmetric": True, "WeightSymmetric": True},
+    )
+    assert weight_scales_of(onnx.load(tmp_path / "q.onnx")) is None
+
+
+@pytest.mark.parametrize("factor", [2.0, 0.5, 127 / 128])
+def test_factor_of_all_weight_scales_is_reported(placed: onnx.ModelProto, factor: float) -> None:
+    refusal = weight_scales_of(rescaled(placed, lambda s, w, n: s * factor))
+    assert refusal is not None and refusal.cause == WeightScalesCause.FACTOR
+    assert refusal.factor == pytest.approx(1 / factor, rel=1e-3)
+
+
+def test_scales_of_other_tensors_are_reported(placed: onnx.ModelProto) -> None:
+    scales: list[Array] = []
+
+    def other(scale: Array, weights: Array, number: int) -> Array:
+        scales.append(scale)
+        return np.resize(scales[(number * 7) // 11], scale.shape) * (0.4 if number % 3 else 1.6)
+
+    refusal = weight_scales_of(rescaled(placed, other))
+    assert refusal is not None and refusal.layers
+
+
+def test_scales_of_another_axis_are_reported(placed: onnx.ModelProto) -> None:
+    def cross(scale: Array, weights: Array, number: int) -> Array:
+        square = weights.shape[0] == weights.shape[1]
+        return largest(np.moveaxis(weights, 1, 0)) / 127 if square else scale
+
+    refusal = weight_scales_of(rescaled(placed, cross))
+    assert refusal is not None and refusal.cause == WeightScalesCause.AXIS
+
+
+@pytest.fixture(scope="module")
+def uneven(placed: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model whose channels have different ranges."""
+    rng = np.random.default_rng(2)
+    return reweighted(placed, lambda w: w * rng.uniform(0.5, 1.5, (len(w), *(1,) * (w.ndim - 1))))
+
+
+def test_scale_per_channel_is_not_reported(uneven: onnx.ModelProto) -> None:
+    assert weight_scales_of(rescaled(uneven, lambda s, w, n: largest(w) / 127)) is None
+
+
+def test_mean_scale_in_all_channels_is_reported(uneven: onnx.ModelProto) -> None:
+    """It clips as few weights as clipping on purpose does, but is the same in all channels."""
+    mean = lambda s, w, n: np.full_like(s, largest(w).mean() / 127)  # noqa: E731
+    refusal = weight_scales_of(rescaled(uneven, mean))
+    assert refusal is not None and refusal.cause == WeightScalesCause.TENSOR
+
+
+def test_scale_of_the_tensor_in_all_channels_is_not_reported_as_clipping(
+    uneven: onnx.ModelProto,
+) -> None:
+    whole = lambda s, w, n: np.full_like(s, largest(w).max() / 127)  # noqa: E731
+    refusal = weight_scales_of(rescaled(uneven, whole))
+    assert refusal is None or refusal.cause != WeightScalesCause.TENSOR
+
+
+def test_dead_channels_are_not_reported(placed: onnx.ModelProto) -> None:
+    def kill_every_second(weights: Array) -> Array:
+        channel = np.arange(len(weights)).reshape(-1, *(1,) * (weights.ndim - 1))
+        return np.where(channel % 2, weights, 0.0)
+
+    assert weight_scales_of(reweighted(placed, kill_every_second)) is None
+
+
+def test_scales_that_contradict_the_weights_are_left_to_other_checks(
+    placed: onnx.ModelProto,
+) -> None:
+    copy, pairs = with_weights(placed)
+    bad = (np.ones(0), np.ones(3), np.full(1, np.nan), np.zeros(4), np.full(16, np.inf))
+    for (scale, _), values in zip(pairs, bad, strict=False):
+        scale.CopyFrom(numpy_helper.from_array(values.astype(np.float32), scale.name))
+    assert weight_scales_of(copy) is None

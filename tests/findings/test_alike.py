@@ -1,0 +1,233 @@
+"""Findings have equal keys if their causes are equal, apart from sizes and nodes that a cut removes."""
+
+import contextlib
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import onnx
+import pytest
+
+from qdqtool.errors import ModelError
+from qdqtool.extraction.cut import Cutter
+from qdqtool.findings.alike import key
+from qdqtool.findings.messages import worded
+from qdqtool.ir.graph import Model
+from qdqtool.prediction import predict
+from qdqtool.trt.refusals import (
+    Origin,
+    OutputNotQuantized,
+    PoolingOneSide,
+    Reader,
+    ReaderKind,
+    ReduceNotPooling,
+    ResidualFloat,
+    Size,
+    Stays,
+    Step,
+)
+from qdqtool.trt.rtx.operands import IntegersLost, Why
+from qdqtool.types import Cause, Evidence, Finding, Precision, Prediction, Severity
+from qdqtool.util.records import replaced
+from tests.findings.graphs import GRAPHS
+from tests.findings.test_producers import prediction
+from tests.findings.test_refusals import TARGETS
+from tests.slow import slow_after
+from tools.fuzz.grammar import network
+
+
+def finding(refusal: Any, code: Any = "OUT-FLOAT", **cause: Any) -> Finding:
+    """Return a finding whose words must not be asked for."""
+
+    def words(_: Finding) -> tuple[str, str]:
+        raise AssertionError("a key needs no words")
+
+    return Finding(code, Severity.WARNING, "n", (Cause(refusal, **cause),), Evidence.SEEN, words)
+
+
+def key_of(refusal: Any, code: Any = "OUT-FLOAT", **cause: Any) -> Any:
+    return key(finding(refusal, code, **cause))
+
+
+CONV = Reader(ReaderKind.OP, "c", "Conv", feeds_weighted=True)
+OUTPUT = Reader(ReaderKind.OUTPUT, "a", "Output")
+PLAIN = OutputNotQuantized("pass", "n", "t", (CONV,), Size("8x4x4", 128))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"elements": Size("2", 2)},
+        {"elements": None},
+        {"readers": (replaced(CONV, gains=True, path=(Step("s", "Slice"),)),)},
+        {"tensor": "u", "activation": Step("s", "Relu")},  # in no message
+    ],
+)
+def test_key_ignores_sizes_and_nodes_after_the_consumers(changes: dict[str, Any]) -> None:
+    assert key_of(replaced(PLAIN, **changes)) == key_of(PLAIN)
+
+
+def test_key_ignores_names_of_network_outputs() -> None:
+    first, second = (
+        key_of(replaced(PLAIN, readers=(replaced(OUTPUT, node=name),))) for name in "ab"
+    )
+    assert first == second != key_of(PLAIN)
+
+
+def residual_key(*origin: str, quantizer: str = "") -> Any:
+    return key_of(ResidualFloat("pass", "n", "add", Origin(*origin, quantizer=quantizer), ()))
+
+
+@pytest.mark.parametrize(
+    ("first", "same", "other"),
+    [
+        pytest.param("t m Relu c", "u o Add c", "t m Relu d", id="convolution"),
+        pytest.param("t m Relu", "u m Add", "t o Relu", id="node"),
+        pytest.param("t", "t", "u", id="tensor"),
+    ],
+)
+def test_key_identifies_producer(first: str, same: str, other: str) -> None:
+    """By its convolution, else by its node, else by its tensor."""
+    keys = [residual_key(*(*origin.split(), "", "")[:4]) for origin in (first, same, other)]
+    assert keys[0] == keys[1] != keys[2]
+
+
+def test_key_ignores_which_quantizer_a_producer_has() -> None:
+    first, second, none = (residual_key("t", "m", "Relu", quantizer=q) for q in ("q", "r", ""))
+    assert first == second != none
+
+
+def test_key_of_pooling_is_its_quantized_side() -> None:
+    q, r = (Reader(ReaderKind.Q, name, "QuantizeLinear") for name in "qr")
+
+    def pooling(quantized: bool, node: str, *readers: Reader) -> Any:
+        return key_of(PoolingOneSide("pass", "n", quantized, Origin("t", node, "Relu"), readers))
+
+    assert pooling(True, "m", q, r) == pooling(True, "m", CONV, q) != pooling(True, "o", q)
+    assert pooling(True, "m") != pooling(True, "m", q) != pooling(True, "m", r)
+    assert pooling(False, "m", q) == pooling(False, "o", q, CONV) != pooling(False, "m", q, r)
+    assert pooling(False, "m", q) != pooling(False, "m", r)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"node": "m"},
+        {"readers": ()},
+        {"readers": (replaced(CONV, node="d"),)},
+        {"readers": (replaced(CONV, scale=0.5),)},
+        {"readers": (replaced(CONV, feeds_weighted=False),)},  # nothing after it is quantized
+    ],
+)
+def test_key_has_each_value_that_decides(changes: dict[str, Any]) -> None:
+    assert key_of(replaced(PLAIN, **changes)) != key_of(PLAIN)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"code": "OUT-MIXED"}, {"severity": Severity.INFO}, {"node": "m"}, {"gains": False}],
+)
+def test_key_has_each_field_of_the_finding(changes: dict[str, Any]) -> None:
+    assert key(dataclasses.replace(finding(PLAIN), **changes)) != key_of(PLAIN)
+
+
+def test_key_has_classes_of_further_refusals() -> None:
+    reduced = ReduceNotPooling("pass", "c", "q", ())
+    others = (), (reduced,), (replaced(reduced, dq="r"),)
+    keys = [key_of(PLAIN, "POOL-FLOAT", also=also) for also in others]
+    assert keys[0] != keys[1] == keys[2]
+
+
+def test_key_with_scale_nan_equals_itself() -> None:
+    first, second = (
+        key_of(replaced(PLAIN, readers=(replaced(CONV, scale=float("nan")),))) for _ in range(2)
+    )
+    assert first == second
+
+
+@pytest.mark.parametrize(("why", "equal"), [(Why.OPERATOR, False), (Why.INPUT_AXIS, True)])
+def test_key_of_lost_integers_has_the_convolution(why: Why, equal: bool) -> None:
+    """Unless the scales of its input are at fault, whichever convolution reads them."""
+    first, second = (
+        key_of(IntegersLost("pass", node, why, Step(node, "Relu"), "q")) for node in "ab"
+    )
+    assert (first == second) is equal
+    assert key_of(IntegersLost("pass", "a", why, Step("a", "Relu"), "q", True)) != first
+
+
+@pytest.mark.parametrize("target", ["trt8.5", "trt8.6"])
+def test_key_of_conversion_has_the_producer_unless_another_finding_explains_it(
+    target: str,
+) -> None:
+    refusals = [
+        cause.refusal
+        for place in range(len(GRAPHS))
+        for conversion in prediction(place, target).findings
+        if conversion.code == "CONVERSION"
+        for cause in conversion.causes
+    ]
+    assert len(refusals) > 10
+    for stays in refusals:
+        assert isinstance(stays, Stays)
+        origin = replaced(stays.origin, node="elsewhere", op="Relu", int8=not stays.origin.int8)
+        moved = replaced(stays, origin=origin)
+        plain = stays.quantize and stays.precision in (Precision.INT8, Precision.INT32)
+        assert (key_of(stays, "CONVERSION") == key_of(moved, "CONVERSION")) is not plain
+        see, other = (("OUT-FLOAT", "c"),), (("OUT-FLOAT", "d"),)
+        explained = key_of(stays, "CONVERSION", see=see)
+        assert explained == key_of(moved, "CONVERSION", see=see)
+        assert explained != key_of(stays, "CONVERSION", see=other)
+
+
+@pytest.mark.parametrize(("place", "reason"), list(enumerate(GRAPHS)))
+def test_keys_of_a_network_are_unique_and_repeatable(place: int, reason: str) -> None:
+    own = TARGETS.get(reason, "trt8.5")
+    for target in (own, "trt11", "rtx1.7"):
+        keys = [key(f) for f in prediction(place, target).findings]
+        assert len(set(keys)) == len(keys)
+        if target == own:
+            assert [key(f) for f in predict(GRAPHS[reason](), target).findings] == keys
+
+
+def words_without_sizes(finding: Finding) -> tuple[str, ...]:
+    causes = [
+        replaced(c, refusal=replaced(c.refusal, elements=None))
+        if hasattr(c.refusal, "elements")
+        else c
+        for c in finding.causes
+    ]
+    return str(finding.severity), *worded(dataclasses.replace(finding, causes=tuple(causes)))
+
+
+def parts(proto: onnx.ModelProto, target: str) -> Iterator[Prediction]:
+    """Yield predictions of small and larger parts around every third node."""
+    model = Model(proto)
+    cutter = Cutter(model)
+    for place, node in enumerate(n for n in model.ordered if n.index not in cutter.constant):
+        if place % 3 == 0:
+            around = cutter.around([node], (1, 1, 3, 3)[place // 3 % 4])
+            with contextlib.suppress(ModelError):  # a type that is unknown
+                yield predict(cutter.make(cutter.part(around, place % 2 == 1)), target)
+
+
+def compare_parts(proto: onnx.ModelProto, target: str) -> Iterator[bool]:
+    """Yield whether keys are equal, for findings of a model and its parts with equal code and node."""
+    whole: dict[tuple[str, str], list[Finding]] = {}
+    for finding in predict(proto, target).findings:
+        whole.setdefault((finding.code, finding.node), []).append(finding)
+    for finding in (finding for part in parts(proto, target) for finding in part.findings):
+        for other in whole.get((finding.code, finding.node), ()):
+            equal = key(finding) == key(other)
+            assert equal == (words_without_sizes(finding) == words_without_sizes(other)), (
+                finding.message,
+                other.message,
+            )
+            yield equal
+
+
+@pytest.mark.parametrize("target", slow_after(1, ["trt8.6", "rtx1.7"]))
+def test_key_of_a_part_is_equal_if_the_words_are(target: str) -> None:
+    nets = [*(make() for make in GRAPHS.values()), *map(network, (4, 5, 16, 30, 36, 52))]
+    counts = Counter(equal for proto in nets for equal in compare_parts(proto, target))
+    assert counts[True] > 50 and counts[False] > 10

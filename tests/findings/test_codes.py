@@ -1,0 +1,343 @@
+"""Finding codes with their evidence, and the answers to lines of a build log."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+import qdqtool
+from qdqtool.errors import QdqtoolError
+from qdqtool.findings import codes
+from qdqtool.findings.api import name_regions
+from qdqtool.findings.codes import ALL_TARGETS
+from qdqtool.findings.lines import HEADINGS, LineAnswer, explain_line
+from qdqtool.findings.report import Report
+from qdqtool.findings.ways import WAYS, Way, way_named
+from qdqtool.formats.log_text import line_text
+from qdqtool.trt.pipeline import cases as all_cases
+from qdqtool.trt.pipeline import passes
+from qdqtool.trt.targets import BUILDS, TARGETS, target_of_version
+from qdqtool.trt.trace import FORMATS
+from qdqtool.types import Evidence, ModelInfo, MyelinRegion, Prediction, Severity
+from qdqtool.util.notes import Remark
+from tests.errors import has
+from tests.findings.test_causes import residual
+from tests.slow import slow_after
+from tests.trt.evidence import DIFFERENT, advised, truth
+
+
+@pytest.mark.parametrize("entry", codes.CODES.values(), ids=lambda entry: entry.code)
+def test_code_has_texts_and_sources(entry: codes.Code) -> None:
+    assert all((entry.title, entry.cause, entry.tensorrt, entry.log, entry.fix))
+    targets = [target for holds in entry.holds for target in holds.targets]
+    assert targets and len(targets) == len(set(targets)) and set(targets) <= set(ALL_TARGETS)
+    assert all(holds.source for holds in entry.holds)
+
+
+def test_seen_codes_that_no_pass_shows_name_a_build() -> None:
+    """TensorRT-RTX's are in its record of builds."""
+    seen = [
+        (code, holds)
+        for code, entry in codes.CODES.items()
+        for holds in entry.holds
+        if not entry.passes
+        and holds.evidence == Evidence.SEEN
+        and not all(TARGETS[t].is_rtx for t in holds.targets)
+    ]
+    assert {code for code, _ in seen} == {"MYELIN-REGION", "GPU-JETSON"}
+    for code, holds in seen:
+        names = set(re.findall(r"[\w.-]+", holds.source))
+        builds = [build for name, build in BUILDS.items() if name in names]
+        versions = [v for build in builds for v in re.findall(r"\d+(?:\.\d+)*", build.tensorrt)]
+        assert set(holds.targets) <= {target_of_version(v).name for v in versions}, code
+
+
+@pytest.mark.parametrize(
+    ("fields", "target", "evidence"),
+    [
+        ({}, "trt10", Evidence.SEEN),
+        ({"uncertain": 1}, "trt10", Evidence.ASSUMED),
+        ({"possible": ["a.Q"]}, "trt10", Evidence.ASSUMED),
+        ({}, "trt8.6", Evidence.ASSUMED),
+    ],
+)
+def test_region_evidence_depends_on_its_certainty(
+    fields: dict[str, Any], target: str, evidence: Evidence
+) -> None:
+    region = MyelinRegion("norm", "LayerNormalization", ["norm", "fc"], norms=1, **fields)
+    report = Report(target)
+    name_regions(Prediction(ModelInfo("", "", 17, 2), target, regions=[region]), report)
+    (finding,) = report.findings
+    assert (finding.code, finding.node) == ("MYELIN-REGION", "norm")
+    assert finding.evidence == evidence
+
+
+def test_similar_codes() -> None:
+    assert codes.similar("SKIP-FLAOT")[0] == "SKIP-FLOAT"
+    assert "CONCAT-SCALE" in codes.similar("concat")
+    assert codes.similar("%%%") == []
+
+
+def test_code_severity_depends_on_target() -> None:
+    entry = codes.get("WEIGHT-PREQUANT")
+    assert entry.severity_on("trt8.4") == Severity.ERROR
+    assert entry.severity_on("trt8.5") == Severity.WARNING
+    assert entry.on("trt10") is None
+
+
+@pytest.mark.parametrize(
+    ("target", "text"),
+    [
+        ("trt8.5", "zeroPt must be all"),
+        ("trt11", "kENABLE_UINT8"),
+        ("rtx1.7", "kENABLE_UINT8"),
+    ],
+)
+def test_code_error_text_depends_on_target(target: str, text: str) -> None:
+    assert text in codes.get("ZP-NONZERO").error_text(target)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [("skip-float", "SKIP-FLOAT"), ("SKIP_FLOAT", "SKIP-FLOAT"), (" zp nonzero ", "ZP-NONZERO")],
+)
+def test_find_ignores_case_and_separators(text: str, code: str) -> None:
+    entry = codes.find(text)
+    assert entry is not None and entry.code == code
+
+
+@pytest.mark.parametrize("case", slow_after(2, DIFFERENT))
+def test_recorded_builds_are_explained(case: str) -> None:
+    prediction = advised(case, truth(case)["target"])
+    for conv in prediction.convolutions:
+        assert conv.int8_in_int8_out or conv.findings, conv.name
+    conversions = ("CONVERSION", "INPUT-CONVERSION")
+    nodes = {f.node for f in prediction.findings if f.code in conversions}
+    assert nodes == set(prediction.conversion_nodes)
+    for finding in prediction.findings:
+        assert finding.message and finding.fix and finding.causes
+
+
+def test_findings_of_recorded_yolo() -> None:
+    """The log has eight Adds fused with a float residual, a MaxPool with two consumers, three unfolded norms."""
+    prediction = advised("yolo-resnet18-orin-trt8502", "trt8.5")
+    counts = prediction.findings_by_code()
+    assert (counts["SKIP-FLOAT"], counts["POOL-MIXED"], counts["BN-UNFOLDED"]) == (8, 1, 3)
+    assert (counts["CONVERSION"], counts["INPUT-CONVERSION"]) == (11, 1)
+    (pool,) = (f for f in prediction.findings if f.code == "POOL-MIXED")
+    assert pool.node == "/backbone/maxpool/MaxPool"
+    assert pool.convolutions == ["/backbone/conv1/Conv"]
+
+
+def test_findings_of_recorded_resnet() -> None:
+    """The residual DQ remains as a layer, and the last convolution reads and writes float."""
+    prediction = advised("resnet18-a100-qat-residual", "trt8.5")
+    add = next(f for f in prediction.findings if f.code == "ADD-OUT-FLOAT")
+    assert add.node == "Add_292" and add.convolutions == ["Conv_284"]
+    assert "DequantizeLinear_291" in add.nodes
+
+
+@pytest.mark.parametrize(
+    "case", ["resnet18-qat-rtx2000-trt8510", "resnet18-a100-qat-residual-qgap"]
+)
+def test_well_placed_models_have_no_warning(case: str) -> None:
+    assert {f.severity for f in advised(case, "trt8.5").findings} == {Severity.INFO}
+
+
+# Build methods -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_build_method_has_source_and_no_int8_flag_if_strongly_typed(way: Way) -> None:
+    assert way.source and way.log and "--int8" not in way.flags("trt11").partition(":")[0]
+
+
+def test_build_method_names_what_to_take_care_of() -> None:
+    assert "trt_int8_calibration_table_name" in WAYS["onnxruntime"].care
+
+
+def test_strongly_typed_build_has_no_flag_finding() -> None:
+    findings = qdqtool.predict(residual("own"), "trt11", way="python").findings_by_code()
+    assert "FLAG-FP16" not in findings
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_flag_finding_has_the_words_of_the_build_method(name: str) -> None:
+    prediction = qdqtool.predict(residual("own"), way=name)
+    (flag,) = (f for f in prediction.findings if f.code == "FLAG-FP16")
+    assert flag.way == name and [n for n in WAYS if WAYS[n].weak in flag.fix] == [name]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("onnxruntim", "did you mean onnxruntime?"), ("qqqq", "'qqqq'; choose")]
+)
+def test_unknown_build_method_is_an_error(name: str, hint: str) -> None:
+    with pytest.raises(QdqtoolError, check=has("unknown-choice", parameter="way")) as caught:
+        way_named(name)
+    assert hint in str(caught.value)
+
+
+def test_build_method_has_other_names() -> None:
+    assert way_named("ORT").name == "onnxruntime"
+
+
+# Lines of a log -----------------------------------------------------------------------------------------------------
+
+ROOT = Path(__file__).parents[2]
+PREFIXES = (
+    "",
+    "[01/10/2024-21:52:53] [V] [TRT] ",
+    "[V] [TRT] ",
+    "[TRT] [V] ",
+    "TensorRT VERBOSE ",
+    "[V] ",
+)
+LINES = [
+    ("Running: VanillaSwapWithFollowingQ on Resize_724", "VanillaSwapWithFollowingQ"),
+    (
+        "Eliminating QuantizeLinear_38 which duplicates (Q) QuantizeLinear_15",
+        "HorizontalMergeQNodes",
+    ),
+    ("QuantizeDoubleInputNodes: fusing QuantizeLinear_46 into Conv_34", "QuantizeDoubleInputNodes"),
+    (
+        "ConvEltwiseSumFusion: Fusing w + QuantizeLinear_32 + Conv_34 with Add_42 + Relu_43",
+        "ConvEltwiseSumFusion",
+    ),
+    ("Swap the layer type of QuantizeLinear_2 from QUANTIZE to kQDQ", "QDQToCopy"),
+    ("Replacing slice Slice_895 with copy from 1549 to 1554", "SliceRemoval"),
+    ("Generating copy for a to b because input does not support striding.", "ConcatRemoval"),
+    ("Merging layers: A || B", "MergeLayers"),
+    ("Running: DqQFusion on DequantizeLinear_772", "DqQFusion"),
+]
+
+
+def explain(line: str) -> LineAnswer:
+    answer = explain_line(line)
+    assert answer is not None
+    return answer
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+@pytest.mark.parametrize(("line", "pass_name"), LINES)
+def test_line_leads_to_pass_cases_and_test(line: str, pass_name: str, prefix: str) -> None:
+    answer = explain(prefix + line)
+    rule = answer.rules[0]
+    assert (answer.line, rule.pass_name) == (line, pass_name)
+    assert rule.does and rule.means and rule.cases
+    assert (ROOT / rule.file).is_file() and (ROOT / rule.test).is_file()
+    assert any((c.evidence == Evidence.SEEN and c.builds) or c.source for c in rule.cases.values())
+
+
+def test_line_of_several_passes() -> None:
+    answer = explain("Removing QuantizeLinear_46")
+    assert len(answer.rules) > 1 and answer.note == Remark.PASSES_SHARE_LINE()
+
+
+def test_line_of_unknown_pass() -> None:
+    answer = explain("Running: SomethingNew on Conv_1")
+    assert answer.rules == () and answer.note == Remark.PASS_UNKNOWN(name="SomethingNew")
+
+
+def test_line_that_counts_layers() -> None:
+    answer = explain("[V] [TRT] After Myelin optimization: 504 layers")
+    assert answer.counted == 504 and answer.note == HEADINGS["After Myelin optimization"]
+
+
+@pytest.mark.parametrize("kind", passes())
+def test_pass_has_a_test(kind: type) -> None:
+    module = kind.__module__.rpartition(".")[2]
+    assert (ROOT / f"tests/trt/passes/test_{module}.py").is_file()
+
+
+@pytest.mark.parametrize(
+    ("line", "case"),
+    [
+        (
+            "QuantizeDoubleInputNodes: fusing /m/q/QuantizeLinear into /m/conv/Conv",
+            "int8-convolution",
+        ),
+        ("QuantizeDoubleInputNodes: fusing /m/q/QuantizeLinear_1 into /m/Add_2", "sum"),
+        ("QuantizeDoubleInputNodes: fusing a into b", "int8-convolution"),
+        (
+            "QuantizeDoubleInputNodes: fusing q into (Unnamed Layer* 3) [Pointwise]",
+            "int8-convolution",
+        ),  # no operator
+    ],
+)
+def test_line_shows_fitting_case_first(line: str, case: str) -> None:
+    answer = explain(line)
+    rule = answer.rules[0]
+    assert next(iter(rule.cases)) == f"{rule.pass_name}/{case}" and len(rule.cases) == 12
+    assert line_text(answer, 80).count(" - ") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "case"),
+    [
+        ("Generating copy for a to b because of stomping hazard.", "ConcatRemoval/stomping"),
+        ("Replacing slice a with copy from b to c", "SliceRemoval/copy"),
+        ("Eliminating slice a by retargeting b from b to c", "SliceRemoval/view"),
+        (
+            "Swap the layer type of DequantizeLinear_2 from DEQUANTIZE to kQDQ",
+            "QDQToCopy/dequantize",
+        ),
+        (
+            "GenericConvActFusion: Fusing Conv_1 with PWN(Sigmoid_2, Mul_3)",
+            "GenericConvActFusion/pointwise",
+        ),
+        (
+            "QConvScaleFusion: Fusing w + q + ConvTranspose_1 with BatchNormalization_2",
+            "QConvScaleFusion/convtranspose",
+        ),
+        (
+            "PointWiseFusion: Fusing PWN((Unnamed Layer* 1) [Constant] + b) with c",
+            "PointWiseFusion/chain",
+        ),
+    ],
+)
+def test_line_kind_and_operators_choose_the_case(line: str, case: str) -> None:
+    assert next(iter(explain(line).rules[0].cases)) == case
+
+
+@pytest.mark.parametrize(
+    ("line", "pass_name"),
+    [
+        ("Swap the layer type of QuantizeLinear_2 from QUANTIZE to kQDQ", "QDQToCopy"),
+        ("Swap the layer type of Add_1 from ELEMENTWISE to POINTWISE", "EltwiseAddToPwn"),
+        (
+            "Swap the layer type of Tanh_1 from ACTIVATION to POINTWISE",
+            "ActivationToPointwiseConversion",
+        ),
+        ("Swap the layer type of ReduceMean_1 from REDUCE to POOLING", "ReduceToPoolingFusion"),
+    ],
+)
+def test_line_about_types_is_of_one_pass(line: str, pass_name: str) -> None:
+    answer = explain(line)
+    assert [rule.pass_name for rule in answer.rules] == [pass_name] and not answer.note
+
+
+def test_cases_are_about_operators_or_kinds_of_lines() -> None:
+    subjects = {schema.name for schema in onnx.defs.get_all_schemas()} | FORMATS.keys()
+    for name, case in all_cases().items():
+        assert set(case.about) <= subjects and len(set(case.about)) == len(case.about), name
+
+
+@pytest.mark.parametrize("line", ["", "hello", "Error Code 2: Internal Error", "SKIP-FLOAT"])
+def test_explain_line_ignores_other_texts(line: str) -> None:
+    assert explain_line(line) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("HorizontalMergeQNodes", "qdqtool/trt/passes/horizontal_merge_q_nodes.py"),
+        ("HorizontalMergeQNodes/clone", "qdqtool/trt/passes/horizontal_merge_q_nodes.py"),
+        ("MaxPool/q-past-maxpool", "qdqtool/ir/operators.py"),
+    ],
+)
+def test_name_of_pass_or_case_is_explained(name: str, file: str) -> None:
+    (rule,) = explain(name).rules
+    assert rule.file == file and (ROOT / rule.test).is_file()
+    assert "/" not in name or list(rule.cases) == [name]

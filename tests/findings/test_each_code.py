@@ -1,0 +1,140 @@
+"""Each finding code is reported for some network."""
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import pytest
+
+from qdqtool.findings.codes import CODES
+from qdqtool.prediction import check_activations, predict
+from qdqtool.timing.estimate import predict_on
+from qdqtool.timing.options import TimingOptions
+from qdqtool.types import Prediction
+from tests.findings.graphs import GRAPHS, ones, split, weighted
+from tests.findings.test_producers import on_a_wrong_axis, predictions
+from tests.insertion.test_transformers import with_pairs
+from tests.insertion.transformers import vit
+from tests.timing.test_gpus import network as of_two
+from tests.trt.builder import Graph
+from tests.wording import findings
+
+
+def after_pair(make: Callable[[Graph, str], str], opset: int = 17) -> onnx.ModelProto:
+    g = Graph(opset=opset)
+    return g.model(make(g, g.pair(g.input(1, 16, 16, 16), "p")))
+
+
+def after_convolution(make: Callable[[Graph, str], str]) -> onnx.ModelProto:
+    """Return a quantized convolution, what `make` adds after it, and another convolution."""
+    g = Graph()
+    return g.model(
+        g.conv(make(g, g.conv(g.input(1, 16, 16, 16), "c0", 16)), "next", 16, scale=0.05)
+    )
+
+
+def large_kernel() -> onnx.ModelProto:
+    g = Graph()
+    x = g.pair(g.input(1, 3, 64, 64), "in")
+    w = g.weights("w", (16, 3, 32, 32), "qdq")
+    return g.model(g.op("Conv", [x, w], "c", kernel_shape=[32, 32], strides=[32, 32]))
+
+
+def pool_with_two_consumers() -> onnx.ModelProto:
+    g = Graph()
+    x = g.pool(g.relu(g.conv(g.input(1, 16, 16, 16), "c0", 16), "r0"), "pool")
+    y = g.add(g.conv(x, "c1", 16, scale=0.03), x, "sum")
+    return g.model(g.conv(y, "next", 16, scale=0.05))
+
+
+def yolo_head() -> onnx.ModelProto:
+    """Return a YOLO head: scores, and boxes as an expected value over bins."""
+    g = Graph()
+    stem = g.relu(g.conv(g.input(1, 16, 8, 8), "stem", 16), "r")
+    bins = g.op("Softmax", g.conv(stem, "box", 16, k=1), "softmax", axis=1)
+    weights = g.const("bins", np.arange(16, dtype=np.float32).reshape(1, 16, 1, 1))
+    return g.model(g.conv(stem, "score", 16, k=1), g.op("Conv", [bins, weights], "dfl"))
+
+
+def output_weights() -> onnx.ModelProto:
+    g = Graph()
+    w = g.pair(ones(g), "wq")
+    return g.model(weighted(g, w), w)
+
+
+def with_data(scale: float, largest: float) -> Prediction:
+    """Predict a pair with a scale, checked with normal values up to the largest."""
+    g = Graph()
+    model = g.model(g.conv(g.input(1, 16, 8, 8), "c", 16, scale=scale))
+    values = np.random.default_rng(0).standard_normal((1, 16, 8, 8)).astype(np.float32)
+    values[0, 0, 0, 0] = largest
+    prediction = predict(model, "trt8.5")
+    check_activations(model, prediction, [{"x": values}])
+    return prediction
+
+
+def on_gpu(sm: str) -> Prediction:
+    """Predict a depthwise convolution in INT8, a SiLU and a float convolution on a GPU."""
+    g = Graph()
+    x = g.silu(g.conv(g.input(1, 32, 16, 16), "a", 32, groups=32), "s")
+    return predict_on(
+        g.model(g.conv(x, "b", 32, scale=None, weights="float")), "trt8.5", TimingOptions(sm=sm)
+    )[0]
+
+
+NETWORKS: dict[str, Callable[[], onnx.ModelProto]] = {
+    "ACT-INNER-Q": lambda: after_convolution(lambda g, x: g.relu(g.pair(x, "inner"), "r")),
+    "CONST-FP16": lambda: after_convolution(
+        lambda g, x: g.op("Add", [x, g.const("k", np.float32(-1e9))], "add")
+    ),
+    "EINSUM-FLOAT": lambda: after_pair(
+        lambda g, x: g.op(
+            "Einsum", [x, g.pair(ones(g, 16, 16), "wq")], "e", equation="bchw,wv->bchv"
+        )
+    ),
+    "HEAD-SCORE": yolo_head,
+    "KERNEL-LARGE": large_kernel,
+    "POOL-MIXED": pool_with_two_consumers,
+    "NORM-PIECES": lambda: with_pairs(vit(pieces=True), "b0.res1"),
+    "RESIDUAL-STREAM": lambda: with_pairs(vit(pieces=True), "b0.res1"),
+    "OPSET-AXIS": lambda: on_a_wrong_axis("OPSET-AXIS"),
+    "SCALE-RANK": lambda: on_a_wrong_axis("SCALE-RANK"),
+    "QOPERATOR": lambda: after_pair(
+        lambda g, x: g.op("DequantizeLinear", g.ops("DynamicQuantizeLinear", [x], "d", 3), "dq")
+    ),
+    "SILU-NO-Q-AFTER": lambda: after_convolution(
+        lambda g, x: g.op("Softmax", g.silu(x, "s"), "soft", axis=1)
+    ),
+    "SPLIT-SCALE": lambda: split(0.02, 0.05),
+    "W-Q-OUTPUT": output_weights,
+}
+PREDICTIONS: dict[str, Callable[[], Prediction]] = {
+    "FLOAT-MIXED": lambda: predict(GRAPHS["float-types"](), "trt11"),
+    "FLOAT-SM75": lambda: predict_on(of_two(), "rtx1.7", TimingOptions(sm="75"))[0],
+    "ACT-SCALE": lambda: with_data(1.0, 3.0),
+    "ACT-OUTLIER": lambda: with_data(3.0, 381.0),
+    "GPU-DP4A": lambda: on_gpu("6.1"),
+    "GPU-FUSION": lambda: on_gpu("6.1"),
+    "GPU-NO-INT8": lambda: on_gpu("6.0"),
+    "GPU-NO-FP16": lambda: on_gpu("6.1"),
+    "GPU-VERSION": lambda: on_gpu("12.0"),
+    "GPU-JETSON": lambda: on_gpu("AGX Orin"),
+    "GPU-KERNELS": lambda: on_gpu("GTX 1650"),
+}
+
+
+@pytest.mark.parametrize(("code", "make"), NETWORKS.items())
+def test_network_has_finding(code: str, make: Callable[[], onnx.ModelProto]) -> None:
+    assert code in predict(make(), "trt8.5").findings_by_code()
+
+
+@pytest.mark.parametrize(("code", "make"), PREDICTIONS.items())
+def test_target_data_or_gpu_has_finding(code: str, make: Callable[[], Prediction]) -> None:
+    assert code in make().findings_by_code()
+
+
+def test_each_code_comes_out_of_a_network() -> None:
+    """Of those above, the graphs of refusals and cases, and the networks whose words are held (test_wording)."""
+    found = {f.code for _, listed in findings() for f in listed}
+    found |= {f.code for prediction in predictions("trt8.5") for f in prediction.findings}
+    assert found | NETWORKS.keys() | PREDICTIONS.keys() == CODES.keys()

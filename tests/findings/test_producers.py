@@ -1,0 +1,393 @@
+"""Checks and passes make refusals, and `explain/coded.py` alone gives each refusal its code."""
+
+import ast
+import functools
+import importlib
+import inspect
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import get_args
+
+import numpy as np
+import onnx
+import pytest
+
+import qdqtool
+from qdqtool.findings import coded, codes, compiler, left_float, messages
+from qdqtool.findings.api import FAULTS
+from qdqtool.findings.lint import operators, quantizers, weights
+from qdqtool.fixing.api import fix
+from qdqtool.ir.graph import Model
+from qdqtool.patterns.view import View
+from qdqtool.prediction import predict
+from qdqtool.trt import detect, surroundings
+from qdqtool.trt import refusals as trt
+from qdqtool.trt.passes import quantize_double_input_nodes
+from qdqtool.trt.pipeline import cases
+from qdqtool.trt.rtx import operands
+from qdqtool.trt.rtx import predict as rtx_predict
+from qdqtool.trt.rtx.operands import IntegersLost
+from qdqtool.types import Evidence, FindingCode, Prediction, Refusal
+from qdqtool.util.records import nearest
+from tests.findings.graphs import GRAPHS as OF_REFUSALS
+from tests.slow import slow_after
+from tests.sources import nodes_of, walked
+from tests.trt.builder import Graph
+from tests.trt.test_cases import GRAPHS as OF_CASES
+from tests.trt.test_cases import model_of
+
+PACKAGE = Path(qdqtool.__file__).parent
+CODES = frozenset(get_args(FindingCode))
+CONSTRUCTORS = ("report.add", "Report.add", "Diagnosis", "Finding")  # of findings
+LAST = ("add", "Diagnosis", "Finding", "code_of")
+CALL = re.compile(r"(eport\.add|Diagnosis|Finding|code_of)\(")
+
+
+def last_name(node: ast.AST | None) -> str:
+    """Return `b` of `a.b` and `b`."""
+    name: str = getattr(node, "attr", getattr(node, "id", ""))
+    return name
+
+
+def test_no_call_gives_a_finding_its_code() -> None:
+    """A refusal is reported: its class and values decide the code, in `explain/coded.py` alone."""
+    texts = {
+        p.relative_to(PACKAGE).as_posix(): p.read_text(encoding="utf-8")
+        for p in PACKAGE.rglob("*.py")
+    }
+    sources = {path: text for path, text in texts.items() if CALL.search(text)}
+    assert len(texts) > 200 and 10 < len(sources) < 100
+    callers = set()
+    for path, text in sources.items():
+        calls = [
+            (ast.unparse(n.func), n)
+            for n in walked(ast.parse(text))
+            if isinstance(n, ast.Call) and last_name(n.func).endswith(LAST)
+        ]
+        arguments = [
+            a.value
+            for name, call in calls
+            if name.endswith(CONSTRUCTORS)
+            for a in ast.walk(call)
+            if isinstance(a, ast.Constant)
+        ]
+        assert CODES.isdisjoint(arguments), path
+        callers |= {path for name, _ in calls if name in ("code_of", "Finding")}
+    assert callers <= {f"findings/{name}.py" for name in ("coded", "report", "compiler")}
+
+
+# Refusals that several modules make, in ways that have nothing in common.
+IN_SEVERAL_MODULES = {
+    trt.InputNotDequantized: "TensorRT's optimizer moves DQs, TensorRT-RTX's follows integers",
+    trt.WeightsNotDequantized: "like the input",
+    trt.ActivationBeforeAdd: "two passes: one joins both to a kernel, one would fuse the Add",
+}
+
+
+def test_refusal_is_made_in_one_module() -> None:
+    """Checks, passes, TensorRT-RTX and placements call the same function. A second one would find other faults."""
+    places = defaultdict(set)
+    names = re.compile(rf"\b(?:{'|'.join(kind.__name__ for kind in coded.MADE)})\b")
+    for path in (p for p in PACKAGE.rglob("*.py") if names.search(p.read_text(encoding="utf-8"))):
+        tree = nodes_of(path)
+        imports = [a for n in tree if isinstance(n, ast.ImportFrom) for a in n.names if a.asname]
+        original = {a.asname: a.name for a in imports}
+        for name in (last_name(called) for node in tree for called in callables(node)):
+            places[original.get(name, name)].add(path.relative_to(PACKAGE).as_posix())
+    several = {
+        kind: places[kind.__name__] for kind in coded.MADE if len(places[kind.__name__]) != 1
+    }
+    assert several.keys() == IN_SEVERAL_MODULES.keys(), several
+
+
+def callables(node: ast.AST) -> Iterator[ast.expr]:
+    """Yield what is called, or may be called by another name: a variable, a default, in `partial` or `map`."""
+    values: list[ast.expr | None] = []
+    if isinstance(node, ast.Call):
+        yield node.func
+        values += node.args[:1] if last_name(node.func) in ("partial", "map", "starmap") else []
+    elif isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr | ast.Return):
+        values.append(node.value)
+    elif isinstance(node, ast.arguments):
+        values += [*node.defaults, *node.kw_defaults]
+    for value in filter(None, values):
+        yield from (value.body, value.orelse) if isinstance(value, ast.IfExp) else (value,)
+
+
+CALLED = [
+    "alias = trt.Stays",
+    "alias = trt.Stays if x else None",
+    "partial(Stays, x)",
+    "map(Stays, x)",
+    "Stays(x)",
+    "def f(make=trt.Stays): ...",
+    "(make := trt.Stays)(x)",
+    "def f(): return Stays",
+]
+NOT_CALLED = [
+    "isinstance(x, trt.Stays)",
+    "KINDS = (trt.Stays, trt.ResidualFloat)",
+    "x: trt.Stays",
+    "refusals[trt.Stays]",
+]
+
+
+@pytest.mark.parametrize("source", [*CALLED, *NOT_CALLED])
+def test_callables_are_those_of_the_source(source: str) -> None:
+    names = {last_name(c) for n in walked(ast.parse(source)) for c in callables(n)}
+    assert ("Stays" in names) is (source in CALLED)
+
+
+# Refusals that neither a finding nor a placement reports.
+NOT_REPORTED = {
+    trt.TypesDiffer: "the fault of a quantizer (FAULTS), which the checks report by its type",
+    trt.OutsideRules: "like TypesDiffer",
+    trt.NotCommuting: "why a Q stays; part of the conversion (Stays) or of the float result after it",
+    trt.ManyConsumers: "like NotCommuting",
+    trt.ConcatReadElsewhere: "like NotCommuting",
+}
+
+
+def test_refusals_are_reported_except_some() -> None:
+    kinds = {kind for kind in every(Refusal) if kind.__module__.startswith("qdqtool.")}
+    assert kinds - coded.MADE.keys() - left_float.WORDS.keys() == NOT_REPORTED.keys()
+    assert all(nearest(coded.MADE, kind) is None for kind in NOT_REPORTED)
+    without_code = {kind for kind in FAULTS if not coded.codes_of(kind)}
+    assert without_code == {trt.TypesDiffer, trt.OutsideRules}
+
+
+def made_in(module: ModuleType, start: str = "") -> set[type[Refusal]]:
+    """Return the classes of refusals that a module makes, or asks `detect` for.
+
+    Args:
+        start: Function to start at; only the functions that it calls count. Empty for all of the module.
+    """
+    body = ast.parse(inspect.getsource(module)).body
+    functions = {f.name: f for f in body if isinstance(f, ast.FunctionDef)}
+    todo: list[ast.stmt] = [functions[start]] if start else list(body)
+    kinds = set()
+    for statement in todo:
+        for name in [last_name(n.func) for n in walked(statement) if isinstance(n, ast.Call)]:
+            function = getattr(detect, name, None)
+            annotation = str(getattr(function, "__annotations__", {}).get("return", name))
+            names = set(re.findall(r"\w+", annotation))
+            kinds |= {kind for kind in every(Refusal) if kind.__name__ in names}
+            if start and name in functions and functions[name] not in todo:
+                todo.append(functions[name])
+    return kinds
+
+
+@pytest.mark.parametrize("name", sorted({*messages.MODULES.values()} - {messages.__name__}))
+def test_wording_module_words_its_classes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first finding of a process loads one of these modules alone."""
+    module = importlib.import_module(name)
+    monkeypatch.setattr(messages, "WORDINGS", {})
+    importlib.reload(module)
+    kinds = {kind for kind in coded.MADE if messages.MODULES[kind.__module__] == name}
+    # Scales that differ are reported as the conversion that they cause.
+    assert kinds - messages.WORDINGS.keys() <= {trt.ScalesDiffer}
+
+
+def test_refusals_of_a_layer_are_reported_or_faults_of_the_model() -> None:
+    of_layers = made_in(surroundings, "find_int8_obstacle") | made_in(quantize_double_input_nodes)
+    reported = {trt.OutputScale, trt.InputNotDequantized, trt.WeightsNotDequantized}
+    assert of_layers == {*reported, *FAULTS}
+    of_checks = made_in(operators) | made_in(quantizers) | made_in(weights)
+    assert {kind for kind in FAULTS if coded.codes_of(kind)} <= of_checks
+    codes = {code for kind in of_checks for code in coded.codes_of(kind)}
+    assert codes.issuperset(code for others in FAULTS.values() for code in others)
+
+
+def test_refusals_of_tensorrt_rtx_are_left_to_its_simulation() -> None:
+    assert made_in(rtx_predict) | made_in(operands) == set(compiler.REFUSALS)
+
+
+def test_codes_have_refusals() -> None:
+    assert {entry.code for entries in coded.MADE.values() for entry in entries} == CODES
+    assert coded.MADE.keys() <= set(every(Refusal))
+
+
+def test_last_code_of_a_refusal_has_no_condition() -> None:
+    for entries in coded.MADE.values():
+        assert [entry.when for entry in entries].index(None) == len(entries) - 1
+
+
+def test_codes_of_the_compiler_apply_to_tensorrt_rtx() -> None:
+    on_rtx = {c.code for c in codes.CODES.values() if c.on("rtx1.7") is not None}
+    assert {"BUILD-FAILS", "IN-BLOCKED", "SCALE-SHAPE1"} <= compiler.CODES <= on_rtx
+
+
+def every(kind: type[Refusal]) -> Iterator[type[Refusal]]:
+    for below in kind.__subclasses__():
+        yield below
+        yield from every(below)
+
+
+@pytest.mark.parametrize("readers", ["Conv", "Softmax", "Softmax Conv", "Conv Softmax Conv"])
+def test_scale_of_shape_1_is_reported_and_fixed_at_convolutions(readers: str) -> None:
+    ops = readers.split()
+    model = of_shape_1(*ops)
+    findings = [f for f in predict(model, "rtx1.7").findings if f.code == "SCALE-SHAPE1"]
+    convolutions = {f.node: f.convolutions for f in findings}
+    assert convolutions == {f"p{i}.Q": [f"c{i}"] for i, op in enumerate(ops) if op == "Conv"}
+    fixed = fix(model, "rtx1.7", ["SCALE-SHAPE1"])
+    assert [c.node for c in fixed.applied] == list(convolutions)
+    assert not fix(fixed.proto, "rtx1.7", ["SCALE-SHAPE1"]).applied
+    assert fixed.after.summary()["int8"] == ops.count("Conv")
+
+
+def computed(g: Graph, x: str) -> str:
+    scale = g.op("ReduceMax", g.op("Abs", x, "abs"), "max", keepdims=0)
+    g.const("zero", np.int8(0))
+    return g.op(
+        "DequantizeLinear",
+        [g.op("QuantizeLinear", [x, scale, "zero"], "p.Q"), scale, "zero"],
+        "p.DQ",
+    )
+
+
+def by_identity(g: Graph, x: str) -> str:
+    """Scale and zero point are outputs of nodes, which the simulation does not compute."""
+    names = [
+        g.op("Identity", g.const(f"{part}0", value), part)
+        for part, value in (("scale", np.float32(0.1)), ("zero", np.int8(0)))
+    ]
+    return g.op("DequantizeLinear", [g.op("QuantizeLinear", [x, *names], "p.Q"), *names], "p.DQ")
+
+
+def of_int32(g: Graph, x: str) -> str:
+    return g.pair(x, "p", integer=np.int32)
+
+
+PAIRS: list[tuple[Callable[[Graph, str], str], str]] = [
+    (lambda g, x: g.pair(x, "p", zero=3), "ZP-NONZERO"),
+    (computed, "SCALE-DYNAMIC"),
+    (by_identity, "SCALE-DYNAMIC"),
+    (lambda g, x: g.pair(x, "p", integer=np.int16), "QTYPE"),
+    (of_int32, "QTYPE"),
+    (lambda g, x: g.pair(x, "p", np.full(16, 0.1), axis=1), "ACT-PER-CHANNEL"),
+]
+
+
+# The compiler of TensorRT-RTX folds constants and reads INT8.
+ON_RTX = {computed: "BUILD-CRASHES", by_identity: "", of_int32: ""}
+
+
+@pytest.mark.parametrize("pooled", [False, True], ids=["", "pooled"])
+@pytest.mark.parametrize("target", ["trt8.5", "rtx1.7"])
+@pytest.mark.parametrize(("pair", "code"), PAIRS)
+def test_fault_of_a_quantizer_is_reported_once(
+    pair: Callable[[Graph, str], str], code: str, target: str, pooled: bool
+) -> None:
+    """Also if its DQ moves past a pooling to the convolution."""
+    g = Graph(opset=21)
+    x = pair(g, g.input(1, 16, 8, 8))
+    x = g.pool(x, "pool") if pooled and code != "ACT-PER-CHANNEL" else x
+    g.channels[x] = 16
+    prediction = predict(g.model(g.conv(x, "c", 16, scale=None)), target)
+    convolution = prediction.convolution("c")
+    expected = ON_RTX.get(pair, code) if target == "rtx1.7" else code
+    if not expected:
+        assert convolution.is_int8 and not convolution.findings
+        return
+    (finding,) = (f for f in prediction.findings if f.code == expected)
+    assert finding.node == "p.Q" and finding.convolutions == ["c"]
+    assert finding.id in convolution.findings
+    kinds = {type(r) for r in prediction.refusals if r.node == "c"}
+    assert kinds <= ({IntegersLost} if target == "rtx1.7" else FAULTS.keys())
+
+
+def on_a_wrong_axis(code: str) -> onnx.ModelProto:
+    """Return weights [8, 16, 3, 3] quantized along axis 1, with another fault that checks find first."""
+    g = Graph(opset=12 if code == "OPSET-AXIS" else 21)
+    stored = code == "WEIGHT-INDIRECT"
+    w = g.const("w0", np.ones((8, 16, 3, 3), np.int8 if stored else np.float64))
+    w = g.op("Transpose", w, "moved", perm=[0, 1, 2, 3]) if stored else w
+    w = g.op("Abs", w, "computed") if code == "W-NONCONST" else w
+    scale = np.full(
+        {"SCALE-COUNT": (7,), "SCALE-RANK": (7, 1), "OPSET-AXIS": (8,)}.get(code, (16,)), 0.01
+    )
+    axis = None if code == "OPSET-AXIS" else 1
+    w = g.dq(w, "w.DQ", scale, axis) if stored else g.pair(w, "w", scale, axis)
+    return g.model(g.op("Conv", [g.pair(g.input(1, 16, 8, 8), "p"), w], "c", pads=[1] * 4))
+
+
+@pytest.mark.parametrize(
+    "code", ["W-AXIS", "OPSET-AXIS", "SCALE-COUNT", "SCALE-RANK", "W-NONCONST", "WEIGHT-INDIRECT"]
+)
+def test_conversion_names_the_fault_of_its_convolution(code: str) -> None:
+    prediction = predict(on_a_wrong_axis(code), "trt8.5")
+    assert [type(r) for r in prediction.refusals if r.node == "c"] == [trt.WeightsAxis]
+    assert {"W-AXIS", code}.intersection(f.code for f in prediction.findings) == {code}
+    (stays,) = (f for f in prediction.findings if f.code == "CONVERSION" and f.node == "p.DQ")
+    assert [other for other, _ in stays.causes[0].see] == [code]
+
+
+@functools.cache
+def models() -> list[onnx.ModelProto]:
+    """Return the graphs of all refusals and cases. Callers do not change them."""
+    return [*(make() for make in OF_REFUSALS.values()), *map(model_of, OF_CASES)]
+
+
+@functools.cache
+def views() -> list[View]:
+    """Return views of the models, as steps of `fix` read them."""
+    return [View(Model(proto)) for proto in models()]
+
+
+@functools.cache
+def prediction(place: int, target: str) -> Prediction:
+    """Return the prediction of a model."""
+    return predict(models()[place], target)
+
+
+def predictions(target: str) -> list[Prediction]:
+    return [prediction(place, target) for place in range(len(models()))]
+
+
+@pytest.mark.parametrize("target", slow_after(1, ["trt8.5", "trt11", "trt10"]))
+def test_checks_find_each_fault_that_keeps_a_layer_from_int8(target: str) -> None:
+    kinds = set()
+    for prediction in predictions(target):
+        convolutions = {c.name: c for c in prediction.convolutions if not c.is_int8}
+        for refusal in prediction.refusals:
+            kind, convolution = type(refusal), convolutions.get(refusal.node)
+            if convolution is None or kind not in FAULTS:
+                continue
+            kinds.add(kind)
+            codes = {f.code for f in prediction.findings if f.id in convolution.findings}
+            assert codes.intersection((*coded.codes_of(kind), *FAULTS[kind])), refusal
+    assert len(kinds) >= len(FAULTS) - 1  # types of floats differ from TensorRT 10 on
+
+
+@pytest.mark.parametrize(
+    ("case", "node", "others"),
+    [
+        ("VanillaSwapWithPreceedingDQ/several-readers", "a.DQ", {"a.Q"}),
+        ("Pad/q-past-copying-pad", "p.Q", {"p.DQ"}),
+    ],
+)
+def test_evidence_of_a_conversion_is_that_of_its_case(
+    case: str, node: str, others: set[str]
+) -> None:
+    assert cases()[case].evidence == Evidence.ASSUMED
+    findings = predict(model_of(case), "trt8.5").findings
+    evidence = {f.node: f.evidence for f in findings if f.code == "CONVERSION"}
+    assert evidence == {node: Evidence.ASSUMED, **dict.fromkeys(others, Evidence.SEEN)}
+
+
+# TensorRT-RTX ---------------------------------------------------------------------------------------------------------
+
+
+def of_shape_1(*readers: str) -> onnx.ModelProto:
+    """Return a pair with a scale of shape [1] for each consumer, a convolution or a Softmax."""
+    g = Graph()
+    x = g.input(1, 16, 8, 8)
+    outputs = []
+    for i, op in enumerate(readers):
+        y = g.pair(x, f"p{i}", np.full(1, 0.1 + i))
+        outputs.append(g.conv(y, f"c{i}", 16, scale=None) if op == "Conv" else g.op(op, y, f"s{i}"))
+    return g.model(*outputs)

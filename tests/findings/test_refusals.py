@@ -1,0 +1,95 @@
+"""Every class of refusal has a graph, and a finding that holds its nodes and values."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from qdqtool.findings.coded import ScalesAround
+from qdqtool.prediction import predict
+from qdqtool.trt import refusals
+from qdqtool.trt.faults import OtherTypes, TypeUnknown
+from qdqtool.trt.refusals import Step
+from qdqtool.types import Precision, Refusal
+from qdqtool.util.records import contents
+from tests.findings.graphs import GRAPHS
+
+CLASSES = {
+    kind.reason: kind
+    for kind in vars(refusals).values()
+    if isinstance(kind, type) and issubclass(kind, Refusal) and kind is not Refusal
+}
+
+# Finding that each class becomes, and values in its causes.
+FINDINGS: dict[str, tuple[str, set[object]]] = {
+    "input-not-dequantized": ("IN-BLOCKED", {"c", "p.DQ", Step("soft", "Softmax")}),
+    "weights-not-dequantized": ("W-NO-DQ", {"c", "c.weight"}),
+    "weights-not-constant": ("W-NONCONST", {"c", "w"}),
+    "scale-computed": ("SCALE-DYNAMIC", {"q", "max:0"}),
+    "types": ("QTYPE", {"a.Q", "int16"}),
+    "float-types": ("FLOAT-MIXED", {"c", Precision.FP32, Precision.FP16}),
+    "convtranspose-3d": ("CT3D-FLOAT", {"up"}),
+    "activation-per-channel": ("ACT-PER-CHANNEL", {"a.Q"}),
+    "zero-point": ("ZP-NONZERO", {"a.Q", (3, 3)}),
+    "weights-axis": ("W-AXIS", {"c", "wq.Q", 1}),
+    "weights-shared": ("W-SHARED", {("a", "b"), "w.weight"}),
+    "output-not-quantized": ("OUT-FLOAT", {"c0", "soft", "Softmax", "16x16x16"}),
+    "output-different-scales": (
+        "POOL-SCALE",
+        {"c0", Step("pool", "MaxPool"), "a.in.Q", 0.02, "b.in.Q", 0.05},
+    ),
+    "output-many-consumers": ("OUT-MIXED", {"c0", "soft", "Softmax", "a.in.Q"}),
+    "output-scale": ("OUT-FLOAT", {"c0", "wide.Q"}),
+    "residual-float": ("SKIP-FLOAT", {"c2", "sum", "c0"}),
+    "residual-both-quantized": ("ADD-BOTH", {"c2", "sum", "side.Q", 0.08, 0.07}),
+    "add-output-not-quantized": ("ADD-OUT-FLOAT", {"c2", "sum", "res.DQ", "soft", "Softmax"}),
+    "activation-before-add": ("ADD-ACT", {"c2", "s2.m", "sum", "res.Q"}),
+    "activation-joined": ("OUT-FLOAT", {"c0", ("sig", "mul"), "soft", "Softmax"}),
+    "batchnorm-not-constant": ("BN-UNFOLDED", {"c0", "bn"}),
+    "convtranspose-batchnorm": ("CT-BN", {"up", "bn", "16x16x16"}),
+    "inside-activation": ("SILU-INNER-Q", {"inner.Q", "c0", "sig", "gate.Q"}),
+    "behind-pad": ("PAD-SPLIT", {"end", "pad"}),
+    "not-commuting": ("CONVERSION", {"end.in.Q", "pad"}),
+    "many-consumers": ("CONVERSION", {"a.in.Q", Step("pool", "MaxPool"), "neg"}),
+    "output-not-only-quantized": ("CONVERSION", {"a.in.Q", "cat", "soft", "Softmax"}),
+    "concat-scales": ("CONCAT-SCALE", {"cat", 0.02, 0.05}),
+    "scales-differ": ("DOUBLE-QDQ", {"first.Q", 0.2, "end.in.Q", 0.05}),
+    "pooling-one-side": ("POOL-FLOAT", {"gap", "end.in.Q"}),
+    "reduce-not-pooling": ("POOL-FLOAT", {"mean", "gap.DQ"}),
+    "in-myelin": ("NOT-QUANTIZED", {"fc", Step("best", "ArgMax")}),
+    "outside-rules": ("FP8-OUTSIDE", {"FP8", "in.Q"}),
+    "stays": ("CONVERSION", {"end.in.Q", 0.05, ("SKIP-FLOAT", "sum")}),
+}
+
+# Classes that another record reports: a check of the model, or the conversion that results.
+OTHERS = {"types": TypeUnknown, "outside-rules": OtherTypes, "scales-differ": ScalesAround}
+
+TARGETS = {"float-types": "trt11"}  # reasons that do not exist on 8.5
+
+
+def values(item: object) -> Iterator[object]:
+    """Yield a record or tuple and all values in it; floats rounded to what was written."""
+    yield round(item, 6) if isinstance(item, float) else item
+    is_record = hasattr(item, "__match_args__") and not isinstance(item, tuple)
+    for part in contents(item) if is_record else item if isinstance(item, tuple) else ():
+        yield from values(part)
+
+
+def test_refusal_classes_have_graph_finding_and_node() -> None:
+    assert set(CLASSES) == set(GRAPHS) == set(FINDINGS)
+    for kind in CLASSES.values():
+        assert {"pass_name", "node"} < set(kind.__match_args__)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("reason", GRAPHS)
+def test_refusal_becomes_finding_with_its_values(reason: str) -> None:
+    prediction = predict(GRAPHS[reason](), TARGETS.get(reason, "trt8.5"))
+    assert reason in {r.reason for r in prediction.refusals}
+    code, expected = FINDINGS[reason]
+    kind = OTHERS.get(reason, CLASSES[reason])
+    causes = [list(values(f.causes)) for f in prediction.findings if f.code == code]
+    assert any(expected <= set(c) and kind in map(type, c) for c in causes), causes
+    for conv in prediction.convolutions:
+        assert conv.int8_in_int8_out or conv.findings, conv.name
+    conversions = ("CONVERSION", "INPUT-CONVERSION")
+    nodes = {f.node for f in prediction.findings if f.code in conversions}
+    assert nodes == set(prediction.conversion_nodes)

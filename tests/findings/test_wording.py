@@ -1,0 +1,63 @@
+"""Every kind of finding and reason has words; `tests/snapshots` holds them."""
+
+import pytest
+
+import qdqtool
+from qdqtool.findings import left_float
+from qdqtool.findings.coded import MADE
+from qdqtool.findings.messages import worded
+from qdqtool.trt.refusals import ScalesDiffer
+from qdqtool.trt.rtx.operands import CompilerFault, Fault, Form
+from qdqtool.types import Cause, Evidence, Finding, Refusal, Severity
+from qdqtool.util.notes import Remark
+from tests.extraction.networks import residual
+from tests.wording import findings, kinds_worded, left_float_reasons
+
+
+def test_wording_covers_each_kind() -> None:
+    """Scales that differ on one tensor are not reported; the conversion is if it costs something."""
+    assert kinds_worded() == MADE.keys() - {ScalesDiffer}
+
+
+def test_only_findings_that_advise_a_command_name_the_program() -> None:
+    """The Python interface shows the same words."""
+    listed = [f for _, listed in findings() for f in listed]
+    codes = {f.code for f in listed if "qdqtool" in f.message + f.fix}
+    assert codes == {"NO-QDQ", "ACT-SCALE", "NORM-PIECES"}
+
+
+def test_wording_covers_each_reason_of_a_skipped_node() -> None:
+    classes = [kind for kind in vars(left_float).values() if isinstance(kind, type)]
+    kinds = {kind for kind in classes if issubclass(kind, Refusal) and kind is not Refusal}
+    assert kinds == left_float.WORDS.keys()
+    assert {kind.__name__ for kind in kinds} <= left_float_reasons().keys()
+
+
+def test_skipped_node_of_subclass_has_words_of_its_base() -> None:
+    kinds = left_float.NoNeighbour, type("Below", (left_float.NoNeighbour,), {})
+    reasons = {left_float.SkippedNode(kind("placement", "n")).reason for kind in kinds}
+    assert len(reasons) == 1
+
+
+@pytest.mark.parametrize("form", Form)
+def test_compiler_fault_of_each_form_has_words(form: Form) -> None:
+    cause = Cause(CompilerFault("", "n", Fault.OPERATOR, (form, "Resize")))
+    context = "BUILD-FAILS", Severity.ERROR, "n", (cause,), Evidence.SEEN
+    finding = Finding(*context, worded, target="rtx1.7")
+    assert finding.message.startswith("n: ") and finding.fix and "{" not in finding.message
+
+
+def test_private_part_renames_nodes_but_no_words() -> None:
+    """A node may be called like a word of a message. Words of a compiler are searched for it."""
+    model = residual()
+    for node in model.graph.node:
+        if node.name == "b0.c1":
+            node.name = "prediction"
+    hidden = qdqtool.extract(model, node="prediction", private=True)
+    assert hidden.private is not None
+    name = hidden.private.names["prediction"]
+    assert hidden.kept.count(name) == 2 and "prediction" in hidden.kept
+    quoted = Remark.CHECKED_BUILD_SAYING(
+        builder="b", status="refused", message="at 'prediction': no prediction"
+    )
+    assert quoted.renamed(hidden.private.value) == f"b: refused: at '{name}': no {name}"

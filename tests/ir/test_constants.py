@@ -1,0 +1,115 @@
+"""Values of constants, computed node by node and within limits."""
+
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from qdqtool.ir.constants import ConstantEvaluator
+from qdqtool.ir.graph import Model
+from tests.insertion.nets import Net
+
+
+def value(net: Net, tensor: str, work: int = 1 << 29) -> np.ndarray | None:
+    net.output(net.conv("end", "x"))
+    return ConstantEvaluator(net.index(), work).evaluate(tensor)
+
+
+def test_constant_of_chain_of_operators(net: Net) -> None:
+    # Weight normalization as torch exports it, against numpy.
+    v, g = net.rng.standard_normal((8, 4, 3, 3)), net.rng.standard_normal((8, 1, 1, 1))
+    norm = net.op("ReduceL2", "n", net.const("v", v), axes=[1, 2, 3], keepdims=1)
+    weights = value(net, net.op("Mul", "m", net.const("g", g), net.op("Div", "d", "v", norm)))
+    np.testing.assert_allclose(
+        weights, g * v / np.sqrt((v**2).sum((1, 2, 3), keepdims=True)), rtol=1e-5
+    )
+
+
+def test_shared_part_of_constants_is_computed_once(net: Net) -> None:
+    chain = [net.const("w", np.ones(8))]
+    for i in range(20):
+        chain.append(net.op("Neg", f"n{i}", chain[-1]))
+    net.output(net.conv("end", "x"))
+    constants = ConstantEvaluator(net.index(), work=1000)
+    for length in (10, 20, 5):
+        np.testing.assert_array_equal(
+            constants.evaluate(chain[length]), np.ones(8) * (-1) ** length
+        )
+    assert constants.operations_left == 1000 - 20 * (8 + 8)  # elements read and written by 20 nodes
+
+
+def expensive_constant(net: Net, kind: str) -> str:
+    """Add a constant that takes gigabytes or hours, with a few hundred bytes."""
+    sizes = net.op(
+        "Mul",
+        "sizes",
+        net.const("s", [1 << 15, 1 << 18], np.int64),
+        net.const("one", [1, 1], np.int64),
+    )
+    # The size is computed, so that the file does not state it.
+    if kind == "filled":
+        return net.op("ReduceSum", "r", net.op("ConstantOfShape", "f", sizes))
+    if kind == "expanded":
+        return net.op(
+            "ReduceSum", "r", net.op("Expand", "f", net.const("w", np.ones((1, 1))), sizes)
+        )
+    if kind == "product":
+        square = net.op("ConstantOfShape", "f", net.const("side", [4096, 4096], np.int64))
+        return net.op("MatMul", "p", square, square)
+    if kind == "drawn":
+        return net.op("RandomUniformLike", "u", net.const("w", np.ones(8)))
+    tensor = net.const("w", np.ones(8))
+    for i in range(1001 if kind == "long" else 30):
+        joined = ("Concat", f"n{i}", tensor, tensor)
+        tensor = net.op(*joined, axis=0) if kind == "doubled" else net.op("Neg", f"n{i}", tensor)
+    return tensor
+
+
+@pytest.mark.parametrize("kind", ["filled", "expanded", "product", "drawn", "long", "doubled"])
+def test_expensive_constant_is_not_computed(net: Net, kind: str) -> None:
+    net.output(net.conv("end", "x"))
+    tensor = expensive_constant(net, kind)
+    constants = ConstantEvaluator(net.index(), work=1 << 28)
+    tracemalloc.start()
+    assert constants.evaluate(tensor) is None
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert constants.operations_left >= 0
+    assert peak < 2 * (4 << 25)  # bytes; constants have at most 2^25 elements
+
+
+def test_loop_is_not_run(net: Net) -> None:
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["c"], ["d"]), helper.make_node("Add", ["a", "a"], ["b"])],
+        "body",
+        [helper.make_tensor_value_info(n, t, []) for n, t in (("i", 7), ("c", 9), ("a", 1))],
+        [helper.make_tensor_value_info(n, t, []) for n, t in (("d", 9), ("b", 1))],
+    )
+    trips, go = net.const("trips", 1 << 62, np.int64), net.const("go", True, np.bool_)
+    assert value(net, net.op("Loop", "l", trips, go, net.const("w", 1.0), body=body)) is None
+
+
+def test_work_is_counted_for_all_constants(net: Net) -> None:
+    net.output(net.conv("end", "x"))
+    names = [net.op("Neg", f"n{i}", net.const(f"w{i}", np.ones(100))) for i in range(3)]
+    constants = ConstantEvaluator(net.index(), 450)
+    values: list[Any] = [constants.evaluate(n) for n in names]
+    assert [v is not None for v in values] == [
+        True,
+        True,
+        False,
+    ] and constants.operations_left == 50
+
+
+def test_tensor_after_quantizer_is_not_constant(net: Net) -> None:
+    pair = net.op(
+        "DequantizeLinear", "dq", net.const("q", np.ones(4), np.int8), net.const("s", 0.5)
+    )
+    assert value(net, net.op("Neg", "n", pair)) is None
+
+
+def test_unknown_tensor_is_not_constant() -> None:
+    assert ConstantEvaluator(Model(onnx.ModelProto())).evaluate("nothing") is None

@@ -1,0 +1,302 @@
+"""Index and editor of a model."""
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+from qdqtool.errors import ModelError
+from qdqtool.ir.editor import Editor
+from qdqtool.ir.graph import Model, Node
+from qdqtool.ir.qdq import is_dq, is_q
+from qdqtool.proto.subgraphs import rename_tensors
+from tests.errors import has
+from tests.trt.builder import Graph
+
+
+def network(seed: int) -> onnx.ModelProto:
+    """Build pairs, a residual, a Concat, a Reshape to a constant shape, and two nodes of one name."""
+    g = Graph(seed=seed)
+    x = g.relu(g.conv(g.input(1, 8, 8, 8), "stem", 8), "stem.r")
+    y = g.conv(g.pair(x, "p", 0.1), "a", 8)
+    x = g.relu(g.add(y, g.pair(x, "skip", 0.2), "sum"), "r")
+    x = g.concat([x, g.pair(y, "q", 0.3)], "cat")
+    x = g.op("Reshape", [x, g.const("dims", np.array([1, 16, 64], np.int64))], "shaped")
+    model = g.model(g.relu(x, "end"), y)
+    for node in model.graph.node:
+        if node.name in ("r", "end"):
+            node.name = "same"
+    return model
+
+
+NODE_FIELDS = ("index", "name", "op", "domain", "inputs", "outputs", "captured")
+
+
+def describe(model: Model) -> dict[str, object]:
+    """Return everything in the index of a model, with nodes by position."""
+    tensors = sorted(
+        {t for n in model.nodes for t in (*n.inputs, *n.outputs) if t} | set(model.inputs)
+    )
+    constants = {t: model.constant(t) for t in tensors}
+    return {
+        "nodes": [[getattr(n, field) for field in NODE_FIELDS] for n in model.nodes],
+        "messages": [n.proto.SerializeToString() for n in model.nodes],
+        "attributes": [sorted(n.attributes) for n in model.nodes],
+        "ordered": [n.index for n in model.ordered],
+        "producers": {t: n.index for t, n in model.producers.items()},
+        "consumers": {
+            t: [n.index for n in nodes] for t, nodes in model.consumers_by_tensor.items()
+        },
+        "by name": [model.node(n.name).index for n in model.nodes],
+        "initializers": {t: p.SerializeToString() for t, p in model.initializers.items()},
+        "inputs": model.inputs,
+        "outputs": model.outputs,
+        "constants": {t: None if v is None else v.tolist() for t, v in constants.items()},
+        "types": {t: (model.elem_type(t), model.shape(t)) for t in tensors},
+    }
+
+
+def edit(model: Model, draw: st.DrawFn) -> None:
+    """Make up to four edits that take effect together."""
+    editor = Editor(model)
+    tensors = sorted(t for t in (*model.producers, *model.inputs) if not model.is_constant(t))
+
+    def any_node() -> Node:
+        return draw(st.sampled_from([n for n in model.nodes if not editor.is_removed(n)]))
+
+    for _ in range(draw(st.integers(1, 4))):
+        kind = draw(
+            st.sampled_from(
+                ("pair", "cast", "redirect", "bypass", "constant", "parameters", "relu", "rename")
+            )
+        )
+        node = any_node()
+        if kind == "pair" and node.inputs and not model.is_constant(node.input(0)):
+            constants = [
+                editor.constant("new/scale", np.float32(0.5)),
+                editor.constant("new/zero", np.int8(0)),
+            ]
+            q = editor.insert(node, "QuantizeLinear", "new/Q", [node.input(0), *constants])
+            editor.set_input(
+                node, 0, editor.insert(node, "DequantizeLinear", "new/DQ", [q, *constants])
+            )
+        elif kind == "cast":
+            name = editor.unique_name(f"{node.output}_half")
+            editor.cast(node.output, name, onnx.TensorProto.FLOAT16, node)
+            editor.set_input(
+                node, 0, editor.insert(node, "Cast", "back", [node.input(0)], {"to": 1})
+            )
+        elif kind == "redirect":
+            editor.redirect(node.output, draw(st.sampled_from(tensors)))
+        elif kind == "bypass" and is_q(node):
+            editor.remove_pairs(
+                node,
+                [n for n in model.consumers(node.output) if is_dq(n) and not editor.is_removed(n)],
+            )
+        elif kind == "constant" and model.initializers:
+            name = draw(st.sampled_from(sorted(model.initializers)))
+            value = model.constant(name)
+            assert value is not None
+            editor.set_constant(name, value[::-1] if value.ndim else value + value)
+        elif kind == "parameters" and is_q(node):
+            editor.set_quantizer(
+                node, np.array(0.25), np.zeros((), draw(st.sampled_from((np.int8, np.uint8))))
+            )
+        elif kind == "relu":
+            editor.set_input(node, 0, editor.insert(node, "Relu", "same", [node.input(0)]))
+        elif kind == "rename" and not model.is_output(node.output):
+            editor.redirect(node.output, fresh := editor.unique_name("renamed"))
+            editor.set_output(node, 0, fresh)
+    editor.finish()
+
+
+@given(st.data(), st.integers(0, 3), st.booleans())
+def test_index_after_edits_is_that_of_the_message(
+    data: st.DataObject, seed: int, with_types: bool
+) -> None:
+    model = Model(network(seed))
+    for _ in range(data.draw(st.integers(1, 4))):
+        if with_types:
+            model.shape("end:0")  # infers all types, which edits have to keep
+        try:
+            edit(model, data.draw)
+        except ModelError:  # a cycle, or two producers of one tensor
+            return
+        assert describe(model) == describe(Model(model.proto))
+
+
+def insert_pair(model: Model, node: Node) -> Model:
+    editor = Editor(model)
+    constants = [editor.constant("s", np.float32(0.5)), editor.constant("z", np.int8(0))]
+    q = editor.insert(node, "QuantizeLinear", "Q", [node.input(0), *constants])
+    editor.set_input(node, 0, editor.insert(node, "DequantizeLinear", "DQ", [q, *constants]))
+    return editor.finish()
+
+
+def test_insert_pair_keeps_types_without_inference(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model(network(0))
+    assert model.shape("end:0") == (1, 16, 64)
+    monkeypatch.setattr(onnx, "shape_inference", None)
+    model = insert_pair(model, model.node("stem.r"))
+    quantized = model.node("Q").output
+    assert (model.elem_type(quantized), model.shape(quantized)) == (TensorProto.INT8, (1, 8, 8, 8))
+    assert model.shape("end:0") == (1, 16, 64)
+
+
+def test_edited_model_has_no_hash() -> None:
+    model = Model(network(0))
+    assert insert_pair(model, model.node("stem.r")).sha256 == "edited"
+
+
+def test_bypass_of_pair_keeps_network_output(g: Graph) -> None:
+    y = g.relu(g.input(1, 4), "r")
+    model = Model(g.model(g.relu(y, "other"), g.pair(y, "a")))
+    editor = Editor(model.copy())
+    assert editor.remove_pairs(model.node("a.Q"), [model.node("a.DQ")])
+    proto = editor.finish().proto
+    assert [o.name for o in proto.graph.output] == ["other:0", "a.DQ:0"]
+    assert [list(n.input) for n in proto.graph.node] == [["x"], ["a.DQ:0"]]
+    onnx.checker.check_model(proto, full_check=True)
+
+
+def test_bypass_of_pair_between_network_input_and_output_is_impossible(g: Graph) -> None:
+    model = Model(g.model(g.pair(g.input(1, 4), "a")))
+    assert not Editor(model.copy()).remove_pairs(model.node("a.Q"), [model.node("a.DQ")])
+
+
+def test_editing_a_copy_keeps_the_original() -> None:
+    model = Model(network(0))
+    before = describe(model), model.proto.SerializeToString()
+    copy = model.copy()
+    assert describe(copy) == before[0]
+    editor = Editor(copy)
+    assert editor.remove_pairs(copy.node("p.Q"), [copy.node("p.DQ")])
+    assert editor.finish() is copy and "p.Q:0" not in copy.producers
+    assert (describe(model), model.proto.SerializeToString()) == before
+
+
+def test_set_quantizer_of_a_copy_keeps_the_original() -> None:
+    proto = two_pairs()
+    before = proto.SerializeToString(deterministic=True)
+    model = Model(proto)
+    editor = Editor(model.copy())
+    editor.set_quantizer(model.node("a.Q"), np.array(0.5), np.zeros((), np.int8))
+    editor.finish()
+    assert proto.SerializeToString(deterministic=True) == before
+
+
+def test_finish_sorts_nodes() -> None:
+    # An early node reads the output of a node that is inserted after it.
+    model = Model(two_pairs())
+    editor = Editor(model.copy())
+    output = editor.insert(model.node("end"), "Relu", "late", ["r:0"])
+    editor.set_input(model.node("a.Q"), 0, output)
+    onnx.checker.check_model(editor.finish().proto, full_check=True)
+
+
+def test_replace_constants_of_a_copy_keeps_types_of_original() -> None:
+    model = Model(two_pairs())
+    copy, name = model.copy(), "spare"
+    before = model.tensor_type(name)
+    (stored,) = (t for t in copy.proto.graph.initializer if t.name == name)
+    stored.CopyFrom(numpy_helper.from_array(np.zeros((2, 3), np.int8), name))
+    copy.replace_constants((), {name: stored}, True)
+    assert copy.tensor_type(name) == (TensorProto.INT8, (2, 3))
+    assert model.tensor_type(name) == before == (TensorProto.FLOAT, ())
+
+
+def test_edit_that_makes_a_cycle_is_an_error() -> None:
+    model = Model(network(0))
+    editor = Editor(model)
+    editor.set_input(model.node("p.Q"), 0, "end:0")
+    with pytest.raises(ModelError, check=has("cycle")):
+        editor.finish()
+
+
+def test_edit_that_makes_a_second_producer_is_an_error() -> None:
+    model = Model(network(0))
+    editor = Editor(model)
+    editor.set_output(model.node("stem.r"), 0, "sum:0")
+    with pytest.raises(ModelError, check=has("duplicate", node="sum:0")) as caught:
+        editor.finish()
+    assert "'sum'" in str(caught.value) and "'stem.r'" in str(caught.value)
+
+
+def model_with_branches() -> tuple[Model, str]:
+    """Replace the DQ of a pair by an If whose branches read the input of the Q; return that tensor as well."""
+    model = Model(two_pairs())
+    editor, dq, source = Editor(model), model.node("a.DQ"), model.node("a.Q").input(0)
+    ends = [onnx.ValueInfoProto(name="in")]
+    branch = helper.make_graph([helper.make_node("Neg", [source], ["in"])], "branch", [], ends)
+    condition = editor.constant("yes", np.array(True))
+    editor.rewrite(dq, "If", [condition], {"then_branch": branch, "else_branch": branch})
+    return editor.finish(), source
+
+
+def test_tensor_read_by_new_branch_stays() -> None:
+    model, source = model_with_branches()
+    assert [n.name for n in model.nodes] == ["r", "a.DQ", "b.Q", "b.DQ", "end"]
+    assert "a.Q.scale" not in model.initializers
+    assert {n.op for n in model.consumers(source)} == {"If"}
+
+
+def test_rename_includes_branches() -> None:
+    model, source = model_with_branches()
+    nodes = model.proto.graph.node
+    rename_tensors(nodes, {source: "new", "in": "inner"})
+    branch = nodes[1].attribute[0].g
+    assert (nodes[0].output[0], branch.node[0].input[0]) == ("new", "new")
+    assert (branch.node[0].output[0], branch.output[0].name) == ("inner", "inner")
+
+
+def two_pairs() -> onnx.ModelProto:
+    """Build r -> pair a -> pair b -> end, and a constant that no node reads."""
+    g = Graph()
+    x = g.relu(g.input(1, 4, 4, 4), "r")
+    g.const("spare", np.float32(1))
+    return g.model(g.relu(g.pair(g.pair(x, "a", 0.1), "b", 0.2), "end"))
+
+
+def test_bypass_removes_pair_and_its_constants() -> None:
+    model = Model(two_pairs())
+    editor = Editor(model.copy())
+    assert editor.remove_pairs(model.node("a.Q"), [model.node("a.DQ")])
+    proto = editor.finish().proto
+    assert [n.name for n in proto.graph.node] == ["r", "b.Q", "b.DQ", "end"]
+    names = {t.name for t in proto.graph.initializer}
+    # Nothing read "spare" before the edit either.
+    assert "a.Q.scale" not in names and {"b.Q.scale", "spare"} <= names
+    onnx.checker.check_model(proto, full_check=True)
+
+
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_bypass_of_two_pairs(order: str) -> None:
+    model = Model(two_pairs())
+    editor = Editor(model.copy())
+    for stem in order:
+        assert editor.remove_pairs(model.node(f"{stem}.Q"), [model.node(f"{stem}.DQ")])
+    proto = editor.finish().proto
+    assert [n.name for n in proto.graph.node] == ["r", "end"]
+    onnx.checker.check_model(proto, full_check=True)
+
+
+def test_inserted_node_gets_unique_name() -> None:
+    model = Model(two_pairs())
+    editor = Editor(model.copy())
+    output = editor.insert(model.node("end"), "Relu", "r", ["b.DQ:0"])
+    editor.set_input(model.node("end"), 0, output)
+    proto = editor.finish().proto
+    assert [n.name for n in proto.graph.node][-2:] == ["r_1", "end"]
+    onnx.checker.check_model(proto, full_check=True)
+
+
+def test_set_quantizer_keeps_float16() -> None:
+    g = Graph(opset=19, half=True)
+    model = Model(g.model(g.pair(g.input(1, 4), "a", 0.1)))
+    editor = Editor(model.copy())
+    editor.set_quantizer(model.node("a.Q"), np.array(0.5), np.zeros((), np.int8))
+    edited = editor.finish()
+    scale = edited.node("a.Q").input(1)
+    assert edited.elem_type(scale) == TensorProto.FLOAT16 and edited.constant(scale) == 0.5

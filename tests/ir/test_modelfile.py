@@ -1,0 +1,395 @@
+"""Reading and writing model files."""
+
+import gzip
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon
+import pytest
+from google.protobuf.message import EncodeError
+from onnx import TensorProto, helper, numpy_helper
+
+from qdqtool import extract, predict
+from qdqtool.commands import cli
+from qdqtool.errors import ModelError
+from qdqtool.ir import modelfile
+from qdqtool.ir.modelfile import load, load_full, save
+from qdqtool.proto import external_data as external
+from qdqtool.runtime import sessions
+from qdqtool.runtime.sessions import open_proto
+from qdqtool.util import limits
+from tests.calibration.nets import conv_net, run_all
+from tests.contract import residual
+from tests.errors import has
+from tests.proto.test_external_data import BINARY_DOCUMENTATION
+from tests.trt.evidence import HOME
+
+CASE = HOME / "yolov8-orin-trt8412-excerpts" / "model.onnx.gz"
+
+
+@pytest.fixture(scope="module")
+def data() -> bytes:
+    """Return a model of 502 nodes, 82 of them convolutions."""
+    return gzip.decompress(CASE.read_bytes())
+
+
+def test_load_accepts_paths_bytes_and_messages(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(data)
+    names = [n.name for n in onnx.ModelProto.FromString(data).graph.node]
+    assert len(names) == 502
+    for source in (CASE, path, str(path), data, onnx.ModelProto.FromString(data)):
+        assert [n.name for n in load(source).nodes] == names
+    assert load(path).sha256 == load(data).sha256
+
+
+def test_load_accepts_graphsurgeon_graph(data: bytes) -> None:
+    graph = onnx_graphsurgeon.import_onnx(onnx.ModelProto.FromString(data))
+    assert [n.op for n in load(graph).nodes].count("Conv") == 82
+
+
+def test_load_rejects_other_types() -> None:
+    with pytest.raises(ModelError, check=has("wrong-type", parameter="model")):
+        load(5)  # type: ignore[arg-type]
+
+
+# Messages repeat names, and so does each copy of a model: 302 MB of names took 4 GB.
+
+
+def named(*names: str) -> onnx.ModelProto:
+    nodes = [helper.make_node("Relu", ["x"], [name]) for name in names]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names]
+    start = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
+    return helper.make_model(helper.make_graph(nodes, "g", [start], ends))
+
+
+def test_name_is_at_most_65536_characters_long(tmp_path: Path) -> None:
+    load(named("y" * 65536))
+    path = tmp_path / "m.onnx"
+    path.write_bytes(named("y" * 65537).SerializeToString())
+    with pytest.raises(ModelError, check=has("name-too-long", path=str(path))) as caught:
+        load(path)
+    assert "65537" in str(caught.value) and "65536" in str(caught.value)
+
+
+def test_names_of_model_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "NAMES", 2001)
+    load(named("y" * 1000, "z" * 1000))
+    with pytest.raises(ModelError, check=has("names-too-long", path="model in memory")):
+        load(named("y" * 1000, "z" * 1001))
+
+
+# External weights
+
+
+def with_external_weight(entries: Mapping[str, str] | list[tuple[str, str]]) -> onnx.ModelProto:
+    """Return a model whose first initializer, 432 bytes, is in a file."""
+    proto = conv_net()
+    tensor = proto.graph.initializer[0]
+    assert len(tensor.raw_data) == 432
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in entries.items() if isinstance(entries, Mapping) else entries:
+        tensor.external_data.add(key=key, value=value)
+    return proto
+
+
+@pytest.mark.parametrize(
+    ("entries", "code"),
+    [
+        ({"location": "m.onnx", "offset": "-5"}, "tensor-damaged"),
+        ({"location": "m.onnx", "offset": "x"}, "tensor-damaged"),
+        ({"location": "m.onnx", "length": "99999999999"}, "tensor-damaged"),
+        ({"location": "/etc/hostname"}, "outside-folder"),
+        ({"location": "../m.onnx"}, "outside-folder"),
+        ({"location": "none.bin"}, "file-missing"),
+        ({"location": "."}, "not-a-file"),
+        ({"location": ""}, "not-a-file"),
+        ({}, "not-a-file"),
+    ],
+)
+def test_missing_or_foreign_external_weight_is_an_error(
+    tmp_path: Path, entries: dict[str, str], code: str
+) -> None:
+    proto = with_external_weight(entries)
+    (tmp_path / "in").mkdir()
+    for path in (tmp_path / "m.onnx", tmp_path / "in" / "m.onnx"):
+        path.write_bytes(proto.SerializeToString())
+    name = proto.graph.initializer[0].name
+    with pytest.raises(ModelError, check=has(code, path=str(path), node=name)):
+        load_full(path)
+
+
+@pytest.mark.parametrize(
+    ("entries", "value"),
+    [
+        ([("location", "w.bin"), ("length", "433")], "433"),
+        ([("location", "w.bin"), ("location", "v.bin")], "location"),
+    ],
+    ids=["length beyond dimensions", "two locations"],
+)
+def test_wrong_entry_of_external_weight_is_an_error(
+    tmp_path: Path, entries: list[tuple[str, str]], value: str
+) -> None:
+    # A length of 3 GB in a sparse file was read for a hundred numbers.
+    path = tmp_path / "m.onnx"
+    path.write_bytes(with_external_weight(entries).SerializeToString())
+    (tmp_path / "w.bin").write_bytes(bytes(500))
+    name = conv_net().graph.initializer[0].name
+    with pytest.raises(ModelError, check=has("tensor-damaged", path=str(path), node=name)) as error:
+        load(path)
+    assert value in str(error.value)
+
+
+@pytest.mark.parametrize("entries", [{"location": "w.bin"}, {"location": "w.bin", "length": "432"}])
+def test_external_weight_may_be_followed_by_other_data(
+    tmp_path: Path, entries: dict[str, str]
+) -> None:
+    original = conv_net().graph.initializer[0]
+    (tmp_path / "w.bin").write_bytes(original.raw_data + b"more")
+    (tmp_path / "m.onnx").write_bytes(with_external_weight(entries).SerializeToString())
+    values = load(tmp_path / "m.onnx").constant(original.name)
+    assert values is not None and np.array_equal(values, numpy_helper.to_array(original))
+
+
+# Damaged models
+
+
+# The product of the dimensions took half a minute, and is more than a float holds.
+@pytest.mark.parametrize("rank", [17, 20_000])
+def test_initializer_with_impossible_dimensions_is_an_error(rank: int) -> None:
+    proto = conv_net()
+    proto.graph.initializer[0].dims.extend([1 << 62] * rank)
+    name = proto.graph.initializer[0].name
+    with pytest.raises(ModelError, check=has("tensor-damaged", path="model in memory", node=name)):
+        load(proto)
+
+
+@pytest.mark.parametrize("rank", [17, 20_000])
+def test_input_with_impossible_dimensions_has_no_shape(tmp_path: Path, rank: int) -> None:
+    proto = conv_net()
+    for _ in range(rank):
+        proto.graph.input[0].type.tensor_type.shape.dim.add(dim_value=1 << 62)
+    assert load(proto).shape(proto.graph.input[0].name) is None
+    path = tmp_path / "m.onnx"
+    path.write_bytes(proto.SerializeToString())
+    assert cli.run(["predict", str(path), "--gpu", "T4", "-o", str(tmp_path / "out")]) == 0
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        helper.make_tensor("c1.weight", TensorProto.STRING, [1, 1, 3, 3], [b"a"] * 9),
+        helper.make_tensor("c1.weight", TensorProto.FLOAT, [0, 8, 3, 3], []),
+    ],
+    ids=["texts", "empty"],
+)
+def test_unusable_weights_do_not_stop_prediction(weights: onnx.TensorProto) -> None:
+    proto = residual()
+    next(t for t in proto.graph.initializer if t.name == "c1.weight").CopyFrom(weights)
+    assert predict(proto, target="rtx1.7").convolutions
+    extract(proto, node="c1", hops=1, private=True)
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (b"", "empty"),
+        (b"not a model", "wrong-format"),
+        (b"\x1f\x8b\x08broken", "file-damaged"),
+        (gzip.compress(b"not a model"), "wrong-format"),
+        (b"\x08\x08\xff", "file-damaged"),
+        (CASE.read_bytes()[:2000], "file-damaged"),
+    ],
+    ids=["empty", "text", "broken gzip", "compressed text", "broken protobuf", "cut-off gzip"],
+)
+def test_file_that_is_not_a_model_is_an_error(tmp_path: Path, content: bytes, code: str) -> None:
+    path = tmp_path / "x.onnx"
+    path.write_bytes(content)
+    with pytest.raises(ModelError, check=has(code, path=str(path))) as caught:
+        load(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_folder_or_missing_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, check=has("not-a-file", path=str(tmp_path))):
+        load(tmp_path)
+    missing = str(tmp_path / "none.onnx")
+    with pytest.raises(ModelError, check=has("file-missing", path=missing)):
+        load(missing)
+
+
+def elu() -> onnx.ModelProto:
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 3, 4, 4]) for n in "xy")
+    node = helper.make_node("Elu", ["x"], ["y"], "n", alpha=1.0)
+    graph = helper.make_graph([node], "g", [x], [y])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+
+
+def refer_to_attribute(proto: onnx.ModelProto) -> None:
+    """Make the node take its attribute from a function, although it is in none."""
+    attribute = proto.graph.node[0].attribute[0]
+    attribute.ref_attr_name = "alpha"
+    attribute.ClearField("f")
+
+
+def refer_to_attribute_in_branch(proto: onnx.ModelProto) -> None:
+    refer_to_attribute(proto)
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    branch = helper.make_graph(proto.graph.node, "b", [], [y])
+    node = helper.make_node("If", ["x"], ["y"], "outer", then_branch=branch, else_branch=branch)
+    del proto.graph.node[:]
+    proto.graph.node.append(node)
+
+
+@pytest.mark.parametrize(
+    ("damage", "code", "node", "value"),
+    [
+        (lambda proto: proto.graph.input.add(), "missing-name", "", "input"),
+        (lambda proto: proto.graph.output.add(), "missing-name", "", "output"),
+        (lambda proto: proto.graph.input.add(name="x"), "duplicate", "x", "'x'"),
+        (
+            lambda proto: proto.opset_import.add(version=1 << 40),
+            "wrong-opset",
+            "",
+            "1099511627776",
+        ),
+        (refer_to_attribute, "node-damaged", "n", "'alpha'"),
+        (refer_to_attribute_in_branch, "node-damaged", "n", "'alpha'"),
+    ],
+    ids=["input", "output", "two inputs", "opset", "attribute", "attribute in branch"],
+)
+def test_damaged_model_is_rejected_by_every_command(
+    damage: Callable[[onnx.ModelProto], Any],
+    code: str,
+    node: str,
+    value: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    proto = elu()
+    load(proto)
+    damage(proto)
+    path = tmp_path / "m.onnx"
+    path.write_bytes(proto.SerializeToString())
+    for source in (proto, path, path.read_bytes()):
+        with pytest.raises(ModelError, check=has(code, node=node)) as caught:
+            load(source)
+        assert value in str(caught.value)
+    for command in ("predict", "predict --target rtx1.7", "predict --gpu T4", "fix -o o.onnx"):
+        assert cli.run([*command.split(), str(path)]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+# Saving
+
+
+def test_save_never_overwrites_source(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(data)
+    with pytest.raises(ModelError, check=has("output-is-input", path=str(path))):
+        save(load(path).proto, path, source=str(path))
+    assert path.read_bytes() == data
+
+
+@pytest.fixture
+def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make every model one that protobuf does not hold in a message."""
+    monkeypatch.setattr(modelfile, "MAX_PROTO_BYTES", 100)
+
+
+@pytest.mark.usefixtures("small_limit")
+def test_large_model_is_saved_with_external_weights(tmp_path: Path) -> None:
+    model = conv_net()
+    weights = np.random.default_rng(0).normal(0, 1, (4, 4, 5, 20)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weights, "large"))
+    save(model, tmp_path / "m.onnx")
+    assert (tmp_path / "m.onnx.data").stat().st_size == weights.nbytes
+    saved = onnx.load(tmp_path / "m.onnx")
+    assert (numpy_helper.to_array(saved.graph.initializer[-1]) == weights).all()
+    feed = [{"images": np.ones((1, 3, 16, 16), np.float32)}]
+    assert (run_all(saved, feed, ["r2"])["r2"] == run_all(model, feed, ["r2"])["r2"]).all()
+
+
+@pytest.mark.parametrize("build", BINARY_DOCUMENTATION)
+def test_documentation_that_is_not_utf_8_is_saved(
+    build: Callable[[], onnx.ModelProto], tmp_path: Path
+) -> None:
+    model = build()
+    save(model, tmp_path / "m.onnx")
+    assert (tmp_path / "m.onnx").read_bytes() == model.SerializeToString(deterministic=True)
+    assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"]
+
+
+def assert_same_weights(a: onnx.ModelProto, b: onnx.ModelProto) -> None:
+    for first, second in zip(a.graph.initializer, b.graph.initializer, strict=True):
+        if first.data_type == TensorProto.STRING:
+            assert first.string_data == second.string_data
+        else:
+            assert (numpy_helper.to_array(first) == numpy_helper.to_array(second)).all(), first.name
+
+
+@pytest.mark.usefixtures("small_limit")
+@pytest.mark.parametrize("build", BINARY_DOCUMENTATION)
+def test_large_model_with_documentation_that_is_not_utf_8_is_saved(
+    build: Callable[[], onnx.ModelProto], tmp_path: Path
+) -> None:
+    save(build(), tmp_path / "m.onnx")
+    assert_same_weights(onnx.load(tmp_path / "m.onnx"), build())
+
+
+@pytest.mark.usefixtures("small_limit")
+def test_texts_and_half_bytes_stay_in_the_message(tmp_path: Path) -> None:
+    model = conv_net()
+    texts = numpy_helper.from_array(np.array([b"word"] * 600, object), "texts")
+    halves = helper.make_tensor("halves", TensorProto.INT4, [3000], [1, -2, 3] * 1000)
+    flags = helper.make_tensor("flags", TensorProto.BOOL, [3000], [1, 0, 1] * 1000)
+    model.graph.initializer.extend([texts, halves, flags])
+    save(model, tmp_path / "m.onnx")
+    assert (tmp_path / "m.onnx.data").stat().st_size == 3000
+    assert_same_weights(onnx.load(tmp_path / "m.onnx"), model)
+
+
+@pytest.mark.usefixtures("small_limit")
+def test_session_of_large_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = conv_net()
+    feed = {"images": np.ones((1, 3, 16, 16), np.float32)}
+    expected = open_proto(model, 1).run(None, feed)
+
+    def refuse(proto: onnx.ModelProto) -> bytes:
+        raise EncodeError("Failed to serialize proto")  # as protobuf does above 2 GB
+
+    monkeypatch.setattr(sessions, "serialize", refuse)
+    results = open_proto(model, 1, folder="/nowhere").run(None, feed)
+    assert all((a == b).all() for a, b in zip(expected, results, strict=True))
+
+
+# Values
+
+
+@pytest.mark.parametrize("raw", [True, False])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float64", "float16", "int8", "uint8", "int32", "int64", "bool", "uint16"]
+)
+def test_array_of_returns_values(dtype: str, raw: bool) -> None:
+    values = np.array([[0, 1, 3], [5, 7, 100]]).astype(dtype)
+    tensor = numpy_helper.from_array(values, "w")
+    if not raw:
+        numbers = values.reshape(-1).tolist()
+        tensor = helper.make_tensor("w", tensor.data_type, values.shape, numbers)
+    array = external.to_array(tensor)
+    assert array.dtype == values.dtype and np.array_equal(array, numpy_helper.to_array(tensor))
+
+
+@pytest.mark.parametrize("damage", [{"dims": [4, 2]}, {"dims": [2, 3], "raw_data": b"1"}])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "bool", "uint16"])
+def test_array_of_damaged_tensor_is_an_error(dtype: str, damage: dict[str, Any]) -> None:
+    values = np.ones((2, 3), dtype)
+    fields = {"raw_data": values.tobytes(), **damage}
+    kind = helper.np_dtype_to_tensor_dtype(values.dtype)
+    tensor = onnx.TensorProto(name="w", data_type=kind, **fields)
+    with pytest.raises(ModelError, check=has("tensor-damaged", path="m.onnx", node="w")):
+        external.to_array(tensor, "m.onnx")

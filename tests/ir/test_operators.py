@@ -1,0 +1,417 @@
+"""Every operator of the table: importer, placement, fixes and scales agree on it, and numbers confirm its facts.
+
+A new operator with further inputs or attributes needs a line in ``RECIPES``.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import pytest
+from onnx import helper
+
+from qdqtool.evidence import Case
+from qdqtool.fixing import pairs
+from qdqtool.insertion.placement import is_average_pooling
+from qdqtool.insertion.scales import find_scale_groups
+from qdqtool.insertion.structure import weight_scale_axis
+from qdqtool.ir import operators, qdq
+from qdqtool.ir.graph import Model
+from qdqtool.ir.operators import OPERATORS, LayerKind, Operator
+from qdqtool.patterns.pointwise import activation_input
+from qdqtool.patterns.view import View, find_consumers
+from qdqtool.trt import importer
+from qdqtool.trt.outcome import simulate
+from qdqtool.trt.pipeline import case_id
+from qdqtool.trt.taken import FloatFusions
+from qdqtool.trt.targets import target_named
+from qdqtool.trt.trace import RUNNING, SWAPPING
+from qdqtool.types import Prediction
+from tests.fixing.steps import sites
+from tests.insertion.nets import run
+from tests.trt.builder import Graph
+
+Recipe = Callable[[Graph, str], list[str]]
+TARGET = target_named("trt8.5")
+OPSET = 19
+SHAPE = (1, 8, 8, 8)
+
+
+def _plain(op: str, **attributes: Any) -> Recipe:
+    return lambda g, x: [g.op(op, x, "op", **attributes)]
+
+
+def _with(op: str, constants: dict[str, Any], **attributes: Any) -> Recipe:
+    """Return the recipe of an operator with constants as further inputs. None omits one."""
+    return lambda g, x: [
+        g.op(
+            op,
+            [x, *("" if v is None else g.const(f"op.{k}", v) for k, v in constants.items())],
+            "op",
+            **attributes,
+        )
+    ]
+
+
+def _ints(*values: int) -> npt.NDArray[np.int64]:
+    return np.array(values, np.int64)
+
+
+PADS = _ints(0, 0, 1, 1, 0, 0, 1, 1)
+RECIPES: dict[str, list[Recipe]] = {
+    "Pad": [
+        _with("Pad", {"pads": PADS, "value": np.float32(0)}),
+        _with("Pad", {"pads": PADS}, mode="reflect"),
+        _with("Pad", {"pads": PADS}, mode="edge"),
+        _with("Pad", {"pads": PADS}, mode="wrap"),
+    ],
+    "Resize": [
+        _with(
+            "Resize", {"roi": None, "scales": np.array([1, 1, 2, 2], np.float32)}, mode="nearest"
+        ),
+        _with("Resize", {"roi": None, "scales": np.array([1, 1, 2, 2], np.float32)}, mode="linear"),
+    ],
+    "Upsample": [_with("Upsample", {"scales": np.array([1, 1, 2, 2], np.float32)}, mode="nearest")],
+    "MaxPool": [_plain("MaxPool", kernel_shape=[2, 2], strides=[2, 2])],
+    "AveragePool": [_plain("AveragePool", kernel_shape=[2, 2], strides=[2, 2])],
+    "ReduceMean": [_with("ReduceMean", {"axes": _ints(2, 3)}, keepdims=1)],
+    "Concat": [lambda g, x: [g.concat([x, x], "op")]],
+    "Slice": [lambda g, x: [g.slice(x, "op", 0, 4)]],
+    "Tile": [_with("Tile", {"repeats": _ints(1, 1, 1, 2)})],
+    "Split": [lambda g, x: g.ops("Split", [x, g.const("op.parts", _ints(4, 4))], "op", 2, axis=1)],
+    "Reshape": [_with("Reshape", {"shape": _ints(1, 8, 4, 16)})],
+    "Transpose": [_plain("Transpose", perm=[0, 2, 3, 1])],
+    "Squeeze": [_with("Squeeze", {"axes": _ints(0)})],
+    "Unsqueeze": [_with("Unsqueeze", {"axes": _ints(0)})],
+    "DepthToSpace": [_plain("DepthToSpace", blocksize=2)],
+    "SpaceToDepth": [_plain("SpaceToDepth", blocksize=2)],
+    "Cast": [_plain("Cast", to=1)],
+}
+# Opset of standard operators that newer ones do not have.
+OLD = {"Upsample": 9}
+
+
+def is_standard(operator: Operator) -> bool:
+    return onnx.defs.has(operator.name, 20)
+
+
+def recipes(operator: Operator) -> list[Recipe]:
+    return RECIPES.get(operator.name) or [_plain(operator.name)]
+
+
+def forms(matches: Callable[[Operator], object]) -> list[Any]:
+    """Return (operator, recipe) for each recipe of each matching operator."""
+    return [
+        pytest.param(operator, recipe, id=f"{operator.name} {number}")
+        for operator in OPERATORS.values()
+        if matches(operator)
+        for number, recipe in enumerate(recipes(operator))
+    ]
+
+
+def quantized(recipe: Recipe, second: float = 0.1) -> tuple[Model, list[str]]:
+    """Build a convolution, the operator, and a pair on each of its results."""
+    g = Graph(opset=OPSET)
+    before = g.conv(g.input(*SHAPE), "before")
+    results = recipe(g, before)
+    outputs = [
+        g.op("Neg", g.pair(t, f"q{i}", second if i else 0.1), f"end{i}")
+        for i, t in enumerate(results)
+    ]
+    return Model(g.model(*outputs)), results
+
+
+def operators_that_a_q_passed(prediction: Prediction) -> list[str]:
+    return [
+        e.subject
+        for e in prediction.trace
+        if (e.pass_name, e.kind)
+        in (("VanillaSwapWithFollowingQ", SWAPPING), ("SplitQAcrossPrecedingFanIn", RUNNING))
+    ]
+
+
+def has_one_input(operator: Operator) -> bool:
+    """Return whether the operator needs only one input. Others have tests of their own."""
+    two = ("PRelu", "BatchNormalization", "LayerNormalization")
+    return (
+        operator.weights is None
+        and not operator.operation
+        and not operator.myelin
+        and operator.name not in two
+        and operator.kind not in (LayerKind.QUANTIZE, LayerKind.DEQUANTIZE, LayerKind.SHAPE)
+    )
+
+
+# Operators that a Q passes ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("operator", "recipe"), forms(lambda o: o.passage))
+def test_q_passes_operator_in_simulation_and_placement(operator: Operator, recipe: Recipe) -> None:
+    model, results = quantized(recipe)
+    node = model.node("op")
+    assert operators.passage(model, node) is not None
+    assert operators.commuting_inputs(model, node)
+    prediction = simulate(model, TARGET)
+    is_layer = any("op" in layer.nodes for layer in prediction.layers)  # an Identity is not
+    assert "op" in operators_that_a_q_passed(prediction) or not is_layer
+    outcome = next(c for c in prediction.convolutions if c.name == "before")
+    assert str(outcome.output) == "INT8"
+    (group,) = find_scale_groups(model, ["before:0", *results])
+    assert set(group.quantized) == {"before:0", *results}
+    assert {u.kind for u in find_consumers(View(model), "before:0")} == {"q"}
+
+
+@pytest.mark.parametrize(("operator", "recipe"), forms(lambda o: o.passage))
+def test_fix_unifies_scales_across_operator_that_a_q_passes(
+    operator: Operator, recipe: Recipe
+) -> None:
+    g = Graph(opset=OPSET)
+    before = g.relu(g.conv(g.input(*SHAPE), "before"), "relu")
+    ends = [
+        g.op("Neg", g.pair(t, f"q{i}", 0.2), f"end{i}") for i, t in enumerate(recipe(g, before))
+    ]
+    model = Model(g.model(*ends, g.op("Neg", g.pair(before, "own", 0.1), "last")))
+    (site,) = [s for s in sites(pairs.scales, model) if "quantizers" in s.what]
+    assert "instead of" in site.what
+
+
+@pytest.mark.parametrize(
+    ("operator", "recipe"), forms(lambda o: not o.passage and has_one_input(o))
+)
+def test_q_does_not_pass_other_operator(operator: Operator, recipe: Recipe) -> None:
+    model, results = quantized(recipe)
+    node = model.node("op")
+    assert operators.commuting_inputs(model, node) == ()
+    assert "op" not in operators_that_a_q_passed(simulate(model, TARGET))
+    assert len(find_scale_groups(model, ["before:0", *results])) == 1 + len(results)
+
+
+@pytest.mark.parametrize(("operator", "recipe"), forms(lambda o: o.passage and is_standard(o)))
+def test_q_commutes_with_operator_that_it_passes(operator: Operator, recipe: Recipe) -> None:
+    # Q(op(x)) is op(Q(x)) if the passage is exact, otherwise they differ by at most a step.
+    g = Graph(opset=OLD.get(operator.name, OPSET))
+    results = recipe(g, g.input(*SHAPE))
+    proto = g.model(*results)
+    passage = operators.passage(Model(proto), Model(proto).node("op"))
+    assert passage is not None
+    random = np.random.default_rng(0)
+    scale = np.float32(2.0**-5)
+    x = random.normal(0, 1.5, SHAPE).astype(np.float32)
+    if not passage.exact:  # a mean of saturated values is not the saturated mean
+        x = x.clip(-127 * scale, 127 * scale)
+    plain, quantized = run(proto, {"x": x}), run(proto, {"x": fake_quantize(x, scale)})
+    for q_after, q_before in zip((fake_quantize(y, scale) for y in plain), quantized, strict=True):
+        if passage.exact:
+            assert np.array_equal(q_after, q_before)
+        else:
+            assert np.abs(q_after - fake_quantize(q_before, scale)).max() <= scale
+
+
+def fake_quantize(x: npt.NDArray[np.float32], scale: np.float32) -> npt.NDArray[np.float32]:
+    """Apply Q and DQ as ONNX defines them, symmetric int8."""
+    return (np.clip(np.rint(x / scale), -128, 127) * scale).astype(np.float32)
+
+
+def test_linear_resize_does_not_commute_with_q() -> None:
+    g = Graph(opset=OPSET)
+    proto = g.model(*RECIPES["Resize"][1](g, g.input(*SHAPE)))
+    scale = np.float32(2.0**-5)
+    x = np.random.default_rng(0).normal(0, 1.5, SHAPE).astype(np.float32)
+    (plain,), (quantized,) = run(proto, {"x": x}), run(proto, {"x": fake_quantize(x, scale)})
+    assert not np.array_equal(fake_quantize(plain, scale), fake_quantize(quantized, scale))
+
+
+@pytest.mark.parametrize("name", [o.name for o in OPERATORS.values() if o.joins])
+def test_q_passes_operator_that_joins(g: Graph, name: str) -> None:
+    x = g.input(*SHAPE)
+    a, b = g.conv(x, "a"), g.conv(x, "b")
+    model = Model(g.model(g.op("Neg", g.pair(g.op(name, [a, b], "op", axis=1), "q"), "end")))
+    assert operators.commuting_inputs(model, model.node("op")) == (a, b)
+    assert [str(c.output) for c in simulate(model, TARGET).convolutions] == ["INT8", "INT8"]
+    (group,) = find_scale_groups(model, ["op:0"])
+    assert set(group.sources) == {a, b}
+
+
+# Joins and cuts -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("operator", "recipe"), forms(lambda o: o.cuts))
+def test_operator_that_cuts_returns_values_of_its_input(operator: Operator, recipe: Recipe) -> None:
+    g = Graph(opset=OPSET)
+    proto = g.model(*recipe(g, g.input(*SHAPE)))
+    x = np.arange(np.prod(SHAPE), dtype=np.float32).reshape(SHAPE)
+    for part in run(proto, {"x": x}):
+        assert np.isin(part, x).all()
+
+
+# Activations ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "operator", [o for o in OPERATORS.values() if o.activation], ids=lambda o: o.name
+)
+def test_all_packages_recognize_activation(operator: Operator) -> None:
+    g = Graph(opset=OPSET)
+    out = g.op(operator.name, g.conv(g.input(*SHAPE), "c"), "act")
+    model = Model(g.model(g.op("Neg", g.pair(out, "q"), "end")))
+    act = model.node("act")
+    (conv,) = simulate(model, TARGET).convolutions
+    assert (str(conv.output), conv.fused) == ("INT8", ["act"])
+    assert activation_input(model, act) == "c:0"
+    layer = FloatFusions(model).layers["c"]
+    assert (layer.nodes, layer.out.source) == (["c", "act"], "act:0")
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [o for o in OPERATORS.values() if o.activation and o.activation.gate],
+    ids=lambda o: o.name,
+)
+def test_product_with_gate_is_an_activation(operator: Operator) -> None:
+    g = Graph(opset=OPSET)
+    conv = g.conv(g.input(*SHAPE), "c")
+    out = g.op("Mul", [conv, g.op(operator.name, conv, "gate")], "mul")
+    model = Model(g.model(g.op("Neg", g.pair(out, "q"), "end")))
+    (outcome,) = simulate(model, TARGET).convolutions
+    assert (str(outcome.output), sorted(outcome.fused)) == ("INT8", ["gate", "mul"])
+    assert activation_input(model, model.node("mul")) == "c:0"
+
+
+@pytest.mark.parametrize("name", ["PRelu", "Softmax", "LogSoftmax"])
+def test_other_operator_is_not_an_activation(name: str) -> None:
+    g = Graph(opset=OPSET)
+    conv = g.conv(g.input(*SHAPE), "c")
+    inputs = (
+        [conv, g.const("slope", np.full((8, 1, 1), 0.1, np.float32))] if name == "PRelu" else [conv]
+    )
+    model = Model(g.model(g.op("Neg", g.pair(g.op(name, inputs, "act"), "q"), "end")))
+    (outcome,) = simulate(model, TARGET).convolutions
+    assert (outcome.output, outcome.fused) != ("INT8", ["act"])
+    assert activation_input(model, model.node("act")) is None
+
+
+@pytest.mark.parametrize(
+    ("operator", "recipe"),
+    forms(lambda o: o.kind in (LayerKind.ACTIVATION, LayerKind.UNARY) and is_standard(o)),
+)
+def test_pointwise_operator_commutes_with_permutation(operator: Operator, recipe: Recipe) -> None:
+    # Each value depends on the value at the same place only.
+    g = Graph(opset=20)
+    proto = g.model(*recipe(g, g.input(*SHAPE)))
+    proto.ir_version = 9
+    x = np.random.default_rng(0).uniform(0.1, 2.0, SHAPE).astype(np.float32)
+    order = np.random.default_rng(1).permutation(x.size)
+    (plain,) = run(proto, {"x": x})
+    (permuted,) = run(proto, {"x": x.reshape(-1)[order].reshape(SHAPE)})
+    assert np.allclose(plain.reshape(-1)[order], permuted.reshape(-1), rtol=1e-6, atol=1e-7)
+
+
+# Averages -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("operator", "recipe"), forms(lambda o: o.averages))
+def test_average_runs_in_int8_like_pooling(operator: Operator, recipe: Recipe) -> None:
+    g = Graph(opset=OPSET)
+    (out,) = recipe(g, g.pair(g.conv(g.input(*SHAPE), "c"), "in"))
+    model = Model(g.model(g.op("Neg", g.pair(out, "q"), "end")))
+    node = model.node("op")
+    assert is_average_pooling(model, node)
+    layer = next(la for la in simulate(model, TARGET).layers if "op" in la.nodes)
+    assert {str(t.precision) for t in (*layer.inputs, *layer.outputs)} == {"INT8"}
+
+
+# Weights --------------------------------------------------------------------------------------------------------
+
+
+def weighted(operator: Operator) -> tuple[onnx.ModelProto, int]:
+    """Return a node with constant weights, four outputs of three inputs, and the rank of the weights."""
+    shapes = {"Conv": (4, 3, 3, 3), "ConvTranspose": (3, 4, 2, 2), "Gemm": (3, 4), "MatMul": (3, 4)}
+    shape = shapes[operator.name]
+    data = (1, 3, 6, 6) if len(shape) == 4 else (2, 3)
+    value = np.random.default_rng(0).normal(0, 1, shape).astype(np.float32)
+    node = helper.make_node(operator.name, ["x", "w"], ["y"], "n")
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info("x", 1, data)],
+        [helper.make_tensor_value_info("y", 1, None)],
+        [onnx.numpy_helper.from_array(value, "w")],
+    )
+    return helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=9
+    ), len(shape)
+
+
+@pytest.mark.parametrize(
+    "operator", [o for o in OPERATORS.values() if o.weights], ids=lambda o: o.name
+)
+def test_output_axis_of_weights(operator: Operator) -> None:
+    # A factor for each index along the axis becomes a factor for each output channel.
+    proto, rank = weighted(operator)
+    model = Model(proto)
+    node = model.node("n")
+    axis = operators.output_axis(node, rank)
+    assert axis is not None
+    assert weight_scale_axis(node, rank, True) == axis
+    assert (
+        next(la for la in importer.build(model).layers.values() if la.name == "n").weights.axis
+        == axis
+    )
+    factor = np.array([1.0, 2.0, 4.0, 8.0], np.float32)
+    x = np.random.default_rng(1).normal(
+        0, 1, [d.dim_value for d in proto.graph.input[0].type.tensor_type.shape.dim]
+    )
+    (plain,) = run(proto, {"x": x.astype(np.float32)})
+    value = onnx.numpy_helper.to_array(proto.graph.initializer[0])
+    scaled = value * factor.reshape([-1 if i == axis else 1 for i in range(rank)])
+    proto.graph.initializer[0].CopyFrom(
+        onnx.numpy_helper.from_array(scaled.astype(np.float32), "w")
+    )
+    (outputs,) = run(proto, {"x": x.astype(np.float32)})
+    channel = 1 if rank == 4 else outputs.ndim - 1
+    expected = plain * factor.reshape([-1 if i == channel else 1 for i in range(outputs.ndim)])
+    assert np.allclose(outputs, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [o for o in OPERATORS.values() if o.weights and o.kind != LayerKind.MATRIX_MULTIPLY],
+    ids=lambda o: o.name,
+)
+@pytest.mark.parametrize("axis", [0, 1])
+def test_weights_quantized_along_outputs_run_in_int8(
+    g: Graph, operator: Operator, axis: int
+) -> None:
+    g.opset = OPSET
+    data = g.pair(g.input(1, 8, 8, 8), "in")
+    weights = g.weights("n", (8, 8, 3, 3), "qdq", axis)
+    model = Model(g.model(g.op(operator.name, [data, weights], "n", kernel_shape=[3, 3])))
+    (outcome,) = simulate(model, TARGET).convolutions
+    # TensorRT wants the scales along the outputs: axis 0 of a Conv, axis 1 of a ConvTranspose.
+    is_int8 = axis == operators.output_axis(model.node("n"), 4)
+    assert (str(outcome.precision) == "INT8") is is_int8
+
+
+# The table itself -----------------------------------------------------------------------------------------------
+
+
+def test_cases_of_operators_state_their_evidence() -> None:
+    for operator in OPERATORS.values():
+        for case in operators.cases_of(operator):
+            assert isinstance(case, Case) and case.says and (case.builds or case.source)
+            assert case_id(case)
+
+
+def test_quantizers_are_q_and_dq() -> None:
+    kinds = (LayerKind.QUANTIZE, LayerKind.DEQUANTIZE)
+    assert {o.name for o in OPERATORS.values() if o.kind in kinds} == {qdq.Q, qdq.DQ}
+
+
+@pytest.mark.parametrize("name", sorted(OPERATORS))
+@pytest.mark.parametrize("domain", ["", "my.plugins"])
+def test_of_depends_on_domain(name: str, domain: str) -> None:
+    node = helper.make_node(name, ["x"], ["y"], "n", domain=domain)
+    model = Model(helper.make_model(helper.make_graph([node], "g", [], [])))
+    assert operators.operator_of(model.node("n")).name == ("" if domain else name)

@@ -1,0 +1,224 @@
+"""The message of a model: its parts, its hash, and what public functions do with it."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import qdqtool
+from qdqtool.commands.demo_run import yolov8n
+from qdqtool.errors import QdqtoolError
+from qdqtool.ir.graph import Model
+from qdqtool.proto.external_data import MessageParts
+from qdqtool.proto.subgraphs import extract_part
+from tests.calibration.nets import conv_net
+from tests.comparison.networks import float_network, network
+from tests.errors import has
+from tests.trt.builder import Graph
+
+
+def documented() -> onnx.ModelProto:
+    """Return a model with documentation, metadata and weights in typed fields; its first weight is large."""
+    model = conv_net()
+    graph = model.graph
+    large = numpy_helper.from_array(np.ones(2048, np.float32), "large")
+    large.doc_string = "after the data"
+    large.metadata_props.add(key="k", value="v")
+    graph.initializer.insert(0, large)
+    graph.initializer.append(
+        helper.make_tensor("floats", TensorProto.FLOAT, [300], np.arange(300.0))
+    )
+    graph.initializer.append(helper.make_tensor("texts", TensorProto.STRING, [2], [b"a", b"\xff"]))
+    graph.initializer.append(
+        TensorProto(name="empty", data_type=TensorProto.FLOAT, dims=[0], raw_data=b"")
+    )
+    graph.doc_string, model.doc_string, model.domain = "graph", "model", ""
+    graph.metadata_props.add(key="k", value="v")
+    model.metadata_props.add(key="names", value="{0: 'person'}")
+    model.producer_name = "somebody"
+    model.model_version = 3
+    return model
+
+
+def with_function() -> onnx.ModelProto:
+    """Return a model with a function and a sparse initializer."""
+    model = documented()
+    body = [helper.make_node("Relu", ["a"], ["b"])]
+    model.functions.append(
+        helper.make_function("f", "F", ["a"], ["b"], body, list(model.opset_import))
+    )
+    values = numpy_helper.from_array(np.ones(2, np.float32), "sparse")
+    indices = numpy_helper.from_array(np.array([0, 3]), "indices")
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [9]))
+    return model
+
+
+UNKNOWN_FIELD = b"\xc2\xbb\x01\x03new"  # number 3000, which onnx does not define
+
+
+def with_unknown_field(part: str) -> onnx.ModelProto:
+    model = documented()
+    message = {"model": model, "graph": model.graph, "weight": model.graph.initializer[0]}[part]
+    message.MergeFromString(UNKNOWN_FIELD)
+    return model
+
+
+def with_binary_documentation(part: str) -> onnx.ModelProto:
+    """Return a model in which the documentation of a part is not UTF-8."""
+    model = documented()
+    message, field = {
+        "model": (model, b"\x32"),
+        "graph": (model.graph, b"\x52"),
+        "weight": (model.graph.initializer[0], b"\x62"),
+    }[part]
+    message.MergeFromString(field + b"\x02\xff\xfe")
+    return model
+
+
+PARTS = ("model", "graph", "weight")
+BINARY_DOCUMENTATION = [
+    pytest.param(lambda part=part: with_binary_documentation(part), id=f"documentation of {part}")
+    for part in PARTS
+]
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        *BINARY_DOCUMENTATION,
+        *(
+            pytest.param(lambda part=part: with_unknown_field(part), id=f"unknown field of {part}")
+            for part in PARTS
+        ),
+        pytest.param(conv_net, id="plain"),
+        pytest.param(documented, id="documented"),
+        pytest.param(with_function, id="function"),
+        pytest.param(lambda: yolov8n(64), id="length of four bytes"),
+        pytest.param(onnx.ModelProto, id="empty"),
+        pytest.param(lambda: onnx.ModelProto(ir_version=8), id="no graph"),
+        pytest.param(lambda: onnx.ModelProto(graph=onnx.GraphProto()), id="empty graph"),
+    ],
+)
+def test_joined_parts_are_the_message(build: Callable[[], onnx.ModelProto]) -> None:
+    model = build()
+    message = model.SerializeToString(deterministic=True)
+    parts = MessageParts(model)
+    assert b"".join(parts) == message
+    assert b"".join(parts) == message, "parts can be iterated twice"
+    assert parts.size == len(message)
+
+
+def test_parts_are_as_small_as_weights() -> None:
+    model = yolov8n(64)
+    weights = [len(t.raw_data) for t in model.graph.initializer]
+    assert max(map(len, MessageParts(model))) < max(weights) + 200_000 < sum(weights) / 8
+
+
+def test_sha256_is_that_of_the_message() -> None:
+    message = documented().SerializeToString(deterministic=True)
+    assert Model(documented()).sha256 == hashlib.sha256(message).hexdigest()
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "model.onnx").write_bytes(network(spoilt=[1]).SerializeToString())
+    return tmp_path / "model.onnx"
+
+
+def test_public_names_are_listed() -> None:
+    assert dir(qdqtool) == sorted(qdqtool.__all__)
+    assert all(getattr(qdqtool, name) is not None for name in qdqtool.__all__)
+
+
+def test_results_have_short_reprs(model: Path) -> None:
+    for result in (
+        qdqtool.predict(model),
+        qdqtool.extract(model, finding="W-NO-DQ"),
+        qdqtool.compare(model, model),
+    ):
+        assert repr(result).startswith("<") and len(repr(result)) < 300
+
+
+def test_results_say_whether_they_are_ok(model: Path) -> None:
+    assert not qdqtool.predict(model, "trt8.5").ok
+    assert qdqtool.predict(network(weights="tensor"), "trt8.5").ok
+    assert qdqtool.extract(model, finding="W-NO-DQ").ok
+    assert qdqtool.compare(float_network(), network()).ok
+    assert not qdqtool.compare(network(), model).ok
+
+
+def test_extraction_never_overwrites_its_model(model: Path) -> None:
+    result = qdqtool.extract(model, finding="W-NO-DQ")
+    before = model.read_bytes()
+    with pytest.raises(QdqtoolError, check=has("output-is-input", path=str(model))):
+        result.save(model)
+    assert model.read_bytes() == before
+    result.save(model.with_name("small.onnx"))
+    assert onnx.load(model.with_name("small.onnx")) == result.proto
+
+
+def test_extraction_never_overwrites_external_weights(tmp_path: Path) -> None:
+    path, weights = tmp_path / "model.onnx", tmp_path / "w.bin"
+    options = {"save_as_external_data": True, "location": "w.bin", "size_threshold": 0}
+    onnx.save(network(spoilt=[1]), path, **options)
+    result = qdqtool.extract(path, finding="W-NO-DQ")
+    before = weights.read_bytes()
+    with pytest.raises(QdqtoolError, check=has("output-is-input", path=str(weights))):
+        result.save(weights)
+    assert weights.read_bytes() == before
+
+
+def relu_net() -> onnx.ModelProto:
+    g = Graph()
+    return g.model(g.relu(g.conv(g.input(1, 8, 8, 8), "c0"), "r0"))
+
+
+def test_advice_may_be_a_bool_of_numpy() -> None:
+    prediction = qdqtool.predict(relu_net(), advice=np.bool_(False))  # type: ignore[arg-type]
+    assert prediction.summary()["convolutions"] == 1
+
+
+def whole() -> onnx.ModelProto:
+    """Build x -> Relu -> a; If(given) with a + w inside -> b; b * sparse -> c; and nodes that c does not need."""
+    ends = [onnx.ValueInfoProto(name="in")]
+    inner = helper.make_graph([helper.make_node("Add", ["a", "w"], ["in"])], "inner", [], ends)
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"]),
+        helper.make_node("Neg", ["x"], ["unused"]),
+        helper.make_node("If", ["given"], ["b"], then_branch=inner, else_branch=inner),
+        helper.make_node("Mul", ["b", "sparse"], ["c"]),
+    ]
+    constants = [numpy_helper.from_array(np.ones(1, np.float32), n) for n in ("w", "other")]
+    graph = helper.make_graph(nodes, "g", [], [], constants)
+    for name in ("sparse", "far"):
+        values = numpy_helper.from_array(np.ones(1, np.float32), name)
+        graph.sparse_initializer.add(values=values, dims=[4])
+    proto = helper.make_model(graph, producer_name="p", opset_imports=[helper.make_opsetid("", 17)])
+    helper.set_model_props(proto, {"stride": "32"})
+    return proto
+
+
+def test_part_has_nodes_and_constants_that_its_outputs_need() -> None:
+    proto = whole()
+    part, needed = extract_part(
+        proto, proto.graph.node, [onnx.ValueInfoProto(name="c")], proto.graph.initializer
+    )
+    assert [n.op_type for n in part.graph.node] == ["Relu", "If", "Mul"]
+    assert needed == {"x", "w", "sparse", "a", "b", "c", "given"}
+    assert [t.name for t in part.graph.initializer] == ["w"]
+    assert [t.values.name for t in part.graph.sparse_initializer] == ["sparse"]
+    assert (part.producer_name, part.metadata_props[0].value) == ("p", "32")
+    assert part.opset_import[0].version == 17
+
+
+def test_part_does_not_compute_tensors_that_are_fed() -> None:
+    proto = whole()
+    part, needed = extract_part(
+        proto, proto.graph.node, [onnx.ValueInfoProto(name="c")], proto.graph.initializer, {"b"}
+    )
+    assert [n.op_type for n in part.graph.node] == ["Mul"] and needed == {"b", "sparse", "c"}
+    assert not part.graph.initializer and len(proto.graph.node) == 4

@@ -1,0 +1,59 @@
+"""Networks and pages that several tests share."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from qdqtool.insertion.api import insert
+from tests.insertion.nets import Net
+from tests.reporting.browser import Page, browser, missing
+
+
+class NetworkFiles:
+    """Files of a small network: float model, quantized model, calibration cache and data."""
+
+    def __init__(self, folder: Path) -> None:
+        net = Net(16, 16)
+        first = net.conv("first", "x")
+        act = net.op("Relu", "act", first)
+        second = net.conv("second", act)
+        joined = net.op("Concat", "join", act, second, axis=1)
+        third = net.conv("third", joined, cin=32)
+        net.output(net.op("Sigmoid", "end", third))
+        self.float = folder / "float.onnx"
+        self.cache = folder / "cache.npz"
+        self.model = folder / "model_qdq.onnx"
+        onnx.save(net.model(), self.float)
+        self.data = folder / "data.npz"
+        np.savez(
+            self.data, x=np.random.default_rng(1).normal(size=(8, 16, 16, 16)).astype(np.float32)
+        )
+        insert(self.float, self.data, calib_cache=self.cache).save(self.model)
+
+
+Made = NetworkFiles  # name by which tests/commands imports it
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory: pytest.TempPathFactory) -> NetworkFiles:
+    return NetworkFiles(tmp_path_factory.mktemp("reporting"))
+
+
+@pytest.fixture(scope="session")
+def browser_page() -> Iterator[Page]:
+    reason = missing()
+    if reason:
+        pytest.skip(reason)
+    with browser() as page:
+        yield page
+
+
+@pytest.fixture
+def chromium(browser_page: Page) -> Iterator[Page]:
+    """Return a browser of usual width, and check that no page logs an error."""
+    yield browser_page
+    browser_page.size(1280)
+    assert browser_page.errors() == []

@@ -1,0 +1,32 @@
+"""A Q/DQ network with the layers of YOLOv8x."""
+
+import functools
+
+import onnx
+import pytest
+
+from qdqtool.commands.demo_run import SIZES, yolov8
+from qdqtool.ir.graph import Model
+from qdqtool.timing.twin import best_placement
+from qdqtool.trt.targets import TARGETS
+
+CONVOLUTIONS = 104
+
+
+@functools.cache
+def narrow_yolov8x_qdq() -> onnx.ModelProto:
+    """Return YOLOv8x with Q/DQ where `insert` would put them, and an eighth of its channels.
+
+    The whole one takes 2 GB and seconds; the report depends on the number of layers.
+    """
+    widths, repeats = SIZES["x"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SIZES, "narrow", (tuple(width // 8 for width in widths), repeats))
+        model = yolov8("narrow")
+    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    proto = onnx.ModelProto()
+    proto.CopyFrom(best_placement(Model(model), TARGETS["trt8.5"]).proto)
+    for tensor in proto.graph.initializer:
+        if tensor.name in weights:
+            tensor.CopyFrom(weights[tensor.name])
+    return proto

@@ -1,0 +1,580 @@
+"""The page shows the results of the other packages, compared with them and with a walk over the graph."""
+
+import base64
+import dataclasses
+import functools
+import json
+import re
+import zlib
+from itertools import combinations, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import qdqtool
+from calibration.cache import load_statistics
+from calibration.methods import METHODS, amax_of
+from qdqtool.buildlog.types import Build, BuiltLayer
+from qdqtool.commands.cli import run
+from qdqtool.commands.demo_run import yolov8n
+from qdqtool.errors import DataError
+from qdqtool.ir.graph import Model
+from qdqtool.ir.modelfile import load
+from qdqtool.ir.qdq import is_qdq, read_params
+from qdqtool.reporting import api, data
+from qdqtool.reporting.api import Report
+from qdqtool.reporting.options import ReportInputs
+from qdqtool.reporting.page import embedded
+from qdqtool.reporting.page import render as render_page
+from qdqtool.reporting.sections import tuning_of
+from qdqtool.timing.estimate import predict_on
+from qdqtool.timing.options import GpuOptions, TimingOptions
+from qdqtool.trt.trace import render
+from tests.errors import has
+from tests.insertion.nets import Net
+from tests.reporting.conftest import NetworkFiles
+from tests.reporting.networks import CONVOLUTIONS, narrow_yolov8x_qdq
+from tests.slow import slow_after
+from tests.trt.builder import Graph
+from tests.trt.evidence import DIFFERENT, advised, truth
+from tests.trt.evidence import model as published
+
+FIRST = ("yolo-resnet18-orin-trt8502", "resnet18-a100-qat-residual", "resnet18-qat-rtx2000-trt8510")
+SOME_FIRST = slow_after(1, [*FIRST, *(case for case in DIFFERENT if case not in FIRST)])
+
+
+def collect(model: Any, *builds: Path, gpu: str | None = None, **inputs: Any) -> data.Page:
+    return api.collect(model, *builds, inputs=ReportInputs(gpu=GpuOptions(gpu), **inputs))
+
+
+@functools.cache
+def page_of(case: str) -> data.Page:
+    """Return the page of a recorded build's model. Callers do not change it."""
+    return collect(published(case), target=truth(case)["target"])
+
+
+def prediction_of(case: str) -> qdqtool.Prediction:
+    return advised(case, truth(case)["target"])
+
+
+@pytest.mark.parametrize("case", SOME_FIRST)
+def test_page_lists_convolutions_conversions_and_findings(case: str) -> None:
+    prediction = prediction_of(case)
+    model = page_of(case).model
+    assert [(c.name, c.precision, c.inputs, c.output, c.evidence) for c in model.convs] == [
+        (c.name, c.precision, [str(p) for p in c.inputs], c.output, c.evidence)
+        for c in prediction.convolutions
+    ]
+    assert [c.name for c in model.conversions] == prediction.conversion_nodes
+    assert [f.message for f in model.findings] == [f.message for f in prediction.findings]
+    for conv in model.convs:
+        assert model.nodes[conv.node].name == conv.name
+        assert model.layers[conv.layer].name == prediction.convolution(conv.name).layer
+        assert set(conv.findings) <= set(model.nodes[conv.node].findings)
+    for finding in model.findings:
+        assert all(finding.id in model.nodes[number].findings for number in finding.nodes)
+
+
+@pytest.mark.parametrize("case", SOME_FIRST)
+def test_onnx_graph_draws_every_node_and_link(case: str) -> None:
+    model = page_of(case).model
+    rows = sorted(n for box in model.onnx.boxes for n in box.rows)
+    assert rows == list(range(len(model.nodes)))
+    assert drawn_links(model) == links_between(published(case), {n.name for n in model.nodes})
+    conversions = {c.name.partition("_clone_")[0] for c in model.conversions}
+    assert {m.name for e in model.onnx.edges for m in e.marks if m.stays} == conversions
+    assert all(c.node >= 0 and c.layer >= 0 and c.to for c in model.conversions)
+
+
+@pytest.mark.parametrize("case", SOME_FIRST)
+def test_engine_graph_draws_every_layer(case: str) -> None:
+    model = page_of(case).model
+    layers = [i for i, layer in enumerate(model.layers) if layer.type != "Conversion"]
+    assert [box.layer for box in model.engine.boxes if box.role == "layer"] == layers
+    marks = {m.name for e in model.engine.edges for m in e.marks if m.stays}
+    assert marks == {layer.name for layer in model.layers if layer.type == "Conversion"}
+
+
+@pytest.mark.parametrize("view", ["onnx", "engine"])
+@pytest.mark.parametrize("case", SOME_FIRST)
+def test_boxes_do_not_overlap_and_edges_go_down(case: str, view: str) -> None:
+    drawing = getattr(page_of(case).model, view)
+    assert drawing.boxes
+    for a, b in combinations(drawing.boxes, 2):
+        assert a.x + a.w <= b.x or b.x + b.w <= a.x or a.y + a.h <= b.y or b.y + b.h <= a.y
+    for box in drawing.boxes:
+        assert box.x >= 0 and box.x + box.w <= drawing.width and box.y + box.h <= drawing.height
+    for edge in drawing.edges:
+        heights = [y for _, y in edge.points]
+        top, bottom = drawing.boxes[edge.source], drawing.boxes[edge.target]
+        assert heights == sorted(heights)
+        assert heights[0] == pytest.approx(top.y + top.h)
+        assert heights[-1] == pytest.approx(bottom.y)
+
+
+@pytest.mark.parametrize("case", SOME_FIRST)
+def test_modules_hold_every_node_and_link(case: str) -> None:
+    model = page_of(case).model
+    boxes, edges = model.modules.boxes, model.modules.edges
+    rows = sorted(n for box in boxes for n in box.rows)
+    assert rows == list(range(len(model.nodes))) and len(boxes) <= 60
+    assert all(edge.source < edge.target for edge in edges)
+    module = {node: number for number, box in enumerate(boxes) for node in box.rows}
+    links = {
+        (module[a], module[b])
+        for edge in model.onnx.edges
+        for a in model.onnx.boxes[edge.source].rows[:1]
+        for b in model.onnx.boxes[edge.target].rows[:1]
+        if module[a] != module[b]
+    }
+    assert links == {
+        (e.source, e.target) for e in edges if boxes[e.source].rows and boxes[e.target].rows
+    }
+
+
+def links_between(index: Model, names: set[str]) -> set[tuple[str, str]]:
+    """Return pairs of named nodes, the second of which reads the first directly or through Q and DQ."""
+    links = set()
+    for node in index.nodes:
+        for tensor in node.inputs if node.name in names else ():
+            producer = index.producers.get(tensor)
+            while producer is not None and is_qdq(producer):
+                producer = index.producers.get(producer.inputs[0])
+            if producer is not None and producer.name in names:
+                links.add((producer.name, node.name))
+    return links
+
+
+def drawn_links(model: data.Model) -> set[tuple[str, str]]:
+    """Return the same pairs of a drawing: within its boxes, and along its edges by their tensor."""
+    producers = {tensor: number for number, n in enumerate(model.nodes) for tensor in n.outputs}
+    boxes = model.onnx.boxes
+    links = set()
+    for edge in model.onnx.edges:
+        if edge.tensor in producers and boxes[edge.target].role != "output":
+            assert producers[edge.tensor] in boxes[edge.source].rows
+            for consumer in boxes[edge.target].rows:
+                if reads(model.nodes[consumer], edge.tensor):
+                    links.add((producers[edge.tensor], consumer))
+    for box in boxes:
+        for producer, consumer in product(box.rows, repeat=2):
+            if any(reads(model.nodes[consumer], t) for t in model.nodes[producer].outputs):
+                links.add((producer, consumer))
+    return {(model.nodes[a].name, model.nodes[b].name) for a, b in links}
+
+
+def reads(node: data.Node, tensor: str) -> bool:
+    """Return whether a node reads a tensor, directly or through the quantizers before it."""
+    return tensor in node.inputs or any(
+        s.tensor == tensor and s.where != "output" for s in node.scales
+    )
+
+
+def test_log_lines_name_their_nodes() -> None:
+    case = "yolo-resnet18-orin-trt8502"
+    trace = prediction_of(case).trace
+    texts = {render(e) for e in trace} | {f"{e.pass_name}: {render(e)}" for e in trace}
+    model = page_of(case).model
+    for conv in model.convs:
+        lines = [model.lines[i] for i in model.nodes[conv.node].lines]
+        assert texts.issuperset(line.text for line in lines)
+        if conv.precision == "INT8":
+            assert any(conv.name in line.text for line in lines)
+            assert any("QuantizeDoubleInputNodes" in line.text for line in lines)
+            assert all(model.cases[line.case].says for line in lines if line.case >= 0)
+
+
+def test_scales_are_those_of_the_quantizers(files: NetworkFiles) -> None:
+    index = load(files.model)
+    nodes = {n.name: n for n in index.nodes}
+    scales = [scale for node in collect(files.model).model.nodes for scale in node.scales]
+    for scale in scales:
+        values = read_params(index, nodes[scale.quantizer]).scale
+        assert values is not None and scale.channels == values.size
+        assert scale.scale == pytest.approx(values.min(), rel=1e-5)
+        assert scale.highest == pytest.approx(values.max(), rel=1e-5)
+    assert {s.where for s in scales} == {"input", "weights", "output"} and len(scales) >= 8
+
+
+def test_weights_show_largest_values_per_channel(files: NetworkFiles) -> None:
+    initializers = onnx.load(files.float).graph.initializer
+    values = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in initializers}
+    shown = collect(files.model).model.weights
+    assert {weights.name for weights in shown} == {"first", "second", "third"}
+    for weights in shown:
+        expected = np.abs(values[f"{weights.name}.weight"]).reshape(16, -1).max(axis=1)
+        np.testing.assert_allclose(weights.largest, expected, rtol=1e-3)
+        np.testing.assert_allclose(weights.holds, expected, rtol=1e-3)
+
+
+def test_histograms_are_those_of_the_cache(files: NetworkFiles) -> None:
+    page = collect(files.model, calib_cache=files.cache)
+    statistics = load_statistics(files.cache)
+    assert page.histograms and "8 images" in page.calibration
+    for histogram in page.histograms:
+        expected = statistics[histogram.tensor]
+        assert sum(histogram.counts) == pytest.approx(expected.count, abs=len(histogram.counts))
+        assert histogram.absmax == pytest.approx(expected.absmax, rel=1e-4)
+        assert {m.name for m in histogram.methods} == set(METHODS)
+        for method in histogram.methods:
+            assert method.amax == pytest.approx(amax_of(expected, method.name), rel=1e-4)
+    index = load(files.model)
+    scale = read_params(index, index.node(page.histograms[0].quantizer)).scale
+    assert scale is not None
+    assert page.histograms[0].chosen == pytest.approx(127 * scale[0], rel=1e-4)
+
+
+def test_embedded_data_is_the_page(files: NetworkFiles) -> None:
+    page = collect(files.model, calib_cache=files.cache)
+    packed = json.loads(zlib.decompress(base64.b64decode(embedded(page))))
+    assert packed == json.loads(json.dumps(dataclasses.asdict(page)))
+
+
+def test_groups_are_tied_if_the_float_model_is_there(files: NetworkFiles) -> None:
+    groups = collect(files.model, before=files.float).groups
+    tied = next(g for g in groups if len(g.tensors) > 1)
+    assert tied.tied == "tied, one scale" and tied.scale is not None
+    assert {g.tied for g in groups} == {"tied, one scale", "alone"}
+    assert {g.tied for g in collect(files.model).groups} == {"equal scales", "alone"}
+
+
+def test_report_repr_is_short_and_ok_needs_info_only(files: NetworkFiles) -> None:
+    report = Report(collect(files.model), "<html>" * 1000, "page.html")
+    assert len(repr(report)) < 60
+    assert report.ok == all(f.severity == "info" for f in report.page.model.findings)
+
+
+def test_times_of_parts_add_up(files: NetworkFiles) -> None:
+    page = collect(files.model, gpu="T4", before=files.float)
+    assert page.model.time is not None and page.before is not None and page.before.time is not None
+    layers = sum(layer.ms or 0.0 for layer in page.model.layers)
+    others = sum(p.ms or 0.0 for p in page.parts if p.kind in ("region", "edge"))
+    assert sum(p.ms or 0.0 for p in page.parts) == pytest.approx(layers + others, rel=1e-3)
+    rates = page.roof.rates if page.roof is not None else {}
+    assert rates["INT8"] == pytest.approx(2 * rates["FP16"])
+    before = {c.name: c.before for c in page.model.convs}
+    assert before == dict.fromkeys(("first", "second", "third"), "FLOAT → FLOAT")
+
+
+def test_nodes_show_attributes_and_edges_shapes() -> None:
+    g = Graph(17)
+    w, v = (
+        g.const(n, np.ones(s), np.float32) for n, s in (("w", (8, 2, 3, 5)), ("v", (4, 8, 1, 1)))
+    )
+    y = g.op("Conv", [g.input(1, 4, 8, 8), w], "c", strides=[2, 1], group=2, pads=[1, 2, 1, 2])
+    model = collect(g.model(g.op("Conv", [g.op("LeakyRelu", y, "l", alpha=0.5), v], "d"))).model
+    assert [dict(n.attributes) for n in model.nodes] == [
+        {
+            "Weights shape": "8x2x3x5",
+            "Kernel": "3x5",
+            "Stride": "2x1",
+            "Groups": "2",
+            "Padding": "1, 2, 1, 2",
+        },
+        {"alpha": "0.5"},
+        {"Weights shape": "4x8x1x1", "Kernel": "1x1", "Stride": "1x1", "Groups": "1"},
+    ]
+    assert {e.tensor: e.shape for e in model.onnx.edges} == {
+        "x": "1x4x8x8",
+        "l:0": "1x8x4x8",
+        "d:0": "1x4x4x8",
+    }
+
+
+@pytest.mark.parametrize("gpu", ["T4", None])
+def test_build_times_come_before_estimates(
+    files: NetworkFiles, tmp_path: Path, gpu: str | None
+) -> None:
+    """Without the name of the GPU there is no estimate next to the measured times."""
+    own = {la.name: 0.25 * (i + 1) for i, la in enumerate(qdqtool.predict(files.model).layers)}
+    others = {
+        "{ForeignNode[a...b]}": 7.0,
+        "Reformatting CopyNode for Input Tensor 0 to a": 2.0,
+        "else": 1.0,
+    }
+    measured = own | others
+    rows = [
+        {"name": name, "timeMs": 2 * ms, "averageMs": ms, "percentage": 1}
+        for name, ms in measured.items()
+    ]
+    profile, layers = tmp_path / "profile.json", tmp_path / "layers.json"
+    profile.write_text(json.dumps([{"count": 2}, *rows]))
+    layers.write_text(json.dumps({"Layers": list(measured), "Bindings": ["x", "end"]}))
+    page = collect(files.model, layers, profile, gpu=gpu)
+    assert [layer.measured for layer in page.model.layers] == list(own.values())
+    assert {row.name: row.ms for row in page.unlisted} == others
+    parts = {p.kind: p for p in page.parts}
+    assert [parts[k].measured_ms for k in ("region", "layout", "edge")] == [7.0, 2.0, 1.0]
+    total = sum(measured.values())
+    assert sum(p.measured_ms or 0.0 for p in page.parts) == pytest.approx(total)
+    assert all(p.ms is None for p in page.parts) == (gpu is None)
+    assert page.agreement is not None and (page.agreement.predicted_ms is None) == (gpu is None)
+    assert page.agreement.measured_ms == pytest.approx(total, rel=0.1)
+    if gpu is not None:  # verify and report subtract what profiling adds
+        times = qdqtool.verify(files.model, layers, profile, gpu=gpu).times
+        assert times is not None and times["built_ms"] == page.agreement.measured_ms < total
+        assert page.model.time is not None and "INT8 as placed" in page.model.time.decision[0]
+    html = render_page(page)
+    text = re.sub(r"<[^>]+>", " ", html)
+    assert "Time, measured" in text and "Time, estimated" not in text
+    for table in ("convolution-table", "layer-table"):
+        head = html.split(f'id="{table}"')[1].split("</thead>")[0]
+        columns = ["Measured", "Est."] if gpu else ["Measured"]
+        assert re.findall(r"(Measured|Est\.) ms", head) == columns
+
+
+@pytest.mark.parametrize(
+    ("cin", "cout", "count", "fits"),
+    [
+        (16, 16, 3, True),
+        (16, 16, 4, True),
+        (16, 16, 5, False),
+        (16, 8, 3, False),
+        (16, 16, 0, False),
+    ],
+)
+def test_before_refuses_another_network(
+    files: NetworkFiles, tmp_path: Path, cin: int, cout: int, count: int, fits: bool
+) -> None:
+    """The model has weights of 16x16x3x3 twice and of 16x32x3x3 once."""
+    net, tensor = Net(cin, 16), "x"
+    for i in range(count):
+        tensor = net.conv(f"c{i}", tensor, cin=cin if i == 0 else cout, cout=cout)
+    net.output(net.op("Relu", "end", tensor))
+    other = tmp_path / "other.onnx"
+    onnx.save(net.model(), other)
+    if fits:
+        assert collect(files.model, before=other).before is not None
+        return
+    expected = has("different-models", path=str(other), parameter="before")
+    with pytest.raises(DataError, check=expected):
+        collect(files.model, before=other)
+
+
+def relus(names: list[str]) -> onnx.ModelProto:
+    """Return a chain of Relu nodes."""
+    g = Graph(17)
+    return g.model(functools.reduce(g.relu, names, g.input(1)))
+
+
+def test_modules_follow_node_names() -> None:
+    model = collect(yolov8n(64)).model
+    titles = [box.title for box in model.modules.boxes]
+    whole = [title for title in titles if "/" not in title and "22" not in title]
+    assert whole[1:-1] == [f"model.{i}" for i in range(22)]
+    for title, box in zip(titles, model.modules.boxes, strict=True):
+        names = {model.nodes[n].name.split("/")[1] for n in box.rows}
+        assert names == ({title.split("/")[0].split(" ")[0]} if box.rows else set())
+
+
+def test_modules_divide_long_chains() -> None:
+    boxes = collect(relus([f"r{i}" for i in range(100)])).model.modules.boxes
+    assert 5 <= len(boxes) <= 12 and boxes[1].title.startswith("r0 to r")
+
+
+def test_report_for_tensorrt_rtx_has_no_layers(files: NetworkFiles) -> None:
+    model = collect(files.model, target="rtx1.7").model
+    assert not model.layers and "names no layers" in model.engine.why and model.onnx.boxes
+
+
+@pytest.mark.parametrize("names", [[], ["r"]], ids=["empty", "relu"])
+def test_report_without_convolutions_says_so(names: list[str]) -> None:
+    assert "nothing to run in INT8" in qdqtool.report(relus(names)).html
+
+
+@pytest.mark.parametrize(
+    ("target", "gpu", "int8"), [("rtx1.7", "T4", 0), ("rtx1.7", "RTX 3060", 2), ("trt10", "T4", 2)]
+)
+def test_report_counts_int8_of_the_gpu(target: str, gpu: str, int8: int) -> None:
+    """TensorRT-RTX has no INT8 on a T4, TensorRT has."""
+    report = qdqtool.report(two_convolutions(), target=target, gpu=gpu)
+    assert [c.precision for c in report.page.model.convs].count("INT8") == int8
+
+
+def two_convolutions() -> onnx.ModelProto:
+    g = Graph()
+    return g.model(g.conv(g.conv(g.input(1, 16, 16, 16), "a", 16), "b", 16, scale=0.05))
+
+
+@pytest.mark.slow
+def test_report_of_large_network_fits_in_1_5_mb() -> None:
+    model = narrow_yolov8x_qdq()
+    report = qdqtool.report(model, gpu="T4", before=model)
+    assert len(report.page.model.convs) == CONVOLUTIONS
+    assert len(report.html.encode()) < 1_500_000
+
+
+POINT = {
+    "name": "p",
+    "convolutions": 4,
+    "conversions": 1,
+    "low": 0.9,
+    "high": 0.99,
+    "chosen_on": 0.95,
+}
+SITE = {"site": "s", "kind": "convolution", "choice": "float"}
+
+
+def result(**changes: Any) -> dict[str, Any]:
+    """Return what `qdqtool tune --result` writes, with some fields changed."""
+    metrics = (0.9, 0.93, 0.96)
+    front = [
+        {**POINT, "index": i, "int8": 4 - i, "ms": 2.0 + i, "cost": 2.0 + i, "metric": metric}
+        for i, metric in enumerate(metrics)
+    ]
+    site = {"site": "/a", "kind": "convolution", "choice": "float", "why": "it costs"}
+    values = {
+        "schema": "qdqtool/tuning/1",
+        "gpu": "RTX 3060",
+        "goal": {"keep": 0.97, "budget_ms": 5.0, "reached": True},
+        "metric": {"name": "agreement-map", "sentence": "AP with the float model.", "float": 1.0},
+        "cost": {"unit": "ms", "sentence": "predicted milliseconds"},
+        "sites": [{**site, "loss": 0.1, "ms": None}],
+        "front": front,
+        "others": [{**POINT, "index": 9, "int8": 0, "ms": 6.0, "cost": 6.0, "metric": 0.95}],
+        "chosen": front[1],
+        "notes": ["a note"],
+        "warnings": [],
+    }
+    return {**values, **changes}
+
+
+def write(folder: Path, value: Any) -> Path:
+    path = folder / "tuning.json"
+    path.write_text(value if isinstance(value, str) else json.dumps(value))
+    return path
+
+
+def read(folder: Path, value: Any) -> data.Tuning:
+    """Write a tuning result and read it for a model of two nodes."""
+    return tuning_of(write(folder, value), Model(relus(["/a", "/b"])))
+
+
+@pytest.mark.parametrize("nodes", [["/a"], ["/a", "/c"], []])
+def test_tuning_of_the_network_is_read(tmp_path: Path, nodes: list[str]) -> None:
+    assert read(tmp_path, result(sites=[{**SITE, "nodes": nodes}])).points
+
+
+@pytest.mark.parametrize("nodes", [["/c"], ["/a", "/c", "/d"]])
+def test_tuning_of_another_network_is_refused(tmp_path: Path, nodes: list[str]) -> None:
+    with pytest.raises(DataError, check=has("different-models", parameter="tuning")) as caught:
+        read(tmp_path, result(sites=[{**SITE, "nodes": nodes}]))
+    assert caught.value.path == str(tmp_path / "tuning.json")
+
+
+def test_tuning_points_goal_and_sites_are_shown(tmp_path: Path) -> None:
+    tuning = read(tmp_path, result())
+    assert [(p.x, p.metric, p.on_front, p.chosen) for p in tuning.points] == [
+        (2.0, 0.9, True, False),
+        (3.0, 0.93, True, True),
+        (4.0, 0.96, True, False),
+        (6.0, 0.95, False, False),
+    ]
+    assert tuning.axis == "estimated milliseconds on RTX 3060" and tuning.keep == 0.97
+    assert (tuning.budget, tuning.reached, tuning.notes) == (5.0, True, ["a note"])
+    assert tuning.sites == [["/a", "convolution", "float", "0.1", "", "it costs"]]
+
+
+def test_tuning_without_gpu_shows_costs(tmp_path: Path) -> None:
+    front = [{**point, "ms": None} for point in result()["front"]]
+    tuning = read(tmp_path, result(front=front, others=[], gpu=None, goal={}))
+    assert [p.x for p in tuning.points] == [2.0, 3.0, 4.0]
+    assert tuning.axis == "predicted milliseconds"
+    assert tuning.keep is None and tuning.budget is None
+
+
+def test_tuning_counts_points_without_metric(tmp_path: Path) -> None:
+    (other,) = result()["others"]
+    tuning = read(tmp_path, result(others=[other, {**other, "int8": 1, "metric": None}]))
+    assert [p.metric for p in tuning.points if not p.on_front] == [0.95]
+    assert tuning.notes[0].startswith("1 more were tried and not judged")
+
+
+def test_missing_tuning_file_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such file"):
+        tuning_of(tmp_path / "none.json", Model(relus(["/a"])))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{", "[" * 100_000, '{"schema": "qdqtool/tuning/2"}'],
+    ids=["empty", "list", "cut-off", "nested-deeply", "another-schema"],
+)
+def test_tuning_file_of_another_format_is_refused(tmp_path: Path, text: str) -> None:
+    expected = has("wrong-format", path=str(tmp_path / "tuning.json"), parameter="tuning")
+    with pytest.raises(DataError, check=expected):
+        read(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"front": None},
+        {"front": [1]},
+        {"front": [{**POINT, "index": 0, "ms": 1.0, "cost": 1.0, "int8": 1}]},
+        {"front": [{**result()["front"][0], "ms": "fast"}]},
+        {"front": [{**result()["front"][0], "metric": float("nan")}]},
+        {"sites": [3]},
+        {"metric": []},
+        {"goal": {"keep": [1]}},
+    ],
+    ids=lambda changes: json.dumps(changes)[:30],
+)
+def test_damaged_tuning_file_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    expected = has("file-damaged", path=str(tmp_path / "tuning.json"), parameter="tuning")
+    with pytest.raises(DataError, check=expected):
+        read(tmp_path, result(**changes))
+
+
+@pytest.mark.parametrize(
+    ("device", "facts", "gpu"),
+    [
+        pytest.param("Tesla T4", {"Compute Capability": "7.5", "SMs": "40"}, None, id="log"),
+        pytest.param(None, {}, "T4", id="option"),
+    ],
+)
+def test_build_of_tensorrt_rtx_is_shown_for_its_gpu(
+    device: str | None, facts: dict[str, str], gpu: str | None
+) -> None:
+    model = two_convolutions()
+    layers = [BuiltLayer("a")]
+    build = Build(tensorrt="1.7.1", is_rtx=True, layers=layers, device=device, gpu=facts)
+    report = qdqtool.report(model, build, gpu=gpu)
+    assert report.page.model.counts["int8"] == 0
+    assert report.as_json()["compute_capabilities"] == ["7.5"]
+    expected = predict_on(model, "rtx1.7", TimingOptions(gpu="T4"))[1]
+    time = report.page.model.time
+    assert expected is not None and time is not None
+    assert time.total == pytest.approx(expected.total_ms, rel=0.2)  # the log has another clock
+    assert any("has no INT8 on" in note for note in time.notes)
+
+
+def test_target_is_named_as_in_the_argument() -> None:
+    model = two_convolutions()
+    report = qdqtool.report(model, target="10.3", gpu="P100", before=model)
+    assert report.as_json()["target"] == "trt10"
+    pages = [report.page.model, report.page.before]
+    assert [p.target for p in pages if p is not None] == ["10.3"] * 2
+    text = re.sub(r"<(script|style).*?</\1>", "", report.html, flags=re.DOTALL)
+    names = re.findall(r"\w*\b(?:trt10|10\.3)\b", text)
+    assert names.count("trt10") == report.html.count("those of trt10") > 0
+    assert names.count("10.3") > 3
+
+
+def test_tuning_of_tune_command_is_read(files: NetworkFiles, tmp_path: Path) -> None:
+    out = tmp_path / "tuned.json"
+    options = ["--gpu", "T4", "--keep", "0.999", "--front", "--no-state"]
+    results = ["-o", str(tmp_path / "tuned.onnx"), "--result", str(out)]
+    arguments = [str(files.float), "--calib", str(files.data)]
+    assert run(["tune", *arguments, *options, *results]) in (0, 1)
+    written = json.loads(out.read_text())
+    tuning = tuning_of(out, load(files.model))
+    assert [(p.metric, p.x) for p in tuning.points if p.on_front] == [
+        (p["metric"], p["ms"]) for p in written["front"]
+    ]
+    assert [p.int8 for p in tuning.points if p.chosen] == [written["chosen"]["int8"]]
+    assert len(tuning.sites) == len(written["sites"])
+    assert tuning.axis == "estimated milliseconds on Tesla T4"

@@ -1,0 +1,181 @@
+"""The report page is one file that loads nothing, and no name in it becomes markup."""
+
+import base64
+import hashlib
+import html
+import json
+import re
+import zlib
+from html.parser import HTMLParser
+from pathlib import Path
+
+import onnx
+import pytest
+
+import qdqtool
+from qdqtool.errors import QdqtoolError
+from qdqtool.reporting import page
+from qdqtool.util import limits
+from tests.errors import has
+from tests.reporting.conftest import NetworkFiles
+from tools.fuzz.grammar import network
+
+HOSTILE = (
+    "<script>alert(1)</script>",
+    "</script><img src=x onerror=alert(1)>",
+    '"\' onclick=alert(1) x="',
+    "]]>-->{{7*7}}",
+    "n" * 2000,
+    "\x1b]0;owned\x07\u202e\x9b31m",
+    "a\nb\tc",
+    "日本語 ❤ 🎉",
+)
+
+
+def hostile(path: Path, seed: int = 11) -> Path:
+    """Write a network whose nodes and tensors have hostile names."""
+    proto = network(seed)
+    renamed: dict[str, str] = {}
+    for number, node in enumerate(proto.graph.node):
+        node.name = f"{HOSTILE[number % len(HOSTILE)]}/{number}"
+        for i, tensor in enumerate(node.output):
+            renamed[tensor] = f"{HOSTILE[(number + 3) % len(HOSTILE)]}|{number}|{i}"
+    for node in proto.graph.node:
+        node.input[:] = [renamed.get(t, t) for t in node.input]
+        node.output[:] = [renamed.get(t, t) for t in node.output]
+    for value in (*proto.graph.output, *proto.graph.value_info):
+        value.name = renamed.get(value.name, value.name)
+    path.write_bytes(proto.SerializeToString())
+    return path
+
+
+class TagParser(HTMLParser):
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+
+def test_page_loads_nothing(files: NetworkFiles) -> None:
+    text = qdqtool.report(files.model, before=files.float, gpu="T4", calib_cache=files.cache).html
+    for tag, attributes in TagParser(text).tags:
+        assert tag not in ("img", "iframe", "object", "embed", "base", "form"), tag
+        assert "src" not in attributes and "style" not in attributes and "srcset" not in attributes
+        assert not any(name.startswith("on") for name in attributes)
+        assert (attributes.get("href") or "#").startswith(("#", "data:,"))
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
+
+
+def test_page_policy_allows_only_its_own_script_and_style(files: NetworkFiles) -> None:
+    text = qdqtool.report(files.model).html
+    policy = next(
+        attributes["content"]
+        for _, attributes in TagParser(text).tags
+        if attributes.get("http-equiv") == "Content-Security-Policy"
+    )
+    assert policy is not None and policy.startswith("default-src 'none'") and "unsafe" not in policy
+    for kind in ("script", "style"):
+        bodies = re.findall(rf"<{kind}>(.*?)</{kind}>", text, re.DOTALL)
+        assert len(bodies) == 1
+        digest = base64.b64encode(hashlib.sha256(bodies[0].encode()).digest()).decode()
+        assert f"{kind}-src 'sha256-{digest}'" in policy
+
+
+def test_page_uses_every_asset() -> None:
+    folder = Path(page.__file__).with_name("assets")
+    assert {p.name for p in folder.iterdir()} == {*page.SCRIPTS, "style.css", "page.html"}
+
+
+def test_page_escapes_hostile_names(tmp_path: Path) -> None:
+    text = qdqtool.report(hostile(tmp_path / "<b>&model.onnx")).html
+    tags = [tag for tag, _ in TagParser(text).tags]
+    assert tags.count("script") == 2 and "b" not in tags[:12]
+    assert "alert(1)</script>" not in text and "onerror=alert(1)>" not in text
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e]", text)
+    assert "{{7*7}}" in html.unescape(text) and len(text) < 5_000_000
+    packed = re.search(
+        r'<script type="application/octet-stream" id="page-data">([\w+/=]*)</script>', text
+    )
+    assert packed is not None
+    nodes = json.loads(zlib.decompress(base64.b64decode(packed[1])))["model"]["nodes"]
+    assert any("<script>alert(1)</script>" in node["name"] for node in nodes)
+    assert all(len(node["name"]) <= page.LONGEST + 40 for node in nodes)
+
+
+def test_shown_shortens_long_names_apart() -> None:
+    first, second = (page.shown("x" * 1999 + end) for end in "ab")
+    assert first != second and "…" in first
+    assert page.shown("short") == "short"
+    assert page.short("/model.2/cv1/conv/Conv", 10) == "…conv/Conv"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "–"), (0.5, "0.5"), (999, "999"), (1234, "1.23 k"), (2.5e9, "2.5 G")],
+)
+def test_amount_has_three_digits_and_a_unit(value: float | None, text: str) -> None:
+    assert page.amount(value) == text
+
+
+def test_sort_key_and_count_texts() -> None:
+    assert [page.sort_key(v) for v in (None, 2)] == ["", "2.0"]
+    assert page.counted(1, "layer") == "1 layer" and page.counted(3, "layer") == "3 layers"
+
+
+@pytest.mark.parametrize(
+    ("name", "op", "plain"),
+    [
+        ("/model.2/conv/Conv", "Conv", "model.2/conv"),
+        ("Conv_3", "Conv", "Conv_3"),
+        ("/Conv", "Conv", "Conv"),
+        ("a/b", "Conv", "a/b"),
+    ],
+)
+def test_plain_drops_slash_and_operator(name: str, op: str, plain: str) -> None:
+    assert page.plain(name, op) == plain
+
+
+def test_report_names_missing_packages(
+    files: NetworkFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(QdqtoolError, check=has("missing-package")) as caught:
+        qdqtool.report(files.model)
+    assert "jinja2" in str(caught.value) and "qdqtool[report]" in str(caught.value)
+
+
+def test_report_of_large_graph_has_tables_without_picture(
+    files: NetworkFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "DRAWN_LAYERS", 2)
+    report = qdqtool.report(files.model)
+    assert "too many for a picture" in report.page.model.onnx.why and "third" in report.html
+
+
+def test_report_refuses_too_large_page(
+    files: NetworkFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "REPORT", 1000)
+    with pytest.raises(QdqtoolError, match="its report takes"):
+        qdqtool.report(files.model)
+
+
+def test_save_never_replaces_an_input(files: NetworkFiles, tmp_path: Path) -> None:
+    report = qdqtool.report(files.model, before=files.float, calib_cache=files.cache)
+    for path in (files.model, files.float, files.cache):
+        before = path.read_bytes()
+        with pytest.raises(QdqtoolError, match=path.name):
+            report.save(path)
+        assert path.read_bytes() == before
+    out = tmp_path / "r.html"
+    report.save(out)
+    assert out.read_text() == report.html
+    summary = report.as_json()
+    assert summary["bytes"] == out.stat().st_size and summary["schema"] == "qdqtool/report/1"
+
+
+def test_report_names_model_in_memory(files: NetworkFiles) -> None:
+    assert "a model in memory" in qdqtool.report(onnx.load(files.model)).html

@@ -1,0 +1,36 @@
+"""JSON of unknown origin."""
+
+import gc
+import json
+
+import pytest
+
+from qdqtool.util import limits
+from qdqtool.util.json_text import TooManyValues, parse_json
+
+
+@pytest.mark.parametrize(
+    "text", ["[[],[],[]]", '{"a":{"b":{}},"c":1}', "[1,2,3,4,5]", '["[","{",","]']
+)
+def test_json_with_too_many_values_is_an_error(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Lists and dicts take thirty times the memory of their text. Marks in strings count as well.
+    value = parse_json(text)
+    marks = sum(text.count(mark) for mark in ",[{")
+    monkeypatch.setattr(limits, "JSON_VALUES", marks)
+    assert parse_json(text) == parse_json(text.encode()) == value
+    monkeypatch.setattr(limits, "JSON_VALUES", marks - 1)
+    for data in (text, text.encode()):
+        with pytest.raises(TooManyValues):
+            parse_json(data)
+
+
+def test_garbage_is_not_collected_in_nested_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Objects that end where the stack is used up fail, and Python prints that.
+    collecting: list[bool] = []
+    loads = json.loads
+    monkeypatch.setattr(
+        json, "loads", lambda *args, **how: collecting.append(gc.isenabled()) or loads(*args, **how)
+    )
+    with pytest.raises(RecursionError):
+        parse_json("[" * 100_000)
+    assert collecting == [False] and gc.isenabled()
