@@ -23,7 +23,7 @@ from calibration.statistics import (
     POSITIONS,
     MagnitudeCounter,
     TensorStatistics,
-    counted_bytes,
+    histogram_bytes,
 )
 from qdqtool.errors import DataError
 from qdqtool.util import limits
@@ -291,7 +291,7 @@ def _parse(archive: Archive, path: str) -> Progress:
         raise ValueError("negative counts")
     if names:
         limits.check_size(
-            counted_bytes(len(names), bins),
+            histogram_bytes(len(names), bins),
             limits.CACHE_MEMORY,
             f"{path}: the statistics of {len(names)} tensors take",
             DataError,

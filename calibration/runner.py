@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from calibration.arrays import open_data
 from calibration.cache import Progress, Statistics, load_progress, save_progress
-from calibration.counting import Tally, ThreadPass, turns
+from calibration.counting import SampleCounter, ThreadPass, counting_turns
 from calibration.dataset import Dataset, Looks
 from calibration.focus import Focus
 from calibration.listing import file_digest
@@ -23,13 +23,13 @@ from calibration.options import YOLO_PREPROCESS, Preprocess
 from calibration.session import (
     check_tensors,
     external_folder,
-    fetched_bytes,
     input_specs,
     metadata_size,
     open_session,
+    sample_bytes,
     worker_count,
 )
-from calibration.statistics import DEFAULT_BINS, counted_bytes
+from calibration.statistics import DEFAULT_BINS, histogram_bytes
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource, load
@@ -338,20 +338,22 @@ class _Job:
         count = 1
         if self.dataset.source.random_access:
             count = worker_count(
-                fetched_bytes(self.model, computed),
+                sample_bytes(self.model, computed),
                 core_count(),
-                counted_bytes(len(wanted), self.bins),
+                histogram_bytes(len(wanted), self.bins),
             )
         threads = max(1, core_count() // count)
         session = open_session(self.model, computed, threads) if computed else None
         samples = None if self.dataset.indices is None else len(self.dataset)
         by_channel = linear_inputs(self.model)
-        turn = turns(count)
-        tallies = [
-            Tally(session, wanted, self.bins, self.focus, threads, samples, by_channel, turn)
+        turn = counting_turns(count)
+        counters = [
+            SampleCounter(
+                session, wanted, self.bins, self.focus, threads, samples, by_channel, turn
+            )
             for _ in range(count)
         ]
-        return ThreadPass(self.dataset.tasks(self.done), tallies)
+        return ThreadPass(self.dataset.tasks(self.done), counters)
 
     def _save(self, counted: Statistics, done: Set[int], finished: bool = False) -> Statistics:
         result = self.before.merge(counted)

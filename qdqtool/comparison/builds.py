@@ -10,14 +10,14 @@ from qdqtool.buildlog.names import NameSet
 from qdqtool.buildlog.reconstruct import graph_from_log
 from qdqtool.buildlog.summary import find_truncations
 from qdqtool.buildlog.types import Build, BuiltLayer, Shape
+from qdqtool.comparison.matching import ALIKE, match
+from qdqtool.comparison.result import Change, NodeChange, NodeSide, Side
 from qdqtool.errors import BuildLogError
 from qdqtool.ir.graph import Model
 from qdqtool.ir.operators import output_axis
 from qdqtool.patterns.view import View
 from qdqtool.types import BYTES, Precision, Prediction
 from qdqtool.verification.api import FEW, all_in_myelin
-from qdqtool.verification.comparing.matching import ALIKE, match
-from qdqtool.verification.comparing.result import Change, NodeChange, NodeSide, Side
 from qdqtool.verification.convolutions import (
     Mapper,
     PassLines,
