@@ -288,7 +288,11 @@ def test_rule_of_a_mismatch(
     ],
 )
 def test_layer_and_pass_lines_that_contradict(
-    events: list[LogEvent], ended: bool, inputs: str, outputs: str, contradiction: DetailedDifference | None
+    events: list[LogEvent],
+    ended: bool,
+    inputs: str,
+    outputs: str,
+    contradiction: DetailedDifference | None,
 ) -> None:
     listed = layer("b", inputs=inputs, outputs=outputs, line=50)
     build = Build(layers=[listed], trace=events, headings=EPILOGUE if ended else [])
