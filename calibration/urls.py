@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
-from calibration.dataset import Array, InputSpec, printable
+from calibration.dataset import Array, InputSpec, escape_path
 from calibration.images import IMAGE_SUFFIXES, ImageSource
 from calibration.listing import UNREADABLE
 from calibration.options import Preprocess
@@ -143,7 +143,7 @@ class UrlSource(ImageSource):
         return len(self.names)
 
     def name(self, index: int) -> str:
-        return printable(self.names[index])
+        return escape_path(self.names[index])
 
     def portion(self, indices: Sequence[int]) -> Self:
         part = copy.copy(self)
