@@ -99,7 +99,7 @@ def command(
     from qdqtool.formats.build_text import render, render_comparison
 
     if other:
-        from qdqtool.verification.comparing.api import compare
+        from qdqtool.comparison.api import compare
 
         comparison = compare(report, report_of(list(other)))
         assert comparison.engines is not None

@@ -13,13 +13,13 @@ from qdqtool.util.text import counted, layers_counted, middle
 
 if TYPE_CHECKING:
     from qdqtool.buildlog.costs import EngineComparison, LayerPair
-    from qdqtool.verification.comparing.result import Comparison, NodeChange, Side
+    from qdqtool.comparison.result import Comparison, NodeChange, Side
     from qdqtool.verification.lines import Verification
 
 # How many are listed, unless everything is asked for: layers, slow ones, nodes that differ, mismatches.
 _LISTED, _SLOW_LISTED, _NODES, _MISMATCHES = 20, 10, 8, 10
 _SHOWN_MS = 5e-5  # what four digits show
-# By qdqtool.verification.comparing.result.Change, the gravest first.
+# By qdqtool.comparison.result.Change, the gravest first.
 _TITLES = {
     "lost-int8": "Lost INT8",
     "lost-int8-output": "In INT8, but writing float",
@@ -132,7 +132,7 @@ def _totals(page: Page, key: str, totals: dict[str, LayerTotals], *, timed: bool
 
 def render_comparison(comparison: Comparison, width: int = 80, *, everything: bool = False) -> str:
     """The answer first, then what happened to which node; ``everything`` lists every node and layer."""
-    from qdqtool.verification.comparing import words
+    from qdqtool.comparison import words
 
     page = Page(width, everything)
     page.fill(words.answer(comparison), 0)

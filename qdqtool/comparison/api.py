@@ -10,6 +10,19 @@ from qdqtool.buildlog.costs import EngineReport, analyze, compare_engines
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.summary import find_listing_hole, is_float_build
 from qdqtool.buildlog.types import Build
+from qdqtool.comparison import builds, models, words
+from qdqtool.comparison.matching import ALIKE, match
+from qdqtool.comparison.models import Asked
+from qdqtool.comparison.result import (
+    NO_LISTING,
+    Change,
+    Comparison,
+    Lost,
+    NodeChange,
+    NodeSide,
+    compare_sides,
+    is_model,
+)
 from qdqtool.errors import BuildLogError, QdqtoolError
 from qdqtool.findings.coded import codes_of
 from qdqtool.findings.messages import obstacles
@@ -24,6 +37,7 @@ from qdqtool.types import Finding, Precision, Prediction, Severity
 from qdqtool.util.files import record_inputs
 from qdqtool.util.notes import Note, Remark
 from qdqtool.util.said import Parameter, said
+<<<<<<< HEAD:qdqtool/verification/comparing/api.py
 from qdqtool.verification.api import check_not_empty, choose_target
 from qdqtool.verification.comparing import builds, models, words
 from qdqtool.verification.comparing.matching import ALIKE, match
@@ -38,6 +52,9 @@ from qdqtool.verification.comparing.result import (
     compare_sides,
     is_model,
 )
+=======
+from qdqtool.verification.api import check_told, choose_target
+>>>>>>> main:qdqtool/comparison/api.py
 
 _ONE_NETWORK = 0.9  # likeness from which on nothing needs to be said about it
 Side: TypeAlias = ModelSource | Model | Build | EngineReport | Sequence[str | os.PathLike[str]]
