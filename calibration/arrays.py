@@ -38,7 +38,7 @@ from calibration.images import (
 )
 from calibration.listing import BLOCK, block_starts, file_digest, list_files
 from calibration.options import YOLO_PREPROCESS, Preprocess
-from calibration.urls import is_url, local_path, url_source
+from calibration.urls import is_url, local_path, open_url_source
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.util import limits
 from qdqtool.util.archives import Archive, read_header, read_values
@@ -409,7 +409,7 @@ def open_data(
     if isinstance(source, (str, os.PathLike)):
         text = os.fspath(source)
         if is_url(text):
-            return Dataset(url_source(text, inputs, preprocess, size), inputs, max_images)
+            return Dataset(open_url_source(text, inputs, preprocess, size), inputs, max_images)
         path = Path(local_path(text))
         try:
             path.exists()

@@ -29,7 +29,7 @@ from qdqtool.util import limits
 from qdqtool.util.notes import Note, Remark
 from qdqtool.util.said import Said, said
 from qdqtool.util.subprocesses import run_command, temporary_folder
-from qdqtool.verification.build_model import BuiltModel, build_model, pair_convolutions, map_build, is_status_as_predicted
+from qdqtool.verification.build_model import BuiltModel, build_model, compare, mapped, status_agrees
 
 TIMEOUT = 600.0  # seconds for one build
 PATIENCE, SLOWER = 60.0, 5.0  # seconds, and times the seconds of the whole model
@@ -137,7 +137,7 @@ class BuilderCheck:
             (work / "build.log").unlink(missing_ok=True)
             result = build_with_package(self._child, path, work, self._builder, _SM, TIMEOUT)
             read_log(model, log_names(model), work, result)
-            built = map_build(result)
+            built = mapped(result)
         else:
             built = build_model(path, self._builder, timeout=TIMEOUT)
         message = "" if built.status == "built" else _kind(built.message, model)
@@ -146,7 +146,7 @@ class BuilderCheck:
     def _differences(self, model: Model, built: BuiltModel) -> frozenset[tuple[str, str]]:
         prediction = predict(model, self._target, advice=False)
         if self._builder == "tensorrt-rtx":
-            if is_status_as_predicted(prediction, built) is False:
+            if status_agrees(prediction, built) is False:
                 return frozenset({("another status", built.status)})
             if built.status != "built":
                 return frozenset()
@@ -155,7 +155,7 @@ class BuilderCheck:
                     f"{p.predicted.precision} writing {p.predicted.output}",
                     f"{p.built.precision} writing {p.built.output}",
                 )
-                for p in pair_convolutions(prediction, built)
+                for p in compare(prediction, built)
                 if p.built is not None and p.agrees is False
             )
         if built.status != "built" or built.build is None:

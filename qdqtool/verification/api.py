@@ -47,10 +47,10 @@ from qdqtool.util.records import replaced
 from qdqtool.util.said import said
 from qdqtool.verification import build_model as built
 from qdqtool.verification.convolutions import (
-    NodeMapper,
-    count_named_convolutions,
+    Mapper,
+    common_names,
     compare_convolutions,
-    find_name_conflicts,
+    contradicted_names,
     trt_name,
 )
 from qdqtool.verification.lines import (
@@ -59,8 +59,8 @@ from qdqtool.verification.lines import (
     compare_conversions,
     compare_layers,
     compare_trace,
-    find_inconsistent_tensors,
-    verification_from_pairs,
+    inconsistent_tensors,
+    of_pairs,
     verify_rtx_build,
 )
 
@@ -116,11 +116,11 @@ def verified(
     else:
         result = compare_assuming(index, prediction, build, chosen)
         assert result.prediction is not None
-        from qdqtool.verification.times import compare_times, explain_missing_estimate
+        from qdqtool.verification.times import compare_times, not_compared
 
         result.times = compare_times(index, result.prediction, build, chosen, gpu)
         if result.times is None and gpu.gpu is None:
-            notes += explain_missing_estimate(build)
+            notes += not_compared(build)
     result.notes[:0] = [*build.notes, *notes]
     return result, chosen
 
@@ -228,7 +228,7 @@ def check_explicit(build: Build, model: Model | None = None) -> None:
 def check_same_model(model: Model, build: Build) -> None:
     """Refuses a build that names few of the model's convolutions, or other nodes by their names."""
     check_told(build)
-    found, wanted = count_named_convolutions(model, build)
+    found, wanted = common_names(model, build)
     if wanted and found < FEW * wanted and not all_in_myelin(build):
         why = f"; it is a build of another model than {model.path or 'the one given'}"
         if found and not build.layers and not build.trace:
@@ -238,7 +238,7 @@ def check_same_model(model: Model, build: Build) -> None:
             build.display_name,
             code="different-models",
         )
-    wrong = find_name_conflicts(View(model), build, NodeMapper(model, build.layers))
+    wrong = contradicted_names(View(model), build, Mapper(model, build.layers))
     if len(wrong) > FEW_WRONG * found:
         name, mine, theirs = wrong[0]
         raise BuildLogError(
@@ -328,7 +328,7 @@ def compare(
     if not build.bindings and not build.parse.inputs and build.complete:
         if (hole := find_listing_hole(build, model.inputs)) is not None:
             build = replace(build, gaps=[*build.gaps, hole], complete=False)
-    mapper = NodeMapper(model, build.layers)
+    mapper = Mapper(model, build.layers)
     ended = not build.has_gap(Section.PASSES)
     convolutions, mismatches = compare_convolutions(
         model, prediction, build, mapper, unsure_convolutions
@@ -339,7 +339,7 @@ def compare(
     copies = compare_trace(prediction, build, ended, unsure_events, MismatchKind.COPY)
     conversions = compare_conversions(prediction, build, ended)
     notes: list[Note] = []
-    mismatches += find_inconsistent_tensors(model, build)[:MOST]
+    mismatches += inconsistent_tensors(model, build)[:MOST]
     found = [trace.mismatches, copies.mismatches]
     if not unsure_convolutions:  # unknown scales decide over conversions and layer names as well
         found[:0] = [conversions.mismatches, layers.mismatches]
@@ -435,7 +435,7 @@ def verify_with_builder(
         message=result.message,
     )
     pairs = built.compare(prediction, result) if result.status == "built" else []
-    verification = verification_from_pairs(prediction, pairs, described)
+    verification = of_pairs(prediction, pairs, described)
     if built.status_agrees(prediction, result) is False:
         ours = status_of(prediction)
         says = f"{result.status}: {result.message}" if result.message else result.status

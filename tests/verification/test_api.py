@@ -39,13 +39,13 @@ from qdqtool.verification.api import (
     check_same_model,
     choose_target,
     exit_code,
-    has_fp32_remainder,
+    flag_notes,
     target_of,
     verify,
 )
-from qdqtool.verification.build_model import BuiltModel, ConvolutionPair, build_model
+from qdqtool.verification.build_model import BuiltModel, Pair, build_model
 from qdqtool.verification.convolutions import BuiltNode
-from qdqtool.verification.lines import Verification, verification_from_pairs
+from qdqtool.verification.lines import Verification, of_pairs
 from tests.buildlog.evidence import build_file
 from tests.buildlog.samples import build_of
 from tests.errors import has
@@ -407,7 +407,7 @@ def test_check_same_model_rejects_fewer_names(build: Build, total: int, count: i
     ],
 )
 def test_flag_notes(flags: str, layers: list[BuiltLayer], expected: bool) -> None:
-    notes = has_fp32_remainder(Build(precision_flags=frozenset(flags.split()), layers=layers))
+    notes = flag_notes(Build(precision_flags=frozenset(flags.split()), layers=layers))
     assert remarks(notes) == [Remark.NO_FP16_FLAG] * expected
 
 
@@ -510,11 +510,11 @@ def test_of_pairs() -> None:
     whole = prediction(CASE)
     agreeing, wrong, unknown = whole.convolutions[:3]
     pairs = [
-        ConvolutionPair(agreeing, BuiltNode(agreeing.index, agreeing.name, "Conv", agreeing.precision)),
-        ConvolutionPair(wrong, BuiltNode(wrong.index, wrong.name, "Conv", FP16)),
-        ConvolutionPair(unknown, None),
+        Pair(agreeing, BuiltNode(agreeing.index, agreeing.name, "Conv", agreeing.precision)),
+        Pair(wrong, BuiltNode(wrong.index, wrong.name, "Conv", FP16)),
+        Pair(unknown, None),
     ]
-    result = verification_from_pairs(whole, pairs, BuildFacts(BuildSource.LOG))
+    result = of_pairs(whole, pairs, BuildFacts(BuildSource.LOG))
     assert result.convolutions == ConvolutionCounts(3, 1, 1, (unknown.name,))
     assert [m.name for m in result.mismatches] == [wrong.name]
 
