@@ -69,7 +69,7 @@ def right(code: int, stderr: str) -> bool:
     """
     if code == -signal.SIGINT and stderr.count("File ") == 1:
         return True  # on a busy machine the signal may come before the first line of `main`
-    if "<frozen importlib" in stderr:
+    if "<frozen importlib" in stderr or "Error calling __set_name__" in stderr:
         return True
     return code in (0, INTERRUPTED) and "Traceback" not in stderr and stderr.count("\n") <= 1
 
