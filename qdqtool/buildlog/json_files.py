@@ -1,7 +1,8 @@
 """Readers of TensorRT's JSON files: layer listings and profiles.
 
-Layers are objects, or strings if the engine was built without ``--profilingVerbosity=detailed``. TensorRT
-writes control characters, stray bytes and unescaped names into its JSON. A file may also be cut off.
+Layers are objects, or strings if the engine was built without ``--profilingVerbosity=detailed``.
+TensorRT writes control characters, stray bytes and unescaped names into its JSON. A file may also
+be cut off.
 """
 
 from __future__ import annotations

@@ -1,11 +1,14 @@
 """Parsers of engine layers in every spelling of TensorRT.
 
-``Layer(CaskConvolution): NAME, Tactic: 0x1, a[Int8(1,64,8,8)] -> b[Half(1,64,8,8)]``   8.0 to 8.4, and TensorRT 7
-``Layer(CaskConvolution): NAME, Tactic: 0x1, a (Int8[1,64:32,8,8]) -> b (Half[1,64,8,8])``   8.5 and later
+``Layer(CaskConvolution): NAME, Tactic: 0x1, a[Int8(1,64,8,8)] -> b[Half(1,64,8,8)]``
+    TensorRT 7 to 8.4
+``Layer(CaskConvolution): NAME, Tactic: 0x1, a (Int8[1,64:32,8,8]) -> b (Half[1,64,8,8])``
+    8.5 and later
 ``Name: NAME, LayerType: T, Inputs: [ { Name: a, Location: Device, ... }], Outputs: [...], ...``
     ``--dumpLayerInfo``, 8.2 and later. TensorRT 10 drops Location inside Myelin. TensorRT 11 and
     RTX split Format/Datatype.
-``{"Name": ..., "LayerType": ..., "Inputs": [...]}``   ``--exportLayerInfo``
+``{"Name": ..., "LayerType": ..., "Inputs": [...]}``
+    ``--exportLayerInfo``
 """
 
 from __future__ import annotations
@@ -184,7 +187,7 @@ def parse_info_line(text: str, line: int = 0) -> BuiltLayer | None:
 
 
 def _parse_tensors(text: str) -> Iterator[dict[str, Any]]:
-    """Yield the fields of ``{ Name: a, Location: Device, Dimensions: [1,3], Format/Datatype: F }``."""
+    """Yield the fields of each ``{ Name: a, Dimensions: [1,3], Format/Datatype: F }``."""
     for item in text.split("{ Name: ", MAX_TENSORS + 1)[1 : MAX_TENSORS + 1]:
         name, listed, rest = item.partition(", Dimensions: [")
         fields = {"Name": name.partition(", Location: ")[0] if listed else item.strip(" },")}
@@ -199,7 +202,7 @@ def _parse_tensors(text: str) -> Iterator[dict[str, Any]]:
 
 
 def _parse_fields(text: str) -> dict[str, Any]:
-    """Parse ``, Kernel: [3,3], Weights: {"Type": "Int8", "Count": 9}, Metadata: [ONNX Layer: a]``."""
+    """Parse ``, Kernel: [3,3], Weights: {"Type": "Int8"}, Metadata: [ONNX Layer: a]``."""
     fields: dict[str, Any] = {}
     body, separator, metadata = text.partition(", Metadata: ")
     if separator:

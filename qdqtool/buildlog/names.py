@@ -1,8 +1,8 @@
 """Parser of the names that TensorRT gives to fused layers.
 
-A fused name joins the absorbed nodes with `` + ``. Layers merged side by side are joined with `` || ``.
-Pointwise layers are written ``PWN(a, b)`` and nest. Node names may contain any of these signs, so joints
-count only outside brackets, and a known name is never split.
+A fused name joins the absorbed nodes with `` + ``. Layers merged side by side are joined with
+`` || ``. Pointwise layers are written ``PWN(a, b)`` and nest. Node names may contain any of these
+signs, so joints count only outside brackets, and a known name is never split.
 
 Seen in builds of TensorRT 8.0 to 10 and TensorRT-RTX 1.7; ``_quantize_scale_node`` is 8.0 to 8.2.
 """

@@ -1,6 +1,6 @@
-"""Contents of a TensorRT build log or layer listing, as :func:`qdqtool.buildlog.read.read_build` returns it.
+"""Contents of a TensorRT build log or layer listing.
 
-Nothing here imports onnx or numpy.
+:func:`qdqtool.buildlog.read.read_build` returns them. Nothing here imports onnx or numpy.
 """
 
 from __future__ import annotations
