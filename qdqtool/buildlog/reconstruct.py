@@ -377,8 +377,8 @@ def _find_equal_scales(build: Build) -> tuple[dict[str, str], list[tuple[str, st
 class InferredAttributes:
     """Attributes and constant inputs of a node.
 
-    Printed attributes are exact. Inferred ones may differ from those of the model: a 3x3 kernel with
-    stride 2 and padding 1 and a 2x2 kernel with stride 2 halve a map alike.
+    Printed attributes are exact. Inferred ones may differ from those of the model: a 3x3 kernel
+    with stride 2 and padding 1 and a 2x2 kernel with stride 2 halve a map alike.
 
     Attributes:
         parsed: The node as the parser printed it.
