@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from calibration.arrays import Preprocess, open_data
+from calibration.arrays import open_data
 from calibration.dataset import Dataset, SubsetSource, spread_indices
+from calibration.options import Preprocess
 from calibration.session import input_specs, metadata_size
 from qdqtool.errors import DataError
 from qdqtool.insertion.options import ImageOptions, RangeOptions
