@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calibration.arrays import open_data
-from calibration.cache import Progress, Statistics, load_progress, save_progress
+from calibration.cache import CalibrationProgress, Statistics, load_progress, save_progress
 from calibration.counting import SampleCounter, ThreadPass, counting_turns
 from calibration.dataset import DataQuality, Dataset
 from calibration.focus import Focus
@@ -265,7 +265,7 @@ class _Job:
             self.notes.append(Remark.RESUMED(cache=self.cache, images=old.images))
         return None
 
-    def _mismatch(self, found: Progress) -> Mismatch | None:
+    def _mismatch(self, found: CalibrationProgress) -> Mismatch | None:
         if not self.key or found.model != self.key:
             return Mismatch.MODEL
         if not self.dataset.fingerprint or found.statistics.fingerprint != self.dataset.fingerprint:
@@ -372,7 +372,9 @@ class _Job:
             total = len(done) if finished else None
             self._check_own(self.cache)
             save_progress(
-                Progress(self.key, everything, done, total, DataQuality(**vars(dataset.quality))),
+                CalibrationProgress(
+                    self.key, everything, done, total, DataQuality(**vars(dataset.quality))
+                ),
                 self.cache,
             )
             self.seen = _identity(self.cache)

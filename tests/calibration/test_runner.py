@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from calibration import Focus, Statistics, runner
 from calibration.arrays import open_data
-from calibration.cache import Progress, load_progress, save_progress
+from calibration.cache import CalibrationProgress, load_progress, save_progress
 from calibration.counting import SampleCounter
 from calibration.listing import file_digest
 from calibration.runner import Mismatch, collect
@@ -227,7 +227,9 @@ def write_unfinished(cache: Path) -> None:
     run(cache, FEEDS[:2], overwrite_cache=True)
     part = load_progress(cache)
     part.statistics.fingerprint = whole.statistics.fingerprint
-    save_progress(Progress(part.model, part.statistics, {0, 1}, None, part.quality), cache)
+    save_progress(
+        CalibrationProgress(part.model, part.statistics, {0, 1}, None, part.quality), cache
+    )
 
 
 def test_unfinished_cache_without_a_tensor_is_not_used(cache: Path) -> None:
@@ -308,7 +310,7 @@ def test_cache_is_saved_whenever_five_seconds_have_passed(
     monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     totals: list[int | None] = []
 
-    def save(progress: Progress, path: Path) -> None:
+    def save(progress: CalibrationProgress, path: Path) -> None:
         totals.append(progress.total)
         save_progress(progress, path)
 
