@@ -40,8 +40,8 @@ from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.util import limits
 from qdqtool.util.archives import Archive, read_header, read_values
 from qdqtool.util.files import INVALID_NAME, open_input, read_input, record_input
-from qdqtool.util.notes import Remark
-from qdqtool.util.text import reason_of
+from qdqtool.util.notes import Note
+from qdqtool.util.text import counted, reason_of
 
 ARRAY_SUFFIXES = frozenset({".npz", ".npy"})
 LIST_SUFFIXES = frozenset({".txt", ".lst", ".list"})
@@ -468,10 +468,21 @@ def _folder_source(
     links, counts = listing.broken_links, listing.suffixes
     formats = [f"{counts[s]} {s[1:]}" for s in OTHER_IMAGE_SUFFIXES if counts[s]]
     kinds = ", ".join(sorted(suffix[1:] for suffix in IMAGE_SUFFIXES))
-    notes = [Remark.OTHER_FORMATS(formats=formats, kinds=kinds)] if formats else []
+    notes = []
+    if formats:
+        text = f"images of other formats are not read ({', '.join(formats)})"
+        notes.append(
+            Note(
+                f"{text}: convert them to one of {kinds}",
+                code="other-formats",
+                formats=formats,
+                kinds=kinds,
+            )
+        )
     if listing.paths:
         if links:
-            notes.append(Remark.DEAD_LINKS(count=len(links), first=min(links)))
+            text = f"skipped {counted(len(links), 'broken link')}, first {min(links)}"
+            notes.append(Note(text, code="dead-links", count=len(links), first=min(links)))
         source = ImageSource(listing.paths, path, inputs, preprocess, size)
         source.notes = notes
         return source

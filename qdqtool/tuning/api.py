@@ -14,7 +14,7 @@ from typing import Any
 
 from google.protobuf.message import EncodeError
 
-from calibration.cluster import mapping
+from calibration.cluster.connection import Cluster, check_cluster
 from calibration.dataset import Dataset
 from calibration.options import Preprocess
 from qdqtool import prediction
@@ -195,7 +195,7 @@ def _tune(
     effort = options.search
     began, cpu = time.monotonic(), time.process_time()
     if where.cluster is not None:
-        mapping.check_where(where.cluster)
+        check_cluster(where.cluster)
     limit = limits.check_seconds(effort.check_timeout, "check_timeout")
     aim.check_budget(machine.gpu)
     keep, time_limit = aim.kept_part, effort.time_limit
@@ -244,7 +244,7 @@ def _tune(
     with contextlib.ExitStack() as stack:
         opened = None
         if where.cluster is not None:
-            opened = stack.enter_context(mapping.Cluster(where.cluster, where.mixed_cpus))
+            opened = stack.enter_context(Cluster(where.cluster, where.mixed_cpus))
         calibration = _calibrate(
             planner,
             sets,

@@ -24,9 +24,9 @@ import onnx
 from onnx import helper
 
 from calibration import Focus
-from calibration.cluster.mapping import Cluster
-from calibration.cluster.mapping import Job as Handed
-from calibration.clustered import shared
+from calibration.cluster.connection import Cluster
+from calibration.cluster.jobs import ClusterJob
+from calibration.cluster_pass import share_dataset
 from calibration.dataset import Dataset
 from calibration.session import TensorFetcher, open_packed_session, partial_model
 from qdqtool.errors import QdqtoolError
@@ -637,7 +637,7 @@ class ClusterMapper(contextlib.ExitStack):
     def __init__(self, cluster: Cluster) -> None:
         super().__init__()
         self.cluster = cluster
-        self._handed: tuple[Handed, Job] | None = None
+        self._handed: tuple[ClusterJob, Job] | None = None
 
     def __call__(self, job: Job, tasks: Sequence[Task]) -> Iterator[Result]:
         """Results as they are done, each task's once.
@@ -648,8 +648,8 @@ class ClusterMapper(contextlib.ExitStack):
         """
         if self._handed is None or job != self._handed[1]:
             self.close()
-            given = replace(job, images=shared(job.images), _kept={})
-            made = Handed(
+            given = replace(job, images=share_dataset(job.images), _kept={})
+            made = ClusterJob(
                 self.cluster,
                 "qdqtool.tuning.measure:unpacked",
                 given,

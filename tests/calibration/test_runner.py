@@ -19,7 +19,7 @@ from calibration.arrays import open_data
 from calibration.cache import CalibrationProgress, load_progress, save_progress
 from calibration.counting import SampleCounter
 from calibration.listing import file_digest
-from calibration.runner import Mismatch, collect
+from calibration.runner import CacheMismatch, collect
 from calibration.session import input_specs
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.ir.modelfile import load
@@ -176,14 +176,14 @@ def test_finished_cache_is_reused(cache: Path) -> None:
     ("options", "code", "mismatch"),
     [
         pytest.param(
-            {"model": conv_net(seed=1)}, "different-models", Mismatch.MODEL, id="other model"
+            {"model": conv_net(seed=1)}, "different-models", CacheMismatch.MODEL, id="other model"
         ),
-        pytest.param({"data": FEEDS[:5]}, "different-data", Mismatch.DATA, id="other data"),
-        pytest.param({"bins": 64}, "different-bins", Mismatch.BINS, id="other bins"),
+        pytest.param({"data": FEEDS[:5]}, "different-data", CacheMismatch.DATA, id="other data"),
+        pytest.param({"bins": 64}, "different-bins", CacheMismatch.BINS, id="other bins"),
     ],
 )
 def test_cache_of_another_calibration_is_replaced_only_on_request(
-    cache: Path, options: dict[str, Any], code: str, mismatch: Mismatch
+    cache: Path, options: dict[str, Any], code: str, mismatch: CacheMismatch
 ) -> None:
     run(cache)
     before = cache.read_bytes()
@@ -198,7 +198,7 @@ def test_cache_of_another_calibration_is_replaced_only_on_request(
 def test_iterator_replaces_only_a_cache_of_an_iterator(tmp_path: Path, cache: Path) -> None:
     listed, anew = tmp_path / "listed.npz", Remark.NOT_REUSED(cache=cache)
     assert run(cache, iter(FEEDS)).notes == [anew]
-    not_used = Remark.NOT_USED(cache=cache, why=Mismatch.DATA)
+    not_used = Remark.NOT_USED(cache=cache, why=CacheMismatch.DATA)
     assert run(cache, iter(FEEDS)).notes == [anew, not_used]
     run(listed)
     for path, data, model, code in (

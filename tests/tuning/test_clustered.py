@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from calibration.cluster.mapping import Cluster
+from calibration.cluster.connection import Cluster
 from qdqtool.tuning import measure
 from qdqtool.tuning.api import tune
 from qdqtool.tuning.measure import ClusterMapper, Job, Mapper, Result, Task, local
@@ -64,9 +64,9 @@ def test_cluster_worker_that_dies_loses_nothing(client: Any) -> None:
 def test_cluster_worker_gets_the_network_once(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     job, tasks = job_and_tasks()
     handed: list[Any] = []
-    original = measure.Handed
+    original = measure.ClusterJob
     record = lambda *arguments: handed.append(arguments) or original(*arguments)  # noqa: E731
-    monkeypatch.setattr(measure, "Handed", record)
+    monkeypatch.setattr(measure, "ClusterJob", record)
     with Cluster(client) as cluster, ClusterMapper(cluster) as mapper:
         for k in range(3):
             assert len(rows_of(mapper(job, tasks[2 * k : 2 * k + 2]))) == 8
