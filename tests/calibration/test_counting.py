@@ -201,7 +201,7 @@ def test_engine_gives_threads_to_counters(
         lambda *a: created.append(parameters.bind(*a).arguments["threads"]),
     )
     monkeypatch.setattr(
-        cluster_pass, "open_result_session", lambda model, count, name: opened.append(count)
+        cluster_pass, "open_packed_session", lambda model, count, name: opened.append(count)
     )
     engine = CountingEngine(payload(b"model", fetched=fetched), threads)
     assert created == [each] * counters and opened == [each]
