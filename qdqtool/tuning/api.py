@@ -16,7 +16,7 @@ from calibration.cluster import mapping
 from calibration.dataset import Dataset
 from calibration.options import Preprocess
 from qdqtool import prediction
-from qdqtool.errors import ModelError
+from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.findings.left_float import nothing_to_quantize
 from qdqtool.insertion import losses
 from qdqtool.insertion.api import prepared, said_of_half, too_large
@@ -52,12 +52,12 @@ from qdqtool.tuning.options import SearchBudget, TuneOptions, TuningGoal
 from qdqtool.tuning.planner import Configuration, Planner
 from qdqtool.tuning.result import PlacementResult, Tuning
 from qdqtool.tuning.search import PlacementSearch
-from qdqtool.tuning.shim import Note, QdqtoolError
 from qdqtool.tuning.store import MeasurementStore
 from qdqtool.tuning.time_plan import count_fitting_samples, estimate_duration, reserve_time
 from qdqtool.types import Json
 from qdqtool.util import limits
 from qdqtool.util.files import record_inputs
+from qdqtool.util.notes import Note
 
 _RANGES_TIME = 0.25  # part of a time limit that the collection of ranges may take
 _TIMED_SAMPLES = 4  # samples whose collection is timed for that

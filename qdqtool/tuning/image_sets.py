@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from calibration.arrays import Preprocess, open_data
 from calibration.dataset import Dataset, SubsetSource, spread_indices
 from calibration.session import input_specs, metadata_size
+from qdqtool.errors import DataError
 from qdqtool.insertion.options import ImageOptions, RangeOptions
 from qdqtool.tuning.options import SearchBudget
-from qdqtool.tuning.shim import DataError
 from qdqtool.util import limits
 from qdqtool.util.files import same_file
 

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool import errors
+from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.losses import Compared, compared_tensors
 from qdqtool.insertion.placement import find_class_outputs
 from qdqtool.ir.graph import Model
@@ -34,7 +34,6 @@ from qdqtool.tuning.detections import (
     decode_detections,
     match_detections,
 )
-from qdqtool.tuning.shim import QdqtoolError
 from qdqtool.util import limits
 from qdqtool.util.files import read_input
 
@@ -219,7 +218,7 @@ class UserMetric:
         function = self.function or import_function(self.name)
         try:
             source = read_input(inspect.getfile(inspect.unwrap(function)), limits.LIST_FILE)
-        except (errors.QdqtoolError, TypeError):  # built in, or typed into an interpreter
+        except (QdqtoolError, TypeError):  # built in, or typed into an interpreter
             return self.name
         return f"{self.name} {hashlib.sha256(source).hexdigest()}"
 

@@ -8,6 +8,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.options import (
     ClusterOptions,
     ImageOptions,
@@ -16,7 +17,6 @@ from qdqtool.insertion.options import (
     RangeOptions,
 )
 from qdqtool.timing.options import GpuOptions
-from qdqtool.tuning.shim import QdqtoolError
 from qdqtool.util import limits
 
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from qdqtool.errors import QdqtoolError
 from qdqtool.insertion import losses
 from qdqtool.tuning.evaluator import CandidateEvaluator, OutOfTime
 from qdqtool.tuning.planner import FLOAT, Configuration, PlacementCost, Planner
 from qdqtool.tuning.recipe import FLOAT_RECIPE, Recipe
 from qdqtool.tuning.result import ChoiceBenefit, PlacementResult
 from qdqtool.tuning.sensitivity import SensitivitySweep
-from qdqtool.tuning.shim import Note, QdqtoolError, as_said
 from qdqtool.tuning.sites import (
     CONVOLUTION,
     HEAD,
@@ -31,6 +31,7 @@ from qdqtool.tuning.sites import (
     list_scale_candidates,
     select_candidates,
 )
+from qdqtool.util.notes import Note
 from qdqtool.util.text import counted
 
 NamedConfigurations = Sequence[tuple[str, Configuration]]
@@ -180,7 +181,7 @@ class PlacementSearch:
         line = f"everything INT8: {value:.4g} on the images to choose on"
         if self.evaluator.store.path is not None and self.evaluator.deadline is None:
             line += "; after Ctrl-C the same command with a `time_limit` takes the best that was measured"
-        self.report(as_said(line))
+        self.report(line)
 
     def _add_float_model(self) -> None:
         """Add the float network to the pool if its time is known. It may be the fastest."""

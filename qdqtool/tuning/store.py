@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from qdqtool.errors import DataError
 from qdqtool.tuning.measure import REVISION, Measurement, SampleMeasurements
 from qdqtool.tuning.metrics import LARGEST
-from qdqtool.tuning.shim import DataError
 from qdqtool.types import TOOL_VERSION, Json
 from qdqtool.util import limits
 from qdqtool.util.compression import HEAD, find_magic, unpack

@@ -11,9 +11,9 @@ from qdqtool.tuning.image_sets import ImageSets
 from qdqtool.tuning.planner import FLOAT
 from qdqtool.tuning.result import PlacementResult, SiteChoice, SiteResult
 from qdqtool.tuning.search import PlacementSearch
-from qdqtool.tuning.shim import Note, as_said
 from qdqtool.tuning.sites import FREE, INT8, TuningSite
 from qdqtool.types import Json
+from qdqtool.util.notes import Note
 
 _SHOWN_POINTS = 10
 _ACCURATE = "accurate enough in INT8"
@@ -130,7 +130,7 @@ def compare_with_float_model(search: PlacementSearch, point: PlacementResult) ->
 def describe_cost(gpu: gpus.Gpu | None) -> Json:
     if gpu is None:
         sentence = "float convolutions and conversions, counted together (no `gpu`)"
-        return {"unit": "operations", "sentence": as_said(sentence)}
+        return {"unit": "operations", "sentence": sentence}
     return {"unit": "ms", "sentence": f"predicted milliseconds on {gpu.name}"}
 
 

@@ -10,7 +10,7 @@ from qdqtool.insertion.losses import FEW
 from qdqtool.tuning.recipe import FLOAT_RECIPE
 from qdqtool.tuning.search import PlacementSearch
 from qdqtool.tuning.sensitivity import BETTER_PART
-from qdqtool.tuning.shim import Note
+from qdqtool.util.notes import Note
 from qdqtool.util.text import counted
 
 _COMBINATIONS = 30  # that a search usually measures
