@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from qdqtool.buildlog.agreement import (
     ConvolutionCounts,
+    DetailedDifference,
     Difference,
     Mismatch,
     MismatchKind,
     MismatchSide,
-    Said,
 )
 from qdqtool.buildlog.types import Build, BuiltLayer
 from qdqtool.ir.graph import Model, Node
@@ -127,7 +127,7 @@ class BuiltConvolution:
     fused: list[str] | None = None
     layer: str = ""
     line: int = 0
-    contradiction: Said | None = None
+    contradiction: DetailedDifference | None = None
 
     def as_json(self) -> MismatchSide:
         fields = published(self, "precision", "inputs", "output", "fused", "layer")
@@ -241,7 +241,7 @@ def read_built_convolution(
 
 def _find_contradiction(
     built: BuiltConvolution, input_line: int | None, output_line: int | None, lines: PassLines
-) -> Said | None:
+) -> DetailedDifference | None:
     is_int8 = built.precision == Precision.INT8
     if input_line is not None and built.precision is not None and built.precision.is_float:
         return Difference.LINE_AND_INPUT, (input_line,)
@@ -280,7 +280,9 @@ def _read_layer(
     return built
 
 
-def _find_difference(model: Model, conv: ConvOutcome, built: BuiltConvolution) -> Said | None:
+def _find_difference(
+    model: Model, conv: ConvOutcome, built: BuiltConvolution
+) -> DetailedDifference | None:
     """Return the first difference; None if nothing that the build shows differs."""
     if built.contradiction is not None:
         return built.contradiction

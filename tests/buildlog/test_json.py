@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from qdqtool.buildlog import layers
+from qdqtool.buildlog import json_files
 from qdqtool.buildlog.agreement import BuildSource
-from qdqtool.buildlog.layers import read_json
+from qdqtool.buildlog.json_files import read_json
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import BuildLogError
 from tests.errors import has
@@ -219,7 +219,7 @@ def test_listing_and_profile_in_one_file_are_both_read(order: tuple[int, ...]) -
 
 
 def test_read_json_limits_the_tensors_of_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "MAX_LISTED_TENSORS", 6)
+    monkeypatch.setattr(json_files, "MAX_LISTED_TENSORS", 6)
     listed = [{"Name": name, "Inputs": [1, 2], "Outputs": [3]} for name in "abc"]
     assert len(read({"Layers": listed[:2]}).layers) == 2
     with pytest.raises(BuildLogError, check=has("too-many-tensors", path="f.json")) as caught:
