@@ -263,7 +263,7 @@ def _unmet_gain(time: TimeEstimate | None, least: float | None) -> list[str]:
 def _add_fixes(model: Model, prediction: Prediction, time: TimeEstimate, target: Target) -> None:
     """What automatic fixes save; nothing is loaded for a prediction that has none."""
     if any(f.automatic for f in prediction.findings):
-        from qdqtool.fixing.savings import add_fixes
+        from qdqtool.fixing.api import add_fixes
 
         add_fixes(model, prediction, time, target)
 

@@ -14,11 +14,14 @@ from qdqtool.findings import codes
 from qdqtool.findings.coded import TRIED
 from qdqtool.fixing.options import FixOptions
 from qdqtool.fixing.outputs import OutputError, read_samples
-from qdqtool.fixing.session import FixAttempt, FixSession
+from qdqtool.fixing.session import FixAttempt, FixSession, apply_sites
 from qdqtool.fixing.steps import MODEL_STEPS, STEPS
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource, load_full, save
 from qdqtool.ir.qdq import is_quantized
+from qdqtool.patterns.view import View
+from qdqtool.timing.estimate import TimeEstimate, time_like
+from qdqtool.timing.parts import FixTime
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import TOOL_VERSION, Json, Prediction, Severity
 from qdqtool.util.files import InputFiles, forbid_overwrite, record_inputs
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from calibration.options import Preprocess
 
 FIX_SCHEMA = "qdqtool/fix/1"
+_MAX_SITES = 512  # of one kind of fix whose savings are estimated
 
 
 @dataclass(slots=True)
@@ -212,3 +216,32 @@ def _apply_fixes(session: FixSession, requested: set[str]) -> None:
             session.try_model_step(model_step)
     session.report_unfixed(requested)
     session.report_losses()
+
+
+def add_fixes(model: Model, prediction: Prediction, time: TimeEstimate, target: Target) -> None:
+    """Add to an estimate the time that automatic fixes save, those of one kind together.
+
+    A kind that saves nothing is left out, and one that cannot be applied (weights not available).
+    """
+    if not time.gpu.has_int8:
+        return
+    view = View(model)
+    automatic = {f.code for f in prediction.findings if f.automatic}
+    for step in STEPS:
+        codes = automatic.intersection(step.codes)
+        if not codes or step.costs_speed:
+            continue
+        try:
+            sites = step.find_sites(view, target, prediction, codes)
+            sites = [s for s in sites if not s.skip_reason]
+            if not 0 < len(sites) <= _MAX_SITES:
+                continue
+            candidate, _ = apply_sites(model, sites)
+            saved_ms = time.total_ms - time_like(time, candidate, target)
+        except QdqtoolError:
+            continue
+        if saved_ms > 0:
+            time.fixes.append(
+                FixTime(sorted({s.code for s in sites}), [s.node for s in sites], saved_ms)
+            )
+    time.fixes.sort(key=lambda f: -f.saves_ms)

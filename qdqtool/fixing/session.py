@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from qdqtool.errors import ModelError
@@ -133,7 +133,11 @@ class FixSession:
         reason: Note | None = None
         limit = max(_MIN_TRIES, _MAX_NODES // (1 + len(self.model.nodes)))
         tries = 0
-        while sites := list(self._find_sites(step, codes, refused.keys() | kept)):
+        while True:
+            sites = step.find_sites(View(self.model), self.target, self.prediction, codes)
+            sites = [s for s in sites if s.place not in refused and s.place not in kept]
+            if not sites:
+                break
             for site in sites:
                 self._attempt_places.update(dict.fromkeys(site.answers, site.place))
             skipped = [s for s in sites if s.skip_reason]
@@ -161,13 +165,6 @@ class FixSession:
         if refused:
             self._refused_steps.append((step, codes))
             self.refused += refused.values()
-
-    def _find_sites(
-        self, step: FixStep, codes: set[str], done: Collection[Place]
-    ) -> Iterator[FixSite]:
-        for site in step.find_sites(View(self.model), self.target, self.prediction, codes):
-            if site.place not in done:
-                yield site
 
     def _narrow_culprits(
         self, sites: Sequence[FixSite], reason: Note, culprits: dict[int, Note]

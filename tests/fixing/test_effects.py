@@ -11,10 +11,9 @@ import pytest
 from onnx import numpy_helper
 
 from qdqtool.fixing import sandbox, weights
-from qdqtool.fixing.api import fix
+from qdqtool.fixing.api import add_fixes, fix
 from qdqtool.fixing.gains import NO_GAIN, find_culprits, find_objection
 from qdqtool.fixing.sandbox import RunError, RunTimeoutError, Sandbox
-from qdqtool.fixing.savings import add_fixes
 from qdqtool.fixing.site import FixCriteria
 from qdqtool.ir.editor import Editor
 from qdqtool.ir.graph import Model

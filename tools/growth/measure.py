@@ -26,8 +26,7 @@ from typing import Any
 import onnx
 
 import qdqtool
-from qdqtool.fixing.api import fix
-from qdqtool.fixing.savings import add_fixes
+from qdqtool.fixing.api import add_fixes, fix
 from qdqtool.runtime.run_cost import estimate_run_cost
 from qdqtool.timing.estimate import predict_on
 from qdqtool.timing.options import TimingOptions
