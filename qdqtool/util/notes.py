@@ -1,24 +1,57 @@
-"""Notes and warnings of results: a template for each, filled with values.
+"""Notes and warnings of results.
 
-A note is a string that can be printed as it is. Programs and tests use its ``remark`` and ``values``, never its text.
+A note is a string that can be printed. Programs and tests read its code and its values, never its text::
+
+    Note(f"{cache}: resumed after {images} images", code="resumed", cache=cache, images=images)
+
+A parameter of the library is written in backticks (`` `clock` ``, `` `clock=1200` ``). The command line prints the
+option of that name instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from enum import Enum
-from typing import Any
+from typing import Any, Self
 
+from qdqtool.errors import QdqtoolError
 from qdqtool.util.said import Said
 
 
 class Note(Said):
-    """A note or a warning: its text, its remark and the values in it.
+    """A note or a warning of a result.
 
-    A text that was read from a file, or that a user wrote, has no remark.
+    Attributes:
+        code: Identifier of the note, such as ``"resumed"``; empty for a text of a file or a user.
+        values: Values in the text, by name.
     """
 
-    remark: Remark | None = None
+    code: str
+    values: Mapping[str, Any]
+
+    def __new__(cls, text: str = "", *, code: str = "", **values: Any) -> Self:
+        note = super().__new__(cls, text)
+        note.code = code
+        note.values = values
+        return note
+
+    def __init__(self, text: str = "", *, code: str = "", **values: Any) -> None:
+        pass
+
+    @classmethod
+    def from_error(cls, error: Exception) -> Self:
+        """Return the message of an error as a note with the code of the error."""
+        code = error.code if isinstance(error, QdqtoolError) else ""
+        return cls(str(error), code=code)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore_note, (str(self), self.__dict__)
+
+
+def _restore_note(text: str, attributes: dict[str, Any]) -> Note:
+    note = Note(text)
+    note.__dict__.update(attributes)
+    return note
 
 
 class Remark(Enum):
@@ -193,63 +226,6 @@ class Remark(Enum):
         " ms), less than {pays:g} times"
     )
 
-    # fix
-    CODE_NOT_FOUND = "{code} does not occur in this model for {target}"
-    COMPARED_IN_BODY = (
-        "the whole model cannot be compared ({error}): outputs were compared after its last "
-        "convolutions"
-    )
-    WEAK_COMPARISON = (
-        "the outputs differ by {error:.0%} from the float network: the inputs do not fit the "
-        "scales, so the comparison is weak; give images with {`data`}"
-    )
-    COMPARED_IN_FRONT = (
-        "outputs were compared before {nodes:joined , }, which onnxruntime cannot run"
-    )
-
-    NOT_COMPARABLE = "its outputs cannot be compared with those of the float network: {error}"
-    RESULT_CANNOT_RUN = "onnxruntime cannot run the result: {error}"
-    SCALE_TOO_COARSE = (
-        "one scale would cost '{tensor}' {bits:.1f} bits of its precision, and a fix gives up"
-        " 2 at most: keep the scales separate, or leave one side in float"
-    )
-    NO_NUMBERS = "outputs would be NaN or infinite"
-    DISTANCE_GROWS = (
-        "the error of output '{output}' against the float network would grow from "
-        "{before:.2%} to {after:.2%}"
-    )
-    DISTANCE_OF_PART_GROWS = (
-        "the error of '{part}' in output '{output}' against the float network would grow from"
-        " {before:.2%} to {after:.2%}"
-    )
-    ERROR_GREW = "the error of {output} grew from {before:.2%} to {after:.2%}"
-    OUTPUT_LOST = (
-        "{output} has the same value everywhere, unlike in the float network: its information"
-        " is lost"
-    )
-    CONSTANTS_ROUNDED = (
-        "{count:were constant} stored as INT8 in addition to the weights, so the file lacks "
-        "the exact values ('{tensor}' has steps of {step:.4g}): anchors of a detector are off"
-        " by up to half a step"
-    )
-    INSERT_IS_BETTER = (
-        "the scales come from another quantizer, and a fix has no data to improve them: "
-        "quantize the float model for full accuracy (qdqtool insert FLOAT.onnx --calib "
-        "images/)"
-    )
-    NO_BETTER = "the prediction would not improve"
-    BRINGS_ERRORS = "it would cause errors ({codes:joined , })"
-    FEWER_INT8 = "there would be {after} INT8 convolutions instead of {before}"
-    FEWER_INT8_TO_INT8 = (
-        "there would be {after} convolutions with INT8 input and output instead of {before}"
-    )
-    MORE_CONVERSIONS = "there would be {after} conversions instead of {before}"
-    NOT_SEPARATED = "the places that cause this were not found within {tries} tries"
-    NOT_SEPARATED_AS = NOT_SEPARATED + ": {why}"
-    LEFT_AFTER_FIX = "it remains after the fix that was applied there"
-    FIX_LACKS = "the model lacks something that a fix needs here"
-    BRINGS_NOTHING = "a fix would gain nothing here"
-
     # extract
     CHECKED_BUILD = "{builder}: {status}"
     CHECKED_BUILD_SAYING = CHECKED_BUILD + ": {message}"
@@ -422,10 +398,10 @@ class Remark(Enum):
 
     def __call__(self, **values: Any) -> Note:
         note = Note().saying(self.value, values)
-        note.remark = self
+        note.code = self.name.lower().replace("_", "-")
         return note
 
 
-def remarks(notes: Sequence[str]) -> list[Remark | None]:
-    """Return the remark of each note, None for a string without one."""
-    return [note.remark if isinstance(note, Note) else None for note in notes]
+def note_codes(notes: Iterable[str]) -> list[str]:
+    """Return the code of each note, an empty string for a plain string."""
+    return [note.code if isinstance(note, Note) else "" for note in notes]
