@@ -250,47 +250,6 @@ class Remark(Enum):
     LOG_LACKS = "the log: {gap}"
 
     # verify and compare
-    NO_VERSION = "the build does not state its version; {target} was used for the prediction"
-    AMBIGUOUS_VERSION = (
-        "the build does not state its version, and its format fits {version} and 10: {target}"
-        " was used for the prediction ({`target`} sets it)"
-    )
-    VERSION_OF_SPELLING = (
-        "the build does not state its version; its format is that of {version}, predicted as "
-        "{target}"
-    )
-    SHOWN_BY_BUILD = "shown by the build"
-    NOT_SHOWN_BY_BUILD = (
-        "{name}: the build does not show which of {values:joined , } applies; compared with {value}"
-    )
-    SHOWN_AS_ASSUMED = "{name}: the build shows {value}, as assumed for {target}"
-    NEAREST_AS_ASSUMED = (
-        "{name}: the build fits {value} best, but not everywhere; {value} is assumed for {target}"
-    )
-    SHOWN_OTHERWISE = "{name}: the build shows {value}; {assumed} is assumed for {target}"
-    NEAREST_OTHERWISE = (
-        "{name}: the build fits {value} best, but not everywhere; {assumed} is assumed for {target}"
-    )
-    COMPARED_WITH = "{name}: compared with {value}, which the build shows"
-    MORE_MISMATCHES = "{count} more mismatches of kind '{kind}'"
-    NO_FP16_FLAG = (
-        "the float remainder runs in FP32 because --fp16 was not given; this comes from the "
-        "flags, not from the placement"
-    )
-    BUILT_ALIKE = "prediction and build agree: {status}: {message}"
-    CONVERSIONS_BETWEEN = "{few} to {many} conversions predicted, depending on the scales"
-    LINES_LEFT_OUT = "{count} pass lines depend on equal scales and were not compared"
-    NO_ESTIMATE = "{ms:.3f} ms measured ({source}), without an estimate to compare: {why}"
-    FEW_ALIKE = (
-        "only {likeness:.0%} of the layers have a counterpart with the same neighbors: these "
-        "are two versions of a network, or two networks"
-    )
-    UNTYPED_TIMES = (
-        "{files:joined  and }: layer times without data types; give the layer JSON or the log"
-        " as well"
-    )
-    ONE_UNTIMED = "one build has layer times, the other has none: give its profile as well"
-    OF_FLOAT_MODEL = "the build has no Q/DQ: it was built from a float model"
     BUILT_BEFORE = "the build was made when this demo was written, not on this machine"
 
     # A line of a log
