@@ -168,9 +168,9 @@ def _models(one: Model, two: Model, target: str | Target | None, gpu: str | None
 def _asked(model: Model, target: Target, gpu: str | None, title: str) -> Asked:
     if gpu is None:
         return Asked(View(model), predict(model, target), title)
-    from qdqtool.timing.estimate import predict_on
+    from qdqtool.timing.estimate import predict_on_gpu
 
-    prediction, _ = predict_on(model, target, TimingOptions(gpu=gpu))
+    prediction, _ = predict_on_gpu(model, target, TimingOptions(gpu=gpu))
     return Asked(View(model), prediction, title)
 
 

@@ -30,8 +30,8 @@ from qdqtool.ir.qdq import is_quantized
 from qdqtool.patterns.rewrites import remove_quantizers
 from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
-from qdqtool.timing.estimate import TimeEstimate, time_like
-from qdqtool.timing.parts import FixTime
+from qdqtool.timing.estimate import TimeEstimate, estimate_variant
+from qdqtool.timing.results import FixTime
 from qdqtool.trt import faults
 from qdqtool.trt import refusals as trt
 from qdqtool.trt.rtx.operands import IntegersLost, ScalesJoined
@@ -735,7 +735,7 @@ def add_fixes(model: Model, prediction: Prediction, time: TimeEstimate, target: 
             editor = Editor(model.copy())
             for site in sites:
                 site.apply(editor)
-            after = time_like(time, editor.finish(), target)
+            after = estimate_variant(time, editor.finish(), target)
         except QdqtoolError:
             continue
         if time.total_ms - after > 0:

@@ -38,7 +38,7 @@ from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource, load_full
 from qdqtool.timing import gpus
 from qdqtool.timing.options import GpuOptions
-from qdqtool.timing.parts import PAYS
+from qdqtool.timing.results import MIN_GAIN
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.tuning.configuration import FLOAT, Configuration, Planner
 from qdqtool.tuning.expected import expected, fitting, leave_time
@@ -408,8 +408,8 @@ def _gpu(machine: GpuOptions, target: Target) -> gpus.Gpu | None:
     name = machine.gpu
     if name is None:
         return None
-    found = gpus.chosen(name, machine.clock, machine.power)
-    found = gpus.used_by(target.with_capability(found.cc, found.name), found)
+    found = gpus.choose_gpu(name, machine.clock, machine.power)
+    found = gpus.restrict_to_target(target.with_capability(found.cc, found.name), found)
     if not found.has_int8:
         raise QdqtoolError(
             said(
@@ -580,8 +580,8 @@ def _against_float(search: Search, point: Point) -> list[Note]:
         return [(Remark.FLOAT_FITS if point.cost.int8 else Remark.FLOAT_FITS_AND_WRITTEN)(ms=alone)]
     if not point.cost.int8:
         return [Remark.FLOAT_WRITTEN(ms=alone)]
-    if alone < PAYS * own:
-        return [Remark.HARDLY_PAYS(pays=PAYS, ms=alone, times=alone / own)]
+    if alone < MIN_GAIN * own:
+        return [Remark.HARDLY_PAYS(pays=MIN_GAIN, ms=alone, times=alone / own)]
     return []
 
 

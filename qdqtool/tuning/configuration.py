@@ -39,8 +39,8 @@ from qdqtool.ir.operators import WEIGHTED
 from qdqtool.ir.qdq import QUANTIZABLE
 from qdqtool.timing.estimate import estimate
 from qdqtool.timing.gpus import Gpu
-from qdqtool.timing.twin import Shapes, light
-from qdqtool.timing.work import product_of
+from qdqtool.timing.model_variants import TensorShapes, strip_large_constants
+from qdqtool.timing.work import product_work
 from qdqtool.trt.targets import Target
 from qdqtool.types import Prediction, QuantizedTensor
 from qdqtool.util.notes import Note
@@ -136,10 +136,10 @@ def apart(one: Recipe, other: Recipe) -> tuple[Recipe, Recipe]:
 
 def share_behind(model: Model) -> list[float]:
     """For each cut the part of all multiplications that lies behind it, from 1 at the inputs to 0 at the end."""
-    shapes = Shapes(model)
+    shapes = TensorShapes(model)
     work = []
     for node in model.ordered:
-        product = product_of(node, shapes.get) if node.op in WEIGHTED else None
+        product = product_work(node, shapes.get) if node.op in WEIGHTED else None
         work.append(1.0 if product is None else product.macs)
     total = sum(work) or 1.0
     left = itertools.accumulate(work, operator.sub, initial=total)
@@ -325,7 +325,12 @@ class Planner:
         ms = None
         if self.gpu is not None:
             ms = estimate(
-                index, predicted, self.gpu, self.target, plain=self.gpu.plain, compare=False
+                index,
+                predicted,
+                self.gpu,
+                self.target,
+                float_type=self.gpu.float_type,
+                compare=False,
             ).total_ms
         return cost_of(predicted, ms)
 
@@ -333,7 +338,9 @@ class Planner:
     def slim(self) -> Model:
         """The network without its large weights; all other constants stay, shapes may depend on them."""
         weights = {n.input(1) for n in self.model.nodes if n.op in WEIGHTED}
-        return Model(light(self.model, weights), self.model.path, EDITED, types=self.model)
+        return Model(
+            strip_large_constants(self.model, weights), self.model.path, EDITED, types=self.model
+        )
 
 
 def cost_of(predicted: Prediction, ms: float | None) -> Cost:

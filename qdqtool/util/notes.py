@@ -19,6 +19,12 @@ class Note(Said):
     """
 
     remark: Remark | None = None
+    code: str = ""
+
+    def __new__(cls, text: str = "", code: str = "", **values: Any) -> Note:
+        note = super().__new__(cls, text)
+        note.code, note.values = code, values
+        return note
 
 
 class Remark(Enum):

@@ -164,10 +164,10 @@ def target_of(
     chosen, notes = choose_target(build, target)
     if chosen.is_rtx or gpu.gpu is not None:
         from qdqtool.timing import gpus
-        from qdqtool.timing.expected import gpu_of, of_facts
+        from qdqtool.timing.built_engine import find_build_gpu, parse_device
 
-        stated = of_facts("", build.gpu).cc
-        named = None if gpu.gpu is None else gpus.chosen(gpu.gpu)
+        stated = parse_device("", build.gpu).cc
+        named = None if gpu.gpu is None else gpus.choose_gpu(gpu.gpu)
         if chosen.is_rtx and build.targets:
             chosen = replaced(chosen, capabilities=build.targets)
             if named is not None and named.cc not in chosen.capability_names:
@@ -186,7 +186,7 @@ def target_of(
             chosen = chosen.with_capability(named.cc, named.name, seen=named.cc == stated)
         elif stated is not None:
             chosen = chosen.with_capability(stated, seen=True)
-        elif (ran_on := gpu_of(build)) is not None:
+        elif (ran_on := find_build_gpu(build)) is not None:
             chosen = chosen.with_capability(ran_on.cc, seen=True)
     return chosen, notes
 

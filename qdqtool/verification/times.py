@@ -7,11 +7,11 @@ import statistics
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import QdqtoolError
 from qdqtool.ir.graph import Model
-from qdqtool.timing import parts
-from qdqtool.timing.estimate import TimeEstimate, estimate, in_profile
-from qdqtool.timing.expected import contradicted, gpu_of, unknown_gpu
+from qdqtool.timing import time_calibration
+from qdqtool.timing.built_engine import check_build_gpu, explain_unknown_gpu, find_build_gpu
+from qdqtool.timing.estimate import TimeEstimate, estimate, match_profile_rows
 from qdqtool.timing.options import GpuOptions
-from qdqtool.timing.physics import constants
+from qdqtool.timing.physics import load_constants
 from qdqtool.trt.targets import Target
 from qdqtool.types import Json, Precision, Prediction
 from qdqtool.util.notes import Note, Remark
@@ -25,7 +25,7 @@ def compare_times(
     model: Model, prediction: Prediction, build: Build, target: Target, gpu: GpuOptions
 ) -> Json | None:
     """Compare estimated with measured milliseconds; None without times or a known GPU."""
-    chosen = gpu_of(build, gpu.gpu, gpu.clock)
+    chosen = find_build_gpu(build, gpu.gpu, gpu.clock)
     if chosen is None or not is_timed(build):
         return None
     time = estimate(
@@ -33,9 +33,9 @@ def compare_times(
         prediction,
         chosen,
         target,
-        plain=plain_in(build),
+        float_type=plain_in(build),
         compare=False,
-        graph=runs_as_graph(build),
+        cuda_graph=runs_as_graph(build),
     )
     pairs = _pairs(prediction, build, time)
     overhead = 0.0 if build.gpu_ms is not None else _overhead_us(chosen.name, pairs)
@@ -51,7 +51,7 @@ def compare_times(
         "built_ms": measured,
         "built_from": how,
         "within": time.low_ms <= measured <= time.high_ms,
-        "notes": [*contradicted(build, chosen), *time.notes],
+        "notes": [*check_build_gpu(build, chosen), *time.notes],
         "layers": {"compared": len(pairs), "median_error": statistics.median(off) if off else None},
         "slow": [{"name": n, "predicted_ms": t, "built_ms": m} for n, t, m in slow],
     }
@@ -80,7 +80,7 @@ def not_compared(build: Build) -> list[Note]:
     why = (
         said("the build does not say on which GPU it ran; name it with {`gpu`}")
         if build.device is None
-        else (unknown_gpu(build))
+        else (explain_unknown_gpu(build))
     )
     measured, how = measured_time(build)
     return [Remark.NO_ESTIMATE(ms=measured, source=how, why=why)] if why else []
@@ -88,9 +88,9 @@ def not_compared(build: Build) -> list[Note]:
 
 def _overhead_us(gpu: str, pairs: list[tuple[str, float, float]]) -> float:
     """What the profile added to each layer, as its layers show against the estimate; the usual where they do not."""
-    usual = constants().overhead_us
+    usual = load_constants().overhead_us
     try:
-        found = parts.of_layers(
+        found = time_calibration.calibrate_by_layers(
             gpu, [m for *_, m in pairs], [t - usual * 1e-3 for _, t, _ in pairs], "profile"
         )
     except QdqtoolError:
@@ -115,7 +115,7 @@ def _pairs(
     prediction: Prediction, build: Build, time: TimeEstimate
 ) -> list[tuple[str, float, float]]:
     """Name, estimated and measured milliseconds of the layers that prediction and profile share."""
-    rows = in_profile(prediction.layers, build.profile_rows)
+    rows = match_profile_rows(prediction.layers, build.profile_rows)
     return [
         (layer.name, value, row.ms)
         for layer, row, value in zip(prediction.layers, rows, time.layers, strict=False)
