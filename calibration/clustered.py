@@ -18,7 +18,7 @@ from typing import Any
 from calibration.cache import Statistics
 from calibration.cluster.mapping import Cluster, Job
 from calibration.counting import SampleCounter, counting_turns
-from calibration.dataset import Dataset, InputSpec, Looks, Part, Sample, Source
+from calibration.dataset import DataQuality, Dataset, InputSpec, Sample, SampleSource, SubsetSource
 from calibration.focus import Focus
 from calibration.listing import UNREADABLE
 from calibration.session import open_packed_session, pack_model, sample_bytes, worker_count
@@ -49,7 +49,7 @@ class Portion:
     """Some samples."""
 
     numbers: tuple[int, ...]  # the samples' numbers
-    source: Source  # their parts, in order; the last sample alone may be filled up
+    source: SampleSource  # their parts, in order; the last sample alone may be filled up
     identities: Sequence[bytes]  # of the parts, as the client sees them
 
     def __str__(self) -> str:
@@ -99,10 +99,10 @@ class Engine:
             self._free.put(counter)
 
 
-class Held(Part):
+class Held(SubsetSource):
     """A source whose samples have to be those that the client of a cluster saw."""
 
-    def __init__(self, source: Source, identities: Sequence[bytes]) -> None:
+    def __init__(self, source: SampleSource, identities: Sequence[bytes]) -> None:
         """Holds what this process reads, with each sample's ``identity`` as the client sees it."""
         super().__init__(source, range(len(identities)))
         self.identities = identities
@@ -155,7 +155,7 @@ def count(engine: Engine, portion: Portion, stopped: threading.Event) -> dict[st
         return {
             "tensors": counter.tensors,
             "images": counter.images,
-            "looks": asdict(dataset.looks),
+            "looks": asdict(dataset.quality),
             "skipped": dataset.skipped,
             "seconds": time.perf_counter() - begin,
         }
@@ -241,7 +241,7 @@ class ClusterPass:
         self.tensors = {n: self.tensors[n].merge(packed["tensors"][n]) for n in self.names}
         self.images += packed["images"]
         self.done.update(portion.numbers)
-        self.dataset.take(Looks(**packed["looks"]), packed["skipped"])
+        self.dataset.take(DataQuality(**packed["looks"]), packed["skipped"])
         self._sizer.learn(len(portion.numbers), packed["seconds"], time.perf_counter() - begin)
 
     def snapshot(self) -> tuple[Statistics, Set[int]]:
@@ -256,7 +256,7 @@ class ClusterPass:
             left -= len(taken)
             indices = [i for _, group, _ in taken for i in group]
             identities = [d for _, _, digests in taken for d in digests]
-            if type(self.dataset.source).identity is not Source.identity:
+            if type(self.dataset.source).identity is not SampleSource.identity:
                 identities = [self.dataset.source.identity(i) for i in indices]
             numbers = tuple(n for n, _, _ in taken)
             yield Portion(numbers, self.dataset.source.portion(indices), identities)

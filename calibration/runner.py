@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from calibration.arrays import open_data
 from calibration.cache import Progress, Statistics, load_progress, save_progress
 from calibration.counting import SampleCounter, ThreadPass, counting_turns
-from calibration.dataset import Dataset, Looks
+from calibration.dataset import DataQuality, Dataset
 from calibration.focus import Focus
 from calibration.listing import file_digest
 from calibration.options import YOLO_PREPROCESS, Preprocess
@@ -78,7 +78,7 @@ def collect(
         focus: Which tensors show where the network looks; the wanted tensors that are maps then get ``focus``
             statistics over these positions as well.
         preprocess: How images become inputs; arrays are used as they are.
-        max_images: Maximum number of samples, spread evenly over the data.
+        max_images: Maximum number of samples, spread_indices evenly over the data.
         size: Height and width in pixels if the model leaves them open. Default: its ``imgsz``
             metadata.
         cache: File that keeps the statistics. It is saved every few seconds and at the end,
@@ -260,7 +260,7 @@ class _Job:
                 {n: old[n] for n in self.names}, images=old.images, skipped=old.skipped
             )
             self.done = found.done
-            self.dataset.looks = found.looks
+            self.dataset.quality = found.quality
             self.dataset.skipped.extend(old.skipped)
             self.notes.append(Remark.RESUMED(cache=self.cache, images=old.images))
         return None
@@ -372,7 +372,7 @@ class _Job:
             total = len(done) if finished else None
             self._check_own(self.cache)
             save_progress(
-                Progress(self.key, everything, done, total, Looks(**vars(dataset.looks))),
+                Progress(self.key, everything, done, total, DataQuality(**vars(dataset.quality))),
                 self.cache,
             )
             self.seen = _identity(self.cache)

@@ -5,7 +5,6 @@ import pickle
 from qdqtool.errors import DataError, ModelError
 from qdqtool.timing.estimate import predict_on_gpu
 from qdqtool.timing.options import TimingOptions
-from qdqtool.util.notes import Remark
 from tests.trt.builder import Graph
 
 

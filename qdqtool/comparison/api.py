@@ -37,7 +37,7 @@ from qdqtool.types import Finding, Precision, Prediction, Severity
 from qdqtool.util.files import record_inputs
 from qdqtool.util.notes import Note, Remark
 from qdqtool.util.said import Parameter, said
-from qdqtool.verification.api import check_told, choose_target
+from qdqtool.verification.api import check_not_empty, choose_target
 
 _ONE_NETWORK = 0.9  # likeness from which on nothing needs to be said about it
 Side: TypeAlias = ModelSource | Model | Build | EngineReport | Sequence[str | os.PathLike[str]]
@@ -299,7 +299,7 @@ def _model_and_build(
     report = two if isinstance(one, Model) else one
     assert isinstance(model, Model) and isinstance(report, EngineReport)
     build = report.build
-    check_told(build)
+    check_not_empty(build)
     chosen, notes = choose_target(build, target)
     prediction = predict(model, chosen)
     names = distinct_names([model.path or "model in memory"], build.files)
