@@ -22,11 +22,6 @@ CHANGED = [(f"n{i}", "INT8", "INT8", "INT8", "FLOAT") for i in range(4)]
         (Remark.FEW_IMAGES(images=1, enough=100), "only 1 calibration image; 100 or more"),
         (Remark.UNTYPED_TIMES(files=["a", "b{c}"]), "a and b{c}: layer times without"),
         (
-            Remark.SLOWED(watts=70.0, clock=1590.4, least=1200.6),
-            "at 70 W the GPU may not hold 1590 MHz",
-        ),
-        (Remark.SLOWED(watts=70.0, clock=1590.4, least=1200.6), "is for 1201 MHz; set `clock`"),
-        (
             Remark.STAY_FP32(count=2, kept=[("a", 65504.0), ("b", 7e4)]),
             "a (6.55e+04), b (7e+04)",
         ),
