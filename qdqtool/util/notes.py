@@ -1,30 +1,57 @@
-"""Notes and warnings of results: a template for each, filled with values.
+"""Notes and warnings of results.
 
-A note is a string that can be printed as it is. Programs and tests use its ``remark`` and ``values``, never its text.
+A note is a string that can be printed. Programs and tests read its code and its values, never its text::
+
+    Note(f"{cache}: resumed after {images} images", code="resumed", cache=cache, images=images)
+
+A parameter of the library is written in backticks (`` `clock` ``, `` `clock=1200` ``). The command line prints the
+option of that name instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from enum import Enum
-from typing import Any
+from typing import Any, Self
 
+from qdqtool.errors import QdqtoolError
 from qdqtool.util.said import Said
 
 
 class Note(Said):
-    """A note or a warning: its text, its remark and the values in it.
+    """A note or a warning of a result.
 
-    A text that was read from a file, or that a user wrote, has no remark.
+    Attributes:
+        code: Identifier of the note, such as ``"resumed"``; empty for a text of a file or a user.
+        values: Values in the text, by name.
     """
 
-    remark: Remark | None = None
-    code: str = ""
+    code: str
+    values: Mapping[str, Any]
 
-    def __new__(cls, text: str = "", code: str = "", **values: Any) -> Note:
+    def __new__(cls, text: str = "", *, code: str = "", **values: Any) -> Self:
         note = super().__new__(cls, text)
-        note.code, note.values = code, values
+        note.code = code
+        note.values = values
         return note
+
+    def __init__(self, text: str = "", *, code: str = "", **values: Any) -> None:
+        pass
+
+    @classmethod
+    def from_error(cls, error: Exception) -> Self:
+        """Return the message of an error as a note with the code of the error."""
+        code = error.code if isinstance(error, QdqtoolError) else ""
+        return cls(str(error), code=code)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore_note, (str(self), self.__dict__)
+
+
+def _restore_note(text: str, attributes: dict[str, Any]) -> Note:
+    note = Note(text)
+    note.__dict__.update(attributes)
+    return note
 
 
 class Remark(Enum):
@@ -373,10 +400,10 @@ class Remark(Enum):
 
     def __call__(self, **values: Any) -> Note:
         note = Note().saying(self.value, values)
-        note.remark = self
+        note.code = self.name.lower().replace("_", "-")
         return note
 
 
-def remarks(notes: Sequence[str]) -> list[Remark | None]:
-    """Return the remark of each note, None for a string without one."""
-    return [note.remark if isinstance(note, Note) else None for note in notes]
+def note_codes(notes: Iterable[str]) -> list[str]:
+    """Return the code of each note, an empty string for a plain string."""
+    return [note.code if isinstance(note, Note) else "" for note in notes]

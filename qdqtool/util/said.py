@@ -6,7 +6,6 @@ library and ``{`smooth`:{alpha:g}}`` one with its value: functions are told `clo
 
 from __future__ import annotations
 
-import re
 import string
 from collections.abc import Callable, Mapping
 from enum import Enum
@@ -83,13 +82,10 @@ def of_error(error: Exception) -> Said:
     )
 
 
-_PARAMETER = re.compile(r"`([a-z_0-9]+)(?:=([^`]*))?`")
-
-
 def told(what: str, parameter: Told) -> str:
     """A sentence with its parameters called otherwise; the words of others stay."""
     if not isinstance(what, Said) or not what.template:
-        return _PARAMETER.sub(lambda match: parameter(match[1], match[2] or ""), what)
+        return what
     return _Words(parameter).vformat(what.template, (), what.values)
 
 

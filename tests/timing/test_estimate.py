@@ -26,6 +26,7 @@ from qdqtool.timing.physics import load_constants
 from qdqtool.timing.results import MIN_GAIN
 from qdqtool.trt.targets import TARGETS, strongly_typed
 from qdqtool.types import Precision, Prediction
+from qdqtool.util.notes import note_codes
 from tests.slow import slow_after
 from tests.timing.models import TARGET, chain, timed, workload
 from tests.trt import evidence
@@ -217,7 +218,7 @@ def test_gpu_without_int8() -> None:
     assert quantized.total_ms == pytest.approx(plain.total_ms)
     assert (quantized.gain, plain.gain, plain.best) == (None, None, None)
     counts = [
-        [[note.code for note in time.notes].count(r) for r in ("without-qdq", "no-int8")]
+        [note_codes(time.notes).count(r) for r in ("without-qdq", "no-int8")]
         for time in (quantized, plain)
     ]
     assert counts == [[1, 0], [0, 1]]
@@ -251,7 +252,7 @@ def test_model_without_shapes_has_no_float_time() -> None:
         value.type.tensor_type.ClearField("shape")
     _, time = timed(proto)
     assert (time.float_time, time.best) == (None, None)
-    assert "most-shapes-unknown" in [note.code for note in time.notes]
+    assert "most-shapes-unknown" in note_codes(time.notes)
 
 
 @pytest.mark.parametrize(
@@ -273,7 +274,7 @@ def test_range_is_wider_for_gpus_that_are_less_known(
     assert low > low_factor * usual if low_factor > 1 else low == pytest.approx(usual)
     assert high > high_factor * usual if high_factor > 1 else high == pytest.approx(usual)
     assert low_factor != high_factor or low == pytest.approx(high)
-    assert [note.code for note in time.notes][:1] == notes
+    assert note_codes(time.notes)[:1] == notes
 
 
 @functools.cache

@@ -25,7 +25,9 @@ from qdqtool.timing.physics import estimate_seconds
 from qdqtool.trt.rtx.predict import status_of
 from qdqtool.trt.targets import RTX, TARGETS
 from qdqtool.types import Evidence, Precision
+from qdqtool.util.notes import note_codes
 from tests.errors import has
+from tests.notes import note
 from tests.timing.models import GPU, SHARED, TARGET, chain, timed
 from tests.trt import evidence
 from tests.trt.builder import Graph
@@ -122,7 +124,7 @@ def test_name_that_boards_share_is_ambiguous(text: str, count: int) -> None:
 )
 def test_variants_of_a_short_name(text: str, name: str, others: set[str]) -> None:
     gpu = gpus.choose_gpu(text)
-    assert gpu.name == name and ("taken-as" in [note.code for note in gpu.notes]) == bool(others)
+    assert gpu.name == name and ("taken-as" in note_codes(gpu.notes)) == bool(others)
     assert set(gpus.find_variants(text, name, [g.name for g in gpus.all_gpus()])) == others
 
 
@@ -191,7 +193,7 @@ def test_laptop_variant_has_a_lower_clock() -> None:
     desktop = gpus.find_gpu("RTX 2070 Super")
     gpu = gpus.choose_gpu("NVIDIA GeForce RTX 2070 Super with Max-Q Design")
     assert gpu.sms == desktop.sms and gpu.clock < desktop.clock
-    assert [note.code for note in gpu.notes] == ["laptop"]
+    assert note_codes(gpu.notes) == ["laptop"]
 
 
 def test_predict_command_names_the_nearest_gpu(
@@ -246,7 +248,7 @@ def test_chosen_clock_and_power() -> None:
     assert gpus.choose_gpu("orin nx", clock=600).clock == 600
     low, high = (gpus.choose_gpu("orin nx", power=power) for power in ("10W", "MAXN"))
     assert low.clock < high.clock == 918
-    assert "clock-guessed" in [note.code for note in low.notes]
+    assert "clock-guessed" in note_codes(low.notes)
 
 
 @pytest.mark.parametrize(
@@ -329,11 +331,7 @@ def test_rtx_has_no_int8_on_turing(request_: TimingOptions, int8: int) -> None:
     findings = [f.code for f in prediction.findings if f.convolutions]
     assert prediction.summary()["int8"] == int8 and findings.count("FLOAT-SM75") == 2 - int8
     if time is not None:  # without INT8 it is the time of the float network
-        assert (
-            (time.gain is None)
-            == ("without-qdq" in [note.code for note in time.notes])
-            == (not int8)
-        )
+        assert (time.gain is None) == ("without-qdq" in note_codes(time.notes)) == (not int8)
     assert predict_on_gpu(network(), "trt8.5", request_)[0].summary()["int8"] == 2
 
 
@@ -482,7 +480,7 @@ def test_gpu_of_device_has_the_figures_of_the_log(
 
 def test_gpu_of_device_notes_figures_that_differ_from_the_table() -> None:
     sms, clock = find_device_gpu(parse_device("Orin", ORIN_NX)).notes
-    assert sms.code == "sms-of-log" and sms.startswith("the log states 4 SMs")
+    assert sms == note("sms-of-log", sms=4, board="Jetson Orin NX 8GB", own=8)
     assert clock.code == "clock-of-log" and 612 in (round(v) for v in clock.values.values())
     assert find_device_gpu(parse_device("Orin", AGX)).notes == ()
 
@@ -499,7 +497,7 @@ def test_gpu_of_device_that_is_not_in_the_table() -> None:
 
 def test_gpu_of_device_guesses_the_bandwidth() -> None:
     gpu = find_device_gpu(parse_device("NVIDIA Future 9000", UNKNOWN))
-    assert [note.code for note in gpu.notes] == ["bandwidth-guessed"] and 300 < gpu.bandwidth < 600
+    assert note_codes(gpu.notes) == ["bandwidth-guessed"] and 300 < gpu.bandwidth < 600
 
 
 def test_gpu_of_device_ignores_impossible_figures() -> None:

@@ -31,7 +31,7 @@ from qdqtool.tuning.measure import Job, Mapper, Network, Result, Row, Task, loca
 from qdqtool.tuning.metrics import OutputAgreement
 from qdqtool.tuning.result import Point, Tuning
 from qdqtool.types import Precision
-from qdqtool.util.notes import Remark, remarks
+from qdqtool.util.notes import note_codes
 from tests.calibration.nets import conv_net
 from tests.errors import has
 from tests.insertion.nets import check, images, run
@@ -277,7 +277,7 @@ def test_tune_for_strongly_typed_target_is_fp16() -> None:
     predicted = qdqtool.predict(tuning.model, "trt11")
     assert predicted.summary()["int8"] == tuning.chosen.cost.int8
     assert "FLOAT-FP32" not in predicted.findings_by_code()
-    (note,) = (n for n in tuning.notes if n.remark is Remark.MEASURED_IN_FP32)
+    (note,) = (n for n in tuning.notes if n.code == "measured-in-fp32")
     errors = [1.0 - agreement(tuning.model, [d]) for d in CALIBRATION]
     assert note.values["after"] == pytest.approx(np.mean(errors), abs=5e-5)
 
@@ -363,7 +363,7 @@ def test_tune_refuses_another_state_before_it_collects_ranges(
 def test_tune_smooths_activations_and_keeps_their_state_apart(tmp_path: Path) -> None:
     model, data, state = heavy(vit(1)), samples(vit(1), 16), tmp_path / "t.tuning"
     tuning = qdqtool.tune(model, data, keep=0.5, smooth=0.5, state=state)
-    assert any(n.remark is Remark.SMOOTHED and n.values["alpha"] == 0.5 for n in tuning.notes)
+    assert any(n.code == "smoothed" and n.values["alpha"] == 0.5 for n in tuning.notes)
     before, after = ({t.name: t for t in m.graph.initializer} for m in (model, tuning.model))
     assert before["b0.ln1.gamma"] != after["b0.ln1.gamma"]
     with pytest.raises(DataError, check=has("different-settings", parameter="state")):
@@ -413,7 +413,7 @@ def test_tune_takes_everything_int8_if_it_is_good_enough() -> None:
 
 def test_tune_takes_the_best_if_the_goal_is_not_reached() -> None:
     tuning = tune(keep=1.0, metric=always_worse)
-    assert not tuning.reached and Remark.GOAL_NOT_REACHED in remarks(tuning.notes)
+    assert not tuning.reached and "goal-not-reached" in note_codes(tuning.notes)
     best = max(p.chosen_on for p in tuning.front)
     assert tuning.chosen.chosen_on == best < 1.0 and tuning.chosen.cost.int8 > 0
 
@@ -460,8 +460,8 @@ def test_budget_that_nothing_fits_takes_the_fastest() -> None:
 
 def test_budget_that_the_float_model_fits_takes_it() -> None:
     tuning = tune(budget_ms=1000.0, **SLOW, swept_on=1)
-    fits = (Remark.FLOAT_FITS, Remark.FLOAT_FITS_AND_WRITTEN)
-    (note,) = (n for n in tuning.notes if n.remark in fits)
+    fits = ("float-fits", "float-fits-and-written")
+    (note,) = (n for n in tuning.notes if n.code in fits)
     gpu, target = gpus.choose_gpu("T4", 300.0, None), target_named("trt8.5")
     time = estimate(Model(branchy()), qdqtool.predict(branchy()), gpu, target)
     assert note.values["ms"] == pytest.approx(time.total_ms, rel=5e-4)
@@ -656,7 +656,7 @@ def test_tune_leaves_broken_images_out(tmp_path: Path) -> None:
     whole = qdqtool.tune(segmentation(), tmp_path, keep=0.9)
     (tmp_path / "03.png").write_bytes(b"no image")
     tuning = qdqtool.tune(segmentation(), tmp_path, keep=0.9)
-    (unread,) = (w for w in tuning.warnings if w.remark is Remark.UNREAD_IMAGES)
+    (unread,) = (w for w in tuning.warnings if w.code == "unread-images")
     assert (unread.values["count"], unread.values["file"]) == (1, "03.png")
     assert tuning.chosen.metric != whole.chosen.metric
     assert tuning.chosen.chosen_on == whole.chosen.chosen_on

@@ -18,7 +18,7 @@ from qdqtool.tuning.expected import leave_time
 from qdqtool.tuning.measure import local
 from qdqtool.tuning.measurements import Measurements, OutOfTime, Store, open_sets
 from qdqtool.tuning.search import Search
-from qdqtool.util.notes import Remark, remarks
+from qdqtool.util.notes import note_codes
 from tests.insertion.nets import detector, images
 from tests.tuning.conftest import Clock
 from tests.tuning.nets import branchy, job_of, planner_of
@@ -48,7 +48,7 @@ def test_ranges_take_a_quarter_of_the_time(
     for limit in (40.0, 20.0, None, 40.0):
         clock.now = 0.0
         tuning = qdqtool.tune(branchy(), data, keep=0.9, time_limit=limit, **options)
-        rooms = [n.values["room"] for n in tuning.notes if n.remark is Remark.RANGES_ON]
+        rooms = [n.values["room"] for n in tuning.notes if n.code == "ranges-on"]
         used = tuning.images["calibration"]
         results.append((clock.now, used, rooms, tuning.effort["runs"] > 0))
     # The second run uses the ranges of the first one, the last one those of the third one.
@@ -96,7 +96,7 @@ def test_leave_time_keeps_time_to_judge_and_write(limited: Search, clock: Clock)
     sets = limited.bench.sets
     assert (len(sets.chosen_on), len(sets.judged_on)) == (6, 18)
     assert sets.swept_on == sets.chosen_on and max(sets.chosen_on) > 24
-    assert remarks(limited.notes) == [Remark.CHOSEN_ON, Remark.JUDGED_ON]
+    assert note_codes(limited.notes) == ["chosen-on", "judged-on"]
     assert (limited.ends, limited.last_judged, limited.bench.deadline) == (82.0, 68.5, 64.0)
     assert limited.moved_on == FEW
     clock.now = 0.0
@@ -130,7 +130,7 @@ def test_fp16_is_compared_on_samples_that_there_is_time_for(
     monkeypatch.setattr(api.losses, "compare", compare)
     options: Any = {"method": "mse", "keep": 0.1, "target": "trt11", "say": lambda line: None}
     tuning = qdqtool.tune(branchy(), images(16, 16, 16), **options)
-    assert calls == [(2, 5, 5)] and Remark.MEASURED_IN_FP32 in remarks(tuning.notes)
+    assert calls == [(2, 5, 5)] and "measured-in-fp32" in note_codes(tuning.notes)
 
 
 def test_placements_measured_before_the_deadline_are_kept() -> None:
