@@ -87,10 +87,6 @@ class Remark(Enum):
         "tensor '{tensor}': {nonfinite} of {total} values are NaN or infinite and were left out"
     )
     ALWAYS_ZERO = "'{tensor}' is zero on all calibration data; its scale is meaningless"
-    UNREAD_IMAGES = (
-        "{count} of the tuning images could not be read and were left out; the first, {file}:"
-        " {reason}"
-    )
 
     # The float model, prepared
     WIDENED = (
@@ -191,40 +187,6 @@ class Remark(Enum):
         " compare with {`high_precision`:'fp32'}"
     )
     NOT_PREDICTED = "not predicted: {error}"
-
-    # tune
-    RANGES_ON = "ranges from {room} of {images} images: more would exceed the time limit"
-    CHOSEN_ON = "chosen on {room} of {images} images: more would exceed the time limit"
-    JUDGED_ON = "judged on {room} of {images} images: more would exceed the time limit"
-    RANGES_NOT_TAKEN = "other ranges lower the output error but do not improve the metric: not used"
-    GOAL_NOT_REACHED = (
-        "none of the combinations that were tried reaches the goal with any layer in INT8"
-    )
-    NO_TIME_TO_JUDGE = (
-        "the time limit ended before the whole front, or the benefit of each choice, was measured"
-    )
-    HALF_NOT_MEASURED = "agreement of the FP16 model with the float model was not measured: {error}"
-    MEASURED_IN_FP32 = (
-        "accuracy was measured with the unquantized part in FP32; the output error is "
-        "{before:.2%} of the standard deviation of the float model's outputs in FP32, and "
-        "{after:.2%} in FP16 as written"
-    )
-    FLOAT_FITS = (
-        "the float model is predicted to take {ms:.4g} ms, which is within the budget: INT8 "
-        "is not needed"
-    )
-    FLOAT_FITS_AND_WRITTEN = (
-        "the float model is predicted to take {ms:.4g} ms, which is within the budget: INT8 "
-        "is not needed, and the float model was written"
-    )
-    FLOAT_WRITTEN = (
-        "the float model was written, with {ms:.4g} ms predicted: no placement that is "
-        "accurate enough is faster"
-    )
-    HARDLY_PAYS = (
-        "the result is predicted to be {times:.2f} times as fast as the float model ({ms:.4g}"
-        " ms), less than {pays:g} times"
-    )
 
     # fix
     CODE_NOT_FOUND = "{code} does not occur in this model for {target}"

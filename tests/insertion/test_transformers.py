@@ -23,7 +23,7 @@ from qdqtool.trt.faults import TakenByMyelin
 from qdqtool.trt.refusals import ActivationPerChannel
 from qdqtool.trt.rtx.operands import IntegersLost
 from qdqtool.trt.targets import TARGETS, target_named
-from qdqtool.tuning.configuration import Planner
+from qdqtool.tuning.planner import Planner
 from qdqtool.tuning.sites import ATTENTION, find_sites
 from qdqtool.types import Prediction, Refusal
 from qdqtool.util.notes import note_codes
