@@ -28,7 +28,7 @@ from qdqtool.comparison.result import (
     SideSummary,
     compare_sides,
 )
-from qdqtool.comparison.text import describe_changes
+from qdqtool.comparison.text import FLOAT_BUILD, describe_changes
 from qdqtool.errors import BuildLogError, QdqtoolError
 from qdqtool.findings.coded import codes_of
 from qdqtool.findings.messages import obstacles
@@ -42,8 +42,7 @@ from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import Finding, Precision, Prediction, Severity
 from qdqtool.util import compression, file_types
 from qdqtool.util.files import open_input, record_inputs
-from qdqtool.util.notes import Note, Remark
-from qdqtool.util.said import Parameter, said
+from qdqtool.util.notes import Note
 from qdqtool.verification.api import check_not_empty, choose_target
 
 _MIN_SAME_NETWORK = 0.9  # likeness from which the result has no note about it
@@ -95,7 +94,7 @@ def _compare(
         return _compare_models(first, second, target, gpu)
     if gpu is not None:
         raise QdqtoolError(
-            said("{`gpu`} is for two models; a build has the times that were measured"),
+            "`gpu` is for two models; a build has the times that were measured",
             code="option-without-effect",
             parameter="gpu",
         )
@@ -115,7 +114,7 @@ def _load_side(source: CompareInput, parameter: str) -> Model | EngineReport:
     if isinstance(source, (list, tuple)):
         if not source:
             raise QdqtoolError(
-                said("{side}: no file given", side=Parameter(parameter)),
+                f"`{parameter}`: no file given",
                 code="missing-argument",
                 parameter=parameter,
             )
@@ -179,7 +178,14 @@ def _compare_models(
     _check_same_network(a, b, matching)
     result = Comparison(summarize_model(a), summarize_model(b), matched_by=matching.by)
     if matching.likeness < _MIN_SAME_NETWORK:
-        result.notes.append(Remark.FEW_ALIKE(likeness=matching.likeness))
+        result.notes.append(
+            Note(
+                f"only {matching.likeness:.0%} of the layers have a counterpart with the same "
+                "neighbors: these are two versions of a network, or two networks",
+                code="few-alike",
+                likeness=matching.likeness,
+            )
+        )
     left, right = collect_nodes(a), collect_nodes(b)
     # The prediction counts convolutions that are quantized to UINT8 as INT8.
     _count_int8(result.a, left.values())
@@ -333,9 +339,14 @@ def _compare_builds(first: EngineReport, second: EngineReport) -> Comparison:
         )
     untyped = [title for is_profile, title in zip(profiles, titles, strict=True) if is_profile]
     if untyped:
-        result.notes.append(Remark.UNTYPED_TIMES(files=untyped))
+        text = (
+            f"{' and '.join(untyped)}: layer times without data types; "
+            "give the layer JSON or the log as well"
+        )
+        result.notes.append(Note(text, code="untyped-times", files=untyped))
     if first.has_times != second.has_times:
-        result.notes.append(Remark.ONE_UNTIMED())
+        text = "one build has layer times, the other has none: give its profile as well"
+        result.notes.append(Note(text, code="one-untimed"))
     return result
 
 
@@ -397,7 +408,7 @@ def _compare_with_build(
     result = Comparison(*sides, matched_by=matched_by, notes=notes + assumptions)
     is_float = is_float_build(build) and file.quantized
     if is_float and build_first:
-        result.notes.append(Remark.OF_FLOAT_MODEL())
+        result.notes.append(Note(FLOAT_BUILD, code="of-float-model"))
     if build_first:
         explainer = _ChangeExplainer(prediction, None, ("writes", "is predicted to write"))
     else:
@@ -450,7 +461,8 @@ def _choose_assumptions(
             differences = _count_differences(other, realized, conversions)
             if differences < fewest:
                 best, fewest = other, differences
-                notes = [Remark.COMPARED_WITH(name=assumption.name, value=value)]
+                text = f"{assumption.name}: compared with {value}, which the build shows"
+                notes = [Note(text, code="compared-with", name=assumption.name, value=value)]
     return best, notes
 
 

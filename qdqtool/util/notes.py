@@ -188,63 +188,6 @@ class Remark(Enum):
     )
     NOT_PREDICTED = "not predicted: {error}"
 
-    # fix
-    CODE_NOT_FOUND = "{code} does not occur in this model for {target}"
-    COMPARED_IN_BODY = (
-        "the whole model cannot be compared ({error}): outputs were compared after its last "
-        "convolutions"
-    )
-    WEAK_COMPARISON = (
-        "the outputs differ by {error:.0%} from the float network: the inputs do not fit the "
-        "scales, so the comparison is weak; give images with {`data`}"
-    )
-    COMPARED_IN_FRONT = (
-        "outputs were compared before {nodes:joined , }, which onnxruntime cannot run"
-    )
-
-    NOT_COMPARABLE = "its outputs cannot be compared with those of the float network: {error}"
-    RESULT_CANNOT_RUN = "onnxruntime cannot run the result: {error}"
-    SCALE_TOO_COARSE = (
-        "one scale would cost '{tensor}' {bits:.1f} bits of its precision, and a fix gives up"
-        " 2 at most: keep the scales separate, or leave one side in float"
-    )
-    NO_NUMBERS = "outputs would be NaN or infinite"
-    DISTANCE_GROWS = (
-        "the error of output '{output}' against the float network would grow from "
-        "{before:.2%} to {after:.2%}"
-    )
-    DISTANCE_OF_PART_GROWS = (
-        "the error of '{part}' in output '{output}' against the float network would grow from"
-        " {before:.2%} to {after:.2%}"
-    )
-    ERROR_GREW = "the error of {output} grew from {before:.2%} to {after:.2%}"
-    OUTPUT_LOST = (
-        "{output} has the same value everywhere, unlike in the float network: its information"
-        " is lost"
-    )
-    CONSTANTS_ROUNDED = (
-        "{count:were constant} stored as INT8 in addition to the weights, so the file lacks "
-        "the exact values ('{tensor}' has steps of {step:.4g}): anchors of a detector are off"
-        " by up to half a step"
-    )
-    INSERT_IS_BETTER = (
-        "the scales come from another quantizer, and a fix has no data to improve them: "
-        "quantize the float model for full accuracy (qdqtool insert FLOAT.onnx --calib "
-        "images/)"
-    )
-    NO_BETTER = "the prediction would not improve"
-    BRINGS_ERRORS = "it would cause errors ({codes:joined , })"
-    FEWER_INT8 = "there would be {after} INT8 convolutions instead of {before}"
-    FEWER_INT8_TO_INT8 = (
-        "there would be {after} convolutions with INT8 input and output instead of {before}"
-    )
-    MORE_CONVERSIONS = "there would be {after} conversions instead of {before}"
-    NOT_SEPARATED = "the places that cause this were not found within {tries} tries"
-    NOT_SEPARATED_AS = NOT_SEPARATED + ": {why}"
-    LEFT_AFTER_FIX = "it remains after the fix that was applied there"
-    FIX_LACKS = "the model lacks something that a fix needs here"
-    BRINGS_NOTHING = "a fix would gain nothing here"
-
     # extract
     CHECKED_BUILD = "{builder}: {status}"
     CHECKED_BUILD_SAYING = CHECKED_BUILD + ": {message}"
@@ -307,47 +250,6 @@ class Remark(Enum):
     LOG_LACKS = "the log: {gap}"
 
     # verify and compare
-    NO_VERSION = "the build does not state its version; {target} was used for the prediction"
-    AMBIGUOUS_VERSION = (
-        "the build does not state its version, and its format fits {version} and 10: {target}"
-        " was used for the prediction ({`target`} sets it)"
-    )
-    VERSION_OF_SPELLING = (
-        "the build does not state its version; its format is that of {version}, predicted as "
-        "{target}"
-    )
-    SHOWN_BY_BUILD = "shown by the build"
-    NOT_SHOWN_BY_BUILD = (
-        "{name}: the build does not show which of {values:joined , } applies; compared with {value}"
-    )
-    SHOWN_AS_ASSUMED = "{name}: the build shows {value}, as assumed for {target}"
-    NEAREST_AS_ASSUMED = (
-        "{name}: the build fits {value} best, but not everywhere; {value} is assumed for {target}"
-    )
-    SHOWN_OTHERWISE = "{name}: the build shows {value}; {assumed} is assumed for {target}"
-    NEAREST_OTHERWISE = (
-        "{name}: the build fits {value} best, but not everywhere; {assumed} is assumed for {target}"
-    )
-    COMPARED_WITH = "{name}: compared with {value}, which the build shows"
-    MORE_MISMATCHES = "{count} more mismatches of kind '{kind}'"
-    NO_FP16_FLAG = (
-        "the float remainder runs in FP32 because --fp16 was not given; this comes from the "
-        "flags, not from the placement"
-    )
-    BUILT_ALIKE = "prediction and build agree: {status}: {message}"
-    CONVERSIONS_BETWEEN = "{few} to {many} conversions predicted, depending on the scales"
-    LINES_LEFT_OUT = "{count} pass lines depend on equal scales and were not compared"
-    NO_ESTIMATE = "{ms:.3f} ms measured ({source}), without an estimate to compare: {why}"
-    FEW_ALIKE = (
-        "only {likeness:.0%} of the layers have a counterpart with the same neighbors: these "
-        "are two versions of a network, or two networks"
-    )
-    UNTYPED_TIMES = (
-        "{files:joined  and }: layer times without data types; give the layer JSON or the log"
-        " as well"
-    )
-    ONE_UNTIMED = "one build has layer times, the other has none: give its profile as well"
-    OF_FLOAT_MODEL = "the build has no Q/DQ: it was built from a float model"
     BUILT_BEFORE = "the build was made when this demo was written, not on this machine"
 
     # A line of a log
