@@ -128,6 +128,9 @@ def _apply_facts(board: Gpu, device: DeviceFacts, clock: float | None) -> Gpu:
             Note(
                 f"the log states {sms} SMs, the {board.name} has {board.sms}: {sms} used",
                 code="sms-of-log",
+                sms=sms,
+                board=board.name,
+                own=board.sms,
             )
         )
     log_clock = device.clock
