@@ -209,13 +209,13 @@ class SampleSource(ABC):
         """Prepare for another pass."""
 
 
-def fit_inputs(arrays: Mapping[str, Any], inputs: Sequence[InputSpec], what: str) -> Sample:
+def fit_inputs(arrays: Mapping[str, Any], inputs: Sequence[InputSpec], label: str) -> Sample:
     """Return one sample for all inputs.
 
     Args:
         arrays: Arrays by input name; a single array fits a single input under any name.
         inputs: Inputs of the model.
-        what: Name of the sample for messages.
+        label: Name of the sample for messages.
 
     Raises:
         DataError: An input has no array, or one that does not fit.
@@ -226,12 +226,12 @@ def fit_inputs(arrays: Mapping[str, Any], inputs: Sequence[InputSpec], what: str
     if missing:
         names = ", ".join(f"'{name}'" for name in arrays) or "nothing"
         raise DataError(
-            f"{what} has no array for the model's input '{missing[0]}'; it has {names}",
+            f"{label} has no array for the model's input '{missing[0]}'; it has {names}",
             code="missing-input",
             node=missing[0],
         )
     return {
-        spec.name: spec.fit(np.asarray(arrays[spec.name]), f"{what}: array '{spec.name}'")
+        spec.name: spec.fit(np.asarray(arrays[spec.name]), f"{label}: array '{spec.name}'")
         for spec in inputs
     }
 

@@ -112,13 +112,13 @@ def _hash_probe(threads: int) -> str:
     for count in sorted({1, max(1, threads)}):
         digest = hashlib.sha256(_probe_pixels())
         session = sessions.open_session(model, count)
-        for array in session.run(None, {"x": _fixed_numbers((1, 3, 48, 48), 1)}):
+        for array in session.run(None, {"x": _deterministic_numbers((1, 3, 48, 48), 1)}):
             digest.update(np.ascontiguousarray(array).tobytes())
         hashes.append(digest.hexdigest())
     return " ".join(dict.fromkeys(hashes))
 
 
-def _fixed_numbers(shape: tuple[int, ...], seed: int) -> npt.NDArray[np.float32]:
+def _deterministic_numbers(shape: tuple[int, ...], seed: int) -> npt.NDArray[np.float32]:
     """Return numbers from -0.5 to 0.5 by integer arithmetic, equal in every version of numpy."""
     index = np.arange(int(np.prod(shape)), dtype=np.uint64) + np.uint64(seed * 1_000_003)
     mixed = (index * np.uint64(2_654_435_761)) % np.uint64(1 << 24)
@@ -135,7 +135,7 @@ def probe_network() -> Any:
     from onnx import TensorProto, helper, numpy_helper
 
     def weight(name: str, *shape: int, seed: int) -> Any:
-        return numpy_helper.from_array(_fixed_numbers(shape, seed), name)
+        return numpy_helper.from_array(_deterministic_numbers(shape, seed), name)
 
     node = helper.make_node
     nodes = [
@@ -193,7 +193,7 @@ def _probe_pixels() -> bytes:
     from PIL import Image, features
 
     ramp = np.arange(56, dtype=np.float32)[None, :, None] * 3
-    pixels = (_fixed_numbers((40, 56, 3), 12) + 0.5) * 64 + ramp
+    pixels = (_deterministic_numbers((40, 56, 3), 12) + 0.5) * 64 + ramp
     image = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
     result = b""
     for image_format in ("JPEG", "WEBP"):
