@@ -14,6 +14,7 @@ from qdqtool.findings.lint.activation_scales import outliers
 from qdqtool.findings.lint.floats import norms
 from qdqtool.findings.report import Report
 from qdqtool.insertion import halfprecision
+from qdqtool.insertion.batchnorm import fold_leading_batch_normalization
 from qdqtool.insertion.inputs import (
     change_inputs,
     check_input_type,
@@ -40,7 +41,7 @@ from qdqtool.insertion.options import (
     RangeOptions,
 )
 from qdqtool.insertion.placement import place
-from qdqtool.insertion.prepare import MIN_OPSET, fold_leading, prepare
+from qdqtool.insertion.prepare import MIN_OPSET, prepare
 from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.rewrite import ActivationScale, insert_pairs
 from qdqtool.insertion.rules import choose_placement
@@ -536,7 +537,7 @@ def _copied(
     # tensors, at whatever opset. Widened to float32, or edited by the caller, it is a model of its own.
     identity = None if notes or loaded.sha256 == EDITED else loaded.sha256
     notes.extend(prepare(work, opset=opset))
-    if leading := fold_leading(work):
+    if leading := fold_leading_batch_normalization(work):
         notes.append(Remark.NORMS_FOLDED_BEHIND(count=leading))
     work.sha256 = identity
     return work, notes, warnings

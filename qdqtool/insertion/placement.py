@@ -42,8 +42,8 @@ from qdqtool.findings.left_float import (
     nothing_to_quantize,
 )
 from qdqtool.findings.lint.operators import depthwise, large_kernel
+from qdqtool.insertion.einsum import EinsumConverter
 from qdqtool.insertion.options import PlacementOptions
-from qdqtool.insertion.prepare import Products
 from qdqtool.insertion.structure import (
     branch_lengths,
     commuting_outputs,
@@ -164,12 +164,12 @@ def place(model: Model, rules: PlacementRules) -> Placement:
     }
     if rules.attention != "int8":
         preset |= dict.fromkeys(chosen.attention, Part.ATTENTION)
-    products = Products(model)
+    products = EinsumConverter(model)
     for node in model.ordered:
         if node.op in WEIGHTED:
             _place_weighted(model, node, placement, chosen, preset)
         elif (known := contraction(model, node)) is not None and node.output in chosen.varying:
-            if isinstance(why := products.find(node, known), Unwritten):
+            if isinstance(why := products.find_matmul(node, known), Unwritten):
                 placement.skipped.append(SkippedNode(ProductInEinsum(PLACEMENT, node.name, why)))
     for node in model.ordered:
         if count := sum(n.op_type in WEIGHTED for g in nested_graphs([node.proto]) for n in g.node):
