@@ -15,13 +15,7 @@ from qdqtool.findings.lint.floats import norms
 from qdqtool.findings.report import Report
 from qdqtool.insertion import halfprecision
 from qdqtool.insertion.batchnorm import fold_leading_batch_normalization
-from qdqtool.insertion.inputs import (
-    change_inputs,
-    check_input_type,
-    check_pixels,
-    collect_for,
-    scales_from_table,
-)
+from qdqtool.insertion.input_types import change_inputs, check_input_type, check_pixels
 from qdqtool.insertion.losses import (
     AS_CALIBRATED,
     SAMPLES,
@@ -42,6 +36,7 @@ from qdqtool.insertion.options import (
 )
 from qdqtool.insertion.placement import place
 from qdqtool.insertion.prepare import MIN_OPSET, prepare
+from qdqtool.insertion.ranges import collect_statistics, read_table_scales
 from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.rewrite import ActivationScale, insert_pairs
 from qdqtool.insertion.rules import choose_placement
@@ -155,7 +150,7 @@ def insert(
             inverse into the LayerNormalization, Linear or Mul before them, which is the same in
             float. Strength from 0 to 1, mostly 0.5.
         input_type: ``float`` leaves the network's inputs as they are. ``int8`` and ``uint8``: see
-            :mod:`qdqtool.insertion.inputs`.
+            :mod:`qdqtool.insertion.input_types`.
         cluster: Workers that calibrate and measure: address of a Dask scheduler, ``local:N`` for
             N processes on this machine, or a ``distributed.Client``. Default: this process. The
             result is the same, bit for bit.
@@ -232,10 +227,10 @@ def _insert(
     methods.check([t for g in groups for t in g.tensors])
     statistics = None
     if calib_table is not None:
-        found = scales_from_table(calib_table, groups)
+        found = read_table_scales(calib_table, groups)
         calibration: Json = {"table": os.fspath(calib_table), "images": 0}
     else:
-        statistics, calibration = collect_for(
+        statistics, calibration = collect_statistics(
             work,
             data,
             groups,

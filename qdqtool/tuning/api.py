@@ -22,7 +22,6 @@ from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.findings.left_float import nothing_to_quantize
 from qdqtool.insertion import losses
 from qdqtool.insertion.api import prepared, said_of_half, too_large
-from qdqtool.insertion.inputs import collect_for
 from qdqtool.insertion.options import (
     ClusterOptions,
     ImageOptions,
@@ -31,6 +30,7 @@ from qdqtool.insertion.options import (
     RangeOptions,
 )
 from qdqtool.insertion.placement import find_class_outputs, place
+from qdqtool.insertion.ranges import collect_statistics
 from qdqtool.insertion.rules import choose_rules
 from qdqtool.insertion.scales import MethodChoice
 from qdqtool.insertion.smoothing import smooth
@@ -471,12 +471,12 @@ def _calibrate(
         and len(data) > 2 * _TIMED
     ):
         began, few = time.monotonic(), _some(sets, _TIMED)
-        collect_for(planner.model, few, groups, max_images=len(few), cluster=workers)
+        collect_statistics(planner.model, few, groups, max_images=len(few), cluster=workers)
         room = fitting(_RANGING * time_limit, (time.monotonic() - began) / len(few))
     store.ranged_on = room if 0 < room < len(data) else 0
     if store.ranged_on:
         data = _some(sets, room)
-    statistics, report = collect_for(
+    statistics, report = collect_statistics(
         planner.model, data, groups, max_images=len(data), cluster=workers, progress=progress
     )
     planner.statistics = statistics.tensors

@@ -13,9 +13,9 @@ from calibration.runner import Mismatch
 from qdqtool.commands.demo_run import write_images, yolov8n
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.findings.left_float import PLACEMENT, FloatForAccuracy, SkippedNode
-from qdqtool.insertion.inputs import write_table
 from qdqtool.insertion.losses import Losses
 from qdqtool.insertion.placement import find_head_float_nodes
+from qdqtool.insertion.ranges import write_table
 from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.scales import GroupMember, GroupScale, ScaleGroup
 from qdqtool.ir.graph import Model

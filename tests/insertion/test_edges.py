@@ -18,9 +18,9 @@ from qdqtool.commands.insert import command
 from qdqtool.errors import DataError, ModelError, QdqtoolError
 from qdqtool.findings import left_float
 from qdqtool.insertion.halfprecision import to_half
-from qdqtool.insertion.inputs import write_table
 from qdqtool.insertion.placement import PlacementRules, place
 from qdqtool.insertion.prepare import prepare
+from qdqtool.insertion.ranges import write_table
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.heads import find_head
 from qdqtool.util.notes import Remark, remarks

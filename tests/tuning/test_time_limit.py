@@ -36,13 +36,13 @@ def test_ranges_take_a_quarter_of_the_time(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Each sample takes a second for ranges, everything else takes no time."""
-    collect_for = api.collect_for
+    collect_statistics = api.collect_statistics
 
     def collect_slowly(model: Any, data: Any, *arguments: Any, **options: Any) -> Any:
         clock.now += len(data)
-        return collect_for(model, data, *arguments, **options)
+        return collect_statistics(model, data, *arguments, **options)
 
-    monkeypatch.setattr(api, "collect_for", collect_slowly)
+    monkeypatch.setattr(api, "collect_statistics", collect_slowly)
     data, options = images(48, 16, 16), {"method": "mse", "state": tmp_path / "state"}
     results = []
     for limit in (40.0, 20.0, None, 40.0):
