@@ -13,7 +13,7 @@ from qdqtool.findings.left_float import nothing_to_quantize
 from qdqtool.findings.lint.activation_scales import outliers
 from qdqtool.findings.lint.floats import norms
 from qdqtool.findings.report import Report
-from qdqtool.insertion import halfprecision
+from qdqtool.insertion import fp16
 from qdqtool.insertion.batchnorm import fold_leading_batch_normalization
 from qdqtool.insertion.input_types import change_inputs, check_input_type, check_pixels
 from qdqtool.insertion.losses import (
@@ -290,7 +290,7 @@ def _insert(
         wide = too_large(work, quantized, seen, readable, warnings, images)
         notes.extend(said_of_half(work, chosen, wide, network.high_precision is None))
         first = work if network.input_type == "float" else work.copy()
-        halfprecision.to_half(first, wide)
+        fp16.convert_to_fp16(first, wide)
         if losses != 0 and readable is not None:
             try:
                 floats = load_full(model) if ours else loaded
@@ -309,7 +309,7 @@ def _insert(
     if network.input_type != "float":
         notes.extend(change_inputs(work, network.input_type, preprocess))
         if half:
-            halfprecision.to_half(work, wide)
+            fp16.convert_to_fp16(work, wide)
     in_pieces = _of_norms(work, chosen)
     findings.extend(in_pieces)
     if in_pieces:  # the first for all of them
@@ -318,7 +318,7 @@ def _insert(
             remark(code=in_pieces[0].code, finding=in_pieces[0], more=len(in_pieces) - 1)
         )
     if half:
-        tied, raised = halfprecision.scales_of_file(work, quantized, tied)
+        tied, raised = fp16.update_scales(work, quantized, tied)
         notes.extend(raised)
     result = Insertion(
         work.proto,
@@ -510,7 +510,7 @@ def _copied(
     work = loaded if ours else loaded.copy()
     notes: list[Note] = []
     warnings: list[Note] = []
-    half = halfprecision.has_half(loaded)
+    half = fp16.has_fp16(loaded)
     if high_precision == "fp16" and not target.float16_scales:
         raise QdqtoolError(
             said(
@@ -522,7 +522,7 @@ def _copied(
             parameter="high_precision",
         )
     if half and not target.float16_scales:
-        halfprecision.to_float(work)
+        fp16.convert_to_fp32(work)
         notes.append(Remark.WIDENED(target=target.name))
         half = False
     if weights == "int8" and not target.int8_weights:

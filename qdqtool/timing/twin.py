@@ -72,7 +72,7 @@ def best_placement(model: Model, target: Target) -> Model:
         ModelError: Nothing can be quantized.
     """
     from qdqtool.insertion.api import prepared
-    from qdqtool.insertion.halfprecision import to_half
+    from qdqtool.insertion.fp16 import convert_to_fp16
     from qdqtool.insertion.options import PlacementOptions
     from qdqtool.insertion.rules import choose_placement, sketch
     from qdqtool.insertion.scales import find_scale_groups
@@ -86,18 +86,18 @@ def best_placement(model: Model, target: Target) -> Model:
         for tensor in placed.proto.graph.initializer:
             if not has_data(tensor):
                 tensor.CopyFrom(placeholder(tensor.name, tensor.dims, tensor.data_type))
-        to_half(placed)
+        convert_to_fp16(placed)
     return placed
 
 
 def half_twin(model: Model, target: Target) -> Model | None:
     """A float network as a file in FP16, as ``insert`` would write it; None where it cannot be converted."""
     from qdqtool.insertion.api import prepared
-    from qdqtool.insertion.halfprecision import to_half
+    from qdqtool.insertion.fp16 import convert_to_fp16
 
     try:
         work, half, _, _ = prepared(model, model, target, "float", None)
-        return work if half and to_half(work) else None
+        return work if half and convert_to_fp16(work) else None
     except QdqtoolError:
         return None
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from qdqtool import prediction
-from qdqtool.insertion import halfprecision
+from qdqtool.insertion import fp16
 from qdqtool.insertion.options import PlacementOptions
 from qdqtool.insertion.placement import (
     Placement,
@@ -301,7 +301,7 @@ class Planner:
             plan.recipe.build(self.model, weights) if plan.recipe.pairs else (self.model.copy(), [])
         )
         if self.half:
-            halfprecision.to_half(made, self.wide)
+            fp16.convert_to_fp16(made, self.wide)
         return made, quantized
 
     def cost(self, configuration: Configuration) -> Cost:
@@ -320,7 +320,7 @@ class Planner:
     def predict_cost(self, recipe: Recipe) -> Cost:
         index = self.slim.copy() if not recipe.pairs else recipe.build(self.slim, "sketch")[0]
         if self.half:
-            halfprecision.to_half(index, self.wide)
+            fp16.convert_to_fp16(index, self.wide)
         predicted = prediction.predict(index, self.target, advice=False)
         ms = None
         if self.gpu is not None:
