@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 import qdqtool
 from qdqtool import qat
-from qdqtool.qat.networks import exporting_heads
+from qdqtool.qat.networks import switch_heads_to_export
 from qdqtool.runtime.sessions import open_session
 
 TOP = 50
@@ -129,7 +129,7 @@ def load_images(folder: Path, size: int) -> Tensor:
 
 
 def export_network(model: nn.Module, sample: Tensor, path: Path) -> None:
-    with exporting_heads(model.float().eval()), torch.no_grad():
+    with switch_heads_to_export(model.float().eval()), torch.no_grad():
         torch.onnx.export(model, (sample,), str(path), opset_version=17, dynamo=False)
 
 

@@ -34,8 +34,8 @@ from torch import Tensor, nn
 
 from qdqtool import qat
 from qdqtool.findings.left_float import Unfit
-from qdqtool.qat.networks import unwrapped
-from qdqtool.qat.sites import WEIGHTED
+from qdqtool.qat.networks import unwrap
+from qdqtool.qat.sites import WEIGHTED_MODULES
 from qdqtool.types import Prediction
 
 ULTRALYTICS = (
@@ -169,7 +169,7 @@ def measured(name: str) -> dict[str, Any]:
 def _measured(name: str, path: Path) -> dict[str, Any]:
     torch.manual_seed(0)
     made, shape = built(name)
-    network = unwrapped(made)
+    network = unwrap(made)
 
     def pictures(count: int) -> Any:
         return sample_of(name, shape, count)
@@ -211,7 +211,7 @@ def apart(network: nn.Module, plan: qat.Plan, prediction: Prediction) -> dict[st
     reasons = Counter(
         reason.partition(" (")[0].partition("; ")[0]
         for name, reason in plan.skipped
-        if isinstance(modules.get(name), WEIGHTED)
+        if isinstance(modules.get(name), WEIGHTED_MODULES)
         or reason.startswith("a function call with weights")
     )
     del reasons[Unfit.CONSTANT]
@@ -379,7 +379,7 @@ def costs(name: str, options: argparse.Namespace) -> tuple[object, ...]:
     """A row: how many tensors are calibrated, and the ratio for each size of batch."""
     torch.manual_seed(0)
     made, (channels, *_) = built(name)
-    network = unwrapped(made)
+    network = unwrap(made)
     size = COSTS.get(name, 224)
     settle(network, lambda: call(network, torch.rand(4, channels, size, size)))
     plain = copy.deepcopy(network).eval()

@@ -23,10 +23,10 @@ from calibration.dataset import (
     FilesSource,
     InputSpec,
     Sample,
-    Source,
-    fit_all,
-    printable,
-    spread,
+    SampleSource,
+    escape_path,
+    fit_inputs,
+    spread_indices,
 )
 from calibration.images import (
     IMAGE_SUFFIXES,
@@ -38,7 +38,7 @@ from calibration.images import (
 )
 from calibration.listing import BLOCK, block_starts, file_digest, list_files
 from calibration.options import YOLO_PREPROCESS, Preprocess
-from calibration.urls import is_url, local_path, url_source
+from calibration.urls import is_url, local_path, open_url_source
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.util import limits
 from qdqtool.util.archives import Archive, read_header, read_values
@@ -120,7 +120,7 @@ class StackedArray:
         return np.frombuffer(data, self.dtype).reshape(self.shape[1:])
 
 
-class StackedSource(Source):
+class StackedSource(SampleSource):
     """Rows of the arrays in an npz file, one array for each input, or of an npy file.
 
     An array with the rank of the input is stacked along the batch dimension. An array with one more
@@ -204,7 +204,7 @@ class StackedSource(Source):
         return part
 
     def name(self, index: int) -> str:
-        return f"{printable(self.path.name)}[{self.rows[index]}]"
+        return f"{escape_path(self.path.name)}[{self.rows[index]}]"
 
 
 class SampleFilesSource(FilesSource):
@@ -224,7 +224,7 @@ class SampleFilesSource(FilesSource):
                 arrays = {name: archive.read(name) for name in archive.members}
         else:
             arrays = {self.inputs[0].name: _read_npy(path)}
-        return fit_all(arrays, self.inputs, str(path))
+        return fit_inputs(arrays, self.inputs, str(path))
 
 
 def _read_npy(path: Path) -> Array:
@@ -301,7 +301,7 @@ def _check_sample(sample: object, subject: str) -> Mapping[str, Any]:
 _END = object()
 
 
-class MemorySource(Source):
+class MemorySource(SampleSource):
     """Dictionaries of arrays from an iterable. A list can be read again, an iterator once."""
 
     def __init__(self, source: Iterable[object], inputs: Sequence[InputSpec]) -> None:
@@ -336,7 +336,7 @@ class MemorySource(Source):
                 assert self.iterator is not None
                 sample = next(self.iterator, _END)
             if sample is not _END:
-                return fit_all(_check_sample(sample, label), self.inputs, label)
+                return fit_inputs(_check_sample(sample, label), self.inputs, label)
         raise IndexError(index)
 
     def portion(self, indices: Sequence[int]) -> MemorySource:
@@ -389,7 +389,7 @@ def open_data(
             iterable of ``{input name: array}``; or a Dataset, returned as it is.
         inputs: The model's inputs.
         preprocess: How images become inputs; arrays are used as they are.
-        max_images: Maximum number of samples, spread evenly over the data.
+        max_images: Maximum number of samples, spread_indices evenly over the data.
         size: Height and width in pixels if the model leaves them open.
 
     Raises:
@@ -409,7 +409,7 @@ def open_data(
     if isinstance(source, (str, os.PathLike)):
         text = os.fspath(source)
         if is_url(text):
-            return Dataset(url_source(text, inputs, preprocess, size), inputs, max_images)
+            return Dataset(open_url_source(text, inputs, preprocess, size), inputs, max_images)
         path = Path(local_path(text))
         try:
             path.exists()
@@ -438,7 +438,7 @@ def _path_source(
     preprocess: Preprocess,
     size: tuple[int, int] | None,
     max_images: int,
-) -> Source:
+) -> SampleSource:
     suffix = path.suffix.lower()
     if path.is_dir():
         return _folder_source(path, inputs, preprocess, size)
@@ -463,24 +463,24 @@ def _folder_source(
     inputs: Sequence[InputSpec],
     preprocess: Preprocess,
     size: tuple[int, int] | None,
-) -> Source:
+) -> SampleSource:
     listing = list_files(path, IMAGE_SUFFIXES)
     links, counts = listing.broken_links, listing.suffixes
     formats = [f"{counts[s]} {s[1:]}" for s in OTHER_IMAGE_SUFFIXES if counts[s]]
     kinds = ", ".join(sorted(suffix[1:] for suffix in IMAGE_SUFFIXES))
-    remarks = [Remark.OTHER_FORMATS(formats=formats, kinds=kinds)] if formats else []
+    notes = [Remark.OTHER_FORMATS(formats=formats, kinds=kinds)] if formats else []
     if listing.paths:
         if links:
-            remarks.append(Remark.DEAD_LINKS(count=len(links), first=min(links)))
+            notes.append(Remark.DEAD_LINKS(count=len(links), first=min(links)))
         source = ImageSource(listing.paths, path, inputs, preprocess, size)
-        source.remarks = remarks
+        source.notes = notes
         return source
     arrays = list_files(path, ARRAY_SUFFIXES)
     if arrays.paths:
         return SampleFilesSource(arrays.paths, path, inputs)
     reason = f"no images ({kinds}) and no npz or npy files in this folder"
-    if remarks:
-        reason = str(remarks[0])
+    if notes:
+        reason = str(notes[0])
     if links:
         example = f"{len(links)} links in it lead nowhere ({min(links)}, ...)"
         reason = f"{reason}; {example}: are the images mounted?"
@@ -506,7 +506,7 @@ def _read_list(path: Path, max_images: int) -> list[Path]:
             names.append(name)
     if not names:
         raise DataError("lists no images", str(path), code="no-images")
-    return [_resolve(names[i], path.parent) for i in spread(len(names), max_images)]
+    return [_resolve(names[i], path.parent) for i in spread_indices(len(names), max_images)]
 
 
 def _resolve(name: str, folder: Path) -> Path:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from calibration.dataset import Looks
+from calibration.dataset import DataQuality
 from calibration.statistics import (
     CHANNELS,
     MIN_TOP,
@@ -23,7 +23,7 @@ from calibration.statistics import (
     POSITIONS,
     MagnitudeCounter,
     TensorStatistics,
-    counted_bytes,
+    histogram_bytes,
 )
 from qdqtool.errors import DataError
 from qdqtool.util import limits
@@ -140,7 +140,7 @@ class Progress:
     statistics: Statistics
     done: set[int]
     total: int | None
-    looks: Looks = field(default_factory=Looks)
+    quality: DataQuality = field(default_factory=DataQuality)
 
     @property
     def complete(self) -> bool:
@@ -174,7 +174,7 @@ def save_progress(progress: Progress, path: str | os.PathLike[str]) -> None:
         "fingerprint": statistics.fingerprint,
         "images": statistics.images,
         "total": progress.total,
-        "looks": asdict(progress.looks),
+        "looks": asdict(progress.quality),
         "bins": bins,
         "octaves": OCTAVES,
         "warnings": statistics.warnings,
@@ -291,7 +291,7 @@ def _parse(archive: Archive, path: str) -> Progress:
         raise ValueError("negative counts")
     if names:
         limits.check_size(
-            counted_bytes(len(names), bins),
+            histogram_bytes(len(names), bins),
             limits.CACHE_MEMORY,
             f"{path}: the statistics of {len(names)} tensors take",
             DataError,
@@ -363,13 +363,13 @@ def _of(value: Any, kind: type[_T]) -> _T:
     return value
 
 
-def _looks(values: dict[str, Any]) -> Looks:
+def _looks(values: dict[str, Any]) -> DataQuality:
     for name, value in values.items():
         if not isinstance(value, (int, float)) or (
             name not in ("low", "high") and not isinstance(value, int)
         ):
             raise ValueError(f"'{name}' of its header is no number")
-    return Looks(**values)
+    return DataQuality(**values)
 
 
 def _spots(

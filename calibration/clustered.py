@@ -17,12 +17,12 @@ from typing import Any
 
 from calibration.cache import Statistics
 from calibration.cluster.mapping import Cluster, Job
-from calibration.counting import Tally, turns
-from calibration.dataset import Dataset, InputSpec, Looks, Part, Sample, Source
+from calibration.counting import SampleCounter, counting_turns
+from calibration.dataset import DataQuality, Dataset, InputSpec, Sample, SampleSource, SubsetSource
 from calibration.focus import Focus
 from calibration.listing import UNREADABLE
-from calibration.session import fetched_bytes, open_packed, packed_model, worker_count
-from calibration.statistics import TensorStatistics, counted_bytes
+from calibration.session import open_packed_session, pack_model, sample_bytes, worker_count
+from calibration.statistics import TensorStatistics, histogram_bytes
 from qdqtool.errors import ClusterError
 from qdqtool.ir.graph import Model
 from qdqtool.ir.sizes import linear_inputs
@@ -41,7 +41,7 @@ class Assignment:
     inputs: tuple[InputSpec, ...]  # the model's
     fetched: int  # bytes of one sample's tensors
     samples: int  # of all portions
-    by_channel: tuple[str, ...] = ()  # see :class:`calibration.counting.Tally`
+    by_channel: tuple[str, ...] = ()  # see :class:`calibration.counting.SampleCounter`
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Portion:
     """Some samples."""
 
     numbers: tuple[int, ...]  # the samples' numbers
-    source: Source  # their parts, in order; the last sample alone may be filled up
+    source: SampleSource  # their parts, in order; the last sample alone may be filled up
     identities: Sequence[bytes]  # of the parts, as the client sees them
 
     def __str__(self) -> str:
@@ -62,24 +62,26 @@ class Engine:
     def __init__(self, assignment: Assignment, threads: int) -> None:
         if hashlib.sha256(assignment.model).hexdigest() != assignment.sha256:
             raise ClusterError("the model arrived damaged", code="transfer-damaged")
-        counted = counted_bytes(len(assignment.names), assignment.bins)
+        counted = histogram_bytes(len(assignment.names), assignment.bins)
         slots = worker_count(assignment.fetched, threads, counted)
         self.assignment = assignment
-        counters = max(1, threads // slots)
+        threads_each = max(1, threads // slots)
         session = (
-            open_packed(assignment.model, counters, assignment.path) if assignment.model else None
+            open_packed_session(assignment.model, threads_each, assignment.path)
+            if assignment.model
+            else None
         )
         assignment.model = b""
-        self._free: queue.SimpleQueue[Tally] = queue.SimpleQueue()
-        turn = turns(slots)
+        self._free: queue.SimpleQueue[SampleCounter] = queue.SimpleQueue()
+        turn = counting_turns(slots)
         for _ in range(slots):
             self._free.put(
-                Tally(
+                SampleCounter(
                     session,
                     assignment.names,
                     assignment.bins,
                     assignment.focus,
-                    counters,
+                    threads_each,
                     assignment.samples,
                     assignment.by_channel,
                     turn,
@@ -87,20 +89,20 @@ class Engine:
             )
 
     @contextlib.contextmanager
-    def tally(self) -> Iterator[Tally]:
+    def counter(self) -> Iterator[SampleCounter]:
         """One with nothing counted yet, as soon as one is free."""
-        tally = self._free.get()
+        counter = self._free.get()
         try:
-            yield tally
+            yield counter
         finally:
-            tally.forget()
-            self._free.put(tally)
+            counter.reset()
+            self._free.put(counter)
 
 
-class Held(Part):
+class Held(SubsetSource):
     """A source whose samples have to be those that the client of a cluster saw."""
 
-    def __init__(self, source: Source, identities: Sequence[bytes]) -> None:
+    def __init__(self, source: SampleSource, identities: Sequence[bytes]) -> None:
         """Holds what this process reads, with each sample's ``identity`` as the client sees it."""
         super().__init__(source, range(len(identities)))
         self.identities = identities
@@ -140,7 +142,7 @@ def count(engine: Engine, portion: Portion, stopped: threading.Event) -> dict[st
         QdqtoolError: What a sample raises.
     """
     given = engine.assignment
-    with engine.tally() as tally, warnings.catch_warnings():
+    with engine.counter() as counter, warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="PIL")
         begin = time.perf_counter()
         dataset = Dataset(
@@ -149,11 +151,11 @@ def count(engine: Engine, portion: Portion, stopped: threading.Event) -> dict[st
         for number, (_, load) in zip(portion.numbers, dataset.tasks(), strict=True):
             if stopped.is_set():
                 raise ClusterError("the job is over", code="job-over")
-            tally.add(number, load())
+            counter.add(number, load())
         return {
-            "tensors": tally.tensors,
-            "images": tally.images,
-            "looks": asdict(dataset.looks),
+            "tensors": counter.tensors,
+            "images": counter.images,
+            "looks": asdict(dataset.quality),
             "skipped": dataset.skipped,
             "seconds": time.perf_counter() - begin,
         }
@@ -196,7 +198,7 @@ class ClusterPass:
             DataError: The data is in this process only.
         """
         dataset.source.portion(())
-        packed = packed_model(model, computed) if computed else b""
+        packed = pack_model(model, computed) if computed else b""
         self.assignment = Assignment(
             packed,
             hashlib.sha256(packed).hexdigest(),
@@ -205,7 +207,7 @@ class ClusterPass:
             bins,
             focus,
             tuple(dataset.inputs),
-            fetched_bytes(model, computed),
+            sample_bytes(model, computed),
             len(dataset),
             tuple(sorted(linear_inputs(model).intersection(names))),
         )
@@ -239,7 +241,7 @@ class ClusterPass:
         self.tensors = {n: self.tensors[n].merge(packed["tensors"][n]) for n in self.names}
         self.images += packed["images"]
         self.done.update(portion.numbers)
-        self.dataset.take(Looks(**packed["looks"]), packed["skipped"])
+        self.dataset.take(DataQuality(**packed["looks"]), packed["skipped"])
         self._sizer.learn(len(portion.numbers), packed["seconds"], time.perf_counter() - begin)
 
     def snapshot(self) -> tuple[Statistics, Set[int]]:
@@ -254,7 +256,7 @@ class ClusterPass:
             left -= len(taken)
             indices = [i for _, group, _ in taken for i in group]
             identities = [d for _, _, digests in taken for d in digests]
-            if type(self.dataset.source).identity is not Source.identity:
+            if type(self.dataset.source).identity is not SampleSource.identity:
                 identities = [self.dataset.source.identity(i) for i in indices]
             numbers = tuple(n for n, _, _ in taken)
             yield Portion(numbers, self.dataset.source.portion(indices), identities)

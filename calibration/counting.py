@@ -1,4 +1,4 @@
-"""Counting samples: what one thread, or one piece of work on a cluster, adds to its own statistics; threads that do."""
+"""Counting of samples by the threads of a process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import functools
 import threading
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor, wait
-from types import TracebackType
 from typing import Any
 
 import numpy.typing as npt
@@ -15,18 +14,25 @@ import numpy.typing as npt
 from calibration.cache import Statistics
 from calibration.dataset import Sample, Task
 from calibration.focus import Focus, FocusMap
-from calibration.session import Fetcher
-from calibration.statistics import TensorStatistics, scratch_buffer, spotted_samples, step
+from calibration.session import TensorFetcher
+from calibration.statistics import (
+    TensorStatistics,
+    allocate_scratch,
+    sampling_step,
+    spot_sample_numbers,
+)
 from qdqtool.util.threads import SharedTasks, run_threads
 
 
-class Tally:
-    """Runs samples through a session and counts their tensors. A context manager: it owns threads.
+class SampleCounter:
+    """Runs samples through a session and counts their tensors.
+
+    A context manager that closes its threads.
 
     Attributes:
         tensors: Statistics by tensor name.
-        images: Images counted.
-        done: Numbers of the samples done, those included of which no image could be read.
+        images: Number of images counted.
+        done: Numbers of the samples done, with those of which no image could be read.
         lock: Held while a sample is being added, so that a snapshot has whole samples.
     """
 
@@ -36,59 +42,54 @@ class Tally:
         names: Sequence[str],
         bins: int,
         focus: Focus | None,
-        counters: int,
+        threads: int,
         samples: int | None = None,
         by_channel: Collection[str] = (),
-        turn: threading.Semaphore | None = None,
+        turns: threading.Semaphore | None = None,
     ) -> None:
-        """Begins with nothing counted.
+        """Create a counter with nothing counted.
 
         Args:
-            session: Computes the tensors that are not inputs; None where all are.
+            session: Computes the tensors that are not inputs; None if all are inputs.
             names: Tensors to count.
             bins: See :class:`calibration.statistics.TensorStatistics`.
             focus: See :func:`calibration.runner.collect`.
-            counters: Threads that count the tensors of a sample.
-            samples: How many there are in all, wherever they are counted; None where that is not known.
-            by_channel: Tensors whose last axis holds channels to count apart.
-            turn: What lets a few of the tallies beside this one count at the same time, see :func:`turns`.
+            threads: Threads that count the tensors of a sample.
+            samples: Number of samples, counted here or elsewhere; None if unknown.
+            by_channel: Tensors whose last axis has channels that are counted separately.
+            turns: Limits how many counters count at the same time, see :func:`counting_turns`.
         """
         self._names = tuple(names)
         self._bins = bins
         self._samples = samples
-        self._spotted = spotted_samples(samples)
+        self._spot_samples = spot_sample_numbers(samples)
         self._by_channel = frozenset(by_channel)
-        self._turn = turn or threading.Semaphore()
+        self._turns = turns or threading.Semaphore()
         self.lock = threading.Lock()
-        self.forget()
+        self.reset()
         self._focus = focus
-        self._fetcher = None if session is None else Fetcher(session)
-        self._others = counters - 1  # beside the thread that calls
-        self._pool = ThreadPoolExecutor(max(1, self._others))  # threads begin when they are needed
+        self._fetcher = None if session is None else TensorFetcher(session)
+        self._helpers = threads - 1  # in addition to the calling thread
+        self._pool = ThreadPoolExecutor(max(1, self._helpers))  # starts threads when needed
 
-    def __enter__(self) -> Tally:
+    def __enter__(self) -> SampleCounter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._pool.shutdown()
 
-    def forget(self) -> None:
-        """Begins again; the session's buffers and the threads are kept."""
-        self.tensors = {n: TensorStatistics(self._bins) for n in self._names}
+    def reset(self) -> None:
+        """Forget all counts; the session's buffers and the threads stay."""
+        self.tensors = {name: TensorStatistics(self._bins) for name in self._names}
         self.images = 0
         self.done: set[int] = set()
 
     def add(self, number: int, loaded: tuple[Sample, int] | None) -> None:
-        """Counts a sample.
+        """Count a sample.
 
         Args:
-            number: The sample's.
-            loaded: The sample and how many images are in it; None where none could be read.
+            number: Number of the sample.
+            loaded: The sample and its number of images; None if no image could be read.
 
         Raises:
             ModelError: onnxruntime fails on it.
@@ -98,104 +99,113 @@ class Tally:
                 self.done.add(number)
             return
         sample, images = loaded
-        arrays = {**sample, **(self._fetcher.run(sample) if self._fetcher else {})}
-        with self._turn:
-            self._add(number, arrays, images)
+        arrays = dict(sample)
+        if self._fetcher is not None:
+            arrays.update(self._fetcher.run(sample))
+        with self._turns:
+            self._count_tensors(number, arrays, images)
 
-    def _add(self, number: int, arrays: Sample, images: int) -> None:
-        looked_at = None if self._focus is None else self._focus.find(arrays)
-        largest_first = iter(sorted(self.tensors, key=lambda n: -arrays[n].size))
+    def _count_tensors(self, number: int, arrays: Sample, images: int) -> None:
+        focus_map = None if self._focus is None else self._focus.find(arrays)
+        names = iter(sorted(self.tensors, key=lambda name: -arrays[name].size))  # largest first
 
-        def count() -> None:
-            while (name := next(largest_first, None)) is not None:
-                self._count(number, name, arrays[name], looked_at)
+        def count_next() -> None:
+            while (name := next(names, None)) is not None:
+                self._count_tensor(number, name, arrays[name], focus_map)
 
         with self.lock:
-            others = [self._pool.submit(count) for _ in range(self._others)]
+            helpers = [self._pool.submit(count_next) for _ in range(self._helpers)]
             try:
-                count()
+                count_next()
             except BaseException:
-                list(largest_first)  # nothing is left for the others
+                list(names)  # leave nothing for the other threads
                 raise
             finally:
-                wait(others)
-            for other in others:
-                other.result()
+                wait(helpers)
+            for helper in helpers:
+                helper.result()
             self.images += images
             self.done.add(number)
 
-    def _count(
-        self, number: int, name: str, array: npt.NDArray[Any], looked_at: FocusMap | None
+    def _count_tensor(
+        self, number: int, name: str, array: npt.NDArray[Any], focus_map: FocusMap | None
     ) -> None:
         part = self.tensors[name]
-        everywhere = looked_at is not None and looked_at.covers(array)
-        part.add(array, _thread.scratch, everywhere, step(array.shape, self._samples))
-        if number in self._spotted:
+        covered = focus_map is not None and focus_map.covers(array)
+        part.add(array, _buffers.scratch, covered, sampling_step(array.shape, self._samples))
+        if number in self._spot_samples:
             part.add_spots(array, number)
         if name in self._by_channel:
             part.add_channels(array)
-        if looked_at is not None and not everywhere:
-            part.add_focus(looked_at.values(array), _thread.scratch)
+        if focus_map is not None and not covered:
+            part.add_focus(focus_map.values(array), _buffers.scratch)
 
 
-def turns(tallies: int) -> threading.Semaphore:
-    """Half of them count at a time, while the others run the network.
+def counting_turns(counters: int) -> threading.Semaphore:
+    """Return a semaphore that lets half of the counters count while the others run the network.
 
-    Counting is many short steps, and between two of them a thread waits for the interpreter, if another one counts.
+    Counting takes many short steps. Between two of them a thread waits for the interpreter if another
+    one counts.
     """
-    return threading.Semaphore(max(1, tallies // 2))
+    return threading.Semaphore(max(1, counters // 2))
 
 
-class _Thread(threading.local):
-    """Work buffers of each thread, made when it first asks for them."""
+class _ThreadBuffers(threading.local):
+    """Work buffers of each thread, allocated on first use."""
 
     def __init__(self) -> None:
-        self.scratch = scratch_buffer()
+        self.scratch = allocate_scratch()
 
 
-_thread = _Thread()
+_buffers = _ThreadBuffers()
 
 
-# One pass by the threads of this process ----------------------------------------------------------------------------
+# One pass by the threads of this process -------------------------------------------------------------
 
 
 class ThreadPass:
-    """Threads that each load samples and count them on their own; a snapshot merges what they have."""
+    """Threads that load and count samples, each with its own counter.
 
-    def __init__(self, tasks: Iterator[tuple[int, Task]], tallies: list[Tally]) -> None:
-        """Prepares a thread for each tally; the tasks are those of :meth:`calibration.dataset.Dataset.tasks`."""
+    Args:
+        tasks: See :meth:`calibration.dataset.Dataset.tasks`.
+        counters: One for each thread.
+    """
+
+    def __init__(self, tasks: Iterator[tuple[int, Task]], counters: list[SampleCounter]) -> None:
         self._tasks = SharedTasks(tasks)
-        self.tallies = tallies
+        self.counters = counters
         self._ended = False
 
     def results(self) -> Generator[int, None, None]:
-        """The numbers of samples as they are done; all threads have ended when this has, or is closed.
+        """Yield the numbers of samples as they are done.
+
+        All threads have ended when the generator has.
 
         Raises:
-            QdqtoolError: What a sample raised.
+            QdqtoolError: The error of a sample.
         """
         try:
-            workers = [functools.partial(self._count, tally) for tally in self.tallies]
+            workers = [functools.partial(self._count, counter) for counter in self.counters]
             yield from run_threads(self._tasks, workers)
         finally:
             self._ended = True
 
-    def _count(self, tally: Tally, put: Callable[[int], None]) -> None:
-        with tally:
+    def _count(self, counter: SampleCounter, put: Callable[[int], None]) -> None:
+        with counter:
             for number, load_sample in self._tasks:
-                tally.add(number, load_sample())
+                counter.add(number, load_sample())
                 put(number)
 
     def snapshot(self) -> tuple[Statistics, Set[int]]:
-        """What was counted so far, whole samples only, and the numbers of these."""
+        """Return the statistics of whole samples so far, and the numbers of these samples."""
         result = Statistics({})
         done: set[int] = set()
         with contextlib.ExitStack() as stack:
-            for tally in self.tallies:
-                stack.enter_context(tally.lock)
-            for tally in self.tallies:
-                result = result.merge(Statistics(tally.tensors, images=tally.images))
-                done |= tally.done
-            if not self._ended:  # the threads go on counting
-                result.tensors = {n: part.copy() for n, part in result.tensors.items()}
+            for counter in self.counters:
+                stack.enter_context(counter.lock)
+            for counter in self.counters:
+                result = result.merge(Statistics(counter.tensors, images=counter.images))
+                done |= counter.done
+            if not self._ended:  # the threads continue to count
+                result.tensors = {name: part.copy() for name, part in result.tensors.items()}
         return result, done

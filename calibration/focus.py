@@ -1,13 +1,14 @@
-"""Where in the map a network looks: the positions at which its class outputs are highest.
+"""Positions of a detector's map at which its class outputs are highest.
 
-An object detector answers at a few positions of its map, and only what the answers depend on has to survive INT8. A
-range that is best for all values alike is best for the background, which is most of every picture, and clips what the
-rare objects make. How rare they are differs between the calibration data and the deployment, and with it the best
-range; at the positions themselves it hardly does.
+An object detector answers at a few positions of its map, and only the values on which these answers
+depend have to survive INT8. A range that is best for all values is best for the background, which is
+most of every image, and clips the values of the rare objects. The share of objects differs between
+calibration data and deployment, and so does the best range for all values. The best range at the
+positions themselves hardly differs.
 
-A position is looked at when its highest class output reaches a threshold far below that of a detection, or is among the
-highest ``share`` of the sample (so that a sample without objects shows where the network came closest to one), and when
-it is next to such a position.
+A position is in focus in three cases: its highest class output reaches a threshold far below that of
+a detection; the output is among the highest `share` of the sample (so that a sample without objects
+still has positions); or the position is next to one of these.
 """
 
 from __future__ import annotations
@@ -27,63 +28,67 @@ _Indices = npt.NDArray[np.intp]
 
 
 class FocusMap:
-    """The positions looked at in one sample, for maps of any size.
+    """Positions in focus in one sample, for activations of any size.
 
     Attributes:
-        masks: Boolean maps [height, width] of each row of the batch, on the finest class output's grid.
+        masks: Boolean maps [height, width] of each row of the batch, on the grid of the finest class
+            output.
     """
 
     def __init__(self, masks: Sequence[_Mask]) -> None:
         self.masks = masks
-        self._known: dict[tuple[int, int], list[_Indices]] = {}
+        self._indices_by_size: dict[tuple[int, int], list[_Indices]] = {}
 
     def values(self, array: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
-        """What an activation [n, c, h, w] holds at these positions: [c, positions] of each row of the batch.
+        """Return the values of an activation [n, c, h, w] at the positions in focus.
 
-        Empty where the activation is no map, or its batch is another.
+        Returns:
+            [c, positions] of each row of the batch that has such positions. Empty if the activation
+            is not a map or has another batch.
         """
         if array.ndim != 4 or len(array) != len(self.masks) or 0 in array.shape:
             return []
         rows = self._indices(array.shape[2], array.shape[3])
         return [
-            np.take(a.reshape(len(a), -1), at, axis=1)
-            for a, at in zip(array, rows, strict=True)
-            if len(at)
+            np.take(row.reshape(len(row), -1), indices, axis=1)
+            for row, indices in zip(array, rows, strict=True)
+            if len(indices)
         ]
 
     def covers(self, array: npt.NDArray[Any]) -> bool:
-        """Whether every position of an activation [n, c, h, w] is looked at, so that :meth:`values` has all of it."""
+        """Return whether every position of an activation [n, c, h, w] is in focus."""
         if array.ndim != 4 or len(array) != len(self.masks):
             return False
         height, width = array.shape[2:]
-        return all(len(at) == height * width for at in self._indices(height, width))
+        return all(len(indices) == height * width for indices in self._indices(height, width))
 
     def _indices(self, height: int, width: int) -> list[_Indices]:
-        if (height, width) not in self._known:
-            self._known[height, width] = [
-                np.flatnonzero(resized(m, height, width)) for m in self.masks
-            ]
-        return self._known[height, width]
+        if (height, width) not in self._indices_by_size:
+            masks = [resize_mask(mask, height, width) for mask in self.masks]
+            self._indices_by_size[height, width] = [np.flatnonzero(mask) for mask in masks]
+        return self._indices_by_size[height, width]
 
 
-def resized(mask: _Mask, height: int, width: int) -> _Mask:
-    """A mask on another grid: a cell is set when any cell of the other grid that it touches is."""
+def resize_mask(mask: _Mask, height: int, width: int) -> _Mask:
+    """Move a mask [h, w] to another grid.
+
+    A cell of the result is set if any cell of the mask that it touches is set.
+    """
     for axis, size in ((0, height), (1, width)):
-        have = mask.shape[axis]
-        start = np.arange(size) * have // size
-        end = -(-np.arange(1, size + 1) * have // size)  # rounded up
-        if size >= have and size % have == 0:
-            mask = np.repeat(mask, size // have, axis=axis)
+        length = mask.shape[axis]
+        start = np.arange(size) * length // size
+        end = -(-np.arange(1, size + 1) * length // size)  # rounded up
+        if size >= length and size % length == 0:
+            mask = np.repeat(mask, size // length, axis=axis)
             continue
-        counts = np.concatenate(
-            [np.zeros_like(mask.take([0], axis), np.int64), np.cumsum(mask, axis=axis)], axis=axis
-        )
+        zeros = np.zeros_like(mask.take([0], axis), np.int64)
+        counts = np.concatenate([zeros, np.cumsum(mask, axis=axis)], axis=axis)
         mask = counts.take(end, axis) > counts.take(start, axis)
     return mask
 
 
-def dilated(mask: _Mask) -> _Mask:
-    """A mask [h, w] and its eight neighbours."""
+def dilate_mask(mask: _Mask) -> _Mask:
+    """Add the eight neighbors of each set cell of a mask [h, w]."""
     tall = mask.copy()
     tall[1:] |= mask[:-1]
     tall[:-1] |= mask[1:]
@@ -95,12 +100,13 @@ def dilated(mask: _Mask) -> _Mask:
 
 @dataclass(frozen=True)
 class Focus:
-    """Which tensors show where a network looks.
+    """Class outputs that show the positions on which a detector's answers depend.
 
     Attributes:
-        scores: Class outputs [n, classes, h, w], in front of the Sigmoid.
-        threshold: In their units.
-        share: Of all positions of a sample, all maps together; from 0 to 1.
+        scores: Names of class outputs [n, classes, h, w] before the Sigmoid.
+        threshold: Lowest class output in focus, in units of the class outputs (logits).
+        share: Share of all positions of a sample, over all class outputs, that is always in focus;
+            from 0 to 1.
     """
 
     scores: tuple[str, ...]
@@ -108,25 +114,32 @@ class Focus:
     share: float = SHARE
 
     def find(self, outputs: dict[str, npt.NDArray[Any]]) -> FocusMap | None:
-        """The positions looked at; None where an output is no map, not finite, or the batches differ."""
+        """Return the positions in focus.
+
+        Args:
+            outputs: Tensors of one sample by name, with the class outputs.
+
+        Returns:
+            None if a class output is not a map or not finite, or if the batches differ.
+        """
         maps = []
         for name in self.scores:
             array = outputs[name]
             if array.ndim != 4 or 0 in array.shape or not np.isfinite(array).all():
                 return None
             maps.append(array.max(axis=1).astype(np.float32))
-        if not maps or len({len(m) for m in maps}) != 1:
+        if len({len(level) for level in maps}) != 1:
             return None
-        height = max(m.shape[1] for m in maps)
-        width = max(m.shape[2] for m in maps)
-        masks = []
-        for row in range(len(maps[0])):
-            levels = [m[row] for m in maps]
-            everything = np.concatenate([level.ravel() for level in levels])
-            count = max(1, round(self.share * everything.size))
-            threshold = min(self.threshold, float(np.partition(everything, -count)[-count]))
-            mask = np.zeros((height, width), bool)
-            for level in levels:
-                mask |= resized(dilated(level >= threshold), height, width)
-            masks.append(mask)
-        return FocusMap(masks)
+        return FocusMap([self._mask([level[row] for level in maps]) for row in range(len(maps[0]))])
+
+    def _mask(self, levels: list[npt.NDArray[np.float32]]) -> _Mask:
+        """Return the positions in focus of one image, from its highest class outputs [h, w]."""
+        scores = np.concatenate([level.ravel() for level in levels])
+        count = max(1, round(self.share * scores.size))
+        threshold = min(self.threshold, float(np.partition(scores, -count)[-count]))
+        height = max(level.shape[0] for level in levels)
+        width = max(level.shape[1] for level in levels)
+        mask = np.zeros((height, width), bool)
+        for level in levels:
+            mask |= resize_mask(dilate_mask(level >= threshold), height, width)
+        return mask

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import struct
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from calibration.dataset import Array, FilesSource, InputSpec
 from calibration.options import YOLO_PREPROCESS, Preprocess
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.util import limits
-from qdqtool.util.files import read_all, reading_problem, record_input
+from qdqtool.util.files import reading_problem, record_input
 from qdqtool.util.said import said
 from qdqtool.util.text import reason_of
 
@@ -63,27 +62,24 @@ def decode(source: ImageFile, name: str = "") -> npt.NDArray[np.uint8]:
         RGB values, uint8 [height, width, 3].
 
     Raises:
-        DataError: It cannot be read, is damaged, is not a regular file, or has more than
-            :data:`qdqtool.util.limits.IMAGE_PIXELS` pixels.
+        DataError: It cannot be read, is damaged, is not a regular file, or is above one of the limits
+            :data:`qdqtool.util.limits.IMAGE_FILE` and :data:`qdqtool.util.limits.IMAGE_PIXELS`.
     """
     return np.array(read_image(source, name))
 
 
-def read_image(source: ImageFile, name: str = "", *, halve: bool = False) -> Image.Image:
-    """Decode an image as an RGB image of Pillow; see :func:`decode`.
-
-    Args:
-        source: Path, or open file.
-        name: Name of an open file for messages.
-        halve: Whether a large JPEG is decoded at half its sides instead of being rejected.
-    """
+def read_image(source: ImageFile, name: str = "") -> Image.Image:
+    """Decode an image as an RGB image of Pillow; see :func:`decode`."""
     with contextlib.ExitStack() as stack:
         try:
             if isinstance(source, str | os.PathLike):
                 name = Path(source).name
                 source = stack.enter_context(_open_file(source))
-            image = stack.enter_context(_open_image(_seekable(source), name))
-            _check_pixels(image, halve)
+            image = stack.enter_context(_open_image(source, name))
+            width, height = image.size
+            if width * height > limits.IMAGE_PIXELS:  # checked before the pixels are decoded
+                reason = f"{width}x{height} pixels; the limit is {limits.IMAGE_PIXELS}"
+                raise DataError(reason, code="image-too-large")
             return _to_upright_rgb(image)
         except QdqtoolError:
             raise
@@ -98,19 +94,8 @@ def _open_file(path: str | os.PathLike[str]) -> IO[bytes]:
     if problem:
         code = "file-unreadable" if os.path.exists(path) else "file-missing"
         raise DataError(problem, code=code)
+    limits.check_size(os.path.getsize(path), limits.IMAGE_FILE, "the file has", DataError)
     return open(path, "rb")
-
-
-def _seekable(file: IO[bytes]) -> IO[bytes]:
-    """Return the file, or its contents if it is a stream, and check the size."""
-    if not file.seekable():
-        data = read_all(file, limits.IMAGE_FILE)
-        if data is None:
-            limit = limits.format_bytes(limits.IMAGE_FILE)
-            raise DataError(f"it has more than {limit}, the limit", code="file-too-large")
-        return io.BytesIO(data)
-    limits.check_size(file.seek(0, os.SEEK_END), limits.IMAGE_FILE, "the file has", DataError)
-    return file
 
 
 def _open_image(file: IO[bytes], name: str) -> Image.Image:
@@ -128,20 +113,6 @@ def _open_image(file: IO[bytes], name: str) -> Image.Image:
                 file.seek(0)
                 return open_format(file, "")
     raise DataError(f"cannot identify image file {name!r}", code="wrong-format")
-
-
-def _check_pixels(image: Image.Image, halve: bool) -> None:
-    """Reject an image that is too large, before its pixels are decoded."""
-    width, height = image.size
-    limit = limits.IMAGE_PIXELS
-    # The decoder holds a progressive JPEG in its full size.
-    is_jpeg = isinstance(image, JpegImagePlugin.JpegImageFile)
-    if halve and is_jpeg and width * height > limit and "progressive" not in image.info:
-        limit = limits.LARGE_JPEG_PIXELS
-        image.draft(None, (width // 2, height // 2))
-    if width * height > limit:
-        reason = f"{width}x{height} pixels; the limit for {image.format} is {limit}"
-        raise DataError(reason, code="image-too-large")
 
 
 def _to_upright_rgb(image: Image.Image) -> Image.Image:
@@ -259,7 +230,7 @@ class ImageSource(FilesSource):
 
     def configure(
         self,
-        where: str,
+        path: str,
         inputs: Sequence[InputSpec],
         preprocess: Preprocess,
         size: tuple[int, int] | None,
@@ -273,7 +244,7 @@ class ImageSource(FilesSource):
             names = ", ".join(f"'{i.name}'" for i in inputs)
             raise DataError(
                 f"images cannot feed a model with {len(inputs)} inputs ({names}); give npz files",
-                where,
+                path,
                 code="input-count",
             )
         self.spec = inputs[0]
@@ -292,7 +263,7 @@ class ImageSource(FilesSource):
 
     def load_image(self, source: ImageFile, name: str = "") -> dict[str, Array]:
         """Return an image as the network's input; see :func:`decode`."""
-        image = read_image(source, name, halve=True)
+        image = read_image(source, name)
         array = prepare(image, self.height, self.width, self.preprocess, self.channels)
         if self.nhwc:
             array = np.ascontiguousarray(array.transpose(0, 2, 3, 1))

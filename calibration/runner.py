@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING
 
 from calibration.arrays import open_data
 from calibration.cache import Progress, Statistics, load_progress, save_progress
-from calibration.counting import Tally, ThreadPass, turns
-from calibration.dataset import Dataset, Looks
+from calibration.counting import SampleCounter, ThreadPass, counting_turns
+from calibration.dataset import DataQuality, Dataset
 from calibration.focus import Focus
 from calibration.listing import file_digest
 from calibration.options import YOLO_PREPROCESS, Preprocess
 from calibration.session import (
     check_tensors,
     external_folder,
-    fetched_bytes,
     input_specs,
     metadata_size,
     open_session,
+    sample_bytes,
     worker_count,
 )
-from calibration.statistics import DEFAULT_BINS, counted_bytes
+from calibration.statistics import DEFAULT_BINS, histogram_bytes
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource, load
@@ -78,7 +78,7 @@ def collect(
         focus: Which tensors show where the network looks; the wanted tensors that are maps then get ``focus``
             statistics over these positions as well.
         preprocess: How images become inputs; arrays are used as they are.
-        max_images: Maximum number of samples, spread evenly over the data.
+        max_images: Maximum number of samples, spread_indices evenly over the data.
         size: Height and width in pixels if the model leaves them open. Default: its ``imgsz``
             metadata.
         cache: File that keeps the statistics. It is saved every few seconds and at the end,
@@ -260,7 +260,7 @@ class _Job:
                 {n: old[n] for n in self.names}, images=old.images, skipped=old.skipped
             )
             self.done = found.done
-            self.dataset.looks = found.looks
+            self.dataset.quality = found.quality
             self.dataset.skipped.extend(old.skipped)
             self.notes.append(Remark.RESUMED(cache=self.cache, images=old.images))
         return None
@@ -338,20 +338,22 @@ class _Job:
         count = 1
         if self.dataset.source.random_access:
             count = worker_count(
-                fetched_bytes(self.model, computed),
+                sample_bytes(self.model, computed),
                 core_count(),
-                counted_bytes(len(wanted), self.bins),
+                histogram_bytes(len(wanted), self.bins),
             )
         threads = max(1, core_count() // count)
         session = open_session(self.model, computed, threads) if computed else None
         samples = None if self.dataset.indices is None else len(self.dataset)
         by_channel = linear_inputs(self.model)
-        turn = turns(count)
-        tallies = [
-            Tally(session, wanted, self.bins, self.focus, threads, samples, by_channel, turn)
+        turn = counting_turns(count)
+        counters = [
+            SampleCounter(
+                session, wanted, self.bins, self.focus, threads, samples, by_channel, turn
+            )
             for _ in range(count)
         ]
-        return ThreadPass(self.dataset.tasks(self.done), tallies)
+        return ThreadPass(self.dataset.tasks(self.done), counters)
 
     def _save(self, counted: Statistics, done: Set[int], finished: bool = False) -> Statistics:
         result = self.before.merge(counted)
@@ -370,7 +372,7 @@ class _Job:
             total = len(done) if finished else None
             self._check_own(self.cache)
             save_progress(
-                Progress(self.key, everything, done, total, Looks(**vars(dataset.looks))),
+                Progress(self.key, everything, done, total, DataQuality(**vars(dataset.quality))),
                 self.cache,
             )
             self.seen = _identity(self.cache)

@@ -1,4 +1,4 @@
-"""The part of a model that computes the wanted tensors, and onnxruntime sessions on it that take little memory."""
+"""Partial models that compute some tensors, and onnxruntime sessions on them that take little memory."""
 
 from __future__ import annotations
 
@@ -30,50 +30,37 @@ Size = tuple[int, int]
 
 
 def input_specs(model: Model) -> list[InputSpec]:
-    """The model's inputs, initializers apart.
+    """Return the model's inputs without its initializers.
 
     Raises:
-        ModelError: An input is not a tensor, or holds no numbers.
+        ModelError: An input is not a tensor of numbers with a known rank.
     """
-    specs = []
-    for value in model.proto.graph.input:
-        if value.name in model.initializers:
-            continue
-        elem_type = value.type.tensor_type.elem_type if value.type.HasField("tensor_type") else 0
-        try:
-            dtype = onnx.helper.tensor_dtype_to_np_dtype(elem_type)
-        except KeyError:
-            raise ModelError(
-                f"input '{value.name}' is not a tensor of numbers",
-                _name(model),
-                code="not-a-tensor",
-                node=value.name,
-            ) from None
-        if dtype.kind not in "fiub":
-            raise ModelError(
-                f"input '{value.name}' holds {dtype}, which cannot be fed",
-                _name(model),
-                code="wrong-type",
-                node=value.name,
-            )
-        if not value.type.tensor_type.HasField("shape"):
-            raise ModelError(
-                f"input '{value.name}' has no known rank; export the model with shapes",
-                _name(model),
-                code="unknown-rank",
-                node=value.name,
-            )
-        # Some exporters write 0 or -1 for an open dimension.
-        shape = tuple(d if d is not None and d > 0 else None for d in model.shape(value.name) or ())
-        specs.append(InputSpec(value.name, shape, dtype.name))
-    return specs
+    values = [v for v in model.proto.graph.input if v.name not in model.initializers]
+    return [_input_spec(model, value) for value in values]
+
+
+def _input_spec(model: Model, value: onnx.ValueInfoProto) -> InputSpec:
+    elem_type = value.type.tensor_type.elem_type if value.type.HasField("tensor_type") else 0
+    label, path = f"input '{value.name}'", _display_path(model)
+    try:
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(elem_type)
+    except KeyError:
+        reason = f"{label} is not a tensor of numbers"
+        raise ModelError(reason, path, code="not-a-tensor", node=value.name) from None
+    if dtype.kind not in "fiub":
+        reason = f"{label} holds {dtype}, which cannot be fed"
+        raise ModelError(reason, path, code="wrong-type", node=value.name)
+    if not value.type.tensor_type.HasField("shape"):
+        reason = f"{label} has no known rank; export the model with shapes"
+        raise ModelError(reason, path, code="unknown-rank", node=value.name)
+    # Some exporters write 0 or -1 for an open dimension.
+    shape = tuple(d if d is not None and d > 0 else None for d in model.shape(value.name) or ())
+    return InputSpec(value.name, shape, dtype.name)
 
 
 def metadata_size(model: Model) -> Size | None:
-    """Height and width from the ``imgsz`` metadata that Ultralytics writes (``[640, 640]``); None without it."""
-    text = model.metadata.get("imgsz", "")[
-        :1000
-    ]  # two numbers; as objects, megabytes of lists take forty times that
+    """Return height and width from the `imgsz` metadata of Ultralytics (`[640, 640]`), or None."""
+    text = model.metadata.get("imgsz", "")[:1000]
     try:
         value = parse_json(text)
     except (ValueError, RecursionError):
@@ -90,31 +77,31 @@ def metadata_size(model: Model) -> Size | None:
     return None
 
 
-def _name(model: Model) -> str:
+def _display_path(model: Model) -> str:
     return model.path or "model"
 
 
 def check_tensors(model: Model, tensors: Sequence[str]) -> None:
-    """Makes sure that every tensor can be computed.
+    """Check that every tensor exists and is not a constant.
 
     Raises:
-        ModelError: One does not exist, or is a constant.
+        ModelError: A tensor does not exist, or is a constant.
     """
-    known = {*model.producers, *model.inputs}
+    computed = {*model.producers, *model.inputs}
     for name in tensors:
         if model.is_constant(name):
             raise ModelError(
                 f"tensor '{name}' is a constant; its range needs no calibration",
-                _name(model),
+                _display_path(model),
                 code="constant-tensor",
                 node=name,
             )
-        if name not in known:
-            close = difflib.get_close_matches(name, known, 1)
+        if name not in computed:
+            close = difflib.get_close_matches(name, computed, 1)
             hint = f"; did you mean '{close[0]}'?" if close else ""
             raise ModelError(
                 f"there is no tensor '{name}'{hint}",
-                _name(model),
+                _display_path(model),
                 code="unknown-choice",
                 parameter="tensors",
                 node=name,
@@ -124,37 +111,45 @@ def check_tensors(model: Model, tensors: Sequence[str]) -> None:
 def partial_model(
     model: Model,
     tensors: Sequence[str],
-    given: Sequence[onnx.ValueInfoProto] = (),
+    fed: Sequence[onnx.ValueInfoProto] = (),
     *,
     weights: bool = True,
 ) -> onnx.ModelProto:
-    """A model whose outputs are the given tensors; nodes, weights and inputs that they do not need are left out.
+    """Return a model with some tensors as outputs, and only the nodes, weights and inputs for them.
 
-    External data stays external. It is made to be run: newest exporters state an IR version that the installed
-    onnxruntime refuses, whatever is in the file. Tensors that are ``given`` will be fed instead of computed, where they
-    are needed; large weights become placeholders without ``weights``.
+    External data stays external. The IR version is at most the one that onnxruntime accepts: new
+    exporters write newer ones, whatever is in the file.
+
+    Args:
+        model: Source.
+        tensors: Names of the outputs.
+        fed: Tensors that become inputs instead of being computed, if they are needed.
+        weights: Whether large weights are included instead of placeholders.
     """
-    fed = {v.name for v in given}
+    fed_names = {value.name for value in fed}
     source = model.proto
     stored = (
         t if weights or not external.is_separable(t) else without_data(t)
         for t in source.graph.initializer
     )
     outputs = [onnx.ValueInfoProto(name=t) for t in tensors]
-    result, needed = extract_part(source, [n.proto for n in model.ordered], outputs, stored, fed)
+    result, needed = extract_part(
+        source, [n.proto for n in model.ordered], outputs, stored, fed_names
+    )
     result.ir_version = min(source.ir_version, sessions.IR_VERSION)
     graph = result.graph
     graph.name = graph.name or "calibration"
-    # Before IR version 4 initializers had to be inputs too; from then on listing them only stops constant folding.
-    listed = model.initializers if source.ir_version < 4 else {}
-    allowed = {*model.inputs, *listed} - fed
-    graph.input.extend(v for v in source.graph.input if v.name in needed and v.name in allowed)
-    graph.input.extend(v for v in given if v.name in needed)
+    # Before IR version 4 initializers had to be inputs too. Since then, an initializer that is an
+    # input only prevents constant folding.
+    input_initializers = model.initializers if source.ir_version < 4 else {}
+    allowed = ({*model.inputs, *input_initializers} - fed_names).intersection(needed)
+    graph.input.extend(v for v in source.graph.input if v.name in allowed)
+    graph.input.extend(v for v in fed if v.name in needed)
     return result
 
 
 def external_folder(model: Model) -> str:
-    """The folder of the model's external weights; empty where it has none.
+    """Return the folder of the model's external weights, empty if it has none.
 
     Raises:
         ModelError: A weight file is missing or lies outside the model's folder.
@@ -182,26 +177,29 @@ def external_folder(model: Model) -> str:
     return folder
 
 
-# Sessions ------------------------------------------------------------------------------------------------------------
+# Sessions --------------------------------------------------------------------------------------------
 
 _MAX_WORKERS = 4
 
 
-def worker_count(fetched_bytes: int, available: int, counted_bytes: int = 0) -> int:
-    """Worker threads: each runs whole samples, so that one decodes and counts while another runs the network.
+def worker_count(sample_bytes: int, available: int, histogram_bytes: int = 0) -> int:
+    """Return the number of worker threads.
+
+    Each runs whole samples, so that one decodes and counts while another runs the network.
 
     Args:
-        fetched_bytes: What each holds of a sample.
+        sample_bytes: Memory of a sample's tensors in one thread.
         available: Cores.
-        counted_bytes: What each counts into; one alone needs nothing to merge them into.
+        histogram_bytes: Memory of one thread's histograms. Several threads need one more set, to
+            merge into.
     """
-    wanted = max(1, min(_MAX_WORKERS, available // 2 if available > 3 else available))
-    room = limits.COUNTED // max(counted_bytes, 1) - 1
-    return max(1, min(wanted, limits.FETCHED // max(fetched_bytes, 1), room))
+    wished = max(1, min(_MAX_WORKERS, available // 2 if available > 3 else available))
+    by_counts = limits.COUNTED // max(histogram_bytes, 1) - 1
+    return max(1, min(wished, limits.FETCHED // max(sample_bytes, 1), by_counts))
 
 
-def fetched_bytes(model: Model, names: Sequence[str]) -> int:
-    """Size of the named tensors as float32, open dimensions counted as 1."""
+def sample_bytes(model: Model, names: Sequence[str]) -> int:
+    """Return the size of some tensors as float32; open dimensions count as 1."""
     total = 0
     for name in names:
         size = 4
@@ -212,10 +210,10 @@ def fetched_bytes(model: Model, names: Sequence[str]) -> int:
 
 
 def open_session(model: Model, names: Sequence[str], threads: int) -> Any:
-    """An onnxruntime session on the CPU that computes the given tensors.
+    """Open an onnxruntime session on the CPU that computes some tensors.
 
     Raises:
-        ModelError: onnxruntime does not take the model.
+        ModelError: onnxruntime rejects the model.
     """
     folder = external_folder(model)
     partial = partial_model(model, names, weights=bool(folder))
@@ -225,76 +223,80 @@ def open_session(model: Model, names: Sequence[str], threads: int) -> Any:
         except Exception:
             if not folder:
                 raise
-            # Older onnxruntime (seen with 1.20) does not know the folder's key: the weights go into the model instead.
+            # Older onnxruntime (seen with 1.20) has no option for the folder of external weights.
             partial = partial_model(model, names)
-            _take_weights_in(model, partial)
+            _embed_weights(model, partial)
             return open_proto(partial, threads)
-    except Exception as error:  # onnxruntime's exceptions have no common base but this
-        raise _refused(model.path, error) from error
+    except Exception as error:  # onnxruntime's exceptions have no other common base
+        raise _session_error(model.path, error) from error
     finally:
         return_freed_memory()
 
 
-def packed_model(model: Model, names: Sequence[str]) -> bytes:
-    """What a session elsewhere needs to compute the given tensors: a model with all its weights, serialized.
+def pack_model(model: Model, names: Sequence[str]) -> bytes:
+    """Serialize the partial model for some tensors with all its weights.
 
     Raises:
-        ModelError: A weight file is missing, or it is over 2 GB.
+        ModelError: A weight file is missing, or the result is over 2 GB.
     """
     folder = external_folder(model)
     partial = partial_model(model, names)
     try:
         if folder:
-            _take_weights_in(model, partial)
+            _embed_weights(model, partial)
         return bytes(partial.SerializeToString())
     except (ValueError, EncodeError):
         raise ModelError(
             "is over 2 GB, which cannot be sent to a cluster; calibrate it on one machine",
-            _name(model),
+            _display_path(model),
             code="model-too-large",
         ) from None
 
 
-def open_packed(source: bytes, threads: int, name: str, **options: Any) -> Any:
-    """A session on what :func:`packed_model` gave; ``name`` is the model's, for messages.
+def open_packed_session(source: bytes, threads: int, name: str, **options: Any) -> Any:
+    """Open a session on the result of :func:`pack_model`.
 
-    ``options`` are those of :func:`qdqtool.runtime.sessions.open_session`.
+    Args:
+        source: Serialized model.
+        threads: Threads of the session.
+        name: Path of the original model for messages.
+        **options: Options of :func:`qdqtool.runtime.sessions.open_session`.
 
     Raises:
-        ModelError: onnxruntime does not take it.
+        ModelError: onnxruntime rejects the model.
     """
     try:
         return sessions.open_session(source, threads, **options)
-    except Exception as error:  # onnxruntime's exceptions have no common base but this
-        raise _refused(name, error) from error
+    except Exception as error:  # onnxruntime's exceptions have no other common base
+        raise _session_error(name, error) from error
 
 
-def _refused(name: str, error: BaseException) -> ModelError:
-    return ModelError(
-        f"onnxruntime cannot run it: {sessions.describe_failure(error)}",
-        name or "model",
-        code="onnxruntime-failed",
-    )
+def _session_error(path: str, error: BaseException) -> ModelError:
+    reason = f"onnxruntime cannot run it: {sessions.describe_failure(error)}"
+    return ModelError(reason, path or "model", code="onnxruntime-failed")
 
 
-def _take_weights_in(model: Model, partial: onnx.ModelProto) -> None:
+def _embed_weights(model: Model, partial: onnx.ModelProto) -> None:
     for tensor in partial.graph.initializer:
         if external_data_helper.uses_external_data(tensor):
             tensor.CopyFrom(model.external_tensor(tensor) or tensor)
 
 
 def return_freed_memory() -> None:
-    """Gives the system back what was freed. Of the copies that opening a session makes of all weights, glibc keeps
-    those of a few megabytes for itself: 110 MB with YOLOv8s. Elsewhere nothing is done."""
+    """Return freed memory to the system, if the C library is glibc.
+
+    Opening a session copies all weights. glibc keeps the freed copies of a few megabytes: 110 MB with
+    YOLOv8s.
+    """
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
-class Fetcher:
+class TensorFetcher:
     """Runs a session on samples.
 
-    The values lie where onnxruntime computed them, in memory that it uses again once they are let go of. Buffers of
-    our own would be held in addition to all that a run takes before it has filled them.
+    The values are in memory of onnxruntime, which uses it again when they are released. Own buffers
+    would take memory in addition to that of a run.
     """
 
     def __init__(self, session: Any) -> None:
@@ -303,7 +305,7 @@ class Fetcher:
         self.outputs = [o.name for o in session.get_outputs()]
 
     def run(self, sample: Sample) -> dict[str, npt.NDArray[Any]]:
-        """The outputs by name; to be let go of before the next run.
+        """Return the outputs by name; release them before the next run.
 
         Raises:
             ModelError: onnxruntime fails.
@@ -311,8 +313,6 @@ class Fetcher:
         try:
             values = self.session.run(self.outputs, {n: sample[n] for n in self.inputs})
         except Exception as error:
-            raise ModelError(
-                f"onnxruntime failed on a sample: {sessions.describe_failure(error)}",
-                code="onnxruntime-failed",
-            ) from error
+            reason = f"onnxruntime failed on a sample: {sessions.describe_failure(error)}"
+            raise ModelError(reason, code="onnxruntime-failed") from error
         return dict(zip(self.outputs, values, strict=True))

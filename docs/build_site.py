@@ -26,7 +26,7 @@ from typing import Any
 import calibration
 import qdqtool
 from qdqtool import qat
-from qdqtool.builders.child import is_installed
+from qdqtool.builders.compiler_process import is_installed
 from qdqtool.commands import cli
 from qdqtool.commands.demo_run import write_images, yolov8n
 from qdqtool.errors import VersionError

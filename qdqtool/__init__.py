@@ -24,6 +24,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from qdqtool.comparison.api import compare
+    from qdqtool.comparison.result import Comparison
     from qdqtool.extraction.job import extract
     from qdqtool.extraction.result import Extraction
     from qdqtool.fixing.api import Fixed, fix
@@ -36,13 +38,11 @@ if TYPE_CHECKING:
     from qdqtool.types import TOOL_VERSION as __version__
     from qdqtool.types import ConvOutcome, Finding, Precision, Prediction
     from qdqtool.verification.api import verify
-    from qdqtool.verification.comparing.api import compare
-    from qdqtool.verification.comparing.result import Comparison
     from qdqtool.verification.lines import Verification
 
 _HOMES = {
-    "compare": "qdqtool.verification.comparing.api",
-    "Comparison": "qdqtool.verification.comparing.result",
+    "compare": "qdqtool.comparison.api",
+    "Comparison": "qdqtool.comparison.result",
     "extract": "qdqtool.extraction.job",
     "Extraction": "qdqtool.extraction.result",
     "fix": "qdqtool.fixing.api",

@@ -23,9 +23,9 @@ from qdqtool.commands.cli import cli, run
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.util import files, limits, outputs
 from qdqtool.util.outputs import atomic_write, write_text
+from tests.comparison.networks import network
 from tests.slow import slow_after
 from tests.sources import nodes_like
-from tests.verification.comparing.networks import network
 from tools.fuzz_inputs.seeds import COMMANDS, write_seeds
 from tools.growth.families import Net
 

@@ -20,7 +20,7 @@ import pytest
 
 import calibration
 import qdqtool
-from qdqtool.buildlog.names import base_name, parts
+from qdqtool.buildlog.names import base_name, parse_layer_name
 from tests.growth_factor import LINEAR, LONGEST, QUADRATIC, growth_factor
 from tests.growth_factor import (
     processor_time as processor_time,  # imported from here by other tests
@@ -233,6 +233,6 @@ def test_names_long_suffix_takes_linear_time(unit: str) -> None:
     def strip_suffixes(length: int) -> None:
         name = "x" + unit * (length // len(unit)) + "x"
         assert base_name(name) == name
-        parts(name)
+        parse_layer_name(name)
 
     assert growth_factor(strip_suffixes, LINEAR) <= LINEAR

@@ -25,6 +25,8 @@ from qdqtool.trt.faults import (
 )
 from qdqtool.trt.refusals import WeightsNotConstant
 from qdqtool.types import Cause, Evidence, Finding, Refusal, Severity
+from tests.comparison.networks import float_network, network
+from tests.comparison.test_changes import listing
 from tests.findings.graphs import GRAPHS, ones, weighted
 from tests.findings.lint import test_api as lint
 from tests.findings.lint.test_operators import conv3d
@@ -32,8 +34,6 @@ from tests.findings.test_causes import residual
 from tests.findings.test_refusals import TARGETS
 from tests.fixing.test_places import detector
 from tests.trt.builder import Graph
-from tests.verification.comparing.networks import float_network, network
-from tests.verification.comparing.test_changes import listing
 
 
 def after_pair(op: str, **attributes: object) -> onnx.ModelProto:

@@ -30,6 +30,7 @@ CONFIG = "tools/mutants.toml"
 PACKAGES = (
     "calibration",
     "qdqtool/buildlog",
+    "qdqtool/comparison",
     "qdqtool/findings",
     "qdqtool/fixing",
     "qdqtool/insertion",

@@ -56,29 +56,31 @@ def build(
 
         check_capabilities(options.sm, RTX)
     if options.builder == "trtexec":
-        from qdqtool.builders.run import build_with_trtexec, run_one
+        from qdqtool.builders.run import build_with_trtexec, run_build
 
-        return run_one(
+        return run_build(
             model,
             options.output,
             lambda path, work: build_with_trtexec(
                 path, work, seconds, options.keep_engine, options.shapes or {}
             ),
         )
-    from qdqtool.builders.child import Child
+    from qdqtool.builders.compiler_process import CompilerProcess
 
     if isinstance(model, (str, os.PathLike)) and not os.path.exists(model):
         # The same with and without a compiler on this machine.
         raise ModelError("no such file", os.fspath(model), code="file-missing")
-    with Child("tensorrt_rtx" if options.builder == "tensorrt-rtx" else "tensorrt") as child:
+    with CompilerProcess(
+        "tensorrt_rtx" if options.builder == "tensorrt-rtx" else "tensorrt"
+    ) as child:
         child.start()  # the compiler loads while onnx is imported and the model is read
-        from qdqtool.builders.run import build_with, run_one
+        from qdqtool.builders.run import build_with_package, run_build
         from qdqtool.trt.targets import DEFAULT_SM
 
-        return run_one(
+        return run_build(
             model,
             options.output,
-            lambda path, work: build_with(
+            lambda path, work: build_with_package(
                 child,
                 path,
                 work,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import onnx
 
-from qdqtool.builders.child import Child
+from qdqtool.builders.compiler_process import CompilerProcess
 from qdqtool.errors import BuilderError, BuildLogError
 from qdqtool.ir import modelfile
 from qdqtool.ir.graph import Model
@@ -82,7 +82,7 @@ def log_names(model: Model) -> dict[int, str]:
     return result
 
 
-def with_log_names(model: Model, names: dict[int, str], folder: Path) -> Path:
+def prepare_model_file(model: Model, names: dict[int, str], folder: Path) -> Path:
     """The path to build from: the model's own file, or a copy in ``folder`` where a node needs another name."""
     same = all(names[n.index] == n.proto.name for n in model.nodes)
     if same and model.path and not model.path.endswith(".gz"):
@@ -104,7 +104,7 @@ def with_log_names(model: Model, names: dict[int, str], folder: Path) -> Path:
 Shapes = Mapping[str, Sequence[Sequence[int]]]
 
 
-def run_one(
+def run_build(
     source: str | os.PathLike[str],
     output: str | os.PathLike[str] | None,
     compiled: Callable[[Path, Path], BuildResult],
@@ -131,16 +131,16 @@ def run_one(
     with temporary_folder("build-") as temporary:
         work = Path(temporary)
         names = log_names(model)
-        result = compiled(with_log_names(model, names, work), work)
+        result = compiled(prepare_model_file(model, names, work), work)
         read_log(model, names, work, result)
         if output is not None:
-            result.log_path = _kept(work / "build.log", Path(output))
-            result.engine_path = _kept(work / "engine.plan", Path(output))
+            result.log_path = _copy_output(work / "build.log", Path(output))
+            result.engine_path = _copy_output(work / "engine.plan", Path(output))
     return result
 
 
-def build_with(
-    child: Child,
+def build_with_package(
+    child: CompilerProcess,
     path: Path,
     work: Path,
     builder: str,
@@ -173,7 +173,7 @@ def build_with(
     said = {
         "timeout": f"stopped after {timeout:g} s",
         "crashed": str(answer.get("message", "")),
-        "refused": first_words(errors),
+        "refused": find_refusal_reason(errors),
     }
     result.message = said.get(result.status, "")
     return result
@@ -185,7 +185,7 @@ _FRAME = re.compile(
 )
 
 
-def first_words(errors: Sequence[str]) -> str:
+def find_refusal_reason(errors: Sequence[str]) -> str:
     """The line that matters of a refusal: what the parser or the builder asserts, without the lines around it."""
     lines = [line.strip() for e in errors for line in e.splitlines() if line.strip()] or [
         "the compiler gave no reason"
@@ -213,7 +213,7 @@ def read_log(model: Model, names: dict[int, str], work: Path, result: BuildResul
         result.build.is_rtx = result.build.is_rtx or result.builder == "tensorrt-rtx"
 
 
-def _kept(source: Path, folder: Path) -> Path | None:
+def _copy_output(source: Path, folder: Path) -> Path | None:
     """Where a file went in the user's folder; None where there is none."""
     if not source.exists():
         return None
@@ -237,7 +237,7 @@ TRTEXEC_PATHS = (
 def build_with_trtexec(
     path: Path, work: Path, timeout: float, keep_engine: bool, shapes: Shapes
 ) -> BuildResult:
-    """One build with the trtexec of this machine; leaves its files as :func:`build_with` does."""
+    """One build with the trtexec of this machine; leaves its files as :func:`build_with_package` does."""
     program = shutil.which("trtexec") or next(
         (p for p in TRTEXEC_PATHS if os.access(p, os.X_OK)), None
     )
@@ -258,7 +258,7 @@ def build_with_trtexec(
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuilderError(f"cannot be run: {error}", program, code="not-started") from error
     engine = work / "engine.plan" if keep_engine else None
-    chosen = flags(
+    chosen = trtexec_flags(
         (told.stdout + told.stderr).decode("utf-8", "replace"),
         path.resolve(),
         work / "inspector.json",
@@ -275,7 +275,9 @@ def build_with_trtexec(
             ) from error
         file.seek(0)
         data = file.read()
-    result = BuildResult("trtexec", "built", version_of(data), seconds=time.monotonic() - start)
+    result = BuildResult(
+        "trtexec", "built", find_trtexec_version(data), seconds=time.monotonic() - start
+    )
     if code is None:
         result.status, result.message = "timeout", f"stopped after {timeout:g} s"
     elif code < 0:
@@ -285,11 +287,13 @@ def build_with_trtexec(
         result.errors = [
             line.split("[E] ", 1)[1].removeprefix("[TRT] ") for line in lines if "[E] " in line
         ]
-        result.status, result.message = "refused", first_words(result.errors)
+        result.status, result.message = "refused", find_refusal_reason(result.errors)
     return result
 
 
-def flags(text: str, model: Path, layers: Path, engine: Path | None, shapes: Shapes) -> list[str]:
+def trtexec_flags(
+    text: str, model: Path, layers: Path, engine: Path | None, shapes: Shapes
+) -> list[str]:
     """The flags for a build that can be verified, of those that the output of ``trtexec --help`` names.
 
     Sources: trtexec's options by version, 8.0 to 11. Up to TensorRT 10 a Q/DQ model needs ``--int8``, and ``--fp16``
@@ -318,9 +322,9 @@ def flags(text: str, model: Path, layers: Path, engine: Path | None, shapes: Sha
     return chosen
 
 
-def version_of(log: bytes) -> str:
+def find_trtexec_version(log: bytes) -> str:
     """The version that the first line of a trtexec log states (``8.5.3`` for v8503, ``10.13.3`` for v101303)."""
     from qdqtool.buildlog import sections
 
     match = _VERSION.search(log[:4096].decode("utf-8", "replace"))
-    return sections.version_of(match[1]) if match else ""
+    return sections.parse_version_digits(match[1]) if match else ""

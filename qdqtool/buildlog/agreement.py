@@ -15,7 +15,7 @@ from qdqtool.util.records import published
 JsonValue: TypeAlias = (
     "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 )
-Described: TypeAlias = dict[str, JsonValue]
+MismatchSide: TypeAlias = dict[str, JsonValue]
 """What one side says of a mismatch: published fields with small values."""
 
 
@@ -50,7 +50,7 @@ class BuildSource(StrEnum):
         return self in (BuildSource.TRTEXEC_LOG, BuildSource.LOG)
 
 
-class _Record:
+class _SubscriptableRecord:
     """Fields by name as well: 0.1 handed out dictionaries, and scripts subscript them."""
 
     __slots__ = ()
@@ -66,7 +66,7 @@ class _Record:
 
 
 @dataclass(frozen=True, slots=True)
-class BuildFacts(_Record):
+class BuildFacts(_SubscriptableRecord):
     """Which build a verification refers to.
 
     Attributes:
@@ -94,7 +94,7 @@ class BuildFacts(_Record):
 
 
 @dataclass(frozen=True, slots=True)
-class ConvolutionCounts(_Record):
+class ConvolutionCounts(_SubscriptableRecord):
     """Convolutions predicted, those that the build confirms, and those of which it does not say enough."""
 
     total: int = 0
@@ -104,7 +104,7 @@ class ConvolutionCounts(_Record):
 
 
 @dataclass(frozen=True, slots=True)
-class LayerCounts(_Record):
+class LayerCounts(_SubscriptableRecord):
     """Engine layers built, and those predicted with the same name and types; None where nothing is listed."""
 
     total: int | None = None
@@ -112,7 +112,7 @@ class LayerCounts(_Record):
 
 
 @dataclass(frozen=True, slots=True)
-class TraceCounts(_Record):
+class TraceCounts(_SubscriptableRecord):
     """Lines predicted, lines logged (None where the build has none), and lines in common.
 
     ``agree`` counts those as a multiset, wherever they stand, ``in_order`` the longest common subsequence.
@@ -125,7 +125,7 @@ class TraceCounts(_Record):
 
 
 @dataclass(frozen=True, slots=True)
-class ConversionCounts(_Record):
+class ConversionCounts(_SubscriptableRecord):
     """Q and DQ that stay in the engine; ``predicted`` is None where that depends on scales that are not known."""
 
     predicted: int | None = None
@@ -181,8 +181,8 @@ class Mismatch:
 
     kind: MismatchKind
     name: str
-    predicted: Described
-    built: Described
+    predicted: MismatchSide
+    built: MismatchSide
     differs: Difference
     values: tuple[object, ...] = ()
     line: int | None = None

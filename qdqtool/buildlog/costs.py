@@ -15,10 +15,18 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from qdqtool.buildlog.layers import int_list, precision_of
-from qdqtool.buildlog.names import NOTHING
-from qdqtool.buildlog.summary import implicit_int8
-from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, ParsedNode, Role, Shape, whole
+from qdqtool.buildlog.layers import find_precision, int_list
+from qdqtool.buildlog.names import NO_NAMES
+from qdqtool.buildlog.summary import is_implicit_int8
+from qdqtool.buildlog.types import (
+    Build,
+    BuiltLayer,
+    BuiltTensor,
+    LayerRole,
+    ParsedNode,
+    Shape,
+    static_shape,
+)
 from qdqtool.ir.operators import WEIGHTED
 from qdqtool.types import Json, Precision
 from qdqtool.util.records import published
@@ -95,7 +103,7 @@ class LayerCost:
 
 
 @dataclass(slots=True)
-class Totals:
+class LayerTotals:
     """Sums over some layers; ``unknown`` is how many of them have an unknown number of bytes or MACs."""
 
     layers: int = 0
@@ -130,26 +138,26 @@ class EngineReport:
     @property
     def implicit_int8(self) -> bool:
         """Whether its INT8 comes from a calibration table."""
-        return implicit_int8(self.build)
+        return is_implicit_int8(self.build)
 
     @property
-    def timed(self) -> bool:
+    def has_times(self) -> bool:
         return any(row.ms is not None for row in self.rows)
 
     @property
     def total_ms(self) -> float:
         return sum(row.ms or 0.0 for row in self.rows)
 
-    def totals(self, key: str) -> dict[str, Totals]:
+    def totals(self, key: str) -> dict[str, LayerTotals]:
         """Sums by ``precision``, ``type`` or ``kind``, the costliest first."""
-        table: dict[str, Totals] = {}
+        table: dict[str, LayerTotals] = {}
         value_of: Callable[[LayerCost], str] = {
             "precision": lambda row: str(row.precision),
             "type": lambda row: row.layer.type or "unknown",
             "kind": lambda row: str(row.layer.kind),
         }[key]
         for row in self.rows:
-            table.setdefault(value_of(row), Totals()).add(row)
+            table.setdefault(value_of(row), LayerTotals()).add(row)
         return dict(
             sorted(
                 table.items(),
@@ -174,7 +182,7 @@ class EngineReport:
             "schema": ENGINE_SCHEMA,
             **published(self, "build"),
             "bindings": list(self.build.bindings),
-            "total_ms": self.total_ms if self.timed else None,
+            "total_ms": self.total_ms if self.has_times else None,
             "totals": {
                 key: {k: t.as_json() for k, t in self.totals(key).items()}
                 for key in ("kind", "precision", "type")
@@ -187,7 +195,7 @@ class EngineReport:
 def analyze(build: Build) -> EngineReport:
     """Costs of every layer of a build; times where the build has a profile."""
     nodes = {node.name: node for node in build.parse.nodes if node.op in WEIGHTED}
-    known = build.parse.names if nodes else NOTHING
+    known = build.parse.names if nodes else NO_NAMES
     report = EngineReport(build)
     times: dict[str, list[float]] = {}
     for row in build.profile_rows:
@@ -195,19 +203,19 @@ def analyze(build: Build) -> EngineReport:
     total = sum(row.average_ms for row in build.profile_rows)
     for index, layer in enumerate(build.layers):
         counts = (
-            [_count(nodes[part]) for part in layer.fused(known).bases if part in nodes]
+            [_count_weights(nodes[part]) for part in layer.parse_name(known).bases if part in nodes]
             if nodes
             else []
         )
         parsed = sum(c for c in counts if c) if counts and all(counts) else None
-        macs = _macs(layer, parsed)
+        macs = _count_macs(layer, parsed)
         cost = LayerCost(
             layer,
             index,
             macs if macs is not None and 0 <= macs < _MAX_MACS else None,
-            _bytes(layer.inputs),
+            _count_bytes(layer.inputs),
             _weight_bytes(layer, parsed),
-            _bytes(layer.outputs),
+            _count_bytes(layer.outputs),
         )
         if waiting := times.get(layer.name):
             cost.ms = waiting.pop(0)
@@ -217,7 +225,7 @@ def analyze(build: Build) -> EngineReport:
     return report
 
 
-def _bytes(tensors: Iterable[BuiltTensor]) -> int | None:
+def _count_bytes(tensors: Iterable[BuiltTensor]) -> int | None:
     total = 0.0
     for tensor in tensors:
         if tensor.elements is None or tensor.precision.width is None:
@@ -232,44 +240,47 @@ def _has_weights(layer: BuiltLayer) -> bool:
 
 def _weight_bytes(layer: BuiltLayer, parsed: int | None) -> int | None:
     """Bytes of the weights as they are listed; else by how many weights the parsed nodes have."""
-    if (listed := _listed_weights(layer)) is not None:
+    if (listed := _find_listed_weights(layer)) is not None:
         return math.ceil(listed[0] * (listed[1].width or 4.0))
     if layer.constants and _has_weights(layer):
-        return _bytes(c for c in layer.constants if c.shape is not None and len(c.shape) > 1)
+        return _count_bytes(c for c in layer.constants if c.shape is not None and len(c.shape) > 1)
     if parsed is not None:
         return math.ceil(parsed * (layer.input_precision.width or 4.0))
     return None if layer.is_convolution else 0
 
 
-def _listed_weights(layer: BuiltLayer) -> tuple[int, Precision] | None:
+def _find_listed_weights(layer: BuiltLayer) -> tuple[int, Precision] | None:
     """Number and type of the weights that the detailed listing gives (``ConvWeights`` for a fused pooling)."""
     for key in ("Weights", "ConvWeights"):
         weights = layer.extras.get(key)
         if isinstance(weights, dict):
             count = weights.get("Count")
             if isinstance(count, int) and not isinstance(count, bool) and 0 < count < _MAX_COUNT:
-                return count, precision_of(str(weights.get("Type", "")))
+                return count, find_precision(str(weights.get("Type", "")))
     return None
 
 
-def _count(node: ParsedNode) -> int | None:
+def _count_weights(node: ParsedNode) -> int | None:
     shape = (
-        whole(node.inputs[1].shape) if len(node.inputs) > 1 and node.inputs[1] is not None else None
+        static_shape(node.inputs[1].shape)
+        if len(node.inputs) > 1 and node.inputs[1] is not None
+        else None
     )
     count = _MAX_COUNT if shape is None else math.prod(shape)
     return count if count < _MAX_COUNT else None
 
 
-def _macs(layer: BuiltLayer, parsed: int | None) -> int | None:
+def _count_macs(layer: BuiltLayer, parsed: int | None) -> int | None:
     if not _has_weights(layer):
         return 0
     source, target = (
-        whole(tensors[0].shape) if tensors else None for tensors in (layer.inputs, layer.outputs)
+        static_shape(tensors[0].shape) if tensors else None
+        for tensors in (layer.inputs, layer.outputs)
     )
     if source is None or target is None:
         return None
     if layer.is_convolution and len(source) >= 3:
-        return _convolution_macs(layer, parsed, source, target) if len(target) >= 3 else None
+        return _count_convolution_macs(layer, parsed, source, target) if len(target) >= 3 else None
     if len(source) >= 2 and len(target) >= 2:
         # A matrix product sums over the last dimension of its input, or, with the weights on the left, over the one
         # before: there the last dimension stays and the one before changes.
@@ -278,7 +289,7 @@ def _macs(layer: BuiltLayer, parsed: int | None) -> int | None:
     return None
 
 
-def _convolution_macs(
+def _count_convolution_macs(
     layer: BuiltLayer, parsed: int | None, source: list[int], target: list[int]
 ) -> int | None:
     extras = layer.extras
@@ -287,7 +298,7 @@ def _convolution_macs(
         for c in layer.constants
         if c.shape is not None and len(c.shape) >= 4 and c.elements
     ]
-    listed = _listed_weights(layer)
+    listed = _find_listed_weights(layer)
     count = listed[0] if listed else next(iter(shaped), parsed)
     if count is None:
         kernel, maps, groups = (
@@ -300,7 +311,7 @@ def _convolution_macs(
         count = math.prod(kernel) * maps * source[1] // groups
     if layer.is_deconvolution:  # each input element is used once with every weight of its channel
         return math.prod(source) // max(1, source[1]) * count
-    pooled = _before_pooling(extras, source)
+    pooled = _count_positions_before_pooling(extras, source)
     if pooled is not None:
         return target[0] * pooled * count
     if "pool" in layer.type.lower():
@@ -308,7 +319,7 @@ def _convolution_macs(
     return math.prod(target) // max(1, target[1]) * count
 
 
-def _before_pooling(extras: dict[str, Any], source: list[int]) -> int | None:
+def _count_positions_before_pooling(extras: dict[str, Any], source: list[int]) -> int | None:
     """Output positions of the convolution inside a fused convolution and pooling."""
     fields = (("ConvKernel", 1), ("ConvStride", 1), ("ConvPrePadding", 0), ("ConvPostPadding", 0))
     listed = [
@@ -327,9 +338,9 @@ def _before_pooling(extras: dict[str, Any], source: list[int]) -> int | None:
 # What people know a layer by --------------------------------------------------------------------------------------
 
 
-def title_of(row: LayerCost) -> str:
+def layer_title(row: LayerCost) -> str:
     """The part of a fused name that people know the layer by: its convolution, else the last node."""
-    fused = row.layer.fused()
+    fused = row.layer.parse_name()
     if fused.kind.startswith("reformat"):
         return f"reformat {ending(fused.of, 26)}"
     if fused.kind == "copy":
@@ -342,12 +353,12 @@ def title_of(row: LayerCost) -> str:
             else row.layer.name
         )
     extra = f"  (+{len(fused.alternatives) - 1})" if len(fused.alternatives) > 1 else ""
-    return ending(node_of(row), 36 - len(extra)) + extra
+    return ending(main_node(row), 36 - len(extra)) + extra
 
 
-def node_of(row: LayerCost) -> str:
+def main_node(row: LayerCost) -> str:
     """The ONNX node that multiplies in a layer, as its name or metadata say; else the last one, or the name."""
-    groups = row.layer.fused().alternatives
+    groups = row.layer.parse_name().alternatives
     listed = (
         row.layer.onnx_names if len(groups) < 2 else []
     )  # of layers merged side by side the first one's nodes
@@ -358,7 +369,7 @@ def node_of(row: LayerCost) -> str:
     )
 
 
-def describe(tensor: BuiltTensor) -> str:
+def format_tensor(tensor: BuiltTensor) -> str:
     """``1x64x80x80 INT8:32``: shape, precision, vector width."""
     shape = "x".join("?" if d is None else str(d) for d in tensor.shape) if tensor.shape else ""
     vector = f":{tensor.vector}" if tensor.vector > 1 else ""
@@ -371,7 +382,7 @@ A = TypeVar("A")
 B = TypeVar("B")
 V = TypeVar("V", bound=Hashable)
 W = TypeVar("W", bound=Hashable)
-NUMBERED = re.compile(r"^[^/.]*\d$")  # Conv_12, onnx::Conv_193: no path of modules
+NUMBERED_NAME = re.compile(r"^[^/.]*\d$")  # Conv_12, onnx::Conv_193: no path of modules
 _MAX_CELLS = 4_000_000
 _COMMON = (
     0.3  # share of the smaller engine's layers that must pair by name before names are trusted
@@ -379,7 +390,7 @@ _COMMON = (
 
 
 @dataclass(slots=True)
-class Pair:
+class LayerPair:
     """A layer of each engine; either side may be missing."""
 
     first: LayerCost | None
@@ -412,7 +423,7 @@ class Pair:
 
 
 @dataclass(slots=True)
-class Comparison:
+class EngineComparison:
     """Two engines, aligned: layers of both in the first's order, with what only the second has at the end.
 
     ``by`` is ``names`` or ``shapes``: how most pairs were found.
@@ -420,15 +431,15 @@ class Comparison:
 
     first: EngineReport
     second: EngineReport
-    pairs: list[Pair]
+    pairs: list[LayerPair]
     by: str
 
     @property
-    def by_kind(self) -> dict[str, tuple[Totals, Totals]]:
+    def totals_by_kind(self) -> dict[str, tuple[LayerTotals, LayerTotals]]:
         """Sums of both engines by kind of layer."""
         one, two = self.first.totals("kind"), self.second.totals("kind")
         return {
-            kind: (one.get(kind, Totals()), two.get(kind, Totals()))
+            kind: (one.get(kind, LayerTotals()), two.get(kind, LayerTotals()))
             for kind in dict.fromkeys([*one, *two])
         }
 
@@ -439,15 +450,16 @@ class Comparison:
             "second": {"build": self.second.build.as_json(), "total_ms": self.second.total_ms},
             "aligned_by": self.by,
             "kinds": {
-                kind: [one.as_json(), two.as_json()] for kind, (one, two) in self.by_kind.items()
+                kind: [one.as_json(), two.as_json()]
+                for kind, (one, two) in self.totals_by_kind.items()
             },
             "pairs": [pair.as_json() for pair in self.pairs],
         }
 
 
-def compare(first: EngineReport, second: EngineReport) -> Comparison:
+def compare_engines(first: EngineReport, second: EngineReport) -> EngineComparison:
     """Aligns two engines."""
-    taken = _by_names(first, second)
+    taken = _pair_by_names(first, second)
     if len(taken) < _COMMON * min(len(first.rows), len(second.rows)):
         taken = {}
     named = len(taken)
@@ -458,24 +470,30 @@ def compare(first: EngineReport, second: EngineReport) -> Comparison:
             x for x in second.rows if x.index not in used
         ]
 
-    one, two = ([x for x in rows if _works(x)] for rows in left())
-    aligned = align([(x, _work_of(x)) for x in one], [(x, _work_of(x)) for x in two], _likeness)
+    one, two = ([x for x in rows if _has_work(x)] for rows in left())
+    aligned = align(
+        [(x, _find_signature(x)) for x in one],
+        [(x, _find_signature(x)) for x in two],
+        _rate_similarity,
+    )
     taken.update((a.index, b.index) for a, b in aligned)
-    taken.update((a.index, b.index) for a, b in _alone(*left()))
+    taken.update((a.index, b.index) for a, b in _pair_unique_layers(*left()))
     pairs = [
-        Pair(row, second.rows[taken[row.index]] if row.index in taken else None)
+        LayerPair(row, second.rows[taken[row.index]] if row.index in taken else None)
         for row in first.rows
     ]
     by = "names" if 2 * named >= len(taken) and named else "shapes"
-    return Comparison(first, second, [*pairs, *(Pair(None, row) for row in left()[1])], by)
+    return EngineComparison(
+        first, second, [*pairs, *(LayerPair(None, row) for row in left()[1])], by
+    )
 
 
-def _by_names(first: EngineReport, second: EngineReport) -> dict[int, int]:
+def _pair_by_names(first: EngineReport, second: EngineReport) -> dict[int, int]:
     """Pairs by layers of one name or by the ONNX nodes that name their work; a node of several layers names none."""
-    one, two = _keys(first), _keys(second)
+    one, two = _index_names(first), _index_names(second)
     common = [(name, index, two[name]) for name, index in one.items() if name in two]
-    alike = {name: _same_work(first.rows[i], second.rows[j]) for name, i, j in common}
-    numbered = {name for name in alike if NUMBERED.search(name)}
+    alike = {name: _has_same_work(first.rows[i], second.rows[j]) for name, i, j in common}
+    numbered = {name for name in alike if NUMBERED_NAME.search(name)}
     exact = [one for one in common if one[0] not in numbered]
     if not all(alike[name] for name in numbered):
         numbered.clear()  # the numbers are those of two exports
@@ -489,16 +507,16 @@ def _by_names(first: EngineReport, second: EngineReport) -> dict[int, int]:
     return taken
 
 
-def _same_work(one: LayerCost, two: LayerCost) -> bool:
+def _has_same_work(one: LayerCost, two: LayerCost) -> bool:
     if one.layer.name == two.layer.name and not (
         one.layer.type and two.layer.type
     ):  # a row of a profile
         return True
-    first, second = _work_of(one), _work_of(two)
-    return first.family == second.family and not _contradict(first, second)
+    first, second = _find_signature(one), _find_signature(two)
+    return first.family == second.family and not _contradicts(first, second)
 
 
-class _Work(NamedTuple):
+class _LayerSignature(NamedTuple):
     """What a layer computes, apart from precision and batch; ``sizes`` are channels, kernel and maps."""
 
     family: str
@@ -507,19 +525,22 @@ class _Work(NamedTuple):
     inputs: int
 
 
-def _work_of(row: LayerCost) -> _Work:
+def _find_signature(row: LayerCost) -> _LayerSignature:
     layer = row.layer
     kernel, maps = (
         layer.extras.get("Kernel", layer.extras.get("ConvKernel")),
         layer.extras.get("OutMaps"),
     )
     sizes = _channels(layer.inputs), _channels(layer.outputs), str(kernel or ""), str(maps or "")
-    return _Work(
-        _family(row), sizes, (_edge(layer.inputs), _edge(layer.outputs)), len(layer.inputs)
+    return _LayerSignature(
+        _family(row),
+        sizes,
+        (_shape_without_batch(layer.inputs), _shape_without_batch(layer.outputs)),
+        len(layer.inputs),
     )
 
 
-def _contradict(one: _Work, two: _Work) -> bool:
+def _contradicts(one: _LayerSignature, two: _LayerSignature) -> bool:
     """Whether two layers compute different things: another kernel, or other channels."""
     return any(a and b and a != b for a, b in zip(one.sizes, two.sizes, strict=True))
 
@@ -529,11 +550,11 @@ def _channels(tensors: list[BuiltTensor]) -> int | None:
     return shape[1] if shape is not None and len(shape) == 4 else None
 
 
-def _keys(report: EngineReport) -> dict[str, int]:
+def _index_names(report: EngineReport) -> dict[str, int]:
     found: dict[str, int] = {}
     several: set[str] = set()
     for row in report.rows:
-        fused = row.layer.fused()
+        fused = row.layer.parse_name()
         for name in row.layer.onnx_names or ([] if fused.is_copy else fused.bases):
             if ("uantizeLinear" not in name or row.layer.is_qdq) and found.setdefault(
                 name, row.index
@@ -546,7 +567,7 @@ def _keys(report: EngineReport) -> dict[str, int]:
 
 def _family(row: LayerCost) -> str:
     kind = (
-        row.layer.type.lower() or node_of(row).lower()
+        row.layer.type.lower() or main_node(row).lower()
     )  # of a profile alone the name is all there is
     if row.layer.is_convolution or (not row.layer.type and "conv" in kind):
         return "convolution"
@@ -591,19 +612,25 @@ def align(
     return pairs
 
 
-def _alone(left: list[LayerCost], right: list[LayerCost]) -> list[tuple[LayerCost, LayerCost]]:
+def _pair_unique_layers(
+    left: list[LayerCost], right: list[LayerCost]
+) -> list[tuple[LayerCost, LayerCost]]:
     """Of what came in another order: layers that have no second one of their kind, kernel and shapes on either side."""
 
-    def by_work(rows: list[LayerCost]) -> dict[Hashable, list[LayerCost]]:
+    def group_by_shapes(rows: list[LayerCost]) -> dict[Hashable, list[LayerCost]]:
         found: dict[Hashable, list[LayerCost]] = {}
         for row in rows:
             if row.layer.is_convolution and row.layer.inputs and row.layer.outputs:
                 kernel = tuple(row.layer.extras.get("Kernel") or ())
-                key = kernel, _edge(row.layer.inputs), _edge(row.layer.outputs)
+                key = (
+                    kernel,
+                    _shape_without_batch(row.layer.inputs),
+                    _shape_without_batch(row.layer.outputs),
+                )
                 found.setdefault(key, []).append(row)
         return found
 
-    one, two = by_work(left), by_work(right)
+    one, two = group_by_shapes(left), group_by_shapes(right)
     return [
         (rows[0], two[key][0])
         for key, rows in one.items()
@@ -611,21 +638,24 @@ def _alone(left: list[LayerCost], right: list[LayerCost]) -> list[tuple[LayerCos
     ]
 
 
-def _works(row: LayerCost) -> bool:
+def _has_work(row: LayerCost) -> bool:
     """Whether a layer computes something: those that move data only have no counterpart."""
-    return row.layer.kind not in (Role.CONVERSION, Role.REFORMAT) and row.layer.type != "NoOp"
+    return (
+        row.layer.kind not in (LayerRole.CONVERSION, LayerRole.REFORMAT)
+        and row.layer.type != "NoOp"
+    )
 
 
-def _likeness(one: _Work, two: _Work) -> int:
+def _rate_similarity(one: _LayerSignature, two: _LayerSignature) -> int:
     """How much two layers compute alike: 0 for different families or kernels."""
-    if one.family != two.family or (one.inputs and _contradict(one, two)):
+    if one.family != two.family or (one.inputs and _contradicts(one, two)):
         return 0
     same = [a == b for a, b in zip(one.edges, two.edges, strict=True)]
     same_edges = one.inputs == two.inputs  # a residual Add is fused into both or neither
     return 2 + 3 * all(same) + same_edges if any(same) else 0
 
 
-def _edge(tensors: list[BuiltTensor]) -> Shape | None:
+def _shape_without_batch(tensors: list[BuiltTensor]) -> Shape | None:
     """Dimensions without the batch."""
     shape = tensors[0].shape if tensors else None
     return shape[1:] if shape is not None and len(shape) > 1 else shape

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from qdqtool.buildlog.costs import EngineReport, LayerCost, describe, title_of
+from qdqtool.buildlog.costs import EngineReport, LayerCost, format_tensor, layer_title
 from qdqtool.buildlog.types import BuiltTensor
 from qdqtool.errors import QdqtoolError
 from qdqtool.types import Precision
@@ -59,7 +59,7 @@ LEGEND = (Precision.INT8, Precision.FP16, Precision.FP32, Precision.INT32, Preci
 
 
 @dataclass(slots=True, kw_only=True)
-class Placed:
+class LayoutBox:
     """A box: its size in pixels, and its top left corner once it is laid out."""
 
     x: float = 0.0
@@ -69,7 +69,7 @@ class Placed:
 
 
 @dataclass(slots=True)
-class Linked:
+class LayoutEdge:
     """An edge from one box to another, by their places in the drawing, and the points of its curve once laid out."""
 
     source: int
@@ -77,12 +77,12 @@ class Linked:
     points: list[list[float]] = field(default_factory=list, kw_only=True)
 
 
-def installed() -> bool:
+def is_layout_available() -> bool:
     """Whether fast-sugiyama is there."""
     return importlib.util.find_spec("fast_sugiyama") is not None
 
 
-def ranks_of(keys: Sequence[str], edges: Sequence[_Link]) -> dict[str, int]:
+def compute_ranks(keys: Sequence[str], edges: Sequence[_Link]) -> dict[str, int]:
     """Rank of each box: one below its deepest maker. Boxes are in an order in which makers come first."""
     ranks = dict.fromkeys(keys, 0)
     incoming: dict[str, list[str]] = defaultdict(list)
@@ -101,7 +101,7 @@ def ranks_of(keys: Sequence[str], edges: Sequence[_Link]) -> dict[str, int]:
     return ranks
 
 
-def too_large(ranks: dict[str, int], edges: Sequence[_Link]) -> str:
+def describe_excess(ranks: dict[str, int], edges: Sequence[_Link]) -> str:
     """What of a drawing is above the limits, an empty string for one that can be laid out.
 
     The layout is quadratic in what is in one row, and an edge is in every row that it passes.
@@ -120,8 +120,8 @@ def too_large(ranks: dict[str, int], edges: Sequence[_Link]) -> str:
 
 
 def lay_out(
-    boxes: Sequence[Placed],
-    edges: Sequence[Linked],
+    boxes: Sequence[LayoutBox],
+    edges: Sequence[LayoutEdge],
     column_gap: float,
     row_gap: float,
     margin: float,
@@ -137,12 +137,12 @@ def lay_out(
     """
     keys = [f"B{i}" for i in range(len(boxes))]
     links = [(keys[e.source], keys[e.target]) for e in edges]
-    ranks = ranks_of(keys, links)
-    excess = too_large(ranks, links)
+    ranks = compute_ranks(keys, links)
+    excess = describe_excess(ranks, links)
     if excess:
         return 0.0, 0.0, excess
     box_width = max((box.w for box in boxes), default=0.0)
-    centres, ways = _place(ranks, links, box_width, column_gap, margin)
+    centres, ways = _compute_columns(ranks, links, box_width, column_gap, margin)
     heights: dict[int, float] = defaultdict(float)
     for key, box in zip(keys, boxes, strict=True):
         heights[ranks[key]] = max(heights[ranks[key]], box.h)
@@ -160,17 +160,17 @@ def lay_out(
             for x, rank in ways[number]
             for yy in (tops[rank], tops[rank] + heights[rank])
         ]
-    _attach(boxes, edges)
+    _attach_edges(boxes, edges)
     width = (
         max([0.0, *(b.x + b.w for b in boxes), *(x for e in edges for x, _ in e.points)]) + margin
     )
     return round(width, 1), round(y - row_gap + margin, 1), ""
 
 
-def _attach(boxes: Sequence[Placed], edges: Sequence[Linked]) -> None:
+def _attach_edges(boxes: Sequence[LayoutBox], edges: Sequence[LayoutEdge]) -> None:
     """Spreads the ends of edges over the bottoms and tops of boxes, in the order of where they come from."""
     for end, other, place in (("source", "target", 0), ("target", "source", -1)):
-        groups: dict[int, list[tuple[float, Linked]]] = defaultdict(list)
+        groups: dict[int, list[tuple[float, LayoutEdge]]] = defaultdict(list)
         for edge in edges:
             far = boxes[getattr(edge, other)]
             groups[getattr(edge, end)].append(
@@ -184,7 +184,7 @@ def _attach(boxes: Sequence[Placed], edges: Sequence[Linked]) -> None:
                 edge.points.insert(0 if end == "source" else len(edge.points), port)
 
 
-def _place(
+def _compute_columns(
     ranks: dict[str, int], edges: Sequence[_Link], width: float, gap: float, margin: float
 ) -> tuple[dict[str, float], list[list[tuple[float, int]]]]:
     """Centre of each box in pixels, and for each edge the points between its ends: x in pixels, and the rank."""
@@ -224,11 +224,11 @@ def _place(
         offset = max(columns[names[number]] for number, _ in positions) + 1.0
     alone = [key for key in ranks if key not in columns]
     columns.update({key: float(column) for column, key in enumerate(alone)})
-    spread = _spread(columns, at, width, gap, margin)
+    spread = _convert_to_pixels(columns, at, width, gap, margin)
     return spread, [[(spread[name], at[name]) for name in names] for names in passing]
 
 
-def _spread(
+def _convert_to_pixels(
     columns: dict[str, float], ranks: dict[str, int], width: float, gap: float, margin: float
 ) -> dict[str, float]:
     """Pixels for columns: the layout's order and proportions, boxes never overlapping in a rank."""
@@ -247,7 +247,7 @@ def _spread(
 
 
 @dataclass(slots=True)
-class Box(Placed):
+class DrawingBox(LayoutBox):
     """A node of the drawing: a layer, or one of the network's inputs and outputs.
 
     ``lines`` is its text, the first the title; ``tip`` the full name; ``precision`` decides the colour.
@@ -261,7 +261,7 @@ class Box(Placed):
 
 
 @dataclass(slots=True)
-class Arrow(Linked):
+class DrawingArrow(LayoutEdge):
     """An edge: the tensor that one box gives to another; ``lines`` is its text."""
 
     tensor: str
@@ -270,20 +270,20 @@ class Arrow(Linked):
 
 
 @dataclass(slots=True)
-class Drawing:
+class EngineDrawing:
     """A graph to draw."""
 
     title: str
-    boxes: list[Box] = field(default_factory=list)
-    arrows: list[Arrow] = field(default_factory=list)
+    boxes: list[DrawingBox] = field(default_factory=list)
+    arrows: list[DrawingArrow] = field(default_factory=list)
 
 
-def drawing_of(report: EngineReport) -> Drawing:
+def draw_engine(report: EngineReport) -> EngineDrawing:
     """The graph of an engine: one box for each layer, an arrow for each tensor and reader."""
     build = report.build
     device = f", {build.device}" if build.device else ""
-    time = f", {report.total_ms:.3f} ms" if report.timed else ""
-    drawing = Drawing(f"{build.title}{device}: {len(report.rows)} layers{time}")
+    time = f", {report.total_ms:.3f} ms" if report.has_times else ""
+    drawing = EngineDrawing(f"{build.title}{device}: {len(report.rows)} layers{time}")
     boxes = drawing.boxes
     makers: dict[
         str, list[tuple[int, BuiltTensor]]
@@ -294,44 +294,48 @@ def drawing_of(report: EngineReport) -> Drawing:
         for tensor in row.layer.inputs:
             if tensor.tensor not in makers and tensor.tensor not in ends:
                 ends[tensor.tensor] = len(boxes)
-                boxes.append(_end(f"I{len(ends) - 1}", INPUT, tensor))
+                boxes.append(_network_box(f"I{len(ends) - 1}", INPUT, tensor))
         for tensor in row.layer.inputs:
             sources = makers.get(tensor.tensor) or [(ends[tensor.tensor], tensor)]
             drawing.arrows += [_arrow(source, len(boxes), made) for source, made in sources]
-        boxes.append(_box(f"L{row.index}", row))
+        boxes.append(_layer_box(f"L{row.index}", row))
         for tensor in row.layer.outputs:
             makers.setdefault(tensor.tensor, []).append((len(boxes) - 1, tensor))
     outputs = [name for name in build.bindings if name in makers and name not in ends]
     for name in dict.fromkeys([*outputs, *(n for n in makers if n not in used)]):
         drawing.arrows += [_arrow(source, len(boxes), made) for source, made in makers[name]]
-        boxes.append(_end(f"O{len(boxes)}", OUTPUT, makers[name][-1][1]))
+        boxes.append(_network_box(f"O{len(boxes)}", OUTPUT, makers[name][-1][1]))
     return drawing
 
 
-def _end(key: str, role: str, tensor: BuiltTensor) -> Box:
-    return Box(
-        key, role, [ending(tensor.tensor, 36), describe(tensor)], tensor.tensor, tensor.precision
+def _network_box(key: str, role: str, tensor: BuiltTensor) -> DrawingBox:
+    return DrawingBox(
+        key,
+        role,
+        [ending(tensor.tensor, 36), format_tensor(tensor)],
+        tensor.tensor,
+        tensor.precision,
     )
 
 
-def _box(key: str, row: LayerCost) -> Box:
+def _layer_box(key: str, row: LayerCost) -> DrawingBox:
     layer = row.layer
     out = f" -> {layer.output_precision}" if layer.outputs else ""
     inputs = " + ".join(dict.fromkeys(str(t.precision) for t in layer.inputs))
     second = f"{layer.type}  {inputs}{out}" if inputs or out else layer.type
-    lines = [title_of(row), second]
+    lines = [layer_title(row), second]
     if row.ms is not None:
         share = f"  {row.share:.1%}" if row.share is not None else ""
         lines.append(f"{row.ms:.4f} ms{share}")
-    return Box(key, LAYER, lines, layer.name, row.precision)
+    return DrawingBox(key, LAYER, lines, layer.name, row.precision)
 
 
-def _arrow(source: int, target: int, tensor: BuiltTensor) -> Arrow:
-    return Arrow(
+def _arrow(source: int, target: int, tensor: BuiltTensor) -> DrawingArrow:
+    return DrawingArrow(
         source,
         target,
         tensor.tensor,
-        [ending(tensor.tensor, 30), describe(tensor)],
+        [ending(tensor.tensor, 30), format_tensor(tensor)],
         tensor.precision,
     )
 
@@ -339,29 +343,27 @@ def _arrow(source: int, target: int, tensor: BuiltTensor) -> Arrow:
 # DOT --------------------------------------------------------------------------------------------------------------
 
 
-def dot(drawing: Drawing) -> str:
+def format_dot(drawing: EngineDrawing) -> str:
     """DOT text: boxes coloured by precision, edges labelled with tensor, shape and precision."""
     lines = [
         "digraph engine {",
-        f"  label={_quoted([drawing.title])}; labelloc=t; fontname=Helvetica; rankdir=TB;",
+        f"  label={_quote([drawing.title])}; labelloc=t; fontname=Helvetica; rankdir=TB;",
         '  node [shape=box, style="filled,rounded", fontname=Helvetica, fontsize=11];',
         "  edge [fontname=Helvetica, fontsize=9];",
     ]
     for box in drawing.boxes:
         shape = "" if box.role == LAYER else ", shape=oval"
-        label = _quoted([text for text in box.lines if text])
+        label = _quote([text for text in box.lines if text])
         colours = f'fillcolor="{FILL[box.precision]}", color="{LINE[box.precision]}"'
-        lines.append(
-            f"  {box.key} [label={label}, tooltip={_quoted([box.tip])}, {colours}{shape}];"
-        )
+        lines.append(f"  {box.key} [label={label}, tooltip={_quote([box.tip])}, {colours}{shape}];")
     for arrow in drawing.arrows:
         colour = LINE[arrow.precision]
         source, target = (drawing.boxes[place].key for place in (arrow.source, arrow.target))
-        lines.append(f'  {source} -> {target} [label={_quoted(arrow.lines)}, color="{colour}"];')
+        lines.append(f'  {source} -> {target} [label={_quote(arrow.lines)}, color="{colour}"];')
     return as_text([*lines, "}"])
 
 
-def _quoted(lines: Iterable[str]) -> str:
+def _quote(lines: Iterable[str]) -> str:
     return (
         '"'
         + "\\n".join(as_line(text).replace("\\", "\\\\").replace('"', '\\"') for text in lines)
@@ -372,9 +374,9 @@ def _quoted(lines: Iterable[str]) -> str:
 # SVG --------------------------------------------------------------------------------------------------------------
 
 
-def svg(drawing: Drawing) -> str:
+def format_svg(drawing: EngineDrawing) -> str:
     """The picture, without Graphviz; QdqtoolError where fast-sugiyama is missing, or there is too much to draw."""
-    if not installed():
+    if not is_layout_available():
         raise QdqtoolError(
             said(
                 "drawing needs fast-sugiyama: pip install 'qdqtool[draw]' (or use {`dot`} and "
@@ -402,7 +404,7 @@ def svg(drawing: Drawing) -> str:
     return as_text(parts)
 
 
-def _svg_arrow(arrow: Arrow) -> list[str]:
+def _svg_arrow(arrow: DrawingArrow) -> list[str]:
     colour = LINE[arrow.precision]
     x, y = arrow.points[0]
     path = f"M{x:.1f},{y:.1f}"
@@ -413,22 +415,22 @@ def _svg_arrow(arrow: Arrow) -> list[str]:
     head = f"M{x - 4:.1f},{y - 8:.1f} L{x:.1f},{y:.1f} L{x + 4:.1f},{y - 8:.1f} Z"
     label_x, label_y = (before[0] + x) / 2 + 6, (before[1] + y) / 2 - 4
     rows = [
-        f'<text x="{label_x:.1f}" y="{label_y + 11 * i:.1f}" font-size="9" {paint}>{_text(row)}</text>'
+        f'<text x="{label_x:.1f}" y="{label_y + 11 * i:.1f}" font-size="9" {paint}>{_escape(row)}</text>'
         for i, row in enumerate(arrow.lines)
         for paint in (_HALO, f'fill="{colour}"')
     ]
     line = f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>'
     return [
-        f'<g><title>{_text(arrow.tensor)}</title>{line}<path d="{head}" fill="{colour}"/>',
+        f'<g><title>{_escape(arrow.tensor)}</title>{line}<path d="{head}" fill="{colour}"/>',
         *rows,
         "</g>",
     ]
 
 
-def _svg_box(box: Box) -> list[str]:
+def _svg_box(box: DrawingBox) -> list[str]:
     round_ = 6 if box.role == LAYER else box.h / 2
     parts = [
-        f'<g><title>{_text(box.tip)}</title><rect x="{box.x:.1f}" y="{box.y:.1f}" width="{BOX_WIDTH}" '
+        f'<g><title>{_escape(box.tip)}</title><rect x="{box.x:.1f}" y="{box.y:.1f}" width="{BOX_WIDTH}" '
         f'height="{box.h:.1f}" rx="{round_:.0f}" fill="{FILL[box.precision]}" stroke="{LINE[box.precision]}"/>'
     ]
     for i, text in enumerate(t for t in box.lines if t):
@@ -436,15 +438,15 @@ def _svg_box(box: Box) -> list[str]:
         baseline = box.y + 7 + LINE_HEIGHT * i + 12
         parts.append(
             f'<text x="{box.x + box.w / 2:.1f}" y="{baseline:.1f}" font-size="{12 if i == 0 else 11}"{weight} '
-            f'text-anchor="middle">{_text(text)}</text>'
+            f'text-anchor="middle">{_escape(text)}</text>'
         )
     return [*parts, "</g>"]
 
 
-def _legend(drawing: Drawing) -> list[str]:
+def _legend(drawing: EngineDrawing) -> list[str]:
     used = {box.precision for box in drawing.boxes}
     parts = [
-        f'<text x="{MARGIN}" y="{MARGIN}" font-size="16" font-weight="bold">{_text(drawing.title)}</text>'
+        f'<text x="{MARGIN}" y="{MARGIN}" font-size="16" font-weight="bold">{_escape(drawing.title)}</text>'
     ]
     x = float(MARGIN)
     for precision in LEGEND:
@@ -459,6 +461,6 @@ def _legend(drawing: Drawing) -> list[str]:
     return parts
 
 
-def _text(text: str) -> str:
+def _escape(text: str) -> str:
     """Text that XML allows: no control characters, signs escaped."""
     return escape(as_line(text))

@@ -21,15 +21,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from qdqtool.buildlog.agreement import BuildSource
-from qdqtool.buildlog.lines import number
+from qdqtool.buildlog.lines import parse_number
 from qdqtool.buildlog.types import (
     MAX_DIMENSION,
     Build,
     BuiltLayer,
     BuiltTensor,
     Gap,
-    Lack,
-    Listing,
+    GapKind,
+    ListingSource,
     ProfileRow,
     Section,
     Shape,
@@ -66,52 +66,52 @@ _MAX_RANK = 64
 MAX_TENSORS = 4096  # of one layer; real ones have at most some hundreds
 
 
-def precision_of(text: str) -> Precision:
+def find_precision(text: str) -> Precision:
     """The data type that a format description names, in any of TensorRT's spellings; UNKNOWN when it names none.
 
     ``Thirty-two wide channel vectorized row major Int8 format``, ``Row major linear FP32``, ``Half``, ``INT8``, ...
     """
-    return _precision_of(text[:400])
+    return _find_precision(text[:400])
 
 
 @functools.lru_cache(1024)
-def _precision_of(text: str) -> Precision:
+def _find_precision(text: str) -> Precision:
     found = map(_TYPES.get, map(str.lower, _WORD.findall(text)))
     return next((precision for precision in found if precision is not None), Precision.UNKNOWN)
 
 
-def vector_of(text: str) -> int:
+def find_vector_width(text: str) -> int:
     """Channels per element of the layout that a format description names."""
-    return _vector_of(text[:200])
+    return _find_vector_width(text[:200])
 
 
 @functools.lru_cache(1024)
-def _vector_of(text: str) -> int:
+def _find_vector_width(text: str) -> int:
     lower = text.lower()
     return next((width for words, width in _VECTOR_WORDS.items() if lower.startswith(words)), 1)
 
 
 def parse_dims(text: str) -> tuple[Shape, int]:
     """Reads ``1,64:32,552,968`` into dimensions and vector width; negative (dynamic) dimensions become None."""
-    return _parsed_dims(text) if len(text) <= _SHORT else _parsed_dims.__wrapped__(text)
+    return _parse_dims(text) if len(text) <= _SHORT else _parse_dims.__wrapped__(text)
 
 
 @functools.lru_cache(1024)
-def _parsed_dims(text: str) -> tuple[Shape, int]:
+def _parse_dims(text: str) -> tuple[Shape, int]:
     shape: list[int | None] = []
     vector = 1
     for piece in text.split(",", _MAX_RANK)[:_MAX_RANK]:
         size, _, width = piece.strip().partition(":")
         if not size:
             continue
-        value = _int(size)
+        value = _parse_int(size)
         shape.append(value if value is not None and 0 <= value < MAX_DIMENSION else None)
         if width:
-            vector = _int(width) or 1
+            vector = _parse_int(width) or 1
     return tuple(shape), vector
 
 
-def _int(text: str) -> int | None:
+def _parse_int(text: str) -> int | None:
     try:
         return int(text) if len(text) < 20 else None
     except ValueError:
@@ -160,7 +160,7 @@ def parse_engine_line(text: str, line: int = 0) -> BuiltLayer | None:
         shape, vector = parse_dims(match[2] if match[1] else match[4])
         side.append(
             BuiltTensor(
-                edges[at : match.start()], precision_of(match[1] or match[3]), shape, vector
+                edges[at : match.start()], find_precision(match[1] or match[3]), shape, vector
             )
         )
         at = match.end()
@@ -189,14 +189,14 @@ def parse_info_line(text: str, line: int = 0) -> BuiltLayer | None:
         # The "]" that closes the list is the first after a "}", or the very next for an empty list.
         closing = start - 1 if text.startswith("]", start) else text.find("}]", start)
         stop = closing + 1 if closing >= 0 else len(text)
-        fields[key] = list(_tensors(text[start:stop]))
+        fields[key] = list(_parse_tensors(text[start:stop]))
         at = stop + 1
     if at >= 0:
-        fields.update(_pairs(text[at:]))
+        fields.update(_parse_fields(text[at:]))
     return layer_from_fields(fields, line)
 
 
-def _tensors(text: str) -> Iterator[dict[str, Any]]:
+def _parse_tensors(text: str) -> Iterator[dict[str, Any]]:
     at = text.find("{ Name: ")
     for _ in range(MAX_TENSORS):
         if at < 0:
@@ -217,7 +217,7 @@ def _tensors(text: str) -> Iterator[dict[str, Any]]:
         at = after
 
 
-def _pairs(text: str) -> dict[str, Any]:
+def _parse_fields(text: str) -> dict[str, Any]:
     """Reads ``, Kernel: [3,3], Weights: {"Type": "Int8", "Count": 9}, Metadata: [ONNX Layer: a]``."""
     fields: dict[str, Any] = {}
     depth = start = 0
@@ -236,11 +236,11 @@ def _pairs(text: str) -> dict[str, Any]:
     for piece in [*pieces, body[start:]][:_MAX_PAIRS]:
         key, separator, value = piece.partition(": ")
         if separator and key:
-            fields[key] = _value(value)
+            fields[key] = _parse_value(value)
     return fields | ({"Metadata": metadata} if named else {})
 
 
-def _value(text: str) -> Any:
+def _parse_value(text: str) -> Any:
     if text.startswith(("[", "{")) or text.lstrip("-").isdecimal():
         try:
             return parse_json(text)
@@ -255,34 +255,38 @@ def layer_from_fields(fields: dict[str, Any], line: int = 0) -> BuiltLayer:
 
     def tensors(key: str) -> list[BuiltTensor]:
         listed = named.pop(key, None)
-        return [_tensor(item) for item in listed[:MAX_TENSORS]] if isinstance(listed, list) else []
+        return (
+            [_tensor_from_fields(item) for item in listed[:MAX_TENSORS]]
+            if isinstance(listed, list)
+            else []
+        )
 
     return BuiltLayer(
-        _text(named.pop("Name", "")),
-        _text(named.pop("LayerType", "")),
+        _as_text(named.pop("Name", "")),
+        _as_text(named.pop("LayerType", "")),
         tensors("Inputs"),
         tensors("Outputs"),
         tensors("Constants"),
-        _text(named.get("TacticName") or named.get("TacticValue") or ""),
-        onnx_names(_text(named.pop("Metadata", ""))),
-        _text(named.get("Origin", "")),
+        _as_text(named.get("TacticName") or named.get("TacticValue") or ""),
+        onnx_names(_as_text(named.pop("Metadata", ""))),
+        _as_text(named.get("Origin", "")),
         line,
         extras=named,
     )
 
 
-def _text(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else "" if value is None else str(value)[:1000]
 
 
-def _tensor(item: Any) -> BuiltTensor:
+def _tensor_from_fields(item: Any) -> BuiltTensor:
     if not isinstance(item, dict):
-        return BuiltTensor(_text(item))
-    both = _text(item.get("Format/Datatype", ""))
-    layout = both or _text(item.get("Format", ""))
+        return BuiltTensor(_as_text(item))
+    both = _as_text(item.get("Format/Datatype", ""))
+    layout = both or _as_text(item.get("Format", ""))
     dims = item.get("Dimensions")
     shape: Shape | None = None
-    vector = vector_of(layout)
+    vector = find_vector_width(layout)
     if isinstance(dims, str):
         shape, listed = parse_dims(dims)
         vector = max(vector, listed)
@@ -290,8 +294,8 @@ def _tensor(item: Any) -> BuiltTensor:
         shape = tuple(
             d if isinstance(d, int) and 0 <= d < MAX_DIMENSION else None for d in dims[:_MAX_RANK]
         )
-    kind = precision_of(_text(item.get("Datatype") or item.get("DataType") or both))
-    return BuiltTensor(_text(item.get("Name", "")), kind, shape, vector, layout)
+    kind = find_precision(_as_text(item.get("Datatype") or item.get("DataType") or both))
+    return BuiltTensor(_as_text(item.get("Name", "")), kind, shape, vector, layout)
 
 
 def onnx_names(metadata: str) -> list[str]:
@@ -323,7 +327,7 @@ MAX_LISTED_TENSORS = 500_000  # of all layers: as many tensors with fields as 20
 
 def read_json(data: bytes, name: str) -> Build:
     """Reads a layer JSON or a profile JSON; ``name`` is what to call it in messages."""
-    documents, whole = _load(data.decode("utf-8", "replace"), name)
+    documents, whole = _load_documents(data.decode("utf-8", "replace"), name)
     build = Build(source=BuildSource.LAYER_JSON)
     content = documents[-1]
     if len(documents) > 1:  # listings and profiles, as by builds that append to a file
@@ -334,7 +338,7 @@ def read_json(data: bytes, name: str) -> Build:
             remark = Remark.SEVERAL_OF_BOTH if both else Remark.SEVERAL_DOCUMENTS
             build.notes.append(remark(file=name, count=len(documents)))
         if both:
-            _profile(build, profiles[-1])
+            _add_profile(build, profiles[-1])
     if isinstance(content, dict):
         listed = next((content[key] for key in _LAYER_KEYS if key in content), None)
         if listed is None:
@@ -343,7 +347,7 @@ def read_json(data: bytes, name: str) -> Build:
                 name,
                 code="no-layer-list",
             )
-        _layers(build, listed, name)
+        _add_layers(build, listed, name)
         build.is_rtx = (
             content.get("builder") == "tensorrt-rtx"
         )  # as ``qdqtool build`` writes it into its layer table
@@ -365,11 +369,11 @@ def read_json(data: bytes, name: str) -> Build:
         build.bindings += [name for name in names if isinstance(name, str)]
     elif isinstance(content, list) and _is_profile(content):
         build.source = BuildSource.PROFILE_JSON
-        _profile(build, content)
+        _add_profile(build, content)
     elif isinstance(content, list) and any(
         isinstance(x, str) or (isinstance(x, dict) and "LayerType" in x) for x in content
     ):
-        _layers(build, content, name)
+        _add_layers(build, content, name)
     else:
         raise BuildLogError(
             "a JSON that is neither a layer listing nor a profile of TensorRT",
@@ -380,12 +384,12 @@ def read_json(data: bytes, name: str) -> Build:
         build.notes.append(Remark.CUT_OFF(file=name))
         is_profile = build.source == BuildSource.PROFILE_JSON
         build.gaps.append(
-            Gap(Section.PROFILE if is_profile else Section.LISTING, Lack.CUT_FILE, name=name)
+            Gap(Section.PROFILE if is_profile else Section.LISTING, GapKind.CUT_FILE, name=name)
         )
     return build
 
 
-def _load(text: str, name: str) -> tuple[list[Any], bool]:
+def _load_documents(text: str, name: str) -> tuple[list[Any], bool]:
     """The documents of a JSON, one where it is whole or was salvaged, and whether all was whole."""
     text = text.strip().rstrip("\0")
     error: Exception
@@ -402,7 +406,7 @@ def _load(text: str, name: str) -> tuple[list[Any], bool]:
             ) from None
         except ValueError as found:
             error = found
-    if (in_turn := _in_turn(text)) is not None:
+    if (in_turn := _split_documents(text)) is not None:
         return in_turn
     if text.startswith('{"log":'):
         raise BuildLogError(
@@ -420,9 +424,9 @@ def _load(text: str, name: str) -> tuple[list[Any], bool]:
     return [salvaged], False
 
 
-def _in_turn(text: str) -> tuple[list[Any], bool] | None:
+def _split_documents(text: str) -> tuple[list[Any], bool] | None:
     """Layers that were written one object after another, as one document, or whole documents; None for a mixture."""
-    items, end = _decoded(text, 0)
+    items, end = _decode_values(text, 0)
     whole = end == len(text)
     if not items:
         return None
@@ -440,18 +444,20 @@ def _in_turn(text: str) -> tuple[list[Any], bool] | None:
 def _salvage(text: str) -> Any:
     """What can be read of a cut or damaged file: the layers before the damage, or the profile's whole rows."""
     if rows := [
-        row for line in text.splitlines() if '"timeMs"' in line and (row := _row(line)) is not None
+        row
+        for line in text.splitlines()
+        if '"timeMs"' in line and (row := _parse_profile_row(line)) is not None
     ]:
         return [{"count": 0}, *rows]
     start = next((text.find(f'"{key}"') for key in _LAYER_KEYS if f'"{key}"' in text), -1)
     start = text.find("[", start) if start >= 0 else text.find("[") if text.startswith("[") else -1
     if start < 0:
         return None
-    items, _ = _decoded(text, _passed(text, start + 1))
+    items, _ = _decode_values(text, _skip_separators(text, start + 1))
     return {"Layers": items} if items else None
 
 
-def _decoded(text: str, at: int) -> tuple[list[Any], int]:
+def _decode_values(text: str, at: int) -> tuple[list[Any], int]:
     """The values that follow each other from a place on, and where the last whole one, and what parts them, ends."""
     decoder = json.JSONDecoder(strict=False)
     items: list[Any] = []
@@ -459,17 +465,17 @@ def _decoded(text: str, at: int) -> tuple[list[Any], int]:
         while len(items) < _MAX_LAYERS:
             item, at = decoder.raw_decode(text, at)
             items.append(item)
-            at = _passed(text, at)
+            at = _skip_separators(text, at)
     return items, at
 
 
-def _passed(text: str, at: int) -> int:
+def _skip_separators(text: str, at: int) -> int:
     while at < len(text) and text[at] in " \t\r\n,":
         at += 1
     return at
 
 
-def _row(line: str) -> dict[str, Any] | None:
+def _parse_profile_row(line: str) -> dict[str, Any] | None:
     """One whole row of a profile, its name as printed (TensorRT does not escape it)."""
     start = line.find(_ROW_BEGINS)
     name_ends = line.rfind('", "timeMs" : ')
@@ -480,11 +486,11 @@ def _row(line: str) -> dict[str, Any] | None:
     keys = ("timeMs", "averageMs", "medianMs", "percentage")
     return {
         "name": name,
-        **{key: number(value or "") for key, value in zip(keys, found.groups(), strict=True)},
+        **{key: parse_number(value or "") for key, value in zip(keys, found.groups(), strict=True)},
     }
 
 
-def _layers(build: Build, listed: Any, name: str) -> None:
+def _add_layers(build: Build, listed: Any, name: str) -> None:
     if not isinstance(listed, list):
         raise BuildLogError(
             "'Layers' is not a list; not a listing of TensorRT", name, code="wrong-type"
@@ -510,7 +516,7 @@ def _layers(build: Build, listed: Any, name: str) -> None:
                 name,
                 code="wrong-layer",
             )
-    build.listing = Listing.LAYER_JSON
+    build.listing = ListingSource.LAYER_JSON
 
 
 def _is_profile(content: list[Any]) -> bool:
@@ -519,7 +525,7 @@ def _is_profile(content: list[Any]) -> bool:
     ) or (bool(content) and isinstance(content[0], dict) and set(content[0]) == {"count"})
 
 
-def _profile(build: Build, content: list[Any]) -> None:
+def _add_profile(build: Build, content: list[Any]) -> None:
     for item in content[:_MAX_LAYERS]:
         if not isinstance(item, dict):
             continue
@@ -527,7 +533,7 @@ def _profile(build: Build, content: list[Any]) -> None:
             count = item["count"]
             build.iterations = count if isinstance(count, int) and 0 < count < 10**12 else None
             continue
-        total, average = _amount(item.get("timeMs")), _amount(item.get("averageMs"))
+        total, average = _as_float(item.get("timeMs")), _as_float(item.get("averageMs"))
         if average is None and total is not None and build.iterations:
             average = total / build.iterations
         if average is None:
@@ -537,8 +543,8 @@ def _profile(build: Build, content: list[Any]) -> None:
                 str(item.get("name", "")),
                 total or average,
                 average,
-                _amount(item.get("medianMs")),
-                _amount(item.get("percentage")) or 0.0,
+                _as_float(item.get("medianMs")),
+                _as_float(item.get("percentage")) or 0.0,
             )
         )
     build.profile_total_ms = (
@@ -546,9 +552,11 @@ def _profile(build: Build, content: list[Any]) -> None:
     )
 
 
-def _amount(value: Any) -> float | None:
+def _as_float(value: Any) -> float | None:
     if isinstance(value, float):  # as most are
         return value if math.isfinite(value) else None
     return (
-        number(str(value)[:400]) if isinstance(value, int) and not isinstance(value, bool) else None
+        parse_number(str(value)[:400])
+        if isinstance(value, int) and not isinstance(value, bool)
+        else None
     )

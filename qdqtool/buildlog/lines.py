@@ -10,8 +10,8 @@ from pathlib import Path
 from qdqtool.buildlog.types import (
     MAX_DIMENSION,
     Build,
-    Memory,
-    Message,
+    LogMessage,
+    MemoryUse,
     ParsedNode,
     ParsedTensor,
     ParseSection,
@@ -43,7 +43,7 @@ _VALUE = re.compile(r" = ([\d.e+-]{1,20}|-?nan|inf) ?(?:ms)?")
 _MAX_ROWS = 100_000
 
 
-def read_memory(memory: Memory, text: str) -> bool:
+def read_memory(memory: MemoryUse, text: str) -> bool:
     """Takes a line about memory; False when it is none."""
     if not text.startswith(_ABOUT_MEMORY):  # as nearly all
         return False
@@ -69,18 +69,18 @@ def read_metric(performance: dict[str, dict[str, float]], text: str) -> bool:
     if ": " not in text:
         return False
     if text.startswith("T") and (match := _METRIC.fullmatch(text)):
-        if (value := number(match[2])) is not None:
+        if (value := parse_number(match[2])) is not None:
             performance[match[1]] = {"value": value}
         return value is not None
     if ": min = " not in text or (match := _LATENCY.match(text)) is None:
         return False
-    values = {name: number(value) for name, value in _named_values(match[2])}
+    values = {name: parse_number(value) for name, value in _find_values(match[2])}
     if len(performance) < 50:
         performance[match[1]] = {name: value for name, value in values.items() if value is not None}
     return bool(values)
 
 
-def _named_values(text: str) -> Iterator[tuple[str, str]]:
+def _find_values(text: str) -> Iterator[tuple[str, str]]:
     """``min = 1.5 ms, percentile(99%) = 2 ms``; a name is read from its end, so that a long one costs no more."""
     end, at = 0, text.find(" = ")
     while at >= 0:
@@ -111,7 +111,7 @@ def read_profile_row(build: Build, text: str) -> bool:
     count = 4 if columns["median"] else 3
     pieces = text.rsplit(None, count) if columns["order"] == "first" else text.split(None, count)
     name = pieces.pop(0 if columns["order"] == "first" else -1).strip() if pieces else ""
-    values = [value for piece in pieces if (value := number(piece)) is not None]
+    values = [value for piece in pieces if (value := parse_number(piece)) is not None]
     if len(values) != count:
         return False
     total, average, *rest = values
@@ -133,14 +133,14 @@ def _guess_columns(columns: dict[str, str], text: str) -> bool:
         ):
             numbers = pieces[1:] if order == "first" else pieces[:-1]
             if len(pieces) == count + 1 and all(
-                "." in p and number(p) is not None for p in numbers
+                "." in p and parse_number(p) is not None for p in numbers
             ):
                 columns.update(order=order, median="yes" if count == 4 else "")
                 return True
     return False
 
 
-def number(text: str | bytes) -> float | None:
+def parse_number(text: str | bytes) -> float | None:
     """The number that a short text is, None when it is none or not finite."""
     try:
         return value if math.isfinite(value := float(text)) else None
@@ -176,7 +176,7 @@ _DTYPES = {"float32": "FLOAT", "half": "FLOAT16"}  # other words are ONNX's own
 
 
 # First words of the parser's lines, which begin none of the optimizer's.
-PARSERS = frozenset(
+PARSER_WORDS = frozenset(
     ("Searching", "Static", "Parsing", "Importing", "Registering", "Adding", "Marking")
 )
 
@@ -192,13 +192,17 @@ class ParseReader:
         """Takes a line; False when it is not one of the parser's. ``keep`` says whether there is room for a record."""
         section = self.section
         first = text.split(" ", 1)[0]
-        if first not in PARSERS:
-            return self._edges(text, line, keep) or self._detail(text) or self._header(text)
+        if first not in PARSER_WORDS:
+            return (
+                self._read_edges(text, line, keep)
+                or self._read_detail(text)
+                or self._read_header(text)
+            )
         if first in ("Searching", "Static"):
             return text.startswith(("Searching for input: ", "Static check for parsing node: "))
         if first == "Parsing":
             if match := _NODE.fullmatch(text):
-                self._begin(ParsedNode(match[1].strip(), match[2], line=line), keep(text))
+                self._begin_node(ParsedNode(match[1].strip(), match[2], line=line), keep(text))
             return match is not None or text.startswith("Parsing model")
         if first == "Importing":
             if (named := text.startswith("Importing initializer: ")) and keep(text):
@@ -209,19 +213,19 @@ class ParseReader:
                 section.layers[match[1]] = match[2]
             return text.startswith(("Registering tensor: ", "Registering layer: "))
         if first == "Adding":
-            if (found := _network_input(text)) and keep(text):
+            if (found := _parse_network_input(text)) and keep(text):
                 section.inputs.append(found)
             return found is not None
         if (match := _MARKED.fullmatch(text)) and keep(text):
             section.outputs.append(match[2])
         return match is not None
 
-    def _begin(self, node: ParsedNode, kept: bool) -> None:
+    def _begin_node(self, node: ParsedNode, kept: bool) -> None:
         self._node = node
         if kept:
             self.section.nodes.append(node)
 
-    def _edges(self, text: str, line: int, keep: Callable[[str], bool]) -> bool:
+    def _read_edges(self, text: str, line: int, keep: Callable[[str], bool]) -> bool:
         """``Conv_0 [Conv] inputs: [x -> (1, 3, 8, 8)[FLOAT]], [optional input, not set], ``"""
         word = "inputs" if "] inputs:" in text else "outputs"
         if word == "outputs" and "] outputs:" not in text:  # as nearly all
@@ -232,21 +236,21 @@ class ParseReader:
         if self._node is None or (self._node.name != name and name):
             if not op or not op.replace("_", "").replace(".", "").isalnum():
                 return False
-            self._begin(
+            self._begin_node(
                 ParsedNode(name, op, line=line), keep(text)
             )  # the log begins inside this node
-        tensors = _tensors(body)
+        tensors = _parse_tensors(body)
         if keep(text):
             setattr(self._node, word, tensors)
         return True
 
-    def _detail(self, text: str) -> bool:
+    def _read_detail(self, text: str) -> bool:
         details = self._node.details if self._node is not None else {}
         if text.startswith("Using "):
             if text.startswith("Using kernel: "):
                 for match in _KERNEL.finditer(text):
                     details[match[1]] = (
-                        _integers(match[2]) if match[2].startswith("(") else int(match[2])
+                        _parse_integers(match[2]) if match[2].startswith("(") else int(match[2])
                     )
                 return True
             if axis := _AXIS.fullmatch(text):
@@ -255,10 +259,10 @@ class ParseReader:
         key, _, value = text.partition(": ")
         if key not in _DETAILS or key == text or len(text) > 200:
             return False
-        details[_DETAILS[key]] = _integers(value) if value.startswith("(") else value.strip()
+        details[_DETAILS[key]] = _parse_integers(value) if value.startswith("(") else value.strip()
         return True
 
-    def _header(self, text: str) -> bool:
+    def _read_header(self, text: str) -> bool:
         key, _, rest = text.partition(":")
         target = _HEADER.get(key)
         if target is None or key == text:  # as nearly all
@@ -273,11 +277,11 @@ class ParseReader:
         return True
 
 
-def _integers(text: str) -> list[int]:
+def _parse_integers(text: str) -> list[int]:
     return [int(n) for n in re.findall(r"-?\d{1,9}", text)]
 
 
-def _tensors(body: str) -> list[ParsedTensor | None]:
+def _parse_tensors(body: str) -> list[ParsedTensor | None]:
     tensors: list[ParsedTensor | None] = []
     stripped = body.strip().rstrip(",").strip()
     for item in (
@@ -290,11 +294,13 @@ def _tensors(body: str) -> list[ParsedTensor | None]:
         elif not arrow:
             tensors.append(ParsedTensor(item, None, ""))
         else:
-            tensors.append(ParsedTensor(name, _shape(dims), dtype.rstrip("]")) if name else None)
+            tensors.append(
+                ParsedTensor(name, _parse_shape(dims), dtype.rstrip("]")) if name else None
+            )
     return tensors
 
 
-def _network_input(text: str) -> ParsedTensor | None:
+def _parse_network_input(text: str) -> ParsedTensor | None:
     """``Adding network input: NAME with dtype: float32, dimensions: (1, 3, 8, 8)``"""
     if not text.startswith(_INPUT) or not text.endswith(")"):
         return None
@@ -302,10 +308,10 @@ def _network_input(text: str) -> ParsedTensor | None:
     name, joint, dtype = head.rpartition(" with dtype: ")
     if not cut or not joint or not dtype.isidentifier():
         return None
-    return ParsedTensor(name, _shape(dims), _DTYPES.get(dtype.lower(), dtype.upper()))
+    return ParsedTensor(name, _parse_shape(dims), _DTYPES.get(dtype.lower(), dtype.upper()))
 
 
-def _shape(text: str) -> Shape:
+def _parse_shape(text: str) -> Shape:
     shape: list[int | None] = []
     for piece in text.split(", ") if text.strip() else []:
         stripped = piece.strip()
@@ -367,28 +373,28 @@ _MAX_MESSAGES = 2000
 _MAX_TEXT = 2000
 
 
-class Messages:
+class MessageCollector:
     """Collects messages in ``build.messages``; ``keep`` says whether there is room for another record."""
 
     def __init__(self, build: Build, keep: Callable[[str], bool]) -> None:
         self._build = build
         self._keep = keep
-        self._known: dict[tuple[str, str], Message] = {}
-        self._last: Message | None = None
+        self._known: dict[tuple[str, str], LogMessage] = {}
+        self._last: LogMessage | None = None
 
     def add(self, level: str, text: str, line: int) -> None:
         """Takes a warning or error."""
         key = (level, text[:500])
         found = self._known.get(key)
         if found is None:
-            found = Message(level, text[:_MAX_TEXT], line, 0)
+            found = LogMessage(level, text[:_MAX_TEXT], line, 0)
             if len(self._known) < _MAX_MESSAGES and self._keep(text[:_MAX_TEXT]):
                 self._known[key] = found
                 self._build.messages.append(found)
         found.count += 1
         self._last = found
 
-    def continued(self, text: str, line: int) -> bool:
+    def continue_message(self, text: str, line: int) -> bool:
         """An unstamped line after a warning or error belongs to it; an exception is an error of its own."""
         if _EXCEPTION.match(text):
             self.add("E", text, line)

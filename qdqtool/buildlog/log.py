@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Iterable
 
 from qdqtool.buildlog.agreement import BuildSource
-from qdqtool.buildlog.lines import number
-from qdqtool.buildlog.sections import UNSTAMPED, Sections
-from qdqtool.buildlog.types import Build, Gap, Lack, Section, TunedLayer
+from qdqtool.buildlog.lines import parse_number
+from qdqtool.buildlog.sections import UNSTAMPED, SectionReader
+from qdqtool.buildlog.types import Build, Gap, GapKind, Section, TunedLayer
 from qdqtool.util import limits
 from qdqtool.util.notes import Remark
 
@@ -46,14 +46,14 @@ _SECOND = re.compile(
 _COLOUR = re.compile(rb"\x1b(?:\[[0-9;?]{0,32}[A-Za-z]|\][^\x07\x1b]{0,4096}(?:\x07|\x1b\\))")
 
 
-def clean(line: bytes) -> bytes:
+def clean_line(line: bytes) -> bytes:
     """The line without colour codes and its trailing carriage return."""
     if line.endswith(b"\r"):
         line = line[:-1]
     return _COLOUR.sub(b"", line) if b"\x1b" in line else line
 
 
-def split(line: bytes) -> tuple[str, bytes, bytes]:
+def split_prefix(line: bytes) -> tuple[str, bytes, bytes]:
     """Level (``V I W E`` or an empty string), timestamp (or empty) and message of a clean line.
 
     Text of another program that was printed before the stamp on the same line is dropped.
@@ -81,7 +81,7 @@ _SHARE = 0.8  # of the lines, that have it
 _PIECE = re.compile(rb" (stdout|stderr) ([PF]) (\s*)$")  # Kubernetes' runtimes cut lines at 16 kB
 
 
-class Carrier:
+class LogPrefixStripper:
     """What stands before each line of a log as a container, CI service or journal kept it: timestamp, service, pod.
 
     It is known by its form, words and numbers aside: what most lines of TensorRT have in front of TensorRT's own words,
@@ -98,16 +98,20 @@ class Carrier:
         for at in range(0, len(lines), _SAMPLE):
             if self._decided:
                 break
-            self._look([clean(line) for line in lines[at : at + _SAMPLE] if line.strip()])
+            self._detect_prefix(
+                [clean_line(line) for line in lines[at : at + _SAMPLE] if line.strip()]
+            )
         form = self._form
         if form is None:
             return lines
         return [
-            self._whole(found[0], line[found.end() :]) if (found := form.match(line)) else line
-            for line in map(clean, lines)
+            self._join_pieces(found[0], line[found.end() :])
+            if (found := form.match(line))
+            else line
+            for line in map(clean_line, lines)
         ]
 
-    def _whole(self, prefix: bytes, text: bytes) -> bytes:
+    def _join_pieces(self, prefix: bytes, text: bytes) -> bytes:
         """The text, behind the pieces of its line that came before; empty while more is to come."""
         piece = _PIECE.search(prefix)
         if piece is None:
@@ -118,12 +122,12 @@ class Carrier:
         self._begun[piece[1]] = text[: limits.LOG_LINE]
         return b""
 
-    def _look(self, lines: list[bytes]) -> None:
+    def _detect_prefix(self, lines: list[bytes]) -> None:
         heads = (
             line[: m.start()] for line in lines if (m := _BEGINS.search(line, 0, 2 * _LONGEST))
         )
         forms = Counter(
-            _form_of(head) for head in heads if len(head) <= _LONGEST and not is_marked(head)
+            _prefix_pattern(head) for head in heads if len(head) <= _LONGEST and not is_marked(head)
         )
         if not forms:
             return
@@ -138,7 +142,7 @@ class Carrier:
             self._form = found
 
 
-def _form_of(head: bytes) -> bytes:
+def _prefix_pattern(head: bytes) -> bytes:
     """A prefix as an expression: any word or number for a word or number; empty for blanks alone."""
     pieces: Iterable[re.Match[bytes]] = _PIECES.finditer(head) if head.strip() else ()
     return b"".join(rb"\w+" if p[1] else rb"\s+" if p[2] else re.escape(p[3]) for p in pieces)
@@ -150,7 +154,7 @@ def is_marked(line: bytes) -> bool:
     return b"[TRT]" in head or b"TensorRT" in head or b":onnxruntime" in head
 
 
-def seconds_of(stamp: bytes) -> int | None:
+def parse_stamp(stamp: bytes) -> int | None:
     """Seconds since some midnight of a ``[MM/DD/YYYY-HH:MM:SS]`` stamp; days count as 86 400 s within a month."""
     try:
         day, hours, minutes, seconds = (
@@ -203,17 +207,17 @@ class LogReader:
 
     def __init__(self) -> None:
         self.build = Build(source=BuildSource.LOG)
-        self.sections = Sections(self.build)
+        self.sections = SectionReader(self.build)
         self._tuned: TunedLayer | None = None
         self._stamp = b""
         self._now: int | None = None
-        self._deaf = False
+        self._stopped = False
 
     def feed(self, lines: Iterable[bytes]) -> None:
         """Takes the next lines, without their line ends."""
         counts, sections, timing = self.build.lines, self.sections, _TIMING.match
         tactics, number, blank = self.build.tactics, counts.total, 0
-        if self._deaf:
+        if self._stopped:
             return
         for line in lines:
             number += 1
@@ -232,22 +236,22 @@ class LogReader:
                         self._tuned.tactics += 1
                 else:
                     if b"\x1b" in line:
-                        line = clean(line)
+                        line = clean_line(line)
                         match = timing(line)
-                    self._timing(kind or "", line, match.end() if match else 0)
+                    self._read_timing(kind or "", line, match.end() if match else 0)
             elif _SET_TACTIC in line:
                 counts.timing += 1
             elif _COMPLETED in line or _CACHED in line:
                 counts.timing += 1
-                self._result(split(clean(line))[2])
+                self._read_result(split_prefix(clean_line(line))[2])
             else:
                 counts.total = number
-                self._line(line, number)
+                self._read_line(line, number)
                 if (
                     counts.unexplained > _MAX_UNEXPLAINED
                 ):  # no log has so many that TensorRT does not write
-                    self._deaf = True
-                    gap = Gap(Section.ALL, Lack.BEYOND_LINE, number)
+                    self._stopped = True
+                    gap = Gap(Section.ALL, GapKind.BEYOND_LINE, number)
                     self.build.gaps.append(gap)
                     self.build.notes.append(Remark.NOT_UNDERSTOOD(gap=gap, lines=_MAX_UNEXPLAINED))
                     break
@@ -256,16 +260,16 @@ class LogReader:
 
     def finish(self) -> Build:
         """Ends the log: closes what is open."""
-        self._switch(None, b"")
+        self._switch_layer(None, b"")
         self.sections.finish()
         return self.build
 
-    def _line(self, line: bytes, number: int) -> None:
-        asked, line = line, clean(line)
+    def _read_line(self, line: bytes, number: int) -> None:
+        asked, line = line, clean_line(line)
         for _ in range(
             8
         ):  # a stamped line that another thread printed into this one is read on its own
-            level, _stamp, message = split(line)
+            level, _stamp, message = split_prefix(line)
             if level and is_marked(line):
                 self.build.lines.marked += 1
             inner = _SECOND.search(message) if b"[" in message else None
@@ -278,7 +282,7 @@ class LogReader:
                 match is not None
             ):  # behind a stamp that the expression for whole lines does not know
                 self.build.lines.timing += 1
-                self._timing(match.lastgroup or "", message, match.end())
+                self._read_timing(match.lastgroup or "", message, match.end())
             else:
                 text = message.decode("utf-8", "replace")
                 self.sections.read(
@@ -288,32 +292,34 @@ class LogReader:
                 return
             line = rest
 
-    def _result(self, message: bytes) -> None:
+    def _read_result(self, message: bytes) -> None:
         """``NAME (RUNNER[..]) profiling completed in 0.04 seconds. Fastest Tactic: 0x1 Time: 0.01``, or cached."""
         tactics = self.build.tactics
         head, cached, rest = message.rpartition(_CACHED)
         if cached:
             tactics.cached += 1
             pieces = rest.split(b", ")
-            tuned = self._tuned_layer(tactics.layers, _decoded(_before(head, b" [")[:_MAX_NAME]))
-            tuned.runner = _decoded(pieces[0])[:80]
-            _faster(tuned, pieces[-1].removesuffix(b" ms"))
+            tuned = self._add_tuned_layer(
+                tactics.layers, _decode(_strip_last(head, b" [")[:_MAX_NAME])
+            )
+            tuned.runner = _decode(pieces[0])[:80]
+            _update_best(tuned, pieces[-1].removesuffix(b" ms"))
         else:
-            name = _decoded(_before(message[: message.rfind(_COMPLETED)][:_MAX_NAME], b" ("))
+            name = _decode(_strip_last(message[: message.rfind(_COMPLETED)][:_MAX_NAME], b" ("))
             tuned = (
                 tactics.layers.get(name)
                 or tactics.reformats.get(name)
-                or self._tuned_layer(tactics.layers, name)
+                or self._add_tuned_layer(tactics.layers, name)
             )
-            _faster(tuned, message[message.rfind(b" ") + 1 :])
+            _update_best(tuned, message[message.rfind(b" ") + 1 :])
 
-    def _tuned_layer(self, table: dict[str, TunedLayer], name: str) -> TunedLayer:
+    def _add_tuned_layer(self, table: dict[str, TunedLayer], name: str) -> TunedLayer:
         tuned = table.get(name) or TunedLayer(name)
         if len(table) < _MAX_TUNED:
             table[name] = tuned
         return tuned
 
-    def _timing(self, kind: str, line: bytes, end: int) -> None:
+    def _read_timing(self, kind: str, line: bytes, end: int) -> None:
         tactics = self.build.tactics
         if kind == "tactic":
             tactics.timed += 1
@@ -321,7 +327,7 @@ class LogReader:
                 self._tuned.tactics += 1
         elif kind == "fastest":
             if self._tuned is not None:
-                _faster(self._tuned, line[line.rfind(b" ") + 1 :])
+                _update_best(self._tuned, line[line.rfind(b" ") + 1 :])
         elif kind == "runner":
             self._start_runner(line, end)
         elif kind == "reformat":
@@ -329,19 +335,19 @@ class LogReader:
         elif kind == "format":
             tactics.combinations += 1
         elif kind == "chose":
-            runner = _decoded(line[end:].split(b" ", 1)[0])[:80]
+            runner = _decode(line[end:].split(b" ", 1)[0])[:80]
             if runner in tactics.chosen or len(tactics.chosen) < 500:
                 tactics.chosen[runner] += 1
             if self._tuned is not None:
                 self._tuned.runner = runner
         elif kind == "skip":
             tactics.skipped += 1
-            self._refused(line)
+            self._read_refusal(line)
         elif (
             kind == "cost"
         ):  # "=============== Computing costs for NAME" (the name is missing before 8.6)
             told, _, rest = line[end : end + _MAX_NAME].partition(b"costs for ")
-            name = _decoded(rest).strip()
+            name = _decode(rest).strip()
             if not told and name and len(tactics.costed) < _MAX_TUNED:
                 tactics.costed.add(name)
             else:
@@ -349,12 +355,12 @@ class LogReader:
         elif kind == "other" and is_marked(line):
             self.build.lines.marked += 1
 
-    def _refused(self, line: bytes) -> None:
+    def _read_refusal(self, line: bytes) -> None:
         """Which runner has no tactic for which layer; a line that names no layer refers to the one being timed."""
         refused, reasons = self.build.tactics.refused, self.build.tactics.reasons
         cut = line.find(b" due to ", 0, 400)
         if cut >= 0:
-            reason = _decoded(line[cut + len(b" due to ") :][:300]).strip()
+            reason = _decode(line[cut + len(b" due to ") :][:300]).strip()
             if reason in reasons or len(reasons) < _MAX_REASONS:
                 reasons[reason] += 1
             return
@@ -371,24 +377,24 @@ class LogReader:
             runner = old[0][::-1]
         else:
             return
-        told = _decoded(layer).strip()
-        refused[_decoded(runner), told or (self._tuned.name if self._tuned else "")] += 1
+        told = _decode(layer).strip()
+        refused[_decode(runner), told or (self._tuned.name if self._tuned else "")] += 1
 
     def _start_runner(self, line: bytes, end: int) -> None:
-        name = _decoded(_before(line[end : end + _MAX_NAME].rstrip(b"\r -"), b" ("))
+        name = _decode(_strip_last(line[end : end + _MAX_NAME].rstrip(b"\r -"), b" ("))
         table = self.build.tactics.layers
         if name.startswith("Optimizer Reformat("):
             name, table = (
                 name[len("Optimizer Reformat(") :].removesuffix(")"),
                 self.build.tactics.reformats,
             )
-        self._switch(self._tuned_layer(table, name), line)
+        self._switch_layer(self._add_tuned_layer(table, name), line)
 
-    def _switch(self, tuned: TunedLayer | None, line: bytes) -> None:
+    def _switch_layer(self, tuned: TunedLayer | None, line: bytes) -> None:
         """Books the time since the last switch on the layer that was being tuned."""
         stamp = line[:21]
         if stamp != self._stamp and line[:1] == b"[":
-            now = seconds_of(stamp)
+            now = parse_stamp(stamp)
             if (
                 now is not None
                 and self._now is not None
@@ -400,16 +406,16 @@ class LogReader:
         self._tuned = tuned
 
 
-def _decoded(text: bytes) -> str:
+def _decode(text: bytes) -> str:
     return text.decode("utf-8", "replace")
 
 
-def _before(text: bytes, sign: bytes) -> bytes:
+def _strip_last(text: bytes, sign: bytes) -> bytes:
     """What stands before the last such sign; all where there is none, or nothing before it."""
     return text.rpartition(sign)[0] or text
 
 
-def _faster(tuned: TunedLayer, text: bytes) -> None:
-    time = number(text)
+def _update_best(tuned: TunedLayer, text: bytes) -> None:
+    time = parse_number(text)
     if time is not None and (tuned.best_ms is None or time < tuned.best_ms):
         tuned.best_ms = time

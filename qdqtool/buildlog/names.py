@@ -28,10 +28,10 @@ _MAX_LENGTH = (
 )
 
 
-class Known(frozenset[str]):
+class NameSet(frozenset[str]):
     """Names of nodes, initializers and parser layers that a fused name may hold, joints in them or not."""
 
-    def holding(self, joint: str) -> tuple[str, ...]:
+    def names_with(self, joint: str) -> tuple[str, ...]:
         """Those that hold a joint: few or none, looked for once, not for each layer."""
         found: tuple[str, ...] | None = self.__dict__.get(joint)
         if found is None:
@@ -39,7 +39,7 @@ class Known(frozenset[str]):
         return found
 
 
-NOTHING = Known()
+NO_NAMES = NameSet()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +81,19 @@ class FusedName:
 
 def is_copy(name: str) -> bool:
     """Whether a layer of this name only moves data; most names need not be taken apart for that."""
-    return (name.endswith(_COPY) or name.startswith(_REFORMATTING)) and parts(name).is_copy
+    return (name.endswith(_COPY) or name.startswith(_REFORMATTING)) and parse_layer_name(
+        name
+    ).is_copy
 
 
 def base_name(component: str) -> str:
     """The ONNX name behind a component: without ``_clone_1_clone_2`` and ``_quantize_scale_node``."""
-    stripped = component[: _clones_begin(component)] if _CLONE in component else component
+    stripped = component[: _find_clone_suffix(component)] if _CLONE in component else component
     stripped = stripped.removesuffix(SCALE_NODE)
-    return stripped[: _clones_begin(stripped)] if _CLONE in stripped else stripped
+    return stripped[: _find_clone_suffix(stripped)] if _CLONE in stripped else stripped
 
 
-def _clones_begin(name: str) -> int:
+def _find_clone_suffix(name: str) -> int:
     """Where the ``_clone_1_clone_2`` at the end of a name begins; its length where it has none. Reads from the end."""
     end = len(name)
     while True:
@@ -103,7 +105,7 @@ def _clones_begin(name: str) -> int:
         end = digits - len(_CLONE)
 
 
-def parts(name: str, known: Known = NOTHING) -> FusedName:
+def parse_layer_name(name: str, known: NameSet = NO_NAMES) -> FusedName:
     """Takes TensorRT's name of a layer apart.
 
     A stretch of it that is one of the ``known`` names of nodes, initializers and parser layers is kept whole.
@@ -112,7 +114,7 @@ def parts(name: str, known: Known = NOTHING) -> FusedName:
         return FusedName(name, "layer", [[name]])
     reformats = name.startswith(_REFORMATTING)  # few do
     if reformats and (match := _REFORMAT.fullmatch(name)):
-        inner = parts(match[3], known)
+        inner = parse_layer_name(match[3], known)
         return FusedName(
             name, f"reformat-{match[1].lower()}", inner.alternatives, match[3], int(match[2][:9])
         )
@@ -128,23 +130,28 @@ def parts(name: str, known: Known = NOTHING) -> FusedName:
     if "_myl" in name and (match := _MYELIN.fullmatch(name)):
         return FusedName(name, "myelin", [[] if match[1].startswith("__myl") else [match[1]]])
     return FusedName(
-        name, "layer", [_components(group, known, 0) for group in split_top(name, " || ", known)]
+        name,
+        "layer",
+        [
+            _parse_components(group, known, 0)
+            for group in split_outside_brackets(name, " || ", known)
+        ],
     )
 
 
-def _components(text: str, known: Known, depth: int) -> list[str]:
+def _parse_components(text: str, known: NameSet, depth: int) -> list[str]:
     result: list[str] = []
-    for part in split_top(text, " + ", known):
-        inner = _pointwise(part) if part not in known and depth < _MAX_DEPTH else None
+    for part in split_outside_brackets(text, " + ", known):
+        inner = _pointwise_members(part) if part not in known and depth < _MAX_DEPTH else None
         if inner is not None:
-            for member in split_top(inner, ", ", known):
-                result.extend(_components(member, known, depth + 1))
+            for member in split_outside_brackets(inner, ", ", known):
+                result.extend(_parse_components(member, known, depth + 1))
         elif part:
             result.append(part)
     return result
 
 
-def _pointwise(part: str) -> str | None:
+def _pointwise_members(part: str) -> str | None:
     """What is inside ``PWN(...)`` when the bracket closes at the very end."""
     if not (part.startswith("PWN(") and part.endswith(")")):
         return None
@@ -152,26 +159,26 @@ def _pointwise(part: str) -> str | None:
     return part[4:-1] if all(depths) else None
 
 
-def split_top(text: str, joint: str, known: Known = NOTHING) -> list[str]:
+def split_outside_brackets(text: str, joint: str, known: NameSet = NO_NAMES) -> list[str]:
     """Splits at ``joint`` outside brackets, keeping stretches that are known names whole.
 
     Where the brackets of the text do not close (a node name holds a lone one), every joint counts.
     """
     if joint not in text:
         return [text]
-    pieces = _cut(text, joint)
+    pieces = _split(text, joint)
     if not known or (len(pieces) == 1 and text in known):
         return pieces
     # Where a known name holds the joint, cutting at every joint could break it.
-    holding = known.holding(joint)
+    holding = known.names_with(joint)
     if not any(name in text for name in holding):
         return pieces
-    return _join_known(
+    return _join_names(
         text.split(joint), known, joint, max(name.count(joint) + 1 for name in holding)
     )
 
 
-def _cut(text: str, joint: str) -> list[str]:
+def _split(text: str, joint: str) -> list[str]:
     if not _BRACKET.search(text):  # as of most
         return text.split(joint)
     pieces: list[str] = []
@@ -188,7 +195,7 @@ def _cut(text: str, joint: str) -> list[str]:
     return text.split(joint) if depth else [*pieces, text[start:]]
 
 
-def _join_known(tokens: list[str], known: Known, joint: str, longest: int) -> list[str]:
+def _join_names(tokens: list[str], known: NameSet, joint: str, longest: int) -> list[str]:
     """Glues neighbouring tokens: to the longest known name, of at most so many tokens, else until brackets close."""
     result: list[str] = []
     at = 0
@@ -202,13 +209,13 @@ def _join_known(tokens: list[str], known: Known, joint: str, longest: int) -> li
         else:
             width = 1
             glued = tokens[at]
-            while glued not in known and _open(glued) and at + width < len(tokens):
+            while glued not in known and _has_open_bracket(glued) and at + width < len(tokens):
                 glued += joint + tokens[at + width]
                 width += 1
-            result.append(glued if not _open(glued) or width == 1 else tokens[at])
-            at += width if not _open(glued) or width == 1 else 1
+            result.append(glued if not _has_open_bracket(glued) or width == 1 else tokens[at])
+            at += width if not _has_open_bracket(glued) or width == 1 else 1
     return result
 
 
-def _open(text: str) -> bool:
+def _has_open_bracket(text: str) -> bool:
     return text.count("(") > text.count(")") or text.count("[") > text.count("]")

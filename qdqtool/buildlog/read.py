@@ -16,9 +16,9 @@ from typing import IO, BinaryIO, cast
 
 from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.layers import read_json
-from qdqtool.buildlog.log import Carrier, LogReader
-from qdqtool.buildlog.summary import judge
-from qdqtool.buildlog.types import Build, BuiltLayer, ParseSection, Tactics
+from qdqtool.buildlog.log import LogPrefixStripper, LogReader
+from qdqtool.buildlog.summary import set_build_status
+from qdqtool.buildlog.types import Build, BuiltLayer, ParseSection, TacticCounts
 from qdqtool.errors import BuildLogError
 from qdqtool.util import compression, limits
 from qdqtool.util.files import open_input, record_input
@@ -33,7 +33,7 @@ MAX_LINE = limits.LOG_LINE
 MAX_JSON = limits.JSON_FILE
 
 
-def name_of(source: LogSource) -> str:
+def source_name(source: LogSource) -> str:
     """What to call a source in messages."""
     if isinstance(source, (str, os.PathLike)):
         return "standard input" if str(source) == "-" else str(source)
@@ -42,12 +42,12 @@ def name_of(source: LogSource) -> str:
 
 
 @contextlib.contextmanager
-def blocks(source: LogSource) -> Iterator[Iterator[bytes]]:
+def open_blocks(source: LogSource) -> Iterator[Iterator[bytes]]:
     """Gives the unpacked bytes of a source, block by block, as UTF-8 (UTF-16 with a byte-order mark is recoded).
 
     It is a path, ``-`` for standard input, or a binary stream; gzip, xz and zstd are recognised by their content.
     """
-    name = name_of(source)
+    name = source_name(source)
     try:
         with contextlib.ExitStack() as stack:
             if not isinstance(source, (str, os.PathLike)):
@@ -68,15 +68,15 @@ def blocks(source: LogSource) -> Iterator[Iterator[bytes]]:
             piped = False
             with contextlib.suppress(OSError, ValueError, AttributeError):  # bytes in memory
                 piped = not stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
-            unpacked = _unpacked(stream, name)
-            yield _recoded(_counted(unpacked, name) if piped else unpacked)
+            unpacked = _unpack(stream, name)
+            yield _recode(_limit_size(unpacked, name) if piped else unpacked)
     except OSError as error:
         raise BuildLogError(
             f"cannot be read: {error.strerror or error}", name, code="file-unreadable"
         ) from error
 
 
-def _counted(source: Iterator[bytes], name: str) -> Iterator[bytes]:
+def _limit_size(source: Iterator[bytes], name: str) -> Iterator[bytes]:
     """The same blocks, while they are no more than a pipe may give."""
     size = lines = 0
     for block in source:
@@ -92,16 +92,16 @@ def _counted(source: Iterator[bytes], name: str) -> Iterator[bytes]:
         yield block
 
 
-def _unpacked(stream: BinaryIO, name: str) -> Iterator[bytes]:
-    head = _read_file(stream, 6)
-    while 0 < len(head) < 6 and (more := _read_file(stream, 6 - len(head))):
+def _unpack(stream: BinaryIO, name: str) -> Iterator[bytes]:
+    head = _read_bytes(stream, 6)
+    while 0 < len(head) < 6 and (more := _read_bytes(stream, 6 - len(head))):
         head += more
     if compression.find_magic(head):
         limit = limits.LOG
         with contextlib.suppress(OSError, ValueError, AttributeError):  # bytes in memory
             size = os.fstat(stream.fileno()).st_size
             limit = min(limit, limits.unpacked_limit(size, limits.UNPACKED_LOG_RATIO))
-        read = functools.partial(_read_file, stream)
+        read = functools.partial(_read_bytes, stream)
         yield from compression.unpack(head, read, name, limit, whole=False, error=BuildLogError)
         return
     total = 0
@@ -109,10 +109,10 @@ def _unpacked(stream: BinaryIO, name: str) -> Iterator[bytes]:
         total += len(head)
         limits.check_size(total, limits.LOG, f"{name}: the log has", BuildLogError)
         yield head
-        head = _read_file(stream, BLOCK)
+        head = _read_bytes(stream, BLOCK)
 
 
-def _read_file(stream: BinaryIO, size: int) -> bytes:
+def _read_bytes(stream: BinaryIO, size: int) -> bytes:
     """The next bytes, none at the end; a stream that does not wait for them (another process may have set that of
     standard input) is waited for."""
     read: Callable[[int], bytes | None] = stream.read
@@ -122,11 +122,11 @@ def _read_file(stream: BinaryIO, size: int) -> bytes:
         return data
     except (ValueError, TypeError, gzip.BadGzipFile, EOFError) as error:
         raise BuildLogError(
-            f"cannot be read: {error}", name_of(stream), code="file-unreadable"
+            f"cannot be read: {error}", source_name(stream), code="file-unreadable"
         ) from error
 
 
-def _recoded(source: Iterator[bytes]) -> Iterator[bytes]:
+def _recode(source: Iterator[bytes]) -> Iterator[bytes]:
     """PowerShell's ``>`` writes UTF-16 with a byte-order mark; other text is left as it is."""
     first = next(source, b"")
     encoding = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}.get(first[:2])
@@ -140,7 +140,7 @@ def _recoded(source: Iterator[bytes]) -> Iterator[bytes]:
         yield decoder.decode(block).encode("utf-8", "replace")
 
 
-def lines_of(source: Iterator[bytes]) -> Iterator[list[bytes]]:
+def split_lines(source: Iterator[bytes]) -> Iterator[list[bytes]]:
     """Groups of lines without their line ends; of a line over MAX_LINE only the beginning is kept.
 
     A carriage return at the end is dropped; one inside is left (progress bars overwrite themselves).
@@ -206,17 +206,21 @@ def merge(build: Build, other: Build) -> None:
     for key in ("total", "timing", "marked", "blank", "unexplained"):
         setattr(build.lines, key, getattr(build.lines, key) + getattr(other.lines, key))
     # The richer listing counts, with the line numbers of the other.
-    rich, poor = (other, build) if _wealth(other.layers) > _wealth(build.layers) else (build, other)
+    rich, poor = (
+        (other, build)
+        if _rate_listing(other.layers) > _rate_listing(build.layers)
+        else (build, other)
+    )
     build.layers, second, build.listing = rich.layers, poor.layers, rich.listing
     places = {layer.name: layer.line for layer in second if layer.line}
     for layer in build.layers:
         layer.line = layer.line or places.get(layer.name, 0)
     build.second_layers = [*second, *build.second_layers, *other.second_layers]
-    build.gaps = list(dict.fromkeys(g for g in (*build.gaps, *other.gaps) if g.lack.is_unread))
-    judge(build)
+    build.gaps = list(dict.fromkeys(g for g in (*build.gaps, *other.gaps) if g.kind.is_unread))
+    set_build_status(build)
 
 
-def _wealth(layers: list[BuiltLayer]) -> tuple[bool, bool, int]:
+def _rate_listing(layers: list[BuiltLayer]) -> tuple[bool, bool, int]:
     typed = any(layer.inputs or layer.outputs for layer in layers)
     detailed = any("ParameterType" in layer.extras or layer.onnx_names for layer in layers)
     return typed, detailed, len(layers)
@@ -255,15 +259,15 @@ def read_build(*given: LogSource) -> Build:
     """
     if not given:
         raise BuildLogError("no build log given", code="missing-argument")
-    build, *others = (_read(one) for one in given)
+    build, *others = (_read_source(one) for one in given)
     for other in others:
         merge(build, other)
     return build
 
 
-def _read(one: LogSource) -> Build:
-    name = name_of(one)
-    with blocks(one) as read:
+def _read_source(one: LogSource) -> Build:
+    name = source_name(one)
+    with open_blocks(one) as read:
         head, skipped = b"", 0
         for block in read:
             head += block
@@ -275,16 +279,16 @@ def _read(one: LogSource) -> Build:
         if not head.strip():
             raise BuildLogError("is empty", name, code="empty")
         if _looks_like_json(head):
-            build = read_json(_whole(head, read, name), name)
+            build = read_json(_read_all(head, read, name), name)
         else:
-            reader, carrier = LogReader(), Carrier()
+            reader, carrier = LogReader(), LogPrefixStripper()
             reader.build.lines.total = reader.build.lines.blank = skipped
-            for lines in lines_of(itertools.chain([head], read)):
+            for lines in split_lines(itertools.chain([head], read)):
                 reader.feed(carrier.strip(lines))
             build = reader.finish()
             _check_is_log(build, head, name)
     build.files = [name]
-    judge(build)
+    set_build_status(build)
     return build
 
 
@@ -296,7 +300,7 @@ def _looks_like_json(head: bytes) -> bool:
     return start[:1] == b"[" and start[1:].lstrip()[:1] in (b"{", b'"', b"[", b"]")
 
 
-def _whole(head: bytes, rest: Iterator[bytes], name: str) -> bytes:
+def _read_all(head: bytes, rest: Iterator[bytes], name: str) -> bytes:
     pieces, size = [head], len(head)
     for block in rest:
         size += len(block)
@@ -331,7 +335,7 @@ def _check_is_log(build: Build, head: bytes, name: str) -> None:
         or build.parse.nodes
         or build.parse.initializers
         or build.lines.marked
-        or build.tactics != Tactics()
+        or build.tactics != TacticCounts()
     ):
         return
     wrong, code = (

@@ -21,7 +21,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from qdqtool.buildlog.layers import int_list
 from qdqtool.buildlog.names import base_name
-from qdqtool.buildlog.types import Build, ParsedNode, ParsedTensor, Section, Shape, whole
+from qdqtool.buildlog.types import Build, ParsedNode, ParsedTensor, Section, Shape, static_shape
 from qdqtool.errors import BuildLogError
 from qdqtool.util import limits
 from qdqtool.util.notes import Note, Remark
@@ -54,15 +54,15 @@ def graph_from_log(build: Build) -> tuple[onnx.ModelProto, list[Note]]:
             ", ".join(build.files) or "the build",
             code="no-parse-section",
         )
-    return _Rebuilder(build).run()
+    return _GraphRebuilder(build).run()
 
 
-def _given(tensors: Sequence[ParsedTensor | None]) -> list[ParsedTensor]:
+def _present(tensors: Sequence[ParsedTensor | None]) -> list[ParsedTensor]:
     """Those that are set."""
     return [t for t in tensors if t is not None]
 
 
-class _Rebuilder:
+class _GraphRebuilder:
     def __init__(self, build: Build) -> None:
         self.build = build
         self.nodes = build.parse.nodes
@@ -76,29 +76,29 @@ class _Rebuilder:
         self.quantized: set[str] = set()
         self.read: set[str] = set()
         for node in self.nodes:
-            for tensor in _given(node.inputs):
+            for tensor in _present(node.inputs):
                 self.read.add(tensor.name)
                 if tensor.shape is not None:
                     self.tensors.setdefault(tensor.name, tensor)
-            outputs = {tensor.name: tensor for tensor in _given(node.outputs)}
+            outputs = {tensor.name: tensor for tensor in _present(node.outputs)}
             self.tensors |= outputs
             self.made.update(outputs)
             self.quantized.update(outputs if node.op == _Q else ())
-        direct = {t.name for n in self.nodes if n.op == "ConvTranspose" for t in _given(n.inputs)}
+        direct = {t.name for n in self.nodes if n.op == "ConvTranspose" for t in _present(n.inputs)}
         #: Tensors that a ConvTranspose reads, through one Q or DQ as well.
         self.transposed = direct | {
             t.name
             for n in self.nodes
-            if n.op in (_Q, _DQ) and any(out.name in direct for out in _given(n.outputs))
-            for t in _given(n.inputs)
+            if n.op in (_Q, _DQ) and any(out.name in direct for out in _present(n.outputs))
+            for t in _present(n.inputs)
         }
         self.values: dict[str, list[int] | list[float]] = {}
-        self.scales = _scales(build)
+        self.scales = _invent_scales(build)
         self._bytes = 0  # of constants
 
     def run(self) -> tuple[onnx.ModelProto, list[Note]]:
-        listed = self._listed()
-        guesses = [attributes_of(node, listed.get(node.name, {})) for node in self.nodes]
+        listed = self._collect_listed_fields()
+        guesses = [infer_attributes(node, listed.get(node.name, {})) for node in self.nodes]
         for guess in guesses:
             for position, tensor in enumerate(guess.node.inputs):
                 if tensor is not None and position in guess.values:
@@ -126,11 +126,11 @@ class _Rebuilder:
             graph, opset_imports=opsets, producer_name="qdqtool", ir_version=8
         )
         model.doc_string = "Rebuilt from a TensorRT build log: zero weights, invented scales."
-        return model, self._unknowns(
+        return model, self._describe_gaps(
             Counter(f"{g.node.op} {name}" for g in guesses for name in g.inferred)
         )
 
-    def _node(self, guess: Guess) -> onnx.NodeProto:
+    def _node(self, guess: InferredAttributes) -> onnx.NodeProto:
         node, attributes = guess.node, guess.attributes
         inputs, outputs = (
             [t.name if t is not None else "" for t in ends] for ends in (node.inputs, node.outputs)
@@ -162,14 +162,14 @@ class _Rebuilder:
         if len(data.shape) < 2:
             return {"axis": 0}
         fits = [axis for axis, size in enumerate(data.shape[:2]) if size == scale.shape[0]]
-        transposed = any(out.name in self.transposed for out in _given(node.outputs))
+        transposed = any(out.name in self.transposed for out in _present(node.outputs))
         return {"axis": 1 if fits == [1] or (transposed and 1 in fits) else 0}
 
     def _type(self, tensor: ParsedTensor | None) -> int:
         kind = _type_of(tensor)
         return int(TensorProto.INT64) if kind == TensorProto.INT32 and self.narrowed else kind
 
-    def _made_info(self, tensor: ParsedTensor) -> onnx.ValueInfoProto:
+    def _output_info(self, tensor: ParsedTensor) -> onnx.ValueInfoProto:
         kind = int(TensorProto.INT8) if tensor.name in self.quantized else self._type(tensor)
         return _info(tensor.name, kind, tensor.shape)
 
@@ -220,10 +220,10 @@ class _Rebuilder:
             names = [
                 t.name
                 for node in self.nodes
-                for t in _given(node.outputs)
+                for t in _present(node.outputs)
                 if t.name not in self.read
             ]
-        return [self._made_info(self.tensors[name]) for name in names]
+        return [self._output_info(self.tensors[name]) for name in names]
 
     def _value_infos(self) -> Iterator[onnx.ValueInfoProto]:
         outputs = {"", *self.build.parse.outputs}
@@ -231,16 +231,16 @@ class _Rebuilder:
             tensor
             for n in self.nodes
             if n.op not in ("Constant", "Cast")
-            for tensor in _given(n.outputs)
+            for tensor in _present(n.outputs)
         )
-        return (self._made_info(t) for t in made if t.name not in outputs and t.shape is not None)
+        return (self._output_info(t) for t in made if t.name not in outputs and t.shape is not None)
 
-    def _listed(self) -> dict[str, dict[str, Any]]:
+    def _collect_listed_fields(self) -> dict[str, dict[str, Any]]:
         """Node name to the fields of the engine layer that holds it; merged layers are left out."""
         known = self.build.parse.names
         table: dict[str, dict[str, Any]] = {}
         for layer in self.build.layers:
-            fused = layer.fused(known)
+            fused = layer.parse_name(known)
             if (
                 "ParameterType" in layer.extras
                 and fused.kind == "layer"
@@ -255,7 +255,7 @@ class _Rebuilder:
                     table.setdefault(component, layer.extras | of_conv)
         return table
 
-    def _unknowns(self, inferred: Counter[str]) -> list[Note]:
+    def _describe_gaps(self, inferred: Counter[str]) -> list[Note]:
         lines = [Remark.CONSTANTS_LACK()]
         if qdq := sum(node.op in (_Q, _DQ) for node in self.nodes):
             lines.append(Remark.SCALES_LACK(count=qdq))
@@ -286,7 +286,7 @@ def _info(name: str, kind: int, shape: Shape | None) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, kind, dims)
 
 
-def _scales(build: Build) -> dict[str, float]:
+def _invent_scales(build: Build) -> dict[str, float]:
     """Scale tensor name to an invented value: one for each group that the log shows to be equal."""
     parent: dict[str, str] = {}
 
@@ -298,7 +298,9 @@ def _scales(build: Build) -> dict[str, float]:
 
     nodes = [(n, (*n.inputs, None, None)) for n in build.parse.nodes if n.op in (_Q, _DQ)]
     scale_of = {node.name: ends[1].name for node, ends in nodes if ends[1] is not None}
-    maker = {t.name: node.name for node, _ in nodes if node.op == _Q for t in _given(node.outputs)}
+    maker = {
+        t.name: node.name for node, _ in nodes if node.op == _Q for t in _present(node.outputs)
+    }
     ties = [
         (scale_of.get(node.name), scale_of.get(maker.get(ends[0].name, "")))
         for node, ends in nodes
@@ -323,7 +325,7 @@ def _scales(build: Build) -> dict[str, float]:
 
 
 @dataclass(slots=True)
-class Guess:
+class InferredAttributes:
     """What is known of a node: what was printed is exact; what follows from shapes need not be what the model had.
 
     (A 3x3 kernel with stride 2 and padding 1 and a 2x2 kernel with stride 2 halve a map alike.)
@@ -342,11 +344,11 @@ class Guess:
 
     def shape(self, position: int) -> list[int] | None:
         """Shape of an input where all of it is known."""
-        return _whole_shape(self.node.inputs, position)
+        return _static_shape(self.node.inputs, position)
 
-    def made(self, position: int = 0) -> list[int] | None:
+    def output_shape(self, position: int = 0) -> list[int] | None:
         """Shape of an output where all of it is known."""
-        return _whole_shape(self.node.outputs, position)
+        return _static_shape(self.node.outputs, position)
 
     @property
     def output(self) -> Shape | None:
@@ -367,25 +369,25 @@ class Guess:
         self.infer(strides=strides, pads=[*begin, *end])
 
 
-def attributes_of(node: ParsedNode, listed: dict[str, Any]) -> Guess:
-    """Attributes of a node and values of its constant inputs; arguments as for :class:`Guess`."""
-    guess = Guess(node, listed)
+def infer_attributes(node: ParsedNode, listed: dict[str, Any]) -> InferredAttributes:
+    """Attributes of a node and values of its constant inputs; arguments as for :class:`InferredAttributes`."""
+    guess = InferredAttributes(node, listed)
     if node.op in _HANDLERS:
         _HANDLERS[node.op](guess)
     return guess
 
 
-def _whole_shape(tensors: Sequence[ParsedTensor | None], position: int) -> list[int] | None:
+def _static_shape(tensors: Sequence[ParsedTensor | None], position: int) -> list[int] | None:
     tensor = tensors[position] if position < len(tensors) else None
-    return None if tensor is None else whole(tensor.shape)
+    return None if tensor is None else static_shape(tensor.shape)
 
 
-def _changed_axis(source: Sequence[int], made: Sequence[int], default: int) -> int:
+def _find_changed_axis(source: Sequence[int], made: Sequence[int], default: int) -> int:
     """The first axis along which two shapes differ."""
     return next((i for i, (a, b) in enumerate(zip(source, made, strict=False)) if a != b), default)
 
 
-def _window(guess: Guess, fields: dict[str, Any], kernel: list[int] | None) -> None:
+def _window(guess: InferredAttributes, fields: dict[str, Any], kernel: list[int] | None) -> None:
     """Kernel, strides, pads of a convolution or pooling."""
     details, attributes = guess.node.details, guess.attributes
     for attribute, key, name in (
@@ -404,7 +406,7 @@ def _window(guess: Guess, fields: dict[str, Any], kernel: list[int] | None) -> N
         attributes["kernel_shape"] = kernel
     if "strides" in attributes and "pads" in attributes:
         return
-    source, target = guess.shape(0), guess.made()
+    source, target = guess.shape(0), guess.output_shape()
     if source is None or target is None or len(source) < 3 or len(source) != len(target):
         guess.inferred.append("strides and pads (defaults; the shapes are not known)")
         return
@@ -420,10 +422,10 @@ def _window(guess: Guess, fields: dict[str, Any], kernel: list[int] | None) -> N
     ]
     if "kernel_shape" not in attributes:
         guess.infer(kernel_shape=sizes)
-    guess.infer_window(_fit(*edge, size) for edge, size in zip(edges, sizes, strict=True))
+    guess.infer_window(_fit_window(*edge, size) for edge, size in zip(edges, sizes, strict=True))
 
 
-def _fit(given: int, made: int, size: int) -> tuple[int, int, int]:
+def _fit_window(given: int, made: int, size: int) -> tuple[int, int, int]:
     """Stride and padding (before, after) that turn ``given`` into ``made``; the usual ones first."""
     usual = (size - 1) // 2
     nearest = max(1, round(given / max(1, made)))
@@ -436,7 +438,7 @@ def _fit(given: int, made: int, size: int) -> tuple[int, int, int]:
     return nearest, total // 2, total - total // 2
 
 
-def _conv(guess: Guess) -> None:
+def _conv(guess: InferredAttributes) -> None:
     weights, source = guess.shape(1), guess.shape(0)
     _window(guess, guess.listed, weights[2:] if weights else None)
     if (
@@ -449,8 +451,8 @@ def _conv(guess: Guess) -> None:
         guess.attributes["group"] = source[1] // weights[1]
 
 
-def _conv_transpose(guess: Guess) -> None:
-    weights, source, target = guess.shape(1), guess.shape(0), guess.made()
+def _conv_transpose(guess: InferredAttributes) -> None:
+    weights, source, target = guess.shape(1), guess.shape(0), guess.output_shape()
     if not weights or not source or not target or min(len(weights), len(target)) < 2:
         return
     guess.attributes |= {
@@ -465,7 +467,7 @@ def _conv_transpose(guess: Guess) -> None:
     guess.infer_window(fits)
 
 
-def _pool(guess: Guess) -> None:
+def _pool(guess: InferredAttributes) -> None:
     window = {
         k.removeprefix("Pooling"): value
         for k, value in guess.listed.items()
@@ -475,21 +477,23 @@ def _pool(guess: Guess) -> None:
     _window(guess, {**fields, "Kernel": fields.get("WindowSize")}, None)
 
 
-def _gemm(guess: Guess) -> None:
-    left, right, made = guess.shape(0), guess.shape(1), guess.made()
+def _gemm(guess: InferredAttributes) -> None:
+    left, right, made = guess.shape(0), guess.shape(1), guess.output_shape()
     if left and right and made and len(right) == 2:
         guess.infer(transB=int(right[0] == made[-1] and right[1] == left[-1]))
 
 
-def _concat(guess: Guess) -> None:
-    first, made = guess.shape(0), guess.made()
+def _concat(guess: InferredAttributes) -> None:
+    first, made = guess.shape(0), guess.output_shape()
     guess.infer(
-        axis=_changed_axis(first, made, 0) if first and made else int(len(guess.output or ()) > 1)
+        axis=_find_changed_axis(first, made, 0)
+        if first and made
+        else int(len(guess.output or ()) > 1)
     )
 
 
-def _transpose(guess: Guess) -> None:
-    source, made = guess.shape(0), guess.made()
+def _transpose(guess: InferredAttributes) -> None:
+    source, made = guess.shape(0), guess.output_shape()
     if not source or not made or sorted(source) != sorted(made):
         guess.inferred.append("perm (the reverse, ONNX's default)")
         return
@@ -502,21 +506,21 @@ def _transpose(guess: Guess) -> None:
     )
 
 
-def _reduce(guess: Guess) -> None:
-    source, made = guess.shape(0), guess.made()
+def _reduce(guess: InferredAttributes) -> None:
+    source, made = guess.shape(0), guess.output_shape()
     if not source or made is None:
         return
     kept = len(source) == len(made)
     axes = (
         [i for i, (a, b) in enumerate(zip(source, made, strict=True)) if a != b]
         if kept
-        else _dropped(source, made)
+        else _find_dropped_axes(source, made)
     )
     guess.attributes["keepdims"] = int(kept)
     guess.infer(axes=axes or [len(source) - 1])
 
 
-def _dropped(long: list[int], short: list[int]) -> list[int]:
+def _find_dropped_axes(long: list[int], short: list[int]) -> list[int]:
     """Axes of ``long`` that are missing from ``short``: ones before others, later ones before earlier ones."""
     count = len(long) - len(short)
     if not 0 < count <= len(long) <= _MAX_RANK:
@@ -528,58 +532,62 @@ def _dropped(long: list[int], short: list[int]) -> list[int]:
     return []
 
 
-def _cast(guess: Guess) -> None:
+def _cast(guess: InferredAttributes) -> None:
     guess.attributes["to"] = _type_of(next(iter(guess.node.outputs), None))
 
 
-def _gather(guess: Guess) -> None:
+def _gather(guess: InferredAttributes) -> None:
     if "axis" in guess.node.details:
         guess.attributes["axis"] = int(guess.node.details["axis"])
     else:
         guess.infer(axis=0)
 
 
-def _resize(guess: Guess) -> None:
+def _resize(guess: InferredAttributes) -> None:
     inputs, details = guess.node.inputs, guess.node.details
     modes = ("mode", "coordinate_transformation_mode")
     guess.attributes |= {key: details[key] for key in modes if isinstance(details.get(key), str)}
     if guess.attributes.get("coordinate_transformation_mode") == "asymmetric":
         guess.infer(nearest_mode="floor")
-    source, made = guess.shape(0), guess.made()
+    source, made = guess.shape(0), guess.output_shape()
     if source and made and len(inputs) > 3:
         guess.values[3] = made
     elif source and made and len(inputs) == 3:
         guess.values[2] = [b / a if a else 1.0 for a, b in zip(source, made, strict=False)]
 
 
-def _target_shape(guess: Guess) -> None:
+def _target_shape(guess: InferredAttributes) -> None:
     if guess.output is not None and guess.output.count(None) <= 1:
         guess.values[1] = [-1 if d is None else d for d in guess.output]
 
 
-def _squeeze(guess: Guess) -> None:
-    source, made = guess.shape(0), guess.made()
+def _squeeze(guess: InferredAttributes) -> None:
+    source, made = guess.shape(0), guess.output_shape()
     if source is None or made is None:
         return
-    axes = _dropped(source, made) if guess.node.op == "Squeeze" else _dropped(made, source)
+    axes = (
+        _find_dropped_axes(source, made)
+        if guess.node.op == "Squeeze"
+        else _find_dropped_axes(made, source)
+    )
     if len(guess.node.inputs) > 1:
         guess.values[1] = axes
     else:
         guess.attributes["axes"] = axes
 
 
-def _slice(guess: Guess) -> None:
-    source, made = guess.shape(0), guess.made()
+def _slice(guess: InferredAttributes) -> None:
+    source, made = guess.shape(0), guess.output_shape()
     if not source or not made or len(source) != len(made) or len(guess.node.inputs) < 3:
         return
     if guess.shape(1) in ([1], []):
-        axis = _changed_axis(source, made, 0)
+        axis = _find_changed_axis(source, made, 0)
         guess.values = {1: [0], 2: [made[axis]], 3: [axis], 4: [1]}
         guess.inferred.append("starts (0)")
 
 
-def _split(guess: Guess) -> None:
-    source, made = guess.shape(0), [guess.made(i) for i in range(len(guess.node.outputs))]
+def _split(guess: InferredAttributes) -> None:
+    source, made = guess.shape(0), [guess.output_shape(i) for i in range(len(guess.node.outputs))]
     known = [m for m in made if m is not None]
     if not source or len(known) < len(made) or any(len(m) != len(source) for m in known):
         return
@@ -591,15 +599,15 @@ def _split(guess: Guess) -> None:
         guess.values[1] = [m[axis] for m in known]
 
 
-def _topk(guess: Guess) -> None:
-    source, made = guess.shape(0), guess.made()
+def _topk(guess: InferredAttributes) -> None:
+    source, made = guess.shape(0), guess.output_shape()
     if source and made:
-        axis = _changed_axis(source, made, len(source) - 1)
+        axis = _find_changed_axis(source, made, len(source) - 1)
         guess.infer(axis=axis)
         guess.values[1] = [made[axis]]
 
 
-_HANDLERS: dict[str, Callable[[Guess], None]] = {
+_HANDLERS: dict[str, Callable[[InferredAttributes], None]] = {
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,
     "MaxPool": _pool,

@@ -8,14 +8,14 @@ from collections.abc import Callable
 
 from qdqtool.buildlog import layers, lines
 from qdqtool.buildlog.agreement import BuildSource
-from qdqtool.buildlog.summary import judge
+from qdqtool.buildlog.summary import set_build_status
 from qdqtool.buildlog.types import (
     AddedReformat,
     Build,
     BuiltLayer,
     Gap,
-    Lack,
-    Listing,
+    GapKind,
+    ListingSource,
     LogEvent,
     Milestone,
     ParseSection,
@@ -55,7 +55,7 @@ _MAX_RECORDS = 300_000
 _MAX_CHARACTERS = 24 << 20  # of everything kept: bounds the memory a hostile log can take
 
 
-class Sections:
+class SectionReader:
     """Keeps what the lines say in a Build."""
 
     def __init__(self, build: Build) -> None:
@@ -66,28 +66,28 @@ class Sections:
         self._records = 0
         self._characters = 0
         self._full = False
-        self._messages = lines.Messages(build, self._keep)
+        self._messages = lines.MessageCollector(build, self._keep)
         self._lines_listing: list[BuiltLayer] = []
         self._listed: set[int] = set()
         self._info_listing: list[BuiltLayer] = []
         self._by_word: dict[str, Callable[[str, int], bool]] = {
-            "&&&&": self._banner,
-            "===": self._heading,
-            "QDQ": self._optimizer_heading,
-            "TensorRT": self._version,
-            "Name:": self._info_layer,
+            "&&&&": self._read_banner,
+            "===": self._read_heading,
+            "QDQ": self._read_optimizer_heading,
+            "TensorRT": self._read_version,
+            "Name:": self._read_info_layer,
             "Layer:": lambda text, _line: lines.read_memory(build.memory, text),
-            "Engine": self._engine,
-            "Layers:": self._layers_begin,
+            "Engine": self._read_engine,
+            "Layers:": self._begin_layers,
             "Layer": lambda text, _line: text.startswith(("Layer Information:", "Layer-wise")),
-            "Formats": self._timed,
-            "Adding": self._added,
-            "Number": self._targets,
-            "Original:": self._milestone,
-            "After": self._milestone,
+            "Formats": self._read_seconds,
+            "Adding": self._read_added_reformat,
+            "Number": self._read_targets,
+            "Original:": self._read_milestone,
+            "After": self._read_milestone,
             "----------": lambda _text, _line: True,
             **{
-                start.split(" ", 1)[0]: functools.partial(self._open, block, start)
+                start.split(" ", 1)[0]: functools.partial(self._open_block, block, start)
                 for start, block in _OPENS.items()
             },
         }
@@ -102,17 +102,17 @@ class Sections:
         if level in ("W", "E"):
             self._messages.add(level, text, line)
         elif not (
-            self._understood(level, text, line)
+            self._read_message(level, text, line)
             # Polygraphy indents what belongs to a step of its own.
-            or (level and text[:1] == " " and self._understood(level, text.lstrip(), line))
-            or (not level and self._messages.continued(text, line))
+            or (level and text[:1] == " " and self._read_message(level, text.lstrip(), line))
+            or (not level and self._messages.continue_message(text, line))
         ):
             self.build.lines.unexplained += 1
         if level not in ("", "W", "E"):
             self._messages.end()
 
-    def _understood(self, level: str, text: str, line: int) -> bool:
-        if self.block and self._in_block(level, text, line):
+    def _read_message(self, level: str, text: str, line: int) -> bool:
+        if self.block and self._read_in_block(level, text, line):
             return True
         if level == "I" and lines.is_profile_head(
             text
@@ -133,7 +133,7 @@ class Sections:
         word = text.split(" ", 1)[0]
         handler = self._by_word.get(word)
         if handler is None or not handler(text, line):
-            if word not in lines.PARSERS and (said := self.trace.read(text)) is not None:
+            if word not in lines.PARSER_WORDS and (said := self.trace.read(text)) is not None:
                 if self._keep(text):
                     self.build.trace.append(
                         LogEvent(said.pass_name, said.kind, said.subject, said.object, line=line)
@@ -145,12 +145,12 @@ class Sections:
                 self._begin_again(parse=True)
             if self.parse.read(text, line, self._keep):
                 return True
-            if not (self._by_form(text, line) or lines.is_chatter(text)):
+            if not (self._read_other(text, line) or lines.is_chatter(text)):
                 return False
         self.build.lines.marked += not level and lines.is_unmistakable(text)
         return True
 
-    def _by_form(self, text: str, line: int) -> bool:
+    def _read_other(self, text: str, line: int) -> bool:
         """Lines that are known by more than their first word."""
         build = self.build
         if text.startswith("[") and (match := _PLACED.match(text)):
@@ -165,13 +165,13 @@ class Sections:
             key, _, value = text.partition(":")
             build.options.setdefault("Build", {}).setdefault(key, value.strip())
             return True
-        if self._timed(text, line):
+        if self._read_seconds(text, line):
             return True
         # A row of the profile in an excerpt without its heading: indented, a name and at least three numbers.
         is_excerpt = text.startswith("   ") and not build.layers and not build.milestones
         return is_excerpt and lines.read_profile_row(build, text)
 
-    def _in_block(self, level: str, text: str, line: int) -> bool:
+    def _read_in_block(self, level: str, text: str, line: int) -> bool:
         """Whether the line belongs to the block that is open; a line that does not closes the block."""
         block, build = self.block, self.build
         if block == "profile":
@@ -221,12 +221,12 @@ class Sections:
         self.block = block if inside else ""
         return inside
 
-    def _open(self, block: str, start: str, text: str, _line: int) -> bool:
+    def _open_block(self, block: str, start: str, text: str, _line: int) -> bool:
         if opens := text.startswith(start):
             self.block = block
         return opens
 
-    def _banner(self, text: str, _line: int) -> bool:
+    def _read_banner(self, text: str, _line: int) -> bool:
         match = _BANNER.match(text)
         if match is None:
             return False
@@ -241,31 +241,31 @@ class Sections:
         self.block = ""
         build.is_rtx = build.is_rtx or "RTX" in f"{match[2]} {match[3]}".upper()
         if match[4] and build.tensorrt is None:
-            build.tensorrt = version_of(match[4])
+            build.tensorrt = parse_version_digits(match[4])
         if match[5] and not build.command and self._keep(match[5]):
             build.command = match[5].strip()
             for flag in _FLAG.finditer(build.command[:100_000]):
                 build.flags[flag[1]] = (flag[2] or "").strip("\"'")
         return True
 
-    def _milestone(self, text: str, line: int) -> bool:
+    def _read_milestone(self, text: str, line: int) -> bool:
         match = _MILESTONE.fullmatch(text)
         if match is None:
             return False
         self.trace.reset()
-        if match[1] == "Original" and any(m.what == "Original" for m in self.build.milestones):
+        if match[1] == "Original" and any(m.name == "Original" for m in self.build.milestones):
             self._begin_again()
         if self._keep(match[1]):
             self.build.milestones.append(Milestone(match[1], int(match[2]), line))
         return True
 
-    def _targets(self, text: str, _line: int) -> bool:
+    def _read_targets(self, text: str, _line: int) -> bool:
         """Only TensorRT for RTX builds for a list of GPU generations."""
         known = text.startswith("Number of target compute capabilities")
         self.build.is_rtx = self.build.is_rtx or known
         return known
 
-    def _heading(self, text: str, _line: int) -> bool:
+    def _read_heading(self, text: str, _line: int) -> bool:
         match = _BLOCK.match(text)
         if match is None:
             return False
@@ -286,7 +286,7 @@ class Sections:
             )
         return True
 
-    def _optimizer_heading(self, text: str, line: int) -> bool:
+    def _read_optimizer_heading(self, text: str, line: int) -> bool:
         if not text.startswith(("QDQ graph optimizer", "QDQ optimization pass")):
             return False
         self.trace.reset()
@@ -294,7 +294,7 @@ class Sections:
             self.build.headings.append((text, line))
         return True
 
-    def _version(self, text: str, _line: int) -> bool:
+    def _read_version(self, text: str, _line: int) -> bool:
         match = re.match(r"TensorRT version: \s*(\d{1,3}(?:\.\d{1,4}){1,4})(?: |\s*$)", text)
         self.build.tensorrt = match[1] if match else self.build.tensorrt
         return text.startswith("TensorRT version: ")
@@ -308,7 +308,7 @@ class Sections:
         self._lines_listing, self._info_listing = [], []
         self._listed.clear()
 
-    def _engine(self, text: str, line: int) -> bool:
+    def _read_engine(self, text: str, line: int) -> bool:
         if text.startswith("Engine Layer Information:"):
             self._lines_listing = []
             self._listed.clear()
@@ -317,13 +317,13 @@ class Sections:
         if text.startswith("Engine Metadata"):
             self.block = "metadata"
             return True
-        return self._timed(text, line)
+        return self._read_seconds(text, line)
 
-    def _layers_begin(self, _text: str, _line: int) -> bool:
+    def _begin_layers(self, _text: str, _line: int) -> bool:
         self._info_listing = []
         return True
 
-    def _info_layer(self, text: str, line: int) -> bool:
+    def _read_info_layer(self, text: str, line: int) -> bool:
         if self._full:
             return layers.is_info_line(text)
         layer = layers.parse_info_line(text, line)
@@ -331,14 +331,14 @@ class Sections:
             self._info_listing.append(layer)
         return layer is not None
 
-    def _timed(self, text: str, _line: int) -> bool:
+    def _read_seconds(self, text: str, _line: int) -> bool:
         match = _SECONDS.match(text) if " sec" in text and len(self.build.seconds) < 100 else None
-        value = lines.number(match[2]) if match else None
+        value = lines.parse_number(match[2]) if match else None
         if match is not None and value is not None:
             self.build.seconds[match[1]] = value
         return value is not None
 
-    def _added(self, text: str, line: int) -> bool:
+    def _read_added_reformat(self, text: str, line: int) -> bool:
         """``NAME (TENSOR) from FORMAT to FORMAT``; from 8.6 on the target may be ``long-strided``."""
         if not text.startswith(_ADDED):
             return False
@@ -360,31 +360,31 @@ class Sections:
         if not self._full:
             self._full = True
             self.build.notes.append(Remark.TOO_LONG(records=_MAX_RECORDS))
-            self.build.gaps.append(Gap(Section.ALL, Lack.BEYOND_RECORDS, _MAX_RECORDS))
+            self.build.gaps.append(Gap(Section.ALL, GapKind.BEYOND_RECORDS, _MAX_RECORDS))
         return False
 
     def finish(self) -> None:
         """Puts the listings in place and judges what is missing."""
         build = self.build
         if self._info_listing and len(self._info_listing) >= len(self._lines_listing):
-            build.layers, build.listing = self._info_listing, Listing.LAYER_INFO
+            build.layers, build.listing = self._info_listing, ListingSource.LAYER_INFO
             build.second_layers = self._lines_listing
         elif self._lines_listing:
-            build.layers, build.listing = self._lines_listing, Listing.ENGINE_LINES
+            build.layers, build.listing = self._lines_listing, ListingSource.ENGINE_LINES
             build.second_layers = self._info_listing
         if (
             not build.trace
             and not build.parse.nodes
-            and build.listing == Listing.LAYER_INFO
+            and build.listing == ListingSource.LAYER_INFO
             and not build.milestones
         ):
             build.source = (
                 BuildSource.LAYER_INFO if build.source == BuildSource.LOG else build.source
             )
-        judge(build)
+        set_build_status(build)
 
 
-def version_of(digits: str) -> str:
+def parse_version_digits(digits: str) -> str:
     """``8502`` is 8.5.2, ``8510`` 8.5.10, ``101303`` 10.13.3 (the way trtexec prints NV_TENSORRT_VERSION)."""
     number = int(digits)
     if number >= 100_000:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.names import base_name
-from qdqtool.buildlog.types import Build, BuiltLayer, Gap, Lack, Listing, Section
+from qdqtool.buildlog.types import Build, BuiltLayer, Gap, GapKind, ListingSource, Section
 from qdqtool.errors import BuildLogError
 from qdqtool.trt import trace
 from qdqtool.trt.targets import trtexec_of_version
@@ -17,7 +17,7 @@ from qdqtool.util.records import published
 from qdqtool.util.text import counted
 
 
-def judge(build: Build) -> None:
+def set_build_status(build: Build) -> None:
     """Fills ``gaps``, ``complete``, ``names_only``, ``precision_flags`` and ``version_hint``; marks Q/DQ layers."""
     _mark_qdq(build)
     build.precision_flags = _precision_flags(build)
@@ -25,50 +25,52 @@ def judge(build: Build) -> None:
         not x.type and not x.inputs and not x.outputs for x in build.layers
     )
     build.version_hint = _version_hint(build)
-    gaps = build.gaps = [g for g in build.gaps if g.lack.is_unread]
-    listing_cut = build.lacks(Section.LISTING)
+    gaps = build.gaps = [g for g in build.gaps if g.kind.is_unread]
+    listing_cut = build.has_gap(Section.LISTING)
     if build.source.is_log:
         if not build.parse.nodes:
             gaps.append(Gap(Section.PARSE))
         elif build.parse.outputs == [] and not build.milestones:
-            gaps.append(Gap(Section.PARSE, Lack.CUT_AFTER_NODE, len(build.parse.nodes)))
+            gaps.append(Gap(Section.PARSE, GapKind.CUT_AFTER_NODE, len(build.parse.nodes)))
         elif not build.parse.inputs or not build.parse.outputs:
-            gaps.append(Gap(Section.PARSE, Lack.LAST if build.parse.inputs else Lack.BEGINNING))
+            gaps.append(
+                Gap(Section.PARSE, GapKind.LAST if build.parse.inputs else GapKind.BEGINNING)
+            )
         if not build.trace and not build.milestones:
             gaps.append(Gap(Section.PASSES))
-        elif not _ended(build):
-            gaps.append(Gap(Section.PASSES, Lack.CUT))
-        elif not any(m.what == "Original" for m in build.milestones):
-            gaps.append(Gap(Section.PASSES, Lack.BEGINNING))
+        elif not _is_optimizer_finished(build):
+            gaps.append(Gap(Section.PASSES, GapKind.CUT))
+        elif not any(m.name == "Original" for m in build.milestones):
+            gaps.append(Gap(Section.PASSES, GapKind.BEGINNING))
     if not build.layers:
         gaps.append(Gap(Section.LISTING))
     elif build.names_only:
-        gaps.append(Gap(Section.LISTING, Lack.NAMES_ONLY))
+        gaps.append(Gap(Section.LISTING, GapKind.NAMES_ONLY))
     else:
         expected, hole = (
             _expected_layers(build),
-            listing_hole(build, [t.name for t in build.parse.inputs]),
+            find_listing_hole(build, [t.name for t in build.parse.inputs]),
         )
         if expected is not None and len(build.layers) < expected:
-            hole = Gap(Section.LISTING, Lack.FEWER_LAYERS, len(build.layers), expected)
+            hole = Gap(Section.LISTING, GapKind.FEWER_LAYERS, len(build.layers), expected)
         if hole is not None and not listing_cut:
             gaps.append(hole)
     if build.source == BuildSource.TRTEXEC_LOG and build.command and build.passed is None:
         gaps.append(Gap(Section.END))
-    harmless = [Gap(Section.PARSE, Lack.BEGINNING), Gap(Section.PARSE, Lack.LAST)]
-    cut = any(g.lack.is_torn and g.section != Section.PROFILE and g not in harmless for g in gaps)
+    harmless = [Gap(Section.PARSE, GapKind.BEGINNING), Gap(Section.PARSE, GapKind.LAST)]
+    cut = any(g.kind.is_torn and g.section != Section.PROFILE and g not in harmless for g in gaps)
     build.complete = bool(build.layers) and not build.names_only and not cut
 
 
-def holes(build: Build) -> list[Gap]:
+def find_truncations(build: Build) -> list[Gap]:
     """What is cut off or torn, among the gaps: sections that were never asked for are no holes."""
-    return [g for g in build.gaps if g.lack.is_unread or (not build.complete and g.lack.is_torn)]
+    return [g for g in build.gaps if g.kind.is_unread or (not build.complete and g.kind.is_torn)]
 
 
 _CONSTANT = re.compile(r"__mye\d[\w.]*")  # what Myelin makes of weights and numbers
 
 
-def listing_hole(build: Build, inputs: Iterable[str]) -> Gap | None:
+def find_listing_hole(build: Build, inputs: Iterable[str]) -> Gap | None:
     """What shows that layers are missing from the listing; None where nothing does.
 
     In every listing seen, each tensor that a layer reads is written by another one, is a weight, or enters the network.
@@ -85,11 +87,11 @@ def listing_hole(build: Build, inputs: Iterable[str]) -> Gap | None:
         None,
     )
     if orphan is not None:
-        return Gap(Section.LISTING, Lack.UNWRITTEN, name=read[orphan][:80], tensor=orphan[:80])
+        return Gap(Section.LISTING, GapKind.UNWRITTEN, name=read[orphan][:80], tensor=orphan[:80])
     # In a log, other programs may print among the bindings.
-    ends = build.bindings if build.listing == Listing.LAYER_JSON else []
+    ends = build.bindings if build.listing == ListingSource.LAYER_JSON else []
     idle = next((name for name in ends if name not in written and name not in read), None)
-    return None if idle is None else Gap(Section.LISTING, Lack.IDLE_BINDING, tensor=idle[:80])
+    return None if idle is None else Gap(Section.LISTING, GapKind.IDLE_BINDING, tensor=idle[:80])
 
 
 def _mark_qdq(build: Build) -> None:
@@ -103,7 +105,7 @@ def _mark_qdq(build: Build) -> None:
             layer.origin = "QDQ"
 
 
-def _ended(build: Build) -> bool:
+def _is_optimizer_finished(build: Build) -> bool:
     """Whether the optimizer came to its end: it says how long it took, or later sections follow."""
     done = any(
         key.startswith(("Graph construction", "Graph optimization")) for key in build.seconds
@@ -113,7 +115,7 @@ def _ended(build: Build) -> bool:
 
 def _expected_layers(build: Build) -> int | None:
     """Layers that the listing must have; unknown for listings that open up Myelin's nodes."""
-    if not build.source.is_log or build.listing == Listing.LAYER_JSON:
+    if not build.source.is_log or build.listing == ListingSource.LAYER_JSON:
         return None
     after = build.milestone("After reformat layers")
     return build.milestones[-1].layers if after is None and build.milestones else after
@@ -133,7 +135,7 @@ def _precision_flags(build: Build) -> frozenset[str]:
 _PRECISIONS = ("fp32", "fp16", "bf16", "int8", "fp8", "int4")
 
 
-AS_TODAY = "8.6"  # spells its listings as 10 does; a listing of today is more likely of 10
+LATEST_SPELLING = "8.6"  # spells its listings as 10 does; a listing of today is more likely of 10
 _MYELIN = (
     "kgen",
     "gemm",
@@ -157,8 +159,8 @@ def _version_hint(build: Build) -> str | None:
     if any(layer.type in _MYELIN for layer in layers):
         return "10"
     if any(layer.onnx_names or "StreamId" in layer.extras for layer in layers):
-        return AS_TODAY
-    if build.listing == Listing.ENGINE_LINES:
+        return LATEST_SPELLING
+    if build.listing == ListingSource.ENGINE_LINES:
         if any(t.vector > 1 for t in ends):
             return "8.5"
         if layers and all(layer.tactic.startswith("0x") for layer in layers if layer.tactic):
@@ -167,18 +169,18 @@ def _version_hint(build: Build) -> str | None:
     return "8.4" if build.listing and layers else None
 
 
-IMPLICIT = (
+IMPLICIT_INT8 = (
     "an implicit-INT8 build: a calibration table or dynamic ranges chose what runs in INT8, no Q/DQ node is in it; "
     "the rules for Q/DQ do not apply"
 )
 _QUANTIZERS = ("QuantizeLinear", "DequantizeLinear")
-_SAID = (
+_RANGE_MESSAGES = (
     "Missing scale and zero-point for tensor",
     "Calibrator is not being used. Users must provide dynamic range",
 )
 
 
-def implicit_int8(build: Build) -> bool:
+def is_implicit_int8(build: Build) -> bool:
     """True where the build has INT8 layers or says that it lacks ranges, and nothing of it names a Q or DQ.
 
     With Q/DQ, the Q of its weights is in the name of every INT8 convolution (``weights + Q + Conv``), and in the parse
@@ -186,7 +188,7 @@ def implicit_int8(build: Build) -> bool:
     """
     if build.is_rtx or _shows_quantizers(build):
         return False
-    if any(message.text.startswith(_SAID) for message in build.messages):
+    if any(message.text.startswith(_RANGE_MESSAGES) for message in build.messages):
         return True
     return any(
         layer.is_convolution
@@ -196,7 +198,7 @@ def implicit_int8(build: Build) -> bool:
     )
 
 
-def made_from_float(build: Build) -> bool:
+def is_float_build(build: Build) -> bool:
     """True where a whole listing has no INT8 and no Q or DQ. Kernels of Myelin do not show them: False with any."""
     if not build.complete or build.is_rtx or _shows_quantizers(build):
         return False
@@ -217,7 +219,7 @@ def _shows_quantizers(build: Build) -> bool:
     )
 
 
-_WANTED = (
+_OUTPUT_FLAGS = (
     "--verbose",
     "--profilingVerbosity=detailed",
     "--dumpLayerInfo",
@@ -225,7 +227,7 @@ _WANTED = (
     "--dumpProfile",
     "--exportProfile=profile.json",
 )
-_OURS = (
+_REPLACED_FLAGS = (
     "--verbose",
     "--profilingVerbosity",
     "--dumpLayerInfo",
@@ -249,21 +251,30 @@ def rerun_commands(build: Build) -> dict[str, str]:
     kept = [
         word
         for word in words
-        if word.split("=")[0] not in _OURS and not word.startswith("--saveEngine")
+        if word.split("=")[0] not in _REPLACED_FLAGS and not word.startswith("--saveEngine")
     ]
     program = None if build.tensorrt is None else trtexec_of_version(build.tensorrt)
     if build.tensorrt is None or program is None:
         typed = [*kept, *(flag for flag in ("--int8", "--fp16") if flag not in kept)]
         untyped = [word for word in kept if word not in _PRECISION]
-        return {"8.2 to 10": _line(typed, *_WANTED, *_OLD), "11": _line(untyped, *_WANTED)}
+        return {
+            "8.2 to 10": _join_command(typed, *_OUTPUT_FLAGS, *_OLD),
+            "11": _join_command(untyped, *_OUTPUT_FLAGS),
+        }
     if not build.command and program.precision_flags:
         kept += ["--int8", "--fp16"]
     if not program.lists_layers:
-        return {build.tensorrt: _line(kept, "--verbose", "--nvtxMode=verbose", "--dumpProfile")}
-    return {build.tensorrt: _line(kept, *_WANTED, *(_OLD if program.precision_flags else ()))}
+        return {
+            build.tensorrt: _join_command(kept, "--verbose", "--nvtxMode=verbose", "--dumpProfile")
+        }
+    return {
+        build.tensorrt: _join_command(
+            kept, *_OUTPUT_FLAGS, *(_OLD if program.precision_flags else ())
+        )
+    }
 
 
-def _line(words: list[str], *added: str) -> str:
+def _join_command(words: list[str], *added: str) -> str:
     return " ".join([*words, *added, "> build.log 2>&1"])
 
 
@@ -281,12 +292,12 @@ def summarize(build: Build) -> Json:
         "tool": TOOL_VERSION,
         "build": build.as_json(),
         "title": build.title,
-        "read": what_was_read(build),
+        "read": describe_contents(build),
         "passed": build.passed,
         "gpu": dict(build.gpu),
         "command": build.command or None,
         "precision": sorted(flags),
-        "implicit_int8": implicit_int8(build),
+        "implicit_int8": is_implicit_int8(build),
         # With the flag for INT8 and no 16-bit float, what is not INT8 runs in FP32.
         "float_remainder_fp32": "int8" in flags
         and not flags & {"fp16", "bf16", "best", "stronglyTyped"},
@@ -296,18 +307,20 @@ def summarize(build: Build) -> Json:
             "producer": build.parse.producer or None,
             "nodes": len(build.parse.nodes) or None,
         },
-        "milestones": [published(m) for m in build.milestones],
+        "milestones": [
+            {"what": m.name, **published(m, "layers", "line")} for m in build.milestones
+        ],
         "placement": dict(Counter(device for device, _, _ in build.placement)),
-        "passes": passes(build),
-        "engine": _engine(build),
-        "conversions": [_edge(layer) for layer in build.conversions],
-        "reformats": [_edge(layer) for layer in build.layout_reformats],
-        "merged": build.merged,
-        "tuning": _tuning(build),
+        "passes": summarize_passes(build),
+        "engine": _summarize_engine(build),
+        "conversions": [_summarize_edge(layer) for layer in build.conversions],
+        "reformats": [_summarize_edge(layer) for layer in build.layout_reformats],
+        "merged": build.merged_layers,
+        "tuning": _summarize_tuning(build),
         "seconds": dict(build.seconds),
         "memory": published(build.memory),
         "performance": {name: dict(values) for name, values in build.performance.items()},
-        "profile": _profile(build),
+        "profile": _summarize_profile(build),
         "messages": [
             {
                 "level": "error" if m.level == "E" else "warning",
@@ -322,7 +335,7 @@ def summarize(build: Build) -> Json:
     }
 
 
-def what_was_read(build: Build) -> list[str]:
+def describe_contents(build: Build) -> list[str]:
     """What of a build the files hold, in words; for an excerpt this is the answer to what it is."""
     tactics, parse = build.tactics, build.parse
     found = (
@@ -347,7 +360,7 @@ def what_was_read(build: Build) -> list[str]:
         (sum(m.count for m in build.warnings), "warning"),
         (sum(m.count for m in build.errors), "error"),
     )
-    parts = [_plural(count, what) for count, what in found if count]
+    parts = [_count_phrase(count, what) for count, what in found if count]
     lines = build.lines
     if not parts and lines.total > lines.blank:
         known = lines.total - lines.blank - lines.unexplained
@@ -359,7 +372,7 @@ def what_was_read(build: Build) -> list[str]:
     return parts
 
 
-def _plural(count: int, what: str) -> str:
+def _count_phrase(count: int, what: str) -> str:
     """Counts what the first word names (``2 layers placed on a device``), or the last (``2 engine layers``)."""
     if what.startswith(("engine", "optimizer", "format", "profile")):
         return counted(count, what)
@@ -367,7 +380,7 @@ def _plural(count: int, what: str) -> str:
     return f"{counted(count, noun)}{space}{rest}"
 
 
-def passes(build: Build) -> list[Json]:
+def summarize_passes(build: Build) -> list[Json]:
     """What each optimizer pass printed: name, number of ``Running`` lines, the other lines by kind, first line."""
     found: dict[str, tuple[int, Counter[str]]] = {}
     for event in build.trace:
@@ -378,7 +391,7 @@ def passes(build: Build) -> list[Json]:
     ]
 
 
-def lines_of_pass(build: Build, name: str) -> list[tuple[int, str]]:
+def find_pass_lines(build: Build, name: str) -> list[tuple[int, str]]:
     """The log lines of one pass: line number and TensorRT's wording.
 
     Case does not matter in its name, and the beginning is enough where that is unique.
@@ -407,7 +420,7 @@ def signature(layer: BuiltLayer) -> str:
     return f"{inputs} -> {', '.join(str(t.precision) for t in layer.outputs) or '?'}"
 
 
-def _engine(build: Build) -> Json | None:
+def _summarize_engine(build: Build) -> Json | None:
     if not build.layers:
         return None
     convolutions = [layer for layer in build.layers if layer.is_convolution]
@@ -421,7 +434,7 @@ def _engine(build: Build) -> Json | None:
     }
 
 
-def _edge(layer: BuiltLayer) -> Json:
+def _summarize_edge(layer: BuiltLayer) -> Json:
     tensor = next(iter([*layer.inputs, *layer.outputs]), None)
     shape = list(tensor.shape) if tensor is not None and tensor.shape is not None else None
     return {
@@ -434,7 +447,7 @@ def _edge(layer: BuiltLayer) -> Json:
     }
 
 
-def _tuning(build: Build) -> Json:
+def _summarize_tuning(build: Build) -> Json:
     tactics = build.tactics
     slowest = sorted(tactics.layers.values(), key=lambda t: (-t.seconds, -t.tactics, t.name))[
         :SLOWEST
@@ -466,7 +479,7 @@ def _tuning(build: Build) -> Json:
     }
 
 
-def _profile(build: Build) -> Json | None:
+def _summarize_profile(build: Build) -> Json | None:
     if not build.profile_rows:
         return None
     total = build.profile_total_ms or sum(row.average_ms for row in build.profile_rows)

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from qdqtool.buildlog.agreement import BuildFacts, BuildSource
-from qdqtool.buildlog.names import NOTHING, FusedName, Known, is_copy, parts
+from qdqtool.buildlog.names import NO_NAMES, FusedName, NameSet, is_copy, parse_layer_name
 from qdqtool.types import Event, Precision
 from qdqtool.util.notes import Note
 from qdqtool.util.records import published
@@ -24,7 +24,7 @@ Shape = tuple[int | None, ...]
 MAX_DIMENSION = 1 << 40  # a larger one is damage, and is taken as unknown
 
 
-def whole(shape: Shape | None) -> list[int] | None:
+def static_shape(shape: Shape | None) -> list[int] | None:
     """Dimensions where all of them are known."""
     return None if shape is None or None in shape else [d for d in shape if d is not None]
 
@@ -40,7 +40,7 @@ class Section(StrEnum):
     ALL = "everything"
 
 
-class Lack(StrEnum):
+class GapKind(StrEnum):
     """How a part lacks, with the words for it."""
 
     ABSENT = "{section}"
@@ -60,12 +60,12 @@ class Lack(StrEnum):
     @property
     def is_unread(self) -> bool:
         """Whether the reader found it, so that no later look at the build does."""
-        return self in (Lack.CUT_FILE, Lack.BEYOND_LINE, Lack.BEYOND_RECORDS)
+        return self in (GapKind.CUT_FILE, GapKind.BEYOND_LINE, GapKind.BEYOND_RECORDS)
 
     @property
     def is_torn(self) -> bool:
         """Whether something is cut off or torn, other than a part that was never asked for."""
-        return self not in (Lack.ABSENT, Lack.NAMES_ONLY)
+        return self not in (GapKind.ABSENT, GapKind.NAMES_ONLY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +73,14 @@ class Gap:
     """What a build does not show: a part, how it lacks, and what the words for that name."""
 
     section: Section
-    lack: Lack = Lack.ABSENT
+    kind: GapKind = GapKind.ABSENT
     count: int = 0
     of: int = 0
     name: str = ""
     tensor: str = ""
 
     def __str__(self) -> str:
-        return self.lack.format(**dataclasses.asdict(self))
+        return self.kind.format(**dataclasses.asdict(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,22 +131,22 @@ class ParseSection:
     producer: str = ""
 
     @property
-    def names(self) -> Known:
+    def names(self) -> NameSet:
         """Every node and initializer name, and the layer names made of them: to settle doubtful cuts in fused names."""
-        return Known({*(n.name for n in self.nodes), *self.initializers, *self.layers})
+        return NameSet({*(n.name for n in self.nodes), *self.initializers, *self.layers})
 
 
 @dataclass(frozen=True, slots=True)
 class Milestone:
     """``After tensor merging: 82 layers``."""
 
-    what: str
+    name: str
     layers: int
     line: int
 
 
 @dataclass(slots=True)
-class Message:
+class LogMessage:
     """A warning or error, once for each wording, with the first line and how often it came."""
 
     level: str
@@ -174,7 +174,7 @@ class TunedLayer:
 
 
 @dataclass(slots=True)
-class Tactics:
+class TacticCounts:
     """Counts over the autotuning section.
 
     Attributes:
@@ -243,7 +243,7 @@ class ProfileRow:
 
 
 @dataclass(slots=True)
-class Memory:
+class MemoryUse:
     """Memory as the builder reports it: bytes, but for the ``_mib`` fields; None where not printed."""
 
     host_persistent: int | None = None
@@ -274,7 +274,7 @@ REFORMAT_TYPES = frozenset({"Reformat", "Copy", "Cast"})  # a NoOp is nothing at
 _MAX_ELEMENTS = 1 << 50
 
 
-class Role(StrEnum):
+class LayerRole(StrEnum):
     """What an engine layer does: change the data type only, the layout only, convolve, or something else."""
 
     CONVERSION = "conversion"
@@ -283,7 +283,7 @@ class Role(StrEnum):
     OTHER = "other"
 
 
-class Listing(StrEnum):
+class ListingSource(StrEnum):
     """Where an engine listing came from."""
 
     NONE = ""
@@ -323,7 +323,7 @@ class BuiltTensor:
     @property
     def elements(self) -> int | None:
         """Number of elements; None for an unknown, dynamic or impossible shape."""
-        dims = whole(self.shape)
+        dims = static_shape(self.shape)
         count = _MAX_ELEMENTS if dims is None else math.prod(dims)
         return count if count < _MAX_ELEMENTS else None
 
@@ -358,9 +358,9 @@ class BuiltLayer:
     line: int = 0
     extras: dict[str, Any] = field(default_factory=dict)
 
-    def fused(self, known: Known = NOTHING) -> FusedName:
+    def parse_name(self, known: NameSet = NO_NAMES) -> FusedName:
         """The name taken apart; ``known`` are ONNX node and initializer names that settle doubtful cuts."""
-        return parts(self.name, known)
+        return parse_layer_name(self.name, known)
 
     @property
     def input_precision(self) -> Precision:
@@ -393,7 +393,7 @@ class BuiltLayer:
             or "uantizeLinear" not in self.name
         ):  # as of most: to take a name apart takes longer
             return False
-        fused = self.fused()
+        fused = self.parse_name()
         return (
             fused.kind == "layer"
             and len(fused.components) in (1, 2)
@@ -401,18 +401,18 @@ class BuiltLayer:
         )
 
     @property
-    def kind(self) -> Role:
+    def kind(self) -> LayerRole:
         """``conversion`` (changes the data type only), ``reformat`` (the layout only), ``convolution`` or ``other``."""
         if self.is_qdq:
-            return Role.CONVERSION
+            return LayerRole.CONVERSION
         if self.type in REFORMAT_TYPES or (not self.type and is_copy(self.name)):
             types = {self.input_precision, self.output_precision}
             return (
-                Role.CONVERSION
+                LayerRole.CONVERSION
                 if len(types) == 2 and Precision.UNKNOWN not in types
-                else Role.REFORMAT
+                else LayerRole.REFORMAT
             )
-        return Role.CONVOLUTION if self.is_convolution else Role.OTHER
+        return LayerRole.CONVOLUTION if self.is_convolution else LayerRole.OTHER
 
     def as_json(self) -> dict[str, Any]:
         first = published(self, "name", "type", "kind", "inputs", "outputs", "tactic")
@@ -450,7 +450,7 @@ class Build:
         iterations: Iterations profiled.
         performance: Metric (``GPU Compute Time``) to name (``mean``, ``percentile(99%)``, ``value``) to number; ms, qps
             for the throughput, s for the totals.
-        gaps: Sections that are absent or cut off.
+        gaps: SectionReader that are absent or cut off.
         complete: Whether the engine listing is there, whole, with precisions, and no section is cut.
         names_only: Whether the listing has layer names and nothing else.
     """
@@ -475,17 +475,17 @@ class Build:
     placement: list[tuple[str, str, str]] = field(default_factory=list)
     layers: list[BuiltLayer] = field(default_factory=list)
     second_layers: list[BuiltLayer] = field(default_factory=list)
-    listing: Listing = Listing.NONE
+    listing: ListingSource = ListingSource.NONE
     bindings: list[str] = field(default_factory=list)
     profile_rows: list[ProfileRow] = field(default_factory=list)
     profile_total_ms: float | None = None
     iterations: int | None = None
     performance: dict[str, dict[str, float]] = field(default_factory=dict)
-    memory: Memory = field(default_factory=Memory)
-    tactics: Tactics = field(default_factory=Tactics)
+    memory: MemoryUse = field(default_factory=MemoryUse)
+    tactics: TacticCounts = field(default_factory=TacticCounts)
     reformats: list[AddedReformat] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
-    messages: list[Message] = field(default_factory=list)
+    messages: list[LogMessage] = field(default_factory=list)
     lines: LineCounts = field(default_factory=LineCounts)
     gaps: list[Gap] = field(default_factory=list)
     complete: bool = False
@@ -509,11 +509,11 @@ class Build:
         ):
             kept.clear()
         self.profile_total_ms = self.iterations = self.passed = None
-        self.memory = Memory()
+        self.memory = MemoryUse()
         self.tactics.clear()
 
     @property
-    def called(self) -> str:
+    def display_name(self) -> str:
         """What messages call it: by the files that it was read from."""
         return ", ".join(self.files) or "build"
 
@@ -522,7 +522,7 @@ class Build:
         """The gaps in words."""
         return [str(g) for g in self.gaps]
 
-    def lacks(self, section: Section) -> bool:
+    def has_gap(self, section: Section) -> bool:
         """Whether a section is absent or not whole."""
         return any(g.section == section for g in self.gaps)
 
@@ -543,15 +543,15 @@ class Build:
         return f"{product} of unknown version"
 
     @property
-    def warnings(self) -> list[Message]:
+    def warnings(self) -> list[LogMessage]:
         return [m for m in self.messages if m.level == "W"]
 
     @property
-    def errors(self) -> list[Message]:
+    def errors(self) -> list[LogMessage]:
         return [m for m in self.messages if m.level == "E"]
 
     @property
-    def merged(self) -> list[list[str]]:
+    def merged_layers(self) -> list[list[str]]:
         """The layers that TensorRT merged side by side (``A || B``)."""
         return [e.subject.split(" || ") for e in self.trace if e.kind == "Merging layers"]
 
@@ -566,12 +566,12 @@ class Build:
     @property
     def conversions(self) -> list[BuiltLayer]:
         """Layers that change a data type: Q and DQ that stayed, and reformats between types."""
-        return [layer for layer in self.layers if layer.kind == Role.CONVERSION]
+        return [layer for layer in self.layers if layer.kind == LayerRole.CONVERSION]
 
     @property
     def layout_reformats(self) -> list[BuiltLayer]:
         """Layers that change a memory layout and nothing else."""
-        return [layer for layer in self.layers if layer.kind == Role.REFORMAT]
+        return [layer for layer in self.layers if layer.kind == LayerRole.REFORMAT]
 
     @property
     def facts(self) -> BuildFacts:
@@ -585,9 +585,9 @@ class Build:
             tuple(self.missing),
         )
 
-    def milestone(self, what: str) -> int | None:
+    def milestone(self, name: str) -> int | None:
         """Number of layers at the last milestone of that name (``After tensor merging``)."""
-        return next((m.layers for m in reversed(self.milestones) if m.what == what), None)
+        return next((m.layers for m in reversed(self.milestones) if m.name == name), None)
 
     def as_json(self) -> dict[str, Any]:
         """The ``build`` object of a verification."""

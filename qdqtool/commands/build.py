@@ -74,17 +74,17 @@ def command(
             parameter="sm",
         )
     if builder == "tensorrt-rtx":
-        from qdqtool.builders.child import is_installed, print_once
+        from qdqtool.builders.compiler_process import is_installed, print_license_notice
 
         if is_installed("tensorrt_rtx"):
-            print_once()
+            print_license_notice()
     result = build_model(model, builder=builder, sm=sm, output=output, **settings)
     answer.write(result.as_json, lambda width: _text(result, model))
     return 0 if result.status == "built" else 1
 
 
 def _text(result: BuiltModel, model: str) -> str:
-    from qdqtool.verification.convolutions import ATTENTION
+    from qdqtool.verification.kernels import ATTENTION
 
     version = f" {result.version}" if result.version else ""
     where = f" for SM{', SM'.join(map(str, result.targets))}" if result.targets else ""

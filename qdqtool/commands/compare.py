@@ -12,7 +12,7 @@ from qdqtool.commands import options
 from qdqtool.commands.usage import UsageError
 
 if TYPE_CHECKING:
-    from qdqtool.verification.comparing.result import Comparison
+    from qdqtool.comparison.result import Comparison
 
 _SLOWER = 1.02
 
@@ -96,10 +96,10 @@ def command(
     Exit codes: 0 done, whether or not they differ; 1 a --fail-on was met; 2 bad input, or a --fail-on that these files
     cannot answer.
     """
+    from qdqtool.comparison.api import compare
+    from qdqtool.comparison.result import is_model
     from qdqtool.formats.build_text import render_comparison
     from qdqtool.util.files import reserve_output
-    from qdqtool.verification.comparing.api import compare
-    from qdqtool.verification.comparing.result import is_model
 
     reserve_output(answer.output, "-o")
     reserve_output(page, "--report")

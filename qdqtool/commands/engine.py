@@ -86,11 +86,11 @@ def command(
     if dot or svg:
         from qdqtool.buildlog import drawing
 
-        picture = drawing.drawing_of(report)
+        picture = drawing.draw_engine(report)
         if dot:
-            write_visible(dot, drawing.dot(picture))
+            write_visible(dot, drawing.format_dot(picture))
         if svg:
-            write_visible(svg, drawing.svg(picture))
+            write_visible(svg, drawing.format_svg(picture))
         if not other and answer.form == "text" and not answer.output:
             click.echo(
                 f"{len(report.rows)} layers drawn: {', '.join(name for name in (dot, svg) if name)}"
@@ -99,7 +99,7 @@ def command(
     from qdqtool.formats.build_text import render, render_comparison
 
     if other:
-        from qdqtool.verification.comparing.api import compare
+        from qdqtool.comparison.api import compare
 
         comparison = compare(report, report_of(list(other)))
         assert comparison.engines is not None
@@ -108,7 +108,7 @@ def command(
             lambda width: render_comparison(comparison, width, everything=everything),
         )
         return 0
-    key = sort or ("ms" if report.timed else "order")
+    key = sort or ("ms" if report.has_times else "order")
     answer.write(
         lambda: {
             **report.as_json(),

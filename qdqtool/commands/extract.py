@@ -114,9 +114,9 @@ def command(
     reserve_output(issue, "--report")
     seen = read_verification(verification) if verification is not None else None
     if builder == "tensorrt-rtx":
-        from qdqtool.builders.child import print_once
+        from qdqtool.builders.compiler_process import print_license_notice
 
-        print_once()
+        print_license_notice()
     result = extract(
         index,
         target=options.choose_target(target),

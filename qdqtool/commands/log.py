@@ -32,7 +32,7 @@ def command(
     Exit codes: 0 done, 2 bad input.
     """
     from qdqtool.buildlog.read import read_build
-    from qdqtool.buildlog.summary import lines_of_pass, summarize
+    from qdqtool.buildlog.summary import find_pass_lines, summarize
     from qdqtool.errors import BuildLogError
     from qdqtool.findings.errors import annotate
     from qdqtool.formats.log_text import pass_lines, render
@@ -61,7 +61,7 @@ def command(
         return 0
     if pass_name is not None:
         try:
-            rows_of_pass = lines_of_pass(build, pass_name)
+            rows_of_pass = find_pass_lines(build, pass_name)
         except BuildLogError as error:
             raise BuildLogError(f"--pass {error}", code=error.code, parameter="pass_name") from None
         listed = [{"line": line, "text": line_text} for line, line_text in rows_of_pass]

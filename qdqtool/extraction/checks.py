@@ -17,8 +17,8 @@ from typing import Protocol
 
 import onnx
 
-from qdqtool.builders.child import Child
-from qdqtool.builders.run import build_with, log_names, read_log
+from qdqtool.builders.compiler_process import CompilerProcess
+from qdqtool.builders.run import build_with_package, log_names, read_log
 from qdqtool.buildlog.agreement import MismatchKind
 from qdqtool.errors import BuilderError, QdqtoolError
 from qdqtool.ir.graph import Model
@@ -29,7 +29,13 @@ from qdqtool.util import limits
 from qdqtool.util.notes import Note, Remark
 from qdqtool.util.said import Said, said
 from qdqtool.util.subprocesses import run_command, temporary_folder
-from qdqtool.verification.build_model import BuiltModel, build_model, compare, mapped, status_agrees
+from qdqtool.verification.build_model import (
+    BuiltModel,
+    build_model,
+    is_status_as_predicted,
+    map_build,
+    pair_convolutions,
+)
 
 TIMEOUT = 600.0  # seconds for one build
 PATIENCE, SLOWER = 60.0, 5.0  # seconds, and times the seconds of the whole model
@@ -102,7 +108,7 @@ class BuilderCheck:
         self._target = RTX.name if builder == "tensorrt-rtx" else target
         self._folder = temporary_folder("extract-")
         try:
-            self._child = Child("tensorrt_rtx") if builder == "tensorrt-rtx" else None
+            self._child = CompilerProcess("tensorrt_rtx") if builder == "tensorrt-rtx" else None
             self.whole = self.behaviour(proto)
         except BaseException:
             self.close()
@@ -135,9 +141,9 @@ class BuilderCheck:
         model = Model(proto)
         if self._child is not None:
             (work / "build.log").unlink(missing_ok=True)
-            result = build_with(self._child, path, work, self._builder, _SM, TIMEOUT)
+            result = build_with_package(self._child, path, work, self._builder, _SM, TIMEOUT)
             read_log(model, log_names(model), work, result)
-            built = mapped(result)
+            built = map_build(result)
         else:
             built = build_model(path, self._builder, timeout=TIMEOUT)
         message = "" if built.status == "built" else _kind(built.message, model)
@@ -146,7 +152,7 @@ class BuilderCheck:
     def _differences(self, model: Model, built: BuiltModel) -> frozenset[tuple[str, str]]:
         prediction = predict(model, self._target, advice=False)
         if self._builder == "tensorrt-rtx":
-            if status_agrees(prediction, built) is False:
+            if is_status_as_predicted(prediction, built) is False:
                 return frozenset({("another status", built.status)})
             if built.status != "built":
                 return frozenset()
@@ -155,7 +161,7 @@ class BuilderCheck:
                     f"{p.predicted.precision} writing {p.predicted.output}",
                     f"{p.built.precision} writing {p.built.output}",
                 )
-                for p in compare(prediction, built)
+                for p in pair_convolutions(prediction, built)
                 if p.built is not None and p.agrees is False
             )
         if built.status != "built" or built.build is None:

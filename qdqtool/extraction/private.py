@@ -72,7 +72,8 @@ def masked(proto: onnx.ModelProto, random: np.random.Generator) -> None:
     model = Model(proto)
     scales = {n.input(1) for n in qdq.quantizers(model) if model.is_constant(n.input(1))}
     zeros = {n.input(2) for n in qdq.quantizers(model) if n.input(2)}
-    kept = zeros | {t for n in model.nodes if n.op in _STRUCTURE for t in n.inputs[1:]}
+    # An unset input has no name, as tensors in attributes, which are no structure.
+    kept = zeros | {t for n in model.nodes if n.op in _STRUCTURE for t in n.inputs[1:] if t}
     before = {t: v for t in sorted(scales) if (v := model.constant(t)) is not None}
     after = _new_scales(before, random)
     for name, tensor in _constants(proto):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qdqtool.buildlog import log
-from qdqtool.buildlog.names import parts
+from qdqtool.buildlog.names import parse_layer_name
 from qdqtool.types import Json
 from qdqtool.util.records import record, replaced
 from qdqtool.util.tables import make_entry, read_sections
@@ -254,8 +254,8 @@ def from_shape(text: str) -> KnownError | None:
 def _marked(text: str) -> KnownError | None:
     """A line that only its prefix shows to be a warning or an error of TensorRT: nothing else is known of it."""
     for line in text.encode(errors="replace").split(b"\n", _LINES)[:_LINES]:
-        cleaned = log.clean(line)
-        level, _, message = log.split(cleaned)
+        cleaned = log.clean_line(line)
+        level, _, message = log.split_prefix(cleaned)
         said = message.decode(errors="replace").strip()
         if (
             level not in ("W", "E")
@@ -347,7 +347,7 @@ def named_node(text: str) -> NamedNode | None:
 
 def node_of(name: str) -> NamedNode:
     """What a (fused) layer name says of its node."""
-    fused = parts(name)
+    fused = parse_layer_name(name)
     if fused.kind == "foreign":
         return NamedNode(name, KINDS["region"], ends=tuple(fused.components))
     words = [operator_of(part) for part in fused.components] or [operator_of(name)]

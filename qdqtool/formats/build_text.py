@@ -5,22 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from qdqtool.buildlog.agreement import MismatchKind, TraceCounts
-from qdqtool.buildlog.costs import EngineReport, LayerCost, Totals, describe, title_of
-from qdqtool.buildlog.summary import IMPLICIT
+from qdqtool.buildlog.costs import EngineReport, LayerCost, LayerTotals, format_tensor, layer_title
+from qdqtool.buildlog.summary import IMPLICIT_INT8
 from qdqtool.formats.output import Page, as_options
 from qdqtool.trt.targets import target_named
 from qdqtool.util.text import counted, layers_counted, middle
 
 if TYPE_CHECKING:
-    from qdqtool.buildlog.costs import Comparison as EngineComparison
-    from qdqtool.buildlog.costs import Pair
-    from qdqtool.verification.comparing.result import Comparison, NodeChange, Side
+    from qdqtool.buildlog.costs import EngineComparison, LayerPair
+    from qdqtool.comparison.result import Comparison, NodeChange, Side
     from qdqtool.verification.lines import Verification
 
 # How many are listed, unless everything is asked for: layers, slow ones, nodes that differ, mismatches.
 _LISTED, _SLOW_LISTED, _NODES, _MISMATCHES = 20, 10, 8, 10
 _SHOWN_MS = 5e-5  # what four digits show
-# By qdqtool.verification.comparing.result.Change, the gravest first.
+# By qdqtool.comparison.result.Change, the gravest first.
 _TITLES = {
     "lost-int8": "Lost INT8",
     "lost-int8-output": "In INT8, but writing float",
@@ -51,10 +50,10 @@ def render(report: EngineReport, sort: str, width: int = 80, *, everything: bool
     page = Page(width, everything)
     build = report.build
     device = f" on {build.device}" if build.device else ""
-    time = f", {report.total_ms:.4f} ms" if report.timed else ""
+    time = f", {report.total_ms:.4f} ms" if report.has_times else ""
     page.line(f"{build.title}{device}: {counted(len(report.rows), 'layer')}{time}")
     if report.implicit_int8:
-        page.fill(IMPLICIT)
+        page.fill(IMPLICIT_INT8)
     page.gap()
     page.fill(
         "MACs and bytes of one execution; MAC/B is arithmetic intensity; tensors in, tensors out", 0
@@ -64,7 +63,7 @@ def render(report: EngineReport, sort: str, width: int = 80, *, everything: bool
         _row(page, row)
     _slow(page, report)
     for key in ("kind", "precision", "type"):
-        _totals(page, key, report.totals(key), timed=report.timed)
+        _totals(page, key, report.totals(key), timed=report.has_times)
     if report.unmatched:
         page.heading(f"in the profile and not in the listing: {', '.join(report.unmatched[:10])}")
     return str(page)
@@ -76,7 +75,7 @@ def _row(page: Page, row: LayerCost) -> None:
     macs = f"{'?':>9}" if row.macs is None else f"{row.macs / 1e6:9.1f}" if row.macs else " " * 9
     size = f"{'?':>9}" if row.total_bytes is None else f"{row.total_bytes / 1000:9,.1f}"
     intensity = f"{row.intensity:7.1f}" if row.intensity else " " * 7
-    name = row.name if page.everything else title_of(row)
+    name = row.name if page.everything else layer_title(row)
     numbers = f"{row.index:>4} {ms} {share} {macs} {size} {intensity}"
     page.line(
         *(
@@ -86,7 +85,7 @@ def _row(page: Page, row: LayerCost) -> None:
         )
     )
     inputs, outputs = (
-        ", ".join(map(describe, tensors)) or "-"
+        ", ".join(map(format_tensor, tensors)) or "-"
         for tensors in (row.layer.inputs, row.layer.outputs)
     )
     usual = ""
@@ -108,13 +107,13 @@ def _slow(page: Page, report: EngineReport) -> None:
         tactic = row.layer.extras.get("TacticName") or row.layer.tactic
         used = f"  [{middle(str(tactic), 60)}]" if tactic else ""
         page.fill(
-            f"{title_of(row)}{used}",
+            f"{layer_title(row)}{used}",
             8,
             f"  x{row.times_expected:.1f}, {lost:.4f} ms more  #{row.index} ",
         )
 
 
-def _totals(page: Page, key: str, totals: dict[str, Totals], *, timed: bool) -> None:
+def _totals(page: Page, key: str, totals: dict[str, LayerTotals], *, timed: bool) -> None:
     page.line("", f"{f'By {key}':<26} {'layers':>6} {'ms':>9} {'GMACs':>9} {'MB':>10}")
     for name, total in totals.items():
         ms = f"{total.ms:9.4f}" if timed else " " * 9
@@ -133,7 +132,7 @@ def _totals(page: Page, key: str, totals: dict[str, Totals], *, timed: bool) -> 
 
 def render_comparison(comparison: Comparison, width: int = 80, *, everything: bool = False) -> str:
     """The answer first, then what happened to which node; ``everything`` lists every node and layer."""
-    from qdqtool.verification.comparing import words
+    from qdqtool.comparison import words
 
     page = Page(width, everything)
     page.fill(words.answer(comparison), 0)
@@ -189,7 +188,7 @@ def _nodes(page: Page, nodes: list[NodeChange]) -> None:
 def engines(page: Page, comparison: EngineComparison) -> None:
     """Where the time of two engines goes, by kind and by layer, the largest changes first."""
     one, two = comparison.first, comparison.second
-    timed = one.timed and two.timed
+    timed = one.has_times and two.has_times
     if timed and one.total_ms:
         change = two.total_ms - one.total_ms
         page.line(
@@ -199,7 +198,7 @@ def engines(page: Page, comparison: EngineComparison) -> None:
     page.line(
         f"{'By kind':<26} {'A':>7} {'B':>7}" + f" {'A ms':>10} {'B ms':>10} {'change':>10}" * timed
     )
-    for kind, (a, b) in comparison.by_kind.items():
+    for kind, (a, b) in comparison.totals_by_kind.items():
         times = f" {a.ms:10.4f} {b.ms:10.4f} {b.ms - a.ms:+10.4f}" if timed else ""
         page.line(f"  {kind:<24} {a.layers:>7} {b.layers:>7}{times}")
     pairs = sorted(comparison.pairs, key=lambda pair: -abs(pair.change_ms or 0.0) if timed else 0.0)
@@ -222,7 +221,7 @@ def _types(cost: LayerCost | None) -> str | None:
     )
 
 
-def _pair(page: Page, pair: Pair, timed: bool) -> None:
+def _pair(page: Page, pair: LayerPair, timed: bool) -> None:
     first, second = (
         f"{cost.ms:9.4f}" if cost is not None and cost.ms is not None else f"{'-':>9}"
         for cost in (pair.first, pair.second)
@@ -231,7 +230,7 @@ def _pair(page: Page, pair: Pair, timed: bool) -> None:
     numbers = f"{first} {second} {change}"
     for label, cost in (("A", pair.first), ("B", pair.second)):
         if cost is not None:
-            name = cost.name if page.everything else title_of(cost)
+            name = cost.name if page.everything else layer_title(cost)
             page.line(f"{numbers}  {label} {_types(cost) or '':<20} {name}")
             numbers = " " * 29
 

@@ -69,9 +69,9 @@ def _head(page: Page, facts: Json) -> None:
         )
         _fact(page, "precisions", ", ".join(names) + hint)
     if facts["implicit_int8"]:
-        from qdqtool.buildlog.summary import IMPLICIT
+        from qdqtool.buildlog.summary import IMPLICIT_INT8
 
-        _fact(page, "INT8", IMPLICIT)
+        _fact(page, "INT8", IMPLICIT_INT8)
     if model["file"]:
         extra = [
             f"opset {model['opset']}" if model["opset"] else "",

@@ -497,9 +497,9 @@ def _runs(
 ) -> Iterator[list[dict[str, npt.NDArray[Any]]]]:
     """The tensors of each model, as float32 unless they are wanted exactly, for one sample after the other."""
     from calibration import Preprocess, open_data
-    from calibration.session import Fetcher, input_specs, open_session
+    from calibration.session import TensorFetcher, input_specs, open_session
 
-    fetchers = [Fetcher(open_session(model, tensors, core_count())) for model in models]
+    fetchers = [TensorFetcher(open_session(model, tensors, core_count())) for model in models]
     preprocess = images.preprocess or Preprocess()
     for sample in open_data(data, input_specs(models[0]), preprocess, samples, images.size):
         yield [

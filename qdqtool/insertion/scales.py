@@ -277,7 +277,7 @@ def choose_scale(
     Raises:
         DataError: A source has values that are not finite.
     """
-    from calibration.methods import Range, range_of
+    from calibration.methods import Range, choose_range
 
     if group.largest is not None:
         return fixed_scale(group, group.largest), []
@@ -288,7 +288,7 @@ def choose_scale(
     for tensor in group.sources:
         _check_finite(tensor, statistics[tensor])
         if statistics[tensor].absmax > 0.0:
-            chosen_range = range_of(statistics[tensor], method, percentile=choice.percentile)
+            chosen_range = choose_range(statistics[tensor], method, percentile=choice.percentile)
             own[tensor] = chosen_range.amax
         else:
             warnings.append(Remark.ALWAYS_ZERO(tensor=tensor))
@@ -343,7 +343,13 @@ def _least_error_range(
     logarithms 0.59 (0.55), relative root mean squares 0.57 (0.52). Plain squared errors, which only
     the members with large values decide, cost 0.03 mAP50-95 on one model.
     """
-    from calibration.methods import SEARCH_BITS, Range, focused_error, settle, squared_error
+    from calibration.methods import (
+        SEARCH_BITS,
+        Range,
+        choose_focus_range,
+        focused_error,
+        squared_error,
+    )
 
     candidates = np.geomspace(low, high, _RANGE_CANDIDATES)
 
@@ -366,7 +372,7 @@ def _least_error_range(
         return float(candidates[int(np.argmin(total(candidates, power)))])
 
     if method == "focus":
-        return settle(parts, best, lambda ranges, power: total(ranges, power) ** power)
+        return choose_focus_range(parts, best, lambda ranges, power: total(ranges, power) ** power)
     return Range(best(2.0), 2.0)
 
 

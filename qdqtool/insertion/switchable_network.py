@@ -29,7 +29,7 @@ from qdqtool.runtime.sessions import describe_failure, open_proto
 from qdqtool.types import QuantizedTensor
 
 if TYPE_CHECKING:
-    from calibration.session import Fetcher
+    from calibration.session import TensorFetcher
 
 Feeds = dict[str, npt.NDArray[Any]]
 
@@ -43,7 +43,7 @@ class NetworkSegment:
         outputs: Tensors that cross the cut after the part, or outputs of the network.
     """
 
-    fetcher: Fetcher
+    fetcher: TensorFetcher
     outputs: frozenset[str]
 
     def run(self, values: Feeds) -> Feeds:
@@ -108,7 +108,7 @@ class SwitchableNetwork:
         outputs: Sequence[str],
         threads: int,
     ) -> list[NetworkSegment]:
-        from calibration.session import Fetcher, partial_model
+        from calibration.session import TensorFetcher, partial_model
 
         switches = [
             helper.make_tensor_value_info(name, TensorProto.BOOL, [])
@@ -121,7 +121,7 @@ class SwitchableNetwork:
             inputs = [helper.make_tensor_value_info(t, model.elem_type(t), None) for t in before]
             part = partial_model(network, results, [*inputs, *switches])
             segments.append(
-                NetworkSegment(Fetcher(_open_session(part, model, threads)), frozenset(after))
+                NetworkSegment(TensorFetcher(_open_session(part, model, threads)), frozenset(after))
             )
         return segments
 

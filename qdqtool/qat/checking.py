@@ -26,19 +26,19 @@ from calibration.session import partial_model
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Model, Node
-from qdqtool.qat.modules import scale_of, watching
-from qdqtool.qat.trace import Call, evaluating
+from qdqtool.qat.modules import compute_scale, observe_quantizers
+from qdqtool.qat.trace import NetworkCall, evaluation_mode
 from qdqtool.runtime.sessions import open_session
 from qdqtool.util.text import reason_of
 
 # Root mean square errors relative to standard deviations. A piece differs by float rounding (1e-6), and by single
 # weights that folding BatchNormalization moves over the edge of an integer; a lost Q/DQ pair by a hundredth and more.
-PIECE = 2e-3
-FLOOR = 0.05
-NOISES = 5.0  # end to end may differ by so many times the network's own noise
+PIECE_TOLERANCE = 2e-3
+END_TO_END_TOLERANCE = 0.05
+NOISE_FACTOR = 5.0  # end to end may differ by so many times the network's own noise
 # Integer steps that flip are few and far between, and each may matter: several draws, of more than was found.
-_DRAWS = 3
-_MORE = 4.0
+_NOISE_RUNS = 3
+_NOISE_MARGIN = 4.0
 _ROUNDING = 1e-6
 Array = npt.NDArray[Any]
 
@@ -78,11 +78,11 @@ class Check:
     @property
     def end_to_end_shows(self) -> bool:
         """Whether a wrong model would stand out end to end: the noise that is allowed is less than the outputs."""
-        return NOISES * self.noise < 1.0
+        return NOISE_FACTOR * self.noise < 1.0
 
 
 @dataclass
-class Reference:
+class ReferenceRun:
     """What the network computes.
 
     Attributes:
@@ -94,7 +94,7 @@ class Reference:
     calls: list[tuple[str, float, Tensor, Tensor]]
 
 
-def lively(call: Call) -> Call:
+def randomize_constants(call: NetworkCall) -> NetworkCall:
     """The sample, with random values from 0 to 1 for tensors of one value: on zeros every wrong scale looks right."""
     generator = torch.Generator().manual_seed(0)
 
@@ -104,23 +104,23 @@ def lively(call: Call) -> Call:
             return torch.rand(value.shape, generator=generator, dtype=torch.float32).to(value)
         return value
 
-    return call.mapped(filled)
+    return call.map(filled)
 
 
-def reference(twin: nn.Module, call: Call) -> Reference:
+def record_reference(twin: nn.Module, call: NetworkCall) -> ReferenceRun:
     """Runs a prepared network (on the CPU, in evaluation mode) and remembers what its quantizers saw."""
     names = {id(m): n for n, m in twin.named_modules()}
     calls: list[tuple[str, float, Tensor, Tensor]] = []
 
     def seen(module: nn.Module, attribute: str, before: Tensor, after: Tensor) -> None:
-        scale = float(scale_of(getattr(module, attribute), before))
+        scale = float(compute_scale(getattr(module, attribute), before))
         calls.append(
             (f"{names[id(module)]}.{attribute}".lstrip("."), scale, before.detach(), after.detach())
         )
 
     try:
-        with evaluating(twin), watching(seen):
-            return Reference(tensors_of(call.on(twin, "cpu")), calls)
+        with evaluation_mode(twin), observe_quantizers(seen):
+            return ReferenceRun(flatten_tensors(call.run(twin, "cpu")), calls)
     except QdqtoolError:
         raise
     except Exception as error:  # of the network's own code, or of torch
@@ -133,7 +133,7 @@ def reference(twin: nn.Module, call: Call) -> Reference:
         ) from error
 
 
-class Shaking:
+class NoiseInjector:
     """Changes what arrives at quantizers at random, the n-th call by its own size.
 
     Attributes:
@@ -160,39 +160,44 @@ class Shaking:
         return x + change * (size * float(x.std(unbiased=False)))
 
 
-def noise_of(twin: nn.Module, call: Call, outputs: Sequence[Tensor], shaking: Shaking) -> float:
+def measure_noise(
+    twin: nn.Module, call: NetworkCall, outputs: Sequence[Tensor], noise: NoiseInjector
+) -> float:
     """How far the outputs are from the same network's in double precision, or shaken; the largest.
 
     The network's quantizers let their values pass ``shaking`` first; its ``outputs`` are those in single precision.
     """
     worst = 0.0
-    with evaluating(twin):
-        for seed in range(_DRAWS):
-            shaking.start(seed)
-            worst = max(worst, furthest(outputs, tensors_of(call.on(twin, "cpu"))))
-        shaking.start(None)
+    with evaluation_mode(twin):
+        for seed in range(_NOISE_RUNS):
+            noise.start(seed)
+            worst = max(worst, largest_difference(outputs, flatten_tensors(call.run(twin, "cpu"))))
+        noise.start(None)
         # A network with a type written into its code does not run in double precision.
         with contextlib.suppress(RuntimeError, TypeError, ValueError):
             worst = max(
-                worst, furthest(outputs, tensors_of(call.on(twin.double(), "cpu", torch.float64)))
+                worst,
+                largest_difference(
+                    outputs, flatten_tensors(call.run(twin.double(), "cpu", torch.float64))
+                ),
             )
     return worst
 
 
-def tensors_of(value: Any) -> list[Tensor]:
+def flatten_tensors(value: Any) -> list[Tensor]:
     """The tensors in a network's result, in the order in which torch exports them."""
     if isinstance(value, Tensor):
         return [value.detach()]
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list | tuple):
-        return [t for v in value for t in tensors_of(v)]
+        return [t for v in value for t in flatten_tensors(v)]
     return []
 
 
 def check_pieces(
-    proto: onnx.ModelProto, call: Call, wanted: Reference, numbers: dict[str, list[int]]
-) -> tuple[Check, Shaking]:
+    proto: onnx.ModelProto, call: NetworkCall, wanted: ReferenceRun, numbers: dict[str, list[int]]
+) -> tuple[Check, NoiseInjector]:
     """Compares the Q/DQ model with what the network computed, piece by piece, and end to end.
 
     ``numbers`` are those of the quantizer calls that a QuantizeLinear node stands for, by its name.
@@ -204,7 +209,7 @@ def check_pieces(
         ModelError: They do not compute the same, saying where.
     """
     model = Model(proto)
-    pairs = _pairs(model, wanted, numbers)
+    pairs = _match_pairs(model, wanted, numbers)
     results = _run_pieces(model, call, wanted, pairs)
     sorts = any(n.op in ("TopK", "NonMaxSuppression") for n in model.nodes)
     worst, worst_at = 0.0, ""
@@ -214,27 +219,29 @@ def check_pieces(
         (f"output '{o.name}'", t) for o, t in zip(proto.graph.output, wanted.outputs, strict=False)
     ]
     for place, ((name, tensor), result) in enumerate(zip(expected, results, strict=True)):
-        apart = _apart(result, tensor.numpy())
-        if apart > PIECE and sorts:  # equal scores come in any order
-            apart = _apart(np.sort(result, axis=None), np.sort(tensor.numpy(), axis=None))
+        apart = _relative_difference(result, tensor.numpy())
+        if apart > PIECE_TOLERANCE and sorts:  # equal scores come in any order
+            apart = _relative_difference(
+                np.sort(result, axis=None), np.sort(tensor.numpy(), axis=None)
+            )
         if not apart <= worst:
             worst, worst_at = apart, name
         if place < len(pairs):
             for number in numbers[pairs[place][0].name]:
-                sizes[number] = max(_ROUNDING, _MORE * apart)
-    if not worst <= PIECE:
+                sizes[number] = max(_ROUNDING, _NOISE_MARGIN * apart)
+    if not worst <= PIECE_TOLERANCE:
         raise ModelError(
             f"what arrives at {worst_at} is {worst:.1e} of its standard deviation away from what the network computes "
-            f"there, more than {PIECE:g}: a Q/DQ pair, a scale, an axis or weights in front of it are not the network's",
+            f"there, more than {PIECE_TOLERANCE:g}: a Q/DQ pair, a scale, an axis or weights in front of it are not the network's",
             code="different-results",
             node=worst_at,
         )
     difference = _end_to_end(proto, call, wanted.outputs)
-    return Check(difference, 0.0, len(results), worst, worst_at), Shaking(sizes)
+    return Check(difference, 0.0, len(results), worst, worst_at), NoiseInjector(sizes)
 
 
-def _pairs(
-    model: Model, wanted: Reference, numbers: dict[str, list[int]]
+def _match_pairs(
+    model: Model, wanted: ReferenceRun, numbers: dict[str, list[int]]
 ) -> list[tuple[Node, int]]:
     """Each activation's Q with the number of a call it stands for; scale, type and zero point are the quantizer's."""
     pairs: list[tuple[Node, int]] = []
@@ -290,7 +297,7 @@ def _pairs(
 
 
 def _run_pieces(
-    model: Model, call: Call, wanted: Reference, pairs: Sequence[tuple[Node, int]]
+    model: Model, call: NetworkCall, wanted: ReferenceRun, pairs: Sequence[tuple[Node, int]]
 ) -> list[Array]:
     """Runs the graph with every activation's Q/DQ pair cut out: what the network's quantizers let through goes in."""
     feeds = _feeds(model.proto, call)
@@ -310,7 +317,7 @@ def _run_pieces(
     return [run[t] if t in run else feeds[t] for t in asked]
 
 
-def _end_to_end(proto: onnx.ModelProto, call: Call, wanted: Sequence[Tensor]) -> float:
+def _end_to_end(proto: onnx.ModelProto, call: NetworkCall, wanted: Sequence[Tensor]) -> float:
     worst = 0.0
     for result, tensor in zip(_run(proto, None, _feeds(proto, call)), wanted, strict=False):
         if result.shape != tuple(tensor.shape):
@@ -319,11 +326,11 @@ def _end_to_end(proto: onnx.ModelProto, call: Call, wanted: Sequence[Tensor]) ->
                 f"an output has shape {result.shape} in onnxruntime and {shape} in the network",
                 code="wrong-shape",
             )
-        worst = max(worst, _apart(result, tensor.numpy()))
+        worst = max(worst, _relative_difference(result, tensor.numpy()))
     return worst
 
 
-def _feeds(proto: onnx.ModelProto, call: Call) -> dict[str, Array]:
+def _feeds(proto: onnx.ModelProto, call: NetworkCall) -> dict[str, Array]:
     constants = {t.name for t in proto.graph.initializer}
     names = [i.name for i in proto.graph.input if i.name not in constants]
     return {n: t.numpy() for n, t in zip(names, call.tensors, strict=False)}
@@ -345,15 +352,19 @@ def _run(proto: onnx.ModelProto, names: list[str] | None, feeds: dict[str, Array
         ) from error
 
 
-def furthest(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+def largest_difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     """Root mean square of the difference over the standard deviation of what is expected; the largest of all pairs."""
     pairs = zip(found, expected, strict=False)
     return max(
-        (_apart(a.cpu().double().numpy(), b.cpu().double().numpy()) for a, b in pairs), default=0.0
+        (
+            _relative_difference(a.cpu().double().numpy(), b.cpu().double().numpy())
+            for a, b in pairs
+        ),
+        default=0.0,
     )
 
 
-def _apart(result: Array, expected: Array) -> float:
+def _relative_difference(result: Array, expected: Array) -> float:
     """Root mean square of the difference over the standard deviation of what is expected; infinite for NaN."""
     if result.shape != expected.shape:
         return float("inf")

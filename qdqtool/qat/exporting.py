@@ -19,25 +19,38 @@ from qdqtool.ir import qdq
 from qdqtool.ir.modelfile import load, save
 from qdqtool.prediction import predict
 from qdqtool.qat import checking
-from qdqtool.qat.checking import FLOOR, NOISES, Check
+from qdqtool.qat.checking import END_TO_END_TOLERANCE, NOISE_FACTOR, Check
 from qdqtool.qat.modules import (
     TINY,
     ExportQuantizer,
-    amax_of,
-    folded_later,
-    quantizers_of,
-    scale_of,
-    uncalibrated,
+    compute_scale,
+    export_norm_factor,
+    find_quantizers,
+    find_uncalibrated,
+    read_amax,
 )
-from qdqtool.qat.networks import copied, exporting_heads, fold_norms, is_yolo, unwrapped
-from qdqtool.qat.planning import Plan, sample_for
-from qdqtool.qat.preparation import PLAN, plan_of
-from qdqtool.qat.trace import Call, as_call, evaluating, export_marked, mark, tidied
+from qdqtool.qat.networks import (
+    copy_network,
+    fold_batch_norms,
+    is_ultralytics_model,
+    switch_heads_to_export,
+    unwrap,
+)
+from qdqtool.qat.planning import Plan, choose_sample
+from qdqtool.qat.preparation import PLAN_ATTRIBUTE, read_plan
+from qdqtool.qat.trace import (
+    NetworkCall,
+    as_call,
+    clean_up_export,
+    evaluation_mode,
+    export_marked,
+    mark,
+)
 from qdqtool.trt.targets import Target
 from qdqtool.types import Json, Prediction
 from qdqtool.util.said import said
 
-ANYTHING = 1.0  # a tolerance as large as the outputs themselves
+UNCHECKED_TOLERANCE = 1.0  # a tolerance as large as the outputs themselves
 
 
 @dataclass
@@ -82,7 +95,7 @@ def export(
     dynamic_batch: bool = False,
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
-    tolerance: float = FLOOR,
+    tolerance: float = END_TO_END_TOLERANCE,
 ) -> Export:
     """Writes a prepared, calibrated network as a Q/DQ model and predicts it.
 
@@ -112,17 +125,17 @@ def export(
         QdqtoolError: The network was not prepared or not calibrated, or the file cannot be written.
         ModelError: torch cannot export it, or it does not compute what the network computes; nothing is written.
     """
-    _refuse_tolerance(tolerance)
-    wrapper, call = model, _call_for(model, sample)
-    model = unwrapped(model)
-    plan = plan_of(model)
+    _check_tolerance(tolerance)
+    wrapper, call = model, _prepare_call(model, sample)
+    model = unwrap(model)
+    plan = read_plan(model)
     if opset < 13:
         raise QdqtoolError(
             f"opset={opset}: per-channel Q/DQ need 13 or newer",
             code="opset-too-old",
             parameter="opset",
         )
-    if is_yolo(wrapper):
+    if is_ultralytics_model(wrapper):
         from qdqtool.qat import ultralytics
 
         input_names = ["images"] if input_names is None else input_names
@@ -144,7 +157,7 @@ def export(
         try:
             found = compared(proto, tolerance)
         except ModelError as error:
-            if tolerance < ANYTHING:
+            if tolerance < UNCHECKED_TOLERANCE:
                 raise ModelError(
                     f"{_first_line(error)}; nothing was written",
                     os.fspath(path),
@@ -158,7 +171,7 @@ def export(
                 stacklevel=3,
             )
             found = Check(float("inf"), float("nan"), 0, float("inf"), "")
-    if is_yolo(wrapper):
+    if is_ultralytics_model(wrapper):
         onnx.helper.set_model_props(
             proto, ultralytics.metadata(model, call.tensors[0], dynamic_batch)
         )
@@ -171,7 +184,7 @@ def check(
     path: str | os.PathLike[str],
     sample: Any = None,
     *,
-    tolerance: float = FLOOR,
+    tolerance: float = END_TO_END_TOLERANCE,
 ) -> Check:
     """Whether a Q/DQ model (edited since, or from elsewhere) still computes what the prepared network computes.
 
@@ -185,10 +198,10 @@ def check(
         QdqtoolError: The network was not prepared or not calibrated, or the file cannot be read.
         ModelError: They do not compute the same, saying where.
     """
-    _refuse_tolerance(tolerance)
-    call = _call_for(model, sample)
+    _check_tolerance(tolerance)
+    call = _prepare_call(model, sample)
     file = load(path)
-    with _exported(unwrapped(model), call, file.opset or 17, lambda outputs: {}) as (_, compared):
+    with _exported(unwrap(model), call, file.opset or 17, lambda outputs: {}) as (_, compared):
         try:
             return compared(file.proto, tolerance)
         except ModelError as error:
@@ -201,7 +214,7 @@ def check(
             ) from error
 
 
-def _refuse_tolerance(tolerance: float) -> None:
+def _check_tolerance(tolerance: float) -> None:
     if not tolerance >= 0.0:
         raise QdqtoolError(
             said("{`tolerance`:{tolerance:g}}: give 0 or more", tolerance=tolerance),
@@ -210,47 +223,50 @@ def _refuse_tolerance(tolerance: float) -> None:
         )
 
 
-def _call_for(model: nn.Module, sample: Any) -> Call:
+def _prepare_call(model: nn.Module, sample: Any) -> NetworkCall:
     """What to call a prepared network with, on the CPU, floats in FP32 as its twin there is."""
-    call = as_call(sample_for(model, sample), plan_of(unwrapped(model)).sample)
-    return call.on_device("cpu").mapped(
+    call = as_call(choose_sample(model, sample), read_plan(unwrap(model)).sample)
+    return call.to_device("cpu").map(
         lambda v: v.float() if isinstance(v, Tensor) and v.is_floating_point() else v
     )
 
 
 @contextmanager
 def _exported(
-    model: nn.Module, call: Call, opset: int, options: Callable[[Sequence[Tensor]], dict[str, Any]]
+    model: nn.Module,
+    call: NetworkCall,
+    opset: int,
+    options: Callable[[Sequence[Tensor]], dict[str, Any]],
 ) -> Iterator[tuple[onnx.ModelProto, Callable[[onnx.ModelProto, float], Check]]]:
     """The Q/DQ model of a network, and what compares that or another one with the network, to a tolerance.
 
     ``options`` makes those of torch's export from the network's results.
     """
-    plan = plan_of(model)
-    twin = copied(model).cpu().float()
-    with exporting_heads(twin):
-        for name in uncalibrated(twin):
+    plan = read_plan(model)
+    twin = copy_network(model).cpu().float()
+    with switch_heads_to_export(twin):
+        for name in find_uncalibrated(twin):
             raise QdqtoolError(
                 f"quantizer '{name}' has no range; call qdqtool.qat.calibrate before the export",
                 code="not-calibrated",
                 node=name,
             )
-        shown = checking.lively(call)
-        wanted = checking.reference(twin, shown)
-        raw, calls = _marked_proto(copied(twin), plan, call, opset, options(wanted.outputs))
-        proto, numbers = tidied(raw, calls)
+        shown = checking.randomize_constants(call)
+        wanted = checking.record_reference(twin, shown)
+        raw, calls = _marked_proto(copy_network(twin), plan, call, opset, options(wanted.outputs))
+        proto, numbers = clean_up_export(raw, calls)
 
         def compared(other: onnx.ModelProto, tolerance: float) -> Check:
             """What the pieces of the graph make of the network's values, beside the noise of the network itself."""
-            found, shaking = checking.check_pieces(other, shown, wanted, numbers)
-            with evaluating(twin):
-                _freeze(twin, replace(plan, norms={}), shaking)
-            found = replace(found, noise=checking.noise_of(twin, shown, wanted.outputs, shaking))
-            allowed = tolerance + NOISES * found.noise
+            found, noise = checking.check_pieces(other, shown, wanted, numbers)
+            with evaluation_mode(twin):
+                _freeze(twin, replace(plan, norms={}), noise)
+            found = replace(found, noise=checking.measure_noise(twin, shown, wanted.outputs, noise))
+            allowed = tolerance + NOISE_FACTOR * found.noise
             if not found.difference <= allowed:
                 raise ModelError(
                     f"onnxruntime's results are {found.difference:.3f} of their standard deviation away from the "
-                    f"network's, more than {allowed:.3f} ({tolerance:g} and {NOISES:g} times the network's own noise "
+                    f"network's, more than {allowed:.3f} ({tolerance:g} and {NOISE_FACTOR:g} times the network's own noise "
                     f"of {found.noise:.3f})",
                     code="different-results",
                 )
@@ -264,11 +280,11 @@ def _first_line(error: Exception) -> str:
 
 
 def _marked_proto(
-    twin: nn.Module, plan: Plan, call: Call, opset: int, options: dict[str, Any]
+    twin: nn.Module, plan: Plan, call: NetworkCall, opset: int, options: dict[str, Any]
 ) -> tuple[onnx.ModelProto, dict[str, int]]:
     """The exported graph, and from each QuantizeLinear of an activation to the number of the quantizer call it is."""
     numbered = itertools.count()
-    with evaluating(twin):
+    with evaluation_mode(twin):
         _freeze(twin, plan, lambda x: mark(x, next(numbered)))
         proto, numbers = export_marked(twin, call, opset, **options)
     places = ((n.name, 0) for n in proto.graph.node if n.op_type == qdq.Q)
@@ -278,7 +294,7 @@ def _marked_proto(
 def _names(
     inputs: Sequence[str] | None,
     outputs: Sequence[str] | None,
-    call: Call,
+    call: NetworkCall,
     results: Sequence[Tensor],
     dynamic_batch: bool,
 ) -> dict[str, Any]:
@@ -297,18 +313,18 @@ def _names(
 def _freeze(twin: nn.Module, plan: Plan, marked: Any) -> None:
     """Folds BatchNormalization and replaces every quantizer by one with a constant scale."""
     axes = {w.module: w.axis for w in plan.weights if w.call is None}
-    found = list(quantizers_of(twin))
-    factors = fold_norms(twin, plan.norms)
+    found = list(find_quantizers(twin))
+    factors = fold_batch_norms(twin, plan.norms)
     for q in found:
-        amax, axis = amax_of(q.itself), q.itself.qdq_axis
-        if not q.weight:
-            scale = scale_of(q.itself, torch.empty(0))
+        amax, axis = read_amax(q.quantizer), q.quantizer.qdq_axis
+        if not q.is_weight:
+            scale = compute_scale(q.quantizer, torch.empty(0))
         elif (
             q.attribute != q.module.qdq_weight
         ):  # an attention's, of weights that are part of others
-            scale = None if amax is None else scale_of(q.itself, amax)
+            scale = None if amax is None else compute_scale(q.quantizer, amax)
         else:
-            axis, later = axes[q.owner], folded_later(q.module)
+            axis, later = axes[q.owner], export_norm_factor(q.module)
             value: Tensor = q.module._parameters["weight"].detach()
             value = value if later is None else value * later.to(value)
             scale = torch.from_numpy(np.array(weight_scale(value.numpy(), axis)))
@@ -319,5 +335,7 @@ def _freeze(twin: nn.Module, plan: Plan, marked: Any) -> None:
                 factor = None if axis is None else factors.get(q.owner)
                 trained = trained if factor is None else trained * factor.double().abs()
                 scale = torch.where(trained > TINY, trained.float(), scale)
-        q.module._modules[q.attribute] = ExportQuantizer(scale, axis, None if q.weight else marked)
-    twin.__dict__.pop(PLAN, None)
+        q.module._modules[q.attribute] = ExportQuantizer(
+            scale, axis, None if q.is_weight else marked
+        )
+    twin.__dict__.pop(PLAN_ATTRIBUTE, None)

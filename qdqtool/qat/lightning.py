@@ -15,10 +15,17 @@ from torch import nn
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.qat.exporting import Export, export
-from qdqtool.qat.modules import uncalibrated
-from qdqtool.qat.networks import FREEZE_NORMS, freeze
+from qdqtool.qat.modules import find_uncalibrated
+from qdqtool.qat.networks import FREEZE_NORMS, freeze_batch_norms
 from qdqtool.qat.planning import Plan
-from qdqtool.qat.preparation import insert, is_prepared, plan_data, plan_from, plan_of, prepare
+from qdqtool.qat.preparation import (
+    apply_plan,
+    is_prepared,
+    plan_from_dict,
+    plan_to_dict,
+    prepare,
+    read_plan,
+)
 from qdqtool.qat.ranges import calibrate
 
 try:
@@ -87,14 +94,14 @@ class QATCallback(Callback):  # type: ignore[misc]
         network = self._of(pl_module)
         if not is_prepared(network):
             if self._plan is not None:
-                insert(network, self._plan)
+                apply_plan(network, self._plan)
             else:
                 prepare(network, self.sample, **self.options)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Calibrates, unless a checkpoint brought the ranges."""
         network = self._of(pl_module)
-        if uncalibrated(network):
+        if find_uncalibrated(network):
             trainer.fit_loop.setup_data()
             calibrate(
                 network,
@@ -108,7 +115,7 @@ class QATCallback(Callback):  # type: ignore[misc]
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Freezes BatchNormalization where that is wanted; Lightning sets the training mode before each epoch."""
         if self.freeze_norms:
-            freeze(self._of(pl_module))
+            freeze_batch_norms(self._of(pl_module))
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         """Writes the model, checked and predicted."""
@@ -117,13 +124,13 @@ class QATCallback(Callback):  # type: ignore[misc]
 
     def state_dict(self) -> dict[str, Any]:
         """The plan, as plain data."""
-        return {} if self._plan is None else {"plan": plan_data(self._plan)}
+        return {} if self._plan is None else {"plan": plan_to_dict(self._plan)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The plan of a checkpoint."""
         if "plan" in state_dict:
-            self._plan = plan_from(state_dict["plan"])
+            self._plan = plan_from_dict(state_dict["plan"])
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Keeps the plan that the network has now."""
-        self._plan = plan_of(self._of(pl_module))
+        self._plan = read_plan(self._of(pl_module))

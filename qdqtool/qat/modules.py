@@ -19,8 +19,13 @@ from torch import Tensor, nn
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.scales import LEVELS, weight_scale
-from qdqtool.qat.networks import along_outputs, changed, factor_of, protect
-from qdqtool.qat.sites import LINEAR, WEIGHTED, CallWatcher, uncounted
+from qdqtool.qat.networks import (
+    align_with_outputs,
+    guard_ultralytics,
+    norm_factor,
+    override_attributes,
+)
+from qdqtool.qat.sites import LINEAR, WEIGHTED_MODULES, CallWatcher, pause_watchers
 
 _REPLACED = "_qdq_weight_replaced"
 _UNCALIBRATED = (
@@ -31,25 +36,25 @@ Observer = Callable[[nn.Module, str, Tensor], None]
 Watcher = Callable[[nn.Module, str, Tensor, Tensor], None]
 
 
-class _State(threading.local):
+class _ThreadState(threading.local):
     observer: Observer | None = None
     watcher: Watcher | None = None
 
 
-_state = _State()
+_state = _ThreadState()
 
 
-def observing(observer: Observer) -> AbstractContextManager[None]:
+def observe_activations(observer: Observer) -> AbstractContextManager[None]:
     """Activations are shown to ``observer`` (module, quantizer's attribute, tensor) and nothing is quantized."""
-    return changed(_state, observer=observer)
+    return override_attributes(_state, observer=observer)
 
 
-def watching(watcher: Watcher) -> AbstractContextManager[None]:
+def observe_quantizers(watcher: Watcher) -> AbstractContextManager[None]:
     """Shows ``watcher`` each quantizer of activations that runs: module, attribute, values before and after."""
-    return changed(_state, watcher=watcher)
+    return override_attributes(_state, watcher=watcher)
 
 
-def _quantized(module: nn.Module, attribute: str, value: Tensor, *, weight: bool = False) -> Any:
+def _quantize(module: nn.Module, attribute: str, value: Tensor, *, weight: bool = False) -> Any:
     observer = _state.observer
     if observer is not None:
         if not weight:
@@ -63,19 +68,19 @@ def _quantized(module: nn.Module, attribute: str, value: Tensor, *, weight: bool
     quantizer = getattr(module, attribute)
     if (
         not weight
-        and isinstance(quantizer, Int8)
-        and amax_of(quantizer) is None
-        and not collecting(quantizer)
+        and isinstance(quantizer, Int8Mixin)
+        and read_amax(quantizer) is None
+        and not is_collecting(quantizer)
     ):
         warnings.warn(_UNCALIBRATED, UserWarning, stacklevel=4)
-    with uncounted():
+    with pause_watchers():
         result = quantizer(value)
         if _state.watcher is not None and not weight:
             _state.watcher(module, attribute, value, result)
     return result
 
 
-class Quantizing:
+class QuantizedModule:
     """Mixed into a module's class; see :func:`make_quantizing`.
 
     Attributes:
@@ -98,7 +103,7 @@ class Quantizing:
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         module: Any = self
         if self.qdq_input is not None:
-            args = (_quantized(module, self.qdq_input, args[0]), *args[1:])
+            args = (_quantize(module, self.qdq_input, args[0]), *args[1:])
         if self.qdq_weight is None:
             forward = self._with_calls if self.qdq_calls else super().forward  # type: ignore[misc]
             return forward(*args, **kwargs)
@@ -120,8 +125,8 @@ class Quantizing:
             for position in range(min(2, len(values))):
                 attribute = self.qdq_calls.get((kind, call, position))
                 if attribute is not None:
-                    weight = holds_weights(kind, position)
-                    changed[position] = _quantized(self, attribute, values[position], weight=weight)
+                    weight = is_weight_input(kind, position)
+                    changed[position] = _quantize(self, attribute, values[position], weight=weight)
                     found = True
             return tuple(changed) if found else None
 
@@ -138,10 +143,10 @@ class Quantizing:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         order = type(self).__mro__
-        return _rebuilt, (order[order.index(Quantizing) + 1],), self.__dict__
+        return _rebuild, (order[order.index(QuantizedModule) + 1],), self.__dict__
 
 
-class QuantizingWeights(Quantizing):
+class QuantizedWeightModule(QuantizedModule):
     """The same for a class with weights."""
 
     @property
@@ -156,13 +161,13 @@ class QuantizingWeights(Quantizing):
         if self.qdq_weight is None or "_qdq_running" not in self.__dict__:
             return value
         try:
-            factor = folded_later(self)
+            factor = export_norm_factor(self)
             if factor is None:
-                return _quantized(module, self.qdq_weight, value, weight=True)
+                return _quantize(module, self.qdq_weight, value, weight=True)
             # What the export quantizes are the weights times the factors of the BatchNormalization behind them. One
             # scale for all channels does not go with factors that differ, so that these are on when it is applied.
             factor = factor.to(value)
-            folded = _quantized(module, self.qdq_weight, value * factor, weight=True)
+            folded = _quantize(module, self.qdq_weight, value * factor, weight=True)
             return folded / torch.where(factor == 0, 1, factor)
         except (
             AttributeError
@@ -176,7 +181,7 @@ class QuantizingWeights(Quantizing):
         )
 
 
-def folded_later(module: Any) -> Tensor | None:
+def export_norm_factor(module: Any) -> Tensor | None:
     """What weights with one scale are multiplied by when they are quantized, in a shape that fits them.
 
     None for others, and where the BatchNormalization is gone (somebody folded it).
@@ -184,13 +189,13 @@ def folded_later(module: Any) -> Tensor | None:
     if module.qdq_norm is None:
         return None
     parent, name = module.qdq_norm
-    factor = factor_of(parent._modules.get(name))
-    return None if factor is None else along_outputs(module, factor)
+    factor = norm_factor(parent._modules.get(name))
+    return None if factor is None else align_with_outputs(module, factor)
 
 
 @functools.cache
-def _class_for(base: type) -> type:
-    mixin = QuantizingWeights if issubclass(base, WEIGHTED) else Quantizing
+def _derive_class(base: type) -> type:
+    mixin = QuantizedWeightModule if issubclass(base, WEIGHTED_MODULES) else QuantizedModule
     names = {
         "__module__": base.__module__,
         "__qualname__": base.__qualname__,
@@ -199,34 +204,34 @@ def _class_for(base: type) -> type:
     return type(base.__name__, (mixin, base), names)
 
 
-def _rebuilt(base: type) -> object:
+def _rebuild(base: type) -> object:
     """A module out of a pickle or a copy."""
-    protect()
-    made: Any = _class_for(base)
+    guard_ultralytics()
+    made: Any = _derive_class(base)
     return made.__new__(made)
 
 
-def make_quantizing(module: nn.Module) -> Quantizing:
+def make_quantized(module: nn.Module) -> QuantizedModule:
     """Turns a module into one that quantizes, in place; it has no quantizers yet."""
     own: Any = type(module)
-    if not issubclass(own, Quantizing):
-        module.__class__ = _class_for(own)
-    assert isinstance(module, Quantizing)
+    if not issubclass(own, QuantizedModule):
+        module.__class__ = _derive_class(own)
+    assert isinstance(module, QuantizedModule)
     return module
 
 
-def holds_weights(kind: str, position: int) -> bool:
+def is_weight_input(kind: str, position: int) -> bool:
     """Whether an input of a call is weights: those of an attention's projections."""
     return kind == LINEAR and position == 1
 
 
-class Quantizer(NamedTuple):
+class QuantizerReference(NamedTuple):
     """A quantizer of a network: the module that has it, with its qualified name, and the module's attribute."""
 
     owner: str
     module: Any
     attribute: str
-    weight: bool
+    is_weight: bool
 
     @property
     def name(self) -> str:
@@ -234,26 +239,28 @@ class Quantizer(NamedTuple):
         return f"{self.owner}.{self.attribute}".lstrip(".")
 
     @property
-    def itself(self) -> Any:
+    def quantizer(self) -> Any:
         """The backend's module."""
         return getattr(self.module, self.attribute)
 
 
-def quantizers_of(model: nn.Module) -> Iterator[Quantizer]:
+def find_quantizers(model: nn.Module) -> Iterator[QuantizerReference]:
     """Every quantizer of a network, in the order of its modules."""
     for owner, module in model.named_modules():
-        if isinstance(module, Quantizing):
+        if isinstance(module, QuantizedModule):
             if module.qdq_input is not None:
-                yield Quantizer(owner, module, module.qdq_input, False)
+                yield QuantizerReference(owner, module, module.qdq_input, False)
             for (kind, _, position), attribute in module.qdq_calls.items():
-                yield Quantizer(owner, module, attribute, holds_weights(kind, position))
+                yield QuantizerReference(owner, module, attribute, is_weight_input(kind, position))
             if module.qdq_weight is not None:
-                yield Quantizer(owner, module, module.qdq_weight, True)
+                yield QuantizerReference(owner, module, module.qdq_weight, True)
 
 
-def uncalibrated(model: nn.Module) -> list[str]:
+def find_uncalibrated(model: nn.Module) -> list[str]:
     """The quantizers of activations that have no range yet."""
-    return [q.name for q in quantizers_of(model) if not q.weight and amax_of(q.itself) is None]
+    return [
+        q.name for q in find_quantizers(model) if not q.is_weight and read_amax(q.quantizer) is None
+    ]
 
 
 class ExportQuantizer(nn.Module):  # type: ignore[misc]
@@ -279,7 +286,7 @@ class ExportQuantizer(nn.Module):  # type: ignore[misc]
             scale = torch.from_numpy(
                 np.array(weight_scale(x.detach().cpu().numpy(), self.axis))
             ).to(x.device)
-        return fake_quantized(x if self.mark is None else self.mark(x), scale, self.axis)
+        return fake_quantize(x if self.mark is None else self.mark(x), scale, self.axis)
 
 
 # What the quantizers of all backends have in common: their range, and what is said of them to torch's exporter ------
@@ -288,7 +295,7 @@ class ExportQuantizer(nn.Module):  # type: ignore[misc]
 TINY = torch.finfo(torch.float32).tiny
 
 
-def amax_of(quantizer: nn.Module) -> Tensor | None:
+def read_amax(quantizer: nn.Module) -> Tensor | None:
     """The range of a quantizer, None before it was calibrated; both backends keep it in the same buffer."""
     amax = quantizer._buffers.get("_amax")
     return None if amax is None else amax.detach()
@@ -299,12 +306,12 @@ def set_amax(quantizer: nn.Module, amax: Tensor) -> None:
     quantizer.register_buffer("_amax", amax.detach().clone())
 
 
-def collecting(quantizer: nn.Module) -> bool:
+def is_collecting(quantizer: nn.Module) -> bool:
     """Whether a calibrator of the backend's own is looking at the values now."""
     return bool(getattr(quantizer, "_if_calib", False))
 
 
-class Int8:
+class Int8Mixin:
     """Mixed into a backend's quantizer.
 
     * A state dict with an amax loads into a network that was only prepared: pytorch-quantization moves such an amax
@@ -326,10 +333,10 @@ class Int8:
                 warnings.simplefilter(
                     "ignore"
                 )  # torch's tracer warns of constants, and a constant is what is wanted
-                scale = torch.from_numpy(np.array(scale_of(module, x).detach().cpu().numpy())).to(
-                    x.device
-                )
-                return fake_quantized(x, scale, self.qdq_axis)
+                scale = torch.from_numpy(
+                    np.array(compute_scale(module, x).detach().cpu().numpy())
+                ).to(x.device)
+                return fake_quantize(x, scale, self.qdq_axis)
         result: Tensor = super().forward(x)  # type: ignore[misc]
         return result
 
@@ -344,9 +351,9 @@ class Int8:
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)  # type: ignore[misc]
 
 
-def scale_of(quantizer: Any, x: Tensor) -> Tensor:
+def compute_scale(quantizer: Any, x: Tensor) -> Tensor:
     """The scale, [] or [channels]: that of the range, or of the values themselves where none was set (weights)."""
-    amax = amax_of(quantizer)
+    amax = read_amax(quantizer)
     if amax is None:
         axis = quantizer.qdq_axis
         others = [i for i in range(x.ndim) if i != axis]
@@ -355,7 +362,7 @@ def scale_of(quantizer: Any, x: Tensor) -> Tensor:
     return scale.float().clamp_min(TINY)
 
 
-def fake_quantized(x: Tensor, scale: Tensor, axis: int | None) -> Tensor:
+def fake_quantize(x: Tensor, scale: Tensor, axis: int | None) -> Tensor:
     """Rounding to INT8 and back, which torch exports as a Q/DQ pair."""
     if axis is None:
         return torch.fake_quantize_per_tensor_affine(x, float(scale), 0, -128, 127)

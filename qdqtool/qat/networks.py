@@ -17,13 +17,13 @@ from qdqtool.errors import QdqtoolError
 _MERGERS = ("fuse_convs", "switch_to_deploy", "reparameterize")
 
 
-def is_yolo(model: object) -> bool:
+def is_ultralytics_model(model: object) -> bool:
     """Whether it is Ultralytics' wrapper (``YOLO``, ``RTDETR`` ...); never imports Ultralytics."""
     room = sys.modules.get("ultralytics.engine.model")
     return room is not None and isinstance(model, room.Model)
 
 
-def unwrapped(model: Any) -> nn.Module:
+def unwrap(model: Any) -> nn.Module:
     """The network inside DataParallel, DistributedDataParallel, torch.compile, Ultralytics' wrapper or EMA.
 
     Raises:
@@ -34,7 +34,7 @@ def unwrapped(model: Any) -> nn.Module:
             model = model.module
         elif isinstance(getattr(model, "_orig_mod", None), nn.Module):
             model = model._orig_mod
-        elif is_yolo(model):
+        elif is_ultralytics_model(model):
             inner = model.model
             if not isinstance(inner, nn.Module):
                 raise QdqtoolError(
@@ -57,7 +57,7 @@ def unwrapped(model: Any) -> nn.Module:
             )
 
 
-def refuse_wrapped(model: Any) -> None:
+def check_not_wrapped(model: Any) -> None:
     """Quantizers go in before the network is wrapped.
 
     Raises:
@@ -85,7 +85,7 @@ def refuse_wrapped(model: Any) -> None:
 
 
 @contextmanager
-def changed(owner: Any, **values: Any) -> Iterator[None]:
+def override_attributes(owner: Any, **values: Any) -> Iterator[None]:
     """Attributes of an object have other values for a while."""
     before = {name: getattr(owner, name) for name in values}
     for name, value in values.items():
@@ -98,7 +98,7 @@ def changed(owner: Any, **values: Any) -> Iterator[None]:
 
 
 @contextmanager
-def exporting_heads(model: nn.Module) -> Iterator[None]:
+def switch_heads_to_export(model: nn.Module) -> Iterator[None]:
     """Switches heads with an export mode to it and back: they then return results only, not the raw maps for losses.
 
     Ultralytics' heads and those of YOLOv5, v6 and v7 have an attribute ``export``; Ultralytics' also a ``format``, and
@@ -130,7 +130,7 @@ def exporting_heads(model: nn.Module) -> Iterator[None]:
             attributes.update(own)
 
 
-def mergeable(model: nn.Module) -> bool:
+def can_merge_branches(model: nn.Module) -> bool:
     """Whether :func:`merge_branches` would find anything."""
     return any(name and _merger(module) is not None for name, module in model.named_modules())
 
@@ -174,7 +174,7 @@ def _convolutions(module: nn.Module) -> int:
     return sum(isinstance(m, nn.modules.conv._ConvNd) for m in module.modules())
 
 
-def copied(model: nn.Module) -> nn.Module:
+def copy_network(model: nn.Module) -> nn.Module:
     """A deep copy; results of the last run that a module keeps (RAFT its correlations), which torch would not copy,
     are copied without what they were computed from.
     """
@@ -203,7 +203,7 @@ def copied(model: nn.Module) -> nn.Module:
 _MARK = "_qdqtool_guarded"
 
 
-def protect() -> None:
+def guard_ultralytics() -> None:
     """Lets Ultralytics say where it would drop quantizers without a word, and what to do instead.
 
     ``yolo.train()`` builds a new network and copies the weights that it knows; exporters for other formats than ONNX do
@@ -275,14 +275,14 @@ def _check_export(exporter: Any, model: Any = None, *args: Any, **kwargs: Any) -
 FREEZE_NORMS = False
 
 
-def freeze(model: nn.Module) -> None:
+def freeze_batch_norms(model: nn.Module) -> None:
     """BatchNormalization keeps its statistics until the training mode is set again."""
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.eval()
 
 
-def untrained(model: nn.Module) -> bool:
+def is_untrained(model: nn.Module) -> bool:
     """Whether no BatchNormalization has statistics of any data; their count of batches does not get into an EMA."""
     norms = [
         m
@@ -297,7 +297,7 @@ def untrained(model: nn.Module) -> bool:
 # Folded into the weights of the module in front of it ---------------------------------------------------------------
 
 
-def fold_norms(model: nn.Module, norms: dict[str, str]) -> dict[str, Tensor]:
+def fold_batch_norms(model: nn.Module, norms: dict[str, str]) -> dict[str, Tensor]:
     """Folds in place; the BatchNormalization modules become Identity.
 
     Args:
@@ -312,7 +312,7 @@ def fold_norms(model: nn.Module, norms: dict[str, str]) -> dict[str, Tensor]:
     modules = dict(model.named_modules())
     for norm_name, conv_name in norms.items():
         norm: Any = modules.get(norm_name)
-        conv, factor = modules.get(conv_name), factor_of(norm)
+        conv, factor = modules.get(conv_name), norm_factor(norm)
         if conv is None or factor is None:
             continue
         factors[conv_name] = factor
@@ -321,7 +321,7 @@ def fold_norms(model: nn.Module, norms: dict[str, str]) -> dict[str, Tensor]:
         mean = norm.running_mean.double()
         shift = (-mean if bias is None else bias.detach().double() - mean) * factor
         shift = shift + norm.bias.detach().double() if norm.affine else shift
-        value = weight.detach().double() * along_outputs(conv, factor)
+        value = weight.detach().double() * align_with_outputs(conv, factor)
         conv._parameters["weight"] = nn.Parameter(value.to(weight.dtype), requires_grad=False)
         conv._parameters["bias"] = nn.Parameter(shift.to(weight.dtype), requires_grad=False)
         parent, _, child = norm_name.rpartition(".")
@@ -329,7 +329,7 @@ def fold_norms(model: nn.Module, norms: dict[str, str]) -> dict[str, Tensor]:
     return factors
 
 
-def factor_of(norm: nn.Module | None) -> Tensor | None:
+def norm_factor(norm: nn.Module | None) -> Tensor | None:
     """What BatchNormalization multiplies the channels by in evaluation, float64 [channels]; None for other modules."""
     if (
         not isinstance(norm, nn.modules.batchnorm._BatchNorm)
@@ -341,7 +341,7 @@ def factor_of(norm: nn.Module | None) -> Tensor | None:
     return factor * norm.weight.detach().double() if norm.affine else factor
 
 
-def along_outputs(conv: nn.Module, factor: Tensor) -> Tensor:
+def align_with_outputs(conv: nn.Module, factor: Tensor) -> Tensor:
     """The factors [channels] in a shape that multiplies a module's weights along their output channels."""
     weight = conv._parameters["weight"]
     assert weight is not None

@@ -26,17 +26,16 @@ from qdqtool.insertion.scales import UnionFind, find_scale_groups
 from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import WEIGHTED, LayerKind, operator_of, output_axis
 from qdqtool.qat.networks import (
-    copied,
-    exporting_heads,
-    is_yolo,
+    can_merge_branches,
+    copy_network,
+    is_ultralytics_model,
     merge_branches,
-    mergeable,
-    unwrapped,
+    switch_heads_to_export,
+    unwrap,
 )
 from qdqtool.qat.options import QatOptions
-from qdqtool.qat.sites import ADD, LINEAR, Site
-from qdqtool.qat.sites import WEIGHTED as WEIGHTED_MODULES
-from qdqtool.qat.trace import Traced, as_call, fold_constants, trace
+from qdqtool.qat.sites import ADD, LINEAR, WEIGHTED_MODULES, QuantizerSite
+from qdqtool.qat.trace import NetworkTrace, as_call, fold_constants, trace
 from qdqtool.trt import detect
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import Refusal
@@ -54,7 +53,7 @@ class ActivationQuantizer:
         role: ``input`` or ``residual``.
     """
 
-    site: Site
+    site: QuantizerSite
     tensor: str
     group: int
     role: str
@@ -90,7 +89,7 @@ class Plan:
         arguments: How many arguments the sample had.
         keywords: Its keyword arguments.
         dimensions: Dimensions of its first tensor.
-        sample: Its tensors, as :attr:`qdqtool.qat.trace.Call.described` says them.
+        sample: Its tensors, as :attr:`qdqtool.qat.trace.Call.description` says them.
     """
 
     target: str
@@ -145,7 +144,7 @@ class Plan:
         return "\n".join(lines)
 
 
-def _place(site: Site) -> str:
+def _place(site: QuantizerSite) -> str:
     name = site.module or "(network)"
     if site.kind == ADD:
         return f"{name} (input {site.position} of Add {site.call})"
@@ -201,12 +200,12 @@ def plan(
 def make_plan(model: nn.Module | Any, sample: Any, options: QatOptions) -> Plan:
     """Decide where quantizers go; see :func:`plan`."""
     chosen = target_named(options.target)
-    sample = sample_for(model, sample)
-    model = unwrapped(model)
+    sample = choose_sample(model, sample)
+    model = unwrap(model)
     merged: list[str] = []
-    if options.merge and mergeable(model):
-        merged = merge_branches(model := copied(model))
-    with exporting_heads(model):
+    if options.merge and can_merge_branches(model):
+        merged = merge_branches(model := copy_network(model))
+    with switch_heads_to_export(model):
         traced = trace(model, sample)
     work = fold_constants(Model(traced.proto))
     prepare_network(work)
@@ -215,35 +214,35 @@ def make_plan(model: nn.Module | Any, sample: Any, options: QatOptions) -> Plan:
         n.name: traced.sites.get((n.name, 0)) or traced.sites.get((n.name, 1)) for n in candidates
     }
     names = {node: "" if site is None else site.module for node, site in places.items()}
-    reasons = _matches(names, options.exclude, "exclude")
-    included = _matches(
+    reasons = _match_nodes(names, options.exclude, "exclude")
+    included = _match_nodes(
         {n.name: names[n.name] for n in candidates if n.op in WEIGHTED}, options.include, "include"
     )
     while True:
         placing = PlacementOptions(
             head=options.head,
             residual=options.residual,
-            exclude=_exactly(reasons),
-            include=_exactly(included),
+            exclude=_exact_patterns(reasons),
+            include=_exact_patterns(included),
             unify=options.unify,
         )
         _, placement = rules.choose_placement(work, placing, chosen)
-        unreachable = _unreachable(traced, placement, dict(model.named_modules()))
+        unreachable = _find_unreachable(traced, placement, dict(model.named_modules()))
         if not unreachable:
             break
         reasons.update(unreachable)
     if not placement.inputs:
         raise nothing_to_quantize(placement.skipped, type(model).__name__)
-    decided = _as_plan(traced, work, placement, chosen, options, reasons, names)
+    decided = _build_plan(traced, work, placement, chosen, options, reasons, names)
     call = as_call(sample)
-    _refuse_varied(decided, traced, model)
-    decided.merged, decided.unseen = merged, _unseen(traced, model)
+    _check_call_counts(decided, traced, model)
+    decided.merged, decided.unseen = merged, _find_unreached(traced, model)
     decided.arguments, decided.keywords = len(call.args), tuple(call.kwargs)
-    decided.dimensions, decided.sample = next((t.ndim for t in call.tensors), 0), call.described
+    decided.dimensions, decided.sample = next((t.ndim for t in call.tensors), 0), call.description
     return decided
 
 
-def _refuse_varied(decided: Plan, traced: Traced, model: nn.Module) -> None:
+def _check_call_counts(decided: Plan, traced: NetworkTrace, model: nn.Module) -> None:
     """Quantizers inside a module are found by the number of the call: it has to be the same each time it runs."""
     for (module, kind), counts in traced.varied.items():
         if (module, kind) in decided.calls:
@@ -262,7 +261,7 @@ def _refuse_varied(decided: Plan, traced: Traced, model: nn.Module) -> None:
             )
 
 
-def _unseen(traced: Traced, model: nn.Module) -> list[str]:
+def _find_unreached(traced: NetworkTrace, model: nn.Module) -> list[str]:
     # Attention hands the weights of its projections to a function.
     inside = [
         f"{n}."
@@ -278,7 +277,7 @@ def _unseen(traced: Traced, model: nn.Module) -> list[str]:
     ]
 
 
-def sample_for(model: Any, sample: Any) -> Any:
+def choose_sample(model: Any, sample: Any) -> Any:
     """The sample itself; for Ultralytics' wrapper, where none is given, an image of the size it was trained with.
 
     Raises:
@@ -286,23 +285,23 @@ def sample_for(model: Any, sample: Any) -> Any:
     """
     if sample is not None:
         return sample
-    if not is_yolo(model):
+    if not is_ultralytics_model(model):
         raise QdqtoolError(
             "sample=None: give what the network is called with, for example torch.zeros(1, 3, 640, 640)",
             code="missing-argument",
             parameter="sample",
         )
-    network = unwrapped(model)
+    network = unwrap(model)
     size = (getattr(model, "overrides", None) or {}).get("imgsz") or 640
     height, width = (size, size) if isinstance(size, int) else (size[0], size[-1])
     return torch.zeros(1, (getattr(network, "yaml", None) or {}).get("channels", 3), height, width)
 
 
-def _exactly(names: Iterable[str]) -> list[str]:
+def _exact_patterns(names: Iterable[str]) -> list[str]:
     return [f"^{re.escape(n)}$" for n in names]
 
 
-def _matches(names: dict[str, str], patterns: Sequence[str], option: str) -> dict[str, Refusal]:
+def _match_nodes(names: dict[str, str], patterns: Sequence[str], option: str) -> dict[str, Refusal]:
     """Node names that a pattern matches, by their module's name or their own, with the reason."""
     found: dict[str, Refusal] = {}
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
@@ -325,15 +324,15 @@ def _matches(names: dict[str, str], patterns: Sequence[str], option: str) -> dic
     return found
 
 
-def _unreachable(
-    traced: Traced, placement: Placement, modules: Mapping[str, nn.Module]
+def _find_unreachable(
+    traced: NetworkTrace, placement: Placement, modules: Mapping[str, nn.Module]
 ) -> dict[str, Refusal]:
     """Nodes that would be quantized where no module or call of the network can hold the quantizer, or its weights."""
     found: dict[str, Hidden] = {}
     computed: dict[
         str, Refusal
     ] = {}  # weights of a parametrization or of pruning: constant once they are exported
-    placed: dict[Site, set[str]] = defaultdict(set)
+    placed: dict[QuantizerSite, set[str]] = defaultdict(set)
     for readers in placement.inputs.values():
         for reader in readers:
             site = traced.sites.get((reader.node.name, reader.position))
@@ -351,7 +350,7 @@ def _unreachable(
                     )
                 ) is not None:
                     computed[name] = made
-    everywhere: dict[Site, set[str]] = defaultdict(set)
+    everywhere: dict[QuantizerSite, set[str]] = defaultdict(set)
     for (node, _), site in traced.sites.items():
         everywhere[site].add(node)
     for site, nodes in placed.items():
@@ -365,8 +364,8 @@ def _unreachable(
     }
 
 
-def _as_plan(
-    traced: Traced,
+def _build_plan(
+    traced: NetworkTrace,
     work: Model,
     placement: Placement,
     target: Target,
@@ -379,10 +378,10 @@ def _as_plan(
     result = Plan(target.name, options.backend, norms=norms)
     for module, kind in traced.calls:
         result.counted.setdefault(kind, []).append(module)
-    numbers = _group_numbers(traced, work, placement, options.unify)
+    numbers = _number_groups(traced, work, placement, options.unify)
     order = {n.index: i for i, n in enumerate(work.ordered)}
     readers = [(t, r) for t, found in placement.inputs.items() for r in found]
-    seen: set[Site] = set()
+    seen: set[QuantizerSite] = set()
     for tensor, reader in sorted(readers, key=lambda f: (order[f[1].node.index], f[1].position)):
         site = traced.sites[reader.node.name, reader.position]
         if site not in seen:
@@ -409,11 +408,11 @@ def _module_axis(node: Node) -> int:
     return 0 if operator_of(node).kind == LayerKind.MATRIX_MULTIPLY else output_axis(node, 4) or 0
 
 
-def _group_numbers(
-    traced: Traced, work: Model, placement: Placement, unify: bool
+def _number_groups(
+    traced: NetworkTrace, work: Model, placement: Placement, unify: bool
 ) -> dict[str, int]:
     """Which group a tensor belongs to: tied by an operator, or read by one quantizer in several runs of a module."""
-    ties, by_site = UnionFind(), dict[Site, str]()
+    ties, by_site = UnionFind(), dict[QuantizerSite, str]()
     for group in find_scale_groups(work, placement.inputs, unify):
         for tensor in group.quantized:
             ties.union(group.quantized[0], tensor)

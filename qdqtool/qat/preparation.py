@@ -8,14 +8,26 @@ from typing import Any
 from torch import nn
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.qat.modules import Int8, Quantizing, make_quantizing, quantizers_of, set_amax
-from qdqtool.qat.networks import merge_branches, protect, refuse_wrapped, unwrapped
+from qdqtool.qat.modules import (
+    Int8Mixin,
+    QuantizedModule,
+    find_quantizers,
+    make_quantized,
+    set_amax,
+)
+from qdqtool.qat.networks import check_not_wrapped, guard_ultralytics, merge_branches, unwrap
 from qdqtool.qat.options import QatOptions
-from qdqtool.qat.planning import ActivationQuantizer, Plan, WeightQuantizer, make_plan, sample_for
-from qdqtool.qat.sites import LINEAR, Site
+from qdqtool.qat.planning import (
+    ActivationQuantizer,
+    Plan,
+    WeightQuantizer,
+    choose_sample,
+    make_plan,
+)
+from qdqtool.qat.sites import LINEAR, QuantizerSite
 from qdqtool.trt.targets import DEFAULT_TARGET, Target
 
-PLAN = "qdqtool_plan"
+PLAN_ATTRIBUTE = "qdqtool_plan"
 
 
 def prepare(
@@ -79,9 +91,9 @@ def insert_quantizers(
     report: Callable[[str], object] | None = None,
 ) -> Plan:
     """Insert quantizers into a float network, in place; see :func:`prepare`."""
-    refuse_wrapped(model)
-    sample = sample_for(model, sample)
-    model = unwrapped(model)
+    check_not_wrapped(model)
+    sample = choose_sample(model, sample)
+    model = unwrap(model)
     if is_prepared(model):
         raise QdqtoolError(
             f"{type(model).__name__}: is prepared already; prepare the float network",
@@ -89,27 +101,27 @@ def insert_quantizers(
             parameter="model",
         )
     decided = make_plan(model, sample, options)
-    backend_named(options.backend)
+    load_backend(options.backend)
     if report is not None:
         report(decided.text())
     if decided.merged:
         merge_branches(model)
-    insert(model, decided)
+    apply_plan(model, decided)
     return decided
 
 
 def is_prepared(model: nn.Module) -> bool:
     """Whether a network has quantizers of ours."""
-    return any(isinstance(m, Quantizing) for m in model.modules())
+    return any(isinstance(m, QuantizedModule) for m in model.modules())
 
 
-def plan_of(model: nn.Module) -> Plan:
+def read_plan(model: nn.Module) -> Plan:
     """The plan that a network was prepared by.
 
     Raises:
         QdqtoolError: It was not prepared.
     """
-    found = getattr(model, PLAN, None)
+    found = getattr(model, PLAN_ATTRIBUTE, None)
     if not isinstance(found, Plan):
         raise QdqtoolError(
             f"{type(model).__name__}: has no quantizers; call qdqtool.qat.prepare on it first",
@@ -119,21 +131,25 @@ def plan_of(model: nn.Module) -> Plan:
     return found
 
 
-def insert(model: nn.Module, decided: Plan) -> None:
+def apply_plan(model: nn.Module, decided: Plan) -> None:
     """Puts the quantizers of a plan into a network, whose branches are merged already where the plan says so.
 
     Raises:
         QdqtoolError: The backend is missing.
     """
-    make = backend_named(decided.backend)
+    make = load_backend(decided.backend)
     modules = dict(model.named_modules())
     shared: dict[int, nn.Module] = {}
     for activation in decided.activations:
         site = activation.site
         if activation.group not in shared:
             shared[activation.group] = make(None)
-        module = make_quantizing(modules[site.module])
-        wanted = RESIDUAL if activation.role == "residual" and site.kind != "input" else INPUT
+        module = make_quantized(modules[site.module])
+        wanted = (
+            RESIDUAL_QUANTIZER
+            if activation.role == "residual" and site.kind != "input"
+            else INPUT_QUANTIZER
+        )
         attribute = _attach(module, wanted, shared[activation.group])
         if site.kind == "input":
             module.qdq_input = attribute
@@ -148,8 +164,8 @@ def insert(model: nn.Module, decided: Plan) -> None:
             }
     norm_behind = {conv: norm for norm, conv in decided.norms.items()}
     for weight in decided.weights:
-        module = make_quantizing(modules[weight.module])
-        attribute = _attach(module, WEIGHT, make(weight.axis))
+        module = make_quantized(modules[weight.module])
+        attribute = _attach(module, WEIGHT_QUANTIZER, make(weight.axis))
         if weight.call is not None:
             module.qdq_calls = {**module.qdq_calls, (LINEAR, weight.call, 1): attribute}
             continue
@@ -161,11 +177,11 @@ def insert(model: nn.Module, decided: Plan) -> None:
         # In evaluation these would run as one function of torch's, past every quantizer inside.
         if isinstance(layer, nn.TransformerEncoderLayer) and is_prepared(layer):
             layer.activation_relu_or_gelu = 0
-    protect()
-    setattr(model, PLAN, decided)
+    guard_ultralytics()
+    setattr(model, PLAN_ATTRIBUTE, decided)
 
 
-def _attach(module: Quantizing, wanted: str, quantizer: nn.Module) -> str:
+def _attach(module: QuantizedModule, wanted: str, quantizer: nn.Module) -> str:
     assert isinstance(module, nn.Module)
     name, number = wanted, 1
     while hasattr(module, name):
@@ -178,12 +194,12 @@ def _attach(module: Quantizing, wanted: str, quantizer: nn.Module) -> str:
 
 # The attributes that hold quantizers, for both backends, so that a checkpoint loads with either. ModelOpt's own names
 # (without the underscore) would be taken by others for a network that ModelOpt converted.
-INPUT = "_input_quantizer"
-RESIDUAL = "_residual_quantizer"
-WEIGHT = "_weight_quantizer"
+INPUT_QUANTIZER = "_input_quantizer"
+RESIDUAL_QUANTIZER = "_residual_quantizer"
+WEIGHT_QUANTIZER = "_weight_quantizer"
 
 
-def backend_named(name: str) -> Callable[[int | None], nn.Module]:
+def load_backend(name: str) -> Callable[[int | None], nn.Module]:
     """What makes a backend's quantizers for symmetric INT8, of a channel axis, or None for one amax.
 
     Raises:
@@ -193,7 +209,7 @@ def backend_named(name: str) -> Callable[[int | None], nn.Module]:
         room = importlib.import_module(
             f"qdqtool.qat.quantizer_{'modelopt' if name == 'modelopt' else 'pytorch'}"
         )
-        make: Callable[[int | None], nn.Module] = room.make
+        make: Callable[[int | None], nn.Module] = room.make_quantizer
         return make
     except ImportError as error:
         raise QdqtoolError(
@@ -205,7 +221,7 @@ def backend_named(name: str) -> Callable[[int | None], nn.Module]:
 
 # Checkpoints --------------------------------------------------------------------------------------------------------
 
-FORMAT = "qdqtool/qat/1"
+CHECKPOINT_FORMAT = "qdqtool/qat/1"
 
 
 def checkpoint(model: nn.Module | Any) -> dict[str, Any]:
@@ -217,10 +233,17 @@ def checkpoint(model: nn.Module | Any) -> dict[str, Any]:
     Raises:
         QdqtoolError: The network was not prepared.
     """
-    model = unwrapped(model)
-    plan = plan_of(model)
-    off = [[q.owner, q.attribute] for q in quantizers_of(model) if q.attribute in q.module.qdq_off]
-    return {"format": FORMAT, "plan": plan_data(plan), "off": off, "state": model.state_dict()}
+    model = unwrap(model)
+    plan = read_plan(model)
+    off = [
+        [q.owner, q.attribute] for q in find_quantizers(model) if q.attribute in q.module.qdq_off
+    ]
+    return {
+        "format": CHECKPOINT_FORMAT,
+        "plan": plan_to_dict(plan),
+        "off": off,
+        "state": model.state_dict(),
+    }
 
 
 def restore(model: nn.Module | Any, saved: Mapping[str, Any]) -> Plan:
@@ -233,8 +256,8 @@ def restore(model: nn.Module | Any, saved: Mapping[str, Any]) -> Plan:
     Raises:
         QdqtoolError: It is a checkpoint of something else, saying what differs.
     """
-    model = unwrapped(model)
-    if saved.get("format") != FORMAT:
+    model = unwrap(model)
+    if saved.get("format") != CHECKPOINT_FORMAT:
         if not is_prepared(model):
             raise QdqtoolError(
                 "a plain state dict says nothing of the plan; call qdqtool.qat.prepare first, or save "
@@ -242,10 +265,10 @@ def restore(model: nn.Module | Any, saved: Mapping[str, Any]) -> Plan:
                 code="checkpoint-without-plan",
             )
         _load(model, saved)
-        return plan_of(model)
-    plan = plan_from(saved["plan"])
+        return read_plan(model)
+    plan = plan_from_dict(saved["plan"])
     if is_prepared(model):
-        mine, theirs = plan_data(plan_of(model)), plan_data(plan)
+        mine, theirs = plan_to_dict(read_plan(model)), plan_to_dict(plan)
         different = [k for k in ("activations", "weights") if mine[k] != theirs[k]]
         if different:
             raise QdqtoolError(
@@ -263,13 +286,13 @@ def restore(model: nn.Module | Any, saved: Mapping[str, Any]) -> Plan:
                 code="different-models",
                 node=absent,
             )
-        insert(model, plan)
+        apply_plan(model, plan)
     _load(model, saved["state"])
     off: dict[str, set[str]] = {}
     for name, attribute in saved["off"]:
         off.setdefault(name, set()).add(attribute)
     for name, module in model.named_modules():
-        if isinstance(module, Quantizing):
+        if isinstance(module, QuantizedModule):
             module.qdq_off = frozenset(off.pop(name, ()))
     if off:
         raise QdqtoolError(
@@ -287,7 +310,7 @@ def _load(model: nn.Module, state: Mapping[str, Any]) -> None:
     ranges = {
         k
         for k in loaded
-        if k.endswith("._amax") and isinstance(modules.get(k.rpartition(".")[0]), Int8)
+        if k.endswith("._amax") and isinstance(modules.get(k.rpartition(".")[0]), Int8Mixin)
     }
     unknown = [k for k in loaded if k not in here and k not in ranges]
     missing = [k for k in here if k not in loaded]
@@ -307,7 +330,7 @@ def _load(model: nn.Module, state: Mapping[str, Any]) -> None:
     model.load_state_dict(loaded, strict=True)
 
 
-def plan_data(plan: Plan) -> dict[str, Any]:
+def plan_to_dict(plan: Plan) -> dict[str, Any]:
     """The plan as dicts, lists, strings and numbers."""
     data: dict[str, Any] = asdict(plan)
     data["skipped"] = [list(s) for s in plan.skipped]
@@ -317,7 +340,7 @@ def plan_data(plan: Plan) -> dict[str, Any]:
     return data
 
 
-def plan_from(data: Mapping[str, Any]) -> Plan:
+def plan_from_dict(data: Mapping[str, Any]) -> Plan:
     """The plan of :func:`plan_data`.
 
     Raises:
@@ -326,7 +349,7 @@ def plan_from(data: Mapping[str, Any]) -> Plan:
     try:
         known = {f.name: data[f.name] for f in fields(Plan) if f.name in data}
         known["activations"] = [
-            ActivationQuantizer(Site(**a["site"]), a["tensor"], a["group"], a["role"])
+            ActivationQuantizer(QuantizerSite(**a["site"]), a["tensor"], a["group"], a["role"])
             for a in data["activations"]
         ]
         known["weights"] = [

@@ -7,17 +7,17 @@ with warnings.catch_warnings():
     from modelopt.torch.quantization.config import QuantizerAttributeConfig
     from modelopt.torch.quantization.nn import TensorQuantizer
 
-from qdqtool.qat.modules import Int8
+from qdqtool.qat.modules import Int8Mixin
 
 
-class Int8Quantizer(Int8, TensorQuantizer):  # type: ignore[misc]
+class Int8Quantizer(Int8Mixin, TensorQuantizer):  # type: ignore[misc]
     """ModelOpt's, which loads its amax without ModelOpt's own restore.
 
     Not named TensorQuantizer: Ultralytics takes every class of that name for a network that ModelOpt converted.
     """
 
 
-def make(axis: int | None) -> Int8Quantizer:
+def make_quantizer(axis: int | None) -> Int8Quantizer:
     """A signed 8-bit quantizer with ModelOpt's max calibrator.
 
     No gradient goes through clipped values, as in pytorch-quantization. ModelOpt's default lets it through; on the

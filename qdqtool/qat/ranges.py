@@ -14,21 +14,21 @@ import torch
 from torch import Tensor, distributed, nn
 
 from calibration import TensorStatistics
-from calibration.statistics import OCTAVES, merge_all, top_of
+from calibration.statistics import OCTAVES, merge_all, top_exponent
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.insertion.scales import LEVELS, GroupScale, MethodChoice, ScaleGroup, choose_scale
-from qdqtool.qat.modules import Quantizer, observing, quantizers_of, set_amax
-from qdqtool.qat.networks import unwrapped
+from qdqtool.qat.modules import QuantizerReference, find_quantizers, observe_activations, set_amax
+from qdqtool.qat.networks import unwrap
 from qdqtool.qat.planning import Plan
-from qdqtool.qat.preparation import plan_of
-from qdqtool.qat.sites import Site, resting
-from qdqtool.qat.trace import Call, device_of, evaluating
+from qdqtool.qat.preparation import read_plan
+from qdqtool.qat.sites import QuantizerSite, pause_idle_watchers
+from qdqtool.qat.trace import NetworkCall, device_of, evaluation_mode
 from qdqtool.util.notes import Note
 from qdqtool.util.progress import track
 from qdqtool.util.said import said
 from qdqtool.util.text import reason_of
 
-FEW = 16  # images; with fewer the largest values have hardly been seen
+FEW_IMAGES = 16  # images; with fewer the largest values have hardly been seen
 
 
 @dataclass
@@ -71,7 +71,7 @@ def calibrate(
     Args:
         model: A network that :func:`qdqtool.qat.prepare` was called on, or its wrapper.
         data: Batches as a loader gives them: tensors, tuples of images and labels, dicts, uint8; see
-            :func:`qdqtool.qat.ranges.call_for`.
+            :func:`qdqtool.qat.ranges.convert_batch`.
         method: ``max``, ``percentile``, ``mse`` or ``entropy``, as in :func:`calibration.amax_of`.
         fn: From a batch to what the network is called with: a tensor, a tuple of arguments or a dict of keyword
             arguments.
@@ -97,21 +97,23 @@ def calibrate(
         and distributed.is_initialized()
         and distributed.get_world_size() > 1
     )
-    model = unwrapped(model)
-    plan = plan_of(model)
-    members = _members(model, plan)
+    model = unwrap(model)
+    plan = read_plan(model)
+    members = _select_quantizers(model, plan)
     choice = MethodChoice(method, tuple(method_for), percentile)
     choice.check([q.name for q in members.values()])
-    check_limit(max_batches)
+    check_max_batches(max_batches)
     found, batches, images, failed = dict[str, TensorStatistics](), 0, 0, None
     try:
-        found, batches, images = _look(model, plan, data, fn, members, max_batches, total)
+        found, batches, images = _collect_statistics(
+            model, plan, data, fn, members, max_batches, total
+        )
     except Exception as error:  # also of the user's
         if not together:
             raise
         failed = error  # the other processes are waiting
     if together:
-        found, (batches, images) = gathered(found, (batches, images), failed)
+        found, (batches, images) = gather_statistics(found, (batches, images), failed)
     groups: dict[int, tuple[nn.Module, list[str]]] = {}
     for q in members.values():
         if q.name not in found:
@@ -121,7 +123,7 @@ def calibrate(
                 code="quantizer-without-data",
                 node=q.name,
             )
-        groups.setdefault(id(q.itself), (q.itself, []))[1].append(q.name)
+        groups.setdefault(id(q.quantizer), (q.quantizer, []))[1].append(q.name)
     result = Calibration([], batches, images)
     device = device_of(model)
     for quantizer, tensors in groups.values():
@@ -130,7 +132,7 @@ def calibrate(
         set_amax(quantizer, torch.tensor(scale.scale * LEVELS, dtype=torch.float32, device=device))
         result.scales.append(scale)
         result.warnings.extend(warned)
-    if images < FEW:
+    if images < FEW_IMAGES:
         warnings.warn(
             f"calibrated with {images} image{'s' * (images != 1)}: ranges of so few say little about others; give a "
             "hundred or more that look like those in use",
@@ -140,19 +142,19 @@ def calibrate(
     return result
 
 
-def _look(
+def _collect_statistics(
     model: nn.Module,
     plan: Plan,
     data: Any,
     fn: Callable[[Any], Any] | None,
-    members: dict[tuple[int, str], Quantizer],
+    members: dict[tuple[int, str], QuantizerReference],
     max_batches: int | None,
     total: int | None,
 ) -> tuple[dict[str, TensorStatistics], int, int]:
     """Runs the network on the batches: statistics by the quantizer's name, how many batches there were and images."""
     device = device_of(model)
-    given = batches_of(data, plan)
-    count = length_of(given)
+    given = as_batches(data, plan)
+    count = count_batches(given)
     if count is not None and max_batches is not None:
         count = min(count, max_batches)
     batches = images = now = 0
@@ -163,11 +165,15 @@ def _look(
         if member is not None:
             statistics[member.name].add(value, max(now, 1))
 
-    with evaluating(model), observing(seen), resting(model, plan.counted):
+    with (
+        evaluation_mode(model),
+        observe_activations(seen),
+        pause_idle_watchers(model, plan.counted),
+    ):
         for batch in track(iter(given), "Calibrating", count or total):
             if max_batches is not None and batches >= max_batches:
                 break
-            call = call_for(batch, plan, model, fn)
+            call = convert_batch(batch, plan, model, fn)
             if not all(t.numel() for t in call.tensors):
                 raise DataError(
                     f"batch {batches}: {call} hold no value; leave empty batches out",
@@ -175,7 +181,7 @@ def _look(
                     parameter="data",
                 )
             now = int(call.tensors[0].shape[0]) if call.tensors[0].ndim else 1
-            answer(model, call, device, batches)
+            run_batch(model, call, device, batches)
             batches += 1
             images += now
     if not batches:
@@ -185,14 +191,14 @@ def _look(
     return {name: s.result for name, s in statistics.items()}, batches, images
 
 
-def answer(model: nn.Module, call: Call, device: torch.device, number: int) -> Any:
+def run_batch(model: nn.Module, call: NetworkCall, device: torch.device, number: int) -> Any:
     """What the network makes of a batch.
 
     Raises:
         DataError: It cannot be called with it.
     """
     try:
-        return call.on(model, device)
+        return call.run(model, device)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         reason = reason_of(error, first_line=True)
         raise DataError(
@@ -203,14 +209,16 @@ def answer(model: nn.Module, call: Call, device: torch.device, number: int) -> A
         ) from error
 
 
-def _members(model: nn.Module, plan: Plan) -> dict[tuple[int, str], Quantizer]:
+def _select_quantizers(model: nn.Module, plan: Plan) -> dict[tuple[int, str], QuantizerReference]:
     """From module and attribute to the quantizer; one for each tensor, so that none counts twice."""
     tensors = {a.site: a.tensor for a in plan.activations}
-    members: dict[tuple[int, str], Quantizer] = {}  # by quantizer and tensor
-    for q in quantizers_of(model):
+    members: dict[tuple[int, str], QuantizerReference] = {}  # by quantizer and tensor
+    for q in find_quantizers(model):
         call = next((c for c, a in q.module.qdq_calls.items() if a == q.attribute), ("input", 0, 0))
-        if not q.weight:
-            members.setdefault((id(q.itself), tensors.get(Site(q.owner, *call), q.name)), q)
+        if not q.is_weight:
+            members.setdefault(
+                (id(q.quantizer), tensors.get(QuantizerSite(q.owner, *call), q.name)), q
+            )
     return {(id(q.module), q.attribute): q for q in members.values()}
 
 
@@ -220,7 +228,7 @@ _IMAGE_KEYS = ("img", "image", "images", "pixel_values", "inputs", "input", "x")
 _HELP = "say with fn=lambda batch: ... what of a batch the network is called with"
 
 
-def batches_of(data: Any, plan: Plan) -> Iterable[Any]:
+def as_batches(data: Any, plan: Plan) -> Iterable[Any]:
     """The batches; one tensor of a batch's shape is one batch.
 
     Raises:
@@ -245,7 +253,7 @@ def batches_of(data: Any, plan: Plan) -> Iterable[Any]:
     return data
 
 
-def _tensor_of(array: npt.NDArray[Any]) -> Tensor:
+def _to_tensor(array: npt.NDArray[Any]) -> Tensor:
     """Of an array in any order of bytes and of elements, copied where torch has no such order, as of ``[::-1]``.
 
     Raises:
@@ -265,7 +273,7 @@ def _tensor_of(array: npt.NDArray[Any]) -> Tensor:
         ) from error
 
 
-def check_limit(max_batches: int | None) -> None:
+def check_max_batches(max_batches: int | None) -> None:
     """Refuses a number of batches that leaves none.
 
     Raises:
@@ -279,7 +287,7 @@ def check_limit(max_batches: int | None) -> None:
         )
 
 
-def length_of(data: Any) -> int | None:
+def count_batches(data: Any) -> int | None:
     """How many batches there are, where that is known."""
     try:
         return len(data) if isinstance(data, Sized) else None
@@ -287,7 +295,9 @@ def length_of(data: Any) -> int | None:
         return None
 
 
-def call_for(batch: Any, plan: Plan, model: nn.Module, fn: Callable[[Any], Any] | None) -> Call:
+def convert_batch(
+    batch: Any, plan: Plan, model: nn.Module, fn: Callable[[Any], Any] | None
+) -> NetworkCall:
     """What the network is called with.
 
     Without ``fn`` a tensor is the argument; of a tuple or list the first elements are taken, as many as the sample had
@@ -300,15 +310,15 @@ def call_for(batch: Any, plan: Plan, model: nn.Module, fn: Callable[[Any], Any] 
     if fn is not None:
         batch = fn(batch)
     if isinstance(batch, np.ndarray):
-        batch = _tensor_of(batch)
+        batch = _to_tensor(batch)
     if isinstance(batch, Tensor):
-        call = Call((batch,))
+        call = NetworkCall((batch,))
     elif isinstance(batch, list | tuple):
         if fn is None and len(batch) > max(1, plan.arguments):
             batch = batch[: max(1, plan.arguments)]
-        call = Call(tuple(batch))
+        call = NetworkCall(tuple(batch))
     elif isinstance(batch, dict):
-        call = _of_dict(batch, plan, model)
+        call = _convert_dict(batch, plan, model)
     else:
         raise DataError(
             f"a batch is a {type(batch).__name__}; {_HELP}", code="wrong-type", parameter="data"
@@ -319,19 +329,19 @@ def call_for(batch: Any, plan: Plan, model: nn.Module, fn: Callable[[Any], Any] 
             code="batch-without-tensor",
             parameter="data",
         )
-    return call.mapped(_as_floats)
+    return call.map(_to_float)
 
 
-def _of_dict(batch: dict[str, Any], plan: Plan, model: nn.Module) -> Call:
+def _convert_dict(batch: dict[str, Any], plan: Plan, model: nn.Module) -> NetworkCall:
     if plan.keywords and set(plan.keywords) <= set(batch):
-        return Call((), {k: batch[k] for k in plan.keywords})
+        return NetworkCall((), {k: batch[k] for k in plan.keywords})
     # Ultralytics' networks compute a loss when they are called with a dict; here they are called with its images.
     key = next((k for k in _IMAGE_KEYS if isinstance(batch.get(k), Tensor)), None)
     parameters = inspect.signature(model.forward).parameters
     if set(batch) <= set(parameters):
-        return Call((), dict(batch))
+        return NetworkCall((), dict(batch))
     if key is not None:
-        return Call((batch[key],))
+        return NetworkCall((batch[key],))
     raise DataError(
         f"a batch is a dict with {', '.join(map(str, list(batch)[:6]))}; {_HELP}",
         code="unknown-keys",
@@ -339,9 +349,9 @@ def _of_dict(batch: dict[str, Any], plan: Plan, model: nn.Module) -> Call:
     )
 
 
-def _as_floats(value: Any) -> Any:
+def _to_float(value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        value = _tensor_of(value)
+        value = _to_tensor(value)
     if not isinstance(value, Tensor) or value.dtype is not torch.uint8:
         return value
     warnings.warn(
@@ -356,17 +366,17 @@ def _as_floats(value: Any) -> Any:
 
 # Of a tensor with more values than this to an image, runs of values are counted, evenly spread, half as many or more
 # altogether; the smallest and largest are always exact.
-COUNTED = 1 << 13
+SAMPLED_PER_IMAGE = 1 << 13
 # No layout repeats with the length of a run: widths and channels are products of small primes.
-RUN = 61
+RUN_LENGTH = 61
 # So much further on in the period each call starts: however many there are, their starts are spread evenly.
-GOLDEN = (math.sqrt(5) - 1) / 2
+GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 # Resolution of the histograms: no bin is wider than 0.4 % of the largest magnitude, finer than ranges are searched.
-BINS = 512
+HISTOGRAM_BINS = 512
 # Values that are kept until they are counted together: counting takes a dozen kernels and waits for the device, so
 # that it happens once in several calls. They are copied to 512 kB for each tensor that are there from the first call to
 # the last: small copies among the activations would keep the memory of these from being used again.
-HELD = 1 << 17
+BUFFER_SIZE = 1 << 17
 
 
 class DeviceStatistics:
@@ -376,7 +386,7 @@ class DeviceStatistics:
     """
 
     def __init__(self) -> None:
-        self._result = TensorStatistics(BINS)
+        self._result = TensorStatistics(HISTOGRAM_BINS)
         self._calls = 0
         self._buffer: Tensor | None = None
         self._ends: list[Tensor] = []
@@ -399,29 +409,29 @@ class DeviceStatistics:
         if values.dtype is not torch.float32:
             values = values.float()
         if not values.is_contiguous():
-            values = _in_order_of_memory(values)
+            values = _to_memory_order(values)
         ends = torch.aminmax(values)
-        sampled = self._sampled(values, size, math.ceil(size / (COUNTED * images)))
+        sampled = self._sample(values, size, math.ceil(size / (SAMPLED_PER_IMAGE * images)))
         size = sampled.numel()
         if self._buffer is None or self._size + size > len(self._buffer):
             self._count()
             if self._buffer is None or size > len(self._buffer):
                 self._buffer = torch.empty(
-                    max(size, HELD), dtype=torch.float32, device=values.device
+                    max(size, BUFFER_SIZE), dtype=torch.float32, device=values.device
                 )
         self._buffer[self._size : self._size + size].view(sampled.shape).copy_(sampled)
         self._size += size
         self._ends.extend(ends)
 
-    def _sampled(self, values: Tensor, size: int, step: int) -> Tensor:
+    def _sample(self, values: Tensor, size: int, step: int) -> Tensor:
         """All values, or every n-th run of them, from another run on each time."""
-        first = int(self._calls * GOLDEN % 1.0 * step)
+        first = int(self._calls * GOLDEN_RATIO % 1.0 * step)
         self._calls += 1
         if step == 1:
             return values
-        runs = (size // RUN - first + step - 1) // step
+        runs = (size // RUN_LENGTH - first + step - 1) // step
         return values.as_strided(
-            (runs, RUN), (step * RUN, 1), values.storage_offset() + first * RUN
+            (runs, RUN_LENGTH), (step * RUN_LENGTH, 1), values.storage_offset() + first * RUN_LENGTH
         )
 
     def _count(self) -> None:
@@ -443,7 +453,7 @@ class DeviceStatistics:
         stats.minimum, stats.maximum = min(stats.minimum, low), max(stats.maximum, high)
         stats.count += sampled.numel()
         counter = stats.counter
-        counter.raise_top(top_of(max(-low, high)))
+        counter.raise_top(top_exponent(max(-low, high)))
         lowest = ((counter.top - OCTAVES + 127) << counter.bits) - 1  # see calibration.statistics
         bins = (
             sampled.view(torch.int32)
@@ -458,7 +468,7 @@ class DeviceStatistics:
         counter.counts[: len(found)] += found
 
 
-def _in_order_of_memory(values: Tensor) -> Tensor:
+def _to_memory_order(values: Tensor) -> Tensor:
     """The values in the order in which they lie in memory, contiguous, without a copy where that is possible."""
     order = sorted(range(values.ndim), key=lambda d: -values.stride(d))
     return values.permute(order).contiguous()
@@ -467,7 +477,7 @@ def _in_order_of_memory(values: Tensor) -> Tensor:
 # One set of statistics from the data of all processes of torch.distributed ------------------------------------------
 
 
-def gathered(
+def gather_statistics(
     statistics: dict[str, TensorStatistics], counts: tuple[int, int], failed: Exception | None
 ) -> tuple[dict[str, TensorStatistics], tuple[int, int]]:
     """Everybody's statistics merged and counts added, the same in every process; each of them has to call this.

@@ -1,12 +1,12 @@
-"""Places in a running network where a quantizer can be.
+"""Sites of a running network where a quantizer can be placed.
 
-A place is the data input of a convolution or linear module, or an input of a function call that a module makes: the
-Add of a residual, an averaging pool. Calls have no name; they are counted. The n-th Add of a module is the n-th that
-runs between the start and the end of its ``forward``, those of its children included. So are the projections of an
-``nn.MultiheadAttention``, which hands its weights to a function.
+A site is the data input of a convolution or linear module, or an input of a function call that a
+module makes: the Add of a residual, an average pool, a projection of ``nn.MultiheadAttention``
+(which hands its weights to a function). Calls have no name, so they are numbered: the n-th Add of a
+module is the n-th that runs between the start and the end of its ``forward``, including those of
+its children.
 """
 
-import functools
 import inspect
 import threading
 import types
@@ -21,7 +21,7 @@ from torch import Tensor, nn, overrides
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-WEIGHTED = (
+WEIGHTED_MODULES = (
     nn.Conv1d,
     nn.Conv2d,
     nn.Conv3d,
@@ -30,7 +30,7 @@ WEIGHTED = (
     nn.ConvTranspose3d,
     nn.Linear,
 )
-# Their own forward iterates over their children, so that a quantizer among these would run as one of them.
+# Their own forward iterates over their children: a quantizer among these would run as one of them.
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 ADD = "add"
@@ -39,16 +39,20 @@ LINEAR = "linear"
 _ADDS = frozenset({"add", "add_", "__add__", "__iadd__", "__radd__"})
 _POOLS = frozenset(f"{kind}avg_pool{n}d" for kind in ("", "adaptive_") for n in (1, 2, 3))
 
+# Called with the kind and the arguments of a call; returns other arguments, or None to keep them.
+CallObserver = Callable[[str, tuple[Any, ...]], tuple[Any, ...] | None]
+
 
 @dataclass(frozen=True, order=True)
-class Site:
-    """A place, named so that it is found again in every run.
+class QuantizerSite:
+    """A place for a quantizer, with a name that is the same in every run.
 
     Attributes:
         module: Qualified name of the module; an empty string for the network itself.
-        kind: ``input`` (of a convolution or linear module), ``add``, ``pool`` or ``linear`` (of an attention).
-        call: Which of the module's calls of that kind, from 0.
-        position: Which of the inputs: the two of an Add, data or weights of a projection.
+        kind: ``input`` (of a convolution or linear module), ``add``, ``pool`` or ``linear`` (of an
+            attention).
+        call: Number of the call among the module's calls of that kind, from 0.
+        position: Number of the input: the two of an Add, data or weights of a projection.
     """
 
     module: str
@@ -57,91 +61,117 @@ class Site:
     position: int = 0
 
 
-def kind_of_call(function: Callable[..., Any], args: tuple[Any, ...]) -> str | None:
-    """``add`` for a sum of two tensors, ``pool`` for an averaging pool, else None."""
+def call_kind(function: Callable[..., Any], args: tuple[Any, ...]) -> str | None:
+    """Return ``add`` for a sum of two tensors, ``pool`` for an average pool, else None."""
     name = getattr(function, "__name__", "")
     if name in _ADDS:
         return ADD if len(args) == 2 and all(isinstance(a, Tensor) for a in args) else None
     return POOL if name in _POOLS and args and isinstance(args[0], Tensor) else None
 
 
-def call_with(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Calls it; ``x += y`` becomes ``x + y``, because ``x`` may be a quantized copy by now."""
+def call_out_of_place(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Call a function, with ``x + y`` for ``x += y`` because ``x`` may be a quantized copy."""
     if getattr(function, "__name__", "") in ("add_", "__iadd__"):
         return torch.add(*args, **kwargs)
     return function(*args, **kwargs)
 
 
-class _Running(threading.local):
+class _WatcherState(threading.local):
     paused: bool = False
 
 
-_running = _Running()
+_watchers = _WatcherState()
 
 
 @contextmanager
-def uncounted() -> Iterator[None]:
-    """Calls made inside are none of the network's: a quantizer's own arithmetic."""
-    before, _running.paused = _running.paused, True
+def pause_watchers() -> Iterator[None]:
+    """Hide calls from watchers that are not the network's: a quantizer's own arithmetic."""
+    before, _watchers.paused = _watchers.paused, True
     try:
         yield
     finally:
-        _running.paused = before
+        _watchers.paused = before
 
 
-@functools.cache
-def _attention() -> tuple[Callable[..., Any], threading.local]:
-    """torch's function of attention over a namespace of our own, in which ``linear`` asks what to compute with.
+class _AttentionState(threading.local):
+    """The attention that runs in this thread.
 
-    The function hides its calls from watchers: one that is shown the function as a whole sees nothing inside.
+    Attributes:
+        observer: Observer of its projections.
+        packed: Its packed parameters.
     """
-    asked = threading.local()
-    inside: dict[str, Any] = {**vars(functional), "has_torch_function": lambda tensors: False}
 
-    def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        if torch.onnx.is_in_onnx_export():
-            weight, bias = _rows(weight, asked.wholes), _rows(bias, asked.wholes)
-        changed = asked.seen(LINEAR, (x, weight))
-        x, weight = (x, weight) if changed is None else changed
-        return functional.linear(x, weight, bias)
-
-    for name in ("_in_projection_packed", "_in_projection", "multi_head_attention_forward"):
-        function = inside[name]
-        inside[name] = types.FunctionType(function.__code__, inside, name, function.__defaults__)
-    inside["linear"] = linear
-    return inside["multi_head_attention_forward"], asked
+    observer: CallObserver | None = None
+    packed: tuple[Any, ...] = ()
 
 
-def _rows(part: Any, wholes: tuple[Any, ...]) -> Any:
-    """Rows of a packed parameter with numbers that are known, where torch's exporter calculates them at run time."""
-    for whole in wholes:
-        same = isinstance(part, Tensor) and isinstance(whole, Tensor) and part is not whole
-        if same and part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr():
+_attention = _AttentionState()
+
+
+def _project(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Compute ``functional.linear`` with the arguments that the observer of the attention returns."""
+    if torch.onnx.is_in_onnx_export():
+        weight, bias = _constant_rows(weight), _constant_rows(bias)
+    assert _attention.observer is not None
+    replacement = _attention.observer(LINEAR, (x, weight))
+    if replacement is not None:
+        x, weight = replacement
+    return functional.linear(x, weight, bias)
+
+
+def _constant_rows(part: Any) -> Any:
+    """Return rows of a packed parameter as a slice with constant bounds.
+
+    torch's exporter would otherwise compute the bounds at run time.
+    """
+    for whole in _attention.packed:
+        if not isinstance(part, Tensor) or not isinstance(whole, Tensor) or part is whole:
+            continue
+        if part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr():
             with warnings.catch_warnings():
-                warnings.simplefilter(
-                    "ignore"
-                )  # torch's tracer warns of constants, and constants are what is wanted
+                warnings.simplefilter("ignore")  # torch's tracer warns of the constants
                 first = part.storage_offset() // int(part.stride(0))
                 return whole[first : first + int(part.shape[0])]
     return part
 
 
+def _copy_attention() -> Callable[..., Any]:
+    """Return a copy of torch's attention function that calls `_project` for its projections.
+
+    A mode of torch functions sees the original as one call and nothing inside. The copy runs the
+    same code with other global names.
+    """
+    names: dict[str, Any] = {
+        **vars(functional),
+        "has_torch_function": lambda tensors: False,
+        "linear": _project,
+    }
+    for name in ("_in_projection_packed", "_in_projection", "multi_head_attention_forward"):
+        function = names[name]
+        names[name] = types.FunctionType(function.__code__, names, name, function.__defaults__)
+    copy: Callable[..., Any] = names["multi_head_attention_forward"]
+    return copy
+
+
+_watched_attention = _copy_attention()
+
+
 class CallWatcher(TorchFunctionMode):  # type: ignore[misc]
-    """Sees every Add, averaging pool and projection of an attention of the code that runs inside it.
+    """Watches the Adds, average pools and projections of attentions in the code that runs inside.
 
     Args:
-        seen: Called with kind and arguments of each; what it returns are the arguments to go on with, or None for
-            those it was given.
-        kinds: The kinds that matter, see :func:`resting`.
+        observer: Called with kind and arguments of each call. It returns the arguments to continue
+            with, or None for the original ones.
+        kinds: Kinds of calls to watch, see :func:`pause_idle_watchers`.
     """
 
     def __init__(
-        self,
-        seen: Callable[[str, tuple[Any, ...]], tuple[Any, ...] | None],
-        kinds: Collection[str] = (ADD, POOL, LINEAR),
+        self, observer: CallObserver, kinds: Collection[str] = (ADD, POOL, LINEAR)
     ) -> None:
         super().__init__()
-        self._seen = seen
+        self._observer = observer
         self.kinds = kinds
 
     def __torch_function__(
@@ -152,64 +182,72 @@ class CallWatcher(TorchFunctionMode):  # type: ignore[misc]
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if (
-            func is functional.multi_head_attention_forward
-            and LINEAR in self.kinds
-            and not _running.paused
-        ):
-            attention, asked = _attention()
-            given = inspect.signature(func).bind(*args, **kwargs).arguments
-            before, asked.seen = getattr(asked, "seen", None), self._seen
-            asked.wholes = given["in_proj_weight"], given["in_proj_bias"]
-            try:
-                with torch._C.DisableTorchFunction():
-                    return attention(*args, **kwargs)
-            finally:
-                asked.seen = before
-        kind = None if _running.paused else kind_of_call(func, args)
-        if kind is None:
+        if _watchers.paused:
             return func(*args, **kwargs)
-        changed = self._seen(kind, args)
-        return func(*args, **kwargs) if changed is None else call_with(func, changed, kwargs)
+        if func is functional.multi_head_attention_forward and LINEAR in self.kinds:
+            return self._run_attention(args, kwargs)
+        kind = call_kind(func, args)
+        replacement = None if kind is None else self._observer(kind, args)
+        if replacement is None:
+            return func(*args, **kwargs)
+        return call_out_of_place(func, replacement, kwargs)
+
+    def _run_attention(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        signature = inspect.signature(functional.multi_head_attention_forward)
+        arguments = signature.bind(*args, **kwargs).arguments
+        before, _attention.observer = _attention.observer, self._observer
+        _attention.packed = arguments["in_proj_weight"], arguments["in_proj_bias"]
+        try:
+            with torch._C.DisableTorchFunction():
+                return _watched_attention(*args, **kwargs)
+        finally:
+            _attention.observer = before
 
 
 @contextmanager
-def resting(model: nn.Module, counted: Mapping[str, Collection[str]]) -> Iterator[None]:
-    """Watchers rest while a module runs that makes no call of their kinds.
+def pause_idle_watchers(model: nn.Module, counted: Mapping[str, Collection[str]]) -> Iterator[None]:
+    """Pause each watcher while a module runs that makes no call of the watcher's kinds.
 
-    A watcher sees every function of torch that is called, and to show it one takes as long as a small layer: a network
-    of 53 convolutions that one pool behind them has watched runs a fifth longer. The modules get hooks for the time.
+    A watcher intercepts every torch function, which costs as much as a small layer: a network of 53
+    convolutions in which one average pool is watched takes a fifth longer. The modules get hooks
+    until the context ends.
 
     Args:
-        model: A network with quantizers.
-        counted: The modules in which calls of a kind run, by kind, as traced; watchers of other kinds do not rest.
+        model: Network with quantizers.
+        counted: Modules in which calls of a kind run, by kind, as traced. Watchers of other kinds
+            are not paused.
     """
-    inside = {kind: frozenset(names) for kind, names in counted.items()}
+    busy = {kind: frozenset(names) for kind, names in counted.items()}
     current: Any = getattr(overrides, "_get_current_function_mode", None)
     names = {id(m): n for n, m in model.named_modules()}
-    rested: list[list[CallWatcher]] = []
+    paused: list[list[CallWatcher]] = []
 
-    def quiet(module: nn.Module, kinds: Collection[str]) -> bool:
-        return all(k in inside and names.get(id(module)) not in inside[k] for k in kinds)
+    def is_idle(module: nn.Module, kinds: Collection[str]) -> bool:
+        return all(k in busy and names.get(id(module)) not in busy[k] for k in kinds)
 
     def enter(module: nn.Module, _: Any) -> None:
-        rested.append([])
-        while isinstance(watcher := current(), CallWatcher) and quiet(module, watcher.kinds):
+        paused.append([])
+        while isinstance(watcher := current(), CallWatcher) and is_idle(module, watcher.kinds):
             watcher.__exit__(None, None, None)
-            rested[-1].append(watcher)
+            paused[-1].append(watcher)
 
     def leave(*_: Any) -> None:
-        for watcher in reversed(rested.pop()):
+        for watcher in reversed(paused.pop()):
             watcher.__enter__()
 
-    def outermost(module: nn.Module, kinds: Collection[str]) -> Iterator[nn.Module]:
+    def find_idle_children(module: nn.Module, kinds: Collection[str]) -> Iterator[nn.Module]:
         for child in module.children():
-            yield from [child] if quiet(child, kinds) else outermost(child, kinds)
+            if is_idle(child, kinds):
+                yield child
+            else:
+                yield from find_idle_children(child, kinds)
 
-    owners: list[Any] = [m for m in model.modules() if getattr(m, "qdq_calls", None)]
-    found = {id(m): m for owner in owners for m in outermost(owner, tuple(owner.qdq_expected))}
+    idle: dict[int, nn.Module] = {}
+    for owner in model.modules():
+        if getattr(owner, "qdq_calls", None):
+            idle |= {id(m): m for m in find_idle_children(owner, tuple(owner.qdq_expected))}
     with ExitStack() as hooks:
-        for module in found.values() if current is not None else ():
+        for module in idle.values() if current is not None else ():
             hooks.enter_context(module.register_forward_pre_hook(enter))
             hooks.enter_context(module.register_forward_hook(leave, always_call=True))
         yield

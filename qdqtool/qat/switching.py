@@ -10,12 +10,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from qdqtool.errors import DataError, QdqtoolError
-from qdqtool.qat.checking import furthest, tensors_of
-from qdqtool.qat.modules import Quantizing, quantizers_of
-from qdqtool.qat.networks import changed, unwrapped
-from qdqtool.qat.preparation import plan_of
-from qdqtool.qat.ranges import answer, batches_of, call_for, check_limit
-from qdqtool.qat.trace import device_of, evaluating
+from qdqtool.qat.checking import flatten_tensors, largest_difference
+from qdqtool.qat.modules import QuantizedModule, find_quantizers
+from qdqtool.qat.networks import override_attributes, unwrap
+from qdqtool.qat.preparation import read_plan
+from qdqtool.qat.ranges import as_batches, check_max_batches, convert_batch, run_batch
+from qdqtool.qat.trace import device_of, evaluation_mode
 from qdqtool.util.checks import compile_pattern
 from qdqtool.util.progress import track
 
@@ -55,8 +55,8 @@ def disabled(model: nn.Module | Any, patterns: str | Sequence[str] = ()) -> Iter
     Raises:
         QdqtoolError: The network was not prepared, or a pattern matches nothing.
     """
-    model = unwrapped(model)
-    before = [(m, m.qdq_off) for m in model.modules() if isinstance(m, Quantizing)]
+    model = unwrap(model)
+    before = [(m, m.qdq_off) for m in model.modules() if isinstance(m, QuantizedModule)]
     disable(model, patterns)
     try:
         yield
@@ -66,9 +66,9 @@ def disabled(model: nn.Module | Any, patterns: str | Sequence[str] = ()) -> Iter
 
 
 def _switch(model: nn.Module, patterns: str | Sequence[str], off: bool) -> list[str]:
-    model = unwrapped(model)
-    plan_of(model)
-    found = list(quantizers_of(model))
+    model = unwrap(model)
+    read_plan(model)
+    found = list(find_quantizers(model))
     listed = [patterns] if isinstance(patterns, str) else list(patterns)
     chosen = [] if listed else found
     for pattern in listed:
@@ -125,24 +125,24 @@ def sensitivity(
         QdqtoolError: The network was not prepared, or ``max_batches`` is below 1.
         DataError: There is no data, or the network cannot be called with it.
     """
-    model = unwrapped(model)
-    plan = plan_of(model)
+    model = unwrap(model)
+    plan = read_plan(model)
     layers = plan.convolutions
     owned = {name: module for name, module in model.named_modules() if name in set(layers)}
-    check_limit(max_batches)
+    check_max_batches(max_batches)
     most = None if max_batches is None else min(max_batches, sys.maxsize)
-    given = () if metric else itertools.islice(batches_of(data, plan), most)
-    calls = [call_for(batch, plan, model, fn) for batch in given]
+    given = () if metric else itertools.islice(as_batches(data, plan), most)
+    calls = [convert_batch(batch, plan, model, fn) for batch in given]
     if not metric and not calls:
         raise DataError("no data: the iterable gave no batch", code="no-batches", parameter="data")
     device = device_of(model)
 
     def outputs() -> list[Tensor]:
-        with evaluating(model):
+        with evaluation_mode(model):
             return [
                 t
                 for n, call in enumerate(calls)
-                for t in tensors_of(answer(model, call, device, n))
+                for t in flatten_tensors(run_batch(model, call, device, n))
             ]
 
     with disabled(model):
@@ -150,7 +150,7 @@ def sensitivity(
         best = metric(model) if metric else 0.0
         result = []
         for name in track(layers, "Sensitivity"):
-            with changed(owned[name], qdq_off=frozenset()):
-                loss = best - metric(model) if metric else furthest(outputs(), reference)
+            with override_attributes(owned[name], qdq_off=frozenset()):
+                loss = best - metric(model) if metric else largest_difference(outputs(), reference)
             result.append(Sensitivity(name, loss))
     return sorted(result, key=lambda s: -s.loss)

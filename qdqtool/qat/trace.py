@@ -30,8 +30,8 @@ from qdqtool.ir.graph import Model, Node
 from qdqtool.ir.operators import needs_own_dq
 from qdqtool.patterns.rewrites import unshare_weights
 from qdqtool.proto.subgraphs import rename_tensors
-from qdqtool.qat.networks import changed
-from qdqtool.qat.sites import ADD, CONTAINERS, WEIGHTED, CallWatcher, Site
+from qdqtool.qat.networks import override_attributes
+from qdqtool.qat.sites import ADD, CONTAINERS, WEIGHTED_MODULES, CallWatcher, QuantizerSite
 from qdqtool.util.text import reason_of
 
 TRACE_OPSET = 17
@@ -41,7 +41,7 @@ _BATCH_NORM = "batch-norm"
 
 
 @dataclass
-class Traced:
+class NetworkTrace:
     """The float graph.
 
     Attributes:
@@ -54,7 +54,7 @@ class Traced:
     """
 
     proto: onnx.ModelProto
-    sites: dict[tuple[str, int], Site] = field(default_factory=dict)
+    sites: dict[tuple[str, int], QuantizerSite] = field(default_factory=dict)
     norms: dict[str, str] = field(default_factory=dict)
     calls: dict[tuple[str, str], int] = field(default_factory=dict)
     runs: Counter[str] = field(default_factory=Counter)
@@ -63,10 +63,10 @@ class Traced:
 
 def mark(value: Tensor, number: int) -> Any:
     """An identity that leaves a node with its number in the exported graph."""
-    return _Mark.apply(value, str(number))
+    return _MarkOperator.apply(value, str(number))
 
 
-class _Mark(torch.autograd.Function):  # type: ignore[misc]
+class _MarkOperator(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, x: Tensor, key: str) -> Tensor:
         return x.clone()
@@ -77,7 +77,7 @@ class _Mark(torch.autograd.Function):  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
-class Call:
+class NetworkCall:
     """What a network is called with."""
 
     args: tuple[Any, ...] = ()
@@ -89,7 +89,7 @@ class Call:
         return [v for v in (*self.args, *self.kwargs.values()) if isinstance(v, Tensor)]
 
     @property
-    def described(self) -> list[tuple[str, str, list[int]]]:
+    def description(self) -> list[tuple[str, str, list[int]]]:
         """Of each tensor how the sample holds it, ``floats``, ``integers``, ``booleans`` ..., and its dimensions."""
         places = [
             *((f"argument {i + 1}", v) for i, v in enumerate(self.args)),
@@ -98,17 +98,19 @@ class Call:
         return [(p, _kind(v), list(v.shape)) for p, v in places if isinstance(v, Tensor)]
 
     def __str__(self) -> str:
-        return ", ".join(shown(*d[1:]) for d in self.described) or "no tensor"
+        return ", ".join(describe_tensor(*d[1:]) for d in self.description) or "no tensor"
 
-    def mapped(self, change: Callable[[Any], Any]) -> Call:
+    def map(self, change: Callable[[Any], Any]) -> NetworkCall:
         """The same with every argument changed."""
-        return Call(tuple(map(change, self.args)), {k: change(v) for k, v in self.kwargs.items()})
+        return NetworkCall(
+            tuple(map(change, self.args)), {k: change(v) for k, v in self.kwargs.items()}
+        )
 
-    def on_device(self, device: torch.device | str) -> Call:
+    def to_device(self, device: torch.device | str) -> NetworkCall:
         """The same with detached tensors on that device."""
-        return self.mapped(lambda v: v.detach().to(device) if isinstance(v, Tensor) else v)
+        return self.map(lambda v: v.detach().to(device) if isinstance(v, Tensor) else v)
 
-    def on(
+    def run(
         self, module: nn.Module, device: torch.device | str, dtype: torch.dtype | None = None
     ) -> Any:
         """Calls ``module`` with the tensors moved to a device, those of floats also to another type."""
@@ -118,11 +120,11 @@ class Call:
                 return value
             return value.to(device, dtype) if value.is_floating_point() else value.to(device)
 
-        given = self.mapped(moved)
+        given = self.map(moved)
         return module(*given.args, **given.kwargs)
 
 
-def shown(kind: str, shape: Sequence[int]) -> str:
+def describe_tensor(kind: str, shape: Sequence[int]) -> str:
     """Kind and dimensions of a tensor, in words."""
     return f"{'x'.join(map(str, shape))} {kind}" if shape else f"a number of {kind}"
 
@@ -139,22 +141,22 @@ def _kind(tensor: Tensor) -> str:
     )
 
 
-def as_call(sample: Any, wanted: Sequence[tuple[str, str, list[int]]] = ()) -> Call:
+def as_call(sample: Any, wanted: Sequence[tuple[str, str, list[int]]] = ()) -> NetworkCall:
     """What a network is called with, from a tensor, a tuple of arguments or a dict of keyword arguments.
 
     Args:
         sample: Any of these.
-        wanted: What :attr:`Call.described` said of the sample that the network was prepared with.
+        wanted: What :attr:`Call.description` said of the sample that the network was prepared with.
 
     Raises:
         QdqtoolError: It is none of these, or a tensor has no values, other than plain ones, or not the wanted ones.
     """
     if isinstance(sample, Tensor):
-        call = Call((sample,))
+        call = NetworkCall((sample,))
     elif isinstance(sample, list | tuple):
-        call = Call(tuple(sample))
+        call = NetworkCall(tuple(sample))
     elif isinstance(sample, dict):
-        call = Call((), dict(sample))
+        call = NetworkCall((), dict(sample))
     else:
         raise QdqtoolError(
             f"sample: give a tensor, a tuple of the network's arguments or a dict of its keyword arguments, "
@@ -163,8 +165,8 @@ def as_call(sample: Any, wanted: Sequence[tuple[str, str, list[int]]] = ()) -> C
             parameter="sample",
         )
     known = {place: (kind, shape) for place, kind, shape in wanted}
-    for (place, kind, shape), tensor in zip(call.described, call.tensors, strict=True):
-        told = f"sample, {place}: {shown(kind, shape)}"
+    for (place, kind, shape), tensor in zip(call.description, call.tensors, strict=True):
+        told = f"sample, {place}: {describe_tensor(kind, shape)}"
         if (
             tensor.is_meta
             or tensor.is_quantized
@@ -191,7 +193,7 @@ def as_call(sample: Any, wanted: Sequence[tuple[str, str, list[int]]] = ()) -> C
             )
         if place in known and (kind, len(shape)) != (known[place][0], len(known[place][1])):
             raise QdqtoolError(
-                f"{told}: the network was prepared with {shown(*known[place])}; give such a tensor",
+                f"{told}: the network was prepared with {describe_tensor(*known[place])}; give such a tensor",
                 code="wrong-shape",
                 parameter="sample",
             )
@@ -205,7 +207,7 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Switches every module to evaluation and back to what it was.
 
     Attention runs as in training: torch's fused path for evaluation has no ONNX form and passes every quantizer by.
@@ -223,7 +225,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def export_proto(model: nn.Module, call: Call, opset: int, **options: Any) -> onnx.ModelProto:
+def export_proto(
+    model: nn.Module, call: NetworkCall, opset: int, **options: Any
+) -> onnx.ModelProto:
     """torch's TorchScript-based ONNX export, in memory.
 
     Raises:
@@ -237,7 +241,7 @@ def export_proto(model: nn.Module, call: Call, opset: int, **options: Any) -> on
         else call.args
     )
     try:
-        with warnings.catch_warnings(), _quiet_exporter():
+        with warnings.catch_warnings(), _silence_exporter():
             warnings.simplefilter(
                 "ignore"
             )  # tracer warnings: the same that the user's own export shows
@@ -252,21 +256,23 @@ def export_proto(model: nn.Module, call: Call, opset: int, **options: Any) -> on
     return proto
 
 
-def _quiet_exporter() -> AbstractContextManager[None]:
+def _silence_exporter() -> AbstractContextManager[None]:
     """Where one of its passes fails, torch's exporter prints the whole graph to standard output."""
     known = hasattr(torch._C, "_jit_onnx_log")
-    return changed(torch._C, _jit_onnx_log=lambda *words: None) if known else nullcontext()
+    return (
+        override_attributes(torch._C, _jit_onnx_log=lambda *words: None) if known else nullcontext()
+    )
 
 
-def trace(model: nn.Module, sample: Any) -> Traced:
+def trace(model: nn.Module, sample: Any) -> NetworkTrace:
     """Traces a float network, called with a sample (see :func:`as_call`) in evaluation mode; it is left as it was.
 
     Raises:
         ModelError: torch cannot export the network.
     """
-    call = as_call(sample).on_device(device_of(model))
-    recorder = _Recorder(model)
-    with evaluating(model), recorder.recording():
+    call = as_call(sample).to_device(device_of(model))
+    recorder = _SiteRecorder(model)
+    with evaluation_mode(model), recorder.recording():
         proto, numbers = export_marked(
             model,
             call,
@@ -274,7 +280,9 @@ def trace(model: nn.Module, sample: Any) -> Traced:
             do_constant_folding=False,
             training=torch.onnx.TrainingMode.PRESERVE,
         )
-    traced = Traced(proto, runs=recorder.runs, calls={k: max(c) for k, c in recorder.calls.items()})
+    traced = NetworkTrace(
+        proto, runs=recorder.runs, calls={k: max(c) for k, c in recorder.calls.items()}
+    )
     for (module, kind), counts in recorder.calls.items():
         each = {*counts, *([0] if len(counts) < recorder.runs[module] else [])}
         if len(each) > 1:
@@ -283,13 +291,13 @@ def trace(model: nn.Module, sample: Any) -> Traced:
     return traced
 
 
-class _Recorder:
+class _SiteRecorder:
     """Marks places while the network runs."""
 
     def __init__(self, model: nn.Module) -> None:
         self.names = {id(m): name for name, m in model.named_modules()}
         self.stack: list[tuple[nn.Module, Counter[str]]] = []
-        self.keys: list[Site] = []
+        self.keys: list[QuantizerSite] = []
         self.runs: Counter[str] = Counter()
         self.calls: dict[tuple[str, str], list[int]] = defaultdict(list)
 
@@ -302,7 +310,7 @@ class _Recorder:
         ):
             yield
 
-    def _mark(self, value: Tensor, site: Site) -> Any:
+    def _mark(self, value: Tensor, site: QuantizerSite) -> Any:
         self.keys.append(site)
         return mark(value, len(self.keys) - 1)
 
@@ -312,9 +320,13 @@ class _Recorder:
         if name is None:
             return None
         self.runs[name] += 1
-        if isinstance(module, (*WEIGHTED, *_NORMS)) and args and isinstance(args[0], Tensor):
+        if (
+            isinstance(module, (*WEIGHTED_MODULES, *_NORMS))
+            and args
+            and isinstance(args[0], Tensor)
+        ):
             kind = _BATCH_NORM if isinstance(module, _NORMS) else "input"
-            return (self._mark(args[0], Site(name, kind)), *args[1:])
+            return (self._mark(args[0], QuantizerSite(name, kind)), *args[1:])
         return None
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -341,12 +353,12 @@ class _Recorder:
         name = self.names[id(owner)]
         marked = 2 if kind == ADD else 1
         return (
-            *(self._mark(args[i], Site(name, kind, call, i)) for i in range(marked)),
+            *(self._mark(args[i], QuantizerSite(name, kind, call, i)) for i in range(marked)),
             *args[marked:],
         )
 
 
-def _place(traced: Traced, sites: dict[tuple[str, int], Site]) -> None:
+def _place(traced: NetworkTrace, sites: dict[tuple[str, int], QuantizerSite]) -> None:
     graph = traced.proto.graph
     producers = {o: n for n in graph.node for o in n.output}
     readers = Counter(t for n in graph.node for t in n.input)
@@ -368,7 +380,7 @@ def _place(traced: Traced, sites: dict[tuple[str, int], Site]) -> None:
 
 
 def export_marked(
-    model: nn.Module, call: Call, opset: int, **options: Any
+    model: nn.Module, call: NetworkCall, opset: int, **options: Any
 ) -> tuple[onnx.ModelProto, dict[tuple[str, int], int]]:
     """What :func:`export_proto` makes of a network with marks, without these; their numbers by node and position."""
     proto = export_proto(model, call, opset, custom_opsets={_DOMAIN: 1}, **options)
@@ -382,11 +394,11 @@ def export_marked(
         (n, i, t) for n in proto.graph.node if n.domain != _DOMAIN for i, t in enumerate(n.input)
     )
     numbers = {(n.name, i): number[t] for n, i, t in read if t in number}
-    drop_marks(proto, source)
+    remove_marks(proto, source)
     return proto, numbers
 
 
-def drop_marks(proto: onnx.ModelProto, source: dict[str, str]) -> None:
+def remove_marks(proto: onnx.ModelProto, source: dict[str, str]) -> None:
     """Takes every mark out; its readers read ``source`` instead.
 
     Raises:
@@ -436,7 +448,7 @@ def fold_constants(model: Model) -> Model:
     return editor.finish()
 
 
-def tidied(
+def clean_up_export(
     raw: onnx.ModelProto, calls: dict[str, int]
 ) -> tuple[onnx.ModelProto, dict[str, list[int]]]:
     """Without superfluous nodes; each QuantizeLinear stands for all calls whose pair it took over."""

@@ -32,8 +32,15 @@ from ultralytics.models import rtdetr, yolo
 from ultralytics.utils import DEFAULT_CFG, LOGGER
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.qat.modules import uncalibrated
-from qdqtool.qat.networks import FREEZE_NORMS, changed, freeze, protect, untrained, unwrapped
+from qdqtool.qat.modules import find_uncalibrated
+from qdqtool.qat.networks import (
+    FREEZE_NORMS,
+    freeze_batch_norms,
+    guard_ultralytics,
+    is_untrained,
+    override_attributes,
+    unwrap,
+)
 from qdqtool.qat.options import QatOptions
 from qdqtool.qat.preparation import insert_quantizers, is_prepared
 from qdqtool.qat.ranges import calibrate
@@ -68,7 +75,7 @@ class Options(QatOptions):
     freeze_norms: bool = FREEZE_NORMS
 
 
-class QuantizedTraining:
+class QuantizedTrainerMixin:
     """Mixed into a trainer of Ultralytics'; see :class:`Trainer` and :func:`trainer_for`."""
 
     options: Options = Options()
@@ -117,10 +124,10 @@ class QuantizedTraining:
                 code="option-conflict",
                 parameter="quantize",
             )
-        network = unwrapped(getattr(self.model, "student_model", self.model))
+        network = unwrap(getattr(self.model, "student_model", self.model))
         if not is_prepared(network):
             self._insert(network)
-        if uncalibrated(network):
+        if find_uncalibrated(network):
             images = self.options.images
             LOGGER.info(f"qdqtool: calibrating on up to {images} training images")
             done = calibrate(
@@ -130,7 +137,7 @@ class QuantizedTraining:
                 LOGGER.warning(f"qdqtool: {warning}")
 
     def _insert(self, network: nn.Module) -> None:
-        if untrained(network):
+        if is_untrained(network):
             LOGGER.warning(
                 "qdqtool: this network was never trained; start from a trained checkpoint"
             )
@@ -150,10 +157,10 @@ class QuantizedTraining:
     def calibration_batches(self, count: int) -> Iterator[Tensor]:
         """Batches of up to ``count`` training images, of the size of training and without augmentation."""
         trainer: Any = self
-        size = max(self._size(unwrapped(trainer.model)))
+        size = max(self._size(unwrap(trainer.model)))
         stride = getattr(trainer, "stride", None)
         trainer.stride = stride if stride is not None else 32
-        with changed(trainer.args, imgsz=size, multi_scale=0.0, cache=False):
+        with override_attributes(trainer.args, imgsz=size, multi_scale=0.0, cache=False):
             per_batch = max(
                 1, min(int(trainer.batch_size) if trainer.batch_size >= 1 else 16, 16, count)
             )
@@ -164,7 +171,7 @@ class QuantizedTraining:
                 given.dataset.rect = (
                     False  # squares, as an engine gets them, and not Ultralytics' padded rectangles
                 )
-            chosen = spread(len(given.dataset), per_batch, count)
+            chosen = spread_batches(len(given.dataset), per_batch, count)
             seen = 0
             for batch in DataLoader(
                 given.dataset, batch_sampler=chosen, collate_fn=given.collate_fn
@@ -178,10 +185,10 @@ class QuantizedTraining:
     def _model_train(self) -> None:
         super()._model_train()  # type: ignore[misc]
         if self.options.freeze_norms:
-            freeze(self.model)
+            freeze_batch_norms(self.model)
 
 
-def spread(images: int, per_batch: int, count: int) -> list[list[int]]:
+def spread_batches(images: int, per_batch: int, count: int) -> list[list[int]]:
     """Whole batches of about ``count`` images, evenly over a data set that is sorted by shape or by class.
 
     Returns:
@@ -198,8 +205,8 @@ def quantized_trainer(base: type) -> type[Any]:
     """The quantized form of a trainer of Ultralytics', found again by pickles of this module."""
     name = f"Quantized{base.__name__}"
     if name not in globals():
-        described = {"__module__": __name__, "__doc__": QuantizedTraining.__doc__}
-        globals()[name] = type(name, (QuantizedTraining, base), described)
+        described = {"__module__": __name__, "__doc__": QuantizedTrainerMixin.__doc__}
+        globals()[name] = type(name, (QuantizedTrainerMixin, base), described)
     made: type[Any] = globals()[name]
     return made
 
@@ -208,7 +215,7 @@ def __getattr__(name: str) -> Any:
     """Quantized trainers by name: a process that Ultralytics starts for another GPU asks for the one it was sent."""
     if name.startswith("Quantized"):
         for base in _below(BaseTrainer):
-            if f"Quantized{base.__name__}" == name and not issubclass(base, QuantizedTraining):
+            if f"Quantized{base.__name__}" == name and not issubclass(base, QuantizedTrainerMixin):
                 return quantized_trainer(base)
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
 
@@ -228,7 +235,7 @@ _TASKS = {
 }
 
 
-class Trainer(QuantizedTraining, yolo.detect.DetectionTrainer):  # type: ignore[misc]
+class Trainer(QuantizedTrainerMixin, yolo.detect.DetectionTrainer):  # type: ignore[misc]
     """Ultralytics' trainer for the current task, with quantizers: ``yolo.train(trainer=Trainer, ...)``.
 
     Choose with ``Trainer.with_options(...)``, see :class:`Options`. For World and YOLOE take :func:`trainer_for`.
@@ -287,5 +294,5 @@ def metadata(network: Any, image: Tensor, dynamic: bool) -> dict[str, str]:
     return {k: str(v) for k, v in found.items()}
 
 
-protect()
+guard_ultralytics()
 __all__ = ["RECIPE", "Options", "Trainer", "trainer_for"]

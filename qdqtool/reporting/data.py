@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from qdqtool.buildlog.drawing import Linked, Placed
+from qdqtool.buildlog.drawing import LayoutBox, LayoutEdge
 
 INT8, FLOAT, OTHER = "int8", "float", "other"  # how a precision is drawn
 
@@ -147,7 +147,7 @@ class Mark:
 
 
 @dataclass(slots=True)
-class Box(Placed):
+class Box(LayoutBox):
     """A box of the drawing.
 
     ``role`` is ``input``, ``output``, ``node`` (one ONNX node), ``fused`` (several that are one layer), ``layer`` or
@@ -164,7 +164,7 @@ class Box(Placed):
 
 
 @dataclass(slots=True)
-class Edge(Linked):
+class Edge(LayoutEdge):
     """An edge; ``shape`` is its tensor's, NCHW."""
 
     tensor: str

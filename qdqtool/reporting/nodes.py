@@ -35,7 +35,7 @@ from qdqtool.trt.outcome import apply_assumptions
 from qdqtool.trt.pipeline import cases
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import BYTES, EngineLayer, Precision, Prediction
-from qdqtool.verification.convolutions import trt_name
+from qdqtool.verification.layer_mapping import trt_name
 from qdqtool.verification.lines import Verification
 
 MOST_LINES = 60  # of the optimizer's log, for one node
@@ -518,9 +518,9 @@ def look_at(
     model = load(source)
     verification = None
     if build is not None:
-        from qdqtool.verification.api import verified
+        from qdqtool.verification.api import verify_model
 
-        verification, on = verified(model, build, inputs.target, inputs.gpu)
+        verification, on = verify_model(model, build, inputs.target, inputs.gpu)
         assert verification.prediction is not None
         prediction = verification.prediction
     else:
@@ -530,11 +530,11 @@ def look_at(
     time = None
     if gpu is not None:
         gpu = gpus.used_by(on, gpu)
-        from qdqtool.verification.times import plain_in, runs_as_graph
+        from qdqtool.verification.times import float_precision, is_cuda_graph
 
-        plain = plain_in(build) if build else gpu.plain
+        plain = float_precision(build) if build else gpu.plain
         settled_on = apply_assumptions(on, inputs.assume)
-        graph = build is not None and runs_as_graph(build)
+        graph = build is not None and is_cuda_graph(build)
         time = estimate(model, prediction, gpu, settled_on, plain=plain, graph=graph)
         prediction.time = time.as_json()
         prediction.compute_capabilities = on.capability_names or [gpu.cc]

@@ -25,7 +25,7 @@ from importlib import resources
 from typing import Any
 
 from qdqtool.buildlog import drawing
-from qdqtool.buildlog.names import Known, parts
+from qdqtool.buildlog.names import NameSet, parse_layer_name
 from qdqtool.errors import QdqtoolError
 from qdqtool.formats.predict_text import ms as _ms
 from qdqtool.reporting import data
@@ -51,7 +51,7 @@ def lacking() -> str:
         n
         for n, there in (
             ("jinja2", importlib.util.find_spec("jinja2") is not None),
-            ("fast-sugiyama", drawing.installed()),
+            ("fast-sugiyama", drawing.is_layout_available()),
         )
         if not there
     ]
@@ -186,11 +186,13 @@ class Spoken:
 
     def __init__(self, names: Iterable[str]) -> None:
         # Only those that hold a joint can be split wrongly.
-        self._joined = Known(n for n in names if any(j in n for j in (" + ", " || ", ", ", "PWN(")))
+        self._joined = NameSet(
+            n for n in names if any(j in n for j in (" + ", " || ", ", ", "PWN("))
+        )
 
     def of(self, name: str) -> list[str]:
         """The ONNX names in a layer's or a tensor's name."""
-        return parts(name, self._joined).bases if name else []
+        return parse_layer_name(name, self._joined).bases if name else []
 
 
 # Numbers, and the filters of the template ---------------------------------------------------------------------------

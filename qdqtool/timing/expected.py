@@ -12,7 +12,7 @@ import numpy as np
 
 from qdqtool.buildlog.costs import EngineReport, LayerCost
 from qdqtool.buildlog.layers import int_list
-from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, whole
+from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, static_shape
 from qdqtool.errors import QdqtoolError
 from qdqtool.timing import gpus, work
 from qdqtool.timing.gpus import Gpu
@@ -229,7 +229,7 @@ def _kind(layer: BuiltLayer) -> str:
     if layer.kind == "conversion":
         return work.CONVERSION
     if name in ("reformat", "copy"):
-        return work.REFORMAT if layer.fused().kind.startswith("reformat") else work.COPY
+        return work.REFORMAT if layer.parse_name().kind.startswith("reformat") else work.COPY
     if layer.is_deconvolution:
         return work.DECONV
     if (
@@ -300,7 +300,7 @@ def _convolution(cost: LayerCost, result: Work) -> Work | None:
 
 
 def _dims(tensors: list[BuiltTensor]) -> list[int] | None:
-    shape = whole(tensors[0].shape) if tensors else None
+    shape = static_shape(tensors[0].shape) if tensors else None
     return shape[1:] if shape is not None and len(shape) == 5 and shape[0] == 1 else shape
 
 

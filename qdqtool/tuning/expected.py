@@ -4,7 +4,7 @@ import itertools
 import time
 from collections.abc import Sequence
 
-from calibration.dataset import spread
+from calibration.dataset import spread_indices
 from qdqtool import prediction
 from qdqtool.insertion.losses import FEW
 from qdqtool.tuning.search import BETTER, FLOAT_RECIPE, Search
@@ -98,8 +98,8 @@ def fitting(seconds: float, each: float) -> int:
 
 
 def _some(samples: Sequence[int], count: int) -> tuple[int, ...]:
-    """So many of them, spread over all."""
-    return tuple(samples[i] for i in spread(len(samples), min(count, len(samples))))
+    """So many of them, spread_indices over all."""
+    return tuple(samples[i] for i in spread_indices(len(samples), min(count, len(samples))))
 
 
 def _write_once(search: Search) -> float:

@@ -28,7 +28,7 @@ from calibration.cluster.mapping import Cluster
 from calibration.cluster.mapping import Job as Handed
 from calibration.clustered import shared
 from calibration.dataset import Dataset
-from calibration.session import Fetcher, open_packed, partial_model
+from calibration.session import TensorFetcher, open_packed_session, partial_model
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.losses import Compared
 from qdqtool.insertion.rewrite import round_weights, rounded_weights_name
@@ -320,7 +320,7 @@ class Sessions:
 
     def __init__(self) -> None:
         self._open: dict[
-            tuple[int, str], tuple[Fetcher, int]
+            tuple[int, str], tuple[TensorFetcher, int]
         ] = {}  # with bytes, that used last at the end
         self._left = limits.TUNING_SESSIONS
         self._lock = threading.Lock()
@@ -330,7 +330,9 @@ class Sessions:
         """How many are open."""
         return len(self._open)
 
-    def get(self, key: tuple[int, str], make: Callable[[], tuple[Fetcher, int]]) -> Fetcher:
+    def get(
+        self, key: tuple[int, str], make: Callable[[], tuple[TensorFetcher, int]]
+    ) -> TensorFetcher:
         """The session of that key; one that is not open is made, with the bytes that it takes."""
         with self._lock:
             if key in self._open:
@@ -478,12 +480,12 @@ class Network:
             self._known[recipe.key] = line
         return self._known[recipe.key]
 
-    def _session(self, step: Step) -> Fetcher:
+    def _session(self, step: Step) -> TensorFetcher:
         return self.sessions.get(
             (step.part.number, step.recipe.key), lambda: self._open(step.part, step.recipe)
         )
 
-    def _open(self, part: Part, recipe: Recipe) -> tuple[Fetcher, int]:
+    def _open(self, part: Part, recipe: Recipe) -> tuple[TensorFetcher, int]:
         """A session, and about the bytes that it takes: those of its weights, which it lays out anew, and of any."""
         for _, tensor, axis in recipe.weights:
             name = rounded_weights_name(tensor, axis)
@@ -499,8 +501,10 @@ class Network:
         values = self.weights.used_by(proto)
         source = proto.SerializeToString()
         size = sum(4 * math.prod(t.dims) for t in proto.graph.initializer) + _SESSION
-        return Fetcher(
-            open_packed(source, 1, "the network", fold_qdq=False, values=values, one_arena=True)
+        return TensorFetcher(
+            open_packed_session(
+                source, 1, "the network", fold_qdq=False, values=values, one_arena=True
+            )
         ), size
 
 

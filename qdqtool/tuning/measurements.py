@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from calibration.arrays import Preprocess, open_data
-from calibration.dataset import Dataset, Part, spread
+from calibration.dataset import Dataset, SubsetSource, spread_indices
 from calibration.session import input_specs, metadata_size
 from qdqtool.errors import DataError
 from qdqtool.insertion.options import ImageOptions, RangeOptions
@@ -480,7 +480,7 @@ def _open(model: Model, data: object, images: ImageOptions, limit: int, what: st
 
 
 def _part(whole: Dataset, indices: Sequence[int]) -> Dataset:
-    return Dataset(Part(whole.source, indices), whole.inputs, max(1, len(indices)))
+    return Dataset(SubsetSource(whole.source, indices), whole.inputs, max(1, len(indices)))
 
 
 def _divided(
@@ -491,7 +491,7 @@ def _divided(
         items[: len(items) // whole.batch * whole.batch] for items in (chosen, judged)
     )
     first, all_ = len(chosen) // whole.batch, (len(chosen) + len(judged)) // whole.batch
-    swept = tuple(spread(first, min(swept_on or first, first)))
+    swept = tuple(spread_indices(first, min(swept_on or first, first)))
     return Sets(
         calibration,
         _part(whole, chosen + judged),
@@ -541,5 +541,5 @@ def _halves(
             (block[middle:], judged, judged_on),
         ):
             share = max(1, _share(wanted * batch, len(blocks), k))
-            into += [part[i] for i in spread(len(part), share)] if part else []
+            into += [part[i] for i in spread_indices(len(part), share)] if part else []
     return chosen, judged

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from calibration.dataset import spread
+from calibration.dataset import spread_indices
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion import losses
 from qdqtool.tuning import sites as choices
@@ -231,7 +231,7 @@ class Search:
         while len(taken) < len(images):
             left = [n for n in images if n not in taken]
             taken |= dict.fromkeys(
-                left[i] for i in spread(len(left), min(count - len(taken), len(left)))
+                left[i] for i in spread_indices(len(left), min(count - len(taken), len(left)))
             )
             yield list(taken)
             count *= 2

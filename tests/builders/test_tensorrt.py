@@ -13,8 +13,8 @@ import pytest
 
 from qdqtool import builders
 from qdqtool.builders import run as runs
-from qdqtool.builders.child import Child, is_installed, print_once
-from qdqtool.builders.run import log_names, with_log_names
+from qdqtool.builders.compiler_process import CompilerProcess, is_installed, print_license_notice
+from qdqtool.builders.run import log_names, prepare_model_file
 from qdqtool.buildlog.read import read_build
 from qdqtool.errors import BuilderError, ModelError, QdqtoolError
 from qdqtool.ir.modelfile import load
@@ -22,7 +22,7 @@ from qdqtool.trt.rtx.predict import predict_rtx
 from qdqtool.trt.targets import RTX
 from qdqtool.types import Precision
 from qdqtool.util.records import replaced
-from qdqtool.verification.build_model import build_model, compare, status_agrees
+from qdqtool.verification.build_model import build_model, is_status_as_predicted, pair_convolutions
 from tests.builders.models import NASTY, saved, two_convolutions
 from tests.errors import has
 from tools.fuzz.net import Net
@@ -154,7 +154,7 @@ def test_build_with_rtx_rejection_has_its_message(tmp_path: Path) -> None:
     result = build_model(path)
     assert result.status == "refused"
     assert "shiftIsAllZeros(zeroPoint): Non-zero zero point is not supported" in result.message
-    assert status_agrees(predict_rtx(load(path)), result)
+    assert is_status_as_predicted(predict_rtx(load(path)), result)
 
 
 @needs_compiler
@@ -166,8 +166,8 @@ def test_build_with_rtx_after_a_crash(tmp_path: Path) -> None:
     (tmp_path / "bad").mkdir()
     result = build_model(saved(bad, tmp_path / "bad"))
     assert result.status == "crashed" and result.message
-    assert status_agrees(predict_rtx(load(bad)), result)
-    with Child() as child:
+    assert is_status_as_predicted(predict_rtx(load(bad)), result)
+    with CompilerProcess() as child:
         request = {"model": saved(bad, tmp_path / "bad"), "log": str(tmp_path / "log"), "sm": [86]}
         assert child.ask(request, 60)["status"] == "crashed"
         request["model"] = saved(two_convolutions(), tmp_path)
@@ -180,10 +180,13 @@ def test_build_with_rtx_for_turing_is_float(tmp_path: Path) -> None:
     turing = build_model(path, sm=[75, 86])
     assert {str(n.precision) for n in turing.nodes} == {"FP32"}
     both = replaced(RTX, capabilities=(75, 86))
-    assert [p.agrees for p in compare(predict_rtx(load(path), both), turing)] == [True, True]
-    assert [p.predicted.name for p in compare(predict_rtx(load(path)), turing) if not p.agrees] == [
-        "first"
+    assert [p.agrees for p in pair_convolutions(predict_rtx(load(path), both), turing)] == [
+        True,
+        True,
     ]
+    assert [
+        p.predicted.name for p in pair_convolutions(predict_rtx(load(path)), turing) if not p.agrees
+    ] == ["first"]
 
 
 SHAPES = [[1, 8, 8, 8], [2, 8, 8, 8], [4, 8, 8, 8]]
@@ -251,14 +254,14 @@ def test_child_whose_compiler_does_not_answer(
     source: str, timeout: float, status: str, site: Path
 ) -> None:
     (site / "compiler.py").write_text(source)
-    with Child("compiler") as child:
+    with CompilerProcess("compiler") as child:
         assert child.ask({}, timeout)["status"] == status
 
 
 def test_child_whose_compiler_cannot_be_loaded(site: Path) -> None:
     (site / "compiler.py").write_text("raise ImportError('no driver')")
     with (
-        Child("compiler") as child,
+        CompilerProcess("compiler") as child,
         pytest.raises(BuilderError, match="no driver", check=has("builder-unavailable")),
     ):
         child.ask({}, 60)
@@ -300,14 +303,14 @@ HELP_11 = HELP_10.replace("--int8", "").replace("--fp16", "")
     ],
 )
 def test_trtexec_flags_of_a_version(text: str, expected: set[str], absent: tuple[str, ...]) -> None:
-    flags = runs.flags(text, Path("m.onnx"), Path("l.json"), None, {})
+    flags = runs.trtexec_flags(text, Path("m.onnx"), Path("l.json"), None, {})
     assert expected <= set(flags)
     assert not [flag for flag in flags if flag.startswith(absent)]
 
 
 def test_trtexec_flags_for_shapes_and_engine() -> None:
     shapes = {"images": [[1, 3, 32, 32], [1, 3, 64, 64], [2, 3, 64, 64]]}
-    flags = runs.flags(HELP_85, Path("m.onnx"), Path("l.json"), Path("e.plan"), shapes)
+    flags = runs.trtexec_flags(HELP_85, Path("m.onnx"), Path("l.json"), Path("e.plan"), shapes)
     assert {"--maxShapes=images:2x3x64x64", "--saveEngine=e.plan"} <= set(flags)
 
 
@@ -321,7 +324,7 @@ def test_trtexec_flags_for_shapes_and_engine() -> None:
     ],
 )
 def test_version_of_banner(line: str, version: str) -> None:
-    assert runs.version_of(line.encode()) == version
+    assert runs.find_trtexec_version(line.encode()) == version
 
 
 @pytest.fixture
@@ -386,7 +389,7 @@ def test_log_names_are_the_names_of_the_model(tmp_path: Path) -> None:
     model = load(path)
     names = log_names(model)
     assert [names[n.index] for n in model.nodes] == [n.proto.name for n in model.nodes]
-    assert with_log_names(model, names, tmp_path / "unused") == Path(path)
+    assert prepare_model_file(model, names, tmp_path / "unused") == Path(path)
 
 
 def test_log_names_of_equal_names_are_outputs(tmp_path: Path) -> None:
@@ -408,7 +411,7 @@ def test_with_log_names_writes_a_copy_with_other_names(name: str, tmp_path: Path
     names = log_names(model)
     work = tmp_path / "work"
     work.mkdir()
-    copy, original = onnx.load(with_log_names(model, names, work)), onnx.load(path)
+    copy, original = onnx.load(prepare_model_file(model, names, work)), onnx.load(path)
     assert [n.name for n in copy.graph.node] == [names[n.index] for n in model.nodes]
     assert len({n.name for n in copy.graph.node}) == len(copy.graph.node)
     assert all(n.name and "\n" not in n.name and "[" not in n.name for n in copy.graph.node)
@@ -428,18 +431,18 @@ def test_with_log_names_needs_the_weight_file(tmp_path: Path) -> None:
         size_threshold=0,
     )
     model = load(path)
-    assert with_log_names(model, log_names(model), tmp_path / "unused") == path
+    assert prepare_model_file(model, log_names(model), tmp_path / "unused") == path
     (tmp_path / "outside.bin").unlink()
     with pytest.raises(ModelError, match=r"outside\.onnx.*outside\.bin"):
-        with_log_names(load(path), log_names(model), tmp_path / "unused")
+        prepare_model_file(load(path), log_names(model), tmp_path / "unused")
 
 
 def test_print_once_prints_once_for_each_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    assert print_once() and "NVIDIA's licence" in capsys.readouterr().err
-    assert not print_once() and capsys.readouterr().err == ""
+    assert print_license_notice() and "NVIDIA's licence" in capsys.readouterr().err
+    assert not print_license_notice() and capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("denied", [False, True], ids=["file", "denied folder"])
@@ -456,4 +459,4 @@ def test_print_once_prints_each_time_if_it_cannot_write(
     if denied:
         monkeypatch.setattr("os.stat", deny)
         monkeypatch.setattr("pathlib.Path.mkdir", deny)
-    assert print_once() and print_once()
+    assert print_license_notice() and print_license_notice()

@@ -6,7 +6,7 @@ import onnx
 import pytest
 
 from qdqtool import builders
-from qdqtool.builders.child import is_installed
+from qdqtool.builders.compiler_process import is_installed
 from tools.fuzz.net import Net
 
 

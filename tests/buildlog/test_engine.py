@@ -9,8 +9,16 @@ from typing import Any
 
 import pytest
 
-from qdqtool.buildlog.costs import EngineReport, align, analyze, compare
-from qdqtool.buildlog.drawing import FILL, Linked, Placed, dot, drawing_of, lay_out, svg
+from qdqtool.buildlog.costs import EngineReport, align, analyze, compare_engines
+from qdqtool.buildlog.drawing import (
+    FILL,
+    LayoutBox,
+    LayoutEdge,
+    draw_engine,
+    format_dot,
+    format_svg,
+    lay_out,
+)
 from qdqtool.buildlog.read import read_build
 from qdqtool.commands.cli import run
 from qdqtool.errors import QdqtoolError
@@ -215,7 +223,8 @@ def conv(name: str, layout: str, channels: int, source: str, target: str) -> dic
 
 def names(first: EngineReport, second: EngineReport) -> list[tuple[str | None, str | None]]:
     return [
-        (p.first and p.first.name, p.second and p.second.name) for p in compare(first, second).pairs
+        (p.first and p.first.name, p.second and p.second.name)
+        for p in compare_engines(first, second).pairs
     ]
 
 
@@ -236,7 +245,7 @@ def test_compare_pairs_layers_by_names() -> None:
         ("/b/Conv", "b.weight + /b/w/QuantizeLinear + /b/Conv"),
         (None, "/a/q/QuantizeLinear"),
     ]
-    assert compare(first, second).by == "names"
+    assert compare_engines(first, second).by == "names"
 
 
 def test_compare_pairs_layers_by_shapes() -> None:
@@ -247,7 +256,7 @@ def test_compare_pairs_layers_by_shapes() -> None:
     )
     second = report(conv("Conv_9", INT8, 8, "a", "b"), conv("Conv_19", INT8, 16, "b", "c"))
     assert names(first, second) == [("Conv_0", "Conv_9"), ("Conv_1", "Conv_19"), ("Conv_2", None)]
-    assert compare(first, second).by == "shapes"
+    assert compare_engines(first, second).by == "shapes"
 
 
 def timed(case: str) -> EngineReport:
@@ -264,7 +273,7 @@ def timed(case: str) -> EngineReport:
 )
 def test_compare_recorded_engines(case: str, ms: float) -> None:
     """The expected times are the sums of the averages in the recorded profiles."""
-    result = compare(timed("resnet18-a100-fp16"), timed(case))
+    result = compare_engines(timed("resnet18-a100-fp16"), timed(case))
     assert (result.first.total_ms, result.second.total_ms) == (
         pytest.approx(1.016832),
         pytest.approx(ms),
@@ -295,7 +304,7 @@ SHAPES = "{http://www.w3.org/2000/svg}"
 
 
 def test_drawing_boxes_and_arrows() -> None:
-    drawing = drawing_of(report(Q, SIDE, CONV, LONE))
+    drawing = draw_engine(report(Q, SIDE, CONV, LONE))
     assert [box.role for box in drawing.boxes] == [
         "input",
         "layer",
@@ -324,12 +333,12 @@ def test_drawing_of_a_buffer_with_two_producers() -> None:
     a, b, y = (tensor(name, [4], INT8) for name in "aby")
     buffer = tensor("buffer", [8], INT8)
     copies = [layer(f"copy {t['Name']}", "Reformat", [t], [buffer]) for t in (a, b)]
-    drawing = drawing_of(report(*copies, layer("conv", "CaskConvolution", [buffer], [y])))
+    drawing = draw_engine(report(*copies, layer("conv", "CaskConvolution", [buffer], [y])))
     assert sum(arrow.tensor == "buffer" for arrow in drawing.arrows) == 2
 
 
 def test_dot() -> None:
-    text = dot(drawing_of(report(Q, SIDE, CONV, LONE)))
+    text = format_dot(draw_engine(report(Q, SIDE, CONV, LONE)))
     assert text.startswith("digraph engine {") and text.rstrip().endswith("}")
     assert (
         text.count(" -> ")
@@ -358,7 +367,7 @@ def count_overlaps(rectangles: list[tuple[float, float, float, float]]) -> int:
 
 def test_svg_boxes_labels_and_colors() -> None:
     pytest.importorskip("fast_sugiyama")
-    text = svg(drawing_of(report(Q, SIDE, CONV, LONE)))
+    text = format_svg(draw_engine(report(Q, SIDE, CONV, LONE)))
     rectangles = boxes(text)
     assert (len(rectangles), count_overlaps(rectangles)) == (6, 0)
     root = ElementTree.fromstring(text)
@@ -385,7 +394,7 @@ def test_svg_arrows_point_down_and_avoid_boxes() -> None:
     *s, o = (tensor(name, [8], INT8) for name in ("t", "s0", "s1", "s2", "s3", "s4", "s5", "o"))
     chain = [layer(f"c{i}", "CaskConvolution", [a], [b]) for i, (a, b) in enumerate(pairwise(s))]
     skip = layer("add", "PointWiseV2", [s[-1], s[1]], [o])  # over several ranks
-    text = svg(drawing_of(report(*chain, skip)))
+    text = format_svg(draw_engine(report(*chain, skip)))
     rectangles = boxes(text)
     for path in re.findall(r'<path d="(M[^"]*C[^"]*)"', text):
         points = [tuple(map(float, p.split(","))) for p in re.findall(r"[\d.]+,[\d.]+", path)]
@@ -405,7 +414,7 @@ def test_lay_out_ranks_boxes_by_the_shortest_edges(
     """With one start every ranking gives the shortest edges; searching for these takes quadratic time."""
     fast_sugiyama = pytest.importorskip("fast_sugiyama")
     ladder = [(a, b) for i in range(2, 20, 2) for a in (i, i + 1) for b in (i + 2, i + 3)]
-    links = [Linked(a, b) for a, b in [(1, 2), (1, 3), *ladder, *more_links]]
+    links = [LayoutEdge(a, b) for a, b in [(1, 2), (1, 3), *ladder, *more_links]]
     from_edges, rankings = fast_sugiyama.from_edges, []
 
     def place(**forced: str) -> list[tuple[float, float]]:
@@ -414,7 +423,7 @@ def test_lay_out_ranks_boxes_by_the_shortest_edges(
             return from_edges(*edges, **options | forced)
 
         monkeypatch.setattr(fast_sugiyama, "from_edges", record)
-        placed = [Placed(w=100, h=20) for _ in range(22)]
+        placed = [LayoutBox(w=100, h=20) for _ in range(22)]
         lay_out(placed, links, 20, 20, 10)
         return [(box.x, box.y) for box in placed]
 
@@ -442,7 +451,7 @@ def test_svg_of_recorded_engines_has_every_layer(
 def test_svg_needs_the_layout_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fast_sugiyama", None)
     with pytest.raises(QdqtoolError, check=has("missing-package")) as caught:
-        svg(drawing_of(report(CONV)))
+        format_svg(draw_engine(report(CONV)))
     assert "qdqtool[draw]" in str(caught.value)
 
 

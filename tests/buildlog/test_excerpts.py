@@ -8,8 +8,8 @@ import pytest
 
 from qdqtool.buildlog.names import base_name
 from qdqtool.buildlog.read import read_build
-from qdqtool.buildlog.summary import summarize, what_was_read
-from qdqtool.buildlog.types import Lack, Section
+from qdqtool.buildlog.summary import describe_contents, summarize
+from qdqtool.buildlog.types import GapKind, Section
 from qdqtool.errors import BuildLogError
 from qdqtool.trt import trace
 from qdqtool.types import Precision
@@ -29,7 +29,7 @@ LINES = rows("logs/lines.tsv")
 @pytest.mark.parametrize(("contents", "line"), LINES)
 def test_read_build_single_line(line: str, contents: str) -> None:
     build = read(line + "\n")
-    assert contents in "; ".join(what_was_read(build))
+    assert contents in "; ".join(describe_contents(build))
     assert json.loads(json.dumps(summarize(build)))["read"]
     assert build.lines.unexplained == (1 if "nobody has seen" in line else 0)
 
@@ -59,7 +59,7 @@ def test_log_with_100_000_unknown_lines_is_not_read_further() -> None:
     build = read("[V] [TRT] Running: A on b\n" + "xy\n" * 100_002)
     assert Remark.NOT_UNDERSTOOD in remarks(build.notes)
     assert build.lines.total == 100_002
-    assert [g.lack for g in build.gaps if g.section == Section.ALL] == [Lack.BEYOND_LINE]
+    assert [g.kind for g in build.gaps if g.section == Section.ALL] == [GapKind.BEYOND_LINE]
 
 
 @pytest.mark.parametrize("line", ["\n", "xy\n"], ids=["blank", "unknown"])
@@ -122,12 +122,12 @@ def test_profile_that_is_cut_off_counts() -> None:
     ]
     build = read({"Layers": LAYERS, "Bindings": ["x", "y"]}, "[\n" + "\n, ".join(rows))
     assert (list(build.profile), build.complete) == (["a", "b", "c"], True)
-    assert [(g.section, g.lack) for g in build.gaps] == [(Section.PROFILE, Lack.CUT_FILE)]
+    assert [(g.section, g.kind) for g in build.gaps] == [(Section.PROFILE, GapKind.CUT_FILE)]
 
 
 def test_listing_of_an_earlier_build_in_the_log_does_not_count() -> None:
     build = read(LOG + LOG[: LOG.index("Engine Layer Information")])
-    assert (build.layers, build.lacks(Section.LISTING), build.complete) == ([], True, False)
+    assert (build.layers, build.has_gap(Section.LISTING), build.complete) == ([], True, False)
 
 
 def test_list_of_gpus_is_not_a_layer_listing() -> None:

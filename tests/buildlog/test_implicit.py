@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from qdqtool.buildlog.read import read_build
-from qdqtool.buildlog.summary import implicit_int8
+from qdqtool.buildlog.summary import is_implicit_int8
 from qdqtool.commands.cli import run
 from qdqtool.errors import BuildLogError
 from qdqtool.ir.graph import Model
@@ -51,7 +51,7 @@ CONV = "Layer(CaskConvolution): {}, Tactic: 0x1, x[{}(1,8,8,8)] -> y[{}(1,8,8,8)
     ],
 )
 def test_implicit_int8(text: str, expected: bool) -> None:
-    assert implicit_int8(build_of(text)) is expected
+    assert is_implicit_int8(build_of(text)) is expected
 
 
 @pytest.mark.parametrize(("case", "name"), IMPLICIT)
@@ -79,7 +79,7 @@ def test_verify_rejects_recorded_implicit_builds(
 
 @pytest.mark.parametrize(("case", "name"), EXPLICIT)
 def test_recorded_explicit_and_float_builds_are_not_implicit(case: str, name: str) -> None:
-    assert not implicit_int8(read_build(build_file(case, name)))
+    assert not is_implicit_int8(read_build(build_file(case, name)))
 
 
 @pytest.mark.parametrize(("files", "path"), [(["a.log", "b.json"], "a.log, b.json"), ([], "build")])
@@ -89,7 +89,7 @@ def test_check_explicit_finds_quantizers_by_names_in_the_model(files: list[str],
     for i, node in enumerate(n for n in proto.graph.node if n.op_type == "QuantizeLinear"):
         node.name = f"int8_{i}"
     build = replace(build_of(CONV.format("w + int8_1 + c", "Int8", "Float")), files=files)
-    assert implicit_int8(build)
+    assert is_implicit_int8(build)
     check_explicit(build, Model(proto))
     with pytest.raises(BuildLogError, check=has("implicit-int8", path=path)):
         check_explicit(build)

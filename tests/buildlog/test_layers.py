@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from qdqtool.buildlog import layers
-from qdqtool.buildlog.names import Known, base_name, parts
+from qdqtool.buildlog.names import NameSet, base_name, parse_layer_name
 from qdqtool.buildlog.types import MAX_DIMENSION, BuiltLayer
 from qdqtool.types import Precision
 from tests.test_patterns import LINEAR, growth_factor
@@ -36,7 +36,7 @@ from tests.test_patterns import LINEAR, growth_factor
     ],
 )
 def test_precision_and_vector_of_formats(text: str, precision: str, vector: int) -> None:
-    assert (layers.precision_of(text), layers.vector_of(text)) == (precision, vector)
+    assert (layers.find_precision(text), layers.find_vector_width(text)) == (precision, vector)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_info_line_of_rtx() -> None:
     assert (layer.input_precision, layer.output_precision) == (Precision.INT8, Precision.FP32)
     assert [(t.tensor, t.shape) for t in layer.constants] == [("w", (64, 32, 1, 1))]
     assert layer.inputs[0].format == "(NHWC) Channel major format"
-    assert (layer.onnx_names, layer.fused().components) == (["cv1", "cv1/b"], ["cv1"])
+    assert (layer.onnx_names, layer.parse_name().components) == (["cv1", "cv1/b"], ["cv1"])
 
 
 def test_info_line_without_tensors() -> None:
@@ -278,8 +278,10 @@ def test_kind_of_a_reformat_layer(name: str, source: str, target: str, kind: str
         ),
     ],
 )
-def test_parts_of_a_copy(name: str, kind: str, of: str, index: int, components: list[str]) -> None:
-    fused = parts(name)
+def test_parse_layer_name_of_a_copy(
+    name: str, kind: str, of: str, index: int, components: list[str]
+) -> None:
+    fused = parse_layer_name(name)
     assert (fused.kind, fused.of, fused.index) == (kind, of, index)
     assert (fused.components, fused.is_copy) == (components, True)
 
@@ -352,7 +354,7 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "kind", "alternatives"), CASES)
 def test_parts(name: str, kind: str, alternatives: list[list[str]]) -> None:
-    fused = parts(name)
+    fused = parse_layer_name(name)
     assert (fused.kind, fused.alternatives) == (kind, alternatives)
 
 
@@ -373,11 +375,11 @@ def test_base_name(name: str, base: str) -> None:
     ("start", "part", "end"), [("PWN(", "PWN(", ")"), ("x", " + x", ""), ("", "(a + ", "")]
 )
 def test_long_name_is_split_in_linear_time(start: str, part: str, end: str) -> None:
-    known = Known({"x + x", "b + c"})
+    known = NameSet({"x + x", "b + c"})
 
     def split(length: int) -> None:
         count = length // len(part)
-        parts(start + part * count + end * (count + 1), known)
+        parse_layer_name(start + part * count + end * (count + 1), known)
 
     assert growth_factor(split, LINEAR) <= LINEAR
 
@@ -398,8 +400,13 @@ def test_long_name_is_split_in_linear_time(start: str, part: str, end: str) -> N
         ("f( + x + y) + b", {"x + y"}, [["f( + x + y)", "b"]]),
     ],
 )
-def test_parts_with_known_names(name: str, known: set[str], alternatives: list[list[str]]) -> None:
-    assert parts(name, Known({*known, "conv", "w", "relu(1, 2"})).alternatives == alternatives
+def test_parse_layer_name_with_known_names(
+    name: str, known: set[str], alternatives: list[list[str]]
+) -> None:
+    assert (
+        parse_layer_name(name, NameSet({*known, "conv", "w", "relu(1, 2"})).alternatives
+        == alternatives
+    )
 
 
 # A text of any letters makes hypothesis create its table of all characters, which takes 1.5 s.
@@ -407,9 +414,9 @@ _PLAIN = st.text(st.sampled_from(f"{ascii_letters}{digits}/._"), min_size=1, max
 
 
 @given(st.lists(st.lists(_PLAIN, min_size=1, max_size=4), min_size=1, max_size=3))
-def test_parts_of_joined_names(groups: list[list[str]]) -> None:
+def test_parse_layer_name_of_joined_names(groups: list[list[str]]) -> None:
     joined = " || ".join(" + ".join(group) for group in groups)
-    assert parts(joined).alternatives == groups
+    assert parse_layer_name(joined).alternatives == groups
 
 
 @given(
@@ -420,18 +427,18 @@ def test_parts_of_joined_names(groups: list[list[str]]) -> None:
         unique=True,
     )
 )
-def test_parts_of_joined_names_that_contain_joints(names: list[str]) -> None:
+def test_parse_layer_name_of_joined_names_that_contain_joints(names: list[str]) -> None:
     """The names are unambiguous unless one is the start of another."""
     pieces = {piece for name in names for piece in name.split(" + ")}
     assume(len(pieces) == sum(name.count(" + ") + 1 for name in names))
     assume(not any(a != b and b.startswith(a) for a in names for b in names))
-    assert parts(" + ".join(names), Known(names)).components == names
+    assert parse_layer_name(" + ".join(names), NameSet(names)).components == names
 
 
-def test_parts_iterates_over_known_names_once_for_all_layers() -> None:
+def test_parse_layer_name_iterates_over_known_names_once_for_all_layers() -> None:
     iterations = 0
 
-    class CountingNames(Known):
+    class CountingNames(NameSet):
         def __iter__(self) -> Iterator[str]:
             nonlocal iterations
             iterations += 1
@@ -440,5 +447,7 @@ def test_parts_iterates_over_known_names_once_for_all_layers() -> None:
     known = CountingNames({"x + y", *map(str, range(99))})
     for i in map(str, range(99)):
         alternatives = [[i, "x + y", i], ["a", "b"]]
-        assert parts(f"PWN({i}, x + y) + {i} || a + b", known).alternatives == alternatives
+        assert (
+            parse_layer_name(f"PWN({i}, x + y) + {i} || a + b", known).alternatives == alternatives
+        )
     assert iterations <= 3  # one for each kind of joint

@@ -18,10 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqtool.buildlog import layers
-from qdqtool.buildlog.lines import PARSERS, read_metric
+from qdqtool.buildlog.lines import PARSER_WORDS, read_metric
 from qdqtool.buildlog.log import LogReader
 from qdqtool.buildlog.read import read_build
-from qdqtool.buildlog.types import Build, ParsedTensor, Tactics, TunedLayer
+from qdqtool.buildlog.types import Build, ParsedTensor, TacticCounts, TunedLayer
 from qdqtool.errors import BuildLogError
 from qdqtool.trt import trace
 from qdqtool.types import Event, Precision
@@ -54,7 +54,7 @@ def facts(build: Build) -> tuple[object, ...]:
         build.tensorrt,
         build.device,
         [e.event for e in build.trace],
-        [(m.what, m.layers) for m in build.milestones],
+        [(m.name, m.layers) for m in build.milestones],
         [(x.name, x.type, x.tactic, x.inputs, x.outputs) for x in build.layers],
         build.profile,
         build.performance,
@@ -638,7 +638,7 @@ def test_line_of_the_autotuner_inside_another_line_is_counted(line: str) -> None
 
 def test_no_optimizer_line_begins_like_a_line_of_the_parser() -> None:
     """Only lines that begin with one of these words are passed to the parser's reader."""
-    assert PARSERS.isdisjoint(w.before.partition(" ")[0] for w in trace.FORMATS.values())
+    assert PARSER_WORDS.isdisjoint(w.before.partition(" ")[0] for w in trace.FORMATS.values())
 
 
 @pytest.mark.parametrize(
@@ -666,7 +666,7 @@ def test_listing_lines_are_recognized_without_parsing(text: str) -> None:
 
 
 def test_tactics_clear_resets_every_field() -> None:
-    tactics = Tactics()
+    tactics = TacticCounts()
     for field in dataclasses.fields(tactics):
         empty = getattr(tactics, field.name)
         value = (
@@ -679,4 +679,4 @@ def test_tactics_clear_resets_every_field() -> None:
         setattr(tactics, field.name, value)
         assert value != empty
     tactics.clear()
-    assert tactics == Tactics()
+    assert tactics == TacticCounts()

@@ -10,7 +10,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from qdqtool.buildlog.read import read_build
-from qdqtool.buildlog.reconstruct import MARK, attributes_of, graph_from_log
+from qdqtool.buildlog.reconstruct import MARK, graph_from_log, infer_attributes
 from qdqtool.buildlog.types import ParsedNode, ParsedTensor
 from qdqtool.commands.cli import run
 from qdqtool.errors import BuildLogError
@@ -166,7 +166,7 @@ def test_strides_and_padding_are_inferred_from_shapes(
     size: int, output_size: int, kernel: int, stride: int, pad: int
 ) -> None:
     inputs = [(1, 8, size, size), (16, 8, kernel, kernel)]
-    inferred = attributes_of(
+    inferred = infer_attributes(
         node("Conv", inputs, [(1, 16, output_size, output_size)]), {}
     ).attributes
     assert (inferred["strides"], inferred["pads"]) == ([stride] * 2, [pad] * 4)
@@ -183,7 +183,7 @@ def test_strides_of_huge_shapes_are_not_searched_for(
     """The search for a stride of 2^38 did not end."""
     small = (1, 16, 4, 4)
     inputs, outputs = ([shape], [small]) if op == "Conv" else ([small], [shape])
-    inferred = attributes_of(node(op, [*inputs, (16, 8, 3, 3)], outputs), {}).attributes
+    inferred = infer_attributes(node(op, [*inputs, (16, 8, 3, 3)], outputs), {}).attributes
     assert inferred.get("strides") == strides
 
 
@@ -198,7 +198,7 @@ def test_printed_attributes_are_used() -> None:
         postpadding=[1, 1],
         dilations=[1, 1],
     )
-    node_attributes = attributes_of(parsed, {})
+    node_attributes = infer_attributes(parsed, {})
     assert node_attributes.inferred == []
     assert node_attributes.attributes == {
         "kernel_shape": [3, 3],
@@ -210,7 +210,7 @@ def test_printed_attributes_are_used() -> None:
 
 
 def test_attributes_of_the_engine_layer_are_used() -> None:
-    pool = attributes_of(
+    pool = infer_attributes(
         node("MaxPool", [(1, 8, 8, 8)], [(1, 8, 4, 4)]),
         {
             "PoolingWindowSize": [2, 2],
@@ -249,7 +249,7 @@ def test_graph_from_log_needs_a_parse_section() -> None:
 def test_attributes_are_inferred_from_shapes(
     op: str, inputs: list[tuple[int, ...]], output: tuple[int, ...], expected: dict[str, Any]
 ) -> None:
-    assert attributes_of(node(op, inputs, [output]), {}).attributes == expected
+    assert infer_attributes(node(op, inputs, [output]), {}).attributes == expected
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_attributes_are_inferred_from_shapes(
 def test_constant_inputs_are_inferred_from_shapes(
     op: str, inputs: list[tuple[int, ...]], output: tuple[int, ...], expected: dict[int, list[int]]
 ) -> None:
-    assert attributes_of(node(op, inputs, [output]), {}).values == expected
+    assert infer_attributes(node(op, inputs, [output]), {}).values == expected
 
 
 def test_log_to_onnx_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

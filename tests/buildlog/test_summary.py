@@ -5,11 +5,11 @@ from collections import Counter
 import pytest
 
 from qdqtool.buildlog.summary import (
-    lines_of_pass,
-    passes,
+    describe_contents,
+    find_pass_lines,
     signature,
     summarize,
-    what_was_read,
+    summarize_passes,
 )
 from qdqtool.buildlog.types import (
     Build,
@@ -17,13 +17,13 @@ from qdqtool.buildlog.types import (
     BuiltTensor,
     LineCounts,
     LogEvent,
-    Memory,
-    Message,
+    LogMessage,
+    MemoryUse,
     Milestone,
     ParsedNode,
     ParseSection,
     ProfileRow,
-    Tactics,
+    TacticCounts,
     TunedLayer,
 )
 from qdqtool.errors import BuildLogError
@@ -55,17 +55,17 @@ def test_signature(inputs: str, outputs: str, expected: str) -> None:
     assert signature(layer("a", "C", inputs, outputs)) == expected
 
 
-def test_what_was_read_counts_each_kind_of_record() -> None:
+def test_describe_contents_counts_each_kind_of_record() -> None:
     build = Build(
         parse=ParseSection([ParsedNode("n", "Conv")] * 2, ["w"]),
         headings=[("QDQ", 1)],
         trace=[LogEvent("P", "Running", "a")],
         milestones=[Milestone("Original", 1, 1)] * 3,
-        messages=[Message("W", "a", 1, 2), Message("E", "b", 2, 1)],
+        messages=[LogMessage("W", "a", 1, 2), LogMessage("E", "b", 2, 1)],
         profile_rows=[ProfileRow("r", 1, 1, None, 1)] * 2,
     )
     build.tactics.timed, build.tactics.layers = 1, {"a": TunedLayer("a")}
-    assert what_was_read(build) == [
+    assert describe_contents(build) == [
         "2 nodes of the parse section",
         "1 initializer of the parse section",
         "1 optimizer line",
@@ -81,9 +81,9 @@ def test_what_was_read_counts_each_kind_of_record() -> None:
 
 def test_summarize_memory_messages_and_milestones() -> None:
     build = Build(
-        memory=Memory(activation=5, weights=9),
+        memory=MemoryUse(activation=5, weights=9),
         placement=[("GPU", "", "a"), ("GPU", "", "b"), ("DLA", "", "c")],
-        messages=[Message("E", "bad", 4, 2), Message("W", "odd", 5, 1)],
+        messages=[LogMessage("E", "bad", 4, 2), LogMessage("W", "odd", 5, 1)],
         milestones=[Milestone("Original", 9, 2)],
     )
     summary = summarize(build)
@@ -148,11 +148,11 @@ def test_summarize_empty_build() -> None:
         (5, 1, 4, 2, ["2 lines that TensorRT wrote and that this version does not know"]),
     ],
 )
-def test_what_was_read_of_lines_without_content(
+def test_describe_contents_of_lines_without_content(
     total: int, blank: int, unexplained: int, marked: int, expected: list[str]
 ) -> None:
     lines = LineCounts(total=total, blank=blank, unexplained=unexplained, marked=marked)
-    assert what_was_read(Build(lines=lines)) == expected
+    assert describe_contents(Build(lines=lines)) == expected
 
 
 TRACE = [
@@ -163,8 +163,8 @@ TRACE = [
 ]
 
 
-def test_passes() -> None:
-    assert passes(Build(trace=TRACE)) == [
+def test_summarize_passes() -> None:
+    assert summarize_passes(Build(trace=TRACE)) == [
         {"pass": "QDQToCopy", "running": 2, "events": {"Swap the layer type": 1}, "line": 3},
         {"pass": "EltReluFusion", "running": 1, "events": {}, "line": 5},
     ]
@@ -186,11 +186,11 @@ SIMILAR_NAMES = [
     ],
     ids=["ambiguous", "no passes", "unknown"],
 )
-def test_lines_of_pass_rejects_other_names(
+def test_find_pass_lines_rejects_other_names(
     events: list[LogEvent], name: str, code: str, listed: str
 ) -> None:
     with pytest.raises(BuildLogError, check=has(code, parameter="name")) as caught:
-        lines_of_pass(Build(trace=events), name)
+        find_pass_lines(Build(trace=events), name)
     assert f"{name}: " in str(caught.value) and listed in str(caught.value)
 
 
@@ -201,10 +201,10 @@ def test_lines_of_pass_rejects_other_names(
         ([*SIMILAR_NAMES, LogEvent("QDQ", "Running", "z", line=11)], "qdq", [11]),
     ],
 )
-def test_lines_of_pass_by_name_or_its_start(
+def test_find_pass_lines_by_name_or_its_start(
     events: list[LogEvent], name: str, lines: list[int]
 ) -> None:
-    assert [line for line, _ in lines_of_pass(Build(trace=events), name)] == lines
+    assert [line for line, _ in find_pass_lines(Build(trace=events), name)] == lines
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_summarize_conversion_without_tensors() -> None:
 
 def test_summarize_tuning() -> None:
     """Layers are sorted by time, then by the number of tactics, then by name."""
-    tactics = Tactics()
+    tactics = TacticCounts()
     layers = (
         ("a", 5, 1.0),
         ("b", 9, 1.0),

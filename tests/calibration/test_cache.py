@@ -23,7 +23,7 @@ from calibration.cache import (
     save_statistics,
     write_tensorrt_cache,
 )
-from calibration.dataset import Looks
+from calibration.dataset import DataQuality
 from calibration.runner import collect
 from calibration.statistics import CHANNELS, POSITIONS, TensorStatistics
 from qdqtool.errors import DataError, QdqtoolError
@@ -123,19 +123,19 @@ def test_cache_has_to_be_a_file(tmp_path: Path, place: str, message: str) -> Non
 def test_progress_is_kept_as_ranges_of_samples(
     tmp_path: Path, done: list[int], ranges: list[list[int]], total: int | None, complete: bool
 ) -> None:
-    path, looks = tmp_path / "c.npz", Looks(2, -1.5, 0.25, 1, 0, 4)
+    path, quality = tmp_path / "c.npz", DataQuality(2, -1.5, 0.25, 1, 0, 4)
     statistics = Statistics({"x": TensorStatistics.of(np.ones(3), 64)})
-    progress = Progress("key", statistics, set(done), total, looks)
+    progress = Progress("key", statistics, set(done), total, quality)
     assert progress.complete == complete
     save_progress(progress, path)
     with np.load(path) as archive:
         assert archive["done"].tolist() == ranges
     loaded = load_progress(path)
-    assert (loaded.model, loaded.done, loaded.total, loaded.looks) == (
+    assert (loaded.model, loaded.done, loaded.total, loaded.quality) == (
         "key",
         set(done),
         total,
-        looks,
+        quality,
     )
 
 

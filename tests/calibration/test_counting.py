@@ -1,4 +1,4 @@
-"""Counting samples: tallies, threads that share them, and portions for the workers of a cluster."""
+"""Counting samples: counters, threads that share them, and portions for the workers of a cluster."""
 
 import hashlib
 import inspect
@@ -15,10 +15,10 @@ import pytest
 from calibration import clustered
 from calibration.arrays import MemorySource
 from calibration.clustered import Assignment, Engine, Portion, PortionSizer, count
-from calibration.counting import Tally, ThreadPass, turns
+from calibration.counting import SampleCounter, ThreadPass, counting_turns
 from calibration.dataset import InputSpec, Task
 from calibration.focus import Focus
-from calibration.session import open_session, packed_model
+from calibration.session import open_session, pack_model
 from calibration.statistics import TensorStatistics
 from qdqtool.errors import ClusterError
 from qdqtool.ir.modelfile import load
@@ -34,27 +34,30 @@ VALUES = np.arange(12, dtype=np.float32)
 SAMPLE = ({"x": VALUES}, 1)  # and its number of images
 
 
-def test_tally_counts_inputs_and_computed_tensors() -> None:
+def test_counter_counts_inputs_and_computed_tensors() -> None:
     session = open_session(load(conv_net()), ["c1", "out"], 1)
-    with Tally(session, ["images", "c1"], 64, Focus(("out",), 0.0), 2) as tally:
-        tally.add(0, (FEEDS[0], 1))
-    assert {name: part.count for name, part in tally.tensors.items()} == {"images": 768, "c1": 1024}
-    for part in tally.tensors.values():
+    with SampleCounter(session, ["images", "c1"], 64, Focus(("out",), 0.0), 2) as counter:
+        counter.add(0, (FEEDS[0], 1))
+    assert {name: part.count for name, part in counter.tensors.items()} == {
+        "images": 768,
+        "c1": 1024,
+    }
+    for part in counter.tensors.values():
         assert part.focus is not None and 0 < part.focus.count <= part.count
-    assert len(tally.tensors["c1"].spots) == 1
+    assert len(counter.tensors["c1"].spots) == 1
 
 
-def test_tally_begins_with_nothing_and_can_forget() -> None:
-    with Tally(None, ["images"], 64, None, 1) as tally:
-        assert (tally.images, tally.done, tally.tensors["images"].count) == (0, set(), 0)
+def test_counter_starts_empty_and_can_reset() -> None:
+    with SampleCounter(None, ["images"], 64, None, 1) as counter:
+        assert (counter.images, counter.done, counter.tensors["images"].count) == (0, set(), 0)
         for number, feed in enumerate(FEEDS):
-            tally.add(number, (feed, number + 2))
-        tally.add(9, None)  # no image of the sample could be read
-        part = tally.tensors["images"]
-        assert (tally.images, tally.done) == (2 + 3 + 4, {0, 1, 2, 9})
+            counter.add(number, (feed, number + 2))
+        counter.add(9, None)  # no image of the sample could be read
+        part = counter.tensors["images"]
+        assert (counter.images, counter.done) == (2 + 3 + 4, {0, 1, 2, 9})
         assert (part.count, part.bins, len(part.spots), part.focus) == (3 * 768, 64, 3, None)
-        tally.forget()
-        assert (tally.images, tally.done, tally.tensors["images"].count) == (0, set(), 0)
+        counter.reset()
+        assert (counter.images, counter.done, counter.tensors["images"].count) == (0, set(), 0)
 
 
 class HookedStatistics(TensorStatistics):
@@ -67,24 +70,24 @@ class HookedStatistics(TensorStatistics):
         super().add(array, *arguments, **options)
 
 
-def hooked(tally: Tally, hook: Any) -> list[TensorStatistics]:
-    """Let the tally call `hook` before it counts a tensor."""
-    for name in tally.tensors:
-        tally.tensors[name] = HookedStatistics(64)
-        tally.tensors[name].hook = hook  # type: ignore[attr-defined]
-    return list(tally.tensors.values())
+def hooked(counter: SampleCounter, hook: Any) -> list[TensorStatistics]:
+    """Let the counter call `hook` before it counts a tensor."""
+    for name in counter.tensors:
+        counter.tensors[name] = HookedStatistics(64)
+        counter.tensors[name].hook = hook  # type: ignore[attr-defined]
+    return list(counter.tensors.values())
 
 
-def test_tally_counts_the_largest_tensors_first() -> None:
+def test_counter_counts_the_largest_tensors_first() -> None:
     sizes: list[int] = []
-    with Tally(None, ["few", "most", "some"], 64, None, 1) as tally:
-        hooked(tally, lambda array: sizes.append(array.size))
-        tally.add(0, ({"few": np.zeros(1), "most": np.zeros(9), "some": np.zeros(5)}, 1))
+    with SampleCounter(None, ["few", "most", "some"], 64, None, 1) as counter:
+        hooked(counter, lambda array: sizes.append(array.size))
+        counter.add(0, ({"few": np.zeros(1), "most": np.zeros(9), "some": np.zeros(5)}, 1))
     assert sizes == [9, 5, 1]
 
 
-def test_tally_waits_for_its_threads_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The calling thread runs out of memory while another one counts; the tally is used again at once."""
+def test_counter_waits_for_its_threads_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The calling thread runs out of memory while another one counts; the counter is used again at once."""
     waits, caller = Waits(monkeypatch), threading.current_thread()
     other_counts, states = threading.Event(), queue.SimpleQueue[str]()
     events: list[str] = []
@@ -100,17 +103,17 @@ def test_tally_waits_for_its_threads_after_a_failure(monkeypatch: pytest.MonkeyP
             events.append(states.get(timeout=HANG))
 
     names = ["a", "b", "c", "d"]
-    with Tally(None, names, 64, None, 2) as tally:
-        parts = hooked(tally, hook)
+    with SampleCounter(None, names, 64, None, 2) as counter:
+        parts = hooked(counter, hook)
         with pytest.raises(MemoryError):
-            tally.add(0, (dict.fromkeys(names, VALUES), 1))
+            counter.add(0, (dict.fromkeys(names, VALUES), 1))
         states.put("caller returns")
-        assert not tally.lock.locked()
+        assert not counter.lock.locked()
     assert events == ["other thread counts", "caller waits"]
     assert sum(part.count for part in parts) == VALUES.size
 
 
-def test_tally_counts_in_its_turn_and_snapshots_see_whole_samples(
+def test_counter_counts_in_its_turn_and_snapshots_see_whole_samples(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waits, waiting = Waits(monkeypatch), queue.SimpleQueue[str]()
@@ -125,27 +128,27 @@ def test_tally_counts_in_its_turn_and_snapshots_see_whole_samples(
         return thread
 
     turn, snapshots = threading.Semaphore(0), list[int]()
-    with Tally(None, ["x"], 256, None, 1, 1, turn=turn) as tally:
-        tally.lock = threading.Semaphore(1)  # type: ignore[assignment]  # reports its waits
-        running = ThreadPass(iter(()), [tally])
-        adding = start("add", lambda: tally.add(0, SAMPLE))
-        assert waiting.get(timeout=HANG) == "add" and tally.images == 0
-        with tally.lock:  # as while a sample is being added
+    with SampleCounter(None, ["x"], 256, None, 1, 1, turns=turn) as counter:
+        counter.lock = threading.Semaphore(1)  # type: ignore[assignment]  # reports its waits
+        running = ThreadPass(iter(()), [counter])
+        adding = start("add", lambda: counter.add(0, SAMPLE))
+        assert waiting.get(timeout=HANG) == "add" and counter.images == 0
+        with counter.lock:  # as while a sample is being added
             turn.release()
             assert waiting.get(timeout=HANG) == "add"
             looking = start("look", lambda: snapshots.append(running.snapshot()[0]["x"].count))
             assert waiting.get(timeout=HANG) == "look"
-            assert tally.images == 0 and not snapshots
+            assert counter.images == 0 and not snapshots
         adding.join()
         looking.join()
-    assert tally.images == 1 and tally.tensors["x"].count == VALUES.size
+    assert counter.images == 1 and counter.tensors["x"].count == VALUES.size
     assert snapshots in ([0], [VALUES.size])
 
 
-@pytest.mark.parametrize(("tallies", "at_once"), [(1, 1), (2, 1), (3, 1), (4, 2), (8, 4)])
-def test_half_of_the_tallies_count_at_a_time(tallies: int, at_once: int) -> None:
-    free = turns(tallies)
-    assert sum(free.acquire(blocking=False) for _ in range(tallies)) == at_once
+@pytest.mark.parametrize(("counters", "at_once"), [(1, 1), (2, 1), (3, 1), (4, 2), (8, 4)])
+def test_half_of_the_tallies_count_at_a_time(counters: int, at_once: int) -> None:
+    free = counting_turns(counters)
+    assert sum(free.acquire(blocking=False) for _ in range(counters)) == at_once
 
 
 def tasks(number_of_samples: int) -> Iterator[tuple[int, Task]]:
@@ -154,8 +157,8 @@ def tasks(number_of_samples: int) -> Iterator[tuple[int, Task]]:
 
 
 def test_snapshot_in_the_middle_is_a_copy_and_at_the_end_is_not() -> None:
-    tally = Tally(None, ["x"], 2048, None, 1)
-    running = ThreadPass(tasks(50), [tally])
+    counter = SampleCounter(None, ["x"], 2048, None, 1)
+    running = ThreadPass(tasks(50), [counter])
     results = running.results()
     next(results)
     middle, done = running.snapshot()
@@ -164,7 +167,7 @@ def test_snapshot_in_the_middle_is_a_copy_and_at_the_end_is_not() -> None:
     list(results)
     assert middle["x"].count == count_in_the_middle
     end, done = running.snapshot()
-    assert end["x"] is tally.tensors["x"] and end["x"].count == 50 * VALUES.size
+    assert end["x"] is counter.tensors["x"] and end["x"].count == 50 * VALUES.size
     assert done == set(range(50))
 
 
@@ -179,24 +182,28 @@ def assignment(
 
 
 @pytest.mark.parametrize(
-    ("threads", "fetched", "tallies", "counters"),
+    ("threads", "fetched", "counters", "each"),
     [(1, 1, 1, 1), (2, 1, 2, 1), (8, 1, 4, 2), (8, 128 << 20, 2, 4), (7, 1 << 40, 1, 7)],
 )
 def test_engine_shares_threads_out_to_tallies(
-    monkeypatch: pytest.MonkeyPatch, threads: int, fetched: int, tallies: int, counters: int
+    monkeypatch: pytest.MonkeyPatch, threads: int, fetched: int, counters: int, each: int
 ) -> None:
     created: list[int] = []
     opened: list[int] = []
-    parameters = inspect.signature(Tally)
+    parameters = inspect.signature(SampleCounter)
     monkeypatch.setattr(
-        clustered, "Tally", lambda *a: created.append(parameters.bind(*a).arguments["counters"])
+        clustered,
+        "SampleCounter",
+        lambda *a: created.append(parameters.bind(*a).arguments["threads"]),
     )
-    monkeypatch.setattr(clustered, "open_packed", lambda model, count, name: opened.append(count))
+    monkeypatch.setattr(
+        clustered, "open_packed_session", lambda model, count, name: opened.append(count)
+    )
     engine = Engine(assignment(b"model", fetched=fetched), threads)
-    assert created == [counters] * tallies and opened == [counters]
+    assert created == [each] * counters and opened == [each]
     assert engine.assignment.model == b"", "the session keeps its own copy"
     Engine(assignment(b"", ("images",), fetched), threads)
-    assert opened == [counters], "inputs need no session"
+    assert opened == [each], "inputs need no session"
 
 
 def test_engine_rejects_a_model_that_arrives_damaged() -> None:
@@ -207,7 +214,7 @@ def test_engine_rejects_a_model_that_arrives_damaged() -> None:
 
 @pytest.fixture
 def engine() -> Engine:
-    return Engine(assignment(packed_model(load(conv_net()), ["c1"])), 1)
+    return Engine(assignment(pack_model(load(conv_net()), ["c1"])), 1)
 
 
 def portion(*numbers: int, identities: tuple[bytes, ...] = ()) -> Portion:

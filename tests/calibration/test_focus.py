@@ -8,8 +8,14 @@ import numpy.typing as npt
 import pytest
 
 from calibration import Focus, TensorStatistics, amax_of, collect, focus, load_statistics
-from calibration.focus import THRESHOLD, FocusMap, dilated, resized
-from calibration.methods import FOCUS_WEIGHT, focus_power, focused_error, range_of, settle
+from calibration.focus import THRESHOLD, FocusMap, dilate_mask, resize_mask
+from calibration.methods import (
+    FOCUS_WEIGHT,
+    choose_focus_range,
+    choose_range,
+    focus_power,
+    focused_error,
+)
 from qdqtool.errors import DataError
 from tests.calibration.checks import counts_of
 from tests.calibration.nets import conv_net, run_all
@@ -45,7 +51,7 @@ def touched(mask: Mask, height: int, width: int) -> Mask:
 @pytest.mark.parametrize(("height", "width"), [(8, 8), (16, 24), (4, 2), (1, 1), (5, 7), (12, 3)])
 def test_resized_mask_has_every_cell_that_is_touched(height: int, width: int) -> None:
     mask = RNG.random((8, 8)) > 0.85
-    np.testing.assert_array_equal(resized(mask, height, width), touched(mask, height, width))
+    np.testing.assert_array_equal(resize_mask(mask, height, width), touched(mask, height, width))
 
 
 @pytest.mark.parametrize("y", range(4))
@@ -53,7 +59,7 @@ def test_resized_mask_has_every_cell_that_is_touched(height: int, width: int) ->
 def test_dilated_mask_has_the_neighbors(y: int, x: int) -> None:
     mask = mask_of(4, 3, (y, x))
     neighbors = [[abs(i - y) <= 1 and abs(j - x) <= 1 for j in range(3)] for i in range(4)]
-    assert dilated(mask).tolist() == neighbors and mask.sum() == 1
+    assert dilate_mask(mask).tolist() == neighbors and mask.sum() == 1
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 4, 4), (2, 3, 8, 2)])
@@ -78,9 +84,9 @@ def test_masks_are_resized_once_for_each_size(monkeypatch: pytest.MonkeyPatch) -
 
     def record(mask: Mask, height: int, width: int) -> Mask:
         sizes.append((height, width))
-        return resized(mask, height, width)
+        return resize_mask(mask, height, width)
 
-    monkeypatch.setattr(focus, "resized", record)
+    monkeypatch.setattr(focus, "resize_mask", record)
     positions = FocusMap([mask_of(4, 4, (0, 0))])
     for _ in range(2):
         positions.values(np.zeros((1, 3, 8, 8), np.float32))
@@ -129,7 +135,7 @@ def find_mask(threshold: float, share: float, **outputs: Floats) -> Mask:
 
 
 def first_cells(count: int) -> Mask:
-    return dilated(mask_of(10, 10, *[(0, 3 * k) for k in range(count)]))
+    return dilate_mask(mask_of(10, 10, *[(0, 3 * k) for k in range(count)]))
 
 
 def test_default_threshold_is_a_score_of_a_tenth() -> None:
@@ -165,7 +171,7 @@ def test_mask_has_the_largest_height_and_width_of_all_maps() -> None:
     wide, tall = np.full((1, 1, 2, 8), -9.0, np.float32), np.full((1, 1, 8, 2), -9.0, np.float32)
     wide[0, 0, 0, 0] = 1.0
     mask = find_mask(0.5, 0.0, a=wide, b=tall)
-    assert (mask == resized(dilated(mask_of(2, 8, (0, 0))), 8, 8)).all()
+    assert (mask == resize_mask(dilate_mask(mask_of(2, 8, (0, 0))), 8, 8)).all()
 
 
 @pytest.mark.parametrize(
@@ -251,7 +257,7 @@ def test_focus_power_is_two_if_a_step_hides_the_negative_side(spread: float, pow
     inputs = np.random.default_rng(3).standard_normal(20_000) * spread
     values = (inputs / (1 + np.exp(-inputs))).astype(np.float32)
     stats = focused(values, values[:1_000])
-    amax, used = range_of(stats, "focus")
+    amax, used = choose_range(stats, "focus")
     assert used == power and amax == amax_of(stats, "focus")
     ranges = np.geomspace(stats.absmax / 4, stats.absmax, 200)
     errors = weighted_error(values, values[:1_000], ranges, power)
@@ -274,7 +280,7 @@ def test_settle_lowers_the_power_by_the_step_over_the_negative_depth(
         return 127 * depth * (step or 1.0) if len(powers) == 1 else 1.5
 
     stats = focused(values, np.ones(40, np.float32))
-    amax, used = settle([stats], search, lambda ranges, power: np.ones(len(ranges)))
+    amax, used = choose_focus_range([stats], search, lambda ranges, power: np.ones(len(ranges)))
     assert powers[0] == 3.0 and powers[-1] == used == pytest.approx(power)
     assert len(powers) == (1 if power == 3.0 else 2) and (amax == 1.5) == (power < 3.0)
 
@@ -289,7 +295,7 @@ def test_focus_statistics_are_of_the_positions_and_kept_in_the_cache(tmp_path: P
     statistics = collect(model, samples, names, focus=looks, progress=False, cache=cache)
     values = run_all(model, samples, ["c1", *names])
     maps = {n: v.reshape(5, -1, 16, 16) for n, v in values.items()}
-    masks = [touched(dilated(scores.max(axis=0) > 0.0), 16, 16) for scores in maps["c1"]]
+    masks = [touched(dilate_mask(scores.max(axis=0) > 0.0), 16, 16) for scores in maps["c1"]]
     again = collect(model, samples, names, focus=looks, progress=False, cache=cache)
     for name in names:
         inside = np.concatenate(

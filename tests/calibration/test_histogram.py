@@ -14,7 +14,7 @@ from calibration.statistics import (
     MagnitudeCounter,
     TensorStatistics,
     mantissa_bits,
-    top_of,
+    top_exponent,
 )
 from qdqtool.errors import DataError
 from tests.calibration.checks import reports
@@ -120,7 +120,7 @@ def test_histogram_bins_of_values(values: list[float], bins: dict[float, int]) -
 
 def test_window_of_octaves() -> None:
     assert MIN_TOP == -106 and np.finfo(np.float32).tiny == TINY
-    tops = [top_of(x) for x in (0.0, 2.0**-107, 2.0**-106, 2.0**-105)]
+    tops = [top_exponent(x) for x in (0.0, 2.0**-107, 2.0**-106, 2.0**-105)]
     assert tops == [-106, -106, -105, -104]
     assert len(MagnitudeCounter(5).counts) == 1 + 20 * 32
 
@@ -181,4 +181,4 @@ def test_absorb_counts_from_some_bin_on(octaves: int, first: int) -> None:
     for raised in (empty, counter):
         raised.raise_top(octaves)
     counter.absorb(part.top, int(part.counts[0]), first, part.counts[first:])
-    assert counter.counts.tolist() == empty.merged(part).counts.tolist()
+    assert counter.counts.tolist() == empty.merge(part).counts.tolist()

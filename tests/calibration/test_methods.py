@@ -14,17 +14,17 @@ from calibration.methods import (
     SEARCH_BITS,
     Range,
     amax_of,
+    choose_focus_range,
+    choose_range,
     clipped_fraction,
     clipping_error,
+    entropy_range,
     focus_power,
     focused_error,
-    least_divergence,
-    range_of,
-    settle,
+    reduce_bias,
     squared_error,
-    unbiased,
 )
-from calibration.statistics import MIN_TOP, TensorStatistics, merge_all, rounding
+from calibration.statistics import MIN_TOP, TensorStatistics, merge_all, rounding_errors
 
 Floats32 = npt.NDArray[np.float32]
 Floats = npt.NDArray[np.float64]
@@ -106,7 +106,7 @@ def test_other_methods_and_percentiles_are_rejected(
     method: str, percentile: float, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        range_of(TensorStatistics.of(EVEN), method, percentile)
+        choose_range(TensorStatistics.of(EVEN), method, percentile)
 
 
 @each_sample
@@ -143,7 +143,7 @@ def test_search_finds_the_best_range_of_its_grid(name: str, method: str, share: 
     stats = TensorStatistics.of(SAMPLES[name])
     if share:
         stats = with_rare_part(SAMPLES[name], share)
-    amax, power = range_of(stats, method)
+    amax, power = choose_range(stats, method)
     assert power is not None
 
     def best(ranges: Floats) -> float:
@@ -260,7 +260,7 @@ def test_clipped_fraction_at_the_edges_of_bins(amax: float, fraction: float) -> 
 )
 def test_tensor_without_magnitudes_gets_the_range_one(values: Floats, method: str) -> None:
     stats = TensorStatistics.of(values.astype(np.float32))
-    assert range_of(stats, method) == Range(1.0, None)
+    assert choose_range(stats, method) == Range(1.0, None)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -306,7 +306,7 @@ def test_range_depends_on_shares_and_not_on_counts(method: str) -> None:
     [("max", None), ("percentile", None), ("mse", 2.0), ("entropy", None), ("focus", 2.0)],
 )
 def test_power_of_each_method(method: str, power: float | None) -> None:
-    assert range_of(TensorStatistics.of(EVEN), method).power == power
+    assert choose_range(TensorStatistics.of(EVEN), method).power == power
 
 
 # Entropy
@@ -348,14 +348,14 @@ def test_entropy_splits_the_collected_bins_evenly() -> None:
     edges = np.append(np.linspace(0, stats.absmax, 2049)[:-1], np.inf)
     cumulative = np.append(0, np.cumsum(stats.histogram.counts))
     counts = np.diff(np.interp(edges, stats.histogram.edges, cumulative))
-    assert amax_of(stats, "entropy") == least_divergence(counts, stats.absmax) < stats.absmax
+    assert amax_of(stats, "entropy") == entropy_range(counts, stats.absmax) < stats.absmax
 
 
 @pytest.mark.parametrize("filled", [0, 1])
 def test_least_divergence_keeps_everything_if_every_range_is_exact(filled: int) -> None:
     counts = np.zeros(300)
     counts[1] = 5.0 * filled
-    assert least_divergence(counts, 3.0) == 3.0
+    assert entropy_range(counts, 3.0) == 3.0
 
 
 @pytest.mark.parametrize("pile", [0, 1, 4000])
@@ -365,10 +365,10 @@ def test_least_divergence_with_a_pile_at_the_end(bins: int, pile: int) -> None:
     counts = np.random.default_rng(bins).poisson(means).astype(np.float64)
     counts[-1] = pile
     counts[0] = counts[1]
-    kept = round(least_divergence(counts, 1.0) * bins)
+    kept = round(entropy_range(counts, 1.0) * bins)
     assert divergence(counts, kept) == pytest.approx(divergences(counts).min(), rel=1e-9)
     counts[0] = 1e6  # zeros do not count
-    assert round(least_divergence(counts, 1.0) * bins) == kept
+    assert round(entropy_range(counts, 1.0) * bins) == kept
 
 
 # Focus: the power, and ranges near the one of least error
@@ -391,7 +391,9 @@ def test_settle_searches_once_if_the_power_is_two() -> None:
         return 1000.0
 
     stats = TensorStatistics.of(np.array([-0.5, 4.0]))
-    assert settle([stats], search, lambda ranges, power: np.ones(len(ranges))) == Range(1000.0, 2.0)
+    assert choose_focus_range([stats], search, lambda ranges, power: np.ones(len(ranges))) == Range(
+        1000.0, 2.0
+    )
     assert powers == [2.0]
 
 
@@ -418,10 +420,10 @@ def test_unbiased_weighs_the_biased_error_of_ranges_near(top: float) -> None:
         tried.append(ranges)
         return parabola(ranges)
 
-    amax = unbiased([stats], 1.0, error)
+    amax = reduce_bias([stats], 1.0, error)
     ranges = np.minimum(NEAR, top)
     assert tried[0] == pytest.approx(ranges, rel=1e-12)
-    biased, whole = rounding(stats.spots, ranges, 127)
+    biased, whole = rounding_errors(stats.spots, ranges, 127)
     costs = parabola(ranges) / 1e-3 + 20.0 * (biased / whole[2]) ** 2
     assert amax == pytest.approx(ranges[np.argmin(costs)], rel=1e-12) and amax < 1.0
 
@@ -435,22 +437,22 @@ def test_unbiased_weighs_the_biased_error_of_ranges_near(top: float) -> None:
     ],
 )
 def test_unbiased_keeps_the_range(stats: TensorStatistics, error: object) -> None:
-    assert unbiased([stats], 0.5, error) == 0.5  # type: ignore[arg-type]
+    assert reduce_bias([stats], 0.5, error) == 0.5  # type: ignore[arg-type]
 
 
 def test_unbiased_ignores_tensors_without_a_biased_error() -> None:
     biased = flat_area(1.46 / 127)
     parts = [biased, flat_area(0.0), TensorStatistics.of(EVEN)]
-    assert unbiased(parts, 1.0, parabola) == unbiased([biased], 1.0, parabola) < 1.0
+    assert reduce_bias(parts, 1.0, parabola) == reduce_bias([biased], 1.0, parabola) < 1.0
 
 
 @pytest.mark.parametrize(("cost", "place"), [(0.98, 5), (1.02, 2)])
 def test_unbiased_weighs_the_biased_error_twenty_times(cost: float, place: int) -> None:
     """A range three places below is taken where it costs less than it saves, and not where it costs more."""
     stats = flat_area(1.46 / 127)
-    biased, whole = rounding(stats.spots, NEAR, 127)
+    biased, whole = rounding_errors(stats.spots, NEAR, 127)
     saved = 20.0 * (biased[2] ** 2 - biased[5] ** 2) / whole[2] ** 2
     assert saved > 0.1
     costs = np.full(27, 1e9)
     costs[2], costs[5] = 1.0, 1.0 + cost * saved
-    assert unbiased([stats], 1.0, lambda ranges: costs) == pytest.approx(NEAR[place], rel=1e-12)
+    assert reduce_bias([stats], 1.0, lambda ranges: costs) == pytest.approx(NEAR[place], rel=1e-12)

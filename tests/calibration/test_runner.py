@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from calibration import Focus, Statistics, runner
 from calibration.arrays import open_data
 from calibration.cache import Progress, load_progress, save_progress
-from calibration.counting import Tally
+from calibration.counting import SampleCounter
 from calibration.listing import file_digest
 from calibration.runner import Mismatch, collect
 from calibration.session import input_specs
@@ -227,7 +227,7 @@ def write_unfinished(cache: Path) -> None:
     run(cache, FEEDS[:2], overwrite_cache=True)
     part = load_progress(cache)
     part.statistics.fingerprint = whole.statistics.fingerprint
-    save_progress(Progress(part.model, part.statistics, {0, 1}, None, part.looks), cache)
+    save_progress(Progress(part.model, part.statistics, {0, 1}, None, part.quality), cache)
 
 
 def test_unfinished_cache_without_a_tensor_is_not_used(cache: Path) -> None:
@@ -472,23 +472,23 @@ def test_cores_are_shared_out(
     monkeypatch: pytest.MonkeyPatch, cores: int, listed: bool, workers: int, threads: int
 ) -> None:
     sessions: list[tuple[list[str], int]] = []
-    tallies: list[tuple[int, int | None]] = []
+    counters: list[tuple[int, int | None]] = []
     open_session = runner.open_session
 
     def record_session(model: Any, names: list[str], count: int) -> Any:
         sessions.append((names, count))
         return open_session(model, names, count)
 
-    def record_tally(*arguments: Any) -> Tally:
-        values = inspect.signature(Tally).bind(*arguments).arguments
-        tallies.append((values["counters"], values["samples"]))
-        return Tally(*arguments)
+    def record_counter(*arguments: Any) -> SampleCounter:
+        values = inspect.signature(SampleCounter).bind(*arguments).arguments
+        counters.append((values["threads"], values["samples"]))
+        return SampleCounter(*arguments)
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(cores), raising=False)
     monkeypatch.setattr(runner, "open_session", record_session)
-    monkeypatch.setattr(runner, "Tally", record_tally)
+    monkeypatch.setattr(runner, "SampleCounter", record_counter)
     run(data=FEEDS if listed else iter(FEEDS), focus=Focus(("out",)))
     assert sessions == [(["c1", "out"], threads)]
-    assert tallies == [(threads, len(FEEDS) if listed else None)] * workers
+    assert counters == [(threads, len(FEEDS) if listed else None)] * workers
     run(names=("images",))
     assert len(sessions) == 1, "inputs need no session"

@@ -17,16 +17,16 @@ from calibration.arrays import open_data
 from calibration.clustered import Held, shared
 from calibration.dataset import InputSpec
 from calibration.session import (
-    Fetcher,
+    TensorFetcher,
     check_tensors,
     external_folder,
-    fetched_bytes,
     input_specs,
     metadata_size,
-    open_packed,
+    open_packed_session,
     open_session,
-    packed_model,
+    pack_model,
     partial_model,
+    sample_bytes,
     worker_count,
 )
 from qdqtool.errors import ClusterError, ModelError
@@ -51,7 +51,7 @@ def save_external(path: Path, threshold: int = 0) -> None:
 
 
 def run_tensor(model: Any, name: str) -> Any:
-    return Fetcher(open_session(load(model), [name], 1)).run(FEED)[name]
+    return TensorFetcher(open_session(load(model), [name], 1)).run(FEED)[name]
 
 
 # Sessions
@@ -60,7 +60,7 @@ def run_tensor(model: Any, name: str) -> Any:
 @pytest.mark.parametrize("shape", [(1, 3, 16, 16), ("n", 3, 16, 16), ("n", 3, "h", "w")])
 def test_fetched_values_are_those_of_a_plain_run(shape: tuple[int | str, ...]) -> None:
     model = conv_net(shape)
-    fetcher = Fetcher(open_session(load(model), ["r2", "c1"], 1))
+    fetcher = TensorFetcher(open_session(load(model), ["r2", "c1"], 1))
     for feed in (FEED, {"images": FEED["images"][..., ::-1].copy()}):
         values = fetcher.run(feed)
         for name, expected in run_all(model, [feed], ["c1", "r2"]).items():
@@ -68,7 +68,7 @@ def test_fetched_values_are_those_of_a_plain_run(shape: tuple[int | str, ...]) -
 
 
 def test_memory_of_values_is_used_again_once_they_are_released() -> None:
-    fetcher = Fetcher(open_session(load(conv_net()), ["c1"], 1))
+    fetcher = TensorFetcher(open_session(load(conv_net()), ["c1"], 1))
     first = fetcher.run(FEED)
     copy = first["c1"].copy()
     second = fetcher.run({"images": -FEED["images"]})
@@ -136,18 +136,18 @@ def test_model_over_two_gigabytes_cannot_be_sent(
     monkeypatch.setattr(HugeModel, "error", error)
     monkeypatch.setattr(session, "partial_model", lambda *_: HugeModel(conv_net()))
     with pytest.raises(ModelError, check=reports("model-too-large", "2 GB", path=path or "model")):
-        packed_model(Model(conv_net(), path=path), ["c1"])
+        pack_model(Model(conv_net(), path=path), ["c1"])
 
 
 def test_packed_model_is_the_part_with_all_its_weights(tmp_path: Path) -> None:
     save_external(tmp_path / "m.onnx")
-    packed = packed_model(load(tmp_path / "m.onnx"), ["c1"])
+    packed = pack_model(load(tmp_path / "m.onnx"), ["c1"])
     model = onnx.load_from_string(packed)
     assert [n.name for n in model.graph.node] == ["conv1", "sigmoid1", "mul1"]
     assert not model.graph.initializer[0].external_data
-    inside = packed_model(load(conv_net()), ["c1"])
+    inside = pack_model(load(conv_net()), ["c1"])
     assert inside == partial_model(load(conv_net()), ["c1"]).SerializeToString()
-    values = Fetcher(open_packed(packed, 1, "m.onnx")).run(FEED)["c1"]
+    values = TensorFetcher(open_packed_session(packed, 1, "m.onnx")).run(FEED)["c1"]
     assert np.array_equal(values, run_tensor(conv_net(), "c1"))
 
 
@@ -159,7 +159,7 @@ def test_errors_of_onnxruntime_name_the_model(path: str) -> None:
     with pytest.raises(ModelError, check=check):
         open_session(Model(model, path=path), ["c1"], 1)
     with pytest.raises(ModelError, check=check):
-        open_packed(model.SerializeToString(), 1, path)
+        open_packed_session(model.SerializeToString(), 1, path)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_fetched_values_keep_their_order_types_and_shapes(
     model = conv_net(shape, dtype)
     model.graph.node.append(helper.make_node("Cast", ["out"], ["wide"], to=TensorProto.DOUBLE))
     model.graph.node.append(helper.make_node("ArgMax", ["out"], ["best"], axis=1))
-    fetcher = Fetcher(open_session(load(model), ["best", "out", "wide"], 1))
+    fetcher = TensorFetcher(open_session(load(model), ["best", "out", "wide"], 1))
     images = FEED["images"].astype(helper.tensor_dtype_to_np_dtype(dtype))
     values: dict[str, Any] = fetcher.run({"images": images, "unused": np.zeros(3)})
     assert {name: array.dtype.name for name, array in values.items()} == {
@@ -234,7 +234,7 @@ def test_worker_count_by_bytes(fetched: int, counted: int, count: int) -> None:
     [([], 0), (["images"], 2 * 3 * 5), (["images", "c1"], 2 * 3 * 5 + 2 * 4 * 5)],
 )
 def test_fetched_bytes_count_open_dimensions_as_one(tensors: list[str], values: int) -> None:
-    assert fetched_bytes(Model(conv_net((2, 3, "h", 5))), tensors) == 4 * values
+    assert sample_bytes(Model(conv_net((2, 3, "h", 5))), tensors) == 4 * values
 
 
 # Inputs and tensors of a model

@@ -18,11 +18,11 @@ from calibration.statistics import (
     IMAGES,
     POSITIONS,
     TensorStatistics,
+    find_spots,
     merge_all,
-    rounding,
-    spotted_samples,
-    step,
-    taken,
+    rounding_errors,
+    sampling_step,
+    spot_sample_numbers,
 )
 from qdqtool.errors import DataError
 from tests.calibration.checks import counts_of, reports
@@ -207,7 +207,7 @@ def test_sampled_values_stand_for_their_neighbors(size: int, every: int, looked_
 def test_step_of_shapes_and_samples(
     shape: tuple[int, ...], samples: int | None, expected: int
 ) -> None:
-    assert step(shape, samples) == expected
+    assert sampling_step(shape, samples) == expected
     if samples is not None and expected > 1:
         size = math.prod(shape)
         assert size // expected >= 1 << 15 and size * samples // expected >= 1 << 21
@@ -381,8 +381,8 @@ def test_channels_are_counted_for_inputs_of_linear_layers(tmp_path: Path) -> Non
 @pytest.mark.parametrize("samples", [0, 1, 15, 16, 17, 33, 100])
 def test_sixteen_samples_are_spotted(samples: int) -> None:
     expected = {k * samples // 16 for k in range(16)} if samples > 16 else set(range(16))
-    assert spotted_samples(samples) == expected and len(expected) == 16
-    assert spotted_samples(None) == set(range(16))
+    assert spot_sample_numbers(samples) == expected and len(expected) == 16
+    assert spot_sample_numbers(None) == set(range(16))
 
 
 @pytest.mark.parametrize("channels", [1, 47, 48, 49, 100])
@@ -392,7 +392,7 @@ def test_taken_positions_and_channels(channels: int, number: int) -> None:
     golden = 0.6180339887498949
     positions = [int((k + number) * golden % 1.0 * 60) for k in range(48)]
     chosen = [k * channels // min(channels, 48) for k in range(min(channels, 48))]
-    spots = taken(array, number)
+    spots = find_spots(array, number)
     assert spots is not None and spots.dtype == np.float32
     assert spots.tolist() == [[c * 60.0 + p for c in chosen] for p in positions], "first image"
 
@@ -412,16 +412,16 @@ def test_taken_positions_and_channels(channels: int, number: int) -> None:
     ],
 )
 def test_taken_needs_a_map_of_48_positions(shape: tuple[int, ...], enough: bool) -> None:
-    assert (taken(np.zeros(shape, np.float32), 0) is not None) == enough
+    assert (find_spots(np.zeros(shape, np.float32), 0) is not None) == enough
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_taken_needs_finite_values_at_its_positions(value: float) -> None:
     array, stats = np.zeros((1, 1, 100, 100), np.float32), TensorStatistics()
     array[0, 0, 99, 99] = value
-    assert taken(array, 0) is not None
+    assert find_spots(array, 0) is not None
     array[0, 0, 0, 0] = value  # the first position of sample 0
-    assert taken(array, 0) is None
+    assert find_spots(array, 0) is None
     stats.add_spots(array, 0)
     assert stats.spots == []
 
@@ -432,7 +432,9 @@ def test_spots_are_kept_with_the_statistics(tmp_path: Path) -> None:
     statistics = collect(conv_net(), samples, ["images", "c1"], cache=cache, progress=False)
     assert [len(part.spots) for part in statistics.values()] == [IMAGES, IMAGES]
     expected = sorted(
-        bytes(v) for k in spotted_samples(40) if (v := taken(samples[k]["images"], k)) is not None
+        bytes(v)
+        for k in spot_sample_numbers(40)
+        if (v := find_spots(samples[k]["images"], k)) is not None
     )
     loaded = load_statistics(cache)
     for spots in (statistics["images"].spots, loaded["images"].spots):
@@ -471,12 +473,12 @@ def normal_spots(*shapes: tuple[int, int]) -> Spots:
 )
 def test_rounding_errors_of_images_and_ranges(spots: Spots, levels: int, count: int) -> None:
     ranges = np.linspace(0.5, 4.0, count)
-    biased, whole = rounding(spots, ranges, levels)
+    biased, whole = rounding_errors(spots, ranges, levels)
     expected = np.array([rounding_by_hand(spots, amax, levels) for amax in ranges])
     assert biased == pytest.approx(expected[:, 0], rel=1e-3, abs=1e-5)
     assert whole == pytest.approx(expected[:, 1], rel=1e-3)
-    reordered = rounding(spots[::-1], ranges, levels)
-    alone = [rounding(spots, ranges[k : k + 1], levels) for k in range(count)]
+    reordered = rounding_errors(spots[::-1], ranges, levels)
+    alone = [rounding_errors(spots, ranges[k : k + 1], levels) for k in range(count)]
     for k, errors in enumerate((biased, whole)):
         assert reordered[k].tolist() == errors.tolist(), "equal to the bit in any order"
         assert errors == pytest.approx([float(one[k][0]) for one in alone], rel=1e-12)
@@ -494,13 +496,15 @@ def test_biased_share_of_the_rounding_error(rows: int, share: float, tolerance: 
         np.resize(RNG.normal(0, 20, (rows, 40)), (POSITIONS, 40)).astype(np.float32)
         for _ in range(16)
     ]
-    biased, whole = rounding(spots, np.array([100.0]), 127)
+    biased, whole = rounding_errors(spots, np.array([100.0]), 127)
     assert biased[0] / whole[0] == pytest.approx(share, abs=tolerance)
 
 
 def test_biased_error_is_not_negative() -> None:
     """The mean of these errors is less than chance makes of it."""
-    biased, whole = rounding([np.array([[0.4], [-0.4]] * 24, np.float32)], np.array([7.0]), 7)
+    biased, whole = rounding_errors(
+        [np.array([[0.4], [-0.4]] * 24, np.float32)], np.array([7.0]), 7
+    )
     assert biased.tolist() == [0.0] and whole[0] == pytest.approx(0.16, rel=1e-5)
 
 

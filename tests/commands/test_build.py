@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from qdqtool.builders.child import is_installed
+from qdqtool.builders.compiler_process import is_installed
 from tests.builders.models import NASTY, saved, two_convolutions
 from tests.commands.conftest import Cli
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.commands.conftest import Cli
-from tests.verification.comparing.networks import float_network, network
-from tests.verification.comparing.test_changes import listing
+from tests.comparison.networks import float_network, network
+from tests.comparison.test_changes import listing
 
 CONDITIONS = (
     "lost-int8",

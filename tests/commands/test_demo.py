@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtool.builders import child
+from qdqtool.builders import compiler_process
 from qdqtool.commands import demo_run
 from qdqtool.commands.demo_run import RECORDING, make_image, verify_recorded, write_images, yolov8n
 from qdqtool.errors import DataError, ModelError
@@ -190,7 +190,9 @@ def test_recording_with_wrong_entries_is_a_mismatch(
     assert exit_code(result) == 1
 
 
-@pytest.mark.skipif(not child.is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed")
+@pytest.mark.skipif(
+    not compiler_process.is_installed("tensorrt_rtx"), reason="TensorRT-RTX is not installed"
+)
 def test_recording_agrees_with_the_compiler(quantized: Path) -> None:
     built = {n.name: (str(n.precision), str(n.output)) for n in build_model(quantized).nodes}
     table = json.loads(RECORDING.read_text())

@@ -682,6 +682,19 @@ def test_private_tables_in_attributes_differ() -> None:
     assert len(ints) == 100 and ints != table
 
 
+def test_private_tensor_in_attribute_differs_next_to_resize_with_unset_input() -> None:
+    """The unset region of interest and a tensor in an attribute both have an empty name."""
+    table = np.linspace(1.1, 9.3, 12, dtype=np.float32)
+    model = with_head(table=numpy_helper.from_array(table, "table"))
+    model.graph.initializer.append(numpy_helper.from_array(np.float32([1, 1, 2, 2]), "sizes"))
+    resize = helper.make_node("Resize", ["done", "", "sizes"], ["resized"], "resize")
+    append_node(model, resize)
+    proto = qdqtool.extract(model, outputs=["resized"], private=True).proto
+    attributes = [a for n in proto.graph.node for a in n.attribute if a.HasField("t")]
+    assert len(attributes) == 1
+    assert np.isin(numpy_helper.to_array(attributes[0].t), table).sum() <= 2
+
+
 def test_private_attributes_keep_only_public_words() -> None:
     model = residual()
     conv = next(n for n in model.graph.node if n.op_type == "Conv")

@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 import qdqtool
-from qdqtool.builders.child import is_installed
+from qdqtool.builders.compiler_process import is_installed
 from qdqtool.errors import QdqtoolError
 from qdqtool.extraction.checks import CommandCheck
 from qdqtool.util import limits

@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 import pytest
 
-from qdqtool.builders.child import is_installed
+from qdqtool.builders.compiler_process import is_installed
 from qdqtool.findings import codes
 from qdqtool.fixing.api import fix
 from qdqtool.prediction import predict

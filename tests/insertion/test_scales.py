@@ -7,7 +7,7 @@ import pytest
 
 import qdqtool
 from calibration.cache import Statistics
-from calibration.methods import range_of
+from calibration.methods import choose_range
 from calibration.statistics import Histogram, TensorStatistics
 from qdqtool.commands.demo_run import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
@@ -146,7 +146,7 @@ def test_single_tensor_is_searched_once(method: str, sources: tuple[str, ...]) -
     alone, grouped = CountedStatistics(), CountedStatistics()
     for counted in (alone, grouped):
         counted.add(WIDE)
-    own = range_of(alone, method)
+    own = choose_range(alone, method)
     stats = Statistics({"a": grouped, "z": TensorStatistics.of(np.zeros(9, np.float32))})
     chosen, _ = choose_scale(group(*sources), stats, MethodChoice(method))
     assert (chosen.scale, chosen.power) == (float(np.float32(own.amax / 127)), own.power)

@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 import qdqtool
-from qdqtool.builders.child import is_installed
+from qdqtool.builders.compiler_process import is_installed
 from qdqtool.findings.left_float import Part
 from qdqtool.formats.predict_text import render, verdict
 from qdqtool.insertion.placement import PlacementRules, place

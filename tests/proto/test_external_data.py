@@ -16,9 +16,9 @@ from qdqtool.ir.graph import Model
 from qdqtool.proto.external_data import MessageParts
 from qdqtool.proto.subgraphs import extract_part
 from tests.calibration.nets import conv_net
+from tests.comparison.networks import float_network, network
 from tests.errors import has
 from tests.trt.builder import Graph
-from tests.verification.comparing.networks import float_network, network
 
 
 def documented() -> onnx.ModelProto:

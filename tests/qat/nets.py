@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from examples import resnet
 from qdqtool import qat
-from qdqtool.qat.modules import amax_of
-from qdqtool.qat.trace import Call, export_proto
+from qdqtool.qat.modules import read_amax
+from qdqtool.qat.trace import NetworkCall, export_proto
 
 # It inspects the whole stack with source lines for the name of its caller: 0.1 s for each module.
 _utils.inspect = types.SimpleNamespace(stack=lambda: inspect.stack(0)[1:])
@@ -88,7 +88,7 @@ def quantizer(model: nn.Module, name: str) -> nn.Module:
 
 def range_of(model: nn.Module, name: str) -> float:
     """Return the largest magnitude that a quantizer represents."""
-    amax = amax_of(quantizer(model, name))
+    amax = read_amax(quantizer(model, name))
     assert amax is not None
     return float(amax)
 
@@ -118,7 +118,7 @@ def raw_export(model: nn.Module, sample: Tensor, opset: int = 13) -> onnx.ModelP
     """Return torch's own export of the network."""
     quant_nn.TensorQuantizer.use_fb_fake_quant = True
     try:
-        return export_proto(model, Call((sample,)), opset)
+        return export_proto(model, NetworkCall((sample,)), opset)
     finally:
         quant_nn.TensorQuantizer.use_fb_fake_quant = False
 

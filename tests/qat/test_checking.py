@@ -15,7 +15,7 @@ from torch import nn
 from examples.resnet import ResNet18
 from qdqtool import qat
 from qdqtool.errors import ModelError, QdqtoolError
-from qdqtool.qat.checking import Shaking
+from qdqtool.qat.checking import NoiseInjector
 from qdqtool.qat.modules import set_amax
 from tests.errors import has
 from tests.qat import nets
@@ -228,17 +228,17 @@ def test_noise_is_about_that_of_single_precision(tmp_path: Path) -> None:
 
 def test_shaking_depends_on_seed_and_call() -> None:
     x = torch.randn(4, 16, 16, 16, generator=torch.Generator().manual_seed(1)) * 3 + 5
-    shaking = Shaking([1e-2, 1e-4])
-    assert torch.equal(shaking(x), x)
-    shaking.start(7)
-    changes = [shaking(x) - x for _ in range(3)]
+    noise = NoiseInjector([1e-2, 1e-4])
+    assert torch.equal(noise(x), x)
+    noise.start(7)
+    changes = [noise(x) - x for _ in range(3)]
     sizes = [float(change.double().std() / x.double().std()) for change in changes]
     assert sizes == pytest.approx([1e-2, 1e-4, 1e-6], rel=0.2)  # further calls by rounding only
     for seed in (7, 8):
-        shaking.start(seed)
-        assert torch.equal(shaking(x) - x, changes[0]) is (seed == 7)
-    shaking.start(None)
-    assert torch.equal(shaking(x), x)
+        noise.start(seed)
+        assert torch.equal(noise(x) - x, changes[0]) is (seed == 7)
+    noise.start(None)
+    assert torch.equal(noise(x), x)
 
 
 def test_noise_of_values_between_two_integers(tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ def test_checkpoint_restores_plan_and_state(backend: str, tmp_path: Path) -> Non
     torch.save(qat.checkpoint(model), tmp_path / "qat.pt")
     saved = torch.load(tmp_path / "qat.pt", weights_only=True)
     for other in (nets.Skips(), nets.ready(nets.Skips(), SMALL, backend=backend)):
-        assert qat.restore(other, saved) == qat.preparation.plan_of(model)
+        assert qat.restore(other, saved) == qat.preparation.read_plan(model)
         assert torch.equal(nets.evaluate(other, SMALL), nets.evaluate(model, SMALL))
     qat.enable(other)
     assert qat.export(other, tmp_path / "q.onnx", SMALL).summary["conversions"] == 1

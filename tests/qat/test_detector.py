@@ -17,7 +17,7 @@ import qdqtool
 from qdqtool import qat
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.qat import ranges
-from qdqtool.qat.networks import freeze, untrained
+from qdqtool.qat.networks import freeze_batch_norms, is_untrained
 from tests.errors import has
 from tests.qat import nets
 from tests.qat.backends import BACKENDS
@@ -156,7 +156,7 @@ BATCH = torch.randn(4, 3, 8, 8)
 
 def test_freeze_stops_statistics_until_train() -> None:
     network = normalized_network().train()
-    freeze(network)
+    freeze_batch_norms(network)
     before = copy.deepcopy(network.state_dict())
     network(BATCH)
     assert all(torch.equal(v, before[k]) for k, v in network.state_dict().items())
@@ -167,18 +167,18 @@ def test_freeze_stops_statistics_until_train() -> None:
 
 def test_untrained_reads_statistics() -> None:
     network = normalized_network()
-    assert untrained(network)
+    assert is_untrained(network)
     network.train()(BATCH)
     for norm in (network[1], network[3]):
         norm.num_batches_tracked.zero_()  # as in a moving average of the weights, without integers
-    assert not untrained(network)
+    assert not is_untrained(network)
 
 
 @pytest.mark.parametrize(
     "module", [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(3, track_running_stats=False)]
 )
 def test_untrained_needs_statistics(module: nn.Module) -> None:
-    assert not untrained(nn.Sequential(module))
+    assert not is_untrained(nn.Sequential(module))
 
 
 IMAGES = torch.rand(16, 16, 8, 8, generator=torch.Generator().manual_seed(3))
@@ -235,7 +235,7 @@ def test_fn_reads_only_its_part_of_a_batch() -> None:
 def test_array_is_not_copied() -> None:
     """A memory map of a large file stays one, and activations keep its order in memory."""
     values = IMAGES.numpy().transpose(0, 2, 3, 1).copy().transpose(0, 3, 1, 2)
-    tensor = ranges.call_for(values, None, None, None).tensors[0]  # type: ignore[arg-type]
+    tensor = ranges.convert_batch(values, None, None, None).tensors[0]  # type: ignore[arg-type]
     assert np.shares_memory(tensor.numpy(), values)
     assert tensor.stride() == torch.from_numpy(values).stride()
 

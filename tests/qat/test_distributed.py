@@ -9,8 +9,8 @@ from torch import distributed, multiprocessing, nn
 
 from qdqtool import qat
 from qdqtool.errors import DataError
-from qdqtool.qat.modules import quantizers_of
-from qdqtool.qat.networks import freeze
+from qdqtool.qat.modules import find_quantizers
+from qdqtool.qat.networks import freeze_batch_norms
 from tests.qat import nets
 
 if not distributed.is_available():
@@ -31,11 +31,11 @@ def new_network() -> nn.Module:
 
 
 def ranges(model: nn.Module) -> list[float]:
-    return [nets.range_of(model, q.name) for q in quantizers_of(model) if not q.weight]
+    return [nets.range_of(model, q.name) for q in find_quantizers(model) if not q.is_weight]
 
 
 def train(model: nn.Module, x: torch.Tensor) -> None:
-    freeze(model.train())
+    freeze_batch_norms(model.train())
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     for _ in range(2):
         optimizer.zero_grad()

@@ -21,13 +21,13 @@ from examples.resnet import ResNet18
 from qdqtool import qat
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.ir.graph import Model
-from qdqtool.qat.modules import amax_of, folded_later, set_amax
+from qdqtool.qat.modules import export_norm_factor, read_amax, set_amax
 from qdqtool.qat.trace import (
-    Call,
-    drop_marks,
+    NetworkCall,
     export_proto,
     fold_constants,
     merge_pairs,
+    remove_marks,
     transpose_weights,
 )
 from qdqtool.testing import assert_int8
@@ -106,7 +106,7 @@ def test_export_keeps_fixed_ranges_of_weights(tmp_path: Path) -> None:
     model = normalized()
     nets.max_calibrate(model, X)
     weights = nets.quantizer(model, "0._weight_quantizer")
-    amax = amax_of(weights)
+    amax = read_amax(weights)
     assert amax is not None
     set_amax(weights, amax * 0.5)  # as if the weights had grown since
     export = qat.export(model, tmp_path / "q.onnx", X)
@@ -168,7 +168,7 @@ def test_copy_with_folded_normalization_quantizes_weights_as_they_are() -> None:
     model = ready(nets.UpAndDown())
     copied = copy.deepcopy(model)
     copied.bn = nn.Identity()  # as if somebody had folded it
-    assert folded_later(copied.up) is None and folded_later(model.up) is not None
+    assert export_norm_factor(copied.up) is None and export_norm_factor(model.up) is not None
     assert copied.up.qdq_norm[0] is copied and set(copied.state_dict()) < set(model.state_dict())
 
 
@@ -463,7 +463,7 @@ def test_drop_marks_in_subgraphs() -> None:
         {choice("marked")}
         y = Add (if_marked, marked)"""
     model = parse(nodes, "y", yes=np.array(True))
-    drop_marks(model, {"marked": "x"})
+    remove_marks(model, {"marked": "x"})
     onnx.checker.check_model(model)
     np.testing.assert_array_equal(run(model, {"x": VALUES})[0], 3 * VALUES)
 
@@ -501,7 +501,7 @@ def test_export_of_modelopt_is_predicted() -> None:
     quantization.quantize(
         model.eval(), quantization.INT8_DEFAULT_CFG, lambda network: network(IMAGE)
     )
-    proto = export_proto(model, Call((IMAGE,)), 17)
+    proto = export_proto(model, NetworkCall((IMAGE,)), 17)
     assert "BatchNormalization" in {n.op_type for n in proto.graph.node}  # not folded
     prediction = qdqtool.predict(proto, "trt8.5")
     summary = prediction.summary()

@@ -9,7 +9,7 @@ from torch import distributed
 from torch.utils.data import DataLoader
 
 from qdqtool import predict
-from qdqtool.qat.modules import quantizers_of
+from qdqtool.qat.modules import find_quantizers
 from tests.qat.torchvision_ops import usable_torchvision
 
 
@@ -33,7 +33,7 @@ def test_callback_exports_and_resumes(own: Any, tmp_path: Path) -> None:
     resumed = own.Module()
     trainer = own.trainer_in(tmp_path, own.QATCallback(own.SAMPLE, network="net"), 2)
     trainer.fit(resumed, loader, ckpt_path=tmp_path / "last.ckpt")
-    assert len(list(quantizers_of(resumed.net))) == 4
+    assert len(list(find_quantizers(resumed.net))) == 4
     assert resumed.ranges() == module.ranges() != {}
     torch.load(tmp_path / "last.ckpt", weights_only=True)
 

@@ -11,8 +11,8 @@ from torch import nn
 from calibration import METHODS, TensorStatistics, amax_of, squared_error
 from qdqtool import qat
 from qdqtool.errors import DataError, QdqtoolError
-from qdqtool.qat.modules import amax_of as amax_buffer
-from qdqtool.qat.ranges import BINS, COUNTED, HELD, DeviceStatistics
+from qdqtool.qat.modules import read_amax
+from qdqtool.qat.ranges import BUFFER_SIZE, HISTOGRAM_BINS, SAMPLED_PER_IMAGE, DeviceStatistics
 from tests.errors import has
 from tests.qat import nets
 from tests.qat.backends import BACKENDS
@@ -23,7 +23,7 @@ def statistics_of(values: torch.Tensor) -> tuple[TensorStatistics, TensorStatist
     device = DeviceStatistics()
     for part in values:
         device.add(part)
-    return device.result, TensorStatistics.of(values.numpy(), BINS)
+    return device.result, TensorStatistics.of(values.numpy(), HISTOGRAM_BINS)
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
@@ -51,7 +51,7 @@ def test_memory_format_does_not_change_counts() -> None:
     values = torch.randn(2, 4, 8, 9)
     strided = DeviceStatistics()
     strided.add(values.to(memory_format=torch.channels_last))
-    assert_same_counts(strided.result, TensorStatistics.of(values.numpy(), BINS))
+    assert_same_counts(strided.result, TensorStatistics.of(values.numpy(), HISTOGRAM_BINS))
 
 
 def test_half_values_are_counted() -> None:
@@ -64,7 +64,7 @@ def test_large_tensors_are_sampled() -> None:
     torch.manual_seed(1)
     values = torch.randn(8, 16, 128, 128)
     device, cpu = statistics_of(values)
-    assert 8 * COUNTED // 2 < device.count < cpu.count == values.numel()
+    assert 8 * SAMPLED_PER_IMAGE // 2 < device.count < cpu.count == values.numel()
     assert (device.absmax, device.minimum) == (cpu.absmax, cpu.minimum)
     assert amax_of(device, "max") == amax_of(cpu, "max")
     assert amax_of(device, "percentile") == pytest.approx(amax_of(cpu, "percentile"), rel=0.1)
@@ -74,12 +74,12 @@ def test_large_tensors_are_sampled() -> None:
 
 
 def test_values_held_back_are_counted_in_the_end() -> None:
-    size = 3 * HELD // 8
+    size = 3 * BUFFER_SIZE // 8
     good, bad = torch.randn(size), torch.randn(size)
     bad[5] = math.nan
     statistics = DeviceStatistics()
     for values in (good, good, bad, good, good):
-        statistics.add(values, images=size // COUNTED + 1)
+        statistics.add(values, images=size // SAMPLED_PER_IMAGE + 1)
     assert (statistics.result.nonfinite, statistics.result.count) == (1, 5 * size - 1)
     largest = max(float(v.nan_to_num().abs().max()) for v in (good, bad))
     assert statistics.result.absmax == largest
@@ -264,7 +264,7 @@ def test_calibrators_of_pytorch_quantization() -> None:
     nets.max_calibrate(model, *BATCHES)
     largest = max(float(b.abs().max()) for b in BATCHES)
     assert nets.range_of(model, "0._input_quantizer") == pytest.approx(largest, rel=1e-6)
-    weights = amax_buffer(nets.quantizer(model, "0._weight_quantizer"))
+    weights = read_amax(nets.quantizer(model, "0._weight_quantizer"))
     assert weights is not None and tuple(weights.shape) == (16, 1, 1, 1)
 
 

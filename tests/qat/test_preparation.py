@@ -11,8 +11,14 @@ from examples.resnet import ResNet18
 from qdqtool import qat
 from qdqtool.errors import QdqtoolError
 from qdqtool.findings.left_float import PLACEMENT, SkippedNode
-from qdqtool.qat.modules import ExportQuantizer, amax_of, observing, quantizers_of, set_amax
-from qdqtool.qat.preparation import backend_named
+from qdqtool.qat.modules import (
+    ExportQuantizer,
+    find_quantizers,
+    observe_activations,
+    read_amax,
+    set_amax,
+)
+from qdqtool.qat.preparation import load_backend
 from qdqtool.trt.refusals import WeightsNotConstant
 from tests.errors import has
 from tests.qat import nets
@@ -155,7 +161,7 @@ def test_plan_is_reported_before_anything_changes() -> None:
 
     with pytest.raises(KeyboardInterrupt, match="3 convolutions and linear layers in INT8"):
         qat.prepare(model, X, report=stop)
-    assert not list(quantizers_of(model)) and type(model.first) is nn.Conv2d
+    assert not list(find_quantizers(model)) and type(model.first) is nn.Conv2d
 
 
 def test_prepare_refuses_prepared_network() -> None:
@@ -189,14 +195,14 @@ def test_computed_weights_stay_float() -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("axis", [None, 0, 1])
 def test_quantizer_values_and_gradients(backend: str, axis: int | None) -> None:
-    quantizer = backend_named(backend)(axis)
+    quantizer = load_backend(backend)(axis)
     x = torch.randn(4, 6, 3, 3, generator=torch.Generator().manual_seed(0), requires_grad=True)
     amax = torch.tensor(1.5)
     if axis is not None:
         shape = [1, 1, 1, 1]
         shape[axis] = x.shape[axis]
         amax = torch.linspace(0.5, 2.0, x.shape[axis]).reshape(shape)
-    assert amax_of(quantizer) is None
+    assert read_amax(quantizer) is None
     set_amax(quantizer, amax)
     result = quantizer(x)
     result.sum().backward()
@@ -210,7 +216,7 @@ def test_quantizer_values_and_gradients(backend: str, axis: int | None) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_weight_quantizer_follows_maximum(backend: str) -> None:
-    quantizer = backend_named(backend)(0)
+    quantizer = load_backend(backend)(0)
     for scale in (1.0, 3.0):
         x = torch.randn(4, 6, 3, 3) * scale
         step = x.abs().amax((1, 2, 3), keepdim=True) / 127
@@ -227,7 +233,7 @@ def test_missing_backend_is_named(name: str, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
     refused = has("missing-package", parameter="backend")
     with pytest.raises(QdqtoolError, check=refused, match=r"qdqtool\[qat\]"):
-        backend_named(name)
+        load_backend(name)
 
 
 def test_failing_weight_quantizer_is_an_error() -> None:
@@ -263,10 +269,10 @@ def test_observers_see_float_activations() -> None:
     expected = nets.evaluate(model, SMALL)
     qat.prepare(model, SMALL, report=None)
     values: list[torch.Tensor] = []
-    with observing(lambda module, attribute, value: values.append(value)):
+    with observe_activations(lambda module, attribute, value: values.append(value)):
         assert torch.equal(nets.evaluate(model, SMALL), expected)
     assert len(values) == 2 and torch.equal(values[0], SMALL)
-    assert [q.weight for q in quantizers_of(model)] == [False, True, False, True]
+    assert [q.is_weight for q in find_quantizers(model)] == [False, True, False, True]
 
 
 @pytest.mark.parametrize("axis", [None, 0, 1])

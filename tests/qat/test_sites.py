@@ -20,9 +20,9 @@ from qdqtool import qat
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.findings.left_float import PLACEMENT, Excluded, Hidden, NothingToQuantize, SkippedNode
 from qdqtool.qat import plan
-from qdqtool.qat.modules import observing, set_amax
-from qdqtool.qat.sites import CallWatcher, Site, resting
-from qdqtool.qat.trace import Traced, trace
+from qdqtool.qat.modules import observe_activations, set_amax
+from qdqtool.qat.sites import CallWatcher, QuantizerSite, pause_idle_watchers
+from qdqtool.qat.trace import NetworkTrace, trace
 from tests.errors import has
 from tests.insertion.nets import run
 from tests.qat import nets
@@ -93,8 +93,10 @@ def observe(
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         patch.setattr(CallWatcher, "__torch_function__", counting)
         with (
-            observing(lambda module, name, value: values.append((names[id(module)], name, value))),
-            nullcontext() if counted is None else resting(model, counted),
+            observe_activations(
+                lambda module, name, value: values.append((names[id(module)], name, value))
+            ),
+            nullcontext() if counted is None else pause_idle_watchers(model, counted),
         ):
             model(X)
     return values, calls
@@ -129,7 +131,11 @@ def test_watchers_do_not_rest_without_counted_calls(prepared: tuple[nn.Module, q
 
 def test_modes_of_the_user_see_every_call(prepared: tuple[nn.Module, qat.Plan]) -> None:
     model, plan = prepared
-    with observing(lambda *_: None), resting(model, plan.counted), Counting() as mode:
+    with (
+        observe_activations(lambda *_: None),
+        pause_idle_watchers(model, plan.counted),
+        Counting() as mode,
+    ):
         nets.evaluate(model, X)
     assert mode.calls > 20
 
@@ -143,8 +149,8 @@ def test_error_leaves_no_hooks_and_modes(prepared: tuple[nn.Module, qat.Plan]) -
     handle = model.features[2].branch[2].register_forward_pre_hook(fail)
     with (
         pytest.raises(RuntimeError, match="on purpose"),
-        observing(lambda *_: None),
-        resting(model, plan.counted),
+        observe_activations(lambda *_: None),
+        pause_idle_watchers(model, plan.counted),
     ):
         model(X)
     handle.remove()
@@ -154,12 +160,12 @@ def test_error_leaves_no_hooks_and_modes(prepared: tuple[nn.Module, qat.Plan]) -
 
 
 @pytest.fixture(scope="module")
-def traced() -> tuple[nn.Module, Traced]:
+def traced() -> tuple[nn.Module, NetworkTrace]:
     model = ResNet18(10, nets.WIDTH)
     return model, trace(model, torch.randn(1, 3, 64, 64))
 
 
-def test_trace_finds_sites(traced: tuple[nn.Module, Traced]) -> None:
+def test_trace_finds_sites(traced: tuple[nn.Module, NetworkTrace]) -> None:
     model, trace = traced
     nodes = {n.name: n for n in trace.proto.graph.node}
     ops = Counter(nodes[name].op_type for name in {name for name, _ in trace.sites})
@@ -168,14 +174,14 @@ def test_trace_finds_sites(traced: tuple[nn.Module, Traced]) -> None:
     assert modules == {n for n, m in model.named_modules() if isinstance(m, nn.Conv2d | nn.Linear)}
 
 
-def test_sites_of_adds_are_in_their_blocks(traced: tuple[nn.Module, Traced]) -> None:
+def test_sites_of_adds_are_in_their_blocks(traced: tuple[nn.Module, NetworkTrace]) -> None:
     """The positions are those of ``out += identity``."""
     adds = {key: site for key, site in traced[1].sites.items() if site.kind == "add"}
     for (node, position), site in adds.items():
         assert f"/{site.module}/" in node and site.position == position
 
 
-def test_trace_finds_normalizations(traced: tuple[nn.Module, Traced]) -> None:
+def test_trace_finds_normalizations(traced: tuple[nn.Module, NetworkTrace]) -> None:
     norms = traced[1].norms
     assert len(norms) == 20
     assert norms["layer3.0.bn2"] == "layer3.0.conv2"
@@ -203,7 +209,9 @@ def test_traced_graph_computes_the_same_and_has_no_marks() -> None:
 def test_sites_of_containers_count_calls() -> None:
     traced = trace(nets.Skips(), torch.randn(1, 16, 8, 8))
     adds = {s for s in traced.sites.values() if s.kind == "add"}
-    assert adds == {Site("", "add", call, position) for call in (0, 1) for position in (0, 1)}
+    assert adds == {
+        QuantizerSite("", "add", call, position) for call in (0, 1) for position in (0, 1)
+    }
     assert traced.calls["", "add"] == 2
 
 
@@ -451,7 +459,7 @@ def test_compiled_attention_computes_the_same() -> None:
 def test_encoder_layer_is_quantized() -> None:
     layer = nn.Sequential(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)).eval()
     before = nets.evaluate(layer, TOKENS)
-    assert len(qat.preparation.plan_of(nets.ready(layer, TOKENS)).weights) == 4
+    assert len(qat.preparation.read_plan(nets.ready(layer, TOKENS)).weights) == 4
     assert not torch.allclose(nets.evaluate(layer, TOKENS), before, atol=1e-5)
 
 

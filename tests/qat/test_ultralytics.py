@@ -24,8 +24,8 @@ from torch import nn
 import qdqtool
 from qdqtool import qat
 from qdqtool.errors import BuilderError, QdqtoolError
-from qdqtool.qat.modules import quantizers_of
-from qdqtool.qat.networks import exporting_heads, merge_branches, mergeable
+from qdqtool.qat.modules import find_quantizers
+from qdqtool.qat.networks import can_merge_branches, merge_branches, switch_heads_to_export
 from tests.errors import has
 from tests.qat import nets
 from tests.qat.backends import BACKENDS
@@ -145,7 +145,7 @@ def trained(training: Any, folder: Path) -> Path:
 
 
 def count_quantizers(model: nn.Module) -> int:
-    return len(list(quantizers_of(model)))
+    return len(list(find_quantizers(model)))
 
 
 def open_yolo(path: Path) -> Any:
@@ -167,7 +167,7 @@ def test_checkpoint_keeps_ranges(folder: Path, trained: Path) -> None:
 def test_export_of_ultralytics_keeps_pairs(trained: Path) -> None:
     options = {"format": "onnx", "imgsz": SIZE, "device": "cpu", "simplify": False}
     summary = qdqtool.predict(open_yolo(trained / "last.pt").export(**options)).summary()
-    plan = qat.preparation.plan_of(open_yolo(trained / "last.pt").model)
+    plan = qat.preparation.read_plan(open_yolo(trained / "last.pt").model)
     assert summary["int8"] == len(plan.convolutions)
 
 
@@ -207,7 +207,7 @@ def predict_image(yolo: Any, folder: Path) -> Any:
 
 
 def test_export_is_as_planned(trained: Path, fresh: qat.Export) -> None:
-    plan = qat.preparation.plan_of(open_yolo(trained / "best.pt").model)
+    plan = qat.preparation.read_plan(open_yolo(trained / "best.pt").model)
     assert fresh.summary["int8"] == len(plan.convolutions) and fresh.summary["conversions"] == 1
     assert fresh.check.worst < 2e-3 and np.isfinite(fresh.noise)
 
@@ -225,7 +225,7 @@ def test_fused_network_is_exported_the_same(
     """Ultralytics folds BatchNormalization itself."""
     yolo = open_yolo(trained / "best.pt")
     yolo.fuse(verbose=False)
-    convolutions = len(qat.preparation.plan_of(yolo.model).convolutions)
+    convolutions = len(qat.preparation.read_plan(yolo.model).convolutions)
     assert yolo.model.is_fused() and count_quantizers(yolo.model) == 2 * convolutions + 2
     fused = qat.export(yolo, tmp_path / "fused.onnx", torch.zeros(1, 3, SIZE, SIZE))
     assert fused.summary == fresh.summary
@@ -270,7 +270,7 @@ def test_trainer_keeps_plan_of_prepared_network(training: Any, folder: Path) -> 
     with pytest.warns(UserWarning, match="calibrated with"):
         qat.calibrate(yolo, [{"img": images, "cls": []}])
     yolo.train(trainer=training.Trainer, **training_options(folder, name="hand", epochs=1))
-    kept = qat.preparation.plan_of(yolo.model)
+    kept = qat.preparation.read_plan(yolo.model)
     assert kept.convolutions == plan.convolutions and "model.0.conv" not in kept.convolutions
 
 
@@ -291,7 +291,7 @@ def test_trainers_of_tasks(training: Any, folder: Path) -> None:
     trainer = training.trainer_for(open_yolo(folder / "float.pt"))
     assert issubclass(trainer, yolo.detect.DetectionTrainer)
     quantized = training.quantized_trainer(rtdetr.train.RTDETRTrainer)
-    assert issubclass(quantized, training.QuantizedTraining)
+    assert issubclass(quantized, training.QuantizedTrainerMixin)
 
 
 @pytest.mark.slow
@@ -310,7 +310,7 @@ def test_pickled_trainer_is_found_in_new_process(
     monkeypatch.delitem(sys.modules, training.__name__)
     loaded = pickle.loads(pickled)
     assert [t.__name__ for t in loaded] == [t.__name__ for t in quantized]
-    base = sys.modules[training.__name__].QuantizedTraining
+    base = sys.modules[training.__name__].QuantizedTrainerMixin
     assert all(issubclass(t, base) for t in loaded)
     assert not set(loaded) & set(quantized)
 
@@ -321,12 +321,11 @@ def test_unknown_trainer_is_no_attribute(training: Any) -> None:
 
 
 def test_spread_covers_data_set(training: Any) -> None:
-    spread = training.spread
-    assert spread(10, 4, 100) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    assert spread(1000, 16, 128) == [
+    assert training.spread_batches(10, 4, 100) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert training.spread_batches(1000, 16, 128) == [
         list(range(s, min(s + 16, 1000))) for s in (0, 144, 288, 432, 560, 704, 848, 992)
     ]
-    assert spread(3, 1, 1) == [[0]]
+    assert training.spread_batches(3, 1, 1) == [[0]]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -337,7 +336,7 @@ def test_ultralytics_does_not_mistake_quantizers_for_modelopt(backend: str, fold
     with pytest.warns(UserWarning, match="calibrated with"):
         yolo = nets.ready(open_yolo(folder / "float.pt"), image, backend=backend)
     assert not is_qat(yolo.model)
-    with exporting_heads(yolo.model):
+    with switch_heads_to_export(yolo.model):
         before = nets.evaluate(yolo.model, image)
         after = nets.evaluate(copy.deepcopy(yolo.model).fuse(verbose=False), image)
     assert float((before - after).abs().mean()) < 0.05 * float(before.std())
@@ -346,7 +345,7 @@ def test_ultralytics_does_not_mistake_quantizers_for_modelopt(backend: str, fold
 def test_exporting_heads_restores_anchors(folder: Path) -> None:
     model, large = open_yolo(folder / "float.pt").model, torch.rand(1, 3, 2 * SIZE, 2 * SIZE)
     expected = nets.evaluate(model, large)[0]
-    with exporting_heads(model):
+    with switch_heads_to_export(model):
         nets.evaluate(model, torch.rand(1, 3, SIZE, SIZE))
     assert torch.equal(nets.evaluate(model, large)[0], expected)
 
@@ -362,7 +361,9 @@ def test_branches_are_merged_before_quantization() -> None:
     before, merged = nets.evaluate(model, x), copy.deepcopy(model)
     plan = qat.prepare(merged, x, report=None)
     assert plan.merged == ["1", "2"] and len(plan.convolutions) == 4
-    assert count_quantizers(model) == 0 and merge_branches(merged) == [] and mergeable(model)
+    assert (
+        count_quantizers(model) == 0 and merge_branches(merged) == [] and can_merge_branches(model)
+    )
     with qat.disabled(merged):
         torch.testing.assert_close(nets.evaluate(merged, x), before, rtol=1e-3, atol=1e-4)
     assert all(p.requires_grad for p in merged.parameters())

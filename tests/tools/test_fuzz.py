@@ -6,7 +6,7 @@ Twelve networks, and the tools around it without a compiler.
 import onnx
 import pytest
 
-from qdqtool.builders.child import is_installed
+from qdqtool.builders.compiler_process import is_installed
 from tools.fuzz.driver import Answer, Lab, run_seeds
 from tools.fuzz.grammar import network
 from tools.fuzz.net import Net

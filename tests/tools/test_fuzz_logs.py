@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from qdqtool.buildlog import sections
-from qdqtool.buildlog.read import MAX_LINE, lines_of, read_build
+from qdqtool.buildlog.read import MAX_LINE, read_build, split_lines
 from qdqtool.util.notes import Remark
 from tests.buildlog import samples
 from tests.slow import slow_after
@@ -81,7 +81,7 @@ def test_log_long_lines_are_truncated() -> None:
             yield b"x" * MAX_LINE
         yield b"end\nlast\nopen"
 
-    lines = [line for group in lines_of(blocks()) for line in group]
+    lines = [line for group in split_lines(blocks()) for line in group]
     assert [len(line) for line in lines] == [5, MAX_LINE, 4, 4]
     assert (lines[0], lines[2], lines[3]) == (b"first", b"last", b"open")
 

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibration.dataset import Dataset
-from calibration.session import Fetcher
+from calibration.session import TensorFetcher
 from qdqtool.commands.demo_run import yolov8n
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.ir.graph import Model
@@ -250,8 +250,10 @@ def test_parts_that_a_change_does_not_reach_run_once(monkeypatch: pytest.MonkeyP
         r.key: run_task(job_of(planner, DATA), Task("t", (0,), (r,))).rows[r.key] for r in recipes
     }
     runs: list[Any] = []
-    fetch = Fetcher.run
-    monkeypatch.setattr(Fetcher, "run", lambda self, sample: runs.append(1) or fetch(self, sample))
+    fetch = TensorFetcher.run
+    monkeypatch.setattr(
+        TensorFetcher, "run", lambda self, sample: runs.append(1) or fetch(self, sample)
+    )
     for room in (limits.TUNING_HELD, 0):
         monkeypatch.setattr(limits, "TUNING_HELD", room)
         runs.clear()

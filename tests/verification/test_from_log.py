@@ -12,7 +12,7 @@ import pytest
 from qdqtool.builders.run import BuildResult
 from qdqtool.buildlog.agreement import ConvolutionCounts, Difference
 from qdqtool.buildlog.read import read_build
-from qdqtool.buildlog.types import Build, Listing
+from qdqtool.buildlog.types import Build, ListingSource
 from qdqtool.errors import BuilderError, QdqtoolError
 from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import load
@@ -21,7 +21,7 @@ from qdqtool.prediction import predict
 from qdqtool.trt.targets import RTX
 from qdqtool.util.notes import Remark
 from qdqtool.verification import api
-from qdqtool.verification.lines import Verification, agreement, is_copy_line
+from qdqtool.verification.lines import Verification, count_agreement, is_copy_line
 from tests.buildlog.evidence import build_file
 from tests.buildlog.samples import build_of
 from tests.errors import has
@@ -310,10 +310,10 @@ def test_compare_the_transcribed_build() -> None:
     prediction = predict(model, "trt8.5")
     assert (build.milestone("Original"), build.milestone("After Myelin optimization")) == (860, 504)
     layers = layers_of(build_file(TRANSCRIBED, "layers.tsv"))
-    build = replace(build, layers=layers, listing=Listing.LAYER_JSON, gaps=[])
+    build = replace(build, layers=layers, listing=ListingSource.LAYER_JSON, gaps=[])
     # The transcription counts these lines but does not contain them.
     folded = tuple(e for e in prediction.trace if e.pass_name == CONSTANTS)
-    result = api.compare(model, prediction, build, unsure_events=folded)
+    result = api.compare_with_build(model, prediction, build, uncertain_events=folded)
     assert_as_predicted(result)
     assert result.trace.agree == result.trace.built == result.trace.predicted
 
@@ -323,7 +323,10 @@ def test_two_transcriptions_of_one_log_agree() -> None:
     layers = layers_of(build_file(TRANSCRIBED, "layers.tsv"))
     assert sorted(layer.name for layer in layers if layer.is_qdq) == sorted(table["conversions"])
     listed = {
-        name: layer for layer in layers if layer.is_convolution for name in layer.fused().components
+        name: layer
+        for layer in layers
+        if layer.is_convolution
+        for name in layer.parse_name().components
     }
     assert len(table["convolutions"]) == 63
     for name, row in table["convolutions"].items():
@@ -337,7 +340,7 @@ def test_lines_of_the_raw_log_are_predicted_in_order(raw: Build, model_bevfusion
         [e for e in events if e.pass_name != CONSTANTS]
         for events in (predict(model_bevfusion, "trt8.6").trace, [e.event for e in raw.trace])
     )
-    counts = agreement(predicted, printed)
+    counts = count_agreement(predicted, printed)
     assert (counts.predicted, counts.built) == (868, 868)
     assert counts.agree is not None and counts.agree >= 866  # two lines number an unnamed layer
     assert counts.in_order is not None and counts.in_order >= 0.95 * 868

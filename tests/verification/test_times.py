@@ -27,9 +27,14 @@ from qdqtool.timing.physics import constants
 from qdqtool.trt.targets import TARGETS
 from qdqtool.types import Precision
 from qdqtool.util.notes import Remark, remarks
-from qdqtool.verification.api import compare_assuming, count_wrong, exit_code, verify
+from qdqtool.verification.api import compare_under_assumptions, count_errors, exit_code, verify
 from qdqtool.verification.lines import Verification
-from qdqtool.verification.times import compare_times, measured_time, not_compared, plain_in
+from qdqtool.verification.times import (
+    compare_times,
+    explain_missing_estimate,
+    float_precision,
+    measured_time,
+)
 from tests.buildlog.samples import build_of
 from tests.errors import has
 from tests.trt.builder import Graph
@@ -187,7 +192,7 @@ def test_medians_of_the_profile_are_used() -> None:
     ],
 )
 def test_plain_in_precision_flags(flags: tuple[str, ...], plain: Precision) -> None:
-    assert plain_in(Build(precision_flags=frozenset(flags))) == plain
+    assert float_precision(Build(precision_flags=frozenset(flags))) == plain
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.0, 2.0])
@@ -223,11 +228,11 @@ def test_verify_notes_begin_with_the_version() -> None:
     ids=["ambiguous GPU", "GPU", "no time"],
 )
 def test_not_compared(build: Build, expected: list[Remark]) -> None:
-    assert remarks(not_compared(build)) == expected
+    assert remarks(explain_missing_estimate(build)) == expected
 
 
 def test_not_compared_names_the_measured_time() -> None:
-    assert not_compared(Build(profile_rows=[row("a", 0.25)]))[0].values["ms"] == 0.25
+    assert explain_missing_estimate(Build(profile_rows=[row("a", 0.25)]))[0].values["ms"] == 0.25
 
 
 @pytest.mark.parametrize(
@@ -268,13 +273,15 @@ LINES = {
 
 
 def compare_skip(build: Build) -> Verification:
-    return compare_assuming(SKIP, predict(SKIP, OTHER_TARGET), build, OTHER_TARGET)
+    return compare_under_assumptions(SKIP, predict(SKIP, OTHER_TARGET), build, OTHER_TARGET)
 
 
 def test_compare_assuming_without_assumptions(g: Graph) -> None:
     model = Model(g.model(g.conv(g.input(1, 16, 8, 8), "c", 16)))
     prediction = predict(model, OTHER_TARGET)
-    result = compare_assuming(model, prediction, build_of(log_of(prediction)), OTHER_TARGET)
+    result = compare_under_assumptions(
+        model, prediction, build_of(log_of(prediction)), OTHER_TARGET
+    )
     assert result.prediction is prediction
     assert (result.notes, result.mismatches) == ([], [])
 
@@ -344,4 +351,4 @@ def test_count_wrong(
     names = {"c": MismatchKind.CONVOLUTION, "l": MismatchKind.LAYER}
     mismatches = [Mismatch(names[k], "n", {}, {}, Difference.GONE) for k in kinds]
     result = Verification(Build().facts, trace=trace, layers=layers, mismatches=mismatches)
-    assert count_wrong(result) == wrong
+    assert count_errors(result) == wrong

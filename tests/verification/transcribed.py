@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from qdqtool.buildlog.layers import precision_of
+from qdqtool.buildlog.layers import find_precision
 from qdqtool.buildlog.types import BuiltLayer, BuiltTensor
 
 
@@ -30,7 +30,7 @@ def layers_of(path: Path) -> list[BuiltLayer]:
 def _tensors(names: str, types: str, layer: str) -> list[BuiltTensor]:
     """Return tensors. The transcription lacks the suffix `` to <layer>`` of ``Reformatted Input Tensor 0``."""
     target = layer.rpartition(" Tensor 0 to ")[2]
-    precisions = [precision_of(t.strip()) for t in types.split(",")]
+    precisions = [find_precision(t.strip()) for t in types.split(",")]
     tensors = [f"{n} to {target}" if n.startswith("Reformatted") else n for n in names.split(",")]
     return [BuiltTensor(n, precisions[min(i, len(precisions) - 1)]) for i, n in enumerate(tensors)]
 

@@ -10,7 +10,7 @@ from collections import Counter
 
 from onnx.printer import to_text
 
-from qdqtool.builders.child import is_installed
+from qdqtool.builders.compiler_process import is_installed
 from tools.fuzz.driver import Lab, run_seeds
 from tools.fuzz.grammar import network
 from tools.fuzz.shrink import shrink_answer

@@ -6,11 +6,11 @@ import json
 import time
 
 from qdqtool.buildlog import drawing
-from qdqtool.buildlog.costs import analyze, compare
-from qdqtool.buildlog.names import parts
+from qdqtool.buildlog.costs import analyze, compare_engines
+from qdqtool.buildlog.names import parse_layer_name
 from qdqtool.buildlog.read import read_build
 from qdqtool.buildlog.reconstruct import graph_from_log
-from qdqtool.buildlog.summary import lines_of_pass, summarize
+from qdqtool.buildlog.summary import find_pass_lines, summarize
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import QdqtoolError
 from qdqtool.formats import build_text, log_text
@@ -58,17 +58,17 @@ def use_build(build: Build) -> None:
     log_text.render(summary, 80, everything=True)
     for row in summary["passes"]:
         if row["pass"]:
-            assert lines_of_pass(build, row["pass"])
+            assert find_pass_lines(build, row["pass"])
     assert build.complete <= bool(build.layers)
     node_names = build.parse.names
     for layer in build.layers:
-        parts(layer.name, node_names)
+        parse_layer_name(layer.name, node_names)
     report = analyze(build)
     assert len(report.rows) == len(build.layers)
     json.dumps(report.as_json(), allow_nan=False)
     build_text.render(report, "ms", 80, everything=True)
-    drawing.dot(drawing.drawing_of(report))
+    drawing.format_dot(drawing.draw_engine(report))
     if len(report.rows) < 300:
-        build_text.engines(Page(), compare(report, report))
+        build_text.engines(Page(), compare_engines(report, report))
     with contextlib.suppress(QdqtoolError):
         graph_from_log(build)

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from qdqtool.builders.child import is_installed
+from qdqtool.builders.compiler_process import is_installed
 from qdqtool.findings import codes
 from qdqtool.prediction import predict
 from qdqtool.trt.rtx.operands import CompilerFault, Fault

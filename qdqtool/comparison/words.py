@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from qdqtool.util.notes import Remark
-from qdqtool.util.text import counted, layers_counted
-from qdqtool.verification.comparing.result import (
+from qdqtool.comparison.result import (
     NO_LISTING,
     Change,
     Comparison,
@@ -15,6 +13,8 @@ from qdqtool.verification.comparing.result import (
     NodeChange,
     Scales,
 )
+from qdqtool.util.notes import Remark
+from qdqtool.util.text import counted, layers_counted
 
 PRODUCTS = (
     "Gemm",

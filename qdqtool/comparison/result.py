@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from qdqtool.buildlog.types import Gap, Lack, Section
+from qdqtool.buildlog.types import Gap, GapKind, Section
 from qdqtool.errors import QdqtoolError
 from qdqtool.types import BYTES, TOOL_VERSION, Json, Precision
 from qdqtool.util import compression, file_types
@@ -22,11 +22,11 @@ from qdqtool.util.outputs import Saved
 from qdqtool.util.records import published
 
 if TYPE_CHECKING:
-    from qdqtool.buildlog.costs import Comparison as EngineComparison
+    from qdqtool.buildlog.costs import EngineComparison
 
 
 COMPARISON_SCHEMA = "qdqtool/comparison/1"
-NO_LISTING = Gap(Section.LISTING, Lack.NOT_REACHED)  # of a build that did not come to it
+NO_LISTING = Gap(Section.LISTING, GapKind.NOT_REACHED)  # of a build that did not come to it
 
 
 class Change(StrEnum):

@@ -6,11 +6,23 @@ import os
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from qdqtool.buildlog.costs import EngineReport, analyze
-from qdqtool.buildlog.costs import compare as compare_engines
+from qdqtool.buildlog.costs import EngineReport, analyze, compare_engines
 from qdqtool.buildlog.read import read_build
-from qdqtool.buildlog.summary import listing_hole, made_from_float
+from qdqtool.buildlog.summary import find_listing_hole, is_float_build
 from qdqtool.buildlog.types import Build
+from qdqtool.comparison import builds, models, words
+from qdqtool.comparison.matching import ALIKE, match
+from qdqtool.comparison.models import Asked
+from qdqtool.comparison.result import (
+    NO_LISTING,
+    Change,
+    Comparison,
+    Lost,
+    NodeChange,
+    NodeSide,
+    compare_sides,
+    is_model,
+)
 from qdqtool.errors import BuildLogError, QdqtoolError
 from qdqtool.findings.coded import codes_of
 from qdqtool.findings.messages import obstacles
@@ -25,20 +37,7 @@ from qdqtool.types import Finding, Precision, Prediction, Severity
 from qdqtool.util.files import record_inputs
 from qdqtool.util.notes import Note, Remark
 from qdqtool.util.said import Parameter, said
-from qdqtool.verification.api import check_told, choose_target
-from qdqtool.verification.comparing import builds, models, words
-from qdqtool.verification.comparing.matching import ALIKE, match
-from qdqtool.verification.comparing.models import Asked
-from qdqtool.verification.comparing.result import (
-    NO_LISTING,
-    Change,
-    Comparison,
-    Lost,
-    NodeChange,
-    NodeSide,
-    compare_sides,
-    is_model,
-)
+from qdqtool.verification.api import check_not_empty, choose_target
 
 _ONE_NETWORK = 0.9  # likeness from which on nothing needs to be said about it
 Side: TypeAlias = ModelSource | Model | Build | EngineReport | Sequence[str | os.PathLike[str]]
@@ -261,13 +260,13 @@ def _builds(one: EngineReport, two: EngineReport) -> Comparison:
         if build.names_only and not build.profile_rows:
             raise BuildLogError(
                 "layer names without precisions; build with --profilingVerbosity=detailed",
-                build.called,
+                build.display_name,
                 code="no-precisions",
             )
         if not build.layers:
             raise BuildLogError(
                 "no engine listing; give a layer JSON or a verbose build log",
-                build.called,
+                build.display_name,
                 code="no-layer-listing",
             )
     engines = compare_engines(one, two)
@@ -287,7 +286,7 @@ def _builds(one: EngineReport, two: EngineReport) -> Comparison:
     alone = [name for profile, name in zip(profiles, names, strict=True) if profile]
     if alone:
         result.notes.append(Remark.UNTYPED_TIMES(files=alone))
-    if one.timed != two.timed:
+    if one.has_times != two.has_times:
         result.notes.append(Remark.ONE_UNTIMED())
     return result
 
@@ -300,7 +299,7 @@ def _model_and_build(
     report = two if isinstance(one, Model) else one
     assert isinstance(model, Model) and isinstance(report, EngineReport)
     build = report.build
-    check_told(build)
+    check_not_empty(build)
     chosen, notes = choose_target(build, target)
     prediction = predict(model, chosen)
     names = distinct_names([model.path or "model in memory"], build.files)
@@ -318,7 +317,7 @@ def _model_and_build(
     if not build.layers:
         engine.gaps.append(NO_LISTING)
     if not (engine.gaps or build.bindings or build.parse.inputs):
-        hole = listing_hole(build, model.inputs)
+        hole = find_listing_hole(build, model.inputs)
         engine.gaps += [] if hole is None else [hole]
     engine.conversions = None if engine.gaps else sum(layer.is_qdq for layer in build.layers)
     prediction, said = _nearest(model, prediction, chosen, realized, engine.conversions)
@@ -340,7 +339,7 @@ def _model_and_build(
     swapped = isinstance(one, EngineReport)
     sides = (engine, file) if swapped else (file, engine)
     result = Comparison(*sides, matched_by=by, notes=notes + said)
-    is_float = made_from_float(build) and file.quantized
+    is_float = is_float_build(build) and file.quantized
     if is_float and swapped:
         result.notes.append(Remark.OF_FLOAT_MODEL())
     fallback = None if swapped else Lost.FLOAT_BUILD if is_float else Lost.UNEXPLAINED

@@ -5,40 +5,35 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from qdqtool.buildlog.costs import NUMBERED, EngineReport, align, node_of
-from qdqtool.buildlog.costs import Comparison as EngineComparison
-from qdqtool.buildlog.names import Known
+from qdqtool.buildlog.costs import NUMBERED_NAME, EngineComparison, EngineReport, align, main_node
+from qdqtool.buildlog.names import NameSet
 from qdqtool.buildlog.reconstruct import graph_from_log
-from qdqtool.buildlog.summary import holes
+from qdqtool.buildlog.summary import find_truncations
 from qdqtool.buildlog.types import Build, BuiltLayer, Shape
+from qdqtool.comparison.matching import ALIKE, match
+from qdqtool.comparison.result import Change, NodeChange, NodeSide, Side
 from qdqtool.errors import BuildLogError
 from qdqtool.ir.graph import Model
 from qdqtool.ir.operators import output_axis
 from qdqtool.patterns.view import View
 from qdqtool.types import BYTES, Precision, Prediction
-from qdqtool.verification.api import FEW, all_in_myelin
-from qdqtool.verification.comparing.matching import ALIKE, match
-from qdqtool.verification.comparing.result import Change, NodeChange, NodeSide, Side
-from qdqtool.verification.convolutions import (
-    Mapper,
-    PassLines,
-    built_convolution,
-    built_nodes,
-    common_names,
-    computes_in,
-    contradicted_names,
-    in_myelin,
-    multiplies,
+from qdqtool.verification.api import MIN_NAMED, is_all_myelin
+from qdqtool.verification.convolutions import PassLines, find_built_nodes, read_built_convolution
+from qdqtool.verification.kernels import compute_precision, is_myelin_kernel, output_precision
+from qdqtool.verification.layer_mapping import (
+    NodeMapper,
+    count_named_convolutions,
+    find_name_conflicts,
+    is_multiplication_layer,
     trt_name,
-    writes,
 )
 
 
 def side_of(report: EngineReport, name: str) -> Side:
     """A build as a whole, by its own layers; ``name`` is what to call its files."""
     build = report.build
-    layers = [x for x in build.layers if multiplies(x)]
-    int8 = [x for x in layers if computes_in(x) in BYTES]
+    layers = [x for x in build.layers if is_multiplication_layer(x)]
+    int8 = [x for x in layers if compute_precision(x) in BYTES]
     listed = bool(build.layers) and not build.names_only
     title = f"{name} ({build.title}{f' on {build.device}' if build.device else ''})"
     side = Side(
@@ -47,7 +42,7 @@ def side_of(report: EngineReport, name: str) -> Side:
         bool(int8),
         len(layers),
         len(int8) if listed else None,
-        sum(writes(x) == Precision.INT8 for x in int8) if listed else None,
+        sum(output_precision(x) == Precision.INT8 for x in int8) if listed else None,
         len(build.conversions) if listed else None,
         gpu=build.device or "",
     )
@@ -57,10 +52,12 @@ def side_of(report: EngineReport, name: str) -> Side:
     side.ms = build.gpu_ms
     if side.ms is None:
         side.ms = (
-            report.total_ms if report.timed else sum(row.ms for row in build.profile_rows) or None
+            report.total_ms
+            if report.has_times
+            else sum(row.ms for row in build.profile_rows) or None
         )
     side.measured = side.ms is not None
-    side.gaps = holes(build)
+    side.gaps = find_truncations(build)
     return side
 
 
@@ -80,7 +77,7 @@ def nodes_of(view: View, prediction: Prediction, build: Build) -> tuple[dict[int
     """
     model, ms = view.model, build.profile
     names, by = None, "names"
-    mapper = Mapper(model, build.layers)
+    mapper = NodeMapper(model, build.layers)
     if not _names_hold(view, build, mapper):
         if not any(node.outputs for node in build.parse.nodes):
             return _by_shapes(view, build), "shapes"
@@ -99,7 +96,7 @@ def nodes_of(view: View, prediction: Prediction, build: Build) -> tuple[dict[int
     ops = {n.name: n.op for n in model.nodes}
     found: dict[int, NodeSide] = {}
     if build.is_rtx:
-        for row in built_nodes(
+        for row in find_built_nodes(
             model, build.layers, names or {n.index: trt_name(n) for n in model.nodes}
         ):
             if row.precision != Precision.UNKNOWN:
@@ -115,10 +112,10 @@ def nodes_of(view: View, prediction: Prediction, build: Build) -> tuple[dict[int
                 )
         return found, by
     if names is not None:
-        mapper = Mapper(model, build.layers, names)
+        mapper = NodeMapper(model, build.layers, names)
     lines = PassLines(build, mapper)
     for conv in prediction.convolutions:
-        built = built_convolution(model.node(conv.name), conv, build, mapper, lines)
+        built = read_built_convolution(model.node(conv.name), conv, build, mapper, lines)
         if built.precision is not None:
             found[conv.index] = NodeSide(
                 conv.name,
@@ -133,25 +130,25 @@ def nodes_of(view: View, prediction: Prediction, build: Build) -> tuple[dict[int
     return found, by
 
 
-def _names_hold(view: View, build: Build, mapper: Mapper) -> bool:
+def _names_hold(view: View, build: Build, mapper: NodeMapper) -> bool:
     """Whether the build's names are those of the model: they contradict nothing, and if numbered none is missing."""
-    if contradicted_names(view, build, mapper):
+    if find_name_conflicts(view, build, mapper):
         return False
-    found, wanted = common_names(view.model, build)
-    numbered = any(NUMBERED.search(n.name) for n in view.weighted)
-    return found == wanted or all_in_myelin(build) or (found >= FEW * wanted and not numbered)
+    found, wanted = count_named_convolutions(view.model, build)
+    numbered = any(NUMBERED_NAME.search(n.name) for n in view.weighted)
+    return found == wanted or is_all_myelin(build) or (found >= MIN_NAMED * wanted and not numbered)
 
 
 def _by_shapes(view: View, build: Build) -> dict[int, NodeSide]:
     """What became of the nodes: by the layers that have their weights, or in the same order kernel and channels."""
-    layers = [x for x in build.layers if multiplies(x)]
+    layers = [x for x in build.layers if is_multiplication_layer(x)]
     nodes = [n for n in view.weighted if n.output in view.varying and view.weights(n).folded]
-    known = Known(view.model.initializers)
+    known = NameSet(view.model.initializers)
     named = {
         name: layer
         for layer in layers
         if " || " not in layer.name
-        for name in layer.fused(known).bases
+        for name in layer.parse_name(known).bases
     }
     weights = Counter(
         view.weights(n).source for n in nodes
@@ -188,11 +185,11 @@ def _fits(weights: tuple[Shape, int | None], layer: tuple[Shape | None, str]) ->
 
 
 def _other_network(view: View, build: Build) -> BuildLogError:
-    found, wanted = common_names(view.model, build)
+    found, wanted = count_named_convolutions(view.model, build)
     return BuildLogError(
         f"a build of another network than {view.model.path or 'the model given'}: it "
         f"names {found} of its {wanted} convolutions, and shapes and order do not fit either",
-        build.called,
+        build.display_name,
         code="different-models",
     )
 
@@ -202,10 +199,10 @@ def changes_of(engines: EngineComparison) -> list[NodeChange]:
     found = []
     for pair in engines.pairs:
         costs = [c for c in (pair.first, pair.second) if c is not None]
-        if not any(multiplies(c.layer) for c in costs):
+        if not any(is_multiplication_layer(c.layer) for c in costs):
             continue
         a, b = (
-            _of_layer(c.layer, node_of(c), c.layer.type, c.ms) if c else None
+            _of_layer(c.layer, main_node(c), c.layer.type, c.ms) if c else None
             for c in (pair.first, pair.second)
         )
         change = () if a and b else (Change.ONLY_IN_B if a is None else Change.ONLY_IN_A,)
@@ -214,12 +211,12 @@ def changes_of(engines: EngineComparison) -> list[NodeChange]:
 
 
 def _of_layer(layer: BuiltLayer, name: str, op: str, ms: float | None) -> NodeSide:
-    output = writes(layer)
-    residual = [] if in_myelin(layer) else [t.precision for t in layer.inputs[1:2]]
+    output = output_precision(layer)
+    residual = [] if is_myelin_kernel(layer) else [t.precision for t in layer.inputs[1:2]]
     return NodeSide(
         name,
         op,
-        computes_in(layer) if layer.type else None,
+        compute_precision(layer) if layer.type else None,
         [*(t.precision for t in layer.inputs[:1]), *residual],
         output if output != Precision.UNKNOWN else None,
         layer=layer.name,

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from qdqtool.comparison.result import NodeSide, Scales, Side
 from qdqtool.findings.messages import obstacles
 from qdqtool.ir import qdq
 from qdqtool.ir.graph import Node
 from qdqtool.ir.operators import RESIZES, LayerKind, operator_of, rearranges
 from qdqtool.patterns.view import View
 from qdqtool.types import Precision, Prediction
-from qdqtool.verification.comparing.result import NodeSide, Scales, Side
 
 _STEPS = 8  # operators that only move values, between a DQ and the node that it is for
 

@@ -7,16 +7,16 @@ import pytest
 
 from qdqtool.buildlog.agreement import BuildSource
 from qdqtool.buildlog.read import merge
-from qdqtool.buildlog.summary import judge, listing_hole, rerun_commands
+from qdqtool.buildlog.summary import find_listing_hole, rerun_commands, set_build_status
 from qdqtool.buildlog.types import (
     Build,
     BuiltLayer,
     BuiltTensor,
     Gap,
-    Lack,
-    Listing,
+    GapKind,
+    ListingSource,
     LogEvent,
-    Memory,
+    MemoryUse,
     Milestone,
     ParsedNode,
     ParsedTensor,
@@ -58,19 +58,19 @@ WHOLE = {
     "parse": parsed(),
     "milestones": milestones(("Original", 5), ("After reformat layers", 2)),
     "layers": [layer("a", "x", "t"), layer("b", "t", "y")],
-    "listing": Listing.ENGINE_LINES,
+    "listing": ListingSource.ENGINE_LINES,
 }
 PARSE, PASSES, LISTING = Section.PARSE, Section.PASSES, Section.LISTING
 ENGINE = Gap(LISTING)
-CUT = Gap(PASSES, Lack.CUT)
-CUT_PROFILE = Gap(Section.PROFILE, Lack.CUT_FILE, name="p.json")
-CUT_LISTING = Gap(LISTING, Lack.CUT_FILE, name="l.json")
-BEYOND = Gap(Section.ALL, Lack.BEYOND_LINE, 3)
+CUT = Gap(PASSES, GapKind.CUT)
+CUT_PROFILE = Gap(Section.PROFILE, GapKind.CUT_FILE, name="p.json")
+CUT_LISTING = Gap(LISTING, GapKind.CUT_FILE, name="l.json")
+BEYOND = Gap(Section.ALL, GapKind.BEYOND_LINE, 3)
 
 
-def judged(source: BuildSource = BuildSource.LOG, **changes: Any) -> Build:
+def with_status(source: BuildSource = BuildSource.LOG, **changes: Any) -> Build:
     build = Build(source=source, **{**WHOLE, **changes})
-    judge(build)
+    set_build_status(build)
     return build
 
 
@@ -79,11 +79,11 @@ def judged(source: BuildSource = BuildSource.LOG, **changes: Any) -> Build:
     [
         ({}, [], True),
         ({"parse": ParseSection()}, [Gap(PARSE)], True),  # logs of the Python API may lack it
-        ({"parse": parsed(inputs=False)}, [Gap(PARSE, Lack.BEGINNING)], True),
-        ({"parse": parsed(outputs=False)}, [Gap(PARSE, Lack.LAST)], True),
+        ({"parse": parsed(inputs=False)}, [Gap(PARSE, GapKind.BEGINNING)], True),
+        ({"parse": parsed(outputs=False)}, [Gap(PARSE, GapKind.LAST)], True),
         (
             {"parse": parsed(outputs=False), "milestones": [], "layers": [], "trace": []},
-            [Gap(PARSE, Lack.CUT_AFTER_NODE, 1), Gap(PASSES), ENGINE],
+            [Gap(PARSE, GapKind.CUT_AFTER_NODE, 1), Gap(PASSES), ENGINE],
             False,
         ),
         ({"milestones": [], "trace": []}, [Gap(PASSES)], True),
@@ -102,13 +102,13 @@ def judged(source: BuildSource = BuildSource.LOG, **changes: Any) -> Build:
         ),  # printed after the passes
         (
             {"milestones": milestones(("After reformat layers", 2))},
-            [Gap(PASSES, Lack.BEGINNING)],
+            [Gap(PASSES, GapKind.BEGINNING)],
             False,
         ),
-        ({"layers": WHOLE["layers"][:1]}, [Gap(LISTING, Lack.FEWER_LAYERS, 1, 2)], False),  # type: ignore[index]
+        ({"layers": WHOLE["layers"][:1]}, [Gap(LISTING, GapKind.FEWER_LAYERS, 1, 2)], False),  # type: ignore[index]
         (
             {"milestones": milestones(("Original", 5), ("After tensor merging", 3))},
-            [Gap(LISTING, Lack.FEWER_LAYERS, 2, 3)],
+            [Gap(LISTING, GapKind.FEWER_LAYERS, 2, 3)],
             False,
         ),  # the last count if there is none after the reformats
         (
@@ -125,10 +125,10 @@ def judged(source: BuildSource = BuildSource.LOG, **changes: Any) -> Build:
             [],
             True,
         ),  # more than counted
-        ({"layers": [BuiltLayer("a"), BuiltLayer("b")]}, [Gap(LISTING, Lack.NAMES_ONLY)], False),
+        ({"layers": [BuiltLayer("a"), BuiltLayer("b")]}, [Gap(LISTING, GapKind.NAMES_ONLY)], False),
         (
-            {"gaps": [Gap(Section.ALL, Lack.BEYOND_LINE, 9)]},
-            [Gap(Section.ALL, Lack.BEYOND_LINE, 9)],
+            {"gaps": [Gap(Section.ALL, GapKind.BEYOND_LINE, 9)]},
+            [Gap(Section.ALL, GapKind.BEYOND_LINE, 9)],
             False,
         ),
         ({"gaps": [CUT_PROFILE]}, [CUT_PROFILE], True),
@@ -140,8 +140,8 @@ def judged(source: BuildSource = BuildSource.LOG, **changes: Any) -> Build:
         ({"gaps": [CUT]}, [], True),
     ],
 )
-def test_judge_gaps(changes: dict[str, Any], gaps: list[Gap], complete: bool) -> None:
-    build = judged(**changes)
+def test_gaps_of_a_build(changes: dict[str, Any], gaps: list[Gap], complete: bool) -> None:
+    build = with_status(**changes)
     assert (build.gaps, build.complete) == (gaps, complete)
 
 
@@ -154,29 +154,29 @@ def test_judge_gaps(changes: dict[str, Any], gaps: list[Gap], complete: bool) ->
         (BuildSource.LOG, "trtexec", None, False),
     ],
 )
-def test_judge_missing_end_of_a_log(
+def test_missing_end_of_a_log(
     source: BuildSource, command: str, passed: bool | None, missing: bool
 ) -> None:
     """Only trtexec prints an end. A build without it is complete."""
-    build = judged(source, command=command, passed=passed)
-    assert (build.lacks(Section.END), build.complete) == (missing, True)
+    build = with_status(source, command=command, passed=passed)
+    assert (build.has_gap(Section.END), build.complete) == (missing, True)
 
 
 @pytest.mark.parametrize(
     ("gap", "text"),
     [
         (Gap(PARSE), "parse section"),
-        (Gap(PASSES, Lack.BEGINNING), "optimizer passes (the beginning)"),
-        (Gap(PARSE, Lack.CUT_AFTER_NODE, 5), "parse section (cut off after node 5)"),
-        (Gap(LISTING, Lack.FEWER_LAYERS, 2, 3), "engine listing (cut off: 2 of 3 layers)"),
+        (Gap(PASSES, GapKind.BEGINNING), "optimizer passes (the beginning)"),
+        (Gap(PARSE, GapKind.CUT_AFTER_NODE, 5), "parse section (cut off after node 5)"),
+        (Gap(LISTING, GapKind.FEWER_LAYERS, 2, 3), "engine listing (cut off: 2 of 3 layers)"),
         (CUT_PROFILE, "profile (cut off: the end of p.json)"),
         (BEYOND, "everything beyond line 3"),
         (
-            Gap(Section.ALL, Lack.BEYOND_RECORDS, 300_000),
+            Gap(Section.ALL, GapKind.BEYOND_RECORDS, 300_000),
             "everything beyond the first 300,000 records",
         ),
         (
-            Gap(LISTING, Lack.UNWRITTEN, name="{c}", tensor="u"),
+            Gap(LISTING, GapKind.UNWRITTEN, name="{c}", tensor="u"),
             "engine listing (a layer is missing: {c} reads u, which none writes)",
         ),
     ],
@@ -185,9 +185,12 @@ def test_gap_text(gap: Gap, text: str) -> None:
     assert (str(gap), Build(gaps=[gap]).missing) == (text, [text])
 
 
-def test_judge_layer_json_alone_is_complete() -> None:
-    build = judged(
-        BuildSource.LAYER_JSON, parse=ParseSection(), milestones=[], listing=Listing.LAYER_JSON
+def test_layer_json_alone_is_complete() -> None:
+    build = with_status(
+        BuildSource.LAYER_JSON,
+        parse=ParseSection(),
+        milestones=[],
+        listing=ListingSource.LAYER_JSON,
     )
     assert (build.gaps, build.complete) == ([], True)
 
@@ -215,8 +218,8 @@ HOLE = [layer("a", "x", "t"), layer("c", "u", "y")]
 @pytest.mark.parametrize(
     ("layers", "bindings", "inputs", "changes", "hole"),
     [
-        (HOLE, ["x", "y"], [], {}, Gap(LISTING, Lack.UNWRITTEN, name="c", tensor="u")),
-        (HOLE, [], ["x"], {}, Gap(LISTING, Lack.UNWRITTEN, name="c", tensor="u")),
+        (HOLE, ["x", "y"], [], {}, Gap(LISTING, GapKind.UNWRITTEN, name="c", tensor="u")),
+        (HOLE, [], ["x"], {}, Gap(LISTING, GapKind.UNWRITTEN, name="c", tensor="u")),
         (HOLE, [], [], {}, None),  # the inputs of the network are unknown
         (HOLE, ["x", "y", "u"], [], {}, None),
         (HOLE, ["x"], ["u"], {}, None),
@@ -232,17 +235,17 @@ HOLE = [layer("a", "x", "t"), layer("c", "u", "y")]
             [layer("a", "x", "t")],
             ["x", "z"],
             [],
-            {"listing": Listing.LAYER_JSON},
-            Gap(LISTING, Lack.IDLE_BINDING, tensor="z"),
+            {"listing": ListingSource.LAYER_JSON},
+            Gap(LISTING, GapKind.IDLE_BINDING, tensor="z"),
         ),
         (
             [layer("a", "x", "t")],
             ["x", "z"],
             [],
-            {"listing": Listing.LAYER_INFO},
+            {"listing": ListingSource.LAYER_INFO},
             None,
         ),  # other programs print text there
-        ([layer("a", "x", "t")], ["x", "t"], [], {"listing": Listing.LAYER_JSON}, None),
+        ([layer("a", "x", "t")], ["x", "t"], [], {"listing": ListingSource.LAYER_JSON}, None),
     ],
 )
 def test_listing_hole(
@@ -253,17 +256,17 @@ def test_listing_hole(
     hole: Gap | None,
 ) -> None:
     """A tensor without producer that is neither weight nor input is a hole, unless a log counts the layers."""
-    assert listing_hole(Build(layers=layers, bindings=bindings, **changes), inputs) == hole
+    assert find_listing_hole(Build(layers=layers, bindings=bindings, **changes), inputs) == hole
     counted = Build(
         source=BuildSource.LOG,
         layers=layers,
         bindings=bindings,
         milestones=milestones(("After reformat layers", 2)),
     )
-    assert listing_hole(counted, inputs) is None
+    assert find_listing_hole(counted, inputs) is None
 
 
-def test_judge_marks_q_and_dq_with_other_names() -> None:
+def test_build_status_marks_q_and_dq_with_other_names() -> None:
     """The pass that made them conversions or the parse section names them. A listed origin is kept."""
     layers = [
         *(layer(name, kind="Reformat") for name in ("first", "second_clone_1", "third")),
@@ -274,7 +277,7 @@ def test_judge_marks_q_and_dq_with_other_names() -> None:
         ParsedNode("third", "Conv"),
         ParsedNode("", "QuantizeLinear"),
     ]
-    build = judged(
+    build = with_status(
         layers=layers,
         trace=[LogEvent("QDQToCopy", "Running", "first"), LogEvent("P", "Running", "third")],
         parse=ParseSection(nodes, inputs=[TENSOR], outputs=["y"]),
@@ -297,9 +300,9 @@ def test_judge_marks_q_and_dq_with_other_names() -> None:
         ("", "bf16", "t", "fp32 bf16"),
     ],
 )
-def test_judge_precision_flags(named: str, flags: str, command: str, expected: str) -> None:
+def test_precision_flags(named: str, flags: str, command: str, expected: str) -> None:
     options = {"Build": {"Precision": named}} if named else {}
-    build = judged(options=options, flags=dict.fromkeys(flags.split(), ""), command=command)
+    build = with_status(options=options, flags=dict.fromkeys(flags.split(), ""), command=command)
     assert build.precision_flags == set(expected.split())
 
 
@@ -310,26 +313,30 @@ def spelled(vector: int = 1, layout: str = "", **more: Any) -> BuiltLayer:
 @pytest.mark.parametrize(
     ("layers", "listing", "hint"),
     [
-        ([layer("QuantizeLinear_2_quantize_scale_node")], Listing.ENGINE_LINES, "8.0"),
-        ([spelled(extras={"StrideOrder": "x"})], Listing.LAYER_JSON, "11"),
-        ([spelled(layout="(NHWC) Channel major format")], Listing.LAYER_INFO, "11"),
-        ([spelled(onnx_names=["n"])], Listing.LAYER_JSON, "8.6"),
-        ([spelled(extras={"StreamId": 0})], Listing.LAYER_INFO, "8.6"),
-        ([BuiltLayer("__myl_CastMul_myl0_1", "kgen", onnx_names=["n"])], Listing.LAYER_JSON, "10"),
-        ([spelled(vector=32)], Listing.ENGINE_LINES, "8.5"),
-        ([spelled(vector=32)], Listing.LAYER_JSON, "8.4"),
-        ([spelled(tactic="0x1")], Listing.ENGINE_LINES, "8.4"),
-        ([spelled(tactic="12")], Listing.ENGINE_LINES, "8.2"),
-        ([spelled(tactic="0x1"), spelled(tactic="-5")], Listing.ENGINE_LINES, "8.2"),
-        ([spelled(tactic="0x1"), spelled()], Listing.ENGINE_LINES, "8.4"),
-        ([], Listing.ENGINE_LINES, None),
-        ([], Listing.NONE, None),
-        ([], Listing.LAYER_JSON, None),
+        ([layer("QuantizeLinear_2_quantize_scale_node")], ListingSource.ENGINE_LINES, "8.0"),
+        ([spelled(extras={"StrideOrder": "x"})], ListingSource.LAYER_JSON, "11"),
+        ([spelled(layout="(NHWC) Channel major format")], ListingSource.LAYER_INFO, "11"),
+        ([spelled(onnx_names=["n"])], ListingSource.LAYER_JSON, "8.6"),
+        ([spelled(extras={"StreamId": 0})], ListingSource.LAYER_INFO, "8.6"),
+        (
+            [BuiltLayer("__myl_CastMul_myl0_1", "kgen", onnx_names=["n"])],
+            ListingSource.LAYER_JSON,
+            "10",
+        ),
+        ([spelled(vector=32)], ListingSource.ENGINE_LINES, "8.5"),
+        ([spelled(vector=32)], ListingSource.LAYER_JSON, "8.4"),
+        ([spelled(tactic="0x1")], ListingSource.ENGINE_LINES, "8.4"),
+        ([spelled(tactic="12")], ListingSource.ENGINE_LINES, "8.2"),
+        ([spelled(tactic="0x1"), spelled(tactic="-5")], ListingSource.ENGINE_LINES, "8.2"),
+        ([spelled(tactic="0x1"), spelled()], ListingSource.ENGINE_LINES, "8.4"),
+        ([], ListingSource.ENGINE_LINES, None),
+        ([], ListingSource.NONE, None),
+        ([], ListingSource.LAYER_JSON, None),
     ],
 )
-def test_judge_version_hint(layers: list[BuiltLayer], listing: Listing, hint: str | None) -> None:
-    assert judged(layers=layers, listing=listing).version_hint == hint
-    assert judged(layers=layers, listing=listing, tensorrt="9.1.0").version_hint == "9.1.0"
+def test_version_hint(layers: list[BuiltLayer], listing: ListingSource, hint: str | None) -> None:
+    assert with_status(layers=layers, listing=listing).version_hint == hint
+    assert with_status(layers=layers, listing=listing, tensorrt="9.1.0").version_hint == "9.1.0"
 
 
 # Building again -------------------------------------------------------------------------------------------------
@@ -414,7 +421,7 @@ def test_merge_takes_missing_fields_of_the_second_build() -> None:
         iterations=7,
         performance={"Latency": {"mean": 1.0}},
         is_rtx=True,
-        memory=Memory(activation=5),
+        memory=MemoryUse(activation=5),
         notes=["m"],
         gaps=[BEYOND, Gap(Section.END)],
     )
@@ -439,10 +446,14 @@ def test_merge_takes_missing_fields_of_the_second_build() -> None:
 def test_merge_keeps_fields_of_the_first_build() -> None:
     build = merged(
         Build(
-            profile_rows=[ProfileRow("q", 2, 2, None, 1)], iterations=9, memory=Memory(activation=1)
+            profile_rows=[ProfileRow("q", 2, 2, None, 1)],
+            iterations=9,
+            memory=MemoryUse(activation=1),
         ),
         Build(
-            profile_rows=[ProfileRow("p", 1, 1, None, 1)], iterations=7, memory=Memory(activation=2)
+            profile_rows=[ProfileRow("p", 1, 1, None, 1)],
+            iterations=7,
+            memory=MemoryUse(activation=2),
         ),
     )
     assert (build.iterations, build.profile_rows[0].name, build.memory.activation) == (9, "q", 1)
@@ -475,11 +486,11 @@ def test_merge_keeps_the_richer_listing(
     for x in both[1 - richer]:
         x.line = 40
     build = merged(
-        Build(layers=first, listing=Listing.ENGINE_LINES),
-        Build(layers=second, listing=Listing.LAYER_JSON),
+        Build(layers=first, listing=ListingSource.ENGINE_LINES),
+        Build(layers=second, listing=ListingSource.LAYER_JSON),
     )
     assert build.layers is both[richer] and build.second_layers == both[1 - richer]
-    assert build.listing == (Listing.ENGINE_LINES, Listing.LAYER_JSON)[richer]
+    assert build.listing == (ListingSource.ENGINE_LINES, ListingSource.LAYER_JSON)[richer]
     assert build.layers[0].line == 40
 
 

@@ -12,9 +12,7 @@ import pytest
 
 import qdqtool
 from qdqtool.commands.cli import run
-from qdqtool.errors import BuildLogError, QdqtoolError
-from qdqtool.types import Precision
-from qdqtool.verification.comparing.result import (
+from qdqtool.comparison.result import (
     Change,
     Comparison,
     Lost,
@@ -25,10 +23,12 @@ from qdqtool.verification.comparing.result import (
     factor,
     is_model,
 )
-from qdqtool.verification.comparing.words import why
+from qdqtool.comparison.words import why
+from qdqtool.errors import BuildLogError, QdqtoolError
+from qdqtool.types import Precision
 from tests.buildlog.evidence import build_file
+from tests.comparison.networks import network, numbered
 from tests.errors import has
-from tests.verification.comparing.networks import network, numbered
 
 INT8, FP16, FP32, UNKNOWN = Precision.INT8, Precision.FP16, Precision.FP32, Precision.UNKNOWN
 LOST, GAINED = Change.LOST_INT8, Change.GAINED_INT8

@@ -33,7 +33,7 @@ def is_installed(package: str) -> bool:
         return False
 
 
-class Child:
+class CompilerProcess:
     """A worker process for one compiler, ``tensorrt_rtx`` or ``tensorrt``; started when first used, and after a crash."""
 
     def __init__(self, package: str = "tensorrt_rtx") -> None:
@@ -46,7 +46,7 @@ class Child:
         self._package = package
         self._process: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> Child:
+    def __enter__(self) -> CompilerProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -84,7 +84,7 @@ class Child:
             process.stdin.flush()
             if meanwhile is not None:
                 meanwhile()
-            line = self._line(process, deadline)
+            line = self._read_line(process, deadline)
         except BrokenPipeError:
             line = b""
         except BaseException:
@@ -94,7 +94,7 @@ class Child:
             self._stop(process)
             return {"status": "timeout"}
         if not line:
-            return self._died(process)
+            return self._describe_exit(process)
         answer: dict[str, Any] = json.loads(line)
         if answer.get("status") == "unavailable":
             self.close()
@@ -116,7 +116,7 @@ class Child:
             )
         return self._process
 
-    def _line(self, process: subprocess.Popen[bytes], deadline: float) -> bytes | None:
+    def _read_line(self, process: subprocess.Popen[bytes], deadline: float) -> bytes | None:
         """One line of the worker; empty when it ended, None when the time is over."""
         assert process.stdout is not None
         data = b""
@@ -135,7 +135,7 @@ class Child:
         process.wait()
         self.close()
 
-    def _died(self, process: subprocess.Popen[bytes]) -> dict[str, Any]:
+    def _describe_exit(self, process: subprocess.Popen[bytes]) -> dict[str, Any]:
         code = process.wait()
         self.close()
         if code >= 0:
@@ -159,7 +159,7 @@ NOTICE = (
 )
 
 
-def print_once() -> bool:
+def print_license_notice() -> bool:
     """Prints the notice on stderr unless this user has seen it; whether it was printed.
 
     Where the mark cannot be kept (no home folder, read-only disk), the notice is printed each time.

@@ -5,18 +5,18 @@ from typing import Any
 import pytest
 
 from qdqtool.buildlog.layers import int_list
-from qdqtool.buildlog.lines import ParseReader, number, read_memory, read_metric
-from qdqtool.buildlog.log import is_marked, seconds_of, split
-from qdqtool.buildlog.sections import version_of
+from qdqtool.buildlog.lines import ParseReader, parse_number, read_memory, read_metric
+from qdqtool.buildlog.log import is_marked, parse_stamp, split_prefix
+from qdqtool.buildlog.sections import parse_version_digits
 from qdqtool.buildlog.types import (
     MAX_DIMENSION,
     Build,
     BuiltTensor,
-    Memory,
+    MemoryUse,
     ParsedNode,
     ParsedTensor,
     ParseSection,
-    Tactics,
+    TacticCounts,
 )
 from qdqtool.types import Precision
 from tests.buildlog.samples import build_of, stamped
@@ -201,7 +201,7 @@ def test_network_inputs(line: str, tensor: ParsedTensor | None) -> None:
 RUNNER = "--------------- Timing Runner: {} (CaskConvolution)"
 
 
-def tuned(*lines: str) -> Tactics:
+def tuned(*lines: str) -> TacticCounts:
     return verbose(*lines).tactics
 
 
@@ -397,7 +397,7 @@ def test_source_of_layer_information(lines: tuple[str, ...], source: str) -> Non
     ],
 )
 def test_version_of_banner_digits(digits: str, version: str) -> None:
-    assert version_of(digits) == version
+    assert parse_version_digits(digits) == version
 
 
 @pytest.mark.parametrize(
@@ -479,7 +479,7 @@ def test_length_of_messages_is_limited(lines: list[str], lengths: list[int]) -> 
     ],
 )
 def test_numbers(text: str, value: float | None) -> None:
-    assert number(text) == value == number(text.encode())
+    assert parse_number(text) == value == parse_number(text.encode())
 
 
 @pytest.mark.parametrize(
@@ -506,7 +506,7 @@ def test_numbers(text: str, value: float | None) -> None:
     ],
 )
 def test_memory(line: str, field: str, value: object) -> None:
-    memory = Memory()
+    memory = MemoryUse()
     assert read_memory(memory, line) is bool(field)
     assert not field or getattr(memory, field) == value
 
@@ -548,7 +548,7 @@ def test_performance_summary(line: str, values: dict[str, dict[str, float]]) -> 
     ],
 )
 def test_prefixes(line: str, level: str, message: str) -> None:
-    assert split(line.encode())[::2] == (level, message.encode())
+    assert split_prefix(line.encode())[::2] == (level, message.encode())
 
 
 @pytest.mark.parametrize(
@@ -566,11 +566,11 @@ def test_int_list(value: Any, least: int | None, expected: list[int] | None) -> 
 
 def test_seconds_of_stamps() -> None:
     first, second = (
-        seconds_of(f"[10/{day}/2023-{t}]".encode())
+        parse_stamp(f"[10/{day}/2023-{t}]".encode())
         for day, t in (("30", "23:59:59"), ("31", "00:01:01"))
     )
     assert first is not None and second is not None and second - first == 62
-    assert seconds_of(b"[xx/yy/2023-17:53:35]") is None
+    assert parse_stamp(b"[xx/yy/2023-17:53:35]") is None
 
 
 @pytest.mark.parametrize(

@@ -14,16 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import qdqtool
+from qdqtool.comparison.matching import match
+from qdqtool.comparison.result import Change, Comparison, Lost, NodeChange
+from qdqtool.comparison.words import answer
 from qdqtool.errors import QdqtoolError
 from qdqtool.formats.predict_text import verdict
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.view import View
-from qdqtool.verification.comparing.matching import match
-from qdqtool.verification.comparing.result import Change, Comparison, Lost, NodeChange
-from qdqtool.verification.comparing.words import answer
+from tests.comparison.networks import float_network, network
 from tests.errors import has
 from tests.trt.builder import Graph
-from tests.verification.comparing.networks import float_network, network
 
 TARGET = "trt8.5"
 
