@@ -17,13 +17,11 @@ from qdqtool.insertion import fp16
 from qdqtool.insertion.batchnorm import fold_leading_batch_normalization
 from qdqtool.insertion.input_types import change_inputs, check_input_type, check_pixels
 from qdqtool.insertion.losses import (
-    AS_CALIBRATED,
     SAMPLES,
-    candidates,
-    compare,
-    largest_values,
-    measure,
-    with_predictions,
+    compare_outputs,
+    measure_losses,
+    predict_changes,
+    rank_activations,
 )
 from qdqtool.insertion.options import (
     CacheOptions,
@@ -40,6 +38,7 @@ from qdqtool.insertion.ranges import collect_statistics, read_table_scales
 from qdqtool.insertion.result import Insertion
 from qdqtool.insertion.rewrite import ActivationScale, insert_pairs
 from qdqtool.insertion.rules import choose_placement
+from qdqtool.insertion.sample_runs import DEFAULT_IMAGES, largest_values
 from qdqtool.insertion.scales import (
     LEVELS,
     GroupScale,
@@ -47,7 +46,7 @@ from qdqtool.insertion.scales import (
     choose_scale,
     find_scale_groups,
 )
-from qdqtool.insertion.smoothing import Smoothed, smooth
+from qdqtool.insertion.smoothing import ScaleMigration, smooth
 from qdqtool.ir.graph import EDITED, Model
 from qdqtool.ir.modelfile import ModelSource, load_full
 from qdqtool.ir.qdq import is_quantized
@@ -211,7 +210,7 @@ def _insert(
     )
     rules, placement = choose_placement(work, options.placement, chosen)
     notes.extend(placement.notes)
-    smoothed: list[Smoothed] = []
+    smoothed: list[ScaleMigration] = []
     if network.smooth is not None:
         smoothed, done = smooth(
             work, placement, network.smooth, None if calib_table is not None else data, images
@@ -273,12 +272,12 @@ def _insert(
     measured = None
     if losses != 0 and statistics is not None:
         activations = [q for q in quantized if q.method != "weights-max"]
-        tried = candidates(
+        tried = rank_activations(
             activations, statistics, {t: g.sources for g in groups for t in g.quantized}
         )
         statistics = None  # tens of megabytes, and not needed any more
         try:
-            measured = measure(
+            measured = measure_losses(
                 work, tried, data, activations=activations, images=images, samples=losses
             )
         except ModelError as error:  # operators behind the last convolutions may be TensorRT's own
@@ -294,7 +293,7 @@ def _insert(
         if losses != 0 and readable is not None:
             try:
                 floats = load_full(model) if ours else loaded
-                found_half = compare(
+                found_half = compare_outputs(
                     floats, [first], readable, samples=losses or SAMPLES, images=images
                 )
                 agreement = found_half[0] if found_half else None
@@ -343,7 +342,7 @@ def _insert(
             work.path, work.sha256 = "", None  # from here on it is a model in memory as any other
             result.prediction = prediction.predict(work, chosen)
             if measured is not None:
-                result.losses = with_predictions(
+                result.losses = predict_changes(
                     measured,
                     work,
                     result.activations,
@@ -413,7 +412,7 @@ def too_large(
     seen: Mapping[str, float],
     data: object,
     warnings: list[Note],
-    images: ImageOptions = AS_CALIBRATED,
+    images: ImageOptions = DEFAULT_IMAGES,
 ) -> dict[str, float]:
     """Tensors of a Q/DQ model that near the largest value of FP16: as ``seen`` in the calibration, by their scale, or
     on a few samples of the data, where there is any; ``warnings`` gets what could not be looked at."""

@@ -20,7 +20,7 @@ from calibration.options import Preprocess
 from qdqtool import prediction
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.findings.left_float import nothing_to_quantize
-from qdqtool.insertion import losses
+from qdqtool.insertion import losses, sample_runs
 from qdqtool.insertion.api import prepared, said_of_half, too_large
 from qdqtool.insertion.options import (
     ClusterOptions,
@@ -493,7 +493,7 @@ def _wide(planner: Planner, sets: Sets, warnings: list[Note]) -> dict[str, float
     """Tensors that near the largest value of FP16, with everything INT8."""
     made, quantized = planner.plan(Configuration()).recipe.build(planner.model)
     seen = {t: s.absmax for t, s in planner.statistics.items()}
-    return too_large(made, quantized, seen, _some(sets, losses.FEW), warnings)
+    return too_large(made, quantized, seen, _some(sets, sample_runs.FP16_SAMPLES), warnings)
 
 
 def _moved_by_half(
@@ -501,7 +501,7 @@ def _moved_by_half(
 ) -> list[Note]:
     """How far FP16 moves the outputs of what was measured in FP32: of that, and of the same in FP16."""
     try:
-        found = losses.compare(work, made, _some(sets, samples), samples=samples)
+        found = losses.compare_outputs(work, made, _some(sets, samples), samples=samples)
     except ModelError as error:
         warnings.append(Remark.HALF_NOT_MEASURED(error=of_error(error)))
         return []

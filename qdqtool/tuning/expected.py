@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from calibration.dataset import spread_indices
 from qdqtool import prediction
-from qdqtool.insertion.losses import FEW
+from qdqtool.insertion.sample_runs import FP16_SAMPLES
 from qdqtool.tuning.search import BETTER, FLOAT_RECIPE, Search
 from qdqtool.util.notes import Remark
 from qdqtool.util.text import counted
@@ -84,7 +84,7 @@ def leave_time(search: Search, each: float) -> None:
     writing = max(_WRITING * limit, _WRITTEN * _write_once(search))
     if search.planner.half:
         moved = 3 * each
-        search.moved_on = min(FEW, fitting(_MOVING * limit, moved))
+        search.moved_on = min(FP16_SAMPLES, fitting(_MOVING * limit, moved))
         writing += moved * search.moved_on
     left = bench.deadline - time.monotonic()
     search.ends = bench.deadline - writing

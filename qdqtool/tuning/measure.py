@@ -30,7 +30,7 @@ from calibration.clustered import shared
 from calibration.dataset import Dataset
 from calibration.session import TensorFetcher, open_packed_session, partial_model
 from qdqtool.errors import QdqtoolError
-from qdqtool.insertion.losses import Compared
+from qdqtool.insertion.losses import ReferenceOutputs
 from qdqtool.insertion.rewrite import round_weights, rounded_weights_name
 from qdqtool.ir.cuts import NetworkCuts
 from qdqtool.ir.graph import Model, Node
@@ -149,7 +149,7 @@ _Arrays = dict[str, npt.NDArray[Any]]
 class Row:
     """One candidate on one sample."""
 
-    error: float  # of the compared tensors, of their standard deviation (:class:`qdqtool.insertion.losses.Compared`)
+    error: float  # of the compared tensors, of their standard deviation (:class:`qdqtool.insertion.losses.ReferenceOutputs`)
     evidence: Evidence = None  # what the metric saw; None in a sweep
 
     def as_json(self) -> list[Any]:
@@ -245,7 +245,7 @@ _parsing = threading.Lock()
 class Reference:
     """What the float network does on a sample: where the error is measured, and what the metric keeps of it."""
 
-    compared: Compared
+    compared: ReferenceOutputs
     kept: Any
 
     @property
@@ -399,7 +399,7 @@ class Network:
     def _referring(self, tensors: _Arrays) -> Reference:
         """What is kept of the float network's run."""
         job = self.job
-        compared = Compared(
+        compared = ReferenceOutputs(
             {t: tensors[t] for t in job.compared}, self.focus.find(tensors) if self.focus else None
         )
         return Reference(compared, job.metric.kept({t: tensors[t] for t in job.metric.tensors}))

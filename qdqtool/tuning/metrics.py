@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.insertion.losses import Compared, compared_tensors
+from qdqtool.insertion.losses import ReferenceOutputs, comparison_tensors
 from qdqtool.insertion.placement import find_class_outputs
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.heads import find_head
@@ -314,7 +314,7 @@ class OutputAgreement:
         return self.name
 
     def kept(self, reference: Outputs) -> Any:
-        return Compared({t: reference[t] for t in self.tensors}, None)
+        return ReferenceOutputs({t: reference[t] for t in self.tensors}, None)
 
     def look(self, kept: Any, found: Outputs, image: str) -> Evidence:
         return 1.0 - kept.error(found)
@@ -486,7 +486,7 @@ def _sorts(model: Model) -> bool:
 
 def compared(model: Model) -> list[str]:
     """Where the output error is measured; of a network that sorts its results, what is not sorted yet."""
-    found = compared_tensors(model)
+    found = comparison_tensors(model)
     if found == list(model.outputs) and _sorts(model):
         last = find_head(model).finals
         found = [n.output for n in model.ordered if n.index in last] or found

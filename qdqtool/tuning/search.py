@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from calibration.dataset import spread_indices
 from qdqtool.errors import QdqtoolError
-from qdqtool.insertion import losses
+from qdqtool.insertion import losses, sample_runs
 from qdqtool.tuning import sites as choices
 from qdqtool.tuning.configuration import (
     FLOAT,
@@ -59,7 +59,9 @@ class Search:
     ends: float | None = None  # when all of that is measured has to be; None without a limit
     last_judged: float | None = None  # when only one placement more can be judged
     each: float = 0.0  # seconds that a run on one sample takes, where the bench has a deadline
-    moved_on: int = losses.FEW  # samples on which FP16 is compared with FP32 in the end
+    moved_on: int = (
+        sample_runs.FP16_SAMPLES
+    )  # samples on which FP16 is compared with FP32 in the end
     sites: list[Site] = field(default_factory=list)
     judged: list[Judged] = field(default_factory=list)
     scales: list[Candidate] = field(default_factory=list)
@@ -480,7 +482,7 @@ class Search:
             for s in self.sites
             if s.kind == CONVOLUTION and s.default == INT8
         }
-        worst = losses.candidates(quantized, self.planner.statistics, sources, len(quantized))
+        worst = losses.rank_activations(quantized, self.planner.statistics, sources, len(quantized))
         names = (r.node.name for q in worst for r in plan.placement.inputs[q.tensor])
         return [
             single[n]

@@ -9,7 +9,7 @@ import onnx
 from calibration.arrays import open_data
 from calibration.dataset import Dataset
 from calibration.session import input_specs
-from qdqtool.insertion.losses import compared_tensors
+from qdqtool.insertion.losses import comparison_tensors
 from qdqtool.insertion.placement import PlacementRules
 from qdqtool.insertion.prepare import prepare
 from qdqtool.insertion.ranges import collect_statistics
@@ -115,7 +115,7 @@ def job_of(planner: Planner, data: list[dict[str, Array]]) -> Job:
     return Job(
         model.proto.SerializeToString(),
         dataset_of(model, data),
-        tuple(compared_tensors(model)),
+        tuple(comparison_tensors(model)),
         (),
         metric_for(model, None),
     )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import qdqtool
-from qdqtool.insertion.losses import FEW
+from qdqtool.insertion.sample_runs import FP16_SAMPLES
 from qdqtool.ir.graph import Model
 from qdqtool.trt.targets import target_named
 from qdqtool.tuning import api
@@ -98,7 +98,7 @@ def test_leave_time_keeps_time_to_judge_and_write(limited: Search, clock: Clock)
     assert sets.swept_on == sets.chosen_on and max(sets.chosen_on) > 24
     assert remarks(limited.notes) == [Remark.CHOSEN_ON, Remark.JUDGED_ON]
     assert (limited.ends, limited.last_judged, limited.bench.deadline) == (82.0, 68.5, 64.0)
-    assert limited.moved_on == FEW
+    assert limited.moved_on == FP16_SAMPLES
     clock.now = 0.0
     assert limited.sweep_end == 34.0
     clock.now = 55.0
@@ -106,7 +106,7 @@ def test_leave_time_keeps_time_to_judge_and_write(limited: Search, clock: Clock)
 
 
 @pytest.mark.parametrize(
-    ("each", "samples", "end"), [(0.5, 4, 76.0), (0.25, 6, 77.5), (0.01, FEW, 81.76)]
+    ("each", "samples", "end"), [(0.5, 4, 76.0), (0.25, 6, 77.5), (0.01, FP16_SAMPLES, 81.76)]
 )
 def test_leave_time_keeps_time_to_compare_fp16(
     limited: Search, each: float, samples: int, end: float
