@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from qdqtool.fixing.api import Change, Fixed
     from qdqtool.insertion.result import Insertion
     from qdqtool.insertion.scales import GroupScale
-    from qdqtool.tuning.result import Point, SiteResult, Tuning
+    from qdqtool.tuning.result import PlacementResult, SiteResult, Tuning
 
 # How many are named unless everything is asked for: nodes left float for one reason, groups, conversions, sites, fixes.
 _NAMED, _GROUPS, _CONVERSIONS, _SITES, _FIXES = 3, 3, 8, 8, 4
@@ -237,7 +237,7 @@ def _verdict(page: Page, tuning: Tuning) -> None:
         page.fill(fact, 2, "  ")
 
 
-def _interval(point: Point) -> str:
+def _interval(point: PlacementResult) -> str:
     if point.metric is None:
         return "not judged"
     return f"{point.metric:.3f} ({point.low:.3f} to {point.high:.3f})"

@@ -1,24 +1,57 @@
-"""Notes and warnings of results: a template for each, filled with values.
+"""Notes and warnings of results.
 
-A note is a string that can be printed as it is. Programs and tests use its ``remark`` and ``values``, never its text.
+A note is a string that can be printed. Programs and tests read its code and its values, never its text::
+
+    Note(f"{cache}: resumed after {images} images", code="resumed", cache=cache, images=images)
+
+A parameter of the library is written in backticks (`` `clock` ``, `` `clock=1200` ``). The command line prints the
+option of that name instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from enum import Enum
-from typing import Any
+from typing import Any, Self
 
+from qdqtool.errors import QdqtoolError
 from qdqtool.util.said import Said
 
 
 class Note(Said):
-    """A note or a warning: its text, its remark and the values in it.
+    """A note or a warning of a result.
 
-    A text that was read from a file, or that a user wrote, has no remark.
+    Attributes:
+        code: Identifier of the note, such as ``"resumed"``; empty for a text of a file or a user.
+        values: Values in the text, by name.
     """
 
-    remark: Remark | None = None
+    code: str
+    values: Mapping[str, Any]
+
+    def __new__(cls, text: str = "", *, code: str = "", **values: Any) -> Self:
+        note = super().__new__(cls, text)
+        note.code = code
+        note.values = values
+        return note
+
+    def __init__(self, text: str = "", *, code: str = "", **values: Any) -> None:
+        pass
+
+    @classmethod
+    def from_error(cls, error: Exception) -> Self:
+        """Return the message of an error as a note with the code of the error."""
+        code = error.code if isinstance(error, QdqtoolError) else ""
+        return cls(str(error), code=code)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore_note, (str(self), self.__dict__)
+
+
+def _restore_note(text: str, attributes: dict[str, Any]) -> Note:
+    note = Note(text)
+    note.__dict__.update(attributes)
+    return note
 
 
 class Remark(Enum):
@@ -54,10 +87,6 @@ class Remark(Enum):
         "tensor '{tensor}': {nonfinite} of {total} values are NaN or infinite and were left out"
     )
     ALWAYS_ZERO = "'{tensor}' is zero on all calibration data; its scale is meaningless"
-    UNREAD_IMAGES = (
-        "{count} of the tuning images could not be read and were left out; the first, {file}:"
-        " {reason}"
-    )
 
     # The float model, prepared
     WIDENED = (
@@ -158,40 +187,6 @@ class Remark(Enum):
         " compare with {`high_precision`:'fp32'}"
     )
     NOT_PREDICTED = "not predicted: {error}"
-
-    # tune
-    RANGES_ON = "ranges from {room} of {images} images: more would exceed the time limit"
-    CHOSEN_ON = "chosen on {room} of {images} images: more would exceed the time limit"
-    JUDGED_ON = "judged on {room} of {images} images: more would exceed the time limit"
-    RANGES_NOT_TAKEN = "other ranges lower the output error but do not improve the metric: not used"
-    GOAL_NOT_REACHED = (
-        "none of the combinations that were tried reaches the goal with any layer in INT8"
-    )
-    NO_TIME_TO_JUDGE = (
-        "the time limit ended before the whole front, or the benefit of each choice, was measured"
-    )
-    HALF_NOT_MEASURED = "agreement of the FP16 model with the float model was not measured: {error}"
-    MEASURED_IN_FP32 = (
-        "accuracy was measured with the unquantized part in FP32; the output error is "
-        "{before:.2%} of the standard deviation of the float model's outputs in FP32, and "
-        "{after:.2%} in FP16 as written"
-    )
-    FLOAT_FITS = (
-        "the float model is predicted to take {ms:.4g} ms, which is within the budget: INT8 "
-        "is not needed"
-    )
-    FLOAT_FITS_AND_WRITTEN = (
-        "the float model is predicted to take {ms:.4g} ms, which is within the budget: INT8 "
-        "is not needed, and the float model was written"
-    )
-    FLOAT_WRITTEN = (
-        "the float model was written, with {ms:.4g} ms predicted: no placement that is "
-        "accurate enough is faster"
-    )
-    HARDLY_PAYS = (
-        "the result is predicted to be {times:.2f} times as fast as the float model ({ms:.4g}"
-        " ms), less than {pays:g} times"
-    )
 
     # fix
     CODE_NOT_FOUND = "{code} does not occur in this model for {target}"
@@ -312,47 +307,6 @@ class Remark(Enum):
     LOG_LACKS = "the log: {gap}"
 
     # verify and compare
-    NO_VERSION = "the build does not state its version; {target} was used for the prediction"
-    AMBIGUOUS_VERSION = (
-        "the build does not state its version, and its format fits {version} and 10: {target}"
-        " was used for the prediction ({`target`} sets it)"
-    )
-    VERSION_OF_SPELLING = (
-        "the build does not state its version; its format is that of {version}, predicted as "
-        "{target}"
-    )
-    SHOWN_BY_BUILD = "shown by the build"
-    NOT_SHOWN_BY_BUILD = (
-        "{name}: the build does not show which of {values:joined , } applies; compared with {value}"
-    )
-    SHOWN_AS_ASSUMED = "{name}: the build shows {value}, as assumed for {target}"
-    NEAREST_AS_ASSUMED = (
-        "{name}: the build fits {value} best, but not everywhere; {value} is assumed for {target}"
-    )
-    SHOWN_OTHERWISE = "{name}: the build shows {value}; {assumed} is assumed for {target}"
-    NEAREST_OTHERWISE = (
-        "{name}: the build fits {value} best, but not everywhere; {assumed} is assumed for {target}"
-    )
-    COMPARED_WITH = "{name}: compared with {value}, which the build shows"
-    MORE_MISMATCHES = "{count} more mismatches of kind '{kind}'"
-    NO_FP16_FLAG = (
-        "the float remainder runs in FP32 because --fp16 was not given; this comes from the "
-        "flags, not from the placement"
-    )
-    BUILT_ALIKE = "prediction and build agree: {status}: {message}"
-    CONVERSIONS_BETWEEN = "{few} to {many} conversions predicted, depending on the scales"
-    LINES_LEFT_OUT = "{count} pass lines depend on equal scales and were not compared"
-    NO_ESTIMATE = "{ms:.3f} ms measured ({source}), without an estimate to compare: {why}"
-    FEW_ALIKE = (
-        "only {likeness:.0%} of the layers have a counterpart with the same neighbors: these "
-        "are two versions of a network, or two networks"
-    )
-    UNTYPED_TIMES = (
-        "{files:joined  and }: layer times without data types; give the layer JSON or the log"
-        " as well"
-    )
-    ONE_UNTIMED = "one build has layer times, the other has none: give its profile as well"
-    OF_FLOAT_MODEL = "the build has no Q/DQ: it was built from a float model"
     BUILT_BEFORE = "the build was made when this demo was written, not on this machine"
 
     # A line of a log
@@ -422,10 +376,10 @@ class Remark(Enum):
 
     def __call__(self, **values: Any) -> Note:
         note = Note().saying(self.value, values)
-        note.remark = self
+        note.code = self.name.lower().replace("_", "-")
         return note
 
 
-def remarks(notes: Sequence[str]) -> list[Remark | None]:
-    """Return the remark of each note, None for a string without one."""
-    return [note.remark if isinstance(note, Note) else None for note in notes]
+def note_codes(notes: Iterable[str]) -> list[str]:
+    """Return the code of each note, an empty string for a plain string."""
+    return [note.code if isinstance(note, Note) else "" for note in notes]

@@ -42,9 +42,8 @@ from qdqtool.types import Event, Precision, Prediction
 from qdqtool.util.checks import check_choice
 from qdqtool.util.file_types import is_model_name
 from qdqtool.util.files import record_inputs
-from qdqtool.util.notes import Note, Remark
+from qdqtool.util.notes import Note
 from qdqtool.util.records import replaced
-from qdqtool.util.said import said
 from qdqtool.verification import build_model as local_build
 from qdqtool.verification.convolutions import compare_convolutions
 from qdqtool.verification.layer_mapping import (
@@ -67,6 +66,14 @@ from qdqtool.verification.lines import (
 BuildFile: TypeAlias = str | os.PathLike[str]
 _MAX_CONFLICTS = 0.1  # share of the names that may stand for another node
 MIN_NAMED = 0.2  # share of a model's convolutions that a log of this model names at least
+
+# Codes of the notes about an assumption: whether the build fits the value exactly, and whether it is the assumed one.
+_ASSUMPTION_NOTES = {
+    (True, True): "shown-as-assumed",
+    (True, False): "shown-otherwise",
+    (False, True): "nearest-as-assumed",
+    (False, False): "nearest-otherwise",
+}
 
 
 def verify(
@@ -176,13 +183,8 @@ def choose_target_for_gpu(
         chosen = replaced(chosen, capabilities=build.targets)
         if gpu is not None and gpu.cc not in chosen.capability_names:
             raise QdqtoolError(
-                said(
-                    "{`gpu`} {name}: has compute capability {cc}, and the build is for "
-                    "{told:joined , }; name the GPU that it ran on",
-                    name=gpu.name,
-                    cc=gpu.cc,
-                    told=chosen.capability_names,
-                ),
+                f"`gpu` {gpu.name}: has compute capability {gpu.cc}, and the build is for "
+                f"{', '.join(chosen.capability_names)}; name the GPU that it ran on",
                 code="different-gpus",
                 parameter="gpu",
             )
@@ -203,15 +205,32 @@ def choose_target(build: Build, target: str | Target | None) -> tuple[Target, li
         return RTX, []
     version = build.tensorrt or build.version_hint
     if version is None:
-        return TARGETS[DEFAULT_TARGET], [Remark.NO_VERSION(target=DEFAULT_TARGET)]
+        note = Note(
+            f"the build does not state its version; {DEFAULT_TARGET} was used for the prediction",
+            code="no-version",
+            target=DEFAULT_TARGET,
+        )
+        return TARGETS[DEFAULT_TARGET], [note]
     if build.tensorrt is None and version == LATEST_SPELLING:
-        return TARGETS[DEFAULT_TARGET], [
-            Remark.AMBIGUOUS_VERSION(version=version, target=DEFAULT_TARGET)
-        ]
+        note = Note(
+            f"the build does not state its version, and its format fits {version} and 10: "
+            f"{DEFAULT_TARGET} was used for the prediction (`target` sets it)",
+            code="ambiguous-version",
+            version=version,
+            target=DEFAULT_TARGET,
+        )
+        return TARGETS[DEFAULT_TARGET], [note]
     chosen = target_of_version(version)
-    return chosen, [] if build.tensorrt is not None else [
-        Remark.VERSION_OF_SPELLING(version=version, target=chosen.name)
-    ]
+    if build.tensorrt is not None:
+        return chosen, []
+    note = Note(
+        f"the build does not state its version; its format is that of {version}, predicted as "
+        f"{chosen.name}",
+        code="version-of-spelling",
+        version=version,
+        target=chosen.name,
+    )
+    return chosen, [note]
 
 
 def check_explicit(build: Build, model: Model | None = None) -> None:
@@ -290,16 +309,35 @@ def compare_under_assumptions(
         best = results[value]
         if len(set(errors.values())) == 1:
             best.notes.append(
-                Remark.NOT_SHOWN_BY_BUILD(name=name, values=tuple(errors), value=assumed)
+                Note(
+                    f"{name}: the build does not show which of {', '.join(errors)} applies; "
+                    f"compared with {assumed}",
+                    code="not-shown-by-build",
+                    name=name,
+                    values=tuple(errors),
+                    value=assumed,
+                )
             )
             continue
-        fits = errors[value] == (0, 0)
-        remark = Remark.SHOWN_AS_ASSUMED if fits else Remark.NEAREST_AS_ASSUMED
         if value != assumed:
-            remark = Remark.SHOWN_OTHERWISE if fits else Remark.NEAREST_OTHERWISE
             assumptions = best.prediction.assumptions if best.prediction else []
-            assumptions[:1] = [replace(a, why=Remark.SHOWN_BY_BUILD()) for a in assumptions[:1]]
-        best.notes.append(remark(name=name, value=value, assumed=assumed, target=target.name))
+            shown = Note("shown by the build", code="shown-by-build")
+            assumptions[:1] = [replace(a, why=shown) for a in assumptions[:1]]
+        fits, is_assumed = errors[value] == (0, 0), value == assumed
+        shown_text = f"shows {value}" if fits else f"fits {value} best, but not everywhere"
+        assumed_text = f"; {assumed} is assumed for {target.name}"
+        if fits and is_assumed:
+            assumed_text = f", as assumed for {target.name}"
+        best.notes.append(
+            Note(
+                f"{name}: the build {shown_text}{assumed_text}",
+                code=_ASSUMPTION_NOTES[fits, is_assumed],
+                name=name,
+                value=value,
+                assumed=assumed,
+                target=target.name,
+            )
+        )
     return best
 
 
@@ -347,11 +385,17 @@ def compare_with_build(
     for part in parts:
         mismatches.extend(part[:MAX_MISMATCHES])
         if len(part) > MAX_MISMATCHES:
-            notes.append(
-                Remark.MORE_MISMATCHES(count=len(part) - MAX_MISMATCHES, kind=part[0].kind)
-            )
+            count, kind = len(part) - MAX_MISMATCHES, part[0].kind
+            text = f"{count} more mismatches of kind '{kind}'"
+            notes.append(Note(text, code="more-mismatches", count=count, kind=kind))
     if has_fp32_remainder(build):
-        notes.append(Remark.NO_FP16_FLAG())
+        notes.append(
+            Note(
+                "the float remainder runs in FP32 because --fp16 was not given; this comes from "
+                "the flags, not from the placement",
+                code="no-fp16-flag",
+            )
+        )
     return Verification(
         build.facts,
         convolutions,
@@ -455,7 +499,14 @@ def _compare_with_local_build(
             )
         )
     elif not is_built:
-        verification.notes.append(Remark.BUILT_ALIKE(status=result.status, message=result.message))
+        verification.notes.append(
+            Note(
+                f"prediction and build agree: {result.status}: {result.message}",
+                code="built-alike",
+                status=result.status,
+                message=result.message,
+            )
+        )
     return verification
 
 
@@ -494,10 +545,23 @@ def verify_from_log(
     if first.conversions != second.conversions:
         result.conversions = replace(result.conversions, predicted=None)
         few, *_, many = sorted(p.conversions for p in (first, second) if p.conversions is not None)
-        result.notes.append(Remark.CONVERSIONS_BETWEEN(few=few, many=many))
+        result.notes.append(
+            Note(
+                f"{few} to {many} conversions predicted, depending on the scales",
+                code="conversions-between",
+                few=few,
+                many=many,
+            )
+        )
     result.notes[:0] = [*notes, *unknowns]
     if events:
-        result.notes.append(Remark.LINES_LEFT_OUT(count=len(events)))
+        result.notes.append(
+            Note(
+                f"{len(events)} pass lines depend on equal scales and were not compared",
+                code="lines-left-out",
+                count=len(events),
+            )
+        )
     return result
 
 

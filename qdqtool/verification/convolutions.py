@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from qdqtool.buildlog.agreement import (
     ConvolutionCounts,
+    DetailedDifference,
     Difference,
     Mismatch,
     MismatchKind,
     MismatchSide,
-    Said,
 )
 from qdqtool.buildlog.types import Build, BuiltLayer
 from qdqtool.ir.graph import Model, Node
@@ -29,6 +29,7 @@ from qdqtool.verification.kernels import (
     SINGLE_PRODUCT,
     compute_precision,
     is_myelin_kernel,
+    none_if_unknown,
     output_precision,
     product_rank,
 )
@@ -68,7 +69,7 @@ class BuiltNode:
 
 
 def find_built_nodes(
-    model: Model, layers: Sequence[BuiltLayer], names: Mapping[int, str]
+    model: Model, layers: Sequence[BuiltLayer], names: Mapping[int, str] | None = None
 ) -> list[BuiltNode]:
     """Return each Conv, ConvTranspose, Gemm and MatMul as built; ``names`` as for `NodeMapper`."""
     mapper = NodeMapper(model, layers, names)
@@ -126,7 +127,7 @@ class BuiltConvolution:
     fused: list[str] | None = None
     layer: str = ""
     line: int = 0
-    contradiction: Said | None = None
+    contradiction: DetailedDifference | None = None
 
     def as_json(self) -> MismatchSide:
         fields = published(self, "precision", "inputs", "output", "fused", "layer")
@@ -240,7 +241,7 @@ def read_built_convolution(
 
 def _find_contradiction(
     built: BuiltConvolution, input_line: int | None, output_line: int | None, lines: PassLines
-) -> Said | None:
+) -> DetailedDifference | None:
     is_int8 = built.precision == Precision.INT8
     if input_line is not None and built.precision is not None and built.precision.is_float:
         return Difference.LINE_AND_INPUT, (input_line,)
@@ -260,13 +261,13 @@ def _read_layer(
     if is_myelin_kernel(layer):
         # The types of a kernel with two convolutions are not those of each.
         if product_rank(layer) is not None and sum(n.op in WEIGHTED for n in nodes) <= 1:
-            built.precision = _none_if_unknown(compute_precision(layer))
-            built.output = _none_if_unknown(output_precision(layer))
+            built.precision = none_if_unknown(compute_precision(layer))
+            built.output = none_if_unknown(output_precision(layer))
         return built
-    built.precision = _none_if_unknown(layer.input_precision)
+    built.precision = none_if_unknown(layer.input_precision)
     if layer.outputs:
         output = layer.outputs[min(position, len(layer.outputs) - 1)]
-        built.output = _none_if_unknown(output.precision)
+        built.output = none_if_unknown(output.precision)
     built.fused = [
         n.name for n in nodes if n.name != node.name and not is_qdq(n) and n.op != "Constant"
     ]
@@ -279,11 +280,9 @@ def _read_layer(
     return built
 
 
-def _none_if_unknown(precision: Precision) -> Precision | None:
-    return None if precision == Precision.UNKNOWN else precision
-
-
-def _find_difference(model: Model, conv: ConvOutcome, built: BuiltConvolution) -> Said | None:
+def _find_difference(
+    model: Model, conv: ConvOutcome, built: BuiltConvolution
+) -> DetailedDifference | None:
     """Return the first difference; None if nothing that the build shows differs."""
     if built.contradiction is not None:
         return built.contradiction

@@ -51,6 +51,10 @@ def product_rank(layer: BuiltLayer) -> int | None:
     return len(_MULTIPLY) + 1 + _GENERATED.index(layer.type) if has_product else None
 
 
+def none_if_unknown(precision: Precision) -> Precision | None:
+    return None if precision == Precision.UNKNOWN else precision
+
+
 def output_precision(layer: BuiltLayer) -> Precision:
     """Return the type that the product of a layer writes; UNKNOWN if later steps hide it."""
     if layer.type == "kgen" or _has_cast_after_product(layer):

@@ -14,11 +14,11 @@ from qdqtool.buildlog.agreement import (
     BuildFacts,
     ConversionCounts,
     ConvolutionCounts,
+    DetailedDifference,
     Difference,
     LayerCounts,
     Mismatch,
     MismatchKind,
-    Said,
     TraceCounts,
 )
 from qdqtool.buildlog.names import SCALE_NODE
@@ -312,7 +312,7 @@ def _layer_key(name: str) -> str:
 
 def _type_difference(
     side: Difference, predicted: list[TensorPrecision], built: list[BuiltTensor]
-) -> Said | None:
+) -> DetailedDifference | None:
     for ours, theirs in zip(predicted, built, strict=False):
         types = (ours.precision, theirs.precision)
         comparable = all(p.is_float or p == Precision.INT8 for p in types)

@@ -14,8 +14,7 @@ from qdqtool.timing.options import GpuOptions
 from qdqtool.timing.physics import constants
 from qdqtool.trt.targets import Target
 from qdqtool.types import Json, Precision, Prediction
-from qdqtool.util.notes import Note, Remark
-from qdqtool.util.said import said
+from qdqtool.util.notes import Note
 
 _SLOW = 1.5  # measured over estimated time of a slow layer
 _MAX_SLOW_LAYERS = 5
@@ -85,13 +84,21 @@ def explain_missing_estimate(build: Build) -> list[Note]:
     """Explain why a timed build whose GPU is unknown is compared with no estimate."""
     if not is_timed(build):
         return []
-    why = (
-        said("the build does not say on which GPU it ran; name it with {`gpu`}")
-        if build.device is None
-        else (unknown_gpu(build))
-    )
-    measured, source = measured_time(build)
-    return [Remark.NO_ESTIMATE(ms=measured, source=source, why=why)] if why else []
+    why = "the build does not say on which GPU it ran; name it with `gpu`"
+    if build.device is not None:
+        why = unknown_gpu(build)
+    if not why:
+        return []
+    ms, source = measured_time(build)
+    return [
+        Note(
+            f"{ms:.3f} ms measured ({source}), without an estimate to compare: {why}",
+            code="no-estimate",
+            ms=ms,
+            source=source,
+            why=why,
+        )
+    ]
 
 
 def _overhead_us(gpu: str, layers: list[Json]) -> float:

@@ -28,11 +28,11 @@ from calibration.runner import collect
 from calibration.statistics import CHANNELS, POSITIONS, TensorStatistics
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.util import files, limits
-from qdqtool.util.notes import Remark
 from tests.calibration.checks import check_limit, contents, reports
 from tests.calibration.nets import conv_net, write_pictures
 from tests.calibration.watchers import stop_after, watch_progress
 from tests.errors import has
+from tests.notes import note
 
 NAMES = ["images", "c1", "r2"]
 
@@ -93,7 +93,7 @@ def test_interrupted_pass_goes_on(
     assert not begun.complete and len(begun.done) >= count
     watch_progress(monkeypatch, numbers.append)
     resumed = collect(conv_net(), pictures, NAMES, cache=path)
-    assert resumed.notes == [Remark.RESUMED(cache=path, images=begun.statistics.images)]
+    assert resumed.notes == [note("resumed", cache=path, images=begun.statistics.images)]
     assert len(numbers) + len(begun.done) == 9
     assert contents(resumed) == contents(whole)
     assert load_progress(path).complete

@@ -14,7 +14,6 @@ from calibration.clustered import PortionSizer
 from calibration.dataset import Dataset, InputSpec
 from calibration.images import YOLO_PREPROCESS
 from qdqtool.errors import ClusterError, DataError
-from qdqtool.util.notes import Remark
 from tests.calibration.checks import contents, reports
 from tests.calibration.cluster.clusters import (
     ChangingSource,
@@ -172,11 +171,11 @@ def test_interrupted_run_leaves_nothing_behind_and_goes_on(
     watch_progress(monkeypatch, numbers.append)
     statistics = run(pictures, client, cache=cache, focus=FOCUS, progress=True)
     assert len(numbers) == 14 - 5, "the portions that had been merged are not done again"
-    assert statistics.notes[0].remark is Remark.RESUMED
+    assert statistics.notes[0].code == "resumed"
     assert (contents(statistics), cache.read_bytes()) == alone
     # One process goes on where a cluster stopped, and finds it finished.
     again = run(pictures, cache=cache, focus=FOCUS)
-    assert again.notes[0].remark is Remark.REUSED
+    assert again.notes[0].code == "reused"
 
 
 def test_model_travels_once_to_each_worker(

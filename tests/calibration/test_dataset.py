@@ -29,10 +29,11 @@ from calibration.dataset import (
 from calibration.listing import UNREADABLE, file_digest, list_files, read_ahead
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.util import files
-from qdqtool.util.notes import Note, Remark
+from qdqtool.util.notes import Note
 from tests.calibration.checks import check_limit, reports
 from tests.calibration.nets import write_pictures
 from tests.errors import has
+from tests.notes import note
 
 IMAGE = InputSpec("x", (1, 1, 1, 2))
 BATCH = InputSpec("x", (2, 1, 1, 2))
@@ -347,7 +348,7 @@ def test_broken_images_are_skipped() -> None:
     for _ in range(2):
         assert [s["x"][:, 0, 0, 0].tolist() for s in data] == [[1, 1]] and data.load(1) is None
     assert data.skipped == [(f"sample {k}", "broken") for k in (0, 2, 3)]
-    assert data.warnings[0] == Remark.BROKEN_IMAGES(broken=3, total=4)
+    assert data.warnings[0] == note("broken-images", broken=3, total=4)
     data.forget()
     assert (data.skipped, data.warnings, data.quality) == ([], [], DataQuality())
     list(data)
@@ -398,7 +399,7 @@ def test_few_images_are_a_warning() -> None:
     assert FEW_IMAGES == MANY
     warnings = {n: list(DataQuality(total=n).warnings()) for n in (0, 1, 99, 100)}
     assert warnings == {0: [], 100: []} | {
-        n: [Remark.FEW_IMAGES(images=n, enough=100)] for n in (1, 99)
+        n: [note("few-images", images=n, enough=100)] for n in (1, 99)
     }
 
 
@@ -406,9 +407,9 @@ def test_few_images_are_a_warning() -> None:
     ("quality", "notes"),
     [
         (DataQuality(broken=5), []),  # data without any image is an error
-        (DataQuality(total=MANY, broken=1), [Remark.BROKEN_IMAGES(broken=1, total=101)]),
-        (DataQuality(total=MANY, constant=1), [Remark.CONSTANT_IMAGES(constant=1, total=100)]),
-        (DataQuality(total=MANY, nonfinite=1), [Remark.NONFINITE_SAMPLES(nonfinite=1, total=100)]),
+        (DataQuality(total=MANY, broken=1), [note("broken-images", broken=1, total=101)]),
+        (DataQuality(total=MANY, constant=1), [note("constant-images", constant=1, total=100)]),
+        (DataQuality(total=MANY, nonfinite=1), [note("nonfinite-samples", nonfinite=1, total=100)]),
     ],
     ids=["all broken", "broken", "constant", "not finite"],
 )
@@ -421,14 +422,14 @@ def test_odd_images_are_a_warning(quality: DataQuality, notes: list[Note]) -> No
     [
         (0.0, 1.0, None),
         (0.0, 8.0, None),
-        (0.0, 8.01, Remark.FAR_INPUTS(low=0, high=8.01)),
+        (0.0, 8.01, note("far-inputs", low=0, high=8.01)),
         (-8.0, 0.5, None),
-        (-8.01, 0.5, Remark.FAR_INPUTS(low=-8.01, high=0.5)),
-        (9.0, 9.0, Remark.FAR_INPUTS(low=9, high=9)),
+        (-8.01, 0.5, note("far-inputs", low=-8.01, high=0.5)),
+        (9.0, 9.0, note("far-inputs", low=9, high=9)),
         (0.0, 0.0, None),
-        (0.0, 1e-9, Remark.SMALL_INPUTS(high=1e-9)),
-        (0.0, 0.0058, Remark.SMALL_INPUTS(high=0.0058)),
-        (0.001, 0.0058, Remark.SMALL_INPUTS(high=0.0058)),
+        (0.0, 1e-9, note("small-inputs", high=1e-9)),
+        (0.0, 0.0058, note("small-inputs", high=0.0058)),
+        (0.001, 0.0058, note("small-inputs", high=0.0058)),
         (0.0, 1.5 / 255, None),
         (-1e-9, 0.0058, None),
         (-1.0, -0.5, None),
@@ -688,7 +689,7 @@ def test_files_under_a_folder_are_sorted_and_links_are_followed(tmp_path: Path) 
     assert listing.suffixes == {".txt": 1}
     assert sorted(listing.broken_links) == ["gone.png", "loop.png"]
     note = open_data(tmp_path, [InputSpec("x", (1, 3, 8, 8))]).warnings[0]
-    assert note.remark is Remark.DEAD_LINKS and note.values == {"count": 2, "first": "gone.png"}
+    assert note.code == "dead-links" and note.values == {"count": 2, "first": "gone.png"}
 
 
 @pytest.mark.parametrize("suffix", [".png", ".npy"])

@@ -18,10 +18,10 @@ from calibration.images import ImageSource, Preprocess, decode, describe, prepar
 from calibration.listing import file_digest
 from qdqtool.errors import DataError
 from qdqtool.util import limits
-from qdqtool.util.notes import Remark
 from tests.calibration.checks import check_limit, reports
 from tests.calibration.nets import png_chunk, write_pictures
 from tests.errors import has
+from tests.notes import note
 
 RAW = Preprocess(scale=1.0)
 SPEC = InputSpec("images", (1, 3, 16, 16))
@@ -472,7 +472,7 @@ def test_broken_images_are_skipped_and_counted_once(tmp_path: Path) -> None:
         assert sorted(reasons) == ["empty.png", "huge.png", cut.name, "text.jpg"]
         assert all(reason and "\n" not in reason for reason in reasons.values())
         assert len(data.skipped) == 4
-    assert Remark.BROKEN_IMAGES(broken=4, total=5) in data.warnings
+    assert note("broken-images", broken=4, total=5) in data.warnings
 
 
 def test_dataset_is_opened_as_it_is(tmp_path: Path) -> None:

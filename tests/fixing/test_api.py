@@ -19,7 +19,6 @@ from qdqtool.ir.graph import Model
 from qdqtool.prediction import predict
 from qdqtool.trt.refusals import ScalesDiffer, Stays
 from qdqtool.trt.targets import target_named
-from qdqtool.util.notes import Remark
 from tests.errors import has
 from tests.findings.graphs import GRAPHS
 from tests.findings.lint.test_api import shared_model
@@ -28,6 +27,7 @@ from tests.findings.test_producers import models, predictions, views
 from tests.fixing.steps import sites
 from tests.indexing import indexed
 from tests.insertion import nets
+from tests.notes import note
 from tests.slow import slow_after
 from tests.trt.builder import Graph
 from tests.trt.test_cases import model_of
@@ -413,9 +413,7 @@ def test_what_is_accounted_for(g, monkeypatch):
         ("W-NONCONST", found.node, found.fix)
     ]
     assert fixed.refused[0].why_not and not fixed.applied
-    assert [n.values["code"] for n in fixed.notes if n.remark is Remark.CODE_NOT_FOUND] == [
-        "ADD-BOTH"
-    ]
+    assert [n.values["code"] for n in fixed.notes if n.code == "code-not-found"] == ["ADD-BOTH"]
     # A prediction is most of the work there
     seen = []
 
@@ -448,7 +446,7 @@ def test_changes_and_inputs_that_are_not_kept(g, tmp_path):
     assert not fixed.applied
     assert [c.code for c in fixed.refused] == ["SIBLING-SCALE"]
     (refused,) = fixed.refused
-    assert refused.why_not.remark is Remark.SCALE_TOO_COARSE
+    assert refused.why_not.code == "scale-too-coarse"
     assert refused.why_not.values["bits"] == pytest.approx(np.log2(20.0 / 0.02), rel=1e-6)
     assert fixed.proto.SerializeToString() == proto.SerializeToString()
     with pytest.raises(DataError, check=has("missing-input", parameter="inputs", node="x")):
@@ -495,14 +493,14 @@ def test_models_that_cannot_run():
     proto.graph.output.append(onnx.helper.make_tensor_value_info("boxes", 1, None))
     fixed = fix(proto, "trt8.5")
     assert [c.code for c in fixed.applied] == ["SKIP-FLOAT"]
-    assert Remark.COMPARED_IN_FRONT(nodes=["nms"]) in fixed.notes
+    assert note("compared-in-front", nodes=["nms"]) in fixed.notes
     proto = residual("float")
     node = next(n for n in proto.graph.node if n.name == "c0")
     node.attribute.append(onnx.helper.make_attribute("unheard_of", 1))
     fixed = fix(proto, "trt8.5")
     assert not fixed.applied
     why = fixed.refused[0].why_not
-    assert why.remark is Remark.NOT_COMPARABLE and "unheard_of" in str(
+    assert why.code == "not-comparable" and "unheard_of" in str(
         why.values["error"]
     )  # as onnxruntime names it
 

@@ -19,7 +19,6 @@ from qdqtool.ir.graph import Model
 from qdqtool.patterns.heads import find_head
 from qdqtool.prediction import predict
 from qdqtool.types import Severity
-from qdqtool.util.notes import Remark
 from tests.errors import has
 from tests.insertion.nets import detector as small_detector
 from tests.trt.builder import Graph
@@ -112,7 +111,7 @@ def test_one_scale_costs_at_most_two_bits(
         assert refused == []
     else:
         (why,) = refused
-        assert why.remark is Remark.SCALE_TOO_COARSE
+        assert why.code == "scale-too-coarse"
         assert why.values["bits"] == pytest.approx(np.log2(behind / min(scales)), rel=1e-6)
         kept = {
             float(onnx.numpy_helper.to_array(t))
@@ -373,7 +372,7 @@ def test_detector_of_onnxruntime_keeps_its_scores(options: dict[str, Any], tmp_p
     assert fixed.ok and "HEAD-CONCAT" in codes(fixed)
     scores = run(fixed.proto, x)[0][:, 4:]
     assert np.sqrt(np.mean((scores - exact) ** 2)) < 0.2 * np.sqrt(np.mean(exact**2))
-    assert Remark.INSERT_IS_BETTER in {n.remark for n in fixed.notes} or not (
+    assert "insert-is-better" in {n.code for n in fixed.notes} or not (
         {"ZP-NONZERO", "ZP-UINT8"} & set(codes(fixed))
     )
 
@@ -430,7 +429,7 @@ def test_rounded_anchors_are_reported(g: Graph) -> None:
     x = g.relu(g.conv(g.input(1, 16, 1, 128), "c", 1), "r")
     stored = np.arange(128).astype(np.int8).reshape(1, 1, 1, 128)
     fixed = fix(g.model(g.add(x, g.dq(g.const("grid", stored), "gdq", 1.004), "sum")))
-    (note,) = (n for n in fixed.notes if n.remark is Remark.CONSTANTS_ROUNDED)
+    (note,) = (n for n in fixed.notes if n.code == "constants-rounded")
     assert (note.values["count"], note.values["tensor"]) == (1, "grid")
     assert note.values["step"] == pytest.approx(1.004)
-    assert Remark.INSERT_IS_BETTER in {n.remark for n in fixed.notes}
+    assert "insert-is-better" in {n.code for n in fixed.notes}

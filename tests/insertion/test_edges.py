@@ -23,7 +23,7 @@ from qdqtool.insertion.prepare import prepare
 from qdqtool.insertion.ranges import write_table
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.heads import find_head
-from qdqtool.util.notes import Remark, remarks
+from qdqtool.util.notes import note_codes
 from tests.errors import has
 from tests.insertion.nets import (
     Net,
@@ -383,7 +383,7 @@ def ramp(low: float, high: float) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (0.2, 0.9)])
 def test_uint8_input_accepts_data_from_0_to_1(low: float, high: float) -> None:
     result = inserted("uint8", data=ramp(low, high))
-    assert result.notes[-1].remark is Remark.FEED_UINT8_SCALED
+    assert result.notes[-1].code == "feed-uint8-scaled"
 
 
 @pytest.mark.parametrize(
@@ -548,4 +548,4 @@ def test_int8_weights_warn_for_targets_that_cannot_read_them(
     target: str, weights: str, is_warned: bool
 ) -> None:
     result = qdqtool.insert(one_layer(), images(), target=target, weights=weights, predict=False)
-    assert remarks(result.warnings).count(Remark.INT8_WEIGHTS_UNREAD) == is_warned
+    assert note_codes(result.warnings).count("int8-weights-unread") == is_warned

@@ -24,9 +24,9 @@ from qdqtool.insertion.scales import (
 )
 from qdqtool.ir.graph import Model
 from qdqtool.types import QuantizedTensor
-from qdqtool.util.notes import Remark
 from tests.errors import has
 from tests.insertion.nets import Net, images, one_layer, require_prediction
+from tests.notes import note
 
 RNG = np.random.default_rng(0)
 WIDE = RNG.laplace(0.0, 4.0, 40_000).astype(np.float32)
@@ -110,7 +110,7 @@ def test_focus_range_of_group_has_least_error(spread: float, power: float) -> No
 @pytest.mark.parametrize("method", ["max", "mse", "percentile", "entropy"])
 def test_zero_tensor_gets_positive_scale_and_warning(method: str) -> None:
     chosen, warnings = choose_scale(group("a"), statistics(a=np.zeros(100)), MethodChoice(method))
-    assert warnings == [Remark.ALWAYS_ZERO(tensor="a")]
+    assert warnings == [note("always-zero", tensor="a")]
     assert chosen.scale == np.float32(1 / 127) and chosen.power is None
 
 

@@ -26,7 +26,7 @@ from qdqtool.timing.physics import constants
 from qdqtool.timing.twin import Shapes
 from qdqtool.trt.targets import TARGETS, strongly_typed
 from qdqtool.types import Precision, Prediction
-from qdqtool.util.notes import Remark, remarks
+from qdqtool.util.notes import note_codes
 from tests.slow import slow_after
 from tests.timing.models import TARGET, chain, timed, workload
 from tests.trt import evidence
@@ -159,7 +159,7 @@ def test_batch_option_is_the_batch_of_the_model() -> None:
     assert scaled.total_ms == pytest.approx(expected.total_ms, rel=1e-6)
     _, dynamic = timed(chain(dynamic=True), batch=32)
     assert dynamic.total_ms == pytest.approx(expected.total_ms, rel=1e-6)
-    shapes = [n.values["shape"] for n in dynamic.notes if n.remark is Remark.INPUT_TAKEN]
+    shapes = [n.values["shape"] for n in dynamic.notes if n.code == "input-taken"]
     assert shapes == [["32", "64", "56", "56"]]
 
 
@@ -214,7 +214,7 @@ def test_gpu_without_int8() -> None:
     assert quantized.total_ms == pytest.approx(plain.total_ms)
     assert (quantized.gain, plain.gain, plain.best) == (None, None, None)
     counts = [
-        [remarks(time.notes).count(r) for r in (Remark.WITHOUT_QDQ, Remark.NO_INT8)]
+        [note_codes(time.notes).count(r) for r in ("without-qdq", "no-int8")]
         for time in (quantized, plain)
     ]
     assert counts == [[1, 0], [0, 1]]
@@ -248,21 +248,21 @@ def test_model_without_shapes_has_no_float_time() -> None:
         value.type.tensor_type.ClearField("shape")
     _, time = timed(proto)
     assert (time.float_time, time.best) == (None, None)
-    assert Remark.MOST_SHAPES_UNKNOWN in remarks(time.notes)
+    assert "most-shapes-unknown" in note_codes(time.notes)
 
 
 @pytest.mark.parametrize(
     ("gpu", "low_factor", "high_factor", "notes"),
     [
         (find("RTX 3060"), 1.0, 1.0, []),
-        (find("H100"), 1.1, 1.1, [Remark.NOT_MEASURED]),
-        (find("T4"), 1.0, 1.3, [Remark.SLOWED]),
+        (find("H100"), 1.1, 1.1, ["not-measured"]),
+        (find("T4"), 1.0, 1.3, ["slowed"]),
         (chosen("T4", clock=1100.0), 1.0, 1.0, []),
     ],
     ids=["measured", "not measured", "power limit", "clock"],
 )
 def test_range_is_wider_for_gpus_that_are_less_known(
-    gpu: Gpu, low_factor: float, high_factor: float, notes: list[Remark]
+    gpu: Gpu, low_factor: float, high_factor: float, notes: list[str]
 ) -> None:
     _, time = timed(chain(), gpu)
     usual = constants().spreads["total"]
@@ -270,7 +270,7 @@ def test_range_is_wider_for_gpus_that_are_less_known(
     assert low > low_factor * usual if low_factor > 1 else low == pytest.approx(usual)
     assert high > high_factor * usual if high_factor > 1 else high == pytest.approx(usual)
     assert low_factor != high_factor or low == pytest.approx(high)
-    assert remarks(time.notes)[:1] == notes
+    assert note_codes(time.notes)[:1] == notes
 
 
 @functools.cache

@@ -26,8 +26,9 @@ from qdqtool.timing.physics import seconds
 from qdqtool.trt.rtx.predict import status_of
 from qdqtool.trt.targets import RTX, TARGETS
 from qdqtool.types import Evidence, Precision
-from qdqtool.util.notes import Remark, remarks
+from qdqtool.util.notes import note_codes
 from tests.errors import has
+from tests.notes import note
 from tests.timing.models import GPU, SHARED, TARGET, chain, timed
 from tests.trt import evidence
 from tests.trt.builder import Graph
@@ -124,7 +125,7 @@ def test_name_that_boards_share_is_ambiguous(text: str, count: int) -> None:
 )
 def test_variants_of_a_short_name(text: str, name: str, others: set[str]) -> None:
     gpu = gpus.chosen(text)
-    assert gpu.name == name and (Remark.TAKEN_AS in remarks(gpu.notes)) == bool(others)
+    assert gpu.name == name and ("taken-as" in note_codes(gpu.notes)) == bool(others)
     assert set(gpus.variants(text, name, [g.name for g in gpus.gpus()])) == others
 
 
@@ -193,7 +194,7 @@ def test_laptop_variant_has_a_lower_clock() -> None:
     desktop = gpus.find("RTX 2070 Super")
     gpu = gpus.chosen("NVIDIA GeForce RTX 2070 Super with Max-Q Design")
     assert gpu.sms == desktop.sms and gpu.clock < desktop.clock
-    assert remarks(gpu.notes) == [Remark.LAPTOP]
+    assert note_codes(gpu.notes) == ["laptop"]
 
 
 def test_predict_command_names_the_nearest_gpu(
@@ -213,7 +214,7 @@ def test_described_gpu() -> None:
 
 def test_described_gpu_of_an_unknown_capability_has_the_rates_of_the_nearest() -> None:
     (note,) = gpus.chosen("sm=9.9,sms=10,clock=1000,bandwidth=100").notes
-    assert (note.remark, note.values["nearest"]) == (Remark.RATES_OF_NEAREST, "9.0")
+    assert (note.code, note.values["nearest"]) == ("rates-of-nearest", "9.0")
 
 
 @pytest.mark.parametrize(
@@ -245,7 +246,7 @@ def test_chosen_clock_and_power() -> None:
     assert gpus.chosen("orin nx", clock=600).clock == 600
     low, high = (gpus.chosen("orin nx", power=power) for power in ("10W", "MAXN"))
     assert low.clock < high.clock == 918
-    assert Remark.CLOCK_GUESSED in remarks(low.notes)
+    assert "clock-guessed" in note_codes(low.notes)
 
 
 @pytest.mark.parametrize(
@@ -328,7 +329,7 @@ def test_rtx_has_no_int8_on_turing(request_: TimingOptions, int8: int) -> None:
     findings = [f.code for f in prediction.findings if f.convolutions]
     assert prediction.summary()["int8"] == int8 and findings.count("FLOAT-SM75") == 2 - int8
     if time is not None:  # without INT8 it is the time of the float network
-        assert (time.gain is None) == (Remark.WITHOUT_QDQ in remarks(time.notes)) == (not int8)
+        assert (time.gain is None) == ("without-qdq" in note_codes(time.notes)) == (not int8)
     assert predict_on(network(), "trt8.5", request_)[0].summary()["int8"] == 2
 
 
@@ -477,8 +478,8 @@ def test_gpu_of_device_has_the_figures_of_the_log(
 
 def test_gpu_of_device_notes_figures_that_differ_from_the_table() -> None:
     sms, clock = gpu_of_device(of_facts("Orin", ORIN_NX)).notes
-    assert sms == Remark.SMS_OF_LOG(sms=4, board="Jetson Orin NX 8GB", own=8)
-    assert clock.remark is Remark.CLOCK_OF_LOG and 612 in (round(v) for v in clock.values.values())
+    assert sms == note("sms-of-log", sms=4, board="Jetson Orin NX 8GB", own=8)
+    assert clock.code == "clock-of-log" and 612 in (round(v) for v in clock.values.values())
     assert gpu_of_device(of_facts("Orin", AGX)).notes == ()
 
 
@@ -494,7 +495,7 @@ def test_gpu_of_device_that_is_not_in_the_table() -> None:
 
 def test_gpu_of_device_guesses_the_bandwidth() -> None:
     gpu = gpu_of_device(of_facts("NVIDIA Future 9000", UNKNOWN))
-    assert remarks(gpu.notes) == [Remark.BANDWIDTH_GUESSED] and 300 < gpu.bandwidth < 600
+    assert note_codes(gpu.notes) == ["bandwidth-guessed"] and 300 < gpu.bandwidth < 600
 
 
 def test_gpu_of_device_ignores_impossible_figures() -> None:

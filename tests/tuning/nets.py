@@ -16,9 +16,9 @@ from qdqtool.insertion.ranges import collect_statistics
 from qdqtool.insertion.scales import MethodChoice
 from qdqtool.ir.graph import Model
 from qdqtool.trt.targets import target_named
-from qdqtool.tuning.configuration import Configuration, Planner
-from qdqtool.tuning.measure import Job
+from qdqtool.tuning.measure import TuningJob
 from qdqtool.tuning.metrics import metric_for
+from qdqtool.tuning.planner import Configuration, Planner
 from tests.insertion.nets import Net
 
 Array = npt.NDArray[Any]
@@ -110,9 +110,9 @@ def dataset_of(model: Model, data: list[dict[str, Array]]) -> Dataset:
     return open_data(data, input_specs(model), max_images=99)
 
 
-def job_of(planner: Planner, data: list[dict[str, Array]]) -> Job:
+def job_of(planner: Planner, data: list[dict[str, Array]]) -> TuningJob:
     model = planner.model
-    return Job(
+    return TuningJob(
         model.proto.SerializeToString(),
         dataset_of(model, data),
         tuple(comparison_tensors(model)),

@@ -79,9 +79,9 @@ def test_renamed_replaces_values_but_not_words() -> None:
         "with these hops the part does not reproduce SKIP-FLOAT at n_b, the outcome of n_c; "
         "increase `hops`, or leave it out"
     )
-    assert (type(hidden), hidden.remark) == (Note, Remark.NOT_SHOWN) and hidden.values["missing"][
-        1
-    ] == ("the outcome of n_c")
+    assert (type(hidden), hidden.code) == (Note, "not-shown") and hidden.values["missing"][1] == (
+        "the outcome of n_c"
+    )
     changed = Remark.PREDICTED_OTHERWISE(convolutions=[("show", "INT8", "INT8", "INT8", "FLOAT")])
     assert "n_c (INT8 to INT8" in changed.renamed(lambda text: names.get(text, text))
     assert Note("show").renamed(names.__getitem__) == "n_c", "a text is one name"

@@ -34,7 +34,7 @@ from qdqtool.timing.expected import gpu_of
 from qdqtool.timing.options import GpuOptions
 from qdqtool.trt.targets import RTX, TARGETS
 from qdqtool.types import Precision
-from qdqtool.util.notes import Note, Remark
+from qdqtool.util.notes import Note
 from qdqtool.verification.api import (
     check_same_model,
     choose_target,
@@ -49,6 +49,7 @@ from qdqtool.verification.lines import Verification, verification_from_pairs
 from tests.buildlog.evidence import build_file
 from tests.buildlog.samples import build_of
 from tests.errors import has
+from tests.notes import note
 from tests.slow import slow_after
 from tests.trt.builder import Graph
 from tests.trt.evidence import HOME, prediction
@@ -322,15 +323,15 @@ def model(count: int) -> Model:
             Build(version_hint="8.6"),
             None,
             "trt10",
-            Remark.AMBIGUOUS_VERSION(version="8.6", target="trt10"),
+            note("ambiguous-version", version="8.6", target="trt10"),
         ),
         (
             Build(version_hint="10.0"),
             None,
             "trt10",
-            Remark.VERSION_OF_SPELLING(version="10.0", target="trt10"),
+            note("version-of-spelling", version="10.0", target="trt10"),
         ),
-        (Build(), None, "trt10", Remark.NO_VERSION(target="trt10")),
+        (Build(), None, "trt10", note("no-version", target="trt10")),
         (Build(is_rtx=True), None, RTX.name, None),
         (Build(is_rtx=True, tensorrt="1.7.1"), None, RTX.name, None),
     ],

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from qdqtool.buildlog.agreement import Difference, Said
+from qdqtool.buildlog.agreement import DetailedDifference, Difference
 from qdqtool.buildlog.layers import parse_info_line
 from qdqtool.buildlog.types import Build, BuiltLayer, BuiltTensor, LogEvent
 from qdqtool.ir.graph import Model
@@ -288,7 +288,11 @@ def test_rule_of_a_mismatch(
     ],
 )
 def test_layer_and_pass_lines_that_contradict(
-    events: list[LogEvent], ended: bool, inputs: str, outputs: str, contradiction: Said | None
+    events: list[LogEvent],
+    ended: bool,
+    inputs: str,
+    outputs: str,
+    contradiction: DetailedDifference | None,
 ) -> None:
     listed = layer("b", inputs=inputs, outputs=outputs, line=50)
     build = Build(layers=[listed], trace=events, headings=EPILOGUE if ended else [])

@@ -19,12 +19,12 @@ from qdqtool.ir.modelfile import load
 from qdqtool.ir.qdq import quantizers, read_params
 from qdqtool.prediction import predict
 from qdqtool.trt.targets import RTX
-from qdqtool.util.notes import Remark
 from qdqtool.verification import api
 from qdqtool.verification.lines import Verification, count_agreement, is_copy_line
 from tests.buildlog.evidence import build_file
 from tests.buildlog.samples import build_of
 from tests.errors import has
+from tests.notes import note
 from tests.trt.builder import Graph
 from tests.trt.evidence import graph as published
 from tests.verification.synthetic import log_of
@@ -158,7 +158,7 @@ def test_verify_with_builder_predicted_rejection(builder: Builder, tmp_path: Pat
     message = "no asymmetric quantization"
     builder.result = BuildResult("tensorrt-rtx", "refused", "1.7.1", message=message)
     result = api.verify_with_builder(save_model(tmp_path, zero_point=3), "tensorrt-rtx")
-    assert result.notes == [Remark.BUILT_ALIKE(status="refused", message=message)]
+    assert result.notes == [note("built-alike", status="refused", message=message)]
     assert (result.mismatches, result.build.status) == ([], "refused")
     assert (result.convolutions.agree, result.convolutions.unknown) == (0, 0)
 

@@ -35,7 +35,7 @@ from qdqtool.prediction import predict
 from qdqtool.trt import trace
 from qdqtool.trt.pipeline import passes
 from qdqtool.types import EngineLayer, Event, Precision, Prediction, TensorPrecision
-from qdqtool.util.notes import Remark, remarks
+from qdqtool.util.notes import note_codes
 from qdqtool.verification.api import compare_with_build, exit_code, verify, verify_from_log
 from qdqtool.verification.convolutions import BuiltConvolution
 from qdqtool.verification.layer_mapping import NodeMapper
@@ -49,6 +49,7 @@ from qdqtool.verification.lines import (
 )
 from tests.buildlog.samples import build_of
 from tests.errors import has
+from tests.notes import note
 from tests.trt.builder import Graph
 from tests.trt.evidence import model as published
 from tests.trt.evidence import prediction
@@ -510,8 +511,8 @@ def test_at_most_50_mismatches_of_a_kind_are_listed(extra: int) -> None:
         *[(MismatchKind.TRACE, Difference.LOGGED)] * (min(extra, 50) - 1),
     ]
     assert result.layers.agree == result.layers.total == sum(x.startswith("Layer(") for x in LINES)
-    assert [note for note in result.notes if note.remark is Remark.MORE_MISMATCHES] == (
-        [Remark.MORE_MISMATCHES(count=extra - 50, kind="trace")] if extra > 50 else []
+    assert [note for note in result.notes if note.code == "more-mismatches"] == (
+        [note("more-mismatches", count=extra - 50, kind="trace")] if extra > 50 else []
     )
 
 
@@ -599,7 +600,7 @@ def test_verify_from_log_file_and_build(tmp_path: Path) -> None:
     result = verify_from_log(path)
     assert result.as_json() == verify_from_log(read_build(path)).as_json()
     assert (result.convolutions, result.mismatches) == (ConvolutionCounts(2, 2), [])
-    assert not {Remark.CONVERSIONS_BETWEEN, Remark.LINES_LEFT_OUT} & set(remarks(result.notes))
+    assert not {"conversions-between", "lines-left-out"} & set(note_codes(result.notes))
 
 
 @pytest.mark.parametrize(
@@ -655,5 +656,5 @@ def test_verify_from_log_result_that_depends_on_scales_is_unknown() -> None:
     assert result.convolutions == ConvolutionCounts(3, 2, 1, ("c0",))
     assert not [m for m in result.mismatches if m.kind == "convolution"]
     few, many = (predict(forked(s), "trt8.5").conversions for s in ((0.1, 0.1), (0.1, 0.2)))
-    assert Remark.CONVERSIONS_BETWEEN(few=few, many=many) in result.notes
+    assert note("conversions-between", few=few, many=many) in result.notes
     assert result.conversions.predicted is None
