@@ -117,7 +117,7 @@ def test_fix_sites_share_findings_up_to_a_limit(monkeypatch: pytest.MonkeyPatch)
     predicted = qdqtool.predict(model, target="trt8.5")
     codes = {str(f.code) for f in predicted.findings}
     view, target = View(Model(model)), TARGETS["trt8.5"]
-    sites = [s for step in api.STEPS for s in step.sites(view, target, predicted, codes)]
+    sites = [s for step in api.STEPS for s in step.find_sites(view, target, predicted, codes)]
     assert len(sites) >= 20 and max(len(s.answers) for s in sites) <= 5
 
 

@@ -18,7 +18,8 @@ from qdqtool.types import Prediction
 from qdqtool.util.text import counted, ending
 
 if TYPE_CHECKING:
-    from qdqtool.fixing.api import Change, Fixed
+    from qdqtool.fixing.api import Fixed
+    from qdqtool.fixing.session import FixAttempt
     from qdqtool.insertion.result import Insertion
     from qdqtool.insertion.scales import GroupScale
     from qdqtool.tuning.result import PlacementResult, SiteResult, Tuning
@@ -358,8 +359,8 @@ def _errors(page: Page, fixed: Fixed) -> None:
         page.fill(f"{change}{mark}  {error.title}", 12, "          ")
 
 
-def _changes(page: Page, title: str, changes: list[Change]) -> None:
-    def kind(change: Change) -> tuple[str, str]:
+def _changes(page: Page, title: str, changes: list[FixAttempt]) -> None:
+    def kind(change: FixAttempt) -> tuple[str, str]:
         return change.code, change.why_not
 
     if changes:

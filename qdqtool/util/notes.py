@@ -188,63 +188,6 @@ class Remark(Enum):
     )
     NOT_PREDICTED = "not predicted: {error}"
 
-    # fix
-    CODE_NOT_FOUND = "{code} does not occur in this model for {target}"
-    COMPARED_IN_BODY = (
-        "the whole model cannot be compared ({error}): outputs were compared after its last "
-        "convolutions"
-    )
-    WEAK_COMPARISON = (
-        "the outputs differ by {error:.0%} from the float network: the inputs do not fit the "
-        "scales, so the comparison is weak; give images with {`data`}"
-    )
-    COMPARED_IN_FRONT = (
-        "outputs were compared before {nodes:joined , }, which onnxruntime cannot run"
-    )
-
-    NOT_COMPARABLE = "its outputs cannot be compared with those of the float network: {error}"
-    RESULT_CANNOT_RUN = "onnxruntime cannot run the result: {error}"
-    SCALE_TOO_COARSE = (
-        "one scale would cost '{tensor}' {bits:.1f} bits of its precision, and a fix gives up"
-        " 2 at most: keep the scales separate, or leave one side in float"
-    )
-    NO_NUMBERS = "outputs would be NaN or infinite"
-    DISTANCE_GROWS = (
-        "the error of output '{output}' against the float network would grow from "
-        "{before:.2%} to {after:.2%}"
-    )
-    DISTANCE_OF_PART_GROWS = (
-        "the error of '{part}' in output '{output}' against the float network would grow from"
-        " {before:.2%} to {after:.2%}"
-    )
-    ERROR_GREW = "the error of {output} grew from {before:.2%} to {after:.2%}"
-    OUTPUT_LOST = (
-        "{output} has the same value everywhere, unlike in the float network: its information"
-        " is lost"
-    )
-    CONSTANTS_ROUNDED = (
-        "{count:were constant} stored as INT8 in addition to the weights, so the file lacks "
-        "the exact values ('{tensor}' has steps of {step:.4g}): anchors of a detector are off"
-        " by up to half a step"
-    )
-    INSERT_IS_BETTER = (
-        "the scales come from another quantizer, and a fix has no data to improve them: "
-        "quantize the float model for full accuracy (qdqtool insert FLOAT.onnx --calib "
-        "images/)"
-    )
-    NO_BETTER = "the prediction would not improve"
-    BRINGS_ERRORS = "it would cause errors ({codes:joined , })"
-    FEWER_INT8 = "there would be {after} INT8 convolutions instead of {before}"
-    FEWER_INT8_TO_INT8 = (
-        "there would be {after} convolutions with INT8 input and output instead of {before}"
-    )
-    MORE_CONVERSIONS = "there would be {after} conversions instead of {before}"
-    NOT_SEPARATED = "the places that cause this were not found within {tries} tries"
-    NOT_SEPARATED_AS = NOT_SEPARATED + ": {why}"
-    LEFT_AFTER_FIX = "it remains after the fix that was applied there"
-    FIX_LACKS = "the model lacks something that a fix needs here"
-    BRINGS_NOTHING = "a fix would gain nothing here"
-
     # extract
     CHECKED_BUILD = "{builder}: {status}"
     CHECKED_BUILD_SAYING = CHECKED_BUILD + ": {message}"
