@@ -6,10 +6,12 @@
 One pass collects everything that all methods need; see :func:`collect` and :data:`METHODS`.
 """
 
-from calibration.arrays import Dataset, InputSpec, Preprocess, open_data
+from calibration.arrays import open_data
 from calibration.cache import Statistics, load_statistics, save_statistics
+from calibration.dataset import Dataset, InputSpec
 from calibration.focus import Focus, FocusMap
 from calibration.methods import METHODS, amax_of, clipped_fraction, focused_error, squared_error
+from calibration.options import Preprocess
 from calibration.runner import collect
 from calibration.statistics import TensorStatistics, merge_all
 

@@ -32,9 +32,6 @@ from calibration.images import (
     IMAGE_SUFFIXES,
     OTHER_IMAGE_SUFFIXES,
     ImageSource,
-    decode,
-    describe,
-    prepare,
 )
 from calibration.listing import BLOCK, block_starts, file_digest, list_files
 from calibration.options import YOLO_PREPROCESS, Preprocess
@@ -43,8 +40,8 @@ from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.util import limits
 from qdqtool.util.archives import Archive, read_header, read_values
 from qdqtool.util.files import INVALID_NAME, open_input, read_input, record_input
-from qdqtool.util.notes import Remark
-from qdqtool.util.text import brief_repr, reason_of
+from qdqtool.util.notes import Note
+from qdqtool.util.text import counted, reason_of
 
 ARRAY_SUFFIXES = frozenset({".npz", ".npy"})
 LIST_SUFFIXES = frozenset({".txt", ".lst", ".list"})
@@ -107,17 +104,14 @@ class StackedArray:
         Raises:
             DataError: The file is cut off or damaged.
         """
-        with self.lock:
-            try:
+        try:
+            with self.lock:
                 self.file.seek(self.start + index * self.row_bytes)
                 data = self.file.read(self.row_bytes)
-            except Exception as error:  # zipfile and zlib have classes of their own
-                reason = f"damaged at sample {index}: {reason_of(error)}"
-                raise self._error(reason, "file-damaged") from error
-        if len(data) != self.row_bytes:
-            reason = f"the file is cut off at sample {index}; copy it again"
-            raise self._error(reason, "file-damaged")
-        return np.frombuffer(data, self.dtype).reshape(self.shape[1:])
+            return np.frombuffer(data, self.dtype).reshape(self.shape[1:])
+        except Exception as error:  # numpy, zipfile and zlib have classes of their own
+            reason = f"cut off or damaged at sample {index}: {reason_of(error)}"
+            raise self._error(reason, "file-damaged") from error
 
 
 class StackedSource(SampleSource):
@@ -241,22 +235,19 @@ def _read_npy(path: Path) -> Array:
 def split_rows(arrays: Mapping[str, Any], inputs: Sequence[InputSpec]) -> list[Sample]:
     """Return stacked arrays as samples of one row each (views), other arrays as one sample."""
     with _user_errors("an array of the calibration data"):
-        sample = _check_sample(arrays, "the calibration data")
-        named = {name: np.asarray(array) for name, array in sample.items()}
+        named = {name: np.asarray(array) for name, array in arrays.items()}
     lengths = set()
     for spec in inputs:
         array = named.get(spec.name)
-        if array is None or not spec.shape or spec.shape[0] not in (1, None):
-            return [named]
-        if array.ndim != len(spec.shape):
+        has_batch = spec.shape and spec.shape[0] in (1, None)
+        if array is None or not has_batch or array.ndim != len(spec.shape):
             return [named]
         lengths.add(len(array))
     if len(lengths) != 1:
         return [named]
-    stacked = {spec.name: named[spec.name] for spec in inputs}
+    (length,) = lengths
     return [
-        {name: array[row : row + 1] for name, array in stacked.items()}
-        for row in range(lengths.pop())
+        {spec.name: named[spec.name][row : row + 1] for spec in inputs} for row in range(length)
     ]
 
 
@@ -288,13 +279,6 @@ def _check_sample(sample: object, subject: str) -> Mapping[str, Any]:
     if not isinstance(sample, Mapping):
         reason = f"{subject} is a {type(sample).__name__}; give a dict of name to array"
         raise DataError(reason, code="wrong-type", parameter="data")
-    for key in sample:
-        if not isinstance(key, str):
-            reason = (
-                f"{subject} has the key {brief_repr(key)}, which is no text; "
-                "give a dict of name to array"
-            )
-            raise DataError(reason, code="key-not-text", parameter="data")
     return sample
 
 
@@ -370,9 +354,6 @@ class MemorySource(SampleSource):
 # Opening data ----------------------------------------------------------------------------------------
 
 
-__all__ = ["Dataset", "InputSpec", "Preprocess", "decode", "describe", "open_data", "prepare"]
-
-
 def open_data(
     source: object,
     inputs: Sequence[InputSpec],
@@ -383,13 +364,18 @@ def open_data(
     """Open calibration data for a model.
 
     Args:
-        source: A folder of pictures (searched through, in the order of their paths), a ``.txt`` file with one path a
-            line, one picture; a URL of a folder of pictures that fsspec opens (``s3://bucket/images``); an ``.npz`` of
-            stacked arrays keyed by input name, an ``.npy``, a folder of ``.npz`` or ``.npy`` with one sample each; an
-            iterable of ``{input name: array}``; or a Dataset, returned as it is.
+        source: One of these:
+
+            * a folder of images, with its subfolders, in the order of their paths;
+            * a ``.txt`` file with one image path in each line, or a single image;
+            * a URL of a folder of images that fsspec opens (``s3://bucket/images``);
+            * an ``.npz`` of stacked arrays keyed by input name, or an ``.npy``;
+            * a folder of ``.npz`` or ``.npy`` files with one sample each;
+            * a dictionary of arrays by input name, or an iterable of such dictionaries;
+            * a Dataset, which is returned as it is.
         inputs: The model's inputs.
-        preprocess: How images become inputs; arrays are used as they are.
-        max_images: Maximum number of samples, spread_indices evenly over the data.
+        preprocess: Conversion of images to inputs; arrays are used as they are.
+        max_images: Maximum number of samples, spread evenly over the data.
         size: Height and width in pixels if the model leaves them open.
 
     Raises:
@@ -409,27 +395,41 @@ def open_data(
     if isinstance(source, (str, os.PathLike)):
         text = os.fspath(source)
         if is_url(text):
-            return Dataset(open_url_source(text, inputs, preprocess, size), inputs, max_images)
-        path = Path(local_path(text))
-        try:
-            path.exists()
-        except (OSError, ValueError) as error:  # too long, or with a NUL
-            raise DataError(
-                f"{text[:100]!r}: {getattr(error, 'strerror', None) or error}",
-                code="invalid-path",
-                parameter="data",
-            ) from None
-        return Dataset(_path_source(path, inputs, preprocess, size, max_images), inputs, max_images)
+            data: SampleSource = open_url_source(text, inputs, preprocess, size)
+        else:
+            path = _check_path(local_path(text))
+            data = _path_source(path, inputs, preprocess, size, max_images)
+        return Dataset(data, inputs, max_images)
     if isinstance(source, np.ndarray):
         source = {inputs[0].name: source}
-    if isinstance(source, Iterable):
-        rows = split_rows(source, inputs) if isinstance(source, Mapping) else source
-        return Dataset(MemorySource(rows, inputs), inputs, max_images)
-    raise DataError(
-        f"calibration data of type {type(source).__name__} is not understood; give a folder of images",
-        code="wrong-type",
-        parameter="data",
-    )
+    if isinstance(source, Mapping):
+        source = split_rows(source, inputs)
+    if not isinstance(source, Iterable):
+        raise DataError(
+            f"calibration data of type {type(source).__name__} is not understood; give a folder of "
+            "images",
+            code="wrong-type",
+            parameter="data",
+        )
+    return Dataset(MemorySource(source, inputs), inputs, max_images)
+
+
+def _check_path(text: str) -> Path:
+    """Return a path that the system can look up.
+
+    Raises:
+        DataError: It is too long, or contains a NUL.
+    """
+    path = Path(text)
+    try:
+        path.exists()
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{text[:100]!r}: {getattr(error, 'strerror', None) or error}",
+            code="invalid-path",
+            parameter="data",
+        ) from None
+    return path
 
 
 def _path_source(
@@ -468,10 +468,21 @@ def _folder_source(
     links, counts = listing.broken_links, listing.suffixes
     formats = [f"{counts[s]} {s[1:]}" for s in OTHER_IMAGE_SUFFIXES if counts[s]]
     kinds = ", ".join(sorted(suffix[1:] for suffix in IMAGE_SUFFIXES))
-    notes = [Remark.OTHER_FORMATS(formats=formats, kinds=kinds)] if formats else []
+    notes = []
+    if formats:
+        text = f"images of other formats are not read ({', '.join(formats)})"
+        notes.append(
+            Note(
+                f"{text}: convert them to one of {kinds}",
+                code="other-formats",
+                formats=formats,
+                kinds=kinds,
+            )
+        )
     if listing.paths:
         if links:
-            notes.append(Remark.DEAD_LINKS(count=len(links), first=min(links)))
+            text = f"skipped {counted(len(links), 'broken link')}, first {min(links)}"
+            notes.append(Note(text, code="dead-links", count=len(links), first=min(links)))
         source = ImageSource(listing.paths, path, inputs, preprocess, size)
         source.notes = notes
         return source

@@ -19,10 +19,12 @@ import numpy.typing as npt
 from calibration.listing import file_digest, read_ahead
 from qdqtool.errors import DataError
 from qdqtool.util import limits
-from qdqtool.util.notes import Note, Remark
+from qdqtool.util.notes import Note
+from qdqtool.util.text import counted
 
 FEW_IMAGES = 100  # NVIDIA and Ultralytics advise several hundred; with fewer, the choice matters
 _FAR_INPUT = 8.0  # normalized inputs (mean and std) stay well below; pixels from 0 to 255 do not
+_SMALL_INPUT = 1.5 / 255  # pixels that were divided by 255 twice stay below
 
 Array = npt.NDArray[Any]
 Sample = dict[str, Array]
@@ -58,21 +60,32 @@ class DataQuality:
         self.broken += other.broken
 
     def warnings(self) -> Iterator[Note]:
+        """Yield warnings about the samples."""
         total, low, high = self.total, self.low, self.high
         if not total:
             return
         if self.broken:
-            yield Remark.BROKEN_IMAGES(broken=self.broken, total=total + self.broken)
+            images = total + self.broken
+            text = f"{self.broken} of {images} images could not be read and were skipped"
+            yield Note(text, code="broken-images", broken=self.broken, total=images)
         if total < FEW_IMAGES:
-            yield Remark.FEW_IMAGES(images=total, enough=FEW_IMAGES)
+            text = f"only {counted(total, 'calibration image')}"
+            text = f"{text}; {FEW_IMAGES} or more give steadier ranges"
+            yield Note(text, code="few-images", images=total, enough=FEW_IMAGES)
         if max(-low, high) > _FAR_INPUT:  # minus infinity if nothing was finite
-            yield Remark.FAR_INPUTS(low=low, high=high)
-        elif low >= 0 and 0 < high < 1.5 / 255:
-            yield Remark.SMALL_INPUTS(high=high)
+            text = f"inputs reach from {low:g} to {high:g}; YOLO models take 0 to 1"
+            text = f"{text}: is the division by 255 missing (scale 1/255)?"
+            yield Note(text, code="far-inputs", low=low, high=high)
+        elif low >= 0 and 0 < high < _SMALL_INPUT:
+            text = f"inputs never exceed {high:g}; YOLO models take 0 to 1"
+            text = f"{text}: were they divided by 255 twice?"
+            yield Note(text, code="small-inputs", high=high)
         if self.constant:
-            yield Remark.CONSTANT_IMAGES(constant=self.constant, total=total)
+            text = f"{self.constant} of {total} images are constant (every value the same)"
+            yield Note(text, code="constant-images", constant=self.constant, total=total)
         if self.nonfinite:
-            yield Remark.NONFINITE_SAMPLES(nonfinite=self.nonfinite, total=total)
+            text = f"{self.nonfinite} of {total} samples contain NaN or infinities"
+            yield Note(text, code="nonfinite-samples", nonfinite=self.nonfinite, total=total)
 
 
 @dataclass(frozen=True)

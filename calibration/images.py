@@ -19,7 +19,6 @@ from calibration.options import YOLO_PREPROCESS, Preprocess
 from qdqtool.errors import DataError, QdqtoolError
 from qdqtool.util import limits
 from qdqtool.util.files import reading_problem, record_input
-from qdqtool.util.said import said
 from qdqtool.util.text import reason_of
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp"})
@@ -309,12 +308,8 @@ def _complete_size(
     """Return the height and width of an input whose shape leaves one of them open."""
     if size is None:
         raise DataError(
-            said(
-                "input '{name}' {shown} leaves the image size open; give {`size`}, for example "
-                "640x640",
-                name=spec.name,
-                shown=spec.shape_text(),
-            ),
+            f"input '{spec.name}' {spec.shape_text()} leaves the image size open; give `size`, for "
+            "example 640x640",
             code="missing-argument",
             parameter="size",
             node=spec.name,

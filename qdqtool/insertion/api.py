@@ -198,9 +198,9 @@ def _insert(
     calib_table, losses = options.calib_table, options.losses
     preprocess = images.preprocess or Preprocess()
     if options.cluster.cluster is not None:
-        from calibration.cluster.mapping import check_where
+        from calibration.cluster.connection import check_cluster
 
-        check_where(options.cluster.cluster)
+        check_cluster(options.cluster.cluster)
     check_input_type(network.input_type, chosen)
     loaded = load_full(model)
     source = loaded.path

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from google.protobuf.message import EncodeError
 
-from calibration.cluster import mapping
+from calibration.cluster.connection import Cluster, check_cluster
 from calibration.dataset import Dataset
 from calibration.options import Preprocess
 from qdqtool import prediction
@@ -182,7 +182,7 @@ def tune(
         run = _TuningRun(model, data, target_named(target), options)
         opened = None
         if cluster is not None:
-            opened = stack.enter_context(mapping.Cluster(cluster, mixed_cpus))
+            opened = stack.enter_context(Cluster(cluster, mixed_cpus))
         run.collect_ranges(progress, None if opened is None else opened.client)
         if mapper is None and opened is not None:
             mapper = stack.enter_context(ClusterMapper(opened))
@@ -204,7 +204,7 @@ class _TuningRun:
         self.data = data
         self.options = options
         if options.cluster.cluster is not None:
-            mapping.check_where(options.cluster.cluster)
+            check_cluster(options.cluster.cluster)
         timeout = limits.check_seconds(options.search.check_timeout, "check_timeout")
         options.goal.check_budget(options.gpu.gpu)
         self.gpu = _choose_gpu(options.gpu, target)

@@ -27,9 +27,9 @@ import onnx
 from onnx import helper
 
 from calibration import Focus
-from calibration.cluster.mapping import Cluster
-from calibration.cluster.mapping import Job as ClusterJob
-from calibration.clustered import shared
+from calibration.cluster.connection import Cluster
+from calibration.cluster.jobs import ClusterJob
+from calibration.cluster_pass import share_dataset
 from calibration.dataset import Dataset
 from calibration.session import TensorFetcher, open_packed_session, partial_model
 from qdqtool.insertion.losses import ReferenceOutputs
@@ -549,7 +549,7 @@ class ClusterMapper(contextlib.ExitStack):
             cluster_job = ClusterJob(
                 self.cluster,
                 f"{__name__}:open_job",
-                replace(job, images=shared(job.images), _network=None),
+                replace(job, images=share_dataset(job.images), _network=None),
                 f"{__name__}:run_task",
             )
             self._opened = self.enter_context(cluster_job), job

@@ -58,34 +58,6 @@ class Remark(Enum):
     """Templates of all notes; calling one with values returns the note."""
 
     # Images and ranges
-    NOT_REUSED = (
-        "{cache}: cannot be reused, because data from an iterator cannot be identified later"
-    )
-    NOT_USED = "{cache}: not used: {why}; calibrating again"
-    UNFINISHED = (
-        "{cache}: not used, because it is incomplete and lacks '{tensor}'; calibrating again"
-    )
-    REUSED = "{cache}: reused ({images} images, same model and data); nothing was run"
-    REUSED_IN_PART = "{cache}: reused, except for {missing} tensors that it lacks"
-    RESUMED = "{cache}: resumed after {images} images"
-    OTHER_FORMATS = (
-        "images of other formats are not read ({formats:joined , }): convert them to one of {kinds}"
-    )
-    DEAD_LINKS = "skipped {count:counted broken link}, first {first}"
-    BROKEN_IMAGES = "{broken} of {total} images could not be read and were skipped"
-    FEW_IMAGES = "only {images:counted calibration image}; {enough} or more give steadier ranges"
-    FAR_INPUTS = (
-        "inputs reach from {low:g} to {high:g}; YOLO models take 0 to 1: is the division by 255 missing "
-        "(scale 1/255)?"
-    )
-    SMALL_INPUTS = (
-        "inputs never exceed {high:g}; YOLO models take 0 to 1: were they divided by 255 twice?"
-    )
-    CONSTANT_IMAGES = "{constant} of {total} images are constant (every value the same)"
-    NONFINITE_SAMPLES = "{nonfinite} of {total} samples contain NaN or infinities"
-    NONFINITE_TENSOR = (
-        "tensor '{tensor}': {nonfinite} of {total} values are NaN or infinite and were left out"
-    )
     ALWAYS_ZERO = "'{tensor}' is zero on all calibration data; its scale is meaningless"
 
     # The float model, prepared

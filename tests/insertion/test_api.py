@@ -9,7 +9,7 @@ import pytest
 import calibration
 import qdqtool
 from calibration.cache import read_tensorrt_cache
-from calibration.runner import Mismatch
+from calibration.runner import CacheMismatch
 from qdqtool.commands.demo_run import write_images, yolov8n
 from qdqtool.errors import ModelError, QdqtoolError
 from qdqtool.findings.left_float import PLACEMENT, FloatForAccuracy, SkippedNode
@@ -156,7 +156,7 @@ def test_cache_is_reused_for_another_method_only(folder: Path, tmp_path: Path) -
     changed = qdqtool.insert(
         path, folder, method="percentile", calib_cache=cache, overwrite_cache=True, predict=False
     )
-    assert changed.calibration["notes"] == [note("not-used", cache=cache, why=Mismatch.MODEL)]
+    assert changed.calibration["notes"] == [note("not-used", cache=cache, why=CacheMismatch.MODEL)]
 
 
 def test_insert_takes_scales_from_tensorrt_table(folder: Path, tmp_path: Path) -> None:
