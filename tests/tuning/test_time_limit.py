@@ -138,7 +138,7 @@ def test_fp16_is_compared_on_samples_that_there_is_time_for(
     monkeypatch.setattr(
         api, "reserve_time", lambda search, each: setattr(search, "fp16_samples", 5)
     )
-    monkeypatch.setattr(api.losses, "compare", compare)
+    monkeypatch.setattr(api.losses, "compare_outputs", compare)
     options: Any = {"method": "mse", "keep": 0.1, "target": "trt11", "say": lambda line: None}
     tuning = qdqtool.tune(branchy(), images(16, 16, 16), **options)
     assert calls == [(2, 5, 5)] and "measured-in-fp32" in note_codes(tuning.notes)
