@@ -38,7 +38,7 @@ from qdqtool.insertion.options import (
 )
 from qdqtool.prediction import check_activations
 from qdqtool.reporting.options import ReportInputs
-from qdqtool.timing.estimate import predict_on
+from qdqtool.timing.estimate import predict_on_gpu
 from qdqtool.timing.options import GpuOptions, TimingOptions
 from qdqtool.trt.targets import DEFAULT_SM, DEFAULT_TARGET
 from qdqtool.tuning.options import KEEP, SearchBudget, TuningGoal
@@ -172,7 +172,7 @@ def default_of(option: click.Option) -> Any:
 FUNCTIONS: dict[str, tuple[Function, ...]] = {
     "insert": (qdqtool.insert,),
     "tune": (qdqtool.tune,),
-    "predict": (qdqtool.predict, predict_on, check_activations, TimingOptions),
+    "predict": (qdqtool.predict, predict_on_gpu, check_activations, TimingOptions),
     "verify": (qdqtool.verify, verify_with_builder),
     "compare": (qdqtool.compare,),
     "report": (qdqtool.report,),

@@ -210,9 +210,9 @@ def _compare_models(
 def _predict(model: Model, target: Target, gpu: str | None) -> Prediction:
     if gpu is None:
         return predict(model, target)
-    from qdqtool.timing.estimate import predict_on
+    from qdqtool.timing.estimate import predict_on_gpu
 
-    return predict_on(model, target, TimingOptions(gpu=gpu))[0]
+    return predict_on_gpu(model, target, TimingOptions(gpu=gpu))[0]
 
 
 def _check_same_network(a: ModelSide, b: ModelSide, matching: NodeMatching) -> None:

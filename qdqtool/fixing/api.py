@@ -20,8 +20,8 @@ from qdqtool.ir.graph import Model
 from qdqtool.ir.modelfile import ModelSource, load_full, save
 from qdqtool.ir.qdq import is_quantized
 from qdqtool.patterns.view import View
-from qdqtool.timing.estimate import TimeEstimate, time_like
-from qdqtool.timing.parts import FixTime
+from qdqtool.timing.estimate import TimeEstimate, estimate_variant
+from qdqtool.timing.results import FixTime
 from qdqtool.trt.targets import DEFAULT_TARGET, Target, target_named
 from qdqtool.types import TOOL_VERSION, Json, Prediction, Severity
 from qdqtool.util.files import InputFiles, forbid_overwrite, record_inputs
@@ -237,7 +237,7 @@ def add_fixes(model: Model, prediction: Prediction, time: TimeEstimate, target: 
             if not 0 < len(sites) <= _MAX_SITES:
                 continue
             candidate, _ = apply_sites(model, sites)
-            saved_ms = time.total_ms - time_like(time, candidate, target)
+            saved_ms = time.total_ms - estimate_variant(time, candidate, target)
         except QdqtoolError:
             continue
         if saved_ms > 0:

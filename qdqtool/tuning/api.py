@@ -499,8 +499,8 @@ def _serialize(model: Model) -> bytes:
 def _choose_gpu(options: GpuOptions, target: Target) -> gpus.Gpu | None:
     if options.gpu is None:
         return None
-    gpu = gpus.chosen(options.gpu, options.clock, options.power)
-    gpu = gpus.used_by(target.with_capability(gpu.cc, gpu.name), gpu)
+    gpu = gpus.choose_gpu(options.gpu, options.clock, options.power)
+    gpu = gpus.restrict_to_target(target.with_capability(gpu.cc, gpu.name), gpu)
     if not gpu.has_int8:
         raise QdqtoolError(
             f"`gpu` {options.gpu}: {gpu.name} has no INT8 on {target.display_name}, so that every "

@@ -6,7 +6,7 @@ import os
 from collections import defaultdict
 
 from qdqtool.timing import gpus
-from qdqtool.timing.parts import PAYS
+from qdqtool.timing.results import MIN_GAIN
 from qdqtool.tuning.image_sets import ImageSets
 from qdqtool.tuning.planner import FLOAT
 from qdqtool.tuning.result import PlacementResult, SiteChoice, SiteResult
@@ -118,10 +118,10 @@ def compare_with_float_model(search: PlacementSearch, point: PlacementResult) ->
             "accurate enough is faster"
         )
         return [Note(text, code="float-written", ms=float_ms)]
-    if float_ms < PAYS * ms:
+    if float_ms < MIN_GAIN * ms:
         text = (
             f"the result is predicted to be {float_ms / ms:.2f} times as fast as the float model "
-            f"({float_ms:.4g} ms), less than {PAYS:g} times"
+            f"({float_ms:.4g} ms), less than {MIN_GAIN:g} times"
         )
         return [Note(text, code="hardly-pays", ms=float_ms, times=float_ms / ms)]
     return []

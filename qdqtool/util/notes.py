@@ -234,61 +234,6 @@ class Remark(Enum):
         "line above it."
     )
 
-    # Times
-    INPUT_TAKEN = "input '{name}': shape {shape:joined x} assumed"
-    BATCH_SCALED = "the model's batch is {own}; times scaled to {batch}"
-    WITHOUT_QDQ = "{target} has no INT8 on {gpu}: this is the time without Q/DQ"
-    NO_INT8 = "no INT8 on this GPU: nothing to gain"
-    IN_MYELIN = (
-        "on {architecture} TensorRT compiles the network with Myelin: conversions next to "
-        "kernels that map or copy values count as part of them, as seen in one engine"
-    )
-    NO_LAYERS_NAMED = (
-        "{target} does not name layers: estimated from the engine that {typical} would build"
-    )
-    NOT_MEASURED = (
-        "no {architecture} GPU of compute capability {cc} was measured; the range is wider"
-    )
-    SLOWED = (
-        "at {watts:g} W the GPU may not hold {clock:.0f} MHz under load: the upper end of the"
-        " range is for {least:.0f} MHz; set {`clock`} if you know it"
-    )
-    SHAPES_UNKNOWN = (
-        "{unknown} of {layers} layers have unknown shapes; each is counted as one minimal kernel"
-    )
-    MOST_SHAPES_UNKNOWN = (
-        SHAPES_UNKNOWN + ", so the time is unreliable: export the model with fixed shapes"
-    )
-    GAIN_UNKNOWN = "the possible gain of INT8 is unknown: {why}"
-    OF_GPU = "{notes:joined ; }"
-
-    # GPUs
-    LAPTOP = (
-        "the laptop GPU is not in the table: SMs of the {board} at an estimated clock; set "
-        "{`clock`}"
-    )
-    RATES_OF_NEAREST = (
-        "compute capability {cc} is unknown; rates of {nearest} ({architecture}) used"
-    )
-    TAKEN_AS = "'{name}' read as {gpu}; it could also be {others:joined , }"
-    CLOCK_GUESSED = (
-        "clock of {clock:.0f} MHz estimated from {limit:g} W of {watts:g} W; set {`clock`} if"
-        " you know it"
-    )
-    SMS_OF_LOG = "the log states {sms} SMs, the {board} has {own}: {sms} used"
-    CLOCK_OF_LOG = (
-        "the log prints {clock:.0f} MHz and {memory_clock:.0f} MHz; a Jetson prints the GPU's"
-        " clock as the memory's, so the lower one is used; set {`clock`} if you know it"
-    )
-    CONTRADICTED = (
-        "the log contradicts {gpu}: {device} has {facts:joined  and }; set {`gpu`} to the GPU"
-        " of the log, or leave it out"
-    )
-    BANDWIDTH_GUESSED = (
-        "the log does not state the memory bandwidth: that of the {near} used, scaled to the "
-        "number of SMs"
-    )
-
     def __call__(self, **values: Any) -> Note:
         note = Note().saying(self.value, values)
         note.code = self.name.lower().replace("_", "-")

@@ -175,10 +175,10 @@ def choose_target_for_gpu(
     if not chosen.is_rtx and options.gpu is None:
         return chosen, notes
     from qdqtool.timing import gpus
-    from qdqtool.timing.expected import gpu_of, of_facts
+    from qdqtool.timing.built_engine import find_build_gpu, parse_device
 
-    stated = of_facts("", build.gpu).cc
-    gpu = None if options.gpu is None else gpus.chosen(options.gpu)
+    stated = parse_device("", build.gpu).cc
+    gpu = None if options.gpu is None else gpus.choose_gpu(options.gpu)
     if chosen.is_rtx and build.targets:
         chosen = replaced(chosen, capabilities=build.targets)
         if gpu is not None and gpu.cc not in chosen.capability_names:
@@ -192,7 +192,7 @@ def choose_target_for_gpu(
         chosen = chosen.with_capability(gpu.cc, gpu.name, seen=gpu.cc == stated)
     elif stated is not None:
         chosen = chosen.with_capability(stated, seen=True)
-    elif (built_on := gpu_of(build)) is not None:
+    elif (built_on := find_build_gpu(build)) is not None:
         chosen = chosen.with_capability(built_on.cc, seen=True)
     return chosen, notes
 

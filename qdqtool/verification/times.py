@@ -7,11 +7,11 @@ import statistics
 from qdqtool.buildlog.types import Build
 from qdqtool.errors import QdqtoolError
 from qdqtool.ir.graph import Model
-from qdqtool.timing import parts
-from qdqtool.timing.estimate import TimeEstimate, estimate, in_profile
-from qdqtool.timing.expected import contradicted, gpu_of, unknown_gpu
+from qdqtool.timing import time_calibration
+from qdqtool.timing.built_engine import check_build_gpu, explain_unknown_gpu, find_build_gpu
+from qdqtool.timing.estimate import TimeEstimate, estimate, match_profile_rows
 from qdqtool.timing.options import GpuOptions
-from qdqtool.timing.physics import constants
+from qdqtool.timing.physics import load_constants
 from qdqtool.trt.targets import Target
 from qdqtool.types import Json, Precision, Prediction
 from qdqtool.util.notes import Note
@@ -24,7 +24,7 @@ def compare_times(
     model: Model, prediction: Prediction, build: Build, target: Target, options: GpuOptions
 ) -> Json | None:
     """Compare estimated with measured milliseconds; None without times or a known GPU."""
-    gpu = gpu_of(build, options.gpu, options.clock)
+    gpu = find_build_gpu(build, options.gpu, options.clock)
     if gpu is None or not is_timed(build):
         return None
     time = estimate(
@@ -32,9 +32,9 @@ def compare_times(
         prediction,
         gpu,
         target,
-        plain=float_precision(build),
+        float_type=float_precision(build),
         compare=False,
-        graph=is_cuda_graph(build),
+        cuda_graph=is_cuda_graph(build),
     )
     layers = _timed_layers(prediction, build, time)
     overhead = 0.0 if build.gpu_ms is not None else _overhead_us(gpu.name, layers)
@@ -51,7 +51,7 @@ def compare_times(
         "built_ms": measured,
         "built_from": source,
         "within": time.low_ms <= measured <= time.high_ms,
-        "notes": [*contradicted(build, gpu), *time.notes],
+        "notes": [*check_build_gpu(build, gpu), *time.notes],
         "layers": {
             "compared": len(layers),
             "median_error": statistics.median(errors) if errors else None,
@@ -86,7 +86,7 @@ def explain_missing_estimate(build: Build) -> list[Note]:
         return []
     why = "the build does not say on which GPU it ran; name it with `gpu`"
     if build.device is not None:
-        why = unknown_gpu(build)
+        why = explain_unknown_gpu(build)
     if not why:
         return []
     ms, source = measured_time(build)
@@ -103,10 +103,10 @@ def explain_missing_estimate(build: Build) -> list[Note]:
 
 def _overhead_us(gpu: str, layers: list[Json]) -> float:
     """Return the time that profiling added to each layer; the usual time if it does not show."""
-    usual = constants().overhead_us
+    usual = load_constants().overhead_us
     estimated = [layer["predicted_ms"] - usual * 1e-3 for layer in layers]
     try:
-        overhead = parts.of_layers(
+        overhead = time_calibration.calibrate_by_layers(
             gpu, [layer["built_ms"] for layer in layers], estimated, "profile"
         )
     except QdqtoolError:
@@ -128,7 +128,7 @@ def is_cuda_graph(build: Build) -> bool:
 
 def _timed_layers(prediction: Prediction, build: Build, time: TimeEstimate) -> list[Json]:
     """Return name, estimated and measured milliseconds of the layers in the profile."""
-    rows = in_profile(prediction.layers, build.profile_rows)
+    rows = match_profile_rows(prediction.layers, build.profile_rows)
     return [
         {"name": layer.name, "predicted_ms": value, "built_ms": row.ms}
         for layer, row, value in zip(prediction.layers, rows, time.layers, strict=False)

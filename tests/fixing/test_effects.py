@@ -22,7 +22,7 @@ from qdqtool.ir.qdq import read_params
 from qdqtool.patterns.view import View
 from qdqtool.prediction import predict
 from qdqtool.timing.estimate import estimate
-from qdqtool.timing.gpus import find
+from qdqtool.timing.gpus import find_gpu
 from qdqtool.trt.refusals import ResidualFloat
 from qdqtool.trt.targets import target_named
 from qdqtool.util import limits
@@ -119,7 +119,7 @@ TARGET = target_named("trt8.5")
 
 def test_figures_of_fixes() -> None:
     model = evidence.model("resnet18-a100-qat")
-    gpu = find("RTX 3060")
+    gpu = find_gpu("RTX 3060")
     prediction = predict(model, TARGET)
     time = estimate(model, prediction, gpu, TARGET, compare=False)
     add_fixes(model, prediction, time, TARGET)
@@ -160,7 +160,7 @@ def test_gpus_without_int8_and_per_tensor_weights() -> None:
     ):
         model = evidence.model(case)
         prediction = predict(model, TARGET)
-        time = estimate(model, prediction, find(gpu), TARGET, compare=False)
+        time = estimate(model, prediction, find_gpu(gpu), TARGET, compare=False)
         add_fixes(model, prediction, time, TARGET)
         assert time.fixes == []
 
