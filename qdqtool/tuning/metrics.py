@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqtool.errors import QdqtoolError
-from qdqtool.insertion.losses import Compared, compared_tensors
+from qdqtool.insertion.losses import ReferenceOutputs, comparison_tensors
 from qdqtool.insertion.placement import find_class_outputs
 from qdqtool.ir.graph import Model
 from qdqtool.patterns.heads import find_head
@@ -187,7 +187,7 @@ class OutputAgreement:
         return self.name
 
     def prepare(self, reference: Outputs) -> Any:
-        return Compared({t: reference[t] for t in self.tensors}, None)
+        return ReferenceOutputs({t: reference[t] for t in self.tensors}, None)
 
     def observe(self, reference: Any, outputs: Outputs, image: str) -> Evidence:
         return 1.0 - reference.error(outputs)
@@ -354,7 +354,7 @@ def find_compared_tensors(model: Model) -> list[str]:
 
     If a network sorts its results, these are tensors from before the sorting.
     """
-    tensors = compared_tensors(model)
+    tensors = comparison_tensors(model)
     if tensors == list(model.outputs) and _sorts_results(model):
         last = find_head(model).finals
         tensors = [n.output for n in model.ordered if n.index in last] or tensors

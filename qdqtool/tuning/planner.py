@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from qdqtool import prediction
-from qdqtool.insertion import halfprecision
+from qdqtool.insertion import fp16
 from qdqtool.insertion.placement import (
     Placement,
     PlacementRules,
@@ -233,7 +233,7 @@ class Planner:
         else:
             model, quantized = self.model.copy(), []
         if self.half:
-            halfprecision.to_half(model, self.wide)
+            fp16.convert_to_fp16(model, self.wide)
         return model, quantized
 
     def cost(self, configuration: Configuration) -> PlacementCost:
@@ -257,7 +257,7 @@ class Planner:
         else:
             model = self.light_model.copy()
         if self.half:
-            halfprecision.to_half(model, self.wide)
+            fp16.convert_to_fp16(model, self.wide)
         predicted = prediction.predict(model, self.target, advice=False)
         if self.gpu is None:
             return PlacementCost.from_prediction(predicted, None)
