@@ -138,7 +138,7 @@ def describe_contents(build: Build) -> list[str]:
         (len(build.placement), "layer", "placed on a device"),
         (len(build.milestones), "count", "of layers by the optimizer"),
         (tactics.timed, "tactic", "timed"),
-        (tactics.combinations, "format combination tried", ""),
+        (tactics.combinations, "format combination", "tried"),
         (tactics.reformat_timings, "reformat", "costed"),
         (len(tactics.layers) + len(tactics.reformats), "layer", "or reformat tuned"),
         (tactics.runners.total(), "kernel", "chosen"),
