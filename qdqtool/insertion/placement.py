@@ -64,8 +64,8 @@ from qdqtool.patterns.heads import (
 from qdqtool.patterns.pointwise import activation_outputs
 from qdqtool.patterns.view import View
 from qdqtool.proto.subgraphs import DOMAINS, nested_graphs
-from qdqtool.trt import detect
-from qdqtool.trt.taken import find_float_fusions
+from qdqtool.trt import fault_checks
+from qdqtool.trt.float_fusions import find_float_fusions
 from qdqtool.types import Refusal
 from qdqtool.util.checks import compile_pattern
 from qdqtool.util.notes import Note, Remark
@@ -352,7 +352,7 @@ def _impossible(
     if data not in varying:
         return UnfitInput(PLACEMENT, name, Unfit.CONSTANT)
     constant = model.is_constant(weight)
-    computed = detect.weights_not_constant(
+    computed = fault_checks.weights_not_constant(
         PLACEMENT, name, weight, constant, is_sparse(model, weight)
     )
     if computed is not None:
@@ -372,7 +372,7 @@ def _impossible(
         return WeightsRank(PLACEMENT, name, len(shape))
     if known == LayerKind.MATRIX_MULTIPLY and node.integer("transA", 0):
         return UnfitInput(PLACEMENT, name, Unfit.TRANSPOSED)
-    return None if rules.transposed else detect.deconvolution_float(PLACEMENT, node)
+    return None if rules.transposed else fault_checks.deconvolution_float(PLACEMENT, node)
 
 
 def _small(model: Model, node: Node) -> Refusal | None:
