@@ -19,6 +19,7 @@ from qdqtool.ir import qdq
 from qdqtool.ir.modelfile import load, save
 from qdqtool.prediction import predict
 from qdqtool.qat import checking
+from qdqtool.qat.batch_norms import fold_batch_norms
 from qdqtool.qat.checking import END_TO_END_TOLERANCE, NOISE_FACTOR, Check
 from qdqtool.qat.modules import (
     TINY,
@@ -29,13 +30,7 @@ from qdqtool.qat.modules import (
     find_uncalibrated,
     read_amax,
 )
-from qdqtool.qat.networks import (
-    copy_network,
-    fold_batch_norms,
-    is_ultralytics_model,
-    switch_heads_to_export,
-    unwrap,
-)
+from qdqtool.qat.networks import copy_network, is_ultralytics_model, switch_heads_to_export, unwrap
 from qdqtool.qat.planning import Plan, choose_sample
 from qdqtool.qat.preparation import PLAN_ATTRIBUTE, read_plan
 from qdqtool.qat.trace import (

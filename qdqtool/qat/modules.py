@@ -19,13 +19,10 @@ from torch import Tensor, nn
 
 from qdqtool.errors import QdqtoolError
 from qdqtool.insertion.scales import LEVELS, weight_scale
-from qdqtool.qat.networks import (
-    align_with_outputs,
-    guard_ultralytics,
-    norm_factor,
-    override_attributes,
-)
+from qdqtool.qat.batch_norms import align_with_outputs, norm_factor
+from qdqtool.qat.networks import override_attributes
 from qdqtool.qat.sites import LINEAR, WEIGHTED_MODULES, CallWatcher, pause_watchers
+from qdqtool.qat.ultralytics_guard import guard_ultralytics
 
 TINY = torch.finfo(torch.float32).tiny
 _REPLACED = "_qdq_weight_replaced"

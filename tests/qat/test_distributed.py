@@ -9,8 +9,8 @@ from torch import distributed, multiprocessing, nn
 
 from qdqtool import qat
 from qdqtool.errors import DataError
+from qdqtool.qat.batch_norms import freeze_batch_norms
 from qdqtool.qat.modules import find_quantizers
-from qdqtool.qat.networks import freeze_batch_norms
 from tests.qat import nets
 
 if not distributed.is_available():
